@@ -1,0 +1,62 @@
+# Targets for people; everything happens in a virtual environment, .venv.
+#   make tour    run the first notebook from top to bottom, write tour.html
+#   make lab     open the notebooks in JupyterLab
+#   make test    the whole suite: tests, notebooks, ruff, mypy
+#   make lint    ruff and mypy only
+#   make bench   the benchmarks
+#   make clean   remove .venv and what the tools left behind
+# INDEX takes further options of pip, such as another package index.
+
+PYTHON ?= python3
+VENV ?= .venv
+INDEX ?=
+BIN = $(VENV)/bin
+INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $(INDEX) -c constraints.txt
+# One line for each package that pip downloads; the full output only when it fails.
+PROGRESS = tee $(VENV)/install.log | sed -n -e 's/^Collecting /  /p' -e 's/^\(Installing collected\).*/  \1 packages/p'
+
+.PHONY: help tour lab test lint bench clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+tour: $(VENV)/.lab
+	@$(BIN)/python -m lazyviz tour
+
+lab: $(VENV)/.lab
+	@$(BIN)/python -m jupyterlab notebooks
+
+test: $(VENV)/.dev
+	@sh .ci/system-packages
+	@BIN=$(BIN) sh .ci/suite
+
+lint: $(VENV)/.dev
+	@BIN=$(BIN) sh .ci/suite lint
+
+bench: $(VENV)/.dev
+	@for script in benchmarks/*.py; do \
+	  echo "== $$script"; $(BIN)/python "$$script" || exit 1; \
+	done
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis tour.html
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "lazyviz needs Python 3.11 or newer; $(PYTHON) is `$(PYTHON) -V 2>&1`." >&2; \
+	  echo "Name another one: make PYTHON=python3.12" >&2; exit 1; }
+	@echo "Creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.lab: $(BIN)/python pyproject.toml constraints.txt
+	@echo "Installing lazyviz with torch, jax and JupyterLab (the first time takes some minutes)"
+	@rm -f $@
+	@{ $(INSTALL) -e '.[lab]' && : > $@; } 2>&1 | $(PROGRESS); \
+	  test -f $@ || { cat $(VENV)/install.log >&2; exit 1; }
+
+$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
+	@echo "Installing lazyviz and what its tests need (the first time takes some minutes)"
+	@rm -f $@
+	@{ $(INSTALL) -e '.[dev,lab,layout,test]' && : > $@ && : > $(VENV)/.lab; } 2>&1 | $(PROGRESS); \
+	  test -f $@ || { cat $(VENV)/install.log >&2; exit 1; }

@@ -1,0 +1,30 @@
+"""The command line: `python -m lazyviz tour`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_USAGE = """usage: python -m lazyviz COMMAND
+
+commands:
+  tour    run the first notebook here and write it as one web page (tour --help)
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command; return the exit status."""
+    if arguments and arguments[0] == "tour":
+        from lazyviz import tour
+
+        return tour.main(arguments[1:])
+    asked = bool(arguments) and arguments[0] in {"-h", "--help"}
+    (sys.stdout if asked else sys.stderr).write(_USAGE)
+    return 0 if asked else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,233 @@
+"""Every hook on the shell, each with its undo.
+
+| hook | why |
+|---|---|
+| `pre_run_cell`, `post_run_cell` | begin and end a cell's record; the strip |
+| display hook | `Out` keeps snapshots (`lazyviz.displayed`) |
+| formatters | lazy tensors and graphs (`lazyviz.formatters`) |
+| magics, completer | `%lazy` (`lazyviz.magics`) |
+| `sys.meta_path` | notice that the user's program imports `lazyrt` |
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import logging
+import sys
+from typing import TYPE_CHECKING, Any
+
+from lazyviz import displayed, formatters, magics, postmortem, session
+from lazyviz.render import html, text
+from lazyviz.session import SHELL_ATTRIBUTE, Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+    from IPython.core.interactiveshell import ExecutionInfo, InteractiveShell
+
+_log = logging.getLogger(__name__)
+
+_RUNTIME = "lazyrt"
+
+
+class Extension:
+    """lazyviz in one shell.
+
+    Attributes:
+        session: What it has recorded.
+    """
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self.session = Session(shell)
+        self._shell: Any = shell
+        self._open: list[ExecutionInfo] = []
+        self._undo: list[Callable[[], None]] = []
+        self._last_error: BaseException | None = None
+
+    def install(self) -> None:
+        """Put every hook in place."""
+        try:
+            self._install()
+        except BaseException:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        """Take every hook away, the latest first."""
+        while self._undo:
+            self._undo.pop()()
+        self.session.close()
+
+    def _install(self) -> None:
+        shell = self._shell
+        self._hook_events()
+        self._undo.append(displayed.install(shell.displayhook))
+        self._undo += formatters.install(shell)
+        self._undo += magics.install(shell, self.session)
+        # Loaded from within a cell, what that cell goes on to do is recorded too.
+        self.session.start_cell(shell.execution_count - 1)
+        self._last_error = _last_error()
+        runtime = session.runtime()
+        if runtime is not None:
+            self.session.attach(runtime)
+        else:
+            self._undo.append(_when_imported(_RUNTIME, self.session.attach))
+
+    def _hook_events(self) -> None:
+        events = self._shell.events
+        for name, callback in (
+            ("pre_run_cell", self._before_cell),
+            ("post_run_cell", self._after_cell),
+        ):
+            events.register(name, callback)
+            self._undo.append(_unregister(events, name, callback))
+
+    def _before_cell(self, info: ExecutionInfo) -> None:
+        self._open.append(info)
+        if len(self._open) > 1:
+            return
+        self._last_error = _last_error()
+        number = self._shell.execution_count - 1 if info.store_history else None
+        self.session.start_cell(number)
+
+    def _after_cell(self, result: Any) -> None:
+        if not self._close(result):
+            return
+        error = _error_of(result)
+        self._let_go(error)
+        if result is not None and not result.info.store_history:
+            self.session.drop_cell()
+            return
+        strip = self.session.finish_cell(error)
+        if strip is not None and self.session.strips:
+            self._publish(strip)
+
+    def _close(self, result: Any) -> bool:
+        """Return whether this is the end of the outermost cell."""
+        if not self._open:
+            return True
+        if result is None:
+            self._open.pop()
+            return not self._open
+        for index in range(len(self._open) - 1, -1, -1):
+            if _same_cell(self._open[index], result.info):
+                del self._open[index:]
+                return not self._open
+        return False
+
+    def _let_go(self, error: BaseException | None) -> None:
+        latest, before = _last_error(), self._last_error
+        self._last_error = None
+        runtime = session.runtime()
+        if runtime is None:
+            return
+        # A magic such as %time shows its cell's error itself and reports none.
+        errors = (error, latest if latest is not before else None)
+        for each in errors:
+            if each is not None:
+                postmortem.let_go(each, runtime.stand_in)
+
+    def _publish(self, strip: Any) -> None:
+        data = {"text/plain": text.strip_text(strip)}
+        if formatters.wants_html(self._shell):
+            data["text/html"] = html.strip_html(strip)
+        self._shell.display_pub.publish(data, metadata={})
+
+
+def load(shell: InteractiveShell) -> None:
+    """Hook lazyviz into a shell; loading twice is loading anew."""
+    unload(shell)
+    extension = Extension(shell)
+    extension.install()
+    setattr(shell, SHELL_ATTRIBUTE, extension.session)
+    setattr(shell, _EXTENSION_ATTRIBUTE, extension)
+
+
+def unload(shell: InteractiveShell) -> None:
+    """Leave the shell as loading found it."""
+    extension = getattr(shell, _EXTENSION_ATTRIBUTE, None)
+    if extension is None:
+        return
+    extension.remove()
+    delattr(shell, _EXTENSION_ATTRIBUTE)
+    delattr(shell, SHELL_ATTRIBUTE)
+
+
+_EXTENSION_ATTRIBUTE = "_lazyviz_extension"
+
+
+def _same_cell(one: ExecutionInfo, other: ExecutionInfo) -> bool:
+    # After an error in IPython's own runner the result has a new, equal info.
+    return one is other or (
+        one.raw_cell == other.raw_cell and one.store_history == other.store_history
+    )
+
+
+def _error_of(result: Any) -> BaseException | None:
+    if result is None:
+        return None
+    error: BaseException | None = result.error_before_exec or result.error_in_exec
+    return error
+
+
+def _last_error() -> BaseException | None:
+    return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+
+
+def _unregister(
+    events: Any, name: str, callback: Callable[..., None]
+) -> Callable[[], None]:
+    def undo() -> None:
+        try:
+            events.unregister(name, callback)
+        except ValueError:
+            _log.debug("%s was unregistered by somebody else", name)
+
+    return undo
+
+
+class _ImportWatcher(importlib.abc.MetaPathFinder):
+    """Calls a function once a module has been imported, and loads nothing itself."""
+
+    def __init__(self, name: str, call: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._call = call
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,  # noqa: ARG002
+        target: ModuleType | None = None,  # noqa: ARG002
+    ) -> ModuleSpec | None:
+        """Return the real spec of the awaited module, with a loader that reports back."""
+        if fullname != self._name:
+            return None
+        self.remove()
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and isinstance(spec.loader, importlib.abc.Loader):
+            self._report_after(spec.loader)
+        return spec
+
+    def remove(self) -> None:
+        """Stop watching."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def _report_after(self, loader: importlib.abc.Loader) -> None:
+        execute = loader.exec_module
+
+        def execute_and_report(module: ModuleType) -> None:
+            vars(loader).pop("exec_module", None)
+            execute(module)
+            self._call(module)
+
+        vars(loader)["exec_module"] = execute_and_report
+
+
+def _when_imported(name: str, call: Callable[[ModuleType], None]) -> Callable[[], None]:
+    watcher = _ImportWatcher(name, call)
+    sys.meta_path.insert(0, watcher)
+    return watcher.remove

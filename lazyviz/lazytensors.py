@@ -1,0 +1,77 @@
+"""Telling lazy tensors from everything else, and replacing them inside containers.
+
+Nothing here records an op: a tensor is recognised by its device alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+_DEVICE_TYPE = "lazyrt"
+
+_CONTAINERS = (list, tuple, dict)
+_MAX_DEPTH = 4
+_MAX_ITEMS = 10_000
+
+
+def is_lazy(thing: object) -> bool:
+    """Return whether `thing` is a tensor on the lazy device."""
+    torch = sys.modules.get("torch")
+    tensor_type = getattr(torch, "Tensor", None)
+    if tensor_type is None or not isinstance(thing, tensor_type):
+        return False
+    return bool(thing.device.type == _DEVICE_TYPE)
+
+
+def lazy_tensors(thing: object) -> Iterator[Any]:
+    """Yield the lazy tensors that `thing` is or that its lists, tuples and dicts hold."""
+    stack = [(thing, 0)]
+    while stack:
+        found, depth = stack.pop()
+        if is_lazy(found):
+            yield found
+        elif type(found) in _CONTAINERS and depth < _MAX_DEPTH:
+            items: Any = found.values() if type(found) is dict else found
+            if len(items) <= _MAX_ITEMS:
+                stack.extend((item, depth + 1) for item in reversed(list(items)))
+
+
+def named_tensors(namespace: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the lazy tensors that a namespace holds under public names, sorted by name."""
+    return [
+        (name, namespace[name])
+        for name in sorted(namespace)
+        if not name.startswith("_") and is_lazy(namespace[name])
+    ]
+
+
+def replaced(thing: Any, replacement: Callable[[Any], Any]) -> Any:
+    """Return `thing` with its lazy tensors replaced.
+
+    Lists, tuples and dicts are rebuilt where they hold one, never changed in place: the
+    user may share them. Subclasses and everything else are returned as they are.
+
+    Args:
+        thing: A tensor, a container or anything else.
+        replacement: Called with each lazy tensor.
+    """
+    return _replaced(thing, replacement, 0)
+
+
+def _replaced(thing: Any, replacement: Callable[[Any], Any], depth: int) -> Any:
+    if is_lazy(thing):
+        return replacement(thing)
+    kind = type(thing)
+    if kind not in _CONTAINERS or depth >= _MAX_DEPTH or len(thing) > _MAX_ITEMS:
+        return thing
+    old = list(thing.values()) if kind is dict else list(thing)
+    new = [_replaced(item, replacement, depth + 1) for item in old]
+    if all(after is before for after, before in zip(new, old, strict=True)):
+        return thing
+    if kind is dict:
+        return dict(zip(thing, new, strict=True))
+    return kind(new)

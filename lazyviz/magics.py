@@ -1,0 +1,323 @@
+"""`%lazy` and `%%lazy step`: parse the line, call a function, show what it returns."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.completer import SimpleCompletion, context_matcher
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_cell_magic, magics_class
+
+from lazyviz import formatters, reports, session
+from lazyviz.lazytensors import is_lazy, lazy_tensors, named_tensors
+from lazyviz.render import text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from IPython.core.completer import CompletionContext, SimpleMatcherResult
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from lazyviz.session import Session
+
+_NAME = "lazy"
+# Subcommands that take the expression of a lazy tensor.
+_WITH_EXPRESSION = ("graph", "hlo", "ir")
+_SUBCOMMANDS = {
+    "status": "what is pending, what ran so far, and the settings",
+    "graph": "draw the pending graph, of everything or of one expression",
+    "ir": "list the pending graph's ops as text",
+    "hlo": "show the optimised HLO of the pending graph; --stablehlo: as lowered",
+    "metrics": "counts and times of the whole session",
+    "live": "tensors that live on the device, the largest first",
+    "step": "the last steps: what ended each, what it cost; step 20 shows twenty",
+    "on": "show a strip after each cell that touches the device",
+    "off": "show no strips; cells are still recorded",
+}
+
+
+@magics_class
+class LazyMagics(Magics):
+    """The magics of lazyviz."""
+
+    def __init__(self, shell: InteractiveShell, session: Session) -> None:
+        super().__init__(shell)
+        self._shell: Any = shell
+        self._session = session
+
+    @line_cell_magic
+    def lazy(self, line: str, cell: str | None = None) -> None:
+        """Look into the lazy runtime.
+
+        %lazy, %lazy status    what is pending, what ran so far, and the settings
+        %lazy graph [EXPR]     draw the pending graph, of everything or of one tensor
+        %lazy ir [EXPR]        list its ops as text, each with the line it came from
+        %lazy hlo [EXPR]       its HLO as XLA optimised it; --stablehlo: as lowered
+        %lazy metrics          counts and times of the whole session
+        %lazy live             tensors that live on the device, the largest first
+        %lazy step [N]         the last N steps: what ended each, what it cost
+        %lazy on, %lazy off    show a strip after each cell, or none
+
+        %%lazy step [NAME]     run the cell as one step, with a barrier at its end
+
+        Looking never runs the pending graph and never changes it. EXPR is a tensor, a
+        list, tuple or dict of tensors, a module, or any expression that gives one.
+        """
+        command, _, rest = line.strip().partition(" ")
+        if cell is not None:
+            self._cell_magic(command, rest.strip(), cell)
+            return
+        command = command or "status"
+        if command not in _SUBCOMMANDS:
+            raise UsageError(_unknown(command))
+        getattr(self, f"_{command}")(rest.strip())
+
+    def _cell_magic(self, command: str, rest: str, cell: str) -> None:
+        if command != "step":
+            raise UsageError(
+                f"%%lazy {command} is not a cell magic. %%lazy step [NAME] runs the cell "
+                f"as one step; %lazy {command or 'status'} with one % is a line magic."
+            )
+        with _runtime().step(rest or None):
+            _run_in_place(self._shell, cell)
+
+    def _status(self, rest: str) -> None:
+        _refuse("status", rest)
+        self._print(reports.status(session.runtime(), self._session))
+
+    def _graph(self, rest: str) -> None:
+        graph = self._graph_of("graph", rest)
+        if graph is not None:
+            bundle = formatters.graph_bundle(graph)
+            self._shell.display_pub.publish(bundle, metadata={})
+
+    def _ir(self, rest: str) -> None:
+        graph = self._graph_of("ir", rest)
+        if graph is not None:
+            self._print(text.listing(graph))
+
+    def _hlo(self, rest: str) -> None:
+        words = rest.split()
+        dialect = "stablehlo" if "--stablehlo" in words else "hlo"
+        options = [word for word in words if word.startswith("--")]
+        if options not in ([], ["--stablehlo"]):
+            raise UsageError(
+                f"%lazy hlo has no option {options[0]}. Its only option is --stablehlo."
+            )
+        expression = rest.replace("--stablehlo", "").strip()
+        graph = self._graph_of("hlo", expression)
+        if graph is not None:
+            self._print(graph.lower().as_text(dialect))
+
+    def _metrics(self, rest: str) -> None:
+        _refuse("metrics", rest)
+        self._print(_runtime().metrics_report())
+
+    def _live(self, rest: str) -> None:
+        _refuse("live", rest)
+        self._print(reports.live(_runtime().live_tensors()))
+
+    def _step(self, rest: str) -> None:
+        if rest and not rest.isdecimal():
+            raise UsageError(
+                f"%lazy step {rest}: {rest!r} is not a number of steps. To run a cell as "
+                f"a step, start it with %%lazy step {rest}."
+            )
+        self._print(reports.steps(self._session.steps, int(rest or 10)))
+
+    def _on(self, rest: str) -> None:
+        _refuse("on", rest)
+        self._session.strips = True
+
+    def _off(self, rest: str) -> None:
+        _refuse("off", rest)
+        self._session.strips = False
+
+    def _graph_of(self, command: str, expression: str) -> Any:
+        """Return a graph, or None after saying that nothing is pending."""
+        runtime = _runtime()
+        if not expression:
+            graph = runtime.pending_graph()
+            if not graph.nodes:
+                self._print("Nothing is pending.")
+                return None
+            return graph
+        tensors = self._tensors(command, expression)
+        pending = [tensor for tensor in tensors if runtime.is_pending(tensor)]
+        if not pending:
+            self._print(f"{expression} is computed already: nothing is pending for it.")
+            return None
+        return runtime.pending_graph(*pending)
+
+    def _tensors(self, command: str, expression: str) -> list[Any]:
+        value = self._value(command, expression)
+        if hasattr(value, "named_parameters"):
+            found = [tensor for _, tensor in value.named_parameters()]
+            tensors = [tensor for tensor in found if is_lazy(tensor)]
+        else:
+            tensors = list(lazy_tensors(value))
+        if tensors:
+            return tensors
+        device = getattr(value, "device", None)
+        what = (
+            f"is on the device {device}"
+            if device is not None
+            else f"is a {_kind(value)}"
+        )
+        raise UsageError(
+            f"%lazy {command} shows lazy tensors, and {expression} {what}. Give a tensor "
+            f"on the device lazyrt, or leave the expression out to see all that is pending."
+            + _names_hint(self._shell.user_ns)
+        )
+
+    def _value(self, command: str, expression: str) -> Any:
+        try:
+            return self._shell.ev(expression)
+        except NameError as error:
+            names = [name for name, _ in named_tensors(self._shell.user_ns)]
+            near = difflib.get_close_matches(expression, names, n=3)
+            hint = f" Did you mean {' or '.join(near)}?" if near else ""
+            raise UsageError(
+                f"%lazy {command} {expression}: {error}.{hint or _names_hint(self._shell.user_ns)}"
+            ) from None
+        except SyntaxError as error:
+            raise UsageError(
+                f"%lazy {command} takes one expression; {expression!r} is none: {error.msg}."
+            ) from None
+
+    def _print(self, shown: str) -> None:
+        self._shell.display_pub.publish({"text/plain": shown}, metadata={})
+
+
+def install(shell: InteractiveShell, session: Session) -> list[Callable[[], None]]:
+    """Register the magics and their completion; return the functions that undo it."""
+    magics = LazyMagics(shell, session)
+    manager = shell.magics_manager
+    tables: list[dict[str, Any]] = [manager.magics["line"], manager.magics["cell"]]
+    before = [table.get(_NAME) for table in tables]
+    registry_name = LazyMagics.__name__
+    manager.register(magics)
+
+    def unregister() -> None:
+        for table, function in zip(tables, before, strict=True):
+            # Another extension's magic of this name, registered later, stays.
+            if getattr(table.get(_NAME), "__self__", None) is not magics:
+                continue
+            if function is None:
+                del table[_NAME]
+            else:
+                table[_NAME] = function
+        if manager.registry.get(registry_name) is magics:
+            del manager.registry[registry_name]
+        # Magics lists itself among the shell's configurables when it is made.
+        configurables: list[Any] = shell.configurables
+        others = [each for each in configurables if each is not magics]
+        configurables[:] = others
+
+    matchers = shell.Completer.custom_matchers
+    matcher = _matcher(shell)
+    matchers.append(matcher)
+
+    def remove_matcher() -> None:
+        if matcher in matchers:
+            matchers.remove(matcher)
+
+    return [unregister, remove_matcher]
+
+
+def completions(line: str, namespace: dict[str, Any]) -> list[str] | None:
+    """Return what can follow on a `%lazy` line up to the cursor, None for other lines."""
+    words = line.lstrip().split(" ")
+    if words[0] not in {f"%{_NAME}", f"%%{_NAME}"} or len(words) == 1:
+        return None
+    given, start = [word for word in words[1:-1] if word], words[-1]
+    if not given:
+        commands = ["step"] if words[0].startswith("%%") else sorted(_SUBCOMMANDS)
+        return [command for command in commands if command.startswith(start)]
+    if given[0] not in _WITH_EXPRESSION or words[0].startswith("%%"):
+        return []
+    options = (
+        ["--stablehlo"] if given[0] == "hlo" and "--stablehlo" not in given else []
+    )
+    names = [name for name, _ in named_tensors(namespace)]
+    return [name for name in (*names, *options) if name.startswith(start)]
+
+
+def _matcher(shell: InteractiveShell) -> Any:
+    @context_matcher()
+    def lazyviz_matcher(context: CompletionContext) -> SimpleMatcherResult:
+        line = context.line_with_cursor[: context.cursor_position]
+        found = completions(line, shell.user_ns)
+        if found is None:
+            return {"completions": [], "suppress": False}
+        return {
+            "completions": [SimpleCompletion(name, type="param") for name in found],
+            "suppress": bool(found),
+        }
+
+    return lazyviz_matcher
+
+
+def _names_hint(namespace: dict[str, Any]) -> str:
+    names = [name for name, _ in named_tensors(namespace)]
+    if not names:
+        return ""
+    shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")  # noqa: PLR2004
+    return f" Lazy tensors here: {shown}."
+
+
+def _runtime() -> ModuleType:
+    runtime = session.runtime()
+    if runtime is None:
+        raise UsageError(
+            "lazyrt is not imported, so there is no lazy device to look at. "
+            "Run `import lazyrt` and make tensors with device='lazyrt'."
+        )
+    return runtime
+
+
+def _unknown(command: str) -> str:
+    near = difflib.get_close_matches(command, _SUBCOMMANDS, n=2)
+    hint = f" Did you mean %lazy {' or %lazy '.join(near)}?" if near else ""
+    return (
+        f"%lazy has no subcommand {command!r}.{hint} It has {', '.join(_SUBCOMMANDS)}."
+    )
+
+
+def _refuse(command: str, rest: str) -> None:
+    if rest:
+        raise UsageError(f"%lazy {command} takes nothing after it, but got {rest!r}.")
+
+
+def _kind(value: object) -> str:
+    kind = type(value).__name__
+    if isinstance(value, (list, tuple, set)) and value:
+        inside = sorted({type(item).__name__ for item in value})
+        return f"{kind} of {', '.join(inside[:3])}"
+    return kind
+
+
+def _run_in_place(shell: InteractiveShell, cell: str) -> None:
+    """Run the body of a cell magic so that errors rise through and line numbers hold."""
+    # The empty line stands for the magic's own: line 3 of the cell stays line 3.
+    source = "\n" + shell.transform_cell(cell)
+    name = shell.compile.cache(source, shell.execution_count - 1)
+    tree = shell.transform_ast(shell.compile.ast_parse(source, filename=name))
+    body: list[Any] = tree.body
+    shows_last = (
+        bool(body)
+        and isinstance(body[-1], ast.Expr)
+        and not shell.displayhook.semicolon_at_end_of_expression(cell)
+    )
+    parts: list[tuple[Any, str]] = [(ast.Module(body, []), "exec")]
+    if shows_last:
+        parts = [
+            (ast.Module(body[:-1], []), "exec"),
+            (ast.Interactive([body[-1]]), "single"),
+        ]
+    for tree_part, mode in parts:
+        code = shell.compile(tree_part, name, mode)
+        exec(code, shell.user_global_ns, shell.user_ns)  # noqa: S102

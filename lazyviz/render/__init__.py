@@ -1,0 +1,1 @@
+"""Pure functions from data to text, DOT, SVG and HTML."""

@@ -1,0 +1,260 @@
+"""Static HTML that lives on in a saved, converted or untrusted notebook.
+
+A notebook that is not trusted loses styles, scripts, inline SVG and `data-` attributes. So
+pictures are `<img>` with the SVG inside, folding is `<details>`, and whatever a viewer may
+drop (inline styles) only costs looks. All text is escaped.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from dataclasses import dataclass
+from html import escape
+from importlib import resources
+from typing import TYPE_CHECKING
+
+from lazyviz.render import svg, text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lazyviz.render.model import DrawGraph
+    from lazyviz.render.strip import Strip
+
+STRIP_BUDGET = 80
+MAX_EMBEDDED_BYTES = 65_536
+
+_FONT = "font-size:12px;line-height:1.5"
+_PHASES = ("trace", "compile", "peek", "transfer", "execute")
+_COLOURS = {
+    "trace": "#8b97a8",
+    "compile": "#d99a3d",
+    "peek": "#a27fce",
+    "transfer": "#4aa3a8",
+    "execute": "#5b86d6",
+}
+_BAR_HEIGHT = 12
+_BAR_WIDTH = 420
+_SMALL_BAR_WIDTH = 84
+_SMALL_BAR_HEIGHT = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """One part of a page: a heading, which may be empty, and its HTML."""
+
+    title: str
+    body: str
+
+
+def strip_html(strip: Strip, *, css_class: str = "") -> str:
+    """Return a cell's strip; one that has details folds them.
+
+    Args:
+        strip: What the cell did.
+        css_class: A further class of the strip and of its pictures, by which a page's
+            script finds them.
+    """
+    line = _strip_line(strip)
+    details = _strip_details(strip, css_class)
+    classes = f"lazyviz-strip {css_class}".strip()
+    if not details:
+        return f'<div class="{escape(classes)}" style="{_FONT}">{line}</div>'
+    return (
+        f'<div class="{escape(classes)}" style="{_FONT}"><details>'
+        f'<summary style="cursor:pointer">{line}</summary>{details}</details></div>'
+    )
+
+
+def _strip_line(strip: Strip) -> str:
+    first, *others = [escape(part) for part in text.strip_parts(strip)]
+    parts = [f"<b>{first}</b>", *others]
+    if strip.error is not None or strip.interrupted:
+        parts[-1] = f'<span style="color:#c2456b"><b>{parts[-1]}</b></span>'
+    bar = bar_svg(phases(strip), _SMALL_BAR_WIDTH, _SMALL_BAR_HEIGHT)
+    picture = f"{_image(bar, 'where the time went')} " if bar else ""
+    return picture + " · ".join(parts)
+
+
+def _strip_details(strip: Strip, css_class: str) -> str:
+    notes = text.strip_notes(strip)
+    parts = [timing_html(strip)]
+    if notes:
+        items = "".join(f"<li>{escape(note)}</li>" for note in notes)
+        parts.append(f'<ul style="margin:4px 0;padding-left:20px">{items}</ul>')
+    if strip.graph is not None and strip.graph.boxes:
+        parts.append(graph_html(strip.graph, budget=STRIP_BUDGET, css_class=css_class))
+    return "".join(parts)
+
+
+def phases(strip: Strip) -> dict[str, int]:
+    """Return the nanoseconds that each phase of a cell took, those that took none left out.
+
+    Executions may overlap with the other phases.
+    """
+    times = {
+        "trace": strip.trace_ns,
+        "compile": strip.compile_ns,
+        "peek": strip.peek_ns,
+        "transfer": strip.transfer_ns,
+        "execute": strip.execute_ns,
+    }
+    return {name: ns for name, ns in times.items() if ns > 0}
+
+
+def timing_html(strip: Strip) -> str:
+    """Return a bar with the phases of a cell, each with its colour, name and time."""
+    times = phases(strip)
+    bar = bar_svg(times)
+    if not bar:
+        return ""
+    names = " ".join(
+        f'<span style="color:{_COLOURS[name]}">■</span> {name} {text.duration(ns)}'
+        for name, ns in times.items()
+    )
+    total = f" of {text.duration(strip.wall_ns)}" if strip.wall_ns else ""
+    return (
+        f'<div style="margin:4px 0">{_image(bar, _timing_text(times))}'
+        f"<br>{names}{total}</div>"
+    )
+
+
+def _timing_text(times: dict[str, int]) -> str:
+    return ", ".join(f"{name} {text.duration(ns)}" for name, ns in times.items())
+
+
+def bar_svg(
+    times: dict[str, int], width: int = _BAR_WIDTH, height: int = _BAR_HEIGHT
+) -> str:
+    """Return a bar whose segments are as long as the phases; empty when there are none."""
+    total = sum(times.values())
+    if not total:
+        return ""
+    segments = []
+    x = 0.0
+    for name in _PHASES:
+        if not times.get(name):
+            continue
+        length = times[name] / total * width
+        segments.append(
+            f'<rect x="{x:.1f}" width="{length:.1f}" height="{height}" '
+            f'fill="{_COLOURS[name]}">'
+            f"<title>{name} {text.duration(times[name])}</title></rect>"
+        )
+        x += length
+    corner = height / 3
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}">'
+        f'<clipPath id="r"><rect width="{width}" height="{height}" rx="{corner:.1f}"/>'
+        f'</clipPath><g clip-path="url(#r)">{"".join(segments)}</g></svg>'
+    )
+
+
+def graph_html(
+    graph: DrawGraph,
+    *,
+    budget: int = STRIP_BUDGET,
+    engine: str | None = None,
+    css_class: str = "",
+) -> str:
+    """Return a graph's drawing as an image that scrolls, folded until it is small enough."""
+    drawing = svg.draw(graph, budget=budget, engine=engine)
+    while len(drawing.svg) > MAX_EMBEDDED_BYTES and budget > 4:  # noqa: PLR2004
+        budget //= 2
+        drawing = svg.draw(graph, budget=budget, engine=engine)
+    what = f"IR graph, {text.plural(graph.nodes, 'op')}"
+    picture = _image(drawing.svg, what, css_class=css_class, max_width="none")
+    notes = "".join(muted(f"layout: {note}") for note in drawing.notes)
+    return (
+        f'<div style="max-height:480px;overflow:auto;margin-top:4px">{picture}</div>'
+        f"{notes}"
+    )
+
+
+def _image(picture: str, what: str, css_class: str = "", max_width: str = "") -> str:
+    data = b64encode(picture.encode()).decode()
+    classes = f' class="{escape(css_class)}"' if css_class else ""
+    style = "display:inline;margin:0;vertical-align:middle"
+    if max_width:
+        style += f";max-width:{max_width}"
+    return (
+        f'<img{classes} alt="{escape(what)}" style="{style}" '
+        f'src="data:image/svg+xml;base64,{data}">'
+    )
+
+
+def value_html(value: str, summary: str) -> str:
+    """Return a tensor's values under one line about them."""
+    return f"{muted(summary)}{pre(value)}"
+
+
+def muted(line: str) -> str:
+    """Return one quiet line."""
+    return f'<div style="{_FONT};opacity:.75">{escape(line)}</div>'
+
+
+def pre(listing: str) -> str:
+    """Return text as it is, in a box that scrolls."""
+    style = "font-size:12px;line-height:1.4;max-height:480px;overflow:auto;margin:4px 0"
+    return f'<pre style="{style}">{escape(listing)}</pre>'
+
+
+def folded(summary: str, body: str, *, is_open: bool = False) -> str:
+    """Return HTML under a line of text that folds it.
+
+    Args:
+        summary: Text; it is escaped.
+        body: HTML; it is not.
+        is_open: Whether it starts unfolded.
+    """
+    attribute = " open" if is_open else ""
+    return (
+        f'<details style="{_FONT}"{attribute}>'
+        f'<summary style="cursor:pointer">{escape(summary)}</summary>{body}</details>'
+    )
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a table; numbers stand to the right."""
+    head = "".join(
+        f'<th style="text-align:left">{escape(title)}</th>' for title in header
+    )
+    body = "".join(f"<tr>{''.join(map(_table_cell, row))}</tr>" for row in rows)
+    return (
+        f'<table style="{_FONT}"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table>"
+    )
+
+
+def _table_cell(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f'<td style="text-align:right">{value:,}</td>'
+    return f'<td style="text-align:left">{escape(str(value))}</td>'
+
+
+def page_html(title: str, sections: Sequence[Section | tuple[str, str]]) -> str:
+    """Return a page that needs no other file and follows the system's light or dark theme.
+
+    Args:
+        title: Text of the heading.
+        sections: Heading and HTML of each part; the headings are escaped.
+    """
+    style = resources.files("lazyviz").joinpath("static/page.css").read_text("utf-8")
+    parts = "\n".join(map(_section, sections))
+    heading = escape(title)
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{heading}</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
+        f"<main>\n<h1>{heading}</h1>\n{parts}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _section(section: Section | tuple[str, str]) -> str:
+    if isinstance(section, Section):
+        title, body = section.title, section.body
+    else:
+        title, body = section
+    heading = f"<h2>{escape(title)}</h2>\n" if title else ""
+    return f"<section>\n{heading}{body}\n</section>"

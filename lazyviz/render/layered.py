@@ -1,0 +1,345 @@
+"""A layered layout in pure Python, so that a machine without Graphviz draws too.
+
+Layers of limited width, filled from the outputs up; orders by medians with the fewest
+crossings kept; then every box as near to its neighbours as its layer allows. Made for up to
+some 300 boxes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Point = tuple[float, float]
+
+_GAP_X = 16.0
+_GAP_Y = 30.0
+_DUMMY_WIDTH = 8.0
+_SWEEPS = 10
+_PLACEMENTS = 12
+_MIN_LAYER_WIDTH = 8
+_PORT_SHARE = 0.7
+
+
+@dataclass(slots=True)
+class _Layers:
+    """Boxes and, where an edge passes a layer, dummies, by layer from the top."""
+
+    rows: list[list[int]]
+    widths: list[float]
+    above: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    below: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    chains: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+
+    def is_dummy(self, item: int, boxes: int) -> bool:
+        return item >= boxes
+
+
+def place(
+    sizes: Sequence[tuple[float, float]], edges: Sequence[tuple[int, int]]
+) -> tuple[list[Point], list[list[Point]]]:
+    """Return the centre of each box and the Bézier points of each edge, y downwards.
+
+    Args:
+        sizes: Width and height of each box.
+        edges: Pairs of positions in `sizes`; cycles and loops are allowed.
+    """
+    if not sizes:
+        return [], []
+    forward = _without_cycles(len(sizes), edges)
+    ranks = _ranks(len(sizes), forward)
+    layers = _layers(sizes, forward, ranks)
+    _order(layers)
+    xs = _columns(layers, len(sizes))
+    ys = _rows(layers, sizes)
+    centres = [(xs[box], ys[ranks[box]]) for box in range(len(sizes))]
+    return centres, _routes(sizes, edges, layers, ranks, xs, ys)
+
+
+def _without_cycles(
+    count: int, edges: Sequence[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """Return the edges with those turned round that would close a cycle, and no loops."""
+    after: list[list[int]] = [[] for _ in range(count)]
+    for start, end in edges:
+        if start != end:
+            after[start].append(end)
+    state = [0] * count  # 0 new, 1 on the path, 2 done
+    turned: set[tuple[int, int]] = set()
+    for first in range(count):
+        stack = [(first, 0)] if state[first] == 0 else []
+        while stack:
+            box, index = stack.pop()
+            state[box] = 1
+            if index == len(after[box]):
+                state[box] = 2
+                continue
+            stack.append((box, index + 1))
+            child = after[box][index]
+            if state[child] == 1:
+                turned.add((box, child))
+            elif state[child] == 0:
+                stack.append((child, 0))
+    straight = (
+        (end, start) if (start, end) in turned else (start, end)
+        for start, end in edges
+        if start != end
+    )
+    return list(dict.fromkeys(straight))
+
+
+def _topological(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
+    after: list[list[int]] = [[] for _ in range(count)]
+    missing = [0] * count
+    for start, end in edges:
+        after[start].append(end)
+        missing[end] += 1
+    order = [box for box in range(count) if not missing[box]]
+    for box in order:  # grows while it is read
+        for child in after[box]:
+            missing[child] -= 1
+            if not missing[child]:
+                order.append(child)
+    return order
+
+
+def _ranks(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
+    """Return each box's layer from the top, at most so many boxes in one.
+
+    Filling from the bottom puts inputs right above what reads them first.
+    """
+    after: list[list[int]] = [[] for _ in range(count)]
+    for start, end in edges:
+        after[start].append(end)
+    limit = max(_MIN_LAYER_WIDTH, int(1.3 * count**0.5))
+    height = [0] * count
+    filled: dict[int, int] = defaultdict(int)
+    for box in reversed(_topological(count, edges)):
+        level = max((height[child] + 1 for child in after[box]), default=0)
+        while filled[level] >= limit:
+            level += 1
+        height[box] = level
+        filled[level] += 1
+    top = max(height)
+    return [top - level for level in height]
+
+
+def _layers(
+    sizes: Sequence[tuple[float, float]],
+    edges: Sequence[tuple[int, int]],
+    ranks: Sequence[int],
+) -> _Layers:
+    layers = _Layers(
+        rows=[[] for _ in range(max(ranks) + 1)], widths=[width for width, _ in sizes]
+    )
+    for box, rank in enumerate(ranks):
+        layers.rows[rank].append(box)
+    for start, end in edges:
+        chain = []
+        for rank in range(ranks[start] + 1, ranks[end]):
+            chain.append(len(layers.widths))
+            layers.widths.append(_DUMMY_WIDTH)
+            layers.rows[rank].append(chain[-1])
+        layers.chains[start, end] = chain
+        path = [start, *chain, end]
+        for upper, lower in itertools.pairwise(path):
+            layers.below[upper].append(lower)
+            layers.above[lower].append(upper)
+    return layers
+
+
+def _order(layers: _Layers) -> None:
+    """Sort each layer by the medians of its neighbours; keep the order that crosses least."""
+    best, fewest = [list(row) for row in layers.rows], _crossings(layers)
+    for sweep in range(_SWEEPS):
+        if not fewest:
+            break
+        downwards = sweep % 2 == 0
+        neighbours = layers.above if downwards else layers.below
+        rows = layers.rows if downwards else layers.rows[::-1]
+        for fixed, free in itertools.pairwise(rows):
+            where = {item: float(index) for index, item in enumerate(fixed)}
+            _sort_by_median(free, neighbours, where)
+        crossings = _crossings(layers)
+        if crossings < fewest:
+            best, fewest = [list(row) for row in layers.rows], crossings
+    layers.rows[:] = best
+
+
+def _sort_by_median(
+    row: list[int], neighbours: dict[int, list[int]], where: dict[int, float]
+) -> None:
+    index = {item: float(i) for i, item in enumerate(row)}
+    key = {
+        item: _median([where[n] for n in neighbours[item] if n in where], index[item])
+        for item in row
+    }
+    row.sort(key=lambda item: (key[item], index[item]))
+
+
+def _median(values: list[float], otherwise: float) -> float:
+    if not values:
+        return otherwise
+    values.sort()
+    middle = len(values) // 2
+    if len(values) % 2:
+        return values[middle]
+    return (values[middle - 1] + values[middle]) / 2
+
+
+def _crossings(layers: _Layers) -> int:
+    """Return how often edges cross, counted with a tree of sums, layer by layer."""
+    total = 0
+    for upper, lower in zip(layers.rows, layers.rows[1:], strict=False):
+        where = {item: index for index, item in enumerate(lower)}
+        ends = [
+            end
+            for item in upper
+            for end in sorted(where[n] for n in layers.below[item])
+        ]
+        sums = [0] * (len(lower) + 1)
+        for seen, end in enumerate(ends):
+            before, i = 0, end + 1
+            while i > 0:
+                before += sums[i]
+                i -= i & -i
+            total += seen - before
+            i = end + 1
+            while i <= len(lower):
+                sums[i] += 1
+                i += i & -i
+    return total
+
+
+def _columns(layers: _Layers, boxes: int) -> list[float]:
+    """Return each item's x: every layer in turn as near to its neighbours as it can be."""
+    widths = layers.widths
+    xs = [0.0] * len(widths)
+    for row in layers.rows:
+        edge = 0.0
+        for item in row:
+            xs[item] = edge + widths[item] / 2
+            edge += widths[item] + _GAP_X
+        for item in row:
+            xs[item] -= edge / 2
+    for sweep in range(_PLACEMENTS):
+        downwards = sweep % 2 == 0
+        rows = layers.rows[1:] if downwards else layers.rows[-2::-1]
+        neighbours = layers.above if downwards else layers.below
+        for row in rows:
+            wanted = [
+                _median([xs[n] for n in neighbours[item]], xs[item]) for item in row
+            ]
+            weights = [4.0 if layers.is_dummy(item, boxes) else 1.0 for item in row]
+            _settle(row, wanted, weights, widths, xs)
+    left = min(xs[item] - widths[item] / 2 for row in layers.rows for item in row)
+    return [x - left for x in xs]
+
+
+def _settle(
+    row: list[int],
+    wanted: list[float],
+    weights: list[float],
+    widths: list[float],
+    xs: list[float],
+) -> None:
+    """Move a layer's items as near to `wanted` as order and gaps allow (least squares)."""
+    offset = 0.0
+    offsets: list[float] = []
+    blocks: list[list[float]] = []  # position, weight, number of items
+    for i, item in enumerate(row):
+        if i:
+            offset += (widths[row[i - 1]] + widths[item]) / 2 + _GAP_X
+        offsets.append(offset)
+        blocks.append([wanted[i] - offset, weights[i], 1])
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            position, weight, count = blocks.pop()
+            last = blocks[-1]
+            last[0] = (last[0] * last[1] + position * weight) / (last[1] + weight)
+            last[1] += weight
+            last[2] += count
+    i = 0
+    for position, _, count in blocks:
+        for _ in range(int(count)):
+            xs[row[i]] = position + offsets[i]
+            i += 1
+
+
+def _rows(layers: _Layers, sizes: Sequence[tuple[float, float]]) -> list[float]:
+    ys = []
+    top = 0.0
+    for row in layers.rows:
+        height = max((sizes[item][1] for item in row if item < len(sizes)), default=0)
+        ys.append(top + height / 2)
+        top += height + _GAP_Y
+    return ys
+
+
+def _routes(
+    sizes: Sequence[tuple[float, float]],
+    edges: Sequence[tuple[int, int]],
+    layers: _Layers,
+    ranks: Sequence[int],
+    xs: Sequence[float],
+    ys: Sequence[float],
+) -> list[list[Point]]:
+    ports = _ports(sizes, layers, xs)
+    routes = []
+    for start, end in edges:
+        if start == end:
+            routes.append(_loop(xs[start], ys[ranks[start]], sizes[start]))
+            continue
+        turned = (start, end) not in layers.chains or ranks[start] > ranks[end]
+        upper, lower = (end, start) if turned else (start, end)
+        points = [(xs[upper], ys[ranks[upper]] + sizes[upper][1] / 2)]
+        rank = ranks[upper]
+        for dummy in layers.chains[upper, lower]:
+            rank += 1
+            half = (max(sizes[b][1] for b in layers.rows[rank] if b < len(sizes))) / 2
+            points += [(xs[dummy], ys[rank] - half), (xs[dummy], ys[rank] + half)]
+        points.append((ports[upper, lower], ys[ranks[lower]] - sizes[lower][1] / 2))
+        curve = _curve(points)
+        routes.append(curve[::-1] if turned else curve)
+    return routes
+
+
+def _ports(
+    sizes: Sequence[tuple[float, float]],
+    layers: _Layers,
+    xs: Sequence[float],
+) -> dict[tuple[int, int], float]:
+    """Return where each edge meets the top of its lower box: side by side, not crossing."""
+    arriving: dict[int, list[tuple[float, tuple[int, int]]]] = defaultdict(list)
+    for edge, chain in layers.chains.items():
+        arriving[edge[1]].append((xs[chain[-1] if chain else edge[0]], edge))
+    ports = {}
+    for box, found in arriving.items():
+        room = sizes[box][0] * _PORT_SHARE
+        for index, (_, edge) in enumerate(sorted(found)):
+            share = (index + 1) / (len(found) + 1) - 0.5
+            ports[edge] = xs[box] + share * room
+    return ports
+
+
+def _curve(points: list[Point]) -> list[Point]:
+    """Return Bézier points through `points` that leave and arrive vertically."""
+    curve = [points[0]]
+    for (x0, y0), (x1, y1) in itertools.pairwise(points):
+        middle = (y0 + y1) / 2
+        curve += [(x0, middle), (x1, middle), (x1, y1)]
+    return curve
+
+
+def _loop(x: float, y: float, size: tuple[float, float]) -> list[Point]:
+    right, quarter = x + size[0] / 2, size[1] / 4
+    return [
+        (right, y - quarter),
+        (right + 18, y - quarter),
+        (right + 18, y + quarter),
+        (right, y + quarter),
+    ]

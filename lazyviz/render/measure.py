@@ -1,0 +1,77 @@
+"""Sizes of boxes: fixed by us, so that a layout depends on no font of the machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lazyviz.render.model import Box, DrawGraph
+
+LABEL_CHAR = 6.7
+DETAIL_CHAR = 6.1
+LINE = 13.0
+PAD_X = 10.0
+PAD_Y = 6.0
+_MIN_WIDTH = 44.0
+_MAX_LABEL = 30
+_MAX_DETAIL = 32
+
+
+def label_text(box: Box) -> str:
+    """Return the first line of a box, cut to fit, with its repetition."""
+    label = clip(box.label, _MAX_LABEL)
+    return f"{label} ×{box.count}" if box.count > 1 else label
+
+
+def detail_text(box: Box) -> str:
+    """Return the second line of a box, cut to fit."""
+    return clip(box.detail, _MAX_DETAIL)
+
+
+def clip(text: str, length: int) -> str:
+    """Return one line of at most `length` characters.
+
+    Example:
+        >>> clip("encoder.layer.0", 20), clip("encoder.layer.0", 8)
+        ('encoder.layer.0', 'encoder…')
+    """
+    line = " ".join(text.split())
+    return line if len(line) <= length else line[: length - 1] + "…"
+
+
+def box_size(box: Box) -> tuple[float, float]:
+    """Return width and height of a box in pixels."""
+    detail = detail_text(box)
+    width = max(len(label_text(box)) * LABEL_CHAR, len(detail) * DETAIL_CHAR)
+    lines = 2 if detail else 1
+    return max(_MIN_WIDTH, width + 2 * PAD_X), lines * LINE + 2 * PAD_Y
+
+
+def frame_depths(graph: DrawGraph) -> dict[tuple[str, ...], int]:
+    """Return the module paths that get a frame, with how deep they are nested.
+
+    A path gets one when it holds more than one box and more than its only child holds, and
+    when it is not the whole drawing.
+    """
+    held: dict[tuple[str, ...], int] = {}
+    for box in graph.boxes:
+        for depth in range(1, len(box.path) + 1):
+            held[box.path[:depth]] = held.get(box.path[:depth], 0) + 1
+    inner = _largest_children(held)
+    chosen = [
+        path
+        for path, count in held.items()
+        if 1 < count < len(graph.boxes) and inner.get(path, 0) < count
+    ]
+    kept = set(chosen)
+    return {
+        path: sum(path[:depth] in kept for depth in range(1, len(path)))
+        for path in chosen
+    }
+
+
+def _largest_children(held: dict[tuple[str, ...], int]) -> dict[tuple[str, ...], int]:
+    largest: dict[tuple[str, ...], int] = {}
+    for path, count in held.items():
+        largest[path[:-1]] = max(largest.get(path[:-1], 0), count)
+    return largest

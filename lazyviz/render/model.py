@@ -1,0 +1,236 @@
+"""The drawing model: boxes and edges, made from a graph of the runtime.
+
+Nothing here imports the runtime, so `import lazyviz` stays light; a graph is read through
+its attributes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from lazyrt.ir.graph import Graph
+    from lazyrt.ir.node import Leaf, Node, Value
+
+Kind = Literal["op", "backward", "random", "parameter", "constant", "group"]
+
+_MAX_TYPE_CHARS = 30
+_DTYPES = {
+    "float64": "f64",
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "int64": "i64",
+    "int32": "i32",
+    "int16": "i16",
+    "int8": "i8",
+    "uint64": "u64",
+    "uint32": "u32",
+    "uint16": "u16",
+    "uint8": "u8",
+    "bool": "bool",
+    "complex128": "c128",
+    "complex64": "c64",
+}
+_LEAF_KINDS: dict[str, Kind] = {
+    "data": "parameter",
+    "float": "constant",
+    "int": "constant",
+    "rng": "random",
+}
+_LEAF_LABELS = {"data": "input", "float": "float", "int": "int", "rng": "rng"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Box:
+    """One box of the drawing: an operation, an input, or several of them folded.
+
+    Attributes:
+        label: Short name of the operation, or the variable's name.
+        detail: Second line: the type of the result, or what a folded box holds.
+        kind: What it is; decides the colour.
+        op: Full name of the operation, such as `aten.add.Tensor`.
+        path: nn.Module path of the code that recorded it, in parts; the path of a backward
+            operation ends in `(backward)`.
+        site: The user's line that recorded it.
+        is_root: Whether it is an output of the graph: a live tensor.
+        is_new: Whether the cell that is shown recorded it.
+        name: The user's variable that holds it.
+        members: Ids of the nodes that it stands for.
+        count: How many times what is drawn here repeats, as in `×12`.
+    """
+
+    label: str
+    detail: str = ""
+    kind: Kind = "op"
+    op: str = ""
+    path: tuple[str, ...] = ()
+    site: str = ""
+    is_root: bool = False
+    is_new: bool = True
+    name: str = ""
+    members: tuple[int, ...] = ()
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawGraph:
+    """Boxes and edges to draw.
+
+    Attributes:
+        boxes: In topological order, as far as folding left the graph without cycles.
+        edges: Pairs of positions in `boxes`, each pair once, sorted.
+        nodes: Operations of the whole graph, folded ones included.
+        fingerprint: The graph's, empty when not known.
+    """
+
+    boxes: tuple[Box, ...]
+    edges: tuple[tuple[int, int], ...]
+    nodes: int = 0
+    fingerprint: str = ""
+
+
+def type_text(shape: Iterable[int], dtype: object) -> str:
+    """Return a type as XLA spells it.
+
+    Example:
+        >>> type_text((8, 10), "torch.float32")
+        'f32[8,10]'
+    """
+    name = str(dtype).rsplit(".", 1)[-1]
+    return f"{_DTYPES.get(name, name)}[{','.join(map(str, shape))}]"
+
+
+def short_name(op: str) -> str:
+    """Return the part of an operation's name that people say.
+
+    Example:
+        >>> short_name("aten.add.Tensor"), short_name("aten.native_layer_norm.default")
+        ('add', 'native_layer_norm')
+        >>> short_name("fused"), short_name("aten.add_.Tensor")
+        ('fused', 'add_')
+    """
+    parts = op.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] else op
+
+
+def draw_graph(
+    graph: Graph,
+    *,
+    new: Collection[int] | None = None,
+    names: Mapping[Any, str] | None = None,
+) -> DrawGraph:
+    """Return the drawing of a whole graph, nothing folded.
+
+    Args:
+        graph: A graph of the runtime.
+        new: Ids of the nodes that the shown cell recorded; None counts all as new.
+        names: Variable names of values and leaves.
+    """
+    names = names or {}
+    boxes: list[Box] = []
+    edges: set[tuple[int, int]] = set()
+    position: dict[Any, int] = {}
+    roots = {root.node or root for root in graph.roots}
+    paths = _leaf_paths(graph.nodes)
+    for node in graph.nodes:
+        for value in node.operands:
+            source = value.node or value
+            if source not in position:
+                position[source] = len(boxes)
+                leaf = _leaf_box(value, paths, names, is_root=source in roots)
+                boxes.append(leaf)
+        target = position[node] = len(boxes)
+        is_new = new is None or node.id in new
+        boxes.append(_node_box(node, names, is_root=node in roots, is_new=is_new))
+        edges.update((position[v.node or v], target) for v in node.operands)
+    for leaf_value in graph.parameters:  # a root that is an input and no op reads
+        if leaf_value not in position:
+            position[leaf_value] = len(boxes)
+            boxes.append(_leaf_box(leaf_value, paths, names, is_root=True))
+    return DrawGraph(
+        boxes=tuple(boxes),
+        edges=tuple(sorted(edges)),
+        nodes=len(graph.nodes),
+        fingerprint=_fingerprint(graph),
+    )
+
+
+def _fingerprint(graph: Graph) -> str:
+    return graph.fingerprint if graph.nodes else ""
+
+
+def _node_box(
+    node: Node, names: Mapping[Any, str], *, is_root: bool, is_new: bool
+) -> Box:
+    provenance = node.provenance
+    outputs = [value for value in node.outputs if value is not None]
+    name = next((names[value] for value in outputs if value in names), "")
+    label = short_name(node.op.name)
+    return Box(
+        label=f"{name} = {label}" if name else label,
+        detail=_types(outputs),
+        kind=_node_kind(node),
+        op=node.op.name,
+        path=_path(provenance.module, is_backward=provenance.backward is not None),
+        site=str(provenance.site or ""),
+        is_root=is_root,
+        is_new=is_new,
+        name=name,
+        members=(node.id,),
+    )
+
+
+def _node_kind(node: Node) -> Kind:
+    if node.op.is_random:
+        return "random"
+    return "backward" if node.provenance.backward is not None else "op"
+
+
+def _types(values: Sequence[Value]) -> str:
+    texts = [type_text(value.shape, value.dtype) for value in values]
+    if not texts:
+        return "no result"
+    joined = ", ".join(texts)
+    if len(joined) <= _MAX_TYPE_CHARS:
+        return joined
+    return f"{texts[0]} and {len(texts) - 1} more" if len(texts) > 1 else joined
+
+
+def _path(module: str, *, is_backward: bool) -> tuple[str, ...]:
+    parts = tuple(part for part in module.split(".") if part)
+    return (*parts, "(backward)") if is_backward else parts
+
+
+def _leaf_paths(nodes: Iterable[Node]) -> dict[Any, tuple[str, ...]]:
+    """Return for each leaf the module path of the first operation that reads it."""
+    paths: dict[Any, tuple[str, ...]] = {}
+    for node in nodes:
+        for value in node.operands:
+            if value.node is None and value not in paths:
+                backward = node.provenance.backward is not None
+                paths[value] = _path(node.provenance.module, is_backward=backward)
+    return paths
+
+
+def _leaf_box(
+    value: Any,
+    paths: Mapping[Any, tuple[str, ...]],
+    names: Mapping[Any, str],
+    *,
+    is_root: bool,
+) -> Box:
+    leaf: Leaf = value
+    name = names.get(leaf, "")
+    label = _LEAF_LABELS.get(leaf.kind, leaf.kind)
+    return Box(
+        label=name or f"{label} {leaf.position}",
+        detail=type_text(leaf.shape, leaf.dtype),
+        kind=_LEAF_KINDS.get(leaf.kind, "parameter"),
+        path=paths.get(leaf, ()),
+        is_root=is_root,
+        name=name,
+    )

@@ -1,0 +1,84 @@
+"""What one cell did to the lazy device: the data behind its strip."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lazyviz.render.model import DrawGraph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Barrier:
+    """The barriers of one cause at one place that ran something.
+
+    Attributes:
+        cause: Why they came, in the runtime's words: `user`, `read`, `optimizer step`, ...
+        site: The user's line, such as `cell 3 line 7`; empty where it is not known.
+        nodes: Operations that they ran, all together.
+        times: How many there were.
+    """
+
+    cause: str
+    site: str
+    nodes: int
+    times: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fallback:
+    """An operation that ran on the CPU and cut the graph, at one place."""
+
+    op: str
+    site: str
+    times: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strip:
+    """Counts and times of one cell.
+
+    Attributes:
+        pending_ops: Operations that wait to be run after the cell.
+        new_ops: How many of them the cell recorded.
+        live_tensors: Tensors on the lazy device that Python still references.
+        compiles: Graphs that XLA compiled, `compile_ns` the time it took.
+        executions: Executables that were started, `execute_ns` the time of those that
+            have ended, `running` the number of those that have not.
+        cache_hits: Graphs that found their executable in memory.
+        peeks: Values that were computed to be shown, leaving the pending graph alone.
+        transfers: Copies between host and device.
+        fallbacks: Operations that ran on the CPU.
+        barriers: What made pending operations run, and where.
+        trace_ns: Time of the host that went into recording and the user's own code.
+        wall_ns: From the cell's start to its end.
+        steps: `step()` blocks that ended.
+        error: Name of the exception that ended the cell, or None.
+        interrupted: Whether that was the user's interrupt.
+        reasons: Why graphs had to be compiled, in words.
+        graph: The pending graph, where it is to be shown.
+    """
+
+    pending_ops: int = 0
+    new_ops: int = 0
+    live_tensors: int = 0
+    compiles: int = 0
+    compile_ns: int = 0
+    executions: int = 0
+    execute_ns: int = 0
+    running: int = 0
+    cache_hits: int = 0
+    peeks: int = 0
+    peek_ns: int = 0
+    transfers: int = 0
+    transfer_ns: int = 0
+    fallbacks: tuple[Fallback, ...] = ()
+    barriers: tuple[Barrier, ...] = ()
+    trace_ns: int = 0
+    wall_ns: int = 0
+    steps: int = 0
+    error: str | None = None
+    interrupted: bool = False
+    reasons: tuple[str, ...] = ()
+    graph: DrawGraph | None = None

@@ -1,0 +1,301 @@
+"""Plain text: numbers for people, tables, a cell's strip and the listing of a graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from lazyviz.render.model import type_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from lazyrt.ir.graph import Graph
+    from lazyrt.ir.node import Leaf, Node, Value
+    from lazyviz.render.strip import Barrier, Fallback, Strip
+
+Align = Literal["<", ">"]
+
+_KIB = 1024
+_MINUTE_S = 60
+_HOUR_S = 3600
+_LEAF_PREFIX = {"data": "p", "float": "f", "int": "i", "rng": "rng"}
+_CAUSES = {
+    "user": "mark_step()",
+    "read": "a value was read",
+    "step end": "the step ended",
+    "optimizer step": "the optimizer stepped",
+    "pending limit": "too many ops were pending",
+    "fallback": "an op needed the CPU",
+}
+
+
+def duration(ns: float) -> str:
+    """Return a time span with two or three significant digits.
+
+    Example:
+        >>> [duration(n) for n in (0, 850, 41_300, 4_130_000, 41_300_000, 1_234_000_000)]
+        ['0 ns', '850 ns', '41 µs', '4.1 ms', '41 ms', '1.2 s']
+        >>> duration(125e9), duration(3_723e9)
+        ('2 min 5 s', '1 h 2 min')
+    """
+    value, unit = float(ns), "ns"
+    for larger in ("µs", "ms", "s"):
+        if round(value) < 1000:  # noqa: PLR2004
+            break
+        value, unit = value / 1000, larger
+    if unit == "s" and round(value) >= _MINUTE_S:
+        return _long_duration(round(value))
+    if unit != "ns" and value < 9.95:  # noqa: PLR2004
+        return f"{value:.1f} {unit}"
+    return f"{value:.0f} {unit}"
+
+
+def _long_duration(seconds: int) -> str:
+    if seconds < _HOUR_S:
+        return f"{seconds // _MINUTE_S} min {seconds % _MINUTE_S} s"
+    return f"{seconds // _HOUR_S:,} h {seconds % _HOUR_S // _MINUTE_S} min"
+
+
+def size(nbytes: float) -> str:
+    """Return an amount of memory.
+
+    Example:
+        >>> size(1), size(512), size(4_300_000), size(3 * 2**40)
+        ('1 byte', '512 bytes', '4.1 MiB', '3.0 TiB')
+    """
+    if nbytes < _KIB:
+        return plural(int(nbytes), "byte")
+    value, unit = nbytes / _KIB, "KiB"
+    for larger in ("MiB", "GiB", "TiB", "PiB"):
+        if round(value) < _KIB:
+            break
+        value, unit = value / _KIB, larger
+    return f"{value:.1f} {unit}" if value < 99.95 else f"{value:.0f} {unit}"  # noqa: PLR2004
+
+
+def plural(count: int, noun: str, nouns: str | None = None) -> str:
+    """Return a count and its noun.
+
+    Example:
+        >>> plural(1, "op"), plural(12_345, "op"), plural(2, "entry", "entries")
+        ('1 op', '12,345 ops', '2 entries')
+    """
+    return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
+
+
+def table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    align: Sequence[Align] | str = (),
+) -> str:
+    """Return a table with aligned columns, numbers to the right unless `align` says so.
+
+    Example:
+        >>> print(table(["step", "cause"], [[1, "user"], [12, "read"]]))
+        step  cause
+        ----  -----
+           1  user
+          12  read
+    """
+    cells = [[_cell(value) for value in row] for row in rows]
+    widths = [
+        max([len(title), *(len(row[i]) for row in cells)])
+        for i, title in enumerate(header)
+    ]
+    sides = list(align) or _alignment(rows, len(header))
+
+    def line(parts: Sequence[str]) -> str:
+        padded = (
+            f"{part:{side}{width}}"
+            for part, side, width in zip(parts, sides, widths, strict=True)
+        )
+        return "  ".join(padded).rstrip()
+
+    rule = ["-" * width for width in widths]
+    return "\n".join(line(parts) for parts in [list(header), rule, *cells])
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return " ".join(str(value).splitlines())
+
+
+def _alignment(rows: Sequence[Sequence[object]], columns: int) -> list[Align]:
+    return [
+        ">" if rows and all(isinstance(row[i], int | float) for row in rows) else "<"
+        for i in range(columns)
+    ]
+
+
+def strip_text(strip: Strip) -> str:
+    """Return a cell's strip: its line, and below it what made pending ops run."""
+    return "\n".join([strip_line(strip), *(f"  {line}" for line in strip_notes(strip))])
+
+
+def strip_line(strip: Strip) -> str:
+    """Return the one line that sums a cell up; only what happened is named."""
+    return " · ".join(strip_parts(strip))
+
+
+def strip_parts(strip: Strip) -> list[str]:
+    """Return the parts of the strip's line, in their order."""
+    pending = plural(strip.pending_ops, "pending op")
+    if strip.new_ops:
+        pending += f" (+{strip.new_ops:,} here)"
+    parts = [pending, plural(strip.live_tensors, "live tensor")]
+    if strip.steps:
+        parts.append(plural(strip.steps, "step"))
+    if strip.compiles:
+        parts.append(f"compiled {strip.compiles:,} in {duration(strip.compile_ns)}")
+    if strip.executions:
+        parts.append(_executed(strip))
+    if strip.cache_hits:
+        parts.append(plural(strip.cache_hits, "cache hit"))
+    if strip.peeks:
+        parts.append(f"peeked at {strip.peeks:,} in {duration(strip.peek_ns)}")
+    if strip.transfers:
+        transfers = plural(strip.transfers, "transfer")
+        parts.append(f"{transfers} in {duration(strip.transfer_ns)}")
+    if strip.fallbacks:
+        count = sum(fallback.times for fallback in strip.fallbacks)
+        parts.append(plural(count, "CPU fallback"))
+    if strip.interrupted:
+        parts.append("interrupted")
+    elif strip.error is not None:
+        parts.append(f"stopped by {strip.error}")
+    return parts
+
+
+def _executed(strip: Strip) -> str:
+    done = strip.executions - strip.running
+    if done <= 0:
+        return f"executing {strip.executions:,}, still running"
+    part = f"executed {done:,} in {duration(strip.execute_ns)}"
+    return f"{part}, {strip.running:,} still running" if strip.running else part
+
+
+def strip_notes(strip: Strip) -> list[str]:
+    """Return what a user may want to act on: barriers, fallbacks, recompiles."""
+    return [
+        *map(barrier_text, strip.barriers),
+        *map(fallback_text, strip.fallbacks),
+        *(f"compiled because {reason}" for reason in strip.reasons),
+    ]
+
+
+def barrier_text(barrier: Barrier) -> str:
+    """Return why pending ops ran, and where.
+
+    Example:
+        >>> from lazyviz.render.strip import Barrier
+        >>> barrier_text(Barrier(cause="read by .item()", site="cell 3 line 7", nodes=214))
+        'ran 214 ops here: read by .item() at cell 3 line 7'
+    """
+    cause = _CAUSES.get(barrier.cause, barrier.cause)
+    where = f" at {barrier.site}" if barrier.site else ""
+    many = f" in {barrier.times:,} barriers" if barrier.times > 1 else ""
+    return f"ran {plural(barrier.nodes, 'op')} here{many}: {cause}{where}"
+
+
+def fallback_text(fallback: Fallback) -> str:
+    """Return which op ran on the CPU, and where."""
+    where = f" at {fallback.site}" if fallback.site else ""
+    many = f" {fallback.times:,} times" if fallback.times > 1 else ""
+    return f"{fallback.op} ran on the CPU{many}{where}, which cut the graph"
+
+
+def listing(graph: Graph, limit: int | None = None) -> str:
+    """Return one line for each operation of a graph: what, on what, of which type, whence.
+
+    Args:
+        graph: A graph of the runtime.
+        limit: At most so many operations, the last ones; None for all.
+    """
+    nodes = graph.nodes
+    hidden = max(0, len(nodes) - limit) if limit is not None else 0
+    shown = nodes[hidden:]
+    lines = [f"{_leaf_name(leaf)} : {_type(leaf)}" for leaf in _leaves(graph, shown)]
+    if hidden:
+        lines.append(f"... {plural(hidden, 'earlier op')}")
+    lines.extend(map(_node_line, shown))
+    lines.append("return " + ", ".join(map(_reference, graph.roots)))
+    return "\n".join(lines)
+
+
+def _leaves(graph: Graph, shown: Sequence[Node]) -> Iterator[Leaf]:
+    if len(shown) == len(graph.nodes):
+        yield from graph.parameters
+        return
+    used = {id(value) for node in shown for value in node.operands}
+    used.update(id(root) for root in graph.roots)
+    yield from (leaf for leaf in graph.parameters if id(leaf) in used)
+
+
+def _node_line(node: Node) -> str:
+    types = ", ".join(
+        _type(value) if value is not None else "none" for value in node.outputs
+    )
+    where = ", ".join(
+        part for part in (_module(node), str(node.provenance.site or "")) if part
+    )
+    comment = f"  # {where}" if where else ""
+    line = f"%{node.id} = {node.op.name}({_arguments(node)}) : {types}{comment}"
+    return " ".join(line.splitlines())
+
+
+def _module(node: Node) -> str:
+    module = node.provenance.module
+    if node.provenance.backward is None:
+        return module
+    return f"{module} (backward)" if module else "backward"
+
+
+def _arguments(node: Node) -> str:
+    names = _argument_names(node)
+    parts = [
+        f"{name}={_argument(arg)}" if name else _argument(arg)
+        for name, arg in zip(names, node.args, strict=True)
+    ]
+    while parts and parts[-1] == "None":
+        parts.pop()
+    return ", ".join(parts)
+
+
+def _argument_names(node: Node) -> list[str]:
+    """Return the name of each keyword-only argument, and empty ones for the others."""
+    arguments = list(getattr(node.op.schema, "arguments", ()))
+    names = [arg.name if arg.kwarg_only else "" for arg in arguments]
+    extra = len(node.args) - len(names)  # a random op has its RNG state in front
+    return [""] * extra + names if extra >= 0 else [""] * len(node.args)
+
+
+def _argument(arg: Any) -> str:
+    if hasattr(arg, "dtype") and hasattr(arg, "node"):
+        return _reference(arg)
+    if isinstance(arg, tuple):
+        if len(arg) == 2 and arg[0] in (float, bool, complex):  # noqa: PLR2004
+            return str(arg[1])
+        return "[" + ", ".join(map(_argument, arg)) + "]"
+    return str(arg)
+
+
+def _reference(value: Value) -> str:
+    if value.node is None:
+        return _leaf_name(value)
+    suffix = f".{value.index}" if len(value.node.outputs) > 1 else ""
+    return f"%{value.node.id}{suffix}"
+
+
+def _leaf_name(leaf: Any) -> str:
+    return f"%{_LEAF_PREFIX.get(leaf.kind, leaf.kind)}{leaf.position}"
+
+
+def _type(value: Value) -> str:
+    return type_text(value.shape, value.dtype)
+
+
+def report(counts: Mapping[str, int]) -> str:
+    """Return counters as a table of two columns, those that are zero left out."""
+    rows = [(name.replace("_", " "), count) for name, count in counts.items() if count]
+    return table(["counter", "value"], rows) if rows else "nothing counted yet"

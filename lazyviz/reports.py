@@ -1,0 +1,135 @@
+"""The tables that `%lazy` prints: status, live tensors, steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from lazyviz import __version__
+from lazyviz.render import text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from types import ModuleType
+
+    from lazyviz.session import Session
+    from lazyviz.steplog import StepRow
+
+_MAX_LIVE_ROWS = 30
+_COUNTERS = (
+    ("compiles", "compile", "compiles"),
+    ("executions", "execution", "executions"),
+    ("cache_hits", "cache hit", "cache hits"),
+    ("peek_executions", "peek", "peeks"),
+    ("cpu_fallbacks", "CPU fallback", "CPU fallbacks"),
+)
+
+
+def status(runtime: ModuleType | None, session: Session) -> str:
+    """Return what is pending, what ran so far, and the settings."""
+    strips = "on" if session.strips else "off"
+    lines = [f"lazyviz {__version__}, strips {strips}"]
+    if runtime is None:
+        return "\n".join(
+            [*lines, "lazyrt is not imported: there is no lazy device yet"]
+        )
+    pending = len(runtime.pending_graph().nodes)
+    now = [
+        text.plural(pending, "pending op"),
+        text.plural(len(runtime.live_tensors()), "live tensor"),
+    ]
+    if runtime.in_flight():
+        now.append(text.plural(runtime.in_flight(), "execution") + " under way")
+    lines.append("now: " + " · ".join(now))
+    lines.append("so far: " + _counts(runtime.counters()))
+    if session.steps:
+        last = session.steps[-1]
+        lines.append(f"last barrier: {text.plural(last.nodes, 'op')}, {_why(last)}")
+    lines.append("settings: " + _settings(runtime.config))
+    return "\n".join(lines)
+
+
+def live(tensors: Sequence[Any]) -> str:
+    """Return the live tensors, equal ones in one row, the largest first."""
+    if not tensors:
+        return "No tensor lives on the lazy device."
+    groups = Counter(map(_live_key, tensors))
+    by_bytes = sorted(groups.items(), key=lambda item: -item[0][1] * item[1])
+    rows = [
+        (count, kind, text.size(nbytes * count), state, op, site)
+        for (kind, nbytes, state, op, site), count in by_bytes[:_MAX_LIVE_ROWS]
+    ]
+    total = text.size(sum(tensor.nbytes for tensor in tensors))
+    lines = [
+        text.table(["tensors", "type", "size", "state", "op", "made at"], rows),
+        f"{text.plural(len(tensors), 'live tensor')}, {total}",
+    ]
+    if len(by_bytes) > _MAX_LIVE_ROWS:
+        hidden = sum(count for _, count in by_bytes[_MAX_LIVE_ROWS:])
+        lines.insert(1, f"... and {hidden:,} smaller ones")
+    return "\n".join(lines)
+
+
+def steps(rows: Sequence[StepRow], limit: int) -> str:
+    """Return the last steps: what ended each, what it ran, what it cost."""
+    if not rows:
+        return (
+            "No step has run yet: nothing asked for a value, and no step() has ended."
+        )
+    header = ["step", "name", "cell", "ended by", "at", "ops", "compile", "execute"]
+    cells = [
+        (
+            row.step,
+            row.name,
+            "" if row.cell is None else row.cell,
+            row.cause,
+            row.site,
+            row.nodes,
+            text.duration(row.compile_ns) if row.compile_ns else "cached",
+            "running" if row.execute_ns is None else text.duration(row.execute_ns),
+        )
+        for row in rows[-limit:]
+    ]
+    keep = [i for i in range(len(header)) if any(str(row[i]) for row in cells)]
+    lines = [
+        text.table([header[i] for i in keep], [[row[i] for i in keep] for row in cells])
+    ]
+    reasons = [(row.step, row.reason) for row in rows[-limit:] if row.reason]
+    lines += [f"step {step} was compiled because {reason}" for step, reason in reasons]
+    return "\n".join(lines)
+
+
+def _counts(counters: Mapping[str, int]) -> str:
+    parts = [
+        text.plural(counters[key], one, many)
+        for key, one, many in _COUNTERS
+        if counters.get(key)
+    ]
+    return " · ".join(parts) or "nothing has run"
+
+
+def _why(row: StepRow) -> str:
+    return f"{row.cause} at {row.site}" if row.site else row.cause
+
+
+def _settings(config: Any) -> str:
+    names: Iterable[str] = (
+        "read_policy",
+        "barrier_after_optimizer",
+        "max_pending_nodes",
+    )
+    return ", ".join(f"{name}={getattr(config, name, '?')}" for name in names)
+
+
+def _live_key(tensor: Any) -> tuple[str, int, str, str, str]:
+    state = "pending" if tensor.pending else "ready"
+    if getattr(tensor, "is_root", False) and tensor.pending:
+        state = "pending, root"
+    kind = _type(tensor)
+    return kind, tensor.nbytes, state, tensor.op or "", str(tensor.site or "")
+
+
+def _type(tensor: Any) -> str:
+    from lazyviz.render.model import type_text
+
+    return type_text(tensor.shape, tensor.dtype)

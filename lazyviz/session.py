@@ -1,0 +1,266 @@
+"""The session of one shell: what the runtime did in each cell. The only mutable state.
+
+A session listens to the runtime's events while the extension is loaded. It holds numbers,
+names and graphs, never a tensor, and asks the runtime nothing that would record an op.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lazyviz.lazytensors import named_tensors
+from lazyviz.progress import Progress
+from lazyviz.render.strip import Strip
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from lazyrt.ir.graph import Graph
+    from lazyrt.ir.node import Value
+    from lazyrt.observe.events import Event, Subscription
+    from lazyviz.render.model import DrawGraph
+    from lazyviz.steplog import StepLog, StepRow
+    from lazyviz.tally import Tally
+
+SHELL_ATTRIBUTE = "_lazyviz_session"
+
+_MAX_CELLS = 1_000
+_MAX_WAIT_S = 0.2
+# Names cost one walk of the graph each, so large graphs do without.
+_MAX_NAMED_NODES = 2_000
+_MAX_NAMES = 50
+
+
+@dataclass(frozen=True, slots=True)
+class CellRecord:
+    """What one cell did on the lazy device.
+
+    Attributes:
+        number: The cell's execution count.
+        strip: Its figures; the graph is left out, so that a long session stays small.
+        fingerprint: Of the graph that was pending at its end, empty if none was.
+    """
+
+    number: int | None
+    strip: Strip
+    fingerprint: str
+
+
+@dataclass(slots=True)
+class _RunningCell:
+    number: int | None
+    started_ns: int
+    activity: int | None
+    tally: Tally | None
+
+
+def runtime() -> ModuleType | None:
+    """Return the module `lazyrt` if the user's program has imported it."""
+    module = sys.modules.get("lazyrt")
+    return module if hasattr(module, "activity") else None
+
+
+def current(shell: InteractiveShell | None = None) -> Session | None:
+    """Return the session of a shell, by default the running one; None when not loaded."""
+    if shell is None:
+        from IPython.core.getipython import get_ipython
+
+        shell = get_ipython()
+    return getattr(shell, SHELL_ATTRIBUTE, None)
+
+
+class Session:
+    """Records the cells of one shell.
+
+    Attributes:
+        shell: The shell.
+        strips: Whether a strip follows each cell that touched the device.
+        cells: The last thousand cells that touched the device.
+    """
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self.strips = True
+        self.cells: deque[CellRecord] = deque(maxlen=_MAX_CELLS)
+        self.progress = Progress(shell)
+        self.shell: Any = shell
+        self._runtime: ModuleType | None = None
+        self._subscription: Subscription | None = None
+        self._steps: StepLog | None = None
+        self._running: _RunningCell | None = None
+        self._pending_ids: frozenset[int] = frozenset()
+        self._shown_fingerprint = ""
+        self._lock = threading.RLock()
+
+    @property
+    def steps(self) -> tuple[StepRow, ...]:
+        """The last thousand steps that ran something, the earliest first."""
+        if self._steps is None:
+            return ()
+        with self._lock:
+            return tuple(dataclasses.replace(row) for row in self._steps.rows)
+
+    @property
+    def attached(self) -> bool:
+        """Whether the session listens to the runtime."""
+        return self._runtime is not None
+
+    def attach(self, runtime: ModuleType) -> None:
+        """Listen to the runtime from now on."""
+        if self.attached:
+            return
+        from lazyviz.steplog import StepLog
+        from lazyviz.tally import Tally
+
+        self._steps = StepLog()
+        self._runtime = runtime
+        self._subscription = runtime.subscribe(self._listen)
+        cell = self._running
+        if cell is not None and cell.tally is None:
+            cell.tally = Tally()
+            cell.activity = runtime.activity()
+        _name_cells(runtime, self.cell_of_file)
+
+    def close(self) -> None:
+        """Stop listening and forget the running cell."""
+        if self._subscription is not None:
+            self._subscription.close()
+            self._subscription = None
+        if self._runtime is not None:
+            _name_cells(self._runtime, None)
+            self._runtime = None
+        self.progress.end_cell()
+        self._running = None
+
+    def cell_of_file(self, filename: str) -> int | None:
+        """Return the execution count of the cell whose code has this file name."""
+        names: dict[str, int] = getattr(self.shell.compile, "_filename_map", {})
+        return names.get(filename)
+
+    def start_cell(self, number: int | None) -> None:
+        """Note the state at the start of a cell."""
+        cell = _RunningCell(number, time.perf_counter_ns(), None, None)
+        if self._runtime is not None:
+            from lazyviz.tally import Tally
+
+            cell.tally = Tally()
+            cell.activity = self._runtime.activity()
+        self._running = cell
+
+    def drop_cell(self) -> None:
+        """Forget the running cell: it gets no record."""
+        self._running = None
+        self.progress.end_cell()
+
+    def finish_cell(self, error: BaseException | None) -> Strip | None:
+        """Record the running cell; return its strip, or None if it did not touch the device."""
+        ended_ns = time.perf_counter_ns()
+        cell, self._running = self._running, None
+        self.progress.end_cell()
+        runtime = self._runtime
+        if cell is None or cell.tally is None or runtime is None:
+            return None
+        if runtime.activity() == cell.activity:
+            return None
+        self._await_executions(runtime, cell)
+        times = ended_ns - cell.started_ns, cell.tally
+        strip, fingerprint = self._summary(runtime, *times, error)
+        self.cells.append(
+            CellRecord(cell.number, dataclasses.replace(strip, graph=None), fingerprint)
+        )
+        return strip
+
+    def _await_executions(self, runtime: ModuleType, cell: _RunningCell) -> None:
+        if not runtime.in_flight():
+            return
+        self._running = cell  # what ends now still counts
+        try:
+            runtime.wait(_MAX_WAIT_S)
+        finally:
+            self._running = None
+
+    def _summary(
+        self,
+        runtime: ModuleType,
+        wall_ns: int,
+        tally: Tally,
+        error: BaseException | None,
+    ) -> tuple[Strip, str]:
+        graph = runtime.pending_graph()
+        ids = frozenset(node.id for node in graph.nodes)
+        known = frozenset() if tally.executed_barriers else self._pending_ids
+        new_ids = ids - known
+        self._pending_ids = ids
+        fingerprint = graph.fingerprint if ids else ""
+        is_new = bool(ids) and (bool(new_ids) or fingerprint != self._shown_fingerprint)
+        if is_new:
+            self._shown_fingerprint = fingerprint
+        drawing = self._drawing(graph, new_ids) if is_new and self.strips else None
+        live_tensors = len(runtime.live_tensors())
+        # The runtime is not called under our lock: its threads wait for it in `_listen`.
+        with self._lock:
+            strip = Strip(
+                pending_ops=len(ids),
+                new_ops=len(new_ids),
+                live_tensors=live_tensors,
+                compiles=tally.compiles,
+                compile_ns=tally.compiling.total_ns,
+                executions=tally.executions,
+                execute_ns=tally.execute_ns,
+                running=tally.running,
+                cache_hits=tally.cache_hits,
+                peeks=tally.peeks,
+                peek_ns=tally.peek_ns,
+                transfers=tally.transfers,
+                transfer_ns=tally.transfer_ns,
+                fallbacks=tally.fallbacks,
+                barriers=tally.barriers,
+                trace_ns=max(0, wall_ns - tally.busy.total_ns),
+                wall_ns=wall_ns,
+                steps=tally.steps,
+                error=type(error).__name__ if error is not None else None,
+                interrupted=isinstance(error, KeyboardInterrupt),
+                reasons=tuple(tally.reasons),
+                graph=drawing,
+            )
+        return strip, fingerprint
+
+    def _drawing(self, graph: Graph, new_ids: frozenset[int]) -> DrawGraph:
+        from lazyviz.render.model import draw_graph
+
+        return draw_graph(graph, new=new_ids, names=self.names_in(graph))
+
+    def names_in(self, graph: Graph) -> dict[Value, str]:
+        """Return the user's variable names of a graph's roots."""
+        if self._runtime is None or len(graph.nodes) > _MAX_NAMED_NODES:
+            return {}
+        named = named_tensors(self.shell.user_ns)[:_MAX_NAMES]
+        names: dict[Value, str] = {}
+        for name, tensor in named:
+            if self._runtime.is_pending(tensor):
+                for root in self._runtime.pending_graph(tensor).roots:
+                    names.setdefault(root, name)
+        return names
+
+    def _listen(self, event: Event) -> None:
+        if self.progress.take(event):
+            return
+        cell = self._running
+        with self._lock:
+            if cell is not None and cell.tally is not None:
+                cell.tally.add(event)
+            if self._steps is not None:
+                self._steps.add(event, cell.number if cell is not None else None)
+
+
+def _name_cells(runtime: ModuleType, namer: Any) -> None:
+    provenance = sys.modules.get(f"{runtime.__name__}.frontend.provenance")
+    if provenance is not None and hasattr(provenance, "set_cell_namer"):
+        provenance.set_cell_namer(namer)

@@ -1,0 +1,92 @@
+"""The last steps of the program: what ended each, what it ran, what it cost."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from lazyrt.observe import events
+
+_MAX_STEPS = 1_000
+
+
+@dataclass(slots=True)
+class StepRow:
+    """One executed barrier.
+
+    Attributes:
+        step: The runtime's number of the step.
+        cell: Execution count of the cell in which it ran, None outside cells.
+        name: Name given to `step()`, if any.
+        cause: What asked for the barrier; empty while it is under way.
+        site: Where it was asked for, such as `cell 3 line 2`.
+        nodes: Ops that ran.
+        compile_ns: Time to lower and compile; 0 for a cache hit.
+        execute_ns: Time on the device; None while it is running.
+        reason: Why it had to be compiled, empty for a cache hit.
+    """
+
+    step: int
+    cell: int | None
+    name: str = ""
+    cause: str = ""
+    site: str = ""
+    nodes: int = 0
+    compile_ns: int = 0
+    execute_ns: int | None = None
+    reason: str = ""
+
+
+class StepLog:
+    """Joins the events of each step into one row, the latest thousand kept."""
+
+    def __init__(self) -> None:
+        self._rows: OrderedDict[int, StepRow] = OrderedDict()
+        self._step_of_graph: dict[str, int] = {}
+
+    @property
+    def rows(self) -> tuple[StepRow, ...]:
+        """Steps that ran something, the earliest first."""
+        return tuple(row for row in self._rows.values() if row.cause)
+
+    def add(self, event: events.Event, cell: int | None) -> None:
+        """Take in one event that happened in `cell`."""
+        match event:
+            case events.GraphCaptured(step=step, fingerprint=fingerprint):
+                self._step_of_graph = {fingerprint: step}
+                self._row(step, cell)
+            case events.LoweringFinished() | events.CompileFinished():
+                self._compiled(event)
+            case events.ExecuteFinished(
+                purpose="step", step=step, duration_ns=duration
+            ):
+                if step in self._rows:
+                    self._rows[step].execute_ns = duration
+            case events.BarrierFinished(step=step, executed=True):
+                row = self._row(step, cell)
+                row.cause = event.cause
+                row.site = str(event.site or "")
+                row.nodes = event.nodes
+            case events.StepFinished(step=step, name=name) if (
+                name and step in self._rows
+            ):
+                self._rows[step].name = name
+
+    def _compiled(
+        self, event: events.LoweringFinished | events.CompileFinished
+    ) -> None:
+        step = self._step_of_graph.get(event.fingerprint)
+        if event.purpose != "step" or step is None or step not in self._rows:
+            return
+        row = self._rows[step]
+        row.compile_ns += event.duration_ns
+        if isinstance(event, events.CompileFinished):
+            row.reason = event.reason
+
+    def _row(self, step: int, cell: int | None) -> StepRow:
+        row = self._rows.get(step)
+        if row is None:
+            row = self._rows[step] = StepRow(step, cell)
+            if len(self._rows) > _MAX_STEPS:
+                self._rows.popitem(last=False)
+        return row

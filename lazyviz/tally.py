@@ -1,0 +1,161 @@
+"""What happened in one cell, added up from the runtime's events as they arrive.
+
+A training loop in one cell emits millions of events, so nothing is kept but sums and the
+few facts that the cell's strip names. This module needs `lazyrt` and is imported once the
+user's program has imported it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+from lazyrt.observe import events
+from lazyviz.render.strip import Barrier, Fallback
+
+_MAX_REASONS = 8
+_MAX_OPEN_INTERVALS = 64
+
+
+class BusyTime:
+    """Length of a union of time intervals that arrive in order of their ends.
+
+    An interval that encloses earlier ones, such as a barrier's around its compile, is not
+    counted twice.
+
+    Example:
+        >>> busy = BusyTime()
+        >>> busy.add(10, 20)
+        >>> busy.add(30, 40)
+        >>> busy.add(5, 25)
+        >>> busy.total_ns
+        35
+    """
+
+    def __init__(self) -> None:
+        self._settled_ns = 0
+        self._recent: list[tuple[int, int]] = []
+
+    def add(self, start_ns: int, end_ns: int) -> None:
+        """Count the interval from `start_ns` to `end_ns`."""
+        recent = self._recent
+        kept: list[tuple[int, int]] = []
+        while recent and recent[-1][1] > start_ns:
+            earlier = recent.pop()
+            if earlier[0] < start_ns:
+                kept.append((earlier[0], start_ns))
+            end_ns = max(end_ns, earlier[1])
+        recent.extend(reversed(kept))
+        recent.append((start_ns, end_ns))
+        if len(recent) > _MAX_OPEN_INTERVALS:
+            start, end = recent.pop(0)
+            self._settled_ns += end - start
+
+    @property
+    def total_ns(self) -> int:
+        """Nanoseconds covered by at least one interval."""
+        return self._settled_ns + sum(end - start for start, end in self._recent)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Running sums over one cell's events; `add` is called on whichever thread emits.
+
+    Attributes:
+        executed_barriers: Barriers that ran something, so that what was pending before the
+            cell no longer is.
+        busy: Time in which the cell's own thread was not tracing.
+    """
+
+    compiles: int = 0
+    executions: int = 0
+    execute_ns: int = 0
+    finished: int = 0
+    cache_hits: int = 0
+    peeks: int = 0
+    peek_ns: int = 0
+    transfers: int = 0
+    transfer_ns: int = 0
+    steps: int = 0
+    executed_barriers: int = 0
+    compiling: BusyTime = field(default_factory=BusyTime)
+    busy: BusyTime = field(default_factory=BusyTime)
+    reasons: dict[str, None] = field(default_factory=dict)
+    thread: int = field(default_factory=threading.get_ident)
+    _barriers: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    _fallbacks: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    @property
+    def running(self) -> int:
+        """Executions of this cell that the device has not finished."""
+        return max(0, self.executions - self.finished)
+
+    @property
+    def barriers(self) -> tuple[Barrier, ...]:
+        """One entry for each cause and place, in order of the first."""
+        return tuple(
+            Barrier(cause=cause, site=site, nodes=nodes, times=times)
+            for (cause, site), (times, nodes) in self._barriers.items()
+        )
+
+    @property
+    def fallbacks(self) -> tuple[Fallback, ...]:
+        """One entry for each op and place, in order of the first."""
+        return tuple(
+            Fallback(op=op, site=site, times=times)
+            for (op, site), times in self._fallbacks.items()
+        )
+
+    def add(self, event: events.Event) -> None:
+        """Count one event."""
+        match event:
+            case events.ExecuteStarted(purpose="step" | "op"):
+                self.executions += 1
+            case events.ExecuteFinished(purpose="step" | "op", duration_ns=duration):
+                self.finished += 1
+                self.execute_ns += duration
+            case events.CacheHit():
+                self.cache_hits += 1
+            case events.LoweringFinished(purpose="step" | "op", duration_ns=duration):
+                self._compiled(duration)
+            case events.CompileFinished(purpose="step" | "op", duration_ns=duration):
+                self.compiles += 1
+                self._compiled(duration)
+                if event.reason and len(self.reasons) < _MAX_REASONS:
+                    self.reasons[event.reason] = None
+            case events.TensorMaterialised(duration_ns=duration):
+                # A value that an earlier peek or a barrier computed costs only its copy.
+                self.peeks += event.strategy in {"slice", "op by op"}
+                self.peek_ns += duration
+                self._busy(duration)
+            case events.TransferFinished(duration_ns=duration):
+                self.transfers += 1
+                self.transfer_ns += duration
+                self._busy(duration)
+            case events.FallbackUsed(op=op, site=site):
+                key = (op, str(site or ""))
+                self._fallbacks[key] = self._fallbacks.get(key, 0) + 1
+            case events.BarrierFinished():
+                self._barrier(event)
+            case events.StepFinished():
+                self.steps += 1
+
+    def _compiled(self, duration_ns: int) -> None:
+        end = time.perf_counter_ns()
+        self.compiling.add(end - duration_ns, end)
+        self._busy(duration_ns)
+
+    def _barrier(self, event: events.BarrierFinished) -> None:
+        self._busy(event.duration_ns)
+        if not event.executed:
+            return
+        self.executed_barriers += 1
+        entry = self._barriers.setdefault((event.cause, str(event.site or "")), [0, 0])
+        entry[0] += 1
+        entry[1] += event.nodes
+
+    def _busy(self, duration_ns: int) -> None:
+        if threading.get_ident() == self.thread:
+            end = time.perf_counter_ns()
+            self.busy.add(end - duration_ns, end)

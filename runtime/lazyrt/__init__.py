@@ -1,0 +1,57 @@
+"""A lazy tensor runtime for PyTorch: torch ops become a graph, which XLA runs.
+
+Importing this package registers the torch device `lazyrt`. Ops on its tensors are recorded;
+a barrier (`mark_step()`, the end of a `step()`, a read) runs them as one executable. A peek
+(`materialise`, `print`) reads one tensor and leaves what is pending exactly as it was.
+
+Example:
+    >>> import torch, lazyrt
+    >>> x = torch.ones(2, 3, device="lazyrt")
+    >>> y = (x * 2).sum()
+    >>> lazyrt.is_pending(y)
+    True
+    >>> lazyrt.materialise(y)
+    tensor(12.)
+    >>> lazyrt.is_pending(y)
+    True
+    >>> lazyrt.mark_step()
+    >>> lazyrt.is_pending(y)
+    False
+"""
+
+from __future__ import annotations
+
+
+
+from lazyrt import errors
+from lazyrt.api import (
+    activity,
+    counters,
+    device,
+    in_flight,
+    is_pending,
+    live_tensors,
+    mark_step,
+    materialise,
+    metrics_report,
+    pending_graph,
+    plan,
+    reset_counters,
+    snapshot,
+    stand_in,
+    sync,
+    wait,
+)
+from lazyrt.config import config
+from lazyrt.control.step import step
+from lazyrt.errors import LazyRuntimeError
+from lazyrt.ir.graph import Graph
+from lazyrt.observe.events import subscribe
+from lazyrt.observe.live_report import LiveTensor
+
+__all__ = [
+    "Graph", "LazyRuntimeError", "LiveTensor", "activity", "config", "counters", "device",
+    "errors", "in_flight", "is_pending", "live_tensors", "mark_step", "materialise",
+    "metrics_report", "pending_graph", "plan", "reset_counters", "snapshot", "stand_in", "step",
+    "subscribe", "sync", "wait",
+]  # fmt: skip

@@ -1,0 +1,109 @@
+"""The functions of the public surface; `lazyrt` re-exports them."""
+
+from __future__ import annotations
+
+import torch
+
+from lazyrt.control import automatic
+from lazyrt.execution import watcher
+from lazyrt.execution.executor import barrier, pending_roots
+from lazyrt.frontend import device as _device
+from lazyrt.frontend import reads, record
+from lazyrt.frontend.buffers import state_of
+from lazyrt.frontend.provenance import user_site
+from lazyrt.frontend.torch_compat import DEVICE_TYPE
+from lazyrt.ir.graph import Graph
+from lazyrt.ir.live import lock
+from lazyrt.observe import events, live_report
+from lazyrt.observe.metrics import Counters, metrics
+
+events.subscribe(metrics)
+_device.register()
+automatic.install()
+
+wait = watcher.wait
+in_flight = watcher.in_flight
+live_tensors = live_report.live_tensors
+activity = record.activity
+snapshot = reads.snapshot
+stand_in = reads.stand_in
+
+
+def device(index: int = 0) -> torch.device:
+    """Return the lazy torch device; `index` is 0, the only one so far."""
+    return torch.device(DEVICE_TYPE, index)
+
+
+def mark_step() -> None:
+    """Run everything pending as one executable; a barrier with nothing pending runs nothing.
+
+    Returns when the work is handed to the device, not when it is done; see `wait`.
+    """
+    barrier("mark_step()", user_site(2))
+
+
+sync = mark_step
+
+
+def materialise(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a lazy tensor's value as a new CPU tensor of its shape and dtype, by a peek.
+
+    Computes the tensor's cone only. The pending graph, its fingerprint, the random numbers and
+    the number of step compiles stay what they would have been without the call.
+
+    Raises:
+        UsageError: `tensor` is not on the lazy device.
+        LostValueError: Its value can no longer be computed.
+    """
+    reads.require_lazy(tensor, "materialise()")
+    return reads.peek(tensor, user_site(2))
+
+
+def is_pending(tensor: torch.Tensor) -> bool:
+    """Return whether a lazy tensor has yet to be computed; False for other devices' tensors."""
+    if not isinstance(tensor, torch.Tensor) or tensor.device.type != DEVICE_TYPE:
+        return False
+    with lock:
+        return state_of(tensor).is_pending
+
+
+def pending_graph(*tensors: torch.Tensor) -> Graph:
+    """Return the graph of the pending ops that `tensors` need, or all live tensors.
+
+    Looking changes nothing: no input is numbered, no root is added, nothing is kept alive.
+
+    Args:
+        tensors: Lazy tensors; ready ones contribute nothing. None given means all live ones.
+
+    Raises:
+        UsageError: One of them is not on the lazy device.
+    """
+    for tensor in tensors:
+        reads.require_lazy(tensor, "pending_graph()")
+    with lock:
+        if not tensors:
+            return Graph(pending_roots())
+        states = [state_of(tensor) for tensor in tensors]
+        values = [state.value for state in states if state.is_pending]
+        return Graph(value for value in values if value is not None and value.node is not None)
+
+
+def plan(tensor: torch.Tensor) -> str:
+    """Return one line that says what a lazy tensor is, and computes nothing; O(1)."""
+    reads.require_lazy(tensor, "plan()")
+    return reads.describe(tensor)
+
+
+def counters() -> Counters:
+    """Return the counts since the last reset."""
+    return metrics.counters()
+
+
+def reset_counters() -> None:
+    """Start all counts and timings again from zero; caches stay."""
+    metrics.reset()
+
+
+def metrics_report() -> str:
+    """Return counters and timings as a text table."""
+    return metrics.report()

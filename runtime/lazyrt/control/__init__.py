@@ -1,0 +1,1 @@
+"""What users steer: steps, and the barriers that follow by themselves."""

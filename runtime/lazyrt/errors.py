@@ -1,0 +1,45 @@
+"""The errors that lazyrt raises.
+
+```
+LazyRuntimeError (RuntimeError)
+├── UsageError (ValueError)              a call that makes no sense here
+├── NoLoweringError (NotImplementedError)  an op without a lowering rule
+├── LoweringError                        a rule failed, or XLA refused its result
+├── StepSyncError                        a read or barrier where a step forbids it
+├── LostValueError                       a tensor whose value was never computed and no longer can be
+└── DeviceError (TypeError)              tensors of another device or layout in a lazy op
+```
+
+Every message has three parts: what happened, with the offending value; what that means
+here; what to do. Facts that help debugging (the recording line, near names) are notes.
+"""
+
+from __future__ import annotations
+
+
+class LazyRuntimeError(RuntimeError):
+    """Base of every error that lazyrt raises by itself."""
+
+
+class UsageError(LazyRuntimeError, ValueError):
+    """A call that makes no sense in this place or with these values."""
+
+
+class NoLoweringError(LazyRuntimeError, NotImplementedError):
+    """An op has neither a lowering rule nor a decomposition into ops that have one."""
+
+
+class LoweringError(LazyRuntimeError):
+    """A lowering rule failed, or XLA refused what it produced."""
+
+
+class StepSyncError(LazyRuntimeError):
+    """A read or a barrier in a place where the step forbids it."""
+
+
+class LostValueError(LazyRuntimeError):
+    """The tensor was dropped before its value was computed."""
+
+
+class DeviceError(LazyRuntimeError, TypeError):
+    """A tensor of another device or layout took part in an op on lazy tensors."""

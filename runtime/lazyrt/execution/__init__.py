@@ -1,0 +1,1 @@
+"""Compiling, caching, running: graph → executable → value."""

@@ -1,0 +1,253 @@
+"""Computation → executable: in memory, on disk, or by XLA on a worker thread.
+
+XLA runs on a worker so that the caller's thread can show progress and be interrupted: Ctrl-C
+returns at once, the compile goes on, and whoever asks for the same executable next finds it or
+waits for it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as StillRunning
+from typing import Any
+
+from lazyrt import jax_compat
+from lazyrt.config import config
+from lazyrt.errors import LoweringError
+from lazyrt.execution import cache
+from lazyrt.ir.fingerprint import Canonical
+from lazyrt.lowering.emit import argument_types, emit_text, interpret, result_types
+from lazyrt.lowering.spec import Spec
+from lazyrt.observe import events
+from lazyrt.observe.events import Purpose
+
+_POLL_S = 0.5
+_WORKERS = 2
+
+_executables: dict[str, Any] = {}
+_under_way: dict[str, Future[Any]] = {}
+_lock = threading.Lock()
+
+
+class _Workers:
+    """Daemon threads for XLA: one that is compiling must not keep Python from exiting."""
+
+    def __init__(self, count: int) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._count = count
+        self._started = False
+
+    def submit(self, job: Callable[[], Any]) -> Future[Any]:
+        if not self._started:
+            self._started = True
+            for number in range(self._count):
+                name = f"lazyrt-compile-{number}"
+                threading.Thread(target=self._run, name=name, daemon=True).start()
+        future: Future[Any] = Future()
+        self._jobs.put((future, job))
+        return future
+
+    def _run(self) -> None:
+        while True:
+            future, job = self._jobs.get()
+            try:
+                future.set_result(job())
+            except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+                future.set_exception(error)
+            del future, job
+
+
+_workers = _Workers(_WORKERS)
+
+
+def lookup(key: str) -> Any | None:
+    """Return the executable of a key if it is in memory."""
+    return _executables.get(key)
+
+
+def graph_key(graph: Canonical, donated: Sequence[int], *, fast: bool) -> str:
+    """Return the cache key of a graph's executable."""
+    tier = "fast" if fast else "optimised"
+    return f"{graph.fingerprint}|{','.join(map(str, donated))}|{tier}"
+
+
+def compile_graph(
+    graph: Canonical, donated: Sequence[int], *, fast: bool, purpose: Purpose, reason: str = ""
+) -> Any:
+    """Return the executable of a graph, compiling it if neither memory nor disk has it.
+
+    Its arguments are those of `argument_types`, its results the canonical roots and one scalar
+    that is ready when the execution is.
+
+    Args:
+        graph: What to compute.
+        donated: Positions of arguments whose memory results may take.
+        fast: Whether to use the fast compile tier.
+        purpose: For events and counters.
+        reason: Why the graph is new, in words.
+
+    Raises:
+        LoweringError: XLA refused the module, by both lowering paths.
+    """
+    key = graph_key(graph, donated, fast=fast)
+
+    def build() -> Any:
+        ins, outs = argument_types(graph), result_types(graph)
+        start = time.perf_counter_ns()
+        text = emit_text(graph)
+        events.emit(
+            events.LoweringFinished(
+                fingerprint=graph.fingerprint,
+                purpose=purpose,
+                nodes=len(graph.nodes),
+                duration_ns=time.perf_counter_ns() - start,
+            )
+        )
+        try:
+            return jax_compat.compile_text(text, ins, outs, donated, fast=fast)
+        except Exception as error:
+            return _compile_by_interpretation(graph, ins, donated, error, fast=fast)
+
+    return _obtain(key, build, graph.fingerprint, len(graph.nodes), purpose, reason, fast=fast)
+
+
+def compile_interpreted(graph: Canonical, donated: Sequence[int] = ()) -> Any:
+    """Compile a graph by re-interpreting its rules under `jax.jit`: the second path."""
+    import jax.numpy as jnp
+
+    def main(*args: Any) -> Any:
+        return [*interpret(graph, *args), jnp.zeros((), jnp.bool_)]
+
+    return jax_compat.compile_function(main, argument_types(graph), donated, fast=True)
+
+
+def compile_spec(spec: Spec) -> Any:
+    """Return the executable of a single op; its results are followed by no ready scalar."""
+    if spec.executable is None:
+        key = f"op|{spec_identity(spec)}"
+
+        def build() -> Any:
+            return jax_compat.compile_function(spec.apply, spec.signature, (), fast=True)
+
+        spec.executable = _obtain(key, build, spec.symbol, 1, "op", "", fast=True)
+    return spec.executable
+
+
+def spec_identity(spec: Spec) -> str:
+    """Return a text that equals for equal specs of all processes."""
+    return f"{spec.name}|{spec.template!r}|{spec.operands}|{spec.outs}"
+
+
+def compile_uncounted(text: str, ins: Sequence[Any], outs: Sequence[Any]) -> Any:
+    """Compile a module for looking at it; neither cached nor counted."""
+    return _wait(_workers.submit(lambda: jax_compat.compile_text(text, ins, outs, (), fast=False)))
+
+
+def clear_memory() -> None:
+    """Forget the executables in memory; those on disk stay."""
+    with _lock:
+        _executables.clear()
+
+
+def _compile_by_interpretation(
+    graph: Canonical, ins: Any, donated: Any, first: Exception, *, fast: bool
+) -> Any:
+    try:
+        return compile_interpreted(graph, donated)
+    except Exception as second:
+        raise LoweringError(
+            f"XLA refused a graph of {len(graph.nodes)} nodes ({str(first)[:500]}). A lowering "
+            "rule produced something that does not compile. Please report it with the text of "
+            "`lazyrt.pending_graph().to_text()`; `lazyrt.materialise(t)` on its tensors tells "
+            "which op it is."
+        ) from second
+
+
+def _obtain(
+    key: str, build: Callable[[], Any], fingerprint: str, nodes: int, purpose: Purpose,
+    reason: str, *, fast: bool,
+) -> Any:  # fmt: skip
+    with _lock:
+        found = _executables.get(key)
+        if found is not None:
+            return found
+        future = _under_way.get(key)
+        if future is None:
+            job = _job(key, build, fingerprint, nodes, purpose, reason, fast=fast)
+            future = _under_way[key] = _workers.submit(job)
+    return _wait(future, fingerprint, nodes, purpose)
+
+
+def _job(
+    key: str, build: Callable[[], Any], fingerprint: str, nodes: int, purpose: Purpose,
+    reason: str, *, fast: bool,
+) -> Callable[[], Any]:  # fmt: skip
+    tier: Any = "fast" if fast else "optimised"
+
+    def run() -> Any:
+        start = time.perf_counter_ns()
+        try:
+            executable = cache.load(key)
+            source: Any = "disk"
+            if executable is None:
+                source = "xla"
+                events.emit(
+                    events.CompileStarted(
+                        fingerprint=fingerprint, purpose=purpose, tier=tier, nodes=nodes,
+                        time_ns=start,
+                    )  # fmt: skip
+                )
+                executable = build()
+            duration = time.perf_counter_ns() - start
+            if source == "xla":
+                cache.store(key, executable)
+            with _lock:
+                _executables[key] = executable
+        finally:
+            with _lock:
+                _under_way.pop(key, None)
+        events.emit(
+            events.CompileFinished(
+                fingerprint=fingerprint, purpose=purpose, tier=tier, source=source,
+                nodes=nodes, duration_ns=duration, reason=reason,
+            )  # fmt: skip
+        )
+        return executable
+
+    return run
+
+
+def _wait(
+    future: Future[Any], fingerprint: str = "", nodes: int = 0, purpose: Purpose = "step"
+) -> Any:
+    """Wait for a worker, interruptibly, telling listeners that it takes long."""
+    start = time.perf_counter_ns()
+    timeout = config.progress_after_s
+    while True:
+        try:
+            return future.result(timeout)
+        except StillRunning:
+            if future.done():
+                raise
+        timeout = _POLL_S
+        events.emit(
+            events.CompileProgress(
+                fingerprint=fingerprint, purpose=purpose, phase="compile", nodes=nodes,
+                elapsed_ns=time.perf_counter_ns() - start,
+            )  # fmt: skip
+        )
+
+
+@atexit.register
+def _finish() -> None:
+    """Give compiles under way a moment: tearing XLA down below one can crash."""
+    for future in list(_under_way.values()):
+        try:
+            future.result(5)
+        except BaseException:  # noqa: BLE001 - the process is ending
+            return

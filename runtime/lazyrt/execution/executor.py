@@ -1,0 +1,279 @@
+"""The barrier: everything pending runs as one executable.
+
+Transactional: until results are there nothing changes, so a failure or an interrupt leaves
+every tensor as it was, pending and usable. Only buffers that something still references are
+computed. The look-up costs O(outputs): the values under the live buffers are interned, so the
+tuple of them is the graph. Only when it is new are nodes walked, put into canonical order and
+looked up by fingerprint.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lazyrt import jax_compat
+from lazyrt.execution import compiler, watcher
+from lazyrt.execution.explain import explain
+from lazyrt.execution.interrupts import deferred_interrupt
+from lazyrt.ir.fingerprint import Canonical, canonicalise
+from lazyrt.ir.live import (
+    Buffer,
+    Type,
+    drop_stand_ins,
+    forget_leaves,
+    lock,
+    pending,
+)
+from lazyrt.ir.node import Leaf, Value
+from lazyrt.observe import events
+from lazyrt.observe.events import Site
+
+# References to an input's data that are the runtime's own: the list of inputs, the buffer, a
+# local variable and getrefcount's argument.
+_OWN_REFERENCES = 4
+_MAX_PLANS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How to run one graph: the executable, and where its arguments and results belong.
+
+    Attributes:
+        data: For each argument, the position of the input among `PendingStep.inputs`.
+        floats, ints, rng: Likewise for packed numbers, as index arrays; None when empty.
+        order: For each wanted value, its position among the results.
+    """
+
+    executable: Any
+    graph: Canonical
+    data: tuple[int, ...]
+    floats: Any
+    ints: Any
+    rng: Any
+    order: tuple[int, ...]
+    donated: int
+
+
+_plans: dict[Any, Plan] = {}
+_last_graph: Canonical | None = None
+
+
+def barrier(cause: str, site: Site | None = None) -> bool:
+    """Run everything that is pending; return whether there was anything to run.
+
+    Args:
+        cause: Why, for events: `user`, `step end`, `read by .item()`, ...
+        site: Where in the user's code.
+    """
+    with lock:
+        start = time.perf_counter_ns()
+        live, wanted = _collect()
+        nodes = 0
+        if wanted:
+            donated = _donated()
+            plan = _plan(wanted, donated, start)
+            nodes = len(plan.graph.nodes)
+            with deferred_interrupt():
+                results = _run(plan)
+                _commit(live, wanted, results)
+        else:
+            _commit(live, wanted, ())
+        pending.activity += bool(wanted)
+        events.emit(
+            events.BarrierFinished(
+                step=pending.number, cause=cause, site=site, nodes=nodes, roots=len(wanted),
+                executed=bool(wanted), duration_ns=time.perf_counter_ns() - start,
+            )  # fmt: skip
+        )
+    return bool(wanted)
+
+
+def pending_roots() -> list[Value]:
+    """Return the values that a barrier would compute now, in order of their creation."""
+    with lock:
+        return list(_collect()[1])
+
+
+def clear_plans() -> None:
+    """Forget which executable belongs to which values; executables stay cached."""
+    _plans.clear()
+
+
+def _collect() -> tuple[list[Buffer], dict[Value, int]]:
+    """Return the live pending buffers, and their values numbered."""
+    live: list[Buffer] = []
+    wanted: dict[Value, int] = {}
+    for buffer in pending.live():
+        value = buffer.value
+        if value is None:
+            continue
+        live.append(buffer)
+        if value.node is not None and value not in wanted:
+            wanted[value] = len(wanted)
+    return live, wanted
+
+
+def _donated() -> tuple[int, ...]:
+    """Return the inputs whose memory the results may take.
+
+    Those are the inputs whose buffer this step overwrites, when nobody else holds the data.
+    """
+    count = sys.getrefcount
+    inputs = pending.inputs
+    found = []
+    for position, owner in enumerate(pending.owners):
+        buffer = owner()
+        if buffer is None or buffer.value is None or buffer.value.node is None:
+            continue
+        data = inputs[position]
+        if buffer.data is data and count(data) <= _OWN_REFERENCES:
+            found.append(position)
+    return tuple(found)
+
+
+def _plan(wanted: dict[Value, int], donated: tuple[int, ...], start: int) -> Plan:
+    key = (tuple(wanted), donated)
+    plan = _plans.get(key)
+    if plan is not None:
+        _tell_hit(plan, len(wanted), start)
+        return plan
+    if len(_plans) > _MAX_PLANS:
+        _plans.clear()
+    plan = _plans[key] = _make_plan(wanted, donated, start)
+    return plan
+
+
+def _tell_hit(plan: Plan, roots: int, start: int) -> None:
+    graph = plan.graph
+    _tell_captured(graph, roots, start, hit=True)
+    events.emit(events.CacheHit(fingerprint=graph.fingerprint, step=pending.number))
+
+
+def _tell_captured(graph: Canonical, roots: int, start: int, *, hit: bool) -> None:
+    events.emit(
+        events.GraphCaptured(
+            step=pending.number, fingerprint=graph.fingerprint, nodes=len(graph.nodes),
+            parameters=len(graph.data), roots=roots, cache_hit=hit,
+            duration_ns=time.perf_counter_ns() - start,
+        )  # fmt: skip
+    )
+
+
+def _make_plan(wanted: dict[Value, int], donated: tuple[int, ...], start: int) -> Plan:
+    global _last_graph
+    graph = canonicalise(wanted)
+    positions = tuple(leaf.position for leaf in graph.data)
+    given_up = frozenset(donated)
+    donated_args = [k for k, position in enumerate(positions) if position in given_up]
+    known = compiler.lookup(compiler.graph_key(graph, donated_args, fast=False))
+    _tell_captured(graph, len(wanted), start, hit=known is not None)
+    if known is not None:
+        executable = known
+        events.emit(events.CacheHit(fingerprint=graph.fingerprint, step=pending.number))
+    else:
+        reason = explain(graph, _last_graph)
+        executable = compiler.compile_graph(
+            graph, donated_args, fast=False, purpose="step", reason=reason
+        )
+    _last_graph = graph
+    rank = {root: k for k, root in enumerate(graph.roots)}
+    return Plan(
+        executable,
+        graph,
+        positions,
+        _indices(graph.floats),
+        _indices(graph.ints),
+        _indices(graph.rng),
+        tuple(rank[value] for value in wanted),
+        len(donated_args),
+    )
+
+
+def _indices(leaves: tuple[Leaf, ...]) -> Any:
+    return np.array([leaf.position for leaf in leaves]) if leaves else None
+
+
+def pack_arguments(plan: Plan) -> list[Any]:
+    """Return the executable's arguments from the pending step's inputs."""
+    inputs = pending.inputs
+    args = [inputs[position] for position in plan.data]
+    if plan.floats is not None:
+        args.append(np.array(pending.floats, np.float64)[plan.floats])
+    if plan.ints is not None:
+        args.append(np.array(pending.ints, np.int64)[plan.ints])
+    if plan.rng is not None:
+        args.append(np.array(pending.rng, np.uint64)[plan.rng])
+    return args
+
+
+def _run(plan: Plan) -> list[Any]:
+    args = pack_arguments(plan)
+    started = time.perf_counter_ns()
+    with jax_compat.scope():
+        *results, token = plan.executable(*args)
+    graph = plan.graph
+    events.emit(
+        events.ExecuteStarted(
+            fingerprint=graph.fingerprint, purpose="step", step=pending.number,
+            nodes=len(graph.nodes), inputs=len(args), outputs=len(results),
+            donated=plan.donated, time_ns=started,
+            dispatch_ns=time.perf_counter_ns() - started,
+        )  # fmt: skip
+    )
+    watcher.watch(
+        token, fingerprint=graph.fingerprint, purpose="step", step=pending.number,
+        nodes=len(graph.nodes), started_ns=started,
+    )  # fmt: skip
+    return [results[rank] for rank in plan.order]
+
+
+def _commit(live: list[Buffer], wanted: dict[Value, int], results: Any) -> None:
+    """Give every live buffer its data, and end the step."""
+    inputs = pending.inputs
+    for buffer in live:
+        value = buffer.value
+        assert value is not None
+        if value.node is not None:
+            buffer.store(results[wanted[value]], _type(buffer, value))
+        elif isinstance(value, Leaf) and buffer.data is not inputs[value.position]:
+            buffer.store(inputs[value.position], _type(buffer, value))
+    drop_stand_ins(
+        "only a traceback held this tensor when its step was executed, so its value was not "
+        "computed. Read it before the next barrier, or keep it in a variable."
+    )
+    for buffer in pending.buffers:
+        if buffer.value is not None:
+            buffer.value = None
+            buffer.version += 1
+    for owner in pending.owners:
+        owned = owner()
+        if owned is not None and owned.value is not None:
+            owned.value = None
+            owned.version += 1
+    pending.clear()
+    pending.number += 1
+    _forget_if_crowded()
+
+
+def _type(buffer: Buffer, value: Value) -> Type:
+    return buffer.meta or (value.shape, value.dtype, value.strides)
+
+
+_after_barrier: list[Any] = []
+
+
+def on_crowded(forget: Any) -> None:
+    """Register what empties the tables of nodes: called with nothing pending."""
+    _after_barrier.append(forget)
+
+
+def _forget_if_crowded() -> None:
+    for forget in _after_barrier:
+        if forget():
+            _plans.clear()
+            forget_leaves()

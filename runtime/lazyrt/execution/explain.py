@@ -1,0 +1,101 @@
+"""Why a graph is new, in one sentence, from what differs to the step before."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from lazyrt.ir.fingerprint import Canonical
+from lazyrt.ir.node import Node, type_text
+
+_SHOWN = 3
+_CREATION = ("aten.zeros_like", "aten.full", "aten.zeros", "aten.ones_like", "aten.zero.")
+
+
+def explain(graph: Canonical, before: Canonical | None) -> str:
+    """Return why `graph` had to be compiled; never empty.
+
+    Args:
+        graph: The graph of this step.
+        before: The graph of the step before, None if this is the first.
+    """
+    if before is None:
+        return "the first graph of this process"
+    if graph.fingerprint == before.fingerprint:
+        return "the same graph as before, with other inputs overwritten by the step"
+    reasons = [
+        *_state_became_input(graph, before),
+        *_lifted(graph, before),
+        *_inputs(graph, before),
+        *_ops(graph, before),
+        *_roots(graph, before),
+    ]
+    if not reasons:
+        reasons = [_first_difference(graph, before)]
+    return "; ".join(reasons[:_SHOWN])
+
+
+def _state_became_input(graph: Canonical, before: Canonical) -> list[str]:
+    """The optimizer's state: created in one step, an input from the next on."""
+    created = [node for node in before.nodes if node.op.name.startswith(_CREATION)]
+    now = [node for node in graph.nodes if node.op.name.startswith(_CREATION)]
+    gone, more = len(created) - len(now), len(graph.data) - len(before.data)
+    if gone <= 0 or more <= 0:
+        return []
+    site = next((node.provenance.site for node in created if node.provenance.site), None)
+    where = f" at {site}" if site else ""
+    return [
+        f"state that the step before created{where} is an input from now on "
+        f"({more} more inputs, {gone} fewer creations)"
+    ]
+
+
+def _lifted(graph: Canonical, before: Canonical) -> list[str]:
+    more = len(graph.floats) + len(graph.ints) - len(before.floats) - len(before.ints)
+    if more <= 0:
+        return []
+    return [f"{more} Python numbers that vary are inputs from now on"]
+
+
+def _inputs(graph: Canonical, before: Canonical) -> list[str]:
+    new = Counter((leaf.shape, leaf.dtype) for leaf in graph.data)
+    old = Counter((leaf.shape, leaf.dtype) for leaf in before.data)
+    came, went = new - old, old - new
+    if not came and not went:
+        return []
+    if sum(came.values()) == sum(went.values()):
+        pairs = zip(went.elements(), came.elements(), strict=True)
+        shown = [f"{type_text(*a)} is now {type_text(*b)}" for a, b in pairs]
+        return ["input " + ", ".join(shown[:_SHOWN])]
+    return [f"{len(graph.data)} inputs instead of {len(before.data)}"]
+
+
+def _ops(graph: Canonical, before: Canonical) -> list[str]:
+    new = Counter(node.op.name for node in graph.nodes)
+    old = Counter(node.op.name for node in before.nodes)
+    reasons = []
+    for name, count in (new - old).most_common(_SHOWN):
+        reasons.append(f"{count} more {name}{_where(graph.nodes, name)}")
+    for name, count in (old - new).most_common(_SHOWN):
+        reasons.append(f"{count} fewer {name}{_where(before.nodes, name)}")
+    return reasons
+
+
+def _where(nodes: tuple[Node, ...], name: str) -> str:
+    sites = (node.provenance.site for node in nodes if node.op.name == name)
+    site = next((site for site in sites if site is not None), None)
+    return f" ({site})" if site is not None else ""
+
+
+def _roots(graph: Canonical, before: Canonical) -> list[str]:
+    if len(graph.roots) == len(before.roots):
+        return []
+    return [f"{len(graph.roots)} live results instead of {len(before.roots)}"]
+
+
+def _first_difference(graph: Canonical, before: Canonical) -> str:
+    for new, old in zip(graph.nodes, before.nodes, strict=False):
+        if new.op is not old.op or new.spec is not old.spec:
+            site = new.provenance.site
+            where = f" at {site}" if site else ""
+            return f"{new.op.name}{where} has other constants or types than {old.op.name} before"
+    return "the same operations are wired differently"

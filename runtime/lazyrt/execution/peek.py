@@ -1,0 +1,214 @@
+"""Reading one tensor without disturbing the step.
+
+A peek computes the cone of nodes under one value. It adds no root, numbers no input, draws no
+random number and shares no executable with the step, so the step's graph, key and compile
+count are what they would have been. Values it computed are remembered until the next barrier.
+
+The cone runs op by op, with one cached executable for each kind of op, or as one slice in the
+fast compile tier, whichever is estimated to be cheaper.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from lazyrt.execution import compiler, watcher
+from lazyrt.execution.executor import Plan
+from lazyrt import jax_compat
+from lazyrt.ir.fingerprint import canonicalise
+from lazyrt.ir.live import lock, pending
+from lazyrt.ir.node import Leaf, Node, Value, iter_values
+from lazyrt.observe import events
+from lazyrt.observe.events import Site
+
+# Measured with `python -m benchmarks prints` on two cores: fast-tier compile of one op, the
+# same for each node of a slice, the fixed cost of a slice, and running one cached op.
+_COMPILE_OP_NS = 20_000_000
+_COMPILE_SLICE_NODE_NS = 2_500_000
+_COMPILE_SLICE_NS = 40_000_000
+_RUN_OP_NS = 60_000
+_MAX_SLICES = 2_000
+
+_slices: dict[Value, Plan] = {}
+
+
+def peek_value(value: Value, site: Site | None = None) -> Any:
+    """Return the device array of a value of the pending step.
+
+    Args:
+        value: A pending value, or a leaf of kind `data`.
+        site: Who asked, for events.
+    """
+    with lock:
+        start = time.perf_counter_ns()
+        if isinstance(value, Leaf):
+            return pending.inputs[value.position]
+        known = pending.memo.get(value)
+        if known is not None:
+            _tell(value, "memo", 0, 1, start, site)
+            return known
+        cone, reused = _cone(value)
+        plan = _slices.get(value)
+        strategy: Any = "slice"
+        if plan is not None or (not reused and _slice_is_cheaper(cone)):
+            found = _run_slice(value, cone, plan)
+        else:
+            strategy = "op by op"
+            found = _run_op_by_op(value, cone)
+        pending.activity += 1
+        _tell(value, strategy, len(cone), reused, start, site)
+        return found
+
+
+def forget_slices() -> None:
+    """Forget which executable belongs to which value's cone."""
+    _slices.clear()
+
+
+def _cone(value: Value) -> tuple[list[Node], int]:
+    """Return the nodes to run for a value, operands first, and how many known values they use."""
+    memo = pending.memo
+    done: dict[Node, None] = {}
+    reused: set[Value] = set()
+    assert value.node is not None
+    stack = [value.node]
+    while stack:
+        node = stack[-1]
+        if node in done:
+            stack.pop()
+            continue
+        waiting = []
+        for operand in iter_values(node.args):
+            if operand.node is None or operand.node in done:
+                continue
+            if operand in memo:
+                reused.add(operand)
+            else:
+                waiting.append(operand.node)
+        if waiting:
+            stack.extend(reversed(waiting))
+        else:
+            done[node] = None
+            stack.pop()
+    return list(done), len(reused)
+
+
+def _slice_is_cheaper(cone: list[Node]) -> bool:
+    unknown = len({node.spec for node in cone if node.spec.executable is None})
+    by_op = unknown * _COMPILE_OP_NS + len(cone) * _RUN_OP_NS
+    return by_op > _COMPILE_SLICE_NS + len(cone) * _COMPILE_SLICE_NODE_NS
+
+
+def _run_slice(value: Value, cone: list[Node], plan: Plan | None) -> Any:
+    if plan is None:
+        graph = canonicalise([value])
+        executable = compiler.compile_graph(graph, (), fast=True, purpose="peek")
+        data = tuple(leaf.position for leaf in graph.data)
+        numbers = [
+            np.array([leaf.position for leaf in leaves]) if leaves else None
+            for leaves in (graph.floats, graph.ints, graph.rng)
+        ]
+        if len(_slices) > _MAX_SLICES:
+            _slices.clear()
+        plan = _slices[value] = Plan(executable, graph, data, *numbers, (0,), 0)
+    from lazyrt.execution.executor import pack_arguments
+
+    args = pack_arguments(plan)
+    started = time.perf_counter_ns()
+    with jax_compat.scope():
+        found, token = plan.executable(*args)
+    _tell_execution(plan.graph.fingerprint, len(cone), len(args), token, started)
+    _remember(value, found)
+    return found
+
+
+def _run_op_by_op(value: Value, cone: list[Node]) -> Any:
+    values = dict(pending.memo)
+    last_use = _last_uses(cone, value)
+    started = time.perf_counter_ns()
+    found: Any = None
+    with jax_compat.scope():
+        for number, node in enumerate(cone):
+            executable = compiler.compile_spec(node.spec)
+            operands = [_operand(operand, values) for operand in node.operands]
+            results = iter(executable(*operands))
+            for output in node.outputs:
+                if output is not None:
+                    values[output] = next(results)
+            for operand in last_use.get(number, ()):
+                if not _remember(operand, values[operand]):
+                    del values[operand]
+    found = values[value]
+    _remember(value, found)
+    _tell_execution("op by op", len(cone), len(cone), found, started)
+    return found
+
+
+def _operand(operand: Value, values: dict[Value, Any]) -> Any:
+    if not isinstance(operand, Leaf):
+        return values[operand]
+    if operand.kind == "data":
+        return pending.inputs[operand.position]
+    if operand.kind == "float":
+        return np.float64(pending.floats[operand.position])
+    if operand.kind == "int":
+        return np.int64(pending.ints[operand.position])
+    return np.array(pending.rng[operand.position], np.uint64)
+
+
+def _last_uses(cone: list[Node], wanted: Value) -> dict[int, list[Value]]:
+    """Return, for each position in the cone, the values that nothing after it reads."""
+    last: dict[Value, int] = {}
+    for number, node in enumerate(cone):
+        for output in node.outputs:
+            if output is not None:
+                last[output] = number
+        for operand in iter_values(node.args):
+            if operand in last:
+                last[operand] = number
+    last.pop(wanted, None)
+    uses: dict[int, list[Value]] = {}
+    for operand, number in last.items():
+        uses.setdefault(number, []).append(operand)
+    return uses
+
+
+def _remember(value: Value, data: Any) -> bool:
+    """Keep a computed value for later peeks, within the stated budget."""
+    from lazyrt.config import config
+
+    if value in pending.memo:
+        return True
+    if pending.memo_bytes + data.nbytes > config.peek_memo_bytes:
+        return False
+    pending.memo[value] = data
+    pending.memo_bytes += data.nbytes
+    return True
+
+
+def _tell_execution(fingerprint: str, nodes: int, inputs: int, token: Any, started: int) -> None:
+    events.emit(
+        events.ExecuteStarted(
+            fingerprint=fingerprint, purpose="peek", step=pending.number, nodes=nodes,
+            inputs=inputs, outputs=1, donated=0, time_ns=started,
+            dispatch_ns=time.perf_counter_ns() - started,
+        )  # fmt: skip
+    )
+    watcher.watch(
+        token, fingerprint=fingerprint, purpose="peek", step=pending.number, nodes=nodes,
+        started_ns=started,
+    )  # fmt: skip
+
+
+def _tell(
+    value: Value, strategy: Any, nodes: int, reused: int, start: int, site: Site | None
+) -> None:
+    events.emit(
+        events.TensorMaterialised(
+            node_id=value.node.id if value.node is not None else None, strategy=strategy,
+            nodes=nodes, reused=reused, duration_ns=time.perf_counter_ns() - start, site=site,
+        )  # fmt: skip
+    )

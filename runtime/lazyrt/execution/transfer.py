@@ -1,0 +1,49 @@
+"""Copies between torch's memory and the device; neither side ever aliases the other."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from lazyrt import jax_compat
+from lazyrt.observe import events
+from lazyrt.observe.events import Site
+
+
+def to_device(tensor: torch.Tensor, site: Site | None = None) -> Any:
+    """Copy a CPU tensor to the device and return the device array."""
+    start = time.perf_counter_ns()
+    host = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    if host.dtype is torch.bfloat16:
+        array = host.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    else:
+        array = host.numpy()
+    data = jax_compat.put(array)
+    _tell("to_device", array.nbytes, start, site)
+    return data
+
+
+def to_host(data: Any, dtype: torch.dtype, site: Site | None = None) -> torch.Tensor:
+    """Wait for a device array and copy it into a new CPU tensor of `dtype`."""
+    start = time.perf_counter_ns()
+    array = jax_compat.to_numpy(data)
+    if dtype is torch.bfloat16:
+        tensor = torch.from_numpy(array.view(np.int16).reshape(array.shape)).view(torch.bfloat16)
+    else:
+        tensor = torch.from_numpy(array)
+    _tell("to_host", array.nbytes, start, site)
+    return tensor
+
+
+def _tell(direction: Any, nbytes: int, start: int, site: Site | None) -> None:
+    if events.active():
+        events.emit(
+            events.TransferFinished(
+                direction=direction, nbytes=nbytes,
+                duration_ns=time.perf_counter_ns() - start, site=site,
+            )  # fmt: skip
+        )

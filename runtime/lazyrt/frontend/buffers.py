@@ -1,0 +1,152 @@
+"""Views: storages whose contents are a part or another shape of a buffer's.
+
+A view's value is the view op applied to its parent's value; writing to a view writes the
+inverse of the op, a functional scatter, to the parent. Versions tell when a value that a view
+remembers is out of date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lazyrt.errors import NoLoweringError
+from lazyrt.frontend.record import functional, operation
+from lazyrt.frontend.torch_compat import aten
+from lazyrt.ir.live import Buffer, Type, leaf_of
+from lazyrt.ir.node import Op, Value
+
+
+class View:
+    """A storage that aliases a buffer.
+
+    Attributes:
+        parent: The buffer or view that the op was applied to.
+        op: A view op with one result.
+        args: Its arguments after the first.
+        base: The buffer at the root.
+        offset: First element's position in the base's storage, in elements.
+    """
+
+    __slots__ = ("__weakref__", "_value", "_version", "args", "base", "offset", "op", "parent")
+
+    def __init__(self, parent: Buffer | View, op: Op, args: tuple[Any, ...], value: Value) -> None:
+        self.parent = parent
+        self.op = op
+        self.args = args
+        self.base: Buffer = parent.base
+        self._value = value
+        self._version = self.base.version
+        self.offset = 0
+
+    @property
+    def value(self) -> Value:
+        """The pending value, recomputed when the base has changed since."""
+        base = self.base
+        if self._version == base.version and base.value is not None:
+            return self._value
+        parent = self.parent.value
+        if parent is None:
+            parent = leaf_of(self.parent)  # type: ignore[arg-type]
+        self._value = functional(self.op, (parent, *self.args))
+        self._version = base.version
+        return self._value
+
+    @property
+    def type(self) -> Type:
+        """(shape, dtype, strides) of the view."""
+        return (self._value.shape, self._value.dtype, self._value.strides)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the base's value has yet to be computed."""
+        return self.base.is_pending
+
+    def write(self, value: Value) -> None:
+        """Give the aliased part of the base a new pending value."""
+        parent = self.parent.value
+        if parent is None:
+            parent = leaf_of(self.parent)  # type: ignore[arg-type]
+        self.parent.write(_inverse(self.op.name, parent, self.args, value))
+        self._value = value
+        self._version = self.base.version
+
+
+State = Buffer | View
+
+
+def state_of(tensor: torch.Tensor) -> State:
+    """Return the state of a lazy tensor's storage."""
+    return tensor.untyped_storage()._lazyrt  # type: ignore[attr-defined, no-any-return]
+
+
+def value_of(tensor: torch.Tensor) -> Value:
+    """Return the value that the next op reads from a lazy tensor."""
+    state = state_of(tensor)
+    value = state.value
+    return value if value is not None else leaf_of(state)  # type: ignore[arg-type]
+
+
+_Inverse = Callable[[Value, tuple[Any, ...], Value], Value]
+
+
+def _inverse(name: str, parent: Value, args: tuple[Any, ...], value: Value) -> Value:
+    """Return the parent's new value after its view was set to `value`."""
+    inverse = _INVERSES.get(name)
+    if inverse is None:
+        raise NoLoweringError(
+            f"writing through a view made by {name} has no lowering. The write would have to "
+            "be undone on the base tensor. Write to a copy (`t.clone()`) and copy it back."
+        )
+    return inverse(parent, args, value)
+
+
+def _reshape(parent: Value, _args: tuple[Any, ...], value: Value) -> Value:
+    return functional(operation(aten.reshape.default), (value, parent.shape))
+
+
+def _scatter(func: torch._ops.OpOverload) -> _Inverse:
+    def inverse(parent: Value, args: tuple[Any, ...], value: Value) -> Value:
+        return functional(operation(func), (parent, value, *args))
+
+    return inverse
+
+
+def _permute_back(_parent: Value, args: tuple[Any, ...], value: Value) -> Value:
+    order = args[0]
+    back = [0] * len(order)
+    for position, dim in enumerate(order):
+        back[dim % len(order)] = position
+    return functional(operation(aten.permute.default), (value, tuple(back)))
+
+
+def _view_back(parent: Value, _args: tuple[Any, ...], value: Value) -> Value:
+    return functional(operation(aten.view.dtype), (value, parent.dtype))
+
+
+_INVERSES: dict[str, _Inverse] = {
+    **dict.fromkeys(
+        (
+            "aten.view.default", "aten._unsafe_view.default", "aten.unsqueeze.default",
+            "aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims",
+            "aten._reshape_alias.default",
+        ),
+        _reshape,
+    ),
+    "aten.t.default": lambda _p, _a, v: functional(operation(aten.t.default), (v,)),
+    "aten.transpose.int": lambda _p, a, v: functional(operation(aten.transpose.int), (v, *a)),
+    "aten.permute.default": _permute_back,
+    "aten.select.int": _scatter(aten.select_scatter.default),
+    "aten.slice.Tensor": _scatter(aten.slice_scatter.default),
+    "aten.diagonal.default": _scatter(aten.diagonal_scatter.default),
+    "aten.as_strided.default": _scatter(aten.as_strided_scatter.default),
+    "aten.view.dtype": _view_back,
+    "aten.view_as_real.default": lambda _p, _a, v: functional(
+        operation(aten.view_as_complex.default), (v,)
+    ),
+    "aten.view_as_complex.default": lambda _p, _a, v: functional(
+        operation(aten.view_as_real.default), (v,)
+    ),
+}  # fmt: skip

@@ -1,0 +1,246 @@
+"""The torch device `lazyrt`: registration of kernels, RNG, autocast, printing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lazyrt.config import config
+from lazyrt.execution.executor import barrier, on_crowded
+from lazyrt.execution.peek import forget_slices
+from lazyrt.frontend import provenance, reads, record, special
+from lazyrt.frontend import torch_compat as compat
+from lazyrt.frontend.fallback import run_on_cpu
+from lazyrt.frontend.kernels import (
+    VIEW_OPS,
+    find_pure,
+    functional_kernel,
+    in_place_kernel,
+    view_kernel,
+)
+from lazyrt.ir.live import generator, lock
+from lazyrt.lowering.registry import rule_for
+
+# Left to torch: `detach` and `alias` share the storage and so its state; a Python kernel for
+# them would break `Parameter(t)`.
+_LEFT_TO_TORCH = frozenset(
+    """detach alias record_stream set_.source_Storage set_ is_pinned _pin_memory resize_as_
+    is_same_size _nested_tensor_size sym_size sym_stride contiguous is_set_to _version
+    requires_grad_ size stride""".split()
+)
+
+
+class DeviceModule:
+    """What torch asks of `torch.lazyrt`."""
+
+    def is_initialized(self) -> bool:
+        """Return True: importing lazyrt initialises the device."""
+        return True
+
+    def is_available(self) -> bool:
+        """Return True: the device runs wherever jax does."""
+        return True
+
+    def current_device(self) -> int:
+        """Return 0, the only device so far."""
+        return 0
+
+    def device_count(self) -> int:
+        """Return 1."""
+        return 1
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Restart the device's random numbers; called by `torch.manual_seed`."""
+        with lock:
+            generator.restart(seed)
+
+    def manual_seed(self, seed: int) -> None:
+        """Restart the device's random numbers."""
+        self.manual_seed_all(seed)
+
+    def get_rng_state(self, device: Any = 0) -> torch.Tensor:
+        """Return the state as a CPU byte tensor: seed and number of ops drawn, int64 each."""
+        seed = generator.seed - 2**64 if generator.seed >= 2**63 else generator.seed
+        return torch.tensor([seed, generator.offset]).view(torch.uint8)
+
+    def set_rng_state(self, state: torch.Tensor, device: Any = 0) -> None:
+        """Restore what `get_rng_state` gave."""
+        seed, offset = state.view(torch.int64).tolist()
+        with lock:
+            generator.restart(seed, offset)
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        """Return the dtypes that autocast may use."""
+        return [torch.bfloat16, torch.float16]
+
+    def synchronize(self, device: Any = None) -> None:
+        """Run what is pending and wait until the device is idle."""
+        from lazyrt.execution.watcher import wait
+
+        barrier("torch.lazyrt.synchronize()", provenance.user_site(2))
+        wait()
+
+
+_libraries: list[torch.library.Library] = []
+
+
+def register() -> int:
+    """Register the device and its kernels; return how many kernels there are."""
+    compat.register_device(DeviceModule())
+    generator.restart(torch.initial_seed())
+    library = torch.library.Library("aten", "IMPL")
+    _libraries.append(library)
+    count = 0
+    for name in compat.operator_names():
+        kernel = _kernel_for(name)
+        if kernel is not None:
+            library.impl(name, kernel, compat.DISPATCH_KEY)
+            count += 1
+    _register_autocast(library)
+    _patch()
+    on_crowded(_forget_if_crowded)
+    return count
+
+
+def _kernel_for(name: str) -> Any:
+    if name in special.SPECIAL:
+        return special.SPECIAL[name]
+    if name in special.IN_PLACE_VIEWS:
+        return special.in_place_view(special.IN_PLACE_VIEWS[name])
+    if name in _LEFT_TO_TORCH or compat.is_composite(name, implicit=True):
+        return None
+    func = compat.find_overload(name)
+    if func is None or "Storage" in str(func._schema) or "Stream" in str(func._schema):
+        return None
+    if name in VIEW_OPS:
+        return view_kernel(func)
+    if func._schema.is_mutable:
+        return _mutating_kernel(name, func)
+    if any(result.alias_info is not None for result in func._schema.returns):
+        return None
+    if compat.is_composite(name, implicit=False) and rule_for(func) is None:
+        return None
+    if not _returns_tensors(func):
+        return None
+    return functional_kernel(func)
+
+
+def _mutating_kernel(name: str, func: torch._ops.OpOverload) -> Any:
+    pure = find_pure(func)
+    composite = compat.is_composite(name, implicit=False)
+    if pure is not None and not (composite and rule_for(pure) is None):
+        return in_place_kernel(func, pure)
+    return None if composite else _cpu_kernel(func)
+
+
+def _cpu_kernel(func: torch._ops.OpOverload) -> Any:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return run_on_cpu(func, list(args), kwargs, "it has no functional form")
+
+    return kernel
+
+
+def _returns_tensors(func: torch._ops.OpOverload) -> bool:
+    return all("Tensor" in str(result.type) for result in func._schema.returns)
+
+
+_CAST_DOWN = """mm bmm addmm addbmm baddbmm addmv mv linear matmul convolution conv1d conv2d conv3d
+    scaled_dot_product_attention prelu""".split()
+_CAST_UP = """log_softmax.int softmax.int layer_norm nll_loss nll_loss_nd mse_loss l1_loss
+    smooth_l1_loss exp log log10 log2 log1p expm1 pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar
+    rsqrt reciprocal acos asin cosh sinh tan sum sum.dim_IntList prod cumsum norm.Scalar
+    cross_entropy_loss binary_cross_entropy_with_logits group_norm""".split()
+
+
+def _register_autocast(library: torch.library.Library) -> None:
+    """Let autocast pass through, with the usual lists of ops that it casts."""
+    everything = torch.library.Library("_", "IMPL")
+    everything.fallback(torch.library.fallthrough_kernel, compat.AUTOCAST_KEY)
+    _libraries.append(everything)
+    for names, dtype in ((_CAST_DOWN, None), (_CAST_UP, torch.float32)):
+        for name in names:
+            func = compat.find_overload(name)
+            if func is not None:
+                library.impl(name, _casting(func, dtype), compat.AUTOCAST_KEY)
+
+
+def _casting(func: torch._ops.OpOverload, fixed: torch.dtype | None) -> Any:
+    call = compat.below_autocast(func)
+
+    def convert(arg: Any, dtype: torch.dtype) -> Any:
+        if compat.is_lazy(arg) and arg.is_floating_point() and arg.dtype is not torch.float64:
+            return arg.to(dtype)
+        if isinstance(arg, (list, tuple)):
+            return type(arg)(convert(part, dtype) for part in arg)
+        return arg
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        dtype = fixed or torch.get_autocast_dtype(compat.DEVICE_TYPE)
+        return call(
+            *(convert(arg, dtype) for arg in args),
+            **{name: convert(arg, dtype) for name, arg in kwargs.items()},
+        )
+
+    return kernel
+
+
+def _forget_if_crowded() -> bool:
+    if record.interned_nodes() <= config.max_interned_nodes:
+        return False
+    record.forget_nodes()
+    forget_slices()
+    return True
+
+
+def _patch() -> None:
+    compat.patch_printing(_print)
+    compat.patch_tensor_method("numpy", _numpy)
+    compat.patch_tensor_method("tolist", _tolist)
+    compat.patch_tensor_method("__format__", _format)
+    compat.patch_backward()
+    compat.patch_module_conversion()
+    compat.patch_pickling(_value_for_pickle)
+
+
+def _print(tensor: torch.Tensor, original: Any) -> str:
+    """Return torch's own text of the value, or the plan line where nobody asked for it."""
+    if reads.behind_the_users_back():
+        return reads.describe(tensor)
+    host = reads.peek(tensor, provenance.user_site(2))
+    parts = [f", device='{tensor.device}'"]
+    if tensor.grad_fn is not None:
+        parts.append(f", grad_fn=<{tensor.grad_fn.name()}>")
+    elif tensor.requires_grad:
+        parts.append(", requires_grad=True")
+    text: str = original(host, tensor_contents=None)
+    return f"{text[:-1]}{''.join(parts)})"
+
+
+def _numpy(original: Any, self: torch.Tensor, *, force: bool = False) -> Any:
+    if self.requires_grad and not force:
+        raise RuntimeError(
+            "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
+        )
+    return reads.read(self, ".numpy()").numpy()
+
+
+def _tolist(original: Any, self: torch.Tensor) -> Any:
+    return reads.read(self, ".tolist()").tolist()
+
+
+def _format(original: Any, self: torch.Tensor, spec: str) -> str:
+    if reads.behind_the_users_back():
+        return reads.describe(self)
+    if self.dim() == 0 and spec:
+        return format(reads.peek(self, provenance.user_site(2)).item(), spec)
+    if self.dim() == 0:
+        return str(reads.peek(self, provenance.user_site(2)).item())
+    return str(original(self, spec))
+
+
+def _value_for_pickle(tensor: torch.Tensor) -> torch.Tensor:
+    return reads.peek(tensor, provenance.user_site(2))

@@ -1,0 +1,84 @@
+"""Ops without a lowering: run by torch on the CPU, counted, with their line.
+
+The operands' values are needed now, so everything pending runs first: a cut of the graph,
+which the event names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lazyrt.execution.executor import barrier
+from lazyrt.frontend import provenance
+from lazyrt.frontend.torch_compat import DEVICE_TYPE, is_lazy
+from lazyrt.observe import events
+
+
+def run_on_cpu(
+    func: torch._ops.OpOverload, args: list[Any], kwargs: dict[str, Any], reason: str
+) -> Any:
+    """Run an op on CPU copies of its operands and bring its results to the device.
+
+    Args:
+        func: The overload that the program called; mutated operands are written back.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        reason: Why there is no lowering, for the event.
+    """
+    site = provenance.user_site(2)
+    if _any_lazy([args, kwargs]):
+        barrier(f"CPU fallback of {func}", site)
+    events.emit(events.FallbackUsed(op=str(func), reason=reason, site=site))
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+    host_args = [_to_host(arg, copies) for arg in args]
+    host_kwargs = {name: _to_host(arg, copies) for name, arg in kwargs.items()}
+    if "device" in host_kwargs:
+        host_kwargs["device"] = torch.device("cpu")
+    with torch.no_grad():
+        result = func(*host_args, **host_kwargs)
+        originals = {id(host): lazy for lazy, host in copies}
+        if func._schema.is_mutable:
+            for lazy, host in copies:
+                _write_back(lazy, host)
+        return _to_device(result, originals)
+
+
+def _any_lazy(arg: Any) -> bool:
+    if isinstance(arg, dict):
+        return any(map(_any_lazy, arg.values()))
+    if isinstance(arg, (list, tuple)):
+        return any(map(_any_lazy, arg))
+    return is_lazy(arg)
+
+
+def _to_host(arg: Any, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    from lazyrt.frontend.reads import peek
+
+    if is_lazy(arg):
+        host = peek(arg)
+        copies.append((arg, host))
+        return host
+    if isinstance(arg, (list, tuple)):
+        return [_to_host(part, copies) for part in arg]
+    if isinstance(arg, torch.device):
+        return torch.device("cpu")
+    return arg
+
+
+def _write_back(lazy: torch.Tensor, host: torch.Tensor) -> None:
+    from lazyrt.frontend.kernels import resize
+
+    if lazy.shape != host.shape:
+        resize(lazy, tuple(host.shape))
+    lazy.copy_(host)
+
+
+def _to_device(result: Any, originals: dict[int, torch.Tensor]) -> Any:
+    if isinstance(result, torch.Tensor):
+        original = originals.get(id(result))
+        return original if original is not None else result.to(DEVICE_TYPE)
+    if isinstance(result, (list, tuple)):
+        return type(result)(_to_device(part, originals) for part in result)
+    return result

@@ -1,0 +1,496 @@
+"""ATen schema → PrivateUse1 kernel, generated as Python source.
+
+A kernel runs for each op that a program calls, so its fast path is one table look-up: the
+arguments become a key, the key gives the interned value, and the value gets a tensor. The
+source is specialised for the schema because that is 2 to 4 times faster than a generic
+function over its arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lazyrt.config import config
+from lazyrt.frontend import record, scalars
+from lazyrt.frontend.buffers import State, View, state_of
+from lazyrt.frontend.fallback import run_on_cpu
+from lazyrt.frontend.infer import infer
+from lazyrt.frontend.record import FallbackNeeded, functional, miss, operation
+from lazyrt.frontend.torch_compat import (
+    CPU_KEYS,
+    DEVICE_TYPE,
+    aten,
+    create_empty_tensor,
+    find_overload,
+    reshape_alias,
+)
+from lazyrt.errors import DeviceError
+from lazyrt.ir.live import Buffer, float_leaf, leaf_of, lock, pending, random_leaf
+from lazyrt.ir.node import Op, Value
+from lazyrt.observe import events
+
+Kernel = Callable[..., Any]
+
+# Arguments that say where a result lives, not what it is.
+# View ops whose result may begin elsewhere in the storage.
+SHIFTS = frozenset(("aten.select.int", "aten.slice.Tensor", "aten.diagonal.default"))
+_PLACEMENT = frozenset(("device", "layout", "pin_memory", "generator", "non_blocking"))
+
+
+def wrap(state: State, value: Value) -> torch.Tensor:
+    """Return a new lazy tensor of a value's type whose storage has the given state."""
+    tensor = create_empty_tensor(value.shape, value.dtype)
+    tensor.untyped_storage()._lazyrt = state  # type: ignore[attr-defined]
+    if value.strides is None:
+        return tensor
+    return reshape_alias(CPU_KEYS, tensor, value.shape, value.strides)
+
+
+def emit(result: Any) -> Any:
+    """Return new lazy tensors for a recorded result, in its structure."""
+    if result.__class__ is Value:
+        buffer = Buffer(result)
+        pending.buffers[buffer] = None
+        return wrap(buffer, result)
+    if result is None:
+        return None
+    if result.__class__ is tuple:
+        return tuple([emit(part) for part in result])
+    return wrap_alias(result)
+
+
+def wrap_alias(leaf: Value) -> torch.Tensor:
+    """Return a new tensor whose value is an input of the step."""
+    buffer = Buffer(leaf)
+    pending.buffers[buffer] = None
+    return wrap(buffer, leaf)
+
+
+def component(arg: Any) -> Any:
+    """Return the key component of any kernel argument: a value for each tensor."""
+    kind = arg.__class__
+    if kind is int or arg is None:
+        return arg
+    if isinstance(arg, torch.Tensor):
+        return operand(arg)
+    if kind is list or kind is tuple:
+        return tuple([component(part) for part in arg])
+    if isinstance(arg, torch.Generator):
+        raise DeviceError(
+            f"an op on lazyrt tensors got a generator on {arg.device}. The device draws from "
+            "its own counter-based generator. Leave the generator out, and seed with "
+            "torch.manual_seed()."
+        )
+    return scalars.scalar_key(arg)
+
+
+def operand(tensor: torch.Tensor) -> Value:
+    """Return the value of a tensor argument.
+
+    A CPU tensor of no dimensions becomes an input of the step, as torch allows on every device.
+
+    Raises:
+        DeviceError: The tensor lives on another device.
+    """
+    if tensor.device.type == DEVICE_TYPE:
+        state = state_of(tensor)
+        value = state.value
+        return value if value is not None else leaf_of(state)  # type: ignore[arg-type]
+    if tensor.dim() == 0 and tensor.device.type == "cpu":
+        from lazyrt.execution.transfer import to_device
+
+        buffer = Buffer(None)
+        buffer.store(to_device(tensor), ((), tensor.dtype, None))
+        pending.transient.append(buffer)
+        return leaf_of(buffer)
+    raise DeviceError(
+        f"Expected all tensors to be on the same device, but found one on {tensor.device} with "
+        f"shape {tuple(tensor.shape)} among tensors on {DEVICE_TYPE}. An op runs on one "
+        f"device. Move it with `.to('{DEVICE_TYPE}')`."
+    )
+
+
+def over_limit() -> None:
+    """Run a barrier once too much is pending."""
+    from lazyrt.execution.executor import barrier
+    from lazyrt.frontend.provenance import user_site
+
+    barrier(f"more than {config.max_pending_nodes:,} pending ops", user_site(2))
+
+
+# ------------------------------------------------------------------ source generation
+
+
+class _Source:
+    """Builds the source of one kernel: parameters, key components, globals."""
+
+    def __init__(self, func: torch._ops.OpOverload, op: Op, *, in_place: bool) -> None:
+        self.func = func
+        self.params: list[str] = []
+        self.names: list[str] = []
+        self.before: list[str] = []
+        self.parts: list[str] = []
+        self.in_place = in_place
+        self.liftable = record.liftable(op)
+        self.scope: dict[str, Any] = {
+            "op": op, "cache": op.cache, "miss": miss, "leaf_of": leaf_of, "func": func,
+            "component": component, "Buffer": Buffer, "create": create_empty_tensor,
+            "RA": reshape_alias, "CPU_KEYS": CPU_KEYS, "buffers": pending.buffers, "lock": lock,
+            "emit": emit, "random_leaf": random_leaf, "FallbackNeeded": FallbackNeeded,
+            "run_on_cpu": run_on_cpu, "listeners": events.op_listeners, "View": View,
+            "note": record.note_recorded, "float_leaf": float_leaf, "config": config,
+            "over_limit": over_limit, "check_default": record.check_default_dtype,
+            "scalar_key": scalars.scalar_key, "Value": Value, "fit": _fit, "SHIFTS": SHIFTS,
+        }  # fmt: skip
+        keyword_seen = False
+        for position, argument in enumerate(func._schema.arguments):
+            if argument.kwarg_only and not keyword_seen:
+                self.params.append("*")
+                keyword_seen = True
+            self._add(position, argument)
+
+    def _add(self, position: int, argument: Any) -> None:
+        # `from` and `self` are argument names in schemas.
+        name = argument.name if argument.kwarg_only else f"a{position}"
+        self.names.append(name)
+        if argument.has_default_value():
+            self.scope[f"d{position}"] = argument.default_value
+            self.params.append(f"{name}=d{position}")
+        else:
+            self.params.append(name)
+        self.parts.append(self._part(position, name, argument))
+
+    def _part(self, position: int, name: str, argument: Any) -> str:
+        kind = str(argument.type)
+        if kind == "Tensor":
+            return self._tensor(position, name)
+        if argument.name in _PLACEMENT:
+            return f"component({name})" if argument.name == "generator" else "None"
+        if kind in {"int", "Optional[int]", "str", "Optional[str]", "bool", "Optional[bool]"}:
+            return name
+        if kind in {"List[int]", "List[bool]"}:
+            return f"tuple({name})"
+        lifted = self.in_place and position in self.liftable
+        if kind in {"number", "Optional[number]"}:
+            return self._number(name, lifted=lifted)
+        if kind == "List[number]" and lifted:
+            return (
+                f"tuple([float_leaf(x) if x.__class__ is float else component(x) for x in {name}])"
+            )
+        return f"component({name})"
+
+    def _number(self, name: str, *, lifted: bool) -> str:
+        if lifted:
+            return (
+                f"({name} if {name}.__class__ is int else float_leaf({name}) "
+                f"if {name}.__class__ is float else component({name}))"
+            )
+        return f"({name} if {name}.__class__ is int else component({name}))"
+
+    def _tensor(self, position: int, name: str) -> str:
+        value = f"v{position}"
+        if position == 0:
+            self.before += [
+                "try:",
+                f"  s0 = {name}.untyped_storage()._lazyrt; {value} = s0.value",
+                f"  if {value} is None: {value} = leaf_of(s0)",
+                f"except AttributeError: {value} = component({name})",
+            ]
+            return value
+        number = f"float_leaf({name})" if self.in_place and position in self.liftable else (
+            f"scalar_key({name})"
+        )
+        self.before += [
+            f"if {name}.__class__ is float: {value} = {number}",
+            f"elif {name}.__class__ is int: {value} = {name}",
+            "else:",
+            "  try:",
+            f"    s = {name}.untyped_storage()._lazyrt; {value} = s.value",
+            f"    if {value} is None: {value} = leaf_of(s)",
+            f"  except AttributeError: {value} = component({name})",
+        ]
+        return value
+
+    def fallback(self) -> str:
+        positional = [n for n, a in zip(self.names, self.func._schema.arguments, strict=True)
+                      if not a.kwarg_only]  # fmt: skip
+        keywords = [n for n in self.names if n not in positional]
+        items = ", ".join(f"{name!r}: {name}" for name in keywords)
+        return f"run_on_cpu(func, [{', '.join(positional)}], {{{items}}}, str(e))"
+
+    def look_up(self, *, called: bool = False) -> list[str]:
+        """Lines that find the result `r` of the op, or hand over to the CPU."""
+        random = "random_leaf(), " if self.scope["op"].is_random else ""
+        extra = ", func" if called else ""
+        return [
+            *self.before,
+            f"key = ({random}{', '.join(self.parts)},)",
+            "r = cache.get(key)",
+            "if r is None:",
+            f"  try: r = miss(op, key{extra})",
+            f"  except FallbackNeeded as e: return {self.fallback()}",
+        ]
+
+    def build(self, lines: list[str]) -> Kernel:
+        body = "\n".join(f"    {line}" for line in lines)
+        source = f"def kernel({', '.join(self.params)}):\n  with lock:\n{body}\n"
+        code = compile(source, f"<lazyrt kernel {self.func}>", "exec")
+        exec(code, self.scope)  # noqa: S102 - our own source, from torch's schemas
+        kernel: Kernel = self.scope["kernel"]
+        return kernel
+
+
+_AFTER = [
+    "if listeners: note(r)",
+    "if len(buffers) > config.max_pending_nodes > 0: over_limit()",
+]
+
+
+def functional_kernel(func: torch._ops.OpOverload) -> Kernel:
+    """Return the kernel of an op that makes new tensors."""
+    source = _Source(func, operation(func), in_place=False)
+    lines = source.look_up()
+    if _is_factory(func):
+        lines.insert(0, "check_default()")
+    returns = func._schema.returns
+    if len(returns) == 1 and str(returns[0].type) == "Tensor":
+        lines += [
+            "b = Buffer(r); buffers[b] = None",
+            *_AFTER,
+            "t = create(r.shape, r.dtype); t.untyped_storage()._lazyrt = b",
+            "return t if r.strides is None else RA(CPU_KEYS, t, r.shape, r.strides)",
+        ]
+    else:
+        lines += [*_AFTER, "return emit(r)"]
+    return source.build(lines)
+
+
+def _is_factory(func: torch._ops.OpOverload) -> bool:
+    return not any("Tensor" in str(argument.type) for argument in func._schema.arguments)
+
+
+def in_place_kernel(func: torch._ops.OpOverload, pure: torch._ops.OpOverload) -> Kernel | None:
+    """Return the kernel of `foo_(self, ...)`: the buffer's value becomes foo of itself."""
+    mutated = [
+        position for position, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]  # fmt: skip
+    if any(argument.is_out for argument in func._schema.arguments):
+        return _out_kernel(func, pure)
+    kinds = [str(func._schema.arguments[position].type) for position in mutated]
+    source = _Source(func, operation(pure), in_place=True)
+    if mutated == [0] and kinds == ["Tensor"]:
+        return source.build(
+            [
+                *source.look_up(called=True),
+                "if r.shape != v0.shape or r.dtype is not v0.dtype: r = fit(r, v0)",
+                "s0.write(r)",
+                *_AFTER,
+                "return a0",
+            ]
+        )
+    if mutated == [0] and kinds == ["List[Tensor]"]:
+        source.scope["write_all"] = _write_all
+        return source.build(
+            [*source.look_up(called=True), "write_all(a0, r)", *_AFTER, "return None"]
+        )
+    return _many_in_place(source, func, mutated)
+
+
+def _many_in_place(
+    source: _Source, func: torch._ops.OpOverload, mutated: list[int]
+) -> Kernel | None:
+    """Several mutated arguments: their new values are the last results of the pure op."""
+    source.scope["write_results"] = _write_results
+    targets = ", ".join(source.names[position] for position in mutated)
+    plain = len(func._schema.returns)
+    return source.build(
+        [
+            *source.look_up(called=True),
+            *_AFTER,
+            f"return write_results(r, [{targets}], {plain})",
+        ]
+    )
+
+
+def _write_results(result: Any, targets: list[Any], plain: int) -> Any:
+    parts = result if result.__class__ is tuple else (result,)
+    new = parts[len(parts) - len(targets) :]
+    for target, value in zip(targets, new, strict=True):
+        if target.__class__ in (list, tuple):
+            _write_all(target, value)
+        elif target is not None and value is not None:
+            write(target, value)
+    fresh = parts[: len(parts) - len(targets)]
+    if plain == 0:
+        return None
+    results = [emit(part) for part in fresh] or targets
+    return results[0] if plain == 1 else tuple(results[:plain])
+
+
+def _write_all(tensors: Any, values: Any) -> None:
+    for tensor, value in zip(tensors, values, strict=True):
+        state = tensor.untyped_storage()._lazyrt
+        state.write(_fit_type(value, tuple(tensor.shape), tensor.dtype))
+
+
+def write(tensor: torch.Tensor, value: Value) -> None:
+    """Give a lazy tensor a new value, cast and expanded to its type."""
+    state_of(tensor).write(_fit_type(value, tuple(tensor.shape), tensor.dtype))
+
+
+def _fit(value: Value, like: Value) -> Value:
+    return _fit_type(value, like.shape, like.dtype)
+
+
+def _fit_type(value: Value, shape: tuple[int, ...], dtype: torch.dtype) -> Value:
+    if value.dtype is not dtype:
+        value = cast(value, dtype)
+    if value.shape != shape:
+        value = functional(operation(aten.expand.default), (value, shape))
+    return value
+
+
+def cast(value: Value, dtype: torch.dtype) -> Value:
+    """Record a conversion to another dtype."""
+    result: Value = functional(operation(aten._to_copy.default), (value, dtype))
+    return result
+
+
+def _out_kernel(func: torch._ops.OpOverload, pure: torch._ops.OpOverload) -> Kernel:
+    """Return the kernel of `foo.out(..., out=t)`: t is resized where it must be, and written."""
+    arguments = func._schema.arguments
+    outs = [position for position, argument in enumerate(arguments) if argument.is_out]
+    first_out = outs[0]
+    op = operation(pure)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        full = list(args)
+        for argument in arguments[len(args) :]:
+            full.append(kwargs.get(argument.name, argument.default_value))
+        with lock:
+            parts = tuple([component(arg) for arg in full[:first_out]])
+            key = (random_leaf(), *parts) if op.is_random else parts
+            try:
+                result = functional(op, key)
+            except FallbackNeeded as needed:
+                pure_args = dict(zip((a.name for a in arguments), full[:first_out], strict=False))
+                made = run_on_cpu(pure, [], pure_args, str(needed))
+                result = [state_of(t).value or leaf_of(state_of(t))  # type: ignore[arg-type]
+                          for t in (made if isinstance(made, (tuple, list)) else [made])]  # fmt: skip
+            values = list(result) if result.__class__ in (tuple, list) else [result]
+            targets = [full[position] for position in outs]
+            for target, value in zip(targets, values, strict=True):
+                _write_out(target, value)
+        return targets[0] if len(targets) == 1 else tuple(targets)
+
+    return kernel
+
+
+def _write_out(target: Any, value: Any) -> None:
+    if target.__class__ in (list, tuple):
+        for inner, part in zip(target, value, strict=True):
+            _write_out(inner, part)
+        return
+    if not torch.can_cast(value.dtype, target.dtype):
+        raise RuntimeError(
+            f"result type {value.dtype} can't be cast to the desired output type {target.dtype}"
+        )
+    if tuple(target.shape) != value.shape:
+        resize(target, value.shape)
+    write(target, value)
+
+
+def resize(tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+    """Give a lazy tensor another shape, keeping the elements that fit, the rest zero."""
+    old = operand(tensor)
+    count, wanted = tensor.numel(), 1
+    for size in shape:
+        wanted *= size
+    flat = functional(operation(aten.reshape.default), (old, (count,)))
+    if wanted < count:
+        flat = functional(operation(aten.slice.Tensor), (flat, 0, 0, wanted))
+    elif wanted > count:
+        rest = functional(operation(aten.full.default), ((wanted - count,), 0, old.dtype))
+        flat = functional(operation(aten.cat.default), ((flat, rest),))
+    value = functional(operation(aten.reshape.default), (flat, shape))
+    buffer = Buffer(value)
+    pending.buffers[buffer] = None
+    tensor.data = wrap(buffer, value)
+
+
+# ------------------------------------------------------------------ views
+
+VIEW_OPS = frozenset(
+    """view transpose.int t permute select.int slice.Tensor unsqueeze squeeze squeeze.dim
+    squeeze.dims expand diagonal view.dtype unfold _reshape_alias view_as_real
+    view_as_complex""".split()
+)
+
+
+def view_kernel(func: torch._ops.OpOverload) -> Kernel:
+    """Return the kernel of an op whose result aliases its first argument."""
+    op = operation(func)
+    source = _Source(func, op, in_place=False)
+    rest = "".join(f"{part}, " for part in source.parts[1:])
+    source.scope["track"] = track_offset
+    return source.build(
+        [
+            "s = a0.untyped_storage()._lazyrt; v = s.value",
+            "if v is None: v = leaf_of(s)",
+            f"a = ({rest})",
+            "key = (v, *a)",
+            "r = cache.get(key)",
+            "if r is None: r = miss(op, key)",
+            "if listeners: note(r)",
+            "w = View(s, op, a, r); t = create(r.shape, r.dtype)",
+            "if s.offset or op.name in SHIFTS: track(w, key)",
+            "t.untyped_storage()._lazyrt = w",
+            "return t if r.strides is None else RA(CPU_KEYS, t, r.shape, r.strides)",
+        ]
+    )
+
+
+
+def track_offset(view: View, key: tuple[Any, ...]) -> None:
+    """Note where in its base's storage a view begins."""
+    view.offset = view.parent.offset + infer(view.op, key).offset
+
+
+def make_view(state: State, func: torch._ops.OpOverload, args: tuple[Any, ...]) -> torch.Tensor:
+    """Return a tensor that is a view of a storage, by recording the view op."""
+    op = operation(func)
+    base = state.value
+    if base is None:
+        base = leaf_of(state)  # type: ignore[arg-type]
+    key = record.complete(op, (base, *args))
+    value = functional(op, key)
+    view = View(state, op, key[1:], value)
+    track_offset(view, key)
+    return wrap(view, value)
+
+
+def find_pure(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """Return the functional overload that an in-place or out= overload stands for."""
+    special = _PURE.get(str(func))
+    if special is not None:
+        return special
+    name = func._schema.name.removeprefix("aten::")
+    base = name[:-1] if name.endswith("_") and not name.endswith("__") else name
+    wanted = [str(a.type) for a in func._schema.arguments if not a.is_out]
+    packet = getattr(aten, base, None)
+    if packet is None:
+        return None
+    for overload in packet.overloads():
+        candidate = getattr(packet, overload)
+        if candidate._schema.is_mutable:
+            continue
+        if [str(a.type) for a in candidate._schema.arguments] == wanted:
+            return candidate  # type: ignore[no-any-return]
+    return None
+
+
+_PURE = {"aten.normal_.default": find_overload("normal_functional")}

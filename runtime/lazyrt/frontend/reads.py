@@ -1,0 +1,233 @@
+"""Values on their way to the user: peeks, and a program's own reads."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+
+from lazyrt.config import config
+from lazyrt.errors import LostValueError, UsageError
+from lazyrt.execution import transfer, watcher
+from lazyrt.execution.executor import barrier
+from lazyrt.execution.peek import peek_value
+from lazyrt.frontend import provenance
+from lazyrt.frontend.buffers import State, View, state_of, value_of
+from lazyrt.frontend.torch_compat import is_lazy
+from lazyrt.ir.live import Buffer, Lost, lock, pending
+from lazyrt.ir.node import Value, type_text
+from lazyrt.observe.events import Site
+
+
+def require_lazy(tensor: object, caller: str) -> None:
+    """Check an argument of the public functions.
+
+    Raises:
+        UsageError: It is no tensor, or one of another device.
+    """
+    if is_lazy(tensor):
+        return
+    got = f"a tensor on {tensor.device}" if isinstance(tensor, torch.Tensor) else (
+        f"{type(tensor).__name__} {tensor!r:.60}"
+    )
+    raise UsageError(
+        f"{caller} got {got}, which is not on the lazy device, so nothing is pending for it. "
+        "Pass a tensor made with device='lazyrt', or move one with `.to('lazyrt')`."
+    )
+
+
+def peek(tensor: torch.Tensor, site: Site | None = None) -> torch.Tensor:
+    """Return a lazy tensor's value as a new CPU tensor; the pending step stays as it is."""
+    with lock:
+        state = state_of(tensor)
+        data = _known_data(state)
+        if data is None and isinstance(state, View) and state.base.value is None:
+            return _view_on_host(state, site)
+        if data is None:
+            value = state.value
+            assert value is not None
+            data = peek_value(value, site)
+    return _fetch(data, tensor, site)
+
+
+def read(tensor: torch.Tensor, how: str) -> torch.Tensor:
+    """Return a lazy tensor's value for the program itself, as a new CPU tensor.
+
+    What is pending runs first, once, unless the read policy or a debugger's prompt makes this
+    a peek. A tensor whose value is known is copied without a barrier.
+
+    Args:
+        tensor: A lazy tensor.
+        how: What the program called, such as `.item()`.
+    """
+    with lock:
+        state = state_of(tensor)
+        site = provenance.user_site(2)
+        if not state.is_pending:
+            return peek(tensor, site)
+        if config.read_policy == "peek" or at_debugger_prompt():
+            return peek(tensor, site)
+        barrier(f"read by {how}", site)
+        return peek(tensor, site)
+
+
+def snapshot(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a lazy tensor with the value of `tensor`, computed by a peek.
+
+    It shares nothing with `tensor`: no storage, no autograd graph, no role in any step.
+    """
+    require_lazy(tensor, "snapshot()")
+    with torch.no_grad():
+        return peek(tensor, provenance.user_site(2)).to(tensor.device)
+
+
+def _fetch(data: Any, tensor: torch.Tensor, site: Site | None) -> torch.Tensor:
+    watcher.wait_for(data)
+    host = transfer.to_host(data, tensor.dtype, site)
+    pending.activity += 1
+    strides = tensor.stride()
+    if host.stride() != strides and _is_dense(tensor):
+        host = torch.empty_strided(host.shape, strides, dtype=host.dtype).copy_(host)
+    return host
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return bool(torch._prims_common.is_non_overlapping_and_dense(tensor))
+
+
+def _known_data(state: State) -> Any:
+    """Return the data of a buffer that has it under its own name, None otherwise."""
+    if not isinstance(state, Buffer) or state.is_pending:
+        return None
+    value = state.value
+    if value is not None:
+        return pending.inputs[value.position]  # type: ignore[attr-defined]
+    if state.data is None or isinstance(state.data, Lost):
+        reason = state.data.reason if state.data is not None else "it was never written"
+        raise LostValueError(f"this tensor has no value: {reason}")
+    return state.data
+
+
+def _view_on_host(view: View, site: Site | None) -> torch.Tensor:
+    """Apply a chain of views to a host copy of a ready base: recording it would use inputs."""
+    chain: list[View] = []
+    state: State = view
+    while isinstance(state, View):
+        chain.append(state)
+        state = state.parent
+    data = _known_data(state)
+    watcher.wait_for(data)
+    host = transfer.to_host(data, state.type[1], site)
+    pending.activity += 1
+    for link in reversed(chain):
+        args = [list(arg) if arg.__class__ is tuple else arg for arg in link.args]
+        host = link.op.func(host, *args)
+    return host.clone()
+
+
+def describe(tensor: torch.Tensor) -> str:
+    """Return the plan line of a lazy tensor: what it is, and computes nothing.
+
+    Example: `<lazyrt f32[8,10], pending: aten.addmm.default, cell 3 line 4>`.
+    """
+    state = state_of(tensor)
+    base = state.base
+    kind = type_text(tuple(tensor.shape), tensor.dtype)
+    if isinstance(base.data, Lost) and base.value is None:
+        return f"<lazyrt {kind}, lost>"
+    value = _remembered_value(state)
+    if value is None or value.node is None or not state.is_pending:
+        return f"<lazyrt {kind}, ready>"
+    node = value.node
+    site = f", {node.provenance.site}" if node.provenance.site else ""
+    return f"<lazyrt {kind}, pending: {node.op.name}{site}>"
+
+
+def _remembered_value(state: State) -> Value | None:
+    return state._value if isinstance(state, View) else state.value
+
+
+# Files whose code looks at variables without being asked for their value by the user.
+_INSPECTORS = (
+    "/IPython/core/oinspect.py", "/IPython/core/magics/namespace.py",
+    "/IPython/core/completer.py", "/IPython/core/guarded_eval.py", "/jedi/",
+    "/_pydevd_bundle/", "/pydevd_plugins/", "/ipykernel/debugger.py", "/spyder_kernels/",
+    "/IPython/core/ultratb.py", "/stack_data/", "/variable_inspector", "/pandas/io/clipboard",
+)  # fmt: skip
+_DEBUGGER_EVALUATION = (
+    "evaluate_expression", "internal_exec_on_thread", "internal_evaluate_expression",
+    "internal_evaluate_expression_json", "exec_on_thread",
+)  # fmt: skip
+_PROMPT_FUNCTIONS = frozenset(
+    ("default", "_getval", "_getval_except", "do_p", "do_pp", "message", "displayhook",
+     "do_display", "do_whatis")
+)  # fmt: skip
+_PROMPT_FILES = ("/pdb.py", "/IPython/core/debugger.py", "/IPython/terminal/debugger.py",
+                 "/bdb.py", "/code.py")  # fmt: skip
+
+
+def behind_the_users_back() -> bool:
+    """Return whether an inspector, a completer or a debugger's variable list is asking."""
+    return _any_frame(_is_inspector)
+
+
+def at_debugger_prompt() -> bool:
+    """Return whether the call comes from an expression typed at a debugger's prompt."""
+    return _any_frame(_is_prompt)
+
+
+def _is_inspector(frame: FrameType) -> bool:
+    code = frame.f_code
+    name = code.co_filename
+    if not any(part in name for part in _INSPECTORS):
+        return False
+    return code.co_name not in _DEBUGGER_EVALUATION and not _evaluates(frame)
+
+
+def _evaluates(frame: FrameType) -> bool:
+    """Return whether a debugger runs what the user typed, farther up the stack."""
+    outer = frame.f_back
+    while outer is not None:
+        if outer.f_code.co_name in _DEBUGGER_EVALUATION:
+            return True
+        outer = outer.f_back
+    return False
+
+
+def _is_prompt(frame: FrameType) -> bool:
+    code = frame.f_code
+    if code.co_name in _DEBUGGER_EVALUATION and "/_pydevd" in code.co_filename:
+        return True
+    return code.co_name in _PROMPT_FUNCTIONS and code.co_filename.endswith(_PROMPT_FILES)
+
+
+def _any_frame(test: Callable[[FrameType], bool]) -> bool:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if test(frame):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a lazy tensor for looking at `tensor` later, without keeping it in any step.
+
+    For variables that only a traceback holds. Nothing is computed now. A peek works until the
+    next barrier, which does not compute the stand-in; later reads raise LostValueError.
+    """
+    from lazyrt.frontend.kernels import wrap
+    from lazyrt.ir.live import exempt
+
+    require_lazy(tensor, "stand_in()")
+    with lock:
+        state = state_of(tensor)
+        if not state.is_pending:
+            return snapshot(tensor)
+        value = value_of(tensor)
+        buffer = Buffer(value)
+        exempt(buffer)
+        return wrap(buffer, value)

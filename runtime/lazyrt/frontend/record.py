@@ -1,0 +1,232 @@
+"""Recording: an op on values becomes an interned node.
+
+`functional` is the whole story: equal ops on equal operands are found in the op's table, and
+only what was never seen is inferred, checked and given a provenance.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lazyrt.frontend import infer, provenance, scalars
+from lazyrt.frontend.infer import Result
+from lazyrt.ir.live import float_leaf, pending
+from lazyrt.ir.node import Node, Op, Value
+from lazyrt.lowering.spec import SpecFailure, check_spec, spec_of
+from lazyrt.observe import events
+
+
+class FallbackNeeded(Exception):  # noqa: N818 - a signal between a kernel and its fallback
+    """The op cannot be lowered for these operands; carries the reason."""
+
+
+_operations: dict[torch._ops.OpOverload, Op] = {}
+_liftable: dict[Op, tuple[int, ...]] = {}
+_node_count = 0
+_interned = 0
+_default_dtype = torch.get_default_dtype()
+
+# Ops in which a Python number only enters the arithmetic. Elsewhere it may decide a shape or
+# which formula is used, so it stays a constant.
+_ARITHMETIC = frozenset(
+    """add sub rsub mul div true_divide lerp addcmul addcdiv fill eq ne lt le gt ge remainder
+    fmod masked_fill where full full_like scalar_tensor clamp clamp_min clamp_max addmm addmv
+    addbmm baddbmm addr maximum minimum floor_divide pow""".split()
+)
+
+
+def operation(func: torch._ops.OpOverload) -> Op:
+    """Return the op of a functional overload, with its table of nodes."""
+    op = _operations.get(func)
+    if op is None:
+        op = _operations[func] = Op(func)
+        _liftable[op] = _liftable_positions(func)
+    return op
+
+
+def operations() -> list[Op]:
+    """Return every op that was recorded or registered so far."""
+    return list(_operations.values())
+
+
+def functional(op: Op, args: tuple[Any, ...]) -> Any:
+    """Record `op` on `args`: one entry for each schema argument.
+
+    Returns:
+        A value, None, or a tuple of these, as the op's result is structured.
+
+    Raises:
+        FallbackNeeded: The op cannot be lowered for these operands.
+    """
+    args = complete(op, args)
+    found = op.cache.get(args)
+    return found if found is not None else miss(op, args)
+
+
+def complete(op: Op, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Append the defaults of the schema arguments that `args` leaves out."""
+    given = len(args) - op.is_random
+    missing = op.schema.arguments[given:]
+    return (*args, *(default_component(argument) for argument in missing)) if missing else args
+
+
+def default_component(argument: Any) -> Any:
+    """Return the key component of a schema argument's default."""
+    default = argument.default_value if argument.has_default_value() else None
+    kind = str(argument.type)
+    if "number" in kind and not isinstance(default, (list, tuple)):
+        return scalars.scalar_key(default)
+    return tuple(default) if isinstance(default, list) else default
+
+
+def miss(op: Op, args: tuple[Any, ...], called: torch._ops.OpOverload | None = None) -> Any:
+    """Record what `functional` did not find.
+
+    Args:
+        op: The functional op.
+        args: Its key.
+        called: The overload the user called, where it is the in-place or out= form.
+    """
+    if torch.get_default_dtype() is not _default_dtype:
+        forget_nodes()
+    cache = op.cache
+    positions = _liftable[op]
+    if positions:
+        args = _lift(op, args, positions)
+        found = cache.get(args)
+        if found is not None:
+            return found
+    plain = args[1:] if op.is_random else args
+    if called is not None:
+        infer.infer(op, plain, called)
+    result = infer.infer(op, plain)
+    node = _make_node(op, args, result)
+    found = cache[args] = _structured(node, result)
+    return found
+
+
+def _make_node(op: Op, args: tuple[Any, ...], result: Any) -> Node:
+    global _node_count, _interned
+    node = Node(_node_count, op, args, provenance.capture(args, 3))
+    outputs: list[Value | None] = []
+    _collect(node, result, outputs)
+    node.outputs = tuple(outputs)
+    node.spec = spec_of(node)
+    try:
+        check_spec(node.spec)
+    except SpecFailure as failure:
+        raise FallbackNeeded(str(failure)) from failure
+    _node_count += 1
+    _interned += 1
+    provenance.remember_forward(node)
+    return node
+
+
+def _collect(node: Node, result: Any, outputs: list[Value | None]) -> None:
+    if isinstance(result, Result):
+        value = Value(node, len(outputs), result.shape, result.dtype, result.strides)
+        outputs.append(value)
+    elif result is None:
+        outputs.append(None)
+    else:
+        for part in result:
+            _collect(node, part, outputs)
+
+
+def _structured(node: Node, result: Any) -> Any:
+    """Return the node's outputs in the structure of the op's result."""
+    if isinstance(result, Result):
+        return node.outputs[0]
+    rest = iter(node.outputs)
+
+    def build(part: Any) -> Any:
+        if isinstance(part, tuple):
+            return tuple([build(inner) for inner in part])
+        return next(rest)
+
+    return build(result)
+
+
+def _liftable_positions(func: torch._ops.OpOverload) -> tuple[int, ...]:
+    name = func._schema.name.removeprefix("aten::").removeprefix("_foreach_")
+    if name.strip("_") not in _ARITHMETIC or torch.Tag.nondeterministic_seeded in func.tags:
+        return ()
+    return tuple(
+        position
+        for position, argument in enumerate(func._schema.arguments)
+        if "number" in str(argument.type) or (position and str(argument.type) == "Tensor")
+    )
+
+
+def liftable(op: Op) -> frozenset[int]:
+    """Return the argument positions at which an op's Python numbers may become inputs."""
+    operation(op.func)
+    return frozenset(_liftable[op])
+
+
+def _lift(op: Op, args: tuple[Any, ...], positions: tuple[int, ...]) -> tuple[Any, ...]:
+    numbers = []
+    for position in positions:
+        arg = args[position]
+        if arg.__class__ is tuple and not scalars.is_number(arg):
+            numbers += [part for part in arg if scalars.is_number(part)]
+        elif scalars.is_number(arg):
+            numbers.append(arg)
+    if not numbers:
+        return args
+    where = (op, provenance.call_site(3))
+    if not scalars.should_lift(op.cache, args, tuple(numbers), where):
+        return args
+    lifted = list(args)
+    for position in positions:
+        arg = args[position]
+        if scalars.is_number(arg):
+            lifted[position] = scalars.lift(arg)
+        elif arg.__class__ is tuple:
+            lifted[position] = tuple(
+                [scalars.lift(part) if scalars.is_number(part) else part for part in arg]
+            )
+    return tuple(lifted)
+
+
+def input_float(number: float) -> Value:
+    """Return the value of a Python float that is an input from the start."""
+    return float_leaf(number)
+
+
+def note_recorded(result: Any) -> None:
+    """Tell listeners that an op was recorded; called while somebody listens."""
+    first = result
+    while first.__class__ is tuple:
+        first = next((part for part in first if part is not None), None)
+    if first is not None and first.node is not None:
+        events.emit(events.OpRecorded(node_id=first.node.id, op=first.node.op.name))
+
+
+def interned_nodes() -> int:
+    """Return how many nodes the tables hold."""
+    return _interned
+
+
+def forget_nodes() -> None:
+    """Empty every op's table; what is pending keeps its nodes."""
+    global _interned, _default_dtype
+    _default_dtype = torch.get_default_dtype()
+    for op in _operations.values():
+        op.cache.clear()
+    scalars.forget()
+    infer.forget()
+    _interned = 0
+
+
+def check_default_dtype() -> None:
+    """Forget nodes whose dtype followed a default that has changed; for factory functions."""
+    if torch.get_default_dtype() is not _default_dtype:
+        forget_nodes()
+
+
+def activity() -> int:
+    """Return a number that changes whenever something happens on the device; O(1)."""
+    return pending.activity + len(pending.buffers)

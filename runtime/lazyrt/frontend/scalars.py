@@ -1,0 +1,96 @@
+"""Python numbers in ops: constants of the graph at first, inputs once they vary.
+
+A number that the user varies from step to step (a learning rate, a bias correction) must not
+make a new graph each time. In-place ops, where optimizers put such numbers, pass every float
+as an input from the start. Elsewhere a number is a constant until the same line of code gives
+another one in a later step; from then on that line's numbers are inputs. 0.0 and 1.0 are
+numbers like any other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from lazyrt.ir.live import float_leaf, int_leaf, pending
+
+_MAX_SITES = 50_000
+
+
+@dataclass(slots=True)
+class _Site:
+    """The numbers seen at one line of code for one op."""
+
+    step: int
+    numbers: set[Any] = field(default_factory=set)
+    baked: list[tuple[dict[Any, Any], Any]] = field(default_factory=list)
+    lifted: bool = False
+
+
+_sites: dict[Any, _Site] = {}
+
+
+def scalar_key(number: Any) -> Any:
+    """Return the key component of a Python number that stays a constant.
+
+    Types are tagged and floats compare by their bits, so that `1`, `True` and `1.0`, and `0.0`
+    and `-0.0`, are different constants.
+    """
+    kind = number.__class__
+    if kind is float:
+        if number != 0.0 and number == number:  # noqa: PLR0124
+            return (float, number)
+        return (float, repr(number))
+    if kind is int:
+        return number
+    if kind is bool:
+        return (bool, number)
+    if kind is complex:
+        return (complex, repr(number))
+    return number
+
+
+def is_number(component: Any) -> bool:
+    """Return whether a key component is a constant that could be lifted: a float or an int."""
+    if component.__class__ is tuple:
+        return len(component) == 2 and component[0] is float  # noqa: PLR2004
+    return component.__class__ is int
+
+
+def should_lift(cache: dict[Any, Any], key: Any, numbers: tuple[Any, ...], where: Any) -> bool:
+    """Decide whether the numbers of a new node become inputs.
+
+    Args:
+        cache: The op's table of nodes, from which constants' nodes are removed once lifted.
+        key: The node's key in it.
+        numbers: Its liftable components.
+        where: The op and the line of code that recorded it.
+    """
+    site = _sites.get(where)
+    if site is None:
+        if len(_sites) > _MAX_SITES:
+            _sites.clear()
+        site = _sites[where] = _Site(pending.number)
+    if not site.lifted:
+        if numbers in site.numbers or pending.number == site.step:
+            site.numbers.add(numbers)
+            site.baked.append((cache, key))
+            return False
+        site.lifted = True
+        for table, baked in site.baked:
+            table.pop(baked, None)
+        site.baked.clear()
+    return True
+
+
+def lift(component: Any) -> Any:
+    """Return the input leaf for a liftable component."""
+    if component.__class__ is tuple:
+        value = component[1]
+        return float_leaf(float(value))
+    return int_leaf(component)
+
+
+def forget() -> None:
+    """Empty the table of call sites."""
+    _sites.clear()

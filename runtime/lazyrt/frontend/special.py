@@ -1,0 +1,309 @@
+"""Kernels that are not generated: creation, copies, reads, metadata ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lazyrt.errors import NoLoweringError
+from lazyrt.execution.transfer import to_device
+from lazyrt.frontend import reads, record
+from lazyrt.frontend.buffers import state_of, value_of
+from lazyrt.frontend.kernels import (
+    emit,
+    make_view,
+    resize,
+    view_kernel,
+    wrap,
+    write,
+)
+from lazyrt.frontend.record import functional, operation
+from lazyrt.frontend.torch_compat import CPU_KEYS, DEVICE_TYPE, aten, reshape_alias
+from lazyrt.ir.live import Buffer, leaf_of, lock, pending
+from lazyrt.ir.node import Value
+
+
+def _zeros(size: Sequence[int], dtype: torch.dtype | None) -> Any:
+    """New storage is zero: reading memory that was never written would not be reproducible."""
+    record.check_default_dtype()
+    dtype = dtype or torch.get_default_dtype()
+    fill = (bool, False) if dtype is torch.bool else (
+        0 if not dtype.is_floating_point and not dtype.is_complex else (float, "0.0")
+    )
+    return functional(operation(aten.full.default), (tuple(size), fill, dtype))
+
+
+def empty(
+    size: Sequence[int], dtype: torch.dtype | None = None, layout: Any = None,
+    device: Any = None, pin_memory: Any = None, memory_format: Any = None,
+) -> torch.Tensor:  # fmt: skip
+    """`aten.empty.memory_format`."""
+    with lock:
+        tensor = emit(_zeros(size, dtype))
+    if memory_format in {torch.channels_last, torch.channels_last_3d}:
+        strides = torch.empty(size, device="meta", memory_format=memory_format).stride()
+        return reshape_alias(CPU_KEYS, tensor, size, strides)
+    return tensor  # type: ignore[no-any-return]
+
+
+def empty_strided(
+    size: Sequence[int], stride: Sequence[int], dtype: torch.dtype | None = None,
+    layout: Any = None, device: Any = None, pin_memory: Any = None,
+) -> torch.Tensor:  # fmt: skip
+    """`aten.empty_strided`."""
+    with lock:
+        tensor: torch.Tensor = emit(_zeros(size, dtype))
+    if tuple(tensor.stride()) == tuple(stride):
+        return tensor
+    return reshape_alias(CPU_KEYS, tensor, size, stride)
+
+
+def _strides_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    return None if tensor.is_contiguous() else tuple(tensor.stride())
+
+
+def copy_(dst: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:  # noqa: FBT001, FBT002
+    """`aten.copy_`, in all directions."""
+    if dst.device.type != DEVICE_TYPE:
+        dst.copy_(reads.read(src, "copy_ to another device"))
+        return dst
+    if src.device.type == DEVICE_TYPE:
+        with lock:
+            write(dst, value_of(src))
+        return dst
+    host = src.to(dst.dtype) if src.dtype is not dst.dtype else src
+    with lock:
+        state = state_of(dst)
+        shape = tuple(dst.shape)
+        if isinstance(state, Buffer) and host.shape == dst.shape:
+            state.store(to_device(host), (shape, dst.dtype, _strides_of(dst)))
+            pending.activity += 1
+            return dst
+        source = Buffer(None)
+        source.store(to_device(host), (tuple(host.shape), host.dtype, None))
+        pending.transient.append(source)
+        write(dst, leaf_of(source))
+    return dst
+
+
+def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:  # noqa: FBT001, FBT002
+    """`aten._copy_from`: copy_ with its arguments the other way round."""
+    return copy_(dst, src, non_blocking)
+
+
+def copy_from_and_resize(src: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
+    """`aten._copy_from_and_resize`."""
+    if dst.shape != src.shape:
+        dst.resize_(src.shape)
+    return copy_(dst, src)
+
+
+def to_copy(
+    self: torch.Tensor, *, dtype: torch.dtype | None = None, layout: Any = None,
+    device: torch.device | None = None, pin_memory: Any = None, non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """`aten._to_copy`: a conversion on the device, or a transfer to or from it."""
+    if self.device.type != DEVICE_TYPE:
+        return _upload(self, dtype or self.dtype, memory_format)
+    if device is not None and device.type != DEVICE_TYPE:
+        host = reads.read(self, ".cpu()")
+        if device.type != "cpu" or (dtype is not None and dtype is not host.dtype):
+            return host.to(device=device, dtype=dtype or host.dtype)
+        return host
+    with lock:
+        key = (
+            value_of(self), dtype or self.dtype, None, None, None, False, memory_format,
+        )  # fmt: skip
+        return emit(functional(operation(aten._to_copy.default), key))  # type: ignore[no-any-return]
+
+
+def _upload(
+    source: torch.Tensor, dtype: torch.dtype, memory_format: torch.memory_format | None
+) -> torch.Tensor:
+    """Copy a tensor of another device into new storage."""
+    keep = torch.preserve_format if memory_format is None else memory_format
+    host = source.detach().to(device="cpu", dtype=dtype)
+    like = torch.empty_like(host, device="meta", memory_format=keep)
+    buffer = Buffer(None)
+    with lock:
+        buffer.store(to_device(host), (tuple(host.shape), dtype, _strides_of(like)))
+        pending.activity += 1
+    return wrap(buffer, Value(None, 0, tuple(host.shape), dtype, _strides_of(like)))
+
+
+def item(self: torch.Tensor) -> Any:
+    """`aten._local_scalar_dense`: `.item()`, `float(t)`, `bool(t)`."""
+    return reads.read(self, ".item()").item()
+
+
+def is_nonzero(self: torch.Tensor) -> bool:
+    """`aten.is_nonzero`: `bool(t)`, `if t:`."""
+    return bool(reads.read(self, "bool()").item())
+
+
+def equal(self: torch.Tensor, other: torch.Tensor) -> bool:
+    """`aten.equal`: `torch.equal(a, b)`."""
+    if self.shape != other.shape:
+        return False
+    return bool(reads.read((self == other).all(), "torch.equal()").item())
+
+
+def lift_fresh(self: torch.Tensor) -> torch.Tensor:
+    """`aten.lift_fresh`: the identity."""
+    return self
+
+
+def as_strided(
+    self: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> torch.Tensor:
+    """`aten.as_strided`: a view of the storage at the root, whatever `self` shows of it."""
+    with lock:
+        state = state_of(self)
+        start = state.offset if offset is None else offset
+        base = state.base
+        if base.type[2] is not None:
+            raise NoLoweringError(
+                f"as_strided on storage with strides {base.type[2]} has no lowering. The "
+                "device keeps arrays in logical order. Call `.contiguous()` first."
+            )
+        return make_view(base, aten.as_strided.default, (tuple(size), tuple(stride), start))
+
+
+def unfold(self: torch.Tensor, dimension: int, size: int, step: int) -> torch.Tensor:
+    """`aten.unfold`, as a strided view where the tensor's own layout allows it."""
+    dim = dimension % max(self.dim(), 1)
+    if self.dim() == 0 or not self.is_contiguous() or state_of(self).base.type[2] is not None:
+        with lock:
+            return make_view(state_of(self), aten.unfold.default, (dimension, size, step))
+    shape, strides = list(self.shape), list(self.stride())
+    count = (shape[dim] - size) // step + 1
+    return as_strided(
+        self,
+        [*shape[:dim], count, *shape[dim + 1 :], size],
+        [*strides[:dim], strides[dim] * step, *strides[dim + 1 :], strides[dim]],
+    )
+
+
+def split(self: torch.Tensor, size: int, dim: int = 0) -> list[torch.Tensor]:
+    """`aten.split.Tensor`: slices, each a view."""
+    total = self.shape[dim]
+    if size == 0 and total == 0:
+        return [_slice(self, dim, 0, 0)]
+    return [_slice(self, dim, at, min(at + size, total)) for at in range(0, max(total, 1), size)]
+
+
+def split_with_sizes(
+    self: torch.Tensor, sizes: Sequence[int], dim: int = 0
+) -> list[torch.Tensor]:
+    """`aten.split_with_sizes`: slices, each a view."""
+    if sum(sizes) != self.shape[dim]:
+        raise RuntimeError(
+            "split_with_sizes expects split_sizes to sum exactly to "
+            f"{self.shape[dim]} (input tensor's size at dimension {dim}), but got {list(sizes)}"
+        )
+    parts, at = [], 0
+    for size in sizes:
+        parts.append(_slice(self, dim, at, at + size))
+        at += size
+    return parts
+
+
+def unbind(self: torch.Tensor, dim: int = 0) -> list[torch.Tensor]:
+    """`aten.unbind.int`: one select for each index, each a view."""
+    count = self.shape[dim]
+    with lock:
+        state = state_of(self)
+        return [make_view(state, aten.select.int, (dim, index)) for index in range(count)]
+
+
+def _slice(self: torch.Tensor, dim: int, start: int, end: int) -> torch.Tensor:
+    with lock:
+        return make_view(state_of(self), aten.slice.Tensor, (dim, start, end, 1))
+
+
+def resize_(
+    self: torch.Tensor, size: Sequence[int], *, memory_format: Any = None
+) -> torch.Tensor:
+    """`aten.resize_`."""
+    if tuple(self.shape) != tuple(size):
+        with lock:
+            resize(self, tuple(size))
+    return self
+
+
+def set_tensor_(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """`aten.set_.source_Tensor`."""
+    self.data = source
+    return self
+
+
+def set_storage_(
+    self: torch.Tensor, source: Any, offset: int = 0, size: Sequence[int] = (),
+    stride: Sequence[int] = (),
+) -> torch.Tensor:  # fmt: skip
+    """`aten.set_.source_Storage_storage_offset`, for storages of this device."""
+    storage = source.untyped() if hasattr(source, "untyped") else source
+    state = getattr(storage, "_lazyrt", None)
+    if state is None:
+        raise NoLoweringError(
+            "set_() got a storage that lazyrt did not make. The device keeps no raw bytes. "
+            "Copy a CPU tensor to the device instead."
+        )
+    shape, dtype, strides = state.type
+    if tuple(size) == shape and strides is None and offset == 0:
+        value = state.value
+        if value is None:
+            value = leaf_of(state)
+        self.data = wrap(state, value)
+    else:
+        self.data = make_view(
+            state.base, aten.as_strided.default, (tuple(size), tuple(stride), offset)
+        )
+    return self
+
+
+def in_place_view(func: torch._ops.OpOverload) -> Callable[..., torch.Tensor]:
+    """Return the kernel of `transpose_` and its like: the tensor becomes a view of itself."""
+    view = as_strided if func is aten.as_strided.default else view_kernel(func)
+
+    def kernel(self: torch.Tensor, *args: Any) -> torch.Tensor:
+        self.data = view(self, *args)
+        return self
+
+    return kernel
+
+
+IN_PLACE_VIEWS: dict[str, torch._ops.OpOverload] = {
+    "transpose_": aten.transpose.int,
+    "t_": aten.t.default,
+    "unsqueeze_": aten.unsqueeze.default,
+    "squeeze_": aten.squeeze.default,
+    "squeeze_.dim": aten.squeeze.dim,
+    "squeeze_.dims": aten.squeeze.dims,
+    "as_strided_": aten.as_strided.default,
+}
+
+SPECIAL: dict[str, Callable[..., Any]] = {
+    "empty.memory_format": empty,
+    "empty_strided": empty_strided,
+    "copy_": copy_,
+    "_copy_from": copy_from,
+    "_copy_from_and_resize": copy_from_and_resize,
+    "_to_copy": to_copy,
+    "_local_scalar_dense": item,
+    "is_nonzero": is_nonzero,
+    "equal": equal,
+    "lift_fresh": lift_fresh,
+    "as_strided": as_strided,
+    "unfold": unfold,
+    "split.Tensor": split,
+    "split_with_sizes": split_with_sizes,
+    "unbind.int": unbind,
+    "resize_": resize_,
+    "set_.source_Tensor": set_tensor_,
+    "set_.source_Storage_storage_offset": set_storage_,
+}
+

@@ -1,0 +1,259 @@
+"""The only module that touches torch's private names, with the small patches that they need.
+
+Supported: torch 2.13. Each patch acts on tensors of the device `lazyrt` alone and hands every
+other call to the original, so importing lazyrt changes nothing for other devices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch._tensor_str
+import torch.autograd.graph
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+DEVICE_TYPE = "lazyrt"
+
+aten = torch.ops.aten
+create_empty_tensor: Callable[..., torch.Tensor] = torch._C._acc.create_empty_tensor
+sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+reshape_alias: Callable[..., torch.Tensor] = aten._reshape_alias.default.redispatch
+DISPATCH_KEY = "PrivateUse1"
+AUTOCAST_KEY = "AutocastPrivateUse1"
+
+
+def autograd_node() -> tuple[str, int] | None:
+    """Return name and sequence number of the running backward node, None outside backward."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else (node.name(), node._sequence_nr())
+
+
+@contextlib.contextmanager
+def plain_dispatch() -> Iterator[None]:
+    """Run torch ops untouched by modes, autograd and autocast: for calls on meta tensors."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    exclude = torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS)
+    with torch.no_grad(), _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
+    del exclude
+
+
+_AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | (
+    torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+)
+
+
+def is_lazy(tensor: object) -> bool:
+    """Return whether an object is a tensor on the device `lazyrt`."""
+    return isinstance(tensor, torch.Tensor) and tensor.device.type == DEVICE_TYPE
+
+
+def below_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` running with the device's autocast switched off."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        guard = torch._C._ExcludeDispatchKeyGuard(keys)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            del guard
+
+    return call
+
+
+def register_device(module: Any) -> None:
+    """Make `lazyrt` a torch device whose ops are Python kernels; idempotent per process."""
+
+    class Hooks(torch._C._acc.PrivateUse1Hooks):  # type: ignore[misc, name-defined]
+        def is_available(self) -> bool:
+            return True
+
+        def has_primary_context(self, _index: int) -> bool:
+            return True
+
+        def is_built(self) -> bool:
+            return True
+
+    _setup_privateuseone_for_python_backend(DEVICE_TYPE, backend_module=module, hook=Hooks())
+
+
+def operator_names() -> list[str]:
+    """Return the qualified names of all ATen overloads, `add.Tensor` style."""
+    names = torch._C._dispatch_get_all_op_names()
+    return [name[6:] for name in names if name.startswith("aten::")]
+
+
+def is_composite(name: str, *, implicit: bool) -> bool:
+    """Return whether an overload has a composite C++ kernel of the given kind."""
+    key = "CompositeImplicitAutograd" if implicit else "CompositeExplicitAutograd"
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key))
+
+
+def find_overload(name: str) -> torch._ops.OpOverload | None:
+    """Return the overload of a name such as `add.Tensor` or `relu`, None if Python has none."""
+    packet_name, _, overload = name.partition(".")
+    packet = getattr(aten, packet_name, None)
+    found = getattr(packet, overload or "default", None)
+    return found if isinstance(found, torch._ops.OpOverload) else None
+
+
+Printer = Callable[[torch.Tensor, Any], str]
+
+
+def patch_printing(describe: Callable[[torch.Tensor, Callable[..., str]], str]) -> None:
+    """Route `repr` of lazy tensors to `describe(tensor, original)`."""
+    original = torch._tensor_str._str_intern
+
+    @functools.wraps(original)
+    def intern(inp: torch.Tensor, *, tensor_contents: str | None = None) -> str:
+        if inp.device.type != DEVICE_TYPE or tensor_contents is not None:
+            return original(inp, tensor_contents=tensor_contents)
+        return describe(inp, original)
+
+    torch._tensor_str._str_intern = intern
+
+
+def patch_tensor_method(name: str, replacement: Callable[..., Any]) -> None:
+    """Replace a Tensor method for lazy tensors: `replacement(original, self, *args, **kwargs)`."""
+    original = getattr(torch.Tensor, name)
+
+    @functools.wraps(original)
+    def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if type(self) in _PLAIN and self.device.type != DEVICE_TYPE:
+            return original(self, *args, **kwargs)
+        if torch.overrides.has_torch_function_unary(self) or self.device.type != DEVICE_TYPE:
+            return original(self, *args, **kwargs)
+        return replacement(original, self, *args, **kwargs)
+
+    setattr(torch.Tensor, name, method)
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def patch_backward() -> None:
+    """Run backward of lazy tensors on the calling thread.
+
+    Autograd would run it on a worker thread of the device, where the Python stack that tells
+    who called `backward()` is missing, and which costs 10 to 40 % more.
+    """
+    original = torch.autograd.graph._engine_run_backward
+
+    @functools.wraps(original)
+    def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(is_lazy(output) for output in outputs):
+            with torch.autograd.set_multithreading_enabled(False):
+                return original(outputs, *args, **kwargs)
+        return original(outputs, *args, **kwargs)
+
+    torch.autograd.graph._engine_run_backward = run
+    torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]
+
+
+def patch_module_conversion() -> None:
+    """Let `Module.to` to and from the device keep tied weights and Parameter objects.
+
+    torch makes new Parameters when the two devices' tensors have different implementations,
+    one for each place of a shared weight. Swapping their contents instead keeps identity, so
+    that an optimizer made before `.to()` stays valid. Where torch cannot swap (somebody holds a
+    weak reference to a parameter), shared places are tied again by hand.
+    """
+    for name in ("to", "cpu", DEVICE_TYPE, "to_empty"):
+        original = getattr(torch.nn.Module, name)
+        setattr(torch.nn.Module, name, _conversion(original, name))
+
+
+def _conversion(original: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def convert(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        to_lazy = name == DEVICE_TYPE or _names_lazy_device((*args, *kwargs.values()))
+        if not to_lazy and not any(map(is_lazy, self.parameters())):
+            return original(self, *args, **kwargs)
+        tied = _shared_places(self)
+        before = torch.__future__.get_swap_module_params_on_conversion()
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            result = original(self, *args, **kwargs)
+        except RuntimeError as error:
+            if "swap" not in str(error):
+                raise
+            torch.__future__.set_swap_module_params_on_conversion(False)
+            result = original(self, *args, **kwargs)
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(before)
+        _tie(tied)
+        return result
+
+    return convert
+
+
+def _names_lazy_device(args: tuple[Any, ...]) -> bool:
+    for arg in args:
+        if isinstance(arg, torch.device) and arg.type == DEVICE_TYPE:
+            return True
+        if isinstance(arg, str) and arg.split(":")[0] == DEVICE_TYPE:
+            return True
+        if is_lazy(arg):
+            return True
+    return False
+
+
+_Places = list[list[tuple[dict[str, Any], str]]]
+
+
+def _shared_places(module: torch.nn.Module) -> _Places:
+    places: dict[int, list[tuple[dict[str, Any], str]]] = {}
+    for child in module.modules():
+        for table in (child._parameters, child._buffers):
+            for name, tensor in table.items():
+                if tensor is not None:
+                    places.setdefault(id(tensor), []).append((table, name))
+    return [found for found in places.values() if len(found) > 1]
+
+
+def _tie(tied: _Places) -> None:
+    for (table, name), *others in tied:
+        for other_table, other_name in others:
+            other_table[other_name] = table[name]
+
+
+def patch_pickling(to_host: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Let pickle, `torch.save` and deepcopy carry lazy tensors by their values.
+
+    A checkpoint holds the CPU copy and the device's name, in the form that torch itself loads
+    with `weights_only=True`.
+    """
+
+    def reduce(original: Any, self: torch.Tensor, proto: int) -> Any:
+        value = to_host(self)
+        state = (value, self.dtype, str(self.device), self.requires_grad)
+        return (torch._utils._rebuild_device_tensor_from_cpu_tensor, state)
+
+    def deepcopy(original: Any, self: torch.Tensor, memo: dict[int, Any]) -> Any:
+        if id(self) in memo or not self.is_leaf:
+            return original(self, memo)
+        with torch.no_grad():
+            copy = self.detach().clone()
+        if isinstance(self, torch.nn.Parameter):
+            copy = torch.nn.Parameter(copy, self.requires_grad)
+        else:
+            copy.requires_grad_(self.requires_grad)
+        if self.grad is not None:
+            copy.grad = self.grad.__deepcopy__(memo)
+        if type(self) in _PLAIN:
+            copy.__dict__.update(
+                {name: value for name, value in self.__dict__.items() if name != "_lazyrt"}
+            )
+        memo[id(self)] = copy
+        return copy
+
+    patch_tensor_method("_reduce_ex_internal", reduce)
+    patch_tensor_method("__deepcopy__", deepcopy)

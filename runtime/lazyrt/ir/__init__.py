@@ -1,0 +1,1 @@
+"""The intermediate representation: interned nodes, graphs, fingerprints."""

@@ -1,0 +1,245 @@
+"""The canonical form of a graph and its fingerprint.
+
+Two graphs have one canonical form when they compute the same results from the same kinds of
+input, whatever order their tensors were created in and whatever dead code surrounded them.
+The form lists nodes in an order that follows from structure alone:
+
+1. Every value gets a colour from below (its node's digest, which ignores leaf numbers) and
+   every leaf one from above (who uses it, in which argument, and who uses that).
+2. Leaves take both, and a second pass upwards colours the values with them.
+3. Roots are sorted by colour. Equal colours that are no symmetry of the graph are told apart
+   by what they share with the roots that were already numbered.
+4. A depth-first walk from the sorted roots numbers nodes and leaves.
+
+The fingerprint hashes the listing itself, so equal fingerprints mean equal listings: colours
+only choose the order. A poor choice costs a compile and can never give a wrong result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lazyrt.ir.node import Leaf, Node, Value, iter_values
+
+# Beyond this many equally coloured roots the order of arrival decides among them.
+_MAX_TIES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Canonical:
+    """A graph in canonical order.
+
+    Attributes:
+        fingerprint: 32 hexadecimal digits over the listing.
+        nodes: Operands first.
+        roots: In canonical order, each once.
+        data, floats, ints, rng: The leaves of each kind, in order of first use by `nodes`.
+    """
+
+    fingerprint: str
+    nodes: tuple[Node, ...]
+    roots: tuple[Value, ...]
+    data: tuple[Leaf, ...]
+    floats: tuple[Leaf, ...]
+    ints: tuple[Leaf, ...]
+    rng: tuple[Leaf, ...]
+
+
+def canonicalise(roots: Iterable[Value]) -> Canonical:
+    """Return the canonical form of the graph under `roots`."""
+    values = list(dict.fromkeys(roots))
+    numbering = _Numbering()
+    for root in _sorted_roots(values, numbering):
+        numbering.visit(root)
+    return numbering.finish()
+
+
+class _Numbering:
+    """Numbers values as a depth-first walk meets them, and writes the listing."""
+
+    def __init__(self) -> None:
+        self.names: dict[Any, str] = {}
+        self.nodes: list[Node] = []
+        self.roots: list[Value] = []
+        self.leaves: dict[str, list[Leaf]] = {"data": [], "float": [], "int": [], "rng": []}
+        self.listing: list[str] = []
+
+    def visit(self, root: Value) -> None:
+        self.roots.append(root)
+        if root.node is None:
+            self._leaf(root)  # type: ignore[arg-type]
+            return
+        stack = [root.node]
+        while stack:
+            node = stack[-1]
+            if node in self.names:
+                stack.pop()
+                continue
+            waiting = []
+            for value in iter_values(node.args):
+                if value.node is None:
+                    if value not in self.names:
+                        self._leaf(value)  # type: ignore[arg-type]
+                elif value.node not in self.names:
+                    waiting.append(value.node)
+            if waiting:
+                stack.extend(reversed(waiting))
+                continue
+            stack.pop()
+            self._node(node)
+
+    def name(self, value: Value) -> str:
+        if value.node is None:
+            return self.names[value]
+        return f"{self.names[value.node]}.{value.index}"
+
+    def finish(self) -> Canonical:
+        text = "\n".join((*self.listing, "return " + ",".join(map(self.name, self.roots))))
+        fingerprint = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        data, floats, ints, rng = (tuple(self.leaves[k]) for k in ("data", "float", "int", "rng"))
+        return Canonical(
+            fingerprint, tuple(self.nodes), tuple(self.roots), data, floats, ints, rng
+        )
+
+    def _leaf(self, leaf: Leaf) -> None:
+        if leaf in self.names:
+            return
+        name = f"{leaf.kind}{len(self.leaves[leaf.kind])}"
+        self.names[leaf] = name
+        self.leaves[leaf.kind].append(leaf)
+        self.listing.append(f"{name}:{leaf.shape}:{leaf.dtype}")
+
+    def _node(self, node: Node) -> None:
+        self.names[node] = f"n{len(self.nodes)}"
+        self.nodes.append(node)
+        self.listing.append(f"{node.op.name}({self._args(node.args)})")
+
+    def _args(self, args: Sequence[Any]) -> str:
+        parts = []
+        for arg in args:
+            if isinstance(arg, Value):
+                parts.append(self.name(arg))
+            elif arg.__class__ is tuple:
+                parts.append(f"({self._args(arg)})")
+            else:
+                parts.append(f"{type(arg).__name__}:{arg!r}")
+        return ",".join(parts)
+
+
+def _sorted_roots(roots: list[Value], numbering: _Numbering) -> Iterable[Value]:
+    """Yield the roots in canonical order, while the caller numbers those already yielded."""
+    if len(roots) == 1:
+        yield roots[0]
+        return
+    colours, order = _colour(roots)
+    classes: dict[bytes, list[Value]] = {}
+    for root in roots:
+        classes.setdefault(colours[root], []).append(root)
+    for colour in sorted(classes):
+        members = classes[colour]
+        while len(members) > 1:
+            chosen = _closest(members, numbering, order)
+            members.remove(chosen)
+            yield chosen
+        yield members[0]
+
+
+def _closest(members: list[Value], numbering: _Numbering, order: dict[Node, int]) -> Value:
+    """Return the root whose listing is smallest, given what has been numbered already."""
+    if len(members) > _MAX_TIES:
+        return members[0]
+    return min(members, key=lambda root: _reach(root, numbering, order))
+
+
+def _reach(root: Value, numbering: _Numbering, order: dict[Node, int]) -> list[str]:
+    """List the numbered things that a depth-first walk from `root` meets first."""
+    met: list[str] = []
+    seen: set[Any] = set()
+    stack: list[Any] = [root]
+    while stack:
+        value = stack.pop()
+        thing = value if value.node is None else value.node
+        if thing in seen:
+            continue
+        seen.add(thing)
+        name = numbering.names.get(thing)
+        if name is not None:
+            met.append(name)
+        elif value.node is not None:
+            stack.extend(reversed(list(iter_values(value.node.args))))
+        else:
+            met.append("~")
+    return met
+
+
+def _colour(roots: list[Value]) -> tuple[dict[Value, bytes], dict[Node, int]]:
+    nodes = _topological(roots)
+    from_above = _colour_from_above(roots, nodes)
+    below: dict[Any, bytes] = {}
+    for node in nodes:
+        digest = hashlib.blake2b(node.digest, digest_size=16)
+        for value in iter_values(node.args):
+            if value.node is not None:
+                digest.update(below[value.node])
+                digest.update(value.index.to_bytes(2, "little"))
+            else:
+                digest.update(from_above.get(value, b""))
+        below[node] = digest.digest()
+    colours = {}
+    for root in roots:
+        own = below[root.node] if root.node is not None else b"leaf"
+        mine = from_above.get(root if root.node is None else root.node, b"")
+        colours[root] = own + root.index.to_bytes(2, "little") + mine
+    return colours, {node: k for k, node in enumerate(nodes)}
+
+
+def _colour_from_above(roots: list[Value], nodes: list[Node]) -> dict[Any, bytes]:
+    """Colour nodes and leaves by how they are used, consumers first."""
+    uses: dict[Any, list[bytes]] = {}
+    for root in roots:
+        thing = root if root.node is None else root.node
+        uses.setdefault(thing, []).append(b"root" + root.index.to_bytes(2, "little"))
+    colours: dict[Any, bytes] = {}
+    for node in reversed(nodes):
+        colour = colours[node] = _digest(sorted(uses.get(node, ())))
+        stem = node.digest + colour
+        for position, value in enumerate(iter_values(node.args)):
+            thing = value if value.node is None else value.node
+            where = position.to_bytes(4, "little") + value.index.to_bytes(2, "little")
+            uses.setdefault(thing, []).append(stem + where)
+    for thing, found in uses.items():
+        if thing not in colours:
+            colours[thing] = _digest(sorted(found))
+    return colours
+
+
+def _digest(parts: Iterable[bytes]) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
+
+
+def _topological(roots: list[Value]) -> list[Node]:
+    done: dict[Node, None] = {}
+    for root in roots:
+        stack = [root.node] if root.node is not None else []
+        while stack:
+            node = stack[-1]
+            if node in done:
+                stack.pop()
+                continue
+            waiting = [
+                value.node
+                for value in iter_values(node.args)
+                if value.node is not None and value.node not in done
+            ]
+            if waiting:
+                stack.extend(waiting)
+            else:
+                done[node] = None
+                stack.pop()
+    return list(done)

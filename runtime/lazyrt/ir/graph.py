@@ -1,0 +1,135 @@
+"""A graph: the pending nodes under chosen roots, as an immutable value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from lazyrt.ir.fingerprint import Canonical, canonicalise
+from lazyrt.ir.node import Leaf, Node, Value, iter_values, map_values, type_text
+
+if TYPE_CHECKING:
+    from lazyrt.lowering.computation import Computation
+
+
+class Graph:
+    """The nodes that `roots` need, in topological order.
+
+    A graph holds IR only: keeping one keeps no tensor and no device data alive, and makes
+    nothing a root.
+
+    Attributes:
+        roots: Values to compute, in the order given, each once.
+        nodes: Every node under the roots, operands first.
+        parameters: The leaves that the nodes read: device data, lifted Python numbers and
+            RNG states, in order of first use.
+    """
+
+    def __init__(self, roots: Iterable[Value]) -> None:
+        self.roots: tuple[Value, ...] = tuple(dict.fromkeys(roots))
+        self.nodes, self.parameters = _walk(self.roots)
+        self._canonical: Canonical | None = None
+
+    @property
+    def canonical(self) -> Canonical:
+        """The graph up to names, creation order and dead code; computed once."""
+        if self._canonical is None:
+            self._canonical = canonicalise(self.roots)
+        return self._canonical
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits; equal for graphs that compute the same thing the same way.
+
+        Operand wiring, shapes, dtypes and constants count; the order in which tensors were
+        created, their names and dead code do not.
+        """
+        return self.canonical.fingerprint
+
+    def to_text(self) -> str:
+        """Return one line for each node: id, op, operands, type, and where it came from."""
+        names = {leaf: _leaf_name(leaf) for leaf in self.parameters}
+        lines = [f"{names[leaf]} : {type_text(leaf.shape, leaf.dtype)}" for leaf in self.parameters]
+        lines += [_node_line(node, names) for node in self.nodes]
+        lines.append("return " + ", ".join(_reference(root, names) for root in self.roots))
+        return "\n".join(lines)
+
+    def lower(self) -> Computation:
+        """Return the StableHLO computation of this graph; nothing is compiled yet."""
+        from lazyrt.lowering.computation import Computation
+
+        return Computation(self)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Graph {self.fingerprint[:12]}: {len(self.nodes)} nodes, "
+            f"{len(self.parameters)} parameters, {len(self.roots)} roots>"
+        )
+
+
+def _walk(roots: Sequence[Value]) -> tuple[tuple[Node, ...], tuple[Leaf, ...]]:
+    """Return nodes in post order and leaves by first use, without recursion."""
+    done: dict[Node, None] = {}
+    leaves: dict[Leaf, None] = {}
+    for root in roots:
+        if root.node is None:
+            leaves[root] = None  # type: ignore[index]
+            continue
+        stack = [root.node]
+        while stack:
+            node = stack[-1]
+            if node in done:
+                stack.pop()
+                continue
+            waiting = []
+            for value in iter_values(node.args):
+                if value.node is None:
+                    leaves[value] = None  # type: ignore[index]
+                elif value.node not in done:
+                    waiting.append(value.node)
+            if waiting:
+                stack.extend(reversed(waiting))
+            else:
+                done[node] = None
+                stack.pop()
+    return tuple(done), tuple(leaves)
+
+
+def _leaf_name(leaf: Leaf) -> str:
+    prefix = {"data": "p", "float": "f", "int": "i", "rng": "rng"}[leaf.kind]
+    return f"%{prefix}{leaf.position}"
+
+
+def _reference(value: Value, names: dict[Leaf, str]) -> str:
+    if value.node is None:
+        return names.get(value) or _leaf_name(value)  # type: ignore[call-overload, arg-type, no-any-return]
+    suffix = f".{value.index}" if len(value.node.outputs) > 1 else ""
+    return f"%{value.node.id}{suffix}"
+
+
+def _node_line(node: Node, names: dict[Leaf, str]) -> str:
+    args = map_values(node.args, lambda value: _Text(_reference(value, names)))
+    shown = ", ".join(_arg_text(arg) for arg in args)
+    types = ", ".join(
+        type_text(v.shape, v.dtype) if v is not None else "none" for v in node.outputs
+    )
+    where = [part for part in (node.provenance.module, str(node.provenance.site or "")) if part]
+    comment = f"  # {', '.join(where)}" if where else ""
+    return f"%{node.id} = {node.op.name}({shown}) : {types}{comment}"
+
+
+class _Text(str):
+    __slots__ = ()
+
+
+def _arg_text(arg: object) -> str:
+    if isinstance(arg, _Text):
+        return str(arg)
+    if isinstance(arg, tuple):
+        if len(arg) == 2 and arg[0] in {float, bool, complex}:  # noqa: PLR2004
+            return str(arg[1])
+        return "[" + ", ".join(_arg_text(part) for part in arg) + "]"
+    return str(arg)

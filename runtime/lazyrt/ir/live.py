@@ -1,0 +1,263 @@
+"""Buffers, and everything that is pending until the next barrier.
+
+A `Buffer` is the state of one storage. The `PendingStep` is the only mutable state of the
+recorder: which buffers have pending values, and which device data, Python numbers and RNG
+states the pending graph reads. Its containers keep their identity for the life of the
+process, because generated kernels hold them.
+
+Everything here is guarded by `lock`, which kernels take for each op.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from lazyrt.errors import LostValueError
+from lazyrt.ir.node import Leaf, Value
+
+lock = threading.RLock()
+
+# References to a buffer while `PendingStep.live` looks at it: the dict's key, the loop's
+# variable and getrefcount's argument.
+_OWN_REFERENCES = 3
+
+
+Type = tuple[tuple[int, ...], torch.dtype, tuple[int, ...] | None]
+
+
+class Lost:
+    """Stands for the data of a buffer whose value can no longer be computed."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+class Buffer:
+    """The state of one storage.
+
+    Attributes:
+        value: Pending value, or the leaf under which this step reads `data`; None when the
+            current step has not touched a ready buffer.
+        data: Device array of the last barrier or transfer; None before the first.
+        version: Counts writes and barriers; views compare it.
+        meta: (shape, dtype, strides) once data was stored; strides None if contiguous.
+    """
+
+    __slots__ = ("__weakref__", "data", "meta", "value", "version")
+
+    offset = 0
+
+    def __init__(self, value: Value | None) -> None:
+        self.value = value
+        self.data: Any = None
+        self.version = 0
+        self.meta: Type | None = None
+
+    @property
+    def base(self) -> Buffer:
+        """Return the buffer itself: it is nobody's view."""
+        return self
+
+    @property
+    def type(self) -> Type:
+        """(shape, dtype, strides) of the tensor that owns the storage.
+
+        Raises:
+            LostValueError: The storage was never written.
+        """
+        if self.meta is not None:
+            return self.meta
+        if self.value is None:
+            raise LostValueError(_NEVER)
+        return (self.value.shape, self.value.dtype, self.value.strides)
+
+    def write(self, value: Value) -> None:
+        """Give the storage a new pending value."""
+        self.value = value
+        self.version += 1
+        pending.buffers[self] = None
+
+    def store(self, data: Any, type_: Type) -> None:
+        """Replace the contents by a device array; nothing stays pending."""
+        if self.meta is None:
+            _live_ready.add(self)
+        self.meta = type_
+        self.value = None
+        self.data = data
+        self.version += 1
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the value has yet to be computed."""
+        return self.value is not None and self.value.node is not None
+
+
+class PendingStep:
+    """What was recorded since the last barrier.
+
+    Attributes:
+        buffers: Every buffer that an op created or wrote, in order; keys hold them strongly,
+            so a buffer that only this dict references is dead.
+        inputs: Device arrays in order of first use, and `owners` weak references to the
+            buffers they came from.
+        floats, ints: Lifted Python numbers in order of use.
+        rng: One (seed, offset) pair for each random op, in order of recording.
+        transient: Buffers of CPU numbers that ops read; they live as long as the step.
+        memo: Values that peeks have computed.
+        number: Barriers so far.
+    """
+
+    def __init__(self) -> None:
+        self.buffers: dict[Buffer, None] = {}
+        self.inputs: list[Any] = []
+        self.owners: list[weakref.ref[Buffer]] = []
+        self.floats: list[float] = []
+        self.ints: list[int] = []
+        self.rng: list[tuple[int, int]] = []
+        self.transient: list[Buffer] = []
+        self.memo: dict[Value, Any] = {}
+        self.memo_bytes = 0
+        self.number = 0
+        self.recorded = 0
+        self.activity = 0
+
+    def live(self) -> Iterator[Buffer]:
+        """Yield the buffers that something besides this step references."""
+        count = sys.getrefcount
+        for buffer in self.buffers:
+            if count(buffer) > _OWN_REFERENCES:
+                yield buffer
+
+    def clear(self) -> None:
+        """Forget the step; buffers keep whatever value and data they were given."""
+        self.buffers.clear()
+        self.inputs = []
+        self.owners = []
+        self.floats = []
+        self.ints = []
+        self.rng = []
+        self.transient = []
+        self.memo = {}
+        self.memo_bytes = 0
+
+
+pending = PendingStep()
+
+_leaves: dict[Any, Leaf] = {}
+_number_leaves: dict[tuple[str, int], Leaf] = {}
+_live_ready: weakref.WeakSet[Buffer] = weakref.WeakSet()
+_stand_ins: weakref.WeakSet[Buffer] = weakref.WeakSet()
+
+
+def live_buffers() -> list[Buffer]:
+    """Return every live buffer, ready ones first, in no particular order otherwise."""
+    with lock:
+        found = dict.fromkeys(_live_ready)
+        found.update(dict.fromkeys(pending.live()))
+        return list(found)
+
+
+def exempt(buffer: Buffer) -> None:
+    """Make a buffer a stand-in: a barrier never computes it, and drops its value."""
+    _stand_ins.add(buffer)
+
+
+def drop_stand_ins(reason: str) -> None:
+    """Take the pending values from stand-ins; called by the barrier that leaves them out."""
+    for buffer in list(_stand_ins):
+        if buffer.is_pending and buffer not in pending.buffers:
+            buffer.value = None
+            buffer.data = Lost(reason)
+    _stand_ins.clear()
+
+
+def leaf_of(buffer: Buffer) -> Leaf:
+    """Make a ready buffer's data the next input of the pending step.
+
+    Raises:
+        LostValueError: The buffer has neither data nor a pending value.
+    """
+    data = buffer.data
+    if data is None or data.__class__ is Lost:
+        raise LostValueError(data.reason if data is not None else _NEVER)
+    assert buffer.meta is not None
+    position = len(pending.inputs)
+    key = (position, buffer.meta)
+    leaf = _leaves.get(key)
+    if leaf is None:
+        shape, dtype, strides = buffer.meta
+        leaf = _leaves[key] = Leaf("data", position, shape, dtype)
+        leaf.strides = strides
+    pending.inputs.append(data)
+    pending.owners.append(weakref.ref(buffer))
+    buffer.value = leaf
+    return leaf
+
+
+def float_leaf(number: float) -> Leaf:
+    """Make a Python float an input of the pending step."""
+    position = len(pending.floats)
+    pending.floats.append(number)
+    return _number_leaf("float", position, torch.float64)
+
+
+def int_leaf(number: int) -> Leaf:
+    """Make a Python int an input of the pending step."""
+    position = len(pending.ints)
+    pending.ints.append(number)
+    return _number_leaf("int", position, torch.int64)
+
+
+class Generator:
+    """The device's counter-based random state: the n-th random op reads (seed, n).
+
+    Barriers, prints and peeks do not count, so random numbers depend on the seed and on how
+    many random ops the program has called since, and on nothing else.
+    """
+
+    def __init__(self) -> None:
+        self.seed = 0
+        self.offset = 0
+
+    def restart(self, seed: int, offset: int = 0) -> None:
+        """Set the seed (taken modulo 2**64) and the number of ops already drawn."""
+        self.seed = seed & 0xFFFF_FFFF_FFFF_FFFF
+        self.offset = offset
+
+
+generator = Generator()
+
+
+def random_leaf() -> Leaf:
+    """Make the generator's next state an input of the pending step."""
+    position = len(pending.rng)
+    pending.rng.append((generator.seed, generator.offset))
+    generator.offset += 1
+    return _number_leaf("rng", position, torch.uint64)
+
+
+def _number_leaf(kind: Any, position: int, dtype: torch.dtype) -> Leaf:
+    leaf = _number_leaves.get((kind, position))
+    if leaf is None:
+        shape = (2,) if kind == "rng" else ()
+        leaf = _number_leaves[kind, position] = Leaf(kind, position, shape, dtype)
+    return leaf
+
+
+def forget_leaves() -> None:
+    """Empty the leaf tables; only valid while nothing is pending."""
+    _leaves.clear()
+    _number_leaves.clear()
+
+
+_NEVER = (
+    "this tensor has no value: the storage was never written on the device lazyrt. "
+    "It was probably made by an op that lazyrt does not know. Make it with a factory "
+    "function, or copy a CPU tensor to the device."
+)

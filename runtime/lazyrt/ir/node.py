@@ -1,0 +1,209 @@
+"""Values and nodes of the IR: interned, immutable, shared by all steps.
+
+A `Node` is one recorded torch operation; a `Value` is one of its results. Equal operations
+on equal operands are one node, however often and in whichever step they are recorded, so a
+node also carries what is costly to find out: result shapes, provenance, content digest.
+
+Inputs of a graph are leaf values: the k-th buffer, float, integer or RNG state that a step
+used first. They are interned too, which makes the whole graph of a step a value that is
+compared by identity.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from lazyrt.observe.events import Site
+
+LeafKind = Literal["data", "float", "int", "rng"]
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardOf:
+    """The autograd node in which an op ran, joined to the forward op that created it."""
+
+    autograd_node: str
+    sequence: int
+    forward: Provenance | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where an op came from.
+
+    Attributes:
+        site: The innermost line of the user's own code, None when only library code ran.
+        module: Qualified name of the nn.Module whose forward recorded it, such as
+            `encoder.layer.0.attention`; for a backward op that of its forward op.
+        backward: Set for an op that autograd's backward recorded.
+        stack: The user's frames from the outermost to the innermost.
+    """
+
+    site: Site | None
+    module: str
+    backward: BackwardOf | None = None
+    stack: tuple[Site, ...] = ()
+
+
+class Op:
+    """One functional ATen overload, with the table of its nodes."""
+
+    __slots__ = ("cache", "func", "is_random", "kept", "name", "schema", "token")
+
+    def __init__(self, func: torch._ops.OpOverload, name: str | None = None) -> None:
+        self.func = func
+        self.schema = func._schema
+        self.name = name or str(func)
+        self.is_random = torch.Tag.nondeterministic_seeded in func.tags
+        self.cache: dict[Any, Any] = {}
+        self.token = self.name.encode()
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Value:
+    """One result of a node, or a leaf.
+
+    Attributes:
+        shape: Sizes.
+        dtype: torch dtype.
+        strides: Strides in elements, None when contiguous.
+        node: The node that computes it; None for a leaf.
+        index: Position among the node's results.
+    """
+
+    __slots__ = ("dtype", "index", "node", "shape", "strides")
+
+    def __init__(
+        self,
+        node: Node | None,
+        index: int,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        strides: tuple[int, ...] | None,
+    ) -> None:
+        self.node = node
+        self.index = index
+        self.shape = shape
+        self.dtype = dtype
+        self.strides = strides
+
+    def __repr__(self) -> str:
+        where = f"%{self.node.id}" if self.node is not None else "%?"
+        return f"{where}:{type_text(self.shape, self.dtype)}"
+
+
+class Leaf(Value):
+    """An input of the graph: the `position`-th of its kind that the step used."""
+
+    __slots__ = ("kind", "position")
+
+    def __init__(
+        self, kind: LeafKind, position: int, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> None:
+        super().__init__(None, 0, shape, dtype, None)
+        self.kind = kind
+        self.position = position
+
+    def __repr__(self) -> str:
+        return f"%{self.kind}{self.position}:{type_text(self.shape, self.dtype)}"
+
+
+class Node:
+    """One recorded torch operation.
+
+    Attributes:
+        id: Number in order of first recording, over the life of the process.
+        op: What is computed.
+        args: One entry for each schema argument: a `Value`, a constant, None, or a tuple of
+            these; random ops have a leaf of kind `rng`, their (seed, offset), in front.
+        outputs: The results; None where the op returns an undefined tensor.
+        provenance: Who recorded it first.
+        digest: 16 bytes that depend on the op, its constants and its operands' digests, and
+            not on the numbering of leaves.
+        spec: What lowering knows of the op on operands of these types; filled on demand.
+    """
+
+    __slots__ = ("__weakref__", "args", "digest", "id", "op", "outputs", "provenance", "spec")
+
+    def __init__(self, number: int, op: Op, args: tuple[Any, ...], provenance: Provenance) -> None:
+        self.id = number
+        self.op = op
+        self.args = args
+        self.provenance = provenance
+        self.outputs: tuple[Value | None, ...] = ()
+        self.digest = node_digest(op, args)
+        self.spec: Any = None
+
+    @property
+    def operands(self) -> tuple[Value, ...]:
+        """All values among the arguments, in order, repeats included."""
+        return tuple(iter_values(self.args))
+
+    def __repr__(self) -> str:
+        return f"%{self.id} = {self.op.name}"
+
+
+def iter_values(args: Any) -> Iterator[Value]:
+    """Yield the values in an argument structure, depth first."""
+    for arg in args:
+        if isinstance(arg, Value):
+            yield arg
+        elif arg.__class__ is tuple:
+            yield from iter_values(arg)
+
+
+def map_values(args: Any, function: Callable[[Value], Any]) -> Any:
+    """Return the argument structure with `function` applied to each value."""
+    if isinstance(args, Value):
+        return function(args)
+    if args.__class__ is tuple:
+        return tuple([map_values(arg, function) for arg in args])
+    return args
+
+
+def value_digest(value: Value) -> bytes:
+    """Return a digest of a value that ignores how leaves are numbered."""
+    if value.node is not None:
+        return value.node.digest + value.index.to_bytes(2, "little")
+    assert isinstance(value, Leaf)
+    return f"{value.kind}{value.shape}{value.dtype}".encode()
+
+
+def node_digest(op: Op, args: Any) -> bytes:
+    """Return the content digest of a node to be."""
+    digest = hashlib.blake2b(op.token, digest_size=16)
+    _feed(digest, args)
+    return digest.digest()
+
+
+def _feed(digest: Any, args: Any) -> None:
+    for arg in args:
+        if isinstance(arg, Value):
+            digest.update(b"v")
+            digest.update(value_digest(arg))
+        elif arg.__class__ is tuple:
+            digest.update(b"(")
+            _feed(digest, arg)
+            digest.update(b")")
+        else:
+            digest.update(f"{type(arg).__name__}:{arg!r};".encode())
+
+
+_SHORT = {
+    torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16",
+    torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8",
+    torch.uint8: "u8", torch.bool: "bool", torch.complex64: "c64", torch.complex128: "c128",
+    torch.uint16: "u16", torch.uint32: "u32", torch.uint64: "u64",
+}  # fmt: skip
+
+
+def type_text(shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    """Return a type as XLA spells it: `f32[2,3]`."""
+    return f"{_SHORT.get(dtype, str(dtype))}[{','.join(map(str, shape))}]"

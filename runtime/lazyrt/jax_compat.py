@@ -1,0 +1,176 @@
+"""The only module that touches jax's private names; probed when it is imported.
+
+Supported: jax 0.10. Everything here is scoped: 64-bit types are on inside `scope()` only, and
+no global setting of a user's own jax program changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import pickle
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jaxlib
+import numpy as np
+from jax.experimental import serialize_executable
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func as func_dialect
+
+# Fast compile tier of design/profiling.md: a quarter of the compile time, three times the
+# run time. Peeks and single ops use it.
+FAST_OPTIONS: dict[str, Any] = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_use_fusion_emitters": False,
+}
+
+Array = jax.Array
+
+
+def scope() -> contextlib.AbstractContextManager[None]:
+    """Return a context in which 64-bit types keep their width, on this thread only."""
+    return jax.enable_x64(True)
+
+
+def device() -> Any:
+    """Return the jax device that lazyrt runs on: the first of the default backend."""
+    return jax.devices()[0]
+
+
+_splice = Primitive("lazyrt_graph")
+_splice.multiple_results = True
+
+
+class _Module:
+    """A StableHLO module as a parameter of the splice primitive, compared by identity."""
+
+    def __init__(self, text: str, outs: Sequence[Any]) -> None:
+        self.text = text
+        self.outs = outs
+
+
+@_splice.def_abstract_eval
+def _splice_types(*_: Any, module: _Module) -> Any:
+    return [jax.core.ShapedArray(out.shape, out.dtype) for out in module.outs]
+
+
+def _splice_lowering(context: Any, *args: Any, module: _Module) -> Any:
+    parsed = ir.Module.parse(module.text)
+    target = context.module_context
+    name = _merge(target.module, "lazyrt_main", parsed, dst_symtab=target.symbol_table)
+    types = [mlir.aval_to_ir_type(target, aval) for aval in context.avals_out]
+    return func_dialect.CallOp(types, ir.FlatSymbolRefAttr.get(name), args).results
+
+
+def _find_merge() -> Callable[..., str]:
+    from jax._src.interpreters import mlir as private
+
+    return private.merge_mlir_modules
+
+
+_merge = _find_merge()
+mlir.register_lowering(_splice, _splice_lowering)
+
+
+def compile_text(
+    text: str, ins: Sequence[Any], outs: Sequence[Any], donated: Sequence[int], *, fast: bool
+) -> Any:
+    """Compile a StableHLO module whose `main` maps `ins` to `outs`.
+
+    The executable returns one result more: a scalar that is ready when the execution is, for
+    waiting without holding any data.
+
+    Args:
+        text: The module.
+        ins: jax.ShapeDtypeStruct of each argument.
+        outs: jax.ShapeDtypeStruct of each result.
+        donated: Positions of arguments whose memory results may take.
+        fast: Whether to use the fast tier.
+    """
+    module = _Module(text, outs)
+
+    def main(*args: Any) -> Any:
+        return [*_splice.bind(*args, module=module), jnp.zeros((), jnp.bool_)]
+
+    return compile_function(main, ins, donated, fast=fast)
+
+
+def compile_function(
+    function: Callable[..., Any], ins: Sequence[Any], donated: Sequence[int], *, fast: bool
+) -> Any:
+    """Compile a traceable function of flat arguments; see `compile_text`."""
+    options = FAST_OPTIONS if fast and device().platform == "cpu" else None
+    with scope(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+        jitted = jax.jit(function, donate_argnums=tuple(donated), keep_unused=True)
+        return jitted.lower(*ins).compile(compiler_options=options)
+
+
+def stablehlo_of(function: Callable[..., Any], ins: Sequence[Any]) -> str:
+    """Return the StableHLO text of a traceable function, all arguments kept."""
+    with scope():
+        lowered = jax.jit(function, keep_unused=True).lower(*ins)
+        return str(lowered.compiler_ir("stablehlo"))
+
+
+def check_traceable(function: Callable[..., Any], ins: Sequence[Any]) -> Any:
+    """Run a function abstractly and return the types of its results."""
+    with scope():
+        return jax.eval_shape(function, *ins)
+
+
+def serialise(executable: Any) -> bytes:
+    """Return an executable as bytes for `deserialise` in a process of equal versions."""
+    return pickle.dumps(serialize_executable.serialize(executable))
+
+
+def deserialise(data: bytes) -> Any:
+    """Load what `serialise` gave; only ever feed it files that this user's lazyrt wrote."""
+    payload, in_tree, out_tree = pickle.loads(data)  # noqa: S301
+    return serialize_executable.deserialize_and_load(
+        payload, in_tree, out_tree, execution_devices=[device()]
+    )
+
+
+def platform_key() -> str:
+    """Return what an executable on disk depends on besides its graph."""
+    target = device()
+    client = target.client
+    parts = (jax.__version__, jaxlib.__version__, client.platform, client.platform_version,
+             target.device_kind, _host_features())  # fmt: skip
+    return hashlib.blake2b("|".join(map(str, parts)).encode(), digest_size=8).hexdigest()
+
+
+def _host_features() -> str:
+    """Return the CPU's feature flags: XLA compiles for the host that it runs on."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123
+        for line in lines:
+            if line.startswith(("flags", "Features")):
+                return line
+    import platform
+
+    return platform.processor() or platform.machine()
+
+
+def put(array: np.ndarray[Any, Any]) -> Array:
+    """Copy a NumPy array to the device; the copy never aliases the argument."""
+    with scope():
+        return jax.device_put(np.array(array, copy=True), device())
+
+
+def block(array: Array) -> None:
+    """Wait until an array is computed; Ctrl-C gets through."""
+    jax.block_until_ready(array)
+
+
+def to_numpy(array: Array) -> np.ndarray[Any, Any]:
+    """Copy an array to the host; waits for it first, interruptibly."""
+    block(array)
+    return np.array(array, copy=True)

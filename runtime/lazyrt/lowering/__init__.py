@@ -1,0 +1,1 @@
+"""Lowering: a graph of torch operations becomes one StableHLO module."""

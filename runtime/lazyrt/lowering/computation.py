@@ -1,0 +1,60 @@
+"""A lowered graph, as a user sees it."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from lazyrt.errors import UsageError
+from lazyrt.lowering.emit import argument_types, emit_text, result_types
+
+if TYPE_CHECKING:
+    from lazyrt.ir.graph import Graph
+
+
+class Computation:
+    """The StableHLO module of a graph.
+
+    Looking at it neither touches the step's executable cache nor counts as one of its
+    compiles: `as_text("hlo")` compiles a copy for the eye.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+
+    @property
+    def fingerprint(self) -> str:
+        """The graph's fingerprint."""
+        return self._graph.fingerprint
+
+    def as_text(self, dialect: Literal["stablehlo", "hlo"] = "stablehlo") -> str:
+        """Return the module as text.
+
+        Args:
+            dialect: `stablehlo`, before XLA; or `hlo`, as XLA optimised it, with each
+                instruction's op name and source line as metadata.
+        """
+        if dialect == "stablehlo":
+            return self._stablehlo
+        if dialect == "hlo":
+            return str(self._executable.as_text())
+        raise UsageError(
+            f"as_text({dialect!r}): there is no such dialect. It takes 'stablehlo' (what "
+            "lazyrt lowers to) or 'hlo' (what XLA made of it)."
+        )
+
+    @cached_property
+    def _stablehlo(self) -> str:
+        return emit_text(self._graph.canonical)
+
+    @cached_property
+    def _executable(self) -> Any:
+        from lazyrt.execution import compiler
+
+        graph = self._graph.canonical
+        return compiler.compile_uncounted(
+            self._stablehlo, argument_types(graph), result_types(graph)
+        )
+
+    def __repr__(self) -> str:
+        return f"<Computation {self.fingerprint[:12]} of {len(self._graph.nodes)} nodes>"

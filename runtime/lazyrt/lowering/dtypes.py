@@ -1,0 +1,166 @@
+"""The dtypes of torch and of jax, and how a value gets from one to another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+
+Array = jax.Array
+
+_TO_JAX: dict[torch.dtype, Any] = {
+    torch.bool: np.dtype(np.bool_),
+    torch.uint8: np.dtype(np.uint8),
+    torch.uint16: np.dtype(np.uint16),
+    torch.uint32: np.dtype(np.uint32),
+    torch.uint64: np.dtype(np.uint64),
+    torch.int8: np.dtype(np.int8),
+    torch.int16: np.dtype(np.int16),
+    torch.int32: np.dtype(np.int32),
+    torch.int64: np.dtype(np.int64),
+    torch.float16: np.dtype(np.float16),
+    torch.bfloat16: np.dtype(jnp.bfloat16),
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+    torch.complex64: np.dtype(np.complex64),
+    torch.complex128: np.dtype(np.complex128),
+    torch.float8_e4m3fn: np.dtype(jnp.float8_e4m3fn),
+    torch.float8_e4m3fnuz: np.dtype(jnp.float8_e4m3fnuz),
+    torch.float8_e5m2: np.dtype(jnp.float8_e5m2),
+    torch.float8_e5m2fnuz: np.dtype(jnp.float8_e5m2fnuz),
+}
+_TO_TORCH: dict[Any, torch.dtype] = {jax_: torch_ for torch_, jax_ in _TO_JAX.items()}
+
+_OPMATH = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.float8_e4m3fn: torch.float32,
+    torch.float8_e4m3fnuz: torch.float32,
+    torch.float8_e5m2: torch.float32,
+    torch.float8_e5m2fnuz: torch.float32,
+}
+
+_REAL_OF = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+_COMPLEX_OF = {
+    torch.float16: torch.complex64,  # complex32 has no counterpart in XLA
+    torch.bfloat16: torch.complex64,
+    torch.float32: torch.complex64,
+    torch.float64: torch.complex128,
+}
+
+
+def to_jax_dtype(dtype: torch.dtype) -> Any:
+    """Return the NumPy dtype with which jax stores a torch dtype.
+
+    Raises:
+        TypeError: XLA has no such type.
+    """
+    try:
+        return _TO_JAX[dtype]
+    except KeyError:
+        raise TypeError(f"XLA has no counterpart of {dtype}") from None
+
+
+def to_torch_dtype(dtype: Any) -> torch.dtype:
+    """Return the torch dtype of a jax or NumPy dtype.
+
+    Raises:
+        TypeError: torch has no such type.
+    """
+    try:
+        return _TO_TORCH[np.dtype(dtype)]
+    except KeyError:
+        raise TypeError(f"torch has no counterpart of {dtype}") from None
+
+
+def has_jax_dtype(dtype: torch.dtype) -> bool:
+    """Return whether XLA can store a torch dtype."""
+    return dtype in _TO_JAX
+
+
+def opmath_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which torch computes on `dtype`: float32 for the half types."""
+    return _OPMATH.get(dtype, dtype)
+
+
+def real_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of the parts of a complex number; other dtypes unchanged."""
+    return _REAL_OF.get(dtype, dtype)
+
+
+def complex_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the complex dtype whose parts have `dtype`; complex ones unchanged."""
+    return _COMPLEX_OF.get(dtype, dtype)
+
+
+def is_integral(dtype: torch.dtype) -> bool:
+    """Return whether a dtype holds integers or booleans."""
+    return not (dtype.is_floating_point or dtype.is_complex)
+
+
+def cast(value: Any, dtype: torch.dtype) -> Array:
+    """Return a number or array as an array of `dtype`, converted as torch does."""
+    target = to_jax_dtype(dtype)
+    if not isinstance(value, (jax.Array, np.ndarray)):
+        return _constant(value, dtype, target)
+    array = jnp.asarray(value)
+    if array.dtype == target:
+        return array
+    if jnp.issubdtype(array.dtype, jnp.complexfloating) and not dtype.is_complex:
+        if dtype is torch.bool:
+            return lax.ne(array, lax.full_like(array, 0))
+        array = lax.real(array)
+    if dtype is torch.uint8 and jnp.issubdtype(array.dtype, jnp.floating):
+        # torch goes through int64 and wraps around; XLA would clamp at zero.
+        array = lax.convert_element_type(array, np.int64)
+    return lax.convert_element_type(array, target)
+
+
+def _constant(value: Any, dtype: torch.dtype, target: Any) -> Array:
+    """Return a Python number as a scalar, wrapping integers around as torch does."""
+    if dtype is torch.bool:
+        value = bool(value)
+    elif is_integral(dtype):
+        info = torch.iinfo(dtype)
+        span = info.max - info.min + 1
+        value = (int(value.real) - info.min) % span + info.min
+    elif not dtype.is_complex:
+        value = float(value.real)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return jnp.asarray(np.asarray(value).astype(target))
+
+
+def promote(category: list[torch.dtype | None]) -> torch.dtype:
+    """Combine dtypes of tensors, 0-d tensors and numbers, strongest first, as torch does."""
+    result: torch.dtype | None = None
+    for lower in reversed(category):
+        result = _combine(lower, result)
+    assert result is not None, "nothing to promote"
+    return result
+
+
+def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dtype | None:
+    if higher is None or lower is None:
+        return higher or lower
+    if higher.is_complex:
+        return higher
+    if higher.is_floating_point:
+        return complex_dtype(higher) if lower.is_complex else higher
+    if higher is torch.bool or not is_integral(lower):
+        return torch.promote_types(higher, lower)
+    return higher
+
+
+def number_dtype(value: Any) -> torch.dtype:
+    """Return the dtype that a Python number takes in promotion."""
+    if isinstance(value, bool):
+        return torch.bool
+    if isinstance(value, int):
+        return torch.int64
+    if isinstance(value, complex):
+        return complex_dtype(torch.get_default_dtype())
+    return torch.get_default_dtype()

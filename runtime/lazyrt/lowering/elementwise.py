@@ -1,0 +1,569 @@
+"""Rules of the ops that work element by element."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+from jax.scipy import special
+
+from lazyrt.lowering.context import OpContext
+from lazyrt.lowering.dtypes import (
+    Array,
+    cast,
+    is_integral,
+    opmath_dtype,
+    real_dtype,
+)
+from lazyrt.lowering.registry import lowers, overloads
+from lazyrt.lowering.shaping import broadcast, expand, scalar_like, zeros_like
+
+_FORMS = ("default", "Tensor", "Scalar", "Tensor_Scalar", "self_Scalar", "other_Scalar",
+          "Scalar_Tensor", "Tensor_Tensor", "x_scalar", "n_scalar", "scalar")  # fmt: skip
+
+
+def _same(x: Any) -> bool:
+    return isinstance(x, (bool, int, float, complex))
+
+
+def fill(x: Array, value: complex) -> Array:
+    """Return a constant of the shape and dtype of `x`."""
+    return scalar_like(x, value)
+
+
+# One argument; computed in the result's dtype, which is a float for integers.
+
+
+def _unary(name: str, function: Callable[[Array], Array]) -> None:
+    @lowers(*overloads(name, "default"))
+    def rule(ctx: OpContext, x: Array) -> Array:
+        return function(cast(x, ctx.compute))
+
+
+def _real_if_integral(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    def apply(x: Array) -> Array:
+        return function(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+
+    return apply
+
+
+def _trunc(x: Array) -> Array:
+    return lax.select(lax.lt(x, zeros_like(x)), lax.ceil(x), lax.floor(x))
+
+
+def _round(x: Array) -> Array:
+    return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)
+
+
+def _sgn(x: Array) -> Array:
+    return lax.sign(x)
+
+
+def _digamma(x: Array) -> Array:
+    at_zero = lax.select(
+        lax.eq(x, zeros_like(x)), lax.neg(lax.div(fill(x, 1), x)), lax.digamma(x)
+    )
+    negative_integer = (x < 0) & (x == lax.floor(x))
+    return jnp.where(negative_integer, fill(x, math.nan), at_zero)
+
+
+def _softsign(x: Array) -> Array:
+    return x / (1 + lax.abs(x))
+
+
+def _exp2(x: Array) -> Array:
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return lax.exp(lax.mul(x, fill(x, math.log(2.0))))
+    return lax.exp2(x)
+
+
+def _logarithm(base: float) -> Callable[[Array], Array]:
+    def apply(x: Array) -> Array:
+        return lax.mul(lax.log(x), fill(x, 1 / math.log(base)))
+
+    return apply
+
+
+def sigmoid(x: Array) -> Array:
+    """Return 1 / (1 + exp(-x))."""
+    return lax.logistic(x)
+
+
+_UNARY: dict[str, Callable[[Array], Array]] = {
+    "neg": lax.neg, "exp": lax.exp, "exp2": _exp2, "expm1": lax.expm1, "log": lax.log,
+    "log1p": lax.log1p, "log2": _logarithm(2), "log10": _logarithm(10), "sqrt": lax.sqrt,
+    "rsqrt": lax.rsqrt, "sin": lax.sin, "cos": lax.cos, "tan": lax.tan, "asin": lax.asin,
+    "acos": lax.acos, "atan": lax.atan, "sinh": lax.sinh, "cosh": lax.cosh, "tanh": lax.tanh,
+    "asinh": lax.asinh, "acosh": lax.acosh, "atanh": lax.atanh, "sigmoid": sigmoid,
+    "erf": lax.erf, "erfc": lax.erfc, "erfinv": lax.erf_inv, "lgamma": lax.lgamma,
+    "digamma": _digamma, "sinc": jnp.sinc, "i0": special.i0, "floor": _real_if_integral(lax.floor),
+    "ceil": _real_if_integral(lax.ceil), "trunc": _real_if_integral(_trunc), "round":
+    _real_if_integral(_round), "sgn": _sgn, "square": lambda x: lax.mul(x, x),
+    "reciprocal": lambda x: lax.div(fill(x, 1), x), "special_i0e": special.i0e,
+    "special_i1": special.i1, "special_i1e": special.i1e, "special_erfcx": lambda x:
+    lax.mul(lax.exp(lax.square(x)), lax.erfc(x)), "special_ndtri": special.ndtri,
+    "special_log_ndtr": special.log_ndtr, "log_sigmoid": jax.nn.log_sigmoid,
+    "deg2rad": lambda x: lax.mul(x, fill(x, math.pi / 180)),
+    "rad2deg": lambda x: lax.mul(x, fill(x, 180 / math.pi)), "positive": lambda x: x,
+    "conj_physical": lambda x: lax.conj(x) if jnp.iscomplexobj(x) else x,
+    "_conj": lambda x: lax.conj(x) if jnp.iscomplexobj(x) else x,
+    "_conj_physical": lambda x: lax.conj(x) if jnp.iscomplexobj(x) else x,
+    "resolve_conj": lambda x: x, "resolve_neg": lambda x: x, "_neg_view": lax.neg,
+}  # fmt: skip
+for _name, _function in _UNARY.items():
+    _unary(_name, _function)
+
+
+@lowers("aten.abs.default")
+def absolute(ctx: OpContext, x: Array) -> Array:
+    unsigned = ctx.out.dtype in {torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool}
+    return x if unsigned else lax.abs(x)
+
+
+@lowers("aten.angle.default")
+def angle(ctx: OpContext, x: Array) -> Array:
+    if jnp.iscomplexobj(x):
+        return lax.atan2(lax.imag(x), lax.real(x))
+    (x,) = ctx.cast(x)
+    result = jnp.where(x < 0, fill(x, math.pi), zeros_like(x))
+    return jnp.where(x != x, x, result)
+
+
+@lowers("aten.sign.default")
+def sign(ctx: OpContext, x: Array) -> Array:
+    return x if ctx.out.dtype is torch.bool else jnp.where(x != x, zeros_like(x), lax.sign(x))
+
+
+@lowers("aten.round.decimals")
+def round_decimals(ctx: OpContext, x: Array, decimals: int) -> Array:
+    (x,) = ctx.cast(x)
+    scale = fill(x, 10.0 ** abs(decimals))
+    if decimals >= 0:
+        return lax.div(_round(lax.mul(x, scale)), scale)
+    return lax.mul(_round(lax.div(x, scale)), scale)
+
+
+@lowers("aten.frac.default")
+def frac(ctx: OpContext, x: Array) -> Array:
+    (x,) = ctx.cast(x)
+    return lax.sub(x, _trunc(x))
+
+
+@lowers("aten.logit.default")
+def logit(ctx: OpContext, x: Array, eps: float | None = None) -> Array:
+    (x,) = ctx.cast(x)
+    if eps is not None:
+        x = lax.clamp(fill(x, eps), x, fill(x, 1 - eps))
+    return lax.log(lax.div(x, lax.sub(fill(x, 1), x)))
+
+
+@lowers("aten.mvlgamma.default")
+def mvlgamma(ctx: OpContext, x: Array, p: int) -> Array:
+    (x,) = ctx.cast(x)
+    terms = [lax.lgamma(lax.sub(x, fill(x, j / 2))) for j in range(p)]
+    return sum(terms, fill(x, p * (p - 1) / 4 * math.log(math.pi)))
+
+
+@lowers("aten.polygamma.default")
+def polygamma(ctx: OpContext, n: int, x: Array) -> Array:
+    (x,) = ctx.cast(x)
+    return _digamma(x) if n == 0 else lax.polygamma(fill(x, n), x)
+
+
+# Predicates.
+
+
+def _predicate(name: str, function: Callable[[Array], Array]) -> None:
+    @lowers(*overloads(name, "default"))
+    def rule(ctx: OpContext, x: Array) -> Array:  # noqa: ARG001
+        return function(x)
+
+
+_PREDICATES: dict[str, Callable[[Array], Array]] = {
+    "isnan": lambda x: lax.ne(x, x), "isinf": jnp.isinf, "isfinite": jnp.isfinite,
+    "isposinf": lambda x: jnp.isposinf(x), "isneginf": lambda x: jnp.isneginf(x),
+    "signbit": lambda x: jnp.signbit(x) if jnp.issubdtype(x.dtype, jnp.floating)
+    else (x < 0 if x.dtype != bool else jnp.zeros(x.shape, bool)),
+    "isreal": jnp.isreal,
+    "logical_not": lambda x: lax.eq(x, zeros_like(x)),
+}  # fmt: skip
+for _name, _function in _PREDICATES.items():
+    _predicate(_name, _function)
+
+
+@lowers("aten.bitwise_not.default")
+def bitwise_not(ctx: OpContext, x: Array) -> Array:  # noqa: ARG001
+    return lax.bitwise_not(x)
+
+
+# Two arguments in the promoted dtype.
+
+
+def _binary(
+    name: str,
+    function: Callable[[Array, Array], Array],
+    dtype_of: Callable[[OpContext], torch.dtype],
+) -> None:
+    @lowers(*overloads(name, *_FORMS))
+    def rule(ctx: OpContext, x: Any, y: Any) -> Array:
+        dtype = dtype_of(ctx)
+        return function(*broadcast(cast(x, dtype), cast(y, dtype)))
+
+
+def _of_result(ctx: OpContext) -> torch.dtype:
+    return ctx.compute
+
+
+def _of_operands(ctx: OpContext) -> torch.dtype:
+    return ctx.promoted(0, 1)
+
+
+def _as_bool(_ctx: OpContext) -> torch.dtype:
+    return torch.bool
+
+
+def _copysign(x: Array, y: Array) -> Array:
+    return jnp.copysign(x, y)
+
+
+def _fmin(x: Array, y: Array) -> Array:
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return lax.min(x, y)
+    return jnp.where(x != x, y, jnp.where(y != y, x, lax.min(x, y)))
+
+
+def _fmax(x: Array, y: Array) -> Array:
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return lax.max(x, y)
+    return jnp.where(x != x, y, jnp.where(y != y, x, lax.max(x, y)))
+
+
+def _shift_left(x: Array, y: Array) -> Array:
+    inside = (y >= 0) & (y < x.dtype.itemsize * 8)
+    return jnp.where(inside, lax.shift_left(x, y), zeros_like(x))
+
+
+def _shift_right(x: Array, y: Array) -> Array:
+    signed = jnp.issubdtype(x.dtype, jnp.signedinteger)
+    last = fill(x, x.dtype.itemsize * 8 - 1)
+    inside = (y >= 0) & (y <= last)
+    shift = lax.shift_right_arithmetic if signed else lax.shift_right_logical
+    beyond = shift(x, last) if signed else zeros_like(x)
+    return jnp.where(inside, shift(x, jnp.where(inside, y, last)), beyond)
+
+
+def remainder_of(x: Array, y: Array) -> Array:
+    """Return the remainder with the sign of the divisor, as Python's `%`."""
+    if x.dtype == bool:
+        return x
+    rest = lax.rem(x, y)
+    wrong = (rest != 0) & ((rest < 0) != (y < 0))
+    return lax.select(wrong, lax.add(rest, y), rest)
+
+
+def _heaviside(x: Array, y: Array) -> Array:
+    step = lax.convert_element_type(x > 0, x.dtype)
+    return jnp.where(x == 0, y, step)
+
+
+def _logaddexp(x: Array, y: Array) -> Array:
+    return jnp.logaddexp(x, y)
+
+
+def _xlogy(x: Array, y: Array) -> Array:
+    product = jnp.where(x == 0, zeros_like(x), x * lax.log(y))
+    return jnp.where(y != y, y, product)
+
+
+def _xlog1py(x: Array, y: Array) -> Array:
+    product = jnp.where(x == 0, zeros_like(x), x * lax.log1p(y))
+    return jnp.where(y != y, y, product)
+
+
+def _hypot(x: Array, y: Array) -> Array:
+    return jnp.hypot(x, y)
+
+
+def _ldexp(x: Array, y: Array) -> Array:
+    return lax.mul(x, lax.exp2(y))
+
+
+_BINARY: dict[str, Callable[[Array, Array], Array]] = {
+    "mul": lax.mul, "maximum": lax.max, "minimum": lax.min, "fmax": _fmax, "fmin": _fmin,
+    "atan2": lax.atan2, "copysign": _copysign, "hypot": _hypot, "fmod": lax.rem, "remainder":
+    remainder_of, "heaviside": _heaviside, "logaddexp": _logaddexp, "nextafter": lax.nextafter,
+    "logaddexp2": jnp.logaddexp2, "xlogy": _xlogy, "special_xlog1py": _xlog1py,
+    "bitwise_and": lax.bitwise_and, "bitwise_or": lax.bitwise_or, "bitwise_xor": lax.bitwise_xor,
+    "__and__": lax.bitwise_and, "__or__": lax.bitwise_or, "__xor__": lax.bitwise_xor,
+    "bitwise_left_shift": _shift_left, "bitwise_right_shift": _shift_right,
+    "__lshift__": _shift_left, "__rshift__": _shift_right,
+    "gcd": jnp.gcd, "lcm": jnp.lcm, "ldexp": _ldexp, "special_zeta": special.zeta,
+    "igamma": lax.igamma, "igammac": lax.igammac,
+}  # fmt: skip
+for _name, _pair in _BINARY.items():
+    _binary(_name, _pair, _of_result)
+
+_COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {
+    "eq": lax.eq, "ne": lax.ne, "lt": lax.lt, "le": lax.le, "gt": lax.gt, "ge": lax.ge,
+}  # fmt: skip
+for _name, _pair in _COMPARISONS.items():
+    _binary(_name, _pair, _of_operands)
+
+_LOGICAL: dict[str, Callable[[Array, Array], Array]] = {
+    "logical_and": lax.bitwise_and, "logical_or": lax.bitwise_or, "logical_xor": lax.bitwise_xor,
+}  # fmt: skip
+for _name, _pair in _LOGICAL.items():
+    _binary(_name, _pair, _as_bool)
+
+
+def _scaled(ctx: OpContext, x: Array, alpha: Any) -> Array:
+    """Return alpha * x, without a multiplication where alpha is one."""
+    if _same(alpha) and alpha == 1:
+        return x
+    return lax.mul(x, expand(cast(alpha, ctx.compute), x.shape))
+
+
+@lowers("aten.add.Tensor", "aten.add.Scalar")
+def add(ctx: OpContext, x: Any, y: Any, alpha: Any = 1) -> Array:
+    x, y = ctx.cast(x, y)
+    x, y = broadcast(x, _scaled(ctx, y, alpha))
+    return lax.bitwise_or(x, y) if x.dtype == bool else lax.add(x, y)
+
+
+@lowers("aten.sub.Tensor", "aten.sub.Scalar")
+def sub(ctx: OpContext, x: Any, y: Any, alpha: Any = 1) -> Array:
+    x, y = ctx.cast(x, y)
+    return lax.sub(*broadcast(x, _scaled(ctx, y, alpha)))
+
+
+@lowers("aten.rsub.Tensor", "aten.rsub.Scalar")
+def rsub(ctx: OpContext, x: Any, y: Any, alpha: Any = 1) -> Array:
+    return sub(ctx, y, x, alpha)
+
+
+def _divide(x: Array, y: Array, rounding: str | None) -> Array:
+    if rounding is None or jnp.issubdtype(x.dtype, jnp.inexact):
+        return _divide_floats(x, y, rounding)
+    quotient = lax.div(x, y)
+    if rounding == "trunc":
+        return quotient
+    inexact = (lax.rem(x, y) != 0) & ((x < 0) != (y < 0))
+    return lax.select(inexact, lax.sub(quotient, fill(x, 1)), quotient)
+
+
+def _divide_floats(x: Array, y: Array, rounding: str | None) -> Array:
+    quotient = lax.div(x, y)
+    if rounding is None:
+        return quotient
+    if rounding == "trunc":
+        return _trunc(quotient)
+    rest = lax.rem(x, y)
+    exact = lax.div(lax.sub(x, rest), y)
+    exact = jnp.where((rest != 0) & ((y < 0) != (rest < 0)), exact - 1, exact)
+    floor = lax.floor(exact)
+    floor = jnp.where(exact - floor > 0.5, floor + 1, floor)  # noqa: PLR2004
+    floor = jnp.where(exact == 0, jnp.copysign(zeros_like(x), quotient), floor)
+    return jnp.where(y == 0, quotient, floor)
+
+
+@lowers("aten.div.Tensor", "aten.div.Scalar", "aten.true_divide.Tensor")
+def div(ctx: OpContext, x: Any, y: Any) -> Array:
+    x, y = broadcast(*ctx.cast(x, y))
+    return lax.div(x, y)
+
+
+@lowers("aten.div.Tensor_mode", "aten.div.Scalar_mode")
+def div_mode(ctx: OpContext, x: Any, y: Any, rounding_mode: str | None) -> Array:
+    x, y = broadcast(*ctx.cast(x, y))
+    return _divide(x, y, rounding_mode)
+
+
+@lowers("aten.floor_divide.default", "aten.floor_divide.Scalar")
+def floor_divide(ctx: OpContext, x: Any, y: Any) -> Array:
+    return div_mode(ctx, x, y, "floor")
+
+
+_SMALL_POWERS: dict[float, Callable[[Array], Array]] = {
+    0.5: lax.sqrt,
+    1: lambda x: x,
+    2: lambda x: lax.mul(x, x),
+    3: lambda x: lax.mul(lax.mul(x, x), x),
+    -0.5: lax.rsqrt,
+    -1: lambda x: lax.div(fill(x, 1), x),
+    -2: lambda x: lax.div(fill(x, 1), lax.mul(x, x)),
+}
+
+
+@lowers("aten.pow.Tensor_Scalar", "aten.pow.Tensor_Tensor", "aten.pow.Scalar",
+        "aten.float_power.Tensor_Tensor", "aten.float_power.Tensor_Scalar",
+        "aten.float_power.Scalar")  # fmt: skip
+def power(ctx: OpContext, x: Any, exponent: Any) -> Array:
+    dtype = ctx.compute
+    if _same(exponent) and not isinstance(exponent, complex):
+        small = _SMALL_POWERS.get(exponent)
+        if small is not None and (exponent > 0 or not is_integral(dtype)) and (
+            exponent == int(exponent) or not is_integral(dtype)
+        ):
+            return small(cast(x, dtype))
+        if float(exponent).is_integer() and abs(exponent) <= 64 and exponent >= 0:  # noqa: PLR2004
+            return lax.integer_pow(cast(x, dtype), int(exponent))
+    x, y = broadcast(cast(x, dtype), cast(exponent, dtype))
+    return _integer_power(x, y) if is_integral(dtype) else lax.pow(x, y)
+
+
+def _integer_power(x: Array, y: Array) -> Array:
+    """Raise integers to integers; a negative power is 0 but for ones, as in C++."""
+    if x.dtype == bool:
+        return lax.bitwise_or(x, lax.bitwise_not(y))
+    positive = jnp.power(x, jnp.where(y < 0, zeros_like(y), y))
+    odd = lax.bitwise_and(y, fill(y, 1)) == 1
+    negative = jnp.where(x == 1, fill(x, 1), zeros_like(x))
+    if jnp.issubdtype(x.dtype, jnp.signedinteger):
+        minus_one = jnp.where(odd, fill(x, -1), fill(x, 1))
+        negative = jnp.where(x == -1, minus_one, negative)
+    return jnp.where(y < 0, negative, positive)
+
+
+# Three arguments and more.
+
+
+@lowers("aten.where.self", "aten.where.ScalarOther", "aten.where.ScalarSelf",
+        "aten.where.Scalar")  # fmt: skip
+def where(ctx: OpContext, condition: Array, x: Any, y: Any) -> Array:
+    x, y = cast(x, ctx.out.dtype), cast(y, ctx.out.dtype)
+    condition, x, y = broadcast(cast(condition, torch.bool), x, y)
+    return lax.select(condition, x, y)
+
+
+@lowers("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
+def masked_fill(ctx: OpContext, x: Array, mask: Array, value: Any) -> Array:
+    return where(ctx, mask, value, x)
+
+
+@lowers("aten.clamp.default", "aten.clamp.Tensor", "aten.clip.default", "aten.clip.Tensor")
+def clamp(ctx: OpContext, x: Array, low: Any = None, high: Any = None) -> Array:
+    (x,) = ctx.cast(x)
+    if low is not None:
+        x = lax.max(*broadcast(x, *ctx.cast(low)))
+    if high is not None:
+        x = lax.min(*broadcast(x, *ctx.cast(high)))
+    return x
+
+
+@lowers("aten.clamp_min.default", "aten.clamp_min.Tensor")
+def clamp_min(ctx: OpContext, x: Array, low: Any) -> Array:
+    return clamp(ctx, x, low)
+
+
+@lowers("aten.clamp_max.default", "aten.clamp_max.Tensor")
+def clamp_max(ctx: OpContext, x: Array, high: Any) -> Array:
+    return clamp(ctx, x, None, high)
+
+
+@lowers("aten.lerp.Scalar", "aten.lerp.Tensor")
+def lerp(ctx: OpContext, start: Array, end: Array, weight: Any) -> Array:
+    start, end, weight = broadcast(*ctx.cast(start, end, weight))
+    difference = lax.sub(end, start)
+    one = fill(weight, 1)
+    low = lax.add(start, lax.mul(weight, difference))
+    high = lax.sub(end, lax.mul(difference, lax.sub(one, weight)))
+    is_low = lax.lt(lax.abs(weight), fill(lax.abs(weight), 0.5))
+    return lax.select(is_low, low, high)
+
+
+@lowers("aten.addcmul.default")
+def addcmul(ctx: OpContext, x: Array, a: Array, b: Array, value: Any = 1) -> Array:
+    x, a, b = ctx.cast(x, a, b)
+    product = lax.mul(*broadcast(a, b))
+    return lax.add(*broadcast(x, _scaled(ctx, product, value)))
+
+
+@lowers("aten.addcdiv.default")
+def addcdiv(ctx: OpContext, x: Array, a: Array, b: Array, value: Any = 1) -> Array:
+    x, a, b = ctx.cast(x, a, b)
+    a, b = broadcast(a, b)
+    return lax.add(*broadcast(x, lax.div(_scaled(ctx, a, value), b)))
+
+
+@lowers("aten.nan_to_num.default")
+def nan_to_num(
+    ctx: OpContext, x: Array, nan: float | None, posinf: float | None, neginf: float | None
+) -> Array:
+    if is_integral(ctx.out.dtype):
+        return x
+    info = torch.finfo(real_dtype(ctx.out.dtype))
+    return jnp.nan_to_num(
+        x,
+        nan=0.0 if nan is None else nan,
+        posinf=info.max if posinf is None else posinf,
+        neginf=info.min if neginf is None else neginf,
+    )
+
+
+# Copies and conversions.
+
+
+@lowers("aten._to_copy.default", "aten.clone.default", "aten.alias.default",
+        "aten.detach.default", "aten.lift_fresh.default", "aten.lift_fresh_copy.default",
+        "aten.contiguous.default", "aten.alias_copy.default", "aten.detach_copy.default",
+        "aten.lift.default")  # fmt: skip
+def identity(ctx: OpContext, x: Array, *_: Any) -> Array:  # noqa: ARG001
+    return x
+
+
+@lowers("aten.copy.default")
+def copy(ctx: OpContext, x: Array, source: Array, *_: Any) -> Array:  # noqa: ARG001
+    return expand(cast(source, ctx.out.dtype), ctx.out.shape)
+
+
+@lowers("aten.fill.Scalar", "aten.fill.Tensor")
+def fill_with(ctx: OpContext, x: Array, value: Any) -> Array:  # noqa: ARG001
+    return expand(cast(value, ctx.out.dtype), ctx.out.shape)
+
+
+@lowers("aten.zero.default")
+def zero(ctx: OpContext, x: Array) -> Array:  # noqa: ARG001
+    return lax.full(ctx.out.shape, 0, ctx.dtype)
+
+
+@lowers("aten.complex.default")
+def make_complex(ctx: OpContext, real: Array, imag: Array) -> Array:  # noqa: ARG001
+    return lax.complex(*broadcast(real, imag))
+
+
+@lowers("aten.polar.default")
+def polar(ctx: OpContext, size: Array, angle_: Array) -> Array:  # noqa: ARG001
+    size, angle_ = broadcast(size, angle_)
+    return lax.complex(lax.mul(size, lax.cos(angle_)), lax.mul(size, lax.sin(angle_)))
+
+
+@lowers("aten.real.default")
+def real(ctx: OpContext, x: Array) -> Array:  # noqa: ARG001
+    return lax.real(x) if jnp.iscomplexobj(x) else x
+
+
+@lowers("aten.imag.default")
+def imag(ctx: OpContext, x: Array) -> Array:  # noqa: ARG001
+    return lax.imag(x)
+
+
+@lowers("aten.view_as_real.default", "aten.view_as_real_copy.default")
+def view_as_real(ctx: OpContext, x: Array) -> Array:  # noqa: ARG001
+    return jnp.stack([lax.real(x), lax.imag(x)], axis=-1)
+
+
+@lowers("aten.view_as_complex.default", "aten.view_as_complex_copy.default")
+def view_as_complex(ctx: OpContext, x: Array) -> Array:  # noqa: ARG001
+    return lax.complex(x[..., 0], x[..., 1])
+
+
+@lowers("aten.frexp.Tensor")
+def frexp(ctx: OpContext, x: Array) -> tuple[Array, Array]:
+    mantissa, exponent = jnp.frexp(cast(x, opmath_dtype(ctx.out.dtype)))
+    return mantissa, lax.convert_element_type(exponent, np.int32)

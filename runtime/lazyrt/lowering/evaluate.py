@@ -1,0 +1,153 @@
+"""Applying an op's rule: arguments in, results of the declared types out."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from lazyrt.errors import LazyRuntimeError, LoweringError, NoLoweringError
+from lazyrt.lowering import (  # noqa: F401 - each module registers its rules
+    creation,
+    decompose,
+    elementwise,
+    foreach,
+    indexing,
+    linalg,
+    nn,
+    random,
+    reductions,
+    shape_ops,
+)
+from lazyrt.lowering.context import Aval, OpContext, Unsupported, describe_types
+from lazyrt.lowering.dtypes import Array, cast, to_torch_dtype
+from lazyrt.lowering.registry import rule_for, rules
+
+
+def evaluate(
+    func: torch._ops.OpOverload,
+    args: Sequence[Any],
+    avals: Sequence[Any],
+    outs: Sequence[Aval | None],
+    key: Array | None = None,
+) -> list[Array | None]:
+    """Compute a functional op on jax arrays or tracers.
+
+    Args:
+        func: The op.
+        args: One entry for each schema argument: an array for a tensor, a Python list for a
+            list, the constant itself otherwise.
+        avals: The same with an `Aval` in place of each array.
+        outs: Type of each result; None for one that torch leaves undefined.
+        key: (seed, offset) of a random op as u64[2].
+
+    Returns:
+        One array of the declared type for each result.
+
+    Raises:
+        NoLoweringError: There is neither a rule nor a decomposition.
+        LoweringError: The rule failed, or gave another shape than torch does.
+    """
+    values, types = _as_arrays(func, args, avals)
+    ctx = OpContext(str(func), func, tuple(outs), types, key)
+    results = _apply(ctx, values)
+    return [
+        None if out is None else _conform(ctx, result, out)
+        for result, out in zip(_flatten(ctx, results), outs, strict=True)
+    ]
+
+
+def _as_arrays(
+    func: torch._ops.OpOverload, args: Sequence[Any], avals: Sequence[Any]
+) -> tuple[list[Any], tuple[Any, ...]]:
+    """Return arguments and types with Python numbers for tensors turned into weak arrays."""
+    values, types = list(args), list(avals)
+    for position in _tensor_positions(func):
+        if isinstance(values[position], (bool, int, float, complex)):
+            values[position], types[position] = _number(values[position])
+    return values, tuple(types)
+
+
+def _number(value: Any) -> tuple[Array, Any]:
+    """Return a Python number as an array, and itself as what promotion goes by."""
+    array = jnp.asarray(np.asarray(value))
+    if isinstance(value, (float, int)) and not isinstance(value, bool):
+        return array, Aval((), to_torch_dtype(array.dtype), weak=True)
+    return array, Aval((), to_torch_dtype(array.dtype))
+
+
+@functools.cache
+def _tensor_positions(func: torch._ops.OpOverload) -> tuple[int, ...]:
+    return tuple(
+        position
+        for position, argument in enumerate(func._schema.arguments)
+        if str(argument.type) in {"Tensor", "Optional[Tensor]"}
+    )
+
+
+def _apply(ctx: OpContext, values: Sequence[Any]) -> Any:
+    rule = rule_for(ctx.func)
+    reason = ""
+    if rule is not None:
+        try:
+            return rule(ctx, *values)
+        except Unsupported as refusal:
+            reason = str(refusal)
+        except LazyRuntimeError:
+            raise
+        except Exception as error:
+            raise _failure(ctx, error) from error
+    try:
+        return decompose.apply(ctx, values, evaluate)
+    except Unsupported as refusal:
+        raise _no_lowering(ctx, reason or str(refusal)) from refusal
+
+
+def _flatten(ctx: OpContext, results: Any) -> list[Any]:
+    flat = list(results) if isinstance(results, (tuple, list)) else [results]
+    if len(flat) != len(ctx.outs):
+        raise LoweringError(
+            f"the lowering of {_describe(ctx)} gave {len(flat)} results where torch gives "
+            f"{len(ctx.outs)}, so they cannot be told apart. Correct its rule."
+        )
+    return flat
+
+
+def _conform(ctx: OpContext, result: Any, out: Aval) -> Array:
+    if result is None or tuple(jnp.shape(result)) != tuple(out.shape):
+        shape = None if result is None else list(jnp.shape(result))
+        raise LoweringError(
+            f"the lowering of {_describe(ctx)} gave shape {shape} where torch gives "
+            f"{list(out.shape)}, so the result would be wrong. Correct its rule."
+        )
+    return cast(result, out.dtype)
+
+
+def _failure(ctx: OpContext, error: Exception) -> LoweringError:
+    return LoweringError(
+        f"the lowering of {_describe(ctx)} failed with {type(error).__name__}: {error}. The "
+        f"rule does not cover these types: correct it, or run the op on the CPU with "
+        f"lazyrt.fallback({ctx.name!r})."
+    )
+
+
+def _no_lowering(ctx: OpContext, reason: str) -> NoLoweringError:
+    because = f" ({reason})" if reason else ""
+    error = NoLoweringError(
+        f"no lowering for {_describe(ctx)}{because}. Register one with "
+        f"@lowers({ctx.name!r}), or run the op on the CPU with lazyrt.fallback({ctx.name!r})."
+    )
+    near = difflib.get_close_matches(ctx.name, rules(), n=3, cutoff=0.7)
+    near = [name for name in near if name != ctx.name]
+    if near:
+        error.add_note(f"lowered ops with similar names: {', '.join(near)}")
+    return error
+
+
+def _describe(ctx: OpContext) -> str:
+    return f"{ctx.name} on {describe_types(ctx.args)}"

@@ -1,0 +1,98 @@
+"""Rules of the foreach ops, derived from those of the ops that they repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lazyrt.lowering.context import Aval, OpContext, Unsupported
+from lazyrt.lowering.dtypes import Array
+from lazyrt.lowering.registry import Rule, lowers, rules
+
+# The overload of the single op that an overload of the foreach op repeats, where it is not
+# simply Tensor for List, Scalar for Scalar and ScalarList.
+_SINGLE = {
+    "addcmul": {"Scalar": "default", "ScalarList": "default", "Tensor": "default"},
+    "addcdiv": {"Scalar": "default", "ScalarList": "default", "Tensor": "default"},
+    "pow": {"List": "Tensor_Tensor", "Scalar": "Tensor_Scalar", "ScalarList": "Tensor_Scalar",
+            "ScalarAndTensor": "Scalar"},
+    "maximum": {"List": "default", "Scalar": "default", "ScalarList": "default"},
+    "minimum": {"List": "default", "Scalar": "default", "ScalarList": "default"},
+    "clamp_min": {"List": "Tensor", "Scalar": "default", "ScalarList": "default"},
+    "clamp_max": {"List": "Tensor", "Scalar": "default", "ScalarList": "default"},
+    "norm": {"Scalar": "default"},
+    "powsum": {"Scalar": "default"},
+    "zero": {"default": "default"},
+}  # fmt: skip
+_COMMON = {"List": "Tensor", "Scalar": "Scalar", "ScalarList": "Scalar", "Tensor": "Tensor",
+           "default": "default"}  # fmt: skip
+_OTHER_NAME = {"norm": "linalg_vector_norm"}
+
+
+def _repeated(single: str) -> Rule:
+    """Return the rule that applies another op's rule to each entry of its lists."""
+
+    def rule(ctx: OpContext, *args: Any) -> list[Array]:
+        repeated = rules().get(single)
+        if repeated is None:
+            raise Unsupported(f"{single}, which it repeats, has no rule")
+        results = []
+        for index, out in enumerate(ctx.outs):
+            entry = [_entry(arg, index) for arg in args]
+            types = [_entry_type(arg, index) for arg in ctx.args]
+            results.append(repeated(ctx.with_types(types, out), *entry))
+        return results
+
+    return rule
+
+
+def _entry(arg: Any, index: int) -> Any:
+    return arg[index] if isinstance(arg, (list, tuple)) else arg
+
+
+def _entry_type(arg: Any, index: int) -> Any:
+    return arg[index] if isinstance(arg, (list, tuple)) else arg
+
+
+def _register_all() -> None:
+    for qualified in dir(torch.ops.aten):
+        name = qualified.removeprefix("_foreach_")
+        if name == qualified or name.endswith("_"):
+            continue
+        for overload in getattr(torch.ops.aten, qualified).overloads():
+            suffix = _SINGLE.get(name, _COMMON).get(overload)
+            if suffix is None:
+                continue
+            single = f"aten.{_OTHER_NAME.get(name, name)}.{suffix}"
+            lowers(f"aten.{qualified}.{overload}")(_repeated(single))
+
+
+_register_all()
+
+
+@lowers("aten._foreach_addcmul.Tensor", "aten._foreach_addcdiv.Tensor")
+def addc_tensor(
+    ctx: OpContext,
+    tensors: Sequence[Array],
+    first: Sequence[Array],
+    second: Sequence[Array],
+    scalars: Array,
+) -> list[Array]:
+    single = ctx.name.replace("_foreach_", "").replace(".Tensor", ".default")
+    rule = rules()[single]
+    factor = Aval((), ctx.args[3].dtype)
+    results = []
+    for index, out in enumerate(ctx.outs):
+        types = [*(arg[index] for arg in ctx.args[:3]), factor]
+        entry = (tensors[index], first[index], second[index], scalars[index])
+        results.append(rule(ctx.with_types(types, out), *entry))
+    return results
+
+
+@lowers("aten._foreach_copy.default")
+def foreach_copy(
+    ctx: OpContext, tensors: Sequence[Array], sources: Sequence[Array], *_: Any  # noqa: ARG001
+) -> list[Array]:
+    return list(sources)

@@ -1,0 +1,513 @@
+"""Rules of the ops that reduce, scan or sort along dimensions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+
+from lazyrt.lowering.context import OpContext
+from lazyrt.lowering.dtypes import (
+    Array,
+    cast,
+    is_integral,
+    opmath_dtype,
+    to_jax_dtype,
+    to_torch_dtype,
+)
+from lazyrt.lowering.registry import lowers
+from lazyrt.lowering.shaping import (
+    axes,
+    axis,
+    broadcast,
+    expand,
+    iota_along,
+    keep_dims,
+    scalar_like,
+    zeros_like,
+)
+
+
+def reduce_sum(x: Array, dims: Sequence[int]) -> Array:
+    """Sum over dimensions, in the array's own dtype."""
+    return lax.reduce_sum(x, tuple(dims)) if dims else x
+
+
+def _finish(ctx: OpContext, x: Array) -> Array:
+    """Give a reduced array the result's shape: size-1 dimensions where they are kept."""
+    return lax.reshape(x, ctx.out.shape)
+
+
+def _lowest(dtype: torch.dtype) -> Any:
+    if dtype is torch.bool:
+        return False
+    return torch.iinfo(dtype).min if is_integral(dtype) else -math.inf
+
+
+def _highest(dtype: torch.dtype) -> Any:
+    if dtype is torch.bool:
+        return True
+    return torch.iinfo(dtype).max if is_integral(dtype) else math.inf
+
+
+@lowers("aten.sum.default")
+def sum_all(ctx: OpContext, x: Array, dtype: Any = None) -> Array:  # noqa: ARG001
+    return sum_dims(ctx, x, None)
+
+
+@lowers("aten.sum.dim_IntList")
+def sum_dims(ctx: OpContext, x: Array, dim: Any, *_: Any) -> Array:
+    (x,) = ctx.cast(x)
+    return _finish(ctx, reduce_sum(x, axes(dim, x.ndim)))
+
+
+@lowers("aten.nansum.default")
+def nansum(ctx: OpContext, x: Array, dim: Any = None, *_: Any) -> Array:
+    (x,) = ctx.cast(x)
+    return sum_dims(ctx, jnp.where(x != x, zeros_like(x), x), dim)
+
+
+def mean_of(x: Array, dims: Sequence[int]) -> Array:
+    """Return the mean over dimensions, in the array's own dtype."""
+    count = math.prod(x.shape[d] for d in dims)
+    total = reduce_sum(x, dims)
+    return lax.div(total, scalar_like(total, count))
+
+
+@lowers("aten.mean.default")
+def mean_all(ctx: OpContext, x: Array, dtype: Any = None) -> Array:  # noqa: ARG001
+    return mean(ctx, x, None)
+
+
+@lowers("aten.mean.dim")
+def mean(ctx: OpContext, x: Array, dim: Any, *_: Any) -> Array:
+    (x,) = ctx.cast(x)
+    return _finish(ctx, mean_of(x, axes(dim, x.ndim)))
+
+
+@lowers("aten.prod.default")
+def prod_all(ctx: OpContext, x: Array, dtype: Any = None) -> Array:  # noqa: ARG001
+    return prod(ctx, x, None)
+
+
+@lowers("aten.prod.dim_int")
+def prod(ctx: OpContext, x: Array, dim: Any, *_: Any) -> Array:
+    (x,) = ctx.cast(x)
+    dims = axes(dim, x.ndim)
+    if x.dtype == bool:
+        return _finish(ctx, lax.reduce_and(x, dims))
+    return _finish(ctx, lax.reduce_prod(x, dims) if dims else x)
+
+
+@lowers("aten.amax.default")
+def amax(ctx: OpContext, x: Array, dim: Any = (), *_: Any) -> Array:
+    return _finish(ctx, lax.reduce_max(x, axes(dim, x.ndim)))
+
+
+@lowers("aten.amin.default")
+def amin(ctx: OpContext, x: Array, dim: Any = (), *_: Any) -> Array:
+    return _finish(ctx, lax.reduce_min(x, axes(dim, x.ndim)))
+
+
+@lowers("aten.max.default")
+def max_all(ctx: OpContext, x: Array) -> Array:
+    return amax(ctx, x)
+
+
+@lowers("aten.min.default")
+def min_all(ctx: OpContext, x: Array) -> Array:
+    return amin(ctx, x)
+
+
+@lowers("aten.aminmax.default")
+def aminmax(
+    ctx: OpContext, x: Array, dim: int | None = None, keepdim: bool = False  # noqa: FBT001, FBT002
+) -> tuple[Array, Array]:
+    return amin(ctx, x, dim, keepdim), amax(ctx, x, dim, keepdim)
+
+
+@lowers("aten.max.dim", "aten.max.names_dim")
+def max_dim(ctx: OpContext, x: Array, dim: int, *_: Any) -> tuple[Array, Array]:
+    if x.ndim == 0:
+        return x, jnp.zeros((), np.int64)
+    d = axis(dim, x.ndim)
+    return (
+        _finish(ctx, lax.reduce_max(x, (d,))),
+        _finish(ctx, _argmax(x, d)),
+    )
+
+
+@lowers("aten.min.dim")
+def min_dim(ctx: OpContext, x: Array, dim: int, *_: Any) -> tuple[Array, Array]:
+    if x.ndim == 0:
+        return x, jnp.zeros((), np.int64)
+    d = axis(dim, x.ndim)
+    return (
+        _finish(ctx, lax.reduce_min(x, (d,))),
+        _finish(ctx, _argmin(x, d)),
+    )
+
+
+def _argmax(x: Array, dim: int) -> Array:
+    x = lax.convert_element_type(x, np.int32) if x.dtype == bool else x
+    return lax.argmax(x, dim, np.int64)
+
+
+def _argmin(x: Array, dim: int) -> Array:
+    x = lax.convert_element_type(x, np.int32) if x.dtype == bool else x
+    return lax.argmin(x, dim, np.int64)
+
+
+@lowers("aten.argmax.default")
+def argmax(ctx: OpContext, x: Array, dim: int | None = None, *_: Any) -> Array:
+    return _finish(ctx, _argmax(*_flat_or_along(x, dim)))
+
+
+@lowers("aten.argmin.default")
+def argmin(ctx: OpContext, x: Array, dim: int | None = None, *_: Any) -> Array:
+    return _finish(ctx, _argmin(*_flat_or_along(x, dim)))
+
+
+def _flat_or_along(x: Array, dim: int | None) -> tuple[Array, int]:
+    if dim is None or x.ndim == 0:
+        return lax.reshape(x, (x.size,)), 0
+    return x, axis(dim, x.ndim)
+
+
+def _truth(x: Array) -> Array:
+    return cast(x, torch.bool)
+
+
+@lowers("aten.any.default", "aten.any.dim", "aten.any.dims")
+def any_(ctx: OpContext, x: Array, dim: Any = None, *_: Any) -> Array:
+    return _finish(ctx, lax.reduce_or(_truth(x), axes(dim, x.ndim)))
+
+
+@lowers("aten.all.default", "aten.all.dim", "aten.all.dims")
+def all_(ctx: OpContext, x: Array, dim: Any = None, *_: Any) -> Array:
+    return _finish(ctx, lax.reduce_and(_truth(x), axes(dim, x.ndim)))
+
+
+@lowers("aten.count_nonzero.default", "aten.count_nonzero.dim_IntList")
+def count_nonzero(ctx: OpContext, x: Array, dim: Any = None) -> Array:
+    counts = lax.convert_element_type(_truth(x), np.int64)
+    return _finish(ctx, reduce_sum(counts, axes(dim, x.ndim)))
+
+
+def moments(x: Array, dims: Sequence[int], correction: Any) -> tuple[Array, Array]:
+    """Return variance and mean over dimensions, both with the dimensions taken away."""
+    count = math.prod(x.shape[d] for d in dims)
+    mean_ = mean_of(x, dims)
+    centred = lax.sub(x, expand(keep_dims(mean_, dims, x.ndim), x.shape))
+    if jnp.iscomplexobj(x):
+        squares = lax.square(lax.real(centred)) + lax.square(lax.imag(centred))
+    else:
+        squares = lax.mul(centred, centred)
+    total = reduce_sum(squares, dims)
+    divisor = max(count - (1 if correction is None else correction), 0)
+    return lax.div(total, scalar_like(total, divisor)), mean_
+
+
+def _in_float(x: Array) -> Array:
+    return cast(x, opmath_dtype(to_torch_dtype(x.dtype)))
+
+
+@lowers("aten.var.correction")
+def var(ctx: OpContext, x: Array, dim: Any = None, correction: Any = None, *_: Any) -> Array:
+    variance, _mean = moments(_in_float(x), axes(dim, x.ndim), correction)
+    return _finish(ctx, variance)
+
+
+@lowers("aten.std.correction")
+def std(ctx: OpContext, x: Array, dim: Any = None, correction: Any = None, *_: Any) -> Array:
+    return lax.sqrt(var(ctx, x, dim, correction))
+
+
+@lowers("aten.var_mean.correction")
+def var_mean(
+    ctx: OpContext, x: Array, dim: Any = None, correction: Any = None, *_: Any
+) -> tuple[Array, Array]:
+    variance, mean_ = moments(_in_float(x), axes(dim, x.ndim), correction)
+    return _finish(ctx, variance), _finish(ctx, mean_)
+
+
+@lowers("aten.std_mean.correction")
+def std_mean(
+    ctx: OpContext, x: Array, dim: Any = None, correction: Any = None, *_: Any
+) -> tuple[Array, Array]:
+    variance, mean_ = var_mean(ctx, x, dim, correction)
+    return lax.sqrt(variance), mean_
+
+
+@lowers("aten.logsumexp.default")
+def logsumexp(ctx: OpContext, x: Array, dim: Any, *_: Any) -> Array:
+    (x,) = ctx.cast(x)
+    dims = axes(dim, x.ndim)
+    if not dims:
+        return x
+    top = lax.reduce_max(x, dims)
+    top = jnp.where(jnp.abs(top) == math.inf, zeros_like(top), top)
+    shifted = lax.sub(x, expand(keep_dims(top, dims, x.ndim), x.shape))
+    return _finish(ctx, lax.add(lax.log(reduce_sum(lax.exp(shifted), dims)), top))
+
+
+@lowers("aten.linalg_vector_norm.default")
+def vector_norm(ctx: OpContext, x: Array, ord: Any = 2, dim: Any = None, *_: Any) -> Array:  # noqa: A002
+    sizes = _magnitudes(ctx, x)
+    return _finish(ctx, norm_of(sizes, axes(dim, x.ndim), ord))
+
+
+@lowers("aten.norm.Scalar", "aten.norm.ScalarOpt_dtype")
+def norm(ctx: OpContext, x: Array, p: Any = 2, *_: Any) -> Array:
+    return vector_norm(ctx, x, 2 if p is None else p)
+
+
+@lowers("aten.norm.ScalarOpt_dim", "aten.norm.ScalarOpt_dim_dtype")
+def norm_dim(ctx: OpContext, x: Array, p: Any, dim: Any, *_: Any) -> Array:
+    return vector_norm(ctx, x, 2 if p is None else p, dim)
+
+
+def _magnitudes(ctx: OpContext, x: Array) -> Array:
+    if jnp.iscomplexobj(x):
+        return cast(lax.abs(x), ctx.compute)
+    return lax.abs(cast(x, ctx.compute))
+
+
+def norm_of(sizes: Array, dims: Sequence[int], order: Any) -> Array:
+    """Return the vector norm over dimensions of an array of magnitudes."""
+    if order == 2:  # noqa: PLR2004
+        return lax.sqrt(reduce_sum(lax.mul(sizes, sizes), dims))
+    if order == 1:
+        return reduce_sum(sizes, dims)
+    if order == math.inf:
+        return lax.reduce_max(sizes, tuple(dims))
+    if order == -math.inf:
+        return lax.reduce_min(sizes, tuple(dims))
+    if order == 0:
+        return reduce_sum(cast(sizes != 0, to_torch_dtype(sizes.dtype)), dims)
+    total = reduce_sum(lax.pow(sizes, scalar_like(sizes, order)), dims)
+    return lax.pow(total, scalar_like(total, 1 / order))
+
+
+# Scans.
+
+
+def _scan(name: str, scan: Callable[[Array, int], Array]) -> None:
+    @lowers(name)
+    def rule(ctx: OpContext, x: Array, dim: int, *_: Any) -> Array:
+        (x,) = ctx.cast(x)
+        return scan(x, axis(dim, x.ndim)) if x.ndim else x
+
+
+_scan("aten.cumsum.default", lambda x, dim: lax.cumsum(x, dim))
+_scan("aten.cumprod.default", lambda x, dim: lax.cumprod(x, dim))
+_scan("aten.logcumsumexp.default", lambda x, dim: lax.cumlogsumexp(x, dim))
+
+
+@lowers("aten.cummax.default")
+def cummax(ctx: OpContext, x: Array, dim: int) -> tuple[Array, Array]:  # noqa: ARG001
+    return _running_extreme(x, dim, lax.ge)
+
+
+@lowers("aten.cummin.default")
+def cummin(ctx: OpContext, x: Array, dim: int) -> tuple[Array, Array]:  # noqa: ARG001
+    return _running_extreme(x, dim, lax.le)
+
+
+def _running_extreme(
+    x: Array, dim: int, beats: Callable[[Array, Array], Array]
+) -> tuple[Array, Array]:
+    if x.ndim == 0:
+        return x, jnp.zeros((), np.int64)
+    d = axis(dim, x.ndim)
+
+    def better(left: Any, right: Any) -> Any:
+        wins = beats(right[0], left[0]) | (right[0] != right[0])
+        wins = wins & ((left[0] == left[0]) | (right[0] != right[0]))
+        return lax.select(wins, right[0], left[0]), lax.select(wins, right[1], left[1])
+
+    found: tuple[Array, Array] = lax.associative_scan(
+        better, (x, iota_along(x.shape, d)), axis=d
+    )
+    return found
+
+
+# Sorting.
+
+
+def sort_along(x: Array, dim: int, *, descending: bool) -> tuple[Array, Array]:
+    """Sort stably; return the values and where they were."""
+    if x.ndim == 0:
+        return x, jnp.zeros((), np.int64)
+    index = iota_along(x.shape, dim)
+    if descending:
+        x, index = lax.rev(x, (dim,)), lax.rev(index, (dim,))
+    values, where = lax.sort((x, index), dimension=dim, is_stable=True, num_keys=1)
+    if descending:
+        values, where = lax.rev(values, (dim,)), lax.rev(where, (dim,))
+    return values, where
+
+
+@lowers("aten.sort.default")
+def sort(
+    ctx: OpContext, x: Array, dim: int = -1, descending: bool = False  # noqa: ARG001, FBT001, FBT002
+) -> tuple[Array, Array]:
+    return sort_along(x, axis(dim, x.ndim), descending=descending)
+
+
+@lowers("aten.sort.stable")
+def sort_stable(
+    ctx: OpContext,
+    x: Array,
+    stable: bool | None,  # noqa: ARG001, FBT001
+    dim: int = -1,
+    descending: bool = False,  # noqa: FBT001, FBT002
+) -> tuple[Array, Array]:
+    return sort(ctx, x, dim, descending)
+
+
+@lowers("aten.argsort.default")
+def argsort(
+    ctx: OpContext, x: Array, dim: int = -1, descending: bool = False  # noqa: FBT001, FBT002
+) -> Array:
+    return sort(ctx, x, dim, descending)[1]
+
+
+@lowers("aten.argsort.stable")
+def argsort_stable(
+    ctx: OpContext, x: Array, stable: bool, dim: int = -1, descending: bool = False  # noqa: FBT001, FBT002
+) -> Array:
+    return sort_stable(ctx, x, stable, dim, descending)[1]
+
+
+@lowers("aten.topk.default")
+def topk(
+    ctx: OpContext,
+    x: Array,
+    k: int,
+    dim: int = -1,
+    largest: bool = True,  # noqa: FBT001, FBT002
+    *_: Any,
+) -> tuple[Array, Array]:
+    if x.ndim == 0:
+        return lax.reshape(x, ctx.out.shape), jnp.zeros(ctx.out.shape, np.int64)
+    d = axis(dim, x.ndim)
+    values, where = sort_along(x, d, descending=largest)
+    return lax.slice_in_dim(values, 0, k, axis=d), lax.slice_in_dim(where, 0, k, axis=d)
+
+
+@lowers("aten.kthvalue.default")
+def kthvalue(
+    ctx: OpContext, x: Array, k: int, dim: int = -1, *_: Any
+) -> tuple[Array, Array]:
+    if x.ndim == 0:
+        return x, jnp.zeros((), np.int64)
+    d = axis(dim, x.ndim)
+    values, where = sort_along(x, d, descending=False)
+    return (
+        _finish(ctx, lax.slice_in_dim(values, k - 1, k, axis=d)),
+        _finish(ctx, lax.slice_in_dim(where, k - 1, k, axis=d)),
+    )
+
+
+def _median(x: Array, dim: int, *, skip_nan: bool) -> tuple[Array, Array]:
+    """Return the lower median; a NaN is the median unless NaNs are skipped."""
+    size = x.shape[dim]
+    values, where = sort_along(x, dim, descending=False)
+    isnan = lax.ne(values, values)
+    count = reduce_sum(lax.convert_element_type(~isnan, np.int64), (dim,))
+    middle = lax.max(lax.div(count - 1, np.int64(2)), np.int64(0))
+    if not skip_nan:
+        middle = jnp.where(count < size, count, middle)
+    middle = jnp.expand_dims(middle, dim)
+    return (
+        jnp.take_along_axis(values, middle, dim, mode="clip"),
+        jnp.take_along_axis(where, middle, dim, mode="clip"),
+    )
+
+
+@lowers("aten.median.default", "aten.nanmedian.default")
+def median(ctx: OpContext, x: Array) -> Array:
+    flat = lax.reshape(x, (x.size,))
+    values, _where = _median(flat, 0, skip_nan="nan" in ctx.name)
+    return _finish(ctx, values)
+
+
+@lowers("aten.median.dim", "aten.nanmedian.dim")
+def median_dim(ctx: OpContext, x: Array, dim: int, *_: Any) -> tuple[Array, Array]:
+    if x.ndim == 0:
+        return x, jnp.zeros((), np.int64)
+    values, where = _median(x, axis(dim, x.ndim), skip_nan="nan" in ctx.name)
+    return _finish(ctx, values), _finish(ctx, where)
+
+
+@lowers("aten.mode.default")
+def mode(ctx: OpContext, x: Array, dim: int = -1, *_: Any) -> tuple[Array, Array]:
+    if x.ndim == 0:
+        return x, jnp.zeros((), np.int64)
+    d = axis(dim, x.ndim)
+    values, where = sort_along(x, d, descending=False)
+    runs = jnp.expand_dims(values, d) == jnp.expand_dims(values, d + 1)
+    counts = reduce_sum(lax.convert_element_type(runs, np.int64), (d + 1,))
+    best = jnp.expand_dims(lax.argmax(counts, d, np.int64), d)
+    value = jnp.take_along_axis(values, best, d)
+    size = x.shape[d]
+    hits = jnp.where(x == value, iota_along(x.shape, d), np.int64(-1))
+    del where, size
+    return _finish(ctx, value), _finish(ctx, lax.reduce_max(hits, (d,)))
+
+
+@lowers("aten.searchsorted.Tensor", "aten.searchsorted.Scalar")
+def searchsorted(
+    ctx: OpContext,
+    sorted_sequence: Array,
+    x: Any,
+    out_int32: bool = False,  # noqa: ARG001, FBT001, FBT002
+    right: bool = False,  # noqa: FBT001, FBT002
+    side: str | None = None,
+    sorter: Array | None = None,
+) -> Array:
+    dtype = ctx.promoted(0, 1)
+    x = expand(cast(x, dtype), ctx.out.shape)
+    edges = cast(sorted_sequence, dtype)
+    if sorter is not None:
+        edges = jnp.take_along_axis(edges, sorter, -1)
+    if edges.ndim == 1:
+        edges = expand(edges, (*x.shape, edges.shape[0]))
+    else:
+        edges = jnp.expand_dims(edges, -2)
+    edges, values = broadcast(edges, jnp.expand_dims(x, -1))
+    is_right = right or side == "right"
+    below = ~(edges > values) if is_right else edges < values
+    return reduce_sum(lax.convert_element_type(below, np.int64), (below.ndim - 1,))
+
+
+@lowers("aten.bucketize.Tensor", "aten.bucketize.Scalar")
+def bucketize(
+    ctx: OpContext,
+    x: Any,
+    boundaries: Array,
+    out_int32: bool = False,  # noqa: FBT001, FBT002
+    right: bool = False,  # noqa: FBT001, FBT002
+) -> Array:
+    return searchsorted(ctx, boundaries, x, out_int32, right)
+
+
+@lowers("aten.histc.default")
+def histc(ctx: OpContext, x: Array, bins: int = 100, low: Any = 0, high: Any = 0) -> Array:
+    (x,) = ctx.cast(lax.reshape(x, (x.size,)))
+    bottom, top = scalar_like(jnp.zeros((), x.dtype), low), scalar_like(jnp.zeros((), x.dtype), high)
+    if low == high and x.size:
+        bottom, top = lax.reduce_min(x, (0,)), lax.reduce_max(x, (0,))
+        equal = bottom == top
+        bottom, top = jnp.where(equal, bottom - 1, bottom), jnp.where(equal, top + 1, top)
+    place = jnp.floor((x - bottom) / (top - bottom) * bins).astype(np.int64)
+    place = jnp.where(x == top, bins - 1, place)
+    inside = (x >= bottom) & (x <= top)
+    weight = lax.convert_element_type(inside, to_jax_dtype(ctx.compute))
+    return jnp.zeros((bins,), x.dtype).at[jnp.clip(place, 0, bins - 1)].add(weight)

@@ -1,0 +1,71 @@
+"""The table of lowering rules.
+
+A rule is a function on jax arrays, called with an `OpContext` and one value for each argument
+of the op's schema. It returns an array, or a sequence of them for an op with several results:
+
+    @lowers("aten.addcmul.default")
+    def addcmul(ctx, self, tensor1, tensor2, value):
+        self, tensor1, tensor2, value = ctx.cast(self, tensor1, tensor2, value)
+        return self + value * tensor1 * tensor2
+
+Tensors come as arrays of their own dtype, numbers as Python numbers or as 0-d arrays (see
+`Aval.weak`), so a rule casts what it computes with. Results are cast to the op's result
+dtypes by whoever calls the rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import torch
+
+from lazyrt.errors import UsageError
+
+Rule = Callable[..., Any]
+_R = TypeVar("_R", bound=Rule)
+
+_rules: dict[str, Rule] = {}
+
+
+def lowers(*names: str) -> Callable[[_R], _R]:
+    """Register the decorated function as the rule of one or more ops.
+
+    A later registration replaces an earlier one.
+
+    Args:
+        names: Qualified overloads, such as `aten.add.Tensor`.
+
+    Raises:
+        UsageError: A name lacks its overload.
+    """
+    for name in names:
+        if name.count(".") != 2:  # noqa: PLR2004
+            raise UsageError(
+                f"lowers({name!r}) names no overload, so it would never be found. Write "
+                f"namespace, op and overload, such as '{name}.default'."
+            )
+
+    def register(rule: _R) -> _R:
+        for name in names:
+            _rules[name] = rule
+        return rule
+
+    return register
+
+
+def overloads(op: str, *suffixes: str) -> list[str]:
+    """Return the qualified names of those overloads of `aten.<op>` that exist."""
+    packet = getattr(torch.ops.aten, op)
+    return [f"aten.{op}.{suffix}" for suffix in suffixes if suffix in packet.overloads()]
+
+
+def rule_for(func: torch._ops.OpOverload) -> Rule | None:
+    """Return the rule of an op, None when there is none."""
+    return _rules.get(str(func))
+
+
+def rules() -> Mapping[str, Rule]:
+    """Return all rules by qualified op name, read-only."""
+    return MappingProxyType(_rules)

@@ -1,0 +1,430 @@
+"""Rules of the ops that move elements about. Arrays have no strides here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from lazyrt.lowering.context import Aval, OpContext, Unsupported
+from lazyrt.lowering.dtypes import Array, cast, to_jax_dtype
+from lazyrt.lowering.registry import lowers
+from lazyrt.lowering.shaping import axes, axis, expand, zeros_like
+
+
+@lowers("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default",
+        "aten._reshape_alias.default", "aten.squeeze.default", "aten.squeeze.dim",
+        "aten.squeeze.dims", "aten.unsqueeze.default", "aten.view_copy.default",
+        "aten.squeeze_copy.default", "aten.squeeze_copy.dim", "aten.squeeze_copy.dims",
+        "aten.unsqueeze_copy.default", "aten._reshape_copy.default", "aten.flatten.using_ints",
+        "aten._reshape_alias_copy.default", "aten.unflatten.int", "aten.view_as.default",
+        "aten.reshape_as.default", "aten.ravel.default")  # fmt: skip
+def reshape(ctx: OpContext, x: Array, *_: Any) -> Array:
+    return lax.reshape(x, ctx.out.shape)
+
+
+@lowers("aten.view.dtype", "aten.view_copy.dtype")
+def view_dtype(ctx: OpContext, x: Array, *_: Any) -> Array:
+    target = ctx.dtype
+    if x.dtype == bool:
+        x = lax.convert_element_type(x, np.uint8)
+    if target == bool:
+        return lax.reshape(lax.ne(x, zeros_like(x)), ctx.out.shape)
+    if jnp.iscomplexobj(x):
+        x = jnp.stack([lax.real(x), lax.imag(x)], axis=-1)
+        x = lax.reshape(x, (*x.shape[:-2], x.shape[-2] * 2)) if x.ndim > 1 else x
+    if jnp.issubdtype(target, jnp.complexfloating):
+        raise Unsupported("a bit cast to complex numbers")
+    ratio = x.dtype.itemsize // np.dtype(target).itemsize
+    if ratio == 0:
+        factor = np.dtype(target).itemsize // x.dtype.itemsize
+        x = lax.reshape(x, (*x.shape[:-1], x.shape[-1] // factor, factor))
+    return lax.reshape(lax.bitcast_convert_type(x, target), ctx.out.shape)
+
+
+@lowers("aten.expand.default", "aten.expand_copy.default", "aten.broadcast_to.default",
+        "aten.expand_as.default")  # fmt: skip
+def expand_to(ctx: OpContext, x: Array, *_: Any) -> Array:
+    return expand(x, ctx.out.shape)
+
+
+@lowers("aten.permute.default", "aten.permute_copy.default")
+def permute(ctx: OpContext, x: Array, dims: Sequence[int]) -> Array:  # noqa: ARG001
+    return lax.transpose(x, [axis(d, x.ndim) for d in dims])
+
+
+@lowers("aten.t.default", "aten.t_copy.default", "aten.numpy_T.default",
+        "aten.numpy_T_copy.default")  # fmt: skip
+def t(ctx: OpContext, x: Array) -> Array:  # noqa: ARG001
+    return lax.transpose(x, range(x.ndim)[::-1])
+
+
+@lowers("aten.transpose.int", "aten.transpose_copy.int", "aten.swapaxes.default",
+        "aten.swapdims.default")  # fmt: skip
+def transpose(ctx: OpContext, x: Array, dim0: int, dim1: int) -> Array:  # noqa: ARG001
+    if x.ndim == 0:
+        return x
+    order = list(range(x.ndim))
+    first, second = axis(dim0, x.ndim), axis(dim1, x.ndim)
+    order[first], order[second] = order[second], order[first]
+    return lax.transpose(x, order)
+
+
+def _bounds(size: int, start: int | None, end: int | None) -> tuple[int, int]:
+    """Return a slice's limits as torch clamps them."""
+    start = 0 if start is None else start
+    end = size if end is None else end
+    start = min(max(start + size if start < 0 else start, 0), size)
+    end = min(max(end + size if end < 0 else end, start), size)
+    return start, end
+
+
+@lowers("aten.slice.Tensor", "aten.slice_copy.Tensor")
+def slice_(
+    ctx: OpContext,  # noqa: ARG001
+    x: Array,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Array:
+    d = axis(dim, x.ndim)
+    low, high = _bounds(x.shape[d], start, end)
+    return lax.slice_in_dim(x, low, high, step, axis=d)
+
+
+@lowers("aten.select.int", "aten.select_copy.int")
+def select(ctx: OpContext, x: Array, dim: int, index: int) -> Array:  # noqa: ARG001
+    d = axis(dim, x.ndim)
+    return lax.index_in_dim(x, index % x.shape[d], d, keepdims=False)
+
+
+@lowers("aten.narrow.default", "aten.narrow_copy.default")
+def narrow(ctx: OpContext, x: Array, dim: int, start: int, length: int) -> Array:  # noqa: ARG001
+    d = axis(dim, x.ndim)
+    start = start + x.shape[d] if start < 0 else start
+    return lax.slice_in_dim(x, start, start + length, axis=d)
+
+
+@lowers("aten.slice_scatter.default")
+def slice_scatter(
+    ctx: OpContext,
+    x: Array,
+    source: Array,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Array:
+    d = axis(dim, x.ndim)
+    low, high = _bounds(x.shape[d], start, end)
+    source = cast(source, ctx.out.dtype)
+    if (low, high, step) == (0, x.shape[d], 1):
+        return expand(source, x.shape)
+    count = len(range(low, high, step))
+    if not count:
+        return x
+    source = expand(source, (*x.shape[:d], count, *x.shape[d + 1 :]))
+    if step == 1:
+        return lax.dynamic_update_slice_in_dim(x, source, np.int64(low), d)
+    where = (slice(None),) * d + (slice(low, high, step),)
+    return x.at[where].set(source)
+
+
+@lowers("aten.select_scatter.default")
+def select_scatter(ctx: OpContext, x: Array, source: Array, dim: int, index: int) -> Array:
+    d = axis(dim, x.ndim)
+    source = lax.expand_dims(cast(source, ctx.out.dtype), (d,))
+    return lax.dynamic_update_slice_in_dim(x, source, np.int64(index % x.shape[d]), d)
+
+
+@lowers("aten.cat.default")
+def cat(ctx: OpContext, tensors: Sequence[Array], dim: int = 0) -> Array:
+    # A legacy of torch: an empty 1-d tensor goes with tensors of any rank.
+    rank = len(ctx.out.shape)
+    parts = [cast(x, ctx.out.dtype) for x in tensors if x.ndim == rank]
+    if not parts:
+        return jnp.zeros(ctx.out.shape, ctx.dtype)
+    return lax.concatenate(parts, axis(dim, rank))
+
+
+@lowers("aten.stack.default")
+def stack(ctx: OpContext, tensors: Sequence[Array], dim: int = 0) -> Array:
+    d = axis(dim, len(ctx.out.shape))
+    return lax.concatenate([lax.expand_dims(cast(x, ctx.out.dtype), (d,)) for x in tensors], d)
+
+
+def _split_at(x: Array, dim: int, sizes: Sequence[int]) -> list[Array]:
+    edges = np.cumsum([0, *sizes])
+    return [
+        lax.slice_in_dim(x, int(low), int(high), axis=dim)
+        for low, high in zip(edges[:-1], edges[1:], strict=True)
+    ]
+
+
+def _sizes_along(ctx: OpContext, dim: int) -> list[int]:
+    return [out.shape[dim] for out in ctx.outs if out is not None]
+
+
+@lowers("aten.split.Tensor", "aten.split_with_sizes.default", "aten.split_copy.Tensor",
+        "aten.split_with_sizes_copy.default", "aten.chunk.default", "aten.unsafe_split.Tensor",
+        "aten.unsafe_chunk.default", "aten.unsafe_split_with_sizes.default",
+        "aten.split.sizes")  # fmt: skip
+def split(ctx: OpContext, x: Array, size: Any, dim: int = 0) -> list[Array]:  # noqa: ARG001
+    d = axis(dim, x.ndim)
+    return _split_at(x, d, _sizes_along(ctx, d))
+
+
+@lowers("aten.unbind.int", "aten.unbind_copy.int")
+def unbind(ctx: OpContext, x: Array, dim: int = 0) -> list[Array]:  # noqa: ARG001
+    d = axis(dim, x.ndim)
+    return [lax.index_in_dim(x, k, d, keepdims=False) for k in range(x.shape[d])]
+
+
+@lowers("aten.repeat.default")
+def repeat(ctx: OpContext, x: Array, repeats: Sequence[int]) -> Array:
+    rank = len(repeats)
+    x = lax.reshape(x, (1,) * (rank - x.ndim) + x.shape)
+    spread = [size for pair in zip(repeats, x.shape, strict=True) for size in pair]
+    x = lax.broadcast_in_dim(x, spread, range(1, 2 * rank, 2))
+    return lax.reshape(x, ctx.out.shape)
+
+
+@lowers("aten.repeat_interleave.self_int")
+def repeat_interleave(
+    ctx: OpContext, x: Array, repeats: int, dim: int | None = None, *_: Any
+) -> Array:
+    if dim is None or x.ndim == 0:
+        x, dim = lax.reshape(x, (x.size,)), 0
+    d = axis(dim, x.ndim)
+    spread = (*x.shape[: d + 1], repeats, *x.shape[d + 1 :])
+    kept = [k for k in range(x.ndim + 1) if k != d + 1]
+    return lax.reshape(lax.broadcast_in_dim(x, spread, kept), ctx.out.shape)
+
+
+@lowers("aten.flip.default")
+def flip(ctx: OpContext, x: Array, dims: Sequence[int]) -> Array:  # noqa: ARG001
+    return lax.rev(x, axes(dims, x.ndim) if dims else ())
+
+
+@lowers("aten.roll.default")
+def roll(ctx: OpContext, x: Array, shifts: Any, dims: Any = ()) -> Array:  # noqa: ARG001
+    shifts = list(shifts) if isinstance(shifts, (list, tuple)) else [shifts]
+    dims = list(dims) if isinstance(dims, (list, tuple)) else [dims]
+    if x.size == 0:
+        return x
+    if not dims:
+        flat = lax.reshape(x, (x.size,))
+        return lax.reshape(_roll_one(flat, shifts[0], 0), x.shape)
+    for shift, dim in zip(shifts, dims, strict=True):
+        x = _roll_one(x, shift, axis(dim, x.ndim)) if x.ndim else x
+    return x
+
+
+def _roll_one(x: Array, shift: int, dim: int) -> Array:
+    shift %= x.shape[dim]
+    if not shift:
+        return x
+    head, tail = _split_at(x, dim, [x.shape[dim] - shift, shift])
+    return lax.concatenate([tail, head], dim)
+
+
+def _diagonal_index(shape: Sequence[int], offset: int) -> tuple[Array, Array]:
+    rows, columns = shape
+    length = max(min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns), 0)
+    steps = lax.iota(np.int64, length)
+    return steps + max(-offset, 0), steps + max(offset, 0)
+
+
+@lowers("aten.diagonal.default", "aten.diagonal_copy.default")
+def diagonal(
+    ctx: OpContext, x: Array, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Array:
+    d1, d2 = axis(dim1, x.ndim), axis(dim2, x.ndim)
+    moved = jnp.moveaxis(x, (d1, d2), (-2, -1))
+    rows, columns = _diagonal_index(moved.shape[-2:], offset)
+    return lax.reshape(moved[..., rows, columns], ctx.out.shape)
+
+
+@lowers("aten.diagonal_scatter.default")
+def diagonal_scatter(
+    ctx: OpContext, x: Array, source: Array, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Array:
+    d1, d2 = axis(dim1, x.ndim), axis(dim2, x.ndim)
+    moved = jnp.moveaxis(x, (d1, d2), (-2, -1))
+    rows, columns = _diagonal_index(moved.shape[-2:], offset)
+    moved = moved.at[..., rows, columns].set(cast(source, ctx.out.dtype))
+    return jnp.moveaxis(moved, (-2, -1), (d1, d2))
+
+
+@lowers("aten.diag_embed.default")
+def diag_embed(
+    ctx: OpContext, x: Array, offset: int = 0, dim1: int = -2, dim2: int = -1
+) -> Array:
+    rank = len(ctx.out.shape)
+    size = x.shape[-1] + abs(offset)
+    rows, columns = _diagonal_index((size, size), offset)
+    square = jnp.zeros((*x.shape[:-1], size, size), x.dtype)
+    square = square.at[..., rows, columns].set(x)
+    return jnp.moveaxis(square, (-2, -1), (axis(dim1, rank), axis(dim2, rank)))
+
+
+def _triangle(ctx: OpContext, x: Array, diagonal_: int, *, lower: bool) -> Array:
+    shape = ctx.out.shape[-2:]
+    rows = lax.broadcasted_iota(np.int32, shape, 0)
+    columns = lax.broadcasted_iota(np.int32, shape, 1)
+    edge = lax.add(rows, np.int32(diagonal_))
+    kept = lax.le(columns, edge) if lower else lax.ge(columns, edge)
+    return lax.select(expand(kept, x.shape), x, zeros_like(x))
+
+
+@lowers("aten.tril.default")
+def tril(ctx: OpContext, x: Array, diagonal: int = 0) -> Array:
+    return _triangle(ctx, x, diagonal, lower=True)
+
+
+@lowers("aten.triu.default")
+def triu(ctx: OpContext, x: Array, diagonal: int = 0) -> Array:
+    return _triangle(ctx, x, diagonal, lower=False)
+
+
+# Strided views of a contiguous base.
+
+
+def _strided_index(
+    size: Sequence[int], stride: Sequence[int], offset: int
+) -> tuple[Array, bool]:
+    """Return the flat index of each element, and whether two elements share one."""
+    index = lax.full(size, np.int64(offset))
+    for dim, step in enumerate(stride):
+        if step and size[dim] > 1:
+            steps = lax.broadcasted_iota(np.int64, tuple(size), dim)
+            index = lax.add(index, lax.mul(steps, lax.full(size, np.int64(step))))
+    spans = sorted((abs(s), n) for s, n in zip(stride, size, strict=True) if n > 1)
+    reach, overlaps = 0, False
+    for step, count in spans:
+        overlaps |= step <= reach
+        reach += step * (count - 1)
+    return index, overlaps
+
+
+def _contiguous_strides(size: Sequence[int]) -> list[int]:
+    return [math.prod(size[k + 1 :]) for k in range(len(size))]
+
+
+def _is_contiguous(size: Sequence[int], stride: Sequence[int]) -> bool:
+    natural = _contiguous_strides(size)
+    return all(n == 1 or s == c for n, s, c in zip(size, stride, natural, strict=True))
+
+
+@lowers("aten.as_strided.default", "aten.as_strided_copy.default")
+def as_strided(
+    ctx: OpContext,  # noqa: ARG001
+    x: Array,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> Array:
+    flat = lax.reshape(x, (x.size,))
+    offset = storage_offset or 0
+    count = math.prod(size)
+    if _is_contiguous(size, stride) and offset + count <= x.size:
+        return lax.reshape(lax.slice_in_dim(flat, offset, offset + count), size)
+    index, _ = _strided_index(size, stride, offset)
+    return flat.at[index].get(mode="clip")
+
+
+@lowers("aten.as_strided_scatter.default")
+def as_strided_scatter(
+    ctx: OpContext,
+    x: Array,
+    source: Array,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> Array:
+    flat = lax.reshape(x, (x.size,))
+    source = cast(source, ctx.out.dtype)
+    offset = storage_offset or 0
+    if _is_contiguous(size, stride):
+        source = lax.reshape(source, (source.size,))
+        flat = lax.dynamic_update_slice_in_dim(flat, source, np.int64(offset), 0)
+    else:
+        index, overlaps = _strided_index(size, stride, offset)
+        flat = flat.at[index].set(source, unique_indices=not overlaps)
+    return lax.reshape(flat, x.shape)
+
+
+@lowers("aten.unfold.default", "aten.unfold_copy.default")
+def unfold(ctx: OpContext, x: Array, dimension: int, size: int, step: int) -> Array:
+    if x.ndim == 0:
+        return lax.reshape(x, ctx.out.shape)
+    d = axis(dimension, x.ndim)
+    count = ctx.out.shape[d]
+    starts = lax.broadcasted_iota(np.int64, (count, size), 0) * step
+    index = starts + lax.broadcasted_iota(np.int64, (count, size), 1)
+    return jnp.moveaxis(jnp.take(x, index, axis=d, mode="clip"), d + 1, -1)
+
+
+@lowers("aten.unfold_backward.default")
+def unfold_backward(
+    ctx: OpContext, grad: Array, input_sizes: Sequence[int], dim: int, size: int, step: int
+) -> Array:
+    if not input_sizes:
+        return lax.reshape(grad, ())
+    d = axis(dim, len(input_sizes))
+    count = grad.shape[d]
+    starts = lax.broadcasted_iota(np.int64, (count, size), 0) * step
+    index = starts + lax.broadcasted_iota(np.int64, (count, size), 1)
+    where = (slice(None),) * d + (index,)
+    result = jnp.zeros(tuple(input_sizes), to_jax_dtype(ctx.compute))
+    return result.at[where].add(jnp.moveaxis(cast(grad, ctx.compute), -1, d + 1))
+
+
+# Padding.
+
+
+def padding_of(pad: Sequence[int], rank: int) -> list[tuple[int, int]]:
+    """Return torch's flat padding, last dimension first, as (low, high) per dimension."""
+    pairs = [(pad[k], pad[k + 1]) for k in range(0, len(pad), 2)]
+    return [(0, 0)] * (rank - len(pairs)) + pairs[::-1]
+
+
+@lowers("aten.constant_pad_nd.default")
+def constant_pad(ctx: OpContext, x: Array, pad: Sequence[int], value: Any = 0) -> Array:
+    low_high = [(low, high, 0) for low, high in padding_of(pad, x.ndim)]
+    return lax.pad(x, cast(value, ctx.out.dtype), low_high)
+
+
+@lowers("aten.pixel_shuffle.default")
+def pixel_shuffle(ctx: OpContext, x: Array, upscale_factor: int) -> Array:
+    r = upscale_factor
+    *batch, channels, height, width = x.shape
+    n = len(batch)
+    x = lax.reshape(x, (*batch, channels // (r * r), r, r, height, width))
+    order = [*range(n), n, n + 3, n + 1, n + 4, n + 2]
+    return lax.reshape(lax.transpose(x, order), ctx.out.shape)
+
+
+@lowers("aten.pixel_unshuffle.default")
+def pixel_unshuffle(ctx: OpContext, x: Array, downscale_factor: int) -> Array:
+    r = downscale_factor
+    *batch, channels, height, width = x.shape
+    n = len(batch)
+    x = lax.reshape(x, (*batch, channels, height // r, r, width // r, r))
+    order = [*range(n), n, n + 2, n + 4, n + 1, n + 3]
+    return lax.reshape(lax.transpose(x, order), ctx.out.shape)
+
+
+@lowers("aten.rot90.default")
+def rot90(ctx: OpContext, x: Array, k: int = 1, dims: Sequence[int] = (0, 1)) -> Array:  # noqa: ARG001
+    return jnp.rot90(x, k, tuple(dims))
+
+
+def like_result(ctx: OpContext) -> Aval:
+    """Return the type of the op's first result."""
+    return ctx.out

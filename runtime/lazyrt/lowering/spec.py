@@ -1,0 +1,196 @@
+"""What lowering knows of one op on operands of certain types: a spec.
+
+A model of 24 equal layers has thousands of nodes and about a hundred specs. Each spec is
+checked abstractly when it is first recorded, turned into one private StableHLO function when
+a graph first needs it, and compiled by itself when a peek or eager mode first runs it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import torch
+
+from lazyrt.errors import LazyRuntimeError
+from lazyrt import jax_compat
+from lazyrt.ir.node import Leaf, Node, Value
+from lazyrt.lowering.context import Aval
+from lazyrt.lowering.dtypes import to_jax_dtype
+from lazyrt.lowering.evaluate import evaluate
+
+
+class SpecFailure(Exception):  # noqa: N818 - a signal to the recorder
+    """The op has no lowering for these operand types; carries the reason."""
+
+
+class _Operand:
+    """The place of the `position`-th operand in an argument structure."""
+
+    __slots__ = ("position",)
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+
+    def __repr__(self) -> str:
+        return f"%{self.position}"
+
+
+class Spec:
+    """One op on operands of given types and given constants.
+
+    Attributes:
+        name: Qualified name of the op.
+        operands: Type of each operand, repeats included.
+        outs: Type of each result, None for an undefined tensor.
+        symbol: Name of the private StableHLO function.
+        executable: The compiled single op, None until something runs it.
+    """
+
+    __slots__ = (
+        "_args", "_avals", "_failure", "_func", "_is_random", "_text", "executable", "name",
+        "operands", "outs", "symbol",
+    )  # fmt: skip
+
+    def __init__(self, node: Node, number: int) -> None:
+        self.name = node.op.name
+        self._func = node.op.func
+        self._is_random = node.op.is_random
+        self.operands: list[Aval] = []
+        self._args = [self._template(arg) for arg in node.args]
+        self._avals = [_fill(arg, self.operands) for arg in self._args]
+        self.outs = tuple(
+            None if out is None else Aval(out.shape, out.dtype) for out in node.outputs
+        )
+        self.symbol = f"{re.sub(r'[^A-Za-z0-9_]', '_', self.name)}_{number}"
+        self._failure: str | None = None
+        self._text: str | None = None
+        self.executable: Any = None
+
+    def apply(self, *operands: Any) -> list[Any]:
+        """Compute the op on jax arrays or tracers; undefined results are left out."""
+        args = [_fill(arg, operands) for arg in self._args]
+        avals = self._avals
+        key = None
+        if self._is_random:
+            key, args, avals = args[0], args[1:], avals[1:]
+        results = evaluate(self._func, args, avals, self.outs, key)
+        return [result for result in results if result is not None]
+
+    @property
+    def template(self) -> list[Any]:
+        """The arguments with a marker for each operand, for identity across processes."""
+        return self._args
+
+    @property
+    def signature(self) -> list[jax.ShapeDtypeStruct]:
+        """The operands as jax types."""
+        return [jax_type(aval) for aval in self.operands]
+
+    @property
+    def results(self) -> list[Aval]:
+        """Types of the results that exist."""
+        return [out for out in self.outs if out is not None]
+
+    @property
+    def text(self) -> str:
+        """The op as private StableHLO functions, the first of them named `symbol`."""
+        if self._text is None:
+            module = jax_compat.stablehlo_of(self.apply, self.signature)
+            self._text = _private_functions(module, self.symbol)
+        return self._text
+
+    def check(self) -> None:
+        """Trace the op abstractly, once.
+
+        Raises:
+            SpecFailure: It has no lowering, or the lowering refuses these operands.
+        """
+        if self._failure is None:
+            try:
+                jax_compat.check_traceable(self.apply, self.signature)
+                self._failure = ""
+            except LazyRuntimeError as error:
+                self._failure = str(error)
+        if self._failure:
+            raise SpecFailure(self._failure)
+
+    def _template(self, arg: Any) -> Any:
+        if isinstance(arg, Value):
+            weak = isinstance(arg, Leaf) and arg.kind in {"float", "int"}
+            self.operands.append(Aval(arg.shape, arg.dtype, weak))
+            return _Operand(len(self.operands) - 1)
+        if arg.__class__ is tuple:
+            if len(arg) == 2 and arg[0].__class__ is type:  # noqa: PLR2004
+                kind, value = arg
+                return kind(value) if value.__class__ is str else value
+            return [self._template(part) for part in arg]
+        return arg
+
+
+def jax_type(aval: Aval) -> jax.ShapeDtypeStruct:
+    """Return an aval as jax spells it."""
+    with jax_compat.scope():
+        return jax.ShapeDtypeStruct(aval.shape, to_jax_dtype(aval.dtype))
+
+
+def _fill(arg: Any, operands: Sequence[Any]) -> Any:
+    if arg.__class__ is _Operand:
+        return operands[arg.position]
+    if arg.__class__ is list:
+        return [_fill(part, operands) for part in arg]
+    return arg
+
+
+_specs: dict[Any, Spec] = {}
+
+
+def spec_of(node: Node) -> Spec:
+    """Return the spec of a node; equal ones are one object."""
+    key = (node.op, _key(node.args), tuple(_type(out) for out in node.outputs))
+    spec = _specs.get(key)
+    if spec is None:
+        spec = _specs[key] = Spec(node, len(_specs))
+    return spec
+
+
+def check_spec(spec: Spec) -> None:
+    """Check that a spec can be lowered; see `Spec.check`."""
+    spec.check()
+
+
+def _type(value: Value | None) -> tuple[tuple[int, ...], torch.dtype] | None:
+    return None if value is None else (value.shape, value.dtype)
+
+
+def _key(args: Any) -> Any:
+    parts: list[Any] = []
+    for arg in args:
+        if isinstance(arg, Value):
+            parts.append((arg.shape, arg.dtype, arg.kind if isinstance(arg, Leaf) else ""))
+        elif arg.__class__ is tuple:
+            parts.append(_key(arg))
+        else:
+            parts.append((arg.__class__, arg))
+    return tuple(parts)
+
+
+_FUNCTION = re.compile(r"func\.func (?:public |private )?@([\w.]+)")
+
+
+def _private_functions(module: str, symbol: str) -> str:
+    """Return a module's functions renamed after `symbol`, ready for another module."""
+    names = _FUNCTION.findall(module)
+    body = module[module.index("{", module.index("module @")) :]
+    body = body[body.index("func.func") : body.rindex("}")]
+    for name in sorted(names, key=len, reverse=True):
+        new = symbol if name == "main" else f"{symbol}__{name.replace('.', '_')}"
+        body = re.sub(
+            rf"(func\.func (?:public |private )?|(?<!custom_)call )@{re.escape(name)}\b",
+            lambda match, new=new: f"{match[1]}@{new}",  # type: ignore[misc]
+            body,
+        )
+    body = body.replace("func.func public", "func.func private")
+    return re.sub(r" \{jax\.result_info = \"[^\"]*\"\}", "", body).strip()

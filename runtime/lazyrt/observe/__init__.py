@@ -1,0 +1,1 @@
+"""What the runtime tells the outside: events, metrics, the live tensor report."""

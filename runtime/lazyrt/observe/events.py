@@ -1,0 +1,310 @@
+"""Typed events: the only way in which lazyrt tells anybody what it did.
+
+An event is a frozen dataclass named for what has happened. It holds names, ids, sizes and
+integer nanoseconds (of `time.perf_counter_ns`), never a tensor, so that listening keeps
+nothing alive. A listener runs on the thread that emits, so it appends and returns.
+
+Example:
+    >>> seen = []
+    >>> with subscribe(seen.append, CompileFinished):
+    ...     emit(BarrierFinished(step=1, cause="user", site=None, nodes=0, roots=0,
+    ...                          executed=False, duration_ns=5))
+    >>> seen
+    []
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal
+
+_log = logging.getLogger(__name__)
+
+Purpose = Literal["step", "peek", "op"]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place in the user's source: where an op was recorded or a barrier was asked for.
+
+    Attributes:
+        file: Path of the source file, or IPython's name of the cell's code.
+        line: Line number, from 1.
+        function: Name of the function, `<module>` at the top level.
+        cell: Execution count of the notebook cell, or None outside notebooks.
+    """
+
+    file: str
+    line: int
+    function: str
+    cell: int | None = None
+
+    def __str__(self) -> str:
+        """Return `cell 3 line 2` or `train.py:41`."""
+        if self.cell is not None:
+            return f"cell {self.cell} line {self.line}"
+        return f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Base of all events."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpRecorded(Event):
+    """A torch op became an IR node, or met the node of an equal earlier one."""
+
+    node_id: int
+    op: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphCaptured(Event):
+    """A barrier collected the pending graph of all live tensors."""
+
+    step: int
+    fingerprint: str
+    nodes: int
+    parameters: int
+    roots: int
+    cache_hit: bool
+    duration_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoweringFinished(Event):
+    """A graph became StableHLO text."""
+
+    fingerprint: str
+    purpose: Purpose
+    nodes: int
+    duration_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileStarted(Event):
+    """XLA began to compile."""
+
+    fingerprint: str
+    purpose: Purpose
+    tier: Literal["optimised", "fast"]
+    nodes: int
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileProgress(Event):
+    """A compile or execution that has been going on for a while; repeated about twice a second."""
+
+    fingerprint: str
+    purpose: Purpose
+    phase: Literal["compile", "execute"]
+    nodes: int
+    elapsed_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileFinished(Event):
+    """An executable is ready.
+
+    Attributes:
+        source: `xla` for a fresh compile, `disk` for one read from the persistent cache.
+        reason: Why this graph had to be compiled, in words; empty for peeks and single ops.
+    """
+
+    fingerprint: str
+    purpose: Purpose
+    tier: Literal["optimised", "fast"]
+    source: Literal["xla", "disk"]
+    nodes: int
+    duration_ns: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheHit(Event):
+    """A step's graph found its executable in memory."""
+
+    fingerprint: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecuteStarted(Event):
+    """An executable was handed to the device; its work goes on in the background."""
+
+    fingerprint: str
+    purpose: Purpose
+    step: int
+    nodes: int
+    inputs: int
+    outputs: int
+    donated: int
+    time_ns: int
+    dispatch_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecuteFinished(Event):
+    """The device finished an executable; comes from a watcher thread.
+
+    Attributes:
+        duration_ns: From its start on the device (the later of its dispatch and the end of
+            the execution before it) to its end.
+    """
+
+    fingerprint: str
+    purpose: Purpose
+    step: int
+    duration_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferFinished(Event):
+    """Bytes were copied between the host and the device."""
+
+    direction: Literal["to_device", "to_host"]
+    nbytes: int
+    duration_ns: int
+    site: Site | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorMaterialised(Event):
+    """A peek computed one tensor's value and left the step as it was.
+
+    Attributes:
+        strategy: `ready` (no computation), `memo` (an earlier peek's value), `slice` (the cone
+            as one executable) or `op by op`.
+        nodes: Nodes that were run.
+        reused: Nodes whose value was known from an earlier peek.
+    """
+
+    node_id: int | None
+    strategy: Literal["ready", "memo", "slice", "op by op"]
+    nodes: int
+    reused: int
+    duration_ns: int
+    site: Site | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FallbackUsed(Event):
+    """An op without a lowering ran on the CPU, which cut the graph."""
+
+    op: str
+    reason: str
+    site: Site | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarrierFinished(Event):
+    """Everything pending was executed.
+
+    Attributes:
+        cause: `user`, `step end`, `read`, `optimizer step`, `pending limit`, `fallback`, ...
+        executed: False for an empty barrier.
+    """
+
+    step: int
+    cause: str
+    site: Site | None
+    nodes: int
+    roots: int
+    executed: bool
+    duration_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStarted(Event):
+    """A `step()` block was entered."""
+
+    step: int
+    name: str | None
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFinished(Event):
+    """A `step()` block ended in its barrier."""
+
+    step: int
+    name: str | None
+    duration_ns: int
+    failed: bool
+
+
+Listener = Callable[[Event], None]
+
+_lock = threading.Lock()
+_subscriptions: tuple[Subscription, ...] = ()
+# Generated kernels test this list's truth for every op: it is non-empty only while somebody
+# listens to OpRecorded, and its identity never changes.
+op_listeners: list[Subscription] = []
+
+
+class Subscription:
+    """A listener's registration; close it, or use it in `with`."""
+
+    def __init__(self, listener: Listener, kinds: tuple[type[Event], ...]) -> None:
+        self.listener = listener
+        self.kinds = kinds
+
+    def close(self) -> None:
+        """Stop listening; closing twice is harmless."""
+        global _subscriptions
+        with _lock:
+            _subscriptions = tuple(s for s in _subscriptions if s is not self)
+            if self in op_listeners:
+                op_listeners.remove(self)
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def subscribe(listener: Listener, *kinds: type[Event]) -> Subscription:
+    """Call `listener` with every event from now on, or with those of `kinds` only.
+
+    Listening to `OpRecorded` costs 1 to 3 µs for each op; a subscription without `kinds`
+    therefore gets every event but that one.
+    """
+    global _subscriptions
+    subscription = Subscription(listener, kinds)
+    with _lock:
+        _subscriptions = (*_subscriptions, subscription)
+        if any(issubclass(OpRecorded, kind) for kind in kinds):
+            op_listeners.append(subscription)
+    return subscription
+
+
+def active() -> bool:
+    """Return whether anybody listens."""
+    return bool(_subscriptions)
+
+
+def emit(event: Event) -> None:
+    """Hand `event` to every listener that asked for its kind.
+
+    A listener that raises is logged and skipped: the step goes on.
+    """
+    for subscription in _subscriptions:
+        kinds = subscription.kinds
+        if not (isinstance(event, kinds) if kinds else not isinstance(event, OpRecorded)):
+            continue
+        try:
+            subscription.listener(event)
+        except Exception:
+            _log.exception("a listener failed on %s", type(event).__name__)

@@ -1,0 +1,105 @@
+"""Fixtures for every test: a fresh IPython shell, and a browser where there is one."""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import os
+import shutil
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from IPython.core.displaypub import CapturingDisplayPublisher
+    from IPython.core.interactiveshell import InteractiveShell
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests whose program is missing, and say how to get it."""
+    if item.get_closest_marker("graphviz") and shutil.which("dot") is None:
+        pytest.skip("needs Graphviz: apt-get install graphviz")
+    if item.get_closest_marker("browser") and find_browser() is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+
+
+def find_browser() -> str | None:
+    """Return the path of Chromium, or None; CHROMIUM names another one."""
+    named = os.environ.get("CHROMIUM")
+    found = (shutil.which(name) for name in ((named,) if named else BROWSERS))
+    return next((path for path in found if path), None)
+
+
+@pytest.fixture
+def browser_path() -> str:
+    """Return the path of Chromium; the test carries the marker `browser`."""
+    path = find_browser()
+    if path is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    return path
+
+
+@pytest.fixture
+def shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[InteractiveShell]:
+    """Yield a fresh shell: no history, no user files, displays go to `display_pub`.
+
+    What a cell displays is in `shell.display_pub.outputs`; the result of a cell that ends
+    in an expression is printed, so `capsys` has it. `get_ipython()` finds this shell.
+    """
+    from IPython.core.displaypub import CapturingDisplayPublisher
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.HistoryManager.hist_file = ":memory:"
+    config.InteractiveShell.colors = "nocolor"
+    before = _interpreter_state()
+    InteractiveShell.clear_instance()
+    shell = InteractiveShell.instance(config=config)
+    shell.execution_count = 1  # without history a shell would count from 0
+    shell.display_pub = CapturingDisplayPublisher(shell=shell)
+    try:
+        yield shell
+    finally:
+        shell.atexit_operations()
+        atexit.unregister(shell.atexit_operations)
+        shell.restore_sys_module_state()
+        InteractiveShell.clear_instance()
+        _restore(before)
+
+
+def displayed(shell: InteractiveShell, kind: str = "text/plain") -> list[str]:
+    """Return what the shell's cells displayed so far, in one MIME type."""
+    publisher: CapturingDisplayPublisher = shell.display_pub
+    return [
+        output["data"][kind] for output in publisher.outputs if kind in output["data"]
+    ]
+
+
+def _interpreter_state() -> dict[str, Any]:
+    return {
+        "modules": {name: sys.modules.get(name) for name in ("__main__",)},
+        "hooks": (sys.displayhook, sys.excepthook),
+        "builtins": dict(vars(builtins)),
+        "path": list(sys.path),
+    }
+
+
+def _restore(state: dict[str, Any]) -> None:
+    sys.modules.update({k: v for k, v in state["modules"].items() if v is not None})
+    sys.displayhook, sys.excepthook = state["hooks"]
+    sys.path[:] = state["path"]
+    for name in set(vars(builtins)) - set(state["builtins"]):
+        delattr(builtins, name)
+    vars(builtins).update(state["builtins"])

@@ -1,0 +1,125 @@
+import threading
+
+import pytest
+
+from lazyrt.observe import events
+from lazyrt.observe.events import Site
+from lazyviz.render.strip import Barrier, Fallback
+from lazyviz.tally import BusyTime, Tally
+from tests.lazyviz import fakes
+
+
+@pytest.mark.parametrize(
+    ("intervals", "total"),
+    [
+        ([(0, 10), (10, 20)], 20),
+        ([(0, 10), (5, 20)], 20),
+        ([(2, 4), (6, 8), (0, 10)], 10),
+        ([(0, 10), (3, 4)], 10),
+        ([(2, 4), (6, 8), (3, 10)], 8),
+        ([(i * 10, i * 10 + 3) for i in range(1_000)], 3_000),
+    ],
+)
+def test_busy_time_is_the_length_of_the_union(intervals, total):
+    busy = BusyTime()
+
+    for start, end in intervals:
+        busy.add(start, end)
+
+    assert busy.total_ns == total
+
+
+def test_steps_are_counted_and_peeks_are_kept_apart():
+    tally = Tally()
+
+    tally.add(fakes.compiled(reason="first run of this code"))
+    tally.add(fakes.compiled(purpose="peek"))
+    tally.add(fakes.started())
+    tally.add(fakes.started(purpose="peek"))
+    tally.add(fakes.finished(duration_ns=7_000))
+    tally.add(fakes.finished(purpose="peek"))
+    tally.add(events.CacheHit(fingerprint="aa", step=2))
+
+    assert (tally.compiles, tally.executions, tally.cache_hits) == (1, 1, 1)
+    assert tally.execute_ns == 7_000
+    assert tally.running == 0
+    assert list(tally.reasons) == ["first run of this code"]
+
+
+def test_an_execution_that_has_not_ended_is_running():
+    tally = Tally()
+
+    tally.add(fakes.started())
+    tally.add(fakes.started())
+    tally.add(fakes.finished())
+
+    assert tally.running == 1
+
+
+def test_equal_barriers_are_one_entry_however_many():
+    tally = Tally()
+    site = Site("cell", 7, "<module>", 3)
+    for _ in range(10_000):
+        tally.add(fakes.barrier(site=site, nodes=4))
+    tally.add(fakes.barrier(cause="mark_step()", nodes=2))
+    tally.add(fakes.barrier(executed=False))
+
+    assert tally.barriers == (
+        Barrier(
+            cause="read by .item()", site="cell 3 line 7", nodes=40_000, times=10_000
+        ),
+        Barrier(cause="mark_step()", site="", nodes=2),
+    )
+    assert tally.executed_barriers == 10_001
+
+
+def test_fallbacks_are_counted_by_op_and_place():
+    tally = Tally()
+    for _ in range(2):
+        tally.add(events.FallbackUsed(op="aten.foo", reason="no rule", site=None))
+
+    assert tally.fallbacks == (Fallback(op="aten.foo", site="", times=2),)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "peeks"), [("slice", 1), ("op by op", 1), ("memo", 0), ("ready", 0)]
+)
+def test_only_values_that_were_computed_count_as_peeks(strategy, peeks):
+    tally = Tally()
+
+    tally.add(
+        events.TensorMaterialised(
+            node_id=1, strategy=strategy, nodes=1, reused=0, duration_ns=9
+        )
+    )
+
+    assert (tally.peeks, tally.peek_ns) == (peeks, 9)
+
+
+def test_a_barrier_around_its_compile_is_not_counted_twice():
+    tally = Tally()
+
+    tally.add(fakes.compiled(duration_ns=1_000_000))
+    tally.add(
+        events.BarrierFinished(
+            step=1,
+            cause="x",
+            site=None,
+            nodes=1,
+            roots=1,
+            executed=True,
+            duration_ns=2_000_000_000,
+        )
+    )
+
+    assert 1_900_000_000 < tally.busy.total_ns < 2_100_000_000
+
+
+def test_other_threads_do_not_take_time_from_the_cell():
+    tally = Tally()
+    thread = threading.Thread(target=tally.add, args=(fakes.compiled(),))
+    thread.start()
+    thread.join()
+
+    assert tally.compiles == 1
+    assert tally.busy.total_ns == 0
