@@ -145,6 +145,8 @@ def graph_bundle(graph: Any) -> dict[str, str]:
     """Return a graph's listing and, for a shell that shows it, its drawing."""
     from lazyviz.render.model import draw_graph
 
+    if not graph.nodes:
+        return {"text/plain": "<Graph: nothing is pending>"}
     bundle = {"text/plain": text.listing(graph, _MAX_LISTED_OPS)}
     current = session.current()
     if current is not None and wants_html(current.shell):

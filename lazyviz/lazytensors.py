@@ -34,10 +34,18 @@ def lazy_tensors(thing: object) -> Iterator[Any]:
         found, depth = stack.pop()
         if is_lazy(found):
             yield found
-        elif type(found) in _CONTAINERS and depth < _MAX_DEPTH:
+        elif _is_container(found) and depth < _MAX_DEPTH:
             items: Any = found.values() if type(found) is dict else found
-            if len(items) <= _MAX_ITEMS:
-                stack.extend((item, depth + 1) for item in reversed(list(items)))
+            stack.extend((item, depth + 1) for item in reversed(list(items)))
+
+
+def _is_container(thing: Any) -> bool:
+    # A dict with builtins is a namespace, such as the user's, that a frame of IPython holds.
+    return (
+        type(thing) in _CONTAINERS
+        and len(thing) <= _MAX_ITEMS
+        and not (type(thing) is dict and "__builtins__" in thing)
+    )
 
 
 def named_tensors(namespace: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -65,9 +73,9 @@ def replaced(thing: Any, replacement: Callable[[Any], Any]) -> Any:
 def _replaced(thing: Any, replacement: Callable[[Any], Any], depth: int) -> Any:
     if is_lazy(thing):
         return replacement(thing)
-    kind = type(thing)
-    if kind not in _CONTAINERS or depth >= _MAX_DEPTH or len(thing) > _MAX_ITEMS:
+    if depth >= _MAX_DEPTH or not _is_container(thing):
         return thing
+    kind = type(thing)
     old = list(thing.values()) if kind is dict else list(thing)
     new = [_replaced(item, replacement, depth + 1) for item in old]
     if all(after is before for after, before in zip(new, old, strict=True)):

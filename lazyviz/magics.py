@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import re
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.completer import SimpleCompletion, context_matcher
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _NAME = "lazy"
 # Subcommands that take the expression of a lazy tensor.
 _WITH_EXPRESSION = ("graph", "hlo", "ir")
+_HLO_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 _SUBCOMMANDS = {
     "status": "what is pending, what ran so far, and the settings",
     "graph": "draw the pending graph, of everything or of one expression",
@@ -66,6 +68,7 @@ class LazyMagics(Magics):
         Looking never runs the pending graph and never changes it. EXPR is a tensor, a
         list, tuple or dict of tensors, a module, or any expression that gives one.
         """
+        __tracebackhide__ = True
         command, _, rest = line.strip().partition(" ")
         if cell is not None:
             self._cell_magic(command, rest.strip(), cell)
@@ -76,6 +79,7 @@ class LazyMagics(Magics):
         getattr(self, f"_{command}")(rest.strip())
 
     def _cell_magic(self, command: str, rest: str, cell: str) -> None:
+        __tracebackhide__ = True
         if command != "step":
             raise UsageError(
                 f"%%lazy {command} is not a cell magic. %%lazy step [NAME] runs the cell "
@@ -110,7 +114,7 @@ class LazyMagics(Magics):
         expression = rest.replace("--stablehlo", "").strip()
         graph = self._graph_of("hlo", expression)
         if graph is not None:
-            self._print(graph.lower().as_text(dialect))
+            self._print(_without_tables(graph.lower().as_text(dialect)))
 
     def _metrics(self, rest: str) -> None:
         _refuse("metrics", rest)
@@ -287,6 +291,13 @@ def _unknown(command: str) -> str:
     )
 
 
+def _without_tables(hlo: str) -> str:
+    """Return HLO text without XLA's tables of Python files and stack frames."""
+    paragraphs = re.split(r"\n{2,}", hlo.strip())
+    kept = [part for part in paragraphs if not part.startswith(_HLO_TABLES)]
+    return re.sub(r" ?stack_frame_id=\d+", "", "\n\n".join(kept))
+
+
 def _refuse(command: str, rest: str) -> None:
     if rest:
         raise UsageError(f"%lazy {command} takes nothing after it, but got {rest!r}.")
@@ -302,6 +313,7 @@ def _kind(value: object) -> str:
 
 def _run_in_place(shell: InteractiveShell, cell: str) -> None:
     """Run the body of a cell magic so that errors rise through and line numbers hold."""
+    __tracebackhide__ = True
     # The empty line stands for the magic's own: line 3 of the cell stays line 3.
     source = "\n" + shell.transform_cell(cell)
     name = shell.compile.cache(source, shell.execution_count - 1)

@@ -45,7 +45,7 @@ def let_go(error: BaseException, stand_in: Callable[[Any], Any]) -> int:
     for each in _chain(error):
         _clear_exception(each, replacement)
         for frame in _frames(each.__traceback__):
-            if frame not in seen_frames and frame not in alive:
+            if frame not in seen_frames and id(frame) not in alive:
                 seen_frames.add(frame)
                 _clear_frame(frame, replacement)
     return len(known)
@@ -71,13 +71,16 @@ def _frames(traceback: TracebackType | None) -> Iterator[FrameType]:
         traceback = traceback.tb_next
 
 
-def _running_frames() -> set[FrameType]:
-    running: set[FrameType] = set()
+def _running_frames() -> set[int]:
+    # Ids, not frames: a frame among its own locals would keep all of them until the next
+    # garbage collection.
+    running: set[int] = set()
     for top in sys._current_frames().values():  # noqa: SLF001
         frame: FrameType | None = top
         while frame is not None:
-            running.add(frame)
+            running.add(id(frame))
             frame = frame.f_back
+    del top  # one of them was this function's own frame
     return running
 
 

@@ -76,11 +76,10 @@ def steps(rows: Sequence[StepRow], limit: int) -> str:
         return (
             "No step has run yet: nothing asked for a value, and no step() has ended."
         )
-    header = ["step", "name", "cell", "ended by", "at", "ops", "compile", "execute"]
+    header = ["step", "cell", "ended by", "at", "ops", "compile", "execute"]
     cells = [
         (
             row.step,
-            row.name,
             "" if row.cell is None else row.cell,
             row.cause,
             row.site,

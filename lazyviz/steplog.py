@@ -17,8 +17,7 @@ class StepRow:
     Attributes:
         step: The runtime's number of the step.
         cell: Execution count of the cell in which it ran, None outside cells.
-        name: Name given to `step()`, if any.
-        cause: What asked for the barrier; empty while it is under way.
+        cause: What asked for the barrier, with a step's name; empty while it is under way.
         site: Where it was asked for, such as `cell 3 line 2`.
         nodes: Ops that ran.
         compile_ns: Time to lower and compile; 0 for a cache hit.
@@ -28,7 +27,6 @@ class StepRow:
 
     step: int
     cell: int | None
-    name: str = ""
     cause: str = ""
     site: str = ""
     nodes: int = 0
@@ -43,6 +41,7 @@ class StepLog:
     def __init__(self) -> None:
         self._rows: OrderedDict[int, StepRow] = OrderedDict()
         self._step_of_graph: dict[str, int] = {}
+        self._open: int | None = None
 
     @property
     def rows(self) -> tuple[StepRow, ...]:
@@ -62,15 +61,15 @@ class StepLog:
             ):
                 if step in self._rows:
                     self._rows[step].execute_ns = duration
-            case events.BarrierFinished(step=step, executed=True):
-                row = self._row(step, cell)
+            case events.ExecuteStarted(purpose="step", step=step):
+                self._row(step, cell)
+                self._open = step
+            case events.BarrierFinished(executed=True):
+                row = self._row(event.step if self._open is None else self._open, cell)
+                self._open = None
                 row.cause = event.cause
                 row.site = str(event.site or "")
                 row.nodes = event.nodes
-            case events.StepFinished(step=step, name=name) if (
-                name and step in self._rows
-            ):
-                self._rows[step].name = name
 
     def _compiled(
         self, event: events.LoweringFinished | events.CompileFinished

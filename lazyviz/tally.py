@@ -110,16 +110,16 @@ class Tally:
     def add(self, event: events.Event) -> None:
         """Count one event."""
         match event:
-            case events.ExecuteStarted(purpose="step" | "op"):
+            case events.ExecuteStarted(purpose="step"):
                 self.executions += 1
-            case events.ExecuteFinished(purpose="step" | "op", duration_ns=duration):
+            case events.ExecuteFinished(purpose="step", duration_ns=duration):
                 self.finished += 1
                 self.execute_ns += duration
             case events.CacheHit():
                 self.cache_hits += 1
-            case events.LoweringFinished(purpose="step" | "op", duration_ns=duration):
+            case events.LoweringFinished(purpose="step", duration_ns=duration):
                 self._compiled(duration)
-            case events.CompileFinished(purpose="step" | "op", duration_ns=duration):
+            case events.CompileFinished(purpose="step", duration_ns=duration):
                 self.compiles += 1
                 self._compiled(duration)
                 if event.reason and len(self.reasons) < _MAX_REASONS:

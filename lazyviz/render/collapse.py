@@ -3,8 +3,8 @@
 A drawing of more boxes than a layout engine and a reader can take is folded in two moves.
 First, modules that look alike inside, such as the layers of a transformer, are drawn once.
 Then the drawing is one box, which is opened level by level, from the coarsest, as long as
-the boxes stay within the budget. Levels are the parts of the nn.Module path, then the lines
-of the user's code, then runs of neighbours where one place holds too many.
+it stays within the budget. Levels are the parts of the nn.Module path, then the lines of the
+user's code, then single boxes. Inputs go with what reads them first.
 """
 
 from __future__ import annotations
@@ -14,23 +14,21 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from lazyviz.render.model import Box, DrawGraph
+from lazyviz.render.model import Box, DrawGraph, path_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterator, Sequence
 
 DEFAULT_BUDGET = 300
 
-_MAX_CHILDREN = 24
 _MIN_BUDGET = 2
 _MAX_NAMED_OPS = 3
+_MAX_EDGES_PER_BOX = 2.2
+_FEW = 24  # a drawing of so many boxes is readable however they are connected
 
 
 def collapse(graph: DrawGraph, budget: int = DEFAULT_BUDGET) -> DrawGraph:
-    """Return a drawing of at most `budget` boxes.
-
-    The result is the same for the same graph. Every box knows the nodes that it stands for;
-    inputs that only one folded box reads are folded with it.
+    """Return a drawing of at most `budget` boxes, the same one for the same graph.
 
     Raises:
         ValueError: The budget is less than two boxes.
@@ -47,6 +45,21 @@ def collapse(graph: DrawGraph, budget: int = DEFAULT_BUDGET) -> DrawGraph:
     return _open_within(graph, budget)
 
 
+def fold_earlier(graph: DrawGraph) -> DrawGraph:
+    """Return the drawing with all operations of earlier cells, and their inputs, in one box."""
+    old = {i for i, box in enumerate(graph.boxes) if box.members and not box.is_new}
+    if len(old) < 2 or len(old) == len(graph.boxes):  # noqa: PLR2004
+        return graph
+    read_by_new = {start for start, end in graph.edges if end not in old}
+    inputs = {i for i, box in enumerate(graph.boxes) if not box.members}
+    folded = sorted(old | (inputs - read_by_new))
+    earlier = _Group((), "earlier cells", folded)
+    others = [
+        _Group((), "", [i]) for i in sorted(set(range(len(graph.boxes))) - set(folded))
+    ]
+    return _fold(graph, [earlier, *others])
+
+
 def fold_repeats(graph: DrawGraph) -> DrawGraph:
     """Return the drawing with modules that look alike inside drawn once.
 
@@ -55,36 +68,29 @@ def fold_repeats(graph: DrawGraph) -> DrawGraph:
     the next are left out.
     """
     stands_for = _twins(graph)
-    if all(stands_for[i] == i for i in range(len(stands_for))):
+    drawn = sorted(set(stands_for))
+    if len(drawn) == len(graph.boxes):
         return graph
     members: dict[int, list[int]] = defaultdict(list)
     for position, twin in enumerate(stands_for):
         members[twin].append(position)
-    new_position = {old: new for new, old in enumerate(sorted(members))}
-    boxes = [_repeated(graph, members[old]) for old in sorted(members)]
+    new_position = {old: new for new, old in enumerate(drawn)}
     edges = {
         (new_position[stands_for[start]], new_position[stands_for[end]])
         for start, end in graph.edges
-        if not _goes_back(stands_for, start, end)
+        if stands_for[start] < stands_for[end]  # else to a later repetition
     }
-    return replace(graph, boxes=tuple(boxes), edges=tuple(sorted(edges)))
+    boxes = tuple(_repeated([graph.boxes[i] for i in members[old]]) for old in drawn)
+    return replace(graph, boxes=boxes, edges=tuple(sorted(edges)))
 
 
-def _goes_back(stands_for: Sequence[int], start: int, end: int) -> bool:
-    """Return whether the edge leads to a later repetition of what it comes from."""
-    twins = stands_for[start], stands_for[end]
-    return twins[0] >= twins[1]
-
-
-def _repeated(graph: DrawGraph, positions: Sequence[int]) -> Box:
-    boxes = [graph.boxes[i] for i in positions]
-    first = boxes[0]
+def _repeated(boxes: Sequence[Box]) -> Box:
     if len(boxes) == 1:
-        return first
+        return boxes[0]
     return replace(
-        first,
-        count=sum(box.count for box in boxes),
-        members=tuple(n for box in boxes for n in box.members),
+        boxes[0],
+        count=len(boxes),
+        members=tuple(node for box in boxes for node in box.members),
         is_root=any(box.is_root for box in boxes),
         is_new=any(box.is_new for box in boxes),
         path=_common_path([box.path for box in boxes]),
@@ -92,17 +98,16 @@ def _repeated(graph: DrawGraph, positions: Sequence[int]) -> Box:
 
 
 def _common_path(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the path with the parts that differ replaced by what they have in common.
+    """Return a path that names the first and the last where the paths differ.
 
     Example:
-        >>> _common_path([("layer", "0", "fc"), ("layer", "11", "fc")])
+        >>> _common_path([("layer", "0", "fc"), ("layer", "1", "fc"), ("layer", "11", "fc")])
         ('layer', '0–11', 'fc')
     """
     merged = []
-    for parts in zip(*paths, strict=False):
-        different = list(dict.fromkeys(parts))
-        ends = different[0], different[-1]
-        merged.append(ends[0] if len(different) == 1 else f"{ends[0]}–{ends[1]}")
+    for parts in zip(*paths, strict=True):
+        first, last = parts[0], parts[-1]
+        merged.append(first if len(set(parts)) == 1 else f"{first}–{last}")
     return tuple(merged)
 
 
@@ -114,184 +119,158 @@ def _twins(graph: DrawGraph) -> list[int]:
     held: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for position, box in enumerate(graph.boxes):
         for depth in range(1, len(box.path) + 1):
-            held[_scope(box, depth)].append(position)
-    siblings: dict[tuple[object, ...], list[list[int]]] = defaultdict(list)
-    for scope in sorted(held, key=lambda s: (len(s), held[s][0])):
-        signature = _signature(graph, held[scope], inputs)
-        siblings[(*_parent(scope), signature)].append(held[scope])
+            held[box.path[:depth]].append(position)
+    alike: dict[tuple[object, ...], list[list[int]]] = defaultdict(list)
+    for path, positions in sorted(held.items(), key=lambda item: len(item[0])):
+        alike[path[:-1], *_signature(graph, positions, inputs)].append(positions)
     stands_for = list(range(len(graph.boxes)))
-    for alike in siblings.values():
-        for twin in alike[1:]:
-            for position, original in zip(twin, alike[0], strict=True):
-                stands_for[position] = min(stands_for[position], original)
-    return [_final(stands_for, position) for position in range(len(stands_for))]
-
-
-def _final(stands_for: list[int], position: int) -> int:
-    while stands_for[position] != position:
-        position = stands_for[position]
-    return position
-
-
-_BACKWARD = "(backward)"
-
-
-def _scope(box: Box, depth: int) -> tuple[str, ...]:
-    """Return the module scope of a box at a depth; forward and backward are apart."""
-    if box.path[-1] != _BACKWARD or depth == len(box.path):
-        return box.path[:depth]
-    return (*box.path[:depth], _BACKWARD)
-
-
-def _parent(scope: tuple[str, ...]) -> tuple[str, ...]:
-    if scope[-1] == _BACKWARD:
-        return (*scope[:-2], _BACKWARD)
-    return scope[:-1]
+    for original, *copies in alike.values():
+        for copy in copies:
+            for position, twin in zip(copy, original, strict=True):
+                stands_for[position] = min(stands_for[position], twin)
+    for position, twin in enumerate(
+        stands_for
+    ):  # twins come first, so one look is enough
+        stands_for[position] = stands_for[twin]
+    return stands_for
 
 
 def _signature(
     graph: DrawGraph, positions: Sequence[int], inputs: Sequence[Sequence[int]]
-) -> tuple[object, ...]:
-    """Return what a module's boxes look like from inside, wherever they stand."""
+) -> Iterator[object]:
+    """Yield what a module's boxes look like from inside, wherever they stand."""
     index = {position: i for i, position in enumerate(positions)}
-    return tuple(
-        (
-            box.kind,
-            box.op,
-            box.detail,
-            box.is_root,
-            tuple(index.get(source, -1) for source in inputs[position]),
-        )
-        for position, box in ((p, graph.boxes[p]) for p in positions)
-    )
+    for position in positions:
+        box = graph.boxes[position]
+        wiring = tuple(index.get(source, -1) for source in inputs[position])
+        # An input's number and name differ from one repetition to the next.
+        yield box.kind, box.op if box.members else "", box.detail, len(box.path), wiring
 
 
 @dataclass(slots=True)
 class _Group:
-    """Part of the drawing that is either one box or its children."""
+    """Part of the drawing that is either one box or its children.
+
+    Attributes:
+        is_run: Whether it has no structure but is one of several runs of neighbours.
+    """
 
     path: tuple[str, ...]
     label: str
     boxes: list[int]
     children: list[_Group] = field(default_factory=list)
+    is_run: bool = False
+
+    @property
+    def has_runs(self) -> bool:
+        return bool(self.children) and self.children[0].is_run
 
 
 def _open_within(graph: DrawGraph, budget: int) -> DrawGraph:
-    """Return the drawing opened from the coarsest level on, within the budget."""
-    whole = _tree(graph, min(_MAX_CHILDREN, budget))
-    queue = [(0, whole.boxes[0], whole)]
+    """Return the drawing opened as far as budget and legibility allow."""
+    tree = _tree(graph, budget)
+    while True:
+        folded = _fold(graph, _open(tree, budget))
+        edges_allowed = _MAX_EDGES_PER_BOX * len(folded.boxes)
+        if budget <= _FEW or len(folded.edges) <= edges_allowed:
+            return folded
+        budget = max(_FEW, int(min(budget, len(folded.boxes)) * 0.8))
+
+
+def _open(tree: _Group, budget: int) -> list[_Group]:
+    """Return the groups that are drawn, opened from the coarsest level on.
+
+    Runs come last and stay few: a line of a thousand ops is one box rather than many.
+    """
+    queue = [(False, 0, tree.boxes[0], tree)]
     shown: list[_Group] = []
     visible = 1
     while queue:
-        depth, _, group = heapq.heappop(queue)
-        extra = len(group.children) - 1
-        if not group.children or visible + extra > budget:
+        _, depth, _, group = heapq.heappop(queue)
+        more = len(group.children) - 1
+        limit = min(budget, _FEW) if group.is_run or group.has_runs else budget
+        if not group.children or visible + more > limit:
             shown.append(group)
             continue
-        visible += extra
+        visible += more
         for child in group.children:
-            heapq.heappush(queue, (depth + 1, child.boxes[0], child))
-    shown.sort(key=lambda group: group.boxes[0])
-    return _fold(graph, shown)
+            last = child.is_run or child.has_runs
+            heapq.heappush(queue, (last, depth + 1, child.boxes[0], child))
+    return sorted(shown, key=lambda group: group.boxes[0])
 
 
-def _tree(graph: DrawGraph, most: int) -> _Group:
-    """Return the levels of the drawing: modules, then lines, then runs of neighbours."""
-    root = _Group((), "graph", list(range(len(graph.boxes))))
+def _tree(graph: DrawGraph, budget: int) -> _Group:
+    """Return the levels of the drawing: modules, then lines, then single boxes."""
+    anchors = _anchors(graph)
+    root = _Group((), "ops", list(range(len(graph.boxes))))
     stack = [(root, 0)]
     while stack:
         group, depth = stack.pop()
         if len(group.boxes) == 1:
             continue
-        parts = _split(graph, group, depth)
-        if len(parts) == 1:
-            stack.append((replace_boxes(group, parts[0]), depth + 1))
+        parts = _split(graph, group, depth, anchors)
+        if len(parts) == 1:  # no level of its own for a single part
+            group.path, group.label = parts[0].path, parts[0].label
+            stack.append((group, depth + 1))
             continue
-        group.children = parts
-        _bundle(group, most)
         stack.extend((part, depth + 1) for part in parts)
+        group.children = _runs(group, parts, budget)
     return root
 
 
-def replace_boxes(group: _Group, part: _Group) -> _Group:
-    """Give a group the name of its only part, so that no level holds just one group."""
-    group.path, group.label = part.path, part.label
-    return group
+def _anchors(graph: DrawGraph) -> list[int]:
+    """Return for each input the first operation that reads it, for an operation itself."""
+    anchors = list(range(len(graph.boxes)))
+    for start, end in reversed(graph.edges):  # sorted, so the first reader comes last
+        if not graph.boxes[start].members:
+            anchors[start] = end
+    return anchors
 
 
-def _split(graph: DrawGraph, group: _Group, depth: int) -> list[_Group]:
-    """Return the parts of a group: by module part, else by line, else box by box."""
-    keys: dict[tuple[object, ...], list[int]] = defaultdict(list)
+def _split(
+    graph: DrawGraph, group: _Group, depth: int, anchors: Sequence[int]
+) -> list[_Group]:
+    """Return the parts of a group at a level of the tree, in order of their first box."""
+    parts: dict[tuple[object, ...], _Group] = {}
     for position in group.boxes:
-        keys[_key(graph.boxes[position], position, depth)].append(position)
-    if len(keys) == 1 and depth > _deepest(graph, group.boxes) + 1:
-        return [_Group(group.path, group.label, [p]) for p in group.boxes]
-    return [
-        _Group(
-            _group_path(graph, boxes, depth), _group_label(graph, boxes, depth), boxes
+        anchor = graph.boxes[anchors[position]]
+        key: tuple[object, ...]
+        if depth < len(anchor.path):
+            path = anchor.path[: depth + 1]
+            key, label = (0, path), path_text(path)
+        elif depth == len(anchor.path):
+            path, label = anchor.path, anchor.site or group.label
+            key = (1, anchor.site)
+        else:
+            path, label = anchor.path, group.label
+            key = (2, position)
+        parts.setdefault(key, _Group(path, label, [])).boxes.append(position)
+    return list(parts.values())
+
+
+def _runs(group: _Group, parts: list[_Group], budget: int) -> list[_Group]:
+    """Return the parts, or where they are too many, runs of neighbours."""
+    most = min(budget, _FEW)
+    if len(parts) <= budget:
+        return parts
+    size = -(-len(parts) // most)
+    runs = []
+    for start in range(0, len(parts), size):
+        inside = parts[start : start + size]
+        first, last = inside[0].label, inside[-1].label
+        number = start // size + 1
+        runs.append(
+            _Group(
+                path=group.path,
+                label=f"{first}, part {number}"
+                if first == last
+                else f"{first} – {last}",
+                boxes=[position for part in inside for position in part.boxes],
+                children=_runs(group, inside, budget),
+                is_run=True,
+            )
         )
-        for boxes in keys.values()
-    ]
-
-
-def _deepest(graph: DrawGraph, positions: Iterable[int]) -> int:
-    return max(len(graph.boxes[p].path) for p in positions)
-
-
-def _key(box: Box, position: int, depth: int) -> tuple[object, ...]:
-    path = _levels(box)
-    if depth < len(path):
-        return ("module", path[depth])
-    if depth == len(path):
-        return ("line", box.site)
-    return ("box", position)
-
-
-def _levels(box: Box) -> tuple[str, ...]:
-    """Return a box's module path, backward parts gathered under one first level."""
-    if box.path and box.path[-1] == _BACKWARD:
-        return (_BACKWARD, *box.path[:-1])
-    return box.path
-
-
-def _group_path(
-    graph: DrawGraph, positions: Sequence[int], depth: int
-) -> tuple[str, ...]:
-    levels = _levels(graph.boxes[positions[0]])[: depth + 1]
-    if levels and levels[0] == _BACKWARD:
-        return (*levels[1:], _BACKWARD)
-    return levels
-
-
-def _group_label(graph: DrawGraph, positions: Sequence[int], depth: int) -> str:
-    box = graph.boxes[positions[0]]
-    levels = _levels(box)
-    if depth < len(levels):
-        path = _group_path(graph, positions, depth)
-        return (
-            ".".join(path[:-1]) + " backward" if _BACKWARD in path else ".".join(path)
-        )
-    return box.site or ".".join(box.path) or "ops"
-
-
-def _bundle(group: _Group, most: int) -> None:
-    """Gather a group's children in runs of neighbours until they are few enough."""
-    while len(group.children) > most:
-        size = max(2, -(-len(group.children) // most))
-        runs = [
-            group.children[i : i + size] for i in range(0, len(group.children), size)
-        ]
-        group.children = [
-            run[0] if len(run) == 1 else _run(group, run, number)
-            for number, run in enumerate(runs, 1)
-        ]
-
-
-def _run(group: _Group, run: list[_Group], number: int) -> _Group:
-    boxes = [position for part in run for position in part.boxes]
-    first, last = run[0].label, run[-1].label
-    label = f"{group.label} part {number}" if first == last else f"{first} – {last}"
-    return _Group(group.path, label, boxes, children=run)
+    return runs
 
 
 def _fold(graph: DrawGraph, groups: Sequence[_Group]) -> DrawGraph:
@@ -312,33 +291,28 @@ def _group_box(graph: DrawGraph, group: _Group) -> Box:
     if len(boxes) == 1:
         return boxes[0]
     ops = [box for box in boxes if box.members]
-    counts = {box.count for box in ops}
-    count = counts.pop() if len(counts) == 1 else 1
+    repeats = {box.count for box in ops}
+    count = repeats.pop() if len(repeats) == 1 else 1
     members = tuple(node for box in ops for node in box.members)
-    kinds = {box.kind for box in boxes}
     return Box(
-        label=_label_of(group, ops),
-        detail=_contents(ops, len(members) // count, len(boxes) - len(ops)),
-        kind=kinds.pop() if len(kinds) == 1 and not ops else "group",
+        label=group.label,
+        detail=_contents(len(members) // count, len(boxes) - len(ops)),
+        kind="group",
         op=_named_ops(ops),
         path=group.path,
         site=_sites(ops),
         is_root=any(box.is_root for box in boxes),
-        is_new=any(box.is_new for box in boxes),
+        is_new=any(box.is_new for box in ops),
         members=members,
         count=count,
     )
 
 
-def _label_of(group: _Group, ops: Sequence[Box]) -> str:
-    return group.label if ops else "inputs"
-
-
-def _contents(ops: Sequence[Box], members: int, inputs: int) -> str:
-    """Return how much a folded box holds."""
-    if not ops:
-        return f"{inputs:,} inputs"
-    return f"{members:,} op" + ("s" if members != 1 else "")
+def _contents(ops: int, inputs: int) -> str:
+    parts = [f"{ops:,} op{'s' * (ops != 1)}"] if ops else []
+    if inputs:
+        parts.append(f"{inputs:,} input{'s' * (inputs != 1)}")
+    return ", ".join(parts)
 
 
 def _named_ops(ops: Sequence[Box]) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import graphviz
 
 from lazyviz.render.measure import box_size, detail_text, frame_depths, label_text
+from lazyviz.render.model import path_text
 
 if TYPE_CHECKING:
     from lazyviz.render.model import Box, DrawGraph
@@ -35,7 +36,7 @@ def to_dot(graph: DrawGraph, *, labels: bool = True) -> str:
     """
     source = graphviz.Digraph(
         name="lazyviz",
-        graph_attr={"nodesep": "0.18", "ranksep": "0.32", "rankdir": "TB"},
+        graph_attr={"nodesep": "0.18", "ranksep": "0.32", "newrank": "true"},
         node_attr={"shape": "box", "fixedsize": "true", "label": ""},
         edge_attr={"arrowsize": "0.6"},
     )
@@ -89,7 +90,7 @@ def _add_frame(
             _add_box(source, child, graph.boxes[child], labels=labels)
             continue
         with source.subgraph(name=f"cluster_{numbers[child]}") as inner:
-            title = ".".join(child[len(frame) :])
+            title = path_text(child)
             # Without a label a cluster has no room for the title that we draw ourselves.
             inner.attr(margin="8", label=graphviz.escape(title) if labels else " ")
             inner.attr(labeljust="l", fontsize="9", color="#9aa5b4", style="rounded")

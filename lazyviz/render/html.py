@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lazyviz.render.model import DrawGraph
     from lazyviz.render.strip import Strip
 
-STRIP_BUDGET = 80
+STRIP_BUDGET = 60
 MAX_EMBEDDED_BYTES = 65_536
 
 _FONT = "font-size:12px;line-height:1.5"
@@ -70,10 +70,12 @@ def _strip_line(strip: Strip) -> str:
     first, *others = [escape(part) for part in text.strip_parts(strip)]
     parts = [f"<b>{first}</b>", *others]
     if strip.error is not None or strip.interrupted:
-        parts[-1] = f'<span style="color:#c2456b"><b>{parts[-1]}</b></span>'
-    bar = bar_svg(phases(strip), _SMALL_BAR_WIDTH, _SMALL_BAR_HEIGHT)
-    picture = f"{_image(bar, 'where the time went')} " if bar else ""
-    return picture + " · ".join(parts)
+        parts[-1] = f'<span style="color:#d14d72"><b>{parts[-1]}</b></span>'
+    times = phases(strip)
+    if len(times) < 2:  # noqa: PLR2004
+        return " · ".join(parts)
+    bar = bar_svg(times, _SMALL_BAR_WIDTH, _SMALL_BAR_HEIGHT)
+    return f"{_image(bar, 'where the time went')} " + " · ".join(parts)
 
 
 def _strip_details(strip: Strip, css_class: str) -> str:
@@ -108,11 +110,11 @@ def timing_html(strip: Strip) -> str:
     bar = bar_svg(times)
     if not bar:
         return ""
-    names = " ".join(
+    names = "&ensp;".join(
         f'<span style="color:{_COLOURS[name]}">■</span> {name} {text.duration(ns)}'
         for name, ns in times.items()
     )
-    total = f" of {text.duration(strip.wall_ns)}" if strip.wall_ns else ""
+    total = f"&ensp;cell {text.duration(strip.wall_ns)}" if strip.wall_ns else ""
     return (
         f'<div style="margin:4px 0">{_image(bar, _timing_text(times))}'
         f"<br>{names}{total}</div>"

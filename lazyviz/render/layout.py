@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from lazyviz.render import layered
 from lazyviz.render.dot import frame_paths, to_dot
 from lazyviz.render.measure import box_size
+from lazyviz.render.model import path_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -229,7 +230,7 @@ def _parse(answer: Any, graph: DrawGraph) -> Layout:
 
 def _frame(path: tuple[str, ...], bounds: str, left: float, top: float) -> Frame:
     x0, y0, x1, y1 = map(float, bounds.split(","))
-    return Frame(".".join(path), x0 - left, top - y1, x1 - x0, y1 - y0)
+    return Frame(path_text(path), x0 - left, top - y1, x1 - x0, y1 - y0)
 
 
 def _route(spline: str, point: Callable[[str], Point]) -> tuple[Point, ...]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["op", "backward", "random", "parameter", "constant", "group"]
 
+BACKWARD = "(backward)"
+
 _MAX_TYPE_CHARS = 30
 _DTYPES = {
     "float64": "f64",
@@ -41,6 +43,7 @@ _LEAF_KINDS: dict[str, Kind] = {
     "int": "constant",
     "rng": "random",
 }
+_LEAF_PREFIXES = {"data": "p", "float": "f", "int": "i", "rng": "rng"}
 _LEAF_LABELS = {"data": "input", "float": "float", "int": "int", "rng": "rng"}
 
 
@@ -52,9 +55,10 @@ class Box:
         label: Short name of the operation, or the variable's name.
         detail: Second line: the type of the result, or what a folded box holds.
         kind: What it is; decides the colour.
-        op: Full name of the operation, such as `aten.add.Tensor`.
-        path: nn.Module path of the code that recorded it, in parts; the path of a backward
-            operation ends in `(backward)`.
+        op: Full name of the operation, such as `aten.add.Tensor`, or that of the input in
+            listings, such as `%p0`.
+        path: nn.Module path of the code that recorded it, in parts; that of a backward
+            operation begins with `BACKWARD`.
         site: The user's line that recorded it.
         is_root: Whether it is an output of the graph: a live tensor.
         is_new: Whether the cell that is shown recorded it.
@@ -202,7 +206,19 @@ def _types(values: Sequence[Value]) -> str:
 
 def _path(module: str, *, is_backward: bool) -> tuple[str, ...]:
     parts = tuple(part for part in module.split(".") if part)
-    return (*parts, "(backward)") if is_backward else parts
+    return (BACKWARD, *parts) if is_backward else parts
+
+
+def path_text(path: Sequence[str]) -> str:
+    """Return a box's path as a reader knows it.
+
+    Example:
+        >>> path_text(("encoder", "fc")), path_text((BACKWARD, "fc")), path_text((BACKWARD,))
+        ('encoder.fc', 'fc (backward)', 'backward')
+    """
+    if path and path[0] == BACKWARD:
+        return f"{'.'.join(path[1:])} {BACKWARD}" if len(path) > 1 else "backward"
+    return ".".join(path)
 
 
 def _leaf_paths(nodes: Iterable[Node]) -> dict[Any, tuple[str, ...]]:
@@ -230,6 +246,7 @@ def _leaf_box(
         label=name or f"{label} {leaf.position}",
         detail=type_text(leaf.shape, leaf.dtype),
         kind=_LEAF_KINDS.get(leaf.kind, "parameter"),
+        op=f"%{_LEAF_PREFIXES.get(leaf.kind, leaf.kind)}{leaf.position}",
         path=paths.get(leaf, ()),
         is_root=is_root,
         name=name,

@@ -7,9 +7,17 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from lazyviz.render import text
-from lazyviz.render.collapse import DEFAULT_BUDGET, collapse
+from lazyviz.render.collapse import DEFAULT_BUDGET, collapse, fold_earlier
 from lazyviz.render.layout import Layout, lay_out
-from lazyviz.render.measure import LINE, box_size, clip, detail_text, label_text
+from lazyviz.render.measure import (
+    DETAIL_CHAR,
+    LINE,
+    box_size,
+    clip,
+    detail_text,
+    label_text,
+)
+from lazyviz.render.model import path_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,12 +27,10 @@ if TYPE_CHECKING:
 
 _MARGIN = 10
 _LEGEND_HEIGHT = 26
-_LEGEND_CHAR = 6.1
 _MIN_WIDTH = 120
 _ARROW_LENGTH = 6.0
 _ARROW_WIDTH = 2.8
 _SHEET = 3  # how far the sheets under a folded box stick out
-_MAX_FRAME_TITLE = 40
 
 _KINDS: dict[Kind, tuple[str, str]] = {
     "parameter": ("p", "input"),
@@ -90,7 +96,7 @@ def draw(
         inline: Whether the picture will be part of a page, whose theme it then follows; as
             an image of its own it follows the system's.
     """
-    folded = collapse(graph, budget)
+    folded = collapse(fold_earlier(graph), budget)
     layout = lay_out(folded, engine)
     width, height = _size(folded, layout)
     return Drawing(
@@ -178,7 +184,8 @@ def _size(graph: DrawGraph, layout: Layout) -> tuple[int, int]:
 
 def _frames(layout: Layout) -> Iterable[str]:
     for frame in layout.frames:
-        title = escape(clip(frame.title, _MAX_FRAME_TITLE))
+        room = max(4, int((frame.width - 14) / DETAIL_CHAR))
+        title = escape(clip(frame.title, room))
         yield (
             f'<rect class="m" x="{frame.x:.0f}" y="{frame.y:.0f}" '
             f'width="{frame.width:.0f}" height="{frame.height:.0f}" rx="9"/>'
@@ -269,7 +276,7 @@ def _facts(box: Box) -> list[str]:
         facts.append(f"{text.plural(len(box.members), 'node')}, drawn once")
     elif box.members and box.kind != "group":
         facts.append(f"node %{box.members[0]}")
-    facts.append(".".join(box.path))
+    facts.append(path_text(box.path))
     facts.append(box.site)
     if box.is_root:
         facts.append("output: a live tensor")
@@ -288,7 +295,7 @@ def _legend_items(boxes: Sequence[Box]) -> list[tuple[str, str]]:
 
 
 def _legend_width(items: Sequence[tuple[str, str]]) -> float:
-    return sum(30 + len(name) * _LEGEND_CHAR for _, name in items)
+    return sum(30 + len(name) * DETAIL_CHAR for _, name in items)
 
 
 def _legend(boxes: Sequence[Box], height: float) -> Iterable[str]:
@@ -299,4 +306,4 @@ def _legend(boxes: Sequence[Box], height: float) -> Iterable[str]:
             f'height="9" rx="2.5"/></g>'
             f'<text class="h" x="{x + 17:.0f}" y="{y:.0f}">{name}</text>'
         )
-        x += 30 + len(name) * _LEGEND_CHAR
+        x += 30 + len(name) * DETAIL_CHAR

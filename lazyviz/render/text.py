@@ -153,7 +153,7 @@ def strip_parts(strip: Strip) -> list[str]:
     if strip.cache_hits:
         parts.append(plural(strip.cache_hits, "cache hit"))
     if strip.peeks:
-        parts.append(f"peeked at {strip.peeks:,} in {duration(strip.peek_ns)}")
+        parts.append(f"{plural(strip.peeks, 'peek')} in {duration(strip.peek_ns)}")
     if strip.transfers:
         transfers = plural(strip.transfers, "transfer")
         parts.append(f"{transfers} in {duration(strip.transfer_ns)}")

@@ -72,7 +72,7 @@ class FakeRuntime:
         return True
 
 
-def barrier(step=1, cause="read by .item()", site=None, nodes=4, executed=True):
+def barrier(step=1, cause="read by .item()", site=None, nodes=4, *, executed=True):
     return events.BarrierFinished(
         step=step,
         cause=cause,

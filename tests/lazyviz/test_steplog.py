@@ -1,4 +1,3 @@
-from lazyrt.observe import events
 from lazyrt.observe.events import Site
 from lazyviz.steplog import StepLog, StepRow
 from tests.lazyviz import fakes
@@ -27,16 +26,15 @@ def test_the_events_of_a_step_become_one_row():
     )
 
 
-def test_a_step_has_its_name():
+def test_a_barrier_belongs_to_the_execution_that_it_started():
     log = StepLog()
 
-    log.add(fakes.captured(), None)
-    log.add(fakes.barrier(), None)
-    log.add(
-        events.StepFinished(step=1, name="train", duration_ns=1, failed=False), None
-    )
+    log.add(fakes.started(step=6), 1)
+    log.add(fakes.barrier(step=7), 1)
+    log.add(fakes.started(step=7), 1)
+    log.add(fakes.barrier(step=8), 1)
 
-    assert log.rows[0].name == "train"
+    assert [row.step for row in log.rows] == [6, 7]
 
 
 def test_peeks_and_empty_barriers_make_no_row():

@@ -17,7 +17,7 @@ from lazyrt.config import config
 from lazyrt.frontend import record, scalars
 from lazyrt.frontend.buffers import State, View, state_of
 from lazyrt.frontend.fallback import run_on_cpu
-from lazyrt.frontend.infer import infer
+from lazyrt.frontend.infer import call_arguments, infer
 from lazyrt.frontend.record import FallbackNeeded, functional, miss, operation
 from lazyrt.frontend.torch_compat import (
     CPU_KEYS,
@@ -293,11 +293,54 @@ def in_place_kernel(func: torch._ops.OpOverload, pure: torch._ops.OpOverload) ->
             ]
         )
     if mutated == [0] and kinds == ["List[Tensor]"]:
-        source.scope["write_all"] = _write_all
-        return source.build(
-            [*source.look_up(called=True), "write_all(a0, r)", *_AFTER, "return None"]
-        )
+        return _list_in_place(source, func)
     return _many_in_place(source, func, mutated)
+
+
+def _list_in_place(source: _Source, func: torch._ops.OpOverload) -> Kernel:
+    """A foreach op: all new values come from the old ones, unless its lists share tensors."""
+    source.scope["write_all"] = _write_all
+    lists = [
+        position for position, argument in enumerate(func._schema.arguments)
+        if str(argument.type) == "List[Tensor]"
+    ]  # fmt: skip
+    shared = " or ".join(
+        ["len(own) < len(a0)", *(f"not own.isdisjoint(v{p})" for p in lists if p)]
+    )
+    for position in lists:
+        source.before.append(f"v{position} = {source.parts[position]}")
+        source.parts[position] = f"v{position}"
+    source.before += [
+        "own = set(v0)",
+        f"if ({shared}) and shares([{', '.join(source.names[p] for p in lists)}]):",
+        f"  return one_by_one(func, [{', '.join(source.names)}])",
+    ]
+    source.scope.update(shares=_shares, one_by_one=_one_by_one)
+    return source.build([*source.look_up(called=True), "write_all(a0, r)", *_AFTER, "return None"])
+
+
+def _shares(lists: list[Any]) -> bool:
+    """Return whether writing one tensor of the first list changes another one's operand."""
+    owners: dict[int, int] = {}
+    for position, tensor in enumerate(lists[0]):
+        if owners.setdefault(id(state_of(tensor).base), position) != position:
+            return True
+    return any(
+        owners.get(id(state_of(tensor).base), position) != position
+        for tensors in lists[1:]
+        for position, tensor in enumerate(tensors)
+        if tensor.device.type == DEVICE_TYPE
+    )
+
+
+def _one_by_one(func: torch._ops.OpOverload, args: list[Any]) -> None:
+    """Call a foreach op once for each position, in order, as the CPU does."""
+    for position in range(len(args[0])):
+        single = [
+            [arg[position]] if isinstance(arg, (list, tuple)) else arg for arg in args
+        ]  # fmt: skip
+        positional, keywords = call_arguments(func, single)
+        func(*positional, **keywords)
 
 
 def _many_in_place(

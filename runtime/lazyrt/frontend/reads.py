@@ -95,7 +95,15 @@ def _fetch(data: Any, tensor: torch.Tensor, site: Site | None) -> torch.Tensor:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    return bool(torch._prims_common.is_non_overlapping_and_dense(tensor))
+    """Return whether the strides are a permutation of contiguous ones."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _known_data(state: State) -> Any:

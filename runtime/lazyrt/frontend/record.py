@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from lazyrt.frontend import infer, provenance, scalars
 from lazyrt.frontend.infer import Result
@@ -98,13 +99,22 @@ def miss(op: Op, args: tuple[Any, ...], called: torch._ops.OpOverload | None = N
         found = cache.get(args)
         if found is not None:
             return found
-    plain = args[1:] if op.is_random else args
-    if called is not None:
-        infer.infer(op, plain, called)
-    result = infer.infer(op, plain)
+    result = _infer(op, args[1:] if op.is_random else args, called)
     node = _make_node(op, args, result)
     found = cache[args] = _structured(node, result)
     return found
+
+
+def _infer(op: Op, args: tuple[Any, ...], called: torch._ops.OpOverload | None) -> Any:
+    try:
+        if called is not None:
+            infer.infer(op, args, called)
+        return infer.infer(op, args)
+    except (NotImplementedError, DynamicOutputShapeException) as error:
+        reason = f"{op.name} has a result whose shape depends on the data"
+        if torch.Tag.dynamic_output_shape not in op.func.tags:
+            reason = f"torch knows no result type for {op.name}: {error}"
+        raise FallbackNeeded(reason) from error
 
 
 def _make_node(op: Op, args: tuple[Any, ...], result: Any) -> Node:

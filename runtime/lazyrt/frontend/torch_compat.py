@@ -38,10 +38,13 @@ def plain_dispatch() -> Iterator[None]:
     """Run torch ops untouched by modes, autograd and autocast: for calls on meta tensors."""
     from torch.utils._python_dispatch import _disable_current_modes
 
-    exclude = torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS)
-    with torch.no_grad(), _disable_current_modes(), torch._C.DisableTorchFunction():
+    with (
+        torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS),
+        torch.no_grad(),
+        _disable_current_modes(),
+        torch._C.DisableTorchFunction(),
+    ):
         yield
-    del exclude
 
 
 _AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | (
@@ -60,11 +63,8 @@ def below_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        guard = torch._C._ExcludeDispatchKeyGuard(keys)
-        try:
+        with torch._C._ExcludeDispatchKeyGuard(keys):
             return function(*args, **kwargs)
-        finally:
-            del guard
 
     return call
 

@@ -56,17 +56,24 @@ def _entry_type(arg: Any, index: int) -> Any:
     return arg[index] if isinstance(arg, (list, tuple)) else arg
 
 
+def _foreach_overloads() -> list[tuple[str, str]]:
+    """Return (op, overload) of every functional foreach op, the op without its prefix."""
+    prefix = "aten::_foreach_"
+    found = []
+    for qualified in torch._C._dispatch_get_all_op_names():
+        if qualified.startswith(prefix):
+            name, _, overload = qualified.removeprefix(prefix).partition(".")
+            if not name.endswith("_") and not overload.endswith("out"):
+                found.append((name, overload or "default"))
+    return found
+
+
 def _register_all() -> None:
-    for qualified in dir(torch.ops.aten):
-        name = qualified.removeprefix("_foreach_")
-        if name == qualified or name.endswith("_"):
-            continue
-        for overload in getattr(torch.ops.aten, qualified).overloads():
-            suffix = _SINGLE.get(name, _COMMON).get(overload)
-            if suffix is None:
-                continue
+    for name, overload in _foreach_overloads():
+        suffix = _SINGLE.get(name, _COMMON).get(overload)
+        if suffix is not None:
             single = f"aten.{_OTHER_NAME.get(name, name)}.{suffix}"
-            lowers(f"aten.{qualified}.{overload}")(_repeated(single))
+            lowers(f"aten._foreach_{name}.{overload}")(_repeated(single))
 
 
 _register_all()

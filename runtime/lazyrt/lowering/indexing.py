@@ -1,1 +1,284 @@
-"""x."""
+"""Rules of the ops that read or write where an index says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+
+from lazyrt.lowering.context import OpContext, Unsupported
+from lazyrt.lowering.dtypes import Array, cast, to_jax_dtype, to_torch_dtype
+from lazyrt.lowering.registry import lowers
+from lazyrt.lowering.shaping import axis, expand, iota_along, scalar_like, zeros_like
+
+# torch raises for an index out of range. A compiled program cannot: reads stay inside the
+# tensor, writes outside of it are dropped.
+_READ = "clip"
+
+
+def _refuse_masks(indices: Sequence[Array | None]) -> None:
+    if any(index is not None and index.dtype in {np.bool_, np.uint8} for index in indices):
+        raise Unsupported("how many elements a mask picks depends on data")
+
+
+def _where(indices: Sequence[Array | None]) -> tuple[Any, ...]:
+    return tuple(slice(None) if index is None else index for index in indices)
+
+
+@lowers("aten.index.Tensor", "aten._unsafe_index.Tensor")
+def index_tensor(ctx: OpContext, x: Array, indices: Sequence[Array | None]) -> Array:  # noqa: ARG001
+    _refuse_masks(indices)
+    return x.at[_where(indices)].get(mode=_READ, wrap_negative_indices=True)
+
+
+@lowers("aten.index_put.default", "aten._unsafe_index_put.default",
+        "aten._index_put_impl.default")  # fmt: skip
+def index_put(
+    ctx: OpContext,
+    x: Array,
+    indices: Sequence[Array | None],
+    values: Array,
+    accumulate: bool = False,  # noqa: FBT001, FBT002
+    *_: Any,
+) -> Array:
+    values = cast(values, ctx.out.dtype)
+    masks = [index for index in indices if index is not None]
+    if len(masks) == 1 and masks[0].dtype == bool and values.size == 1:
+        return _put_masked(x, indices, values, accumulate=accumulate)
+    _refuse_masks(indices)
+    place = x.at[_where(indices)]
+    return place.add(values) if accumulate else place.set(values)
+
+
+def _put_masked(
+    x: Array, indices: Sequence[Array | None], value: Array, *, accumulate: bool
+) -> Array:
+    """Write one value wherever a mask over some dimensions is true."""
+    before = next(k for k, index in enumerate(indices) if index is not None)
+    mask = indices[before]
+    assert mask is not None
+    after = x.ndim - before - mask.ndim
+    mask = lax.reshape(mask, (*(1,) * before, *mask.shape, *(1,) * after))
+    value = expand(lax.reshape(value, ()), x.shape)
+    return lax.select(expand(mask, x.shape), x + value if accumulate else value, x)
+
+
+@lowers("aten.index_select.default", "aten.index_select_backward.default")
+def index_select(ctx: OpContext, x: Array, dim: int, index: Array) -> Array:
+    if x.ndim == 0:
+        return expand(x, ctx.out.shape)
+    index = lax.reshape(index, (index.size,))
+    return jnp.take(x, index, axis=axis(dim, x.ndim), mode=_READ)
+
+
+def _rows(x: Array, dim: int, index: Array) -> tuple[Any, ...]:
+    return (*(slice(None),) * axis(dim, x.ndim), lax.reshape(index, (index.size,)))
+
+
+@lowers("aten.index_add.default")
+def index_add(
+    ctx: OpContext, x: Array, dim: int, index: Array, source: Array, alpha: Any = 1
+) -> Array:
+    source = cast(source, ctx.out.dtype)
+    if not isinstance(alpha, (int, float)) or alpha != 1:
+        source = lax.mul(source, expand(cast(alpha, ctx.out.dtype), source.shape))
+    if x.ndim == 0:
+        return x + lax.reshape(source, ())
+    return x.at[_rows(x, dim, index)].add(source)
+
+
+@lowers("aten.index_copy.default")
+def index_copy(ctx: OpContext, x: Array, dim: int, index: Array, source: Array) -> Array:
+    source = cast(source, ctx.out.dtype)
+    if x.ndim == 0:
+        return lax.reshape(source, ())
+    return x.at[_rows(x, dim, index)].set(source)
+
+
+@lowers("aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor")
+def index_fill(ctx: OpContext, x: Array, dim: int, index: Array, value: Any) -> Array:
+    value = cast(value, ctx.out.dtype)
+    return value if x.ndim == 0 else x.at[_rows(x, dim, index)].set(value)
+
+
+@lowers("aten.index_reduce.default")
+def index_reduce(
+    ctx: OpContext,
+    x: Array,
+    dim: int,
+    index: Array,
+    source: Array,
+    reduce: str,
+    include_self: bool = True,  # noqa: FBT001, FBT002
+) -> Array:
+    where = _rows(x, dim, index) if x.ndim else ()
+    source = source if x.ndim else lax.reshape(source, ())
+    return _reduce_into(x, where, source, reduce, include_self=include_self)
+
+
+def _elements(x: Array, dim: int, index: Array) -> tuple[Any, ...]:
+    """Return the full index of the elements that gather and scatter mean."""
+    d = axis(dim, x.ndim)
+    return tuple(
+        index if k == d else iota_along(index.shape, k, index.dtype) for k in range(x.ndim)
+    )
+
+
+@lowers("aten.gather.default")
+def gather(ctx: OpContext, x: Array, dim: int, index: Array, *_: Any) -> Array:
+    if x.ndim == 0 or index.ndim == 0:
+        flat = lax.reshape(x, (x.size,))
+        return lax.reshape(flat.at[lax.reshape(index, (index.size,))].get(mode=_READ),
+                           ctx.out.shape)  # fmt: skip
+    return x.at[_elements(x, dim, index)].get(mode=_READ)
+
+
+@lowers("aten.take.default")
+def take(ctx: OpContext, x: Array, index: Array) -> Array:  # noqa: ARG001
+    return lax.reshape(x, (x.size,)).at[index].get(mode=_READ, wrap_negative_indices=True)
+
+
+@lowers("aten.put.default")
+def put(
+    ctx: OpContext, x: Array, index: Array, source: Array, accumulate: bool = False  # noqa: FBT001, FBT002
+) -> Array:
+    place = lax.reshape(x, (x.size,)).at[lax.reshape(index, (index.size,))]
+    source = lax.reshape(cast(source, ctx.out.dtype), (source.size,))
+    return lax.reshape(place.add(source) if accumulate else place.set(source), x.shape)
+
+
+def _scattered(x: Array, source: Array, index: Array) -> Array:
+    """Return the part of the source that the index covers."""
+    if source.ndim == 0 or source.shape == index.shape:
+        return source
+    return lax.slice(source, [0] * source.ndim, index.shape)
+
+
+@lowers("aten.scatter.src", "aten.scatter.value")
+def scatter(ctx: OpContext, x: Array, dim: int, index: Array, source: Any) -> Array:
+    source = cast(source, ctx.out.dtype)
+    if x.ndim == 0:
+        return lax.reshape(source, ()) if index.size else x
+    return x.at[_elements(x, dim, index)].set(_scattered(x, source, index))
+
+
+@lowers("aten.scatter_add.default")
+def scatter_add(ctx: OpContext, x: Array, dim: int, index: Array, source: Array) -> Array:
+    source = cast(source, ctx.out.dtype)
+    if x.ndim == 0:
+        return x + lax.reshape(source, ())
+    return x.at[_elements(x, dim, index)].add(_scattered(x, source, index))
+
+
+@lowers("aten.scatter.reduce", "aten.scatter.value_reduce")
+def scatter_reduce_old(
+    ctx: OpContext, x: Array, dim: int, index: Array, source: Any, reduce: str
+) -> Array:
+    source = cast(source, ctx.out.dtype)
+    if x.ndim:
+        source = expand(source, index.shape) if source.ndim == 0 else source
+        source = _scattered(x, source, index)
+    else:
+        source = lax.reshape(source, ())
+    where = _elements(x, dim, index) if x.ndim else ()
+    word = "prod" if reduce == "multiply" else "sum"
+    return _reduce_into(x, where, source, word, include_self=True)
+
+
+@lowers("aten.scatter_reduce.two")
+def scatter_reduce(
+    ctx: OpContext,
+    x: Array,
+    dim: int,
+    index: Array,
+    source: Array,
+    reduce: str,
+    include_self: bool = True,  # noqa: FBT001, FBT002
+) -> Array:
+    source = cast(source, ctx.out.dtype)
+    if x.ndim == 0:
+        return _reduce_into(x, (), lax.reshape(source, ()), reduce, include_self=include_self)
+    source = _scattered(x, source, index)
+    where = _elements(x, dim, index)
+    return _reduce_into(x, where, source, reduce, include_self=include_self)
+
+
+def _reduce_into(
+    x: Array, where: tuple[Any, ...], source: Array, reduce: str, *, include_self: bool
+) -> Array:
+    """Combine a source into the places of `x`, whose own values count if included."""
+    start = x
+    if not include_self:
+        start = x.at[where].set(_neutral(x, reduce))
+    place = start.at[where]
+    if reduce in {"sum", "add"}:
+        return place.add(source)
+    if reduce in {"prod", "multiply"}:
+        return place.multiply(source)
+    if reduce == "amax":
+        return place.max(source)
+    if reduce == "amin":
+        return place.min(source)
+    counts = jnp.ones(x.shape, x.dtype) if include_self else zeros_like(x)
+    counts = counts.at[where].add(jnp.ones((), x.dtype))
+    counts = lax.max(counts, scalar_like(counts, 1))
+    total = place.add(source)
+    return total // counts if jnp.issubdtype(x.dtype, jnp.integer) else lax.div(total, counts)
+
+
+def _neutral(x: Array, reduce: str) -> Array:
+    dtype = to_torch_dtype(x.dtype)
+    if reduce in {"prod", "multiply"}:
+        return cast(1, dtype)
+    if reduce in {"amax", "amin"}:
+        if dtype.is_floating_point:
+            return cast(-np.inf if reduce == "amax" else np.inf, dtype)
+        if dtype is torch.bool:
+            return cast(reduce == "amin", dtype)
+        info = torch.iinfo(dtype)
+        return cast(info.min if reduce == "amax" else info.max, dtype)
+    return cast(0, dtype)
+
+
+@lowers("aten.masked_scatter.default")
+def masked_scatter(ctx: OpContext, x: Array, mask: Array, source: Array) -> Array:
+    shape = ctx.out.shape
+    mask = expand(cast(mask, torch.bool), shape)
+    x = expand(x, shape)
+    flat = lax.reshape(mask, (mask.size,))
+    place = lax.cumsum(lax.convert_element_type(flat, np.int64), 0) - 1
+    picked = lax.reshape(source, (source.size,)).at[place].get(mode=_READ)
+    return lax.select(mask, cast(lax.reshape(picked, shape), ctx.out.dtype), x)
+
+
+# Embeddings.
+
+
+@lowers("aten.embedding.default")
+def embedding(ctx: OpContext, weight: Array, indices: Array, *_: Any) -> Array:  # noqa: ARG001
+    return weight.at[indices].get(mode=_READ)
+
+
+@lowers("aten.embedding_dense_backward.default")
+def embedding_dense_backward(
+    ctx: OpContext,
+    grad: Array,
+    indices: Array,
+    num_weights: int,
+    padding_idx: int,
+    scale_grad_by_freq: bool,  # noqa: FBT001
+) -> Array:
+    grad = cast(grad, ctx.compute)
+    rows = lax.reshape(indices, (indices.size,))
+    grad = lax.reshape(grad, (rows.size, grad.shape[-1]))
+    if padding_idx >= 0:
+        rows = jnp.where(rows == padding_idx, num_weights, rows)  # dropped: out of range
+    if scale_grad_by_freq:
+        counts = jnp.zeros((num_weights,), grad.dtype).at[rows].add(1)
+        grad = grad / jnp.expand_dims(counts.at[rows].get(mode="fill", fill_value=1), 1)
+    table = jnp.zeros((num_weights, grad.shape[-1]), to_jax_dtype(ctx.compute))
+    return table.at[rows].add(grad)

@@ -1,1 +1,1124 @@
-"""x."""
+"""Rules of neural network ops: activations, normalisation, losses, convolution, pooling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+
+from lazyrt.lowering.context import OpContext, Unsupported
+from lazyrt.lowering.dtypes import Array, cast, opmath_dtype, to_torch_dtype
+from lazyrt.lowering.registry import lowers
+from lazyrt.lowering.shaping import (
+    axis,
+    broadcast,
+    expand,
+    iota_along,
+    keep_dims,
+    pair,
+    scalar_like,
+    zeros_like,
+)
+
+_SUM, _MEAN = 2, 1  # reversed below: torch's Reduction is 0 none, 1 mean, 2 sum
+
+
+# Activations.
+
+
+@lowers("aten.relu.default")
+def relu(ctx: OpContext, x: Array) -> Array:  # noqa: ARG001
+    return lax.max(x, zeros_like(x))
+
+
+@lowers("aten.relu6.default")
+def relu6(ctx: OpContext, x: Array) -> Array:  # noqa: ARG001
+    return lax.clamp(zeros_like(x), x, scalar_like(x, 6))
+
+
+@lowers("aten.threshold.default")
+def threshold(ctx: OpContext, x: Array, limit: Any, value: Any) -> Array:
+    limit, fill = (expand(cast(v, ctx.out.dtype), x.shape) for v in (limit, value))
+    return lax.select(lax.le(x, limit), fill, x)
+
+
+@lowers("aten.threshold_backward.default")
+def threshold_backward(ctx: OpContext, grad: Array, x: Array, limit: Any) -> Array:
+    grad, x = broadcast(cast(grad, ctx.out.dtype), x)
+    limit = expand(cast(limit, to_torch_dtype(x.dtype)), x.shape)
+    return lax.select(lax.le(x, limit), zeros_like(grad), grad)
+
+
+def _normal_cdf(x: Array) -> Array:
+    half = scalar_like(x, 0.5)
+    root = scalar_like(x, math.sqrt(0.5))
+    return lax.mul(half, lax.add(scalar_like(x, 1), lax.erf(lax.mul(x, root))))
+
+
+_TANH_SCALE = math.sqrt(2 / math.pi)
+_TANH_CUBE = 0.044715
+
+
+@lowers("aten.gelu.default")
+def gelu(ctx: OpContext, x: Array, approximate: str = "none") -> Array:
+    (x,) = ctx.cast(x)
+    if approximate == "none":
+        return lax.mul(x, _normal_cdf(x))
+    cube = lax.mul(x, lax.mul(x, x))
+    inner = lax.add(x, lax.mul(scalar_like(x, _TANH_CUBE), cube))
+    tanh = lax.tanh(lax.mul(scalar_like(x, _TANH_SCALE), inner))
+    return lax.mul(lax.mul(scalar_like(x, 0.5), x), lax.add(scalar_like(x, 1), tanh))
+
+
+@lowers("aten.gelu_backward.default")
+def gelu_backward(ctx: OpContext, grad: Array, x: Array, approximate: str = "none") -> Array:
+    grad, x = ctx.cast(grad, x)
+    if approximate == "none":
+        density = lax.exp(lax.mul(scalar_like(x, -0.5), lax.mul(x, x)))
+        density = lax.mul(density, scalar_like(x, 1 / math.sqrt(2 * math.pi)))
+        return lax.mul(grad, lax.add(_normal_cdf(x), lax.mul(x, density)))
+    square = lax.mul(x, x)
+    inner = _TANH_SCALE * (x + _TANH_CUBE * x * square)
+    tanh = lax.tanh(inner)
+    slope = _TANH_SCALE * (1 + 3 * _TANH_CUBE * square)
+    return grad * (0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * slope)
+
+
+@lowers("aten.silu.default")
+def silu(ctx: OpContext, x: Array) -> Array:
+    (x,) = ctx.cast(x)
+    return lax.mul(x, lax.logistic(x))
+
+
+@lowers("aten.silu_backward.default")
+def silu_backward(ctx: OpContext, grad: Array, x: Array) -> Array:
+    grad, x = ctx.cast(grad, x)
+    gate = lax.logistic(x)
+    return grad * gate * (1 + x * (1 - gate))
+
+
+@lowers("aten.mish.default")
+def mish(ctx: OpContext, x: Array) -> Array:
+    (x,) = ctx.cast(x)
+    return x * lax.tanh(jax.nn.softplus(x))
+
+
+@lowers("aten.hardswish.default")
+def hardswish(ctx: OpContext, x: Array) -> Array:
+    (x,) = ctx.cast(x)
+    return x * lax.clamp(zeros_like(x), x + 3, scalar_like(x, 6)) / 6
+
+
+@lowers("aten.hardsigmoid.default")
+def hardsigmoid(ctx: OpContext, x: Array) -> Array:
+    (x,) = ctx.cast(x)
+    return lax.clamp(zeros_like(x), x + 3, scalar_like(x, 6)) / 6
+
+
+@lowers("aten.hardtanh.default")
+def hardtanh(ctx: OpContext, x: Array, low: Any = -1, high: Any = 1) -> Array:
+    low, high = (expand(cast(v, ctx.out.dtype), x.shape) for v in (low, high))
+    return lax.min(lax.max(x, low), high)
+
+
+@lowers("aten.hardtanh_backward.default")
+def hardtanh_backward(ctx: OpContext, grad: Array, x: Array, low: Any, high: Any) -> Array:
+    grad, x = ctx.cast(grad, x)
+    low, high = (expand(v, x.shape) for v in ctx.cast(low, high))
+    outside = lax.bitwise_or(lax.le(x, low), lax.ge(x, high))
+    return lax.select(outside, zeros_like(grad), grad)
+
+
+@lowers("aten.leaky_relu.default")
+def leaky_relu(ctx: OpContext, x: Array, slope: Any = 0.01) -> Array:
+    (x,) = ctx.cast(x)
+    (slope,) = ctx.cast(slope)
+    return lax.select(lax.gt(x, zeros_like(x)), x, lax.mul(x, expand(slope, x.shape)))
+
+
+@lowers("aten.leaky_relu_backward.default")
+def leaky_relu_backward(
+    ctx: OpContext, grad: Array, x: Array, slope: Any, is_result: bool  # noqa: ARG001, FBT001
+) -> Array:
+    grad, x = ctx.cast(grad, x)
+    (slope,) = ctx.cast(slope)
+    return lax.select(lax.gt(x, zeros_like(x)), grad, lax.mul(grad, expand(slope, x.shape)))
+
+
+@lowers("aten.elu.default")
+def elu(ctx: OpContext, x: Array, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Array:
+    (x,) = ctx.cast(x)
+    low = lax.expm1(x * input_scale) * (alpha * scale)
+    return lax.select(lax.gt(x, zeros_like(x)), x * scale, low)
+
+
+@lowers("aten.elu_backward.default")
+def elu_backward(
+    ctx: OpContext,
+    grad: Array,
+    alpha: Any,
+    scale: Any,
+    input_scale: Any,
+    is_result: bool,  # noqa: FBT001
+    x: Array,
+) -> Array:
+    grad, x = ctx.cast(grad, x)
+    if is_result:
+        low = grad * input_scale * (x + alpha * scale)
+    else:
+        low = grad * lax.exp(x * input_scale) * (input_scale * alpha * scale)
+    return lax.select(lax.le(x, zeros_like(x)), low, grad * scale)
+
+
+@lowers("aten.softplus.default")
+def softplus(ctx: OpContext, x: Array, beta: Any = 1, limit: Any = 20) -> Array:
+    (x,) = ctx.cast(x)
+    scaled = x * beta
+    return jnp.where(scaled > limit, x, lax.log1p(lax.exp(scaled)) / beta)
+
+
+@lowers("aten.softplus_backward.default")
+def softplus_backward(ctx: OpContext, grad: Array, x: Array, beta: Any, limit: Any) -> Array:
+    grad, x = ctx.cast(grad, x)
+    scaled = x * beta
+    return jnp.where(scaled > limit, grad, grad * lax.logistic(scaled))
+
+
+@lowers("aten.sigmoid_backward.default")
+def sigmoid_backward(ctx: OpContext, grad: Array, y: Array) -> Array:
+    grad, y = broadcast(*ctx.cast(grad, y))
+    rest = lax.sub(scalar_like(y, 1), y)
+    product = lax.mul(y, rest)
+    return lax.mul(grad, lax.conj(product) if jnp.iscomplexobj(y) else product)
+
+
+@lowers("aten.tanh_backward.default")
+def tanh_backward(ctx: OpContext, grad: Array, y: Array) -> Array:
+    grad, y = broadcast(*ctx.cast(grad, y))
+    slope = lax.sub(scalar_like(y, 1), lax.mul(y, y))
+    return lax.mul(grad, lax.conj(slope) if jnp.iscomplexobj(y) else slope)
+
+
+@lowers("aten.log_sigmoid_forward.default")
+def log_sigmoid_forward(ctx: OpContext, x: Array) -> tuple[Array, Array]:
+    (x,) = ctx.cast(x)
+    buffer = ctx.outs[1]
+    spare = zeros_like(x) if buffer is not None and math.prod(buffer.shape) else jnp.zeros((0,))
+    return lax.min(x, zeros_like(x)) - lax.log1p(lax.exp(-lax.abs(x))), spare
+
+
+@lowers("aten.log_sigmoid_backward.default")
+def log_sigmoid_backward(ctx: OpContext, grad: Array, x: Array, buffer: Array) -> Array:  # noqa: ARG001
+    grad, x = ctx.cast(grad, x)
+    return grad * lax.logistic(-x)
+
+
+# Softmax.
+
+
+def _softmax(x: Array, dim: int) -> Array:
+    if x.ndim == 0:
+        return jnp.ones_like(x)
+    d = (axis(dim, x.ndim),)
+    top = lax.expand_dims(lax.reduce_max(x, d), d)
+    powers = lax.exp(lax.sub(x, expand(top, x.shape)))
+    total = lax.expand_dims(lax.reduce_sum(powers, d), d)
+    return lax.div(powers, expand(total, x.shape))
+
+
+def _log_softmax(x: Array, dim: int) -> Array:
+    if x.ndim == 0:
+        return zeros_like(x)
+    d = (axis(dim, x.ndim),)
+    top = lax.expand_dims(lax.reduce_max(x, d), d)
+    shifted = lax.sub(x, expand(top, x.shape))
+    total = lax.expand_dims(lax.reduce_sum(lax.exp(shifted), d), d)
+    return lax.sub(shifted, expand(lax.log(total), x.shape))
+
+
+@lowers("aten._softmax.default", "aten.softmax.int", "aten.special_softmax.int")
+def softmax(ctx: OpContext, x: Array, dim: int, *_: Any) -> Array:
+    return _softmax(cast(x, ctx.compute), dim)
+
+
+@lowers("aten._safe_softmax.default")
+def safe_softmax(ctx: OpContext, x: Array, dim: int, *_: Any) -> Array:
+    (x,) = ctx.cast(x)
+    masked = jnp.all(x == -math.inf, axis=dim, keepdims=True)
+    return jnp.where(masked, zeros_like(x), _softmax(x, dim))
+
+
+@lowers("aten._log_softmax.default", "aten.log_softmax.int")
+def log_softmax(ctx: OpContext, x: Array, dim: int, *_: Any) -> Array:
+    return _log_softmax(cast(x, ctx.compute), dim)
+
+
+def _sum_kept(x: Array, dim: int) -> Array:
+    d = (axis(dim, x.ndim),)
+    return expand(lax.expand_dims(lax.reduce_sum(x, d), d), x.shape)
+
+
+@lowers("aten._softmax_backward_data.default")
+def softmax_backward(ctx: OpContext, grad: Array, y: Array, dim: int, *_: Any) -> Array:
+    grad, y = ctx.cast(grad, y)
+    if y.ndim == 0:
+        return zeros_like(y)
+    product = lax.mul(grad, y)
+    return lax.sub(product, lax.mul(y, _sum_kept(product, dim)))
+
+
+@lowers("aten._log_softmax_backward_data.default")
+def log_softmax_backward(ctx: OpContext, grad: Array, y: Array, dim: int, *_: Any) -> Array:
+    grad, y = ctx.cast(grad, y)
+    if y.ndim == 0:
+        return zeros_like(y)
+    return lax.sub(grad, lax.mul(lax.exp(y), _sum_kept(grad, dim)))
+
+
+# Normalisation.
+
+
+def _normalised(
+    x: Array, dims: Sequence[int], eps: float
+) -> tuple[Array, Array, Array]:
+    """Return x normalised over dimensions, and the mean and 1/std, dimensions kept."""
+    count = math.prod(x.shape[d] for d in dims)
+    mean = lax.reduce_sum(x, tuple(dims))
+    mean = lax.expand_dims(lax.div(mean, scalar_like(mean, count)), dims)
+    centred = lax.sub(x, expand(mean, x.shape))
+    var = lax.reduce_sum(lax.mul(centred, centred), tuple(dims))
+    var = lax.expand_dims(lax.div(var, scalar_like(var, count)), dims)
+    rstd = lax.rsqrt(lax.add(var, scalar_like(var, eps)))
+    return lax.mul(centred, expand(rstd, x.shape)), mean, rstd
+
+
+def _affine(x: Array, weight: Array | None, bias: Array | None) -> Array:
+    if weight is not None:
+        x = lax.mul(x, expand(weight, x.shape))
+    return x if bias is None else lax.add(x, expand(bias, x.shape))
+
+
+def _optional(ctx: OpContext, *values: Any) -> list[Array | None]:
+    return [None if value is None else cast(value, ctx.compute) for value in values]
+
+
+@lowers("aten.native_layer_norm.default")
+def native_layer_norm(
+    ctx: OpContext,
+    x: Array,
+    normalized_shape: Sequence[int],
+    weight: Array | None,
+    bias: Array | None,
+    eps: float,
+) -> tuple[Array, Array, Array]:
+    (x,) = ctx.cast(x)
+    dims = tuple(range(x.ndim - len(normalized_shape), x.ndim))
+    normal, mean, rstd = _normalised(x, dims, eps)
+    return _affine(normal, *_optional(ctx, weight, bias)), mean, rstd
+
+
+@lowers("aten.layer_norm.default")
+def layer_norm(
+    ctx: OpContext,
+    x: Array,
+    normalized_shape: Sequence[int],
+    weight: Array | None = None,
+    bias: Array | None = None,
+    eps: float = 1e-5,
+    *_: Any,
+) -> Array:
+    return native_layer_norm(ctx, x, normalized_shape, weight, bias, eps)[0]
+
+
+@lowers("aten.native_layer_norm_backward.default")
+def native_layer_norm_backward(
+    ctx: OpContext,
+    grad: Array,
+    x: Array,
+    normalized_shape: Sequence[int],
+    mean: Array,
+    rstd: Array,
+    weight: Array | None,
+    bias: Array | None,  # noqa: ARG001
+    output_mask: Sequence[bool],
+) -> tuple[Array | None, Array | None, Array | None]:
+    grad, x, mean, rstd = ctx.cast(grad, x, mean, rstd)
+    first = x.ndim - len(normalized_shape)
+    inner, outer = tuple(range(first, x.ndim)), tuple(range(first))
+    rstd = expand(rstd, x.shape)
+    normal = lax.mul(lax.sub(x, expand(mean, x.shape)), rstd)
+    d_weight = lax.reduce_sum(lax.mul(grad, normal), outer) if output_mask[1] else None
+    d_bias = lax.reduce_sum(grad, outer) if output_mask[2] else None
+    if not output_mask[0]:
+        return None, d_weight, d_bias
+    scaled = grad if weight is None else _affine(grad, *_optional(ctx, weight, None))
+    return _normal_gradient(scaled, normal, rstd, inner), d_weight, d_bias
+
+
+def _normal_gradient(grad: Array, normal: Array, rstd: Array, dims: Sequence[int]) -> Array:
+    """Return the gradient through a normalisation over dimensions."""
+    count = math.prod(grad.shape[d] for d in dims)
+
+    def mean(x: Array) -> Array:
+        total = lax.expand_dims(lax.reduce_sum(x, tuple(dims)), dims)
+        return expand(lax.div(total, scalar_like(total, max(count, 1))), x.shape)
+
+    along = lax.mul(normal, mean(lax.mul(grad, normal)))
+    return lax.mul(rstd, lax.sub(lax.sub(grad, mean(grad)), along))
+
+
+@lowers("aten.native_group_norm.default")
+def native_group_norm(
+    ctx: OpContext,
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    n: int,
+    c: int,
+    hxw: int,
+    group: int,
+    eps: float,
+) -> tuple[Array, Array, Array]:
+    (flat,) = ctx.cast(lax.reshape(x, (n, group, c // group * hxw)))
+    normal, mean, rstd = _normalised(flat, (2,), eps)
+    channels = [_channels(v, x.ndim) for v in _optional(ctx, weight, bias)]
+    result = _affine(lax.reshape(normal, x.shape), *channels)
+    return result, lax.reshape(mean, (n, group)), lax.reshape(rstd, (n, group))
+
+
+def _channels(x: Array | None, rank: int) -> Array | None:
+    """Return a vector of channels shaped to go with [batch, channel, ...]."""
+    return None if x is None else lax.reshape(x, (x.size, *(1,) * (rank - 2)))
+
+
+@lowers("aten.native_group_norm_backward.default")
+def native_group_norm_backward(
+    ctx: OpContext,
+    grad: Array,
+    x: Array,
+    mean: Array,
+    rstd: Array,
+    weight: Array | None,
+    n: int,
+    c: int,
+    hxw: int,
+    group: int,
+    output_mask: Sequence[bool],
+) -> tuple[Array | None, Array | None, Array | None]:
+    grad, x, mean, rstd = ctx.cast(grad, x, mean, rstd)
+    shape = (n, group, c // group * hxw)
+    rstd = expand(lax.reshape(rstd, (n, group, 1)), shape)
+    centred = lax.sub(lax.reshape(x, shape), expand(lax.reshape(mean, (n, group, 1)), shape))
+    normal = lax.mul(centred, rstd)
+    by_channel = lax.reshape(normal, (n, c, hxw)), lax.reshape(grad, (n, c, hxw))
+    d_weight = lax.reduce_sum(lax.mul(*by_channel), (0, 2)) if output_mask[1] else None
+    d_bias = lax.reduce_sum(by_channel[1], (0, 2)) if output_mask[2] else None
+    if not output_mask[0]:
+        return None, d_weight, d_bias
+    (scale,) = _optional(ctx, weight)
+    scaled = _affine(grad, _channels(scale, grad.ndim), None)
+    d_x = _normal_gradient(lax.reshape(scaled, shape), normal, rstd, (2,))
+    return lax.reshape(d_x, x.shape), d_weight, d_bias
+
+
+def _batch_norm(
+    ctx: OpContext,
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array | None,
+    running_var: Array | None,
+    training: bool,  # noqa: FBT001
+    momentum: Any,
+    eps: float,
+) -> tuple[Array, Array, Array, Any, Any]:
+    """Return result, saved mean, saved 1/std, new running mean, new running variance."""
+    (x,) = ctx.cast(x)
+    weight, bias = (_channels(v, x.ndim) for v in _optional(ctx, weight, bias))
+    if not training:
+        mean, var = ctx.cast(running_mean, running_var)
+        rstd = lax.rsqrt(lax.add(var, scalar_like(var, eps)))
+        shaped = [expand(lax.reshape(v, (v.size, *(1,) * (x.ndim - 2))), x.shape)
+                  for v in (mean, rstd)]  # fmt: skip
+        normal = lax.mul(lax.sub(x, shaped[0]), shaped[1])
+        empty = jnp.zeros((0,), x.dtype)
+        return _affine(normal, weight, bias), empty, empty, running_mean, running_var
+    dims = (0, *range(2, x.ndim))
+    normal, mean, rstd = _normalised(x, dims, eps)
+    result = _affine(normal, weight, bias)
+    mean, rstd = (lax.reshape(v, (x.shape[1],)) for v in (mean, rstd))
+    count = x.size // max(x.shape[1], 1)
+    var = lax.sub(lax.div(scalar_like(rstd, 1), lax.mul(rstd, rstd)), scalar_like(rstd, eps))
+    unbiased = lax.mul(var, scalar_like(var, count / max(count - 1, 1)))
+    new_mean = _moving(running_mean, mean, momentum)
+    return result, mean, rstd, new_mean, _moving(running_var, unbiased, momentum)
+
+
+def _moving(old: Array | None, new: Array, momentum: Any) -> Array | None:
+    if old is None:
+        return None
+    dtype = to_torch_dtype(old.dtype)
+    factor = expand(cast(momentum, opmath_dtype(dtype)), old.shape)
+    wide, new = cast(old, opmath_dtype(dtype)), cast(new, opmath_dtype(dtype))
+    keep = lax.sub(scalar_like(factor, 1), factor)
+    return cast(lax.add(lax.mul(keep, wide), lax.mul(factor, new)), dtype)
+
+
+@lowers("aten._native_batch_norm_legit_functional.default")
+def batch_norm_functional(
+    ctx: OpContext,
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array,
+    running_var: Array,
+    *rest: Any,
+) -> tuple[Any, ...]:
+    return _batch_norm(ctx, x, weight, bias, running_mean, running_var, *rest)
+
+
+@lowers("aten._native_batch_norm_legit_no_training.default")
+def batch_norm_no_training(
+    ctx: OpContext,
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array,
+    running_var: Array,
+    momentum: Any,
+    eps: float,
+) -> tuple[Any, ...]:
+    rest = (False, momentum, eps)
+    return _batch_norm(ctx, x, weight, bias, running_mean, running_var, *rest)[:3]
+
+
+@lowers("aten._native_batch_norm_legit.no_stats")
+def batch_norm_no_stats(
+    ctx: OpContext,
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    *rest: Any,
+) -> tuple[Any, ...]:
+    return _batch_norm(ctx, x, weight, bias, None, None, *rest)[:3]
+
+
+@lowers("aten.native_batch_norm.default", "aten._native_batch_norm_legit.default",
+        "aten.cudnn_batch_norm.default")  # fmt: skip
+def native_batch_norm(
+    ctx: OpContext,
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array | None,
+    running_var: Array | None,
+    *rest: Any,
+) -> tuple[Any, ...]:
+    """Lower batch norm without the update of the running statistics.
+
+    The schema of the op updates them in place; a front end that keeps them up to date
+    records the functional form.
+    """
+    return _batch_norm(ctx, x, weight, bias, running_mean, running_var, *rest)[:3]
+
+
+@lowers("aten.native_batch_norm_backward.default")
+def native_batch_norm_backward(
+    ctx: OpContext,
+    grad: Array,
+    x: Array,
+    weight: Array | None,
+    running_mean: Array | None,
+    running_var: Array | None,
+    save_mean: Array | None,
+    save_invstd: Array | None,
+    train: bool,  # noqa: FBT001
+    eps: float,
+    output_mask: Sequence[bool],
+) -> tuple[Array | None, Array | None, Array | None]:
+    compute = opmath_dtype(to_torch_dtype(x.dtype))
+    grad, x = cast(grad, compute), cast(x, compute)
+    if train:
+        mean, rstd = cast(save_mean, compute), cast(save_invstd, compute)
+    else:
+        mean, var = cast(running_mean, compute), cast(running_var, compute)
+        rstd = lax.rsqrt(lax.add(var, scalar_like(var, eps)))
+    mean, rstd = (expand(lax.reshape(v, (v.size, *(1,) * (x.ndim - 2))), x.shape)
+                  for v in (mean, rstd))  # fmt: skip
+    normal = lax.mul(lax.sub(x, mean), rstd)
+    dims = (0, *range(2, x.ndim))
+    d_weight = lax.reduce_sum(lax.mul(grad, normal), dims) if output_mask[1] else None
+    d_bias = lax.reduce_sum(grad, dims) if output_mask[2] else None
+    if not output_mask[0]:
+        return None, d_weight, d_bias
+    scale = None if weight is None else _channels(cast(weight, compute), x.ndim)
+    scaled = _affine(grad, scale, None)
+    d_x = _normal_gradient(scaled, normal, rstd, dims) if train else lax.mul(scaled, rstd)
+    return d_x, d_weight, d_bias
+
+
+@lowers("aten._fused_rms_norm.default")
+def fused_rms_norm(
+    ctx: OpContext, x: Array, normalized_shape: Sequence[int], weight: Array | None, eps: Any
+) -> tuple[Array, Array]:
+    eps = torch.finfo(ctx.out.dtype).eps if eps is None else eps
+    (x,) = ctx.cast(x)
+    dims = tuple(range(x.ndim - len(normalized_shape), x.ndim))
+    count = math.prod(x.shape[d] for d in dims)
+    squares = lax.reduce_sum(lax.mul(x, x), dims)
+    squares = keep_dims(lax.div(squares, scalar_like(squares, count)), dims, x.ndim)
+    rstd = lax.rsqrt(lax.add(squares, scalar_like(squares, eps)))
+    normal = lax.mul(x, expand(rstd, x.shape))
+    return _affine(normal, *_optional(ctx, weight, None)), rstd
+
+
+# Losses. A reduction is 0 for none, 1 for the mean, 2 for the sum.
+
+
+def _reduced(x: Array, reduction: int) -> Array:
+    if reduction == 0:
+        return x
+    total = lax.reduce_sum(x, tuple(range(x.ndim)))
+    if reduction == _SUM:
+        return total
+    size = np.float64(x.size)
+    return lax.div(total, scalar_like(total, size))
+
+
+def _spread(grad: Array, shape: Sequence[int], reduction: int) -> Array:
+    """Return the gradient that each element of an unreduced loss gets."""
+    grad = expand(grad, shape)
+    if reduction != _MEAN:
+        return grad
+    return lax.div(grad, scalar_like(grad, math.prod(shape)))
+
+
+@lowers("aten.mse_loss.default")
+def mse_loss(ctx: OpContext, x: Array, target: Array, reduction: int = 1) -> Array:
+    difference = lax.sub(*broadcast(*ctx.cast(x, target)))
+    return _reduced(lax.mul(difference, difference), reduction)
+
+
+@lowers("aten.mse_loss_backward.default")
+def mse_loss_backward(
+    ctx: OpContext, grad: Array, x: Array, target: Array, reduction: int
+) -> Array:
+    grad, x, target = ctx.cast(grad, x, target)
+    difference = lax.sub(*broadcast(x, target))
+    spread = _spread(grad, difference.shape, reduction)
+    return lax.mul(lax.mul(scalar_like(difference, 2), difference), spread)
+
+
+@lowers("aten.l1_loss.default")
+def l1_loss(ctx: OpContext, x: Array, target: Array, reduction: int = 1) -> Array:
+    return _reduced(lax.abs(lax.sub(*broadcast(*ctx.cast(x, target)))), reduction)
+
+
+@lowers("aten.smooth_l1_loss.default")
+def smooth_l1_loss(
+    ctx: OpContext, x: Array, target: Array, reduction: int = 1, beta: float = 1.0
+) -> Array:
+    size = lax.abs(lax.sub(*broadcast(*ctx.cast(x, target))))
+    if beta == 0:
+        return _reduced(size, reduction)
+    loss = jnp.where(size < beta, 0.5 * size * size / beta, size - 0.5 * beta)
+    return _reduced(loss, reduction)
+
+
+@lowers("aten.smooth_l1_loss_backward.default")
+def smooth_l1_loss_backward(
+    ctx: OpContext, grad: Array, x: Array, target: Array, reduction: int, beta: float
+) -> Array:
+    grad, x, target = ctx.cast(grad, x, target)
+    difference = lax.sub(*broadcast(x, target))
+    spread = _spread(grad, difference.shape, reduction)
+    inside = lax.abs(difference) < beta
+    slope = jnp.where(inside, difference / beta if beta else difference, lax.sign(difference))
+    return lax.mul(slope, spread)
+
+
+@lowers("aten.huber_loss.default")
+def huber_loss(
+    ctx: OpContext, x: Array, target: Array, reduction: int = 1, delta: float = 1.0
+) -> Array:
+    size = lax.abs(lax.sub(*broadcast(*ctx.cast(x, target))))
+    loss = jnp.where(size < delta, 0.5 * size * size, delta * (size - 0.5 * delta))
+    return _reduced(loss, reduction)
+
+
+@lowers("aten.binary_cross_entropy.default")
+def binary_cross_entropy(
+    ctx: OpContext, x: Array, target: Array, weight: Array | None = None, reduction: int = 1
+) -> Array:
+    x, target = ctx.cast(x, target)
+    floor = scalar_like(x, -100)
+    yes = lax.max(lax.log(x), floor)
+    no = lax.max(lax.log1p(-x), floor)
+    loss = (target - 1) * no - target * yes
+    return _reduced(_weighed(loss, *_optional(ctx, weight)), reduction)
+
+
+def _weighed(loss: Array, weight: Array | None) -> Array:
+    return loss if weight is None else lax.mul(*broadcast(loss, weight))
+
+
+@lowers("aten.binary_cross_entropy_backward.default")
+def binary_cross_entropy_backward(
+    ctx: OpContext,
+    grad: Array,
+    x: Array,
+    target: Array,
+    weight: Array | None = None,
+    reduction: int = 1,
+) -> Array:
+    grad, x, target = ctx.cast(grad, x, target)
+    spread = _spread(grad, x.shape, reduction)
+    slope = (x - target) / lax.max((1 - x) * x, scalar_like(x, 1e-12))
+    return _weighed(spread * slope, *_optional(ctx, weight))
+
+
+@lowers("aten.binary_cross_entropy_with_logits.default")
+def bce_with_logits(
+    ctx: OpContext,
+    x: Array,
+    target: Array,
+    weight: Array | None = None,
+    pos_weight: Array | None = None,
+    reduction: int = 1,
+) -> Array:
+    x, target = broadcast(*ctx.cast(x, target))
+    weight, pos_weight = _optional(ctx, weight, pos_weight)
+    log_sigmoid = lax.min(x, zeros_like(x)) - lax.log1p(lax.exp(-lax.abs(x)))
+    if pos_weight is None:
+        loss = (1 - target) * x - log_sigmoid
+    else:
+        factor = (pos_weight - 1) * target + 1
+        loss = (1 - target) * x - factor * log_sigmoid
+    return _reduced(_weighed(loss, weight), reduction)
+
+
+def _class_weights(x: Array, target: Array, weight: Array | None, ignore: int) -> Array:
+    """Return the weight of each target: that of its class, zero if it is ignored."""
+    valid = lax.ne(target, scalar_like(target, ignore))
+    if weight is None:
+        return lax.convert_element_type(valid, x.dtype)
+    chosen = weight.at[target].get(mode="clip")
+    return lax.select(valid, chosen, zeros_like(chosen))
+
+
+def _class_axis(x: Array) -> int:
+    return 0 if x.ndim == 1 else 1
+
+
+@lowers("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
+def nll_loss_forward(
+    ctx: OpContext, x: Array, target: Array, weight: Array | None, reduction: int, ignore: int
+) -> tuple[Array, Array]:
+    (x,) = ctx.cast(x)
+    (weight,) = _optional(ctx, weight)
+    c = _class_axis(x)
+    if x.ndim == 1:
+        target = lax.reshape(target, ())
+    weights = _class_weights(x, target, weight, ignore)
+    inside = lax.clamp(scalar_like(target, 0), target, scalar_like(target, x.shape[c] - 1))
+    picked = jnp.take_along_axis(x, lax.expand_dims(inside, (c,)), c, mode="clip")
+    losses = lax.neg(lax.mul(lax.reshape(picked, weights.shape), weights))
+    losses = jnp.where(weights == 0, zeros_like(losses), losses)
+    everything = tuple(range(losses.ndim))
+    total_weight = lax.reduce_sum(weights, everything)
+    if reduction == 0:
+        out = ctx.outs[0]
+        shape = losses.shape if out is None else out.shape
+        return lax.reshape(losses, shape), jnp.zeros((), x.dtype)
+    total = lax.reduce_sum(losses, everything)
+    return (lax.div(total, total_weight) if reduction == _MEAN else total), total_weight
+
+
+@lowers("aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default")
+def nll_loss_backward(
+    ctx: OpContext,
+    grad: Array,
+    x: Array,
+    target: Array,
+    weight: Array | None,
+    reduction: int,
+    ignore: int,
+    total_weight: Array,
+) -> Array:
+    grad, x, total_weight = ctx.cast(grad, x, total_weight)
+    (weight,) = _optional(ctx, weight)
+    c = _class_axis(x)
+    if x.ndim == 1:
+        target, grad = lax.reshape(target, ()), lax.reshape(grad, ())
+    weights = _class_weights(x, target, weight, ignore)
+    spread = expand(grad, weights.shape)
+    if reduction == _MEAN:
+        spread = lax.div(spread, expand(total_weight, weights.shape))
+    spread = lax.expand_dims(lax.neg(lax.mul(spread, weights)), (c,))
+    classes = iota_along(x.shape, c, target.dtype)
+    hit = lax.eq(classes, expand(lax.expand_dims(target, (c,)), x.shape))
+    return lax.select(hit, expand(spread, x.shape), zeros_like(x))
+
+
+# Convolution.
+
+
+def _convolve(
+    x: Array,
+    weight: Array,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,  # noqa: FBT001
+    output_padding: Sequence[int],
+    groups: int,
+) -> Array:
+    rank = x.ndim - 2
+    stride, padding, dilation = (pair(v, rank) for v in (stride, padding, dilation))
+    edges = [(p, p) for p in padding]
+    scale = [1] * rank
+    if transposed:
+        weight = _transposed_kernel(weight, groups)
+        extra = pair(output_padding, rank)
+        reach = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+        edges = [(r - p, r - p + e) for r, p, e in zip(reach, padding, extra, strict=True)]
+        stride, scale = scale, stride
+    spatial = "DHW"[-rank:]
+    return lax.conv_general_dilated(
+        x,
+        weight,
+        window_strides=stride,
+        padding=edges,
+        lhs_dilation=scale,
+        rhs_dilation=dilation,
+        dimension_numbers=(f"NC{spatial}", f"OI{spatial}", f"NC{spatial}"),
+        feature_group_count=groups,
+        precision=lax.Precision.HIGHEST,
+    )
+
+
+def _transposed_kernel(weight: Array, groups: int) -> Array:
+    """Turn [in, out/groups, ...] into the kernel of the equal plain convolution."""
+    inputs, outputs, *window = weight.shape
+    weight = lax.reshape(weight, (groups, inputs // groups, outputs, *window))
+    weight = jnp.swapaxes(weight, 1, 2)
+    weight = lax.reshape(weight, (groups * outputs, inputs // groups, *window))
+    return lax.rev(weight, range(2, weight.ndim))
+
+
+@lowers("aten.convolution.default")
+def convolution(
+    ctx: OpContext, x: Array, weight: Array, bias: Array | None, *geometry: Any
+) -> Array:
+    x, weight = ctx.cast(x, weight)
+    unbatched = x.ndim == weight.ndim - 1
+    x = lax.expand_dims(x, (0,)) if unbatched else x
+    result = _convolve(x, weight, *geometry)
+    if bias is not None:
+        (bias,) = ctx.cast(bias)
+        shaped = lax.reshape(bias, (bias.size, *(1,) * (result.ndim - 2)))
+        result = lax.add(result, expand(shaped, result.shape))
+    return lax.squeeze(result, (0,)) if unbatched else result
+
+
+@lowers("aten._convolution.default")
+def convolution_with_flags(
+    ctx: OpContext, x: Array, weight: Array, bias: Array | None, *geometry: Any
+) -> Array:
+    return convolution(ctx, x, weight, bias, *geometry[:6])
+
+
+@lowers("aten.convolution_backward.default")
+def convolution_backward(
+    ctx: OpContext,
+    grad: Array,
+    x: Array,
+    weight: Array,
+    bias_sizes: Any,  # noqa: ARG001
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,  # noqa: FBT001
+    output_padding: Any,
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Array | None, Array | None, Array | None]:
+    grad, x, weight = ctx.cast(grad, x, weight)
+    geometry = (stride, padding, dilation, transposed, output_padding, groups)
+    d_x = d_weight = d_bias = None
+    if output_mask[0]:
+        _, pull = jax.vjp(lambda value: _convolve(value, weight, *geometry), x)
+        (d_x,) = pull(grad)
+    if output_mask[1]:
+        _, pull = jax.vjp(lambda value: _convolve(x, value, *geometry), weight)
+        (d_weight,) = pull(grad)
+    if output_mask[2]:
+        d_bias = lax.reduce_sum(grad, (0, *range(2, grad.ndim)))
+    return d_x, d_weight, d_bias
+
+
+# Pooling.
+
+
+def _pool_geometry(
+    kernel: Any, stride: Any, padding: Any, rank: int
+) -> tuple[list[int], list[int], list[int]]:
+    kernel = pair(kernel, rank)
+    return kernel, pair(stride, rank) if stride else kernel, pair(padding, rank)
+
+
+def _pool_edges(
+    size: Sequence[int],
+    count: Sequence[int],
+    reach: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+) -> list[tuple[int, int]]:
+    """Return the padding with which a window op gives `count` results per dimension."""
+    return [
+        (p, max((n - 1) * s + r - length - p, -length))
+        for length, n, r, s, p in zip(size, count, reach, stride, padding, strict=True)
+    ]
+
+
+def _max_pool(
+    ctx: OpContext,
+    x: Array,
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    rank: int,
+) -> tuple[Array, Array]:
+    """Return the maxima and their flat positions in the pooled dimensions."""
+    kernel, stride, padding = _pool_geometry(kernel, stride, padding, rank)
+    dilation = pair(dilation, rank)
+    lead, size, count = x.shape[:-rank], x.shape[-rank:], ctx.out.shape[-rank:]
+    reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+    edges = _pool_edges(size, count, reach, stride, padding)
+    where = jnp.reshape(lax.iota(np.int64, math.prod(size)), size)
+    where = expand(where, x.shape)
+    ones = (1,) * len(lead)
+    lowest = _lowest_value(x)
+
+    def better(left: Any, right: Any) -> Any:
+        (a, i), (b, j) = left, right
+        wins = (b > a) | (b != b) & (a == a) | ((b == a) | (b != b) & (a != a)) & (j < i)
+        return lax.select(wins, b, a), lax.select(wins, j, i)
+
+    found: tuple[Array, Array] = lax.reduce_window(
+        (x, where),
+        (lowest, jnp.asarray(np.iinfo(np.int64).max)),
+        better,
+        window_dimensions=(*ones, *kernel),
+        window_strides=(*ones, *stride),
+        padding=(*((0, 0),) * len(lead), *edges),
+        window_dilation=(*ones, *dilation),
+    )
+    return found
+
+
+def _lowest_value(x: Array) -> Array:
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return jnp.asarray(-np.inf, x.dtype)
+    return jnp.asarray(jnp.iinfo(x.dtype).min, x.dtype)
+
+
+@lowers("aten.max_pool2d_with_indices.default")
+def max_pool2d(
+    ctx: OpContext,
+    x: Array,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    *_: Any,
+) -> tuple[Array, Array]:
+    return _max_pool(ctx, x, kernel, stride, padding, dilation, 2)
+
+
+@lowers("aten.max_pool3d_with_indices.default")
+def max_pool3d(
+    ctx: OpContext,
+    x: Array,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    *_: Any,
+) -> tuple[Array, Array]:
+    return _max_pool(ctx, x, kernel, stride, padding, dilation, 3)
+
+
+@lowers("aten.max_pool2d_with_indices_backward.default",
+        "aten.max_pool3d_with_indices_backward.default")  # fmt: skip
+def max_pool_backward(ctx: OpContext, grad: Array, x: Array, *rest: Any) -> Array:
+    rank = 3 if "3d" in ctx.name else 2
+    return _unpool(grad, rest[-1], x.shape, rank)
+
+
+def _unpool(grad: Array, where: Array, shape: Sequence[int], rank: int) -> Array:
+    """Add each gradient to the element that it came from."""
+    lead = math.prod(shape[:-rank])
+    area = math.prod(shape[-rank:])
+    count = math.prod(grad.shape[-rank:])
+    rows = iota_along((lead, count), 0)
+    result = jnp.zeros((lead, area), grad.dtype)
+    place = rows, lax.reshape(where, (lead, count))
+    result = result.at[place].add(lax.reshape(grad, (lead, count)))
+    return lax.reshape(result, tuple(shape))
+
+
+def _avg_pool(
+    x: Array,
+    shape: Sequence[int],
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    count_include_pad: bool,  # noqa: FBT001
+    divisor: int | None,
+    rank: int,
+) -> Array:
+    kernel, stride, padding = _pool_geometry(kernel, stride, padding, rank)
+    lead, size, count = x.shape[:-rank], x.shape[-rank:], shape[-rank:]
+    edges = _pool_edges(size, count, kernel, stride, padding)
+    ones = (1,) * len(lead)
+
+    def window_sum(values: Array, low_high: Sequence[tuple[int, int]]) -> Array:
+        before = (1,) * (values.ndim - rank)
+        total: Array = lax.reduce_window(
+            values,
+            np.zeros((), values.dtype),
+            lax.add,
+            window_dimensions=(*before, *kernel),
+            window_strides=(*before, *stride),
+            padding=(*((0, 0),) * len(before), *low_high),
+        )
+        return total
+
+    total = window_sum(x, edges)
+    if divisor is not None:
+        return lax.div(total, scalar_like(total, divisor))
+    if count_include_pad:
+        padded = [length + 2 * p for length, p in zip(size, padding, strict=True)]
+        beyond = [(0, high - p) for (_, high), p in zip(edges, padding, strict=True)]
+        counts = window_sum(jnp.ones(padded, x.dtype), beyond)
+    else:
+        counts = window_sum(jnp.ones(size, x.dtype), edges)
+    del ones
+    return lax.div(total, expand(counts, total.shape))
+
+
+def _avg_pool_rule(rank: int) -> Callable[..., Array]:
+    def rule(
+        ctx: OpContext,
+        x: Array,
+        kernel: Any,
+        stride: Any = (),
+        padding: Any = 0,
+        ceil_mode: bool = False,  # noqa: ARG001, FBT001, FBT002
+        count_include_pad: bool = True,  # noqa: FBT001, FBT002
+        divisor: int | None = None,
+    ) -> Array:
+        rest = (count_include_pad, divisor, rank)
+        return _avg_pool(cast(x, ctx.compute), ctx.out.shape, kernel, stride, padding, *rest)
+
+    return rule
+
+
+def _avg_pool_backward_rule(rank: int) -> Callable[..., Array]:
+    def rule(
+        ctx: OpContext,
+        grad: Array,
+        x: Array,
+        kernel: Any,
+        stride: Any,
+        padding: Any,
+        ceil_mode: bool,  # noqa: ARG001, FBT001
+        count_include_pad: bool,  # noqa: FBT001
+        divisor: int | None,
+    ) -> Array:
+        grad, x = ctx.cast(grad, x)
+        rest = (count_include_pad, divisor, rank)
+        _, pull = jax.vjp(
+            lambda v: _avg_pool(v, grad.shape, kernel, stride, padding, *rest), x
+        )
+        (d_x,) = pull(grad)
+        return d_x
+
+    return rule
+
+
+for _rank in (2, 3):
+    lowers(f"aten.avg_pool{_rank}d.default")(_avg_pool_rule(_rank))
+    lowers(f"aten.avg_pool{_rank}d_backward.default")(_avg_pool_backward_rule(_rank))
+
+
+@lowers("aten.avg_pool1d.default")
+def avg_pool1d(
+    ctx: OpContext,
+    x: Array,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,  # noqa: ARG001, FBT001, FBT002
+    count_include_pad: bool = True,  # noqa: FBT001, FBT002
+) -> Array:
+    (x,) = ctx.cast(x)
+    return _avg_pool(x, ctx.out.shape, kernel, stride, padding, count_include_pad, None, 1)
+
+
+def _adaptive_matrix(size: int, count: int, dtype: Any) -> np.ndarray[Any, Any]:
+    """Return the [count, size] matrix that averages each adaptive window."""
+    matrix = np.zeros((count, size), dtype)
+    for row in range(count):
+        low, high = row * size // count, -(-(row + 1) * size // count)
+        matrix[row, low:high] = 1 / (high - low)
+    return matrix
+
+
+def _adaptive_avg(x: Array, count: Sequence[int]) -> Array:
+    rank = len(count)
+    for k, wanted in enumerate(count):
+        dim = x.ndim - rank + k
+        if x.shape[dim] == wanted:
+            continue
+        if x.shape[dim] % wanted == 0:
+            window = x.shape[dim] // wanted
+            x = lax.reshape(x, (*x.shape[:dim], wanted, window, *x.shape[dim + 1 :]))
+            total = lax.reduce_sum(x, (dim + 1,))
+            x = lax.div(total, scalar_like(total, window))
+            continue
+        matrix = jnp.asarray(_adaptive_matrix(x.shape[dim], wanted, x.dtype))
+        numbers = (((dim,), (1,)), ((), ()))
+        x = lax.dot_general(x, matrix, numbers, precision=lax.Precision.HIGHEST)
+        x = jnp.moveaxis(x, -1, dim)
+    return x
+
+
+@lowers("aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool3d.default",
+        "aten.adaptive_avg_pool1d.default", "aten.adaptive_avg_pool2d.default",
+        "aten.adaptive_avg_pool3d.default")  # fmt: skip
+def adaptive_avg_pool(ctx: OpContext, x: Array, size: Any) -> Array:
+    return _adaptive_avg(cast(x, ctx.compute), ctx.out.shape[-len(size) :])
+
+
+@lowers("aten._adaptive_avg_pool2d_backward.default",
+        "aten._adaptive_avg_pool3d_backward.default")  # fmt: skip
+def adaptive_avg_pool_backward(ctx: OpContext, grad: Array, x: Array) -> Array:
+    grad, x = ctx.cast(grad, x)
+    rank = 3 if "3d" in ctx.name else 2
+    _, pull = jax.vjp(lambda v: _adaptive_avg(v, grad.shape[-rank:]), x)
+    (d_x,) = pull(grad)
+    return d_x
+
+
+def unsupported(reason: str) -> Unsupported:
+    """Return the refusal of a rule."""
+    return Unsupported(reason)

@@ -1,0 +1,86 @@
+"""What the tests of the runtime share: a fresh runtime, recorded events, other processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import torch
+
+import lazyrt
+from lazyrt.config import config
+from lazyrt.observe import events
+
+ROOT = Path(__file__).parent.parent
+DEVICE = "lazyrt"
+
+
+@contextlib.contextmanager
+def fresh_runtime():
+    """Run a test with nothing pending, counters at zero, a seed, and no cache on disk."""
+    before = {field.name: getattr(config, field.name) for field in fields(config)}
+    lazyrt.mark_step()
+    lazyrt.wait()
+    config.cache_dir = None
+    torch.manual_seed(0)
+    lazyrt.reset_counters()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(config, name, value)
+
+
+@contextlib.contextmanager
+def recorded(*kinds):
+    """Yield the list of events of the given kinds that the block emits."""
+    found = []
+    with events.subscribe(found.append, *kinds):
+        yield found
+
+
+def step_fingerprints(found):
+    return [e.fingerprint for e in found if isinstance(e, events.GraphCaptured)]
+
+
+def run_python(code, **environment):
+    """Run a program in a process of its own and return what it printed."""
+    done = start_python(code, **environment)
+    output, errors = done.communicate(timeout=300)
+    assert done.returncode == 0, errors
+    return output.strip()
+
+
+def start_python(code, **environment):
+    env = dict(
+        os.environ,
+        PYTHONPATH=f"{ROOT}{os.pathsep}{ROOT / 'runtime'}",
+        LAZYRT_CACHE_DIR="",
+    )
+    env.update(environment)
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def lazy(tensor):
+    return tensor.to(DEVICE)
+
+
+def assert_same(actual, expected, tolerance=1e-6):
+    """Compare a lazy tensor with torch's own: shape, strides, dtype and values."""
+    assert actual.device.type == DEVICE
+    assert actual.shape == expected.shape
+    assert actual.dtype == expected.dtype
+    host = lazyrt.materialise(actual)
+    torch.testing.assert_close(
+        host, expected.detach(), rtol=tolerance, atol=tolerance, equal_nan=True
+    )

@@ -1,0 +1,145 @@
+import pytest
+import torch
+
+import lazyrt
+from lazyrt.observe import events
+from tests.harness import DEVICE, recorded
+from tests.integration.models import MODELS
+
+# The learning rate's factor at each step: it passes through 1.0 and 0.0.
+FACTORS = (2.0, 1.5, 1.0, 1.0, 0.5, 0.0, 0.0, 0.5, 1.0, 0.25)
+
+OPTIMISERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.001, foreach=True),
+    "adamw-loop": lambda p: torch.optim.AdamW(p, lr=0.001, foreach=False),
+}
+
+NOT_SLOW = {("mlp", "sgd"), ("mlp", "adamw"), ("mlp", "adamw-loop"), ("cnn", "sgd")}
+NOT_SLOW |= {("vit", "adamw"), ("bert", "adamw"), ("gpt2", "sgd")}
+CASES = [
+    pytest.param(
+        model,
+        optimiser,
+        marks=() if (model, optimiser) in NOT_SLOW else pytest.mark.slow,
+        id=f"{model}-{optimiser}",
+    )
+    for model in MODELS
+    for optimiser in ("sgd", "adamw", "adamw-loop")
+    if optimiser != "adamw-loop" or model in {"mlp", "bert"}
+]
+
+
+class Training:
+    """A model in training on one device, step by step."""
+
+    def __init__(self, name, optimiser, device):
+        self.device = device
+        self.model, self.loss, self.batch = MODELS[name]()
+        self.model.to(device)
+        self.optimizer = OPTIMISERS[optimiser](self.model.parameters())
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda step: FACTORS[step % len(FACTORS)]
+        )
+        self.steps = 0
+
+    def step(self):
+        batch = [part.to(self.device) for part in self.batch(self.steps)]
+        self.optimizer.zero_grad()
+        loss = self.loss(self.model, batch)
+        loss.backward()
+        self.optimizer.step()
+        self.scheduler.step()
+        self.steps += 1
+        return loss.detach()
+
+
+def losses(training, steps):
+    return torch.stack([training.step().cpu() for _ in range(steps)])
+
+
+@pytest.mark.parametrize(("model", "optimiser"), CASES)
+def test_ten_steps_match_the_cpu_with_one_execution_each(model, optimiser):
+    expected = losses(Training(model, optimiser, "cpu"), 10)
+    training = Training(model, optimiser, DEVICE)
+    lazyrt.reset_counters()
+
+    with recorded(events.CompileFinished) as compiles:
+        actual = losses(training, 10)
+
+    counters = lazyrt.counters()
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=0)
+    assert counters["executions"] == 10
+    assert counters["cpu_fallbacks"] == 0
+    assert counters["compiles"] <= 2
+    assert counters["peek_compiles"] == 0
+    assert [event.purpose for event in compiles] == ["step"] * counters["compiles"]
+    assert all(event.reason for event in compiles)
+
+
+def test_the_second_compile_says_that_the_optimizer_state_is_an_input_now():
+    training = Training("mlp", "adamw", DEVICE)
+
+    with recorded(events.CompileFinished) as compiles:
+        losses(training, 3)
+
+    assert len(compiles) == 2
+    assert "is an input from now on" in compiles[1].reason
+    assert "zeros" in compiles[1].reason or "state" in compiles[1].reason
+
+
+@pytest.mark.parametrize(
+    ("model", "optimiser"),
+    [
+        ("mlp", "sgd"),
+        ("mlp", "adamw"),
+        ("bert", "adamw"),
+        pytest.param("cnn", "sgd", marks=pytest.mark.slow),
+        pytest.param("vit", "adamw", marks=pytest.mark.slow),
+        pytest.param("gpt2", "adamw", marks=pytest.mark.slow),
+    ],
+)
+def test_nothing_is_compiled_after_the_tenth_step(model, optimiser):
+    training = Training(model, optimiser, DEVICE)
+    losses(training, 10)
+    lazyrt.reset_counters()
+
+    losses(training, 90)
+
+    counters = lazyrt.counters()
+    assert counters["compiles"] == 0
+    assert counters["peek_compiles"] == 0
+    assert counters["cpu_fallbacks"] == 0
+    assert counters["executions"] == 90
+    assert counters["cache_hits"] == 90
+
+
+def test_parameters_match_the_cpu_after_training():
+    on_cpu, on_device = (
+        Training("cnn", "adamw", device) for device in ("cpu", DEVICE)
+    )
+    losses(on_cpu, 4)
+    losses(on_device, 4)
+
+    expected = on_cpu.model.state_dict()
+    actual = on_device.model.state_dict()
+
+    assert list(actual) == list(expected)
+    for name, tensor in actual.items():
+        torch.testing.assert_close(tensor.cpu(), expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_training_in_steps_gives_what_training_without_marks_gives():
+    plain = losses(Training("mlp", "sgd", DEVICE), 5)
+    training = Training("mlp", "sgd", DEVICE)
+    lazyrt.reset_counters()
+
+    marked = []
+    for _ in range(5):
+        with lazyrt.step():
+            loss = training.step()
+        marked.append(loss.cpu())
+
+    assert torch.equal(torch.stack(marked), plain)
+    assert lazyrt.counters()["executions"] == 5
+    assert lazyrt.counters()["compiles"] == 0

@@ -1,0 +1,36 @@
+"""A shell with the extension loaded and a clean runtime."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+import lazyrt
+
+
+@pytest.fixture
+def clean_runtime(monkeypatch):
+    """Yield lazyrt with nothing pending, zero counters, and no executables on disk."""
+    monkeypatch.setattr(lazyrt.config, "cache_dir", None)
+    lazyrt.mark_step()
+    lazyrt.wait()
+    lazyrt.reset_counters()
+    yield lazyrt
+    for name in ("last_value", "last_traceback", "last_type", "last_exc"):
+        vars(sys).pop(name, None)
+    lazyrt.mark_step()
+
+
+@pytest.fixture
+def lab(shell, clean_runtime):
+    """Yield a shell in which lazyviz is loaded, and torch and lazyrt are imported."""
+    shell.run_line_magic("load_ext", "lazyviz")
+    shell.run_cell("import torch, lazyrt", store_history=True)
+    shell.run_cell("x = torch.ones(2, 3, device='lazyrt')", store_history=True)
+    shell.run_cell("lazyrt.mark_step()", store_history=True)
+    shell.display_pub.outputs.clear()
+    yield shell
+    if "lazyviz" in shell.extension_manager.loaded:
+        shell.run_line_magic("unload_ext", "lazyviz")
+    shell.reset(new_session=False)

@@ -1,0 +1,422 @@
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import lazyrt
+from lazyviz import extension, session
+from tests.conftest import displayed
+
+
+def run(shell, source, **options):
+    return shell.run_cell(source, **{"store_history": True, **options})
+
+
+def strips(shell):
+    return [text for text in displayed(shell) if "pending op" in text]
+
+
+def hooks(shell):
+    """Return everything of the shell that an extension could leave a trace in."""
+    formatters = shell.display_formatter.formatters
+    return {
+        "events": {name: list(f) for name, f in shell.events.callbacks.items()},
+        "magics": {kind: dict(t) for kind, t in shell.magics_manager.magics.items()},
+        "registry": dict(shell.magics_manager.registry),
+        "configurables": list(map(id, shell.configurables)),
+        "formatters": {
+            kind: (dict(f.type_printers), dict(f.deferred_printers))
+            for kind, f in [
+                *formatters.items(),
+                ("mimebundle", shell.display_formatter.mimebundle_formatter),
+            ]
+        },
+        "matchers": list(shell.Completer.custom_matchers),
+        "hooks": {k: list(map(str, vars(v))) for k, v in shell.strdispatchers.items()},
+        "displayhook": dict(vars(shell.displayhook)),
+        "attributes": set(vars(shell)),
+        "meta_path": list(sys.meta_path),
+        "namespace": set(shell.user_ns),
+    }
+
+
+def test_unload_leaves_the_shell_as_load_found_it(shell):
+    before = hooks(shell)
+
+    shell.run_line_magic("load_ext", "lazyviz")
+    assert hooks(shell) != before
+    shell.run_line_magic("unload_ext", "lazyviz")
+
+    assert hooks(shell) == before
+
+
+def test_unload_after_use_leaves_no_hook(lab):
+    run(lab, "x")
+    run(lab, "y = x + 1")
+    lab.run_line_magic("unload_ext", "lazyviz")
+    lab.display_pub.outputs.clear()
+
+    run(lab, "z = x + 2")
+
+    assert displayed(lab) == []
+    plain = lab.display_formatter.formatters["text/plain"]
+    assert torch.Tensor not in plain.type_printers
+    assert ("torch", "Tensor") not in plain.deferred_printers
+    assert "update_user_ns" not in vars(lab.displayhook)
+
+
+def test_unload_gives_back_the_formatter_of_somebody_else(shell):
+    plain = shell.display_formatter.formatters["text/plain"]
+
+    def mine(tensor, printer, cycle):
+        printer.text("mine")
+
+    plain.for_type_by_name("torch", "Tensor", mine)
+    shell.run_line_magic("load_ext", "lazyviz")
+    run(shell, "import torch")
+    assert plain(torch.ones(2)) == "mine"
+    shell.run_line_magic("unload_ext", "lazyviz")
+
+    assert plain.lookup_by_type("torch.Tensor") is mine
+
+
+def test_unload_gives_back_a_magic_of_the_same_name(shell):
+    def mine(line):
+        return "mine"
+
+    shell.register_magic_function(mine, magic_name="lazy")
+    shell.run_line_magic("load_ext", "lazyviz")
+    shell.run_line_magic("unload_ext", "lazyviz")
+
+    assert shell.run_line_magic("lazy", "") == "mine"
+
+
+def test_load_twice_and_reload_hook_once(lab):
+    extension.load(lab)
+    run(lab, "%reload_ext lazyviz")
+    lab.display_pub.outputs.clear()
+
+    run(lab, "y = x + 1")
+
+    assert len(strips(lab)) == 1
+
+
+def test_a_load_that_fails_leaves_no_hook(shell, monkeypatch):
+    before = hooks(shell)
+    monkeypatch.setattr(extension.magics, "install", lambda *_: 1 / 0)
+
+    with pytest.raises(ZeroDivisionError):
+        extension.load(shell)
+
+    assert hooks(shell) == before
+
+
+def test_loading_imports_neither_torch_nor_jax():
+    code = (
+        "import sys\n"
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "shell = InteractiveShell.instance()\n"
+        "shell.run_cell('%load_ext lazyviz')\n"
+        "shell.run_cell('1 + 1', store_history=True)\n"
+        "shell.run_cell('%lazy')\n"
+        "print([n for n in ('torch', 'jax', 'ipywidgets', 'lazyrt') if n in sys.modules])"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_runtime_is_noticed_when_it_is_imported_later(tmp_path):
+    code = (
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "shell = InteractiveShell.instance()\n"
+        "shell.display_formatter.active_types = ['text/plain']\n"
+        "def run(s): shell.run_cell(s, store_history=True)\n"
+        "run('%load_ext lazyviz')\n"
+        "run('import lazyrt, torch; x = torch.ones(2, device=\"lazyrt\")')\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == "1 pending op (+1 here) · 1 live tensor\n"
+
+
+def test_a_cell_that_records_ops_gets_one_strip(lab):
+    run(lab, "y = x + 1\nz = y * 2")
+
+    assert displayed(lab) == ["2 pending ops (+2 here) · 3 live tensors"]
+    assert "<details" in displayed(lab, "text/html")[0]
+
+
+def test_a_later_cell_tells_what_it_added(lab):
+    run(lab, "y = x + 1")
+    run(lab, "z = y * 2")
+
+    assert strips(lab)[1] == "2 pending ops (+1 here) · 3 live tensors"
+
+
+def test_after_a_barrier_every_pending_op_is_new(lab):
+    run(lab, "y = x + 1")
+    run(lab, "lazyrt.mark_step()\nz = x + 1")
+
+    first, *notes = strips(lab)[1].splitlines()
+    assert first.startswith("1 pending op (+1 here) · 3 live tensors · compiled 1 in ")
+    assert "executed 1 in" in first
+    assert notes[0] == "  ran 1 op here: mark_step() at cell 5 line 1"
+
+
+@pytest.mark.parametrize(
+    "source", ["1 + 1", "", "   ", "import math", "del x", "%lazy off", "x.shape"]
+)
+def test_a_cell_that_did_nothing_on_the_device_gets_no_output(lab, source):
+    run(lab, source)
+
+    assert displayed(lab) == []
+
+
+def test_an_idle_cell_costs_less_than_a_tenth_of_a_millisecond(lab):
+    hooked = vars(lab)["_lazyviz_extension"]
+    info = type("Info", (), {"store_history": True, "raw_cell": "1"})()
+    result = type("Result", (), {})()
+    result.info, result.error_before_exec, result.error_in_exec = info, None, None
+    times = []
+    for _ in range(200):
+        start = time.perf_counter_ns()
+        hooked._before_cell(info)
+        hooked._after_cell(result)
+        times.append(time.perf_counter_ns() - start)
+
+    assert min(times) < 100_000
+
+
+def test_a_read_names_its_cause_and_line(lab):
+    run(lab, "y = (x * 2).sum()\n\nprint(y.item())")
+
+    strip = strips(lab)[0]
+    assert "compiled 1 in" in strip
+    assert "executed 1 in" in strip
+    assert "  ran 2 ops here: read by .item() at cell 4 line 3" in strip.splitlines()
+
+
+def test_the_strip_follows_the_traceback(lab, capsys):
+    run(lab, "y = x + 1\nraise ValueError('bad')")
+
+    assert "ValueError: bad" in capsys.readouterr().out
+    assert strips(lab) == [
+        "1 pending op (+1 here) · 2 live tensors · stopped by ValueError"
+    ]
+
+
+def test_the_strip_follows_an_interrupt(lab):
+    run(lab, "y = x + 1\nraise KeyboardInterrupt")
+
+    assert strips(lab) == ["1 pending op (+1 here) · 2 live tensors · interrupted"]
+
+
+def test_a_syntax_error_gets_no_strip_and_the_next_cell_does(lab, capsys):
+    run(lab, "y = = 1")
+    run(lab, "y = x + 1")
+
+    assert len(displayed(lab)) == 1
+    assert "SyntaxError" in capsys.readouterr().out
+
+
+def test_await_works(lab):
+    run(lab, "import asyncio\nawait asyncio.sleep(0)\ny = x + 1")
+
+    assert len(strips(lab)) == 1
+
+
+def test_nested_cells_get_one_strip_at_the_end_of_the_outermost(lab):
+    run(
+        lab,
+        "get_ipython().run_cell('y = x + 1', store_history=True)\n"
+        "get_ipython().run_cell('   ')\n"
+        "z = x * 2",
+    )
+
+    assert displayed(lab) == ["2 pending ops (+2 here) · 3 live tensors"]
+
+
+@pytest.mark.parametrize("options", [{"store_history": False}, {"silent": True}])
+def test_silent_cells_get_no_strip(lab, options):
+    lab.run_cell("y = x + 1", **options)
+
+    assert displayed(lab) == []
+
+
+def test_a_shell_without_html_gets_text_only(lab):
+    lab.display_formatter.active_types = ["text/plain"]
+
+    run(lab, "y = x + 1")
+
+    assert [set(o["data"]) for o in lab.display_pub.outputs] == [{"text/plain"}]
+
+
+def test_sessions_are_found(lab):
+    assert session.current() is session.current(lab)
+    assert session.current(lab).attached
+    lab.run_line_magic("unload_ext", "lazyviz")
+    assert session.current() is None
+
+
+# What IPython keeps of a cell must not become a root of the next graph.
+
+
+def test_out_holds_the_value_and_works_as_a_tensor(lab):
+    run(lab, "y = x + 1")
+    result = run(lab, "y")
+    lab.display_pub.outputs.clear()
+
+    for kept in (lab.user_ns["_"], lab.user_ns["_5"], lab.user_ns["Out"][5]):
+        assert kept is result.result
+        assert kept is not lab.user_ns["y"]
+        assert not lazyrt.is_pending(kept)
+    assert lazyrt.materialise(result.result + 1).tolist() == [[3.0] * 3] * 2
+
+
+def test_displaying_does_not_change_the_pending_graph(lab):
+    run(lab, "y = x + 1\nz = y * 2\ndel y")
+    before = lazyrt.pending_graph()
+    run(lab, "z")
+    run(lab, "[z, (x, z)]")
+    run(lab, "display({'a': z})")
+
+    after = lazyrt.pending_graph()
+
+    assert after.fingerprint == before.fingerprint
+    assert lazyrt.counters()["executions"] == 0 or lazyrt.counters()["barriers"] <= 1
+
+
+def test_a_displayed_tensor_that_is_deleted_is_no_root(lab):
+    run(lab, "y = x + 1")
+    run(lab, "y")
+    run(lab, "del y")
+
+    assert lazyrt.pending_graph().nodes == ()
+
+
+def test_containers_keep_snapshots_only_when_something_is_pending(lab):
+    ready = run(lab, "pair = [x, 5]\npair").result
+    assert ready is lab.user_ns["pair"]
+
+    run(lab, "y = x + 1\npair = {'y': y, 'n': (y, 5)}")
+    kept = run(lab, "pair").result
+
+    assert kept is not lab.user_ns["pair"]
+    assert kept["y"] is kept["n"][0]
+    assert not lazyrt.is_pending(kept["y"])
+    assert kept["n"][1] == 5
+
+
+def test_other_results_are_kept_themselves(lab):
+    for source in ("[1, 2]", "torch.ones(2)", "object()", "'text'"):
+        result = run(lab, f"thing = {source}\nthing").result
+        assert result is lab.user_ns["thing"]
+
+
+def test_a_failed_cells_locals_are_no_roots_and_can_be_looked_at(lab):
+    run(lab, "def f(t):\n    hidden = t * 5\n    raise ValueError(hidden)\nf(x)")
+
+    assert lazyrt.pending_graph().nodes == ()
+    error = lab.last_execution_result.error_in_exec
+    frame = error.__traceback__
+    while frame.tb_next is not None:
+        frame = frame.tb_next
+    hidden = frame.tb_frame.f_locals["hidden"]
+    assert lazyrt.materialise(hidden).tolist() == [[5.0] * 3] * 2
+    assert lazyrt.is_pending(error.args[0])
+    assert lazyrt.pending_graph().nodes == ()
+
+
+def test_the_users_own_variables_survive_an_error(lab):
+    run(lab, "y = x + 1\npair = [y]\nraise ValueError")
+    y = lab.user_ns["y"]
+
+    assert lab.user_ns["pair"][0] is y
+    assert len(lazyrt.pending_graph().nodes) == 1
+
+
+def test_an_error_that_a_magic_shows_itself_is_let_go_too(lab):
+    run(lab, "def f(t):\n    hidden = t * 5\n    raise ValueError\n")
+    run(lab, "%time f(x)")
+
+    assert lazyrt.pending_graph().nodes == ()
+
+
+def test_an_error_in_a_nested_cell_is_let_go_at_the_end(lab):
+    run(
+        lab,
+        "def f(t):\n    hidden = t * 5\n    raise ValueError\n"
+        "get_ipython().run_cell('f(x)')\n",
+    )
+
+    assert lazyrt.pending_graph().nodes == ()
+
+
+# Looking around computes nothing.
+
+
+@pytest.mark.parametrize(
+    "source", ["%whos", "%who_ls", "y?", "y??", "%pinfo y", "dir(y)", "f'{y.shape}'"]
+)
+def test_looking_around_computes_nothing(lab, source):
+    run(lab, "y = x + 1")
+    lazyrt.reset_counters()
+
+    run(lab, source)
+
+    assert dict(lazyrt.counters()) == dict.fromkeys(lazyrt.counters(), 0)
+    assert lazyrt.is_pending(lab.user_ns["y"])
+
+
+def test_completion_computes_nothing(lab):
+    run(lab, "y = x + 1")
+    lazyrt.reset_counters()
+
+    for line in ("y.su", "y[0].", "%lazy graph ", "print(y"):
+        lab.complete(None, line, len(line))
+
+    assert dict(lazyrt.counters()) == dict.fromkeys(lazyrt.counters(), 0)
+
+
+def test_a_program_runs_the_same_graphs_with_and_without_strips(lab):
+    source = (
+        "w = torch.ones(3, 2, device='lazyrt', requires_grad=True)\n"
+        "for i in range(3):\n"
+        "    with lazyrt.step():\n"
+        "        loss = (x @ w).square().mean()\n"
+        "        loss.backward()\n"
+        "        with torch.no_grad():\n"
+        "            w -= 0.1 * w.grad\n"
+        "            w.grad = None\n"
+    )
+    seen = []
+    with lazyrt.subscribe(seen.append):
+        run(lab, source)
+        run(lab, "loss")
+        run(lab, "%lazy graph")
+        run(lab, source)
+        observed = fingerprints(seen)
+        seen.clear()
+        lab.run_line_magic("unload_ext", "lazyviz")
+        run(lab, source)
+        run(lab, source)
+        alone = fingerprints(seen)
+
+    assert observed == alone
+
+
+def fingerprints(seen):
+    return [
+        event.fingerprint
+        for event in seen
+        if type(event).__name__ == "ExecuteStarted" and event.purpose == "step"
+    ]

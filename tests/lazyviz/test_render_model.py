@@ -1,0 +1,85 @@
+from lazyviz.render.model import BACKWARD, draw_graph
+from tests.lazyviz.ir_builder import Builder, Graph, data, perceptron
+
+
+def test_a_drawing_has_a_box_for_each_op_and_input():
+    drawing = draw_graph(perceptron())
+
+    assert [(box.label, box.detail, box.kind) for box in drawing.boxes] == [
+        ("input 1", "f32[6,4]", "parameter"),
+        ("t", "f32[4,6]", "op"),
+        ("input 0", "f32[8,4]", "parameter"),
+        ("mm", "f32[8,6]", "op"),
+        ("relu", "f32[8,6]", "op"),
+        ("rng 0", "i64[2]", "random"),
+        ("bernoulli", "f32[8,6]", "random"),
+        ("input 2", "f32[2,6]", "parameter"),
+        ("t", "f32[6,2]", "op"),
+        ("mm", "f32[8,2]", "op"),
+        ("mean", "f32[]", "op"),
+        ("float 0", "f64[]", "constant"),
+        ("mul", "f32[]", "backward"),
+        ("expand", "f32[8,2]", "backward"),
+    ]
+    assert drawing.edges == (
+        *((0, 1), (1, 3), (2, 3), (3, 4), (4, 6), (5, 6), (6, 9), (7, 8), (8, 9)),
+        *((9, 10), (10, 12), (11, 12), (12, 13)),
+    )
+    assert drawing.nodes == 9
+
+
+def test_a_box_knows_where_its_op_comes_from():
+    box = draw_graph(perceptron()).boxes[-1]
+
+    assert box.op == "aten.expand.default"
+    assert box.path == (BACKWARD, "fc2")
+    assert box.site == "cell 3 line 7"
+    assert box.members == (9,)
+
+
+def test_inputs_lie_in_the_module_that_reads_them_first():
+    boxes = draw_graph(perceptron()).boxes
+
+    paths = {box.label: box.path for box in boxes if not box.members}
+    assert paths["input 2"] == ("fc2",)
+    assert paths["float 0"] == (BACKWARD,)
+
+
+def test_roots_and_new_ops_are_marked():
+    boxes = draw_graph(perceptron(), new={8, 9}).boxes
+
+    assert [box.label for box in boxes if box.is_root] == ["mean", "expand"]
+    assert [box.label for box in boxes if box.members and box.is_new] == [
+        "mul",
+        "expand",
+    ]
+
+
+def test_variables_name_their_boxes():
+    graph = perceptron()
+
+    boxes = draw_graph(
+        graph, names={graph.roots[0]: "loss", graph.parameters[0]: "x"}
+    ).boxes
+
+    assert [box.label for box in boxes if box.name] == ["x", "loss = mean"]
+
+
+def test_an_input_that_is_a_root_is_drawn_without_any_op():
+    drawing = draw_graph(Graph([data(0, 3)]))
+
+    assert [(box.label, box.is_root) for box in drawing.boxes] == [("input 0", True)]
+    assert drawing.nodes == 0
+
+
+def test_an_operand_that_is_read_twice_has_one_edge():
+    b = Builder()
+    x = data(0, 3)
+
+    drawing = draw_graph(Graph([b.add("aten.mul.Tensor", (x, x), (3,))]))
+
+    assert drawing.edges == ((0, 1),)
+
+
+def test_an_empty_graph_is_an_empty_drawing():
+    assert draw_graph(Graph([])).boxes == ()
