@@ -167,7 +167,7 @@ class Session:
         runtime = self._runtime
         if cell is None or cell.tally is None or runtime is None:
             return None
-        if runtime.activity() == cell.activity:
+        if runtime.activity() == cell.activity and not cell.tally.events:
             return None
         self._await_executions(runtime, cell)
         times = ended_ns - cell.started_ns, cell.tally

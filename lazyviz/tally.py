@@ -63,11 +63,13 @@ class Tally:
     """Running sums over one cell's events; `add` is called on whichever thread emits.
 
     Attributes:
+        events: How many events there were.
         executed_barriers: Barriers that ran something, so that what was pending before the
             cell no longer is.
         busy: Time in which the cell's own thread was not tracing.
     """
 
+    events: int = 0
     compiles: int = 0
     executions: int = 0
     execute_ns: int = 0
@@ -109,6 +111,7 @@ class Tally:
 
     def add(self, event: events.Event) -> None:
         """Count one event."""
+        self.events += 1
         match event:
             case events.ExecuteStarted(purpose="step"):
                 self.executions += 1

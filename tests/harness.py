@@ -13,6 +13,9 @@ import torch
 
 import lazyrt
 from lazyrt.config import config
+from lazyrt.execution import compiler, executor, peek
+from lazyrt.frontend import record
+from lazyrt.ir import live
 from lazyrt.observe import events
 
 ROOT = Path(__file__).parent.parent
@@ -41,6 +44,17 @@ def recorded(*kinds):
     found = []
     with events.subscribe(found.append, *kinds):
         yield found
+
+
+def cold_start():
+    """Forget executables, plans, nodes and varying numbers, as a new process would."""
+    lazyrt.mark_step()
+    compiler.clear_memory()
+    executor.clear_plans()
+    executor._last_graph = None
+    record.forget_nodes()
+    peek.forget_slices()
+    live.forget_leaves()
 
 
 def step_fingerprints(found):

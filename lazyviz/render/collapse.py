@@ -210,7 +210,8 @@ def _tree(graph: DrawGraph, budget: int) -> _Group:
             continue
         parts = _split(graph, group, depth, anchors)
         if len(parts) == 1:  # no level of its own for a single part
-            group.path, group.label = parts[0].path, parts[0].label
+            if len(parts[0].path) > len(group.path) or not group.path:
+                group.path, group.label = parts[0].path, parts[0].label
             stack.append((group, depth + 1))
             continue
         stack.extend((part, depth + 1) for part in parts)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import graphviz
 
+from lazyviz.render import escape
 from lazyviz.render.measure import box_size, detail_text, frame_depths, label_text
 from lazyviz.render.model import path_text
 
@@ -92,8 +93,8 @@ def _add_frame(
         with source.subgraph(name=f"cluster_{numbers[child]}") as inner:
             title = path_text(child)
             # Without a label a cluster has no room for the title that we draw ourselves.
-            inner.attr(margin="8", label=graphviz.escape(title) if labels else " ")
-            inner.attr(labeljust="l", fontsize="9", color="#9aa5b4", style="rounded")
+            inner.attr(margin="8", label=escape.dot(title) if labels else " ")
+            inner.attr(labeljust="l", color="#9aa5b4", style="rounded")
             _add_frame(inner, graph, child, children, labels=labels)
 
 
@@ -107,7 +108,7 @@ def _add_box(
     }
     if labels:
         text = "\n".join(part for part in (label_text(box), detail_text(box)) if part)
-        attributes["label"] = graphviz.escape(text)
+        attributes["label"] = escape.dot(text)
         attributes["fillcolor"] = _FILL[box.kind]
         if box.is_root:
             attributes["penwidth"] = "2"

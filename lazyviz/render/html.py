@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from base64 import b64encode
 from dataclasses import dataclass
-from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING
 
 from lazyviz.render import svg, text
+from lazyviz.render.escape import markup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,15 +59,15 @@ def strip_html(strip: Strip, *, css_class: str = "") -> str:
     details = _strip_details(strip, css_class)
     classes = f"lazyviz-strip {css_class}".strip()
     if not details:
-        return f'<div class="{escape(classes)}" style="{_FONT}">{line}</div>'
+        return f'<div class="{markup(classes)}" style="{_FONT}">{line}</div>'
     return (
-        f'<div class="{escape(classes)}" style="{_FONT}"><details>'
+        f'<div class="{markup(classes)}" style="{_FONT}"><details>'
         f'<summary style="cursor:pointer">{line}</summary>{details}</details></div>'
     )
 
 
 def _strip_line(strip: Strip) -> str:
-    first, *others = [escape(part) for part in text.strip_parts(strip)]
+    first, *others = [markup(part) for part in text.strip_parts(strip)]
     parts = [f"<b>{first}</b>", *others]
     if strip.error is not None or strip.interrupted:
         parts[-1] = f'<span style="color:#d14d72"><b>{parts[-1]}</b></span>'
@@ -82,7 +82,7 @@ def _strip_details(strip: Strip, css_class: str) -> str:
     notes = text.strip_notes(strip)
     parts = [timing_html(strip)]
     if notes:
-        items = "".join(f"<li>{escape(note)}</li>" for note in notes)
+        items = "".join(f"<li>{markup(note)}</li>" for note in notes)
         parts.append(f'<ul style="margin:4px 0;padding-left:20px">{items}</ul>')
     if strip.graph is not None and strip.graph.boxes:
         parts.append(graph_html(strip.graph, budget=STRIP_BUDGET, css_class=css_class))
@@ -175,12 +175,12 @@ def graph_html(
 
 def _image(picture: str, what: str, css_class: str = "", max_width: str = "") -> str:
     data = b64encode(picture.encode()).decode()
-    classes = f' class="{escape(css_class)}"' if css_class else ""
+    classes = f' class="{markup(css_class)}"' if css_class else ""
     style = "display:inline;margin:0;vertical-align:middle"
     if max_width:
         style += f";max-width:{max_width}"
     return (
-        f'<img{classes} alt="{escape(what)}" style="{style}" '
+        f'<img{classes} alt="{markup(what)}" style="{style}" '
         f'src="data:image/svg+xml;base64,{data}">'
     )
 
@@ -192,13 +192,13 @@ def value_html(value: str, summary: str) -> str:
 
 def muted(line: str) -> str:
     """Return one quiet line."""
-    return f'<div style="{_FONT};opacity:.75">{escape(line)}</div>'
+    return f'<div style="{_FONT};opacity:.75">{markup(line)}</div>'
 
 
 def pre(listing: str) -> str:
     """Return text as it is, in a box that scrolls."""
     style = "font-size:12px;line-height:1.4;max-height:480px;overflow:auto;margin:4px 0"
-    return f'<pre style="{style}">{escape(listing)}</pre>'
+    return f'<pre style="{style}">{markup(listing)}</pre>'
 
 
 def folded(summary: str, body: str, *, is_open: bool = False) -> str:
@@ -212,14 +212,14 @@ def folded(summary: str, body: str, *, is_open: bool = False) -> str:
     attribute = " open" if is_open else ""
     return (
         f'<details style="{_FONT}"{attribute}>'
-        f'<summary style="cursor:pointer">{escape(summary)}</summary>{body}</details>'
+        f'<summary style="cursor:pointer">{markup(summary)}</summary>{body}</details>'
     )
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return a table; numbers stand to the right."""
     head = "".join(
-        f'<th style="text-align:left">{escape(title)}</th>' for title in header
+        f'<th style="text-align:left">{markup(title)}</th>' for title in header
     )
     body = "".join(f"<tr>{''.join(map(_table_cell, row))}</tr>" for row in rows)
     return (
@@ -231,7 +231,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 def _table_cell(value: object) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f'<td style="text-align:right">{value:,}</td>'
-    return f'<td style="text-align:left">{escape(str(value))}</td>'
+    return f'<td style="text-align:left">{markup(str(value))}</td>'
 
 
 def page_html(title: str, sections: Sequence[Section | tuple[str, str]]) -> str:
@@ -243,7 +243,7 @@ def page_html(title: str, sections: Sequence[Section | tuple[str, str]]) -> str:
     """
     style = resources.files("lazyviz").joinpath("static/page.css").read_text("utf-8")
     parts = "\n".join(map(_section, sections))
-    heading = escape(title)
+    heading = markup(title)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
@@ -258,5 +258,5 @@ def _section(section: Section | tuple[str, str]) -> str:
         title, body = section.title, section.body
     else:
         title, body = section
-    heading = f"<h2>{escape(title)}</h2>\n" if title else ""
+    heading = f"<h2>{markup(title)}</h2>\n" if title else ""
     return f"<section>\n{heading}{body}\n</section>"

@@ -19,7 +19,8 @@ Point = tuple[float, float]
 
 _GAP_X = 16.0
 _GAP_Y = 30.0
-_DUMMY_WIDTH = 8.0
+_GAP_DUMMIES = 4.0
+_DUMMY_WIDTH = 6.0
 _SWEEPS = 10
 _PLACEMENTS = 12
 _MIN_LAYER_WIDTH = 8
@@ -36,8 +37,16 @@ class _Layers:
     below: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     chains: dict[tuple[int, int], list[int]] = field(default_factory=dict)
 
-    def is_dummy(self, item: int, boxes: int) -> bool:
-        return item >= boxes
+    boxes: int = 0
+
+    def is_dummy(self, item: int) -> bool:
+        return item >= self.boxes
+
+    def distance(self, left: int, right: int) -> float:
+        """Return how far apart the centres of two neighbours are at least."""
+        both = self.is_dummy(left) and self.is_dummy(right)
+        gap = _GAP_DUMMIES if both else _GAP_X
+        return (self.widths[left] + self.widths[right]) / 2 + gap
 
 
 def place(
@@ -55,7 +64,7 @@ def place(
     ranks = _ranks(len(sizes), forward)
     layers = _layers(sizes, forward, ranks)
     _order(layers)
-    xs = _columns(layers, len(sizes))
+    xs = _columns(layers)
     ys = _rows(layers, sizes)
     centres = [(xs[box], ys[ranks[box]]) for box in range(len(sizes))]
     return centres, _routes(sizes, edges, layers, ranks, xs, ys)
@@ -135,21 +144,31 @@ def _layers(
     ranks: Sequence[int],
 ) -> _Layers:
     layers = _Layers(
-        rows=[[] for _ in range(max(ranks) + 1)], widths=[width for width, _ in sizes]
+        rows=[[] for _ in range(max(ranks) + 1)],
+        widths=[width for width, _ in sizes],
+        boxes=len(sizes),
     )
     for box, rank in enumerate(ranks):
         layers.rows[rank].append(box)
+    dummies: dict[tuple[int, int], int] = {}
     for start, end in edges:
+        # Edges to the same box share their way, so that a wide fan takes little room.
         chain = []
         for rank in range(ranks[start] + 1, ranks[end]):
-            chain.append(len(layers.widths))
-            layers.widths.append(_DUMMY_WIDTH)
-            layers.rows[rank].append(chain[-1])
+            if (end, rank) not in dummies:
+                dummies[end, rank] = len(layers.widths)
+                layers.widths.append(_DUMMY_WIDTH)
+                layers.rows[rank].append(dummies[end, rank])
+            chain.append(dummies[end, rank])
         layers.chains[start, end] = chain
-        path = [start, *chain, end]
-        for upper, lower in itertools.pairwise(path):
-            layers.below[upper].append(lower)
-            layers.above[lower].append(upper)
+        for upper, lower in itertools.pairwise([start, *chain, end]):
+            if lower not in layers.below[upper]:
+                layers.below[upper].append(lower)
+                layers.above[lower].append(upper)
+    for row in layers.rows:  # passing edges in the middle, so that a fan is symmetric
+        boxes = [item for item in row if not layers.is_dummy(item)]
+        half = len(boxes) // 2
+        row[:] = [*boxes[:half], *row[len(boxes) :], *boxes[half:]]
     return layers
 
 
@@ -204,7 +223,8 @@ def _crossings(layers: _Layers) -> int:
         ]
         sums = [0] * (len(lower) + 1)
         for seen, end in enumerate(ends):
-            before, i = 0, end + 1
+            before = 0
+        i = end + 1
             while i > 0:
                 before += sums[i]
                 i -= i & -i
@@ -216,17 +236,16 @@ def _crossings(layers: _Layers) -> int:
     return total
 
 
-def _columns(layers: _Layers, boxes: int) -> list[float]:
+def _columns(layers: _Layers) -> list[float]:
     """Return each item's x: every layer in turn as near to its neighbours as it can be."""
     widths = layers.widths
     xs = [0.0] * len(widths)
     for row in layers.rows:
-        edge = 0.0
+        for left, right in itertools.pairwise(row):
+            xs[right] = xs[left] + layers.distance(left, right)
+        middle = xs[row[-1]] / 2 if row else 0.0
         for item in row:
-            xs[item] = edge + widths[item] / 2
-            edge += widths[item] + _GAP_X
-        for item in row:
-            xs[item] -= edge / 2
+            xs[item] -= middle
     for sweep in range(_PLACEMENTS):
         downwards = sweep % 2 == 0
         rows = layers.rows[1:] if downwards else layers.rows[-2::-1]
@@ -235,17 +254,17 @@ def _columns(layers: _Layers, boxes: int) -> list[float]:
             wanted = [
                 _median([xs[n] for n in neighbours[item]], xs[item]) for item in row
             ]
-            weights = [4.0 if layers.is_dummy(item, boxes) else 1.0 for item in row]
-            _settle(row, wanted, weights, widths, xs)
+            weights = [4.0 if layers.is_dummy(item) else 1.0 for item in row]
+            _settle(layers, row, wanted, weights, xs)
     left = min(xs[item] - widths[item] / 2 for row in layers.rows for item in row)
     return [x - left for x in xs]
 
 
 def _settle(
+    layers: _Layers,
     row: list[int],
     wanted: list[float],
     weights: list[float],
-    widths: list[float],
     xs: list[float],
 ) -> None:
     """Move a layer's items as near to `wanted` as order and gaps allow (least squares)."""
@@ -254,7 +273,7 @@ def _settle(
     blocks: list[list[float]] = []  # position, weight, number of items
     for i, item in enumerate(row):
         if i:
-            offset += (widths[row[i - 1]] + widths[item]) / 2 + _GAP_X
+            offset += layers.distance(row[i - 1], item)
         offsets.append(offset)
         blocks.append([wanted[i] - offset, weights[i], 1])
         while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
@@ -314,15 +333,16 @@ def _ports(
     xs: Sequence[float],
 ) -> dict[tuple[int, int], float]:
     """Return where each edge meets the top of its lower box: side by side, not crossing."""
-    arriving: dict[int, list[tuple[float, tuple[int, int]]]] = defaultdict(list)
-    for edge, chain in layers.chains.items():
-        arriving[edge[1]].append((xs[chain[-1] if chain else edge[0]], edge))
+    arriving: dict[int, set[int]] = defaultdict(set)
+    last = {edge: chain[-1] if chain else edge[0] for edge, chain in layers.chains.items()}
+    for edge, item in last.items():
+        arriving[edge[1]].add(item)
     ports = {}
-    for box, found in arriving.items():
-        room = sizes[box][0] * _PORT_SHARE
-        for index, (_, edge) in enumerate(sorted(found)):
-            share = (index + 1) / (len(found) + 1) - 0.5
-            ports[edge] = xs[box] + share * room
+    for edge, item in last.items():
+        box = edge[1]
+        order = sorted(arriving[box], key=lambda other: (xs[other], other))
+        share = (order.index(item) + 1) / (len(order) + 1) - 0.5
+        ports[edge] = xs[box] + share * sizes[box][0] * _PORT_SHARE
     return ports
 
 

@@ -19,7 +19,8 @@ _MAX_DETAIL = 32
 
 def label_text(box: Box) -> str:
     """Return the first line of a box, cut to fit, with its repetition."""
-    label = clip(box.label, _MAX_LABEL)
+    is_path = box.kind == "group"  # the end of a module path says most
+    label = (clip_start if is_path else clip)(box.label, _MAX_LABEL)
     return f"{label} ×{box.count}" if box.count > 1 else label
 
 
@@ -37,6 +38,17 @@ def clip(text: str, length: int) -> str:
     """
     line = " ".join(text.split())
     return line if len(line) <= length else line[: length - 1] + "…"
+
+
+def clip_start(text: str, length: int) -> str:
+    """Return one line of at most `length` characters, the end of the text.
+
+    Example:
+        >>> clip_start("encoder.layer.0", 20), clip_start("encoder.layer.0", 8)
+        ('encoder.layer.0', '…layer.0')
+    """
+    line = " ".join(text.split())
+    return line if len(line) <= length else "…" + line[1 - length :]
 
 
 def box_size(box: Box) -> tuple[float, float]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING
 
 from lazyviz.render import text
 from lazyviz.render.collapse import DEFAULT_BUDGET, collapse, fold_earlier
+from lazyviz.render.escape import markup
 from lazyviz.render.layout import Layout, lay_out
 from lazyviz.render.measure import (
     DETAIL_CHAR,
@@ -185,7 +185,7 @@ def _size(graph: DrawGraph, layout: Layout) -> tuple[int, int]:
 def _frames(layout: Layout) -> Iterable[str]:
     for frame in layout.frames:
         room = max(4, int((frame.width - 14) / DETAIL_CHAR))
-        title = escape(clip(frame.title, room))
+        title = markup(clip(frame.title, room))
         yield (
             f'<rect class="m" x="{frame.x:.0f}" y="{frame.y:.0f}" '
             f'width="{frame.width:.0f}" height="{frame.height:.0f}" rx="9"/>'
@@ -240,14 +240,14 @@ def _box(box: Box, x: float, y: float) -> str:
     detail = detail_text(box)
     first = y - 2 if detail else y + 4
     lines = (
-        f'<text class="l" x="{x:.0f}" y="{first:.0f}">{escape(label_text(box))}</text>'
+        f'<text class="l" x="{x:.0f}" y="{first:.0f}">{markup(label_text(box))}</text>'
     )
     if detail:
-        lines += f'<text class="d" x="{x:.0f}" y="{y + LINE - 2:.0f}">{escape(detail)}</text>'
+        lines += f'<text class="d" x="{x:.0f}" y="{y + LINE - 2:.0f}">{markup(detail)}</text>'
     return (
         f'<g class="{_classes(box)}"{_data(box)} tabindex="0" role="button" '
-        f'aria-label="{escape(", ".join(_facts(box)))}">'
-        f"<title>{escape(chr(10).join(_facts(box)))}</title>{sheets}"
+        f'aria-label="{markup(", ".join(_facts(box)))}">'
+        f"<title>{markup(chr(10).join(_facts(box)))}</title>{sheets}"
         f'<rect x="{left:.0f}" y="{top:.0f}" {rect}/>{lines}</g>'
     )
 

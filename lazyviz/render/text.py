@@ -256,6 +256,7 @@ def _arguments(node: Node) -> str:
     parts = [
         f"{name}={_argument(arg)}" if name else _argument(arg)
         for name, arg in zip(names, node.args, strict=True)
+        if not (name and arg is None)
     ]
     while parts and parts[-1] == "None":
         parts.pop()

@@ -3,7 +3,7 @@ import torch
 
 import lazyrt
 from lazyrt.observe import events
-from tests.harness import DEVICE, recorded
+from tests.harness import DEVICE, cold_start, recorded
 from tests.integration.models import MODELS
 
 # The learning rate's factor at each step: it passes through 1.0 and 0.0.
@@ -16,7 +16,7 @@ OPTIMISERS = {
 }
 
 NOT_SLOW = {("mlp", "sgd"), ("mlp", "adamw"), ("mlp", "adamw-loop"), ("cnn", "sgd")}
-NOT_SLOW |= {("vit", "adamw"), ("bert", "adamw"), ("gpt2", "sgd")}
+NOT_SLOW |= {("vit", "sgd"), ("gpt2", "sgd")}
 CASES = [
     pytest.param(
         model,
@@ -61,6 +61,7 @@ def losses(training, steps):
 @pytest.mark.parametrize(("model", "optimiser"), CASES)
 def test_ten_steps_match_the_cpu_with_one_execution_each(model, optimiser):
     expected = losses(Training(model, optimiser, "cpu"), 10)
+    cold_start()
     training = Training(model, optimiser, DEVICE)
     lazyrt.reset_counters()
 
@@ -71,13 +72,14 @@ def test_ten_steps_match_the_cpu_with_one_execution_each(model, optimiser):
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=0)
     assert counters["executions"] == 10
     assert counters["cpu_fallbacks"] == 0
-    assert counters["compiles"] <= 2
+    assert 1 <= counters["compiles"] <= 2
     assert counters["peek_compiles"] == 0
     assert [event.purpose for event in compiles] == ["step"] * counters["compiles"]
     assert all(event.reason for event in compiles)
 
 
 def test_the_second_compile_says_that_the_optimizer_state_is_an_input_now():
+    cold_start()
     training = Training("mlp", "adamw", DEVICE)
 
     with recorded(events.CompileFinished) as compiles:
@@ -93,10 +95,10 @@ def test_the_second_compile_says_that_the_optimizer_state_is_an_input_now():
     [
         ("mlp", "sgd"),
         ("mlp", "adamw"),
-        ("bert", "adamw"),
+        ("gpt2", "sgd"),
+        pytest.param("bert", "adamw", marks=pytest.mark.slow),
         pytest.param("cnn", "sgd", marks=pytest.mark.slow),
         pytest.param("vit", "adamw", marks=pytest.mark.slow),
-        pytest.param("gpt2", "adamw", marks=pytest.mark.slow),
     ],
 )
 def test_nothing_is_compiled_after_the_tenth_step(model, optimiser):

@@ -84,12 +84,15 @@ def transformer(layers: int, lines: int = 8) -> Graph:
     """Return a training step: repeated modules, their backward pass and an optimizer."""
     b = Builder()
     x = b.add("aten.relu.default", (data(0, 8, 16),), (8, 16), module="embed")
-    seen: list[tuple[str, Value, Value]] = []
+    seen: list[tuple[str, Leaf, Value]] = []
     for layer in range(layers):
         for part, op in (("attention", "gelu"), ("output", "sigmoid")):
             for line in range(lines):
                 weight = data(1 + len(seen), 16, 16)
-                where = {"module": f"encoder.{layer}.{part}", "line": 10 + line}
+                where: dict[str, Any] = {
+                    "module": f"encoder.{layer}.{part}",
+                    "line": 10 + line,
+                }
                 turned = b.add("aten.t.default", (weight,), (16, 16), **where)
                 mixed = b.add("aten.mm.default", (x, turned), (8, 16), **where)
                 if op == "gelu":
@@ -97,14 +100,14 @@ def transformer(layers: int, lines: int = 8) -> Graph:
                 else:
                     bent = b.add("aten.sigmoid.default", (mixed,), (8, 16), **where)
                 x = b.add("aten.add.Tensor", (x, bent, 1), (8, 16), **where)
-                seen.append((str(where["module"]), weight, x))
+                seen.append((where["module"], weight, x))
     loss = b.add("aten.mean.default", (x,), (), line=50)
     grad = b.add(
         "aten.expand.default", (loss, (8, 16), False), (8, 16), line=51, backward=True
     )
     roots = [loss]
     for module, weight, value in reversed(seen):
-        back = {"module": module, "line": 51, "backward": True}
+        back: dict[str, Any] = {"module": module, "line": 51, "backward": True}
         turned = b.add("aten.t.default", (value,), (16, 8), **back)
         change = b.add("aten.mm.default", (turned, grad), (16, 16), **back)
         grad = b.add("aten.mm.default", (grad, weight), (8, 16), **back)

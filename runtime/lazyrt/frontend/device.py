@@ -193,6 +193,7 @@ def _forget_if_crowded() -> bool:
         return False
     record.forget_nodes()
     forget_slices()
+    reads.forget_constants()
     return True
 
 

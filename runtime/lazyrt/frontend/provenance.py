@@ -69,6 +69,18 @@ def call_site(depth: int = 1) -> tuple[CodeType, int] | None:
     return None
 
 
+def called_by_package(depth: int = 1) -> bool:
+    """Return whether the innermost caller outside torch and lazyrt is an installed package."""
+    frame: FrameType | None = sys._getframe(depth)
+    own = (*_library_roots, _OWN_ROOT, *_INTERNAL)
+    while frame is not None and frame.f_code.co_filename.startswith(own):
+        frame = frame.f_back
+    if frame is None:
+        return False
+    name = frame.f_code.co_filename
+    return "/site-packages/" in name or "/dist-packages/" in name
+
+
 def is_library(code: CodeType) -> bool:
     """Return whether code belongs to torch, to lazyrt or to an installed package."""
     known = _library_code.get(code)

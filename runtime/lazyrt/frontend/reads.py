@@ -57,7 +57,9 @@ def read(tensor: torch.Tensor, how: str) -> torch.Tensor:
     """Return a lazy tensor's value for the program itself, as a new CPU tensor.
 
     What is pending runs first, once, unless the read policy or a debugger's prompt makes this
-    a peek. A tensor whose value is known is copied without a barrier.
+    a peek. A tensor whose value is known is copied without a barrier, and so is one that
+    depends on no data when an installed package asks: libraries check masks that they made
+    from constants, and a cut for that would run each of the user's steps in two pieces.
 
     Args:
         tensor: A lazy tensor.
@@ -70,8 +72,37 @@ def read(tensor: torch.Tensor, how: str) -> torch.Tensor:
             return peek(tensor, site)
         if config.read_policy == "peek" or at_debugger_prompt():
             return peek(tensor, site)
+        if _is_constant(state) and provenance.called_by_package(2):
+            return _constant(tensor, state, site)
         barrier(f"read by {how}", site)
         return peek(tensor, site)
+
+
+_MAX_CONSTANTS = 1_000
+_MAX_CONSTANT_BYTES = 4_096
+_constants: dict[Value, torch.Tensor] = {}
+
+
+def _is_constant(state: State) -> bool:
+    value = state.value
+    return value is not None and value.node is not None and value.node.is_constant
+
+
+def _constant(tensor: torch.Tensor, state: State, site: Site | None) -> torch.Tensor:
+    """Return a value that depends on no data; small ones are remembered for all steps."""
+    value = state.value
+    assert value is not None
+    known = _constants.get(value)
+    if known is None:
+        known = peek(tensor, site)
+        if known.nbytes <= _MAX_CONSTANT_BYTES and len(_constants) < _MAX_CONSTANTS:
+            _constants[value] = known
+    return known.clone()
+
+
+def forget_constants() -> None:
+    """Empty the memory of constant values."""
+    _constants.clear()
 
 
 def snapshot(tensor: torch.Tensor) -> torch.Tensor:

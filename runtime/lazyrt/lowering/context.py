@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -90,6 +90,25 @@ class OpContext:
     def cast(self, *values: Any) -> list[Array]:
         """Return values as arrays of the dtype to compute the result in."""
         return [cast(value, self.compute) for value in values]
+
+    def call(
+        self, func: torch._ops.OpOverload, args: Sequence[Any], types: Sequence[Any], *outs: Aval
+    ) -> list[Any]:
+        """Compute another op, by its rule or its decomposition.
+
+        Args:
+            func: The op.
+            args: Its arguments in schema order; defaults may be left out at the end.
+            types: The same with avals in place of arrays.
+            outs: Types of its results.
+        """
+        from lazyrt.lowering.evaluate import evaluate
+
+        rest = [
+            argument.default_value if argument.has_default_value() else None
+            for argument in func._schema.arguments[len(args) :]
+        ]
+        return evaluate(func, [*args, *rest], [*types, *rest], outs, self.key)
 
     def with_types(self, args: Iterable[Any], *outs: Aval | None) -> OpContext:
         """Return the context of the same op on other types."""

@@ -173,7 +173,20 @@ def mvlgamma(ctx: OpContext, x: Array, p: int) -> Array:
 @lowers("aten.polygamma.default")
 def polygamma(ctx: OpContext, n: int, x: Array) -> Array:
     (x,) = ctx.cast(x)
-    return _digamma(x) if n == 0 else lax.polygamma(fill(x, n), x)
+    if n == 0:
+        return _digamma(x)
+    factor = math.factorial(n) * (1 if n % 2 else -1)
+    if n == 1:
+        return _trigamma(x)
+    return lax.mul(fill(x, factor), lax.zeta(fill(x, n + 1), x))
+
+
+def _trigamma(x: Array) -> Array:
+    """Return the derivative of digamma, by reflection below one half."""
+    is_low = x < 0.5  # noqa: PLR2004
+    value = lax.zeta(fill(x, 2), jnp.where(is_low, 1 - x, x))
+    sine = lax.sin(math.pi * x)
+    return jnp.where(is_low, math.pi**2 / (sine * sine) - value, value)
 
 
 # Predicates.
@@ -226,6 +239,10 @@ def _of_operands(ctx: OpContext) -> torch.dtype:
 
 def _as_bool(_ctx: OpContext) -> torch.dtype:
     return torch.bool
+
+
+def _multiply(x: Array, y: Array) -> Array:
+    return lax.bitwise_and(x, y) if x.dtype == bool else lax.mul(x, y)
 
 
 def _copysign(x: Array, y: Array) -> Array:
@@ -295,7 +312,7 @@ def _ldexp(x: Array, y: Array) -> Array:
 
 
 _BINARY: dict[str, Callable[[Array, Array], Array]] = {
-    "mul": lax.mul, "maximum": lax.max, "minimum": lax.min, "fmax": _fmax, "fmin": _fmin,
+    "mul": _multiply, "maximum": lax.max, "minimum": lax.min, "fmax": _fmax, "fmin": _fmin,
     "atan2": lax.atan2, "copysign": _copysign, "hypot": _hypot, "fmod": lax.rem, "remainder":
     remainder_of, "heaviside": _heaviside, "logaddexp": _logaddexp, "nextafter": lax.nextafter,
     "logaddexp2": jnp.logaddexp2, "xlogy": _xlogy, "special_xlog1py": _xlog1py,

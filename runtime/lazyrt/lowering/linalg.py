@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 from jax import lax
 
-from lazyrt.lowering.context import OpContext
-from lazyrt.lowering.dtypes import Array, cast, opmath_dtype, to_jax_dtype
+from lazyrt.lowering.context import OpContext, Unsupported
+from lazyrt.lowering.dtypes import Array, cast, to_jax_dtype
+from lazyrt.lowering.reductions import norm_of
 from lazyrt.lowering.registry import lowers
 from lazyrt.lowering.shaping import broadcast, expand, scalar_like
 
@@ -134,25 +136,416 @@ def outer(ctx: OpContext, a: Array, b: Array) -> Array:
     return lax.mul(*broadcast(lax.expand_dims(a, (1,)), lax.expand_dims(b, (0,))))
 
 
-def _wide(x: Array) -> Array:
-    return cast(x, opmath_dtype(torch.float32)) if x.dtype.itemsize < 4 else x  # noqa: PLR2004
+# Factorisations. LAPACK runs on whole batches; `info` is 0, or 1 where a NaN came out.
 
 
-@lowers("aten.cholesky.default")
-def cholesky(ctx: OpContext, x: Array, upper: bool = False) -> Array:  # noqa: ARG001, FBT001, FBT002
-    factor = jnp.linalg.cholesky(_adjoint(x) if upper else x)
-    return _adjoint(factor) if upper else factor
+def adjoint(x: Array) -> Array:
+    """Return the conjugate transpose of a batch of matrices."""
+    x = jnp.swapaxes(x, -1, -2)
+    return lax.conj(x) if jnp.iscomplexobj(x) else x
+
+
+def _info(ctx: OpContext, index: int, *results: Array) -> Array:
+    """Return LAPACK's `info` as far as it shows in the results."""
+    out = ctx.outs[index]
+    shape = () if out is None else out.shape
+    failed = jnp.zeros(shape, bool)
+    for result in results:
+        over = tuple(range(len(shape), result.ndim))
+        failed = failed | jnp.any(jnp.isnan(jnp.abs(result)), axis=over)
+    return lax.convert_element_type(failed, np.int32)
 
 
 @lowers("aten.linalg_cholesky_ex.default")
 def cholesky_ex(
     ctx: OpContext, x: Array, upper: bool = False, *_: Any  # noqa: FBT001, FBT002
 ) -> tuple[Array, Array]:
-    factor = cholesky(ctx, x, upper)
-    failed = jnp.isnan(jnp.sum(jnp.abs(factor), axis=(-2, -1)))
-    return factor, lax.convert_element_type(failed, np.int32)
+    lower = adjoint(jnp.triu(x)) if upper else jnp.tril(x)
+    factor = lax.linalg.cholesky(lower, symmetrize_input=False)
+    factor = jnp.tril(factor)
+    return adjoint(factor) if upper else factor, _info(ctx, 1, factor)
 
 
-def _adjoint(x: Array) -> Array:
-    x = jnp.swapaxes(x, -1, -2)
-    return lax.conj(x) if jnp.iscomplexobj(x) else x
+@lowers("aten.cholesky.default")
+def cholesky(ctx: OpContext, x: Array, upper: bool = False) -> Array:  # noqa: FBT001, FBT002
+    wide = ctx.with_types(ctx.args, ctx.outs[0], None)
+    return cholesky_ex(wide, x, upper)[0]
+
+
+def _triangular(
+    a: Array, b: Array, *, left: bool = True, lower: bool, adjoint_a: bool = False, unit: bool = False
+) -> Array:
+    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    a, b = expand(a, (*batch, *a.shape[-2:])), expand(b, (*batch, *b.shape[-2:]))
+    return lax.linalg.triangular_solve(
+        a, b, left_side=left, lower=lower, transpose_a=adjoint_a, conjugate_a=adjoint_a,
+        unit_diagonal=unit,
+    )  # fmt: skip
+
+
+@lowers("aten.linalg_solve_triangular.default")
+def solve_triangular(
+    ctx: OpContext,  # noqa: ARG001
+    a: Array,
+    b: Array,
+    upper: bool,  # noqa: FBT001
+    left: bool = True,  # noqa: FBT001, FBT002
+    unitriangular: bool = False,  # noqa: FBT001, FBT002
+) -> Array:
+    return _triangular(a, b, left=left, lower=not upper, unit=unitriangular)
+
+
+@lowers("aten.triangular_solve.default")
+def triangular_solve(
+    ctx: OpContext,
+    b: Array,
+    a: Array,
+    upper: bool = True,  # noqa: FBT001, FBT002
+    transpose: bool = False,  # noqa: FBT001, FBT002
+    unitriangular: bool = False,  # noqa: FBT001, FBT002
+) -> tuple[Array, Array]:
+    a_turned = jnp.swapaxes(a, -1, -2) if transpose else a
+    lower = upper if transpose else not upper
+    copy = ctx.outs[1]
+    return (
+        _triangular(a_turned, b, lower=lower, unit=unitriangular),
+        a if copy is None else expand(a, copy.shape),
+    )
+
+
+@lowers("aten.cholesky_solve.default")
+def cholesky_solve(ctx: OpContext, b: Array, a: Array, upper: bool = False) -> Array:  # noqa: ARG001, FBT001, FBT002
+    half = _triangular(a, b, lower=not upper, adjoint_a=upper)
+    return _triangular(a, half, lower=not upper, adjoint_a=not upper)
+
+
+@lowers("aten.cholesky_inverse.default")
+def cholesky_inverse(ctx: OpContext, a: Array, upper: bool = False) -> Array:  # noqa: FBT001, FBT002
+    return cholesky_solve(ctx, _eye_like(a), a, upper)
+
+
+def _eye_like(a: Array, size: int | None = None) -> Array:
+    n = a.shape[-1] if size is None else size
+    return expand(jnp.eye(n, dtype=a.dtype), (*a.shape[:-2], n, n))
+
+
+def _lu(a: Array) -> tuple[Array, Array, Array]:
+    """Return packed factors, pivots as torch counts them (from 1) and the permutation."""
+    if a.size == 0:
+        rank = min(a.shape[-2:])
+        rows = expand(lax.iota(np.int32, a.shape[-2]), a.shape[:-1])
+        return a, jnp.ones((*a.shape[:-2], rank), np.int32), rows
+    packed, pivots, permutation = lax.linalg.lu(a)
+    return packed, pivots + np.int32(1), permutation
+
+
+@lowers("aten.linalg_lu_factor_ex.default")
+def lu_factor_ex(
+    ctx: OpContext, a: Array, pivot: bool = True, *_: Any  # noqa: FBT001, FBT002
+) -> tuple[Array, Array, Array]:
+    if not pivot:
+        raise Unsupported("XLA factors with pivots only")
+    packed, pivots, _permutation = _lu(a)
+    return packed, pivots, _info(ctx, 2, packed)
+
+
+def _unpack(packed: Array) -> tuple[Array, Array]:
+    rank = min(packed.shape[-2:])
+    lower = jnp.tril(packed[..., :, :rank], -1)
+    lower = lower + jnp.eye(packed.shape[-2], rank, dtype=packed.dtype)
+    return lower, jnp.triu(packed[..., :rank, :])
+
+
+def _permutation_matrix(permutation: Array, dtype: Any) -> Array:
+    """Return P with A = P L U."""
+    size = permutation.shape[-1]
+    hit = lax.iota(permutation.dtype, size)[:, None] == permutation[..., None, :]
+    return lax.convert_element_type(hit, dtype)
+
+
+@lowers("aten.linalg_lu.default")
+def lu(ctx: OpContext, a: Array, pivot: bool = True) -> tuple[Array, Array, Array]:  # noqa: ARG001, FBT001, FBT002
+    if not pivot:
+        raise Unsupported("XLA factors with pivots only")
+    packed, _pivots, permutation = _lu(a)
+    return _permutation_matrix(permutation, a.dtype), *_unpack(packed)
+
+
+def _pivots_to_permutation(pivots: Array, size: int) -> Array:
+    pivots = lax.convert_element_type(pivots, np.int32) - 1
+    if pivots.size == 0:
+        return expand(lax.iota(np.int32, size), (*pivots.shape[:-1], size))
+    return lax.linalg.lu_pivots_to_permutation(pivots, size)
+
+
+@lowers("aten.lu_unpack.default")
+def lu_unpack(
+    ctx: OpContext,
+    packed: Array,
+    pivots: Array,
+    unpack_data: bool = True,  # noqa: FBT001, FBT002
+    unpack_pivots: bool = True,  # noqa: FBT001, FBT002
+) -> tuple[Array, Array, Array]:
+    none = jnp.zeros((0,), packed.dtype)
+    lower, upper = _unpack(packed) if unpack_data else (none, none)
+    if not unpack_pivots:
+        return none, lower, upper
+    permutation = _pivots_to_permutation(pivots, packed.shape[-2])
+    return _permutation_matrix(permutation, ctx.dtype), lower, upper
+
+
+@lowers("aten.linalg_lu_solve.default")
+def lu_solve(
+    ctx: OpContext,  # noqa: ARG001
+    packed: Array,
+    pivots: Array,
+    b: Array,
+    left: bool = True,  # noqa: FBT001, FBT002
+    adjoint: bool = False,  # noqa: FBT001, FBT002
+) -> Array:
+    size = packed.shape[-1]
+    permutation = _pivots_to_permutation(pivots, size)
+    return _lu_solve(packed, permutation, b, left=left, adjoint_a=adjoint)
+
+
+def _lu_solve(
+    packed: Array, permutation: Array, b: Array, *, left: bool, adjoint_a: bool
+) -> Array:
+    if not left:  # X A = B is A^H X^H = B^H
+        return adjoint(
+            _lu_solve(packed, permutation, adjoint(b), left=True, adjoint_a=not adjoint_a)
+        )
+    matrix = _permutation_matrix(permutation, b.dtype)
+    if adjoint_a:
+        half = _triangular(packed, b, lower=False, adjoint_a=True)
+        half = _triangular(packed, half, lower=True, adjoint_a=True, unit=True)
+        return jnp.matmul(matrix, half, precision=lax.Precision.HIGHEST)
+    turned = jnp.matmul(jnp.swapaxes(matrix, -1, -2), b, precision=lax.Precision.HIGHEST)
+    half = _triangular(packed, turned, lower=True, unit=True)
+    return _triangular(packed, half, lower=False)
+
+
+@lowers("aten._linalg_solve_ex.default")
+def solve_ex(
+    ctx: OpContext, a: Array, b: Array, left: bool = True, *_: Any  # noqa: FBT001, FBT002
+) -> tuple[Array, Array, Array, Array]:
+    is_vector = b.ndim == 1 or (b.ndim == a.ndim - 1 and b.shape == a.shape[:-1])
+    matrix = lax.expand_dims(b, (b.ndim,)) if is_vector else b
+    packed, pivots, permutation = _lu(a)
+    solution = _lu_solve(packed, permutation, matrix, left=left, adjoint_a=False)
+    solution = lax.reshape(solution, ctx.out.shape)
+    return solution, packed, pivots, _info(ctx, 3, packed)
+
+
+@lowers("aten.linalg_inv_ex.default")
+def inv_ex(ctx: OpContext, a: Array, *_: Any) -> tuple[Array, Array]:
+    packed, _pivots, permutation = _lu(a)
+    inverse = _lu_solve(packed, permutation, _eye_like(a), left=True, adjoint_a=False)
+    return inverse, _info(ctx, 1, packed)
+
+
+@lowers("aten.inverse.default")
+def inverse(ctx: OpContext, a: Array) -> Array:
+    return inv_ex(ctx.with_types(ctx.args, ctx.outs[0], None), a)[0]
+
+
+def _pivot_sign(pivots: Array, dtype: Any) -> Array:
+    swaps = pivots != lax.broadcasted_iota(np.int32, pivots.shape, pivots.ndim - 1) + 1
+    odd = jnp.sum(swaps, axis=-1) % 2
+    return lax.convert_element_type(1 - 2 * odd, dtype)
+
+
+@lowers("aten._linalg_det.default")
+def det(ctx: OpContext, a: Array) -> tuple[Array, Array, Array]:  # noqa: ARG001
+    packed, pivots, _permutation = _lu(a)
+    diagonal = jnp.diagonal(packed, axis1=-2, axis2=-1)
+    return jnp.prod(diagonal, -1) * _pivot_sign(pivots, a.dtype), packed, pivots
+
+
+@lowers("aten._linalg_slogdet.default")
+def slogdet(ctx: OpContext, a: Array) -> tuple[Array, Array, Array, Array]:  # noqa: ARG001
+    packed, pivots, _permutation = _lu(a)
+    diagonal = jnp.diagonal(packed, axis1=-2, axis2=-1)
+    sign = jnp.prod(lax.sign(diagonal), -1) * _pivot_sign(pivots, a.dtype)
+    return sign, jnp.sum(lax.log(lax.abs(diagonal)), -1), packed, pivots
+
+
+@lowers("aten.linalg_qr.default")
+def qr(ctx: OpContext, a: Array, mode: str = "reduced") -> tuple[Array, Array]:
+    if a.size == 0:
+        outs = [out.shape for out in ctx.outs if out is not None]
+        return jnp.eye(*outs[0][-2:], dtype=a.dtype) + jnp.zeros(outs[0], a.dtype), jnp.zeros(
+            outs[1], a.dtype
+        )
+    if mode == "r":
+        return jnp.zeros((0,), a.dtype), lax.linalg.qr(a, full_matrices=False)[1]
+    q, r = lax.linalg.qr(a, full_matrices=mode == "complete")
+    return q, r
+
+
+@lowers("aten._linalg_eigh.default")
+def eigh(
+    ctx: OpContext, a: Array, uplo: str = "L", compute_v: bool = True  # noqa: FBT001, FBT002
+) -> tuple[Array, Array]:
+    if a.size == 0:
+        values = jnp.zeros(ctx.out.shape, ctx.dtype)
+        return values, a if compute_v else jnp.zeros((0,), a.dtype)
+    half = jnp.tril(a) if uplo.upper() == "L" else adjoint(jnp.triu(a))
+    vectors, values = lax.linalg.eigh(half, lower=True, symmetrize_input=False)
+    return values, vectors if compute_v else jnp.zeros((0,), a.dtype)
+
+
+@lowers("aten.linalg_eig.default")
+def eig(ctx: OpContext, a: Array) -> tuple[Array, Array]:
+    if a.size == 0:
+        return jnp.zeros(ctx.out.shape, ctx.dtype), cast(a, ctx.out.dtype)
+    values, vectors = lax.linalg.eig(a, compute_left_eigenvectors=False)
+    return values, vectors
+
+
+@lowers("aten._linalg_eigvals.default", "aten.linalg_eigvals.default")
+def eigvals(ctx: OpContext, a: Array) -> Array:
+    return eig(ctx, a)[0]
+
+
+@lowers("aten._linalg_svd.default")
+def svd(
+    ctx: OpContext,
+    a: Array,
+    full_matrices: bool = False,  # noqa: FBT001, FBT002
+    compute_uv: bool = True,  # noqa: FBT001, FBT002
+    *_: Any,
+) -> tuple[Array, Array, Array]:
+    if a.size == 0:
+        u, s, v = (out for out in ctx.outs)
+        filled = [jnp.zeros((0,), a.dtype) if out is None else _eye(out.shape, a.dtype)
+                  for out in (u, v)]  # fmt: skip
+        return filled[0], jnp.zeros(() if s is None else s.shape, a.dtype), filled[1]
+    if not compute_uv:
+        values = lax.linalg.svd(a, compute_uv=False)
+        return jnp.zeros((0,), a.dtype), values, jnp.zeros((0,), a.dtype)
+    u, s, v = lax.linalg.svd(a, full_matrices=full_matrices)
+    return u, s, v
+
+
+def _eye(shape: tuple[int, ...], dtype: Any) -> Array:
+    if len(shape) < 2:  # noqa: PLR2004
+        return jnp.zeros(shape, dtype)
+    return expand(jnp.eye(*shape[-2:], dtype=dtype), shape)
+
+
+@lowers("aten.linalg_pinv.atol_rtol_tensor")
+def pinv(
+    ctx: OpContext, a: Array, atol: Any = None, rtol: Any = None, hermitian: bool = False  # noqa: ARG001, FBT001, FBT002
+) -> Array:
+    if a.size == 0:
+        return jnp.zeros(ctx.out.shape, a.dtype)
+    u, s, vh = lax.linalg.svd(a, full_matrices=False)
+    absolute = jnp.zeros((), s.dtype) if atol is None else jnp.asarray(atol).astype(s.dtype)
+    default = np.finfo(s.dtype).eps * max(a.shape[-2:]) if atol is None else 0.0
+    relative = (
+        jnp.asarray(default, s.dtype) if rtol is None else jnp.asarray(rtol).astype(s.dtype)
+    )
+    limit = jnp.maximum(absolute, relative * jnp.max(s, -1))[..., None]
+    inverted = jnp.where(s > limit, 1 / s, 0).astype(a.dtype)
+    scaled = adjoint(vh) * inverted[..., None, :]
+    return jnp.matmul(scaled, adjoint(u), precision=lax.Precision.HIGHEST)
+
+
+@lowers("aten.linalg_householder_product.default")
+def householder_product(ctx: OpContext, a: Array, tau: Array) -> Array:
+    if a.size == 0 or tau.shape[-1] == 0:
+        return _eye(ctx.out.shape, a.dtype)
+    return lax.linalg.householder_product(a, tau)
+
+
+@lowers("aten.geqrf.default")
+def geqrf(ctx: OpContext, a: Array) -> tuple[Array, Array]:
+    if a.size == 0:
+        out = ctx.outs[1]
+        return a, jnp.zeros(() if out is None else out.shape, a.dtype)
+    from jax._src.lax.linalg import geqrf as factor
+
+    packed, tau = factor(a)
+    return packed, tau
+
+
+@lowers("aten.linalg_matrix_exp.default", "aten.matrix_exp.default")
+def matrix_exp(ctx: OpContext, a: Array) -> Array:
+    if a.size == 0:
+        return a
+    (a,) = ctx.cast(a)
+    flat = lax.reshape(a, (-1 if a.ndim < 3 else int(np.prod(a.shape[:-2])), *a.shape[-2:])) if a.ndim > 2 else a[None]  # noqa: PLR2004
+    found = jnp.stack([jax.scipy.linalg.expm(matrix) for matrix in flat])
+    return lax.reshape(found, a.shape)
+
+
+@lowers("aten._trilinear.default")
+def trilinear(
+    ctx: OpContext,  # noqa: ARG001
+    a: Array,
+    b: Array,
+    c: Array,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    *_: Any,
+) -> Array:
+    parts = [
+        jnp.expand_dims(x, tuple(dims)) if dims else x
+        for x, dims in ((a, expand1), (b, expand2), (c, expand3))
+    ]
+    x, y, z = broadcast(*parts)
+    product = lax.mul(lax.mul(x, y), z)
+    return lax.reduce_sum(product, tuple(d % product.ndim for d in sumdim))
+
+
+def _distances(x: Array, y: Array, p: float) -> Array:
+    gap = lax.abs(jnp.expand_dims(x, -2) - jnp.expand_dims(y, -3))
+    return norm_of(gap, (gap.ndim - 1,), p)
+
+
+@lowers("aten._cdist_forward.default")
+def cdist(ctx: OpContext, x: Array, y: Array, p: float, *_: Any) -> Array:
+    if x.shape[-1] == 0:
+        return jnp.zeros(ctx.out.shape, x.dtype)
+    return _distances(x, y, p)
+
+
+@lowers("aten._pdist_forward.default")
+def pdist(ctx: OpContext, x: Array, p: float = 2.0) -> Array:
+    if 0 in x.shape or not ctx.out.shape[0]:
+        return jnp.zeros(ctx.out.shape, x.dtype)
+    rows, columns = np.triu_indices(x.shape[0], 1)
+    return norm_of(lax.abs(x[rows] - x[columns]), (1,), p)
+
+
+@lowers("aten._cdist_backward.default")
+def cdist_backward(
+    ctx: OpContext, grad: Array, x: Array, y: Array, p: float, distance: Array  # noqa: ARG001
+) -> Array:
+    gap = jnp.expand_dims(x, -2) - jnp.expand_dims(y, -3)
+    slope = _norm_slope(gap, jnp.expand_dims(distance, -1), p)
+    return lax.reduce_sum(jnp.expand_dims(grad, -1) * slope, (gap.ndim - 2,))
+
+
+@lowers("aten._pdist_backward.default")
+def pdist_backward(ctx: OpContext, grad: Array, x: Array, p: float, distance: Array) -> Array:  # noqa: ARG001
+    rows, columns = np.triu_indices(x.shape[0], 1)
+    gap = x[rows] - x[columns]
+    slope = jnp.expand_dims(grad, -1) * _norm_slope(gap, jnp.expand_dims(distance, -1), p)
+    return jnp.zeros_like(x).at[rows].add(slope).at[columns].add(-slope)
+
+
+def _norm_slope(gap: Array, distance: Array, p: float) -> Array:
+    """Return the derivative of a p-norm, zero where the norm is zero."""
+    sign, size = lax.sign(gap), lax.abs(gap)
+    if p == 0:
+        return jnp.zeros_like(gap)
+    if p == 1:
+        return sign
+    if p == np.inf:
+        return sign * (size == distance)
+    safe = jnp.where(distance == 0, 1, distance)
+    return jnp.where(distance == 0, 0, sign * (size / safe) ** (p - 1))

@@ -208,9 +208,11 @@ def tanh_backward(ctx: OpContext, grad: Array, y: Array) -> Array:
 @lowers("aten.log_sigmoid_forward.default")
 def log_sigmoid_forward(ctx: OpContext, x: Array) -> tuple[Array, Array]:
     (x,) = ctx.cast(x)
+    power = lax.exp(lax.neg(lax.abs(x)))
     buffer = ctx.outs[1]
-    spare = zeros_like(x) if buffer is not None and math.prod(buffer.shape) else jnp.zeros((0,))
-    return lax.min(x, zeros_like(x)) - lax.log1p(lax.exp(-lax.abs(x))), spare
+    is_kept = buffer is not None and buffer.shape == x.shape
+    result = lax.sub(lax.min(x, zeros_like(x)), lax.log1p(power))
+    return result, power if is_kept else jnp.zeros((0,), x.dtype)
 
 
 @lowers("aten.log_sigmoid_backward.default")
@@ -735,7 +737,8 @@ def nll_loss_forward(
     if reduction == 0:
         out = ctx.outs[0]
         shape = losses.shape if out is None else out.shape
-        return lax.reshape(losses, shape), jnp.zeros((), x.dtype)
+        spare = total_weight if x.ndim == 1 else jnp.zeros((), x.dtype)
+        return lax.reshape(losses, shape), spare
     total = lax.reduce_sum(losses, everything)
     return (lax.div(total, total_weight) if reduction == _MEAN else total), total_weight
 
@@ -1119,6 +1122,3 @@ def adaptive_avg_pool_backward(ctx: OpContext, grad: Array, x: Array) -> Array:
     return d_x
 
 
-def unsupported(reason: str) -> Unsupported:
-    """Return the refusal of a rule."""
-    return Unsupported(reason)

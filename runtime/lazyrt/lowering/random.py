@@ -259,6 +259,3 @@ def poisson(ctx: OpContext, x: Array, *_: Any) -> Array:
     raise Unsupported("its rejection sampling has no fixed length")
 
 
-def resolution(dtype: torch.dtype) -> Any:
-    """Return the number of random bits that a float of `dtype` gets."""
-    return to_jax_dtype(dtype), _DIGITS[dtype]

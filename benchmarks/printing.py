@@ -1,0 +1,60 @@
+"""The moving print: step i prints a tensor at the i-th of ten places of the model."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import bert
+
+if TYPE_CHECKING:
+    import torch
+
+PRINTED: dict[str, Callable[[Any], Any]] = {
+    "t": lambda t: t,
+    "t[0, 0, :4]": lambda t: t[0, 0, :4],
+}
+"""What a person prints of a module's output `t`; the second adds ops to the step."""
+
+
+def run_round(training: bert.Training, what: str | None) -> dict[str, Any]:
+    """Train one step for each place and print there; None prints nothing.
+
+    Returns:
+        Wall time, the time of each print, the losses, and what was compiled and executed.
+    """
+    device = training.device
+    places = dict(training.model.named_modules())
+    prints: list[float] = []
+    losses: list[torch.Tensor] = []
+    before = device.counts()
+    start = time.perf_counter_ns()
+    for place in bert.PLACES:
+        hook = (
+            places[place].register_forward_hook(_printer(PRINTED[what], prints)) if what else None
+        )
+        losses.append(training.step().detach())
+        device.mark_step()
+        device.wait()
+        if hook:
+            hook.remove()
+    wall = (time.perf_counter_ns() - start) / 1e9
+    counts = {name: count - before.get(name, 0) for name, count in device.counts().items()}
+    return {
+        "wall_s": wall,
+        "print_ms": prints,
+        "counts": counts,
+        "losses": [float(loss) for loss in losses],
+    }
+
+
+def _printer(choose: Callable[[Any], Any], durations: list[float]) -> Callable[..., None]:
+    def hook(_module: Any, _args: Any, output: Any) -> None:
+        tensor = output[0] if isinstance(output, tuple) else output
+        start = time.perf_counter_ns()
+        print(choose(tensor), file=io.StringIO())
+        durations.append((time.perf_counter_ns() - start) / 1e6)
+
+    return hook

@@ -1,0 +1,155 @@
+import re
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from lazyviz.render.model import Box, DrawGraph, draw_graph
+from lazyviz.render.svg import draw, stylesheet
+from tests.lazyviz.ir_builder import chain, perceptron, transformer
+
+SVG = "{http://www.w3.org/2000/svg}"
+HOSTILE = '</text><script>alert(1)</script>"\' onload="x" & <!-- ]]> \x00\x1b\ud800'
+
+
+def nodes(root):
+    return [group for group in root.iter(f"{SVG}g") if "tabindex" in group.attrib]
+
+
+def test_a_drawing_is_well_formed_and_has_every_box():
+    drawing = draw(draw_graph(perceptron()), engine="layered")
+
+    root = ET.fromstring(drawing.svg)
+
+    assert root.tag == f"{SVG}svg"
+    assert root.get("aria-label") == "IR graph, 9 ops in 14 boxes"
+    assert (root.get("width"), root.get("height")) == (
+        str(drawing.width),
+        str(drawing.height),
+    )
+    assert len(nodes(root)) == 14
+    assert [group.get("data-n") for group in nodes(root) if group.get("data-n")] == [
+        *map(str, range(1, 10))
+    ]
+
+
+def test_a_box_can_be_reached_and_read_without_a_mouse():
+    root = ET.fromstring(draw(draw_graph(perceptron()), engine="layered").svg)
+    group = nodes(root)[-1]
+
+    title = group.find(f"{SVG}title")
+    assert title is not None
+    assert title.text == (
+        "aten.expand.default\nf32[8,2]\nnode %9\nfc2 (backward)\ncell 3 line 7\n"
+        "output: a live tensor"
+    )
+    assert group.get("aria-label") == (title.text or "").replace("\n", ", ")
+    assert (group.get("role"), group.get("tabindex")) == ("button", "0")
+    assert group.get("class") == "b q"
+
+
+def test_kinds_of_boxes_have_classes_and_a_legend():
+    root = ET.fromstring(draw(draw_graph(perceptron()), engine="layered").svg)
+
+    assert {(g.get("class") or "").split()[0] for g in nodes(root)} == set("porcb")
+    legend = [text.text for text in root.iter(f"{SVG}text") if text.get("class") == "h"]
+    assert legend == ["input", "number", "random", "op", "backward", "output"]
+
+
+@pytest.mark.parametrize("engine", ["dot", "layered"])
+def test_hostile_texts_stay_texts(engine):
+    box = Box(
+        label=HOSTILE, detail=HOSTILE, op=HOSTILE, path=(HOSTILE,), site=HOSTILE, members=(1,)
+    )  # fmt: skip
+    graph = DrawGraph(boxes=(box, box, Box(label="add")), edges=((0, 1),), nodes=1)
+
+    picture = draw(graph, engine=engine).svg
+
+    root = ET.fromstring(picture.encode())
+    assert len(list(root.iter(f"{SVG}script"))) == 0
+    assert all("onload" not in element.attrib for element in root.iter())
+    assert len(nodes(root)) == 3
+
+
+def test_a_large_graph_is_folded_and_says_so():
+    drawing = draw(draw_graph(chain(5000)), engine="layered")
+
+    root = ET.fromstring(drawing.svg)
+    assert root.get("aria-label") == "IR graph, 5,000 ops in 24 boxes"
+    assert len(drawing.svg) < 16_000
+
+
+def test_repeated_boxes_are_stacks_with_their_number():
+    graph = draw_graph(transformer(12, lines=1))
+
+    root = ET.fromstring(draw(graph, budget=40, engine="layered").svg)
+
+    stack = next(g for g in nodes(root) if "gelu" in (g.get("aria-label") or ""))
+    assert len(stack.findall(f"{SVG}rect")) == 3
+    assert "gelu ×12" in "".join(stack.itertext())
+
+
+def test_an_empty_graph_is_an_empty_picture():
+    root = ET.fromstring(draw(DrawGraph(boxes=(), edges=())).svg)
+
+    assert root.get("aria-label") == "IR graph, 0 ops"
+
+
+def test_a_picture_knows_light_and_dark_and_an_inline_one_the_themes_of_editors():
+    assert "prefers-color-scheme:dark" in stylesheet()
+    assert "data-jp-theme-light" not in stylesheet()
+    assert "[data-jp-theme-light=false]" in stylesheet(inline=True)
+    assert stylesheet(inline=True).count("{") == stylesheet(inline=True).count("}")
+
+
+@pytest.mark.parametrize("kind", list("obrpcg"))
+@pytest.mark.parametrize("theme", [0, 1])
+def test_texts_stand_out_from_their_boxes(kind, theme):
+    colour = re.findall(
+        rf"--{kind}f:(#\w+);--{kind}s:(#\w+);--{kind}t:(#\w+)", stylesheet()
+    )
+    fill, _, ink = colour[theme]
+
+    assert contrast(fill, ink) >= 7
+
+
+def contrast(first, second):
+    lighter, darker = sorted(map(luminance, (first, second)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def luminance(colour):
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [
+        p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts
+    ]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_in_a_browser_texts_fit_their_boxes(browser_path, scheme):
+    sync_api = pytest.importorskip("playwright.sync_api")
+    picture = draw(draw_graph(perceptron()), engine="layered", inline=True).svg
+    script = """() => [...document.querySelectorAll('g[tabindex]')].map(g => {
+        const box = g.querySelector('rect:last-of-type').getBBox();
+        const texts = [...g.querySelectorAll('text')].map(t => t.getBBox());
+        return texts.every(t => t.x >= box.x && t.x + t.width <= box.x + box.width &&
+            t.y >= box.y && t.y + t.height <= box.y + box.height + 1);
+    })"""
+
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=browser_path,
+            args=["--headless", "--no-sandbox", "--disable-gpu"],
+        )
+        page = browser.new_page(color_scheme=scheme)
+        page.set_content(f"<body>{picture}</body>")
+        fits = page.evaluate(script)
+        fill = page.evaluate(
+            "() => getComputedStyle(document.querySelector('g.o>rect')).fill"
+        )
+        browser.close()
+
+    assert fits == [True] * 14
+    assert fill == {"light": "rgb(237, 243, 252)", "dark": "rgb(31, 43, 64)"}[scheme]
