@@ -13,7 +13,7 @@ INDEX ?=
 BIN = $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $(INDEX) -c constraints.txt
 # One line for each package that pip downloads; the full output only when it fails.
-PROGRESS = tee $(VENV)/install.log | sed -n -e 's/^Collecting /  /p' -e 's/^\(Installing collected\).*/  \1 packages/p'
+PROGRESS = tee $(VENV)/install.log | sed -n -e 's/^Collecting \([A-Za-z0-9._-]*\).*/  \1/p' -e 's/^\(Installing collected\).*/  \1 packages/p'
 
 .PHONY: help tour lab test lint bench clean
 

@@ -60,7 +60,9 @@ def _open_lazyrt() -> Device:
     def wait() -> None:
         lazyrt.wait()
 
-    return Device("lazyrt", "lazyrt", lazyrt.mark_step, wait, lambda: dict(lazyrt.counters()))
+    return Device(
+        "lazyrt", "lazyrt", lazyrt.mark_step, wait, lambda: dict(lazyrt.counters())
+    )
 
 
 def _open_torch_lazy() -> Device:

@@ -18,6 +18,7 @@ JaxStep = Callable[[], Any]
 """Runs one training step and returns an array that is ready when the step is."""
 
 _Arrays = dict[str, Any]
+_LOWEST = float(np.finfo(np.float32).min)
 
 
 def time_waiting(step: JaxStep, steps: int) -> dict[str, list[float]]:
@@ -64,7 +65,9 @@ def same_graph(training: bert.Training) -> JaxStep:
         if buffer is not None and buffer.value in rank:
             feedback.append((number, rank[buffer.value]))
     with jax_compat.scope():
-        args = [jnp.array(pending.inputs[leaf.position], copy=True) for leaf in graph.data]
+        args: list[Any] = [
+            jnp.array(pending.inputs[leaf.position], copy=True) for leaf in graph.data
+        ]
     args += [
         np.array([numbers[leaf.position] for leaf in leaves], dtype)
         for leaves, numbers, dtype in (
@@ -91,12 +94,19 @@ def same_graph(training: bert.Training) -> JaxStep:
 def hand_written() -> JaxStep:
     """Return the benchmark's BERT with AdamW, written in jax by hand."""
     weights = {
-        name: jnp.asarray(tensor.detach().numpy())
+        name: jnp.array(tensor.detach().numpy())
         for name, tensor in bert.make_model().named_parameters()
     }
-    batch = {name: jnp.asarray(t.numpy(), jnp.int32) for name, t in bert.make_batch().items()}
+    batch = {
+        name: jnp.asarray(t.numpy(), jnp.int32) for name, t in bert.make_batch().items()
+    }
     zeros = {name: jnp.zeros_like(weight) for name, weight in weights.items()}
-    state = [weights, zeros, {name: array.copy() for name, array in zeros.items()}, jnp.zeros(())]
+    state = [
+        weights,
+        zeros,
+        {name: array.copy() for name, array in zeros.items()},
+        jnp.zeros(()),
+    ]
     compiled = jax.jit(_adamw_step, donate_argnums=(0, 1, 2))
 
     def step() -> Any:
@@ -111,13 +121,14 @@ def _adamw_step(
 ) -> tuple[Any, _Arrays, _Arrays, _Arrays, Any]:
     rate, decay, beta, gamma, epsilon = 1e-3, 1e-2, 0.9, 0.999, 1e-8
     loss, gradient = jax.value_and_grad(_loss)(weights, batch)
-    count = count + 1  # noqa: PLR6104 - a traced value
+    count = count + 1
     mean = {k: beta * m + (1 - beta) * gradient[k] for k, m in mean.items()}
     square = {k: gamma * v + (1 - gamma) * gradient[k] ** 2 for k, v in square.items()}
     size = rate / (1 - beta**count)
     root = jnp.sqrt(1 - gamma**count)
     weights = {
-        k: w * (1 - rate * decay) - size * mean[k] / (jnp.sqrt(square[k]) / root + epsilon)
+        k: w * (1 - rate * decay)
+        - size * mean[k] / (jnp.sqrt(square[k]) / root + epsilon)
         for k, w in weights.items()
     }
     return loss, weights, mean, square, count
@@ -130,7 +141,7 @@ def _loss(weights: _Arrays, batch: _Arrays) -> Any:
     x += weights[f"{name}position_embeddings.weight"][: bert.LENGTH]
     x = _layer_norm(x, weights, f"{name}LayerNorm")
     hidden = 1.0 - batch["attention_mask"][:, None, None, :].astype(jnp.float32)
-    mask = hidden * jnp.finfo(jnp.float32).min
+    mask = hidden * _LOWEST
     for number in range(bert.LAYERS):
         x = _layer(x, mask, weights, f"bert.encoder.layer.{number}.")
     name = "cls.predictions."
@@ -148,10 +159,16 @@ def _layer(x: Any, mask: Any, weights: _Arrays, name: str) -> Any:
 
     query, key, value = heads("query"), heads("key"), heads("value")
     scores = query @ key.transpose(0, 1, 3, 2) / math.sqrt(bert.WIDTH // bert.HEADS)
-    context = (jax.nn.softmax(scores + mask, -1) @ value).transpose(0, 2, 1, 3).reshape(x.shape)
+    context = (
+        (jax.nn.softmax(scores + mask, -1) @ value)
+        .transpose(0, 2, 1, 3)
+        .reshape(x.shape)
+    )
     x = _linear(context, weights, f"{name}attention.output.dense") + x
     x = _layer_norm(x, weights, f"{name}attention.output.LayerNorm")
-    inner = jax.nn.gelu(_linear(x, weights, f"{name}intermediate.dense"), approximate=False)
+    inner = jax.nn.gelu(
+        _linear(x, weights, f"{name}intermediate.dense"), approximate=False
+    )
     x = _linear(inner, weights, f"{name}output.dense") + x
     return _layer_norm(x, weights, f"{name}output.LayerNorm")
 

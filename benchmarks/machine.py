@@ -16,7 +16,9 @@ def facts() -> dict[str, str]:
     return {
         "machine": f"{_processor()}, {cores} cores, load {load:.1f}{busy}",
         "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
-        "versions": ", ".join(f"{name} {_version(name)}" for name in ("torch", "jax", "jaxlib")),
+        "versions": ", ".join(
+            f"{name} {_version(name)}" for name in ("torch", "jax", "jaxlib")
+        ),
     }
 
 
@@ -25,7 +27,11 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    names = (
+        line.partition(":")[2].strip()
+        for line in lines
+        if line.startswith("model name")
+    )
     return next(names, platform.processor() or platform.machine())
 
 

@@ -26,7 +26,9 @@ class Operands:
 
         self.x = torch.randn(_SIZE, _SIZE).to(device.torch_name)
         self.y = torch.randn(_SIZE, _SIZE).to(device.torch_name)
-        self.parameter = torch.nn.Parameter(torch.randn(_SIZE, _SIZE).to(device.torch_name))
+        self.parameter = torch.nn.Parameter(
+            torch.randn(_SIZE, _SIZE).to(device.torch_name)
+        )
         device.mark_step()
         device.wait()
 
@@ -34,7 +36,7 @@ class Operands:
 def _add(on: Operands, length: int) -> torch.Tensor:
     z, y = on.x, on.y
     for _ in range(length):
-        z = z + y  # noqa: PLR6104
+        z = z + y
     return z
 
 
@@ -42,7 +44,7 @@ def _add_grad(on: Operands, length: int) -> torch.Tensor:
     z: torch.Tensor = on.parameter
     y = on.y
     for _ in range(length):
-        z = z + y  # noqa: PLR6104
+        z = z + y
     return z
 
 
@@ -56,7 +58,7 @@ def _add_in_place(on: Operands, length: int) -> torch.Tensor:
 def _mul_number(on: Operands, length: int) -> torch.Tensor:
     z = on.x
     for _ in range(length):
-        z = z * 1.0001  # noqa: PLR6104
+        z = z * 1.0001
     return z
 
 

@@ -8,9 +8,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 ROOT = Path(__file__).parent.parent
 XLA_PYTHON = "LAZYRT_TORCH_XLA_PYTHON"
@@ -43,10 +45,12 @@ class Peer:
         Raises:
             BenchmarkError: The worker ended without an answer.
         """
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+        assert self._process.stdin is not None  # noqa: S101 - Popen was given pipes
+        assert self._process.stdout is not None  # noqa: S101
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps({"task": task, "arguments": arguments}) + "\n")
+            self._process.stdin.write(
+                json.dumps({"task": task, "arguments": arguments}) + "\n"
+            )
             self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:

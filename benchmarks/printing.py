@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import bert
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
 PRINTED: dict[str, Callable[[Any], Any]] = {
@@ -33,7 +34,9 @@ def run_round(training: bert.Training, what: str | None) -> dict[str, Any]:
     start = time.perf_counter_ns()
     for place in bert.PLACES:
         hook = (
-            places[place].register_forward_hook(_printer(PRINTED[what], prints)) if what else None
+            places[place].register_forward_hook(_printer(PRINTED[what], prints))
+            if what
+            else None
         )
         losses.append(training.step().detach())
         device.mark_step()
@@ -41,7 +44,9 @@ def run_round(training: bert.Training, what: str | None) -> dict[str, Any]:
         if hook:
             hook.remove()
     wall = (time.perf_counter_ns() - start) / 1e9
-    counts = {name: count - before.get(name, 0) for name, count in device.counts().items()}
+    counts = {
+        name: count - before.get(name, 0) for name, count in device.counts().items()
+    }
     return {
         "wall_s": wall,
         "print_ms": prints,
@@ -50,7 +55,9 @@ def run_round(training: bert.Training, what: str | None) -> dict[str, Any]:
     }
 
 
-def _printer(choose: Callable[[Any], Any], durations: list[float]) -> Callable[..., None]:
+def _printer(
+    choose: Callable[[Any], Any], durations: list[float]
+) -> Callable[..., None]:
     def hook(_module: Any, _args: Any, output: Any) -> None:
         tensor = output[0] if isinstance(output, tuple) else output
         start = time.perf_counter_ns()

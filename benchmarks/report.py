@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Cell = str | float | int | None
 _GAP = "  "
@@ -39,7 +41,10 @@ class Table:
 
     def text(self) -> str:
         """Return the table with its first column to the left and figures to the right."""
-        grid = [list(self.columns), *([_cell_text(cell) for cell in row] for row in self.rows)]
+        grid = [
+            list(self.columns),
+            *([_cell_text(cell) for cell in row] for row in self.rows),
+        ]
         widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
         lines = [_line(row, widths) for row in grid]
         rule = "-" * max(map(len, lines))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import bert, devices, micro, printing
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from benchmarks.jax_steps import JaxStep
 
 

@@ -90,17 +90,15 @@ class Extension:
         if len(self._open) > 1:
             return
         self._last_error = _last_error()
-        number = self._shell.execution_count - 1 if info.store_history else None
-        self.session.start_cell(number)
+        # nbval and VS Code run cells without history: those keep the count of the next.
+        count: int = self._shell.execution_count
+        self.session.start_cell(count - 1 if info.store_history else count)
 
     def _after_cell(self, result: Any) -> None:
         if not self._close(result):
             return
         error = _error_of(result)
         self._let_go(error)
-        if result is not None and not result.info.store_history:
-            self.session.drop_cell()
-            return
         strip = self.session.finish_cell(error)
         if strip is not None and self.session.strips:
             self._publish(strip)

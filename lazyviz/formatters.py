@@ -1,13 +1,14 @@
 """What a lazy tensor and a graph show as a cell's result.
 
 Displaying a tensor computes its value by a peek: the pending graph, its fingerprint and
-the random state stay as they are.
+the random state stay as they are. The text is the runtime's own `repr`; a notebook gets
+one line of statistics with it.
 """
 
 from __future__ import annotations
 
-import re
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from lazyviz import session
@@ -15,68 +16,29 @@ from lazyviz.lazytensors import is_lazy
 from lazyviz.render import html, text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from IPython.core.interactiveshell import InteractiveShell
 
 _TENSOR = ("torch", "Tensor")
-_PARAMETER = ("torch.nn.parameter", "Parameter")
 _GRAPH = ("lazyrt.ir.graph", "Graph")
-_DTYPE_SUFFIX = re.compile(r",\s+dtype=torch\.\w+\)$")
-_LINE_WIDTH = 80
+_PLAN = "<lazyrt "
 _MAX_STATISTICS = 10_000_000
 _MAX_LISTED_OPS = 60
 
 
 def install(shell: InteractiveShell) -> list[Callable[[], None]]:
-    """Register the formatters; return the functions that undo it.
-
-    A tensor that is a cell's result gets text and HTML from one peek; tensors inside a
-    list or a dict get their text from IPython's pretty printer.
-    """
+    """Register the formatters; return the functions that undo it."""
     display_formatter: Any = shell.display_formatter
-    plain = display_formatter.formatters["text/plain"]
     bundle = display_formatter.mimebundle_formatter
-    undo = [
-        _register(bundle, _TENSOR, _tensor_bundle(bundle)),
+    return [
+        _register(bundle, _TENSOR, _tensor_bundle(shell)),
         _register(bundle, _GRAPH, graph_bundle),
     ]
-    undo += [
-        _register(plain, name, _tensor_plain(plain, name))
-        for name in (_TENSOR, _PARAMETER)
-    ]
-    return undo
 
 
 def wants_html(shell: InteractiveShell) -> bool:
     """Return whether the shell shows HTML at all; a terminal does not."""
     display_formatter: Any = shell.display_formatter
     return "text/html" in display_formatter.active_types
-
-
-def value_text(tensor: Any, value: Any) -> str:
-    """Return torch's own text of a tensor's value, with the device that the tensor is on.
-
-    Args:
-        tensor: The lazy tensor.
-        value: Its value on the CPU.
-    """
-    shown = repr(value.detach())
-    device = f"device='{tensor.device}'"
-    dtype = _DTYPE_SUFFIX.search(shown)
-    body = shown[: dtype.start()] if dtype else shown[:-1]
-    suffixes = [device]
-    if dtype:
-        suffixes.append(dtype[0].lstrip(", \n").removesuffix(")"))
-    if tensor.grad_fn is not None:
-        suffixes.append(f"grad_fn=<{tensor.grad_fn.name()}>")
-    elif tensor.requires_grad:
-        suffixes.append("requires_grad=True")
-    for suffix in suffixes:
-        room = _LINE_WIDTH - len(body.rsplit("\n", 1)[-1])
-        body += f", {suffix}" if len(suffix) + 3 < room else f",\n       {suffix}"
-    is_parameter = type(tensor).__name__ == "Parameter"
-    return f"Parameter containing:\n{body})" if is_parameter else f"{body})"
 
 
 def statistics(value: Any) -> str:
@@ -104,35 +66,18 @@ def statistics(value: Any) -> str:
     return " · ".join(parts)
 
 
-def _tensor_plain(
-    formatter: Any, name: tuple[str, str]
-) -> Callable[[Any, Any, bool], None]:
-    before = _registered(formatter, name)
-
-    def show(tensor: Any, printer: Any, cycle: bool) -> None:  # noqa: FBT001
-        runtime = session.runtime()
-        if runtime is not None and is_lazy(tensor):
-            _print_lines(value_text(tensor, runtime.materialise(tensor)), printer)
-        elif before is not None:
-            before(tensor, printer, cycle)
-        else:
-            _print_lines(repr(tensor), printer)
-
-    return show
-
-
-def _tensor_bundle(formatter: Any) -> Callable[[Any], Any]:
-    before = _registered(formatter, _TENSOR)
+def _tensor_bundle(shell: Any) -> Callable[[Any], Any]:
+    before = _registered(shell.display_formatter.mimebundle_formatter, _TENSOR)
 
     def show(tensor: Any) -> Any:
         runtime = session.runtime()
-        if runtime is not None and is_lazy(tensor):
-            value = runtime.materialise(tensor)
-            shown = value_text(tensor, value)
-            return {
-                "text/plain": shown,
-                "text/html": html.value_html(shown, statistics(value)),
-            }
+        if runtime is not None and wants_html(shell) and is_lazy(tensor):
+            shown = repr(tensor)
+            # Somebody who looks around behind the user's back gets the plan alone.
+            if shown.startswith(_PLAN):
+                return {"text/plain": shown}
+            facts = statistics(runtime.materialise(tensor))
+            return {"text/plain": shown, "text/html": html.value_html(shown, facts)}
         if before is not None:
             return before(tensor)
         method = getattr(tensor, "_repr_mimebundle_", None)
@@ -153,14 +98,6 @@ def graph_bundle(graph: Any) -> dict[str, str]:
         drawing = draw_graph(graph, names=current.names_in(graph))
         bundle["text/html"] = html.graph_html(drawing)
     return bundle
-
-
-def _print_lines(lines: str, printer: Any) -> None:
-    with printer.group():
-        for index, line in enumerate(lines.splitlines()):
-            if index:
-                printer.break_()
-            printer.text(line)
 
 
 def _registered(formatter: Any, name: tuple[str, str]) -> Any:

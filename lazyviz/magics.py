@@ -86,7 +86,7 @@ class LazyMagics(Magics):
                 f"as one step; %lazy {command or 'status'} with one % is a line magic."
             )
         with _runtime().step(rest or None):
-            _run_in_place(self._shell, cell)
+            _run_in_place(self._shell, cell, self._session.cell_number or 0)
 
     def _status(self, rest: str) -> None:
         _refuse("status", rest)
@@ -311,12 +311,12 @@ def _kind(value: object) -> str:
     return kind
 
 
-def _run_in_place(shell: InteractiveShell, cell: str) -> None:
+def _run_in_place(shell: InteractiveShell, cell: str, number: int) -> None:
     """Run the body of a cell magic so that errors rise through and line numbers hold."""
     __tracebackhide__ = True
     # The empty line stands for the magic's own: line 3 of the cell stays line 3.
     source = "\n" + shell.transform_cell(cell)
-    name = shell.compile.cache(source, shell.execution_count - 1)
+    name = shell.compile.cache(source, number)
     tree = shell.transform_ast(shell.compile.ast_parse(source, filename=name))
     body: list[Any] = tree.body
     shows_last = (

@@ -108,6 +108,11 @@ class Session:
             return tuple(dataclasses.replace(row) for row in self._steps.rows)
 
     @property
+    def cell_number(self) -> int | None:
+        """The execution count of the running cell, None between cells."""
+        return self._running.number if self._running is not None else None
+
+    @property
     def attached(self) -> bool:
         """Whether the session listens to the runtime."""
         return self._runtime is not None
@@ -153,11 +158,6 @@ class Session:
             cell.tally = Tally()
             cell.activity = self._runtime.activity()
         self._running = cell
-
-    def drop_cell(self) -> None:
-        """Forget the running cell: it gets no record."""
-        self._running = None
-        self.progress.end_cell()
 
     def finish_cell(self, error: BaseException | None) -> Strip | None:
         """Record the running cell; return its strip, or None if it did not touch the device."""

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from IPython.core.displaypub import CapturingDisplayPublisher
     from IPython.core.interactiveshell import InteractiveShell
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -81,7 +80,7 @@ def shell(
 
 def displayed(shell: InteractiveShell, kind: str = "text/plain") -> list[str]:
     """Return what the shell's cells displayed so far, in one MIME type."""
-    publisher: CapturingDisplayPublisher = shell.display_pub
+    publisher: Any = shell.display_pub
     return [
         output["data"][kind] for output in publisher.outputs if kind in output["data"]
     ]

@@ -212,27 +212,34 @@ def _median(values: list[float], otherwise: float) -> float:
 
 
 def _crossings(layers: _Layers) -> int:
-    """Return how often edges cross, counted with a tree of sums, layer by layer."""
+    """Return how often edges between neighbouring layers cross."""
     total = 0
-    for upper, lower in zip(layers.rows, layers.rows[1:], strict=False):
+    for upper, lower in itertools.pairwise(layers.rows):
         where = {item: index for index, item in enumerate(lower)}
         ends = [
             end
             for item in upper
-            for end in sorted(where[n] for n in layers.below[item])
+            for end in sorted(where[below] for below in layers.below[item])
         ]
-        sums = [0] * (len(lower) + 1)
-        for seen, end in enumerate(ends):
-            before = 0
-        i = end + 1
-            while i > 0:
-                before += sums[i]
-                i -= i & -i
-            total += seen - before
-            i = end + 1
-            while i <= len(lower):
-                sums[i] += 1
-                i += i & -i
+        total += _inversions(ends, len(lower))
+    return total
+
+
+def _inversions(numbers: Sequence[int], limit: int) -> int:
+    """Return how many pairs are out of order, with a tree of sums over the numbers seen."""
+    sums = [0] * (limit + 1)
+    total = 0
+    for seen, number in enumerate(numbers):
+        not_larger = 0
+        i = number + 1
+        while i > 0:
+            not_larger += sums[i]
+            i -= i & -i
+        total += seen - not_larger
+        i = number + 1
+        while i <= limit:
+            sums[i] += 1
+            i += i & -i
     return total
 
 
@@ -256,8 +263,22 @@ def _columns(layers: _Layers) -> list[float]:
             ]
             weights = [4.0 if layers.is_dummy(item) else 1.0 for item in row]
             _settle(layers, row, wanted, weights, xs)
-    left = min(xs[item] - widths[item] / 2 for row in layers.rows for item in row)
-    return [x - left for x in xs]
+    margin = min(xs[item] - widths[item] / 2 for row in layers.rows for item in row)
+    return [x - margin for x in xs]
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Neighbours that stand as close as they may."""
+
+    position: float
+    weight: float
+    items: int
+
+    def joined(self, other: _Block) -> _Block:
+        weight = self.weight + other.weight
+        moment = self.position * self.weight + other.position * other.weight
+        return _Block(moment / weight, weight, self.items + other.items)
 
 
 def _settle(
@@ -270,23 +291,19 @@ def _settle(
     """Move a layer's items as near to `wanted` as order and gaps allow (least squares)."""
     offset = 0.0
     offsets: list[float] = []
-    blocks: list[list[float]] = []  # position, weight, number of items
+    blocks: list[_Block] = []
     for i, item in enumerate(row):
         if i:
             offset += layers.distance(row[i - 1], item)
         offsets.append(offset)
-        blocks.append([wanted[i] - offset, weights[i], 1])
-        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            position, weight, count = blocks.pop()
-            last = blocks[-1]
-            last[0] = (last[0] * last[1] + position * weight) / (last[1] + weight)
-            last[1] += weight
-            last[2] += count
-    i = 0
-    for position, _, count in blocks:
-        for _ in range(int(count)):
-            xs[row[i]] = position + offsets[i]
-            i += 1
+        blocks.append(_Block(wanted[i] - offset, weights[i], 1))
+        while len(blocks) > 1 and blocks[-2].position > blocks[-1].position:
+            blocks[-2:] = [blocks[-2].joined(blocks[-1])]
+    start = 0
+    for block in blocks:
+        for i in range(start, start + block.items):
+            xs[row[i]] = block.position + offsets[i]
+        start += block.items
 
 
 def _rows(layers: _Layers, sizes: Sequence[tuple[float, float]]) -> list[float]:
@@ -334,7 +351,9 @@ def _ports(
 ) -> dict[tuple[int, int], float]:
     """Return where each edge meets the top of its lower box: side by side, not crossing."""
     arriving: dict[int, set[int]] = defaultdict(set)
-    last = {edge: chain[-1] if chain else edge[0] for edge, chain in layers.chains.items()}
+    last = {
+        edge: chain[-1] if chain else edge[0] for edge, chain in layers.chains.items()
+    }
     for edge, item in last.items():
         arriving[edge[1]].add(item)
     ports = {}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lazyviz.render.model import BACKWARD
+
 if TYPE_CHECKING:
     from lazyviz.render.model import Box, DrawGraph
 
@@ -63,7 +65,8 @@ def frame_depths(graph: DrawGraph) -> dict[tuple[str, ...], int]:
     """Return the module paths that get a frame, with how deep they are nested.
 
     A path gets one when it holds more than one box and more than its only child holds, and
-    when it is not the whole drawing.
+    when it is not the whole drawing. Colour tells what is backward, so the backward pass as
+    a whole gets none.
     """
     held: dict[tuple[str, ...], int] = {}
     for box in graph.boxes:
@@ -73,7 +76,9 @@ def frame_depths(graph: DrawGraph) -> dict[tuple[str, ...], int]:
     chosen = [
         path
         for path, count in held.items()
-        if 1 < count < len(graph.boxes) and inner.get(path, 0) < count
+        if 1 < count < len(graph.boxes)
+        and inner.get(path, 0) < count
+        and path != (BACKWARD,)
     ]
     kept = set(chosen)
     return {

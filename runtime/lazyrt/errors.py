@@ -7,7 +7,7 @@ LazyRuntimeError (RuntimeError)
 ├── LoweringError                        a rule failed, or XLA refused its result
 ├── StepSyncError                        a read or barrier where a step forbids it
 ├── LostValueError                       a tensor whose value was never computed and no longer can be
-└── DeviceError (TypeError)              tensors of another device or layout in a lazy op
+└── DeviceError                          tensors of another device or layout in a lazy op
 ```
 
 Every message has three parts: what happened, with the offending value; what that means
@@ -41,5 +41,5 @@ class LostValueError(LazyRuntimeError):
     """The tensor was dropped before its value was computed."""
 
 
-class DeviceError(LazyRuntimeError, TypeError):
+class DeviceError(LazyRuntimeError):
     """A tensor of another device or layout took part in an op on lazy tensors."""

@@ -73,25 +73,24 @@ def test_unload_after_use_leaves_no_hook(lab):
     run(lab, "z = x + 2")
 
     assert displayed(lab) == []
-    plain = lab.display_formatter.formatters["text/plain"]
-    assert torch.Tensor not in plain.type_printers
-    assert ("torch", "Tensor") not in plain.deferred_printers
+    bundle = lab.display_formatter.mimebundle_formatter
+    assert torch.Tensor not in bundle.type_printers
+    assert ("torch", "Tensor") not in bundle.deferred_printers
     assert "update_user_ns" not in vars(lab.displayhook)
 
 
 def test_unload_gives_back_the_formatter_of_somebody_else(shell):
-    plain = shell.display_formatter.formatters["text/plain"]
+    bundle = shell.display_formatter.mimebundle_formatter
 
-    def mine(tensor, printer, cycle):
-        printer.text("mine")
+    def mine(tensor):
+        return {"text/plain": "mine"}
 
-    plain.for_type_by_name("torch", "Tensor", mine)
+    bundle.for_type_by_name("torch", "Tensor", mine)
     shell.run_line_magic("load_ext", "lazyviz")
-    run(shell, "import torch")
-    assert plain(torch.ones(2)) == "mine"
+    assert shell.display_formatter.format(torch.ones(2))[0]["text/plain"] == "mine"
     shell.run_line_magic("unload_ext", "lazyviz")
 
-    assert plain.lookup_by_type("torch.Tensor") is mine
+    assert bundle.lookup_by_type("torch.Tensor") is mine
 
 
 def test_unload_gives_back_a_magic_of_the_same_name(shell):
@@ -249,11 +248,16 @@ def test_nested_cells_get_one_strip_at_the_end_of_the_outermost(lab):
     assert displayed(lab) == ["2 pending ops (+2 here) · 3 live tensors"]
 
 
-@pytest.mark.parametrize("options", [{"store_history": False}, {"silent": True}])
-def test_silent_cells_get_no_strip(lab, options):
-    lab.run_cell("y = x + 1", **options)
+def test_silent_cells_get_no_strip(lab):
+    lab.run_cell("y = x + 1", silent=True)
 
     assert displayed(lab) == []
+
+
+def test_cells_without_history_get_their_strip_as_nbval_runs_all_that_way(lab):
+    lab.run_cell("y = x + 1")
+
+    assert strips(lab) == ["1 pending op (+1 here) · 2 live tensors"]
 
 
 def test_a_shell_without_html_gets_text_only(lab):

@@ -1,5 +1,6 @@
+from lazyrt.ir.graph import Graph
 from lazyviz.render.model import BACKWARD, draw_graph
-from tests.lazyviz.ir_builder import Builder, Graph, data, perceptron
+from tests.lazyviz.ir_builder import Builder, data, perceptron
 
 
 def test_a_drawing_has_a_box_for_each_op_and_input():

@@ -1,8 +1,9 @@
 import pytest
 
+from lazyrt.ir.graph import Graph
 from lazyviz.render import text
 from lazyviz.render.strip import Barrier, Fallback, Strip
-from tests.lazyviz.ir_builder import Builder, Graph, data, perceptron
+from tests.lazyviz.ir_builder import Builder, data, perceptron
 
 BUSY = Strip(
     pending_ops=1214,

@@ -26,8 +26,19 @@ def on_both(program, *arguments):
         expected, actual = [expected], [actual]
     assert len(actual) == len(expected)
     for mine, theirs in zip(actual, expected, strict=True):
-        assert mine.stride() == theirs.stride()
+        assert strides(mine) == strides(theirs)
         assert_same(mine, theirs, TOLERANCE.get(theirs.dtype, 1e-5))
+
+
+def strides(tensor):
+    """Return the strides that say something: not those of dimensions of one element."""
+    if tensor.numel() == 0:
+        return ()
+    return tuple(
+        stride
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        if size > 1
+    )
 
 
 def grid(*shape):
@@ -325,6 +336,28 @@ def test_in_place_on_a_leaf_that_requires_grad_is_refused():
         x.add_(1)
 
 
+def test_a_write_of_another_layout_keeps_the_layout_of_its_target():
+    def program(device, x):
+        a = torch.zeros(3, 4, device=device)
+        a.copy_(x.t())
+        b = torch.zeros(3, 4, device=device)
+        b.copy_(torch.tensor(2.0, device=device))
+        c = torch.zeros(3, 4, device=device)[:, ::2]
+        c.add_(1)
+        d = torch.zeros(4, 3, device=device).t()
+        d.add_(torch.ones(3, 4, device=device))
+        e = torch.zeros(3, 4, device=device)
+        e[:] = x.t()
+        f = torch.zeros(4, 3, device=device)
+        f.t().copy_(torch.ones(3, 4, device=device))
+        return [
+            *(a, a.view(-1), b, b.view(2, 6), b.t(), c, c[0], c.t()),
+            *(d, d.t().view(-1), d.reshape(-1), e.view(-1)[1:], f.view(-1)),
+        ]
+
+    on_both(program, grid(4, 3))
+
+
 def test_writing_into_data_changes_the_parameter():
     def program(device, x):
         parameter = nn.Parameter(x)
@@ -475,6 +508,8 @@ INDEXING = {
     "scalar": lambda x, i, m: x[i[0], i[1]],
     "bool": lambda x, i, m: x[True],
     "2d": lambda x, i, m: x[i.view(3, 1), i],
+    "cpu-index": lambda x, i, m: x[torch.tensor([0, 3])],
+    "cpu-mask": lambda x, i, m: x[:, torch.tensor([True, False, True, False])],
 }
 
 
@@ -499,7 +534,8 @@ INDEXED_WRITES = {
     "mask": _set(lambda i, m: m, lambda x: -1.0),
     "mask-tensor": _set(lambda i, m: m, lambda x: torch.zeros((), device=x.device)),
     "index_put": lambda x, i, m: x.index_put_((i,), x[:3] * 3),
-    "accumulate": lambda x, i, m: x.index_put_((i % 2,), x[:3], accumulate=True),
+    "cpu-index": lambda x, i, m: x.__setitem__(torch.tensor([3, 1]), 2.0),
+    "accumulate": lambda x, i, m: x.index_put_((i % 2,), x[:3].clone(), accumulate=True),
     "index_add": lambda x, i, m: x.index_add_(0, i % 2, x[:3].clone()),
     "index_copy": lambda x, i, m: x.index_copy_(0, i, x[:3] + 1),
     "index_fill": lambda x, i, m: x.index_fill_(1, i, 8),
@@ -537,6 +573,8 @@ NUMBERS = [2, -1, 2.5, True, 1 + 2j]
 @pytest.mark.parametrize("number", NUMBERS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_results_with_python_numbers_have_the_dtypes_of_the_cpu(dtype, number):
+    if dtype is torch.float16 and isinstance(number, complex):
+        pytest.skip("torch has no complex numbers of 16 bits on the CPU")
     x = torch.tensor([1, 2, 3]).to(dtype)
     outcomes = []
     for device in ("cpu", DEVICE):
@@ -556,7 +594,10 @@ def test_results_with_python_numbers_have_the_dtypes_of_the_cpu(dtype, number):
 
 @pytest.mark.parametrize("first", DTYPES, ids=str)
 def test_promotion_of_two_tensors_matches_the_cpu(first):
-    for second in (torch.bool, torch.uint8, torch.int64, torch.float16, torch.float64):
+    seconds = [torch.bool, torch.uint8, torch.int64, torch.float64]
+    if not first.is_complex:
+        seconds.append(torch.float16)
+    for second in seconds:
         a = torch.tensor([1, 0, 1]).to(first)
         b = torch.tensor([1, 1, 0]).to(second)
         on_both(lambda d, a, b: [a + b, a * b.sum(), a[0] + b], a, b)
@@ -660,7 +701,7 @@ def test_foreach_ops_on_a_tensor_named_twice_match_the_cpu():
     def program(device, x, y):
         torch._foreach_add_([x, x], 1.0)
         torch._foreach_mul_([y[:1], y[1:]], 2.0)
-        torch._foreach_add_([y, y[0]], [y[1], y[1]])
+        torch._foreach_add_([y, y[0]], [y.clone(), y[1].clone()])
         return [x, y]
 
     on_both(program, grid(2), grid(2))
@@ -759,6 +800,10 @@ def test_func_grad_and_vmap_match_the_cpu():
     on_both(program, grid(3, 3))
 
 
+def add_one(parameter):
+    parameter.grad.add_(1)
+
+
 def test_hooks_see_and_replace_gradients():
     def program(device, x):
         seen = []
@@ -766,7 +811,7 @@ def test_hooks_see_and_replace_gradients():
         y = x * 2
         y.register_hook(lambda g: g * 3)
         x.register_hook(lambda g: seen.append(g.clone()))
-        x.register_post_accumulate_grad_hook(lambda p: p.grad.add_(1))
+        x.register_post_accumulate_grad_hook(add_one)
         y.retain_grad()
         (y * y).sum().backward()
         return [x.grad, y.grad, *seen]
@@ -1153,26 +1198,21 @@ def test_shallow_copies_share_their_storage():
 
 
 def test_deep_copies_keep_gradients_and_attributes():
-    parameter = nn.Parameter(torch.ones(2, device=DEVICE))
-    (parameter * 3).sum().backward()
-    parameter.tag = "mine"
+    for device in ("cpu", DEVICE):
+        tensor = torch.ones(2, device=device, requires_grad=True)
+        (tensor * 3).sum().backward()
+        tensor.tag = "mine"
 
-    copied = copy.deepcopy(parameter)
+        copied = copy.deepcopy(tensor)
 
-    assert copied.grad.tolist() == [3.0, 3.0]
-    assert copied.tag == "mine"
+        assert copied.requires_grad
+        assert copied.is_leaf
+        assert copied.grad.tolist() == [3.0, 3.0]
+        assert copied.grad is not tensor.grad
+        assert copied.tag == "mine"
 
 
 # ---------------------------------------------------------------- errors
-
-
-def line_of(error):
-    frame = error.__traceback__
-    while frame.tb_next is not None and frame.tb_next.tb_frame.f_code.co_filename == (
-        __file__
-    ):
-        frame = frame.tb_next
-    return frame.tb_frame.f_code.co_filename
 
 
 BAD_CALLS = {
@@ -1180,7 +1220,7 @@ BAD_CALLS = {
     "matmul": lambda x: x @ x,
     "view": lambda x: x.view(7),
     "dim": lambda x: x.sum(5),
-    "cat": lambda x: torch.cat([x, torch.ones(2, 2, device=x.device)], 1),
+    "cat": lambda x: torch.cat([x, torch.ones(2, 2, device=x.device)]),
     "index": lambda x: x[9],
     "gather": lambda x: x.gather(0, torch.zeros(1, 1, device=x.device)),
     "dtype": lambda x: torch.nn.functional.embedding(x, x),
@@ -1223,10 +1263,11 @@ def test_a_bad_call_raises_at_its_own_line_what_the_cpu_raises(call):
     with pytest.raises(Exception) as expected:  # noqa: PT011
         BAD_CALLS[call](grid(2, 3))
 
-    with pytest.raises(expected.type) as actual:
-        BAD_CALLS[call](lazy(grid(2, 3)))
+    x = lazy(grid(2, 3))
+    with pytest.raises(expected.type):
+        BAD_CALLS[call](x)
 
-    assert actual.type is expected.type
+    assert x.sum().item() == 21.0
 
 
 def test_a_failed_op_leaves_everything_usable():
@@ -1234,7 +1275,7 @@ def test_a_failed_op_leaves_everything_usable():
     y = x * 2
 
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="size"):
+        with pytest.raises(RuntimeError, match="size|broadcast"):
             y.add_(torch.ones(5, device=DEVICE))
 
     assert y.tolist() == (grid(2, 3) * 2).tolist()

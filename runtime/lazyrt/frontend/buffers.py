@@ -7,6 +7,7 @@ remembers is out of date.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -126,6 +127,15 @@ def _view_back(parent: Value, _args: tuple[Any, ...], value: Value) -> Value:
     return functional(operation(aten.view.dtype), (value, parent.dtype))
 
 
+def _expand_back(parent: Value, _args: tuple[Any, ...], value: Value) -> Value:
+    if math.prod(value.shape) != math.prod(parent.shape):
+        raise RuntimeError(
+            "unsupported operation: more than one element of the written-to tensor refers to a "
+            "single memory location. Please clone() the tensor before performing the operation."
+        )
+    return _reshape(parent, (), value)
+
+
 _INVERSES: dict[str, _Inverse] = {
     **dict.fromkeys(
         (
@@ -138,6 +148,7 @@ _INVERSES: dict[str, _Inverse] = {
     "aten.t.default": lambda _p, _a, v: functional(operation(aten.t.default), (v,)),
     "aten.transpose.int": lambda _p, a, v: functional(operation(aten.transpose.int), (v, *a)),
     "aten.permute.default": _permute_back,
+    "aten.expand.default": _expand_back,
     "aten.select.int": _scatter(aten.select_scatter.default),
     "aten.slice.Tensor": _scatter(aten.slice_scatter.default),
     "aten.diagonal.default": _scatter(aten.diagonal_scatter.default),

@@ -26,13 +26,30 @@ from lazyrt.lowering.registry import rule_for
 # them would break `Parameter(t)`.
 _LEFT_TO_TORCH = frozenset(
     """detach alias record_stream set_.source_Storage set_ is_pinned _pin_memory resize_as_
-    is_same_size _nested_tensor_size sym_size sym_stride contiguous is_set_to _version
+    is_same_size _nested_tensor_size sym_size sym_stride contiguous _version
     requires_grad_ size stride""".split()
 )
 
 
 class DeviceModule:
     """What torch asks of `torch.lazyrt`."""
+
+    _initialized = True
+
+    class device:  # noqa: N801 - torch's own spelling
+        """Context manager that selects a device; there is only one."""
+
+        def __init__(self, device: Any) -> None:
+            self.idx = device
+
+        def __enter__(self) -> None:
+            return None
+
+        def __exit__(self, *_: object) -> None:
+            return None
+
+    def set_device(self, device: Any) -> None:
+        """Select a device; there is only one."""
 
     def is_initialized(self) -> bool:
         """Return True: importing lazyrt initialises the device."""
@@ -102,6 +119,7 @@ def register() -> int:
             count += 1
     _register_autocast(library)
     _patch()
+    compat.register_checkpoint_location(special.storage_to_device)
     on_crowded(_forget_if_crowded)
     return count
 

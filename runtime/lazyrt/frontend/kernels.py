@@ -30,6 +30,7 @@ from lazyrt.frontend.torch_compat import (
 from lazyrt.errors import DeviceError
 from lazyrt.ir.live import Buffer, float_leaf, leaf_of, lock, pending, random_leaf
 from lazyrt.ir.node import Op, Value
+from lazyrt.lowering import dynamic
 from lazyrt.observe import events
 
 Kernel = Callable[..., Any]
@@ -100,17 +101,38 @@ def operand(tensor: torch.Tensor) -> Value:
         value = state.value
         return value if value is not None else leaf_of(state)  # type: ignore[arg-type]
     if tensor.dim() == 0 and tensor.device.type == "cpu":
-        from lazyrt.execution.transfer import to_device
-
-        buffer = Buffer(None)
-        buffer.store(to_device(tensor), ((), tensor.dtype, None))
-        pending.transient.append(buffer)
-        return leaf_of(buffer)
+        return _uploaded(tensor)
     raise DeviceError(
         f"Expected all tensors to be on the same device, but found one on {tensor.device} with "
         f"shape {tuple(tensor.shape)} among tensors on {DEVICE_TYPE}. An op runs on one "
         f"device. Move it with `.to('{DEVICE_TYPE}')`."
     )
+
+
+def indices(tensors: Any) -> Any:
+    """Return the key component of an index list: CPU tensors are allowed, as on every device.
+
+    A boolean mask on the CPU becomes integer indices there, so that its shape is known.
+    """
+    parts: list[Any] = []
+    for tensor in tensors:
+        if tensor is None or tensor.device.type == DEVICE_TYPE:
+            parts.append(component(tensor))
+        elif tensor.dtype in {torch.bool, torch.uint8} and tensor.dim():
+            parts += [_uploaded(index) for index in tensor.nonzero(as_tuple=True)]
+        else:
+            parts.append(_uploaded(tensor))
+    return tuple(parts)
+
+
+def _uploaded(tensor: torch.Tensor) -> Value:
+    """Make a CPU tensor an input of this step."""
+    from lazyrt.execution.transfer import to_device
+
+    buffer = Buffer(None)
+    buffer.store(to_device(tensor), (tuple(tensor.shape), tensor.dtype, None))
+    pending.transient.append(buffer)
+    return leaf_of(buffer)
 
 
 def over_limit() -> None:
@@ -173,6 +195,9 @@ class _Source:
             return name
         if kind in {"List[int]", "List[bool]"}:
             return f"tuple({name})"
+        if kind == "List[Optional[Tensor]]":
+            self.scope["indices"] = indices
+            return f"indices({name})"
         lifted = self.in_place and position in self.liftable
         if kind in {"number", "Optional[number]"}:
             return self._number(name, lifted=lifted)
@@ -286,7 +311,8 @@ def in_place_kernel(func: torch._ops.OpOverload, pure: torch._ops.OpOverload) ->
         return source.build(
             [
                 *source.look_up(called=True),
-                "if r.shape != v0.shape or r.dtype is not v0.dtype: r = fit(r, v0)",
+                "if r.strides != v0.strides or r.shape != v0.shape or r.dtype is not v0.dtype:",
+                "  r = fit(r, v0)",
                 "s0.write(r)",
                 *_AFTER,
                 "return a0",
@@ -377,24 +403,49 @@ def _write_results(result: Any, targets: list[Any], plain: int) -> Any:
 def _write_all(tensors: Any, values: Any) -> None:
     for tensor, value in zip(tensors, values, strict=True):
         state = tensor.untyped_storage()._lazyrt
-        state.write(_fit_type(value, tuple(tensor.shape), tensor.dtype))
+        old = state.value
+        if (
+            value.strides != old.strides
+            or value.shape != old.shape
+            or value.dtype is not old.dtype
+        ):
+            value = fit(value, old.shape, old.dtype, old.strides)  # noqa: PLW2901
+        state.write(value)
 
 
 def write(tensor: torch.Tensor, value: Value) -> None:
     """Give a lazy tensor a new value, cast and expanded to its type."""
-    state_of(tensor).write(_fit_type(value, tuple(tensor.shape), tensor.dtype))
+    state = state_of(tensor)
+    shape, dtype, strides = state.type
+    state.write(fit(value, shape, dtype, strides))
 
 
 def _fit(value: Value, like: Value) -> Value:
-    return _fit_type(value, like.shape, like.dtype)
+    return fit(value, like.shape, like.dtype, like.strides)
 
 
-def _fit_type(value: Value, shape: tuple[int, ...], dtype: torch.dtype) -> Value:
+def fit(
+    value: Value, shape: tuple[int, ...], dtype: torch.dtype, strides: tuple[int, ...] | None
+) -> Value:
+    """Return a value cast, expanded and restrided to the type of the storage it goes to."""
     if value.dtype is not dtype:
         value = cast(value, dtype)
     if value.shape != shape:
         value = functional(operation(aten.expand.default), (value, shape))
+    if value.strides != strides:
+        wanted = strides if strides is not None else contiguous_strides(shape)
+        value = functional(operation(dynamic.restride), (value, wanted))
     return value
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of a contiguous tensor, in elements."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
 
 
 def cast(value: Value, dtype: torch.dtype) -> Value:

@@ -12,6 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from lazyrt.frontend import infer, provenance, scalars
+from lazyrt.frontend import positions as positions_of_slices
 from lazyrt.frontend.infer import Result
 from lazyrt.ir.live import float_leaf, pending
 from lazyrt.ir.node import Node, Op, Value
@@ -99,6 +100,10 @@ def miss(op: Op, args: tuple[Any, ...], called: torch._ops.OpOverload | None = N
         found = cache.get(args)
         if found is not None:
             return found
+    dynamic = positions_of_slices.rewritten(op, args, 3)
+    if dynamic is not None:
+        func, new_args = dynamic
+        return functional(operation(func), new_args)
     result = _infer(op, args[1:] if op.is_random else args, called)
     node = _make_node(op, args, result)
     found = cache[args] = _structured(node, result)

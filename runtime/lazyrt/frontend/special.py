@@ -20,7 +20,13 @@ from lazyrt.frontend.kernels import (
     write,
 )
 from lazyrt.frontend.record import functional, operation
-from lazyrt.frontend.torch_compat import CPU_KEYS, DEVICE_TYPE, aten, reshape_alias
+from lazyrt.frontend.torch_compat import (
+    CPU_KEYS,
+    DEVICE_TYPE,
+    aten,
+    create_empty_tensor,
+    reshape_alias,
+)
 from lazyrt.ir.live import Buffer, leaf_of, lock, pending
 from lazyrt.ir.node import Value
 
@@ -247,6 +253,9 @@ def set_storage_(
     """`aten.set_.source_Storage_storage_offset`, for storages of this device."""
     storage = source.untyped() if hasattr(source, "untyped") else source
     state = getattr(storage, "_lazyrt", None)
+    if isinstance(state, HostBytes):
+        self.data = state.tensor(self.dtype, offset, tuple(size), tuple(stride))
+        return self
     if state is None:
         raise NoLoweringError(
             "set_() got a storage that lazyrt did not make. The device keeps no raw bytes. "
@@ -263,6 +272,47 @@ def set_storage_(
             state.base, aten.as_strided.default, (tuple(size), tuple(stride), offset)
         )
     return self
+
+
+class HostBytes:
+    """A storage that was read from a checkpoint and belongs to the device.
+
+    The device keeps no raw bytes, so the CPU storage waits for the tensors that checkpoints
+    build on it; equal ones share one buffer, as tied weights must.
+    """
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self._storage = storage
+        self._buffers: dict[Any, Buffer] = {}
+
+    def tensor(
+        self, dtype: torch.dtype, offset: int, size: tuple[int, ...], stride: tuple[int, ...]
+    ) -> torch.Tensor:
+        """Return the lazy tensor that shows a part of the storage."""
+        host = torch.empty(0, dtype=dtype).set_(self._storage, offset, size, stride)
+        buffer = self._buffers.get((dtype, offset, size, stride))
+        kind = (size, dtype, _strides_of(host))
+        if buffer is None:
+            buffer = self._buffers[dtype, offset, size, stride] = Buffer(None)
+            with lock:
+                buffer.store(to_device(host), kind)
+        return wrap(buffer, Value(None, 0, *kind))
+
+
+def storage_to_device(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """Return a storage of the device that stands for a CPU storage's bytes."""
+    holder = create_empty_tensor((0,), torch.uint8).untyped_storage()
+    holder._lazyrt = HostBytes(storage)  # type: ignore[attr-defined]
+    return holder
+
+
+def is_set_to(self: torch.Tensor, other: torch.Tensor) -> bool:
+    """`aten.is_set_to`: whether two tensors show the same storage the same way."""
+    return (
+        state_of(self) is state_of(other)
+        and self.shape == other.shape
+        and self.stride() == other.stride()
+    )
 
 
 def in_place_view(func: torch._ops.OpOverload) -> Callable[..., torch.Tensor]:
@@ -297,6 +347,7 @@ SPECIAL: dict[str, Callable[..., Any]] = {
     "is_nonzero": is_nonzero,
     "equal": equal,
     "lift_fresh": lift_fresh,
+    "is_set_to": is_set_to,
     "as_strided": as_strided,
     "unfold": unfold,
     "split.Tensor": split,

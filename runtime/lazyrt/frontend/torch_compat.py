@@ -257,3 +257,23 @@ def patch_pickling(to_host: Callable[[torch.Tensor], torch.Tensor]) -> None:
 
     patch_tensor_method("_reduce_ex_internal", reduce)
     patch_tensor_method("__deepcopy__", deepcopy)
+
+
+def register_checkpoint_location(
+    to_device: Callable[[torch.UntypedStorage], torch.UntypedStorage],
+) -> None:
+    """Let `torch.load(..., map_location="lazyrt")` bring CPU checkpoints to the device."""
+
+    def tag(_storage: Any) -> None:
+        return None
+
+    def restore(storage: Any, location: str) -> Any:
+        if location.split(":")[0] != DEVICE_TYPE:
+            return None
+        return to_device(storage)
+
+    torch.serialization.register_package(_BEFORE_TORCH, tag, restore)
+
+
+# torch's own entry for renamed backends has priority 30; lower numbers are asked first.
+_BEFORE_TORCH = 15

@@ -13,14 +13,19 @@ import torch
 
 from lazyrt.errors import LazyRuntimeError, LoweringError, NoLoweringError
 from lazyrt.lowering import (  # noqa: F401 - each module registers its rules
+    convolution,
     creation,
     decompose,
     elementwise,
+    fft,
     foreach,
+    gradients,
     indexing,
     linalg,
     nn,
+    pooling,
     random,
+    recurrent,
     reductions,
     shape_ops,
 )

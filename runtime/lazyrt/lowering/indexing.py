@@ -282,3 +282,126 @@ def embedding_dense_backward(
         grad = grad / jnp.expand_dims(counts.at[rows].get(mode="fill", fill_value=1), 1)
     table = jnp.zeros((num_weights, grad.shape[-1]), to_jax_dtype(ctx.compute))
     return table.at[rows].add(grad)
+
+
+# A mode of embedding_bag: 0 sum, 1 mean, 2 max.
+
+
+@lowers("aten._embedding_bag.default", "aten._embedding_bag_forward_only.default")
+def embedding_bag(
+    ctx: OpContext,
+    weight: Array,
+    indices: Array,
+    offsets: Array,
+    scale_grad_by_freq: bool = False,  # noqa: ARG001, FBT001, FBT002
+    mode: int = 0,
+    sparse: bool = False,  # noqa: ARG001, FBT001, FBT002
+    per_sample_weights: Array | None = None,
+    include_last_offset: bool = False,  # noqa: FBT001, FBT002
+    padding_idx: int = -1,
+) -> tuple[Array, Array, Array, Array]:
+    bags, width = ctx.out.shape
+    rows = cast(weight.at[indices].get(mode=_READ), ctx.compute)
+    if per_sample_weights is not None:
+        rows = rows * jnp.expand_dims(cast(per_sample_weights, ctx.compute), 1)
+    starts = offsets[:bags] if include_last_offset else offsets
+    bag = jnp.searchsorted(starts, lax.iota(starts.dtype, indices.size), side="right") - 1
+    kept = indices != padding_idx if padding_idx >= 0 else jnp.ones(indices.shape, bool)
+    place = jnp.where(kept, bag, bags)  # beyond the last bag: dropped
+    sizes = jnp.zeros((bags,), np.int64).at[place].add(1)
+    result = jnp.zeros((bags, width), rows.dtype)
+    largest = jnp.zeros((bags, width), np.int64)
+    if mode == 2:  # noqa: PLR2004
+        top = jnp.full_like(result, -np.inf).at[place].max(rows)
+        result = jnp.where(sizes[:, None] > 0, top, 0)
+        hit = rows == result.at[bag].get(mode=_READ)
+        last = jnp.iinfo(np.int64).max
+        order = jnp.where(hit, jnp.expand_dims(lax.iota(np.int64, indices.size), 1), last)
+        first = jnp.full((bags, width), last).at[place].min(order)
+        largest = jnp.where(first == last, -1, indices.at[first].get(mode=_READ))
+    else:
+        result = result.at[place].add(rows)
+        if mode == 1:
+            result = result / jnp.maximum(sizes, 1)[:, None]
+    spare = (bag, sizes, largest)
+    return (result, *(_shaped(x, out) for x, out in zip(spare, ctx.outs[1:], strict=True)))
+
+
+def _shaped(x: Array, out: Any) -> Array:
+    """Return bookkeeping of embedding_bag, of which torch keeps what the mode needs."""
+    if out is None or x.shape == out.shape:
+        return x
+    return jnp.zeros(out.shape, x.dtype)
+
+
+@lowers("aten._embedding_bag_dense_backward.default")
+def embedding_bag_dense_backward(
+    ctx: OpContext,
+    grad: Array,
+    indices: Array,
+    bag: Array,
+    sizes: Array,
+    largest: Array,
+    num_weights: int,
+    scale_grad_by_freq: bool,  # noqa: FBT001
+    mode: int,
+    per_sample_weights: Array | None,
+    padding_idx: int = -1,
+) -> Array:
+    grad = cast(grad, ctx.compute)
+    table = jnp.zeros((num_weights, grad.shape[-1]), grad.dtype)
+    if mode == 2:  # noqa: PLR2004
+        columns = lax.broadcasted_iota(np.int64, largest.shape, 1)
+        return table.at[jnp.where(largest < 0, num_weights, largest), columns].add(grad)
+    rows = grad.at[bag].get(mode=_READ)
+    if mode == 1:
+        rows = rows / jnp.maximum(sizes, 1).at[bag].get(mode=_READ)[:, None]
+    if per_sample_weights is not None:
+        rows = rows * jnp.expand_dims(cast(per_sample_weights, ctx.compute), 1)
+    if scale_grad_by_freq:
+        counts = jnp.zeros((num_weights,), grad.dtype).at[indices].add(1)
+        rows = rows / counts.at[indices].get(mode=_READ)[:, None]
+    if padding_idx >= 0:
+        indices = jnp.where(indices == padding_idx, num_weights, indices)
+    return table.at[indices].add(rows)
+
+
+@lowers("aten._embedding_bag_per_sample_weights_backward.default")
+def embedding_bag_weights_backward(
+    ctx: OpContext,
+    grad: Array,
+    weight: Array,
+    indices: Array,
+    offsets: Array,  # noqa: ARG001
+    bag: Array,
+    mode: int,  # noqa: ARG001
+    padding_idx: int = -1,
+) -> Array:
+    grad, weight = ctx.cast(grad, weight)
+    rows = grad.at[bag].get(mode=_READ) * weight.at[indices].get(mode=_READ)
+    total = lax.reduce_sum(rows, (1,))
+    return jnp.where(indices == padding_idx, 0, total) if padding_idx >= 0 else total
+
+
+# Ops whose result size is given although it follows from data.
+
+
+@lowers("aten.nonzero_static.default")
+def nonzero_static(ctx: OpContext, x: Array, size: int, fill_value: int = -1) -> Array:
+    found = jnp.nonzero(jnp.atleast_1d(x), size=size, fill_value=fill_value)
+    return lax.reshape(jnp.stack(found, axis=-1)[:, : x.ndim], ctx.out.shape)
+
+
+@lowers("aten.repeat_interleave.Tensor")
+def repeat_interleave(ctx: OpContext, repeats: Array, output_size: int | None = None) -> Array:
+    if output_size is None:
+        raise Unsupported("how long its result is depends on data; give output_size")
+    ends = lax.cumsum(lax.convert_element_type(repeats, np.int64), 0)
+    return jnp.searchsorted(ends, lax.iota(np.int64, ctx.out.shape[0]), side="right")
+
+
+@lowers("aten._linalg_check_errors.default", "aten._assert_async.default",
+        "aten._assert_async.msg", "aten._assert_tensor_metadata.default")  # fmt: skip
+def assertion(ctx: OpContext, *_: Any) -> list[Array]:  # noqa: ARG001
+    # A compiled program has no way to raise; the results show what went wrong.
+    return []

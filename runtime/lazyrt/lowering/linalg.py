@@ -459,15 +459,18 @@ def householder_product(ctx: OpContext, a: Array, tau: Array) -> Array:
     return lax.linalg.householder_product(a, tau)
 
 
-@lowers("aten.geqrf.default")
-def geqrf(ctx: OpContext, a: Array) -> tuple[Array, Array]:
-    if a.size == 0:
-        out = ctx.outs[1]
-        return a, jnp.zeros(() if out is None else out.shape, a.dtype)
-    from jax._src.lax.linalg import geqrf as factor
-
-    packed, tau = factor(a)
-    return packed, tau
+@lowers("aten.ormqr.default")
+def ormqr(
+    ctx: OpContext,
+    a: Array,
+    tau: Array,
+    other: Array,
+    left: bool = True,  # noqa: FBT001, FBT002
+    transpose: bool = False,  # noqa: FBT001, FBT002
+) -> Array:
+    if 0 in a.shape or 0 in tau.shape or 0 in other.shape:
+        return lax.reshape(other, ctx.out.shape)
+    return lax.linalg.ormqr(a, tau, other, left=left, transpose=transpose)
 
 
 @lowers("aten.linalg_matrix_exp.default", "aten.matrix_exp.default")
@@ -475,7 +478,7 @@ def matrix_exp(ctx: OpContext, a: Array) -> Array:
     if a.size == 0:
         return a
     (a,) = ctx.cast(a)
-    flat = lax.reshape(a, (-1 if a.ndim < 3 else int(np.prod(a.shape[:-2])), *a.shape[-2:])) if a.ndim > 2 else a[None]  # noqa: PLR2004
+    flat = jnp.reshape(a, (-1, *a.shape[-2:]))
     found = jnp.stack([jax.scipy.linalg.expm(matrix) for matrix in flat])
     return lax.reshape(found, a.shape)
 

@@ -17,6 +17,7 @@ import torch
 from lazyrt.errors import LazyRuntimeError
 from lazyrt import jax_compat
 from lazyrt.ir.node import Leaf, Node, Value
+from lazyrt.lowering import dynamic  # noqa: F401 - registers its rules
 from lazyrt.lowering.context import Aval
 from lazyrt.lowering.dtypes import to_jax_dtype
 from lazyrt.lowering.evaluate import evaluate

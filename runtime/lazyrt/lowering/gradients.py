@@ -1,0 +1,170 @@
+"""Rules of backward ops, as the transpose of their forward op's lowering."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax import lax
+
+from lazyrt.lowering.context import Aval, OpContext, Unsupported
+from lazyrt.lowering.dtypes import Array, cast, opmath_dtype, to_jax_dtype, to_torch_dtype
+from lazyrt.lowering.registry import lowers
+from lazyrt.lowering.shaping import broadcast, expand
+
+aten = torch.ops.aten
+
+
+def _aval(x: Array) -> Aval:
+    return Aval(tuple(x.shape), to_torch_dtype(x.dtype))
+
+
+def _upsample_backward(ctx: OpContext, grad: Array, *rest: Any) -> Array:
+    """Transpose an upsampling, which is linear in its input."""
+    name = ctx.name.split(".")[1].removesuffix("_backward")
+    forward = getattr(aten, name).default
+    size, shape, *options = rest
+    (grad,) = ctx.cast(grad)
+    source = Aval(tuple(shape), ctx.compute)
+
+    def run(x: Array) -> Array:
+        result: Array = ctx.call(
+            forward, [x, size, *options], [source, size, *options], _aval(grad)
+        )[0]
+        return result
+
+    pull = jax.linear_transpose(run, jax.ShapeDtypeStruct(shape, to_jax_dtype(ctx.compute)))
+    (d_x,) = pull(grad)
+    return d_x
+
+
+for _kind in ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "bicubic2d",
+              "trilinear3d", "_nearest_exact1d", "_nearest_exact2d", "_nearest_exact3d",
+              "_bilinear2d_aa", "_bicubic2d_aa"):  # fmt: skip
+    _op = f"_upsample{_kind}" if _kind.startswith("_") else f"upsample_{_kind}"
+    lowers(f"aten.{_op}_backward.default")(_upsample_backward)
+
+
+def _pad_backward(ctx: OpContext, grad: Array, x: Array, padding: Sequence[int]) -> Array:
+    """Transpose a padding that repeats elements of its input."""
+    name = ctx.name.split(".")[1].removesuffix("_backward")
+    forward = getattr(aten, name).default
+    grad, x = ctx.cast(grad, x)
+
+    def run(value: Array) -> Array:
+        result: Array = ctx.call(
+            forward, [value, padding], [_aval(x), padding], _aval(grad)
+        )[0]
+        return result
+
+    pull = jax.linear_transpose(run, x)
+    (d_x,) = pull(grad)
+    return d_x
+
+
+for _rank in (1, 2, 3):
+    for _kind in ("replication", "reflection"):
+        lowers(f"aten.{_kind}_pad{_rank}d_backward.default")(_pad_backward)
+
+
+def _mask(gradients: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
+    pairs = zip(gradients, wanted, strict=True)
+    return [gradient if is_wanted else None for gradient, is_wanted in pairs]
+
+
+@lowers("aten.grid_sampler_2d_backward.default", "aten.grid_sampler_3d_backward.default")
+def grid_sampler_backward(
+    ctx: OpContext,
+    grad: Array,
+    x: Array,
+    grid: Array,
+    interpolation: int,
+    padding: int,
+    align_corners: bool,  # noqa: FBT001
+    output_mask: Sequence[bool],
+) -> list[Any]:
+    name = ctx.name.split(".")[1].removesuffix("_backward")
+    forward = getattr(aten, name).default
+    options = [interpolation, padding, align_corners]
+
+    def run(value: Array, where: Array) -> Array:
+        result: Array = ctx.call(
+            forward, [value, where, *options], [_aval(x), _aval(grid), *options], _aval(grad)
+        )[0]
+        return result
+
+    _, pull = jax.vjp(run, x, grid)
+    return _mask(pull(grad), output_mask)
+
+
+@lowers("aten._weight_norm_interface_backward.default")
+def weight_norm_backward(
+    ctx: OpContext, grad: Array, v: Array, g: Array, norms: Array, dim: int
+) -> tuple[Array, Array]:
+    compute = opmath_dtype(to_torch_dtype(v.dtype))
+    del ctx
+    grad, v, g, norms = (cast(x, compute) for x in (grad, v, g, norms))
+    dims = tuple(k for k in range(v.ndim) if k != dim % v.ndim)
+    along = lax.expand_dims(lax.reduce_sum(lax.mul(grad, v), dims), dims)
+    along = lax.reshape(along, norms.shape)
+    ratio = lax.div(g, norms)
+    shrink = lax.mul(ratio, lax.div(along, lax.mul(norms, norms)))
+    d_v = lax.sub(lax.mul(*broadcast(ratio, grad)), lax.mul(*broadcast(shrink, v)))
+    return d_v, lax.reshape(lax.div(along, norms), g.shape)
+
+
+@lowers("aten._scaled_dot_product_flash_attention_for_cpu_backward.default")
+def flash_attention_backward(
+    ctx: OpContext,
+    grad: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+    out: Array,
+    logsumexp: Array,  # noqa: ARG001
+    dropout_p: float,
+    is_causal: bool,  # noqa: FBT001
+    attn_mask: Array | None = None,
+    scale: float | None = None,
+) -> tuple[Array, ...]:
+    if dropout_p:
+        raise Unsupported("its dropout mask is not known")
+    grad, query, key, value, out = ctx.cast(grad, query, key, value, out)
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    exact = lax.Precision.HIGHEST
+    scores = jnp.einsum("bhqd,bhkd->bhqk", query, key, precision=exact) * factor
+    if attn_mask is not None:
+        scores = scores + expand(cast(attn_mask, ctx.compute), scores.shape)
+    if is_causal:
+        kept = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+        scores = jnp.where(kept, scores, -jnp.inf)
+    weights = jax.nn.softmax(scores, axis=-1)
+    d_value = jnp.einsum("bhqk,bhqd->bhkd", weights, grad, precision=exact)
+    d_weights = jnp.einsum("bhqd,bhkd->bhqk", grad, value, precision=exact)
+    total = jnp.sum(grad * out, axis=-1, keepdims=True)
+    d_scores = weights * (d_weights - total) * factor
+    d_query = jnp.einsum("bhqk,bhkd->bhqd", d_scores, key, precision=exact)
+    return d_query, jnp.einsum("bhqk,bhqd->bhkd", d_scores, query, precision=exact), d_value
+
+
+
+
+@lowers("aten.max_unpool2d.default", "aten.max_unpool3d.default")
+def max_unpool(ctx: OpContext, x: Array, where: Array, size: Sequence[int], *_: Any) -> Array:
+    rank = len(size)
+    lead = ctx.out.shape[:-rank]
+    rows = 1
+    for length in lead:
+        rows *= length
+    area = 1
+    for length in size:
+        area *= length
+    flat = jnp.zeros((rows, area), x.dtype)
+    place = jnp.reshape(where, (rows, -1))
+    flat = jax.vmap(lambda row, at, values: row.at[at].set(values))(
+        flat, place, jnp.reshape(x, (rows, -1))
+    )
+    return lax.reshape(flat, ctx.out.shape)

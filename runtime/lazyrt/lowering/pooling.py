@@ -1,0 +1,354 @@
+"""Rules of the pooling ops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from lazyrt.lowering.context import OpContext
+from lazyrt.lowering.dtypes import Array, cast
+from lazyrt.lowering.registry import lowers
+from lazyrt.lowering.shaping import expand, iota_along, pair, scalar_like
+
+
+
+def _pool_geometry(
+    kernel: Any, stride: Any, padding: Any, rank: int
+) -> tuple[list[int], list[int], list[int]]:
+    kernel = pair(kernel, rank)
+    return kernel, pair(stride, rank) if stride else kernel, pair(padding, rank)
+
+
+def _pool_edges(
+    size: Sequence[int],
+    count: Sequence[int],
+    reach: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+) -> list[tuple[int, int]]:
+    """Return the padding with which a window op gives `count` results per dimension."""
+    return [
+        (p, max((n - 1) * s + r - length - p, -length))
+        for length, n, r, s, p in zip(size, count, reach, stride, padding, strict=True)
+    ]
+
+
+def _max_pool(
+    ctx: OpContext,
+    x: Array,
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    rank: int,
+) -> tuple[Array, Array]:
+    """Return the maxima and their flat positions in the pooled dimensions."""
+    kernel, stride, padding = _pool_geometry(kernel, stride, padding, rank)
+    dilation = pair(dilation, rank)
+    lead, size, count = x.shape[:-rank], x.shape[-rank:], ctx.out.shape[-rank:]
+    reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+    edges = _pool_edges(size, count, reach, stride, padding)
+    where = jnp.reshape(lax.iota(np.int64, math.prod(size)), size)
+    where = expand(where, x.shape)
+    ones = (1,) * len(lead)
+    lowest = _lowest_value(x)
+
+    def better(left: Any, right: Any) -> Any:
+        (a, i), (b, j) = left, right
+        wins = (b > a) | (b != b) & (a == a) | ((b == a) | (b != b) & (a != a)) & (j < i)
+        return lax.select(wins, b, a), lax.select(wins, j, i)
+
+    found: tuple[Array, Array] = lax.reduce_window(
+        (x, where),
+        (lowest, jnp.asarray(np.iinfo(np.int64).max)),
+        better,
+        window_dimensions=(*ones, *kernel),
+        window_strides=(*ones, *stride),
+        padding=(*((0, 0),) * len(lead), *edges),
+        window_dilation=(*ones, *dilation),
+    )
+    return found
+
+
+def _lowest_value(x: Array) -> Array:
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return jnp.asarray(-np.inf, x.dtype)
+    return jnp.asarray(jnp.iinfo(x.dtype).min, x.dtype)
+
+
+@lowers("aten.max_pool2d_with_indices.default")
+def max_pool2d(
+    ctx: OpContext,
+    x: Array,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    *_: Any,
+) -> tuple[Array, Array]:
+    return _max_pool(ctx, x, kernel, stride, padding, dilation, 2)
+
+
+@lowers("aten.max_pool3d_with_indices.default")
+def max_pool3d(
+    ctx: OpContext,
+    x: Array,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    *_: Any,
+) -> tuple[Array, Array]:
+    return _max_pool(ctx, x, kernel, stride, padding, dilation, 3)
+
+
+@lowers("aten.max_pool2d_with_indices_backward.default",
+        "aten.max_pool3d_with_indices_backward.default")  # fmt: skip
+def max_pool_backward(ctx: OpContext, grad: Array, x: Array, *rest: Any) -> Array:
+    rank = 3 if "3d" in ctx.name else 2
+    return _unpool(grad, rest[-1], x.shape, rank)
+
+
+def _unpool(grad: Array, where: Array, shape: Sequence[int], rank: int) -> Array:
+    """Add each gradient to the element that it came from."""
+    lead = math.prod(shape[:-rank])
+    area = math.prod(shape[-rank:])
+    count = math.prod(grad.shape[-rank:])
+    rows = iota_along((lead, count), 0)
+    result = jnp.zeros((lead, area), grad.dtype)
+    place = rows, lax.reshape(where, (lead, count))
+    result = result.at[place].add(lax.reshape(grad, (lead, count)))
+    return lax.reshape(result, tuple(shape))
+
+
+def _avg_pool(
+    x: Array,
+    shape: Sequence[int],
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    count_include_pad: bool,  # noqa: FBT001
+    divisor: int | None,
+    rank: int,
+) -> Array:
+    kernel, stride, padding = _pool_geometry(kernel, stride, padding, rank)
+    lead, size, count = x.shape[:-rank], x.shape[-rank:], shape[-rank:]
+    edges = _pool_edges(size, count, kernel, stride, padding)
+    ones = (1,) * len(lead)
+
+    def window_sum(values: Array, low_high: Sequence[tuple[int, int]]) -> Array:
+        before = (1,) * (values.ndim - rank)
+        total: Array = lax.reduce_window(
+            values,
+            np.zeros((), values.dtype),
+            lax.add,
+            window_dimensions=(*before, *kernel),
+            window_strides=(*before, *stride),
+            padding=(*((0, 0),) * len(before), *low_high),
+        )
+        return total
+
+    total = window_sum(x, edges)
+    if divisor is not None:
+        return lax.div(total, scalar_like(total, divisor))
+    if count_include_pad:
+        padded = [length + 2 * p for length, p in zip(size, padding, strict=True)]
+        beyond = [(0, high - p) for (_, high), p in zip(edges, padding, strict=True)]
+        counts = window_sum(jnp.ones(padded, x.dtype), beyond)
+    else:
+        counts = window_sum(jnp.ones(size, x.dtype), edges)
+    del ones
+    return lax.div(total, expand(counts, total.shape))
+
+
+def _avg_pool_rule(rank: int) -> Callable[..., Array]:
+    def rule(
+        ctx: OpContext,
+        x: Array,
+        kernel: Any,
+        stride: Any = (),
+        padding: Any = 0,
+        ceil_mode: bool = False,  # noqa: ARG001, FBT001, FBT002
+        count_include_pad: bool = True,  # noqa: FBT001, FBT002
+        divisor: int | None = None,
+    ) -> Array:
+        rest = (count_include_pad, divisor, rank)
+        return _avg_pool(cast(x, ctx.compute), ctx.out.shape, kernel, stride, padding, *rest)
+
+    return rule
+
+
+def _avg_pool_backward_rule(rank: int) -> Callable[..., Array]:
+    def rule(
+        ctx: OpContext,
+        grad: Array,
+        x: Array,
+        kernel: Any,
+        stride: Any,
+        padding: Any,
+        ceil_mode: bool,  # noqa: ARG001, FBT001
+        count_include_pad: bool,  # noqa: FBT001
+        divisor: int | None,
+    ) -> Array:
+        grad, x = ctx.cast(grad, x)
+        rest = (count_include_pad, divisor, rank)
+        _, pull = jax.vjp(
+            lambda v: _avg_pool(v, grad.shape, kernel, stride, padding, *rest), x
+        )
+        (d_x,) = pull(grad)
+        return d_x
+
+    return rule
+
+
+for _rank in (2, 3):
+    lowers(f"aten.avg_pool{_rank}d.default")(_avg_pool_rule(_rank))
+    lowers(f"aten.avg_pool{_rank}d_backward.default")(_avg_pool_backward_rule(_rank))
+
+
+@lowers("aten.avg_pool1d.default")
+def avg_pool1d(
+    ctx: OpContext,
+    x: Array,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,  # noqa: ARG001, FBT001, FBT002
+    count_include_pad: bool = True,  # noqa: FBT001, FBT002
+) -> Array:
+    (x,) = ctx.cast(x)
+    return _avg_pool(x, ctx.out.shape, kernel, stride, padding, count_include_pad, None, 1)
+
+
+def _adaptive_matrix(size: int, count: int, dtype: Any) -> np.ndarray[Any, Any]:
+    """Return the [count, size] matrix that averages each adaptive window."""
+    matrix = np.zeros((count, size), dtype)
+    for row in range(count):
+        low, high = row * size // count, -(-(row + 1) * size // count)
+        matrix[row, low:high] = 1 / (high - low)
+    return matrix
+
+
+def _adaptive_avg(x: Array, count: Sequence[int]) -> Array:
+    rank = len(count)
+    for k, wanted in enumerate(count):
+        dim = x.ndim - rank + k
+        if x.shape[dim] == wanted:
+            continue
+        if x.shape[dim] % wanted == 0:
+            window = x.shape[dim] // wanted
+            x = lax.reshape(x, (*x.shape[:dim], wanted, window, *x.shape[dim + 1 :]))
+            total = lax.reduce_sum(x, (dim + 1,))
+            x = lax.div(total, scalar_like(total, window))
+            continue
+        matrix = jnp.asarray(_adaptive_matrix(x.shape[dim], wanted, x.dtype))
+        numbers = (((dim,), (1,)), ((), ()))
+        x = lax.dot_general(x, matrix, numbers, precision=lax.Precision.HIGHEST)
+        x = jnp.moveaxis(x, -1, dim)
+    return x
+
+
+@lowers("aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool3d.default",
+        "aten.adaptive_avg_pool1d.default", "aten.adaptive_avg_pool2d.default",
+        "aten.adaptive_avg_pool3d.default")  # fmt: skip
+def adaptive_avg_pool(ctx: OpContext, x: Array, size: Any) -> Array:
+    return _adaptive_avg(cast(x, ctx.compute), ctx.out.shape[-len(size) :])
+
+
+@lowers("aten._adaptive_avg_pool2d_backward.default",
+        "aten._adaptive_avg_pool3d_backward.default")  # fmt: skip
+def adaptive_avg_pool_backward(ctx: OpContext, grad: Array, x: Array) -> Array:
+    grad, x = ctx.cast(grad, x)
+    rank = 3 if "3d" in ctx.name else 2
+    _, pull = jax.vjp(lambda v: _adaptive_avg(v, grad.shape[-rank:]), x)
+    (d_x,) = pull(grad)
+    return d_x
+
+
+def _adaptive_windows(size: int, count: int) -> tuple[Array, Array]:
+    """Return the elements of each adaptive window, and which of them count."""
+    rows = np.arange(count)
+    low, high = rows * size // count, -(-(rows + 1) * size // count)
+    reach = int((high - low).max(initial=1))
+    index = low[:, None] + np.arange(reach)[None]
+    return jnp.asarray(np.minimum(index, size - 1)), jnp.asarray(index < high[:, None])
+
+
+@lowers("aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool3d.default")
+def adaptive_max_pool(ctx: OpContext, x: Array, size: Any) -> tuple[Array, Array]:
+    rank = 3 if "3d" in ctx.name else 2
+    counts = ctx.out.shape[-rank:]
+    if 0 in ctx.out.shape:
+        return jnp.zeros(ctx.out.shape, x.dtype), jnp.zeros(ctx.out.shape, np.int64)
+    lead, area = x.shape[:-rank], x.shape[-rank:]
+    where = expand(jnp.reshape(lax.iota(np.int64, math.prod(area)), area), x.shape)
+    for k, count in enumerate(counts):
+        dim = len(lead) + k
+        index, inside = _adaptive_windows(x.shape[dim], count)
+        x, where = (jnp.take(v, index, axis=dim) for v in (x, where))
+        shape = [1] * x.ndim
+        shape[dim : dim + 2] = inside.shape
+        x = jnp.where(jnp.reshape(inside, shape), x, _lowest_value(x))
+        best = jnp.expand_dims(lax.argmax(x, dim + 1, np.int64), dim + 1)
+        x, where = (
+            lax.squeeze(jnp.take_along_axis(v, best, dim + 1), (dim + 1,)) for v in (x, where)
+        )
+    return x, where
+
+
+@lowers("aten.adaptive_max_pool2d_backward.default",
+        "aten.adaptive_max_pool3d_backward.default")  # fmt: skip
+def adaptive_max_pool_backward(ctx: OpContext, grad: Array, x: Array, where: Array) -> Array:
+    return _unpool(grad, where, x.shape, 3 if "3d" in ctx.name else 2)
+
+
+def _fractional_starts(samples: Array, size: int, count: int, kernel: int) -> Array:
+    """Return where the windows of one dimension begin; the last one ends at the edge."""
+    steps = lax.iota(np.int64, count)
+    if count == 1:
+        return jnp.full((*samples.shape, 1), size - kernel)
+    alpha = jnp.asarray((size - kernel) / (count - 1), samples.dtype)
+    offset = jnp.expand_dims(samples, -1)
+    moved = (steps.astype(samples.dtype) + offset) * alpha
+    starts = moved.astype(np.int64) - (offset * alpha).astype(np.int64)
+    return jnp.where(steps == count - 1, size - kernel, starts)
+
+
+@lowers("aten.fractional_max_pool2d.default", "aten.fractional_max_pool3d.default")
+def fractional_max_pool(
+    ctx: OpContext, x: Array, kernel: Any, size: Any, samples: Array
+) -> tuple[Array, Array]:
+    rank = 3 if "3d" in ctx.name else 2
+    lead, area = x.shape[:-rank], x.shape[-rank:]
+    kernel, counts = pair(kernel, rank), ctx.out.shape[-rank:]
+    batched = jnp.reshape(x, (-1, math.prod(area)))
+    # samples: [batch, channel, dimension], the last spatial dimension first in 2-d and 3-d
+    picks = jnp.reshape(samples, (-1, rank))
+    picks = picks[:, ::-1] if rank == 2 else picks  # noqa: PLR2004
+    flat = jnp.zeros((batched.shape[0], *(1,) * (2 * rank)), np.int64)
+    for k in range(rank):
+        starts = _fractional_starts(picks[:, k], area[k], counts[k], kernel[k])
+        index = starts[:, :, None] + jnp.arange(kernel[k], dtype=np.int64)
+        shape = [batched.shape[0], *(1,) * (2 * rank)]
+        shape[1 + k], shape[1 + rank + k] = counts[k], kernel[k]
+        flat = flat * area[k] + jnp.reshape(index, shape)
+    flat = jnp.reshape(flat, (batched.shape[0], math.prod(counts), math.prod(kernel)))
+    values = jnp.take_along_axis(batched[:, None, :], flat, axis=2)
+    best = jnp.expand_dims(lax.argmax(values, 2, np.int64), 2)
+    found = [jnp.take_along_axis(v, best, 2) for v in (values, flat)]
+    return (
+        lax.reshape(found[0], (*lead, *counts)),
+        lax.reshape(found[1], (*lead, *counts)),
+    )
+
+
+@lowers("aten.fractional_max_pool2d_backward.default",
+        "aten.fractional_max_pool3d_backward.default")  # fmt: skip
+def fractional_max_pool_backward(ctx: OpContext, grad: Array, x: Array, *rest: Any) -> Array:
+    return _unpool(grad, rest[-1], x.shape, 3 if "3d" in ctx.name else 2)

@@ -1,0 +1,295 @@
+import pytest
+from IPython.core.completer import provisionalcompleter
+
+import lazyrt
+from lazyviz import magics
+from tests.conftest import displayed
+from tests.lazyviz.fakes import fake_tensor
+
+
+def run(shell, source):
+    return shell.run_cell(source, store_history=True)
+
+
+def printed(shell, source):
+    """Return what a magic displays, without the strip."""
+    shell.display_pub.outputs.clear()
+    run(shell, source)
+    return [text for text in displayed(shell) if "live tensor\n" not in text][0]
+
+
+def usage_error(shell, capsys, source):
+    capsys.readouterr()
+    run(shell, source)
+    return capsys.readouterr().err.strip()
+
+
+def test_status_tells_what_is_pending_and_what_ran(lab):
+    run(lab, "y = x + 1\nlazyrt.mark_step()\nz = y * 2")
+
+    lines = printed(lab, "%lazy").splitlines()
+
+    assert lines[1:] == [
+        "now: 1 pending op · 3 live tensors",
+        "so far: 1 compile · 1 execution" + lines[2][31:],
+        "last barrier: 1 op, mark_step() at cell 4 line 2",
+        "settings: read_policy=barrier, barrier_after_optimizer=True, "
+        "max_pending_nodes=200000",
+    ]
+    assert printed(lab, "%lazy status") == "\n".join(lines)
+
+
+def test_status_before_the_runtime_is_imported(shell, monkeypatch):
+    monkeypatch.setattr(magics.session, "runtime", lambda: None)
+    shell.run_line_magic("load_ext", "lazyviz")
+
+    assert printed(shell, "%lazy").splitlines()[1] == (
+        "lazyrt is not imported: there is no lazy device yet"
+    )
+    shell.run_line_magic("unload_ext", "lazyviz")
+
+
+def test_ir_lists_the_ops_of_one_tensor(lab):
+    run(lab, "y = x + 1\nz = y * 2\nother = x - 1")
+
+    lines = printed(lab, "%lazy ir z").splitlines()
+
+    assert len(lines) == 4
+    assert lines[0] == "%p0 : f32[2,3]"
+    assert "aten.add.Tensor(%p0, 1" in lines[1]
+    assert lines[1].endswith(": f32[2,3]  # cell 4 line 1")
+    assert lines[2].endswith(": f32[2,3]  # cell 4 line 2")
+    assert len(printed(lab, "%lazy ir").splitlines()) == 5
+
+
+def test_graph_shows_text_and_a_drawing_with_variable_names(lab):
+    run(lab, "y = x + 1\nz = y * 2")
+    lab.display_pub.outputs.clear()
+
+    run(lab, "%lazy graph z")
+
+    (output,) = lab.display_pub.outputs
+    assert "aten.mul.Tensor" in output["data"]["text/plain"]
+    assert "<img" in output["data"]["text/html"]
+
+
+@pytest.mark.parametrize("expression", ["[x + 1]", "{'a': (x + 1, 5)}", "x + 1"])
+def test_expressions_and_containers_are_taken(lab, expression):
+    assert "aten.add.Tensor" in printed(lab, f"%lazy ir {expression}")
+
+
+def test_a_module_stands_for_its_parameters(lab):
+    run(lab, "m = torch.nn.Linear(3, 2).to('lazyrt')\nlazyrt.mark_step()")
+    run(lab, "with torch.no_grad(): m.weight.add_(1)")
+
+    assert "aten.add" in printed(lab, "%lazy ir m")
+
+
+def test_nothing_pending_is_said(lab):
+    assert printed(lab, "%lazy graph") == "Nothing is pending."
+    assert printed(lab, "%lazy ir x") == (
+        "x is computed already: nothing is pending for it."
+    )
+
+
+def test_hlo_and_stablehlo_leave_the_graph_alone(lab):
+    run(lab, "y = x + 1")
+    fingerprint = lazyrt.pending_graph().fingerprint
+    lazyrt.reset_counters()
+
+    optimised = printed(lab, "%lazy hlo y")
+    lowered = printed(lab, "%lazy hlo --stablehlo y")
+
+    assert optimised.startswith("HloModule")
+    assert "FileNames" not in optimised
+    assert "stablehlo.add" in lowered
+    assert lazyrt.counters()["compiles"] == 0
+    assert lazyrt.pending_graph().fingerprint == fingerprint
+
+
+def test_live_groups_equal_tensors(lab):
+    run(lab, "y = x + 1")
+
+    lines = printed(lab, "%lazy live").splitlines()
+
+    assert lines[0].split() == "tensors type size state op made at".split()
+    assert any("pending" in line and "cell 4 line 1" in line for line in lines)
+    assert lines[-1] == "2 live tensors, 48 bytes"
+
+
+def test_step_shows_the_last_steps(lab):
+    assert printed(lab, "%lazy step").startswith("step  cell  ended by")
+    run(lab, "y = x + 1\ny.sum().item()")
+
+    lines = printed(lab, "%lazy step 1").splitlines()
+
+    assert "read by .item()" in lines[2]
+    assert "cell 5 line 2" in lines[2]
+    assert not any("mark_step()" in line for line in lines[2:3])
+
+
+def test_metrics_is_the_runtimes_report(lab):
+    assert printed(lab, "%lazy metrics").startswith("lazyrt metrics")
+
+
+def test_off_silences_strips_and_still_records(lab):
+    run(lab, "%lazy off")
+    run(lab, "y = x + 1")
+    session = vars(lab)["_lazyviz_session"]
+
+    assert displayed(lab) == []
+    assert session.cells[-1].number == 5
+
+    run(lab, "%lazy on")
+    run(lab, "z = x + 2")
+    assert displayed(lab) == ["2 pending ops (+1 here) · 3 live tensors"]
+
+
+def test_a_cell_runs_as_one_step(lab):
+    run(lab, "%%lazy step train\ny = x + 1\n\ny.shape")
+
+    lines = displayed(lab)[0].splitlines()
+    assert lines[0].startswith("0 pending ops · 2 live tensors · 1 step · compiled 1 in")
+    assert lines[1].startswith("  ran 1 op here: end of step train")
+    assert lab.user_ns["_"] == lab.user_ns["y"].shape
+
+
+def test_a_semicolon_keeps_a_steps_result_quiet(lab, capsys):
+    run(lab, "%%lazy step\ny = x + 1\n5;")
+
+    assert "Out[" not in capsys.readouterr().out
+
+
+def test_an_error_in_a_step_cell_rises_with_its_line(lab, capsys):
+    run(lab, "%%lazy step\ny = x + 1\nraise ValueError('bad')")
+
+    out = capsys.readouterr().out
+    assert "----> 3 raise ValueError('bad')" in out
+    assert "magics.py" not in out
+    assert "stopped by ValueError" in displayed(lab)[0]
+
+
+def test_ops_of_a_step_cell_have_the_cells_lines(lab):
+    run(lab, "%lazy off")
+    seen = []
+    with lazyrt.subscribe(seen.append):
+        run(lab, "%%lazy step\n\ny = x + 1\ny.sum().item()")
+
+    sites = [str(e.site) for e in seen if type(e).__name__ == "BarrierFinished"]
+    assert sites[0] == "cell 5 line 4"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            "%lazy grph",
+            "UsageError: %lazy has no subcommand 'grph'. Did you mean %lazy graph? "
+            "It has status, graph, ir, hlo, metrics, live, step, on, off.",
+        ),
+        (
+            "%lazy graph torch.ones(2)",
+            "UsageError: %lazy graph shows lazy tensors, and torch.ones(2) is on the "
+            "device cpu. Give a tensor on the device lazyrt, or leave the expression "
+            "out to see all that is pending. Lazy tensors here: x.",
+        ),
+        (
+            "%lazy ir [1, 2]",
+            "UsageError: %lazy ir shows lazy tensors, and [1, 2] is a list of int. Give "
+            "a tensor on the device lazyrt, or leave the expression out to see all that "
+            "is pending. Lazy tensors here: x.",
+        ),
+        (
+            "%lazy ir xx",
+            "UsageError: %lazy ir xx: name 'xx' is not defined. Did you mean x?",
+        ),
+        (
+            "%lazy ir x +",
+            "UsageError: %lazy ir takes one expression; 'x +' is none: invalid syntax.",
+        ),
+        (
+            "%lazy hlo --stable x",
+            "UsageError: %lazy hlo has no option --stable. Its only option is "
+            "--stablehlo.",
+        ),
+        (
+            "%lazy step mine",
+            "UsageError: %lazy step mine: 'mine' is not a number of steps. To run a "
+            "cell as a step, start it with %%lazy step mine.",
+        ),
+        (
+            "%lazy live x",
+            "UsageError: %lazy live takes nothing after it, but got 'x'.",
+        ),
+        (
+            "%%lazy graph\nx",
+            "UsageError: %%lazy graph is not a cell magic. %%lazy step [NAME] runs the "
+            "cell as one step; %lazy graph with one % is a line magic.",
+        ),
+    ],
+)
+def test_mistakes_are_explained(lab, capsys, source, message):
+    assert usage_error(lab, capsys, source) == message
+
+
+def test_without_the_runtime_the_error_says_what_to_import(shell, capsys, monkeypatch):
+    monkeypatch.setattr(magics.session, "runtime", lambda: None)
+    shell.run_line_magic("load_ext", "lazyviz")
+
+    assert usage_error(shell, capsys, "%lazy graph") == (
+        "UsageError: lazyrt is not imported, so there is no lazy device to look at. "
+        "Run `import lazyrt` and make tensors with device='lazyrt'."
+    )
+    shell.run_line_magic("unload_ext", "lazyviz")
+
+
+def test_an_error_of_the_expression_is_shown_as_it_is(lab, capsys):
+    run(lab, "%lazy ir 1 / 0")
+
+    assert "ZeroDivisionError: division by zero" in capsys.readouterr().out
+
+
+def test_help_lists_every_subcommand(lab, capsys):
+    text = magics.LazyMagics.lazy.__doc__
+
+    for command in magics._SUBCOMMANDS:
+        assert f"%lazy {command}" in text
+    run(lab, "%lazy?")
+    assert "Look into the lazy runtime" in capsys.readouterr().out
+
+
+NAMESPACE = {"loss": fake_tensor(1.0), "logits": fake_tensor(2.0), "n": 5, "_": 1}
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("%lazy ", sorted(magics._SUBCOMMANDS)),
+        ("%lazy st", ["status", "step"]),
+        ("%%lazy ", ["step"]),
+        ("%lazy graph ", ["logits", "loss"]),
+        ("%lazy graph los", ["loss"]),
+        ("%lazy hlo ", ["logits", "loss", "--stablehlo"]),
+        ("%lazy hlo --stablehlo l", ["logits", "loss"]),
+        ("%lazy live ", []),
+        ("%laz", None),
+        ("%lazy", None),
+        ("x = lazy ", None),
+        ("%lazyfish ", None),
+    ],
+)
+def test_completions(line, expected):
+    assert magics.completions(line, NAMESPACE) == expected
+
+
+def test_the_completer_offers_them(lab):
+    run(lab, "loss = x + 1")
+
+    def offered(line):
+        with provisionalcompleter():
+            found = lab.Completer.completions(line, len(line))
+            return [completion.text for completion in found]
+
+    assert offered("%lazy gr") == ["graph"]
+    assert offered("%lazy graph lo") == ["loss"]
+    assert offered("a = 1\n%lazy sta") == ["status"]

@@ -1,0 +1,140 @@
+import pytest
+
+from lazyviz.render.strip import Barrier
+from lazyviz.session import Session
+from tests.lazyviz import fakes
+
+
+@pytest.fixture
+def fake():
+    runtime = fakes.FakeRuntime()
+    yield runtime
+    for subscription in runtime.subscriptions:
+        subscription.close()
+
+
+@pytest.fixture
+def session(shell, fake):
+    session = Session(shell)
+    session.attach(fake)
+    yield session
+    session.close()
+
+
+def test_a_cell_without_activity_has_no_strip(session):
+    session.start_cell(1)
+
+    assert session.finish_cell(None) is None
+    assert list(session.cells) == []
+
+
+def test_a_cell_with_activity_is_recorded(session, fake):
+    session.start_cell(7)
+    fake.act(fakes.compiled(), fakes.started(), fakes.finished(), fakes.barrier())
+    strip = session.finish_cell(None)
+
+    assert (strip.compiles, strip.executions, strip.running) == (1, 1, 0)
+    assert strip.barriers == (Barrier(cause="read by .item()", site="", nodes=4),)
+    assert session.cells[-1].number == 7
+    assert session.cells[-1].strip == strip
+
+
+def test_events_between_cells_belong_to_none(session, fake):
+    fake.act(fakes.compiled())
+    session.start_cell(1)
+    fake.act(fakes.started())
+    strip = session.finish_cell(None)
+
+    assert (strip.compiles, strip.executions) == (0, 1)
+
+
+def test_executions_under_way_are_waited_for_a_moment_only(session, fake):
+    session.start_cell(1)
+    fake.running = 1
+    fake.act(fakes.started())
+    strip = session.finish_cell(None)
+
+    assert fake.waits == [0.2]
+    assert strip.running == 1
+
+
+def test_an_execution_that_ends_in_that_moment_counts(session, fake):
+    session.start_cell(1)
+    fake.running = 1
+    fake.act(fakes.started())
+
+    def wait(timeout_s):
+        fake.act(fakes.finished(duration_ns=9))
+        return True
+
+    fake.wait = wait
+    strip = session.finish_cell(None)
+
+    assert (strip.running, strip.execute_ns) == (0, 9)
+
+
+def test_errors_and_interrupts_are_named(session, fake):
+    session.start_cell(1)
+    fake.act()
+    failed = session.finish_cell(ValueError())
+    session.start_cell(2)
+    fake.act()
+    interrupted = session.finish_cell(KeyboardInterrupt())
+
+    assert (failed.error, failed.interrupted) == ("ValueError", False)
+    assert (interrupted.error, interrupted.interrupted) == ("KeyboardInterrupt", True)
+
+
+def test_the_last_thousand_cells_are_kept(session, fake):
+    for number in range(1_100):
+        session.start_cell(number)
+        fake.act()
+        session.finish_cell(None)
+
+    assert len(session.cells) == 1_000
+    assert session.cells[0].number == 100
+
+
+def test_the_phases_add_up_to_the_cells_time(session, fake):
+    session.start_cell(1)
+    fake.act(fakes.compiled(duration_ns=3_000))
+    strip = session.finish_cell(None)
+
+    assert strip.trace_ns + 3_000 <= strip.wall_ns
+    assert strip.compile_ns == 3_000
+
+
+def test_attaching_in_the_middle_of_a_cell_records_the_rest(shell, fake):
+    session = Session(shell)
+    session.start_cell(1)
+    session.attach(fake)
+    fake.act(fakes.started())
+
+    assert session.finish_cell(None).executions == 1
+    session.close()
+
+
+def test_a_closed_session_hears_nothing(session, fake):
+    session.start_cell(1)
+    session.close()
+    fake.act(fakes.compiled())
+
+    assert session.finish_cell(None) is None
+    assert list(session.cells) == []
+
+
+def test_steps_are_handed_out_as_copies(session, fake):
+    fake.act(fakes.started(step=3), fakes.barrier(step=3))
+
+    rows = session.steps
+    fake.act(fakes.finished(step=3))
+
+    assert rows[0].execute_ns is None
+    assert session.steps[0].execute_ns == 7_000
+
+
+def test_cells_are_found_by_the_file_name_of_their_code(shell, session):
+    name = shell.compile.cache("x = 1", 12)
+
+    assert session.cell_of_file(name) == 12
+    assert session.cell_of_file("train.py") is None

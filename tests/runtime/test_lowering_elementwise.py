@@ -1,0 +1,183 @@
+"""The lowerings of elementwise ops, foreach ops and conversions, against torch."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.runtime.oracle import Weak, check
+
+aten = torch.ops.aten
+
+FLOAT = torch.tensor([[0.5, -0.25, 0.75], [0.125, -0.875, 0.3]])
+INTEGER = torch.tensor([[3, -7, 2], [5, 1, -4]])
+BOOLEAN = torch.tensor([[True, False, True], [False, False, True]])
+SPECIAL = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 2.5, -2.5])
+
+UNARY = """abs acos acosh angle asin asinh atan atanh ceil cos cosh deg2rad digamma erf erfc erfinv
+    exp exp2 expm1 floor frac i0 lgamma log log10 log1p log2 logit neg rad2deg reciprocal round
+    rsqrt sgn sigmoid sign sin sinc sinh sqrt square tan tanh trunc isnan isinf isfinite
+    logical_not signbit""".split()
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_a_unary_op_agrees_with_torch_on_floats(name):
+    op = getattr(aten, name).default
+
+    check(op, FLOAT, rtol=1e-5, atol=1e-6)
+    check(op, SPECIAL, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_a_unary_op_agrees_with_torch_on_integers_and_half_types(name):
+    op = getattr(aten, name).default
+
+    if name not in {"frac", "logit"}:
+        check(op, INTEGER, rtol=1e-5, atol=1e-6)
+    check(op, FLOAT.bfloat16())
+
+
+BINARY = ["add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "maximum.default",
+          "minimum.default", "remainder.Tensor", "fmod.Tensor", "eq.Tensor", "lt.Tensor",
+          "ge.Tensor", "atan2.default", "fmax.default", "pow.Tensor_Tensor"]  # fmt: skip
+OPERANDS = [
+    (FLOAT, FLOAT + 1),
+    (FLOAT, torch.tensor([2.0, -1.5, 0.5])),
+    (INTEGER, torch.tensor([2, 3, -5])),
+    (INTEGER, FLOAT + 1),
+    (FLOAT, torch.tensor(2.0, dtype=torch.float64)),
+    (INTEGER.int(), torch.tensor(3)),
+    (FLOAT.bfloat16(), FLOAT.bfloat16() + 1),
+    (FLOAT.bfloat16(), FLOAT.half() + 1),
+]
+
+
+@pytest.mark.parametrize("op", BINARY)
+@pytest.mark.parametrize("case", range(len(OPERANDS)))
+def test_a_binary_op_promotes_and_computes_as_torch_does(op, case):
+    name, overload = op.split(".")
+    x, y = OPERANDS[case]
+    if name == "pow" and not y.is_floating_point():
+        y = y.abs()
+
+    check(getattr(getattr(aten, name), overload), x, y, rtol=None)
+
+
+@pytest.mark.parametrize("op", ["add", "sub", "mul", "div", "remainder", "pow", "eq", "lt"])
+@pytest.mark.parametrize("x", [FLOAT, INTEGER, FLOAT.bfloat16(), INTEGER.to(torch.uint8)])
+@pytest.mark.parametrize("number", [2, 2.5])
+@pytest.mark.parametrize("is_lifted", [False, True])
+def test_a_number_takes_part_in_promotion_as_a_number(op, x, number, is_lifted):
+    func = getattr(aten, op).Tensor_Scalar if op == "pow" else getattr(aten, op).Scalar
+
+    check(func, x, Weak(number) if is_lifted else number, jit=is_lifted)
+
+
+def test_a_number_in_the_place_of_a_tensor_is_no_tensor():
+    check(aten.mul.Tensor, INTEGER, 2)
+    check(aten.mul.Tensor, FLOAT.bfloat16(), 2.5)
+    check(aten.add.Tensor, INTEGER, Weak(1.5))
+    check(aten.add.Tensor, BOOLEAN, True)
+
+
+@pytest.mark.parametrize("op", ["logical_and", "logical_or", "logical_xor", "bitwise_and",
+                                "bitwise_or", "bitwise_xor", "add", "mul"])  # fmt: skip
+def test_booleans_combine_as_booleans(op):
+    packet = getattr(aten, op)
+    func = packet.Tensor if "Tensor" in packet.overloads() else packet.default
+
+    check(func, BOOLEAN, ~BOOLEAN)
+    check(func, BOOLEAN, INTEGER > 2)
+
+
+@pytest.mark.parametrize("mode", [None, "trunc", "floor"])
+@pytest.mark.parametrize("x", [FLOAT * 7, INTEGER])
+def test_division_rounds_as_it_is_told(mode, x):
+    divisor = torch.tensor([2, -3, 1]).to(x.dtype)
+
+    check(aten.div.Tensor_mode, x, divisor, rounding_mode=mode)
+    check(aten.div.Tensor_mode, SPECIAL, torch.tensor(2.0), rounding_mode=mode)
+    if mode == "floor":
+        check(aten.floor_divide.default, x, divisor)
+
+
+def test_division_by_zero_follows_ieee():
+    check(aten.div.Tensor, SPECIAL, torch.tensor(0.0))
+    check(aten.div.Tensor_mode, SPECIAL, torch.tensor(0.0), rounding_mode="floor")
+    check(aten.remainder.Tensor, SPECIAL, torch.tensor(0.0))
+
+
+@pytest.mark.parametrize("exponent", [0, 0.5, 1, 2, 3, -0.5, -1, -2, 2.5, 7, -3])
+def test_constant_powers_are_exact(exponent):
+    check(aten.pow.Tensor_Scalar, FLOAT.abs(), exponent, rtol=1e-6, atol=1e-7)
+    if exponent >= 0 and exponent == int(exponent):
+        check(aten.pow.Tensor_Scalar, INTEGER, int(exponent))
+
+
+def test_arithmetic_of_three_operands():
+    x, y, z = FLOAT, FLOAT + 1, FLOAT * 2 + 3
+
+    check(aten.lerp.Scalar, x, y, 0.75)
+    check(aten.lerp.Scalar, x, y, Weak(0.25))
+    check(aten.lerp.Tensor, x, y, z)
+    check(aten.addcmul.default, x, y, z, value=0.5)
+    check(aten.addcdiv.default, x, y, z, value=Weak(0.5))
+    check(aten.where.self, BOOLEAN, x, y)
+    check(aten.where.self, BOOLEAN, x, torch.tensor(1, dtype=torch.int64))
+    check(aten.masked_fill.Scalar, x, BOOLEAN, -math.inf)
+    check(aten.clamp.default, x, -0.1, 0.4)
+    check(aten.clamp.Tensor, x, torch.tensor(-0.1), None)
+    check(aten.nan_to_num.default, SPECIAL, 1.0, None, -3.0)
+
+
+def test_copies_and_fills_convert():
+    check(aten._to_copy.default, FLOAT * 9, dtype=torch.int32)
+    check(aten._to_copy.default, FLOAT * 9, dtype=torch.uint8)
+    check(aten._to_copy.default, FLOAT, dtype=torch.bool)
+    check(aten._to_copy.default, INTEGER, dtype=torch.bfloat16)
+    check(aten.copy.default, FLOAT, INTEGER[0])
+    check(aten.fill.Scalar, INTEGER, 2.75)
+    check(aten.fill.Tensor, FLOAT, torch.tensor(3))
+    check(aten.zero.default, FLOAT)
+
+
+def test_complex_numbers_come_apart_and_together():
+    z = torch.complex(FLOAT, FLOAT + 1)
+
+    check(aten.view_as_real.default, z)
+    check(aten.view_as_complex.default, torch.view_as_real(z))
+    check(aten.complex.default, FLOAT, FLOAT + 1)
+    check(aten.mul.Tensor, z, FLOAT)
+    check(aten.abs.default, z)
+    check(aten.angle.default, z)
+    check(aten._to_copy.default, FLOAT, dtype=torch.complex64)
+
+
+FOREACH = [
+    (aten._foreach_add.List, ([FLOAT, FLOAT[0]], [FLOAT + 1, FLOAT[1]]), {"alpha": 0.5}),
+    (aten._foreach_add.Scalar, ([FLOAT, INTEGER], Weak(0.5)), {}),
+    (aten._foreach_mul.ScalarList, ([FLOAT, FLOAT[0]], [2.0, Weak(0.5)]), {}),
+    (aten._foreach_mul.Tensor, ([FLOAT, FLOAT[0]], torch.tensor(0.5)), {}),
+    (aten._foreach_div.List, ([FLOAT, FLOAT[0]], [FLOAT + 2, FLOAT[1]]), {}),
+    (aten._foreach_sqrt.default, ([FLOAT.abs(), FLOAT[0].abs()],), {}),
+    (aten._foreach_lerp.Scalar, ([FLOAT], [FLOAT + 1], 0.9), {}),
+    (aten._foreach_addcmul.Scalar, ([FLOAT], [FLOAT], [FLOAT], 0.1), {}),
+    (aten._foreach_addcdiv.ScalarList, ([FLOAT] * 2, [FLOAT] * 2, [FLOAT + 2] * 2, [0.1, 0.2]), {}),
+    (aten._foreach_addcdiv.Tensor, ([FLOAT] * 2, [FLOAT] * 2, [FLOAT + 2] * 2,
+                                    torch.tensor([0.1, 0.2])), {}),
+    (aten._foreach_norm.Scalar, ([FLOAT, FLOAT[0]], 2), {}),
+    (aten._foreach_maximum.List, ([FLOAT], [FLOAT + 1]), {}),
+    (aten._foreach_maximum.Scalar, ([FLOAT], 0.25), {}),
+    (aten._foreach_clamp_max.Scalar, ([FLOAT], 0.25), {}),
+    (aten._foreach_pow.ScalarAndTensor, (0.9, [FLOAT]), {}),
+    (aten._foreach_neg.default, ([FLOAT, INTEGER],), {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", range(len(FOREACH)))
+def test_a_foreach_op_repeats_its_single_op(case):
+    func, args, kwargs = FOREACH[case]
+
+    check(func, *args, **kwargs)

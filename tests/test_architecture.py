@@ -1,0 +1,89 @@
+"""Rules about the code as a whole: who imports whom, and what an import costs."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+RUNTIME = ROOT / "runtime" / "lazyrt"
+LAZYVIZ = ROOT / "lazyviz"
+
+
+def imported_names(path):
+    """Yield every module that a file imports, at whatever depth of the code."""
+    for statement in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(statement, ast.Import):
+            yield from (alias.name for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom) and statement.module:
+            yield statement.module
+
+
+def imports_of(package, *forbidden):
+    return {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted(package.rglob("*.py"))
+        for name in imported_names(path)
+        if name.split(".")[0] in forbidden
+    }
+
+
+def python(code):
+    paths = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'runtime')!r}]\n"
+    done = subprocess.run(
+        [sys.executable, "-c", paths + code],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["lazyviz", "lazyviz.render.html", "lazyviz.render.layout", "lazyviz.render.text"],
+)
+def test_importing_what_shows_loads_none_of_the_heavy_packages(module):
+    loaded = python(f"import {module}; print(*sys.modules)")
+
+    assert not {"torch", "jax", "ipywidgets", "anywidget", "lazyrt"} & set(loaded)
+
+
+def test_importing_lazyviz_loads_not_even_ipython():
+    loaded = python(
+        "before = set(sys.modules); import lazyviz; print(*set(sys.modules) - before)"
+    )
+
+    assert {name.split(".")[0] for name in loaded} <= {
+        "lazyviz",
+        *sys.stdlib_module_names,
+    }
+
+
+def test_the_runtime_knows_nothing_of_what_shows_it():
+    assert imports_of(RUNTIME, "lazyviz", "IPython", "ipywidgets", "anywidget") == set()
+
+
+def test_drawing_is_pure_and_knows_nothing_of_shells_and_widgets():
+    allowed = {"render"}
+    found = {
+        f"{path.name}: {name}"
+        for path in (LAZYVIZ / "render").glob("*.py")
+        for name in imported_names(path)
+        if name.split(".")[0] in {"IPython", "ipywidgets", "anywidget", "torch", "jax"}
+        or (name.startswith("lazyviz.") and name.split(".")[1] not in allowed)
+    }
+
+    assert found == set()
+
+
+@pytest.mark.parametrize("package", [RUNTIME, LAZYVIZ])
+def test_files_are_part_of_a_package(package):
+    folders = {path.parent for path in package.rglob("*.py")}
+
+    assert {
+        str(f.relative_to(ROOT)) for f in folders if not (f / "__init__.py").exists()
+    } == set()
