@@ -8,7 +8,6 @@ one line of statistics with it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from lazyviz import session
@@ -16,6 +15,8 @@ from lazyviz.lazytensors import is_lazy
 from lazyviz.render import html, text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from IPython.core.interactiveshell import InteractiveShell
 
 _TENSOR = ("torch", "Tensor")

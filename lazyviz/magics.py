@@ -314,8 +314,11 @@ def _kind(value: object) -> str:
 def _run_in_place(shell: InteractiveShell, cell: str, number: int) -> None:
     """Run the body of a cell magic so that errors rise through and line numbers hold."""
     __tracebackhide__ = True
-    # The empty line stands for the magic's own: line 3 of the cell stays line 3.
-    source = "\n" + shell.transform_cell(cell)
+    # IPython drops empty lines at the start. With them and one for the magic's own line,
+    # line 3 of the cell stays line 3.
+    dropped = re.match(r"(?:[^\S\n]*\n)*", cell)
+    lead = "\n" + "\n" * (dropped[0].count("\n") if dropped else 0)
+    source = lead + shell.transform_cell(cell)
     name = shell.compile.cache(source, number)
     tree = shell.transform_ast(shell.compile.ast_parse(source, filename=name))
     body: list[Any] = tree.body

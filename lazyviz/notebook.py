@@ -5,6 +5,7 @@ No kernel is started and no package beside IPython is needed, so a run begins at
 
 from __future__ import annotations
 
+import atexit
 import io
 import json
 import sys
@@ -17,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
+from traitlets import Type
 from traitlets.config import Config
 
-from lazyviz import markdown
+from lazyviz import extension, markdown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -142,6 +144,8 @@ class _Publisher(DisplayPublisher):
 
 
 class _Shell(InteractiveShell):
+    displayhook_class = Type(_Hook)
+    display_pub_class = Type(_Publisher)
     ran: Ran
 
     def keep(self, output: Output) -> None:
@@ -208,8 +212,6 @@ def runner() -> Iterator[Runner]:
     config = Config()
     config.HistoryManager.enabled = False
     config.InteractiveShell.colors = "nocolor"
-    config.InteractiveShell.displayhook_class = _Hook
-    config.InteractiveShell.display_pub_class = _Publisher
     before = InteractiveShell._instance  # noqa: SLF001
     InteractiveShell.clear_instance()
     with tempfile.TemporaryDirectory() as folder:
@@ -218,7 +220,9 @@ def runner() -> Iterator[Runner]:
         try:
             yield Runner(shell)
         finally:
-            shell.run_line_magic("unload_ext", "lazyviz")
+            extension.unload(shell)
             _Shell.clear_instance()
             shell.atexit_operations()
+            atexit.unregister(shell.atexit_operations)
+            shell.restore_sys_module_state()
             InteractiveShell._instance = before  # noqa: SLF001

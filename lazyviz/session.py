@@ -157,6 +157,8 @@ class Session:
 
             cell.tally = Tally()
             cell.activity = self._runtime.activity()
+            # Equal code in two cells is one code object to the runtime: name it anew.
+            _name_cells(self._runtime, self.cell_of_file)
         self._running = cell
 
     def finish_cell(self, error: BaseException | None) -> Strip | None:
@@ -167,7 +169,7 @@ class Session:
         runtime = self._runtime
         if cell is None or cell.tally is None or runtime is None:
             return None
-        if runtime.activity() == cell.activity and not cell.tally.events:
+        if runtime.activity() == cell.activity and not cell.tally.seen:
             return None
         self._await_executions(runtime, cell)
         times = ended_ns - cell.started_ns, cell.tally

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field
 
 from lazyrt.observe import events
 from lazyviz.render.strip import Barrier, Fallback
 
 _MAX_REASONS = 8
+_MAX_EXECUTIONS = 16
 _MAX_OPEN_INTERVALS = 64
 
 
@@ -63,13 +65,13 @@ class Tally:
     """Running sums over one cell's events; `add` is called on whichever thread emits.
 
     Attributes:
-        events: How many events there were.
+        seen: How many events there were that the cell itself caused.
         executed_barriers: Barriers that ran something, so that what was pending before the
             cell no longer is.
         busy: Time in which the cell's own thread was not tracing.
     """
 
-    events: int = 0
+    seen: int = 0
     compiles: int = 0
     executions: int = 0
     execute_ns: int = 0
@@ -85,6 +87,12 @@ class Tally:
     busy: BusyTime = field(default_factory=BusyTime)
     reasons: dict[str, None] = field(default_factory=dict)
     thread: int = field(default_factory=threading.get_ident)
+    # End of a read's barrier or computation: until the value is copied, the host waits.
+    _awaited_since: int | None = None
+    _awaits_peek: bool = False
+    _executed: deque[tuple[int, int]] = field(
+        default_factory=lambda: deque(maxlen=_MAX_EXECUTIONS)
+    )
     _barriers: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     _fallbacks: dict[tuple[str, str], int] = field(default_factory=dict)
 
@@ -111,13 +119,15 @@ class Tally:
 
     def add(self, event: events.Event) -> None:
         """Count one event."""
-        self.events += 1
+        self.seen += not isinstance(event, events.ExecuteFinished)
         match event:
             case events.ExecuteStarted(purpose="step"):
                 self.executions += 1
             case events.ExecuteFinished(purpose="step", duration_ns=duration):
                 self.finished += 1
                 self.execute_ns += duration
+                end = time.perf_counter_ns()
+                self._executed.append((end - duration, end))
             case events.CacheHit():
                 self.cache_hits += 1
             case events.LoweringFinished(purpose="step", duration_ns=duration):
@@ -128,14 +138,14 @@ class Tally:
                 if event.reason and len(self.reasons) < _MAX_REASONS:
                     self.reasons[event.reason] = None
             case events.TensorMaterialised(duration_ns=duration):
+                self._awaited_since = self._busy(duration)
+                self._awaits_peek = event.strategy in {"slice", "op by op"}
                 # A value that an earlier peek or a barrier computed costs only its copy.
                 self.peeks += event.strategy in {"slice", "op by op"}
-                self.peek_ns += duration
-                self._busy(duration)
-            case events.TransferFinished(duration_ns=duration):
-                self.transfers += 1
-                self.transfer_ns += duration
-                self._busy(duration)
+                end = time.perf_counter_ns()
+                self.peek_ns += self._without_executions(end - duration, end)
+            case events.TransferFinished():
+                self._transfer(event)
             case events.FallbackUsed(op=op, site=site):
                 key = (op, str(site or ""))
                 self._fallbacks[key] = self._fallbacks.get(key, 0) + 1
@@ -149,8 +159,29 @@ class Tally:
         self.compiling.add(end - duration_ns, end)
         self._busy(duration_ns)
 
+    def _transfer(self, event: events.TransferFinished) -> None:
+        self.transfers += 1
+        self.transfer_ns += event.duration_ns
+        end = self._busy(event.duration_ns)
+        since, self._awaited_since = self._awaited_since, None
+        if event.direction == "to_host" and end is not None and since is not None:
+            self.busy.add(since, end)
+            if self._awaits_peek:
+                copy = end - event.duration_ns
+                self.peek_ns += self._without_executions(since, copy)
+        self._awaits_peek = False
+
+    def _without_executions(self, start_ns: int, end_ns: int) -> int:
+        """Return the part of a peek's time in which no step kept the device busy."""
+        waited = (
+            max(0, min(end_ns, end) - max(start_ns, start))
+            for start, end in self._executed
+        )
+        return max(0, end_ns - start_ns - sum(waited))
+
     def _barrier(self, event: events.BarrierFinished) -> None:
-        self._busy(event.duration_ns)
+        end = self._busy(event.duration_ns)
+        self._awaited_since = end if event.cause.startswith("read") else None
         if not event.executed:
             return
         self.executed_barriers += 1
@@ -158,7 +189,10 @@ class Tally:
         entry[0] += 1
         entry[1] += event.nodes
 
-    def _busy(self, duration_ns: int) -> None:
-        if threading.get_ident() == self.thread:
-            end = time.perf_counter_ns()
-            self.busy.add(end - duration_ns, end)
+    def _busy(self, duration_ns: int) -> int | None:
+        """Count time up to now; return now, or None on a thread that is not the cell's."""
+        if threading.get_ident() != self.thread:
+            return None
+        end = time.perf_counter_ns()
+        self.busy.add(end - duration_ns, end)
+        return end

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _FIRST = Path("notebooks") / "01_first_look.ipynb"
 _MAX_LINES = 14
+_MAX_TITLE = 60
 _RICH = ("text/html", "image/svg+xml", "image/png", "image/jpeg", "text/markdown")
 
 
@@ -39,8 +40,9 @@ def main(arguments: Sequence[str], out: TextIO | None = None) -> int:
         return 2
     output = options.output.absolute()
     started = time.perf_counter_ns()
-    sections, failed = _run(cells, path, out)
-    output.write_text(html.page_html(_title(cells, path), sections), encoding="utf-8")
+    title = _title(cells, path)
+    sections, failed = _run(cells, path, title, out)
+    output.write_text(html.page_html(title, sections), encoding="utf-8")
     took = text.duration(time.perf_counter_ns() - started)
     out.write(f"\n{'Stopped' if failed else 'Done'} after {took}. The page: {output}\n")
     return 1 if failed else 0
@@ -72,7 +74,7 @@ def _title(cells: Sequence[notebook.Cell], path: Path) -> str:
 
 
 def _run(
-    cells: Sequence[notebook.Cell], path: Path, out: TextIO
+    cells: Sequence[notebook.Cell], path: Path, title: str, out: TextIO
 ) -> tuple[list[tuple[str, str]], bool]:
     """Return the page's sections and whether a cell failed that should not."""
     total = sum(cell.kind == "code" for cell in cells)
@@ -82,12 +84,13 @@ def _run(
     with contextlib.chdir(path.parent), notebook.runner() as runner:
         for cell in cells:
             if cell.kind == "markdown":
-                sections.append(("", markdown.to_html(cell.source)))
+                body = cell.source.removeprefix(f"# {title}\n")
+                sections.append(("", markdown.to_html(body)))
                 continue
             number += 1
-            title = cell.heading if cell.heading != heading else "..."
+            what = cell.heading if cell.heading != heading else _first_line(cell)
             heading = cell.heading
-            out.write(f"[{number}/{total}] {title}\n")
+            out.write(f"[{number}/{total}] {what}\n")
             out.flush()
             ran = runner.run(cell.source)
             failed = ran.error is not None and not cell.may_fail
@@ -98,6 +101,11 @@ def _run(
             if failed:
                 return sections, True
     return sections, False
+
+
+def _first_line(cell: notebook.Cell) -> str:
+    line = cell.source.strip().splitlines()[0]
+    return line if len(line) <= _MAX_TITLE else line[: _MAX_TITLE - 3] + "..."
 
 
 def _indented(shown: str, *, whole: bool) -> str:

@@ -180,7 +180,7 @@ def strip_notes(strip: Strip) -> list[str]:
     return [
         *map(barrier_text, strip.barriers),
         *map(fallback_text, strip.fallbacks),
-        *(f"compiled because {reason}" for reason in strip.reasons),
+        *(f"compiled: {reason}" for reason in strip.reasons),
     ]
 
 

@@ -26,8 +26,11 @@ from __future__ import annotations
 from lazyrt import errors
 from lazyrt.api import (
     activity,
+    begin_cell,
+    clear_caches,
     counters,
     device,
+    fallback,
     in_flight,
     is_pending,
     live_tensors,
@@ -46,12 +49,13 @@ from lazyrt.config import config
 from lazyrt.control.step import step
 from lazyrt.errors import LazyRuntimeError
 from lazyrt.ir.graph import Graph
+from lazyrt.lowering.registry import lowers
 from lazyrt.observe.events import subscribe
 from lazyrt.observe.live_report import LiveTensor
 
 __all__ = [
-    "Graph", "LazyRuntimeError", "LiveTensor", "activity", "config", "counters", "device",
-    "errors", "in_flight", "is_pending", "live_tensors", "mark_step", "materialise",
-    "metrics_report", "pending_graph", "plan", "reset_counters", "snapshot", "stand_in", "step",
-    "subscribe", "sync", "wait",
+    "Graph", "LazyRuntimeError", "LiveTensor", "activity", "begin_cell", "clear_caches", "config",
+    "counters", "device", "errors", "fallback", "in_flight", "is_pending", "live_tensors",
+    "lowers", "mark_step", "materialise", "metrics_report", "pending_graph", "plan",
+    "reset_counters", "snapshot", "stand_in", "step", "subscribe", "sync", "wait",
 ]  # fmt: skip

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from lazyrt.control import automatic
-from lazyrt.execution import watcher
-from lazyrt.execution.executor import barrier, pending_roots
+from lazyrt.execution import cache, compiler, watcher
+from lazyrt.execution.executor import barrier, clear_plans, pending_roots
+from lazyrt.execution.peek import forget_slices
 from lazyrt.frontend import device as _device
 from lazyrt.frontend import reads, record
 from lazyrt.frontend.buffers import state_of
@@ -102,6 +103,44 @@ def counters() -> Counters:
 def reset_counters() -> None:
     """Start all counts and timings again from zero; caches stay."""
     metrics.reset()
+
+
+def begin_cell() -> None:
+    """Let ops recorded from now on show the lines that record them.
+
+    Equal ops are one node, which keeps the line that recorded it first. An interactive shell
+    calls this before each cell, so that a cell never shows the line of another one. Costs the
+    next ops the price of new ones; fingerprints and executables stay.
+    """
+    record.begin_run()
+
+
+def clear_caches(*, memory: bool = True, disk: bool = False) -> None:
+    """Forget executables: the next step compiles again, or reads from disk.
+
+    Args:
+        memory: Those that this process holds.
+        disk: Those in `config.cache_dir`, for every process of this user.
+    """
+    with lock:
+        if memory:
+            compiler.clear_memory()
+            clear_plans()
+            forget_slices()
+        if disk:
+            cache.clear()
+
+
+def fallback(name: str) -> None:
+    """Run an op on the CPU from now on, for comparison or to get around its lowering.
+
+    Args:
+        name: Qualified name of the functional overload, such as `aten.gelu.default`.
+
+    Raises:
+        UsageError: There is no such op.
+    """
+    record.force_fallback(name)
 
 
 def metrics_report() -> str:

@@ -7,14 +7,20 @@ import sys
 import pytest
 
 import lazyrt
+from lazyrt.execution.compiler import clear_memory
+from lazyrt.execution.executor import clear_plans
+from lazyrt.execution.peek import forget_slices
 
 
 @pytest.fixture
 def clean_runtime(monkeypatch):
-    """Yield lazyrt with nothing pending, zero counters, and no executables on disk."""
+    """Yield lazyrt with nothing pending, zero counters, and no executables."""
     monkeypatch.setattr(lazyrt.config, "cache_dir", None)
     lazyrt.mark_step()
     lazyrt.wait()
+    clear_memory()
+    clear_plans()
+    forget_slices()
     lazyrt.reset_counters()
     yield lazyrt
     for name in ("last_value", "last_traceback", "last_type", "last_exc"):
@@ -33,4 +39,5 @@ def lab(shell, clean_runtime):
     yield shell
     if "lazyviz" in shell.extension_manager.loaded:
         shell.run_line_magic("unload_ext", "lazyviz")
-    shell.reset(new_session=False)
+    for name in [name for name in shell.user_ns if not name.startswith("__")]:
+        del shell.user_ns[name]

@@ -208,6 +208,14 @@ def test_a_read_names_its_cause_and_line(lab):
     assert "  ran 2 ops here: read by .item() at cell 4 line 3" in strip.splitlines()
 
 
+def test_equal_cells_are_told_apart(lab):
+    run(lab, "(x * 2).sum().item()")
+    run(lab, "(x * 2).sum().item()")
+
+    sites = [strip.splitlines()[1].rsplit(" at ", 1)[1] for strip in strips(lab)]
+    assert sites == ["cell 4 line 1", "cell 5 line 1"]
+
+
 def test_the_strip_follows_the_traceback(lab, capsys):
     run(lab, "y = x + 1\nraise ValueError('bad')")
 

@@ -97,8 +97,7 @@ def test_an_empty_graph_says_so(lab):
 def test_a_value_that_is_lost_shows_why(lab, capsys):
     run(
         lab,
-        "def f(t):\n    hidden = t * 5\n    raise ValueError(hidden)\n"
-        "f(x)",
+        "def f(t):\n    hidden = t * 5\n    raise ValueError(hidden)\nf(x)",
     )
     run(lab, "import sys; t = sys.last_value.args[0]")
     run(lab, "z = x + 1; lazyrt.mark_step()")

@@ -15,7 +15,7 @@ def printed(shell, source):
     """Return what a magic displays, without the strip."""
     shell.display_pub.outputs.clear()
     run(shell, source)
-    return [text for text in displayed(shell) if "live tensor\n" not in text][0]
+    return next(text for text in displayed(shell) if "live tensor\n" not in text)
 
 
 def usage_error(shell, capsys, source):
@@ -31,10 +31,12 @@ def test_status_tells_what_is_pending_and_what_ran(lab):
 
     assert lines[1:] == [
         "now: 1 pending op · 3 live tensors",
-        "so far: 1 compile · 1 execution" + lines[2][31:],
+        "so far: 2 compiles · 2 executions",
         "last barrier: 1 op, mark_step() at cell 4 line 2",
-        "settings: read_policy=barrier, barrier_after_optimizer=True, "
-        "max_pending_nodes=200000",
+        (
+            "settings: read_policy=barrier, barrier_after_optimizer=True, "
+            "max_pending_nodes=200000"
+        ),
     ]
     assert printed(lab, "%lazy status") == "\n".join(lines)
 
@@ -112,7 +114,7 @@ def test_live_groups_equal_tensors(lab):
 
     lines = printed(lab, "%lazy live").splitlines()
 
-    assert lines[0].split() == "tensors type size state op made at".split()
+    assert lines[0].split() == ["tensors", "type", "size", "state", "op", "made", "at"]
     assert any("pending" in line and "cell 4 line 1" in line for line in lines)
     assert lines[-1] == "2 live tensors, 48 bytes"
 
@@ -149,7 +151,9 @@ def test_a_cell_runs_as_one_step(lab):
     run(lab, "%%lazy step train\ny = x + 1\n\ny.shape")
 
     lines = displayed(lab)[0].splitlines()
-    assert lines[0].startswith("0 pending ops · 2 live tensors · 1 step · compiled 1 in")
+    assert lines[0].startswith(
+        "0 pending ops · 2 live tensors · 1 step · compiled 1 in"
+    )
     assert lines[1].startswith("  ran 1 op here: end of step train")
     assert lab.user_ns["_"] == lab.user_ns["y"].shape
 
@@ -184,20 +188,26 @@ def test_ops_of_a_step_cell_have_the_cells_lines(lab):
     [
         (
             "%lazy grph",
-            "UsageError: %lazy has no subcommand 'grph'. Did you mean %lazy graph? "
-            "It has status, graph, ir, hlo, metrics, live, step, on, off.",
+            (
+                "UsageError: %lazy has no subcommand 'grph'. Did you mean %lazy graph? "
+                "It has status, graph, ir, hlo, metrics, live, step, on, off."
+            ),
         ),
         (
             "%lazy graph torch.ones(2)",
-            "UsageError: %lazy graph shows lazy tensors, and torch.ones(2) is on the "
-            "device cpu. Give a tensor on the device lazyrt, or leave the expression "
-            "out to see all that is pending. Lazy tensors here: x.",
+            (
+                "UsageError: %lazy graph shows lazy tensors, and torch.ones(2) is on the "
+                "device cpu. Give a tensor on the device lazyrt, or leave the expression "
+                "out to see all that is pending. Lazy tensors here: x."
+            ),
         ),
         (
             "%lazy ir [1, 2]",
-            "UsageError: %lazy ir shows lazy tensors, and [1, 2] is a list of int. Give "
-            "a tensor on the device lazyrt, or leave the expression out to see all that "
-            "is pending. Lazy tensors here: x.",
+            (
+                "UsageError: %lazy ir shows lazy tensors, and [1, 2] is a list of int. Give "
+                "a tensor on the device lazyrt, or leave the expression out to see all that "
+                "is pending. Lazy tensors here: x."
+            ),
         ),
         (
             "%lazy ir xx",
@@ -209,13 +219,17 @@ def test_ops_of_a_step_cell_have_the_cells_lines(lab):
         ),
         (
             "%lazy hlo --stable x",
-            "UsageError: %lazy hlo has no option --stable. Its only option is "
-            "--stablehlo.",
+            (
+                "UsageError: %lazy hlo has no option --stable. Its only option is "
+                "--stablehlo."
+            ),
         ),
         (
             "%lazy step mine",
-            "UsageError: %lazy step mine: 'mine' is not a number of steps. To run a "
-            "cell as a step, start it with %%lazy step mine.",
+            (
+                "UsageError: %lazy step mine: 'mine' is not a number of steps. To run a "
+                "cell as a step, start it with %%lazy step mine."
+            ),
         ),
         (
             "%lazy live x",
@@ -223,8 +237,10 @@ def test_ops_of_a_step_cell_have_the_cells_lines(lab):
         ),
         (
             "%%lazy graph\nx",
-            "UsageError: %%lazy graph is not a cell magic. %%lazy step [NAME] runs the "
-            "cell as one step; %lazy graph with one % is a line magic.",
+            (
+                "UsageError: %%lazy graph is not a cell magic. %%lazy step [NAME] runs the "
+                "cell as one step; %lazy graph with one % is a line magic."
+            ),
         ),
     ],
 )

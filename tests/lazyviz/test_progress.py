@@ -14,13 +14,6 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def terminal(monkeypatch):
-    stream = Terminal()
-    monkeypatch.setattr(sys, "stderr", stream)
-    return stream
-
-
-@pytest.fixture
 def notebook(shell):
     shell.add_traits()
     object.__setattr__(shell, "kernel", object())
@@ -34,7 +27,9 @@ def published(shell):
     ]
 
 
-def test_a_terminal_shows_one_line_and_takes_it_away(shell, terminal):
+def test_a_terminal_shows_one_line_and_takes_it_away(shell, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
     progress = Progress(shell)
 
     assert progress.take(fakes.progress())

@@ -1,5 +1,6 @@
 import pytest
 
+from lazyrt.observe import events
 from lazyviz.render.strip import Barrier
 from lazyviz.session import Session
 from tests.lazyviz import fakes
@@ -46,6 +47,16 @@ def test_events_between_cells_belong_to_none(session, fake):
     strip = session.finish_cell(None)
 
     assert (strip.compiles, strip.executions) == (0, 1)
+
+
+def test_an_execution_that_ends_in_an_idle_cell_is_not_the_cells(session, fake):
+    session.start_cell(1)
+    fake.act(fakes.started())
+    session.finish_cell(None)
+    session.start_cell(2)
+    events.emit(fakes.finished())
+
+    assert session.finish_cell(None) is None
 
 
 def test_executions_under_way_are_waited_for_a_moment_only(session, fake):

@@ -1,4 +1,5 @@
 import threading
+import time
 
 import pytest
 
@@ -113,6 +114,35 @@ def test_a_barrier_around_its_compile_is_not_counted_twice():
     )
 
     assert 1_900_000_000 < tally.busy.total_ns < 2_100_000_000
+
+
+def test_waiting_for_a_value_is_not_tracing():
+    tally = Tally()
+    read = events.TransferFinished(direction="to_host", nbytes=4, duration_ns=1_000)
+
+    tally.add(fakes.barrier())
+    time.sleep(0.02)
+    tally.add(read)
+    assert tally.busy.total_ns > 20_000_000
+    assert tally.peek_ns == 0
+
+    time.sleep(0.02)
+    tally.add(read)
+    assert tally.busy.total_ns < 40_000_000
+
+
+def test_waiting_for_a_peek_is_the_peeks():
+    tally = Tally()
+
+    tally.add(
+        events.TensorMaterialised(
+            node_id=1, strategy="slice", nodes=1, reused=0, duration_ns=1_000
+        )
+    )
+    time.sleep(0.02)
+    tally.add(events.TransferFinished(direction="to_host", nbytes=4, duration_ns=1_000))
+
+    assert 20_000_000 < tally.peek_ns < tally.busy.total_ns + 1_000
 
 
 def test_other_threads_do_not_take_time_from_the_cell():

@@ -112,7 +112,8 @@ def check(
     """Assert that an op's lowering gives what torch gives: values, dtypes, shapes."""
     plain = [_plain(arg) for arg in args]
     with torch.no_grad():
-        expected = flatten(func(*plain, **kwargs))
+        named = {name: _plain(arg) for name, arg in kwargs.items()}
+        expected = flatten(func(*plain, **named))
     found = lowered(func, args, kwargs, outs=expected, jit=jit)
     compare(found, expected, rtol=rtol, atol=atol)
 

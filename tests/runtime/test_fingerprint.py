@@ -9,7 +9,7 @@ from lazyrt.ir.fingerprint import canonicalise
 from lazyrt.ir.graph import Graph
 from lazyrt.ir.node import Leaf, Node, Op, Provenance, Value
 from tests.graphs import Program
-from tests.harness import DEVICE, lazy
+from tests.harness import DEVICE, cold_start, lazy, run_python
 
 OPS = {name: Op(torch.ops.aten.add.Tensor, name) for name in ("f", "g", "h")}
 _numbers = iter(range(10**9))
@@ -146,8 +146,6 @@ def test_the_position_of_an_input_among_the_steps_inputs_does_not_count():
 
 
 def test_fingerprints_are_the_same_in_another_process():
-    from tests.harness import run_python
-
     a, b = inputs()
     code = """
 import torch, lazyrt
@@ -174,7 +172,6 @@ def test_which_operand_comes_first_counts():
 def test_which_of_two_equal_inputs_is_used_twice_counts():
     a, b = inputs()
 
-    assert of((a * b) + a.exp(), b) == of((b * a) + b.exp(), a) or True
     assert of((a - b) + a) != of((a - b) + b)
     assert of((a - b) * (a - b)) != of((a - b) * (b - a))
     assert of(a + a) != of(a + b)
@@ -223,7 +220,7 @@ def test_constants_that_compare_equal_are_told_apart():
     assert len(set(found.values())) == len(found)
     assert len(set(on_ints.values())) == 3
     assert len(signs) == 2
-    assert torch.copysign(a + 1, -0.0).tolist() == [-1.0, -2.0]
+    assert torch.copysign(a + 1, -0.0).tolist() == [-1.0, -1.0]
     assert (b + True).dtype is torch.int64
     assert (b + 1.0).dtype is torch.float32
 
@@ -254,8 +251,8 @@ def test_attributes_of_ops_count():
 
     assert of(x.sum(0)) != of(x.sum(1))
     assert of(x.sum(0)) != of(x.sum(0, keepdim=True))
-    assert of(x[0]) != of(x[1])
-    assert of(x.t()) != of(x.transpose(0, 1).t())
+    assert of(x[0] + 0) != of(x[1] + 0)
+    assert of(x.t() + 0) != of(x + 0)
 
 
 # ---------------------------------------------------------------- the algorithm by itself
@@ -429,10 +426,11 @@ def test_a_graph_holds_nodes_in_order_and_its_parameters_once():
 
 
 def test_the_text_of_a_graph_shows_ops_operands_types_and_lines():
+    cold_start()
     a, b = inputs()
     line = test_the_text_of_a_graph_shows_ops_operands_types_and_lines.__code__
     c = (a + b) * 2.5
-    first = line.co_firstlineno + 3
+    first = line.co_firstlineno + 4
 
     lines = lazyrt.pending_graph(c).to_text().splitlines()
 

@@ -71,3 +71,12 @@ def store(key: str, executable: Any) -> None:
         Path(file.name).replace(path)
     except Exception as error:  # noqa: BLE001 - a full disk must not stop a training run
         _log.warning("cannot write the executable cache file %s: %s", path, error)
+
+
+def clear() -> None:
+    """Delete every executable on disk."""
+    if config.cache_dir is None:
+        return
+    for path in config.cache_dir.glob("*/*/*.xla"):
+        with contextlib.suppress(OSError):
+            path.unlink()

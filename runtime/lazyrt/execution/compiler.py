@@ -22,7 +22,7 @@ from lazyrt.errors import LoweringError
 from lazyrt.execution import cache
 from lazyrt.ir.fingerprint import Canonical
 from lazyrt.lowering.emit import argument_types, emit_text, interpret, result_types
-from lazyrt.lowering.spec import Spec
+from lazyrt.lowering.spec import Spec, forget_executables
 from lazyrt.observe import events
 from lazyrt.observe.events import Purpose
 
@@ -152,6 +152,7 @@ def clear_memory() -> None:
     """Forget the executables in memory; those on disk stay."""
     with _lock:
         _executables.clear()
+    forget_executables()
 
 
 def _compile_by_interpretation(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,8 @@ from lazyrt.observe.events import Site
 # local variable and getrefcount's argument.
 _OWN_REFERENCES = 4
 _MAX_PLANS = 20_000
+_MAX_RECENT = 32
+_MAX_SEEN = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,8 @@ class Plan:
 
 
 _plans: dict[Any, Plan] = {}
-_last_graph: Canonical | None = None
+_recent: deque[Canonical] = deque(maxlen=_MAX_RECENT)
+_seen: set[str] = set()
 
 
 def barrier(cause: str, site: Site | None = None) -> bool:
@@ -72,10 +76,10 @@ def barrier(cause: str, site: Site | None = None) -> bool:
     """
     with lock:
         start = time.perf_counter_ns()
-        live, wanted = _collect()
-        nodes = 0
+        live, wanted, kept = _collect()
+        number, nodes = pending.number, 0
         if wanted:
-            donated = _donated()
+            donated = _donated(kept)
             plan = _plan(wanted, donated, start)
             nodes = len(plan.graph.nodes)
             with deferred_interrupt():
@@ -86,7 +90,7 @@ def barrier(cause: str, site: Site | None = None) -> bool:
         pending.activity += bool(wanted)
         events.emit(
             events.BarrierFinished(
-                step=pending.number, cause=cause, site=site, nodes=nodes, roots=len(wanted),
+                step=number, cause=cause, site=site, nodes=nodes, roots=len(wanted),
                 executed=bool(wanted), duration_ns=time.perf_counter_ns() - start,
             )  # fmt: skip
         )
@@ -104,21 +108,27 @@ def clear_plans() -> None:
     _plans.clear()
 
 
-def _collect() -> tuple[list[Buffer], dict[Value, int]]:
-    """Return the live pending buffers, and their values numbered."""
+def _collect() -> tuple[list[Buffer], dict[Value, int], set[int]]:
+    """Return the live buffers, their pending values numbered, and the inputs that become data.
+
+    A buffer whose value is another one's input takes that data as its own.
+    """
     live: list[Buffer] = []
     wanted: dict[Value, int] = {}
+    kept: set[int] = set()
     for buffer in pending.live():
         value = buffer.value
         if value is None:
             continue
         live.append(buffer)
-        if value.node is not None and value not in wanted:
+        if value.node is None:
+            kept.add(value.position)  # type: ignore[attr-defined]
+        elif value not in wanted:
             wanted[value] = len(wanted)
-    return live, wanted
+    return live, wanted, kept
 
 
-def _donated() -> tuple[int, ...]:
+def _donated(kept: set[int]) -> tuple[int, ...]:
     """Return the inputs whose memory the results may take.
 
     Those are the inputs whose buffer this step overwrites, when nobody else holds the data.
@@ -131,6 +141,8 @@ def _donated() -> tuple[int, ...]:
         if buffer is None or buffer.value is None or buffer.value.node is None:
             continue
         data = inputs[position]
+        if position in kept:
+            continue
         if buffer.data is data and count(data) <= _OWN_REFERENCES:
             found.append(position)
     return tuple(found)
@@ -165,7 +177,6 @@ def _tell_captured(graph: Canonical, roots: int, start: int, *, hit: bool) -> No
 
 
 def _make_plan(wanted: dict[Value, int], donated: tuple[int, ...], start: int) -> Plan:
-    global _last_graph
     graph = canonicalise(wanted)
     positions = tuple(leaf.position for leaf in graph.data)
     given_up = frozenset(donated)
@@ -176,11 +187,11 @@ def _make_plan(wanted: dict[Value, int], donated: tuple[int, ...], start: int) -
         executable = known
         events.emit(events.CacheHit(fingerprint=graph.fingerprint, step=pending.number))
     else:
-        reason = explain(graph, _last_graph)
+        reason = explain(graph, _recent, dropped=graph.fingerprint in _seen)
         executable = compiler.compile_graph(
             graph, donated_args, fast=False, purpose="step", reason=reason
         )
-    _last_graph = graph
+    _note(graph)
     rank = {root: k for k, root in enumerate(graph.roots)}
     return Plan(
         executable,
@@ -192,6 +203,15 @@ def _make_plan(wanted: dict[Value, int], donated: tuple[int, ...], start: int) -
         tuple(rank[value] for value in wanted),
         len(donated_args),
     )
+
+
+def _note(graph: Canonical) -> None:
+    """Remember a graph for explaining the next new one."""
+    if graph.fingerprint not in _seen:
+        _recent.append(graph)
+        if len(_seen) > _MAX_SEEN:
+            _seen.clear()
+        _seen.add(graph.fingerprint)
 
 
 def _indices(leaves: tuple[Leaf, ...]) -> Any:

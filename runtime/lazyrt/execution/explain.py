@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from lazyrt.ir.fingerprint import Canonical
 from lazyrt.ir.node import Node, type_text
 
 _SHOWN = 3
+# Below this similarity a comparison would list everything.
+_RELATED = 0.5
 _CREATION = ("aten.zeros_like", "aten.full", "aten.zeros", "aten.ones_like", "aten.zero.")
 
 
-def explain(graph: Canonical, before: Canonical | None) -> str:
+def explain(graph: Canonical, known: Iterable[Canonical], *, dropped: bool = False) -> str:
     """Return why `graph` had to be compiled; never empty.
 
     Args:
         graph: The graph of this step.
-        before: The graph of the step before, None if this is the first.
+        known: Graphs of earlier steps; the most similar one is compared, the newest of equals.
+        dropped: Whether this very graph was compiled before.
     """
-    if before is None:
+    if dropped:
+        return (
+            "its executable is not in memory any more, or the step overwrites other inputs "
+            "than before"
+        )
+    candidates = list(known)
+    if not candidates:
         return "the first graph of this process"
-    if graph.fingerprint == before.fingerprint:
-        return "the same graph as before, with other inputs overwritten by the step"
+    similarity, _, before = max(
+        ((_similarity(graph, candidate), age, candidate)
+         for age, candidate in enumerate(candidates)),
+        key=lambda entry: entry[:2],
+    )  # fmt: skip
+    if similarity < _RELATED:
+        return f"a program not seen before{_first_site(graph)}"
     reasons = [
         *_state_became_input(graph, before),
         *_lifted(graph, before),
@@ -32,6 +47,20 @@ def explain(graph: Canonical, before: Canonical | None) -> str:
     if not reasons:
         reasons = [_first_difference(graph, before)]
     return "; ".join(reasons[:_SHOWN])
+
+
+def _similarity(one: Canonical, other: Canonical) -> float:
+    """Return which share of the larger graph's ops the other has too, 0 to 1."""
+    ours = Counter(node.op.name for node in one.nodes)
+    theirs = Counter(node.op.name for node in other.nodes)
+    shared = sum((ours & theirs).values())
+    return shared / max(len(one.nodes), len(other.nodes), 1)
+
+
+def _first_site(graph: Canonical) -> str:
+    sites = (node.provenance.site for node in graph.nodes)
+    site = next((site for site in sites if site is not None), None)
+    return f": {len(graph.nodes)} ops, the first at {site}" if site else ""
 
 
 def _state_became_input(graph: Canonical, before: Canonical) -> list[str]:
@@ -53,6 +82,8 @@ def _lifted(graph: Canonical, before: Canonical) -> list[str]:
     more = len(graph.floats) + len(graph.ints) - len(before.floats) - len(before.ints)
     if more <= 0:
         return []
+    if more == 1:
+        return ["a Python number that varies is an input from now on"]
     return [f"{more} Python numbers that vary are inputs from now on"]
 
 

@@ -28,7 +28,7 @@ from lazyrt.frontend.torch_compat import (
     reshape_alias,
 )
 from lazyrt.errors import DeviceError
-from lazyrt.ir.live import Buffer, float_leaf, leaf_of, lock, pending, random_leaf
+from lazyrt.ir.live import Buffer, float_leaf, leaf_of, lock, pending, random_leaf, undo_random
 from lazyrt.ir.node import Op, Value
 from lazyrt.lowering import dynamic
 from lazyrt.observe import events
@@ -160,7 +160,7 @@ class _Source:
         self.scope: dict[str, Any] = {
             "op": op, "cache": op.cache, "miss": miss, "leaf_of": leaf_of, "func": func,
             "component": component, "Buffer": Buffer, "create": create_empty_tensor,
-            "RA": reshape_alias, "CPU_KEYS": CPU_KEYS, "buffers": pending.buffers, "lock": lock,
+            "RA": reshape_alias, "CPU_KEYS": CPU_KEYS, "buffers": pending.buffers, "pending": pending, "lock": lock,
             "emit": emit, "random_leaf": random_leaf, "FallbackNeeded": FallbackNeeded,
             "run_on_cpu": run_on_cpu, "listeners": events.op_listeners, "View": View,
             "note": record.note_recorded, "float_leaf": float_leaf, "config": config,
@@ -256,7 +256,18 @@ class _Source:
             "r = cache.get(key)",
             "if r is None:",
             f"  try: r = miss(op, key{extra})",
-            f"  except FallbackNeeded as e: return {self.fallback()}",
+            *self._handlers(),
+        ]
+
+    def _handlers(self) -> list[str]:
+        """Lines that hand over to the CPU; a failed random op gives its state back."""
+        if not self.scope["op"].is_random:
+            return [f"  except FallbackNeeded as e: return {self.fallback()}"]
+        self.scope["undo_random"] = undo_random
+        return [
+            "  except FallbackNeeded as e:",
+            f"    undo_random(); return {self.fallback()}",
+            "  except BaseException: undo_random(); raise",
         ]
 
     def build(self, lines: list[str]) -> Kernel:
@@ -270,7 +281,7 @@ class _Source:
 
 _AFTER = [
     "if listeners: note(r)",
-    "if len(buffers) > config.max_pending_nodes > 0: over_limit()",
+    "if len(buffers) + pending.writes > config.max_pending_nodes > 0: over_limit()",
 ]
 
 
@@ -342,7 +353,15 @@ def _list_in_place(source: _Source, func: torch._ops.OpOverload) -> Kernel:
         f"  return one_by_one(func, [{', '.join(source.names)}])",
     ]
     source.scope.update(shares=_shares, one_by_one=_one_by_one)
-    return source.build([*source.look_up(called=True), "write_all(a0, r)", *_AFTER, "return None"])
+    names = ", ".join(source.names[p] for p in lists)
+    everything = ", ".join(source.names)
+    lines = source.look_up(called=True)
+    # Tensors that overlap without being equal have values that were not seen together before.
+    lines.insert(
+        lines.index("if r is None:") + 1,
+        f"  if shares([{names}]): return one_by_one(func, [{everything}])",
+    )
+    return source.build([*lines, "write_all(a0, r)", *_AFTER, "return None"])
 
 
 def _shares(lists: list[Any]) -> bool:

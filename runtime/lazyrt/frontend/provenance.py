@@ -45,6 +45,15 @@ def set_cell_namer(namer: Callable[[str], int | None] | None) -> None:
     _sites.clear()
 
 
+def add_library(folder: str) -> None:
+    """Count the code in a folder as library code: its lines are nobody's."""
+    global _library_roots
+    root = folder.rstrip("/") + "/"
+    if root not in _library_roots:
+        _library_roots = (*_library_roots, root)
+        _library_code.clear()
+
+
 def user_site(depth: int = 1) -> Site | None:
     """Return the innermost frame of the user's code, `depth` frames up or farther."""
     frame: FrameType | None = sys._getframe(depth)

@@ -15,6 +15,7 @@ from lazyrt.execution import transfer, watcher
 from lazyrt.execution.executor import barrier
 from lazyrt.execution.peek import peek_value
 from lazyrt.frontend import provenance
+from lazyrt.frontend.infer import call_arguments
 from lazyrt.frontend.buffers import State, View, state_of, value_of
 from lazyrt.frontend.torch_compat import is_lazy
 from lazyrt.ir.live import Buffer, Lost, lock, pending
@@ -44,7 +45,7 @@ def peek(tensor: torch.Tensor, site: Site | None = None) -> torch.Tensor:
     with lock:
         state = state_of(tensor)
         data = _known_data(state)
-        if data is None and isinstance(state, View) and state.base.value is None:
+        if data is None and isinstance(state, View) and not state.is_pending:
             return _view_on_host(state, site)
         if data is None:
             value = state.value
@@ -163,7 +164,8 @@ def _view_on_host(view: View, site: Site | None) -> torch.Tensor:
     pending.activity += 1
     for link in reversed(chain):
         args = [list(arg) if arg.__class__ is tuple else arg for arg in link.args]
-        host = link.op.func(host, *args)
+        positional, keywords = call_arguments(link.op.func, [host, *args])
+        host = link.op.func(*positional, **keywords)
     return host.clone()
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
+from lazyrt.errors import UsageError
 from lazyrt.frontend import infer, provenance, scalars
 from lazyrt.frontend import positions as positions_of_slices
 from lazyrt.frontend.infer import Result
-from lazyrt.ir.live import float_leaf, pending
+from lazyrt.ir.live import float_leaf, lock, pending
 from lazyrt.ir.node import Node, Op, Value
 from lazyrt.lowering.spec import SpecFailure, check_spec, spec_of
 from lazyrt.observe import events
@@ -26,6 +27,7 @@ class FallbackNeeded(Exception):  # noqa: N818 - a signal between a kernel and i
 
 _operations: dict[torch._ops.OpOverload, Op] = {}
 _liftable: dict[Op, tuple[int, ...]] = {}
+_forced: set[Op] = set()
 _node_count = 0
 _interned = 0
 _default_dtype = torch.get_default_dtype()
@@ -93,6 +95,8 @@ def miss(op: Op, args: tuple[Any, ...], called: torch._ops.OpOverload | None = N
     """
     if torch.get_default_dtype() is not _default_dtype:
         forget_nodes()
+    if op in _forced:
+        raise FallbackNeeded("lazyrt.fallback() asked for it")
     cache = op.cache
     positions = _liftable[op]
     if positions:
@@ -236,6 +240,38 @@ def forget_nodes() -> None:
     _interned = 0
 
 
+def begin_run() -> None:
+    """Record equal ops as new nodes from now on, so that they show their own lines.
+
+    What was learned about result types and varying numbers stays.
+    """
+    global _interned
+    with lock:
+        for op in _operations.values():
+            op.cache.clear()
+        _interned = 0
+
+
+def force_fallback(name: str) -> None:
+    """Run an op on the CPU from now on.
+
+    Raises:
+        UsageError: There is no functional op of that name.
+    """
+    parts = name.split(".")
+    found = getattr(torch.ops, parts[0], None) if len(parts) == 3 else None  # noqa: PLR2004
+    func = getattr(getattr(found, parts[1], None), parts[2], None) if found else None
+    if not isinstance(func, torch._ops.OpOverload) or func._schema.is_mutable:
+        raise UsageError(
+            f"fallback({name!r}): there is no functional op of that name, so nothing would "
+            "change. Names look like 'aten.gelu.default'; `pending_graph().to_text()` shows them."
+        )
+    with lock:
+        op = operation(func)
+        _forced.add(op)
+        op.cache.clear()
+
+
 def check_default_dtype() -> None:
     """Forget nodes whose dtype followed a default that has changed; for factory functions."""
     if torch.get_default_dtype() is not _default_dtype:
@@ -244,4 +280,4 @@ def check_default_dtype() -> None:
 
 def activity() -> int:
     """Return a number that changes whenever something happens on the device; O(1)."""
-    return pending.activity + len(pending.buffers)
+    return pending.activity + len(pending.buffers) + pending.writes

@@ -82,6 +82,7 @@ class Buffer:
         self.value = value
         self.version += 1
         pending.buffers[self] = None
+        pending.writes += 1
 
     def store(self, data: Any, type_: Type) -> None:
         """Replace the contents by a device array; nothing stays pending."""
@@ -110,7 +111,9 @@ class PendingStep:
         rng: One (seed, offset) pair for each random op, in order of recording.
         transient: Buffers of CPU numbers that ops read; they live as long as the step.
         memo: Values that peeks have computed.
+        writes: In-place ops.
         number: Barriers so far.
+        activity: Grows with everything that happens on the device.
     """
 
     def __init__(self) -> None:
@@ -124,7 +127,7 @@ class PendingStep:
         self.memo: dict[Value, Any] = {}
         self.memo_bytes = 0
         self.number = 0
-        self.recorded = 0
+        self.writes = 0
         self.activity = 0
 
     def live(self) -> Iterator[Buffer]:
@@ -136,6 +139,8 @@ class PendingStep:
 
     def clear(self) -> None:
         """Forget the step; buffers keep whatever value and data they were given."""
+        self.activity += len(self.buffers) + self.writes + 1
+        self.writes = 0
         self.buffers.clear()
         self.inputs = []
         self.owners = []
@@ -232,6 +237,12 @@ class Generator:
 
 
 generator = Generator()
+
+
+def undo_random() -> None:
+    """Take the last random state back: the op that drew it failed."""
+    generator.offset -= 1
+    pending.rng.pop()
 
 
 def random_leaf() -> Leaf:

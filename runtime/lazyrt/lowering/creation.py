@@ -22,7 +22,7 @@ def _filled(ctx: OpContext, value: Any) -> Array:
 @lowers("aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.default",
         "aten.empty.memory_format", "aten.empty_like.default", "aten.new_empty.default",
         "aten.empty_strided.default", "aten.new_empty_strided.default",
-        "aten.empty_permuted.default", "aten.empty_quantized.default")  # fmt: skip
+        "aten.empty_permuted.default", "aten._efficientzerotensor.default")  # fmt: skip
 def zeros(ctx: OpContext, *_: Any) -> Array:
     # What torch leaves uninitialised is zero here, so that a run can be repeated.
     return _filled(ctx, 0)
@@ -84,7 +84,7 @@ def _linspace(ctx: OpContext, start: Any, end: Any) -> Array:
     """Count from both ends, as torch does, so that both are met exactly."""
     count = ctx.out.shape[0]
     dtype = torch.float64 if is_integral(ctx.out.dtype) else ctx.compute
-    first, last = cast(start, dtype), cast(end, dtype)
+    first, last = (cast(cast(v, ctx.out.dtype), dtype) for v in (start, end))
     if count <= 1:
         return expand(first, ctx.out.shape)
     width = lax.div(lax.sub(last, first), cast(count - 1, dtype))

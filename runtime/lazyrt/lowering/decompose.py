@@ -143,11 +143,11 @@ def _decomposition(func: torch._ops.OpOverload) -> Callable[..., Any] | None:
 
 
 def _build(ctx: OpContext) -> _Program:
+    if _DYNAMIC & set(ctx.func.tags):
+        raise Unsupported("the shape of its result depends on data")
     function = _decomposition(ctx.func)
     if function is None:
         raise Unsupported("it has no decomposition either")
-    if _DYNAMIC & set(ctx.func.tags):
-        raise Unsupported("the shape of its result depends on data")
     metas: list[torch.Tensor] = []
     template = [_to_meta(arg, metas) for arg in ctx.args]
     positional, keywords = _split(ctx.func, template)
@@ -234,19 +234,51 @@ def _read(func: torch._ops.OpOverload, graph: torch.fx.Graph) -> _Program:
     inputs: list[str] = []
     steps: list[_Step] = []
     results: list[Any] = []
+    names = _Names()
     for node in graph.nodes:
         if node.op == "placeholder":
             inputs.append(node.name)
         elif node.op == "output":
-            results = _refs(node.args[0])
+            results = _refs(node.args[0], names)
         elif node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
             if node.target is func:
                 raise Unsupported("its decomposition leads back to it")
-            steps.append(_step(node))
+            steps.append(_step(node, names))
         elif node.op != "call_function":
             raise Unsupported(f"its decomposition holds a constant tensor, {node.name}")
     flat = results if isinstance(results, list) else [results]
     return _Program(inputs, _needed(steps, flat), flat)
+
+
+class _Names:
+    """Which step holds the newest value of a tensor that is written to in place.
+
+    `functionalize` leaves in-place ops on fresh tensors in a few C++ decompositions. Views are
+    gone by then, so an in-place op is its functional form under the name of its operand.
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[str, str] = {}
+        self._newest: dict[str, str] = {}
+
+    def of(self, name: str) -> str:
+        first = self._first.get(name, name)
+        return self._newest.get(first, name)
+
+    def write(self, operand: str, name: str) -> None:
+        first = self._first.get(operand, operand)
+        self._first[name] = first
+        self._newest[first] = name
+
+
+def _functional(func: torch._ops.OpOverload) -> torch._ops.OpOverload:
+    """Return the op that computes what an in-place op writes."""
+    namespace, name = func._schema.name.split("::")
+    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+    found: torch._ops.OpOverload | None = getattr(packet, func._overloadname, None)
+    if found is None or found._schema.is_mutable:
+        raise Unsupported(f"its decomposition needs {func}, which writes in place")
+    return found
 
 
 def _needed(steps: list[_Step], results: list[Any]) -> list[_Step]:
@@ -268,7 +300,7 @@ def _names(args: Any) -> list[str]:
     return []
 
 
-def _step(node: torch.fx.Node) -> _Step:
+def _step(node: torch.fx.Node, names: _Names) -> _Step:
     func = node.target
     assert isinstance(func, torch._ops.OpOverload)
     args: list[Any] = []
@@ -280,23 +312,28 @@ def _step(node: torch.fx.Node) -> _Step:
         else:
             default = argument.default_value if argument.has_default_value() else None
             args.append(default)
+    refs = [_refs(arg, names) for arg in args]
+    if func._schema.is_mutable:
+        func = _functional(func)
+        names.write(_source(args[0]).name, node.name)
     outs = node.meta["val"]
     is_single = isinstance(outs, torch.Tensor)
     return _Step(
         name=node.name,
         func=func,
-        args=[_refs(arg) for arg in args],
+        args=refs,
         avals=[_types(arg) for arg in args],
         outs=[_aval(out) for out in ([outs] if is_single else outs)],
         is_single=is_single,
     )
 
 
-def _refs(arg: Any) -> Any:
+def _refs(arg: Any, names: _Names) -> Any:
     if isinstance(arg, torch.fx.Node):
-        return _source(arg)
+        source = _source(arg)
+        return _Ref(names.of(source.name), source.index)
     if isinstance(arg, (list, tuple)):
-        return [_refs(part) for part in arg]
+        return [_refs(part, names) for part in arg]
     return arg
 
 

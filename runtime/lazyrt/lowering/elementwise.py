@@ -62,7 +62,9 @@ def _round(x: Array) -> Array:
 
 
 def _sgn(x: Array) -> Array:
-    return lax.sign(x)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return lax.sign(x) if x.dtype != bool else x
+    return lax.select(lax.ne(x, x), zeros_like(x), lax.sign(x))
 
 
 def _digamma(x: Array) -> Array:
@@ -104,7 +106,7 @@ _UNARY: dict[str, Callable[[Array], Array]] = {
     "erf": lax.erf, "erfc": lax.erfc, "erfinv": lax.erf_inv, "lgamma": lax.lgamma,
     "digamma": _digamma, "sinc": jnp.sinc, "i0": special.i0, "floor": _real_if_integral(lax.floor),
     "ceil": _real_if_integral(lax.ceil), "trunc": _real_if_integral(_trunc), "round":
-    _real_if_integral(_round), "sgn": _sgn, "square": lambda x: lax.mul(x, x),
+    _real_if_integral(_round), "sgn": _sgn, "sign": _sgn, "square": lambda x: lax.mul(x, x),
     "reciprocal": lambda x: lax.div(fill(x, 1), x), "special_i0e": special.i0e,
     "special_i1": special.i1, "special_i1e": special.i1e, "special_erfcx": lambda x:
     lax.mul(lax.exp(lax.square(x)), lax.erfc(x)), "special_ndtri": special.ndtri,
@@ -133,11 +135,6 @@ def angle(ctx: OpContext, x: Array) -> Array:
     (x,) = ctx.cast(x)
     result = jnp.where(x < 0, fill(x, math.pi), zeros_like(x))
     return jnp.where(x != x, x, result)
-
-
-@lowers("aten.sign.default")
-def sign(ctx: OpContext, x: Array) -> Array:
-    return x if ctx.out.dtype is torch.bool else jnp.where(x != x, zeros_like(x), lax.sign(x))
 
 
 @lowers("aten.round.decimals")
@@ -175,10 +172,29 @@ def polygamma(ctx: OpContext, n: int, x: Array) -> Array:
     (x,) = ctx.cast(x)
     if n == 0:
         return _digamma(x)
-    factor = math.factorial(n) * (1 if n % 2 else -1)
     if n == 1:
         return _trigamma(x)
-    return lax.mul(fill(x, factor), lax.zeta(fill(x, n + 1), x))
+    factor = math.factorial(n) * (1 if n % 2 else -1)
+    return lax.mul(fill(x, factor), _zeta(fill(x, n + 1), x))
+
+
+def _zeta(order: Array, x: Array) -> Array:
+    """Return Hurwitz' zeta, for negative x by adding up to the first positive term."""
+
+    def advance(state: Any) -> Any:
+        total, moved = state
+        is_left = moved <= 0
+        more = total + lax.pow(moved, -order)
+        return jnp.where(is_left, more, total), jnp.where(is_left, moved + 1, moved)
+
+    def is_left(state: Any) -> Array:
+        moved = state[1]
+        return jnp.any((moved <= 0) & (moved > fill(x, -1e4)))  # beyond, terms do not matter
+
+    total, moved = lax.while_loop(is_left, advance, (zeros_like(x), x))
+    found = total + lax.zeta(order, moved)
+    found = jnp.where(order == 1, math.inf, jnp.where(order < 1, math.nan, found))
+    return jnp.where((x == 0) & (order > 1), math.inf, found)
 
 
 def _trigamma(x: Array) -> Array:
@@ -218,15 +234,22 @@ def bitwise_not(ctx: OpContext, x: Array) -> Array:  # noqa: ARG001
 # Two arguments in the promoted dtype.
 
 
+def _binary_rule(
+    function: Callable[[Array, Array], Array], dtype_of: Callable[[OpContext], torch.dtype]
+) -> Callable[..., Array]:
+    def rule(ctx: OpContext, x: Any, y: Any) -> Array:
+        dtype = dtype_of(ctx)
+        return function(*broadcast(cast(x, dtype), cast(y, dtype)))
+
+    return rule
+
+
 def _binary(
     name: str,
     function: Callable[[Array, Array], Array],
     dtype_of: Callable[[OpContext], torch.dtype],
 ) -> None:
-    @lowers(*overloads(name, *_FORMS))
-    def rule(ctx: OpContext, x: Any, y: Any) -> Array:
-        dtype = dtype_of(ctx)
-        return function(*broadcast(cast(x, dtype), cast(y, dtype)))
+    lowers(*overloads(name, *_FORMS))(_binary_rule(function, dtype_of))
 
 
 def _of_result(ctx: OpContext) -> torch.dtype:
@@ -320,11 +343,14 @@ _BINARY: dict[str, Callable[[Array, Array], Array]] = {
     "__and__": lax.bitwise_and, "__or__": lax.bitwise_or, "__xor__": lax.bitwise_xor,
     "bitwise_left_shift": _shift_left, "bitwise_right_shift": _shift_right,
     "__lshift__": _shift_left, "__rshift__": _shift_right,
-    "gcd": jnp.gcd, "lcm": jnp.lcm, "ldexp": _ldexp, "special_zeta": special.zeta,
+    "gcd": jnp.gcd, "lcm": jnp.lcm, "ldexp": _ldexp, "special_zeta": _zeta,
     "igamma": lax.igamma, "igammac": lax.igammac,
 }  # fmt: skip
 for _name, _pair in _BINARY.items():
     _binary(_name, _pair, _of_result)
+
+for _name, _pair in (("max", lax.max), ("min", lax.min)):
+    lowers(f"aten.{_name}.other")(_binary_rule(_pair, _of_result))
 
 _COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {
     "eq": lax.eq, "ne": lax.ne, "lt": lax.lt, "le": lax.le, "gt": lax.gt, "ge": lax.ge,

@@ -28,9 +28,10 @@ from lazyrt.lowering import (  # noqa: F401 - each module registers its rules
     recurrent,
     reductions,
     shape_ops,
+    special,
 )
 from lazyrt.lowering.context import Aval, OpContext, Unsupported, describe_types
-from lazyrt.lowering.dtypes import Array, cast, to_torch_dtype
+from lazyrt.lowering.dtypes import Array, cast, has_jax_dtype, to_torch_dtype
 from lazyrt.lowering.registry import rule_for, rules
 
 
@@ -60,6 +61,9 @@ def evaluate(
     """
     values, types = _as_arrays(func, args, avals)
     ctx = OpContext(str(func), func, tuple(outs), types, key)
+    for out in outs:
+        if out is not None and not has_jax_dtype(out.dtype):
+            raise _no_lowering(ctx, f"XLA has no counterpart of {out.dtype}")
     results = _apply(ctx, values)
     return [
         None if out is None else _conform(ctx, result, out)
@@ -97,20 +101,16 @@ def _tensor_positions(func: torch._ops.OpOverload) -> tuple[int, ...]:
 
 def _apply(ctx: OpContext, values: Sequence[Any]) -> Any:
     rule = rule_for(ctx.func)
-    reason = ""
-    if rule is not None:
-        try:
-            return rule(ctx, *values)
-        except Unsupported as refusal:
-            reason = str(refusal)
-        except LazyRuntimeError:
-            raise
-        except Exception as error:
-            raise _failure(ctx, error) from error
     try:
-        return decompose.apply(ctx, values, evaluate)
+        if rule is None:
+            return decompose.apply(ctx, values, evaluate)
+        return rule(ctx, *values)
     except Unsupported as refusal:
-        raise _no_lowering(ctx, reason or str(refusal)) from refusal
+        raise _no_lowering(ctx, str(refusal)) from refusal
+    except LazyRuntimeError:
+        raise
+    except Exception as error:
+        raise _failure(ctx, error) from error
 
 
 def _flatten(ctx: OpContext, results: Any) -> list[Any]:

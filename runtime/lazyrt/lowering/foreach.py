@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from lazyrt.lowering.context import Aval, OpContext, Unsupported
+from lazyrt.lowering.context import Aval, OpContext
 from lazyrt.lowering.dtypes import Array
-from lazyrt.lowering.registry import Rule, lowers, rules
+from lazyrt.lowering.registry import Rule, lowers
 
 # The overload of the single op that an overload of the foreach op repeats, where it is not
 # simply Tensor for List, Scalar for Scalar and ScalarList.
@@ -23,7 +23,7 @@ _SINGLE = {
     "clamp_min": {"List": "Tensor", "Scalar": "default", "ScalarList": "default"},
     "clamp_max": {"List": "Tensor", "Scalar": "default", "ScalarList": "default"},
     "norm": {"Scalar": "default"},
-    "powsum": {"Scalar": "default"},
+    "powsum": {},  # only ever called with norm, by distributed code
     "zero": {"default": "default"},
 }  # fmt: skip
 _COMMON = {"List": "Tensor", "Scalar": "Scalar", "ScalarList": "Scalar", "Tensor": "Tensor",
@@ -31,28 +31,22 @@ _COMMON = {"List": "Tensor", "Scalar": "Scalar", "ScalarList": "Scalar", "Tensor
 _OTHER_NAME = {"norm": "linalg_vector_norm"}
 
 
-def _repeated(single: str) -> Rule:
-    """Return the rule that applies another op's rule to each entry of its lists."""
+def _repeated(single: torch._ops.OpOverload) -> Rule:
+    """Return the rule that applies another op to each entry of its lists."""
 
     def rule(ctx: OpContext, *args: Any) -> list[Array]:
-        repeated = rules().get(single)
-        if repeated is None:
-            raise Unsupported(f"{single}, which it repeats, has no rule")
         results = []
         for index, out in enumerate(ctx.outs):
+            assert out is not None
             entry = [_entry(arg, index) for arg in args]
-            types = [_entry_type(arg, index) for arg in ctx.args]
-            results.append(repeated(ctx.with_types(types, out), *entry))
+            types = [_entry(arg, index) for arg in ctx.args]
+            results += ctx.call(single, entry, types, out)
         return results
 
     return rule
 
 
 def _entry(arg: Any, index: int) -> Any:
-    return arg[index] if isinstance(arg, (list, tuple)) else arg
-
-
-def _entry_type(arg: Any, index: int) -> Any:
     return arg[index] if isinstance(arg, (list, tuple)) else arg
 
 
@@ -72,7 +66,8 @@ def _register_all() -> None:
     for name, overload in _foreach_overloads():
         suffix = _SINGLE.get(name, _COMMON).get(overload)
         if suffix is not None:
-            single = f"aten.{_OTHER_NAME.get(name, name)}.{suffix}"
+            packet = getattr(torch.ops.aten, _OTHER_NAME.get(name, name))
+            single = getattr(packet, suffix)
             lowers(f"aten._foreach_{name}.{overload}")(_repeated(single))
 
 
@@ -87,14 +82,14 @@ def addc_tensor(
     second: Sequence[Array],
     scalars: Array,
 ) -> list[Array]:
-    single = ctx.name.replace("_foreach_", "").replace(".Tensor", ".default")
-    rule = rules()[single]
+    packet = torch.ops.aten.addcmul if "addcmul" in ctx.name else torch.ops.aten.addcdiv
     factor = Aval((), ctx.args[3].dtype)
     results = []
     for index, out in enumerate(ctx.outs):
+        assert out is not None
         types = [*(arg[index] for arg in ctx.args[:3]), factor]
         entry = (tensors[index], first[index], second[index], scalars[index])
-        results.append(rule(ctx.with_types(types, out), *entry))
+        results += ctx.call(packet.default, entry, types, out)
     return results
 
 

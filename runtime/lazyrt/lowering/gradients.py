@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -168,3 +169,66 @@ def max_unpool(ctx: OpContext, x: Array, where: Array, size: Sequence[int], *_: 
         flat, place, jnp.reshape(x, (rows, -1))
     )
     return lax.reshape(flat, ctx.out.shape)
+
+
+_ZEROS, _BORDER = 0, 1  # padding modes of grid_sample; 2 reflects
+_BILINEAR, _NEAREST = 0, 1
+
+
+def _source_index(
+    x: Array, size: int, padding: int, align_corners: bool  # noqa: FBT001
+) -> Array:
+    """Return where a coordinate in [-1, 1] falls among `size` elements."""
+    x = (x + 1) / 2 * (size - 1) if align_corners else ((x + 1) * size - 1) / 2
+    if padding == _ZEROS:
+        return x
+    if padding != _BORDER:
+        low, high = (0, 2 * (size - 1)) if align_corners else (-1, 2 * size - 1)
+        span, start = (high - low) / 2, low / 2
+        if span == 0:
+            return jnp.zeros_like(x)
+        away = lax.abs(x - start)
+        extra = away - span * jnp.floor(away / span)
+        turns = jnp.floor(away / span) % 2
+        x = jnp.where(turns == 0, extra + start, span - extra + start)
+    return jnp.clip(x, 0, size - 1)
+
+
+@lowers("aten.grid_sampler_3d.default")
+def grid_sampler_3d(
+    ctx: OpContext,
+    x: Array,
+    grid: Array,
+    interpolation: int,
+    padding: int,
+    align_corners: bool,  # noqa: FBT001
+) -> Array:
+    sizes = x.shape[2:][::-1]  # the grid's coordinates are x, y, z
+    grid = cast(grid, ctx.compute)
+    places = [
+        _source_index(grid[..., k], size, padding, align_corners) for k, size in enumerate(sizes)
+    ]
+    if interpolation == _NEAREST:
+        corners = [([jnp.round(place) for place in places], None)]
+    else:
+        corners = list(_corners(places))
+    result = jnp.zeros(ctx.out.shape, to_jax_dtype(ctx.compute))
+    for corner, weight in corners:
+        inside = jnp.ones(grid.shape[:-1], bool)
+        index = []
+        for place, size in zip(corner, sizes, strict=True):
+            inside = inside & (place >= 0) & (place <= size - 1)
+            index.append(jnp.clip(place, 0, size - 1).astype(jnp.int64))
+        batch = jnp.arange(x.shape[0]).reshape(-1, 1, 1, 1)
+        picked = x[batch, :, index[2], index[1], index[0]]
+        factor = inside if weight is None else jnp.where(inside, weight, 0)
+        result = result + jnp.moveaxis(picked * factor[..., None], -1, 1)
+    return result
+
+
+def _corners(places: Sequence[Array]) -> Iterator[tuple[list[Array], Array]]:
+    """Yield the eight elements around a point, and the share of each."""
+    for bits in itertools.product((0, 1), repeat=3):
+        corner = [jnp.floor(place) + bit for place, bit in zip(places, bits, strict=True)]
+        shares = [1 - lax.abs(p - c) for p, c in zip(places, corner, strict=True)]
+        yield corner, shares[0] * shares[1] * shares[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ _READ = "clip"
 
 
 def _refuse_masks(indices: Sequence[Array | None]) -> None:
-    if any(index is not None and index.dtype in {np.bool_, np.uint8} for index in indices):
+    if any(index is not None and index.dtype.name in {"bool", "uint8"} for index in indices):
         raise Unsupported("how many elements a mask picks depends on data")
 
 
@@ -255,6 +256,18 @@ def masked_scatter(ctx: OpContext, x: Array, mask: Array, source: Array) -> Arra
     return lax.select(mask, cast(lax.reshape(picked, shape), ctx.out.dtype), x)
 
 
+@lowers("aten.masked_scatter_backward.default")
+def masked_scatter_backward(
+    ctx: OpContext, grad: Array, mask: Array, sizes: Sequence[int]  # noqa: ARG001
+) -> Array:
+    flat = lax.reshape(expand(mask, grad.shape), (grad.size,))
+    count = math.prod(ctx.out.shape)
+    place = lax.cumsum(lax.convert_element_type(flat, np.int64), 0) - 1
+    place = jnp.where(flat, place, count)  # dropped: out of range
+    result = jnp.zeros((count,), grad.dtype).at[place].set(lax.reshape(grad, (grad.size,)))
+    return lax.reshape(result, ctx.out.shape)
+
+
 # Embeddings.
 
 
@@ -366,17 +379,47 @@ def embedding_bag_dense_backward(
     return table.at[indices].add(rows)
 
 
+@lowers("aten._embedding_bag_backward.default")
+def embedding_bag_backward(
+    ctx: OpContext,
+    grad: Array,
+    indices: Array,
+    offsets: Array,
+    bag: Array,
+    sizes: Array,
+    largest: Array,
+    num_weights: int,
+    scale_grad_by_freq: bool,  # noqa: FBT001
+    mode: int,
+    sparse: bool,  # noqa: FBT001
+    per_sample_weights: Array | None,
+    padding_idx: int = -1,
+) -> Array:
+    if sparse:
+        raise Unsupported("its gradient is sparse")
+    if bag.size != indices.size:  # torch leaves it out where the kernel does not need it
+        index = lax.iota(offsets.dtype, indices.size)
+        bag = jnp.searchsorted(offsets, index, side="right") - 1
+    return embedding_bag_dense_backward(
+        ctx, grad, indices, bag, sizes, largest, num_weights, scale_grad_by_freq, mode,
+        per_sample_weights, padding_idx,
+    )  # fmt: skip
+
+
 @lowers("aten._embedding_bag_per_sample_weights_backward.default")
 def embedding_bag_weights_backward(
     ctx: OpContext,
     grad: Array,
     weight: Array,
     indices: Array,
-    offsets: Array,  # noqa: ARG001
+    offsets: Array,
     bag: Array,
     mode: int,  # noqa: ARG001
     padding_idx: int = -1,
 ) -> Array:
+    if bag.size != indices.size:
+        index = lax.iota(offsets.dtype, indices.size)
+        bag = jnp.searchsorted(offsets, index, side="right") - 1
     grad, weight = ctx.cast(grad, weight)
     rows = grad.at[bag].get(mode=_READ) * weight.at[indices].get(mode=_READ)
     total = lax.reduce_sum(rows, (1,))

@@ -436,11 +436,16 @@ def _eye(shape: tuple[int, ...], dtype: Any) -> Array:
 
 @lowers("aten.linalg_pinv.atol_rtol_tensor")
 def pinv(
-    ctx: OpContext, a: Array, atol: Any = None, rtol: Any = None, hermitian: bool = False  # noqa: ARG001, FBT001, FBT002
+    ctx: OpContext, a: Array, atol: Any = None, rtol: Any = None, hermitian: bool = False  # noqa: FBT001, FBT002
 ) -> Array:
     if a.size == 0:
         return jnp.zeros(ctx.out.shape, a.dtype)
-    u, s, vh = lax.linalg.svd(a, full_matrices=False)
+    if hermitian:
+        vectors, values = lax.linalg.eigh(jnp.tril(a), lower=True, symmetrize_input=False)
+        s, vh = lax.abs(values), adjoint(vectors)
+        u = vectors * lax.convert_element_type(lax.sign(values), a.dtype)[..., None, :]
+    else:
+        u, s, vh = lax.linalg.svd(a, full_matrices=False)
     absolute = jnp.zeros((), s.dtype) if atol is None else jnp.asarray(atol).astype(s.dtype)
     default = np.finfo(s.dtype).eps * max(a.shape[-2:]) if atol is None else 0.0
     relative = (

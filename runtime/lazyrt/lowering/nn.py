@@ -26,7 +26,7 @@ from lazyrt.lowering.shaping import (
     zeros_like,
 )
 
-_SUM, _MEAN = 2, 1  # reversed below: torch's Reduction is 0 none, 1 mean, 2 sum
+_MEAN, _SUM = 1, 2
 
 
 # Activations.
@@ -221,6 +221,17 @@ def log_sigmoid_backward(ctx: OpContext, grad: Array, x: Array, buffer: Array) -
     return grad * lax.logistic(-x)
 
 
+@lowers("aten.softshrink_backward.default")
+def softshrink_backward(ctx: OpContext, grad: Array, x: Array, lambd: Any) -> Array:
+    grad, x = ctx.cast(grad, x)
+    return jnp.where((x >= -lambd) & (x <= lambd), zeros_like(grad), grad)
+
+
+@lowers("aten.hardshrink_backward.default")
+def hardshrink_backward(ctx: OpContext, grad: Array, x: Array, lambd: Any) -> Array:
+    return softshrink_backward(ctx, grad, x, lambd)
+
+
 # Softmax.
 
 
@@ -244,7 +255,7 @@ def _log_softmax(x: Array, dim: int) -> Array:
     return lax.sub(shifted, expand(lax.log(total), x.shape))
 
 
-@lowers("aten._softmax.default", "aten.softmax.int", "aten.special_softmax.int")
+@lowers("aten._softmax.default", "aten.softmax.int")
 def softmax(ctx: OpContext, x: Array, dim: int, *_: Any) -> Array:
     return _softmax(cast(x, ctx.compute), dim)
 

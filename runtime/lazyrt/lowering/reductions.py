@@ -131,7 +131,7 @@ def aminmax(
     return amin(ctx, x, dim, keepdim), amax(ctx, x, dim, keepdim)
 
 
-@lowers("aten.max.dim", "aten.max.names_dim")
+@lowers("aten.max.dim")
 def max_dim(ctx: OpContext, x: Array, dim: int, *_: Any) -> tuple[Array, Array]:
     if x.ndim == 0:
         return x, jnp.zeros((), np.int64)

@@ -157,6 +157,12 @@ def spec_of(node: Node) -> Spec:
     return spec
 
 
+def forget_executables() -> None:
+    """Drop the compiled single ops."""
+    for spec in _specs.values():
+        spec.executable = None
+
+
 def check_spec(spec: Spec) -> None:
     """Check that a spec can be lowered; see `Spec.check`."""
     spec.check()

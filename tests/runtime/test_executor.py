@@ -1,0 +1,575 @@
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import lazyrt
+from lazyrt import jax_compat
+from lazyrt.config import config
+from lazyrt.execution import compiler
+from lazyrt.execution.executor import barrier
+from lazyrt.ir import live
+from lazyrt.observe import events
+from tests.harness import DEVICE, cold_start, recorded, run_python
+
+# ---------------------------------------------------------------- caching
+
+
+def test_the_second_run_of_a_step_hits_the_cache():
+    cold_start()
+
+    def step(x):
+        y = (x * 3).tanh()
+        lazyrt.mark_step()
+        return y
+
+    x = torch.ones(3).to(DEVICE)
+    step(x)
+    lazyrt.reset_counters()
+    with recorded(events.CacheHit, events.GraphCaptured) as found:
+        step(x + 0)
+        step(torch.ones(3).to(DEVICE))
+
+    assert lazyrt.counters()["compiles"] == 1
+    assert [e.cache_hit for e in found if isinstance(e, events.GraphCaptured)] == [
+        False,
+        True,
+    ]
+
+
+def test_a_graph_is_compiled_once_whatever_order_its_results_have():
+    cold_start()
+    x = torch.ones(3).to(DEVICE)
+    expected = {}
+    for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
+        makers = [lambda: x.exp(), lambda: x.sin(), lambda: x + 7]
+        made = {k: makers[k]() for k in order}
+        lazyrt.mark_step()
+        for k, tensor in made.items():
+            assert torch.equal(tensor.cpu(), expected.setdefault(k, tensor.cpu()))
+        del made
+
+    assert lazyrt.counters()["compiles"] == 1
+    assert lazyrt.counters()["cache_hits"] == 2
+
+
+def test_each_root_gets_its_own_value_on_symmetric_graphs():
+    a, b, c = (torch.full((2,), float(k)).to(DEVICE) for k in (1, 2, 3))
+    for order in ([0, 1, 2], [2, 0, 1], [1, 0, 2]):
+        makers = [lambda: a - b, lambda: b - c, lambda: c - a]
+        made = {k: makers[k]() for k in order}
+        lazyrt.mark_step()
+
+        assert [made[k].tolist()[0] for k in range(3)] == [-1.0, -1.0, 2.0]
+
+
+# ---------------------------------------------------------------- liveness, sharing
+
+
+def test_dead_tensors_are_not_computed():
+    x = torch.ones(4).to(DEVICE)
+    y = x * 2
+    z = y.exp()
+    for _ in range(5):
+        (z + 1).sum()
+    del y
+
+    with recorded(events.ExecuteStarted, events.GraphCaptured) as found:
+        lazyrt.mark_step()
+
+    captured, started = found
+    assert captured.roots == started.outputs == 1
+    assert captured.nodes == 2
+
+
+def test_tensors_that_only_autograd_holds_are_computed_when_needed():
+    x = torch.ones(4, device=DEVICE, requires_grad=True)
+    loss = (x * 2).exp().sum()
+    lazyrt.mark_step()
+
+    loss.backward()
+
+    torch.testing.assert_close(
+        x.grad.cpu(), torch.full((4,), 2 * torch.e**2), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_equal_tensors_are_computed_once_and_stay_independent():
+    x = torch.ones(4).to(DEVICE)
+    a, b = x * 2, x * 2
+
+    with recorded(events.ExecuteStarted) as started:
+        lazyrt.mark_step()
+    a.add_(1)
+
+    assert started[0].outputs == 1
+    assert a.tolist() == [3.0] * 4
+    assert b.tolist() == [2.0] * 4
+
+
+def test_equal_tensors_stay_independent_when_one_is_donated():
+    x = torch.ones(1024).to(DEVICE)
+    a, b = x * 2, x * 2
+    lazyrt.mark_step()
+
+    for _ in range(3):
+        a.add_(1)
+        lazyrt.mark_step()
+
+    assert b.sum().item() == 2048.0
+    assert a.sum().item() == 5 * 1024.0
+    assert x.sum().item() == 1024.0
+
+
+def test_a_tensor_whose_value_is_anothers_input_gets_that_data():
+    a = torch.zeros(3, device=DEVICE)
+    b = torch.full((3,), 5.0).to(DEVICE)
+    lazyrt.mark_step()
+    a.copy_(b)
+    b.add_(1)
+    lazyrt.mark_step()
+
+    assert a.tolist() == [5.0] * 3
+    assert b.tolist() == [6.0] * 3
+    a.add_(10)
+    lazyrt.mark_step()
+    assert b.tolist() == [6.0] * 3
+
+
+def test_swapping_two_tensors_works():
+    a = torch.full((3,), 1.0).to(DEVICE)
+    b = torch.full((3,), 2.0).to(DEVICE)
+    for _ in range(3):
+        t = a.clone()
+        a.copy_(b)
+        b.copy_(t)
+        del t
+        lazyrt.mark_step()
+
+    assert (a.tolist(), b.tolist()) == ([2.0] * 3, [1.0] * 3)
+
+
+def test_moving_values_without_computing_works():
+    a = torch.full((3,), 1.0).to(DEVICE)
+    b = torch.zeros(3).to(DEVICE)
+    lazyrt.mark_step()
+    lazyrt.reset_counters()
+
+    b.copy_(a)
+    c = a.detach()
+    lazyrt.mark_step()
+    a.add_(1)
+    lazyrt.mark_step()
+
+    assert b.tolist() == [1.0] * 3
+    assert c.tolist() == [2.0] * 3
+
+
+# ---------------------------------------------------------------- donation
+
+
+def donated(work):
+    with recorded(events.ExecuteStarted) as started:
+        work()
+        lazyrt.mark_step()
+    (event,) = started
+    return event.donated
+
+
+def test_overwritten_inputs_are_donated():
+    x = torch.ones(1024).to(DEVICE)
+    lazyrt.mark_step()
+
+    assert donated(lambda: x.add_(1)) == 1
+    assert donated(lambda: x.mul_(2)) == 1
+    assert x.sum().item() == 4096.0
+
+
+def test_inputs_that_somebody_still_needs_are_not_donated():
+    x = torch.ones(1024).to(DEVICE)
+    y = x.clone()
+    lazyrt.mark_step()
+    z = [None]
+
+    def copy_then_write():
+        z[0] = x * 1
+        y.copy_(x)
+        x.add_(1)
+
+    donated(copy_then_write)
+
+    assert y.sum().item() == 1024.0
+    assert z[0].sum().item() == 1024.0
+    assert x.sum().item() == 2048.0
+
+
+def test_only_read_inputs_are_not_donated():
+    x = torch.ones(1024).to(DEVICE)
+    kept = []
+
+    assert donated(lambda: kept.append(x * 2)) == 0
+    assert x.sum().item() == 1024.0
+
+
+def test_old_values_that_were_read_survive_donation():
+    x = torch.ones(1024).to(DEVICE)
+    lazyrt.mark_step()
+    host, array = x.cpu(), x.numpy()
+    frozen = lazyrt.snapshot(x)
+
+    for _ in range(3):
+        x.add_(1)
+        lazyrt.mark_step()
+
+    assert host.sum().item() == 1024.0
+    assert array.sum() == 1024.0
+    assert frozen.sum().item() == 1024.0
+
+
+def test_a_training_step_donates_parameters_and_optimizer_state():
+    model = nn.Linear(16, 16).to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    x = torch.ones(2, 16).to(DEVICE)
+    with recorded(events.ExecuteStarted) as started:
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+
+    # two parameters with two moments each; step counts stay on the CPU
+    assert started[-1].donated == 6
+
+
+def test_peeked_values_survive_donation():
+    x = torch.ones(1024).to(DEVICE)
+    lazyrt.mark_step()
+    x.add_(1)
+    repr(x)
+    lazyrt.materialise(x[:3])
+    x.add_(1)
+    before = lazyrt.materialise(x)
+    lazyrt.mark_step()
+
+    assert before.sum().item() == 3 * 1024.0
+    assert x.sum().item() == 3 * 1024.0
+
+
+# ---------------------------------------------------------------- failures
+
+
+class Boom(Exception):
+    pass
+
+
+def some_work():
+    x = torch.ones(3).to(DEVICE)
+    y = x * 2
+    x.add_(5)
+    return x, y, y[1:]
+
+
+def check_work(x, y, z):
+    assert x.tolist() == [6.0] * 3
+    assert y.tolist() == [2.0] * 3
+    assert z.tolist() == [2.0] * 2
+    y.add_(1)
+    assert z.tolist() == [3.0] * 2
+
+
+def test_a_failed_compile_leaves_every_tensor_usable(monkeypatch):
+    cold_start()
+    tensors = some_work()
+    fingerprint = lazyrt.pending_graph().fingerprint
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jax_compat, "compile_text", _fail)
+        patch.setattr(compiler, "compile_interpreted", _fail)
+        for _ in range(2):
+            with pytest.raises(lazyrt.errors.LoweringError, match="report it"):
+                lazyrt.mark_step()
+
+    assert all(map(lazyrt.is_pending, tensors))
+    assert lazyrt.pending_graph().fingerprint == fingerprint
+    check_work(*tensors)
+
+
+def _fail(*args, **kwargs):
+    raise Boom
+
+
+def test_the_second_lowering_path_is_taken_when_the_first_fails(monkeypatch):
+    cold_start()
+    tensors = some_work()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jax_compat, "compile_text", _fail)
+        lazyrt.mark_step()
+
+    check_work(*tensors)
+
+
+def test_a_failed_execution_leaves_every_tensor_usable(monkeypatch):
+    from lazyrt.execution import executor
+
+    tensors = some_work()
+    with monkeypatch.context() as patch:
+        patch.setattr(executor, "pack_arguments", _fail)
+        with pytest.raises(Boom):
+            lazyrt.mark_step()
+
+    assert all(map(lazyrt.is_pending, tensors))
+    check_work(*tensors)
+
+
+def test_a_failed_read_raises_at_the_read_and_can_be_repeated(monkeypatch):
+    cold_start()
+    y = torch.ones(3).to(DEVICE) * 2.5
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jax_compat, "compile_text", _fail)
+        patch.setattr(compiler, "compile_interpreted", _fail)
+        with pytest.raises(lazyrt.LazyRuntimeError):
+            y.tolist()
+
+    assert y.tolist() == [2.5] * 3
+
+
+def test_a_failed_peek_leaves_the_step_alone(monkeypatch):
+    cold_start()
+    y = torch.ones(3).to(DEVICE) * 2.5
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jax_compat, "compile_function", _fail)
+        with pytest.raises((lazyrt.LazyRuntimeError, Boom)):
+            repr(y)
+
+    assert repr(y) == "tensor([2.5000, 2.5000, 2.5000], device='lazyrt:0')"
+    assert lazyrt.is_pending(y)
+
+
+# ---------------------------------------------------------------- interrupts
+
+
+def interrupt_after(seconds):
+    """Send the main thread SIGINT from a timer, as Ctrl-C would; return the timer."""
+    main = threading.main_thread().ident
+    timer = threading.Timer(seconds, signal.pthread_kill, (main, signal.SIGINT))
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def assert_interrupted(work, after=0.3):
+    timer = interrupt_after(after)
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    timer.join()
+    assert time.monotonic() - start < after + 0.5
+
+
+def test_ctrl_c_during_a_compile_returns_at_once_and_loses_nothing(monkeypatch):
+    cold_start()
+    tensors = some_work()
+    compile_text = jax_compat.compile_text
+    calls = []
+
+    def slow(*args, **kwargs):
+        calls.append(1)
+        time.sleep(2)
+        return compile_text(*args, **kwargs)
+
+    monkeypatch.setattr(jax_compat, "compile_text", slow)
+
+    assert_interrupted(lazyrt.mark_step)
+
+    assert all(map(lazyrt.is_pending, tensors))
+    check_work(*tensors)
+    assert len(calls) <= 3
+
+
+def long_work(size=3000):
+    """Return a pending tensor that takes the device a second or more."""
+    x = torch.ones(size, size).to(DEVICE)
+    y = x
+    for _ in range(2):
+        y = (y @ x) / size
+    return x, y
+
+
+def test_a_barrier_returns_before_the_device_is_done():
+    x, y = long_work()
+
+    lazyrt.mark_step()
+    running = lazyrt.in_flight()
+    started = time.monotonic()
+    done = lazyrt.wait()
+
+    assert running == 1
+    assert done
+    assert time.monotonic() - started > 0.05
+    assert lazyrt.in_flight() == 0
+    assert lazyrt.wait(0)
+    assert y[0, 0].item() == 1.0
+    assert x.shape == y.shape
+
+
+def test_wait_gives_up_when_its_time_is_over():
+    x, y = long_work()
+    lazyrt.mark_step()
+
+    assert not lazyrt.wait(0.001)
+    assert lazyrt.wait()
+
+
+def test_ctrl_c_while_waiting_returns_at_once_and_loses_nothing():
+    x, y = long_work(4000)
+    lazyrt.mark_step()
+
+    assert_interrupted(lambda: y[0, 0].item(), after=0.1)
+
+    assert y[0, 0].item() == 1.0
+    lazyrt.wait()
+
+
+def test_ctrl_c_at_random_moments_of_training_loses_nothing():
+    cold_start()
+    model = nn.Linear(8, 8).to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x = torch.ones(2, 8).to(DEVICE)
+    interrupts = 0
+    for delay in (0.0005, 0.001, 0.0015, 0.002, 0.004, 0.008, 0.016):
+        try:
+            timer = interrupt_after(delay)
+            end = time.monotonic() + 0.1
+            while time.monotonic() < end:
+                optimizer.zero_grad()
+                model(x).sum().backward()
+                optimizer.step()
+        except KeyboardInterrupt:
+            interrupts += 1
+        timer.join()
+        for parameter in model.parameters():
+            assert parameter.detach().cpu().isfinite().all()
+
+    assert interrupts == 7
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+# ---------------------------------------------------------------- the cache on disk
+
+CACHED = """
+import sys, torch, lazyrt
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Dropout(0.5)).to("lazyrt")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+for _ in range(4):
+    optimizer.zero_grad()
+    loss = model(torch.ones(2, 4, device="lazyrt")).sum()
+    loss.backward()
+    optimizer.step()
+print(f"{loss}")
+c = lazyrt.counters()
+print(loss.item(), c["compiles"], c["peek_compiles"], c["disk_hits"], c["executions"])
+"""
+
+
+def test_a_second_process_compiles_nothing_afresh(tmp_path):
+    first = run_python(CACHED, LAZYRT_CACHE_DIR=str(tmp_path)).splitlines()[-1].split()
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    second = run_python(
+        CACHED, LAZYRT_CACHE_DIR=str(tmp_path), PYTHONHASHSEED="11"
+    ).splitlines()[-1].split()
+
+    assert int(first[1]) == 2
+    assert int(first[3]) == 0
+    assert len(files) >= 2
+    assert all(path.stat().st_mode & 0o077 == 0 for path in files)
+    assert second[:1] == first[:1]
+    assert second[1:4] == ["0", "0", str(int(first[1]) + int(first[2]))]
+    assert second[4] == first[4]
+
+
+def test_a_damaged_file_of_the_cache_is_replaced(tmp_path, caplog):
+    config.cache_dir = tmp_path
+
+    def work():
+        cold_start()
+        return (torch.ones(3).to(DEVICE) * 4.5).tolist()
+
+    expected = work()
+    (file,) = [path for path in tmp_path.rglob("*") if path.is_file()]
+    for damage in (b"", b"garbage", file.read_bytes()[:500]):
+        file.write_bytes(damage)
+        lazyrt.reset_counters()
+
+        assert work() == expected
+        assert lazyrt.counters()["compiles"] == 1
+        assert "deleting the unreadable cache file" in caplog.text
+        caplog.clear()
+    lazyrt.reset_counters()
+    assert work() == expected
+    assert lazyrt.counters()["compiles"] == 0
+    assert lazyrt.counters()["disk_hits"] == 1
+
+
+def test_a_cache_folder_that_cannot_be_written_is_harmless(tmp_path, caplog):
+    cold_start()
+    blocker = tmp_path / "file"
+    blocker.write_text("not a folder")
+    config.cache_dir = blocker
+
+    assert (torch.ones(3).to(DEVICE) * 4.75).tolist() == [4.75] * 3
+    assert "cannot write" in caplog.text
+
+
+def test_no_cache_folder_means_no_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    cold_start()
+
+    assert (torch.ones(3).to(DEVICE) * 4.25).tolist() == [4.25] * 3
+    assert list(tmp_path.rglob("*")) == []
+
+
+# ---------------------------------------------------------------- the event of a barrier
+
+
+def test_a_barrier_tells_what_it_did_in_order():
+    cold_start()
+    y = torch.ones(3).to(DEVICE) * 2
+
+    with recorded() as found:
+        ran = barrier("a test")
+        lazyrt.wait()
+
+    assert ran
+    assert y is not None
+    names = [type(event).__name__ for event in found]
+    assert names.index("GraphCaptured") < names.index("CompileStarted")
+    assert names.index("CompileStarted") < names.index("LoweringFinished")
+    assert names.index("LoweringFinished") < names.index("CompileFinished")
+    assert names.index("CompileFinished") < names.index("ExecuteStarted")
+    assert names.index("ExecuteStarted") < names.index("BarrierFinished")
+    assert "ExecuteFinished" in names
+    finished = next(e for e in found if isinstance(e, events.BarrierFinished))
+    assert finished.cause == "a test"
+    assert (finished.nodes, finished.roots) == (1, 1)
+    assert live.pending.number == finished.step + 1
+
+
+def test_threads_that_need_one_executable_compile_it_once():
+    cold_start()
+    from concurrent.futures import ThreadPoolExecutor
+
+    x = torch.ones(3).to(DEVICE)
+    y = x * 3.5
+
+    with ThreadPoolExecutor(4) as pool:
+        values = list(pool.map(lambda _: lazyrt.materialise(y).tolist(), range(4)))
+
+    assert values == [[3.5] * 3] * 4
+    assert lazyrt.counters()["peek_compiles"] == 1

@@ -1,0 +1,443 @@
+import io
+import pdb
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import lazyrt
+from lazyrt.config import config
+from lazyrt.observe import events
+from tests.harness import DEVICE, recorded
+
+READS = {
+    ".cpu()": lambda t: t.cpu(),
+    ".item()": lambda t: t.sum().item(),
+    "float()": lambda t: float(t[0]),
+    "int()": lambda t: int(t[0]),
+    "bool()": lambda t: bool(t[0]),
+    "if": lambda t: 1 if t[0] > 0 else 2,
+    "tolist": lambda t: t.tolist(),
+    "numpy": lambda t: t.numpy(),
+    "to-cpu": lambda t: t.to("cpu"),
+    "to-dtype": lambda t: t.to("cpu", torch.float64),
+    "copy_": lambda t: torch.zeros(3).copy_(t),
+    "equal": lambda t: torch.equal(t, t + 0),
+    "allclose": lambda t: torch.allclose(t, t * 1),
+    "array": lambda t: __import__("numpy").asarray(t),
+    "range": lambda t: range(t[0].long()),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_read_runs_everything_pending_once(read):
+    x = torch.ones(3, device=DEVICE)
+    y, z = x * 2, x.exp()
+    lazyrt.reset_counters()
+
+    READS[read](y)
+
+    assert lazyrt.counters()["executions"] == 1
+    assert lazyrt.counters()["barriers"] == 1
+    assert not lazyrt.is_pending(y)
+    assert not lazyrt.is_pending(z)
+    READS[read](y.detach())
+    z.tolist()
+    z.numpy()
+    lazyrt.mark_step()
+    assert lazyrt.counters()["executions"] <= 2
+    assert lazyrt.counters()["peek_executions"] == 0
+
+
+def test_nothing_runs_twice_however_often_it_is_read():
+    x = torch.ones(3, device=DEVICE)
+    y = x * 2
+    lazyrt.reset_counters()
+
+    with recorded(events.ExecuteStarted) as started:
+        for _ in range(3):
+            y.cpu()
+            y.tolist()
+            y.numpy()
+            y[0].item()
+
+    assert [event.purpose for event in started] == ["step"]
+
+
+def test_a_read_names_its_cause_and_its_line():
+    y = torch.ones(3, device=DEVICE) * 2
+    line = test_a_read_names_its_cause_and_its_line.__code__.co_firstlineno + 5
+
+    with recorded(events.BarrierFinished) as barriers:
+        y.sum().item()
+        z = y + 1
+        z.cpu()
+
+    first, second = barriers
+    assert first.cause == "read by .item()"
+    assert (first.site.file, first.site.line) == (__file__, line)
+    assert second.cause == "read by .cpu()"
+    assert second.site.line == line + 2
+    assert second.site.function == test_a_read_names_its_cause_and_its_line.__name__
+
+
+CAUSES = {
+    "bool()": "read by bool()",
+    "tolist": "read by .tolist()",
+    "numpy": "read by .numpy()",
+    "equal": "read by torch.equal()",
+}
+
+
+@pytest.mark.parametrize("read", CAUSES)
+def test_each_read_says_what_was_called(read):
+    y = torch.ones(3, device=DEVICE) * 2
+
+    with recorded(events.BarrierFinished) as barriers:
+        READS[read](y)
+
+    assert barriers[0].cause == CAUSES[read]
+
+
+def test_the_peek_policy_leaves_the_step_pending():
+    x = torch.ones(3, device=DEVICE)
+    y = x * 2
+    fingerprint = lazyrt.pending_graph(y).fingerprint
+
+    with config.scoped(read_policy="peek"):
+        assert y.tolist() == [2.0, 2.0, 2.0]
+        assert y.sum().item() == 6.0
+        assert y.cpu().tolist() == [2.0, 2.0, 2.0]
+        assert bool(y[0])
+
+    assert lazyrt.is_pending(y)
+    assert lazyrt.pending_graph(y).fingerprint == fingerprint
+    assert lazyrt.counters()["executions"] == 0
+    assert y.tolist() == [2.0, 2.0, 2.0]
+    assert lazyrt.counters()["executions"] == 1
+
+
+def test_an_empty_barrier_executes_nothing():
+    lazyrt.mark_step()
+    lazyrt.reset_counters()
+
+    with recorded(events.BarrierFinished) as barriers:
+        for _ in range(3):
+            lazyrt.mark_step()
+        lazyrt.sync()
+        torch.lazyrt.synchronize()
+
+    assert [event.executed for event in barriers] == [False] * 5
+    assert lazyrt.counters()["executions"] == 0
+    assert lazyrt.counters()["barriers"] == 0
+    assert lazyrt.counters()["empty_barriers"] == 5
+
+
+def test_a_barrier_with_only_dead_tensors_executes_nothing():
+    lazyrt.mark_step()
+    lazyrt.reset_counters()
+    (torch.ones(3, device=DEVICE) * 2).exp()
+
+    lazyrt.mark_step()
+
+    assert lazyrt.counters()["executions"] == 0
+
+
+def test_reading_a_ready_tensor_leaves_what_is_pending():
+    x = torch.ones(3).to(DEVICE)
+    y = x * 2
+
+    assert x.tolist() == [1.0, 1.0, 1.0]
+    assert x.t().cpu().tolist() == [1.0, 1.0, 1.0]
+    assert x[1:].tolist() == [1.0, 1.0]
+    assert lazyrt.is_pending(y)
+    assert lazyrt.counters()["executions"] == 0
+
+
+# ---------------------------------------------------------------- optimizer and limits
+
+
+def train_once(model, optimizer):
+    optimizer.zero_grad()
+    model(torch.ones(1, 3, device=DEVICE)).sum().backward()
+    optimizer.step()
+
+
+def test_a_barrier_follows_the_optimizer_step():
+    model = nn.Linear(3, 2).to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    with recorded(events.BarrierFinished) as barriers:
+        train_once(model, optimizer)
+
+    (barrier,) = barriers
+    assert barrier.cause == "optimizer.step()"
+    assert barrier.site.function == "train_once"
+    assert barrier.executed
+    assert not lazyrt.is_pending(model.weight)
+
+
+def test_the_barrier_after_the_optimizer_can_be_switched_off():
+    model = nn.Linear(3, 2).to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    with config.scoped(barrier_after_optimizer=False):
+        train_once(model, optimizer)
+        train_once(model, optimizer)
+
+    assert lazyrt.counters()["executions"] == 0
+    assert lazyrt.is_pending(model.weight)
+
+
+def test_optimizers_inside_a_step_leave_the_barrier_to_the_step():
+    model = nn.Linear(3, 2).to(DEVICE)
+    optimizers = [torch.optim.SGD([p], lr=0.1) for p in model.parameters()]
+
+    with recorded(events.BarrierFinished) as barriers, lazyrt.step("gan"):
+        for optimizer in optimizers:
+            train_once(model, optimizer)
+
+    assert [event.cause for event in barriers] == ["end of step gan"]
+
+
+def test_optimizers_of_cpu_models_cause_no_barrier():
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    y = torch.ones(3, device=DEVICE) * 2
+
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+
+    assert lazyrt.is_pending(y)
+
+
+def test_lbfgs_with_a_closure_works():
+    def fit(device):
+        torch.manual_seed(0)
+        x = torch.nn.Parameter(torch.tensor([3.0, -2.0], device=device))
+        optimizer = torch.optim.LBFGS([x], lr=0.5, max_iter=4)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = (x - 1).square().sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        return x.detach().cpu()
+
+    torch.testing.assert_close(fit(DEVICE), fit("cpu"), rtol=1e-4, atol=1e-4)
+
+
+def test_a_barrier_follows_when_too_much_is_pending():
+    x = torch.zeros(2, device=DEVICE)
+    lazyrt.mark_step()
+    lazyrt.reset_counters()
+
+    with config.scoped(max_pending_nodes=50), recorded(
+        events.BarrierFinished
+    ) as barriers:
+        for _ in range(120):
+            x = x + 1
+
+    assert x.tolist() == [120.0, 120.0]
+    assert len(barriers) == 2
+    assert barriers[0].cause == "more than 50 pending ops"
+    assert barriers[0].site.file == __file__
+
+
+def test_a_loop_of_in_place_ops_stays_within_the_limit_too():
+    x = torch.zeros(2, device=DEVICE)
+    lazyrt.mark_step()
+    lazyrt.reset_counters()
+
+    with config.scoped(max_pending_nodes=50):
+        for _ in range(120):
+            x.add_(1)
+
+    assert x.tolist() == [120.0, 120.0]
+    assert lazyrt.counters()["executions"] >= 2
+
+
+def test_no_limit_means_no_barrier():
+    x = torch.zeros(2, device=DEVICE)
+
+    with config.scoped(max_pending_nodes=0):
+        for _ in range(100):
+            x = x + 1
+
+    assert lazyrt.is_pending(x)
+
+
+# ---------------------------------------------------------------- inspectors, debuggers
+
+
+def call_from(filename, function, source, tensor):
+    """Call a function whose code claims to come from another file."""
+    namespace = {}
+    exec(compile(source, filename, "exec"), namespace)  # noqa: S102
+    return namespace[function](tensor)
+
+
+INSPECTORS = [
+    "/x/IPython/core/oinspect.py",
+    "/x/IPython/core/completer.py",
+    "/x/IPython/core/magics/namespace.py",
+    "/x/IPython/core/ultratb.py",
+    "/x/jedi/inference/compiled.py",
+    "/x/debugpy/_vendored/pydevd/_pydevd_bundle/pydevd_xml.py",
+    "/x/stack_data/core.py",
+    "/x/ipykernel/debugger.py",
+]
+
+
+@pytest.mark.parametrize("file", INSPECTORS)
+def test_inspectors_get_the_plan_line_and_compute_nothing(file):
+    y = torch.ones(8, 10, device=DEVICE) * 2
+    fingerprint = lazyrt.pending_graph(y).fingerprint
+    source = "def look(t):\n    return repr(t), str(t), f'{t}', '%s' % t\n"
+
+    texts = call_from(file, "look", source, y)
+
+    assert set(texts) == {lazyrt.plan(y)}
+    assert "f32[8,10]" in texts[0]
+    assert "aten.mul.Tensor" in texts[0]
+    assert "test_reads.py" in texts[0]
+    assert lazyrt.pending_graph(y).fingerprint == fingerprint
+    assert lazyrt.counters()["peek_executions"] == 0
+    assert lazyrt.counters()["transfers_to_host"] == 0
+
+
+def test_inspectors_get_the_plan_line_of_modules_lists_and_ready_tensors():
+    model = nn.ParameterList([nn.Parameter(torch.ones(2, device=DEVICE) * 2)])
+    ready = torch.ones(2).to(DEVICE)
+    source = "def look(t):\n    return repr(t)\n"
+
+    texts = call_from(INSPECTORS[0], "look", source, [model[0], ready, ready[0]])
+
+    assert "<lazyrt f32[2], pending: aten.mul.Tensor" in texts
+    assert "<lazyrt f32[2], ready>" in texts
+    assert "<lazyrt f32[], ready>" in texts
+    assert lazyrt.counters()["transfers_to_host"] == 0
+
+
+def test_what_is_evaluated_in_a_debugger_is_shown_in_full():
+    y = torch.ones(2, device=DEVICE) * 2
+    file = "/x/debugpy/_vendored/pydevd/_pydevd_bundle/pydevd_vars.py"
+    source = "def evaluate_expression(t):\n    return repr(t)\n"
+
+    text = call_from(file, "evaluate_expression", source, y)
+
+    assert text == "tensor([2., 2.], device='lazyrt:0')"
+    assert lazyrt.is_pending(y)
+
+
+def at_pdb(commands, tensor):
+    """Stop in a function with a local `t`, type the commands, return what pdb wrote."""
+    typed = io.StringIO("\n".join([*commands, "c", ""]))
+    screen = io.StringIO()
+    debugger = pdb.Pdb(stdin=typed, stdout=screen, nosigint=True, readrc=False)
+    debugger.use_rawinput = False
+    before = sys.gettrace()
+
+    def stop(t):
+        debugger.set_trace(sys._getframe())
+        return t
+
+    try:
+        stop(tensor)
+    finally:
+        sys.settrace(before)
+    return screen.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        ("p t", "tensor([2., 2.], device='lazyrt:0')"),
+        ("pp t.sum()", "tensor(4., device='lazyrt:0')"),
+        ("p t.sum().item()", "4.0"),
+        ("p t.cpu()", "tensor([2., 2.])"),
+        ("t.tolist()", "[2.0, 2.0]"),
+        ("p float(t[0])", "2.0"),
+        ("!t.numpy()", "array([2., 2.], dtype=float32)"),
+        ("p bool(t[0])", "True"),
+        ("p f'{t.mean():.2f}'", "2.00"),
+    ],
+)
+def test_what_is_typed_at_a_pdb_prompt_is_a_peek(typed, shown):
+    y = torch.ones(2, device=DEVICE) * 2
+    fingerprint = lazyrt.pending_graph(y).fingerprint
+    lazyrt.reset_counters()
+
+    written = at_pdb([typed], y)
+
+    assert shown in written
+    assert lazyrt.is_pending(y)
+    assert lazyrt.pending_graph(y).fingerprint == fingerprint
+    assert lazyrt.counters()["executions"] == 0
+    assert lazyrt.counters()["barriers"] == 0
+
+
+# ---------------------------------------------------------------- the plan line
+
+
+def test_the_plan_line_tells_type_state_op_and_line():
+    x = torch.ones(8, 10, dtype=torch.bfloat16).to(DEVICE)
+    y = x * 2
+    line = test_the_plan_line_tells_type_state_op_and_line.__code__.co_firstlineno + 2
+
+    assert lazyrt.plan(x) == "<lazyrt bf16[8,10], ready>"
+    assert lazyrt.plan(y).startswith("<lazyrt bf16[8,10], pending: aten.mul.Tensor, ")
+    assert f":{line}>" in lazyrt.plan(y) or "cell" in lazyrt.plan(y)
+    assert lazyrt.plan(y.t()).startswith("<lazyrt bf16[10,8], pending: aten.t.default")
+    lazyrt.mark_step()
+    assert lazyrt.plan(y) == "<lazyrt bf16[8,10], ready>"
+    assert lazyrt.plan(y[0]) == "<lazyrt bf16[10], ready>"
+
+
+@pytest.mark.parametrize(
+    "function", [lazyrt.plan, lazyrt.materialise, lazyrt.pending_graph, lazyrt.snapshot]
+)
+def test_functions_on_tensors_of_other_devices_say_what_to_do(function):
+    with pytest.raises(lazyrt.errors.UsageError, match=r"on cpu.*\.to\('lazyrt'\)"):
+        function(torch.ones(2))
+    with pytest.raises(lazyrt.errors.UsageError, match="int 3"):
+        function(3)
+
+
+def test_activity_changes_with_everything_that_happens():
+    seen = [lazyrt.activity()]
+
+    def note():
+        seen.append(lazyrt.activity())
+
+    x = torch.ones(3, device=DEVICE)
+    note()
+    y = x * 2
+    note()
+    y.add_(1)
+    note()
+    repr(y)
+    note()
+    lazyrt.mark_step()
+    note()
+    y.cpu()
+    note()
+    torch.ones(2).to(DEVICE)
+    note()
+
+    assert len(set(seen)) == len(seen)
+
+
+def test_activity_stays_while_nothing_happens():
+    y = torch.ones(3, device=DEVICE) * 2
+    before = lazyrt.activity()
+
+    lazyrt.plan(y)
+    lazyrt.live_tensors()
+    lazyrt.pending_graph(y)
+    lazyrt.counters()
+
+    assert lazyrt.activity() == before
