@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.abc
 import importlib.util
 import logging
@@ -22,7 +23,7 @@ from lazyviz.render import html, text
 from lazyviz.session import SHELL_ATTRIBUTE, Session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
@@ -126,12 +127,14 @@ class Extension:
         errors = (error, latest if latest is not before else None)
         for each in errors:
             if each is not None:
-                postmortem.let_go(each, runtime.stand_in)
+                with _logged("letting go of a traceback's tensors"):
+                    postmortem.let_go(each, runtime.stand_in)
 
     def _publish(self, strip: Any) -> None:
         data = {"text/plain": text.strip_text(strip)}
         if formatters.wants_html(self._shell):
-            data["text/html"] = html.strip_html(strip)
+            with _logged("the drawing of a strip"):
+                data["text/html"] = html.strip_html(strip)
         self._shell.display_pub.publish(data, metadata={})
 
 
@@ -155,6 +158,15 @@ def unload(shell: InteractiveShell) -> None:
 
 
 _EXTENSION_ATTRIBUTE = "_lazyviz_extension"
+
+
+@contextlib.contextmanager
+def _logged(what: str) -> Iterator[None]:
+    """Log an error of ours instead of showing it as one of the user's cell."""
+    try:
+        yield
+    except Exception:  # noqa: BLE001
+        _log.exception("%s failed", what)
 
 
 def _same_cell(one: ExecutionInfo, other: ExecutionInfo) -> bool:

@@ -1,8 +1,8 @@
 """Progress of a long compile or execution, shown while it goes on and gone afterwards.
 
 In a notebook this is one display without data, which an update fills and a last update
-empties: whatever the machine's speed, the saved cell has the same outputs. In a terminal
-it is one line of stderr.
+empties: whatever the machine's speed, nothing of it shows in the saved cell and nbval
+finds the same outputs. In a terminal it is one line of stderr.
 """
 
 from __future__ import annotations

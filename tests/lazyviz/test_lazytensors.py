@@ -46,7 +46,7 @@ def test_a_container_without_lazy_tensors_is_returned_itself():
 
 
 def test_subclasses_of_containers_are_left_alone():
-    class Mine(list):
+    class Mine(list[object]):
         pass
 
     given = Mine([fake_tensor(1.0)])

@@ -2,6 +2,7 @@ import pytest
 from IPython.core.completer import provisionalcompleter
 
 import lazyrt
+from lazyrt.observe import events
 from lazyviz import magics
 from tests.conftest import displayed
 from tests.lazyviz.fakes import fake_tensor
@@ -42,7 +43,7 @@ def test_status_tells_what_is_pending_and_what_ran(lab):
 
 
 def test_status_before_the_runtime_is_imported(shell, monkeypatch):
-    monkeypatch.setattr(magics.session, "runtime", lambda: None)
+    monkeypatch.setattr("lazyviz.session.runtime", lambda: None)
     shell.run_line_magic("load_ext", "lazyviz")
 
     assert printed(shell, "%lazy").splitlines()[1] == (
@@ -175,7 +176,7 @@ def test_an_error_in_a_step_cell_rises_with_its_line(lab, capsys):
 
 def test_ops_of_a_step_cell_have_the_cells_lines(lab):
     run(lab, "%lazy off")
-    seen = []
+    seen: list[events.Event] = []
     with lazyrt.subscribe(seen.append):
         run(lab, "%%lazy step\n\ny = x + 1\ny.sum().item()")
 
@@ -249,7 +250,7 @@ def test_mistakes_are_explained(lab, capsys, source, message):
 
 
 def test_without_the_runtime_the_error_says_what_to_import(shell, capsys, monkeypatch):
-    monkeypatch.setattr(magics.session, "runtime", lambda: None)
+    monkeypatch.setattr("lazyviz.session.runtime", lambda: None)
     shell.run_line_magic("load_ext", "lazyviz")
 
     assert usage_error(shell, capsys, "%lazy graph") == (
@@ -266,7 +267,7 @@ def test_an_error_of_the_expression_is_shown_as_it_is(lab, capsys):
 
 
 def test_help_lists_every_subcommand(lab, capsys):
-    text = magics.LazyMagics.lazy.__doc__
+    text = magics.LazyMagics.lazy.__doc__ or ""
 
     for command in magics._SUBCOMMANDS:
         assert f"%lazy {command}" in text

@@ -1,9 +1,6 @@
 import gc
-import sys
 import types
 import weakref
-
-import pytest
 
 from lazyviz import postmortem
 from tests.lazyviz.fakes import fake_tensor
@@ -48,7 +45,7 @@ def test_the_tensor_itself_is_freed():
         pair = [hidden, (hidden, 1)]  # noqa: F841
         raise ValueError
 
-    refs = []
+    refs: list[weakref.ref[object]] = []
     error = caught(fails)
     assert refs[0]() is not None
     gc.disable()
@@ -165,14 +162,14 @@ def test_a_finished_generator_is_cleared():
 
 def test_arguments_and_attributes_of_the_exception_are_replaced():
     error = ValueError("bad", fake_tensor(1.0))
-    error.tensor = fake_tensor(2.0)
+    vars(error)["tensor"] = fake_tensor(2.0)
     missing = caught(getattr, fake_tensor(3.0), "misspelt")
 
     postmortem.let_go(error, stand_in)
     postmortem.let_go(missing, stand_in)
 
     assert error.args == ("bad", "stand-in")
-    assert error.tensor == "stand-in"
+    assert vars(error)["tensor"] == "stand-in"
     assert missing.obj == "stand-in"
 
 
@@ -195,16 +192,6 @@ def test_a_chain_that_is_a_circle_ends():
     first.__context__, second.__context__ = second, first
 
     assert postmortem.let_go(first, stand_in) == 0
-
-
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="PEP 709 inlines comprehensions")
-def test_variables_of_inlined_comprehensions_are_replaced():
-    def fails():
-        return [1 / 0 for each in [fake_tensor(1.0)]]
-
-    error = caught(fails)
-
-    assert postmortem.let_go(error, stand_in) == 1
 
 
 def test_class_bodies_and_builtin_frames_do_no_harm():

@@ -121,8 +121,11 @@ def test_attaching_in_the_middle_of_a_cell_records_the_rest(shell, fake):
     session.attach(fake)
     fake.act(fakes.started())
 
-    assert session.finish_cell(None).executions == 1
+    strip = session.finish_cell(None)
     session.close()
+
+    assert strip is not None
+    assert strip.executions == 1
 
 
 def test_a_closed_session_hears_nothing(session, fake):

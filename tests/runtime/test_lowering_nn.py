@@ -1,5 +1,7 @@
 """The lowerings of neural network ops, forward and backward, against torch."""
 
+# ruff: noqa: FBT003 - positional booleans are how aten ops are called
+
 from __future__ import annotations
 
 import pytest
@@ -30,9 +32,13 @@ _, SAVED_MEAN, SAVED_RSTD = aten.native_batch_norm.default(
 RUNNING = (torch.zeros(4), torch.ones(4))
 PLANE = ([2, 1], [1, 0], [1, 1], False, [0, 0], 2)
 TURNED = ([2, 2], [1, 1], [1, 1], True, [1, 0], 1)
-POOLED, PLACES = aten.max_pool2d_with_indices.default(IMAGE, [3, 2], [2, 2], [1, 1], 1, True)
+POOLED, PLACES = aten.max_pool2d_with_indices.default(
+    IMAGE, [3, 2], [2, 2], [1, 1], 1, True
+)
 ATTEND = [numbers(2, 2, 5, 4, seed=k) for k in range(4)]
-ATTENDED = aten._scaled_dot_product_flash_attention_for_cpu.default(*ATTEND[:3], 0.0, True)
+ATTENDED = aten._scaled_dot_product_flash_attention_for_cpu.default(
+    *ATTEND[:3], 0.0, True
+)
 
 CASES = [
     *((getattr(aten, name).default, (X,)) for name in (
@@ -130,7 +136,9 @@ def _label(number: int) -> str:
 @pytest.mark.parametrize("number", range(len(CASES)), ids=_label)
 def test_a_lowering_agrees_with_torch(number):
     func, args, *named = CASES[number]
-    is_half = any(isinstance(arg, torch.Tensor) and arg.dtype is torch.bfloat16 for arg in args)
+    is_half = any(
+        isinstance(arg, torch.Tensor) and arg.dtype is torch.bfloat16 for arg in args
+    )
 
     check(func, *args, rtol=2e-2 if is_half else 1e-4, atol=2e-2 if is_half else 1e-5,
           **(named[0] if named else {}))  # fmt: skip

@@ -124,7 +124,11 @@ READS_AND_WRITES = [
     (aten.scatter.value, (X[0], 0, INDEX, 3)),
     (aten.scatter_add.default, (X[0], 0, INDEX, numbers(2, 4))),
     (aten.scatter_reduce.two, (X[0], 0, INDEX, numbers(2, 4), "mean")),
-    (aten.scatter_reduce.two, (X[0], 0, INDEX, numbers(2, 4), "amax"), {"include_self": False}),
+    (
+        aten.scatter_reduce.two,
+        (X[0], 0, INDEX, numbers(2, 4), "amax"),
+        {"include_self": False},
+    ),
     (aten.masked_scatter.default, (X[0, :2, :3], MASK, numbers(8))),
     (aten.take.default, (X, INDEX - 2)),
     (aten.embedding.default, (numbers(5, 3), INDEX, 1)),

@@ -106,6 +106,8 @@ def pending_roots() -> list[Value]:
 def clear_plans() -> None:
     """Forget which executable belongs to which values; executables stay cached."""
     _plans.clear()
+    _recent.clear()
+    _seen.clear()
 
 
 def _collect() -> tuple[list[Buffer], dict[Value, int], set[int]]:
@@ -181,17 +183,18 @@ def _make_plan(wanted: dict[Value, int], donated: tuple[int, ...], start: int) -
     positions = tuple(leaf.position for leaf in graph.data)
     given_up = frozenset(donated)
     donated_args = [k for k, position in enumerate(positions) if position in given_up]
-    known = compiler.lookup(compiler.graph_key(graph, donated_args, fast=False))
+    key = compiler.graph_key(graph, donated_args, fast=False)
+    known = compiler.lookup(key)
     _tell_captured(graph, len(wanted), start, hit=known is not None)
     if known is not None:
         executable = known
         events.emit(events.CacheHit(fingerprint=graph.fingerprint, step=pending.number))
     else:
-        reason = explain(graph, _recent, dropped=graph.fingerprint in _seen)
+        reason = explain(graph, _recent, dropped=key in _seen)
         executable = compiler.compile_graph(
             graph, donated_args, fast=False, purpose="step", reason=reason
         )
-    _note(graph)
+    _note(graph, key)
     rank = {root: k for k, root in enumerate(graph.roots)}
     return Plan(
         executable,
@@ -205,13 +208,13 @@ def _make_plan(wanted: dict[Value, int], donated: tuple[int, ...], start: int) -
     )
 
 
-def _note(graph: Canonical) -> None:
-    """Remember a graph for explaining the next new one."""
-    if graph.fingerprint not in _seen:
+def _note(graph: Canonical, key: str) -> None:
+    """Remember a graph and its executable's key, for explaining the next new one."""
+    if key not in _seen:
         _recent.append(graph)
         if len(_seen) > _MAX_SEEN:
             _seen.clear()
-        _seen.add(graph.fingerprint)
+        _seen.add(key)
 
 
 def _indices(leaves: tuple[Leaf, ...]) -> Any:

@@ -20,13 +20,10 @@ def explain(graph: Canonical, known: Iterable[Canonical], *, dropped: bool = Fal
     Args:
         graph: The graph of this step.
         known: Graphs of earlier steps; the most similar one is compared, the newest of equals.
-        dropped: Whether this very graph was compiled before.
+        dropped: Whether this very executable was compiled before.
     """
     if dropped:
-        return (
-            "its executable is not in memory any more, or the step overwrites other inputs "
-            "than before"
-        )
+        return "it was compiled before, but its executable is not in memory any more"
     candidates = list(known)
     if not candidates:
         return "the first graph of this process"
@@ -37,6 +34,8 @@ def explain(graph: Canonical, known: Iterable[Canonical], *, dropped: bool = Fal
     )  # fmt: skip
     if similarity < _RELATED:
         return f"a program not seen before{_first_site(graph)}"
+    if before.fingerprint == graph.fingerprint:
+        return "the step overwrites other inputs in place than before; the graph is the same"
     reasons = [
         *_state_became_input(graph, before),
         *_lifted(graph, before),

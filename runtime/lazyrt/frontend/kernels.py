@@ -508,6 +508,11 @@ def _write_out(target: Any, value: Any) -> None:
         for inner, part in zip(target, value, strict=True):
             _write_out(inner, part)
         return
+    if target.device.type != DEVICE_TYPE:
+        raise DeviceError(
+            f"Expected all tensors to be on the same device, but out= is on {target.device}. An "
+            f"op on {DEVICE_TYPE} writes there only. Leave out= away and copy the result."
+        )
     if not torch.can_cast(value.dtype, target.dtype):
         raise RuntimeError(
             f"result type {value.dtype} can't be cast to the desired output type {target.dtype}"

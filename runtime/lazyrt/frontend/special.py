@@ -12,6 +12,7 @@ from lazyrt.execution.transfer import to_device
 from lazyrt.frontend import reads, record
 from lazyrt.frontend.buffers import state_of, value_of
 from lazyrt.frontend.kernels import (
+    component,
     emit,
     make_view,
     resize,
@@ -274,6 +275,23 @@ def set_storage_(
     return self
 
 
+def native_batch_norm(
+    input: torch.Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any,  # noqa: A002
+    training: bool, momentum: float, eps: float,  # noqa: FBT001
+) -> Any:  # fmt: skip
+    """`aten.native_batch_norm`, which updates the running statistics without its schema's word."""
+    args = (input, weight, bias, running_mean, running_var, training, momentum, eps)
+    with lock:
+        key = tuple([component(arg) for arg in args])
+        if not training or running_mean is None or running_var is None:
+            return emit(functional(operation(aten.native_batch_norm.default), key))
+        legit = operation(aten._native_batch_norm_legit_functional.default)
+        *results, mean, variance = functional(legit, key)
+        write(running_mean, mean)
+        write(running_var, variance)
+        return emit(tuple(results))
+
+
 class HostBytes:
     """A storage that was read from a checkpoint and belongs to the device.
 
@@ -348,6 +366,7 @@ SPECIAL: dict[str, Callable[..., Any]] = {
     "equal": equal,
     "lift_fresh": lift_fresh,
     "is_set_to": is_set_to,
+    "native_batch_norm": native_batch_norm,
     "as_strided": as_strided,
     "unfold": unfold,
     "split.Tensor": split,

@@ -1,10 +1,12 @@
 """What a lowering rule is told about its op: types, constants, the random state."""
 
+# torch has no public name for an op's schema.
+# ruff: noqa: SLF001, N818
+
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,8 +21,11 @@ from lazyrt.lowering.dtypes import (
     to_jax_dtype,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
 
-class Unsupported(Exception):  # noqa: N818 - a signal from a rule to its caller
+
+class Unsupported(Exception):
     """A rule does not cover these types or constants; says why."""
 
 
@@ -92,7 +97,11 @@ class OpContext:
         return [cast(value, self.compute) for value in values]
 
     def call(
-        self, func: torch._ops.OpOverload, args: Sequence[Any], types: Sequence[Any], *outs: Aval
+        self,
+        func: torch._ops.OpOverload,
+        args: Sequence[Any],
+        types: Sequence[Any],
+        *outs: Aval,
     ) -> list[Any]:
         """Compute another op, by its rule or its decomposition.
 

@@ -1,19 +1,24 @@
 """Rules of the convolutions."""
 
+# A rule's signature is its op's schema; numbers are those of its formula.
+# ruff: noqa: ARG001, FBT001
+
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lazyrt.lowering.context import OpContext
-from lazyrt.lowering.dtypes import Array
 from lazyrt.lowering.registry import lowers
 from lazyrt.lowering.shaping import expand, pair
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lazyrt.lowering.context import OpContext
+    from lazyrt.lowering.dtypes import Array
 
 
 def _convolve(
@@ -22,7 +27,7 @@ def _convolve(
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
-    transposed: bool,  # noqa: FBT001
+    transposed: bool,
     output_padding: Sequence[int],
     groups: int,
 ) -> Array:
@@ -34,7 +39,9 @@ def _convolve(
         weight = _transposed_kernel(weight, groups)
         extra = pair(output_padding, rank)
         reach = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
-        edges = [(r - p, r - p + e) for r, p, e in zip(reach, padding, extra, strict=True)]
+        edges = [
+            (r - p, r - p + e) for r, p, e in zip(reach, padding, extra, strict=True)
+        ]
         stride, scale = scale, stride
     spatial = "DHW"[-rank:]
     return lax.conv_general_dilated(
@@ -87,11 +94,11 @@ def convolution_backward(
     grad: Array,
     x: Array,
     weight: Array,
-    bias_sizes: Any,  # noqa: ARG001
+    bias_sizes: Any,
     stride: Any,
     padding: Any,
     dilation: Any,
-    transposed: bool,  # noqa: FBT001
+    transposed: bool,
     output_padding: Any,
     groups: int,
     output_mask: Sequence[bool],

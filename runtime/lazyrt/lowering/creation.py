@@ -1,18 +1,23 @@
 """Rules of the ops that make tensors from nothing, or of the type of another."""
 
+# A rule's signature is its op's schema; numbers are those of its formula.
+# ruff: noqa: ARG001
+
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
 import torch
 from jax import lax
 
-from lazyrt.lowering.context import OpContext
 from lazyrt.lowering.dtypes import Array, cast, is_integral, to_jax_dtype
 from lazyrt.lowering.registry import lowers
 from lazyrt.lowering.shaping import expand
+
+if TYPE_CHECKING:
+    from lazyrt.lowering.context import OpContext
 
 
 def _filled(ctx: OpContext, value: Any) -> Array:
@@ -34,12 +39,12 @@ def ones(ctx: OpContext, *_: Any) -> Array:
 
 
 @lowers("aten.full.default", "aten.full_like.default")
-def full(ctx: OpContext, like: Any, value: Any, *_: Any) -> Array:  # noqa: ARG001
+def full(ctx: OpContext, like: Any, value: Any, *_: Any) -> Array:
     return _filled(ctx, value)
 
 
 @lowers("aten.new_full.default")
-def new_full(ctx: OpContext, x: Array, size: Any, value: Any, *_: Any) -> Array:  # noqa: ARG001
+def new_full(ctx: OpContext, x: Array, size: Any, value: Any, *_: Any) -> Array:
     return _filled(ctx, value)
 
 
@@ -49,19 +54,17 @@ def scalar_tensor(ctx: OpContext, value: Any, *_: Any) -> Array:
 
 
 @lowers("aten.arange.default")
-def arange_end(ctx: OpContext, end: Any, *_: Any) -> Array:  # noqa: ARG001
+def arange_end(ctx: OpContext, end: Any, *_: Any) -> Array:
     return _arange(ctx, 0, 1)
 
 
 @lowers("aten.arange.start")
-def arange_start(ctx: OpContext, start: Any, end: Any, *_: Any) -> Array:  # noqa: ARG001
+def arange_start(ctx: OpContext, start: Any, end: Any, *_: Any) -> Array:
     return _arange(ctx, start, 1)
 
 
 @lowers("aten.arange.start_step")
-def arange_step(
-    ctx: OpContext, start: Any, end: Any, step: Any = 1, *_: Any  # noqa: ARG001
-) -> Array:
+def arange_step(ctx: OpContext, start: Any, end: Any, step: Any = 1, *_: Any) -> Array:
     return _arange(ctx, start, step)
 
 
@@ -89,7 +92,9 @@ def _linspace(ctx: OpContext, start: Any, end: Any) -> Array:
         return expand(first, ctx.out.shape)
     width = lax.div(lax.sub(last, first), cast(count - 1, dtype))
     index = lax.iota(np.int64, count)
-    up = lax.add(expand(first, (count,)), lax.mul(cast(index, dtype), expand(width, (count,))))
+    up = lax.add(
+        expand(first, (count,)), lax.mul(cast(index, dtype), expand(width, (count,)))
+    )
     back = cast(lax.sub(lax.full((count,), np.int64(count - 1)), index), dtype)
     down = lax.sub(expand(last, (count,)), lax.mul(back, expand(width, (count,))))
     return lax.select(lax.lt(index, lax.full((count,), np.int64(count // 2))), up, down)
@@ -97,7 +102,7 @@ def _linspace(ctx: OpContext, start: Any, end: Any) -> Array:
 
 @lowers("aten.logspace.default")
 def logspace(
-    ctx: OpContext, start: Any, end: Any, steps: int, base: float = 10.0, *_: Any  # noqa: ARG001
+    ctx: OpContext, start: Any, end: Any, steps: int, base: float = 10.0, *_: Any
 ) -> Array:
     exponents = _linspace(ctx, start, end)
     return lax.pow(lax.full_like(exponents, base), exponents)
@@ -110,7 +115,9 @@ def eye(ctx: OpContext, *_: Any) -> Array:
     return cast(lax.eq(rows, lax.broadcasted_iota(np.int32, shape, 1)), ctx.out.dtype)
 
 
-def _triangle_index(ctx: OpContext, row: int, col: int, offset: int, *, lower: bool) -> Array:
+def _triangle_index(
+    ctx: OpContext, row: int, col: int, offset: int, *, lower: bool
+) -> Array:
     pick = np.tril_indices if lower else np.triu_indices
     rows, columns = pick(row, offset, col)
     return jnp.asarray(np.stack([rows, columns])).astype(ctx.dtype)

@@ -5,12 +5,15 @@ list of simpler ops. Those are evaluated one by one, by rule or by decomposition
 IR that a user sees keeps the op as it was called.
 """
 
+# torch has no public name for an op's schema.
+# ruff: noqa: SLF001, S101
+
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -22,15 +25,15 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lazyrt.lowering.context import Aval, OpContext, Unsupported
-from lazyrt.lowering.dtypes import Array
 from lazyrt.lowering.registry import rule_for
+
+if TYPE_CHECKING:
+    from lazyrt.lowering.dtypes import Array
 
 Evaluate = Callable[..., list[Any]]
 
 _MAX_REMEMBERED = 4096
-_DYNAMIC = frozenset(
-    {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-)
+_DYNAMIC = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
 
 def is_lowerable(func: torch._ops.OpOverload) -> bool:
@@ -223,7 +226,11 @@ def _split(
         takes_device |= argument.name == "device"
         if not argument.kwarg_only:
             positional.append(arg)
-        elif arg is not None and argument.name not in {"layout", "pin_memory", "generator"}:
+        elif arg is not None and argument.name not in {
+            "layout",
+            "pin_memory",
+            "generator",
+        }:
             keywords[argument.name] = arg
     if takes_device:
         keywords["device"] = torch.device("meta")
@@ -239,15 +246,17 @@ def _read(func: torch._ops.OpOverload, graph: torch.fx.Graph) -> _Program:
         if node.op == "placeholder":
             inputs.append(node.name)
         elif node.op == "output":
-            results = _refs(node.args[0], names)
-        elif node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+            found = _refs(node.args[0], names)
+            results = found if isinstance(found, list) else [found]
+        elif node.op == "call_function" and isinstance(
+            node.target, torch._ops.OpOverload
+        ):
             if node.target is func:
                 raise Unsupported("its decomposition leads back to it")
             steps.append(_step(node, names))
         elif node.op != "call_function":
             raise Unsupported(f"its decomposition holds a constant tensor, {node.name}")
-    flat = results if isinstance(results, list) else [results]
-    return _Program(inputs, _needed(steps, flat), flat)
+    return _Program(inputs, _needed(steps, results), results)
 
 
 class _Names:
@@ -339,7 +348,9 @@ def _refs(arg: Any, names: _Names) -> Any:
 
 def _source(node: torch.fx.Node) -> _Ref:
     """Return the step that computes a node, through `operator.getitem`."""
-    if node.op == "call_function" and not isinstance(node.target, torch._ops.OpOverload):
+    if node.op == "call_function" and not isinstance(
+        node.target, torch._ops.OpOverload
+    ):
         parent, index = node.args
         assert isinstance(parent, torch.fx.Node)
         assert isinstance(index, int)

@@ -1,5 +1,7 @@
 """The dtypes of torch and of jax, and how a value gets from one to another."""
 
+# ruff: noqa: S101
+
 from __future__ import annotations
 
 from typing import Any
@@ -143,7 +145,9 @@ def promote(category: list[torch.dtype | None]) -> torch.dtype:
     return result
 
 
-def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dtype | None:
+def _combine(
+    higher: torch.dtype | None, lower: torch.dtype | None
+) -> torch.dtype | None:
     if higher is None or lower is None:
         return higher or lower
     if higher.is_complex:

@@ -1,10 +1,12 @@
 """Rules of the ops that work element by element."""
 
+# A rule's signature is its op's schema; numbers are those of its formula.
+# ruff: noqa: ARG001, PLR2004
+
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +15,6 @@ import torch
 from jax import lax
 from jax.scipy import special
 
-from lazyrt.lowering.context import OpContext
 from lazyrt.lowering.dtypes import (
     Array,
     cast,
@@ -22,7 +23,12 @@ from lazyrt.lowering.dtypes import (
     real_dtype,
 )
 from lazyrt.lowering.registry import lowers, overloads
-from lazyrt.lowering.shaping import broadcast, expand, scalar_like, zeros_like
+from lazyrt.lowering.shaping import broadcast, expand, isnan, scalar_like, zeros_like
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lazyrt.lowering.context import OpContext
 
 _FORMS = ("default", "Tensor", "Scalar", "Tensor_Scalar", "self_Scalar", "other_Scalar",
           "Scalar_Tensor", "Tensor_Tensor", "x_scalar", "n_scalar", "scalar")  # fmt: skip
@@ -124,7 +130,13 @@ for _name, _function in _UNARY.items():
 
 @lowers("aten.abs.default")
 def absolute(ctx: OpContext, x: Array) -> Array:
-    unsigned = ctx.out.dtype in {torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool}
+    unsigned = ctx.out.dtype in {
+        torch.uint8,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+        torch.bool,
+    }
     return x if unsigned else lax.abs(x)
 
 
@@ -134,7 +146,7 @@ def angle(ctx: OpContext, x: Array) -> Array:
         return lax.atan2(lax.imag(x), lax.real(x))
     (x,) = ctx.cast(x)
     result = jnp.where(x < 0, fill(x, math.pi), zeros_like(x))
-    return jnp.where(x != x, x, result)
+    return jnp.where(isnan(x), x, result)
 
 
 @lowers("aten.round.decimals")
@@ -189,7 +201,9 @@ def _zeta(order: Array, x: Array) -> Array:
 
     def is_left(state: Any) -> Array:
         moved = state[1]
-        return jnp.any((moved <= 0) & (moved > fill(x, -1e4)))  # beyond, terms do not matter
+        return jnp.any(
+            (moved <= 0) & (moved > fill(x, -1e4))
+        )  # beyond, terms do not matter
 
     total, moved = lax.while_loop(is_left, advance, (zeros_like(x), x))
     found = total + lax.zeta(order, moved)
@@ -199,7 +213,7 @@ def _zeta(order: Array, x: Array) -> Array:
 
 def _trigamma(x: Array) -> Array:
     """Return the derivative of digamma, by reflection below one half."""
-    is_low = x < 0.5  # noqa: PLR2004
+    is_low = x < 0.5
     value = lax.zeta(fill(x, 2), jnp.where(is_low, 1 - x, x))
     sine = lax.sin(math.pi * x)
     return jnp.where(is_low, math.pi**2 / (sine * sine) - value, value)
@@ -210,13 +224,13 @@ def _trigamma(x: Array) -> Array:
 
 def _predicate(name: str, function: Callable[[Array], Array]) -> None:
     @lowers(*overloads(name, "default"))
-    def rule(ctx: OpContext, x: Array) -> Array:  # noqa: ARG001
+    def rule(ctx: OpContext, x: Array) -> Array:
         return function(x)
 
 
 _PREDICATES: dict[str, Callable[[Array], Array]] = {
-    "isnan": lambda x: lax.ne(x, x), "isinf": jnp.isinf, "isfinite": jnp.isfinite,
-    "isposinf": lambda x: jnp.isposinf(x), "isneginf": lambda x: jnp.isneginf(x),
+    "isnan": isnan, "isinf": jnp.isinf, "isfinite": jnp.isfinite,
+    "isposinf": jnp.isposinf, "isneginf": jnp.isneginf,
     "signbit": lambda x: jnp.signbit(x) if jnp.issubdtype(x.dtype, jnp.floating)
     else (x < 0 if x.dtype != bool else jnp.zeros(x.shape, bool)),
     "isreal": jnp.isreal,
@@ -227,7 +241,7 @@ for _name, _function in _PREDICATES.items():
 
 
 @lowers("aten.bitwise_not.default")
-def bitwise_not(ctx: OpContext, x: Array) -> Array:  # noqa: ARG001
+def bitwise_not(ctx: OpContext, x: Array) -> Array:
     return lax.bitwise_not(x)
 
 
@@ -235,7 +249,8 @@ def bitwise_not(ctx: OpContext, x: Array) -> Array:  # noqa: ARG001
 
 
 def _binary_rule(
-    function: Callable[[Array, Array], Array], dtype_of: Callable[[OpContext], torch.dtype]
+    function: Callable[[Array, Array], Array],
+    dtype_of: Callable[[OpContext], torch.dtype],
 ) -> Callable[..., Array]:
     def rule(ctx: OpContext, x: Any, y: Any) -> Array:
         dtype = dtype_of(ctx)
@@ -275,13 +290,13 @@ def _copysign(x: Array, y: Array) -> Array:
 def _fmin(x: Array, y: Array) -> Array:
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return lax.min(x, y)
-    return jnp.where(x != x, y, jnp.where(y != y, x, lax.min(x, y)))
+    return jnp.where(isnan(x), y, jnp.where(isnan(y), x, lax.min(x, y)))
 
 
 def _fmax(x: Array, y: Array) -> Array:
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return lax.max(x, y)
-    return jnp.where(x != x, y, jnp.where(y != y, x, lax.max(x, y)))
+    return jnp.where(isnan(x), y, jnp.where(isnan(y), x, lax.max(x, y)))
 
 
 def _shift_left(x: Array, y: Array) -> Array:
@@ -318,12 +333,12 @@ def _logaddexp(x: Array, y: Array) -> Array:
 
 def _xlogy(x: Array, y: Array) -> Array:
     product = jnp.where(x == 0, zeros_like(x), x * lax.log(y))
-    return jnp.where(y != y, y, product)
+    return jnp.where(isnan(y), y, product)
 
 
 def _xlog1py(x: Array, y: Array) -> Array:
     product = jnp.where(x == 0, zeros_like(x), x * lax.log1p(y))
-    return jnp.where(y != y, y, product)
+    return jnp.where(isnan(y), y, product)
 
 
 def _hypot(x: Array, y: Array) -> Array:
@@ -410,7 +425,7 @@ def _divide_floats(x: Array, y: Array, rounding: str | None) -> Array:
     exact = lax.div(lax.sub(x, rest), y)
     exact = jnp.where((rest != 0) & ((y < 0) != (rest < 0)), exact - 1, exact)
     floor = lax.floor(exact)
-    floor = jnp.where(exact - floor > 0.5, floor + 1, floor)  # noqa: PLR2004
+    floor = jnp.where(exact - floor > 0.5, floor + 1, floor)
     floor = jnp.where(exact == 0, jnp.copysign(zeros_like(x), quotient), floor)
     return jnp.where(y == 0, quotient, floor)
 
@@ -450,11 +465,13 @@ def power(ctx: OpContext, x: Any, exponent: Any) -> Array:
     dtype = ctx.compute
     if _same(exponent) and not isinstance(exponent, complex):
         small = _SMALL_POWERS.get(exponent)
-        if small is not None and (exponent > 0 or not is_integral(dtype)) and (
-            exponent == int(exponent) or not is_integral(dtype)
+        if (
+            small is not None
+            and (exponent > 0 or not is_integral(dtype))
+            and (exponent == int(exponent) or not is_integral(dtype))
         ):
             return small(cast(x, dtype))
-        if float(exponent).is_integer() and abs(exponent) <= 64 and exponent >= 0:  # noqa: PLR2004
+        if float(exponent).is_integer() and abs(exponent) <= 64 and exponent >= 0:
             return lax.integer_pow(cast(x, dtype), int(exponent))
     x, y = broadcast(cast(x, dtype), cast(exponent, dtype))
     return _integer_power(x, y) if is_integral(dtype) else lax.pow(x, y)
@@ -489,7 +506,9 @@ def masked_fill(ctx: OpContext, x: Array, mask: Array, value: Any) -> Array:
     return where(ctx, mask, value, x)
 
 
-@lowers("aten.clamp.default", "aten.clamp.Tensor", "aten.clip.default", "aten.clip.Tensor")
+@lowers(
+    "aten.clamp.default", "aten.clamp.Tensor", "aten.clip.default", "aten.clip.Tensor"
+)
 def clamp(ctx: OpContext, x: Array, low: Any = None, high: Any = None) -> Array:
     (x,) = ctx.cast(x)
     if low is not None:
@@ -536,7 +555,11 @@ def addcdiv(ctx: OpContext, x: Array, a: Array, b: Array, value: Any = 1) -> Arr
 
 @lowers("aten.nan_to_num.default")
 def nan_to_num(
-    ctx: OpContext, x: Array, nan: float | None, posinf: float | None, neginf: float | None
+    ctx: OpContext,
+    x: Array,
+    nan: float | None,
+    posinf: float | None,
+    neginf: float | None,
 ) -> Array:
     if is_integral(ctx.out.dtype):
         return x
@@ -556,53 +579,53 @@ def nan_to_num(
         "aten.detach.default", "aten.lift_fresh.default", "aten.lift_fresh_copy.default",
         "aten.contiguous.default", "aten.alias_copy.default", "aten.detach_copy.default",
         "aten.lift.default")  # fmt: skip
-def identity(ctx: OpContext, x: Array, *_: Any) -> Array:  # noqa: ARG001
+def identity(ctx: OpContext, x: Array, *_: Any) -> Array:
     return x
 
 
 @lowers("aten.copy.default")
-def copy(ctx: OpContext, x: Array, source: Array, *_: Any) -> Array:  # noqa: ARG001
+def copy(ctx: OpContext, x: Array, source: Array, *_: Any) -> Array:
     return expand(cast(source, ctx.out.dtype), ctx.out.shape)
 
 
 @lowers("aten.fill.Scalar", "aten.fill.Tensor")
-def fill_with(ctx: OpContext, x: Array, value: Any) -> Array:  # noqa: ARG001
+def fill_with(ctx: OpContext, x: Array, value: Any) -> Array:
     return expand(cast(value, ctx.out.dtype), ctx.out.shape)
 
 
 @lowers("aten.zero.default")
-def zero(ctx: OpContext, x: Array) -> Array:  # noqa: ARG001
+def zero(ctx: OpContext, x: Array) -> Array:
     return lax.full(ctx.out.shape, 0, ctx.dtype)
 
 
 @lowers("aten.complex.default")
-def make_complex(ctx: OpContext, real: Array, imag: Array) -> Array:  # noqa: ARG001
+def make_complex(ctx: OpContext, real: Array, imag: Array) -> Array:
     return lax.complex(*broadcast(real, imag))
 
 
 @lowers("aten.polar.default")
-def polar(ctx: OpContext, size: Array, angle_: Array) -> Array:  # noqa: ARG001
+def polar(ctx: OpContext, size: Array, angle_: Array) -> Array:
     size, angle_ = broadcast(size, angle_)
     return lax.complex(lax.mul(size, lax.cos(angle_)), lax.mul(size, lax.sin(angle_)))
 
 
 @lowers("aten.real.default")
-def real(ctx: OpContext, x: Array) -> Array:  # noqa: ARG001
+def real(ctx: OpContext, x: Array) -> Array:
     return lax.real(x) if jnp.iscomplexobj(x) else x
 
 
 @lowers("aten.imag.default")
-def imag(ctx: OpContext, x: Array) -> Array:  # noqa: ARG001
+def imag(ctx: OpContext, x: Array) -> Array:
     return lax.imag(x)
 
 
 @lowers("aten.view_as_real.default", "aten.view_as_real_copy.default")
-def view_as_real(ctx: OpContext, x: Array) -> Array:  # noqa: ARG001
+def view_as_real(ctx: OpContext, x: Array) -> Array:
     return jnp.stack([lax.real(x), lax.imag(x)], axis=-1)
 
 
 @lowers("aten.view_as_complex.default", "aten.view_as_complex_copy.default")
-def view_as_complex(ctx: OpContext, x: Array) -> Array:  # noqa: ARG001
+def view_as_complex(ctx: OpContext, x: Array) -> Array:
     return lax.complex(x[..., 0], x[..., 1])
 
 

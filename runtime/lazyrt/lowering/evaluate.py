@@ -1,15 +1,16 @@
 """Applying an op's rule: arguments in, results of the declared types out."""
 
+# torch has no public name for an op's schema.
+# ruff: noqa: SLF001
+
 from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
-import torch
 
 from lazyrt.errors import LazyRuntimeError, LoweringError, NoLoweringError
 from lazyrt.lowering import (  # noqa: F401 - each module registers its rules
@@ -33,6 +34,11 @@ from lazyrt.lowering import (  # noqa: F401 - each module registers its rules
 from lazyrt.lowering.context import Aval, OpContext, Unsupported, describe_types
 from lazyrt.lowering.dtypes import Array, cast, has_jax_dtype, to_torch_dtype
 from lazyrt.lowering.registry import rule_for, rules
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
 
 
 def evaluate(

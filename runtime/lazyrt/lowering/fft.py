@@ -1,17 +1,24 @@
 """Rules of the Fourier transforms."""
 
+# A rule's signature is its op's schema; numbers are those of its formula.
+# ruff: noqa: ARG001, FBT001
+
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 from jax import lax
 
-from lazyrt.lowering.context import OpContext
 from lazyrt.lowering.dtypes import Array, complex_dtype, to_jax_dtype, to_torch_dtype
 from lazyrt.lowering.registry import lowers
 from lazyrt.lowering.shaping import axis, scalar_like
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lazyrt.lowering.context import OpContext
 
 _ROOT, _FULL = 1, 2  # torch's normalisation modes; 0 leaves the sums as they are
 
@@ -43,7 +50,7 @@ def _as_complex(x: Array) -> Array:
 
 @lowers("aten._fft_c2c.default")
 def fft_c2c(
-    ctx: OpContext, x: Array, dim: Sequence[int], normalization: int, forward: bool  # noqa: ARG001, FBT001
+    ctx: OpContext, x: Array, dim: Sequence[int], normalization: int, forward: bool
 ) -> Array:
     count = math.prod(x.shape[d] for d in dim)
     return _scaled(_transform(x, dim, forward=forward), normalization, count)
@@ -51,7 +58,7 @@ def fft_c2c(
 
 @lowers("aten._fft_r2c.default")
 def fft_r2c(
-    ctx: OpContext, x: Array, dim: Sequence[int], normalization: int, onesided: bool  # noqa: FBT001
+    ctx: OpContext, x: Array, dim: Sequence[int], normalization: int, onesided: bool
 ) -> Array:
     count = math.prod(x.shape[d] for d in dim)
     result = _transform(_as_complex(x), dim, forward=True)
@@ -71,5 +78,3 @@ def fft_c2r(
     real = lax.fft(moved, lax.FftType.IRFFT, (last_dim_size,)) * last_dim_size
     count = math.prod(ctx.out.shape[d] for d in dim)
     return _scaled(jnp.moveaxis(real, -1, last), normalization, count)
-
-

@@ -1,15 +1,21 @@
 """Rules of the foreach ops, derived from those of the ops that they repeat."""
 
+# A rule's signature is its op's schema; numbers are those of its formula.
+# ruff: noqa: ARG001, S101, SLF001
+
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lazyrt.lowering.context import Aval, OpContext
-from lazyrt.lowering.dtypes import Array
 from lazyrt.lowering.registry import Rule, lowers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lazyrt.lowering.dtypes import Array
 
 # The overload of the single op that an overload of the foreach op repeats, where it is not
 # simply Tensor for List, Scalar for Scalar and ScalarList.
@@ -95,6 +101,6 @@ def addc_tensor(
 
 @lowers("aten._foreach_copy.default")
 def foreach_copy(
-    ctx: OpContext, tensors: Sequence[Array], sources: Sequence[Array], *_: Any  # noqa: ARG001
+    ctx: OpContext, tensors: Sequence[Array], sources: Sequence[Array], *_: Any
 ) -> list[Array]:
     return list(sources)

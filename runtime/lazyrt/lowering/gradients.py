@@ -1,10 +1,12 @@
 """Rules of backward ops, as the transpose of their forward op's lowering."""
 
+# A rule's signature is its op's schema; numbers are those of its formula.
+# ruff: noqa: ARG001, FBT001
+
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +14,18 @@ import torch
 from jax import lax
 
 from lazyrt.lowering.context import Aval, OpContext, Unsupported
-from lazyrt.lowering.dtypes import Array, cast, opmath_dtype, to_jax_dtype, to_torch_dtype
+from lazyrt.lowering.dtypes import (
+    Array,
+    cast,
+    opmath_dtype,
+    to_jax_dtype,
+    to_torch_dtype,
+)
 from lazyrt.lowering.registry import lowers
 from lazyrt.lowering.shaping import broadcast, expand
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
 
 aten = torch.ops.aten
 
@@ -32,14 +43,17 @@ def _upsample_backward(ctx: OpContext, grad: Array, *rest: Any) -> Array:
     source = Aval(tuple(shape), ctx.compute)
 
     def run(x: Array) -> Array:
-        result: Array = ctx.call(
-            forward, [x, size, *options], [source, size, *options], _aval(grad)
-        )[0]
+        args, types = [x, size, *options], [source, size, *options]
+        result: Array = ctx.call(forward, args, types, _aval(grad))[0]
         return result
 
-    pull = jax.linear_transpose(run, jax.ShapeDtypeStruct(shape, to_jax_dtype(ctx.compute)))
-    (d_x,) = pull(grad)
-    return d_x
+    return _transposed(run, jnp.zeros(shape, to_jax_dtype(ctx.compute)), grad)
+
+
+def _transposed(run: Callable[[Array], Array], x: Array, grad: Array) -> Array:
+    """Return what a linear function passes back; of `x` only the type matters."""
+    gradient: Array = jax.linear_transpose(run, x)(grad)[0]
+    return gradient
 
 
 for _kind in ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "bicubic2d",
@@ -49,7 +63,9 @@ for _kind in ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "
     lowers(f"aten.{_op}_backward.default")(_upsample_backward)
 
 
-def _pad_backward(ctx: OpContext, grad: Array, x: Array, padding: Sequence[int]) -> Array:
+def _pad_backward(
+    ctx: OpContext, grad: Array, x: Array, padding: Sequence[int]
+) -> Array:
     """Transpose a padding that repeats elements of its input."""
     name = ctx.name.split(".")[1].removesuffix("_backward")
     forward = getattr(aten, name).default
@@ -61,9 +77,7 @@ def _pad_backward(ctx: OpContext, grad: Array, x: Array, padding: Sequence[int])
         )[0]
         return result
 
-    pull = jax.linear_transpose(run, x)
-    (d_x,) = pull(grad)
-    return d_x
+    return _transposed(run, x, grad)
 
 
 for _rank in (1, 2, 3):
@@ -76,7 +90,9 @@ def _mask(gradients: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
     return [gradient if is_wanted else None for gradient, is_wanted in pairs]
 
 
-@lowers("aten.grid_sampler_2d_backward.default", "aten.grid_sampler_3d_backward.default")
+@lowers(
+    "aten.grid_sampler_2d_backward.default", "aten.grid_sampler_3d_backward.default"
+)
 def grid_sampler_backward(
     ctx: OpContext,
     grad: Array,
@@ -84,7 +100,7 @@ def grid_sampler_backward(
     grid: Array,
     interpolation: int,
     padding: int,
-    align_corners: bool,  # noqa: FBT001
+    align_corners: bool,
     output_mask: Sequence[bool],
 ) -> list[Any]:
     name = ctx.name.split(".")[1].removesuffix("_backward")
@@ -93,7 +109,10 @@ def grid_sampler_backward(
 
     def run(value: Array, where: Array) -> Array:
         result: Array = ctx.call(
-            forward, [value, where, *options], [_aval(x), _aval(grid), *options], _aval(grad)
+            forward,
+            [value, where, *options],
+            [_aval(x), _aval(grid), *options],
+            _aval(grad),
         )[0]
         return result
 
@@ -125,9 +144,9 @@ def flash_attention_backward(
     key: Array,
     value: Array,
     out: Array,
-    logsumexp: Array,  # noqa: ARG001
+    logsumexp: Array,
     dropout_p: float,
-    is_causal: bool,  # noqa: FBT001
+    is_causal: bool,
     attn_mask: Array | None = None,
     scale: float | None = None,
 ) -> tuple[Array, ...]:
@@ -148,13 +167,17 @@ def flash_attention_backward(
     total = jnp.sum(grad * out, axis=-1, keepdims=True)
     d_scores = weights * (d_weights - total) * factor
     d_query = jnp.einsum("bhqk,bhkd->bhqd", d_scores, key, precision=exact)
-    return d_query, jnp.einsum("bhqk,bhqd->bhkd", d_scores, query, precision=exact), d_value
-
-
+    return (
+        d_query,
+        jnp.einsum("bhqk,bhqd->bhkd", d_scores, query, precision=exact),
+        d_value,
+    )
 
 
 @lowers("aten.max_unpool2d.default", "aten.max_unpool3d.default")
-def max_unpool(ctx: OpContext, x: Array, where: Array, size: Sequence[int], *_: Any) -> Array:
+def max_unpool(
+    ctx: OpContext, x: Array, where: Array, size: Sequence[int], *_: Any
+) -> Array:
     rank = len(size)
     lead = ctx.out.shape[:-rank]
     rows = 1
@@ -172,12 +195,10 @@ def max_unpool(ctx: OpContext, x: Array, where: Array, size: Sequence[int], *_: 
 
 
 _ZEROS, _BORDER = 0, 1  # padding modes of grid_sample; 2 reflects
-_BILINEAR, _NEAREST = 0, 1
+_NEAREST = 1  # interpolation mode; 0 is bilinear
 
 
-def _source_index(
-    x: Array, size: int, padding: int, align_corners: bool  # noqa: FBT001
-) -> Array:
+def _source_index(x: Array, size: int, padding: int, align_corners: bool) -> Array:
     """Return where a coordinate in [-1, 1] falls among `size` elements."""
     x = (x + 1) / 2 * (size - 1) if align_corners else ((x + 1) * size - 1) / 2
     if padding == _ZEROS:
@@ -201,17 +222,15 @@ def grid_sampler_3d(
     grid: Array,
     interpolation: int,
     padding: int,
-    align_corners: bool,  # noqa: FBT001
+    align_corners: bool,
 ) -> Array:
     sizes = x.shape[2:][::-1]  # the grid's coordinates are x, y, z
     grid = cast(grid, ctx.compute)
     places = [
-        _source_index(grid[..., k], size, padding, align_corners) for k, size in enumerate(sizes)
+        _source_index(grid[..., k], size, padding, align_corners)
+        for k, size in enumerate(sizes)
     ]
-    if interpolation == _NEAREST:
-        corners = [([jnp.round(place) for place in places], None)]
-    else:
-        corners = list(_corners(places))
+    corners = _nearest(places) if interpolation == _NEAREST else _corners(places)
     result = jnp.zeros(ctx.out.shape, to_jax_dtype(ctx.compute))
     for corner, weight in corners:
         inside = jnp.ones(grid.shape[:-1], bool)
@@ -221,14 +240,21 @@ def grid_sampler_3d(
             index.append(jnp.clip(place, 0, size - 1).astype(jnp.int64))
         batch = jnp.arange(x.shape[0]).reshape(-1, 1, 1, 1)
         picked = x[batch, :, index[2], index[1], index[0]]
-        factor = inside if weight is None else jnp.where(inside, weight, 0)
+        factor = jnp.where(inside, weight, 0)
         result = result + jnp.moveaxis(picked * factor[..., None], -1, 1)
     return result
+
+
+def _nearest(places: Sequence[Array]) -> Iterator[tuple[list[Array], Array]]:
+    """Yield the element closest to a point, with its whole weight."""
+    yield [jnp.round(place) for place in places], jnp.ones_like(places[0])
 
 
 def _corners(places: Sequence[Array]) -> Iterator[tuple[list[Array], Array]]:
     """Yield the eight elements around a point, and the share of each."""
     for bits in itertools.product((0, 1), repeat=3):
-        corner = [jnp.floor(place) + bit for place, bit in zip(places, bits, strict=True)]
+        corner = [
+            jnp.floor(place) + bit for place, bit in zip(places, bits, strict=True)
+        ]
         shares = [1 - lax.abs(p - c) for p, c in zip(places, corner, strict=True)]
         yield corner, shares[0] * shares[1] * shares[2]

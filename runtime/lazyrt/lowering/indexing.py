@@ -1,10 +1,12 @@
 """Rules of the ops that read or write where an index says."""
 
+# A rule's signature is its op's schema; numbers are those of its formula.
+# ruff: noqa: ARG001, FBT001, FBT002, PLR2004, S101
+
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,14 +18,25 @@ from lazyrt.lowering.dtypes import Array, cast, to_jax_dtype, to_torch_dtype
 from lazyrt.lowering.registry import lowers
 from lazyrt.lowering.shaping import axis, expand, iota_along, scalar_like, zeros_like
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 # torch raises for an index out of range. A compiled program cannot: reads stay inside the
 # tensor, writes outside of it are dropped.
 _READ = "clip"
 
 
 def _refuse_masks(indices: Sequence[Array | None]) -> None:
-    if any(index is not None and index.dtype.name in {"bool", "uint8"} for index in indices):
+    if any(
+        index is not None and index.dtype.name in {"bool", "uint8"} for index in indices
+    ):
         raise Unsupported("how many elements a mask picks depends on data")
+
+
+def _add(place: Any, values: Array) -> Array:
+    """Add values at places of an array; for booleans a sum is an or."""
+    result: Array = place.max(values) if values.dtype == bool else place.add(values)
+    return result
 
 
 def _where(indices: Sequence[Array | None]) -> tuple[Any, ...]:
@@ -31,7 +44,7 @@ def _where(indices: Sequence[Array | None]) -> tuple[Any, ...]:
 
 
 @lowers("aten.index.Tensor", "aten._unsafe_index.Tensor")
-def index_tensor(ctx: OpContext, x: Array, indices: Sequence[Array | None]) -> Array:  # noqa: ARG001
+def index_tensor(ctx: OpContext, x: Array, indices: Sequence[Array | None]) -> Array:
     _refuse_masks(indices)
     return x.at[_where(indices)].get(mode=_READ, wrap_negative_indices=True)
 
@@ -43,7 +56,7 @@ def index_put(
     x: Array,
     indices: Sequence[Array | None],
     values: Array,
-    accumulate: bool = False,  # noqa: FBT001, FBT002
+    accumulate: bool = False,
     *_: Any,
 ) -> Array:
     values = cast(values, ctx.out.dtype)
@@ -52,7 +65,7 @@ def index_put(
         return _put_masked(x, indices, values, accumulate=accumulate)
     _refuse_masks(indices)
     place = x.at[_where(indices)]
-    return place.add(values) if accumulate else place.set(values)
+    return _add(place, values) if accumulate else place.set(values)
 
 
 def _put_masked(
@@ -68,7 +81,7 @@ def _put_masked(
     return lax.select(expand(mask, x.shape), x + value if accumulate else value, x)
 
 
-@lowers("aten.index_select.default", "aten.index_select_backward.default")
+@lowers("aten.index_select.default")
 def index_select(ctx: OpContext, x: Array, dim: int, index: Array) -> Array:
     if x.ndim == 0:
         return expand(x, ctx.out.shape)
@@ -86,14 +99,17 @@ def index_add(
 ) -> Array:
     source = cast(source, ctx.out.dtype)
     if not isinstance(alpha, (int, float)) or alpha != 1:
-        source = lax.mul(source, expand(cast(alpha, ctx.out.dtype), source.shape))
+        factor = expand(cast(alpha, ctx.out.dtype), source.shape)
+        source = source & factor if x.dtype == bool else lax.mul(source, factor)
     if x.ndim == 0:
         return x + lax.reshape(source, ())
-    return x.at[_rows(x, dim, index)].add(source)
+    return _add(x.at[_rows(x, dim, index)], source)
 
 
 @lowers("aten.index_copy.default")
-def index_copy(ctx: OpContext, x: Array, dim: int, index: Array, source: Array) -> Array:
+def index_copy(
+    ctx: OpContext, x: Array, dim: int, index: Array, source: Array
+) -> Array:
     source = cast(source, ctx.out.dtype)
     if x.ndim == 0:
         return lax.reshape(source, ())
@@ -114,7 +130,7 @@ def index_reduce(
     index: Array,
     source: Array,
     reduce: str,
-    include_self: bool = True,  # noqa: FBT001, FBT002
+    include_self: bool = True,
 ) -> Array:
     where = _rows(x, dim, index) if x.ndim else ()
     source = source if x.ndim else lax.reshape(source, ())
@@ -125,7 +141,8 @@ def _elements(x: Array, dim: int, index: Array) -> tuple[Any, ...]:
     """Return the full index of the elements that gather and scatter mean."""
     d = axis(dim, x.ndim)
     return tuple(
-        index if k == d else iota_along(index.shape, k, index.dtype) for k in range(x.ndim)
+        index if k == d else iota_along(index.shape, k, index.dtype)
+        for k in range(x.ndim)
     )
 
 
@@ -139,17 +156,21 @@ def gather(ctx: OpContext, x: Array, dim: int, index: Array, *_: Any) -> Array:
 
 
 @lowers("aten.take.default")
-def take(ctx: OpContext, x: Array, index: Array) -> Array:  # noqa: ARG001
-    return lax.reshape(x, (x.size,)).at[index].get(mode=_READ, wrap_negative_indices=True)
+def take(ctx: OpContext, x: Array, index: Array) -> Array:
+    return (
+        lax.reshape(x, (x.size,)).at[index].get(mode=_READ, wrap_negative_indices=True)
+    )
 
 
 @lowers("aten.put.default")
 def put(
-    ctx: OpContext, x: Array, index: Array, source: Array, accumulate: bool = False  # noqa: FBT001, FBT002
+    ctx: OpContext, x: Array, index: Array, source: Array, accumulate: bool = False
 ) -> Array:
     place = lax.reshape(x, (x.size,)).at[lax.reshape(index, (index.size,))]
     source = lax.reshape(cast(source, ctx.out.dtype), (source.size,))
-    return lax.reshape(place.add(source) if accumulate else place.set(source), x.shape)
+    return lax.reshape(
+        _add(place, source) if accumulate else place.set(source), x.shape
+    )
 
 
 def _scattered(x: Array, source: Array, index: Array) -> Array:
@@ -168,11 +189,13 @@ def scatter(ctx: OpContext, x: Array, dim: int, index: Array, source: Any) -> Ar
 
 
 @lowers("aten.scatter_add.default")
-def scatter_add(ctx: OpContext, x: Array, dim: int, index: Array, source: Array) -> Array:
+def scatter_add(
+    ctx: OpContext, x: Array, dim: int, index: Array, source: Array
+) -> Array:
     source = cast(source, ctx.out.dtype)
     if x.ndim == 0:
         return x + lax.reshape(source, ())
-    return x.at[_elements(x, dim, index)].add(_scattered(x, source, index))
+    return _add(x.at[_elements(x, dim, index)], _scattered(x, source, index))
 
 
 @lowers("aten.scatter.reduce", "aten.scatter.value_reduce")
@@ -198,11 +221,13 @@ def scatter_reduce(
     index: Array,
     source: Array,
     reduce: str,
-    include_self: bool = True,  # noqa: FBT001, FBT002
+    include_self: bool = True,
 ) -> Array:
     source = cast(source, ctx.out.dtype)
     if x.ndim == 0:
-        return _reduce_into(x, (), lax.reshape(source, ()), reduce, include_self=include_self)
+        return _reduce_into(
+            x, (), lax.reshape(source, ()), reduce, include_self=include_self
+        )
     source = _scattered(x, source, index)
     where = _elements(x, dim, index)
     return _reduce_into(x, where, source, reduce, include_self=include_self)
@@ -217,9 +242,9 @@ def _reduce_into(
         start = x.at[where].set(_neutral(x, reduce))
     place = start.at[where]
     if reduce in {"sum", "add"}:
-        return place.add(source)
+        return _add(place, source)
     if reduce in {"prod", "multiply"}:
-        return place.multiply(source)
+        return place.min(source) if x.dtype == bool else place.multiply(source)
     if reduce == "amax":
         return place.max(source)
     if reduce == "amin":
@@ -228,7 +253,11 @@ def _reduce_into(
     counts = counts.at[where].add(jnp.ones((), x.dtype))
     counts = lax.max(counts, scalar_like(counts, 1))
     total = place.add(source)
-    return total // counts if jnp.issubdtype(x.dtype, jnp.integer) else lax.div(total, counts)
+    return (
+        total // counts
+        if jnp.issubdtype(x.dtype, jnp.integer)
+        else lax.div(total, counts)
+    )
 
 
 def _neutral(x: Array, reduce: str) -> Array:
@@ -258,13 +287,15 @@ def masked_scatter(ctx: OpContext, x: Array, mask: Array, source: Array) -> Arra
 
 @lowers("aten.masked_scatter_backward.default")
 def masked_scatter_backward(
-    ctx: OpContext, grad: Array, mask: Array, sizes: Sequence[int]  # noqa: ARG001
+    ctx: OpContext, grad: Array, mask: Array, sizes: Sequence[int]
 ) -> Array:
     flat = lax.reshape(expand(mask, grad.shape), (grad.size,))
     count = math.prod(ctx.out.shape)
     place = lax.cumsum(lax.convert_element_type(flat, np.int64), 0) - 1
     place = jnp.where(flat, place, count)  # dropped: out of range
-    result = jnp.zeros((count,), grad.dtype).at[place].set(lax.reshape(grad, (grad.size,)))
+    result = (
+        jnp.zeros((count,), grad.dtype).at[place].set(lax.reshape(grad, (grad.size,)))
+    )
     return lax.reshape(result, ctx.out.shape)
 
 
@@ -272,7 +303,7 @@ def masked_scatter_backward(
 
 
 @lowers("aten.embedding.default")
-def embedding(ctx: OpContext, weight: Array, indices: Array, *_: Any) -> Array:  # noqa: ARG001
+def embedding(ctx: OpContext, weight: Array, indices: Array, *_: Any) -> Array:
     return weight.at[indices].get(mode=_READ)
 
 
@@ -283,13 +314,15 @@ def embedding_dense_backward(
     indices: Array,
     num_weights: int,
     padding_idx: int,
-    scale_grad_by_freq: bool,  # noqa: FBT001
+    scale_grad_by_freq: bool,
 ) -> Array:
     grad = cast(grad, ctx.compute)
     rows = lax.reshape(indices, (indices.size,))
     grad = lax.reshape(grad, (rows.size, grad.shape[-1]))
     if padding_idx >= 0:
-        rows = jnp.where(rows == padding_idx, num_weights, rows)  # dropped: out of range
+        rows = jnp.where(
+            rows == padding_idx, num_weights, rows
+        )  # dropped: out of range
     if scale_grad_by_freq:
         counts = jnp.zeros((num_weights,), grad.dtype).at[rows].add(1)
         grad = grad / jnp.expand_dims(counts.at[rows].get(mode="fill", fill_value=1), 1)
@@ -306,30 +339,34 @@ def embedding_bag(
     weight: Array,
     indices: Array,
     offsets: Array,
-    scale_grad_by_freq: bool = False,  # noqa: ARG001, FBT001, FBT002
+    scale_grad_by_freq: bool = False,
     mode: int = 0,
-    sparse: bool = False,  # noqa: ARG001, FBT001, FBT002
+    sparse: bool = False,
     per_sample_weights: Array | None = None,
-    include_last_offset: bool = False,  # noqa: FBT001, FBT002
+    include_last_offset: bool = False,
     padding_idx: int = -1,
-) -> tuple[Array, Array, Array, Array]:
+) -> tuple[Array, ...]:
     bags, width = ctx.out.shape
     rows = cast(weight.at[indices].get(mode=_READ), ctx.compute)
     if per_sample_weights is not None:
         rows = rows * jnp.expand_dims(cast(per_sample_weights, ctx.compute), 1)
     starts = offsets[:bags] if include_last_offset else offsets
-    bag = jnp.searchsorted(starts, lax.iota(starts.dtype, indices.size), side="right") - 1
+    bag = (
+        jnp.searchsorted(starts, lax.iota(starts.dtype, indices.size), side="right") - 1
+    )
     kept = indices != padding_idx if padding_idx >= 0 else jnp.ones(indices.shape, bool)
     place = jnp.where(kept, bag, bags)  # beyond the last bag: dropped
     sizes = jnp.zeros((bags,), np.int64).at[place].add(1)
     result = jnp.zeros((bags, width), rows.dtype)
     largest = jnp.zeros((bags, width), np.int64)
-    if mode == 2:  # noqa: PLR2004
+    if mode == 2:
         top = jnp.full_like(result, -np.inf).at[place].max(rows)
         result = jnp.where(sizes[:, None] > 0, top, 0)
         hit = rows == result.at[bag].get(mode=_READ)
-        last = jnp.iinfo(np.int64).max
-        order = jnp.where(hit, jnp.expand_dims(lax.iota(np.int64, indices.size), 1), last)
+        last = np.iinfo(np.int64).max
+        order = jnp.where(
+            hit, jnp.expand_dims(lax.iota(np.int64, indices.size), 1), last
+        )
         first = jnp.full((bags, width), last).at[place].min(order)
         largest = jnp.where(first == last, -1, indices.at[first].get(mode=_READ))
     else:
@@ -337,7 +374,10 @@ def embedding_bag(
         if mode == 1:
             result = result / jnp.maximum(sizes, 1)[:, None]
     spare = (bag, sizes, largest)
-    return (result, *(_shaped(x, out) for x, out in zip(spare, ctx.outs[1:], strict=True)))
+    return (
+        result,
+        *(_shaped(x, out) for x, out in zip(spare, ctx.outs[1:], strict=True)),
+    )
 
 
 def _shaped(x: Array, out: Any) -> Array:
@@ -356,14 +396,14 @@ def embedding_bag_dense_backward(
     sizes: Array,
     largest: Array,
     num_weights: int,
-    scale_grad_by_freq: bool,  # noqa: FBT001
+    scale_grad_by_freq: bool,
     mode: int,
     per_sample_weights: Array | None,
     padding_idx: int = -1,
 ) -> Array:
     grad = cast(grad, ctx.compute)
     table = jnp.zeros((num_weights, grad.shape[-1]), grad.dtype)
-    if mode == 2:  # noqa: PLR2004
+    if mode == 2:
         columns = lax.broadcasted_iota(np.int64, largest.shape, 1)
         return table.at[jnp.where(largest < 0, num_weights, largest), columns].add(grad)
     rows = grad.at[bag].get(mode=_READ)
@@ -389,15 +429,17 @@ def embedding_bag_backward(
     sizes: Array,
     largest: Array,
     num_weights: int,
-    scale_grad_by_freq: bool,  # noqa: FBT001
+    scale_grad_by_freq: bool,
     mode: int,
-    sparse: bool,  # noqa: FBT001
+    sparse: bool,
     per_sample_weights: Array | None,
     padding_idx: int = -1,
 ) -> Array:
     if sparse:
         raise Unsupported("its gradient is sparse")
-    if bag.size != indices.size:  # torch leaves it out where the kernel does not need it
+    if (
+        bag.size != indices.size
+    ):  # torch leaves it out where the kernel does not need it
         index = lax.iota(offsets.dtype, indices.size)
         bag = jnp.searchsorted(offsets, index, side="right") - 1
     return embedding_bag_dense_backward(
@@ -414,7 +456,7 @@ def embedding_bag_weights_backward(
     indices: Array,
     offsets: Array,
     bag: Array,
-    mode: int,  # noqa: ARG001
+    mode: int,
     padding_idx: int = -1,
 ) -> Array:
     if bag.size != indices.size:
@@ -436,7 +478,9 @@ def nonzero_static(ctx: OpContext, x: Array, size: int, fill_value: int = -1) ->
 
 
 @lowers("aten.repeat_interleave.Tensor")
-def repeat_interleave(ctx: OpContext, repeats: Array, output_size: int | None = None) -> Array:
+def repeat_interleave(
+    ctx: OpContext, repeats: Array, output_size: int | None = None
+) -> Array:
     if output_size is None:
         raise Unsupported("how long its result is depends on data; give output_size")
     ends = lax.cumsum(lax.convert_element_type(repeats, np.int64), 0)
@@ -445,6 +489,6 @@ def repeat_interleave(ctx: OpContext, repeats: Array, output_size: int | None = 
 
 @lowers("aten._linalg_check_errors.default", "aten._assert_async.default",
         "aten._assert_async.msg", "aten._assert_tensor_metadata.default")  # fmt: skip
-def assertion(ctx: OpContext, *_: Any) -> list[Array]:  # noqa: ARG001
+def assertion(ctx: OpContext, *_: Any) -> list[Array]:
     # A compiled program has no way to raise; the results show what went wrong.
     return []

@@ -1,9 +1,11 @@
 """Rules of matrix products and of linear algebra."""
 
+# A rule's signature is its op's schema; numbers are those of its formula.
+# ruff: noqa: ARG001, FBT001, FBT002, PLR2004
+
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,9 @@ from lazyrt.lowering.dtypes import Array, cast, to_jax_dtype
 from lazyrt.lowering.reductions import norm_of
 from lazyrt.lowering.registry import lowers
 from lazyrt.lowering.shaping import broadcast, expand, scalar_like
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def contract(ctx: OpContext, a: Array, b: Array, batch: int = 0) -> Array:
@@ -102,13 +107,14 @@ def addr(
 ) -> Array:
     a, b = ctx.cast(a, b)
     outer = lax.expand_dims(a, (1,)), lax.expand_dims(b, (0,))
-    product = lax.mul(*broadcast(*outer)) if a.dtype != bool else outer[0] & outer[1]
+    left, right = broadcast(*outer)
+    product = left & right if left.dtype == bool else lax.mul(left, right)
     return _combine(ctx, x, product, beta, alpha)
 
 
 @lowers("aten.matmul.default")
 def matmul(ctx: OpContext, a: Array, b: Array) -> Array:
-    if a.ndim <= 2 and b.ndim <= 2:  # noqa: PLR2004
+    if a.ndim <= 2 and b.ndim <= 2:
         return contract(ctx, a, b)
     return jnp.matmul(
         a,
@@ -127,7 +133,11 @@ def linear(ctx: OpContext, x: Array, weight: Array, bias: Array | None = None) -
         precision=lax.Precision.HIGHEST,
         preferred_element_type=to_jax_dtype(ctx.compute),
     )
-    return product if bias is None else lax.add(*broadcast(product, cast(bias, ctx.compute)))
+    return (
+        product
+        if bias is None
+        else lax.add(*broadcast(product, cast(bias, ctx.compute)))
+    )
 
 
 @lowers("aten.outer.default", "aten.ger.default")
@@ -158,7 +168,7 @@ def _info(ctx: OpContext, index: int, *results: Array) -> Array:
 
 @lowers("aten.linalg_cholesky_ex.default")
 def cholesky_ex(
-    ctx: OpContext, x: Array, upper: bool = False, *_: Any  # noqa: FBT001, FBT002
+    ctx: OpContext, x: Array, upper: bool = False, *_: Any
 ) -> tuple[Array, Array]:
     lower = adjoint(jnp.triu(x)) if upper else jnp.tril(x)
     factor = lax.linalg.cholesky(lower, symmetrize_input=False)
@@ -167,13 +177,19 @@ def cholesky_ex(
 
 
 @lowers("aten.cholesky.default")
-def cholesky(ctx: OpContext, x: Array, upper: bool = False) -> Array:  # noqa: FBT001, FBT002
+def cholesky(ctx: OpContext, x: Array, upper: bool = False) -> Array:
     wide = ctx.with_types(ctx.args, ctx.outs[0], None)
     return cholesky_ex(wide, x, upper)[0]
 
 
 def _triangular(
-    a: Array, b: Array, *, left: bool = True, lower: bool, adjoint_a: bool = False, unit: bool = False
+    a: Array,
+    b: Array,
+    *,
+    left: bool = True,
+    lower: bool,
+    adjoint_a: bool = False,
+    unit: bool = False,
 ) -> Array:
     batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     a, b = expand(a, (*batch, *a.shape[-2:])), expand(b, (*batch, *b.shape[-2:]))
@@ -185,12 +201,12 @@ def _triangular(
 
 @lowers("aten.linalg_solve_triangular.default")
 def solve_triangular(
-    ctx: OpContext,  # noqa: ARG001
+    ctx: OpContext,
     a: Array,
     b: Array,
-    upper: bool,  # noqa: FBT001
-    left: bool = True,  # noqa: FBT001, FBT002
-    unitriangular: bool = False,  # noqa: FBT001, FBT002
+    upper: bool,
+    left: bool = True,
+    unitriangular: bool = False,
 ) -> Array:
     return _triangular(a, b, left=left, lower=not upper, unit=unitriangular)
 
@@ -200,9 +216,9 @@ def triangular_solve(
     ctx: OpContext,
     b: Array,
     a: Array,
-    upper: bool = True,  # noqa: FBT001, FBT002
-    transpose: bool = False,  # noqa: FBT001, FBT002
-    unitriangular: bool = False,  # noqa: FBT001, FBT002
+    upper: bool = True,
+    transpose: bool = False,
+    unitriangular: bool = False,
 ) -> tuple[Array, Array]:
     a_turned = jnp.swapaxes(a, -1, -2) if transpose else a
     lower = upper if transpose else not upper
@@ -214,13 +230,13 @@ def triangular_solve(
 
 
 @lowers("aten.cholesky_solve.default")
-def cholesky_solve(ctx: OpContext, b: Array, a: Array, upper: bool = False) -> Array:  # noqa: ARG001, FBT001, FBT002
+def cholesky_solve(ctx: OpContext, b: Array, a: Array, upper: bool = False) -> Array:
     half = _triangular(a, b, lower=not upper, adjoint_a=upper)
     return _triangular(a, half, lower=not upper, adjoint_a=not upper)
 
 
 @lowers("aten.cholesky_inverse.default")
-def cholesky_inverse(ctx: OpContext, a: Array, upper: bool = False) -> Array:  # noqa: FBT001, FBT002
+def cholesky_inverse(ctx: OpContext, a: Array, upper: bool = False) -> Array:
     return cholesky_solve(ctx, _eye_like(a), a, upper)
 
 
@@ -241,7 +257,7 @@ def _lu(a: Array) -> tuple[Array, Array, Array]:
 
 @lowers("aten.linalg_lu_factor_ex.default")
 def lu_factor_ex(
-    ctx: OpContext, a: Array, pivot: bool = True, *_: Any  # noqa: FBT001, FBT002
+    ctx: OpContext, a: Array, pivot: bool = True, *_: Any
 ) -> tuple[Array, Array, Array]:
     if not pivot:
         raise Unsupported("XLA factors with pivots only")
@@ -264,7 +280,7 @@ def _permutation_matrix(permutation: Array, dtype: Any) -> Array:
 
 
 @lowers("aten.linalg_lu.default")
-def lu(ctx: OpContext, a: Array, pivot: bool = True) -> tuple[Array, Array, Array]:  # noqa: ARG001, FBT001, FBT002
+def lu(ctx: OpContext, a: Array, pivot: bool = True) -> tuple[Array, Array, Array]:
     if not pivot:
         raise Unsupported("XLA factors with pivots only")
     packed, _pivots, permutation = _lu(a)
@@ -283,8 +299,8 @@ def lu_unpack(
     ctx: OpContext,
     packed: Array,
     pivots: Array,
-    unpack_data: bool = True,  # noqa: FBT001, FBT002
-    unpack_pivots: bool = True,  # noqa: FBT001, FBT002
+    unpack_data: bool = True,
+    unpack_pivots: bool = True,
 ) -> tuple[Array, Array, Array]:
     none = jnp.zeros((0,), packed.dtype)
     lower, upper = _unpack(packed) if unpack_data else (none, none)
@@ -296,12 +312,12 @@ def lu_unpack(
 
 @lowers("aten.linalg_lu_solve.default")
 def lu_solve(
-    ctx: OpContext,  # noqa: ARG001
+    ctx: OpContext,
     packed: Array,
     pivots: Array,
     b: Array,
-    left: bool = True,  # noqa: FBT001, FBT002
-    adjoint: bool = False,  # noqa: FBT001, FBT002
+    left: bool = True,
+    adjoint: bool = False,
 ) -> Array:
     size = packed.shape[-1]
     permutation = _pivots_to_permutation(pivots, size)
@@ -313,21 +329,25 @@ def _lu_solve(
 ) -> Array:
     if not left:  # X A = B is A^H X^H = B^H
         return adjoint(
-            _lu_solve(packed, permutation, adjoint(b), left=True, adjoint_a=not adjoint_a)
+            _lu_solve(
+                packed, permutation, adjoint(b), left=True, adjoint_a=not adjoint_a
+            )
         )
     matrix = _permutation_matrix(permutation, b.dtype)
     if adjoint_a:
         half = _triangular(packed, b, lower=False, adjoint_a=True)
         half = _triangular(packed, half, lower=True, adjoint_a=True, unit=True)
         return jnp.matmul(matrix, half, precision=lax.Precision.HIGHEST)
-    turned = jnp.matmul(jnp.swapaxes(matrix, -1, -2), b, precision=lax.Precision.HIGHEST)
+    turned = jnp.matmul(
+        jnp.swapaxes(matrix, -1, -2), b, precision=lax.Precision.HIGHEST
+    )
     half = _triangular(packed, turned, lower=True, unit=True)
     return _triangular(packed, half, lower=False)
 
 
 @lowers("aten._linalg_solve_ex.default")
 def solve_ex(
-    ctx: OpContext, a: Array, b: Array, left: bool = True, *_: Any  # noqa: FBT001, FBT002
+    ctx: OpContext, a: Array, b: Array, left: bool = True, *_: Any
 ) -> tuple[Array, Array, Array, Array]:
     is_vector = b.ndim == 1 or (b.ndim == a.ndim - 1 and b.shape == a.shape[:-1])
     matrix = lax.expand_dims(b, (b.ndim,)) if is_vector else b
@@ -356,14 +376,14 @@ def _pivot_sign(pivots: Array, dtype: Any) -> Array:
 
 
 @lowers("aten._linalg_det.default")
-def det(ctx: OpContext, a: Array) -> tuple[Array, Array, Array]:  # noqa: ARG001
+def det(ctx: OpContext, a: Array) -> tuple[Array, Array, Array]:
     packed, pivots, _permutation = _lu(a)
     diagonal = jnp.diagonal(packed, axis1=-2, axis2=-1)
     return jnp.prod(diagonal, -1) * _pivot_sign(pivots, a.dtype), packed, pivots
 
 
 @lowers("aten._linalg_slogdet.default")
-def slogdet(ctx: OpContext, a: Array) -> tuple[Array, Array, Array, Array]:  # noqa: ARG001
+def slogdet(ctx: OpContext, a: Array) -> tuple[Array, Array, Array, Array]:
     packed, pivots, _permutation = _lu(a)
     diagonal = jnp.diagonal(packed, axis1=-2, axis2=-1)
     sign = jnp.prod(lax.sign(diagonal), -1) * _pivot_sign(pivots, a.dtype)
@@ -373,10 +393,8 @@ def slogdet(ctx: OpContext, a: Array) -> tuple[Array, Array, Array, Array]:  # n
 @lowers("aten.linalg_qr.default")
 def qr(ctx: OpContext, a: Array, mode: str = "reduced") -> tuple[Array, Array]:
     if a.size == 0:
-        outs = [out.shape for out in ctx.outs if out is not None]
-        return jnp.eye(*outs[0][-2:], dtype=a.dtype) + jnp.zeros(outs[0], a.dtype), jnp.zeros(
-            outs[1], a.dtype
-        )
+        first, second = (() if out is None else out.shape for out in ctx.outs)
+        return _eye(first, a.dtype), jnp.zeros(second, a.dtype)
     if mode == "r":
         return jnp.zeros((0,), a.dtype), lax.linalg.qr(a, full_matrices=False)[1]
     q, r = lax.linalg.qr(a, full_matrices=mode == "complete")
@@ -385,7 +403,7 @@ def qr(ctx: OpContext, a: Array, mode: str = "reduced") -> tuple[Array, Array]:
 
 @lowers("aten._linalg_eigh.default")
 def eigh(
-    ctx: OpContext, a: Array, uplo: str = "L", compute_v: bool = True  # noqa: FBT001, FBT002
+    ctx: OpContext, a: Array, uplo: str = "L", compute_v: bool = True
 ) -> tuple[Array, Array]:
     if a.size == 0:
         values = jnp.zeros(ctx.out.shape, ctx.dtype)
@@ -412,15 +430,13 @@ def eigvals(ctx: OpContext, a: Array) -> Array:
 def svd(
     ctx: OpContext,
     a: Array,
-    full_matrices: bool = False,  # noqa: FBT001, FBT002
-    compute_uv: bool = True,  # noqa: FBT001, FBT002
+    full_matrices: bool = False,
+    compute_uv: bool = True,
     *_: Any,
 ) -> tuple[Array, Array, Array]:
     if a.size == 0:
-        u, s, v = (out for out in ctx.outs)
-        filled = [jnp.zeros((0,), a.dtype) if out is None else _eye(out.shape, a.dtype)
-                  for out in (u, v)]  # fmt: skip
-        return filled[0], jnp.zeros(() if s is None else s.shape, a.dtype), filled[1]
+        left, middle, right = ((0,) if out is None else out.shape for out in ctx.outs)
+        return _eye(left, a.dtype), jnp.zeros(middle, a.dtype), _eye(right, a.dtype)
     if not compute_uv:
         values = lax.linalg.svd(a, compute_uv=False)
         return jnp.zeros((0,), a.dtype), values, jnp.zeros((0,), a.dtype)
@@ -429,27 +445,37 @@ def svd(
 
 
 def _eye(shape: tuple[int, ...], dtype: Any) -> Array:
-    if len(shape) < 2:  # noqa: PLR2004
+    if len(shape) < 2:
         return jnp.zeros(shape, dtype)
-    return expand(jnp.eye(*shape[-2:], dtype=dtype), shape)
+    return expand(jnp.eye(shape[-2], shape[-1], dtype=dtype), shape)
 
 
 @lowers("aten.linalg_pinv.atol_rtol_tensor")
 def pinv(
-    ctx: OpContext, a: Array, atol: Any = None, rtol: Any = None, hermitian: bool = False  # noqa: FBT001, FBT002
+    ctx: OpContext,
+    a: Array,
+    atol: Any = None,
+    rtol: Any = None,
+    hermitian: bool = False,
 ) -> Array:
     if a.size == 0:
         return jnp.zeros(ctx.out.shape, a.dtype)
     if hermitian:
-        vectors, values = lax.linalg.eigh(jnp.tril(a), lower=True, symmetrize_input=False)
+        vectors, values = lax.linalg.eigh(
+            jnp.tril(a), lower=True, symmetrize_input=False
+        )
         s, vh = lax.abs(values), adjoint(vectors)
         u = vectors * lax.convert_element_type(lax.sign(values), a.dtype)[..., None, :]
     else:
         u, s, vh = lax.linalg.svd(a, full_matrices=False)
-    absolute = jnp.zeros((), s.dtype) if atol is None else jnp.asarray(atol).astype(s.dtype)
+    absolute = (
+        jnp.zeros((), s.dtype) if atol is None else jnp.asarray(atol).astype(s.dtype)
+    )
     default = np.finfo(s.dtype).eps * max(a.shape[-2:]) if atol is None else 0.0
     relative = (
-        jnp.asarray(default, s.dtype) if rtol is None else jnp.asarray(rtol).astype(s.dtype)
+        jnp.asarray(default, s.dtype)
+        if rtol is None
+        else jnp.asarray(rtol).astype(s.dtype)
     )
     limit = jnp.maximum(absolute, relative * jnp.max(s, -1))[..., None]
     inverted = jnp.where(s > limit, 1 / s, 0).astype(a.dtype)
@@ -470,8 +496,8 @@ def ormqr(
     a: Array,
     tau: Array,
     other: Array,
-    left: bool = True,  # noqa: FBT001, FBT002
-    transpose: bool = False,  # noqa: FBT001, FBT002
+    left: bool = True,
+    transpose: bool = False,
 ) -> Array:
     if 0 in a.shape or 0 in tau.shape or 0 in other.shape:
         return lax.reshape(other, ctx.out.shape)
@@ -490,7 +516,7 @@ def matrix_exp(ctx: OpContext, a: Array) -> Array:
 
 @lowers("aten._trilinear.default")
 def trilinear(
-    ctx: OpContext,  # noqa: ARG001
+    ctx: OpContext,
     a: Array,
     b: Array,
     c: Array,
@@ -531,7 +557,7 @@ def pdist(ctx: OpContext, x: Array, p: float = 2.0) -> Array:
 
 @lowers("aten._cdist_backward.default")
 def cdist_backward(
-    ctx: OpContext, grad: Array, x: Array, y: Array, p: float, distance: Array  # noqa: ARG001
+    ctx: OpContext, grad: Array, x: Array, y: Array, p: float, distance: Array
 ) -> Array:
     gap = jnp.expand_dims(x, -2) - jnp.expand_dims(y, -3)
     slope = _norm_slope(gap, jnp.expand_dims(distance, -1), p)
@@ -539,10 +565,14 @@ def cdist_backward(
 
 
 @lowers("aten._pdist_backward.default")
-def pdist_backward(ctx: OpContext, grad: Array, x: Array, p: float, distance: Array) -> Array:  # noqa: ARG001
+def pdist_backward(
+    ctx: OpContext, grad: Array, x: Array, p: float, distance: Array
+) -> Array:
     rows, columns = np.triu_indices(x.shape[0], 1)
     gap = x[rows] - x[columns]
-    slope = jnp.expand_dims(grad, -1) * _norm_slope(gap, jnp.expand_dims(distance, -1), p)
+    slope = jnp.expand_dims(grad, -1) * _norm_slope(
+        gap, jnp.expand_dims(distance, -1), p
+    )
     return jnp.zeros_like(x).at[rows].add(slope).at[columns].add(-slope)
 
 

@@ -1,10 +1,12 @@
 """Rules of neural network ops: activations, normalisation, losses, convolution, pooling."""
 
+# A rule's signature is its op's schema; numbers are those of its formula.
+# ruff: noqa: ARG001, FBT001
+
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,6 @@ import numpy as np
 import torch
 from jax import lax
 
-from lazyrt.lowering.context import OpContext, Unsupported
 from lazyrt.lowering.dtypes import Array, cast, opmath_dtype, to_torch_dtype
 from lazyrt.lowering.registry import lowers
 from lazyrt.lowering.shaping import (
@@ -21,10 +22,14 @@ from lazyrt.lowering.shaping import (
     expand,
     iota_along,
     keep_dims,
-    pair,
     scalar_like,
     zeros_like,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lazyrt.lowering.context import OpContext
 
 _MEAN, _SUM = 1, 2
 
@@ -33,12 +38,12 @@ _MEAN, _SUM = 1, 2
 
 
 @lowers("aten.relu.default")
-def relu(ctx: OpContext, x: Array) -> Array:  # noqa: ARG001
+def relu(ctx: OpContext, x: Array) -> Array:
     return lax.max(x, zeros_like(x))
 
 
 @lowers("aten.relu6.default")
-def relu6(ctx: OpContext, x: Array) -> Array:  # noqa: ARG001
+def relu6(ctx: OpContext, x: Array) -> Array:
     return lax.clamp(zeros_like(x), x, scalar_like(x, 6))
 
 
@@ -77,7 +82,9 @@ def gelu(ctx: OpContext, x: Array, approximate: str = "none") -> Array:
 
 
 @lowers("aten.gelu_backward.default")
-def gelu_backward(ctx: OpContext, grad: Array, x: Array, approximate: str = "none") -> Array:
+def gelu_backward(
+    ctx: OpContext, grad: Array, x: Array, approximate: str = "none"
+) -> Array:
     grad, x = ctx.cast(grad, x)
     if approximate == "none":
         density = lax.exp(lax.mul(scalar_like(x, -0.5), lax.mul(x, x)))
@@ -128,7 +135,9 @@ def hardtanh(ctx: OpContext, x: Array, low: Any = -1, high: Any = 1) -> Array:
 
 
 @lowers("aten.hardtanh_backward.default")
-def hardtanh_backward(ctx: OpContext, grad: Array, x: Array, low: Any, high: Any) -> Array:
+def hardtanh_backward(
+    ctx: OpContext, grad: Array, x: Array, low: Any, high: Any
+) -> Array:
     grad, x = ctx.cast(grad, x)
     low, high = (expand(v, x.shape) for v in ctx.cast(low, high))
     outside = lax.bitwise_or(lax.le(x, low), lax.ge(x, high))
@@ -144,15 +153,19 @@ def leaky_relu(ctx: OpContext, x: Array, slope: Any = 0.01) -> Array:
 
 @lowers("aten.leaky_relu_backward.default")
 def leaky_relu_backward(
-    ctx: OpContext, grad: Array, x: Array, slope: Any, is_result: bool  # noqa: ARG001, FBT001
+    ctx: OpContext, grad: Array, x: Array, slope: Any, is_result: bool
 ) -> Array:
     grad, x = ctx.cast(grad, x)
     (slope,) = ctx.cast(slope)
-    return lax.select(lax.gt(x, zeros_like(x)), grad, lax.mul(grad, expand(slope, x.shape)))
+    return lax.select(
+        lax.gt(x, zeros_like(x)), grad, lax.mul(grad, expand(slope, x.shape))
+    )
 
 
 @lowers("aten.elu.default")
-def elu(ctx: OpContext, x: Array, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Array:
+def elu(
+    ctx: OpContext, x: Array, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1
+) -> Array:
     (x,) = ctx.cast(x)
     low = lax.expm1(x * input_scale) * (alpha * scale)
     return lax.select(lax.gt(x, zeros_like(x)), x * scale, low)
@@ -165,7 +178,7 @@ def elu_backward(
     alpha: Any,
     scale: Any,
     input_scale: Any,
-    is_result: bool,  # noqa: FBT001
+    is_result: bool,
     x: Array,
 ) -> Array:
     grad, x = ctx.cast(grad, x)
@@ -184,7 +197,9 @@ def softplus(ctx: OpContext, x: Array, beta: Any = 1, limit: Any = 20) -> Array:
 
 
 @lowers("aten.softplus_backward.default")
-def softplus_backward(ctx: OpContext, grad: Array, x: Array, beta: Any, limit: Any) -> Array:
+def softplus_backward(
+    ctx: OpContext, grad: Array, x: Array, beta: Any, limit: Any
+) -> Array:
     grad, x = ctx.cast(grad, x)
     scaled = x * beta
     return jnp.where(scaled > limit, grad, grad * lax.logistic(scaled))
@@ -216,7 +231,7 @@ def log_sigmoid_forward(ctx: OpContext, x: Array) -> tuple[Array, Array]:
 
 
 @lowers("aten.log_sigmoid_backward.default")
-def log_sigmoid_backward(ctx: OpContext, grad: Array, x: Array, buffer: Array) -> Array:  # noqa: ARG001
+def log_sigmoid_backward(ctx: OpContext, grad: Array, x: Array, buffer: Array) -> Array:
     grad, x = ctx.cast(grad, x)
     return grad * lax.logistic(-x)
 
@@ -287,7 +302,9 @@ def softmax_backward(ctx: OpContext, grad: Array, y: Array, dim: int, *_: Any) -
 
 
 @lowers("aten._log_softmax_backward_data.default")
-def log_softmax_backward(ctx: OpContext, grad: Array, y: Array, dim: int, *_: Any) -> Array:
+def log_softmax_backward(
+    ctx: OpContext, grad: Array, y: Array, dim: int, *_: Any
+) -> Array:
     grad, y = ctx.cast(grad, y)
     if y.ndim == 0:
         return zeros_like(y)
@@ -358,7 +375,7 @@ def native_layer_norm_backward(
     mean: Array,
     rstd: Array,
     weight: Array | None,
-    bias: Array | None,  # noqa: ARG001
+    bias: Array | None,
     output_mask: Sequence[bool],
 ) -> tuple[Array | None, Array | None, Array | None]:
     grad, x, mean, rstd = ctx.cast(grad, x, mean, rstd)
@@ -374,7 +391,9 @@ def native_layer_norm_backward(
     return _normal_gradient(scaled, normal, rstd, inner), d_weight, d_bias
 
 
-def _normal_gradient(grad: Array, normal: Array, rstd: Array, dims: Sequence[int]) -> Array:
+def _normal_gradient(
+    grad: Array, normal: Array, rstd: Array, dims: Sequence[int]
+) -> Array:
     """Return the gradient through a normalisation over dimensions."""
     count = math.prod(grad.shape[d] for d in dims)
 
@@ -427,7 +446,9 @@ def native_group_norm_backward(
     grad, x, mean, rstd = ctx.cast(grad, x, mean, rstd)
     shape = (n, group, c // group * hxw)
     rstd = expand(lax.reshape(rstd, (n, group, 1)), shape)
-    centred = lax.sub(lax.reshape(x, shape), expand(lax.reshape(mean, (n, group, 1)), shape))
+    centred = lax.sub(
+        lax.reshape(x, shape), expand(lax.reshape(mean, (n, group, 1)), shape)
+    )
     normal = lax.mul(centred, rstd)
     by_channel = lax.reshape(normal, (n, c, hxw)), lax.reshape(grad, (n, c, hxw))
     d_weight = lax.reduce_sum(lax.mul(*by_channel), (0, 2)) if output_mask[1] else None
@@ -447,7 +468,7 @@ def _batch_norm(
     bias: Array | None,
     running_mean: Array | None,
     running_var: Array | None,
-    training: bool,  # noqa: FBT001
+    training: bool,
     momentum: Any,
     eps: float,
 ) -> tuple[Array, Array, Array, Any, Any]:
@@ -467,7 +488,9 @@ def _batch_norm(
     result = _affine(normal, weight, bias)
     mean, rstd = (lax.reshape(v, (x.shape[1],)) for v in (mean, rstd))
     count = x.size // max(x.shape[1], 1)
-    var = lax.sub(lax.div(scalar_like(rstd, 1), lax.mul(rstd, rstd)), scalar_like(rstd, eps))
+    var = lax.sub(
+        lax.div(scalar_like(rstd, 1), lax.mul(rstd, rstd)), scalar_like(rstd, eps)
+    )
     unbiased = lax.mul(var, scalar_like(var, count / max(count - 1, 1)))
     new_mean = _moving(running_mean, mean, momentum)
     return result, mean, rstd, new_mean, _moving(running_var, unbiased, momentum)
@@ -551,7 +574,7 @@ def native_batch_norm_backward(
     running_var: Array | None,
     save_mean: Array | None,
     save_invstd: Array | None,
-    train: bool,  # noqa: FBT001
+    train: bool,
     eps: float,
     output_mask: Sequence[bool],
 ) -> tuple[Array | None, Array | None, Array | None]:
@@ -572,13 +595,19 @@ def native_batch_norm_backward(
         return None, d_weight, d_bias
     scale = None if weight is None else _channels(cast(weight, compute), x.ndim)
     scaled = _affine(grad, scale, None)
-    d_x = _normal_gradient(scaled, normal, rstd, dims) if train else lax.mul(scaled, rstd)
+    d_x = (
+        _normal_gradient(scaled, normal, rstd, dims) if train else lax.mul(scaled, rstd)
+    )
     return d_x, d_weight, d_bias
 
 
 @lowers("aten._fused_rms_norm.default")
 def fused_rms_norm(
-    ctx: OpContext, x: Array, normalized_shape: Sequence[int], weight: Array | None, eps: Any
+    ctx: OpContext,
+    x: Array,
+    normalized_shape: Sequence[int],
+    weight: Array | None,
+    eps: Any,
 ) -> tuple[Array, Array]:
     eps = torch.finfo(ctx.out.dtype).eps if eps is None else eps
     (x,) = ctx.cast(x)
@@ -652,7 +681,9 @@ def smooth_l1_loss_backward(
     difference = lax.sub(*broadcast(x, target))
     spread = _spread(grad, difference.shape, reduction)
     inside = lax.abs(difference) < beta
-    slope = jnp.where(inside, difference / beta if beta else difference, lax.sign(difference))
+    slope = jnp.where(
+        inside, difference / beta if beta else difference, lax.sign(difference)
+    )
     return lax.mul(slope, spread)
 
 
@@ -667,7 +698,11 @@ def huber_loss(
 
 @lowers("aten.binary_cross_entropy.default")
 def binary_cross_entropy(
-    ctx: OpContext, x: Array, target: Array, weight: Array | None = None, reduction: int = 1
+    ctx: OpContext,
+    x: Array,
+    target: Array,
+    weight: Array | None = None,
+    reduction: int = 1,
 ) -> Array:
     x, target = ctx.cast(x, target)
     floor = scalar_like(x, -100)
@@ -731,7 +766,12 @@ def _class_axis(x: Array) -> int:
 
 @lowers("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
 def nll_loss_forward(
-    ctx: OpContext, x: Array, target: Array, weight: Array | None, reduction: int, ignore: int
+    ctx: OpContext,
+    x: Array,
+    target: Array,
+    weight: Array | None,
+    reduction: int,
+    ignore: int,
 ) -> tuple[Array, Array]:
     (x,) = ctx.cast(x)
     (weight,) = _optional(ctx, weight)
@@ -739,7 +779,9 @@ def nll_loss_forward(
     if x.ndim == 1:
         target = lax.reshape(target, ())
     weights = _class_weights(x, target, weight, ignore)
-    inside = lax.clamp(scalar_like(target, 0), target, scalar_like(target, x.shape[c] - 1))
+    inside = lax.clamp(
+        scalar_like(target, 0), target, scalar_like(target, x.shape[c] - 1)
+    )
     picked = jnp.take_along_axis(x, lax.expand_dims(inside, (c,)), c, mode="clip")
     losses = lax.neg(lax.mul(lax.reshape(picked, weights.shape), weights))
     losses = jnp.where(weights == 0, zeros_like(losses), losses)

@@ -1,21 +1,26 @@
 """Rules of the pooling ops."""
 
+# A rule's signature is its op's schema; numbers are those of its formula.
+# ruff: noqa: ARG001, FBT001, FBT002, PLR2004
+
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from lazyrt.lowering.context import OpContext
 from lazyrt.lowering.dtypes import Array, cast
 from lazyrt.lowering.registry import lowers
-from lazyrt.lowering.shaping import expand, iota_along, pair, scalar_like
+from lazyrt.lowering.shaping import expand, iota_along, isnan, pair, scalar_like
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from lazyrt.lowering.context import OpContext
 
 
 def _pool_geometry(
@@ -61,7 +66,11 @@ def _max_pool(
 
     def better(left: Any, right: Any) -> Any:
         (a, i), (b, j) = left, right
-        wins = (b > a) | (b != b) & (a == a) | ((b == a) | (b != b) & (a != a)) & (j < i)
+        wins = (
+            (b > a)
+            | (isnan(b)) & (~isnan(a))
+            | ((b == a) | (isnan(b)) & (isnan(a))) & (j < i)
+        )
         return lax.select(wins, b, a), lax.select(wins, j, i)
 
     found: tuple[Array, Array] = lax.reduce_window(
@@ -79,7 +88,7 @@ def _max_pool(
 def _lowest_value(x: Array) -> Array:
     if jnp.issubdtype(x.dtype, jnp.floating):
         return jnp.asarray(-np.inf, x.dtype)
-    return jnp.asarray(jnp.iinfo(x.dtype).min, x.dtype)
+    return jnp.asarray(np.iinfo(x.dtype).min, x.dtype)
 
 
 @lowers("aten.max_pool2d_with_indices.default")
@@ -133,14 +142,13 @@ def _avg_pool(
     kernel: Any,
     stride: Any,
     padding: Any,
-    count_include_pad: bool,  # noqa: FBT001
+    count_include_pad: bool,
     divisor: int | None,
     rank: int,
 ) -> Array:
     kernel, stride, padding = _pool_geometry(kernel, stride, padding, rank)
-    lead, size, count = x.shape[:-rank], x.shape[-rank:], shape[-rank:]
+    size, count = x.shape[-rank:], shape[-rank:]
     edges = _pool_edges(size, count, kernel, stride, padding)
-    ones = (1,) * len(lead)
 
     def window_sum(values: Array, low_high: Sequence[tuple[int, int]]) -> Array:
         before = (1,) * (values.ndim - rank)
@@ -163,7 +171,6 @@ def _avg_pool(
         counts = window_sum(jnp.ones(padded, x.dtype), beyond)
     else:
         counts = window_sum(jnp.ones(size, x.dtype), edges)
-    del ones
     return lax.div(total, expand(counts, total.shape))
 
 
@@ -174,12 +181,14 @@ def _avg_pool_rule(rank: int) -> Callable[..., Array]:
         kernel: Any,
         stride: Any = (),
         padding: Any = 0,
-        ceil_mode: bool = False,  # noqa: ARG001, FBT001, FBT002
-        count_include_pad: bool = True,  # noqa: FBT001, FBT002
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
         divisor: int | None = None,
     ) -> Array:
         rest = (count_include_pad, divisor, rank)
-        return _avg_pool(cast(x, ctx.compute), ctx.out.shape, kernel, stride, padding, *rest)
+        return _avg_pool(
+            cast(x, ctx.compute), ctx.out.shape, kernel, stride, padding, *rest
+        )
 
     return rule
 
@@ -192,8 +201,8 @@ def _avg_pool_backward_rule(rank: int) -> Callable[..., Array]:
         kernel: Any,
         stride: Any,
         padding: Any,
-        ceil_mode: bool,  # noqa: ARG001, FBT001
-        count_include_pad: bool,  # noqa: FBT001
+        ceil_mode: bool,
+        count_include_pad: bool,
         divisor: int | None,
     ) -> Array:
         grad, x = ctx.cast(grad, x)
@@ -201,8 +210,8 @@ def _avg_pool_backward_rule(rank: int) -> Callable[..., Array]:
         _, pull = jax.vjp(
             lambda v: _avg_pool(v, grad.shape, kernel, stride, padding, *rest), x
         )
-        (d_x,) = pull(grad)
-        return d_x
+        gradient: Array = pull(grad)[0]
+        return gradient
 
     return rule
 
@@ -219,11 +228,13 @@ def avg_pool1d(
     kernel: Any,
     stride: Any = (),
     padding: Any = 0,
-    ceil_mode: bool = False,  # noqa: ARG001, FBT001, FBT002
-    count_include_pad: bool = True,  # noqa: FBT001, FBT002
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
 ) -> Array:
     (x,) = ctx.cast(x)
-    return _avg_pool(x, ctx.out.shape, kernel, stride, padding, count_include_pad, None, 1)
+    return _avg_pool(
+        x, ctx.out.shape, kernel, stride, padding, count_include_pad, None, 1
+    )
 
 
 def _adaptive_matrix(size: int, count: int, dtype: Any) -> np.ndarray[Any, Any]:
@@ -267,8 +278,8 @@ def adaptive_avg_pool_backward(ctx: OpContext, grad: Array, x: Array) -> Array:
     grad, x = ctx.cast(grad, x)
     rank = 3 if "3d" in ctx.name else 2
     _, pull = jax.vjp(lambda v: _adaptive_avg(v, grad.shape[-rank:]), x)
-    (d_x,) = pull(grad)
-    return d_x
+    gradient: Array = pull(grad)[0]
+    return gradient
 
 
 def _adaptive_windows(size: int, count: int) -> tuple[Array, Array]:
@@ -297,14 +308,17 @@ def adaptive_max_pool(ctx: OpContext, x: Array, size: Any) -> tuple[Array, Array
         x = jnp.where(jnp.reshape(inside, shape), x, _lowest_value(x))
         best = jnp.expand_dims(lax.argmax(x, dim + 1, np.int64), dim + 1)
         x, where = (
-            lax.squeeze(jnp.take_along_axis(v, best, dim + 1), (dim + 1,)) for v in (x, where)
+            lax.squeeze(jnp.take_along_axis(v, best, dim + 1), (dim + 1,))
+            for v in (x, where)
         )
     return x, where
 
 
 @lowers("aten.adaptive_max_pool2d_backward.default",
         "aten.adaptive_max_pool3d_backward.default")  # fmt: skip
-def adaptive_max_pool_backward(ctx: OpContext, grad: Array, x: Array, where: Array) -> Array:
+def adaptive_max_pool_backward(
+    ctx: OpContext, grad: Array, x: Array, where: Array
+) -> Array:
     return _unpool(grad, where, x.shape, 3 if "3d" in ctx.name else 2)
 
 
@@ -330,7 +344,7 @@ def fractional_max_pool(
     batched = jnp.reshape(x, (-1, math.prod(area)))
     # samples: [batch, channel, dimension], the last spatial dimension first in 2-d and 3-d
     picks = jnp.reshape(samples, (-1, rank))
-    picks = picks[:, ::-1] if rank == 2 else picks  # noqa: PLR2004
+    picks = picks[:, ::-1] if rank == 2 else picks
     flat = jnp.zeros((batched.shape[0], *(1,) * (2 * rank)), np.int64)
     for k in range(rank):
         starts = _fractional_starts(picks[:, k], area[k], counts[k], kernel[k])
@@ -350,5 +364,7 @@ def fractional_max_pool(
 
 @lowers("aten.fractional_max_pool2d_backward.default",
         "aten.fractional_max_pool3d_backward.default")  # fmt: skip
-def fractional_max_pool_backward(ctx: OpContext, grad: Array, x: Array, *rest: Any) -> Array:
+def fractional_max_pool_backward(
+    ctx: OpContext, grad: Array, x: Array, *rest: Any
+) -> Array:
     return _unpool(grad, rest[-1], x.shape, 3 if "3d" in ctx.name else 2)

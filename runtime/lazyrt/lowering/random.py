@@ -4,11 +4,13 @@ All draw from a counter-based generator whose state is the op's key, so a value 
 (seed, offset) and on the shape, and on nothing that ran before.
 """
 
+# A rule's signature is its op's schema; numbers are those of its formula.
+# ruff: noqa: ARG001, FBT001, FBT002, PLR2004
+
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,9 +18,12 @@ import torch
 from jax import lax
 
 from lazyrt.lowering.context import OpContext, Unsupported
-from lazyrt.lowering.dtypes import Array, cast, is_integral, real_dtype, to_jax_dtype
+from lazyrt.lowering.dtypes import Array, cast, is_integral, real_dtype
 from lazyrt.lowering.registry import lowers
 from lazyrt.lowering.shaping import axis, expand, scalar_like, zeros_like
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
 
@@ -29,20 +34,20 @@ def bits(ctx: OpContext, shape: Sequence[int], width: int = 32) -> Array:
         raise Unsupported("it draws random numbers and was given no state")
     shift = jnp.asarray(np.array([0, 32], np.uint64))
     state = lax.shift_left(ctx.key, shift)
-    dtype = np.dtype(np.uint32 if width == 32 else np.uint64)  # noqa: PLR2004
-    _, words = lax.rng_bit_generator(
-        state, tuple(shape), dtype, algorithm=lax.RandomAlgorithm.RNG_THREE_FRY
-    )
+    dtype = np.dtype(np.uint32 if width == 32 else np.uint64)
+    generate: Any = lax.rng_bit_generator  # untyped in jax
+    algorithm = lax.RandomAlgorithm.RNG_THREE_FRY
+    words: Array = generate(state, tuple(shape), dtype, algorithm=algorithm)[1]
     return words
 
 
 def uniform(ctx: OpContext, shape: Sequence[int], dtype: torch.dtype) -> Array:
     """Return numbers in [0, 1), multiples of the dtype's resolution."""
     digits = _DIGITS[dtype]
-    width = 64 if digits > 32 else 32  # noqa: PLR2004
+    width = 64 if digits > 32 else 32
     words = bits(ctx, shape, width)
     words = lax.shift_right_logical(words, lax.full_like(words, width - digits))
-    numbers = cast(words, torch.float64 if width == 64 else torch.float32)  # noqa: PLR2004
+    numbers = cast(words, torch.float64 if width == 64 else torch.float32)
     return cast(lax.mul(numbers, lax.full_like(numbers, 2.0**-digits)), dtype)
 
 
@@ -81,11 +86,13 @@ def rand(ctx: OpContext, *_: Any) -> Array:
 
 
 @lowers("aten.uniform.default")
-def uniform_between(ctx: OpContext, x: Array, low: Any = 0.0, high: Any = 1.0, *_: Any) -> Array:  # noqa: ARG001
+def uniform_between(
+    ctx: OpContext, x: Array, low: Any = 0.0, high: Any = 1.0, *_: Any
+) -> Array:
     numbers = cast(uniform(ctx, ctx.out.shape, ctx.out.dtype), ctx.compute)
-    low, high = ctx.cast(low, high)
-    width = expand(lax.sub(high, low), numbers.shape)
-    return lax.add(lax.mul(numbers, width), expand(low, numbers.shape))
+    bottom, top = ctx.cast(low, high)
+    width = expand(lax.sub(top, bottom), numbers.shape)
+    return lax.add(lax.mul(numbers, width), expand(bottom, numbers.shape))
 
 
 @lowers("aten.randn.default", "aten.randn_like.default", "aten.randn.generator",
@@ -95,7 +102,9 @@ def randn(ctx: OpContext, *_: Any) -> Array:
 
 
 @lowers("aten.normal_functional.default")
-def normal_functional(ctx: OpContext, x: Array, mean: Any = 0.0, std: Any = 1.0, *_: Any) -> Array:  # noqa: ARG001
+def normal_functional(
+    ctx: OpContext, x: Array, mean: Any = 0.0, std: Any = 1.0, *_: Any
+) -> Array:
     return _normal(ctx, mean, std)
 
 
@@ -107,8 +116,8 @@ def normal_of(ctx: OpContext, mean: Any, std: Any = 1.0, *_: Any) -> Array:
 
 def _normal(ctx: OpContext, mean: Any, std: Any) -> Array:
     numbers = cast(normal(ctx, ctx.out.shape, ctx.out.dtype), ctx.compute)
-    mean, std = (expand(x, numbers.shape) for x in ctx.cast(mean, std))
-    return lax.add(lax.mul(numbers, std), mean)
+    centre, width = (expand(x, numbers.shape) for x in ctx.cast(mean, std))
+    return lax.add(lax.mul(numbers, width), centre)
 
 
 @lowers("aten.randint.default", "aten.randint_like.default", "aten.randint.generator")
@@ -123,22 +132,22 @@ def randint_low(ctx: OpContext, low: int, high: int, *_: Any) -> Array:
 
 
 @lowers("aten.randint_like.low_dtype")
-def randint_like_low(ctx: OpContext, x: Array, low: int, high: int, *_: Any) -> Array:  # noqa: ARG001
+def randint_like_low(ctx: OpContext, x: Array, low: int, high: int, *_: Any) -> Array:
     return _integers(ctx, low, high)
 
 
 @lowers("aten.random.from")
-def random_from(ctx: OpContext, x: Array, low: int, high: int | None, *_: Any) -> Array:  # noqa: ARG001
+def random_from(ctx: OpContext, x: Array, low: int, high: int | None, *_: Any) -> Array:
     return _integers(ctx, low, _top(ctx) + 1 if high is None else high)
 
 
 @lowers("aten.random.to")
-def random_to(ctx: OpContext, x: Array, high: int, *_: Any) -> Array:  # noqa: ARG001
+def random_to(ctx: OpContext, x: Array, high: int, *_: Any) -> Array:
     return _integers(ctx, 0, high)
 
 
 @lowers("aten.random.default")
-def random_default(ctx: OpContext, x: Array, *_: Any) -> Array:  # noqa: ARG001
+def random_default(ctx: OpContext, x: Array, *_: Any) -> Array:
     return _integers(ctx, 0, _top(ctx) + 1)
 
 
@@ -153,7 +162,7 @@ def _top(ctx: OpContext) -> int:
 @lowers("aten.randperm.default", "aten.randperm.generator")
 def randperm(ctx: OpContext, n: int, *_: Any) -> Array:
     words = bits(ctx, (n,), 64)
-    _, order = lax.sort((words, lax.iota(np.int64, n)), num_keys=1)
+    order: Array = lax.sort((words, lax.iota(np.int64, n)), num_keys=1)[1]
     return order
 
 
@@ -164,27 +173,36 @@ def _open_uniform(ctx: OpContext) -> Array:
 
 
 @lowers("aten.exponential.default")
-def exponential(ctx: OpContext, x: Array, rate: Any = 1.0, *_: Any) -> Array:  # noqa: ARG001
+def exponential(ctx: OpContext, x: Array, rate: Any = 1.0, *_: Any) -> Array:
     numbers = lax.neg(lax.log(_open_uniform(ctx)))
     return lax.div(numbers, expand(cast(rate, ctx.compute), numbers.shape))
 
 
 @lowers("aten.geometric.default")
-def geometric(ctx: OpContext, x: Array, p: float, *_: Any) -> Array:  # noqa: ARG001
-    numbers = _open_uniform(ctx) if not is_integral(ctx.out.dtype) else lax.sub(
-        jnp.ones(ctx.out.shape, np.float32), uniform(ctx, ctx.out.shape, torch.float32)
+def geometric(ctx: OpContext, x: Array, p: float, *_: Any) -> Array:
+    numbers = (
+        _open_uniform(ctx)
+        if not is_integral(ctx.out.dtype)
+        else lax.sub(
+            jnp.ones(ctx.out.shape, np.float32),
+            uniform(ctx, ctx.out.shape, torch.float32),
+        )
     )
     return lax.max(lax.ceil(lax.log(numbers) / math.log1p(-p)), scalar_like(numbers, 1))
 
 
 @lowers("aten.cauchy.default")
-def cauchy(ctx: OpContext, x: Array, median: float = 0.0, sigma: float = 1.0, *_: Any) -> Array:  # noqa: ARG001
+def cauchy(
+    ctx: OpContext, x: Array, median: float = 0.0, sigma: float = 1.0, *_: Any
+) -> Array:
     numbers = uniform(ctx, ctx.out.shape, ctx.compute)
     return median + sigma * lax.tan(math.pi * (numbers - 0.5))
 
 
 @lowers("aten.log_normal.default")
-def log_normal(ctx: OpContext, x: Array, mean: float = 1.0, std: float = 2.0, *_: Any) -> Array:  # noqa: ARG001
+def log_normal(
+    ctx: OpContext, x: Array, mean: float = 1.0, std: float = 2.0, *_: Any
+) -> Array:
     return lax.exp(_normal(ctx, mean, std))
 
 
@@ -201,46 +219,52 @@ def bernoulli(ctx: OpContext, p: Array, *_: Any) -> Array:
 
 
 @lowers("aten.bernoulli.p", "aten.bernoulli.Tensor")
-def bernoulli_p(ctx: OpContext, x: Array, p: Any = 0.5, *_: Any) -> Array:  # noqa: ARG001
+def bernoulli_p(ctx: OpContext, x: Array, p: Any = 0.5, *_: Any) -> Array:
     return _chances(ctx, p if hasattr(p, "dtype") else cast(p, torch.float32))
 
 
 @lowers("aten.native_dropout.default")
 def native_dropout(
-    ctx: OpContext, x: Array, p: float, train: bool | None = None  # noqa: FBT001
+    ctx: OpContext, x: Array, p: float, train: bool | None = None
 ) -> tuple[Array, Array]:
     (x,) = ctx.cast(x)
     if train is False or p == 0:
         return x, jnp.ones(x.shape, bool)
     if p == 1:
         return zeros_like(x), jnp.zeros(x.shape, bool)
-    kept = lax.lt(uniform(ctx, x.shape, torch.float32), lax.full(x.shape, np.float32(1 - p)))
+    kept = lax.lt(
+        uniform(ctx, x.shape, torch.float32), lax.full(x.shape, np.float32(1 - p))
+    )
     scaled = lax.mul(x, scalar_like(x, 1 / (1 - p)))
     return lax.select(kept, scaled, zeros_like(x)), kept
 
 
 @lowers("aten.native_dropout_backward.default")
-def native_dropout_backward(ctx: OpContext, grad: Array, mask: Array, scale: float) -> Array:
+def native_dropout_backward(
+    ctx: OpContext, grad: Array, mask: Array, scale: float
+) -> Array:
     (grad,) = ctx.cast(grad)
     return lax.select(mask, lax.mul(grad, scalar_like(grad, scale)), zeros_like(grad))
 
 
 @lowers("aten.dropout.default")
-def dropout(ctx: OpContext, x: Array, p: float, train: bool) -> Array:  # noqa: FBT001
+def dropout(ctx: OpContext, x: Array, p: float, train: bool) -> Array:
     return native_dropout(ctx, x, p, train)[0]
 
 
 @lowers("aten.multinomial.default")
 def multinomial(
-    ctx: OpContext, weights: Array, num_samples: int, replacement: bool = False, *_: Any  # noqa: FBT001, FBT002
+    ctx: OpContext, weights: Array, num_samples: int, replacement: bool = False, *_: Any
 ) -> Array:
-    weights = cast(weights, torch.float64 if weights.dtype == np.float64 else torch.float32)
+    weights = cast(
+        weights, torch.float64 if weights.dtype == np.float64 else torch.float32
+    )
     logits = lax.log(weights)
     *batch, categories = weights.shape
     dim = axis(-1, weights.ndim)
     if not replacement:
         noise = _gumbel(ctx, weights.shape, weights.dtype)
-        _, order = lax.top_k(logits + noise, num_samples)
+        order: Array = lax.top_k(logits + noise, num_samples)[1]
         return order
     noise = _gumbel(ctx, (num_samples, *batch, categories), weights.dtype)
     picks = lax.argmax(noise + logits, dim + 1, np.int64)
@@ -257,5 +281,3 @@ def _gumbel(ctx: OpContext, shape: Sequence[int], dtype: Any) -> Array:
 @lowers("aten.poisson.default")
 def poisson(ctx: OpContext, x: Array, *_: Any) -> Array:
     raise Unsupported("its rejection sampling has no fixed length")
-
-

@@ -1,5 +1,8 @@
 """Rules of the fused recurrent cells, and of the losses that walk along a sequence."""
 
+# A rule's signature is its op's schema; numbers are those of its formula.
+# ruff: noqa: ARG001, FBT001, FBT002, PLR2004
+
 from __future__ import annotations
 
 from typing import Any
@@ -7,17 +10,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 from jax import lax
 
-from lazyrt.lowering.context import OpContext
+from lazyrt.lowering.context import OpContext, Unsupported
 from lazyrt.lowering.dtypes import Array, cast, opmath_dtype, to_torch_dtype
 from lazyrt.lowering.registry import lowers
 from lazyrt.lowering.shaping import expand
 
 
-def _gates(
-    ctx: OpContext, parts: list[Array | None], count: int
-) -> list[Array]:
+def _gates(ctx: OpContext, parts: list[Array | None], count: int) -> list[Array]:
     """Return the sum of inputs and biases, split into equal gates."""
     present = [cast(part, ctx.compute) for part in parts if part is not None]
     total = present[0]
@@ -49,7 +51,7 @@ def lstm_cell_backward(
     cell: Array,
     new_cell: Array,
     workspace: Array,
-    has_bias: bool,  # noqa: FBT001
+    has_bias: bool,
 ) -> tuple[Any, ...]:
     compute = opmath_dtype(to_torch_dtype(workspace.dtype))
     del ctx
@@ -72,6 +74,26 @@ def lstm_cell_backward(
     return gates, d_new * f, lax.reduce_sum(gates, (0,)) if has_bias else None
 
 
+# torch has shape functions for the fused LSTM cell and none for the fused GRU cell.
+_types = torch.library.Library("aten", "IMPL", "Meta")
+
+
+def _gru_cell_types(inputs: Any, hidden: Any, state: Any, *_: Any) -> Any:
+    batch, width = state.shape
+    return torch.empty_like(state), state.new_empty((batch, 5 * width))
+
+
+def _gru_cell_backward_types(grad: Any, workspace: Any, has_bias: bool) -> Any:
+    batch, width = grad.shape
+    gates = [grad.new_empty((batch, 3 * width)) for _ in range(2)]
+    biases = [grad.new_empty((3 * width,)) if has_bias else None for _ in range(2)]
+    return *gates, torch.empty_like(grad), *biases
+
+
+_types.impl("_thnn_fused_gru_cell", _gru_cell_types)
+_types.impl("_thnn_fused_gru_cell_backward", _gru_cell_backward_types)
+
+
 @lowers("aten._thnn_fused_gru_cell.default")
 def gru_cell(
     ctx: OpContext,
@@ -92,7 +114,7 @@ def gru_cell(
 
 @lowers("aten._thnn_fused_gru_cell_backward.default")
 def gru_cell_backward(
-    ctx: OpContext, grad: Array, workspace: Array, has_bias: bool  # noqa: ARG001, FBT001
+    ctx: OpContext, grad: Array, workspace: Array, has_bias: bool
 ) -> tuple[Any, ...]:
     compute = opmath_dtype(to_torch_dtype(workspace.dtype))
     reset, update, new, state, h_new = jnp.split(cast(workspace, compute), 5, axis=-1)
@@ -114,7 +136,11 @@ def _lengths(value: Any, batch: int) -> Array:
 
 
 def _ctc_alpha(
-    log_probs: Array, targets: Array, input_lengths: Array, target_lengths: Array, blank: int
+    log_probs: Array,
+    targets: Array,
+    input_lengths: Array,
+    target_lengths: Array,
+    blank: int,
 ) -> tuple[Array, Array]:
     """Return the losses and the log probabilities of all prefixes, [batch, time, state]."""
     steps, batch, _classes = log_probs.shape
@@ -125,11 +151,14 @@ def _ctc_alpha(
     if width > 1:
         skips = skips.at[:, 3::2].set(targets[:, 1:] != targets[:, :-1])
     emitted = jnp.take_along_axis(
-        log_probs, jnp.broadcast_to(labels[None], (steps, batch, states)), axis=2, mode="clip"
+        log_probs,
+        jnp.broadcast_to(labels[None], (steps, batch, states)),
+        axis=2,
+        mode="clip",
     )
     index = lax.iota(np.int64, states)
     inside = index[None] <= 2 * target_lengths[:, None]
-    first = jnp.where((index < 2)[None] & inside, emitted[0], _NEVER)  # noqa: PLR2004
+    first = jnp.where((index < 2)[None] & inside, emitted[0], _NEVER)
 
     def step(alpha: Array, row: Array) -> tuple[Array, Array]:
         one = jnp.pad(alpha, ((0, 0), (1, 0)), constant_values=_NEVER)[:, :-1]
@@ -146,14 +175,16 @@ def _ctc_alpha(
     )[0]
     end = 2 * target_lengths[:, None]
     final = jnp.take_along_axis(last, end, axis=1)
-    before = jnp.where(end > 0, jnp.take_along_axis(last, jnp.maximum(end - 1, 0), axis=1), _NEVER)
+    before = jnp.where(
+        end > 0, jnp.take_along_axis(last, jnp.maximum(end - 1, 0), axis=1), _NEVER
+    )
     losses = -jnp.logaddexp(final, before)[:, 0]
     return losses, jnp.moveaxis(alphas, 0, 1)
 
 
 def _padded_targets(targets: Array, lengths: Array, width: int) -> Array:
     """Return targets as [batch, width], also where they come one after the other."""
-    if targets.ndim == 2:  # noqa: PLR2004
+    if targets.ndim == 2:
         return targets[:, :width]
     starts = lax.cumsum(lengths, 0) - lengths
     index = starts[:, None] + lax.iota(np.int64, width)[None]
@@ -168,10 +199,10 @@ def ctc_loss(
     input_lengths: Any,
     target_lengths: Any,
     blank: int = 0,
-    zero_infinity: bool = False,  # noqa: ARG001, FBT001, FBT002
+    zero_infinity: bool = False,
 ) -> tuple[Array, Array]:
     alphas = ctx.outs[1]
-    if log_probs.ndim != 3 or alphas is None:  # noqa: PLR2004
+    if log_probs.ndim != 3 or alphas is None:
         raise Unsupported("log probabilities without a batch")
     width = (alphas.shape[2] - 1) // 2
     batch = log_probs.shape[1]
@@ -187,7 +218,7 @@ def ctc_loss(
 
 @lowers("aten._ctc_loss_backward.default", "aten._ctc_loss_backward.Tensor")
 def ctc_loss_backward(
-    ctx: OpContext,  # noqa: ARG001
+    ctx: OpContext,
     grad: Array,
     log_probs: Array,
     targets: Array,
@@ -196,7 +227,7 @@ def ctc_loss_backward(
     losses: Array,
     alphas: Array,
     blank: int,
-    zero_infinity: bool = False,  # noqa: FBT001, FBT002
+    zero_infinity: bool = False,
 ) -> Array:
     batch = log_probs.shape[1]
     lengths, inputs = _lengths(target_lengths, batch), _lengths(input_lengths, batch)

@@ -1,17 +1,18 @@
 """Rules of the ops that reduce, scan or sort along dimensions."""
 
+# A rule's signature is its op's schema; numbers are those of its formula.
+# ruff: noqa: A002, ARG001, FBT001, FBT002, PLR2004
+
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
 import torch
 from jax import lax
 
-from lazyrt.lowering.context import OpContext
 from lazyrt.lowering.dtypes import (
     Array,
     cast,
@@ -27,10 +28,16 @@ from lazyrt.lowering.shaping import (
     broadcast,
     expand,
     iota_along,
+    isnan,
     keep_dims,
     scalar_like,
     zeros_like,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from lazyrt.lowering.context import OpContext
 
 
 def reduce_sum(x: Array, dims: Sequence[int]) -> Array:
@@ -56,7 +63,7 @@ def _highest(dtype: torch.dtype) -> Any:
 
 
 @lowers("aten.sum.default")
-def sum_all(ctx: OpContext, x: Array, dtype: Any = None) -> Array:  # noqa: ARG001
+def sum_all(ctx: OpContext, x: Array, dtype: Any = None) -> Array:
     return sum_dims(ctx, x, None)
 
 
@@ -69,7 +76,7 @@ def sum_dims(ctx: OpContext, x: Array, dim: Any, *_: Any) -> Array:
 @lowers("aten.nansum.default")
 def nansum(ctx: OpContext, x: Array, dim: Any = None, *_: Any) -> Array:
     (x,) = ctx.cast(x)
-    return sum_dims(ctx, jnp.where(x != x, zeros_like(x), x), dim)
+    return sum_dims(ctx, jnp.where(isnan(x), zeros_like(x), x), dim)
 
 
 def mean_of(x: Array, dims: Sequence[int]) -> Array:
@@ -80,7 +87,7 @@ def mean_of(x: Array, dims: Sequence[int]) -> Array:
 
 
 @lowers("aten.mean.default")
-def mean_all(ctx: OpContext, x: Array, dtype: Any = None) -> Array:  # noqa: ARG001
+def mean_all(ctx: OpContext, x: Array, dtype: Any = None) -> Array:
     return mean(ctx, x, None)
 
 
@@ -91,7 +98,7 @@ def mean(ctx: OpContext, x: Array, dim: Any, *_: Any) -> Array:
 
 
 @lowers("aten.prod.default")
-def prod_all(ctx: OpContext, x: Array, dtype: Any = None) -> Array:  # noqa: ARG001
+def prod_all(ctx: OpContext, x: Array, dtype: Any = None) -> Array:
     return prod(ctx, x, None)
 
 
@@ -126,7 +133,7 @@ def min_all(ctx: OpContext, x: Array) -> Array:
 
 @lowers("aten.aminmax.default")
 def aminmax(
-    ctx: OpContext, x: Array, dim: int | None = None, keepdim: bool = False  # noqa: FBT001, FBT002
+    ctx: OpContext, x: Array, dim: int | None = None, keepdim: bool = False
 ) -> tuple[Array, Array]:
     return amin(ctx, x, dim, keepdim), amax(ctx, x, dim, keepdim)
 
@@ -218,13 +225,17 @@ def _in_float(x: Array) -> Array:
 
 
 @lowers("aten.var.correction")
-def var(ctx: OpContext, x: Array, dim: Any = None, correction: Any = None, *_: Any) -> Array:
+def var(
+    ctx: OpContext, x: Array, dim: Any = None, correction: Any = None, *_: Any
+) -> Array:
     variance, _mean = moments(_in_float(x), axes(dim, x.ndim), correction)
     return _finish(ctx, variance)
 
 
 @lowers("aten.std.correction")
-def std(ctx: OpContext, x: Array, dim: Any = None, correction: Any = None, *_: Any) -> Array:
+def std(
+    ctx: OpContext, x: Array, dim: Any = None, correction: Any = None, *_: Any
+) -> Array:
     return lax.sqrt(var(ctx, x, dim, correction))
 
 
@@ -257,7 +268,9 @@ def logsumexp(ctx: OpContext, x: Array, dim: Any, *_: Any) -> Array:
 
 
 @lowers("aten.linalg_vector_norm.default")
-def vector_norm(ctx: OpContext, x: Array, ord: Any = 2, dim: Any = None, *_: Any) -> Array:  # noqa: A002
+def vector_norm(
+    ctx: OpContext, x: Array, ord: Any = 2, dim: Any = None, *_: Any
+) -> Array:
     sizes = _magnitudes(ctx, x)
     return _finish(ctx, norm_of(sizes, axes(dim, x.ndim), ord))
 
@@ -280,7 +293,7 @@ def _magnitudes(ctx: OpContext, x: Array) -> Array:
 
 def norm_of(sizes: Array, dims: Sequence[int], order: Any) -> Array:
     """Return the vector norm over dimensions of an array of magnitudes."""
-    if order == 2:  # noqa: PLR2004
+    if order == 2:
         return lax.sqrt(reduce_sum(lax.mul(sizes, sizes), dims))
     if order == 1:
         return reduce_sum(sizes, dims)
@@ -304,18 +317,18 @@ def _scan(name: str, scan: Callable[[Array, int], Array]) -> None:
         return scan(x, axis(dim, x.ndim)) if x.ndim else x
 
 
-_scan("aten.cumsum.default", lambda x, dim: lax.cumsum(x, dim))
-_scan("aten.cumprod.default", lambda x, dim: lax.cumprod(x, dim))
-_scan("aten.logcumsumexp.default", lambda x, dim: lax.cumlogsumexp(x, dim))
+_scan("aten.cumsum.default", lax.cumsum)
+_scan("aten.cumprod.default", lax.cumprod)
+_scan("aten.logcumsumexp.default", lax.cumlogsumexp)
 
 
 @lowers("aten.cummax.default")
-def cummax(ctx: OpContext, x: Array, dim: int) -> tuple[Array, Array]:  # noqa: ARG001
+def cummax(ctx: OpContext, x: Array, dim: int) -> tuple[Array, Array]:
     return _running_extreme(x, dim, lax.ge)
 
 
 @lowers("aten.cummin.default")
-def cummin(ctx: OpContext, x: Array, dim: int) -> tuple[Array, Array]:  # noqa: ARG001
+def cummin(ctx: OpContext, x: Array, dim: int) -> tuple[Array, Array]:
     return _running_extreme(x, dim, lax.le)
 
 
@@ -327,8 +340,8 @@ def _running_extreme(
     d = axis(dim, x.ndim)
 
     def better(left: Any, right: Any) -> Any:
-        wins = beats(right[0], left[0]) | (right[0] != right[0])
-        wins = wins & ((left[0] == left[0]) | (right[0] != right[0]))
+        wins = beats(right[0], left[0]) | isnan(right[0])
+        wins = wins & (~isnan(left[0]) | isnan(right[0]))
         return lax.select(wins, right[0], left[0]), lax.select(wins, right[1], left[1])
 
     found: tuple[Array, Array] = lax.associative_scan(
@@ -355,7 +368,7 @@ def sort_along(x: Array, dim: int, *, descending: bool) -> tuple[Array, Array]:
 
 @lowers("aten.sort.default")
 def sort(
-    ctx: OpContext, x: Array, dim: int = -1, descending: bool = False  # noqa: ARG001, FBT001, FBT002
+    ctx: OpContext, x: Array, dim: int = -1, descending: bool = False
 ) -> tuple[Array, Array]:
     return sort_along(x, axis(dim, x.ndim), descending=descending)
 
@@ -364,23 +377,21 @@ def sort(
 def sort_stable(
     ctx: OpContext,
     x: Array,
-    stable: bool | None,  # noqa: ARG001, FBT001
+    stable: bool | None,
     dim: int = -1,
-    descending: bool = False,  # noqa: FBT001, FBT002
+    descending: bool = False,
 ) -> tuple[Array, Array]:
     return sort(ctx, x, dim, descending)
 
 
 @lowers("aten.argsort.default")
-def argsort(
-    ctx: OpContext, x: Array, dim: int = -1, descending: bool = False  # noqa: FBT001, FBT002
-) -> Array:
+def argsort(ctx: OpContext, x: Array, dim: int = -1, descending: bool = False) -> Array:
     return sort(ctx, x, dim, descending)[1]
 
 
 @lowers("aten.argsort.stable")
 def argsort_stable(
-    ctx: OpContext, x: Array, stable: bool, dim: int = -1, descending: bool = False  # noqa: FBT001, FBT002
+    ctx: OpContext, x: Array, stable: bool, dim: int = -1, descending: bool = False
 ) -> Array:
     return sort_stable(ctx, x, stable, dim, descending)[1]
 
@@ -391,7 +402,7 @@ def topk(
     x: Array,
     k: int,
     dim: int = -1,
-    largest: bool = True,  # noqa: FBT001, FBT002
+    largest: bool = True,
     *_: Any,
 ) -> tuple[Array, Array]:
     if x.ndim == 0:
@@ -451,14 +462,12 @@ def mode(ctx: OpContext, x: Array, dim: int = -1, *_: Any) -> tuple[Array, Array
     if x.ndim == 0:
         return x, jnp.zeros((), np.int64)
     d = axis(dim, x.ndim)
-    values, where = sort_along(x, d, descending=False)
+    values, _where = sort_along(x, d, descending=False)
     runs = jnp.expand_dims(values, d) == jnp.expand_dims(values, d + 1)
     counts = reduce_sum(lax.convert_element_type(runs, np.int64), (d + 1,))
     best = jnp.expand_dims(lax.argmax(counts, d, np.int64), d)
     value = jnp.take_along_axis(values, best, d)
-    size = x.shape[d]
     hits = jnp.where(x == value, iota_along(x.shape, d), np.int64(-1))
-    del where, size
     return _finish(ctx, value), _finish(ctx, lax.reduce_max(hits, (d,)))
 
 
@@ -467,8 +476,8 @@ def searchsorted(
     ctx: OpContext,
     sorted_sequence: Array,
     x: Any,
-    out_int32: bool = False,  # noqa: ARG001, FBT001, FBT002
-    right: bool = False,  # noqa: FBT001, FBT002
+    out_int32: bool = False,
+    right: bool = False,
     side: str | None = None,
     sorter: Array | None = None,
 ) -> Array:
@@ -492,20 +501,28 @@ def bucketize(
     ctx: OpContext,
     x: Any,
     boundaries: Array,
-    out_int32: bool = False,  # noqa: FBT001, FBT002
-    right: bool = False,  # noqa: FBT001, FBT002
+    out_int32: bool = False,
+    right: bool = False,
 ) -> Array:
     return searchsorted(ctx, boundaries, x, out_int32, right)
 
 
 @lowers("aten.histc.default")
-def histc(ctx: OpContext, x: Array, bins: int = 100, low: Any = 0, high: Any = 0) -> Array:
+def histc(
+    ctx: OpContext, x: Array, bins: int = 100, low: Any = 0, high: Any = 0
+) -> Array:
     (x,) = ctx.cast(lax.reshape(x, (x.size,)))
-    bottom, top = scalar_like(jnp.zeros((), x.dtype), low), scalar_like(jnp.zeros((), x.dtype), high)
+    bottom, top = (
+        scalar_like(jnp.zeros((), x.dtype), low),
+        scalar_like(jnp.zeros((), x.dtype), high),
+    )
     if low == high and x.size:
         bottom, top = lax.reduce_min(x, (0,)), lax.reduce_max(x, (0,))
         equal = bottom == top
-        bottom, top = jnp.where(equal, bottom - 1, bottom), jnp.where(equal, top + 1, top)
+        bottom, top = (
+            jnp.where(equal, bottom - 1, bottom),
+            jnp.where(equal, top + 1, top),
+        )
     place = jnp.floor((x - bottom) / (top - bottom) * bins).astype(np.int64)
     place = jnp.where(x == top, bins - 1, place)
     inside = (x >= bottom) & (x <= top)

@@ -58,7 +58,9 @@ def lowers(*names: str) -> Callable[[_R], _R]:
 def overloads(op: str, *suffixes: str) -> list[str]:
     """Return the qualified names of those overloads of `aten.<op>` that exist."""
     packet = getattr(torch.ops.aten, op)
-    return [f"aten.{op}.{suffix}" for suffix in suffixes if suffix in packet.overloads()]
+    return [
+        f"aten.{op}.{suffix}" for suffix in suffixes if suffix in packet.overloads()
+    ]
 
 
 def rule_for(func: torch._ops.OpOverload) -> Rule | None:

@@ -1,19 +1,26 @@
 """Rules of the ops that move elements about. Arrays have no strides here."""
 
+# A rule's signature is its op's schema; numbers are those of its formula.
+# ruff: noqa: ARG001
+
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
+import torch
 from jax import lax
 
-from lazyrt.lowering.context import Aval, OpContext, Unsupported
+from lazyrt.lowering.context import OpContext, Unsupported
 from lazyrt.lowering.dtypes import Array, cast, to_jax_dtype
 from lazyrt.lowering.registry import lowers
 from lazyrt.lowering.shaping import axes, axis, expand, zeros_like
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @lowers("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default",
@@ -32,7 +39,7 @@ def view_dtype(ctx: OpContext, x: Array, *_: Any) -> Array:
     target = ctx.dtype
     if x.dtype == bool:
         x = lax.convert_element_type(x, np.uint8)
-    if target == bool:
+    if ctx.out.dtype is torch.bool:
         return lax.reshape(lax.ne(x, zeros_like(x)), ctx.out.shape)
     if jnp.iscomplexobj(x):
         x = jnp.stack([lax.real(x), lax.imag(x)], axis=-1)
@@ -53,19 +60,18 @@ def expand_to(ctx: OpContext, x: Array, *_: Any) -> Array:
 
 
 @lowers("aten.permute.default", "aten.permute_copy.default")
-def permute(ctx: OpContext, x: Array, dims: Sequence[int]) -> Array:  # noqa: ARG001
+def permute(ctx: OpContext, x: Array, dims: Sequence[int]) -> Array:
     return lax.transpose(x, [axis(d, x.ndim) for d in dims])
 
 
-@lowers("aten.t.default", "aten.t_copy.default", "aten.numpy_T.default",
-        "aten.numpy_T_copy.default")  # fmt: skip
-def t(ctx: OpContext, x: Array) -> Array:  # noqa: ARG001
+@lowers("aten.t.default", "aten.t_copy.default", "aten.numpy_T.default")  # fmt: skip
+def t(ctx: OpContext, x: Array) -> Array:
     return lax.transpose(x, range(x.ndim)[::-1])
 
 
 @lowers("aten.transpose.int", "aten.transpose_copy.int", "aten.swapaxes.default",
         "aten.swapdims.default")  # fmt: skip
-def transpose(ctx: OpContext, x: Array, dim0: int, dim1: int) -> Array:  # noqa: ARG001
+def transpose(ctx: OpContext, x: Array, dim0: int, dim1: int) -> Array:
     if x.ndim == 0:
         return x
     order = list(range(x.ndim))
@@ -85,7 +91,7 @@ def _bounds(size: int, start: int | None, end: int | None) -> tuple[int, int]:
 
 @lowers("aten.slice.Tensor", "aten.slice_copy.Tensor")
 def slice_(
-    ctx: OpContext,  # noqa: ARG001
+    ctx: OpContext,
     x: Array,
     dim: int = 0,
     start: int | None = None,
@@ -98,13 +104,13 @@ def slice_(
 
 
 @lowers("aten.select.int", "aten.select_copy.int")
-def select(ctx: OpContext, x: Array, dim: int, index: int) -> Array:  # noqa: ARG001
+def select(ctx: OpContext, x: Array, dim: int, index: int) -> Array:
     d = axis(dim, x.ndim)
     return lax.index_in_dim(x, index % x.shape[d], d, keepdims=False)
 
 
 @lowers("aten.narrow.default", "aten.narrow_copy.default")
-def narrow(ctx: OpContext, x: Array, dim: int, start: int, length: int) -> Array:  # noqa: ARG001
+def narrow(ctx: OpContext, x: Array, dim: int, start: int, length: int) -> Array:
     d = axis(dim, x.ndim)
     start = start + x.shape[d] if start < 0 else start
     return lax.slice_in_dim(x, start, start + length, axis=d)
@@ -136,7 +142,9 @@ def slice_scatter(
 
 
 @lowers("aten.select_scatter.default")
-def select_scatter(ctx: OpContext, x: Array, source: Array, dim: int, index: int) -> Array:
+def select_scatter(
+    ctx: OpContext, x: Array, source: Array, dim: int, index: int
+) -> Array:
     d = axis(dim, x.ndim)
     source = lax.expand_dims(cast(source, ctx.out.dtype), (d,))
     return lax.dynamic_update_slice_in_dim(x, source, np.int64(index % x.shape[d]), d)
@@ -155,14 +163,16 @@ def cat(ctx: OpContext, tensors: Sequence[Array], dim: int = 0) -> Array:
 @lowers("aten.stack.default")
 def stack(ctx: OpContext, tensors: Sequence[Array], dim: int = 0) -> Array:
     d = axis(dim, len(ctx.out.shape))
-    return lax.concatenate([lax.expand_dims(cast(x, ctx.out.dtype), (d,)) for x in tensors], d)
+    return lax.concatenate(
+        [lax.expand_dims(cast(x, ctx.out.dtype), (d,)) for x in tensors], d
+    )
 
 
 def _split_at(x: Array, dim: int, sizes: Sequence[int]) -> list[Array]:
-    edges = np.cumsum([0, *sizes])
+    edges = itertools.accumulate(sizes, initial=0)
     return [
-        lax.slice_in_dim(x, int(low), int(high), axis=dim)
-        for low, high in zip(edges[:-1], edges[1:], strict=True)
+        lax.slice_in_dim(x, low, high, axis=dim)
+        for low, high in itertools.pairwise(edges)
     ]
 
 
@@ -174,13 +184,13 @@ def _sizes_along(ctx: OpContext, dim: int) -> list[int]:
         "aten.split_with_sizes_copy.default", "aten.chunk.default", "aten.unsafe_split.Tensor",
         "aten.unsafe_chunk.default", "aten.unsafe_split_with_sizes.default",
         "aten.split.sizes")  # fmt: skip
-def split(ctx: OpContext, x: Array, size: Any, dim: int = 0) -> list[Array]:  # noqa: ARG001
+def split(ctx: OpContext, x: Array, size: Any, dim: int = 0) -> list[Array]:
     d = axis(dim, x.ndim)
     return _split_at(x, d, _sizes_along(ctx, d))
 
 
 @lowers("aten.unbind.int", "aten.unbind_copy.int")
-def unbind(ctx: OpContext, x: Array, dim: int = 0) -> list[Array]:  # noqa: ARG001
+def unbind(ctx: OpContext, x: Array, dim: int = 0) -> list[Array]:
     d = axis(dim, x.ndim)
     return [lax.index_in_dim(x, k, d, keepdims=False) for k in range(x.shape[d])]
 
@@ -207,12 +217,12 @@ def repeat_interleave(
 
 
 @lowers("aten.flip.default")
-def flip(ctx: OpContext, x: Array, dims: Sequence[int]) -> Array:  # noqa: ARG001
+def flip(ctx: OpContext, x: Array, dims: Sequence[int]) -> Array:
     return lax.rev(x, axes(dims, x.ndim) if dims else ())
 
 
 @lowers("aten.roll.default")
-def roll(ctx: OpContext, x: Array, shifts: Any, dims: Any = ()) -> Array:  # noqa: ARG001
+def roll(ctx: OpContext, x: Array, shifts: Any, dims: Any = ()) -> Array:
     shifts = list(shifts) if isinstance(shifts, (list, tuple)) else [shifts]
     dims = list(dims) if isinstance(dims, (list, tuple)) else [dims]
     if x.size == 0:
@@ -235,7 +245,9 @@ def _roll_one(x: Array, shift: int, dim: int) -> Array:
 
 def _diagonal_index(shape: Sequence[int], offset: int) -> tuple[Array, Array]:
     rows, columns = shape
-    length = max(min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns), 0)
+    length = max(
+        min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns), 0
+    )
     steps = lax.iota(np.int64, length)
     return steps + max(-offset, 0), steps + max(offset, 0)
 
@@ -252,7 +264,12 @@ def diagonal(
 
 @lowers("aten.diagonal_scatter.default")
 def diagonal_scatter(
-    ctx: OpContext, x: Array, source: Array, offset: int = 0, dim1: int = 0, dim2: int = 1
+    ctx: OpContext,
+    x: Array,
+    source: Array,
+    offset: int = 0,
+    dim1: int = 0,
+    dim2: int = 1,
 ) -> Array:
     d1, d2 = axis(dim1, x.ndim), axis(dim2, x.ndim)
     moved = jnp.moveaxis(x, (d1, d2), (-2, -1))
@@ -323,7 +340,7 @@ def _is_contiguous(size: Sequence[int], stride: Sequence[int]) -> bool:
 
 @lowers("aten.as_strided.default", "aten.as_strided_copy.default")
 def as_strided(
-    ctx: OpContext,  # noqa: ARG001
+    ctx: OpContext,
     x: Array,
     size: Sequence[int],
     stride: Sequence[int],
@@ -372,7 +389,12 @@ def unfold(ctx: OpContext, x: Array, dimension: int, size: int, step: int) -> Ar
 
 @lowers("aten.unfold_backward.default")
 def unfold_backward(
-    ctx: OpContext, grad: Array, input_sizes: Sequence[int], dim: int, size: int, step: int
+    ctx: OpContext,
+    grad: Array,
+    input_sizes: Sequence[int],
+    dim: int,
+    size: int,
+    step: int,
 ) -> Array:
     if not input_sizes:
         return lax.reshape(grad, ())
@@ -421,7 +443,5 @@ def pixel_unshuffle(ctx: OpContext, x: Array, downscale_factor: int) -> Array:
 
 
 @lowers("aten.rot90.default")
-def rot90(ctx: OpContext, x: Array, k: int = 1, dims: Sequence[int] = (0, 1)) -> Array:  # noqa: ARG001
-    return jnp.rot90(x, k, tuple(dims))
-
-
+def rot90(ctx: OpContext, x: Array, k: int = 1, dims: Sequence[int] = (0, 1)) -> Array:
+    return jnp.rot90(x, k, (dims[0], dims[1]))

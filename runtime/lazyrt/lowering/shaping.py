@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from lazyrt.lowering.dtypes import Array
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lazyrt.lowering.dtypes import Array
 
 
 def expand(x: Array, shape: Sequence[int]) -> Array:
@@ -23,9 +25,7 @@ def expand(x: Array, shape: Sequence[int]) -> Array:
         return x
     if x.size == 1 and x.ndim and math.prod(sizes) != 1:
         x, offset = lax.reshape(x, ()), len(sizes)
-    if 1 in x.shape and any(
-        x.shape[k] != sizes[k + offset] for k in range(x.ndim)
-    ):
+    if 1 in x.shape and any(x.shape[k] != sizes[k + offset] for k in range(x.ndim)):
         kept = [k for k in range(x.ndim) if x.shape[k] == sizes[k + offset]]
         x = lax.reshape(x, [x.shape[k] for k in kept])
         return lax.broadcast_in_dim(x, sizes, [k + offset for k in kept])
@@ -67,6 +67,11 @@ def positions(size: int, dtype: Any = np.int64) -> Array:
 def zeros_like(x: Array) -> Array:
     """Return zeros of an array's shape and dtype."""
     return lax.full_like(x, 0)
+
+
+def isnan(x: Array) -> Array:
+    """Return where an array is not a number; nowhere for integers."""
+    return lax.ne(x, x)
 
 
 def scalar_like(x: Array, value: Any) -> Array:

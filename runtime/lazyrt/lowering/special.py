@@ -1,19 +1,24 @@
 """Rules of the special functions that neither XLA nor torch's decompositions know."""
 
+# A rule's signature is its op's schema; numbers are those of its formula.
+# ruff: noqa: ARG001, PLR2004
+
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.scipy import special
 
-from lazyrt.lowering.context import OpContext
 from lazyrt.lowering.dtypes import Array, cast
 from lazyrt.lowering.registry import lowers, overloads
 from lazyrt.lowering.shaping import broadcast, scalar_like, zeros_like
+
+if TYPE_CHECKING:
+    from lazyrt.lowering.context import OpContext
 
 _Next = Callable[[Array, Array, Array, Array], Array]
 _Start = Callable[[Array], Array]
@@ -35,7 +40,7 @@ def _recurrence(name: str, first: _Start, step: _Next) -> None:
         top = jnp.max(degree, initial=0)
         one = scalar_like(x, 1)
 
-        def is_left(state: Any) -> Array:
+        def is_left(state: Any) -> Any:
             return state[0] <= top
 
         def advance(state: Any) -> Any:
@@ -46,14 +51,15 @@ def _recurrence(name: str, first: _Start, step: _Next) -> None:
 
         found = jnp.where(degree < 0, zeros_like(x), one)
         state = (np.int64(1), one, zeros_like(x), found)
-        return lax.while_loop(is_left, advance, state)[3]
+        result: Array = lax.while_loop(is_left, advance, state)[3]
+        return result
 
 
-def _chebyshev(k: Array, x: Array, p: Array, q: Array) -> Array:  # noqa: ARG001
+def _chebyshev(k: Array, x: Array, p: Array, q: Array) -> Array:
     return 2 * x * p - q
 
 
-def _shifted(k: Array, x: Array, p: Array, q: Array) -> Array:  # noqa: ARG001
+def _shifted(k: Array, x: Array, p: Array, q: Array) -> Array:
     return 2 * (2 * x - 1) * p - q
 
 
@@ -102,4 +108,4 @@ def spherical_bessel_j0(ctx: OpContext, x: Array) -> Array:
     (x,) = ctx.cast(x)
     square = x * x
     near = 1 - square / 6 * (1 - square / 20 * (1 - square / 42))
-    return jnp.where(lax.abs(x) < 0.5, near, lax.sin(x) / jnp.where(x == 0, 1, x))  # noqa: PLR2004
+    return jnp.where(lax.abs(x) < 0.5, near, lax.sin(x) / jnp.where(x == 0, 1, x))
