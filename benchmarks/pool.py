@@ -28,9 +28,10 @@ class Peer:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        python = _python(name)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
         self._process = subprocess.Popen(  # noqa: S603 - our own module
-            [_python(name), "-m", "benchmarks.worker", name],
+            [python, "-m", "benchmarks.worker", name],
             cwd=ROOT,
             env=_environment(),
             stdin=subprocess.PIPE,

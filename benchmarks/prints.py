@@ -62,14 +62,14 @@ def run(options: Namespace) -> Report:
 
 def _rounds(peer: Peer) -> Rounds:
     """Train once without prints and once with, on equal weights."""
-    peer.ask("prepare", training="printing", steps=_WARM_UP)
-    peer.ask("prepare", training="plain", steps=_WARM_UP)
-    rounds = [("no prints", peer.ask("prints", training="plain", what=None))]
+    peer.ask("run", optimizer="adamw", name="printing", steps=_WARM_UP)
+    peer.ask("run", optimizer="adamw", name="plain", steps=_WARM_UP)
+    rounds = [("no prints", peer.ask("prints", name="plain", what=None))]
     for what in _PRINTED:
         rounds += [
             (
                 f"print({what}), {time}",
-                peer.ask("prints", training="printing", what=what),
+                peer.ask("prints", name="printing", what=what),
             )
             for time in ("first", "again")
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import bert, devices, micro, printing
@@ -62,8 +62,8 @@ def _micro(worker: Worker, case: str, length: int, repeats: int) -> list[float]:
     return micro.time_chain(worker.device, worker.operands, case, length, repeats)
 
 
-def _run(worker: Worker, optimizer: str, steps: int) -> list[float]:
-    return worker.training(optimizer).run(steps)
+def _run(worker: Worker, optimizer: str, steps: int, name: str = "") -> list[float]:
+    return worker.training(optimizer, name).run(steps)
 
 
 def _waiting(worker: Worker, optimizer: str, steps: int) -> dict[str, list[float]]:
@@ -86,12 +86,8 @@ def _jax_pipelined(worker: Worker, steps: int) -> float:
     return jax_steps.time_pipelined(worker.jax_step(), steps)
 
 
-def _prints(worker: Worker, training: str, what: str | None) -> dict[str, Any]:
-    return printing.run_round(worker.training("adamw", training), what)
-
-
-def _prepare(worker: Worker, training: str, steps: int) -> list[float]:
-    return worker.training("adamw", training).run(steps)
+def _prints(worker: Worker, name: str, what: str | None) -> dict[str, Any]:
+    return printing.run_round(worker.training("adamw", name), what)
 
 
 TASKS: dict[str, Callable[..., Any]] = {
@@ -102,13 +98,11 @@ TASKS: dict[str, Callable[..., Any]] = {
     "pipelined": _pipelined,
     "jax waiting": _jax_waiting,
     "jax pipelined": _jax_pipelined,
-    "prepare": _prepare,
     "prints": _prints,
 }
 """What a worker can be asked, by name."""
 
 
-@cache
 def _replies() -> int:
     """Keep standard output for replies alone: whatever a library prints goes to stderr."""
     replies = os.dup(sys.stdout.fileno())

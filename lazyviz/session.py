@@ -157,7 +157,8 @@ class Session:
 
             cell.tally = Tally()
             cell.activity = self._runtime.activity()
-            # Equal code in two cells is one code object to the runtime: name it anew.
+            # Equal ops and equal code of two cells would both show the earlier cell.
+            self._runtime.begin_cell()
             _name_cells(self._runtime, self.cell_of_file)
         self._running = cell
 

@@ -8,9 +8,6 @@ import sys
 import pytest
 
 import lazyrt
-from lazyrt.execution.compiler import clear_memory
-from lazyrt.execution.executor import clear_plans
-from lazyrt.execution.peek import forget_slices
 
 
 @pytest.fixture
@@ -21,9 +18,7 @@ def clean_runtime(monkeypatch):
         gc.collect()  # what the test before left in a traceback
     lazyrt.mark_step()
     lazyrt.wait()
-    clear_memory()
-    clear_plans()
-    forget_slices()
+    lazyrt.clear_caches()
     lazyrt.reset_counters()
     yield lazyrt
     for name in ("last_value", "last_traceback", "last_type", "last_exc"):

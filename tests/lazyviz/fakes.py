@@ -13,7 +13,7 @@ class FakeTensor(torch.Tensor):
     """A CPU tensor that says it is on the lazy device."""
 
     @property
-    def device(self):
+    def device(self):  # type: ignore[override]
         return SimpleNamespace(type="lazyrt", __str__=lambda: "lazyrt:0")
 
 
@@ -49,6 +49,9 @@ class FakeRuntime:
         self.count += 1
         for event in happened:
             events.emit(event)
+
+    def begin_cell(self):
+        pass
 
     def in_flight(self):
         return self.running

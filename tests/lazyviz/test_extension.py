@@ -210,6 +210,14 @@ def test_a_read_names_its_cause_and_line(lab):
     assert "  ran 2 ops here: read by .item() at cell 4 line 3" in strip.splitlines()
 
 
+def test_equal_ops_of_two_cells_show_their_own_lines(lab):
+    run(lab, "y = x + 1")
+    run(lab, "pass\nz = x + 1")
+
+    nodes = lazyrt.pending_graph().nodes
+    assert [str(n.provenance.site) for n in nodes] == ["cell 4 line 1", "cell 5 line 2"]
+
+
 def test_equal_cells_are_told_apart(lab):
     run(lab, "(x * 2).sum().item()")
     run(lab, "(x * 2).sum().item()")
@@ -462,5 +470,5 @@ def fingerprints(seen):
     return [
         event.fingerprint
         for event in seen
-        if type(event).__name__ == "ExecuteStarted" and event.purpose == "step"
+        if isinstance(event, events.ExecuteStarted) and event.purpose == "step"
     ]

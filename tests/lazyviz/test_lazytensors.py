@@ -20,7 +20,7 @@ def test_lazy_tensors_are_found_in_nested_containers_in_order():
 
 
 def test_a_container_that_contains_itself_ends():
-    loop = []
+    loop: list[object] = []
     loop.append(loop)
 
     assert list(lazy_tensors(loop)) == []

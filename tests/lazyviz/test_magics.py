@@ -180,7 +180,7 @@ def test_ops_of_a_step_cell_have_the_cells_lines(lab):
     with lazyrt.subscribe(seen.append):
         run(lab, "%%lazy step\n\ny = x + 1\ny.sum().item()")
 
-    sites = [str(e.site) for e in seen if type(e).__name__ == "BarrierFinished"]
+    sites = [str(e.site) for e in seen if isinstance(e, events.BarrierFinished)]
     assert sites[0] == "cell 5 line 4"
 
 

@@ -233,6 +233,19 @@ def test_a_decomposition_that_writes_in_place_is_made_functional():
     check(aten.block_diag.default, [X, X])
 
 
+def test_a_decomposition_ignores_the_modes_of_the_caller():
+    with torch.inference_mode(), torch.device("meta"):
+        found = lowered(aten.kron.default, [X, X[:1]], outs=[torch.empty(2, 4)])
+
+    torch.testing.assert_close(found[0], torch.kron(X, X[:1]))
+
+
+def test_what_a_decomposition_lacks_is_named():
+    with pytest.raises(NoLoweringError, match=r"aten.special_bessel_j0.default on f32\[2,2\] "
+                       r"\(its decomposition needs prims.bessel_j0.default\)"):  # fmt: skip
+        lowered(aten.special_bessel_j0.default, [X], outs=[X])
+
+
 def test_random_ops_inside_a_decomposition_draw_different_numbers():
     (found,) = lowered(aten.feature_dropout.default, [torch.ones(4, 64, 2), 0.5, True], outs=[torch.ones(4, 64, 2)],
                        key=(3, 4))  # fmt: skip

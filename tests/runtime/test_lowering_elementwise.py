@@ -125,7 +125,7 @@ def test_a_binary_op_promotes_and_computes_as_torch_does(op, case):
 def test_a_number_takes_part_in_promotion_as_a_number(op, x, number, is_lifted):
     func = getattr(aten, op).Tensor_Scalar if op == "pow" else getattr(aten, op).Scalar
 
-    check(func, x, Weak(number) if is_lifted else number, jit=is_lifted)
+    check(func, x, Weak(number) if is_lifted else number)
 
 
 def test_a_number_in_the_place_of_a_tensor_is_no_tensor():

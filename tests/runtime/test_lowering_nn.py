@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.runtime.oracle import check
+from tests.runtime.oracle import check, lowered
 
 aten = torch.ops.aten
 
@@ -142,3 +142,91 @@ def test_a_lowering_agrees_with_torch(number):
 
     check(func, *args, rtol=2e-2 if is_half else 1e-4, atol=2e-2 if is_half else 1e-5,
           **(named[0] if named else {}))  # fmt: skip
+
+
+CELL = [numbers(3, 8, seed=4), numbers(3, 8, seed=5), numbers(3, 2, seed=6)]
+CELL_BIASES = [numbers(8, seed=7), numbers(8, seed=8)]
+
+
+def test_the_fused_lstm_cell_computes_its_formula_and_its_gradient():
+    """Torch has this op for accelerators only, so the oracle is its formula."""
+    inputs, hidden, cell = (x.clone().requires_grad_() for x in CELL)
+    gates = inputs + hidden + sum(CELL_BIASES)
+    i, f, g, o = gates.chunk(4, 1)
+    new_cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+    new_hidden = o.sigmoid() * new_cell.tanh()
+    grads = [numbers(3, 2, seed=9), numbers(3, 2, seed=10)]
+    d_gates, d_cell = torch.autograd.grad([new_hidden, new_cell], [inputs, cell], grads)
+
+    found = lowered(
+        aten._thnn_fused_lstm_cell.default, [*CELL, *CELL_BIASES],
+        outs=[CELL[2], CELL[2], CELL[0]],
+    )  # fmt: skip
+    backward = lowered(
+        aten._thnn_fused_lstm_cell_backward_impl.default,
+        [*grads, CELL[2], found[1], found[2], True],
+        outs=[CELL[0], CELL[2], CELL[0][0]],
+    )
+
+    expected = [new_hidden.detach(), new_cell.detach(), d_gates, d_cell, d_gates.sum(0)]
+    for have, want in zip([*found[:2], *backward], expected, strict=True):
+        torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-5)
+
+
+def test_the_fused_gru_cell_computes_its_formula_and_its_gradient():
+    given = [numbers(3, 6, seed=4), numbers(3, 6, seed=5), numbers(3, 2, seed=6)]
+    inputs, hidden, state = (x.clone().requires_grad_() for x in given)
+    i_r, i_z, i_n = inputs.chunk(3, 1)
+    h_r, h_z, h_n = hidden.chunk(3, 1)
+    reset, update = (i_r + h_r).sigmoid(), (i_z + h_z).sigmoid()
+    new = (i_n + reset * h_n).tanh()
+    result = new + update * (state - new)
+    grad = numbers(3, 2, seed=9)
+    wanted = torch.autograd.grad(result, [inputs, hidden, state], grad)
+
+    found = lowered(
+        aten._thnn_fused_gru_cell.default, given, outs=[given[2], torch.zeros(3, 10)]
+    )
+    backward = lowered(
+        aten._thnn_fused_gru_cell_backward.default, [grad, found[1], False],
+        outs=[given[0], given[1], given[2], None, None],
+    )  # fmt: skip
+
+    for have, want in zip(
+        [found[0], *backward[:3]], [result.detach(), *wanted], strict=True
+    ):
+        torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_an_embedding_bag_and_its_gradient_agree_with_torch(mode):
+    weight, indices = numbers(10, 4), torch.tensor([1, 9, 3, 3, 0, 1, 7])
+    offsets = torch.tensor([0, 3, 3])
+    args = [weight, indices, offsets, False, mode]
+    expected = aten._embedding_bag.default(*args)
+
+    found = lowered(aten._embedding_bag.default, args, outs=expected)
+    torch.testing.assert_close(found[0], expected[0])
+
+    leaf = weight.clone().requires_grad_()
+    aten.embedding_bag.default(leaf, indices, offsets, False, mode)[0].sum().backward()
+    rest = [indices, offsets, *found[1:], 10, False, mode, False, None]
+    (gradient,) = lowered(
+        aten._embedding_bag_backward.default, [torch.ones(3, 4), *rest], outs=[weight]
+    )
+    torch.testing.assert_close(gradient, leaf.grad)
+
+
+def test_ctc_loss_and_its_gradient_agree_with_torch():
+    scores = numbers(12, 3, 6).log_softmax(2)
+    labels = torch.tensor([[1, 2, 2, 5], [3, 4, 1, 0], [2, 3, 0, 0]])
+    args = [scores, labels, [12, 10, 9], [4, 3, 2]]
+    losses, prefixes = aten._ctc_loss.default(*args)
+    backward = [torch.ones(3), *args, losses, prefixes, 0]
+    gradient = aten._ctc_loss_backward.default(*backward)
+
+    found = lowered(aten._ctc_loss.default, args, outs=[losses, prefixes])
+    (d_scores,) = lowered(aten._ctc_loss_backward.default, backward, outs=[gradient])
+
+    torch.testing.assert_close(found[0], losses)
+    torch.testing.assert_close(d_scores, gradient, rtol=1e-4, atol=1e-5)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import lazyrt
-from tests.harness import DEVICE, assert_same, lazy
+from tests.harness import DEVICE, assert_same, lazy, run_python
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 DTYPES = [*FLOATS, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32]
@@ -1409,3 +1409,52 @@ def test_data_loaders_feed_lazy_models():
 
     assert len(losses) == 2
     assert lazyrt.counters()["cpu_fallbacks"] == 0
+
+
+ERRORS_IN_BACKWARD = """
+import torch, lazyrt
+
+class Broken(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise KeyError("mine")
+
+def leaf():
+    return torch.ones(2, device="lazyrt", requires_grad=True)
+
+x = leaf()
+y = x * 2
+y.register_hook(lambda g: 1 / 0)
+try:
+    y.sum().backward()
+except ZeroDivisionError:
+    print("hook")
+try:
+    Broken.apply(leaf()).sum().backward()
+except KeyError:
+    print("function")
+x = leaf()
+y = x * 2
+y.register_hook(lambda g: g + torch.ones(5, device="lazyrt"))
+try:
+    y.sum().backward()
+except RuntimeError:
+    print("kernel")
+x = leaf()
+x.register_post_accumulate_grad_hook(lambda p: p.grad @ torch.ones(7, device="lazyrt"))
+try:
+    (x * 2).sum().backward()
+except RuntimeError:
+    print("accumulate")
+print(x.grad.tolist(), torch.autograd.is_multithreading_enabled())
+"""
+
+
+def test_an_error_inside_backward_reaches_the_caller_and_harms_nothing():
+    assert run_python(ERRORS_IN_BACKWARD).split() == (
+        "hook function kernel accumulate [2.0, 2.0] True".split()
+    )

@@ -138,7 +138,7 @@ def _donated(kept: set[int]) -> tuple[int, ...]:
     count = sys.getrefcount
     inputs = pending.inputs
     found = []
-    for position, owner in enumerate(pending.owners):
+    for position, owner in pending.owners.items():
         buffer = owner()
         if buffer is None or buffer.value is None or buffer.value.node is None:
             continue
@@ -273,7 +273,7 @@ def _commit(live: list[Buffer], wanted: dict[Value, int], results: Any) -> None:
         if buffer.value is not None:
             buffer.value = None
             buffer.version += 1
-    for owner in pending.owners:
+    for owner in pending.owners.values():
         owned = owner()
         if owned is not None and owned.value is not None:
             owned.value = None

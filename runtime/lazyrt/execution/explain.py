@@ -56,10 +56,14 @@ def _similarity(one: Canonical, other: Canonical) -> float:
     return shared / max(len(one.nodes), len(other.nodes), 1)
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _first_site(graph: Canonical) -> str:
     sites = (node.provenance.site for node in graph.nodes)
     site = next((site for site in sites if site is not None), None)
-    return f": {len(graph.nodes)} ops, the first at {site}" if site else ""
+    return f": {_count(len(graph.nodes), 'op')}, the first at {site}" if site else ""
 
 
 def _state_became_input(graph: Canonical, before: Canonical) -> list[str]:
@@ -73,7 +77,7 @@ def _state_became_input(graph: Canonical, before: Canonical) -> list[str]:
     where = f" at {site}" if site else ""
     return [
         f"state that the step before created{where} is an input from now on "
-        f"({more} more inputs, {gone} fewer creations)"
+        f"({_count(more, 'more input')}, {_count(gone, 'fewer creation')})"
     ]
 
 
@@ -96,7 +100,7 @@ def _inputs(graph: Canonical, before: Canonical) -> list[str]:
         pairs = zip(went.elements(), came.elements(), strict=True)
         shown = [f"{type_text(*a)} is now {type_text(*b)}" for a, b in pairs]
         return ["input " + ", ".join(shown[:_SHOWN])]
-    return [f"{len(graph.data)} inputs instead of {len(before.data)}"]
+    return [f"{_count(len(graph.data), 'input')} instead of {len(before.data)}"]
 
 
 def _ops(graph: Canonical, before: Canonical) -> list[str]:
@@ -119,7 +123,7 @@ def _where(nodes: tuple[Node, ...], name: str) -> str:
 def _roots(graph: Canonical, before: Canonical) -> list[str]:
     if len(graph.roots) == len(before.roots):
         return []
-    return [f"{len(graph.roots)} live results instead of {len(before.roots)}"]
+    return [f"{_count(len(graph.roots), 'live result')} instead of {len(before.roots)}"]
 
 
 def _first_difference(graph: Canonical, before: Canonical) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class deferred_interrupt:  # noqa: N801 - used like a function, in `with`
-    """Put SIGINT off to the end of the block; costs about 3 µs, and nothing off the main thread.
+    """Put SIGINT off to the end of the block; costs about 5 µs, and nothing off the main thread.
 
     Dispatch donates the memory of inputs. An interrupt between it and the moment when its
     results are stored would lose both.

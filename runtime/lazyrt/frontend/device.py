@@ -9,7 +9,7 @@ import torch
 from lazyrt.config import config
 from lazyrt.execution.executor import barrier, on_crowded
 from lazyrt.execution.peek import forget_slices
-from lazyrt.frontend import provenance, reads, record, special
+from lazyrt.frontend import device_guard, provenance, reads, record, special
 from lazyrt.frontend import torch_compat as compat
 from lazyrt.frontend.fallback import run_on_cpu
 from lazyrt.frontend.kernels import (
@@ -108,6 +108,7 @@ _libraries: list[torch.library.Library] = []
 def register() -> int:
     """Register the device and its kernels; return how many kernels there are."""
     compat.register_device(DeviceModule())
+    device_guard.install()
     generator.restart(torch.initial_seed())
     library = torch.library.Library("aten", "IMPL")
     _libraries.append(library)
@@ -211,7 +212,7 @@ def _forget_if_crowded() -> bool:
         return False
     record.forget_nodes()
     forget_slices()
-    reads.forget_constants()
+    reads.forget_checks()
     return True
 
 
@@ -229,14 +230,10 @@ def _print(tensor: torch.Tensor, original: Any) -> str:
     """Return torch's own text of the value, or the plan line where nobody asked for it."""
     if reads.behind_the_users_back():
         return reads.describe(tensor)
+    if tensor.numel() == 0:
+        return str(original(tensor, tensor_contents=None))
     host = reads.peek(tensor, provenance.user_site(2))
-    parts = [f", device='{tensor.device}'"]
-    if tensor.grad_fn is not None:
-        parts.append(f", grad_fn=<{tensor.grad_fn.name()}>")
-    elif tensor.requires_grad:
-        parts.append(", requires_grad=True")
-    text: str = original(host, tensor_contents=None)
-    return f"{text[:-1]}{''.join(parts)})"
+    return str(original(tensor, tensor_contents=compat.contents_text(host)))
 
 
 def _numpy(original: Any, self: torch.Tensor, *, force: bool = False) -> Any:

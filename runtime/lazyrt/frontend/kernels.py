@@ -25,6 +25,7 @@ from lazyrt.frontend.torch_compat import (
     aten,
     create_empty_tensor,
     find_overload,
+    is_lazy,
     reshape_alias,
 )
 from lazyrt.errors import DeviceError
@@ -75,10 +76,10 @@ def component(arg: Any) -> Any:
     kind = arg.__class__
     if kind is int or arg is None:
         return arg
-    if isinstance(arg, torch.Tensor):
-        return operand(arg)
     if kind is list or kind is tuple:
         return tuple([component(part) for part in arg])
+    if isinstance(arg, torch.Tensor):
+        return operand(arg)
     if isinstance(arg, torch.Generator):
         raise DeviceError(
             f"an op on lazyrt tensors got a generator on {arg.device}. The device draws from "
@@ -96,10 +97,10 @@ def operand(tensor: torch.Tensor) -> Value:
     Raises:
         DeviceError: The tensor lives on another device.
     """
-    if tensor.device.type == DEVICE_TYPE:
-        state = state_of(tensor)
+    state = getattr(tensor.untyped_storage(), "_lazyrt", None) if is_lazy(tensor) else None
+    if state is not None:
         value = state.value
-        return value if value is not None else leaf_of(state)  # type: ignore[arg-type]
+        return value if value is not None else leaf_of(state)
     if tensor.dim() == 0 and tensor.device.type == "cpu":
         return _uploaded(tensor)
     raise DeviceError(
@@ -107,6 +108,15 @@ def operand(tensor: torch.Tensor) -> Value:
         f"shape {tuple(tensor.shape)} among tensors on {DEVICE_TYPE}. An op runs on one "
         f"device. Move it with `.to('{DEVICE_TYPE}')`."
     )
+
+
+def operands(tensors: Any) -> tuple[Any, ...]:
+    """Return the values of a list of tensors: `component`, without a call for each of them."""
+    try:
+        states = [tensor.untyped_storage()._lazyrt for tensor in tensors]
+    except (AttributeError, NotImplementedError):
+        return tuple([component(tensor) for tensor in tensors])
+    return tuple([leaf_of(s) if (value := s.value) is None else value for s in states])
 
 
 def indices(tensors: Any) -> Any:
@@ -195,6 +205,9 @@ class _Source:
             return name
         if kind in {"List[int]", "List[bool]"}:
             return f"tuple({name})"
+        if kind == "List[Tensor]":
+            self.scope["operands"] = operands
+            return f"operands({name})"
         if kind == "List[Optional[Tensor]]":
             self.scope["indices"] = indices
             return f"indices({name})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -19,7 +20,7 @@ from lazyrt.frontend.infer import call_arguments
 from lazyrt.frontend.buffers import State, View, state_of, value_of
 from lazyrt.frontend.torch_compat import is_lazy
 from lazyrt.ir.live import Buffer, Lost, lock, pending
-from lazyrt.ir.node import Value, type_text
+from lazyrt.ir.node import Leaf, Node, Value, type_text
 from lazyrt.observe.events import Site
 
 
@@ -58,9 +59,9 @@ def read(tensor: torch.Tensor, how: str) -> torch.Tensor:
     """Return a lazy tensor's value for the program itself, as a new CPU tensor.
 
     What is pending runs first, once, unless the read policy or a debugger's prompt makes this
-    a peek. A tensor whose value is known is copied without a barrier, and so is one that
-    depends on no data when an installed package asks: libraries check masks that they made
-    from constants, and a cut for that would run each of the user's steps in two pieces.
+    a peek. A tensor whose value is known is copied without a barrier. So is what an installed
+    package asks of constants and inputs: libraries look whether a mask is all ones, and a cut
+    for that would run each of the user's steps in two pieces.
 
     Args:
         tensor: A lazy tensor.
@@ -73,37 +74,75 @@ def read(tensor: torch.Tensor, how: str) -> torch.Tensor:
             return peek(tensor, site)
         if config.read_policy == "peek" or at_debugger_prompt():
             return peek(tensor, site)
-        if _is_constant(state) and provenance.called_by_package(2):
-            return _constant(tensor, state, site)
+        if provenance.called_by_package(2):
+            found = _small_check(tensor, state, site)
+            if found is not None:
+                return found
         barrier(f"read by {how}", site)
         return peek(tensor, site)
 
 
-_MAX_CONSTANTS = 1_000
-_MAX_CONSTANT_BYTES = 4_096
-_constants: dict[Value, torch.Tensor] = {}
+_MAX_CHECK_NODES = 32
+_MAX_CHECKS = 1_000
+_MAX_CHECK_BYTES = 4_096
+_check_inputs: dict[Value, tuple[int, ...] | None] = {}
+_check_results: dict[Value, tuple[tuple[Any, ...], torch.Tensor]] = {}
 
 
-def _is_constant(state: State) -> bool:
-    value = state.value
-    return value is not None and value.node is not None and value.node.is_constant
+def _small_check(tensor: torch.Tensor, state: State, site: Site | None) -> torch.Tensor | None:
+    """Return a value that takes few ops on device data and constants alone; None for another.
 
-
-def _constant(tensor: torch.Tensor, state: State, site: Site | None) -> torch.Tensor:
-    """Return a value that depends on no data; small ones are remembered for all steps."""
+    A result is remembered for as long as its inputs are the same arrays.
+    """
     value = state.value
     assert value is not None
-    known = _constants.get(value)
-    if known is None:
-        known = peek(tensor, site)
-        if known.nbytes <= _MAX_CONSTANT_BYTES and len(_constants) < _MAX_CONSTANTS:
-            _constants[value] = known
-    return known.clone()
+    positions = _positions_read(value)
+    if positions is None:
+        return None
+    arrays = [pending.inputs[position] for position in positions]
+    known = _check_results.get(value)
+    if known is not None and all(
+        old() is new for old, new in zip(known[0], arrays, strict=True)
+    ):
+        return known[1].clone()
+    found = peek(tensor, site)
+    if found.nbytes <= _MAX_CHECK_BYTES and len(_check_results) < _MAX_CHECKS:
+        _check_results[value] = (tuple(map(weakref.ref, arrays)), found)
+    return found.clone()
 
 
-def forget_constants() -> None:
-    """Empty the memory of constant values."""
-    _constants.clear()
+def _positions_read(value: Value) -> tuple[int, ...] | None:
+    """Return the inputs that a small cone reads; None if it is large or reads other things."""
+    if value not in _check_inputs:
+        cone = _small_cone(value)
+        leaves = dict.fromkeys(
+            operand for node in cone or () for operand in node.operands if operand.node is None
+        )
+        is_data = all(isinstance(leaf, Leaf) and leaf.kind == "data" for leaf in leaves)
+        positions = tuple(leaf.position for leaf in leaves if isinstance(leaf, Leaf))
+        _check_inputs[value] = positions if cone is not None and is_data else None
+    return _check_inputs[value]
+
+
+def _small_cone(value: Value) -> set[Node] | None:
+    """Return the nodes under a value, None if there are too many."""
+    found: set[Node] = set()
+    stack = [value]
+    while stack:
+        node = stack.pop().node
+        if node is None or node in found:
+            continue
+        if len(found) == _MAX_CHECK_NODES:
+            return None
+        found.add(node)
+        stack.extend(node.operands)
+    return found
+
+
+def forget_checks() -> None:
+    """Empty the memory of small checks."""
+    _check_inputs.clear()
+    _check_results.clear()
 
 
 def snapshot(tensor: torch.Tensor) -> torch.Tensor:
@@ -198,6 +237,10 @@ _INSPECTORS = (
     "/_pydevd_bundle/", "/pydevd_plugins/", "/ipykernel/debugger.py", "/spyder_kernels/",
     "/IPython/core/ultratb.py", "/stack_data/", "/variable_inspector", "/pandas/io/clipboard",
 )  # fmt: skip
+_IPYTHON = "ipy"
+_TRACEBACK_FUNCTIONS = frozenset(
+    ("_showtraceback", "showtraceback", "_format_exception_for_storage", "structured_traceback")
+)
 _DEBUGGER_EVALUATION = (
     "evaluate_expression", "internal_exec_on_thread", "internal_evaluate_expression",
     "internal_evaluate_expression_json", "exec_on_thread",
@@ -211,8 +254,11 @@ _PROMPT_FILES = ("/pdb.py", "/IPython/core/debugger.py", "/IPython/terminal/debu
 
 
 def behind_the_users_back() -> bool:
-    """Return whether an inspector, a completer or a debugger's variable list is asking."""
-    return _any_frame(_is_inspector)
+    """Return whether an inspector, a completer or a debugger's variable list is asking.
+
+    Printing a traceback is looking, too: `raise ValueError(t)` must not compute `t`.
+    """
+    return _any_frame(_is_inspector) and not at_debugger_prompt()
 
 
 def at_debugger_prompt() -> bool:
@@ -223,6 +269,8 @@ def at_debugger_prompt() -> bool:
 def _is_inspector(frame: FrameType) -> bool:
     code = frame.f_code
     name = code.co_filename
+    if code.co_name in _TRACEBACK_FUNCTIONS and _IPYTHON in name.lower():
+        return True
     if not any(part in name for part in _INSPECTORS):
         return False
     return code.co_name not in _DEBUGGER_EVALUATION and not _evaluates(frame)

@@ -22,7 +22,7 @@ aten = torch.ops.aten
 create_empty_tensor: Callable[..., torch.Tensor] = torch._C._acc.create_empty_tensor
 sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-reshape_alias: Callable[..., torch.Tensor] = aten._reshape_alias.default.redispatch
+reshape_alias: Callable[..., torch.Tensor] = aten._reshape_alias.default._handle.redispatch_boxed
 DISPATCH_KEY = "PrivateUse1"
 AUTOCAST_KEY = "AutocastPrivateUse1"
 
@@ -76,10 +76,10 @@ def register_device(module: Any) -> None:
         def is_available(self) -> bool:
             return True
 
-        def has_primary_context(self, _index: int) -> bool:
+        def is_built(self) -> bool:
             return True
 
-        def is_built(self) -> bool:
+        def has_primary_context(self, _index: int) -> bool:
             return True
 
     _setup_privateuseone_for_python_backend(DEVICE_TYPE, backend_module=module, hook=Hooks())
@@ -105,9 +105,6 @@ def find_overload(name: str) -> torch._ops.OpOverload | None:
     return found if isinstance(found, torch._ops.OpOverload) else None
 
 
-Printer = Callable[[torch.Tensor, Any], str]
-
-
 def patch_printing(describe: Callable[[torch.Tensor, Callable[..., str]], str]) -> None:
     """Route `repr` of lazy tensors to `describe(tensor, original)`."""
     original = torch._tensor_str._str_intern
@@ -119,6 +116,11 @@ def patch_printing(describe: Callable[[torch.Tensor, Callable[..., str]], str]) 
         return describe(inp, original)
 
     torch._tensor_str._str_intern = intern
+
+
+def contents_text(host: torch.Tensor) -> str:
+    """Return the numbers of a CPU tensor as torch prints them inside `tensor(...)`."""
+    return str(torch._tensor_str._tensor_str(host, len("tensor(")))
 
 
 def patch_tensor_method(name: str, replacement: Callable[..., Any]) -> None:

@@ -79,19 +79,20 @@ class Buffer:
 
     def write(self, value: Value) -> None:
         """Give the storage a new pending value."""
-        self.value = value
-        self.version += 1
+        # In this order an interrupt between two lines leaves the old value, not a mixture.
         pending.buffers[self] = None
         pending.writes += 1
+        self.version += 1
+        self.value = value
 
     def store(self, data: Any, type_: Type) -> None:
         """Replace the contents by a device array; nothing stays pending."""
         if self.meta is None:
-            _live_ready.add(self)
+            _list_ready(self)
         self.meta = type_
-        self.value = None
-        self.data = data
         self.version += 1
+        self.data = data
+        self.value = None
 
     @property
     def is_pending(self) -> bool:
@@ -106,7 +107,7 @@ class PendingStep:
         buffers: Every buffer that an op created or wrote, in order; keys hold them strongly,
             so a buffer that only this dict references is dead.
         inputs: Device arrays in order of first use, and `owners` weak references to the
-            buffers they came from.
+            buffers they came from, by position.
         floats, ints: Lifted Python numbers in order of use.
         rng: One (seed, offset) pair for each random op, in order of recording.
         transient: Buffers of CPU numbers that ops read; they live as long as the step.
@@ -119,7 +120,7 @@ class PendingStep:
     def __init__(self) -> None:
         self.buffers: dict[Buffer, None] = {}
         self.inputs: list[Any] = []
-        self.owners: list[weakref.ref[Buffer]] = []
+        self.owners: dict[int, weakref.ref[Buffer]] = {}
         self.floats: list[float] = []
         self.ints: list[int] = []
         self.rng: list[tuple[int, int]] = []
@@ -143,7 +144,7 @@ class PendingStep:
         self.writes = 0
         self.buffers.clear()
         self.inputs = []
-        self.owners = []
+        self.owners = {}
         self.floats = []
         self.ints = []
         self.rng = []
@@ -156,14 +157,29 @@ pending = PendingStep()
 
 _leaves: dict[Any, Leaf] = {}
 _number_leaves: dict[tuple[str, int], Leaf] = {}
-_live_ready: weakref.WeakSet[Buffer] = weakref.WeakSet()
+# Plain references without callbacks: a callback is Python code that runs wherever a tensor
+# happens to die, and where Ctrl-C could be swallowed.
+_live_ready: dict[int, weakref.ref[Buffer]] = {}
+_MIN_PRUNED = 1_000
+_prune_at = _MIN_PRUNED
 _stand_ins: weakref.WeakSet[Buffer] = weakref.WeakSet()
+
+
+def _list_ready(buffer: Buffer) -> None:
+    """Put a buffer with its first data on the list of live ones."""
+    global _prune_at
+    _live_ready[id(buffer)] = weakref.ref(buffer)
+    if len(_live_ready) > _prune_at:
+        for key in [key for key, found in _live_ready.items() if found() is None]:
+            del _live_ready[key]
+        _prune_at = max(_MIN_PRUNED, 2 * len(_live_ready))
 
 
 def live_buffers() -> list[Buffer]:
     """Return every live buffer, ready ones first, in no particular order otherwise."""
     with lock:
-        found = dict.fromkeys(_live_ready)
+        ready = (reference() for reference in list(_live_ready.values()))
+        found = dict.fromkeys(buffer for buffer in ready if buffer is not None)
         found.update(dict.fromkeys(pending.live()))
         return list(found)
 
@@ -199,8 +215,8 @@ def leaf_of(buffer: Buffer) -> Leaf:
         shape, dtype, strides = buffer.meta
         leaf = _leaves[key] = Leaf("data", position, shape, dtype)
         leaf.strides = strides
+    pending.owners[position] = weakref.ref(buffer)
     pending.inputs.append(data)
-    pending.owners.append(weakref.ref(buffer))
     buffer.value = leaf
     return leaf
 

@@ -127,12 +127,11 @@ class Node:
         provenance: Who recorded it first.
         digest: 16 bytes that depend on the op, its constants and its operands' digests, and
             not on the numbering of leaves.
-        is_constant: Whether the result depends on no input: no data, number or random state.
         spec: What lowering knows of the op on operands of these types; filled on demand.
     """
 
     __slots__ = (
-        "__weakref__", "args", "digest", "id", "is_constant", "op", "outputs", "provenance", "spec",
+        "__weakref__", "args", "digest", "id", "op", "outputs", "provenance", "spec",
     )  # fmt: skip
 
     def __init__(self, number: int, op: Op, args: tuple[Any, ...], provenance: Provenance) -> None:
@@ -143,9 +142,6 @@ class Node:
         self.outputs: tuple[Value | None, ...] = ()
         self.digest = node_digest(op, args)
         self.spec: Any = None
-        self.is_constant = all(
-            value.node is not None and value.node.is_constant for value in iter_values(args)
-        )
 
     @property
     def operands(self) -> tuple[Value, ...]:

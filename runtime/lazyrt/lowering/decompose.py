@@ -24,6 +24,7 @@ from jax import lax
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
+from lazyrt.errors import NoLoweringError
 from lazyrt.lowering.context import Aval, OpContext, Unsupported
 from lazyrt.lowering.registry import rule_for
 
@@ -61,7 +62,10 @@ def apply(ctx: OpContext, values: Sequence[Any], evaluate: Evaluate) -> list[Any
     for number, step in enumerate(program.steps):
         key = None if ctx.key is None else _fold(ctx.key, number)
         args = [_fill(arg, found) for arg in step.args]
-        results = evaluate(step.func, args, step.avals, step.outs, key)
+        try:
+            results = evaluate(step.func, args, step.avals, step.outs, key)
+        except NoLoweringError as error:
+            raise Unsupported(f"its decomposition needs {step.func}") from error
         found[step.name] = results[0] if step.is_single else results
     return [_fill(result, found) for result in program.results]
 
@@ -152,7 +156,8 @@ def _build(ctx: OpContext) -> _Program:
     if function is None:
         raise Unsupported("it has no decomposition either")
     metas: list[torch.Tensor] = []
-    template = [_to_meta(arg, metas) for arg in ctx.args]
+    with torch.inference_mode(mode=False), torch._C.DisableTorchFunction():
+        template = [_to_meta(arg, metas) for arg in ctx.args]
     positional, keywords = _split(ctx.func, template)
 
     def run(*tensors: torch.Tensor) -> Any:
@@ -171,7 +176,12 @@ def _build(ctx: OpContext) -> _Program:
 
 def _trace(run: Callable[..., Any], metas: list[torch.Tensor]) -> torch.fx.Graph:
     """Trace a function on meta tensors into functional ops."""
-    with torch.no_grad(), _disable_current_modes():
+    with (
+        torch.inference_mode(mode=False),
+        torch.no_grad(),
+        _disable_current_modes(),
+        torch._C.DisableTorchFunction(),  # no default device of the user's
+    ):
         traced: torch.fx.Graph = make_fx(run)(*metas).graph
         if any(_is_mutable(node) for node in traced.nodes):
             functional = torch.func.functionalize(run, remove="mutations_and_views")

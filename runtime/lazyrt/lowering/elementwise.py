@@ -34,13 +34,8 @@ _FORMS = ("default", "Tensor", "Scalar", "Tensor_Scalar", "self_Scalar", "other_
           "Scalar_Tensor", "Tensor_Tensor", "x_scalar", "n_scalar", "scalar")  # fmt: skip
 
 
-def _same(x: Any) -> bool:
+def _is_constant(x: Any) -> bool:
     return isinstance(x, (bool, int, float, complex))
-
-
-def fill(x: Array, value: complex) -> Array:
-    """Return a constant of the shape and dtype of `x`."""
-    return scalar_like(x, value)
 
 
 # One argument; computed in the result's dtype, which is a float for integers.
@@ -75,32 +70,23 @@ def _sgn(x: Array) -> Array:
 
 def _digamma(x: Array) -> Array:
     at_zero = lax.select(
-        lax.eq(x, zeros_like(x)), lax.neg(lax.div(fill(x, 1), x)), lax.digamma(x)
+        lax.eq(x, zeros_like(x)), lax.neg(lax.div(scalar_like(x, 1), x)), lax.digamma(x)
     )
     negative_integer = (x < 0) & (x == lax.floor(x))
-    return jnp.where(negative_integer, fill(x, math.nan), at_zero)
-
-
-def _softsign(x: Array) -> Array:
-    return x / (1 + lax.abs(x))
+    return jnp.where(negative_integer, scalar_like(x, math.nan), at_zero)
 
 
 def _exp2(x: Array) -> Array:
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
-        return lax.exp(lax.mul(x, fill(x, math.log(2.0))))
+        return lax.exp(lax.mul(x, scalar_like(x, math.log(2.0))))
     return lax.exp2(x)
 
 
 def _logarithm(base: float) -> Callable[[Array], Array]:
     def apply(x: Array) -> Array:
-        return lax.mul(lax.log(x), fill(x, 1 / math.log(base)))
+        return lax.mul(lax.log(x), scalar_like(x, 1 / math.log(base)))
 
     return apply
-
-
-def sigmoid(x: Array) -> Array:
-    """Return 1 / (1 + exp(-x))."""
-    return lax.logistic(x)
 
 
 _UNARY: dict[str, Callable[[Array], Array]] = {
@@ -108,17 +94,17 @@ _UNARY: dict[str, Callable[[Array], Array]] = {
     "log1p": lax.log1p, "log2": _logarithm(2), "log10": _logarithm(10), "sqrt": lax.sqrt,
     "rsqrt": lax.rsqrt, "sin": lax.sin, "cos": lax.cos, "tan": lax.tan, "asin": lax.asin,
     "acos": lax.acos, "atan": lax.atan, "sinh": lax.sinh, "cosh": lax.cosh, "tanh": lax.tanh,
-    "asinh": lax.asinh, "acosh": lax.acosh, "atanh": lax.atanh, "sigmoid": sigmoid,
+    "asinh": lax.asinh, "acosh": lax.acosh, "atanh": lax.atanh, "sigmoid": lax.logistic,
     "erf": lax.erf, "erfc": lax.erfc, "erfinv": lax.erf_inv, "lgamma": lax.lgamma,
     "digamma": _digamma, "sinc": jnp.sinc, "i0": special.i0, "floor": _real_if_integral(lax.floor),
     "ceil": _real_if_integral(lax.ceil), "trunc": _real_if_integral(_trunc), "round":
     _real_if_integral(_round), "sgn": _sgn, "sign": _sgn, "square": lambda x: lax.mul(x, x),
-    "reciprocal": lambda x: lax.div(fill(x, 1), x), "special_i0e": special.i0e,
+    "reciprocal": lambda x: lax.div(scalar_like(x, 1), x), "special_i0e": special.i0e,
     "special_i1": special.i1, "special_i1e": special.i1e, "special_erfcx": lambda x:
     lax.mul(lax.exp(lax.square(x)), lax.erfc(x)), "special_ndtri": special.ndtri,
     "special_log_ndtr": special.log_ndtr, "log_sigmoid": jax.nn.log_sigmoid,
-    "deg2rad": lambda x: lax.mul(x, fill(x, math.pi / 180)),
-    "rad2deg": lambda x: lax.mul(x, fill(x, 180 / math.pi)), "positive": lambda x: x,
+    "deg2rad": lambda x: lax.mul(x, scalar_like(x, math.pi / 180)),
+    "rad2deg": lambda x: lax.mul(x, scalar_like(x, 180 / math.pi)), "positive": lambda x: x,
     "conj_physical": lambda x: lax.conj(x) if jnp.iscomplexobj(x) else x,
     "_conj": lambda x: lax.conj(x) if jnp.iscomplexobj(x) else x,
     "_conj_physical": lambda x: lax.conj(x) if jnp.iscomplexobj(x) else x,
@@ -145,14 +131,14 @@ def angle(ctx: OpContext, x: Array) -> Array:
     if jnp.iscomplexobj(x):
         return lax.atan2(lax.imag(x), lax.real(x))
     (x,) = ctx.cast(x)
-    result = jnp.where(x < 0, fill(x, math.pi), zeros_like(x))
+    result = jnp.where(x < 0, scalar_like(x, math.pi), zeros_like(x))
     return jnp.where(isnan(x), x, result)
 
 
 @lowers("aten.round.decimals")
 def round_decimals(ctx: OpContext, x: Array, decimals: int) -> Array:
     (x,) = ctx.cast(x)
-    scale = fill(x, 10.0 ** abs(decimals))
+    scale = scalar_like(x, 10.0 ** abs(decimals))
     if decimals >= 0:
         return lax.div(_round(lax.mul(x, scale)), scale)
     return lax.mul(_round(lax.div(x, scale)), scale)
@@ -168,15 +154,15 @@ def frac(ctx: OpContext, x: Array) -> Array:
 def logit(ctx: OpContext, x: Array, eps: float | None = None) -> Array:
     (x,) = ctx.cast(x)
     if eps is not None:
-        x = lax.clamp(fill(x, eps), x, fill(x, 1 - eps))
-    return lax.log(lax.div(x, lax.sub(fill(x, 1), x)))
+        x = lax.clamp(scalar_like(x, eps), x, scalar_like(x, 1 - eps))
+    return lax.log(lax.div(x, lax.sub(scalar_like(x, 1), x)))
 
 
 @lowers("aten.mvlgamma.default")
 def mvlgamma(ctx: OpContext, x: Array, p: int) -> Array:
     (x,) = ctx.cast(x)
-    terms = [lax.lgamma(lax.sub(x, fill(x, j / 2))) for j in range(p)]
-    return sum(terms, fill(x, p * (p - 1) / 4 * math.log(math.pi)))
+    terms = [lax.lgamma(lax.sub(x, scalar_like(x, j / 2))) for j in range(p)]
+    return sum(terms, scalar_like(x, p * (p - 1) / 4 * math.log(math.pi)))
 
 
 @lowers("aten.polygamma.default")
@@ -187,7 +173,7 @@ def polygamma(ctx: OpContext, n: int, x: Array) -> Array:
     if n == 1:
         return _trigamma(x)
     factor = math.factorial(n) * (1 if n % 2 else -1)
-    return lax.mul(fill(x, factor), _zeta(fill(x, n + 1), x))
+    return lax.mul(scalar_like(x, factor), _zeta(scalar_like(x, n + 1), x))
 
 
 def _zeta(order: Array, x: Array) -> Array:
@@ -202,7 +188,7 @@ def _zeta(order: Array, x: Array) -> Array:
     def is_left(state: Any) -> Array:
         moved = state[1]
         return jnp.any(
-            (moved <= 0) & (moved > fill(x, -1e4))
+            (moved <= 0) & (moved > scalar_like(x, -1e4))
         )  # beyond, terms do not matter
 
     total, moved = lax.while_loop(is_left, advance, (zeros_like(x), x))
@@ -214,7 +200,7 @@ def _zeta(order: Array, x: Array) -> Array:
 def _trigamma(x: Array) -> Array:
     """Return the derivative of digamma, by reflection below one half."""
     is_low = x < 0.5
-    value = lax.zeta(fill(x, 2), jnp.where(is_low, 1 - x, x))
+    value = lax.zeta(scalar_like(x, 2), jnp.where(is_low, 1 - x, x))
     sine = lax.sin(math.pi * x)
     return jnp.where(is_low, math.pi**2 / (sine * sine) - value, value)
 
@@ -283,10 +269,6 @@ def _multiply(x: Array, y: Array) -> Array:
     return lax.bitwise_and(x, y) if x.dtype == bool else lax.mul(x, y)
 
 
-def _copysign(x: Array, y: Array) -> Array:
-    return jnp.copysign(x, y)
-
-
 def _fmin(x: Array, y: Array) -> Array:
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return lax.min(x, y)
@@ -306,7 +288,7 @@ def _shift_left(x: Array, y: Array) -> Array:
 
 def _shift_right(x: Array, y: Array) -> Array:
     signed = jnp.issubdtype(x.dtype, jnp.signedinteger)
-    last = fill(x, x.dtype.itemsize * 8 - 1)
+    last = scalar_like(x, x.dtype.itemsize * 8 - 1)
     inside = (y >= 0) & (y <= last)
     shift = lax.shift_right_arithmetic if signed else lax.shift_right_logical
     beyond = shift(x, last) if signed else zeros_like(x)
@@ -327,10 +309,6 @@ def _heaviside(x: Array, y: Array) -> Array:
     return jnp.where(x == 0, y, step)
 
 
-def _logaddexp(x: Array, y: Array) -> Array:
-    return jnp.logaddexp(x, y)
-
-
 def _xlogy(x: Array, y: Array) -> Array:
     product = jnp.where(x == 0, zeros_like(x), x * lax.log(y))
     return jnp.where(isnan(y), y, product)
@@ -341,18 +319,14 @@ def _xlog1py(x: Array, y: Array) -> Array:
     return jnp.where(isnan(y), y, product)
 
 
-def _hypot(x: Array, y: Array) -> Array:
-    return jnp.hypot(x, y)
-
-
 def _ldexp(x: Array, y: Array) -> Array:
     return lax.mul(x, lax.exp2(y))
 
 
 _BINARY: dict[str, Callable[[Array, Array], Array]] = {
     "mul": _multiply, "maximum": lax.max, "minimum": lax.min, "fmax": _fmax, "fmin": _fmin,
-    "atan2": lax.atan2, "copysign": _copysign, "hypot": _hypot, "fmod": lax.rem, "remainder":
-    remainder_of, "heaviside": _heaviside, "logaddexp": _logaddexp, "nextafter": lax.nextafter,
+    "atan2": lax.atan2, "copysign": jnp.copysign, "hypot": jnp.hypot, "fmod": lax.rem, "remainder":
+    remainder_of, "heaviside": _heaviside, "logaddexp": jnp.logaddexp, "nextafter": lax.nextafter,
     "logaddexp2": jnp.logaddexp2, "xlogy": _xlogy, "special_xlog1py": _xlog1py,
     "bitwise_and": lax.bitwise_and, "bitwise_or": lax.bitwise_or, "bitwise_xor": lax.bitwise_xor,
     "__and__": lax.bitwise_and, "__or__": lax.bitwise_or, "__xor__": lax.bitwise_xor,
@@ -382,7 +356,7 @@ for _name, _pair in _LOGICAL.items():
 
 def _scaled(ctx: OpContext, x: Array, alpha: Any) -> Array:
     """Return alpha * x, without a multiplication where alpha is one."""
-    if _same(alpha) and alpha == 1:
+    if _is_constant(alpha) and alpha == 1:
         return x
     return lax.mul(x, expand(cast(alpha, ctx.compute), x.shape))
 
@@ -412,7 +386,7 @@ def _divide(x: Array, y: Array, rounding: str | None) -> Array:
     if rounding == "trunc":
         return quotient
     inexact = (lax.rem(x, y) != 0) & ((x < 0) != (y < 0))
-    return lax.select(inexact, lax.sub(quotient, fill(x, 1)), quotient)
+    return lax.select(inexact, lax.sub(quotient, scalar_like(x, 1)), quotient)
 
 
 def _divide_floats(x: Array, y: Array, rounding: str | None) -> Array:
@@ -439,6 +413,9 @@ def div(ctx: OpContext, x: Any, y: Any) -> Array:
 @lowers("aten.div.Tensor_mode", "aten.div.Scalar_mode")
 def div_mode(ctx: OpContext, x: Any, y: Any, rounding_mode: str | None) -> Array:
     x, y = broadcast(*ctx.cast(x, y))
+    if rounding_mode == "trunc" and ctx.out.dtype is not ctx.compute:
+        # torch rounds the quotient to the half type first.
+        return _trunc(cast(cast(lax.div(x, y), ctx.out.dtype), ctx.compute))
     return _divide(x, y, rounding_mode)
 
 
@@ -453,8 +430,8 @@ _SMALL_POWERS: dict[float, Callable[[Array], Array]] = {
     2: lambda x: lax.mul(x, x),
     3: lambda x: lax.mul(lax.mul(x, x), x),
     -0.5: lax.rsqrt,
-    -1: lambda x: lax.div(fill(x, 1), x),
-    -2: lambda x: lax.div(fill(x, 1), lax.mul(x, x)),
+    -1: lambda x: lax.div(scalar_like(x, 1), x),
+    -2: lambda x: lax.div(scalar_like(x, 1), lax.mul(x, x)),
 }
 
 
@@ -463,7 +440,7 @@ _SMALL_POWERS: dict[float, Callable[[Array], Array]] = {
         "aten.float_power.Scalar")  # fmt: skip
 def power(ctx: OpContext, x: Any, exponent: Any) -> Array:
     dtype = ctx.compute
-    if _same(exponent) and not isinstance(exponent, complex):
+    if _is_constant(exponent) and not isinstance(exponent, complex):
         small = _SMALL_POWERS.get(exponent)
         if (
             small is not None
@@ -482,10 +459,10 @@ def _integer_power(x: Array, y: Array) -> Array:
     if x.dtype == bool:
         return lax.bitwise_or(x, lax.bitwise_not(y))
     positive = jnp.power(x, jnp.where(y < 0, zeros_like(y), y))
-    odd = lax.bitwise_and(y, fill(y, 1)) == 1
-    negative = jnp.where(x == 1, fill(x, 1), zeros_like(x))
+    odd = lax.bitwise_and(y, scalar_like(y, 1)) == 1
+    negative = jnp.where(x == 1, scalar_like(x, 1), zeros_like(x))
     if jnp.issubdtype(x.dtype, jnp.signedinteger):
-        minus_one = jnp.where(odd, fill(x, -1), fill(x, 1))
+        minus_one = jnp.where(odd, scalar_like(x, -1), scalar_like(x, 1))
         negative = jnp.where(x == -1, minus_one, negative)
     return jnp.where(y < 0, negative, positive)
 
@@ -532,10 +509,10 @@ def clamp_max(ctx: OpContext, x: Array, high: Any) -> Array:
 def lerp(ctx: OpContext, start: Array, end: Array, weight: Any) -> Array:
     start, end, weight = broadcast(*ctx.cast(start, end, weight))
     difference = lax.sub(end, start)
-    one = fill(weight, 1)
+    one = scalar_like(weight, 1)
     low = lax.add(start, lax.mul(weight, difference))
     high = lax.sub(end, lax.mul(difference, lax.sub(one, weight)))
-    is_low = lax.lt(lax.abs(weight), fill(lax.abs(weight), 0.5))
+    is_low = lax.lt(lax.abs(weight), scalar_like(lax.abs(weight), 0.5))
     return lax.select(is_low, low, high)
 
 

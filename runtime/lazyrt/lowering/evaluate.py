@@ -28,6 +28,7 @@ from lazyrt.lowering import (  # noqa: F401 - each module registers its rules
     random,
     recurrent,
     reductions,
+    resampling,
     shape_ops,
     special,
 )

@@ -1,6 +1,6 @@
 """Rules of the Fourier transforms."""
 
-# A rule's signature is its op's schema; numbers are those of its formula.
+# A rule's signature is its op's schema.
 # ruff: noqa: ARG001, FBT001
 
 from __future__ import annotations

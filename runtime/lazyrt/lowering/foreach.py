@@ -1,6 +1,6 @@
 """Rules of the foreach ops, derived from those of the ops that they repeat."""
 
-# A rule's signature is its op's schema; numbers are those of its formula.
+# A rule's signature is its op's schema.
 # ruff: noqa: ARG001, S101, SLF001
 
 from __future__ import annotations

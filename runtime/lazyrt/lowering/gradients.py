@@ -1,6 +1,6 @@
 """Rules of backward ops, as the transpose of their forward op's lowering."""
 
-# A rule's signature is its op's schema; numbers are those of its formula.
+# A rule's signature is its op's schema.
 # ruff: noqa: ARG001, FBT001
 
 from __future__ import annotations
@@ -125,7 +125,6 @@ def weight_norm_backward(
     ctx: OpContext, grad: Array, v: Array, g: Array, norms: Array, dim: int
 ) -> tuple[Array, Array]:
     compute = opmath_dtype(to_torch_dtype(v.dtype))
-    del ctx
     grad, v, g, norms = (cast(x, compute) for x in (grad, v, g, norms))
     dims = tuple(k for k in range(v.ndim) if k != dim % v.ndim)
     along = lax.expand_dims(lax.reduce_sum(lax.mul(grad, v), dims), dims)

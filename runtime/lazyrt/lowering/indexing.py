@@ -33,9 +33,16 @@ def _refuse_masks(indices: Sequence[Array | None]) -> None:
         raise Unsupported("how many elements a mask picks depends on data")
 
 
-def _add(place: Any, values: Array) -> Array:
-    """Add values at places of an array; for booleans a sum is an or."""
-    result: Array = place.max(values) if values.dtype == bool else place.add(values)
+def _add(place: Any, values: Array, *, wrap: bool = False) -> Array:
+    """Add values at places of an array; for booleans a sum is an or.
+
+    Args:
+        place: The array's `.at[...]`.
+        values: What to add.
+        wrap: Whether negative indices count from the end.
+    """
+    add = place.max if values.dtype == bool else place.add
+    result: Array = add(values, wrap_negative_indices=wrap)
     return result
 
 
@@ -65,7 +72,7 @@ def index_put(
         return _put_masked(x, indices, values, accumulate=accumulate)
     _refuse_masks(indices)
     place = x.at[_where(indices)]
-    return _add(place, values) if accumulate else place.set(values)
+    return _add(place, values, wrap=True) if accumulate else place.set(values)
 
 
 def _put_masked(
@@ -152,7 +159,7 @@ def gather(ctx: OpContext, x: Array, dim: int, index: Array, *_: Any) -> Array:
         flat = lax.reshape(x, (x.size,))
         return lax.reshape(flat.at[lax.reshape(index, (index.size,))].get(mode=_READ),
                            ctx.out.shape)  # fmt: skip
-    return x.at[_elements(x, dim, index)].get(mode=_READ)
+    return x.at[_elements(x, dim, index)].get(mode=_READ, wrap_negative_indices=False)
 
 
 @lowers("aten.take.default")
@@ -169,7 +176,7 @@ def put(
     place = lax.reshape(x, (x.size,)).at[lax.reshape(index, (index.size,))]
     source = lax.reshape(cast(source, ctx.out.dtype), (source.size,))
     return lax.reshape(
-        _add(place, source) if accumulate else place.set(source), x.shape
+        _add(place, source, wrap=True) if accumulate else place.set(source), x.shape
     )
 
 
@@ -185,7 +192,8 @@ def scatter(ctx: OpContext, x: Array, dim: int, index: Array, source: Any) -> Ar
     source = cast(source, ctx.out.dtype)
     if x.ndim == 0:
         return lax.reshape(source, ()) if index.size else x
-    return x.at[_elements(x, dim, index)].set(_scattered(x, source, index))
+    place = x.at[_elements(x, dim, index)]
+    return place.set(_scattered(x, source, index), wrap_negative_indices=False)
 
 
 @lowers("aten.scatter_add.default")
@@ -304,7 +312,7 @@ def masked_scatter_backward(
 
 @lowers("aten.embedding.default")
 def embedding(ctx: OpContext, weight: Array, indices: Array, *_: Any) -> Array:
-    return weight.at[indices].get(mode=_READ)
+    return weight.at[indices].get(mode=_READ, wrap_negative_indices=False)
 
 
 @lowers("aten.embedding_dense_backward.default")
@@ -327,7 +335,7 @@ def embedding_dense_backward(
         counts = jnp.zeros((num_weights,), grad.dtype).at[rows].add(1)
         grad = grad / jnp.expand_dims(counts.at[rows].get(mode="fill", fill_value=1), 1)
     table = jnp.zeros((num_weights, grad.shape[-1]), to_jax_dtype(ctx.compute))
-    return table.at[rows].add(grad)
+    return _add(table.at[rows], grad)
 
 
 # A mode of embedding_bag: 0 sum, 1 mean, 2 max.

@@ -510,7 +510,9 @@ def matrix_exp(ctx: OpContext, a: Array) -> Array:
         return a
     (a,) = ctx.cast(a)
     flat = jnp.reshape(a, (-1, *a.shape[-2:]))
-    found = jnp.stack([jax.scipy.linalg.expm(matrix) for matrix in flat])
+    found = jnp.stack(
+        [jax.scipy.linalg.expm(matrix, max_squarings=64) for matrix in flat]
+    )
     return lax.reshape(found, a.shape)
 
 

@@ -1,6 +1,6 @@
-"""Rules of neural network ops: activations, normalisation, losses, convolution, pooling."""
+"""Rules of neural network ops: activations, softmax, normalisation, losses."""
 
-# A rule's signature is its op's schema; numbers are those of its formula.
+# A rule's signature is its op's schema.
 # ruff: noqa: ARG001, FBT001
 
 from __future__ import annotations
@@ -820,3 +820,51 @@ def nll_loss_backward(
     classes = iota_along(x.shape, c, target.dtype)
     hit = lax.eq(classes, expand(lax.expand_dims(target, (c,)), x.shape))
     return lax.select(hit, expand(spread, x.shape), zeros_like(x))
+
+
+def _label_places(target: Array) -> tuple[Array, Array]:
+    """Return labels and which of them count: those in front of the first negative one."""
+    kept = jnp.cumprod(target >= 0, axis=-1) > 0
+    return jnp.where(kept, target, 0), kept
+
+
+@lowers("aten.multilabel_margin_loss_forward.default")
+def multilabel_margin_loss(
+    ctx: OpContext, x: Array, target: Array, reduction: int
+) -> tuple[Array, Array]:
+    (x,) = ctx.cast(x)
+    rows, labels = jnp.atleast_2d(x), jnp.atleast_2d(target)
+    places, kept = _label_places(labels)
+    hits = (places[:, :, None] == jnp.arange(rows.shape[1])) & kept[:, :, None]
+    is_target = jnp.any(hits, axis=1)
+    scores = jnp.take_along_axis(rows, places, axis=1)
+    margins = jnp.maximum(1 - (scores[:, :, None] - rows[:, None, :]), 0)
+    counted = kept[:, :, None] & ~is_target[:, None, :]
+    losses = jnp.sum(jnp.where(counted, margins, 0), axis=(1, 2)) / rows.shape[1]
+    result = _reduced(losses, reduction)
+    marks = lax.convert_element_type(is_target, x.dtype)
+    return lax.reshape(result, ctx.out.shape), lax.reshape(marks, target.shape)
+
+
+@lowers("aten.multilabel_margin_loss_backward.default")
+def multilabel_margin_loss_backward(
+    ctx: OpContext,
+    grad: Array,
+    x: Array,
+    target: Array,
+    reduction: int,
+    is_target: Array,
+) -> Array:
+    grad, x = ctx.cast(grad, x)
+    marks = jnp.atleast_2d(is_target) > 0
+    rows, labels = jnp.atleast_2d(x), jnp.atleast_2d(target)
+    places, kept = _label_places(labels)
+    scores = jnp.take_along_axis(rows, places, axis=1)
+    active = 1 - (scores[:, :, None] - rows[:, None, :]) > 0
+    active = active & kept[:, :, None] & ~marks[:, None, :]
+    push = lax.convert_element_type(active, x.dtype) / rows.shape[1]
+    hits = (places[:, :, None] == jnp.arange(rows.shape[1])) & kept[:, :, None]
+    pull = jnp.sum(push, axis=2)[:, :, None] * hits
+    slope = jnp.sum(push, axis=1) - jnp.sum(pull, axis=1)
+    spread = _spread(grad, (rows.shape[0],), reduction)
+    return lax.reshape(spread[:, None] * slope, x.shape)

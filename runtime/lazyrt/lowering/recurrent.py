@@ -54,7 +54,6 @@ def lstm_cell_backward(
     has_bias: bool,
 ) -> tuple[Any, ...]:
     compute = opmath_dtype(to_torch_dtype(workspace.dtype))
-    del ctx
     cell, new_cell, workspace = (cast(x, compute) for x in (cell, new_cell, workspace))
     i, f, g, o = jnp.split(workspace, 4, axis=-1)
     zero = jnp.zeros_like(new_cell)
@@ -75,7 +74,8 @@ def lstm_cell_backward(
 
 
 # torch has shape functions for the fused LSTM cell and none for the fused GRU cell.
-_types = torch.library.Library("aten", "IMPL", "Meta")
+_library: Any = torch.library  # untyped
+_types = _library.Library("aten", "IMPL", "Meta")
 
 
 def _gru_cell_types(inputs: Any, hidden: Any, state: Any, *_: Any) -> Any:

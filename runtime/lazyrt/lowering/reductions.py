@@ -528,3 +528,50 @@ def histc(
     inside = (x >= bottom) & (x <= top)
     weight = lax.convert_element_type(inside, to_jax_dtype(ctx.compute))
     return jnp.zeros((bins,), x.dtype).at[jnp.clip(place, 0, bins - 1)].add(weight)
+
+
+def _counted(
+    x: Array, edges: Array, weight: Array | None, *, is_density: bool
+) -> tuple[Array, Array]:
+    """Return how much of x falls between neighbouring edges, the last of which belongs."""
+    flat = lax.reshape(x, (x.size,))
+    bins = edges.shape[0] - 1
+    place = jnp.searchsorted(edges, flat, side="right") - 1
+    place = jnp.where(flat == edges[-1], bins - 1, place)
+    inside = (flat >= edges[0]) & (flat <= edges[-1])
+    share = jnp.ones_like(flat) if weight is None else lax.reshape(weight, flat.shape)
+    place = jnp.where(inside, place, bins)  # dropped: out of range
+    counts = jnp.zeros((bins,), x.dtype).at[place].add(share)
+    if is_density:
+        counts = counts / jnp.sum(counts) / jnp.diff(edges)
+    return counts, edges
+
+
+@lowers("aten.histogram.bins_tensor")
+def histogram(
+    ctx: OpContext,
+    x: Array,
+    bins: Array,
+    weight: Array | None = None,
+    density: bool = False,
+) -> tuple[Array, Array]:
+    return _counted(x, bins, weight, is_density=density)
+
+
+@lowers("aten.histogram.bin_ct")
+def histogram_of_count(
+    ctx: OpContext,
+    x: Array,
+    bins: int = 100,
+    range: Sequence[float] | None = None,
+    weight: Array | None = None,
+    density: bool = False,
+) -> tuple[Array, Array]:
+    if range is None:
+        low, high = (jnp.min(x), jnp.max(x)) if x.size else (0.0, 1.0)
+    else:
+        low, high = range
+    equal = low == high
+    low, high = jnp.where(equal, low - 0.5, low), jnp.where(equal, high + 0.5, high)
+    edges = jnp.linspace(low, high, bins + 1, dtype=x.dtype)
+    return _counted(x, edges, weight, is_density=density)

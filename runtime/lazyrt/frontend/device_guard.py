@@ -1,0 +1,98 @@
+"""A device guard for torch that runs no Python.
+
+torch asks the guard of a device for its streams around each backward node and for each tensor
+with history, from C++ functions that must not throw. The guard that torch 2.13 makes for a
+Python backend answers by calling a Python method, which has two consequences: an exception in
+backward (a hook that raises, Ctrl-C) ends the whole process, because the method is called
+while the exception is on its way; and every op under autograd costs about 2.7 µs more.
+
+So the entry in c10's registry is replaced by an object of the same C++ interface: a copy of the
+table of the meta device's guard, in which every question for a device or a stream is answered
+by one function of three instructions, "device lazyrt:0, stream 0". The layout is that of torch
+2.13 on the Itanium C++ ABI. Elsewhere torch's own guard stays, and a warning says what follows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import mmap
+import platform
+import sys
+from pathlib import Path
+
+import torch
+
+_log = logging.getLogger(__name__)
+
+_SUPPORTED_TORCH = "2.13."
+_REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
+_PRIVATE_USE_1, _META, _DEVICE_TYPES = 20, 14, 21
+_TABLE_SIZE = 32
+# type, exchangeDevice, getDevice, getStream, getDefaultStream, getStreamFromGlobalPool,
+# getNewStream, exchangeStream
+_ANSWERED = (0, 1, 2, 5, 6, 7, 8, 9)
+# "Return 20 in the first register and 0 in the second": DeviceType 20, index 0, stream id 0.
+_CODE = {
+    "x86_64": bytes.fromhex("b814000000 31d2 c3"),
+    "aarch64": bytes.fromhex("80028052 010080d2 c0035fd6"),
+}
+
+_kept_alive: list[object] = []
+
+
+def install() -> bool:
+    """Replace the guard that torch registered; return whether this platform allows it."""
+    reason = _obstacle()
+    if not reason:
+        try:
+            _install()
+        except (OSError, ValueError) as error:
+            reason = str(error)
+    if reason:
+        _log.warning(
+            "lazyrt keeps torch's Python device guard (%s): an exception in backward, such as "
+            "Ctrl-C or a hook that raises, can end this process.",
+            reason,
+        )
+    return not reason
+
+
+def _obstacle() -> str:
+    if not torch.__version__.startswith(_SUPPORTED_TORCH):
+        return f"torch {torch.__version__} is not {_SUPPORTED_TORCH}x"
+    if sys.platform != "linux" or platform.machine() not in _CODE:
+        return f"no guard for {sys.platform} on {platform.machine()}"
+    return ""
+
+
+def _install() -> None:
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    registry = (ctypes.c_void_p * _DEVICE_TYPES).in_dll(library, _REGISTRY)
+    if not registry[_META] or not registry[_PRIVATE_USE_1]:
+        raise OSError("torch has registered no guard to start from")
+    answer = _executable(_CODE[platform.machine()])
+    inherited = ctypes.cast(registry[_META], ctypes.POINTER(ctypes.c_void_p))[0]
+    if inherited is None:
+        raise OSError("the meta device's guard has no table")
+    table = (ctypes.c_void_p * _TABLE_SIZE)(
+        *(ctypes.c_void_p * _TABLE_SIZE).from_address(inherited)
+    )
+    for slot in _ANSWERED:
+        table[slot] = answer
+    guard = (ctypes.c_void_p * 4)(ctypes.addressof(table), 0, 0, 0)
+    _kept_alive.extend((table, guard, library))
+    registry[_PRIVATE_USE_1] = ctypes.addressof(guard)
+
+
+def _executable(code: bytes) -> int:
+    """Return the address of a page with `code`, first written, then made executable."""
+    page = mmap.mmap(-1, mmap.PAGESIZE)
+    page.write(code)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+    protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    if protect(address, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC):
+        raise OSError(ctypes.get_errno(), "the system refuses executable memory")
+    _kept_alive.append(page)
+    return address

@@ -1,0 +1,245 @@
+import inspect
+import types
+
+import pytest
+import torch
+
+import lazyrt
+from lazyrt import errors
+from lazyrt.config import config
+from lazyrt.errors import LazyRuntimeError, UsageError
+from tests.harness import DEVICE, cold_start, run_python
+
+NAMES = """Graph LazyRuntimeError LiveTensor activity begin_cell clear_caches config
+    counters device errors fallback in_flight is_pending live_tensors lowers mark_step
+    materialise metrics_report pending_graph plan reset_counters snapshot stand_in step
+    subscribe sync wait""".split()
+
+
+def test_the_public_names_are_these():
+    assert sorted(lazyrt.__all__) == sorted(NAMES)
+
+
+def test_every_public_name_exists_and_no_other_one_does():
+    public = {
+        name
+        for name, value in vars(lazyrt).items()
+        if not name.startswith("_")
+        and name != "annotations"
+        and not (isinstance(value, types.ModuleType) and name not in lazyrt.__all__)
+    }
+
+    assert public == set(lazyrt.__all__)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_public_name_is_documented(name):
+    value = getattr(lazyrt, name)
+    doc = inspect.getdoc(type(value) if name == "config" else value)
+
+    assert doc
+    assert doc.splitlines()[0].endswith((".", ":"))
+
+
+def test_the_error_tree_is_what_the_module_draws():
+    expected = {
+        "UsageError": ValueError,
+        "NoLoweringError": NotImplementedError,
+        "LoweringError": RuntimeError,
+        "StepSyncError": RuntimeError,
+        "LostValueError": RuntimeError,
+        "DeviceError": RuntimeError,
+    }
+
+    for name, builtin in expected.items():
+        kind = getattr(errors, name)
+        assert issubclass(kind, LazyRuntimeError)
+        assert issubclass(kind, builtin)
+        assert f"── {name} " in errors.__doc__
+    assert issubclass(LazyRuntimeError, RuntimeError)
+
+
+def test_device_is_torchs_device():
+    assert lazyrt.device() == torch.device("lazyrt", 0)
+    assert str(lazyrt.device()) == "lazyrt:0"
+
+
+def test_sync_is_mark_step():
+    y = torch.ones(2, device=DEVICE) * 2
+
+    lazyrt.sync()
+
+    assert not lazyrt.is_pending(y)
+
+
+def test_is_pending_is_false_for_everything_else():
+    assert not lazyrt.is_pending(torch.ones(2))
+    assert not lazyrt.is_pending(3)
+    assert not lazyrt.is_pending(torch.ones(2).to(DEVICE))
+    assert lazyrt.is_pending(torch.ones(2, device=DEVICE))
+    y = torch.ones(2).to(DEVICE) + 1
+    assert lazyrt.is_pending(y[0])
+    assert lazyrt.is_pending(torch.nn.Parameter(y))
+
+
+def test_materialise_gives_an_independent_cpu_tensor():
+    y = torch.ones(2, 3, device=DEVICE).t() * 2
+
+    host = lazyrt.materialise(y)
+    host.zero_()
+
+    assert host.device.type == "cpu"
+    assert host.stride() == y.stride()
+    assert not host.requires_grad
+    assert lazyrt.materialise(y).sum().item() == 12.0
+    assert lazyrt.materialise(y.requires_grad_() * 2).requires_grad is False
+
+
+def test_materialise_of_every_dtype_and_of_empty_tensors():
+    for dtype in (torch.bool, torch.bfloat16, torch.float64, torch.complex64, torch.int8):
+        y = torch.ones(2, device=DEVICE).to(dtype)
+        assert lazyrt.materialise(y).dtype is dtype
+    assert lazyrt.materialise(torch.ones(0, 3, device=DEVICE) * 2).shape == (0, 3)
+
+
+def test_pending_graph_of_several_tensors_has_their_values_as_roots():
+    x = torch.ones(2).to(DEVICE)
+    y, z = x * 2, x * 3
+
+    graph = lazyrt.pending_graph(y, z, y)
+
+    assert len(graph.roots) == 2
+    assert [root.node.op.name for root in graph.roots] == ["aten.mul.Tensor"] * 2
+    assert graph.fingerprint == lazyrt.pending_graph(z, y).fingerprint
+
+
+def test_clearing_the_memory_compiles_again():
+    def work():
+        (torch.ones(2).to(DEVICE) * 8).tolist()
+
+    work()
+    lazyrt.clear_caches()
+    lazyrt.reset_counters()
+    work()
+
+    assert lazyrt.counters()["compiles"] == 1
+
+
+def test_clearing_the_disk_compiles_afresh(tmp_path):
+    config.cache_dir = tmp_path
+
+    def work():
+        lazyrt.clear_caches()
+        (torch.ones(2).to(DEVICE) * 9).tolist()
+
+    work()
+    lazyrt.reset_counters()
+    work()
+    assert lazyrt.counters()["disk_hits"] == 1
+    lazyrt.clear_caches(memory=False, disk=True)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    work()
+    assert lazyrt.counters()["compiles"] == 1
+
+
+def test_clearing_caches_in_the_middle_of_a_step_loses_nothing():
+    y = torch.ones(2).to(DEVICE) * 10
+    repr(y)
+
+    lazyrt.clear_caches()
+
+    assert y.tolist() == [10.0, 10.0]
+
+
+def test_an_op_can_be_sent_to_the_cpu():
+    code = """
+import torch, lazyrt
+x = torch.ones(2, device="lazyrt")
+(x * 2).erf().tolist()
+lazyrt.fallback("aten.erf.default")
+y = (x * 2).erf()
+print(lazyrt.counters()["cpu_fallbacks"], torch.allclose(y.cpu(), torch.full((2,), 2.0).erf()))
+"""
+
+    assert run_python(code) == "1 True"
+
+
+def test_sending_an_unknown_op_to_the_cpu_is_refused():
+    with pytest.raises(UsageError, match=r"aten\.nonsense"):
+        lazyrt.fallback("aten.nonsense.default")
+
+
+def test_a_users_own_op_can_get_a_lowering():
+    code = """
+import torch, lazyrt
+import jax.numpy as jnp
+library = torch.library.Library("mine", "DEF")
+library.define("double(Tensor x) -> Tensor")
+library.impl("double", lambda x: x * 2, "CompositeExplicitAutograd")
+library.impl("double", lambda x: torch.empty_like(x), "Meta")
+print(torch.ops.mine.double(torch.ones(2, device="lazyrt")).tolist())
+"""
+
+    assert run_python(code) == "[2.0, 2.0]"
+
+
+def test_an_op_without_a_lowering_falls_back_and_is_right():
+    x = torch.tensor([3.0, 1.0, 3.0]).to(DEVICE)
+
+    values, counts = torch.unique(x, return_counts=True)
+
+    assert values.tolist() == [1.0, 3.0]
+    assert counts.tolist() == [1, 2]
+    assert lazyrt.counters()["cpu_fallbacks"] >= 1
+
+
+def test_messages_say_what_happened_and_what_to_do():
+    with pytest.raises(UsageError) as caught:
+        lazyrt.materialise(torch.ones(2))
+
+    assert str(caught.value) == (
+        "materialise() got a tensor on cpu, which is not on the lazy device, so nothing "
+        "is pending for it. Pass a tensor made with device='lazyrt', or move one with "
+        "`.to('lazyrt')`."
+    )
+    with pytest.raises(UsageError, match=r"^snapshot\(\) got str 'text', which is"):
+        lazyrt.snapshot("text")
+
+
+def test_the_first_graph_of_a_process_says_so():
+    from lazyrt.observe import events
+    from tests.harness import recorded
+
+    cold_start()
+    with recorded(events.CompileFinished) as found:
+        (torch.ones(2).to(DEVICE) * 2).tolist()
+        (torch.ones(3).to(DEVICE) * 2).tolist()
+        (torch.ones(3).to(DEVICE) * 2 - 1).tolist()
+
+    reasons = [event.reason for event in found]
+    assert reasons[0] == "the first graph of this process"
+    assert "f32[2] is now f32[3]" in reasons[1]
+    assert "aten.sub.Tensor" in reasons[2]
+
+
+def test_importing_is_quiet_and_starts_no_thread():
+    code = """
+import threading
+import lazyrt
+print([t.name for t in threading.enumerate() if t.name.startswith("lazyrt")])
+"""
+
+    assert run_python(code) == "[]"
+
+
+def test_the_process_ends_cleanly_with_work_under_way():
+    code = """
+import torch, lazyrt
+x = torch.ones(1500, 1500).to("lazyrt")
+for _ in range(3):
+    x = x @ x / 1500
+lazyrt.mark_step()
+print("done")
+"""
+
+    assert run_python(code) == "done"

@@ -1,0 +1,119 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from lazyrt.config import Config, config
+from lazyrt.errors import UsageError
+
+
+def test_settings_have_documented_defaults(monkeypatch):
+    for name in (
+        "READ_POLICY",
+        "BARRIER_AFTER_OPTIMIZER",
+        "MAX_PENDING_NODES",
+        "MAX_INTERNED_NODES",
+        "CACHE_DIR",
+    ):
+        monkeypatch.delenv(f"LAZYRT_{name}", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    fresh = Config()
+
+    assert fresh.read_policy == "barrier"
+    assert fresh.barrier_after_optimizer
+    assert fresh.cache_dir == Path("~/.cache/lazyrt").expanduser()
+    for field in dataclasses.fields(Config):
+        assert field.name in Config.__doc__
+
+
+def test_the_environment_gives_defaults(monkeypatch):
+    monkeypatch.setenv("LAZYRT_READ_POLICY", "peek")
+    monkeypatch.setenv("LAZYRT_BARRIER_AFTER_OPTIMIZER", "off")
+    monkeypatch.setenv("LAZYRT_MAX_PENDING_NODES", "12")
+    monkeypatch.setenv("LAZYRT_CACHE_DIR", "~/mine")
+
+    fresh = Config()
+
+    assert fresh.read_policy == "peek"
+    assert not fresh.barrier_after_optimizer
+    assert fresh.max_pending_nodes == 12
+    assert fresh.cache_dir == Path("~/mine").expanduser()
+
+
+@pytest.mark.parametrize("text", ["", "0", "false", "No", " off "])
+def test_flags_understand_words_for_no(monkeypatch, text):
+    monkeypatch.setenv("LAZYRT_BARRIER_AFTER_OPTIMIZER", text)
+
+    assert not Config().barrier_after_optimizer
+
+
+def test_an_empty_cache_folder_switches_the_cache_off(monkeypatch):
+    monkeypatch.setenv("LAZYRT_CACHE_DIR", "")
+
+    assert Config().cache_dir is None
+
+
+def test_the_users_cache_home_is_respected(monkeypatch, tmp_path):
+    monkeypatch.delenv("LAZYRT_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    assert Config().cache_dir == tmp_path / "lazyrt"
+
+
+def test_a_bad_number_in_the_environment_is_named(monkeypatch):
+    monkeypatch.setenv("LAZYRT_MAX_PENDING_NODES", "many")
+
+    with pytest.raises(UsageError, match="LAZYRT_MAX_PENDING_NODES is 'many'.*200,000"):
+        Config()
+
+
+def test_a_bad_choice_in_the_environment_is_named(monkeypatch):
+    monkeypatch.setenv("LAZYRT_READ_POLICY", "never")
+
+    with pytest.raises(UsageError, match="'never'.*'barrier', 'peek'"):
+        Config()
+
+
+def test_a_bad_choice_is_refused_and_changes_nothing():
+    with pytest.raises(UsageError, match="read_policy is 'sometimes'"):
+        config.read_policy = "sometimes"
+
+    assert config.read_policy == "barrier"
+
+
+def test_an_unknown_setting_is_refused_with_the_known_ones():
+    with pytest.raises(UsageError, match="no setting 'speed'.*read_policy"):
+        config.speed = 9
+    with pytest.raises(UsageError, match="no setting 'speed'"), config.scoped(speed=9):
+        pass
+
+
+def test_scoped_settings_are_restored_after_errors_too():
+    with pytest.raises(ValueError, match="mine"), config.scoped(
+        read_policy="peek", max_pending_nodes=3
+    ):
+        assert config.read_policy == "peek"
+        raise ValueError("mine")
+
+    assert config.read_policy == "barrier"
+    assert config.max_pending_nodes != 3
+
+
+def test_a_scope_that_fails_half_way_restores_what_it_set():
+    before = config.max_pending_nodes
+
+    with (
+        pytest.raises(UsageError),
+        config.scoped(max_pending_nodes=3, read_policy="sometimes"),
+    ):
+        pass
+
+    assert config.max_pending_nodes == before
+
+
+def test_scopes_may_be_nested():
+    with config.scoped(read_policy="peek"):
+        with config.scoped(read_policy="barrier"):
+            assert config.read_policy == "barrier"
+        assert config.read_policy == "peek"
