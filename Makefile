@@ -34,9 +34,7 @@ lint: $(VENV)/.dev
 	@BIN=$(BIN) sh .ci/suite lint
 
 bench: $(VENV)/.dev
-	@for script in benchmarks/*.py; do \
-	  echo "== $$script"; $(BIN)/python "$$script" || exit 1; \
-	done
+	@$(BIN)/python -m benchmarks all
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis tour.html

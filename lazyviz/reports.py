@@ -84,7 +84,7 @@ def steps(rows: Sequence[StepRow], limit: int) -> str:
             row.cause,
             row.site,
             row.nodes,
-            text.duration(row.compile_ns) if row.compile_ns else "cached",
+            _compile_text(row),
             "running" if row.execute_ns is None else text.duration(row.execute_ns),
         )
         for row in rows[-limit:]
@@ -94,8 +94,15 @@ def steps(rows: Sequence[StepRow], limit: int) -> str:
         text.table([header[i] for i in keep], [[row[i] for i in keep] for row in cells])
     ]
     reasons = [(row.step, row.reason) for row in rows[-limit:] if row.reason]
-    lines += [f"step {step} was compiled because {reason}" for step, reason in reasons]
+    lines += [f"step {step} was compiled: {reason}" for step, reason in reasons]
     return "\n".join(lines)
+
+
+def _compile_text(row: StepRow) -> str:
+    if not row.compile_ns:
+        return "cached"
+    took = text.duration(row.compile_ns)
+    return f"disk, {took}" if row.from_disk else took
 
 
 def _counts(counters: Mapping[str, int]) -> str:

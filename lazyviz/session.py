@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lazyviz.lazytensors import named_tensors
@@ -132,6 +133,7 @@ class Session:
             cell.tally = Tally()
             cell.activity = runtime.activity()
         _name_cells(runtime, self.cell_of_file)
+        _be_library(runtime)
 
     def close(self) -> None:
         """Stop listening and forget the running cell."""
@@ -215,6 +217,8 @@ class Session:
                 live_tensors=live_tensors,
                 compiles=tally.compiles,
                 compile_ns=tally.compiling.total_ns,
+                loads=tally.loads,
+                load_ns=tally.load_ns,
                 executions=tally.executions,
                 execute_ns=tally.execute_ns,
                 running=tally.running,
@@ -261,6 +265,13 @@ class Session:
                 cell.tally.add(event)
             if self._steps is not None:
                 self._steps.add(event, cell.number if cell is not None else None)
+
+
+def _be_library(runtime: ModuleType) -> None:
+    """Keep our own lines out of the places that the runtime shows."""
+    provenance = sys.modules.get(f"{runtime.__name__}.frontend.provenance")
+    if provenance is not None:
+        provenance.add_library(str(Path(__file__).parent))
 
 
 def _name_cells(runtime: ModuleType, namer: Any) -> None:

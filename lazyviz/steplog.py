@@ -23,6 +23,7 @@ class StepRow:
         compile_ns: Time to lower and compile; 0 for a cache hit.
         execute_ns: Time on the device; None while it is running.
         reason: Why it had to be compiled, empty for a cache hit.
+        from_disk: Whether the executable was read from disk; `compile_ns` says how long.
     """
 
     step: int
@@ -33,6 +34,7 @@ class StepRow:
     compile_ns: int = 0
     execute_ns: int | None = None
     reason: str = ""
+    from_disk: bool = False
 
 
 class StepLog:
@@ -78,9 +80,10 @@ class StepLog:
         if event.purpose != "step" or step is None or step not in self._rows:
             return
         row = self._rows[step]
-        row.compile_ns += event.duration_ns
         if isinstance(event, events.CompileFinished):
-            row.reason = event.reason
+            row.from_disk = event.source == "disk"
+            row.reason = "" if row.from_disk else event.reason
+        row.compile_ns += event.duration_ns
 
     def _row(self, step: int, cell: int | None) -> StepRow:
         row = self._rows.get(step)

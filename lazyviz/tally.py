@@ -73,6 +73,8 @@ class Tally:
 
     seen: int = 0
     compiles: int = 0
+    loads: int = 0
+    load_ns: int = 0
     executions: int = 0
     execute_ns: int = 0
     finished: int = 0
@@ -132,6 +134,12 @@ class Tally:
                 self.cache_hits += 1
             case events.LoweringFinished(purpose="step", duration_ns=duration):
                 self._compiled(duration)
+            case events.CompileFinished(
+                purpose="step", source="disk", duration_ns=duration
+            ):
+                self.loads += 1
+                self.load_ns += duration
+                self._busy(duration)
             case events.CompileFinished(purpose="step", duration_ns=duration):
                 self.compiles += 1
                 self._compiled(duration)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 SHAPE = (3, 4)
 
-UNARY = {
+UNARY: dict[str, Any] = {
     "neg": torch.neg,
     "tanh": torch.tanh,
     "abs": torch.abs,
@@ -26,7 +27,7 @@ UNARY = {
     "row": lambda x: x[1].expand(SHAPE),
     "int": lambda x: x.clamp(-50, 50).to(torch.int64).float(),
 }
-BINARY = {
+BINARY: dict[str, Any] = {
     "add": torch.add,
     "sub": torch.sub,
     "mul": lambda x, y: torch.mul(x, y).tanh(),

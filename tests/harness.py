@@ -8,12 +8,12 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import lazyrt
 from lazyrt.config import config
-from lazyrt.execution import compiler, executor, peek
 from lazyrt.frontend import record
 from lazyrt.ir import live
 from lazyrt.observe import events
@@ -41,7 +41,7 @@ def fresh_runtime():
 @contextlib.contextmanager
 def recorded(*kinds):
     """Yield the list of events of the given kinds that the block emits."""
-    found = []
+    found: list[Any] = []
     with events.subscribe(found.append, *kinds):
         yield found
 
@@ -49,11 +49,8 @@ def recorded(*kinds):
 def cold_start():
     """Forget executables, plans, nodes and varying numbers, as a new process would."""
     lazyrt.mark_step()
-    compiler.clear_memory()
-    executor.clear_plans()
-    executor._last_graph = None
+    lazyrt.clear_caches()
     record.forget_nodes()
-    peek.forget_slices()
     live.forget_leaves()
 
 
@@ -98,3 +95,9 @@ def assert_same(actual, expected, tolerance=1e-6):
     torch.testing.assert_close(
         host, expected.detach(), rtol=tolerance, atol=tolerance, equal_nan=True
     )
+
+
+def grad_of(tensor):
+    """Return a leaf's gradient on the CPU."""
+    assert tensor.grad is not None
+    return tensor.grad.cpu()

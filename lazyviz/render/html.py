@@ -96,7 +96,7 @@ def phases(strip: Strip) -> dict[str, int]:
     """
     times = {
         "trace": strip.trace_ns,
-        "compile": strip.compile_ns,
+        "compile": strip.compile_ns + strip.load_ns,
         "peek": strip.peek_ns,
         "transfer": strip.transfer_ns,
         "execute": strip.execute_ns,

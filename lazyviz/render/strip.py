@@ -44,6 +44,7 @@ class Strip:
         new_ops: How many of them the cell recorded.
         live_tensors: Tensors on the lazy device that Python still references.
         compiles: Graphs that XLA compiled, `compile_ns` the time it took.
+        loads: Executables that were read from disk instead, `load_ns` the time it took.
         executions: Executables that were started, `execute_ns` the time of those that
             have ended, `running` the number of those that have not.
         cache_hits: Graphs that found their executable in memory.
@@ -65,6 +66,8 @@ class Strip:
     live_tensors: int = 0
     compiles: int = 0
     compile_ns: int = 0
+    loads: int = 0
+    load_ns: int = 0
     executions: int = 0
     execute_ns: int = 0
     running: int = 0

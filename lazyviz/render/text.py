@@ -148,6 +148,8 @@ def strip_parts(strip: Strip) -> list[str]:
         parts.append(plural(strip.steps, "step"))
     if strip.compiles:
         parts.append(f"compiled {strip.compiles:,} in {duration(strip.compile_ns)}")
+    if strip.loads:
+        parts.append(f"loaded {strip.loads:,} from disk in {duration(strip.load_ns)}")
     if strip.executions:
         parts.append(_executed(strip))
     if strip.cache_hits:

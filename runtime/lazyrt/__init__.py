@@ -21,8 +21,6 @@ Example:
 
 from __future__ import annotations
 
-
-
 from lazyrt import errors
 from lazyrt.api import (
     activity,

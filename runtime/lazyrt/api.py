@@ -86,7 +86,9 @@ def pending_graph(*tensors: torch.Tensor) -> Graph:
             return Graph(pending_roots())
         states = [state_of(tensor) for tensor in tensors]
         values = [state.value for state in states if state.is_pending]
-        return Graph(value for value in values if value is not None and value.node is not None)
+        return Graph(
+            value for value in values if value is not None and value.node is not None
+        )
 
 
 def plan(tensor: torch.Tensor) -> str:

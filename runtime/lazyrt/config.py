@@ -13,19 +13,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lazyrt.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _CHOICES: dict[str, tuple[str, ...]] = {"read_policy": ("barrier", "peek")}
 
 
 def _flag(name: str, *, default: bool) -> bool:
     text = os.environ.get(name)
-    return default if text is None else text.strip().lower() not in {"", "0", "false", "off", "no"}
+    return (
+        default
+        if text is None
+        else text.strip().lower() not in {"", "0", "false", "off", "no"}
+    )
 
 
 def _number(name: str, default: int) -> int:

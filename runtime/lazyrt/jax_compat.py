@@ -10,8 +10,7 @@ import contextlib
 import hashlib
 import pickle
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +21,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func as func_dialect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 # Fast compile tier of design/profiling.md: a quarter of the compile time, three times the
 # run time. Peeks and single ops use it.
@@ -80,7 +82,12 @@ mlir.register_lowering(_splice, _splice_lowering)
 
 
 def compile_text(
-    text: str, ins: Sequence[Any], outs: Sequence[Any], donated: Sequence[int], *, fast: bool
+    text: str,
+    ins: Sequence[Any],
+    outs: Sequence[Any],
+    donated: Sequence[int],
+    *,
+    fast: bool,
 ) -> Any:
     """Compile a StableHLO module whose `main` maps `ins` to `outs`.
 
@@ -103,12 +110,18 @@ def compile_text(
 
 
 def compile_function(
-    function: Callable[..., Any], ins: Sequence[Any], donated: Sequence[int], *, fast: bool
+    function: Callable[..., Any],
+    ins: Sequence[Any],
+    donated: Sequence[int],
+    *,
+    fast: bool,
 ) -> Any:
     """Compile a traceable function of flat arguments; see `compile_text`."""
     options = FAST_OPTIONS if fast and device().platform == "cpu" else None
     with scope(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+        warnings.filterwarnings(
+            "ignore", message="Some donated buffers were not usable"
+        )
         jitted = jax.jit(function, donate_argnums=tuple(donated), keep_unused=True)
         return jitted.lower(*ins).compile(compiler_options=options)
 
@@ -145,7 +158,9 @@ def platform_key() -> str:
     client = target.client
     parts = (jax.__version__, jaxlib.__version__, client.platform, client.platform_version,
              target.device_kind, _host_features())  # fmt: skip
-    return hashlib.blake2b("|".join(map(str, parts)).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(
+        "|".join(map(str, parts)).encode(), digest_size=8
+    ).hexdigest()
 
 
 def _host_features() -> str:

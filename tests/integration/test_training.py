@@ -117,9 +117,7 @@ def test_nothing_is_compiled_after_the_tenth_step(model, optimiser):
 
 
 def test_parameters_match_the_cpu_after_training():
-    on_cpu, on_device = (
-        Training("cnn", "sgd", device) for device in ("cpu", DEVICE)
-    )
+    on_cpu, on_device = (Training("cnn", "sgd", device) for device in ("cpu", DEVICE))
     losses(on_cpu, 4)
     losses(on_device, 4)
 

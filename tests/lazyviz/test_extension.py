@@ -389,7 +389,6 @@ def test_an_error_in_a_nested_cell_is_let_go_at_the_end(lab):
     assert lazyrt.pending_graph().nodes == ()
 
 
-@pytest.mark.xfail(strict=False, reason="lazyrt takes the prompt for an inspector")
 def test_debug_after_an_error_prints_values(lab, capsys, monkeypatch):
     run(lab, "def f(t):\n    hidden = t * 5\n    raise ValueError('bad')\nf(x)")
     commands = io.StringIO("p hidden\nq\n")

@@ -1,6 +1,7 @@
 import signal
 import threading
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from lazyrt.execution import compiler
 from lazyrt.execution.executor import barrier
 from lazyrt.ir import live
 from lazyrt.observe import events
-from tests.harness import DEVICE, cold_start, recorded, run_python
+from tests.harness import DEVICE, cold_start, grad_of, recorded, run_python
 
 # ---------------------------------------------------------------- caching
 
@@ -43,9 +44,9 @@ def test_the_second_run_of_a_step_hits_the_cache():
 def test_a_graph_is_compiled_once_whatever_order_its_results_have():
     cold_start()
     x = torch.ones(3).to(DEVICE)
-    expected = {}
+    expected: dict[int, Any] = {}
     for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
-        makers = [lambda: x.exp(), lambda: x.sin(), lambda: x + 7]
+        makers = [x.exp, x.sin, lambda: x + 7]
         made = {k: makers[k]() for k in order}
         lazyrt.mark_step()
         for k, tensor in made.items():
@@ -93,7 +94,7 @@ def test_tensors_that_only_autograd_holds_are_computed_when_needed():
     loss.backward()
 
     torch.testing.assert_close(
-        x.grad.cpu(), torch.full((4,), 2 * torch.e**2), rtol=1e-5, atol=1e-5
+        grad_of(x), torch.full((4,), 2 * torch.e**2), rtol=1e-5, atol=1e-5
     )
 
 
@@ -192,7 +193,7 @@ def test_inputs_that_somebody_still_needs_are_not_donated():
     x = torch.ones(1024).to(DEVICE)
     y = x.clone()
     lazyrt.mark_step()
-    z = [None]
+    z: list[Any] = [None]
 
     def copy_then_write():
         z[0] = x * 1
@@ -260,7 +261,7 @@ def test_peeked_values_survive_donation():
 # ---------------------------------------------------------------- failures
 
 
-class Boom(Exception):
+class BoomError(Exception):
     pass
 
 
@@ -297,7 +298,7 @@ def test_a_failed_compile_leaves_every_tensor_usable(monkeypatch):
 
 
 def _fail(*args, **kwargs):
-    raise Boom
+    raise BoomError
 
 
 def test_the_second_lowering_path_is_taken_when_the_first_fails(monkeypatch):
@@ -317,7 +318,7 @@ def test_a_failed_execution_leaves_every_tensor_usable(monkeypatch):
     tensors = some_work()
     with monkeypatch.context() as patch:
         patch.setattr(executor, "pack_arguments", _fail)
-        with pytest.raises(Boom):
+        with pytest.raises(BoomError):
             lazyrt.mark_step()
 
     assert all(map(lazyrt.is_pending, tensors))
@@ -343,7 +344,7 @@ def test_a_failed_peek_leaves_the_step_alone(monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(jax_compat, "compile_function", _fail)
-        with pytest.raises((lazyrt.LazyRuntimeError, Boom)):
+        with pytest.raises((lazyrt.LazyRuntimeError, BoomError)):
             repr(y)
 
     assert repr(y) == "tensor([2.5000, 2.5000, 2.5000], device='lazyrt:0')"
@@ -418,7 +419,7 @@ def test_a_barrier_returns_before_the_device_is_done():
 
 
 def test_wait_gives_up_when_its_time_is_over():
-    x, y = long_work()
+    _x, _y = long_work()
     lazyrt.mark_step()
 
     assert not lazyrt.wait(0.001)
@@ -426,10 +427,10 @@ def test_wait_gives_up_when_its_time_is_over():
 
 
 def test_ctrl_c_while_waiting_returns_at_once_and_loses_nothing():
-    x, y = long_work(4000)
+    _x, y = long_work(4000)
     lazyrt.mark_step()
 
-    assert_interrupted(lambda: y[0, 0].item(), after=0.1)
+    assert_interrupted(y[0, 0].item, after=0.1)
 
     assert y[0, 0].item() == 1.0
     lazyrt.wait()
@@ -504,9 +505,11 @@ print(loss.item(), c["compiles"], c["peek_compiles"], c["disk_hits"], c["executi
 def test_a_second_process_compiles_nothing_afresh(tmp_path):
     first = run_python(CACHED, LAZYRT_CACHE_DIR=str(tmp_path)).splitlines()[-1].split()
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    second = run_python(
-        CACHED, LAZYRT_CACHE_DIR=str(tmp_path), PYTHONHASHSEED="11"
-    ).splitlines()[-1].split()
+    second = (
+        run_python(CACHED, LAZYRT_CACHE_DIR=str(tmp_path), PYTHONHASHSEED="11")
+        .splitlines()[-1]
+        .split()
+    )
 
     assert int(first[1]) == 2
     assert int(first[3]) == 0

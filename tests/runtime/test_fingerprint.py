@@ -77,7 +77,7 @@ def test_training_steps_with_live_tensors_in_any_order_share_one_fingerprint():
             made[name] = {
                 "sum": lambda: a + b,
                 "product": lambda: a * c,
-                "difference": lambda: (b - c).exp(),
+                "difference": (b - c).exp,
                 "square": lambda: b * b,
             }[name]()
         return lazyrt.pending_graph().fingerprint
@@ -434,14 +434,14 @@ def test_the_text_of_a_graph_shows_ops_operands_types_and_lines():
 
     lines = lazyrt.pending_graph(c).to_text().splitlines()
 
+    where = f"test_fingerprint.py:{first}"
     add, mul = (n.id for n in lazyrt.pending_graph(c).nodes)
     p, q = (leaf.position for leaf in lazyrt.pending_graph(c).parameters)
     assert lines == [
         f"%p{p} : f32[2]",
         f"%p{q} : f32[2]",
-        f"%{add} = aten.add.Tensor(%p{p}, %p{q}, 1) : f32[2]"
-        f"  # test_fingerprint.py:{first}",
-        f"%{mul} = aten.mul.Tensor(%{add}, 2.5) : f32[2]  # test_fingerprint.py:{first}",
+        f"%{add} = aten.add.Tensor(%p{p}, %p{q}, 1) : f32[2]  # {where}",
+        f"%{mul} = aten.mul.Tensor(%{add}, 2.5) : f32[2]  # {where}",
         f"return %{mul}",
     ]
 

@@ -139,9 +139,11 @@ def test_backward_on_the_cpu_may_use_threads():
     seen = []
     x = torch.ones(2, requires_grad=True)
     y = x * 2
-    y.register_hook(
-        lambda g: seen.append(torch.autograd.is_multithreading_enabled()) or g
-    )
+
+    def look(gradient):
+        seen.append(torch.autograd.is_multithreading_enabled())
+
+    y.register_hook(look)
 
     y.sum().backward()
     (torch.ones(2, device=DEVICE, requires_grad=True) * 2).sum().backward()
@@ -166,7 +168,8 @@ def test_pickles_of_cpu_tensors_need_no_lazyrt():
     import pickletools
 
     text = "".join(
-        str(argument) for _, argument, _ in pickletools.genops(pickle.dumps(torch.ones(2)))
+        str(argument)
+        for _, argument, _ in pickletools.genops(pickle.dumps(torch.ones(2)))
     )
 
     assert "lazyrt" not in text

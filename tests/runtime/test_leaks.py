@@ -128,7 +128,7 @@ def test_values_stay_right_when_the_tables_are_emptied():
     view = x[:1]
 
     with config.scoped(max_interned_nodes=1):
-        for number in range(5):
+        for _number in range(5):
             x.add_(1)
             view.mul_(2)
             repr(x)
@@ -226,9 +226,12 @@ def test_live_tensors_lists_each_storage_once_with_its_state():
         ((4, 4), torch.float32, 64)
     ]
     assert pending[0].op == "aten.mul.Tensor"
+    assert pending[0].site
     assert pending[0].site.file == __file__
     assert pending[0].is_root
-    assert str(pending[0]).startswith("f32[4,4] pending: aten.mul.Tensor, test_leaks.py:")
+    assert str(pending[0]).startswith(
+        "f32[4,4] pending: aten.mul.Tensor, test_leaks.py:"
+    )
     assert view is not parameter
     lazyrt.mark_step()
     assert [t for t in lazyrt.live_tensors() if t.pending] == []

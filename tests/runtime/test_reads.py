@@ -1,6 +1,7 @@
 import io
-import pdb
+import pdb  # noqa: T100
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -126,7 +127,7 @@ def test_an_empty_barrier_executes_nothing():
         for _ in range(3):
             lazyrt.mark_step()
         lazyrt.sync()
-        torch.lazyrt.synchronize()
+        torch.get_device_module(DEVICE).synchronize()
 
     assert [event.executed for event in barriers] == [False] * 5
     assert lazyrt.counters()["executions"] == 0
@@ -235,9 +236,10 @@ def test_a_barrier_follows_when_too_much_is_pending():
     lazyrt.mark_step()
     lazyrt.reset_counters()
 
-    with config.scoped(max_pending_nodes=50), recorded(
-        events.BarrierFinished
-    ) as barriers:
+    with (
+        config.scoped(max_pending_nodes=50),
+        recorded(events.BarrierFinished) as barriers,
+    ):
         for _ in range(120):
             x = x + 1
 
@@ -275,7 +277,7 @@ def test_no_limit_means_no_barrier():
 
 def call_from(filename, function, source, tensor):
     """Call a function whose code claims to come from another file."""
-    namespace = {}
+    namespace: dict[str, Any] = {}
     exec(compile(source, filename, "exec"), namespace)  # noqa: S102
     return namespace[function](tensor)
 

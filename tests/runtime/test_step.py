@@ -14,10 +14,14 @@ def work():
 
 
 def test_a_step_ends_in_a_barrier():
-    with recorded(events.StepStarted, events.BarrierFinished, events.StepFinished) as found:
-        with lazyrt.step("train"):
-            y = work()
-            assert lazyrt.is_pending(y)
+    with (
+        recorded(
+            events.StepStarted, events.BarrierFinished, events.StepFinished
+        ) as found,
+        lazyrt.step("train"),
+    ):
+        y = work()
+        assert lazyrt.is_pending(y)
 
     started, barrier, finished = found
     assert not lazyrt.is_pending(y)
@@ -96,7 +100,10 @@ def test_a_coroutine_function_is_one_step():
     with recorded(events.StepFinished, events.BarrierFinished) as found:
         y = asyncio.run(train())
 
-    assert [type(event).__name__ for event in found] == ["BarrierFinished", "StepFinished"]
+    assert [type(event).__name__ for event in found] == [
+        "BarrierFinished",
+        "StepFinished",
+    ]
     assert not lazyrt.is_pending(y)
     assert asyncio.iscoroutinefunction(train)
 
@@ -149,7 +156,7 @@ def test_a_generator_function_is_refused_with_the_way_out(function):
 def test_decorating_without_parentheses_is_explained():
     with pytest.raises(UsageError, match=r"`@step\(\)`"):
 
-        @lazyrt.step
+        @lazyrt.step  # type: ignore[arg-type]
         def train():
             pass
 
@@ -157,10 +164,13 @@ def test_decorating_without_parentheses_is_explained():
 def test_an_exception_passes_unchanged_and_the_barrier_comes():
     error = ValueError("mine")
 
-    with recorded(events.StepFinished) as found, pytest.raises(ValueError) as caught:
-        with lazyrt.step("broken"):
-            y = work()
-            raise error
+    with (  # noqa: PT012
+        recorded(events.StepFinished) as found,
+        pytest.raises(ValueError, match="mine") as caught,
+        lazyrt.step("broken"),
+    ):
+        y = work()
+        raise error
 
     assert caught.value is error
     assert not lazyrt.is_pending(y)
@@ -176,7 +186,7 @@ def test_a_failing_barrier_does_not_mask_the_exception(monkeypatch):
     y = work()
     with monkeypatch.context() as patch:
         patch.setattr(executor, "_run", fail)
-        with pytest.raises(ValueError, match="mine") as caught, lazyrt.step():
+        with pytest.raises(ValueError, match="mine") as caught, lazyrt.step():  # noqa: PT012
             y = work() + 1
             raise ValueError("mine")
 
@@ -220,16 +230,21 @@ def test_leaving_a_block_early_ends_the_step(way):
 
 
 def test_steps_may_be_nested():
-    with recorded(events.StepFinished, events.BarrierFinished) as found:
-        with lazyrt.step("outer"):
-            x = work()
-            with lazyrt.step("inner"):
-                y = x + 1
-            z = y + 1
+    with (
+        recorded(events.StepFinished, events.BarrierFinished) as found,
+        lazyrt.step("outer"),
+    ):
+        x = work()
+        with lazyrt.step("inner"):
+            y = x + 1
+        z = y + 1
 
-    assert [
-        getattr(event, "name", None) or event.cause for event in found
-    ] == ["end of step inner", "inner", "end of step outer", "outer"]
+    assert [getattr(event, "name", None) or event.cause for event in found] == [
+        "end of step inner",
+        "inner",
+        "end of step outer",
+        "outer",
+    ]
     assert z.tolist() == [5.0, 5.0]
 
 
@@ -237,9 +252,8 @@ def test_one_step_object_can_be_used_again_and_inside_itself():
     again = lazyrt.step("again")
 
     with recorded(events.StepFinished) as found:
-        with again:
-            with again:
-                work()
+        with again, again:
+            work()
         with again:
             work()
 

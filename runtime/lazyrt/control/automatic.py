@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lazyrt.config import config
@@ -13,11 +12,20 @@ from lazyrt.execution.executor import barrier
 from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.torch_compat import is_lazy
 
+if TYPE_CHECKING:
+    import torch
 
-def _after_optimizer_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+
+def _after_optimizer_step(
+    optimizer: torch.optim.Optimizer, args: Any, kwargs: Any
+) -> None:
     if depth() or not config.barrier_after_optimizer:
         return
-    if any(is_lazy(parameter) for group in optimizer.param_groups for parameter in group["params"]):
+    if any(
+        is_lazy(parameter)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ):
         barrier("optimizer.step()", user_site(2))
 
 

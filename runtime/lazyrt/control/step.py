@@ -6,15 +6,17 @@ import functools
 import inspect
 import threading
 import time
-from collections.abc import Callable
-from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from lazyrt.errors import UsageError
 from lazyrt.execution.executor import barrier
 from lazyrt.frontend.provenance import user_site
 from lazyrt.ir.live import pending
 from lazyrt.observe import events
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -54,7 +56,9 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`
         now = time.perf_counter_ns()
         self._starts.append((pending.number, now))
         _active.depth = depth() + 1
-        events.emit(events.StepStarted(step=pending.number, name=self.name, time_ns=now))
+        events.emit(
+            events.StepStarted(step=pending.number, name=self.name, time_ns=now)
+        )
         return self
 
     def __exit__(
@@ -75,7 +79,9 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`
         finally:
             events.emit(
                 events.StepFinished(
-                    step=number, name=self.name, failed=error is not None,
+                    step=number,
+                    name=self.name,
+                    failed=error is not None,
                     duration_ns=time.perf_counter_ns() - start,
                 )  # fmt: skip
             )
@@ -87,7 +93,9 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`
             UsageError: A generator function: its body runs in pieces, between which the
                 caller's ops would belong to no step.
         """
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(
+            function
+        ):
             raise UsageError(
                 f"@step() cannot decorate the generator function {function.__qualname__}: its "
                 "body runs in pieces. Put `with step():` around the work between two yields."

@@ -11,20 +11,23 @@ import atexit
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as StillRunning
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import LoweringError
 from lazyrt.execution import cache
-from lazyrt.ir.fingerprint import Canonical
 from lazyrt.lowering.emit import argument_types, emit_text, interpret, result_types
 from lazyrt.lowering.spec import Spec, forget_executables
 from lazyrt.observe import events
-from lazyrt.observe.events import Purpose
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from lazyrt.ir.fingerprint import Canonical
+    from lazyrt.observe.events import Purpose
 
 _POLL_S = 0.5
 _WORKERS = 2
@@ -38,7 +41,9 @@ class _Workers:
     """Daemon threads for XLA: one that is compiling must not keep Python from exiting."""
 
     def __init__(self, count: int) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = (
+            queue.SimpleQueue()
+        )
         self._count = count
         self._started = False
 
@@ -77,7 +82,12 @@ def graph_key(graph: Canonical, donated: Sequence[int], *, fast: bool) -> str:
 
 
 def compile_graph(
-    graph: Canonical, donated: Sequence[int], *, fast: bool, purpose: Purpose, reason: str = ""
+    graph: Canonical,
+    donated: Sequence[int],
+    *,
+    fast: bool,
+    purpose: Purpose,
+    reason: str = "",
 ) -> Any:
     """Return the executable of a graph, compiling it if neither memory nor disk has it.
 
@@ -113,7 +123,9 @@ def compile_graph(
         except Exception as error:
             return _compile_by_interpretation(graph, ins, donated, error, fast=fast)
 
-    return _obtain(key, build, graph.fingerprint, len(graph.nodes), purpose, reason, fast=fast)
+    return _obtain(
+        key, build, graph.fingerprint, len(graph.nodes), purpose, reason, fast=fast
+    )
 
 
 def compile_interpreted(graph: Canonical, donated: Sequence[int] = ()) -> Any:
@@ -132,7 +144,9 @@ def compile_spec(spec: Spec) -> Any:
         key = f"op|{spec_identity(spec)}"
 
         def build() -> Any:
-            return jax_compat.compile_function(spec.apply, spec.signature, (), fast=True)
+            return jax_compat.compile_function(
+                spec.apply, spec.signature, (), fast=True
+            )
 
         spec.executable = _obtain(key, build, spec.symbol, 1, "op", "", fast=True)
     return spec.executable
@@ -145,7 +159,11 @@ def spec_identity(spec: Spec) -> str:
 
 def compile_uncounted(text: str, ins: Sequence[Any], outs: Sequence[Any]) -> Any:
     """Compile a module for looking at it; neither cached nor counted."""
-    return _wait(_workers.submit(lambda: jax_compat.compile_text(text, ins, outs, (), fast=False)))
+    return _wait(
+        _workers.submit(
+            lambda: jax_compat.compile_text(text, ins, outs, (), fast=False)
+        )
+    )
 
 
 def clear_memory() -> None:
@@ -199,7 +217,10 @@ def _job(
                 source = "xla"
                 events.emit(
                     events.CompileStarted(
-                        fingerprint=fingerprint, purpose=purpose, tier=tier, nodes=nodes,
+                        fingerprint=fingerprint,
+                        purpose=purpose,
+                        tier=tier,
+                        nodes=nodes,
                         time_ns=start,
                     )  # fmt: skip
                 )
@@ -214,8 +235,13 @@ def _job(
                 _under_way.pop(key, None)
         events.emit(
             events.CompileFinished(
-                fingerprint=fingerprint, purpose=purpose, tier=tier, source=source,
-                nodes=nodes, duration_ns=duration, reason=reason,
+                fingerprint=fingerprint,
+                purpose=purpose,
+                tier=tier,
+                source=source,
+                nodes=nodes,
+                duration_ns=duration,
+                reason=reason,
             )  # fmt: skip
         )
         return executable
@@ -224,7 +250,10 @@ def _job(
 
 
 def _wait(
-    future: Future[Any], fingerprint: str = "", nodes: int = 0, purpose: Purpose = "step"
+    future: Future[Any],
+    fingerprint: str = "",
+    nodes: int = 0,
+    purpose: Purpose = "step",
 ) -> Any:
     """Wait for a worker, interruptibly, telling listeners that it takes long."""
     start = time.perf_counter_ns()
@@ -238,7 +267,10 @@ def _wait(
         timeout = _POLL_S
         events.emit(
             events.CompileProgress(
-                fingerprint=fingerprint, purpose=purpose, phase="compile", nodes=nodes,
+                fingerprint=fingerprint,
+                purpose=purpose,
+                phase="compile",
+                nodes=nodes,
                 elapsed_ns=time.perf_counter_ns() - start,
             )  # fmt: skip
         )

@@ -13,7 +13,7 @@ import sys
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,7 +32,9 @@ from lazyrt.ir.live import (
 )
 from lazyrt.ir.node import Leaf, Value
 from lazyrt.observe import events
-from lazyrt.observe.events import Site
+
+if TYPE_CHECKING:
+    from lazyrt.observe.events import Site
 
 # References to an input's data that are the runtime's own: the list of inputs, the buffer, a
 # local variable and getrefcount's argument.
@@ -90,8 +92,13 @@ def barrier(cause: str, site: Site | None = None) -> bool:
         pending.activity += bool(wanted)
         events.emit(
             events.BarrierFinished(
-                step=number, cause=cause, site=site, nodes=nodes, roots=len(wanted),
-                executed=bool(wanted), duration_ns=time.perf_counter_ns() - start,
+                step=number,
+                cause=cause,
+                site=site,
+                nodes=nodes,
+                roots=len(wanted),
+                executed=bool(wanted),
+                duration_ns=time.perf_counter_ns() - start,
             )  # fmt: skip
         )
     return bool(wanted)
@@ -171,8 +178,12 @@ def _tell_hit(plan: Plan, roots: int, start: int) -> None:
 def _tell_captured(graph: Canonical, roots: int, start: int, *, hit: bool) -> None:
     events.emit(
         events.GraphCaptured(
-            step=pending.number, fingerprint=graph.fingerprint, nodes=len(graph.nodes),
-            parameters=len(graph.data), roots=roots, cache_hit=hit,
+            step=pending.number,
+            fingerprint=graph.fingerprint,
+            nodes=len(graph.nodes),
+            parameters=len(graph.data),
+            roots=roots,
+            cache_hit=hit,
             duration_ns=time.perf_counter_ns() - start,
         )  # fmt: skip
     )
@@ -242,9 +253,14 @@ def _run(plan: Plan) -> list[Any]:
     graph = plan.graph
     events.emit(
         events.ExecuteStarted(
-            fingerprint=graph.fingerprint, purpose="step", step=pending.number,
-            nodes=len(graph.nodes), inputs=len(args), outputs=len(results),
-            donated=plan.donated, time_ns=started,
+            fingerprint=graph.fingerprint,
+            purpose="step",
+            step=pending.number,
+            nodes=len(graph.nodes),
+            inputs=len(args),
+            outputs=len(results),
+            donated=plan.donated,
+            time_ns=started,
             dispatch_ns=time.perf_counter_ns() - started,
         )  # fmt: skip
     )

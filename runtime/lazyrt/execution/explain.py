@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from lazyrt.ir.fingerprint import Canonical
 from lazyrt.ir.node import Node, type_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from lazyrt.ir.fingerprint import Canonical
 
 _SHOWN = 3
 # Below this similarity a comparison would list everything.
 _RELATED = 0.5
-_CREATION = ("aten.zeros_like", "aten.full", "aten.zeros", "aten.ones_like", "aten.zero.")
+_CREATION = (
+    "aten.zeros_like",
+    "aten.full",
+    "aten.zeros",
+    "aten.ones_like",
+    "aten.zero.",
+)
 
 
-def explain(graph: Canonical, known: Iterable[Canonical], *, dropped: bool = False) -> str:
+def explain(
+    graph: Canonical, known: Iterable[Canonical], *, dropped: bool = False
+) -> str:
     """Return why `graph` had to be compiled; never empty.
 
     Args:
@@ -73,7 +85,9 @@ def _state_became_input(graph: Canonical, before: Canonical) -> list[str]:
     gone, more = len(created) - len(now), len(graph.data) - len(before.data)
     if gone <= 0 or more <= 0:
         return []
-    site = next((node.provenance.site for node in created if node.provenance.site), None)
+    site = next(
+        (node.provenance.site for node in created if node.provenance.site), None
+    )
     where = f" at {site}" if site else ""
     return [
         f"state that the step before created{where} is an input from now on "

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import FrameType, TracebackType
 
 
 class deferred_interrupt:  # noqa: N801 - used like a function, in `with`

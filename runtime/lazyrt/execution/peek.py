@@ -11,18 +11,20 @@ fast compile tier, whichever is estimated to be cheaper.
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lazyrt import jax_compat
 from lazyrt.execution import compiler, watcher
 from lazyrt.execution.executor import Plan
-from lazyrt import jax_compat
 from lazyrt.ir.fingerprint import canonicalise
 from lazyrt.ir.live import lock, pending
 from lazyrt.ir.node import Leaf, Node, Value, iter_values
 from lazyrt.observe import events
-from lazyrt.observe.events import Site
+
+if TYPE_CHECKING:
+    from lazyrt.observe.events import Site
 
 # Measured with `python -m benchmarks prints` on two cores: fast-tier compile of one op, the
 # same for each node of a slice, the fixed cost of a slice, and running one cached op.
@@ -189,11 +191,19 @@ def _remember(value: Value, data: Any) -> bool:
     return True
 
 
-def _tell_execution(fingerprint: str, nodes: int, inputs: int, token: Any, started: int) -> None:
+def _tell_execution(
+    fingerprint: str, nodes: int, inputs: int, token: Any, started: int
+) -> None:
     events.emit(
         events.ExecuteStarted(
-            fingerprint=fingerprint, purpose="peek", step=pending.number, nodes=nodes,
-            inputs=inputs, outputs=1, donated=0, time_ns=started,
+            fingerprint=fingerprint,
+            purpose="peek",
+            step=pending.number,
+            nodes=nodes,
+            inputs=inputs,
+            outputs=1,
+            donated=0,
+            time_ns=started,
             dispatch_ns=time.perf_counter_ns() - started,
         )  # fmt: skip
     )
@@ -208,7 +218,11 @@ def _tell(
 ) -> None:
     events.emit(
         events.TensorMaterialised(
-            node_id=value.node.id if value.node is not None else None, strategy=strategy,
-            nodes=nodes, reused=reused, duration_ns=time.perf_counter_ns() - start, site=site,
+            node_id=value.node.id if value.node is not None else None,
+            strategy=strategy,
+            nodes=nodes,
+            reused=reused,
+            duration_ns=time.perf_counter_ns() - start,
+            site=site,
         )  # fmt: skip
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -11,7 +11,9 @@ import torch
 
 from lazyrt import jax_compat
 from lazyrt.observe import events
-from lazyrt.observe.events import Site
+
+if TYPE_CHECKING:
+    from lazyrt.observe.events import Site
 
 
 def to_device(tensor: torch.Tensor, site: Site | None = None) -> Any:
@@ -32,7 +34,9 @@ def to_host(data: Any, dtype: torch.dtype, site: Site | None = None) -> torch.Te
     start = time.perf_counter_ns()
     array = jax_compat.to_numpy(data)
     if dtype is torch.bfloat16:
-        tensor = torch.from_numpy(array.view(np.int16).reshape(array.shape)).view(torch.bfloat16)
+        tensor = torch.from_numpy(array.view(np.int16).reshape(array.shape)).view(
+            torch.bfloat16
+        )
     else:
         tensor = torch.from_numpy(array)
     _tell("to_host", array.nbytes, start, site)
@@ -43,7 +47,9 @@ def _tell(direction: Any, nbytes: int, start: int, site: Site | None) -> None:
     if events.active():
         events.emit(
             events.TransferFinished(
-                direction=direction, nbytes=nbytes,
-                duration_ns=time.perf_counter_ns() - start, site=site,
+                direction=direction,
+                nbytes=nbytes,
+                duration_ns=time.perf_counter_ns() - start,
+                site=site,
             )  # fmt: skip
         )

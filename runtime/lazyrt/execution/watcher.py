@@ -10,12 +10,14 @@ import queue
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.observe import events
-from lazyrt.observe.events import Purpose
+
+if TYPE_CHECKING:
+    from lazyrt.observe.events import Purpose
 
 _POLL_S = 0.5
 
@@ -37,14 +39,22 @@ _thread: threading.Thread | None = None
 
 
 def watch(
-    token: Any, *, fingerprint: str, purpose: Purpose, step: int, nodes: int, started_ns: int
+    token: Any,
+    *,
+    fingerprint: str,
+    purpose: Purpose,
+    step: int,
+    nodes: int,
+    started_ns: int,
 ) -> None:
     """Follow an execution that was just dispatched."""
     global _running, _thread
     with _changed:
         _running += 1
         if _thread is None or not _thread.is_alive():
-            _thread = threading.Thread(target=_watch, name="lazyrt-watcher", daemon=True)
+            _thread = threading.Thread(
+                target=_watch, name="lazyrt-watcher", daemon=True
+            )
             _thread.start()
     _queue.put(_Execution(token, fingerprint, purpose, step, nodes, started_ns))
 
@@ -90,7 +100,10 @@ def wait_for(data: Any) -> None:
 def _tell_progress(start: int) -> None:
     events.emit(
         events.CompileProgress(
-            fingerprint="", purpose="step", phase="execute", nodes=0,
+            fingerprint="",
+            purpose="step",
+            phase="execute",
+            nodes=0,
             elapsed_ns=time.perf_counter_ns() - start,
         )  # fmt: skip
     )

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from lazyrt.errors import NoLoweringError
 from lazyrt.frontend.record import functional, operation
 from lazyrt.frontend.torch_compat import aten
 from lazyrt.ir.live import Buffer, Type, leaf_of
 from lazyrt.ir.node import Op, Value
+
+if TYPE_CHECKING:
+    import torch
 
 
 class View:
@@ -31,9 +32,20 @@ class View:
         offset: First element's position in the base's storage, in elements.
     """
 
-    __slots__ = ("__weakref__", "_value", "_version", "args", "base", "offset", "op", "parent")
+    __slots__ = (
+        "__weakref__",
+        "_value",
+        "_version",
+        "args",
+        "base",
+        "offset",
+        "op",
+        "parent",
+    )
 
-    def __init__(self, parent: Buffer | View, op: Op, args: tuple[Any, ...], value: Value) -> None:
+    def __init__(
+        self, parent: Buffer | View, op: Op, args: tuple[Any, ...], value: Value
+    ) -> None:
         self.parent = parent
         self.op = op
         self.args = args

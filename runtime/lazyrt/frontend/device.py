@@ -191,7 +191,11 @@ def _casting(func: torch._ops.OpOverload, fixed: torch.dtype | None) -> Any:
     call = compat.below_autocast(func)
 
     def convert(arg: Any, dtype: torch.dtype) -> Any:
-        if compat.is_lazy(arg) and arg.is_floating_point() and arg.dtype is not torch.float64:
+        if (
+            compat.is_lazy(arg)
+            and arg.is_floating_point()
+            and arg.dtype is not torch.float64
+        ):
             return arg.to(dtype)
         if isinstance(arg, (list, tuple)):
             return type(arg)(convert(part, dtype) for part in arg)

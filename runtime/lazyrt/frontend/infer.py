@@ -6,14 +6,16 @@ before. Bad calls raise here, on the user's own line, with the exception that th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lazyrt.frontend.torch_compat import plain_dispatch
 from lazyrt.ir.node import Leaf, Op, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MAX_REMEMBERED = 100_000
 
@@ -31,7 +33,9 @@ class Result:
 _remembered: dict[Any, Any] = {}
 
 
-def infer(op: Op, args: Sequence[Any], func: torch._ops.OpOverload | None = None) -> Any:
+def infer(
+    op: Op, args: Sequence[Any], func: torch._ops.OpOverload | None = None
+) -> Any:
     """Return the result types of `op` on `args` (schema order, values for tensors).
 
     The answer has the structure of the op's result: a `Result`, None for an undefined tensor,

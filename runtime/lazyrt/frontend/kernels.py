@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from lazyrt.config import config
+from lazyrt.errors import DeviceError
 from lazyrt.frontend import record, scalars
 from lazyrt.frontend.buffers import State, View, state_of
 from lazyrt.frontend.fallback import run_on_cpu
@@ -28,8 +29,15 @@ from lazyrt.frontend.torch_compat import (
     is_lazy,
     reshape_alias,
 )
-from lazyrt.errors import DeviceError
-from lazyrt.ir.live import Buffer, float_leaf, leaf_of, lock, pending, random_leaf, undo_random
+from lazyrt.ir.live import (
+    Buffer,
+    float_leaf,
+    leaf_of,
+    lock,
+    pending,
+    random_leaf,
+    undo_random,
+)
 from lazyrt.ir.node import Op, Value
 from lazyrt.lowering import dynamic
 from lazyrt.observe import events
@@ -97,7 +105,9 @@ def operand(tensor: torch.Tensor) -> Value:
     Raises:
         DeviceError: The tensor lives on another device.
     """
-    state = getattr(tensor.untyped_storage(), "_lazyrt", None) if is_lazy(tensor) else None
+    state = (
+        getattr(tensor.untyped_storage(), "_lazyrt", None) if is_lazy(tensor) else None
+    )
     if state is not None:
         value = state.value
         return value if value is not None else leaf_of(state)
@@ -201,7 +211,14 @@ class _Source:
             return self._tensor(position, name)
         if argument.name in _PLACEMENT:
             return f"component({name})" if argument.name == "generator" else "None"
-        if kind in {"int", "Optional[int]", "str", "Optional[str]", "bool", "Optional[bool]"}:
+        if kind in {
+            "int",
+            "Optional[int]",
+            "str",
+            "Optional[str]",
+            "bool",
+            "Optional[bool]",
+        }:
             return name
         if kind in {"List[int]", "List[bool]"}:
             return f"tuple({name})"
@@ -215,9 +232,7 @@ class _Source:
         if kind in {"number", "Optional[number]"}:
             return self._number(name, lifted=lifted)
         if kind == "List[number]" and lifted:
-            return (
-                f"tuple([float_leaf(x) if x.__class__ is float else component(x) for x in {name}])"
-            )
+            return f"tuple([float_leaf(x) if x.__class__ is float else component(x) for x in {name}])"
         return f"component({name})"
 
     def _number(self, name: str, *, lifted: bool) -> str:
@@ -238,8 +253,10 @@ class _Source:
                 f"except AttributeError: {value} = component({name})",
             ]
             return value
-        number = f"float_leaf({name})" if self.in_place and position in self.liftable else (
-            f"scalar_key({name})"
+        number = (
+            f"float_leaf({name})"
+            if self.in_place and position in self.liftable
+            else (f"scalar_key({name})")
         )
         self.before += [
             f"if {name}.__class__ is float: {value} = {number}",
@@ -318,10 +335,14 @@ def functional_kernel(func: torch._ops.OpOverload) -> Kernel:
 
 
 def _is_factory(func: torch._ops.OpOverload) -> bool:
-    return not any("Tensor" in str(argument.type) for argument in func._schema.arguments)
+    return not any(
+        "Tensor" in str(argument.type) for argument in func._schema.arguments
+    )
 
 
-def in_place_kernel(func: torch._ops.OpOverload, pure: torch._ops.OpOverload) -> Kernel | None:
+def in_place_kernel(
+    func: torch._ops.OpOverload, pure: torch._ops.OpOverload
+) -> Kernel | None:
     """Return the kernel of `foo_(self, ...)`: the buffer's value becomes foo of itself."""
     mutated = [
         position for position, argument in enumerate(func._schema.arguments)
@@ -457,7 +478,10 @@ def _fit(value: Value, like: Value) -> Value:
 
 
 def fit(
-    value: Value, shape: tuple[int, ...], dtype: torch.dtype, strides: tuple[int, ...] | None
+    value: Value,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    strides: tuple[int, ...] | None,
 ) -> Value:
     """Return a value cast, expanded and restrided to the type of the storage it goes to."""
     if value.dtype is not dtype:
@@ -503,7 +527,9 @@ def _out_kernel(func: torch._ops.OpOverload, pure: torch._ops.OpOverload) -> Ker
             try:
                 result = functional(op, key)
             except FallbackNeeded as needed:
-                pure_args = dict(zip((a.name for a in arguments), full[:first_out], strict=False))
+                pure_args = dict(
+                    zip((a.name for a in arguments), full[:first_out], strict=False)
+                )
                 made = run_on_cpu(pure, [], pure_args, str(needed))
                 result = [state_of(t).value or leaf_of(state_of(t))  # type: ignore[arg-type]
                           for t in (made if isinstance(made, (tuple, list)) else [made])]  # fmt: skip
@@ -545,7 +571,9 @@ def resize(tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
     if wanted < count:
         flat = functional(operation(aten.slice.Tensor), (flat, 0, 0, wanted))
     elif wanted > count:
-        rest = functional(operation(aten.full.default), ((wanted - count,), 0, old.dtype))
+        rest = functional(
+            operation(aten.full.default), ((wanted - count,), 0, old.dtype)
+        )
         flat = functional(operation(aten.cat.default), ((flat, rest),))
     value = functional(operation(aten.reshape.default), (flat, shape))
     buffer = Buffer(value)
@@ -585,13 +613,14 @@ def view_kernel(func: torch._ops.OpOverload) -> Kernel:
     )
 
 
-
 def track_offset(view: View, key: tuple[Any, ...]) -> None:
     """Note where in its base's storage a view begins."""
     view.offset = view.parent.offset + infer(view.op, key).offset
 
 
-def make_view(state: State, func: torch._ops.OpOverload, args: tuple[Any, ...]) -> torch.Tensor:
+def make_view(
+    state: State, func: torch._ops.OpOverload, args: tuple[Any, ...]
+) -> torch.Tensor:
     """Return a tensor that is a view of a storage, by recording the view op."""
     op = operation(func)
     base = state.value

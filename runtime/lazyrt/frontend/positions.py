@@ -14,7 +14,9 @@ from lazyrt.ir.node import Op, Value
 from lazyrt.lowering import dynamic
 
 _Rewrite = tuple[torch._ops.OpOverload, tuple[Any, ...]]
-_Rewriter = Callable[[tuple[Any, ...]], "tuple[int, tuple[int, int], Callable[[Value], _Rewrite]] | None"]
+_Rewriter = Callable[
+    [tuple[Any, ...]], "tuple[int, tuple[int, int], Callable[[Value], _Rewrite]] | None"
+]
 
 
 def rewritten(op: Op, args: tuple[Any, ...], depth: int) -> _Rewrite | None:
@@ -52,7 +54,11 @@ def _slice(args: tuple[Any, ...]) -> Any:
     first, last = _bounds(value.shape[dim], start, end)
     if last - first in {0, value.shape[dim]}:
         return None
-    return first, (dim, last - first), lambda at: (dynamic.slice_at, (value, dim, at, last - first))
+    return (
+        first,
+        (dim, last - first),
+        lambda at: (dynamic.slice_at, (value, dim, at, last - first)),
+    )
 
 
 def _select(args: tuple[Any, ...]) -> Any:
@@ -70,13 +76,21 @@ def _slice_scatter(args: tuple[Any, ...]) -> Any:
     first, last = _bounds(value.shape[dim], start, end)
     if last - first in {0, value.shape[dim]}:
         return None
-    return first, (dim, last - first), lambda at: (dynamic.slice_scatter_at, (value, src, dim, at))
+    return (
+        first,
+        (dim, last - first),
+        lambda at: (dynamic.slice_scatter_at, (value, src, dim, at)),
+    )
 
 
 def _select_scatter(args: tuple[Any, ...]) -> Any:
     value, src, dim, index = args
     at_index = index % value.shape[dim]
-    return at_index, (dim, 1), lambda at: (dynamic.select_scatter_at, (value, src, dim, at))
+    return (
+        at_index,
+        (dim, 1),
+        lambda at: (dynamic.select_scatter_at, (value, src, dim, at)),
+    )
 
 
 _REWRITERS: dict[torch._ops.OpOverload, _Rewriter] = {

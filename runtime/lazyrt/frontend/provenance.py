@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lazyrt.frontend.torch_compat import autograd_node, sequence_number
 from lazyrt.ir.node import BackwardOf, Node, Provenance, iter_values
 from lazyrt.observe.events import Site
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import CodeType, FrameType
 
 _MAX_STACK = 16
 _MAX_SEQUENCES = 100_000
@@ -137,7 +139,9 @@ def capture(args: Any, depth: int = 2) -> Provenance:
     name, sequence = running
     forward = _forward_of.get(sequence) or _newest_forward(args)
     module_path = forward.module if forward is not None else ""
-    return Provenance(site, module_path, BackwardOf(name, sequence, forward), tuple(stack))
+    return Provenance(
+        site, module_path, BackwardOf(name, sequence, forward), tuple(stack)
+    )
 
 
 def remember_forward(node: Node) -> None:

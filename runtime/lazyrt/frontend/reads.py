@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
-from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,12 +14,17 @@ from lazyrt.execution import transfer, watcher
 from lazyrt.execution.executor import barrier
 from lazyrt.execution.peek import peek_value
 from lazyrt.frontend import provenance
-from lazyrt.frontend.infer import call_arguments
 from lazyrt.frontend.buffers import State, View, state_of, value_of
+from lazyrt.frontend.infer import call_arguments
 from lazyrt.frontend.torch_compat import is_lazy
 from lazyrt.ir.live import Buffer, Lost, lock, pending
 from lazyrt.ir.node import Leaf, Node, Value, type_text
-from lazyrt.observe.events import Site
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from lazyrt.observe.events import Site
 
 
 def require_lazy(tensor: object, caller: str) -> None:
@@ -32,8 +35,10 @@ def require_lazy(tensor: object, caller: str) -> None:
     """
     if is_lazy(tensor):
         return
-    got = f"a tensor on {tensor.device}" if isinstance(tensor, torch.Tensor) else (
-        f"{type(tensor).__name__} {tensor!r:.60}"
+    got = (
+        f"a tensor on {tensor.device}"
+        if isinstance(tensor, torch.Tensor)
+        else (f"{type(tensor).__name__} {tensor!r:.60}")
     )
     raise UsageError(
         f"{caller} got {got}, which is not on the lazy device, so nothing is pending for it. "
@@ -89,7 +94,9 @@ _check_inputs: dict[Value, tuple[int, ...] | None] = {}
 _check_results: dict[Value, tuple[tuple[Any, ...], torch.Tensor]] = {}
 
 
-def _small_check(tensor: torch.Tensor, state: State, site: Site | None) -> torch.Tensor | None:
+def _small_check(
+    tensor: torch.Tensor, state: State, site: Site | None
+) -> torch.Tensor | None:
     """Return a value that takes few ops on device data and constants alone; None for another.
 
     A result is remembered for as long as its inputs are the same arrays.
@@ -116,7 +123,10 @@ def _positions_read(value: Value) -> tuple[int, ...] | None:
     if value not in _check_inputs:
         cone = _small_cone(value)
         leaves = dict.fromkeys(
-            operand for node in cone or () for operand in node.operands if operand.node is None
+            operand
+            for node in cone or ()
+            for operand in node.operands
+            if operand.node is None
         )
         is_data = all(isinstance(leaf, Leaf) and leaf.kind == "data" for leaf in leaves)
         positions = tuple(leaf.position for leaf in leaves if isinstance(leaf, Leaf))
@@ -239,7 +249,12 @@ _INSPECTORS = (
 )  # fmt: skip
 _IPYTHON = "ipy"
 _TRACEBACK_FUNCTIONS = frozenset(
-    ("_showtraceback", "showtraceback", "_format_exception_for_storage", "structured_traceback")
+    (
+        "_showtraceback",
+        "showtraceback",
+        "_format_exception_for_storage",
+        "structured_traceback",
+    )
 )
 _DEBUGGER_EVALUATION = (
     "evaluate_expression", "internal_exec_on_thread", "internal_evaluate_expression",
@@ -290,7 +305,9 @@ def _is_prompt(frame: FrameType) -> bool:
     code = frame.f_code
     if code.co_name in _DEBUGGER_EVALUATION and "/_pydevd" in code.co_filename:
         return True
-    return code.co_name in _PROMPT_FUNCTIONS and code.co_filename.endswith(_PROMPT_FILES)
+    return code.co_name in _PROMPT_FUNCTIONS and code.co_filename.endswith(
+        _PROMPT_FILES
+    )
 
 
 def _any_frame(test: Callable[[FrameType], bool]) -> bool:

@@ -73,7 +73,11 @@ def complete(op: Op, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Append the defaults of the schema arguments that `args` leaves out."""
     given = len(args) - op.is_random
     missing = op.schema.arguments[given:]
-    return (*args, *(default_component(argument) for argument in missing)) if missing else args
+    return (
+        (*args, *(default_component(argument) for argument in missing))
+        if missing
+        else args
+    )
 
 
 def default_component(argument: Any) -> Any:
@@ -85,7 +89,9 @@ def default_component(argument: Any) -> Any:
     return tuple(default) if isinstance(default, list) else default
 
 
-def miss(op: Op, args: tuple[Any, ...], called: torch._ops.OpOverload | None = None) -> Any:
+def miss(
+    op: Op, args: tuple[Any, ...], called: torch._ops.OpOverload | None = None
+) -> Any:
     """Record what `functional` did not find.
 
     Args:
@@ -170,12 +176,16 @@ def _structured(node: Node, result: Any) -> Any:
 
 def _liftable_positions(func: torch._ops.OpOverload) -> tuple[int, ...]:
     name = func._schema.name.removeprefix("aten::").removeprefix("_foreach_")
-    if name.strip("_") not in _ARITHMETIC or torch.Tag.nondeterministic_seeded in func.tags:
+    if (
+        name.strip("_") not in _ARITHMETIC
+        or torch.Tag.nondeterministic_seeded in func.tags
+    ):
         return ()
     return tuple(
         position
         for position, argument in enumerate(func._schema.arguments)
-        if "number" in str(argument.type) or (position and str(argument.type) == "Tensor")
+        if "number" in str(argument.type)
+        or (position and str(argument.type) == "Tensor")
     )
 
 
@@ -205,7 +215,10 @@ def _lift(op: Op, args: tuple[Any, ...], positions: tuple[int, ...]) -> tuple[An
             lifted[position] = scalars.lift(arg)
         elif arg.__class__ is tuple:
             lifted[position] = tuple(
-                [scalars.lift(part) if scalars.is_number(part) else part for part in arg]
+                [
+                    scalars.lift(part) if scalars.is_number(part) else part
+                    for part in arg
+                ]
             )
     return tuple(lifted)
 

@@ -57,7 +57,9 @@ def is_number(component: Any) -> bool:
     return component.__class__ is int
 
 
-def should_lift(cache: dict[Any, Any], key: Any, numbers: tuple[Any, ...], where: Any) -> bool:
+def should_lift(
+    cache: dict[Any, Any], key: Any, numbers: tuple[Any, ...], where: Any
+) -> bool:
     """Decide whether the numbers of a new node become inputs.
 
     Args:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,13 +30,22 @@ from lazyrt.frontend.torch_compat import (
 from lazyrt.ir.live import Buffer, leaf_of, lock, pending
 from lazyrt.ir.node import Value
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
 
 def _zeros(size: Sequence[int], dtype: torch.dtype | None) -> Any:
     """New storage is zero: reading memory that was never written would not be reproducible."""
     record.check_default_dtype()
     dtype = dtype or torch.get_default_dtype()
-    fill = (bool, False) if dtype is torch.bool else (
-        0 if not dtype.is_floating_point and not dtype.is_complex else (float, "0.0")
+    fill = (
+        (bool, False)
+        if dtype is torch.bool
+        else (
+            0
+            if not dtype.is_floating_point and not dtype.is_complex
+            else (float, "0.0")
+        )
     )
     return functional(operation(aten.full.default), (tuple(size), fill, dtype))
 
@@ -71,7 +79,9 @@ def _strides_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
     return None if tensor.is_contiguous() else tuple(tensor.stride())
 
 
-def copy_(dst: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:  # noqa: FBT001, FBT002
+def copy_(
+    dst: torch.Tensor, src: torch.Tensor, non_blocking: bool = False
+) -> torch.Tensor:  # noqa: FBT001, FBT002
     """`aten.copy_`, in all directions."""
     if dst.device.type != DEVICE_TYPE:
         dst.copy_(reads.read(src, "copy_ to another device"))
@@ -95,7 +105,9 @@ def copy_(dst: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> t
     return dst
 
 
-def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:  # noqa: FBT001, FBT002
+def copy_from(
+    src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False
+) -> torch.Tensor:  # noqa: FBT001, FBT002
     """`aten._copy_from`: copy_ with its arguments the other way round."""
     return copy_(dst, src, non_blocking)
 
@@ -164,7 +176,10 @@ def lift_fresh(self: torch.Tensor) -> torch.Tensor:
 
 
 def as_strided(
-    self: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+    self: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    offset: int | None = None,
 ) -> torch.Tensor:
     """`aten.as_strided`: a view of the storage at the root, whatever `self` shows of it."""
     with lock:
@@ -176,15 +191,23 @@ def as_strided(
                 f"as_strided on storage with strides {base.type[2]} has no lowering. The "
                 "device keeps arrays in logical order. Call `.contiguous()` first."
             )
-        return make_view(base, aten.as_strided.default, (tuple(size), tuple(stride), start))
+        return make_view(
+            base, aten.as_strided.default, (tuple(size), tuple(stride), start)
+        )
 
 
 def unfold(self: torch.Tensor, dimension: int, size: int, step: int) -> torch.Tensor:
     """`aten.unfold`, as a strided view where the tensor's own layout allows it."""
     dim = dimension % max(self.dim(), 1)
-    if self.dim() == 0 or not self.is_contiguous() or state_of(self).base.type[2] is not None:
+    if (
+        self.dim() == 0
+        or not self.is_contiguous()
+        or state_of(self).base.type[2] is not None
+    ):
         with lock:
-            return make_view(state_of(self), aten.unfold.default, (dimension, size, step))
+            return make_view(
+                state_of(self), aten.unfold.default, (dimension, size, step)
+            )
     shape, strides = list(self.shape), list(self.stride())
     count = (shape[dim] - size) // step + 1
     return as_strided(
@@ -199,7 +222,10 @@ def split(self: torch.Tensor, size: int, dim: int = 0) -> list[torch.Tensor]:
     total = self.shape[dim]
     if size == 0 and total == 0:
         return [_slice(self, dim, 0, 0)]
-    return [_slice(self, dim, at, min(at + size, total)) for at in range(0, max(total, 1), size)]
+    return [
+        _slice(self, dim, at, min(at + size, total))
+        for at in range(0, max(total, 1), size)
+    ]
 
 
 def split_with_sizes(
@@ -223,7 +249,9 @@ def unbind(self: torch.Tensor, dim: int = 0) -> list[torch.Tensor]:
     count = self.shape[dim]
     with lock:
         state = state_of(self)
-        return [make_view(state, aten.select.int, (dim, index)) for index in range(count)]
+        return [
+            make_view(state, aten.select.int, (dim, index)) for index in range(count)
+        ]
 
 
 def _slice(self: torch.Tensor, dim: int, start: int, end: int) -> torch.Tensor:
@@ -304,7 +332,11 @@ class HostBytes:
         self._buffers: dict[Any, Buffer] = {}
 
     def tensor(
-        self, dtype: torch.dtype, offset: int, size: tuple[int, ...], stride: tuple[int, ...]
+        self,
+        dtype: torch.dtype,
+        offset: int,
+        size: tuple[int, ...],
+        stride: tuple[int, ...],
     ) -> torch.Tensor:
         """Return the lazy tensor that shows a part of the storage."""
         host = torch.empty(0, dtype=dtype).set_(self._storage, offset, size, stride)
@@ -376,4 +408,3 @@ SPECIAL: dict[str, Callable[..., Any]] = {
     "set_.source_Tensor": set_tensor_,
     "set_.source_Storage_storage_offset": set_storage_,
 }
-

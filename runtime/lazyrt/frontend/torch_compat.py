@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._tensor_str
 import torch.autograd.graph
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 DEVICE_TYPE = "lazyrt"
 
@@ -22,7 +24,9 @@ aten = torch.ops.aten
 create_empty_tensor: Callable[..., torch.Tensor] = torch._C._acc.create_empty_tensor
 sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-reshape_alias: Callable[..., torch.Tensor] = aten._reshape_alias.default._handle.redispatch_boxed
+reshape_alias: Callable[..., torch.Tensor] = (
+    aten._reshape_alias.default._handle.redispatch_boxed
+)
 DISPATCH_KEY = "PrivateUse1"
 AUTOCAST_KEY = "AutocastPrivateUse1"
 
@@ -82,7 +86,9 @@ def register_device(module: Any) -> None:
         def has_primary_context(self, _index: int) -> bool:
             return True
 
-    _setup_privateuseone_for_python_backend(DEVICE_TYPE, backend_module=module, hook=Hooks())
+    _setup_privateuseone_for_python_backend(
+        DEVICE_TYPE, backend_module=module, hook=Hooks()
+    )
 
 
 def operator_names() -> list[str]:
@@ -131,7 +137,10 @@ def patch_tensor_method(name: str, replacement: Callable[..., Any]) -> None:
     def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if type(self) in _PLAIN and self.device.type != DEVICE_TYPE:
             return original(self, *args, **kwargs)
-        if torch.overrides.has_torch_function_unary(self) or self.device.type != DEVICE_TYPE:
+        if (
+            torch.overrides.has_torch_function_unary(self)
+            or self.device.type != DEVICE_TYPE
+        ):
             return original(self, *args, **kwargs)
         return replacement(original, self, *args, **kwargs)
 
@@ -252,7 +261,11 @@ def patch_pickling(to_host: Callable[[torch.Tensor], torch.Tensor]) -> None:
             copy.grad = self.grad.__deepcopy__(memo)
         if type(self) in _PLAIN:
             copy.__dict__.update(
-                {name: value for name, value in self.__dict__.items() if name != "_lazyrt"}
+                {
+                    name: value
+                    for name, value in self.__dict__.items()
+                    if name != "_lazyrt"
+                }
             )
         memo[id(self)] = copy
         return copy
@@ -270,7 +283,7 @@ def register_checkpoint_location(
         return None
 
     def restore(storage: Any, location: str) -> Any:
-        if location.split(":")[0] != DEVICE_TYPE:
+        if location.split(":", maxsplit=1)[0] != DEVICE_TYPE:
             return None
         return to_device(storage)
 

@@ -18,11 +18,13 @@ only choose the order. A poor choice costs a compile and can never give a wrong 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lazyrt.ir.node import Leaf, Node, Value, iter_values
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 # Beyond this many equally coloured roots the order of arrival decides among them.
 _MAX_TIES = 32
@@ -64,7 +66,12 @@ class _Numbering:
         self.names: dict[Any, str] = {}
         self.nodes: list[Node] = []
         self.roots: list[Value] = []
-        self.leaves: dict[str, list[Leaf]] = {"data": [], "float": [], "int": [], "rng": []}
+        self.leaves: dict[str, list[Leaf]] = {
+            "data": [],
+            "float": [],
+            "int": [],
+            "rng": [],
+        }
         self.listing: list[str] = []
 
     def visit(self, root: Value) -> None:
@@ -97,9 +104,13 @@ class _Numbering:
         return f"{self.names[value.node]}.{value.index}"
 
     def finish(self) -> Canonical:
-        text = "\n".join((*self.listing, "return " + ",".join(map(self.name, self.roots))))
+        text = "\n".join(
+            (*self.listing, "return " + ",".join(map(self.name, self.roots)))
+        )
         fingerprint = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-        data, floats, ints, rng = (tuple(self.leaves[k]) for k in ("data", "float", "int", "rng"))
+        data, floats, ints, rng = (
+            tuple(self.leaves[k]) for k in ("data", "float", "int", "rng")
+        )
         return Canonical(
             fingerprint, tuple(self.nodes), tuple(self.roots), data, floats, ints, rng
         )
@@ -147,7 +158,9 @@ def _sorted_roots(roots: list[Value], numbering: _Numbering) -> Iterable[Value]:
         yield members[0]
 
 
-def _closest(members: list[Value], numbering: _Numbering, order: dict[Node, int]) -> Value:
+def _closest(
+    members: list[Value], numbering: _Numbering, order: dict[Node, int]
+) -> Value:
     """Return the root whose listing is smallest, given what has been numbered already."""
     if len(members) > _MAX_TIES:
         return members[0]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from lazyrt.ir.fingerprint import Canonical, canonicalise
 from lazyrt.ir.node import Leaf, Node, Value, iter_values, map_values, type_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from lazyrt.lowering.computation import Computation
 
 
@@ -49,9 +50,14 @@ class Graph:
     def to_text(self) -> str:
         """Return one line for each node: id, op, operands, type, and where it came from."""
         names = {leaf: _leaf_name(leaf) for leaf in self.parameters}
-        lines = [f"{names[leaf]} : {type_text(leaf.shape, leaf.dtype)}" for leaf in self.parameters]
+        lines = [
+            f"{names[leaf]} : {type_text(leaf.shape, leaf.dtype)}"
+            for leaf in self.parameters
+        ]
         lines += [_node_line(node, names) for node in self.nodes]
-        lines.append("return " + ", ".join(_reference(root, names) for root in self.roots))
+        lines.append(
+            "return " + ", ".join(_reference(root, names) for root in self.roots)
+        )
         return "\n".join(lines)
 
     def lower(self) -> Computation:
@@ -116,7 +122,11 @@ def _node_line(node: Node, names: dict[Leaf, str]) -> str:
     types = ", ".join(
         type_text(v.shape, v.dtype) if v is not None else "none" for v in node.outputs
     )
-    where = [part for part in (node.provenance.module, str(node.provenance.site or "")) if part]
+    where = [
+        part
+        for part in (node.provenance.module, str(node.provenance.site or ""))
+        if part
+    ]
     comment = f"  # {', '.join(where)}" if where else ""
     return f"%{node.id} = {node.op.name}({shown}) : {types}{comment}"
 

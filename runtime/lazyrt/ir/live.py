@@ -13,13 +13,15 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lazyrt.errors import LostValueError
 from lazyrt.ir.node import Leaf, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 lock = threading.RLock()
 

@@ -12,13 +12,15 @@ compared by identity.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from lazyrt.observe.events import Site
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from lazyrt.observe.events import Site
 
 LeafKind = Literal["data", "float", "int", "rng"]
 
@@ -134,7 +136,9 @@ class Node:
         "__weakref__", "args", "digest", "id", "op", "outputs", "provenance", "spec",
     )  # fmt: skip
 
-    def __init__(self, number: int, op: Op, args: tuple[Any, ...], provenance: Provenance) -> None:
+    def __init__(
+        self, number: int, op: Op, args: tuple[Any, ...], provenance: Provenance
+    ) -> None:
         self.id = number
         self.op = op
         self.args = args

@@ -57,4 +57,6 @@ class Computation:
         )
 
     def __repr__(self) -> str:
-        return f"<Computation {self.fingerprint[:12]} of {len(self._graph.nodes)} nodes>"
+        return (
+            f"<Computation {self.fingerprint[:12]} of {len(self._graph.nodes)} nodes>"
+        )

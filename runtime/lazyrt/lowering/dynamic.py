@@ -10,14 +10,16 @@ views depend; on the device, where arrays have no strides, it is the identity.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import torch
 from jax import lax
 
-from lazyrt.lowering.context import OpContext
 from lazyrt.lowering.registry import lowers
+
+if TYPE_CHECKING:
+    from lazyrt.lowering.context import OpContext
 
 _SCHEMAS = (
     "slice_at(Tensor self, int dim, Scalar start, int size) -> Tensor",
@@ -62,7 +64,9 @@ def _slice_scatter_at(ctx: OpContext, self: Any, src: Any, dim: int, start: Any)
 
 
 @lowers("lazyrt.select_scatter_at.default")
-def _select_scatter_at(ctx: OpContext, self: Any, src: Any, dim: int, index: Any) -> Any:
+def _select_scatter_at(
+    ctx: OpContext, self: Any, src: Any, dim: int, index: Any
+) -> Any:
     update = jnp.expand_dims(src.astype(self.dtype), dim)
     return lax.dynamic_update_slice_in_dim(self, update, index, dim)
 

@@ -8,12 +8,14 @@ text is an order of magnitude faster than re-interpreting the graph under `jax.j
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lazyrt.ir.fingerprint import Canonical
-from lazyrt.ir.node import Leaf, Node, Value
 from lazyrt.lowering.context import Aval
 from lazyrt.lowering.spec import jax_type
+
+if TYPE_CHECKING:
+    from lazyrt.ir.fingerprint import Canonical
+    from lazyrt.ir.node import Leaf, Node, Value
 
 _ELEMENT = {
     "float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16", "int64": "i64",
@@ -86,12 +88,18 @@ def interpret(graph: Canonical, *args: Any) -> list[Any]:
     return [values[root] for root in graph.roots]
 
 
-def _declare_arguments(graph: Canonical, names: dict[Any, str], lines: list[str]) -> str:
+def _declare_arguments(
+    graph: Canonical, names: dict[Any, str], lines: list[str]
+) -> str:
     arguments = []
     for number, leaf in enumerate(graph.data):
         names[leaf] = f"%p{number}"
         arguments.append(f"%p{number}: {_tensor_type(leaf)}")
-    for name, leaves in (("floats", graph.floats), ("ints", graph.ints), ("rng", graph.rng)):
+    for name, leaves in (
+        ("floats", graph.floats),
+        ("ints", graph.ints),
+        ("rng", graph.rng),
+    ):
         if not leaves:
             continue
         element = _element(leaves[0])
@@ -107,7 +115,11 @@ def _declare_arguments(graph: Canonical, names: dict[Any, str], lines: list[str]
 def _pick(source: str, vector: str, number: int, leaf: Leaf) -> list[str]:
     """Take one packed number, or one packed RNG state, out of its vector."""
     element = _element(leaf)
-    columns, row = (", 0:2", f"tensor<1x2x{element}>") if leaf.shape else ("", f"tensor<1x{element}>")
+    columns, row = (
+        (", 0:2", f"tensor<1x2x{element}>")
+        if leaf.shape
+        else ("", f"tensor<1x{element}>")
+    )
     name = f"{source}_{number}"
     return [
         f"{name}_row = stablehlo.slice {source} [{number}:{number + 1}{columns}] : "
@@ -138,13 +150,16 @@ def _location(node: Node) -> str:
         label = f"{label} (backward)"
     if origin.site is None:
         return f'loc("{_quoted(label)}")'
-    return f'loc("{_quoted(label)}"("{_quoted(origin.site.file)}":{origin.site.line}:0))'
+    return (
+        f'loc("{_quoted(label)}"("{_quoted(origin.site.file)}":{origin.site.line}:0))'
+    )
 
 
 def _quoted(text: str) -> str:
     """Escape text for an MLIR string literal."""
     return "".join(
-        f"\\{ord(char):02X}" if char in '"\\' or not char.isprintable() else char for char in text
+        f"\\{ord(char):02X}" if char in '"\\' or not char.isprintable() else char
+        for char in text
     )
 
 

@@ -8,19 +8,22 @@ a graph first needs it, and compiled by itself when a peek or eager mode first r
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
-import torch
 
-from lazyrt.errors import LazyRuntimeError
 from lazyrt import jax_compat
+from lazyrt.errors import LazyRuntimeError
 from lazyrt.ir.node import Leaf, Node, Value
 from lazyrt.lowering import dynamic  # noqa: F401 - registers its rules
 from lazyrt.lowering.context import Aval
 from lazyrt.lowering.dtypes import to_jax_dtype
 from lazyrt.lowering.evaluate import evaluate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
 
 
 class SpecFailure(Exception):  # noqa: N818 - a signal to the recorder
@@ -176,7 +179,9 @@ def _key(args: Any) -> Any:
     parts: list[Any] = []
     for arg in args:
         if isinstance(arg, Value):
-            parts.append((arg.shape, arg.dtype, arg.kind if isinstance(arg, Leaf) else ""))
+            parts.append(
+                (arg.shape, arg.dtype, arg.kind if isinstance(arg, Leaf) else "")
+            )
         elif arg.__class__ is tuple:
             parts.append(_key(arg))
         else:

@@ -19,8 +19,10 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 _log = logging.getLogger(__name__)
 
@@ -302,7 +304,9 @@ def emit(event: Event) -> None:
     """
     for subscription in _subscriptions:
         kinds = subscription.kinds
-        if not (isinstance(event, kinds) if kinds else not isinstance(event, OpRecorded)):
+        if not (
+            isinstance(event, kinds) if kinds else not isinstance(event, OpRecorded)
+        ):
             continue
         try:
             subscription.listener(event)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from lazyrt.ir.live import Buffer, Lost, live_buffers
 from lazyrt.ir.node import type_text
-from lazyrt.observe.events import Site
+
+if TYPE_CHECKING:
+    import torch
+
+    from lazyrt.observe.events import Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,11 @@ class LiveTensor:
 
 def live_tensors() -> list[LiveTensor]:
     """Return a record of each live tensor, largest first; holds none of them."""
-    found = [_describe(buffer) for buffer in live_buffers() if not isinstance(buffer.data, Lost)]
+    found = [
+        _describe(buffer)
+        for buffer in live_buffers()
+        if not isinstance(buffer.data, Lost)
+    ]
     return sorted(found, key=lambda tensor: -tensor.nbytes)
 
 

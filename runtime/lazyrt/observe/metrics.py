@@ -31,7 +31,9 @@ class Counters(Mapping[str, int]):
 
     def __sub__(self, earlier: Mapping[str, int]) -> Counters:
         """Return what was counted since `earlier`."""
-        return Counters({name: count - earlier.get(name, 0) for name, count in self.items()})
+        return Counters(
+            {name: count - earlier.get(name, 0) for name, count in self.items()}
+        )
 
     def __repr__(self) -> str:
         return f"Counters({self._counts})"
@@ -85,7 +87,9 @@ class Metrics:
             case events.FallbackUsed(op=op):
                 counts["cpu_fallbacks"] += 1
                 self.fallback_ops[op] = self.fallback_ops.get(op, 0) + 1
-            case events.TransferFinished(direction=direction, nbytes=size, duration_ns=duration):
+            case events.TransferFinished(
+                direction=direction, nbytes=size, duration_ns=duration
+            ):
                 counts[f"transfers_{direction}"] += 1
                 counts[f"bytes_{direction}"] += size
                 self._time(f"transfer {direction.replace('_', ' ')}", duration)
@@ -104,11 +108,15 @@ class Metrics:
             self.counts["disk_hits"] += 1
             self._time("load from disk", event.duration_ns)
             return
-        name = {"step": "compiles", "peek": "peek_compiles", "op": "op_compiles"}[event.purpose]
+        name = {"step": "compiles", "peek": "peek_compiles", "op": "op_compiles"}[
+            event.purpose
+        ]
         self.counts[name] += 1
         if event.purpose == "op":
             self.counts["peek_compiles"] += 1
-        self._time("compile" if event.purpose == "step" else "peek compile", event.duration_ns)
+        self._time(
+            "compile" if event.purpose == "step" else "peek compile", event.duration_ns
+        )
 
     def _time(self, name: str, duration_ns: int) -> None:
         timing = self.timings.get(name)
@@ -126,7 +134,10 @@ class Metrics:
         with self._lock:
             lines = ["lazyrt metrics", "", f"{'counter':<24}{'value':>12}"]
             lines += [f"{name:<24}{count:>12,}" for name, count in self.counts.items()]
-            lines += ["", f"{'phase':<24}{'count':>8}{'total ms':>12}{'mean ms':>10}{'max ms':>10}"]
+            lines += [
+                "",
+                f"{'phase':<24}{'count':>8}{'total ms':>12}{'mean ms':>10}{'max ms':>10}",
+            ]
             for name, timing in sorted(self.timings.items()):
                 total = timing.total_ns / 1e6
                 lines.append(
