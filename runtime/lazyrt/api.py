@@ -12,13 +12,13 @@ from lazyrt.frontend import device as _device
 from lazyrt.frontend import reads, record
 from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.provenance import user_site
-from lazyrt.frontend.torch_compat import DEVICE_TYPE
+from lazyrt.frontend.torch_compat import DEVICE_TYPE, is_lazy
 from lazyrt.ir.graph import Graph
 from lazyrt.ir.live import lock
 from lazyrt.observe import events, live_report
 from lazyrt.observe.metrics import Counters, metrics
 
-events.subscribe(metrics)
+events.subscribe(metrics, exact=False)
 _device.register()
 automatic.install()
 
@@ -62,7 +62,7 @@ def materialise(tensor: torch.Tensor) -> torch.Tensor:
 
 def is_pending(tensor: torch.Tensor) -> bool:
     """Return whether a lazy tensor has yet to be computed; False for other devices' tensors."""
-    if not isinstance(tensor, torch.Tensor) or tensor.device.type != DEVICE_TYPE:
+    if not is_lazy(tensor):
         return False
     with lock:
         return state_of(tensor).is_pending
@@ -147,4 +147,5 @@ def fallback(name: str) -> None:
 
 def metrics_report() -> str:
     """Return counters and timings as a text table."""
+    in_flight()  # counts the executions that have ended by now
     return metrics.report()

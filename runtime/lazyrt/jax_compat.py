@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import jaxlib
+import jaxlib.version
 import numpy as np
 from jax.experimental import serialize_executable
 from jax.extend.core import Primitive
@@ -25,8 +25,8 @@ from jaxlib.mlir.dialects import func as func_dialect
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# Fast compile tier of design/profiling.md: a quarter of the compile time, three times the
-# run time. Peeks and single ops use it.
+# The fast compile tier: a quarter of the compile time, three times the run time. Peeks and
+# single ops use it.
 FAST_OPTIONS: dict[str, Any] = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
@@ -38,7 +38,8 @@ Array = jax.Array
 
 def scope() -> contextlib.AbstractContextManager[None]:
     """Return a context in which 64-bit types keep their width, on this thread only."""
-    return jax.enable_x64(True)
+    context: contextlib.AbstractContextManager[None] = jax.enable_x64(new_val=True)
+    return context
 
 
 def device() -> Any:
@@ -58,7 +59,6 @@ class _Module:
         self.outs = outs
 
 
-@_splice.def_abstract_eval
 def _splice_types(*_: Any, module: _Module) -> Any:
     return [jax.core.ShapedArray(out.shape, out.dtype) for out in module.outs]
 
@@ -78,6 +78,7 @@ def _find_merge() -> Callable[..., str]:
 
 
 _merge = _find_merge()
+_splice.def_abstract_eval(_splice_types)
 mlir.register_lowering(_splice, _splice_lowering)
 
 
@@ -156,8 +157,14 @@ def platform_key() -> str:
     """Return what an executable on disk depends on besides its graph."""
     target = device()
     client = target.client
-    parts = (jax.__version__, jaxlib.__version__, client.platform, client.platform_version,
-             target.device_kind, _host_features())  # fmt: skip
+    parts = (
+        jax.__version__,
+        jaxlib.version.__version__,
+        client.platform,
+        client.platform_version,
+        target.device_kind,
+        _host_features(),
+    )
     return hashlib.blake2b(
         "|".join(map(str, parts)).encode(), digest_size=8
     ).hexdigest()
@@ -177,7 +184,8 @@ def _host_features() -> str:
 def put(array: np.ndarray[Any, Any]) -> Array:
     """Copy a NumPy array to the device; the copy never aliases the argument."""
     with scope():
-        return jax.device_put(np.array(array, copy=True), device())
+        data: Array = jax.device_put(np.array(array, copy=True), device())
+    return data
 
 
 def block(array: Array) -> None:

@@ -239,3 +239,24 @@ def test_compilers_of_torch_still_work_on_the_cpu():
     compiled = torch.compile(lambda v: v * 2 + 1, backend="eager")
 
     assert compiled(torch.ones(2)).tolist() == [3.0, 3.0]
+
+
+def test_a_print_that_fails_leaves_functorch_alone(monkeypatch):
+    from lazyrt.execution import peek
+
+    def energy(v):
+        return (v.sin() * v).sum()
+
+    def fail(*args):
+        raise KeyboardInterrupt
+
+    y = torch.ones(3, device=DEVICE) * 2.125
+    with monkeypatch.context() as patch:
+        patch.setattr(peek, "_cone", fail)
+        with pytest.raises(KeyboardInterrupt) as kept:
+            repr(y)
+    result = torch.func.vmap(torch.func.grad(energy))(torch.ones(3, 3))
+
+    assert result.shape == (3, 3)
+    assert kept.value.__traceback__ is not None
+    assert repr(y).startswith("tensor([2.1250")

@@ -22,7 +22,6 @@ DRAWS = {
     "randn_like": lambda: torch.randn_like(torch.ones(4, device=DEVICE)),
     "normal": lambda: torch.normal(torch.zeros(4, device=DEVICE), 1.0),
     "random_": lambda: torch.empty(4, device=DEVICE).random_(1000),
-    "rrelu": lambda: nn.functional.rrelu(-torch.ones(32, device=DEVICE), training=True),
     "trunc_normal_": lambda: nn.init.trunc_normal_(torch.empty(4, device=DEVICE)),
     "dropout1d": lambda: nn.functional.dropout1d(torch.ones(32, 2, device=DEVICE), 0.5),
     "rand-f64": lambda: torch.rand(4, dtype=torch.float64, device=DEVICE),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _after_optimizer_step(
-    optimizer: torch.optim.Optimizer, args: Any, kwargs: Any
+    optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any
 ) -> None:
     if depth() or not config.barrier_after_optimizer:
         return

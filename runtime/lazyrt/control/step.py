@@ -6,7 +6,7 @@ import functools
 import inspect
 import threading
 import time
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from lazyrt.errors import UsageError
 from lazyrt.execution.executor import barrier
@@ -52,7 +52,7 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`
         self.name = name
         self._starts: list[tuple[int, int]] = []
 
-    def __enter__(self) -> step:
+    def __enter__(self) -> Self:
         now = time.perf_counter_ns()
         self._starts.append((pending.number, now))
         _active.depth = depth() + 1
@@ -83,7 +83,7 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`
                     name=self.name,
                     failed=error is not None,
                     duration_ns=time.perf_counter_ns() - start,
-                )  # fmt: skip
+                )
             )
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:

@@ -13,7 +13,7 @@ import threading
 import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as StillRunning
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from lazyrt import jax_compat
 from lazyrt.config import config
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from lazyrt.ir.fingerprint import Canonical
-    from lazyrt.observe.events import Purpose
+    from lazyrt.observe.events import Purpose, Tier
 
 _POLL_S = 0.5
 _WORKERS = 2
@@ -120,8 +120,8 @@ def compile_graph(
         )
         try:
             return jax_compat.compile_text(text, ins, outs, donated, fast=fast)
-        except Exception as error:
-            return _compile_by_interpretation(graph, ins, donated, error, fast=fast)
+        except Exception as error:  # noqa: BLE001 - the second path decides
+            return _compile_by_interpretation(graph, donated, error)
 
     return _obtain(
         key, build, graph.fingerprint, len(graph.nodes), purpose, reason, fast=fast
@@ -174,7 +174,7 @@ def clear_memory() -> None:
 
 
 def _compile_by_interpretation(
-    graph: Canonical, ins: Any, donated: Any, first: Exception, *, fast: bool
+    graph: Canonical, donated: Sequence[int], first: Exception
 ) -> Any:
     try:
         return compile_interpreted(graph, donated)
@@ -206,13 +206,13 @@ def _job(
     key: str, build: Callable[[], Any], fingerprint: str, nodes: int, purpose: Purpose,
     reason: str, *, fast: bool,
 ) -> Callable[[], Any]:  # fmt: skip
-    tier: Any = "fast" if fast else "optimised"
+    tier: Tier = "fast" if fast else "optimised"
 
     def run() -> Any:
         start = time.perf_counter_ns()
         try:
             executable = cache.load(key)
-            source: Any = "disk"
+            source: Literal["xla", "disk"] = "disk"
             if executable is None:
                 source = "xla"
                 events.emit(
@@ -222,7 +222,7 @@ def _job(
                         tier=tier,
                         nodes=nodes,
                         time_ns=start,
-                    )  # fmt: skip
+                    )
                 )
                 executable = build()
             duration = time.perf_counter_ns() - start
@@ -242,7 +242,7 @@ def _job(
                 nodes=nodes,
                 duration_ns=duration,
                 reason=reason,
-            )  # fmt: skip
+            )
         )
         return executable
 
@@ -272,7 +272,7 @@ def _wait(
                 phase="compile",
                 nodes=nodes,
                 elapsed_ns=time.perf_counter_ns() - start,
-            )  # fmt: skip
+            )
         )
 
 

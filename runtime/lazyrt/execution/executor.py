@@ -34,6 +34,8 @@ from lazyrt.ir.node import Leaf, Value
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
     from lazyrt.observe.events import Site
 
 # References to an input's data that are the runtime's own: the list of inputs, the buffer, a
@@ -44,6 +46,9 @@ _MAX_RECENT = 32
 _MAX_SEEN = 100_000
 
 
+_Indices = np.ndarray[Any, Any] | None
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How to run one graph: the executable, and where its arguments and results belong.
@@ -52,14 +57,15 @@ class Plan:
         data: For each argument, the position of the input among `PendingStep.inputs`.
         floats, ints, rng: Likewise for packed numbers, as index arrays; None when empty.
         order: For each wanted value, its position among the results.
+        donated: How many arguments give up their memory.
     """
 
     executable: Any
     graph: Canonical
     data: tuple[int, ...]
-    floats: Any
-    ints: Any
-    rng: Any
+    floats: _Indices
+    ints: _Indices
+    rng: _Indices
     order: tuple[int, ...]
     donated: int
 
@@ -73,7 +79,7 @@ def barrier(cause: str, site: Site | None = None) -> bool:
     """Run everything that is pending; return whether there was anything to run.
 
     Args:
-        cause: Why, for events: `user`, `step end`, `read by .item()`, ...
+        cause: Why, for events: `mark_step()`, `end of step`, `read by .item()`, ...
         site: Where in the user's code.
     """
     with lock:
@@ -99,7 +105,7 @@ def barrier(cause: str, site: Site | None = None) -> bool:
                 roots=len(wanted),
                 executed=bool(wanted),
                 duration_ns=time.perf_counter_ns() - start,
-            )  # fmt: skip
+            )
         )
     return bool(wanted)
 
@@ -185,15 +191,14 @@ def _tell_captured(graph: Canonical, roots: int, start: int, *, hit: bool) -> No
             roots=roots,
             cache_hit=hit,
             duration_ns=time.perf_counter_ns() - start,
-        )  # fmt: skip
+        )
     )
 
 
 def _make_plan(wanted: dict[Value, int], donated: tuple[int, ...], start: int) -> Plan:
     graph = canonicalise(wanted)
-    positions = tuple(leaf.position for leaf in graph.data)
     given_up = frozenset(donated)
-    donated_args = [k for k, position in enumerate(positions) if position in given_up]
+    donated_args = [k for k, leaf in enumerate(graph.data) if leaf.position in given_up]
     key = compiler.graph_key(graph, donated_args, fast=False)
     known = compiler.lookup(key)
     _tell_captured(graph, len(wanted), start, hit=known is not None)
@@ -206,16 +211,23 @@ def _make_plan(wanted: dict[Value, int], donated: tuple[int, ...], start: int) -
             graph, donated_args, fast=False, purpose="step", reason=reason
         )
     _note(graph, key)
+    return plan_of(graph, executable, wanted, donated=len(donated_args))
+
+
+def plan_of(
+    graph: Canonical, executable: Any, wanted: Iterable[Value], *, donated: int = 0
+) -> Plan:
+    """Return how to run a graph's executable for the values `wanted`, roots of the graph."""
     rank = {root: k for k, root in enumerate(graph.roots)}
     return Plan(
-        executable,
-        graph,
-        positions,
-        _indices(graph.floats),
-        _indices(graph.ints),
-        _indices(graph.rng),
-        tuple(rank[value] for value in wanted),
-        len(donated_args),
+        executable=executable,
+        graph=graph,
+        data=tuple(leaf.position for leaf in graph.data),
+        floats=_indices(graph.floats),
+        ints=_indices(graph.ints),
+        rng=_indices(graph.rng),
+        order=tuple(rank[value] for value in wanted),
+        donated=donated,
     )
 
 
@@ -228,7 +240,7 @@ def _note(graph: Canonical, key: str) -> None:
         _seen.add(key)
 
 
-def _indices(leaves: tuple[Leaf, ...]) -> Any:
+def _indices(leaves: tuple[Leaf, ...]) -> _Indices:
     return np.array([leaf.position for leaf in leaves]) if leaves else None
 
 
@@ -262,16 +274,17 @@ def _run(plan: Plan) -> list[Any]:
             donated=plan.donated,
             time_ns=started,
             dispatch_ns=time.perf_counter_ns() - started,
-        )  # fmt: skip
+        )
     )
     watcher.watch(
-        token, fingerprint=graph.fingerprint, purpose="step", step=pending.number,
-        nodes=len(graph.nodes), started_ns=started,
+        token, fingerprint=graph.fingerprint, purpose="step", step=pending.number, started_ns=started,
     )  # fmt: skip
     return [results[rank] for rank in plan.order]
 
 
-def _commit(live: list[Buffer], wanted: dict[Value, int], results: Any) -> None:
+def _commit(
+    live: list[Buffer], wanted: dict[Value, int], results: Sequence[Any]
+) -> None:
     """Give every live buffer its data, and end the step."""
     inputs = pending.inputs
     for buffer in live:
@@ -303,11 +316,14 @@ def _type(buffer: Buffer, value: Value) -> Type:
     return buffer.meta or (value.shape, value.dtype, value.strides)
 
 
-_after_barrier: list[Any] = []
+_after_barrier: list[Callable[[], bool]] = []
 
 
-def on_crowded(forget: Any) -> None:
-    """Register what empties the tables of nodes: called with nothing pending."""
+def on_crowded(forget: Callable[[], bool]) -> None:
+    """Register what empties crowded tables of nodes, and returns whether it did.
+
+    It is called with nothing pending.
+    """
     _after_barrier.append(forget)
 
 

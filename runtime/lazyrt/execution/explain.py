@@ -90,8 +90,10 @@ def _state_became_input(graph: Canonical, before: Canonical) -> list[str]:
     )
     where = f" at {site}" if site else ""
     return [
-        f"state that the step before created{where} is an input from now on "
-        f"({_count(more, 'more input')}, {_count(gone, 'fewer creation')})"
+        (
+            f"state that the step before created{where} is an input from now on "
+            f"({_count(more, 'more input')}, {_count(gone, 'fewer creation')})"
+        )
     ]
 
 

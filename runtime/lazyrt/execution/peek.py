@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lazyrt import jax_compat
+from lazyrt.config import config
 from lazyrt.execution import compiler, watcher
-from lazyrt.execution.executor import Plan
+from lazyrt.execution.executor import Plan, pack_arguments, plan_of
 from lazyrt.ir.fingerprint import canonicalise
 from lazyrt.ir.live import lock, pending
 from lazyrt.ir.node import Leaf, Node, Value, iter_values
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
-    from lazyrt.observe.events import Site
+    from lazyrt.observe.events import Site, Strategy
 
 # Measured with `python -m benchmarks prints` on two cores: fast-tier compile of one op, the
 # same for each node of a slice, the fixed cost of a slice, and running one cached op.
@@ -54,7 +55,7 @@ def peek_value(value: Value, site: Site | None = None) -> Any:
             return known
         cone, reused = _cone(value)
         plan = _slices.get(value)
-        strategy: Any = "slice"
+        strategy: Strategy = "slice"
         if plan is not None or (not reused and _slice_is_cheaper(cone)):
             found = _run_slice(value, cone, plan)
         else:
@@ -108,16 +109,9 @@ def _run_slice(value: Value, cone: list[Node], plan: Plan | None) -> Any:
     if plan is None:
         graph = canonicalise([value])
         executable = compiler.compile_graph(graph, (), fast=True, purpose="peek")
-        data = tuple(leaf.position for leaf in graph.data)
-        numbers = [
-            np.array([leaf.position for leaf in leaves]) if leaves else None
-            for leaves in (graph.floats, graph.ints, graph.rng)
-        ]
         if len(_slices) > _MAX_SLICES:
             _slices.clear()
-        plan = _slices[value] = Plan(executable, graph, data, *numbers, (0,), 0)
-    from lazyrt.execution.executor import pack_arguments
-
+        plan = _slices[value] = plan_of(graph, executable, [value])
     args = pack_arguments(plan)
     started = time.perf_counter_ns()
     with jax_compat.scope():
@@ -180,8 +174,6 @@ def _last_uses(cone: list[Node], wanted: Value) -> dict[int, list[Value]]:
 
 def _remember(value: Value, data: Any) -> bool:
     """Keep a computed value for later peeks, within the stated budget."""
-    from lazyrt.config import config
-
     if value in pending.memo:
         return True
     if pending.memo_bytes + data.nbytes > config.peek_memo_bytes:
@@ -205,16 +197,21 @@ def _tell_execution(
             donated=0,
             time_ns=started,
             dispatch_ns=time.perf_counter_ns() - started,
-        )  # fmt: skip
+        )
     )
     watcher.watch(
-        token, fingerprint=fingerprint, purpose="peek", step=pending.number, nodes=nodes,
+        token, fingerprint=fingerprint, purpose="peek", step=pending.number,
         started_ns=started,
     )  # fmt: skip
 
 
 def _tell(
-    value: Value, strategy: Any, nodes: int, reused: int, start: int, site: Site | None
+    value: Value,
+    strategy: Strategy,
+    nodes: int,
+    reused: int,
+    start: int,
+    site: Site | None,
 ) -> None:
     events.emit(
         events.TensorMaterialised(
@@ -224,5 +221,5 @@ def _tell(
             reused=reused,
             duration_ns=time.perf_counter_ns() - start,
             site=site,
-        )  # fmt: skip
+        )
     )

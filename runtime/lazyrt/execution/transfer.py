@@ -13,7 +13,7 @@ from lazyrt import jax_compat
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
-    from lazyrt.observe.events import Site
+    from lazyrt.observe.events import Direction, Site
 
 
 def to_device(tensor: torch.Tensor, site: Site | None = None) -> Any:
@@ -43,7 +43,7 @@ def to_host(data: Any, dtype: torch.dtype, site: Site | None = None) -> torch.Te
     return tensor
 
 
-def _tell(direction: Any, nbytes: int, start: int, site: Site | None) -> None:
+def _tell(direction: Direction, nbytes: int, start: int, site: Site | None) -> None:
     if events.active():
         events.emit(
             events.TransferFinished(
@@ -51,5 +51,5 @@ def _tell(direction: Any, nbytes: int, start: int, site: Site | None) -> None:
                 nbytes=nbytes,
                 duration_ns=time.perf_counter_ns() - start,
                 site=site,
-            )  # fmt: skip
+            )
         )

@@ -1,14 +1,17 @@
-"""Knows when executions end, without making anybody wait and without holding their data.
+"""Knows when executions end, without holding their data.
 
-Each executable returns one scalar more than its graph has roots, ready when all of it is. A
-daemon thread waits for these scalars in order and tells listeners how long each took.
+Each executable returns one scalar more than its graph has roots, ready when all of it is.
+While a listener wants to know ends at once (a notebook's strip does), a daemon thread waits
+for these scalars in order. Otherwise nobody waits: ends are noticed at the next dispatch or
+wait, and no thread takes the interpreter from the one that records the next step.
 """
 
 from __future__ import annotations
 
-import queue
+import atexit
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     from lazyrt.observe.events import Purpose
 
 _POLL_S = 0.5
+_SHORT_POLL_S = 0.001
+_MAX_FAREWELL_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,73 +33,139 @@ class _Execution:
     fingerprint: str
     purpose: Purpose
     step: int
-    nodes: int
     started_ns: int
 
 
-_queue: queue.SimpleQueue[_Execution] = queue.SimpleQueue()
+_running: deque[_Execution] = deque()
 _changed = threading.Condition()
-_running = 0
+_idle_since = 0
 _thread: threading.Thread | None = None
 
 
 def watch(
-    token: Any,
-    *,
-    fingerprint: str,
-    purpose: Purpose,
-    step: int,
-    nodes: int,
-    started_ns: int,
+    token: Any, *, fingerprint: str, purpose: Purpose, step: int, started_ns: int
 ) -> None:
     """Follow an execution that was just dispatched."""
-    global _running, _thread
     with _changed:
-        _running += 1
-        if _thread is None or not _thread.is_alive():
-            _thread = threading.Thread(
-                target=_watch, name="lazyrt-watcher", daemon=True
-            )
-            _thread.start()
-    _queue.put(_Execution(token, fingerprint, purpose, step, nodes, started_ns))
+        _running.append(_Execution(token, fingerprint, purpose, step, started_ns))
+        if _has_thread():
+            _changed.notify_all()
+            return
+    _notice()
 
 
 def in_flight() -> int:
     """Return how many executions the device has not finished."""
-    return _running
+    if not _has_thread():
+        _notice()
+    return len(_running)
 
 
 def wait(timeout_s: float | None = None) -> bool:
     """Wait until the device is idle.
 
     Args:
-        timeout_s: Give up after this many seconds; None waits as long as it takes, shows
-            progress to listeners, and Ctrl-C ends the wait at once.
+        timeout_s: Give up after this many seconds; None waits as long as it takes, and
+            Ctrl-C ends the wait.
 
     Returns:
         Whether the device is idle; False when the time was up first.
     """
+    if _has_thread():
+        return _wait_for_thread(timeout_s)
+    if timeout_s is None:
+        for execution in list(_running):
+            _block(execution.token)
+        return in_flight() == 0
+    end = time.monotonic() + timeout_s
+    while in_flight():
+        if time.monotonic() >= end:
+            return False
+        time.sleep(_SHORT_POLL_S)
+    return True
+
+
+def wait_for(data: Any) -> None:
+    """Wait until one device array is computed; Ctrl-C ends the wait."""
+    if _has_thread():
+        start = time.perf_counter_ns()
+        pause = config.progress_after_s
+        with _changed:
+            while _running and not data.is_ready():
+                if not _changed.wait(pause):
+                    pause = _POLL_S
+                    _tell_progress(start)
+    jax_compat.block(data)
+
+
+def _has_thread() -> bool:
+    """Return whether the thread is there, starting it once somebody needs it."""
+    global _thread
+    if _thread is None and events.exact_ends_wanted():
+        _thread = threading.Thread(target=_follow, name="lazyrt-watcher", daemon=True)
+        _thread.start()
+    return _thread is not None
+
+
+def _wait_for_thread(timeout_s: float | None) -> bool:
     start = time.perf_counter_ns()
     with _changed:
         if timeout_s is not None:
-            return _changed.wait_for(lambda: _running == 0, timeout_s)
+            return _changed.wait_for(lambda: not _running, timeout_s)
         pause = config.progress_after_s
-        while not _changed.wait_for(lambda: _running == 0, pause):
+        while not _changed.wait_for(lambda: not _running, pause):
             pause = _POLL_S
             _tell_progress(start)
     return True
 
 
-def wait_for(data: Any) -> None:
-    """Wait until one device array is computed; Ctrl-C ends the wait at once."""
-    start = time.perf_counter_ns()
-    pause = config.progress_after_s
-    with _changed:
-        while _running and not data.is_ready():
-            if not _changed.wait(pause):
-                pause = _POLL_S
-                _tell_progress(start)
-    jax_compat.block(data)
+def _notice() -> None:
+    """Retire the executions that have ended by now, in order."""
+    while True:
+        with _changed:
+            if not _running or not _running[0].token.is_ready():
+                return
+            execution = _running.popleft()
+        _tell_end(execution, exact=False)
+
+
+def _follow() -> None:
+    """Wait for one execution after the other; the watcher thread."""
+    while True:
+        with _changed:
+            while not _running:
+                _changed.wait()
+            execution = _running[0]
+        _block(execution.token)
+        _tell_end(execution, exact=True)
+        with _changed:
+            if _running and _running[0] is execution:
+                _running.popleft()
+            _changed.notify_all()
+        del execution
+
+
+def _block(token: Any) -> None:
+    try:
+        jax_compat.block(token)
+    except Exception:  # noqa: BLE001, S110 - whoever reads the results gets the error
+        pass
+
+
+def _tell_end(execution: _Execution, *, exact: bool) -> None:
+    global _idle_since
+    now = time.perf_counter_ns()
+    started = max(execution.started_ns, _idle_since)
+    _idle_since = now
+    events.emit(
+        events.ExecuteFinished(
+            fingerprint=execution.fingerprint,
+            purpose=execution.purpose,
+            step=execution.step,
+            duration_ns=now - started,
+            exact=exact,
+        )
+    )
 
 
 def _tell_progress(start: int) -> None:
@@ -105,28 +176,11 @@ def _tell_progress(start: int) -> None:
             phase="execute",
             nodes=0,
             elapsed_ns=time.perf_counter_ns() - start,
-        )  # fmt: skip
+        )
     )
 
 
-def _watch() -> None:
-    global _running
-    idle_since = 0
-    while True:
-        execution = _queue.get()
-        try:
-            jax_compat.block(execution.token)
-        except Exception:  # noqa: BLE001, S110 - whoever reads the results gets the error
-            pass
-        now = time.perf_counter_ns()
-        started = max(execution.started_ns, idle_since)
-        idle_since = now
-        event = events.ExecuteFinished(
-            fingerprint=execution.fingerprint, purpose=execution.purpose, step=execution.step,
-            duration_ns=now - started,
-        )  # fmt: skip
-        del execution
-        events.emit(event)
-        with _changed:
-            _running -= 1
-            _changed.notify_all()
+@atexit.register
+def _finish() -> None:
+    """Let the device come to rest: a thread inside XLA while Python ends would abort it."""
+    wait(_MAX_FAREWELL_S)

@@ -60,10 +60,7 @@ class View:
         base = self.base
         if self._version == base.version and base.value is not None:
             return self._value
-        parent = self.parent.value
-        if parent is None:
-            parent = leaf_of(self.parent)  # type: ignore[arg-type]
-        self._value = functional(self.op, (parent, *self.args))
+        self._value = functional(self.op, (current_value(self.parent), *self.args))
         self._version = base.version
         return self._value
 
@@ -79,9 +76,7 @@ class View:
 
     def write(self, value: Value) -> None:
         """Give the aliased part of the base a new pending value."""
-        parent = self.parent.value
-        if parent is None:
-            parent = leaf_of(self.parent)  # type: ignore[arg-type]
+        parent = current_value(self.parent)
         self.parent.write(_inverse(self.op.name, parent, self.args, value))
         self._value = value
         self._version = self.base.version
@@ -97,8 +92,13 @@ def state_of(tensor: torch.Tensor) -> State:
 
 def value_of(tensor: torch.Tensor) -> Value:
     """Return the value that the next op reads from a lazy tensor."""
-    state = state_of(tensor)
+    return current_value(state_of(tensor))
+
+
+def current_value(state: State) -> Value:
+    """Return the value that the next op reads from a storage."""
     value = state.value
+    # Only a buffer has no value: then its data becomes an input of the step.
     return value if value is not None else leaf_of(state)  # type: ignore[arg-type]
 
 
@@ -116,13 +116,18 @@ def _inverse(name: str, parent: Value, args: tuple[Any, ...], value: Value) -> V
     return inverse(parent, args, value)
 
 
+def _recorded(func: torch._ops.OpOverload, *args: Any) -> Value:
+    value: Value = functional(operation(func), args)
+    return value
+
+
 def _reshape(parent: Value, _args: tuple[Any, ...], value: Value) -> Value:
-    return functional(operation(aten.reshape.default), (value, parent.shape))
+    return _recorded(aten.reshape.default, value, parent.shape)
 
 
 def _scatter(func: torch._ops.OpOverload) -> _Inverse:
     def inverse(parent: Value, args: tuple[Any, ...], value: Value) -> Value:
-        return functional(operation(func), (parent, value, *args))
+        return _recorded(func, parent, value, *args)
 
     return inverse
 
@@ -132,11 +137,11 @@ def _permute_back(_parent: Value, args: tuple[Any, ...], value: Value) -> Value:
     back = [0] * len(order)
     for position, dim in enumerate(order):
         back[dim % len(order)] = position
-    return functional(operation(aten.permute.default), (value, tuple(back)))
+    return _recorded(aten.permute.default, value, tuple(back))
 
 
 def _view_back(parent: Value, _args: tuple[Any, ...], value: Value) -> Value:
-    return functional(operation(aten.view.dtype), (value, parent.dtype))
+    return _recorded(aten.view.dtype, value, parent.dtype)
 
 
 def _expand_back(parent: Value, _args: tuple[Any, ...], value: Value) -> Value:
@@ -157,8 +162,8 @@ _INVERSES: dict[str, _Inverse] = {
         ),
         _reshape,
     ),
-    "aten.t.default": lambda _p, _a, v: functional(operation(aten.t.default), (v,)),
-    "aten.transpose.int": lambda _p, a, v: functional(operation(aten.transpose.int), (v, *a)),
+    "aten.t.default": lambda _p, _a, v: _recorded(aten.t.default, v),
+    "aten.transpose.int": lambda _p, a, v: _recorded(aten.transpose.int, v, *a),
     "aten.permute.default": _permute_back,
     "aten.expand.default": _expand_back,
     "aten.select.int": _scatter(aten.select_scatter.default),
@@ -166,10 +171,6 @@ _INVERSES: dict[str, _Inverse] = {
     "aten.diagonal.default": _scatter(aten.diagonal_scatter.default),
     "aten.as_strided.default": _scatter(aten.as_strided_scatter.default),
     "aten.view.dtype": _view_back,
-    "aten.view_as_real.default": lambda _p, _a, v: functional(
-        operation(aten.view_as_complex.default), (v,)
-    ),
-    "aten.view_as_complex.default": lambda _p, _a, v: functional(
-        operation(aten.view_as_real.default), (v,)
-    ),
+    "aten.view_as_real.default": lambda _p, _a, v: _recorded(aten.view_as_complex.default, v),
+    "aten.view_as_complex.default": lambda _p, _a, v: _recorded(aten.view_as_real.default, v),
 }  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from lazyrt.config import config
+from lazyrt.execution import watcher
 from lazyrt.execution.executor import barrier, on_crowded
 from lazyrt.execution.peek import forget_slices
 from lazyrt.frontend import device_guard, provenance, reads, record, special
@@ -25,10 +26,10 @@ from lazyrt.lowering.registry import rule_for
 # Left to torch: `detach` and `alias` share the storage and so its state; a Python kernel for
 # them would break `Parameter(t)`.
 _LEFT_TO_TORCH = frozenset(
-    """detach alias record_stream set_.source_Storage set_ is_pinned _pin_memory resize_as_
-    is_same_size _nested_tensor_size sym_size sym_stride contiguous _version
-    requires_grad_ size stride""".split()
-)
+    ("detach", "alias", "record_stream", "set_.source_Storage", "set_", "is_pinned",
+     "_pin_memory", "resize_as_", "is_same_size", "_nested_tensor_size", "sym_size",
+     "sym_stride", "contiguous", "_version", "requires_grad_", "size", "stride")
+)  # fmt: skip
 
 
 class DeviceModule:
@@ -96,10 +97,8 @@ class DeviceModule:
 
     def synchronize(self, device: Any = None) -> None:
         """Run what is pending and wait until the device is idle."""
-        from lazyrt.execution.watcher import wait
-
         barrier("torch.lazyrt.synchronize()", provenance.user_site(2))
-        wait()
+        watcher.wait()
 
 
 _libraries: list[torch.library.Library] = []
@@ -167,12 +166,17 @@ def _returns_tensors(func: torch._ops.OpOverload) -> bool:
     return all("Tensor" in str(result.type) for result in func._schema.returns)
 
 
-_CAST_DOWN = """mm bmm addmm addbmm baddbmm addmv mv linear matmul convolution conv1d conv2d conv3d
-    scaled_dot_product_attention prelu""".split()
-_CAST_UP = """log_softmax.int softmax.int layer_norm nll_loss nll_loss_nd mse_loss l1_loss
-    smooth_l1_loss exp log log10 log2 log1p expm1 pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar
-    rsqrt reciprocal acos asin cosh sinh tan sum sum.dim_IntList prod cumsum norm.Scalar
-    cross_entropy_loss binary_cross_entropy_with_logits group_norm""".split()
+_CAST_DOWN = (
+    "mm", "bmm", "addmm", "addbmm", "baddbmm", "addmv", "mv", "linear", "matmul", "convolution",
+    "conv1d", "conv2d", "conv3d", "scaled_dot_product_attention", "prelu",
+)  # fmt: skip
+_CAST_UP = (
+    "log_softmax.int", "softmax.int", "layer_norm", "nll_loss", "nll_loss_nd", "mse_loss",
+    "l1_loss", "smooth_l1_loss", "exp", "log", "log10", "log2", "log1p", "expm1",
+    "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "rsqrt", "reciprocal", "acos",
+    "asin", "cosh", "sinh", "tan", "sum", "sum.dim_IntList", "prod", "cumsum", "norm.Scalar",
+    "cross_entropy_loss", "binary_cross_entropy_with_logits", "group_norm",
+)  # fmt: skip
 
 
 def _register_autocast(library: torch.library.Library) -> None:

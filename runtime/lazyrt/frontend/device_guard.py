@@ -69,10 +69,11 @@ def _obstacle() -> str:
 def _install() -> None:
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     registry = (ctypes.c_void_p * _DEVICE_TYPES).in_dll(library, _REGISTRY)
-    if not registry[_META] or not registry[_PRIVATE_USE_1]:
+    meta = registry[_META]
+    if not meta or not registry[_PRIVATE_USE_1]:
         raise OSError("torch has registered no guard to start from")
     answer = _executable(_CODE[platform.machine()])
-    inherited = ctypes.cast(registry[_META], ctypes.POINTER(ctypes.c_void_p))[0]
+    inherited = ctypes.cast(meta, ctypes.POINTER(ctypes.c_void_p))[0]
     if inherited is None:
         raise OSError("the meta device's guard has no table")
     table = (ctypes.c_void_p * _TABLE_SIZE)(

@@ -97,7 +97,7 @@ def _takes_device(func: torch._ops.OpOverload) -> bool:
 def _describe(out: Any) -> Any:
     if isinstance(out, torch.Tensor):
         strides = None if out.is_contiguous() else tuple(out.stride())
-        return Result(tuple(out.shape), out.dtype, strides, out.storage_offset())
+        return Result(tuple(out.shape), out.dtype, strides, int(out.storage_offset()))
     if isinstance(out, (tuple, list)):
         return tuple([_describe(part) for part in out])
     return None
@@ -127,7 +127,7 @@ def decode(arg: Any, inner: Any) -> Any:
 
 
 def _type_key(args: Any) -> Any:
-    parts = []
+    parts: list[Any] = []
     for arg in args:
         if isinstance(arg, Value):
             if isinstance(arg, Leaf) and arg.kind in {"float", "int"}:

@@ -16,7 +16,7 @@ import torch
 from lazyrt.config import config
 from lazyrt.errors import DeviceError
 from lazyrt.frontend import record, scalars
-from lazyrt.frontend.buffers import State, View, state_of
+from lazyrt.frontend.buffers import State, View, current_value, state_of, value_of
 from lazyrt.frontend.fallback import run_on_cpu
 from lazyrt.frontend.infer import call_arguments, infer
 from lazyrt.frontend.record import FallbackNeeded, functional, miss, operation
@@ -44,10 +44,14 @@ from lazyrt.observe import events
 
 Kernel = Callable[..., Any]
 
-# Arguments that say where a result lives, not what it is.
 # View ops whose result may begin elsewhere in the storage.
 SHIFTS = frozenset(("aten.select.int", "aten.slice.Tensor", "aten.diagonal.default"))
+# Arguments that say where a result lives, not what it is.
 _PLACEMENT = frozenset(("device", "layout", "pin_memory", "generator", "non_blocking"))
+# Types of arguments that are their own key components.
+_AS_THEY_ARE = frozenset(
+    ("int", "Optional[int]", "str", "Optional[str]", "bool", "Optional[bool]")
+)
 
 
 def wrap(state: State, value: Value) -> torch.Tensor:
@@ -211,14 +215,7 @@ class _Source:
             return self._tensor(position, name)
         if argument.name in _PLACEMENT:
             return f"component({name})" if argument.name == "generator" else "None"
-        if kind in {
-            "int",
-            "Optional[int]",
-            "str",
-            "Optional[str]",
-            "bool",
-            "Optional[bool]",
-        }:
+        if kind in _AS_THEY_ARE:
             return name
         if kind in {"List[int]", "List[bool]"}:
             return f"tuple({name})"
@@ -256,7 +253,7 @@ class _Source:
         number = (
             f"float_leaf({name})"
             if self.in_place and position in self.liftable
-            else (f"scalar_key({name})")
+            else f"scalar_key({name})"
         )
         self.before += [
             f"if {name}.__class__ is float: {value} = {number}",
@@ -518,9 +515,10 @@ def _out_kernel(func: torch._ops.OpOverload, pure: torch._ops.OpOverload) -> Ker
     op = operation(pure)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        full = list(args)
-        for argument in arguments[len(args) :]:
-            full.append(kwargs.get(argument.name, argument.default_value))
+        full = [
+            *args,
+            *(kwargs.get(a.name, a.default_value) for a in arguments[len(args) :]),
+        ]
         with lock:
             parts = tuple([component(arg) for arg in full[:first_out]])
             key = (random_leaf(), *parts) if op.is_random else parts
@@ -531,8 +529,8 @@ def _out_kernel(func: torch._ops.OpOverload, pure: torch._ops.OpOverload) -> Ker
                     zip((a.name for a in arguments), full[:first_out], strict=False)
                 )
                 made = run_on_cpu(pure, [], pure_args, str(needed))
-                result = [state_of(t).value or leaf_of(state_of(t))  # type: ignore[arg-type]
-                          for t in (made if isinstance(made, (tuple, list)) else [made])]  # fmt: skip
+                made = made if isinstance(made, (tuple, list)) else [made]
+                result = [value_of(tensor) for tensor in made]
             values = list(result) if result.__class__ in (tuple, list) else [result]
             targets = [full[position] for position in outs]
             for target, value in zip(targets, values, strict=True):
@@ -584,10 +582,10 @@ def resize(tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
 # ------------------------------------------------------------------ views
 
 VIEW_OPS = frozenset(
-    """view transpose.int t permute select.int slice.Tensor unsqueeze squeeze squeeze.dim
-    squeeze.dims expand diagonal view.dtype unfold _reshape_alias view_as_real
-    view_as_complex""".split()
-)
+    ("view", "transpose.int", "t", "permute", "select.int", "slice.Tensor", "unsqueeze",
+     "squeeze", "squeeze.dim", "squeeze.dims", "expand", "diagonal", "view.dtype", "unfold",
+     "_reshape_alias", "view_as_real", "view_as_complex")
+)  # fmt: skip
 
 
 def view_kernel(func: torch._ops.OpOverload) -> Kernel:
@@ -623,10 +621,7 @@ def make_view(
 ) -> torch.Tensor:
     """Return a tensor that is a view of a storage, by recording the view op."""
     op = operation(func)
-    base = state.value
-    if base is None:
-        base = leaf_of(state)  # type: ignore[arg-type]
-    key = record.complete(op, (base, *args))
+    key = record.complete(op, (current_value(state), *args))
     value = functional(op, key)
     view = View(state, op, key[1:], value)
     track_offset(view, key)

@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 _MAX_STACK = 16
 _MAX_SEQUENCES = 100_000
 
-_library_roots = tuple(
-    str(Path(module.__file__).parent) + "/"
-    for name in ("torch",)
-    if (module := sys.modules.get(name)) is not None and module.__file__
-)
+_library_roots: tuple[str, ...] = (str(Path(torch.__file__).parent) + "/",)
 _OWN_ROOT = str(Path(__file__).parent.parent) + "/"
 _INTERNAL = ("<lazyrt ", "<frozen ", "<string>", "<__array_function__")
 
@@ -88,8 +84,7 @@ def called_by_package(depth: int = 1) -> bool:
         frame = frame.f_back
     if frame is None:
         return False
-    name = frame.f_code.co_filename
-    return "/site-packages/" in name or "/dist-packages/" in name
+    return _is_installed(frame.f_code.co_filename)
 
 
 def is_library(code: CodeType) -> bool:
@@ -98,10 +93,14 @@ def is_library(code: CodeType) -> bool:
     if known is None:
         name = code.co_filename
         known = name.startswith((*_library_roots, _OWN_ROOT, *_INTERNAL)) or (
-            "/site-packages/" in name or "/dist-packages/" in name or _is_stdlib(name)
+            _is_installed(name) or _is_stdlib(name)
         )
         _library_code[code] = known
     return known
+
+
+def _is_installed(name: str) -> bool:
+    return "/site-packages/" in name or "/dist-packages/" in name
 
 
 def _is_stdlib(name: str) -> bool:

@@ -17,7 +17,7 @@ from lazyrt.frontend import provenance
 from lazyrt.frontend.buffers import State, View, state_of, value_of
 from lazyrt.frontend.infer import call_arguments
 from lazyrt.frontend.torch_compat import is_lazy
-from lazyrt.ir.live import Buffer, Lost, lock, pending
+from lazyrt.ir.live import Buffer, Lost, exempt, lock, pending
 from lazyrt.ir.node import Leaf, Node, Value, type_text
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def require_lazy(tensor: object, caller: str) -> None:
     got = (
         f"a tensor on {tensor.device}"
         if isinstance(tensor, torch.Tensor)
-        else (f"{type(tensor).__name__} {tensor!r:.60}")
+        else f"{type(tensor).__name__} {tensor!r:.60}"
     )
     raise UsageError(
         f"{caller} got {got}, which is not on the lazy device, so nothing is pending for it. "
@@ -326,7 +326,6 @@ def stand_in(tensor: torch.Tensor) -> torch.Tensor:
     next barrier, which does not compute the stand-in; later reads raise LostValueError.
     """
     from lazyrt.frontend.kernels import wrap
-    from lazyrt.ir.live import exempt
 
     require_lazy(tensor, "stand_in()")
     with lock:

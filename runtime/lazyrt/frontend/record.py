@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
-from lazyrt.errors import UsageError
+from lazyrt.errors import NoLoweringError, UsageError
 from lazyrt.frontend import infer, provenance, scalars
 from lazyrt.frontend import positions as positions_of_slices
 from lazyrt.frontend.infer import Result
-from lazyrt.ir.live import float_leaf, lock, pending
+from lazyrt.ir.live import lock, pending
 from lazyrt.ir.node import Node, Op, Value
 from lazyrt.lowering.spec import SpecFailure, check_spec, spec_of
 from lazyrt.observe import events
 
 
-class FallbackNeeded(Exception):  # noqa: N818 - a signal between a kernel and its fallback
+class FallbackNeeded(NoLoweringError):  # noqa: N818 - a signal to the kernel that asked
     """The op cannot be lowered for these operands; carries the reason."""
 
 
@@ -35,10 +35,11 @@ _default_dtype = torch.get_default_dtype()
 # Ops in which a Python number only enters the arithmetic. Elsewhere it may decide a shape or
 # which formula is used, so it stays a constant.
 _ARITHMETIC = frozenset(
-    """add sub rsub mul div true_divide lerp addcmul addcdiv fill eq ne lt le gt ge remainder
-    fmod masked_fill where full full_like scalar_tensor clamp clamp_min clamp_max addmm addmv
-    addbmm baddbmm addr maximum minimum floor_divide pow""".split()
-)
+    ("add", "sub", "rsub", "mul", "div", "true_divide", "lerp", "addcmul", "addcdiv", "fill",
+     "eq", "ne", "lt", "le", "gt", "ge", "remainder", "fmod", "masked_fill", "where", "full",
+     "full_like", "scalar_tensor", "clamp", "clamp_min", "clamp_max", "addmm", "addmv", "addbmm",
+     "baddbmm", "addr", "maximum", "minimum", "floor_divide", "pow")
+)  # fmt: skip
 
 
 def operation(func: torch._ops.OpOverload) -> Op:
@@ -48,11 +49,6 @@ def operation(func: torch._ops.OpOverload) -> Op:
         op = _operations[func] = Op(func)
         _liftable[op] = _liftable_positions(func)
     return op
-
-
-def operations() -> list[Op]:
-    """Return every op that was recorded or registered so far."""
-    return list(_operations.values())
 
 
 def functional(op: Op, args: tuple[Any, ...]) -> Any:
@@ -221,11 +217,6 @@ def _lift(op: Op, args: tuple[Any, ...], positions: tuple[int, ...]) -> tuple[An
                 ]
             )
     return tuple(lifted)
-
-
-def input_float(number: float) -> Value:
-    """Return the value of a Python float that is an input from the start."""
-    return float_leaf(number)
 
 
 def note_recorded(result: Any) -> None:

@@ -9,10 +9,11 @@ import torch
 from lazyrt.errors import NoLoweringError
 from lazyrt.execution.transfer import to_device
 from lazyrt.frontend import reads, record
-from lazyrt.frontend.buffers import state_of, value_of
+from lazyrt.frontend.buffers import current_value, state_of, value_of
 from lazyrt.frontend.kernels import (
     component,
     emit,
+    functional_kernel,
     make_view,
     resize,
     view_kernel,
@@ -81,7 +82,7 @@ def _strides_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
 
 def copy_(
     dst: torch.Tensor, src: torch.Tensor, non_blocking: bool = False
-) -> torch.Tensor:  # noqa: FBT001, FBT002
+) -> torch.Tensor:
     """`aten.copy_`, in all directions."""
     if dst.device.type != DEVICE_TYPE:
         dst.copy_(reads.read(src, "copy_ to another device"))
@@ -107,7 +108,7 @@ def copy_(
 
 def copy_from(
     src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False
-) -> torch.Tensor:  # noqa: FBT001, FBT002
+) -> torch.Tensor:
     """`aten._copy_from`: copy_ with its arguments the other way round."""
     return copy_(dst, src, non_blocking)
 
@@ -290,12 +291,9 @@ def set_storage_(
             "set_() got a storage that lazyrt did not make. The device keeps no raw bytes. "
             "Copy a CPU tensor to the device instead."
         )
-    shape, dtype, strides = state.type
+    shape, _, strides = state.type
     if tuple(size) == shape and strides is None and offset == 0:
-        value = state.value
-        if value is None:
-            value = leaf_of(state)
-        self.data = wrap(state, value)
+        self.data = wrap(state, current_value(state))
     else:
         self.data = make_view(
             state.base, aten.as_strided.default, (tuple(size), tuple(stride), offset)
@@ -303,16 +301,19 @@ def set_storage_(
     return self
 
 
+_plain_batch_norm = functional_kernel(aten.native_batch_norm.default)
+
+
 def native_batch_norm(
     input: torch.Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any,  # noqa: A002
-    training: bool, momentum: float, eps: float,  # noqa: FBT001
+    training: bool, momentum: float, eps: float,
 ) -> Any:  # fmt: skip
     """`aten.native_batch_norm`, which updates the running statistics without its schema's word."""
     args = (input, weight, bias, running_mean, running_var, training, momentum, eps)
+    if not training or running_mean is None or running_var is None:
+        return _plain_batch_norm(*args)
     with lock:
         key = tuple([component(arg) for arg in args])
-        if not training or running_mean is None or running_var is None:
-            return emit(functional(operation(aten.native_batch_norm.default), key))
         legit = operation(aten._native_batch_norm_legit_functional.default)
         *results, mean, variance = functional(legit, key)
         write(running_mean, mean)

@@ -33,7 +33,7 @@ AUTOCAST_KEY = "AutocastPrivateUse1"
 
 def autograd_node() -> tuple[str, int] | None:
     """Return name and sequence number of the running backward node, None outside backward."""
-    node = torch._C._current_autograd_node()
+    node: Any = torch._C._current_autograd_node()  # the stub knows no None
     return None if node is None else (node.name(), node._sequence_nr())
 
 
@@ -51,8 +51,11 @@ def plain_dispatch() -> Iterator[None]:
         yield
 
 
-_AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | (
-    torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+_OWN_AUTOCAST_KEY = torch._C.DispatchKeySet(
+    torch._C.DispatchKey.AutocastPrivateUse1  # type: ignore[attr-defined]
+)
+_AUTOCAST_KEYS = _OWN_AUTOCAST_KEY | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.AutocastCPU
 )
 
 
@@ -63,11 +66,10 @@ def is_lazy(tensor: object) -> bool:
 
 def below_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function` running with the device's autocast switched off."""
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(keys):
+        with torch._C._ExcludeDispatchKeyGuard(_OWN_AUTOCAST_KEY):
             return function(*args, **kwargs)
 
     return call
@@ -76,7 +78,7 @@ def below_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
 def register_device(module: Any) -> None:
     """Make `lazyrt` a torch device whose ops are Python kernels; idempotent per process."""
 
-    class Hooks(torch._C._acc.PrivateUse1Hooks):  # type: ignore[misc, name-defined]
+    class Hooks(torch._C._acc.PrivateUse1Hooks):
         def is_available(self) -> bool:
             return True
 
@@ -113,7 +115,7 @@ def find_overload(name: str) -> torch._ops.OpOverload | None:
 
 def patch_printing(describe: Callable[[torch.Tensor, Callable[..., str]], str]) -> None:
     """Route `repr` of lazy tensors to `describe(tensor, original)`."""
-    original = torch._tensor_str._str_intern
+    original: Callable[..., str] = torch._tensor_str._str_intern
 
     @functools.wraps(original)
     def intern(inp: torch.Tensor, *, tensor_contents: str | None = None) -> str:
@@ -159,11 +161,11 @@ def patch_backward() -> None:
     original = torch.autograd.graph._engine_run_backward
 
     @functools.wraps(original)
-    def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if any(is_lazy(output) for output in outputs):
+    def run(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(is_lazy(output) for output in t_outputs):
             with torch.autograd.set_multithreading_enabled(False):
-                return original(outputs, *args, **kwargs)
-        return original(outputs, *args, **kwargs)
+                return original(t_outputs, *args, **kwargs)
+        return original(t_outputs, *args, **kwargs)
 
     torch.autograd.graph._engine_run_backward = run
     torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]
@@ -243,7 +245,7 @@ def patch_pickling(to_host: Callable[[torch.Tensor], torch.Tensor]) -> None:
     with `weights_only=True`.
     """
 
-    def reduce(original: Any, self: torch.Tensor, proto: int) -> Any:
+    def reduce(_original: Any, self: torch.Tensor, _proto: int) -> Any:
         value = to_host(self)
         state = (value, self.dtype, str(self.device), self.requires_grad)
         return (torch._utils._rebuild_device_tensor_from_cpu_tensor, state)

@@ -145,29 +145,27 @@ def _sorted_roots(roots: list[Value], numbering: _Numbering) -> Iterable[Value]:
     if len(roots) == 1:
         yield roots[0]
         return
-    colours, order = _colour(roots)
+    colours = _colour(roots)
     classes: dict[bytes, list[Value]] = {}
     for root in roots:
         classes.setdefault(colours[root], []).append(root)
     for colour in sorted(classes):
         members = classes[colour]
         while len(members) > 1:
-            chosen = _closest(members, numbering, order)
+            chosen = _closest(members, numbering)
             members.remove(chosen)
             yield chosen
         yield members[0]
 
 
-def _closest(
-    members: list[Value], numbering: _Numbering, order: dict[Node, int]
-) -> Value:
+def _closest(members: list[Value], numbering: _Numbering) -> Value:
     """Return the root whose listing is smallest, given what has been numbered already."""
     if len(members) > _MAX_TIES:
         return members[0]
-    return min(members, key=lambda root: _reach(root, numbering, order))
+    return min(members, key=lambda root: _reach(root, numbering))
 
 
-def _reach(root: Value, numbering: _Numbering, order: dict[Node, int]) -> list[str]:
+def _reach(root: Value, numbering: _Numbering) -> list[str]:
     """List the numbered things that a depth-first walk from `root` meets first."""
     met: list[str] = []
     seen: set[Any] = set()
@@ -188,7 +186,7 @@ def _reach(root: Value, numbering: _Numbering, order: dict[Node, int]) -> list[s
     return met
 
 
-def _colour(roots: list[Value]) -> tuple[dict[Value, bytes], dict[Node, int]]:
+def _colour(roots: list[Value]) -> dict[Value, bytes]:
     nodes = _topological(roots)
     from_above = _colour_from_above(roots, nodes)
     below: dict[Any, bytes] = {}
@@ -206,7 +204,7 @@ def _colour(roots: list[Value]) -> tuple[dict[Value, bytes], dict[Node, int]]:
         own = below[root.node] if root.node is not None else b"leaf"
         mine = from_above.get(root if root.node is None else root.node, b"")
         colours[root] = own + root.index.to_bytes(2, "little") + mine
-    return colours, {node: k for k, node in enumerate(nodes)}
+    return colours
 
 
 def _colour_from_above(roots: list[Value], nodes: list[Node]) -> dict[Any, bytes]:

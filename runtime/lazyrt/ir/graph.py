@@ -111,7 +111,7 @@ def _leaf_name(leaf: Leaf) -> str:
 
 def _reference(value: Value, names: dict[Leaf, str]) -> str:
     if value.node is None:
-        return names.get(value) or _leaf_name(value)  # type: ignore[call-overload, arg-type, no-any-return]
+        return names.get(value) or _leaf_name(value)  # type: ignore[call-overload, arg-type]
     suffix = f".{value.index}" if len(value.node.outputs) > 1 else ""
     return f"%{value.node.id}{suffix}"
 

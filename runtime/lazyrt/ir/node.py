@@ -55,7 +55,7 @@ class Provenance:
 class Op:
     """One functional ATen overload, with the table of its nodes."""
 
-    __slots__ = ("cache", "func", "is_random", "kept", "name", "schema", "token")
+    __slots__ = ("cache", "func", "is_random", "name", "schema", "token")
 
     def __init__(self, func: torch._ops.OpOverload, name: str | None = None) -> None:
         self.func = func
@@ -129,7 +129,7 @@ class Node:
         provenance: Who recorded it first.
         digest: 16 bytes that depend on the op, its constants and its operands' digests, and
             not on the numbering of leaves.
-        spec: What lowering knows of the op on operands of these types; filled on demand.
+        spec: What lowering knows of the op on operands of these types; the recorder fills it.
     """
 
     __slots__ = (
@@ -211,5 +211,5 @@ _SHORT = {
 
 
 def type_text(shape: tuple[int, ...], dtype: torch.dtype) -> str:
-    """Return a type as XLA spells it: `f32[2,3]`."""
+    """Return a type in short: `f32[2,3]`."""
     return f"{_SHORT.get(dtype, str(dtype))}[{','.join(map(str, shape))}]"

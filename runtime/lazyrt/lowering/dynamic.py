@@ -8,6 +8,9 @@ is an input and whose size stays a constant. They are ATen's slices otherwise.
 views depend; on the device, where arrays have no strides, it is the identity.
 """
 
+# A rule's parameters are those of the op's schema.
+# ruff: noqa: ARG001, ARG005
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any

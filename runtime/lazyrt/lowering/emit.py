@@ -122,8 +122,10 @@ def _pick(source: str, vector: str, number: int, leaf: Leaf) -> list[str]:
     )
     name = f"{source}_{number}"
     return [
-        f"{name}_row = stablehlo.slice {source} [{number}:{number + 1}{columns}] : "
-        f"({vector}) -> {row}",
+        (
+            f"{name}_row = stablehlo.slice {source} [{number}:{number + 1}{columns}] : "
+            f"({vector}) -> {row}"
+        ),
         f"{name} = stablehlo.reshape {name}_row : ({row}) -> {_tensor_type(leaf)}",
     ]
 

@@ -531,7 +531,12 @@ def batch_norm_no_training(
     eps: float,
 ) -> tuple[Any, ...]:
     rest = (False, momentum, eps)
-    return _batch_norm(ctx, x, weight, bias, running_mean, running_var, *rest)[:3]
+    found = _batch_norm(ctx, x, weight, bias, running_mean, running_var, *rest)[:3]
+    # In evaluation nobody reads the saved statistics; torch's types differ by device.
+    return tuple(
+        jnp.zeros(out.shape, value.dtype) if out and value.shape != out.shape else value
+        for value, out in zip(found, ctx.outs, strict=True)
+    )
 
 
 @lowers("aten._native_batch_norm_legit.no_stats")
@@ -561,7 +566,12 @@ def native_batch_norm(
     The schema of the op updates them in place; a front end that keeps them up to date
     records the functional form.
     """
-    return _batch_norm(ctx, x, weight, bias, running_mean, running_var, *rest)[:3]
+    found = _batch_norm(ctx, x, weight, bias, running_mean, running_var, *rest)[:3]
+    # In evaluation nobody reads the saved statistics; torch's types differ by device.
+    return tuple(
+        jnp.zeros(out.shape, value.dtype) if out and value.shape != out.shape else value
+        for value, out in zip(found, ctx.outs, strict=True)
+    )
 
 
 @lowers("aten.native_batch_norm_backward.default")

@@ -2,7 +2,7 @@
 
 A model of 24 equal layers has thousands of nodes and about a hundred specs. Each spec is
 checked abstractly when it is first recorded, turned into one private StableHLO function when
-a graph first needs it, and compiled by itself when a peek or eager mode first runs it.
+a graph first needs it, and compiled by itself when a peek first runs it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lazyrt.errors import LazyRuntimeError
 from lazyrt.ir.node import Leaf, Node, Value
 from lazyrt.lowering import dynamic  # noqa: F401 - registers its rules
 from lazyrt.lowering.context import Aval
-from lazyrt.lowering.dtypes import to_jax_dtype
+from lazyrt.lowering.dtypes import has_jax_dtype, to_jax_dtype
 from lazyrt.lowering.evaluate import evaluate
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Spec:
 
     @property
     def template(self) -> list[Any]:
-        """The arguments with a marker for each operand, for identity across processes."""
+        """The arguments with a marker for each operand: equal in all processes."""
         return self._args
 
     @property
@@ -113,6 +113,10 @@ class Spec:
             SpecFailure: It has no lowering, or the lowering refuses these operands.
         """
         if self._failure is None:
+            unknown = [str(a) for a in self.operands if not has_jax_dtype(a.dtype)]
+            if unknown:
+                self._failure = f"XLA has no type for {unknown[0]}"
+                raise SpecFailure(self._failure)
             try:
                 jax_compat.check_traceable(self.apply, self.signature)
                 self._failure = ""

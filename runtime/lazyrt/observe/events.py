@@ -19,7 +19,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 Purpose = Literal["step", "peek", "op"]
+Tier = Literal["optimised", "fast"]
+Direction = Literal["to_device", "to_host"]
+Strategy = Literal["ready", "memo", "slice", "op by op"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,7 @@ class CompileStarted(Event):
 
     fingerprint: str
     purpose: Purpose
-    tier: Literal["optimised", "fast"]
+    tier: Tier
     nodes: int
     time_ns: int
 
@@ -121,7 +124,7 @@ class CompileFinished(Event):
 
     fingerprint: str
     purpose: Purpose
-    tier: Literal["optimised", "fast"]
+    tier: Tier
     source: Literal["xla", "disk"]
     nodes: int
     duration_ns: int
@@ -158,19 +161,22 @@ class ExecuteFinished(Event):
     Attributes:
         duration_ns: From its start on the device (the later of its dispatch and the end of
             the execution before it) to its end.
+        exact: Whether the end was noticed at once. Without a listener to this event no
+            thread watches, and `duration_ns` runs until the next dispatch or wait.
     """
 
     fingerprint: str
     purpose: Purpose
     step: int
     duration_ns: int
+    exact: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferFinished(Event):
     """Bytes were copied between the host and the device."""
 
-    direction: Literal["to_device", "to_host"]
+    direction: Direction
     nbytes: int
     duration_ns: int
     site: Site | None = None
@@ -184,11 +190,11 @@ class TensorMaterialised(Event):
         strategy: `ready` (no computation), `memo` (an earlier peek's value), `slice` (the cone
             as one executable) or `op by op`.
         nodes: Nodes that were run.
-        reused: Nodes whose value was known from an earlier peek.
+        reused: Values that were known from an earlier peek.
     """
 
     node_id: int | None
-    strategy: Literal["ready", "memo", "slice", "op by op"]
+    strategy: Strategy
     nodes: int
     reused: int
     duration_ns: int
@@ -209,7 +215,7 @@ class BarrierFinished(Event):
     """Everything pending was executed.
 
     Attributes:
-        cause: `user`, `step end`, `read`, `optimizer step`, `pending limit`, `fallback`, ...
+        cause: `mark_step()`, `end of step`, `read by .item()`, `optimizer.step()`, ...
         executed: False for an empty barrier.
     """
 
@@ -253,9 +259,12 @@ op_listeners: list[Subscription] = []
 class Subscription:
     """A listener's registration; close it, or use it in `with`."""
 
-    def __init__(self, listener: Listener, kinds: tuple[type[Event], ...]) -> None:
+    def __init__(
+        self, listener: Listener, kinds: tuple[type[Event], ...], *, exact: bool
+    ) -> None:
         self.listener = listener
         self.kinds = kinds
+        self.exact = exact
 
     def close(self) -> None:
         """Stop listening; closing twice is harmless."""
@@ -265,7 +274,7 @@ class Subscription:
             if self in op_listeners:
                 op_listeners.remove(self)
 
-    def __enter__(self) -> Subscription:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -277,19 +286,35 @@ class Subscription:
         self.close()
 
 
-def subscribe(listener: Listener, *kinds: type[Event]) -> Subscription:
+def subscribe(
+    listener: Listener, *kinds: type[Event], exact: bool = True
+) -> Subscription:
     """Call `listener` with every event from now on, or with those of `kinds` only.
 
     Listening to `OpRecorded` costs 1 to 3 µs for each op; a subscription without `kinds`
     therefore gets every event but that one.
+
+    Args:
+        listener: Called on the thread that emits.
+        kinds: Classes of events.
+        exact: Whether `ExecuteFinished` must come at once, which takes a thread that waits.
     """
     global _subscriptions
-    subscription = Subscription(listener, kinds)
+    subscription = Subscription(listener, kinds, exact=exact)
     with _lock:
         _subscriptions = (*_subscriptions, subscription)
         if any(issubclass(OpRecorded, kind) for kind in kinds):
             op_listeners.append(subscription)
     return subscription
+
+
+def exact_ends_wanted() -> bool:
+    """Return whether a listener needs to know the ends of executions at once."""
+    return any(
+        subscription.exact
+        and (not subscription.kinds or issubclass(ExecuteFinished, subscription.kinds))
+        for subscription in _subscriptions
+    )
 
 
 def active() -> bool:
@@ -310,5 +335,5 @@ def emit(event: Event) -> None:
             continue
         try:
             subscription.listener(event)
-        except Exception:
+        except Exception:  # noqa: BLE001 - the step goes on
             _log.exception("a listener failed on %s", type(event).__name__)

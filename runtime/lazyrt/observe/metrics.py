@@ -80,8 +80,11 @@ class Metrics:
                 self._count_compile(event)
             case events.ExecuteStarted(purpose=purpose):
                 counts["executions" if purpose == "step" else "peek_executions"] += 1
-            case events.ExecuteFinished(purpose=purpose, duration_ns=duration):
-                self._time("execute" if purpose == "step" else "peek execute", duration)
+            case events.ExecuteFinished(
+                purpose=purpose, duration_ns=duration, exact=exact
+            ):
+                name = "execute" if purpose == "step" else "peek execute"
+                self._time(name if exact else f"{name}, at most", duration)
             case events.CacheHit():
                 counts["cache_hits"] += 1
             case events.FallbackUsed(op=op):
