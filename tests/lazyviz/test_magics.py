@@ -121,7 +121,7 @@ def test_live_groups_equal_tensors(lab):
 
 
 def test_step_shows_the_last_steps(lab):
-    assert printed(lab, "%lazy step").startswith("step  cell  ended by")
+    assert printed(lab, "%lazy step").lstrip().startswith("step  cell  ended by")
     run(lab, "y = x + 1\ny.sum().item()")
 
     lines = printed(lab, "%lazy step 1").splitlines()

@@ -83,7 +83,7 @@ def test_fallbacks_are_counted_by_op_and_place():
 
 
 @pytest.mark.parametrize(
-    ("strategy", "peeks"), [("slice", 1), ("op by op", 1), ("memo", 0), ("ready", 0)]
+    ("strategy", "peeks"), [("slice", 1), ("op by op", 1), ("memo", 0)]
 )
 def test_only_values_that_were_computed_count_as_peeks(strategy, peeks):
     tally = Tally()

@@ -66,11 +66,22 @@ def store(key: str, executable: Any) -> None:
     try:
         data = jax_compat.serialise(executable)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(data)
-        Path(file.name).replace(path)
+        _write(path, data)
     except Exception as error:  # noqa: BLE001 - a full disk must not stop a training run
         _log.warning("cannot write the executable cache file %s: %s", path, error)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file so that it appears whole or not at all."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        temporary = Path(file.name)
+        try:
+            file.write(data)
+            file.flush()
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 def clear() -> None:

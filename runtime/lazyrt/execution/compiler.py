@@ -121,21 +121,23 @@ def compile_graph(
         try:
             return jax_compat.compile_text(text, ins, outs, donated, fast=fast)
         except Exception as error:  # noqa: BLE001 - the second path decides
-            return _compile_by_interpretation(graph, donated, error)
+            return _compile_by_interpretation(graph, donated, error, fast=fast)
 
     return _obtain(
         key, build, graph.fingerprint, len(graph.nodes), purpose, reason, fast=fast
     )
 
 
-def compile_interpreted(graph: Canonical, donated: Sequence[int] = ()) -> Any:
+def compile_interpreted(
+    graph: Canonical, donated: Sequence[int] = (), *, fast: bool = True
+) -> Any:
     """Compile a graph by re-interpreting its rules under `jax.jit`: the second path."""
     import jax.numpy as jnp
 
     def main(*args: Any) -> Any:
         return [*interpret(graph, *args), jnp.zeros((), jnp.bool_)]
 
-    return jax_compat.compile_function(main, argument_types(graph), donated, fast=True)
+    return jax_compat.compile_function(main, argument_types(graph), donated, fast=fast)
 
 
 def compile_spec(spec: Spec) -> Any:
@@ -174,10 +176,10 @@ def clear_memory() -> None:
 
 
 def _compile_by_interpretation(
-    graph: Canonical, donated: Sequence[int], first: Exception
+    graph: Canonical, donated: Sequence[int], first: Exception, *, fast: bool
 ) -> Any:
     try:
-        return compile_interpreted(graph, donated)
+        return compile_interpreted(graph, donated, fast=fast)
     except Exception as second:
         raise LoweringError(
             f"XLA refused a graph of {len(graph.nodes)} nodes ({str(first)[:500]}). A lowering "

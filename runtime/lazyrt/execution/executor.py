@@ -116,6 +116,11 @@ def pending_roots() -> list[Value]:
         return list(_collect()[1])
 
 
+def clear_known_plans() -> None:
+    """Forget the quick look-up by values; the next step is found by its fingerprint."""
+    _plans.clear()
+
+
 def clear_plans() -> None:
     """Forget which executable belongs to which values; executables stay cached."""
     _plans.clear()

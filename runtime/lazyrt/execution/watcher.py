@@ -9,6 +9,7 @@ wait, and no thread takes the interpreter from the one that records the next ste
 from __future__ import annotations
 
 import atexit
+import contextlib
 import threading
 import time
 from collections import deque
@@ -146,10 +147,8 @@ def _follow() -> None:
 
 
 def _block(token: Any) -> None:
-    try:
+    with contextlib.suppress(Exception):  # whoever reads the results gets the error
         jax_compat.block(token)
-    except Exception:  # noqa: BLE001, S110 - whoever reads the results gets the error
-        pass
 
 
 def _tell_end(execution: _Execution, *, exact: bool) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from lazyrt.config import config
 from lazyrt.execution import watcher
-from lazyrt.execution.executor import barrier, on_crowded
+from lazyrt.execution.executor import barrier, clear_known_plans, on_crowded
 from lazyrt.execution.peek import forget_slices
 from lazyrt.frontend import device_guard, provenance, reads, record, special
 from lazyrt.frontend import torch_compat as compat
@@ -121,6 +121,8 @@ def register() -> int:
     _patch()
     compat.register_checkpoint_location(special.storage_to_device)
     on_crowded(_forget_if_crowded)
+    for forget in (reads.forget_checks, forget_slices, clear_known_plans):
+        record.on_new_run(forget)
     return count
 
 

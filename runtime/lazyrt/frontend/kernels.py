@@ -593,7 +593,11 @@ def view_kernel(func: torch._ops.OpOverload) -> Kernel:
     op = operation(func)
     source = _Source(func, op, in_place=False)
     rest = "".join(f"{part}, " for part in source.parts[1:])
-    source.scope["track"] = track_offset
+    source.scope.update(
+        track=track_offset,
+        wrap_view=wrap_view,
+        inferring=torch.is_inference_mode_enabled,
+    )
     return source.build(
         [
             "s = a0.untyped_storage()._lazyrt; v = s.value",
@@ -603,12 +607,22 @@ def view_kernel(func: torch._ops.OpOverload) -> Kernel:
             "r = cache.get(key)",
             "if r is None: r = miss(op, key)",
             "if listeners: note(r)",
-            "w = View(s, op, a, r); t = create(r.shape, r.dtype)",
+            "w = View(s, op, a, r)",
             "if s.offset or op.name in SHIFTS: track(w, key)",
+            "if inferring() and not a0.is_inference(): return wrap_view(w, r)",
+            "t = create(r.shape, r.dtype)",
             "t.untyped_storage()._lazyrt = w",
             "return t if r.strides is None else RA(CPU_KEYS, t, r.shape, r.strides)",
         ]
     )
+
+
+def wrap_view(view: View, value: Value) -> torch.Tensor:
+    """Return a view's tensor; that of a normal tensor is a normal one in inference mode, too."""
+    if not torch.is_inference_mode_enabled():
+        return wrap(view, value)
+    with torch.inference_mode(mode=False):
+        return wrap(view, value)
 
 
 def track_offset(view: View, key: tuple[Any, ...]) -> None:
@@ -625,7 +639,7 @@ def make_view(
     value = functional(op, key)
     view = View(state, op, key[1:], value)
     track_offset(view, key)
-    return wrap(view, value)
+    return wrap_view(view, value)
 
 
 def find_pure(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:

@@ -30,7 +30,8 @@ _INTERNAL = ("<lazyrt ", "<frozen ", "<string>", "<__array_function__")
 _cell_namer: Callable[[str], int | None] | None = None
 _library_code: dict[CodeType, bool] = {}
 _sites: dict[tuple[CodeType, int], Site] = {}
-_module_names: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, str]] = (
+_Names = weakref.WeakKeyDictionary[torch.nn.Module, str]
+_module_names: weakref.WeakKeyDictionary[torch.nn.Module, _Names] = (
     weakref.WeakKeyDictionary()
 )
 _forward_of: dict[int, Provenance] = {}
@@ -180,7 +181,9 @@ def _path(modules: list[torch.nn.Module]) -> str:
     if root is inner:
         return type(root).__name__
     names = _module_names.get(root)
-    if names is None or id(inner) not in names:
-        names = {id(module): name for name, module in root.named_modules()}
+    if names is None or inner not in names:
+        names = weakref.WeakKeyDictionary(
+            (module, name) for name, module in root.named_modules()
+        )
         _module_names[root] = names
-    return names.get(id(inner), type(inner).__name__)
+    return names.get(inner, type(inner).__name__)

@@ -6,7 +6,7 @@ only what was never seen is inferred, checked and given a provenance.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
@@ -19,6 +19,9 @@ from lazyrt.ir.live import lock, pending
 from lazyrt.ir.node import Node, Op, Value
 from lazyrt.lowering.spec import SpecFailure, check_spec, spec_of
 from lazyrt.observe import events
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class FallbackNeeded(NoLoweringError):  # noqa: N818 - a signal to the kernel that asked
@@ -254,6 +257,16 @@ def begin_run() -> None:
         for op in _operations.values():
             op.cache.clear()
         _interned = 0
+        for forget in _on_new_run:
+            forget()
+
+
+_on_new_run: list[Callable[[], None]] = []
+
+
+def on_new_run(forget: Callable[[], None]) -> None:
+    """Register what else remembers nodes, to be emptied when the tables are."""
+    _on_new_run.append(forget)
 
 
 def force_fallback(name: str) -> None:

@@ -221,7 +221,16 @@ def unfold(self: torch.Tensor, dimension: int, size: int, step: int) -> torch.Te
 def split(self: torch.Tensor, size: int, dim: int = 0) -> list[torch.Tensor]:
     """`aten.split.Tensor`: slices, each a view."""
     total = self.shape[dim]
-    if size == 0 and total == 0:
+    if size < 0:
+        raise RuntimeError(
+            f"split expects split_size be non-negative, but got split_size={size}"
+        )
+    if size == 0:
+        if total:
+            raise RuntimeError(
+                "split_size can only be 0 if dimension size is 0, but got dimension size of "
+                f"{total}"
+            )
         return [_slice(self, dim, 0, 0)]
     return [
         _slice(self, dim, at, min(at + size, total))

@@ -115,20 +115,23 @@ def find_overload(name: str) -> torch._ops.OpOverload | None:
 
 def patch_printing(describe: Callable[[torch.Tensor, Callable[..., str]], str]) -> None:
     """Route `repr` of lazy tensors to `describe(tensor, original)`."""
-    original: Callable[..., str] = torch._tensor_str._str_intern
+    original: Callable[..., str] = torch._tensor_str._str
 
+    # Not the inner function that formats: torch holds guards in its frame, which a traceback
+    # of a failed or interrupted peek would keep in force.
     @functools.wraps(original)
-    def intern(inp: torch.Tensor, *, tensor_contents: str | None = None) -> str:
-        if inp.device.type != DEVICE_TYPE or tensor_contents is not None:
-            return original(inp, tensor_contents=tensor_contents)
-        return describe(inp, original)
+    def text(self: torch.Tensor, *, tensor_contents: str | None = None) -> str:
+        if self.device.type != DEVICE_TYPE or tensor_contents is not None:
+            return original(self, tensor_contents=tensor_contents)
+        return describe(self, original)
 
-    torch._tensor_str._str_intern = intern
+    torch._tensor_str._str = text
 
 
 def contents_text(host: torch.Tensor) -> str:
     """Return the numbers of a CPU tensor as torch prints them inside `tensor(...)`."""
-    return str(torch._tensor_str._tensor_str(host, len("tensor(")))
+    with plain_dispatch():
+        return str(torch._tensor_str._tensor_str(host, len("tensor(")))
 
 
 def patch_tensor_method(name: str, replacement: Callable[..., Any]) -> None:

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 Purpose = Literal["step", "peek", "op"]
 Tier = Literal["optimised", "fast"]
 Direction = Literal["to_device", "to_host"]
-Strategy = Literal["ready", "memo", "slice", "op by op"]
+Strategy = Literal["memo", "slice", "op by op"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +187,8 @@ class TensorMaterialised(Event):
     """A peek computed one tensor's value and left the step as it was.
 
     Attributes:
-        strategy: `ready` (no computation), `memo` (an earlier peek's value), `slice` (the cone
-            as one executable) or `op by op`.
+        strategy: `memo` (an earlier peek's value), `slice` (the cone as one executable) or
+            `op by op`.
         nodes: Nodes that were run.
         reused: Values that were known from an earlier peek.
     """
