@@ -296,17 +296,19 @@ def _commit(
         value = buffer.value
         assert value is not None
         if value.node is not None:
-            buffer.store(results[wanted[value]], _type(buffer, value))
+            data = results[wanted[value]]
+            if buffer.meta is None:
+                buffer.store(data, _type(buffer, value))
+            else:  # what `store` does, for the parameters and states of every step
+                buffer.version += 1
+                buffer.data = data
+                buffer.value = None
         elif isinstance(value, Leaf) and buffer.data is not inputs[value.position]:
             buffer.store(inputs[value.position], _type(buffer, value))
     drop_stand_ins(
         "only a traceback held this tensor when its step was executed, so its value was not "
         "computed. Read it before the next barrier, or keep it in a variable."
     )
-    for buffer in pending.buffers:
-        if buffer.value is not None:
-            buffer.value = None
-            buffer.version += 1
     for owner in pending.owners.values():
         owned = owner()
         if owned is not None and owned.value is not None:
