@@ -266,7 +266,7 @@ def _run(plan: Plan) -> list[Any]:
     args = pack_arguments(plan)
     started = time.perf_counter_ns()
     with jax_compat.scope():
-        *results, token = plan.executable(*args)
+        *results, token = jax_compat.dispatcher(plan.executable)(*args)
     graph = plan.graph
     events.emit(
         events.ExecuteStarted(

@@ -115,7 +115,7 @@ def _run_slice(value: Value, cone: list[Node], plan: Plan | None) -> Any:
     args = pack_arguments(plan)
     started = time.perf_counter_ns()
     with jax_compat.scope():
-        found, token = plan.executable(*args)
+        found, token = jax_compat.dispatcher(plan.executable)(*args)
     _tell_execution(plan.graph.fingerprint, len(cone), len(args), token, started)
     _remember(value, found)
     return found
@@ -130,7 +130,7 @@ def _run_op_by_op(value: Value, cone: list[Node]) -> Any:
         for number, node in enumerate(cone):
             executable = compiler.compile_spec(node.spec)
             operands = [_operand(operand, values) for operand in node.operands]
-            results = iter(executable(*operands))
+            results = iter(jax_compat.dispatcher(executable)(*operands))
             for output in node.outputs:
                 if output is not None:
                     values[output] = next(results)
