@@ -10,6 +10,8 @@ from torch.nn import functional
 import lazyrt
 from tests.harness import DEVICE
 
+pytestmark = pytest.mark.slow
+
 
 def inputs(*shapes):
     return [

@@ -23,6 +23,8 @@ lazyrt.mark_step()
 
 PROBE = """
 import jax, jax.numpy as jnp
+
+pytestmark = pytest.mark.slow
 def probe():
     import torch
     return [

@@ -13,6 +13,8 @@ from lazyrt.frontend.buffers import state_of
 from lazyrt.ir import live
 from tests.harness import DEVICE
 
+pytestmark = pytest.mark.slow
+
 
 def usage():
     """Return everything that must not grow from step to step."""

@@ -9,6 +9,8 @@ import torch
 
 from tests.runtime.oracle import check, lowered
 
+pytestmark = pytest.mark.slow
+
 aten = torch.ops.aten
 
 

@@ -9,6 +9,8 @@ import torch
 
 from tests.runtime.oracle import Weak, check, lowered
 
+pytestmark = pytest.mark.slow
+
 aten = torch.ops.aten
 
 

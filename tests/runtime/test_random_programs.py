@@ -9,6 +9,8 @@ import lazyrt
 from lazyrt.config import config
 from tests.harness import DEVICE
 
+pytestmark = pytest.mark.slow
+
 SIZE = 24
 
 
