@@ -9,6 +9,8 @@ from torch import nn
 import lazyrt
 from tests.harness import DEVICE, run_python
 
+pytestmark = pytest.mark.slow
+
 USE = """
 import torch, lazyrt
 x = torch.ones(3, device="lazyrt", requires_grad=True)
@@ -23,8 +25,6 @@ lazyrt.mark_step()
 
 PROBE = """
 import jax, jax.numpy as jnp
-
-pytestmark = pytest.mark.slow
 def probe():
     import torch
     return [
