@@ -47,18 +47,24 @@ def _bounds(size: int, start: int | None, end: int | None) -> tuple[int, int]:
     return first, max(last, first)
 
 
-def _slice(args: tuple[Any, ...]) -> Any:
-    value, dim, start, end, step = args
+def _part(
+    value: Value, dim: int, start: int | None, end: int | None, step: int
+) -> tuple[int, int] | None:
+    """Return start and size of a slice that has a position: neither empty nor all, step 1."""
     if step != 1 or not value.shape:
         return None
     first, last = _bounds(value.shape[dim], start, end)
-    if last - first in {0, value.shape[dim]}:
+    size = last - first
+    return None if size in {0, value.shape[dim]} else (first, size)
+
+
+def _slice(args: tuple[Any, ...]) -> Any:
+    value, dim, *rest = args
+    part = _part(value, dim, *rest)
+    if part is None:
         return None
-    return (
-        first,
-        (dim, last - first),
-        lambda at: (dynamic.slice_at, (value, dim, at, last - first)),
-    )
+    first, size = part
+    return first, (dim, size), lambda at: (dynamic.slice_at, (value, dim, at, size))
 
 
 def _select(args: tuple[Any, ...]) -> Any:
@@ -70,15 +76,14 @@ def _select(args: tuple[Any, ...]) -> Any:
 
 
 def _slice_scatter(args: tuple[Any, ...]) -> Any:
-    value, src, dim, start, end, step = args
-    if step != 1:
+    value, src, dim, *rest = args
+    part = _part(value, dim, *rest)
+    if part is None:
         return None
-    first, last = _bounds(value.shape[dim], start, end)
-    if last - first in {0, value.shape[dim]}:
-        return None
+    first, size = part
     return (
         first,
-        (dim, last - first),
+        (dim, size),
         lambda at: (dynamic.slice_scatter_at, (value, src, dim, at)),
     )
 
