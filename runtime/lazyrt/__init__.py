@@ -38,6 +38,7 @@ from lazyrt.api import (
     pending_graph,
     plan,
     reset_counters,
+    short_metrics_report,
     snapshot,
     stand_in,
     sync,
@@ -50,10 +51,12 @@ from lazyrt.ir.graph import Graph
 from lazyrt.lowering.registry import lowers
 from lazyrt.observe.events import subscribe
 from lazyrt.observe.live_report import LiveTensor
+from lazyrt.observe.metrics import watch_executions
 
 __all__ = [
     "Graph", "LazyRuntimeError", "LiveTensor", "activity", "begin_cell", "clear_caches", "config",
     "counters", "device", "errors", "fallback", "in_flight", "is_pending", "live_tensors",
     "lowers", "mark_step", "materialise", "metrics_report", "pending_graph", "plan",
-    "reset_counters", "snapshot", "stand_in", "step", "subscribe", "sync", "wait",
+    "reset_counters", "short_metrics_report", "snapshot", "stand_in", "step", "subscribe", "sync",
+    "wait", "watch_executions",
 ]  # fmt: skip

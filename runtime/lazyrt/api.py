@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any, Literal, overload
+
 import torch
 
 from lazyrt.control import automatic
+from lazyrt.errors import UsageError
 from lazyrt.execution import cache, compiler, watcher
 from lazyrt.execution.executor import barrier, clear_plans, pending_roots
 from lazyrt.execution.peek import forget_slices
@@ -17,6 +20,12 @@ from lazyrt.ir.graph import Graph
 from lazyrt.ir.live import lock
 from lazyrt.observe import events, live_report
 from lazyrt.observe.metrics import Counters, metrics
+from lazyrt.observe.series import PERCENTILES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from lazyrt.observe.report import Report
 
 events.subscribe(metrics, exact=False)
 _device.register()
@@ -145,7 +154,67 @@ def fallback(name: str) -> None:
     record.force_fallback(name)
 
 
-def metrics_report() -> str:
-    """Return counters and timings as a text table."""
+@overload
+def metrics_report(
+    form: Literal["text", "json", "html"] = "text",
+    *,
+    legacy: bool = False,
+    percentiles: Iterable[float] = PERCENTILES,
+) -> str: ...
+@overload
+def metrics_report(
+    form: Literal["dict"],
+    *,
+    legacy: bool = False,
+    percentiles: Iterable[float] = PERCENTILES,
+) -> dict[str, Any]: ...
+def metrics_report(
+    form: str = "text",
+    *,
+    legacy: bool = False,
+    percentiles: Iterable[float] = PERCENTILES,
+) -> str | dict[str, Any]:
+    """Return all metrics and counters since the last reset.
+
+    The text has the format of torch_xla's report, with correct durations; see `numbers`.
+    `TotalSamples` and `Accumulator` are over everything, the rest over the latest 1,024
+    samples. `lazyviz.parse_report` reads it, and old reports, back.
+
+    Args:
+        form: `text`, `dict` (plain data with the line and the graph of the largest sample),
+            `json` (the same) or `html` (two tables).
+        legacy: Whether to round durations as wrongly as the original does; text only.
+        percentiles: Shares between 0 and 1.
+
+    Raises:
+        UsageError: There is no such form, or a share is not between 0 and 1.
+    """
+    return _report(percentiles).as_form(form, legacy=legacy)
+
+
+def short_metrics_report(
+    counter_names: Iterable[str] | None = None,
+    metric_names: Iterable[str] | None = None,
+    *,
+    legacy: bool = False,
+) -> str:
+    """Return a report of a few names, and of every op that ran on the CPU.
+
+    Args:
+        counter_names: None for `CachedCompile` and `MarkStep`.
+        metric_names: None for the times of compiles, executions and transfers.
+        legacy: Whether to round durations as wrongly as torch_xla does.
+    """
+    return _report(PERCENTILES).short(counter_names, metric_names).text(legacy=legacy)
+
+
+def _report(percentiles: Iterable[float]) -> Report:
+    shares = tuple(percentiles)
+    wrong = [share for share in shares if not 0 < share < 1]
+    if wrong:
+        raise UsageError(
+            f"metrics_report() got the percentile {wrong[0]!r}, which is not between 0 and 1. "
+            "Give shares: 0.95 for the 95th percentile."
+        )
     in_flight()  # counts the executions that have ended by now
-    return metrics.report()
+    return metrics.report(shares)

@@ -32,12 +32,14 @@ NAMES = [
     "pending_graph",
     "plan",
     "reset_counters",
+    "short_metrics_report",
     "snapshot",
     "stand_in",
     "step",
     "subscribe",
     "sync",
     "wait",
+    "watch_executions",
 ]
 
 

@@ -1,9 +1,20 @@
+import dataclasses
+import json
+import re
+import statistics
+from xml.etree import ElementTree as ET
+
+import pytest
 import torch
 
 import lazyrt
+from lazyrt.errors import UsageError
 from lazyrt.observe import events
 from lazyrt.observe.metrics import NAMES, Counters, Metrics
+from lazyrt.observe.series import Sample, Series, summarise
 from tests.harness import DEVICE, cold_start
+
+SITE = events.Site(file="/home/me/train.py", line=7, function="train")
 
 
 def test_counters_start_at_zero_and_are_a_frozen_mapping():
@@ -52,23 +63,200 @@ def test_compiles_are_counted_by_purpose_and_source():
     assert (counts["op_compiles"], counts["disk_hits"]) == (1, 1)
 
 
-def test_the_report_is_a_table_of_counters_timings_and_fallbacks():
+def sampled(*values, unit="ns", times=None):
+    """Return metrics with one series of the given values."""
     metrics = Metrics()
-    metrics(compiled(duration_ns=2_000_000))
-    metrics(compiled(duration_ns=4_000_000))
+    series = metrics._series["CompileTime"] = Series(unit)
+    for number, value in enumerate(values):
+        series.add(Sample(times[number] if times else number * 10**9, value))
+    return metrics
+
+
+def test_s0_20_the_report_has_the_form_of_the_original():
+    metrics = sampled(21_109_436, 27_160_091, 39_982_515, times=[0, 5 * 10**8, 10**9])
+    metrics(events.FallbackUsed(op="aten.nonzero.default", reason="r", site=None))
+    metrics(events.CacheHit(fingerprint="f", step=1))
+
+    assert metrics.report().text(legacy=True) == (
+        "Metric: CompileTime\n"
+        "  TotalSamples: 3\n"
+        "  Accumulator: 088ms252.042us\n"
+        "  Mean: 029ms417.347us\n"
+        "  StdDev: 008ms868.489us\n"
+        "  Rate: 3 / second\n"
+        "  Percentiles: 25%=021ms109.436us; 50%=027ms160.091us; 80%=040ms982.515us; "
+        "90%=040ms982.515us; 95%=040ms982.515us; 99%=040ms982.515us\n"
+        "Counter: CachedCompile\n"
+        "  Value: 1\n"
+        "Counter: aten::nonzero\n"
+        "  Value: 1\n"
+    )
+
+
+def test_s0_20_the_exact_report_differs_in_its_durations_and_says_so():
+    text = sampled(500_600_000).report().text()
+
+    assert "Accumulator: 500ms600.000us" in text
+    assert "  Rate:" not in text  # one sample has none, as in the original
+    assert text.endswith("Counter: lazyrt::exact_durations\n  Value: 1\n")
+    assert "Accumulator: 501ms600.000us" in sampled(500_600_000).report().text(
+        legacy=True
+    )
+
+
+def test_s0_20_the_originals_own_comparison_reads_the_report():
+    """The two expressions with which torch_xla's comparison of reports reads them."""
+    metric = r"Metric: (\S+)\s+TotalSamples: (\d+)\s+Accumulator: (\S+)"
+    counter = r"Counter: (\S+)\s+Value: (\d+)"
+    metrics = sampled(1_500_000, 2_500_000)
+    metrics(events.CacheHit(fingerprint="f", step=1))
+    text = metrics.report().text()
+
+    assert re.findall(metric, text) == [("CompileTime", "2", "004ms000.000us")]
+    assert re.findall(counter, text)[0] == ("CachedCompile", "1")
+
+
+def test_f4_mean_spread_and_percentiles_are_over_the_latest_samples():
+    values = [10**9] * 500 + list(range(1024))
+    summary = summarise(sampled(*values)._series["CompileTime"])
+
+    assert (summary.total_samples, summary.window) == (1524, 1024)
+    assert summary.accumulator == 500 * 10**9 + sum(range(1024))
+    assert summary.mean == pytest.approx(511.5)
+    assert summary.std_dev == pytest.approx(statistics.pstdev(range(1024)))
+    assert summary.rate == pytest.approx(1024 / 1023)
+    assert summary.percentiles == {
+        0.25: 256,
+        0.5: 512,
+        0.8: 819,
+        0.9: 921,
+        0.95: 972,
+        0.99: 1013,
+    }
+
+
+def test_plain_data_json_and_html_say_the_same():
+    metrics = sampled(1_000, 3_000)
+    metrics(events.FallbackUsed(op="aten.<b>.default", reason="r", site=SITE))
+    report = metrics.report()
+
+    plain = report.as_form("dict")
+
+    assert plain["metrics"]["CompileTime"]["all"]["accumulator"] == 4_000
+    assert plain["metrics"]["CompileTime"]["window"]["mean"] == 2_000
+    assert plain["fallbacks"] == {"aten.<b>.default": {"train.py:7": 1}}
+    assert json.loads(report.as_form("json")) == plain
+    page = report.as_form("html")
+    ET.fromstring(page)
+    assert "002.000us" in page
+    assert "<b>" not in page
+
+
+def test_a_sample_knows_its_graph_reason_and_line():
+    """S0.21: what a percentile is made of can be looked up."""
+    cold_start()
+    lazyrt.reset_counters()
+    x = torch.ones(3, device=DEVICE)
+    (x * 2).tolist()
+    lazyrt.wait()
+
+    window = lazyrt.metrics_report("dict")["metrics"]["CompileTime"]["window"]
+
+    assert window["slowest"]["graph"]
+    assert window["slowest"]["reason"] == "the first graph of this process"
+    (site,) = window["sites"]
+    assert site.startswith("test_metrics.py:")
+    executed = lazyrt.metrics_report("dict")["metrics"]["ExecuteTime"]["window"]
+    assert executed["slowest"]["site"] == site
+
+
+def test_the_names_are_those_of_the_original():
+    cold_start()
+    lazyrt.reset_counters()
+    x = torch.ones(3).to(DEVICE)
     for _ in range(2):
-        metrics(events.FallbackUsed(op="aten.nonzero.default", reason="r", site=None))
+        (x * 2).tolist()
+    with lazyrt.step():
+        y = x * 3
+    lazyrt.mark_step()
+    lazyrt.wait()
+
+    plain = lazyrt.metrics_report("dict")
+
+    samples = {name: m["all"]["samples"] for name, m in plain["metrics"].items()}
+    assert samples["CompileTime"] == 2
+    assert samples["ExecuteTime"] == 3
+    assert samples["TransferToDeviceTime"] == samples["OutboundData"] == 1
+    assert samples["TransferFromDeviceTime"] == samples["InboundData"] == 2
+    assert plain["metrics"]["InboundData"]["all"]["accumulator"] == 24
+    counters = plain["counters"]
+    assert counters["UncachedCompile"] == 2
+    assert counters["CachedCompile"] == 1
+    assert counters["ExecuteComputation"] == 3
+    assert counters["MarkStep"] == 2  # the reads are no marks
+    assert counters["lazyrt::barriers_by_read"] == 2
+    assert list(plain["read_barriers"].values()) == [2]
+    assert y.tolist() == [3.0] * 3
+
+
+def test_ends_of_executions_are_upper_bounds_unless_somebody_waits_for_them():
+    lazyrt.reset_counters()
+    metrics = Metrics()
+    ended = events.ExecuteFinished(
+        fingerprint="f", purpose="step", step=1, duration_ns=5, exact=False
+    )
+    metrics(ended)
+    metrics(dataclasses.replace(ended, exact=True))
+
+    report = metrics.report()
+
+    assert report.metrics["ExecuteTime"].upper_bounds == 1
+    assert report.counters["lazyrt::execute_time_upper_bounds"] == 1
+    with lazyrt.watch_executions():
+        (torch.ones(3, device=DEVICE) * 7).tolist()
+        lazyrt.wait()
+    assert "lazyrt::execute_time_upper_bounds" not in lazyrt.metrics_report()
+
+
+def test_a_short_report_has_the_named_ones_and_what_ran_on_the_cpu():
+    metrics = sampled(1_000)
     metrics(events.FallbackUsed(op="aten.unique.default", reason="r", site=None))
+    metrics(events.CacheHit(fingerprint="f", step=1))
+    metrics._add("lazyrt::StepTime", 5)
 
-    lines = metrics.report().splitlines()
+    short = metrics.report().short()
+    named = metrics.report().short(
+        ["CachedCompile"], ["XrtCompile", "lazyrt::StepTime"]
+    )
 
-    assert lines[0] == "lazyrt metrics"
-    assert ["compiles", "2"] in [line.split() for line in lines]
-    assert ["compile", "2", "6.0", "3.00", "4.0"] in [line.split() for line in lines]
-    assert lines[-2:] == [
-        f"{'aten.nonzero.default':<40}{2:>8}",
-        f"{'aten.unique.default':<40}{1:>8}",
-    ]
+    assert list(short.metrics) == ["CompileTime"]
+    assert dict(short.counters) == {"CachedCompile": 1, "aten::unique": 1}
+    assert list(named.metrics) == ["CompileTime", "lazyrt::StepTime"]
+    assert "Counter: MarkStep" not in lazyrt.short_metrics_report()
+
+
+def test_samples_are_found_by_the_originals_old_name():
+    metrics = sampled(5, 7)
+
+    found = metrics.samples("XrtCompile")
+
+    assert found is not None
+    assert found[:2] == (2, 12)
+    assert [sample.value for sample in found[2]] == [5, 7]
+    assert metrics.samples("NoSuchTime") is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"form": "yaml"}, "form='yaml'. It knows 'text', 'dict', 'json', 'html'"),
+        ({"form": "json", "legacy": True}, "Leave out one of the two"),
+        ({"percentiles": [95]}, "95, which is not between 0 and 1. Give shares"),
+    ],
+)
+def test_a_form_that_does_not_exist_is_refused(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        lazyrt.metrics_report(**arguments)
 
 
 def test_a_step_is_counted_as_it_happens():
@@ -91,7 +279,7 @@ def test_a_step_is_counted_as_it_happens():
     assert counts["transfers_to_host"] == 2
     assert counts["bytes_to_host"] == 24
     assert counts["cpu_fallbacks"] == 0
-    assert "peek execute" in lazyrt.metrics_report()
+    assert "Metric: lazyrt::PeekTime" in lazyrt.metrics_report()
 
 
 def test_a_reset_starts_again_and_keeps_the_caches():

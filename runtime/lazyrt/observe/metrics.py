@@ -1,17 +1,61 @@
-"""Counters and timings of the runtime: a listener like any other."""
+"""Counters and samples of the runtime: a listener like any other.
+
+Metrics that torch_xla has carry its names (`CompileTime`, `MarkStep`), the others the prefix
+`lazyrt::`. Each sample keeps its graph and, once the barrier or the read that caused it has
+told, the user's line.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from lazyrt.observe import events
+from lazyrt.observe.report import ALIASES, Report
+from lazyrt.observe.series import PERCENTILES, Sample, Series, summarise
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lazyrt.observe.events import Purpose, Site
+    from lazyrt.observe.series import Unit
 
 NAMES = (
     "compiles", "executions", "cache_hits", "disk_hits", "cpu_fallbacks", "peek_compiles",
     "peek_executions", "op_compiles", "transfers_to_device", "transfers_to_host",
     "bytes_to_device", "bytes_to_host", "barriers", "empty_barriers", "steps",
 )  # fmt: skip
+
+_ORIGINAL = {
+    "compiles": "UncachedCompile",
+    "cache_hits": "CachedCompile",
+    "executions": "ExecuteComputation",
+}
+# The report has these as metrics, or as one counter for each op.
+_NOT_REPEATED = frozenset(
+    ("transfers_to_device", "transfers_to_host", "bytes_to_device", "bytes_to_host",
+     "cpu_fallbacks")
+)  # fmt: skip
+_COMPILE_NAMES: dict[Purpose, str] = {
+    "step": "CompileTime",
+    "peek": "lazyrt::PeekCompileTime",
+    "op": "lazyrt::OpCompileTime",
+}
+_EXECUTE_NAMES: dict[Purpose, str] = {
+    "step": "ExecuteTime",
+    "peek": "lazyrt::PeekExecuteTime",
+    "op": "lazyrt::OpExecuteTime",
+}
+_TRANSFER_NAMES = {
+    "to_device": ("TransferToDeviceTime", "OutboundData"),
+    "to_host": ("TransferFromDeviceTime", "InboundData"),
+}
+# Barriers that nobody marked: the program read a value, or the runtime needed one.
+_UNMARKED = ("read by ", "CPU fallback of ", "more than ")
+_MAX_STEPS = 1024
 
 
 class Counters(Mapping[str, int]):
@@ -39,21 +83,6 @@ class Counters(Mapping[str, int]):
         return f"Counters({self._counts})"
 
 
-class Timing:
-    """Number, sum and extremes of the durations of one phase, in nanoseconds."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.total_ns = 0
-        self.max_ns = 0
-
-    def add(self, duration_ns: int) -> None:
-        """Count one duration."""
-        self.count += 1
-        self.total_ns += duration_ns
-        self.max_ns = max(self.max_ns, duration_ns)
-
-
 class Metrics:
     """Listens to every event and counts."""
 
@@ -65,8 +94,14 @@ class Metrics:
         """Start again from zero."""
         with self._lock:
             self.counts = dict.fromkeys(NAMES, 0)
-            self.timings: dict[str, Timing] = {}
-            self.fallback_ops: dict[str, int] = {}
+            self._series: dict[str, Series] = {}
+            self._marks = 0
+            self._read_barriers: Counter[str] = Counter()
+            self._fallbacks: dict[str, Counter[str]] = {}
+            self._sites: dict[int, Site | None] = {}
+            self._waiting: dict[int, list[Sample]] = {}
+            self._compiled: list[Sample] = []
+            self._peeked: list[Sample] = []
 
     def __call__(self, event: events.Event) -> None:
         """Count one event."""
@@ -78,80 +113,175 @@ class Metrics:
         match event:
             case events.CompileFinished():
                 self._count_compile(event)
-            case events.ExecuteStarted(purpose=purpose):
-                counts["executions" if purpose == "step" else "peek_executions"] += 1
-            case events.ExecuteFinished(
-                purpose=purpose, duration_ns=duration, exact=exact
+            case events.ExecuteStarted(
+                purpose=purpose, fingerprint=graph, dispatch_ns=ns
             ):
-                name = "execute" if purpose == "step" else "peek execute"
-                self._time(name if exact else f"{name}, at most", duration)
+                counts["executions" if purpose == "step" else "peek_executions"] += 1
+                self._add("lazyrt::DispatchTime", ns, graph)
+            case events.ExecuteFinished():
+                self._count_execution(event)
             case events.CacheHit():
                 counts["cache_hits"] += 1
-            case events.FallbackUsed(op=op):
+            case events.FallbackUsed(op=op, site=site):
                 counts["cpu_fallbacks"] += 1
-                self.fallback_ops[op] = self.fallback_ops.get(op, 0) + 1
+                self._fallbacks.setdefault(op, Counter())[str(site or "")] += 1
             case events.TransferFinished(
-                direction=direction, nbytes=size, duration_ns=duration
+                direction=direction, nbytes=size, duration_ns=ns, site=site
             ):
                 counts[f"transfers_{direction}"] += 1
                 counts[f"bytes_{direction}"] += size
-                self._time(f"transfer {direction.replace('_', ' ')}", duration)
-            case events.BarrierFinished(executed=executed):
-                counts["barriers" if executed else "empty_barriers"] += 1
-            case events.StepFinished(duration_ns=duration):
+                time_name, data_name = _TRANSFER_NAMES[direction]
+                self._add(time_name, ns, site=site)
+                self._add(data_name, size, unit="bytes", site=site)
+            case events.GraphCaptured(nodes=nodes, duration_ns=ns, fingerprint=graph):
+                self._compiled.clear()  # of a barrier that failed
+                self._add("TensorsGraphSize", nodes, graph, unit="count")
+                self._add("lazyrt::GraphCaptureTime", ns, graph)
+            case events.BarrierFinished():
+                self._count_barrier(event)
+            case events.StepFinished(duration_ns=ns):
                 counts["steps"] += 1
-                self._time("step", duration)
-            case events.LoweringFinished(duration_ns=duration):
-                self._time("lowering", duration)
-            case events.TensorMaterialised(duration_ns=duration):
-                self._time("peek", duration)
+                self._add("lazyrt::StepTime", ns)
+            case events.LoweringFinished(duration_ns=ns, fingerprint=graph):
+                self._add("lazyrt::LoweringTime", ns, graph)
+            case events.TensorMaterialised(duration_ns=ns, site=site):
+                self._add("lazyrt::PeekTime", ns, site=site)
+                for sample in self._peeked:
+                    sample.site = site
+                self._peeked.clear()
 
     def _count_compile(self, event: events.CompileFinished) -> None:
+        purpose, ns, graph = event.purpose, event.duration_ns, event.fingerprint
         if event.source == "disk":
             self.counts["disk_hits"] += 1
-            self._time("load from disk", event.duration_ns)
-            return
-        name = {"step": "compiles", "peek": "peek_compiles", "op": "op_compiles"}[
-            event.purpose
-        ]
-        self.counts[name] += 1
-        if event.purpose == "op":
-            self.counts["peek_compiles"] += 1
-        self._time(
-            "compile" if event.purpose == "step" else "peek compile", event.duration_ns
-        )
+            name = "lazyrt::LoadFromDiskTime"
+        else:
+            self.counts[
+                {"step": "compiles", "peek": "peek_compiles", "op": "op_compiles"}[
+                    purpose
+                ]
+            ] += 1
+            if purpose == "op":
+                self.counts["peek_compiles"] += 1
+            name = _COMPILE_NAMES[purpose]
+        sample = self._add(name, ns, graph, reason=event.reason)
+        (self._compiled if purpose == "step" else self._peeked).append(sample)
 
-    def _time(self, name: str, duration_ns: int) -> None:
-        timing = self.timings.get(name)
-        if timing is None:
-            timing = self.timings[name] = Timing()
-        timing.add(duration_ns)
+    def _count_execution(self, event: events.ExecuteFinished) -> None:
+        name, step = _EXECUTE_NAMES[event.purpose], event.step
+        sample = self._add(
+            name, event.duration_ns, event.fingerprint, site=self._sites.get(step)
+        )
+        self._series[name].upper_bounds += not event.exact
+        if event.purpose == "step" and step not in self._sites:
+            self._waiting.setdefault(step, []).append(sample)
+
+    def _count_barrier(self, event: events.BarrierFinished) -> None:
+        self.counts["barriers" if event.executed else "empty_barriers"] += 1
+        if not event.cause.startswith(_UNMARKED):
+            self._marks += 1
+        elif event.executed and event.cause.startswith(_UNMARKED[0]):
+            self._read_barriers[str(event.site or "")] += 1
+        if not event.executed:
+            return
+        self._add("lazyrt::BarrierTime", event.duration_ns, site=event.site)
+        for sample in (*self._compiled, *self._waiting.pop(event.step, ())):
+            sample.site = event.site
+        self._compiled.clear()
+        self._sites[event.step] = event.site
+        if len(self._sites) > _MAX_STEPS:
+            del self._sites[next(iter(self._sites))]
+        if len(self._waiting) > _MAX_STEPS:
+            self._waiting.clear()
+
+    def _add(
+        self, name: str, value: int, graph: str = "", *, unit: Unit = "ns",
+        reason: str = "", site: Site | None = None,
+    ) -> Sample:  # fmt: skip
+        series = self._series.get(name)
+        if series is None:
+            series = self._series[name] = Series(unit)
+        sample = Sample(time.perf_counter_ns(), value, graph, reason, site)
+        series.add(sample)
+        return sample
 
     def counters(self) -> Counters:
         """Return the counts as they are now."""
         with self._lock:
             return Counters(self.counts)
 
-    def report(self) -> str:
-        """Return counters and timings as a text table."""
+    def report(self, percentiles: Sequence[float] = PERCENTILES) -> Report:
+        """Return every metric and counter as they are now."""
         with self._lock:
-            lines = ["lazyrt metrics", "", f"{'counter':<24}{'value':>12}"]
-            lines += [f"{name:<24}{count:>12,}" for name, count in self.counts.items()]
-            lines += [
-                "",
-                f"{'phase':<24}{'count':>8}{'total ms':>12}{'mean ms':>10}{'max ms':>10}",
-            ]
-            for name, timing in sorted(self.timings.items()):
-                total = timing.total_ns / 1e6
-                lines.append(
-                    f"{name:<24}{timing.count:>8,}{total:>12,.1f}"
-                    f"{total / timing.count:>10,.2f}{timing.max_ns / 1e6:>10,.1f}"
-                )
-            if self.fallback_ops:
-                lines += ["", f"{'op run on the CPU':<40}{'times':>8}"]
-                ranked = sorted(self.fallback_ops.items(), key=lambda item: -item[1])
-                lines += [f"{name:<40}{count:>8,}" for name, count in ranked]
-            return "\n".join(lines)
+            return Report(
+                {
+                    name: summarise(series, percentiles)
+                    for name, series in sorted(self._series.items())
+                },
+                dict(sorted(self._report_counters())),
+                {
+                    op: dict(sites.most_common())
+                    for op, sites in self._fallbacks.items()
+                },
+                dict(self._read_barriers.most_common()),
+            )
+
+    def samples(self, name: str) -> tuple[int, int, tuple[Sample, ...]] | None:
+        """Return a metric's number and sum of all samples, and the latest ones; None if empty.
+
+        Args:
+            name: A name of the report, or one of the original's old names.
+        """
+        with self._lock:
+            series = self._series.get(ALIASES.get(name, name))
+            if series is None:
+                return None
+            return series.count, series.total, tuple(series.window)
+
+    def clear_samples(self) -> None:
+        """Forget the samples of all metrics; counters stay."""
+        with self._lock:
+            self._series.clear()
+
+    def clear_counters(self) -> None:
+        """Set all counters to zero; the samples stay."""
+        with self._lock:
+            self.counts = dict.fromkeys(NAMES, 0)
+            self._marks = 0
+            self._read_barriers.clear()
+            self._fallbacks.clear()
+
+    def _report_counters(self) -> Iterator[tuple[str, int]]:
+        for name, count in self.counts.items():
+            if count and name not in _NOT_REPEATED:
+                yield _ORIGINAL.get(name, f"lazyrt::{name}"), count
+        if self._marks:
+            yield "MarkStep", self._marks
+        if self._read_barriers:
+            yield "lazyrt::barriers_by_read", self._read_barriers.total()
+        executed = self._series.get("ExecuteTime")
+        if executed is not None and executed.upper_bounds:
+            yield "lazyrt::execute_time_upper_bounds", executed.upper_bounds
+        for op, sites in self._fallbacks.items():
+            yield f"aten::{_base_name(op)}", sites.total()
+
+
+def _base_name(op: str) -> str:
+    """Return the name of an op as torch_xla counts it: `nonzero` for `aten.nonzero.default`."""
+    parts = op.split(".")
+    return parts[1] if len(parts) > 1 else op
+
+
+def watch_executions() -> events.Subscription:
+    """Notice the ends of executions at once from now on, so that `ExecuteTime` is exact.
+
+    Without it, and without another listener that needs to know, an end is noticed at the next
+    dispatch or wait, and the sample is an upper bound. Takes a thread that waits.
+
+    Returns:
+        Close it, or use it in `with`, to stop.
+    """
+    return events.subscribe(lambda _event: None, events.ExecuteFinished)
 
 
 metrics = Metrics()

@@ -1,0 +1,81 @@
+"""Numbers as torch_xla's metrics report prints them: durations, bytes, plain values.
+
+The original's durations are wrong: it rounds each part to the nearest whole number, and
+then goes on with what the part's floor leaves, so that a part whose remainder is a half or
+more shows one too many. 27.856 s read `28s856ms...`, 15 min 55.6 s read `16m56s565ms...`.
+Ours are exact to the nanosecond; `legacy=True` repeats the original's.
+"""
+
+from __future__ import annotations
+
+import math
+
+_PARTS = (
+    ("d", 86_400_000_000_000, 2),
+    ("h", 3_600_000_000_000, 2),
+    ("m", 60_000_000_000, 2),
+    ("s", 1_000_000_000, 2),
+    ("ms", 1_000_000, 3),
+)
+_US = 1_000
+_KB = 1024
+
+
+def time_text(ns: float, *, legacy: bool = False) -> str:
+    """Return a duration in days to microseconds, the leading zero parts left out.
+
+    Args:
+        ns: Nanoseconds, not negative; rounded to a whole number.
+        legacy: Whether to round each part as the original does.
+
+    Example:
+        >>> time_text(27_856_591_389), time_text(27_856_591_389, legacy=True)
+        ('27s856ms591.389us', '28s857ms591.389us')
+        >>> time_text(850), time_text(4_000_000)
+        ('000.850us', '004ms000.000us')
+    """
+    return _legacy_time(ns) if legacy else _exact_time(ns)
+
+
+def _exact_time(ns: float) -> str:
+    rest = round(ns)
+    text = ""
+    for suffix, scale, width in _PARTS:
+        if rest >= scale or text:
+            text += f"{rest // scale:0{width}d}{suffix}"
+            rest %= scale
+    return f"{text}{rest // _US:03d}.{rest % _US:03d}us"
+
+
+def _legacy_time(ns: float) -> str:
+    text = ""
+    for suffix, scale, width in _PARTS:
+        part = ns / scale
+        if part >= 1 or text:
+            text += f"{part:0{width}.0f}{suffix}"
+            ns -= math.floor(part) * scale
+    return f"{text}{ns / _US:07.3f}us"
+
+
+def bytes_text(nbytes: float) -> str:
+    """Return an amount of memory with two decimals; a KB is 1024 bytes.
+
+    Example:
+        >>> bytes_text(48), bytes_text(2_726_297)
+        ('48.00B', '2.60MB')
+    """
+    for suffix in ("B", "KB", "MB", "GB", "TB"):
+        if nbytes < _KB:
+            return f"{nbytes:.2f}{suffix}"
+        nbytes /= _KB
+    return f"{nbytes:.2f}PB"
+
+
+def value_text(value: float) -> str:
+    """Return a plain number with two decimals.
+
+    Example:
+        >>> value_text(18)
+        '18.00'
+    """
+    return f"{value:.2f}"

@@ -1,0 +1,227 @@
+"""The metrics report: in torch_xla's format, as plain data, as JSON, as HTML.
+
+`TotalSamples` and `Accumulator` are over everything since the last reset; `Mean`, `StdDev`,
+`Rate` and the percentiles are over a window of the latest 1,024 samples, as in the original.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lazyrt.errors import UsageError
+from lazyrt.observe.numbers import bytes_text, time_text, value_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from lazyrt.observe.series import Sample, Summary, Unit
+
+FORMS = ("text", "dict", "json", "html")
+# Names of the original's old server, and those of today.
+ALIASES = {"XrtCompile": "CompileTime", "XrtExecute": "ExecuteTime"}
+EXACT_MARK = "lazyrt::exact_durations"
+SHORT_COUNTERS = ("CachedCompile", "MarkStep")
+SHORT_METRICS = (
+    "CompileTime", "ExecuteTime", "ExecuteReplicatedTime", "TransferToDeviceTime",
+    "TransferFromDeviceTime",
+)  # fmt: skip
+_FALLBACK_PREFIX = "aten::"
+_HEADER = (
+    "metric", "samples", "total", "of the last", "mean", "std dev", "a second",
+    "percentiles", "largest at",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All metrics and counters at one moment.
+
+    Attributes:
+        metrics: Summaries by name, in alphabetical order.
+        counters: Counts by name, those at zero left out.
+        fallbacks: For each op that ran on the CPU, the lines that called it, with counts.
+        read_barriers: The lines whose reads ran everything that was pending, with counts.
+    """
+
+    metrics: Mapping[str, Summary]
+    counters: Mapping[str, int]
+    fallbacks: Mapping[str, Mapping[str, int]]
+    read_barriers: Mapping[str, int]
+
+    def text(self, *, legacy: bool = False) -> str:
+        """Return the report in the original's format.
+
+        Args:
+            legacy: Whether to print durations as wrongly as the original does, for
+                comparing with its reports. Without it, a counter marks them as exact.
+        """
+        counters = dict(self.counters)
+        if not legacy:
+            counters[EXACT_MARK] = 1
+        lines: list[str] = []
+        for name, summary in self.metrics.items():
+            lines += _metric_lines(name, summary, legacy=legacy)
+        for name, value in sorted(counters.items()):
+            lines += [f"Counter: {name}", f"  Value: {value}"]
+        return "\n".join(lines) + "\n"
+
+    def short(
+        self,
+        counter_names: Iterable[str] | None = None,
+        metric_names: Iterable[str] | None = None,
+    ) -> Report:
+        """Return a report of a few names, and of the ops that ran on the CPU.
+
+        Args:
+            counter_names: None for `CachedCompile` and `MarkStep`.
+            metric_names: None for the times of compiles, executions and transfers.
+        """
+        wanted = list(counter_names or SHORT_COUNTERS)
+        wanted += [name for name in self.counters if name.startswith(_FALLBACK_PREFIX)]
+        names = [ALIASES.get(name, name) for name in metric_names or SHORT_METRICS]
+        return Report(
+            {name: self.metrics[name] for name in names if name in self.metrics},
+            {name: self.counters[name] for name in wanted if name in self.counters},
+            self.fallbacks,
+            self.read_barriers,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain data: times in ns, sizes in bytes, shares in percent."""
+        return {
+            "metrics": {name: _as_dict(s) for name, s in self.metrics.items()},
+            "counters": dict(self.counters),
+            "fallbacks": {op: dict(sites) for op, sites in self.fallbacks.items()},
+            "read_barriers": dict(self.read_barriers),
+        }
+
+    def to_html(self) -> str:
+        """Return two tables that need no style sheet and no script."""
+        rows = [_html_row(name, summary) for name, summary in self.metrics.items()]
+        counts = [
+            f"<tr>{_cell(n)}{_cell(f'{v:,}')}</tr>" for n, v in self.counters.items()
+        ]
+        return (
+            f'<div class="lazyrt-metrics">{_table(_HEADER, rows)}'
+            f"{_table(('counter', 'value'), counts)}</div>"
+        )
+
+    def as_form(self, form: str, *, legacy: bool = False) -> str | dict[str, Any]:
+        """Return the report in one of the forms `text`, `dict`, `json`, `html`.
+
+        Raises:
+            UsageError: There is no such form, or `legacy` is asked of another one than text.
+        """
+        if form not in FORMS:
+            raise UsageError(
+                f"metrics_report() got form={form!r}. It knows "
+                f"{', '.join(map(repr, FORMS))}; leave it out for text."
+            )
+        if legacy and form != "text":
+            raise UsageError(
+                f"metrics_report() got legacy=True with form={form!r}. Only the text rounds "
+                "durations as the original does; the other forms have numbers. Leave out one "
+                "of the two."
+            )
+        if form == "text":
+            return self.text(legacy=legacy)
+        if form == "html":
+            return self.to_html()
+        plain = self.to_dict()
+        return plain if form == "dict" else json.dumps(plain, indent=2)
+
+
+def number_text(value: float, unit: Unit, *, legacy: bool = False) -> str:
+    """Return a sample's value, or a mean of some, as the report prints it."""
+    if unit == "ns":
+        return time_text(value, legacy=legacy)
+    return bytes_text(value) if unit == "bytes" else value_text(value)
+
+
+def percent(share: float) -> str:
+    """Return `25%` for 0.25."""
+    return f"{share * 100:g}%"
+
+
+def _metric_lines(name: str, summary: Summary, *, legacy: bool) -> list[str]:
+    def shown(value: float) -> str:
+        return number_text(value, summary.unit, legacy=legacy)
+
+    percentiles = "; ".join(
+        f"{percent(share)}={shown(value)}"
+        for share, value in summary.percentiles.items()
+    )
+    lines = [
+        f"Metric: {name}",
+        f"  TotalSamples: {summary.total_samples}",
+        f"  Accumulator: {shown(summary.accumulator)}",
+        f"  Mean: {shown(summary.mean)}",
+        f"  StdDev: {shown(summary.std_dev)}",
+    ]
+    if summary.rate is not None:
+        lines.append(f"  Rate: {summary.rate:g} / second")
+    return [*lines, f"  Percentiles: {percentiles}"]
+
+
+def _as_dict(summary: Summary) -> dict[str, Any]:
+    return {
+        "unit": summary.unit,
+        "all": {
+            "samples": summary.total_samples,
+            "accumulator": summary.accumulator,
+            "upper_bounds": summary.upper_bounds,
+        },
+        "window": {
+            "samples": summary.window,
+            "mean": summary.mean,
+            "std_dev": summary.std_dev,
+            "rate": summary.rate,
+            "percentiles": {percent(p): v for p, v in summary.percentiles.items()},
+            "slowest": _sample_dict(summary.slowest),
+            "sites": summary.sites,
+            "reasons": summary.reasons,
+        },
+    }
+
+
+def _sample_dict(sample: Sample) -> dict[str, Any]:
+    return {
+        "value": sample.value,
+        "graph": sample.graph,
+        "reason": sample.reason,
+        "site": str(sample.site) if sample.site else None,
+    }
+
+
+def _html_row(name: str, summary: Summary) -> str:
+    def shown(value: float) -> str:
+        return number_text(value, summary.unit)
+
+    bound = "≤ " if summary.upper_bounds else ""
+    percentiles = ", ".join(
+        f"{percent(share)} {shown(value)}"
+        for share, value in summary.percentiles.items()
+    )
+    largest = summary.slowest
+    where = f"{shown(largest.value)} {largest.site or ''}".strip()
+    rate = "" if summary.rate is None else f"{summary.rate:,.3g}"
+    cells = (
+        name, f"{summary.total_samples:,}", bound + shown(summary.accumulator),
+        f"{summary.window:,}", shown(summary.mean), shown(summary.std_dev), rate,
+        percentiles, where,
+    )  # fmt: skip
+    return f"<tr>{''.join(map(_cell, cells))}</tr>"
+
+
+def _cell(text: str) -> str:
+    return f'<td style="text-align:left">{html.escape(text)}</td>'
+
+
+def _table(header: Iterable[str], rows: Iterable[str]) -> str:
+    titles = "".join(f"<th>{html.escape(title)}</th>" for title in header)
+    return (
+        f"<table><thead><tr>{titles}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    )
