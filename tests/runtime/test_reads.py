@@ -351,6 +351,7 @@ def at_pdb(commands, tensor):
         stop(tensor)
     finally:
         sys.settrace(before)
+        vars(debugger).clear()  # the outermost frame keeps the debugger, and so its locals
     return screen.getvalue()
 
 
