@@ -351,7 +351,8 @@ def at_pdb(commands, tensor):
         stop(tensor)
     finally:
         sys.settrace(before)
-        vars(debugger).clear()  # the outermost frame keeps the debugger, and so its locals
+        # the outermost frame keeps the debugger, and so its locals
+        vars(debugger).clear()
     return screen.getvalue()
 
 
