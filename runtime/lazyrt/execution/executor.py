@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lazyrt import jax_compat
+from lazyrt.config import config
 from lazyrt.execution import compiler, watcher
 from lazyrt.execution.explain import explain
 from lazyrt.execution.interrupts import deferred_interrupt
@@ -204,7 +205,8 @@ def _make_plan(wanted: dict[Value, int], donated: tuple[int, ...], start: int) -
     graph = canonicalise(wanted)
     given_up = frozenset(donated)
     donated_args = [k for k, leaf in enumerate(graph.data) if leaf.position in given_up]
-    key = compiler.graph_key(graph, donated_args, fast=False)
+    fast = config.compile_tier == "fast"
+    key = compiler.graph_key(graph, donated_args, fast=fast)
     known = compiler.lookup(key)
     _tell_captured(graph, len(wanted), start, hit=known is not None)
     if known is not None:
@@ -213,7 +215,7 @@ def _make_plan(wanted: dict[Value, int], donated: tuple[int, ...], start: int) -
     else:
         reason = explain(graph, _recent, dropped=key in _seen)
         executable = compiler.compile_graph(
-            graph, donated_args, fast=False, purpose="step", reason=reason
+            graph, donated_args, fast=fast, purpose="step", reason=reason
         )
     _note(graph, key)
     return plan_of(graph, executable, wanted, donated=len(donated_args))
