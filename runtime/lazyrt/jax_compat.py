@@ -77,7 +77,16 @@ def _find_merge() -> Callable[..., str]:
     return private.merge_mlir_modules
 
 
+def _find_initialise_lapack() -> Callable[[], None]:
+    from jax._src.lax import linalg as private
+
+    return private.initialize_lapack
+
+
 _merge = _find_merge()
+# jax finds LAPACK's functions when it lowers a call of one. An executable from disk was lowered
+# by another process: without them its first call would end this one.
+_initialise_lapack = _find_initialise_lapack()
 _splice.def_abstract_eval(_splice_types)
 mlir.register_lowering(_splice, _splice_lowering)
 
@@ -156,6 +165,8 @@ def serialise(executable: Any) -> bytes:
 
 def deserialise(data: bytes) -> Any:
     """Load what `serialise` gave; only ever feed it files that this user's lazyrt wrote."""
+    if b"lapack_" in data:
+        _initialise_lapack()
     payload, in_tree, out_tree = pickle.loads(data)  # noqa: S301
     return serialize_executable.deserialize_and_load(
         payload, in_tree, out_tree, execution_devices=[device()]

@@ -119,7 +119,9 @@ def _run_group(
                 runs[0].errors["forward"] = _text(error)
             else:
                 del runs
-                return [o for case in cases for o in _run_group([case], count, progress)]
+                return [
+                    o for case in cases for o in _run_group([case], count, progress)
+                ]
         for run in runs:
             _compare(run)
         return [outcome for run in runs for outcome in run.outcomes()]
@@ -150,7 +152,12 @@ def _record_sample(run: _Run, sample: Any) -> None:
     case = run.case
     args, kwargs = (sample.input, *sample.args), sample.kwargs
     seed = torch.random.get_rng_state()
-    expected = _call(case, sample, args, kwargs)
+    try:
+        expected = _call(case, sample, args, kwargs)
+    except Exception as error:  # noqa: BLE001
+        run.errors.setdefault("forward", f"the CPU refuses it: {_text(error)}")
+        run.errors.setdefault("backward", "its forward failed")
+        return
     torch.random.set_rng_state(seed)
     lazy_args, lazy_kwargs = to_lazy(args), to_lazy(kwargs)
     seen: list[str] = run.fallbacks.setdefault("forward", [])
@@ -235,7 +242,8 @@ def _compare_sample(case: Case, pair: _Recorded) -> None:
 
 
 def _compare_tensor(case: Case, want: torch.Tensor, have: torch.Tensor) -> None:
-    if torch._is_zerotensor(want):
+    is_zero: bool = torch._is_zerotensor(want)
+    if is_zero:
         want = torch.zeros(want.shape, dtype=want.dtype)  # assert_close crashes on it
     if have.device.type == "lazyrt":
         have = have.cpu()
@@ -244,7 +252,7 @@ def _compare_tensor(case: Case, want: torch.Tensor, have: torch.Tensor) -> None:
         raise AssertionError(
             f"{have.dtype}{list(have.shape)}, not {want.dtype}{list(want.shape)}"
         )
-    if case.name in known.RANDOM or case.name in known.UNDEFINED:
+    if case.name in {*known.RANDOM, *known.UNDEFINED}:
         return
     factor = known.LOOSE.get(case.name, 1)
     narrow = min(

@@ -173,4 +173,8 @@ _INVERSES: dict[str, _Inverse] = {
     "aten.view.dtype": _view_back,
     "aten.view_as_real.default": lambda _p, _a, v: _recorded(aten.view_as_complex.default, v),
     "aten.view_as_complex.default": lambda _p, _a, v: _recorded(aten.view_as_real.default, v),
+    # Views of their own instead of torch's conjugate and negative bits, which each kernel and
+    # each view of a view would have to look at.
+    "aten._conj.default": lambda _p, _a, v: _recorded(aten._conj.default, v),
+    "aten._neg_view.default": lambda _p, _a, v: _recorded(aten._neg_view.default, v),
 }  # fmt: skip

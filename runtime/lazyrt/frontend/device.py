@@ -12,6 +12,7 @@ from lazyrt.execution.executor import barrier, clear_known_plans, on_crowded
 from lazyrt.execution.peek import forget_slices
 from lazyrt.frontend import device_guard, provenance, reads, record, special
 from lazyrt.frontend import torch_compat as compat
+from lazyrt.frontend.factorisations import FACTORISATIONS
 from lazyrt.frontend.fallback import run_on_cpu
 from lazyrt.frontend.kernels import (
     VIEW_OPS,
@@ -129,6 +130,8 @@ def register() -> int:
 def _kernel_for(name: str) -> Any:
     if name in special.SPECIAL:
         return special.SPECIAL[name]
+    if name in FACTORISATIONS:
+        return FACTORISATIONS[name]
     if name in special.IN_PLACE_VIEWS:
         return special.in_place_view(special.IN_PLACE_VIEWS[name])
     if name in _LEFT_TO_TORCH or compat.is_composite(name, implicit=True):

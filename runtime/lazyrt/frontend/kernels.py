@@ -27,6 +27,7 @@ from lazyrt.frontend.torch_compat import (
     create_empty_tensor,
     find_overload,
     is_lazy,
+    place,
     reshape_alias,
 )
 from lazyrt.ir.live import (
@@ -58,6 +59,9 @@ def wrap(state: State, value: Value) -> torch.Tensor:
     """Return a new lazy tensor of a value's type whose storage has the given state."""
     tensor = create_empty_tensor(value.shape, value.dtype)
     tensor.untyped_storage()._lazyrt = state  # type: ignore[attr-defined]
+    if state.offset:
+        strides = value.strides or contiguous_strides(value.shape)
+        return place(tensor, value.shape, strides, state.offset)
     if value.strides is None:
         return tensor
     return reshape_alias(CPU_KEYS, tensor, value.shape, value.strides)
@@ -584,7 +588,7 @@ def resize(tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
 VIEW_OPS = frozenset(
     ("view", "transpose.int", "t", "permute", "select.int", "slice.Tensor", "unsqueeze",
      "squeeze", "squeeze.dim", "squeeze.dims", "expand", "diagonal", "view.dtype", "unfold",
-     "_reshape_alias", "view_as_real", "view_as_complex")
+     "_reshape_alias", "view_as_real", "view_as_complex", "_conj", "_neg_view")
 )  # fmt: skip
 
 
@@ -608,7 +612,9 @@ def view_kernel(func: torch._ops.OpOverload) -> Kernel:
             "if r is None: r = miss(op, key)",
             "if listeners: note(r)",
             "w = View(s, op, a, r)",
-            "if s.offset or op.name in SHIFTS: track(w, key)",
+            "if s.offset or op.name in SHIFTS:",
+            "  track(w, key)",
+            "  if w.offset: return wrap_view(w, r)",
             "if inferring() and not a0.is_inference(): return wrap_view(w, r)",
             "t = create(r.shape, r.dtype)",
             "t.untyped_storage()._lazyrt = w",

@@ -200,6 +200,13 @@ def _known_data(state: State) -> Any:
     return state.data
 
 
+# View ops that go by the layout in memory.
+_BY_LAYOUT = frozenset(
+    ("aten.as_strided.default", "aten._reshape_alias.default", "aten.view.default",
+     "aten.view.dtype", "aten.view_as_complex.default")
+)  # fmt: skip
+
+
 def _view_on_host(view: View, site: Site | None) -> torch.Tensor:
     """Apply a chain of views to a host copy of a ready base: recording it would use inputs."""
     chain: list[View] = []
@@ -213,6 +220,10 @@ def _view_on_host(view: View, site: Site | None) -> torch.Tensor:
     pending.activity += 1
     for link in reversed(chain):
         args = [list(arg) if arg.__class__ is tuple else arg for arg in link.args]
+        if (
+            link.op.name in _BY_LAYOUT
+        ):  # the host's copy lists elements in logical order
+            host = host.contiguous()
         positional, keywords = call_arguments(link.op.func, [host, *args])
         host = link.op.func(*positional, **keywords)
     return host.clone()

@@ -9,7 +9,7 @@ import torch
 from lazyrt.errors import NoLoweringError
 from lazyrt.execution.transfer import to_device
 from lazyrt.frontend import reads, record
-from lazyrt.frontend.buffers import current_value, state_of, value_of
+from lazyrt.frontend.buffers import State, View, current_value, state_of, value_of
 from lazyrt.frontend.kernels import (
     component,
     emit,
@@ -74,6 +74,17 @@ def empty_strided(
     if tuple(tensor.stride()) == tuple(stride):
         return tensor
     return reshape_alias(CPU_KEYS, tensor, size, stride)
+
+
+def new_zeros_like_tangent(
+    self: torch.Tensor, other: torch.Tensor, *, self_num_batch_dims: int = 0
+) -> torch.Tensor:
+    """`aten._new_zeros_with_same_feature_meta`: zeros for the tangent of `other`.
+
+    torch's own goes by the bytes of the storage, of which the device has none.
+    """
+    batch = tuple(self.shape[:self_num_batch_dims])
+    return torch.zeros((*batch, *other.shape), dtype=other.dtype, device=other.device)
 
 
 def _strides_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
@@ -186,15 +197,26 @@ def as_strided(
     with lock:
         state = state_of(self)
         start = state.offset if offset is None else offset
-        base = state.base
-        if base.type[2] is not None:
-            raise NoLoweringError(
-                f"as_strided on storage with strides {base.type[2]} has no lowering. The "
-                "device keeps arrays in logical order. Call `.contiguous()` first."
-            )
+        root = _in_memory_order(state.base)
         return make_view(
-            base, aten.as_strided.default, (tuple(size), tuple(stride), start)
+            root, aten.as_strided.default, (tuple(size), tuple(stride), start)
         )
+
+
+def _in_memory_order(base: Buffer) -> State:
+    """Return a storage, or the permuted view of it that lists elements as strides place them."""
+    shape, _, strides = base.type
+    if strides is None:
+        return base
+    order = tuple(sorted(range(len(shape)), key=lambda dim: -strides[dim]))
+    value = functional(operation(aten.permute.default), (current_value(base), order))
+    if value.strides is not None:
+        raise NoLoweringError(
+            f"as_strided on storage of shape {shape} with strides {strides} has no lowering: "
+            "it has gaps or overlaps, and the device keeps no raw memory. Call "
+            "`.contiguous()` first."
+        )
+    return View(base, operation(aten.permute.default), (order,), value)
 
 
 def unfold(self: torch.Tensor, dimension: int, size: int, step: int) -> torch.Tensor:
@@ -399,6 +421,7 @@ IN_PLACE_VIEWS: dict[str, torch._ops.OpOverload] = {
 SPECIAL: dict[str, Callable[..., Any]] = {
     "empty.memory_format": empty,
     "empty_strided": empty_strided,
+    "_new_zeros_with_same_feature_meta": new_zeros_like_tangent,
     "copy_": copy_,
     "_copy_from": copy_from,
     "_copy_from_and_resize": copy_from_and_resize,

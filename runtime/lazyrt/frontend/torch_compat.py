@@ -16,7 +16,7 @@ import torch.autograd.graph
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 DEVICE_TYPE = "lazyrt"
 
@@ -26,6 +26,10 @@ sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 reshape_alias: Callable[..., torch.Tensor] = (
     aten._reshape_alias.default._handle.redispatch_boxed
+)
+_META_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
+_set_storage: Callable[..., torch.Tensor] = (
+    aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
 )
 DISPATCH_KEY = "PrivateUse1"
 AUTOCAST_KEY = "AutocastPrivateUse1"
@@ -57,6 +61,18 @@ _OWN_AUTOCAST_KEY = torch._C.DispatchKeySet(
 _AUTOCAST_KEYS = _OWN_AUTOCAST_KEY | torch._C.DispatchKeySet(
     torch._C.DispatchKey.AutocastCPU
 )
+
+
+def place(
+    tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int], offset: int
+) -> torch.Tensor:
+    """Give a lazy tensor the sizes, strides and offset that it has in its base's storage.
+
+    Autograd finds the place of a view in its base by these. The meta device's kernel sets them
+    without memory behind them.
+    """
+    storage = tensor.untyped_storage()
+    return _set_storage(_META_KEYS, tensor, storage, offset, shape, strides)
 
 
 def is_lazy(tensor: object) -> bool:

@@ -146,7 +146,7 @@ def outer(ctx: OpContext, a: Array, b: Array) -> Array:
     return lax.mul(*broadcast(lax.expand_dims(a, (1,)), lax.expand_dims(b, (0,))))
 
 
-# Factorisations. LAPACK runs on whole batches; `info` is 0, or 1 where a NaN came out.
+# Factorisations. LAPACK runs on whole batches.
 
 
 def adjoint(x: Array) -> Array:
@@ -155,15 +155,46 @@ def adjoint(x: Array) -> Array:
     return lax.conj(x) if jnp.iscomplexobj(x) else x
 
 
-def _info(ctx: OpContext, index: int, *results: Array) -> Array:
-    """Return LAPACK's `info` as far as it shows in the results."""
-    out = ctx.outs[index]
-    shape = () if out is None else out.shape
-    failed = jnp.zeros(shape, bool)
-    for result in results:
-        over = tuple(range(len(shape), result.ndim))
-        failed = failed | jnp.any(jnp.isnan(jnp.abs(result)), axis=over)
-    return lax.convert_element_type(failed, np.int32)
+def _first(failed: Array) -> Array:
+    """Return LAPACK's `info`: the number of the first failure, counted from 1, 0 for none."""
+    if not failed.shape[-1]:
+        return jnp.zeros(failed.shape[:-1], np.int32)
+    number = lax.argmax(failed, failed.ndim - 1, np.int32) + np.int32(1)
+    return jnp.where(jnp.any(failed, axis=-1), number, np.int32(0))
+
+
+def _lu_info(packed: Array) -> Array:
+    """Return the first zero pivot: with it the matrix is singular."""
+    return _first(jnp.diagonal(packed, axis1=-2, axis2=-1) == 0)
+
+
+def _cholesky_info(lower: Array, factor: Array) -> Array:
+    """Return the order of the first leading minor that is not positive."""
+
+    def find(a: Array) -> Array:
+        rows = lax.iota(np.int32, a.shape[-1])
+
+        def eliminate(k: Any, state: tuple[Array, Array]) -> tuple[Array, Array]:
+            a, failed = state
+            column = jnp.where(rows >= k, a[..., k], 0)
+            pivot = jnp.real(a[..., k, k])
+            update = column[..., :, None] * jnp.conj(column)[..., None, :]
+            a = a - update / pivot[..., None, None].astype(a.dtype)
+            return a, failed.at[..., k].set(~(pivot > 0))
+
+        failed = jnp.zeros(a.shape[:-1], bool)
+        state = lax.fori_loop(0, a.shape[-1], eliminate, (a, failed))
+        return _first(state[1])
+
+    def succeed(a: Array) -> Array:
+        return jnp.zeros(a.shape[:-2], np.int32)
+
+    if not factor.size:
+        return succeed(factor)
+    whole = lower + adjoint(jnp.tril(lower, -1))
+    has_failed = jnp.any(jnp.isnan(jnp.abs(factor)))
+    info: Array = lax.cond(has_failed, find, succeed, whole)
+    return info
 
 
 @lowers("aten.linalg_cholesky_ex.default")
@@ -173,7 +204,7 @@ def cholesky_ex(
     lower = adjoint(jnp.triu(x)) if upper else jnp.tril(x)
     factor = lax.linalg.cholesky(lower, symmetrize_input=False)
     factor = jnp.tril(factor)
-    return adjoint(factor) if upper else factor, _info(ctx, 1, factor)
+    return adjoint(factor) if upper else factor, _cholesky_info(lower, factor)
 
 
 @lowers("aten.cholesky.default")
@@ -262,7 +293,7 @@ def lu_factor_ex(
     if not pivot:
         raise Unsupported("XLA factors with pivots only")
     packed, pivots, _permutation = _lu(a)
-    return packed, pivots, _info(ctx, 2, packed)
+    return packed, pivots, _lu_info(packed)
 
 
 def _unpack(packed: Array) -> tuple[Array, Array]:
@@ -354,14 +385,14 @@ def solve_ex(
     packed, pivots, permutation = _lu(a)
     solution = _lu_solve(packed, permutation, matrix, left=left, adjoint_a=False)
     solution = lax.reshape(solution, ctx.out.shape)
-    return solution, packed, pivots, _info(ctx, 3, packed)
+    return solution, packed, pivots, _lu_info(packed)
 
 
 @lowers("aten.linalg_inv_ex.default")
 def inv_ex(ctx: OpContext, a: Array, *_: Any) -> tuple[Array, Array]:
     packed, _pivots, permutation = _lu(a)
     inverse = _lu_solve(packed, permutation, _eye_like(a), left=True, adjoint_a=False)
-    return inverse, _info(ctx, 1, packed)
+    return inverse, _lu_info(packed)
 
 
 @lowers("aten.inverse.default")

@@ -1,0 +1,58 @@
+"""Kernels of linear algebra that look at more than values: at layouts, or at success."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lazyrt.frontend import reads
+from lazyrt.frontend.buffers import value_of
+from lazyrt.frontend.kernels import emit, functional_kernel
+from lazyrt.frontend.record import functional, operation
+from lazyrt.frontend.torch_compat import aten
+from lazyrt.ir.live import lock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+
+def check_errors(info: torch.Tensor, api_name: str, *, is_matrix: bool) -> None:
+    """`aten._linalg_check_errors`: raise where a factorisation failed.
+
+    The program needs to know now, so this is a read. The `_ex` functions of `torch.linalg`
+    return `info` instead and run with the step.
+
+    Raises:
+        torch.linalg.LinAlgError: A matrix was singular, not positive definite, ...
+    """
+    if not info.numel():
+        return
+    host = reads.read(info, f"{api_name}, which checks for errors")
+    aten._linalg_check_errors.default(host, api_name, is_matrix=is_matrix)
+
+
+def _determinant(func: torch._ops.OpOverload) -> Callable[[torch.Tensor], Any]:
+    """Return the kernel of a determinant, which also returns the factors.
+
+    Its derivative takes them for factors of the transpose where the matrix is real and
+    contiguous, as LAPACK gets such a matrix. So they are.
+    """
+    plain = functional_kernel(func)
+    op, transpose = operation(func), operation(aten.transpose.int)
+
+    def kernel(matrix: torch.Tensor) -> Any:
+        if matrix.is_complex() or not matrix.is_contiguous():
+            return plain(matrix)
+        with lock:
+            turned = functional(transpose, (value_of(matrix), -2, -1))
+            return emit(functional(op, (turned,)))
+
+    return kernel
+
+
+FACTORISATIONS: dict[str, Callable[..., Any]] = {
+    "_linalg_check_errors": check_errors,
+    "_linalg_det": _determinant(aten._linalg_det.default),
+    "_linalg_slogdet": _determinant(aten._linalg_slogdet.default),
+}
