@@ -198,8 +198,7 @@ def _gradients(
     if not roots or not leaves:
         return []
     weights = [_weights(out) for out in roots]
-    grads: Sequence[torch.Tensor | None]
-    grads = torch.autograd.grad(roots, leaves, weights, allow_unused=True)
+    grads: Any = torch.autograd.grad(roots, leaves, weights, allow_unused=True)
     return [
         torch.zeros((), device=leaf.device) if grad is None else grad
         for leaf, grad in zip(leaves, grads, strict=True)
