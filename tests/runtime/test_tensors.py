@@ -1191,7 +1191,6 @@ def test_deep_copies_of_a_non_leaf_are_refused_as_on_the_cpu():
         copy.deepcopy(x)
 
 
-@pytest.mark.xfail(reason="copy.copy pickles, and pickles carry values, not storages")
 def test_shallow_copies_share_their_storage():
     tensor = torch.ones(2, device=DEVICE)
     other = copy.copy(tensor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -10,7 +10,17 @@ from lazyrt.config import config
 from lazyrt.execution import watcher
 from lazyrt.execution.executor import barrier, clear_known_plans, on_crowded
 from lazyrt.execution.peek import forget_slices
-from lazyrt.frontend import device_guard, provenance, reads, record, special
+from lazyrt.frontend import (
+    device_guard,
+    dlpack,
+    generators,
+    provenance,
+    reads,
+    record,
+    refusals,
+    special,
+    storages,
+)
 from lazyrt.frontend import torch_compat as compat
 from lazyrt.frontend.factorisations import FACTORISATIONS
 from lazyrt.frontend.fallback import run_on_cpu
@@ -21,13 +31,15 @@ from lazyrt.frontend.kernels import (
     in_place_kernel,
     view_kernel,
 )
-from lazyrt.ir.live import generator, lock
 from lazyrt.lowering.registry import rule_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # Left to torch: `detach` and `alias` share the storage and so its state; a Python kernel for
 # them would break `Parameter(t)`.
 _LEFT_TO_TORCH = frozenset(
-    ("detach", "alias", "record_stream", "set_.source_Storage", "set_", "is_pinned",
+    ("detach", "alias", "record_stream", "set_", "is_pinned",
      "_pin_memory", "resize_as_", "is_same_size", "_nested_tensor_size", "sym_size",
      "sym_stride", "contiguous", "_version", "requires_grad_", "size", "stride")
 )  # fmt: skip
@@ -72,25 +84,42 @@ class DeviceModule:
     def _is_in_bad_fork(self) -> bool:
         return False
 
+    default_generators = (generators.default_generator,)
+
     def manual_seed_all(self, seed: int) -> None:
         """Restart the device's random numbers; called by `torch.manual_seed`."""
-        with lock:
-            generator.restart(seed)
+        generators.default_generator.manual_seed(seed)
 
     def manual_seed(self, seed: int) -> None:
         """Restart the device's random numbers."""
         self.manual_seed_all(seed)
 
+    def seed(self) -> int:
+        """Restart the device's random numbers from a seed that the system draws."""
+        return generators.default_generator.seed()
+
+    seed_all = seed
+
+    def initial_seed(self) -> int:
+        """Return the seed of the last restart."""
+        return generators.default_generator.initial_seed()
+
     def get_rng_state(self, device: Any = 0) -> torch.Tensor:
         """Return the state as a CPU byte tensor: seed and number of ops drawn, int64 each."""
-        seed = generator.seed - 2**64 if generator.seed >= 2**63 else generator.seed
-        return torch.tensor([seed, generator.offset]).view(torch.uint8)
+        return generators.default_generator.get_state()
 
-    def set_rng_state(self, state: torch.Tensor, device: Any = 0) -> None:
+    def set_rng_state(self, new_state: torch.Tensor, device: Any = 0) -> None:
         """Restore what `get_rng_state` gave."""
-        seed, offset = state.view(torch.int64).tolist()
-        with lock:
-            generator.restart(seed, offset)
+        generators.default_generator.set_state(new_state)
+
+    def get_rng_state_all(self) -> list[torch.Tensor]:
+        """Return the state of each device's generator; there is one."""
+        return [self.get_rng_state()]
+
+    def set_rng_state_all(self, new_states: Iterable[torch.Tensor]) -> None:
+        """Restore what `get_rng_state_all` gave."""
+        for state in new_states:
+            self.set_rng_state(state)
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         """Return the dtypes that autocast may use."""
@@ -109,12 +138,15 @@ def register() -> int:
     """Register the device and its kernels; return how many kernels there are."""
     compat.register_device(DeviceModule())
     device_guard.install()
-    generator.restart(torch.initial_seed())
+    generators.install()
+    generators.default_generator.manual_seed(torch.initial_seed())
     library = torch.library.Library("aten", "IMPL")
     _libraries.append(library)
+    _libraries.extend(refusals.register())
+    refused = refusals.makers()
     count = 0
     for name in compat.operator_names():
-        kernel = _kernel_for(name)
+        kernel = refused.get(name) or _kernel_for(name)
         if kernel is not None:
             library.impl(name, kernel, compat.DISPATCH_KEY)
             count += 1
@@ -237,6 +269,8 @@ def _patch() -> None:
     compat.patch_backward()
     compat.patch_module_conversion()
     compat.patch_pickling(_value_for_pickle)
+    storages.install()
+    dlpack.install()
 
 
 def _print(tensor: torch.Tensor, original: Any) -> str:

@@ -6,14 +6,18 @@ which the event names.
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lazyrt.execution.executor import barrier
-from lazyrt.frontend import provenance
+from lazyrt.frontend import generators, provenance
 from lazyrt.frontend.torch_compat import DEVICE_TYPE, is_lazy
 from lazyrt.observe import events
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def run_on_cpu(
@@ -36,13 +40,54 @@ def run_on_cpu(
     host_kwargs = {name: _to_host(arg, copies) for name, arg in kwargs.items()}
     if "device" in host_kwargs:
         host_kwargs["device"] = torch.device("cpu")
-    with torch.no_grad():
+    with torch.no_grad(), _random_numbers(func, host_args, host_kwargs):
         result = func(*host_args, **host_kwargs)
         originals = {id(host): lazy for lazy, host in copies}
-        if func._schema.is_mutable:
-            for lazy, host in copies:
+        written = _written(func, host_args, host_kwargs)
+        for lazy, host in copies:
+            if id(host) in written:
                 _write_back(lazy, host)
         return _to_device(result, originals)
+
+
+def _written(
+    func: torch._ops.OpOverload, args: list[Any], kwargs: dict[str, Any]
+) -> set[int]:
+    """Return the ids of the tensors that the op's schema says it writes."""
+    written = set()
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        given = args[position] if position < len(args) else kwargs.get(argument.name)
+        for tensor in given if isinstance(given, (list, tuple)) else (given,):
+            written.add(id(tensor))
+    return written
+
+
+@contextlib.contextmanager
+def _random_numbers(
+    func: torch._ops.OpOverload, args: list[Any], kwargs: dict[str, Any]
+) -> Iterator[None]:
+    """Let a random op draw what follows from the device's generator, not from the CPU's."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        yield
+        return
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.name != "generator":
+            continue
+        if position < len(args):
+            args[position] = generators.host_generator(args[position])
+        else:
+            kwargs["generator"] = generators.host_generator(kwargs.get("generator"))
+        yield
+        return
+    before = torch.default_generator.get_state()
+    drawn = generators.host_generator(None)
+    torch.default_generator.set_state(drawn.get_state())
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before)
 
 
 def _any_lazy(arg: Any) -> bool:

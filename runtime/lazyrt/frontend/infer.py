@@ -73,7 +73,7 @@ def call_arguments(
     keywords: dict[str, Any] = {}
     for spec, arg in zip(func._schema.arguments, args, strict=False):
         if spec.kwarg_only:
-            if arg is not None:
+            if arg is not None or not spec.has_default_value():
                 keywords[spec.name] = arg
         else:
             positional.append(arg)

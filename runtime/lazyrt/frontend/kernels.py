@@ -15,7 +15,7 @@ import torch
 
 from lazyrt.config import config
 from lazyrt.errors import DeviceError
-from lazyrt.frontend import record, scalars
+from lazyrt.frontend import generators, record, scalars
 from lazyrt.frontend.buffers import State, View, current_value, state_of, value_of
 from lazyrt.frontend.fallback import run_on_cpu
 from lazyrt.frontend.infer import call_arguments, infer
@@ -23,6 +23,7 @@ from lazyrt.frontend.record import FallbackNeeded, functional, miss, operation
 from lazyrt.frontend.torch_compat import (
     CPU_KEYS,
     DEVICE_TYPE,
+    TorchGenerator,
     aten,
     create_empty_tensor,
     find_overload,
@@ -32,6 +33,7 @@ from lazyrt.frontend.torch_compat import (
 )
 from lazyrt.ir.live import (
     Buffer,
+    Generator,
     float_leaf,
     leaf_of,
     lock,
@@ -48,7 +50,7 @@ Kernel = Callable[..., Any]
 # View ops whose result may begin elsewhere in the storage.
 SHIFTS = frozenset(("aten.select.int", "aten.slice.Tensor", "aten.diagonal.default"))
 # Arguments that say where a result lives, not what it is.
-_PLACEMENT = frozenset(("device", "layout", "pin_memory", "generator", "non_blocking"))
+_PLACEMENT = frozenset(("device", "layout", "pin_memory", "non_blocking"))
 # Types of arguments that are their own key components.
 _AS_THEY_ARE = frozenset(
     ("int", "Optional[int]", "str", "Optional[str]", "bool", "Optional[bool]")
@@ -96,12 +98,9 @@ def component(arg: Any) -> Any:
         return tuple([component(part) for part in arg])
     if isinstance(arg, torch.Tensor):
         return operand(arg)
-    if isinstance(arg, torch.Generator):
-        raise DeviceError(
-            f"an op on lazyrt tensors got a generator on {arg.device}. The device draws from "
-            "its own counter-based generator. Leave the generator out, and seed with "
-            "torch.manual_seed()."
-        )
+    if isinstance(arg, TorchGenerator):
+        generators.source(arg)  # the random state is a component of its own
+        return None
     return scalars.scalar_key(arg)
 
 
@@ -182,6 +181,7 @@ class _Source:
         self.params: list[str] = []
         self.names: list[str] = []
         self.before: list[str] = []
+        self.generator = ""
         self.parts: list[str] = []
         self.in_place = in_place
         self.liftable = record.liftable(op)
@@ -217,8 +217,12 @@ class _Source:
         kind = str(argument.type)
         if kind == "Tensor":
             return self._tensor(position, name)
+        if argument.name == "generator":
+            self.scope["source"] = generators.source
+            self.generator = f"source({name})"
+            return f"component({name})"
         if argument.name in _PLACEMENT:
-            return f"component({name})" if argument.name == "generator" else "None"
+            return "None"
         if kind in _AS_THEY_ARE:
             return name
         if kind in {"List[int]", "List[bool]"}:
@@ -279,7 +283,8 @@ class _Source:
 
     def look_up(self, *, called: bool = False) -> list[str]:
         """Lines that find the result `r` of the op, or hand over to the CPU."""
-        random = "random_leaf(), " if self.scope["op"].is_random else ""
+        is_random = self.scope["op"].is_random
+        random = f"random_leaf({self.generator}), " if is_random else ""
         extra = ", func" if called else ""
         return [
             *self.before,
@@ -297,8 +302,8 @@ class _Source:
         self.scope["undo_random"] = undo_random
         return [
             "  except FallbackNeeded as e:",
-            f"    undo_random(); return {self.fallback()}",
-            "  except BaseException: undo_random(); raise",
+            f"    undo_random({self.generator}); return {self.fallback()}",
+            f"  except BaseException: undo_random({self.generator}); raise",
         ]
 
     def build(self, lines: list[str]) -> Kernel:
@@ -525,10 +530,13 @@ def _out_kernel(func: torch._ops.OpOverload, pure: torch._ops.OpOverload) -> Ker
         ]
         with lock:
             parts = tuple([component(arg) for arg in full[:first_out]])
-            key = (random_leaf(), *parts) if op.is_random else parts
+            source = _source_among(full)
+            key = (random_leaf(source), *parts) if op.is_random else parts
             try:
                 result = functional(op, key)
             except FallbackNeeded as needed:
+                if op.is_random:
+                    undo_random(source)
                 pure_args = dict(
                     zip((a.name for a in arguments), full[:first_out], strict=False)
                 )
@@ -542,6 +550,12 @@ def _out_kernel(func: torch._ops.OpOverload, pure: torch._ops.OpOverload) -> Ker
         return targets[0] if len(targets) == 1 else tuple(targets)
 
     return kernel
+
+
+def _source_among(args: list[Any]) -> Generator:
+    """Return what an op with these arguments draws from."""
+    given = [arg for arg in args if isinstance(arg, TorchGenerator)]
+    return generators.source(given[0] if given else None)
 
 
 def _write_out(target: Any, value: Any) -> None:

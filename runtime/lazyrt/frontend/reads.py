@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -49,15 +49,8 @@ def require_lazy(tensor: object, caller: str) -> None:
 def peek(tensor: torch.Tensor, site: Site | None = None) -> torch.Tensor:
     """Return a lazy tensor's value as a new CPU tensor; the pending step stays as it is."""
     with lock:
-        state = state_of(tensor)
-        data = _known_data(state)
-        if data is None and isinstance(state, View) and not state.is_pending:
-            return _view_on_host(state, site)
-        if data is None:
-            value = state.value
-            assert value is not None
-            data = peek_value(value, site)
-    return _fetch(data, tensor, site)
+        found = _start_peek(tensor, site)
+    return _finish(found, tensor, site)
 
 
 def read(tensor: torch.Tensor, how: str) -> torch.Tensor:
@@ -68,23 +61,63 @@ def read(tensor: torch.Tensor, how: str) -> torch.Tensor:
     package asks of constants and inputs: libraries look whether a mask is all ones, and a cut
     for that would run each of the user's steps in two pieces.
 
+    Other threads may record while this one waits for the device.
+
     Args:
         tensor: A lazy tensor.
         how: What the program called, such as `.item()`.
     """
+    site = provenance.user_site(2)
     with lock:
-        state = state_of(tensor)
-        site = provenance.user_site(2)
-        if not state.is_pending:
-            return peek(tensor, site)
-        if config.read_policy == "peek" or at_debugger_prompt():
-            return peek(tensor, site)
-        if provenance.called_by_package(2):
-            found = _small_check(tensor, state, site)
-            if found is not None:
-                return found
-        barrier(f"read by {how}", site)
-        return peek(tensor, site)
+        found = _start_read(tensor, how, site)
+    return found if isinstance(found, torch.Tensor) else _finish(found, tensor, site)
+
+
+class _Chain(NamedTuple):
+    """A ready base's data and the views to apply to a host copy of it, innermost first."""
+
+    data: Any
+    dtype: torch.dtype
+    views: list[View]
+
+
+def _start_read(tensor: torch.Tensor, how: str, site: Site | None) -> Any:
+    """Run what a read must run; the result is what `_finish` takes, or a finished tensor."""
+    state = state_of(tensor)
+    if not state.is_pending:
+        return _start_peek(tensor, site)
+    if config.read_policy == "peek" or at_debugger_prompt():
+        return _start_peek(tensor, site)
+    if provenance.called_by_package(3):
+        found = _small_check(tensor, state, site)
+        if found is not None:
+            return found
+    barrier(f"read by {how}", site)
+    return _start_peek(tensor, site)
+
+
+def _start_peek(tensor: torch.Tensor, site: Site | None) -> Any:
+    """Dispatch what a tensor's value needs; return its data, or a chain of views on data."""
+    pending.activity += 1
+    state = state_of(tensor)
+    data = _known_data(state)
+    if data is not None:
+        return data
+    if isinstance(state, View) and not state.is_pending:
+        return _chain(state)
+    value = state.value
+    assert value is not None
+    return peek_value(value, site)
+
+
+def _finish(found: Any, tensor: torch.Tensor, site: Site | None) -> torch.Tensor:
+    """Wait for data without the lock, and copy it to the host.
+
+    The reference to the data keeps a barrier of another thread from donating it.
+    """
+    if isinstance(found, _Chain):
+        return _view_on_host(found, site)
+    return _fetch(found, tensor, site)
 
 
 _MAX_CHECK_NODES = 32
@@ -168,7 +201,6 @@ def snapshot(tensor: torch.Tensor) -> torch.Tensor:
 def _fetch(data: Any, tensor: torch.Tensor, site: Site | None) -> torch.Tensor:
     watcher.wait_for(data)
     host = transfer.to_host(data, tensor.dtype, site)
-    pending.activity += 1
     strides = tensor.stride()
     if host.stride() != strides and _is_dense(tensor):
         host = torch.empty_strided(host.shape, strides, dtype=host.dtype).copy_(host)
@@ -207,26 +239,26 @@ _BY_LAYOUT = frozenset(
 )  # fmt: skip
 
 
-def _view_on_host(view: View, site: Site | None) -> torch.Tensor:
-    """Apply a chain of views to a host copy of a ready base: recording it would use inputs."""
+def _chain(view: View) -> _Chain:
     chain: list[View] = []
     state: State = view
     while isinstance(state, View):
         chain.append(state)
         state = state.parent
-    data = _known_data(state)
-    watcher.wait_for(data)
-    host = transfer.to_host(data, state.type[1], site)
-    pending.activity += 1
-    for link in reversed(chain):
+    return _Chain(_known_data(state), state.type[1], chain[::-1])
+
+
+def _view_on_host(chain: _Chain, site: Site | None) -> torch.Tensor:
+    """Apply a chain of views to a host copy of a ready base: recording it would use inputs."""
+    watcher.wait_for(chain.data)
+    host = transfer.to_host(chain.data, chain.dtype, site)
+    for link in chain.views:
         args = [list(arg) if arg.__class__ is tuple else arg for arg in link.args]
-        if (
-            link.op.name in _BY_LAYOUT
-        ):  # the host's copy lists elements in logical order
-            host = host.contiguous()
+        if link.op.name in _BY_LAYOUT:
+            host = host.contiguous()  # the copy lists elements in logical order
         positional, keywords = call_arguments(link.op.func, [host, *args])
         host = link.op.func(*positional, **keywords)
-    return host.clone()
+    return host.resolve_conj().resolve_neg().clone()
 
 
 def describe(tensor: torch.Tensor) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lazyrt.errors import NoLoweringError
 from lazyrt.execution.transfer import to_device
-from lazyrt.frontend import reads, record
+from lazyrt.frontend import reads, record, refusals
 from lazyrt.frontend.buffers import State, View, current_value, state_of, value_of
 from lazyrt.frontend.kernels import (
     component,
+    contiguous_strides,
     emit,
     functional_kernel,
     make_view,
@@ -22,20 +24,21 @@ from lazyrt.frontend.kernels import (
 )
 from lazyrt.frontend.record import functional, operation
 from lazyrt.frontend.torch_compat import (
-    CPU_KEYS,
     DEVICE_TYPE,
     aten,
     create_empty_tensor,
-    reshape_alias,
 )
 from lazyrt.ir.live import Buffer, leaf_of, lock, pending
 from lazyrt.ir.node import Value
+from lazyrt.lowering import dynamic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-def _zeros(size: Sequence[int], dtype: torch.dtype | None) -> Any:
+def _zeros(
+    size: Sequence[int], dtype: torch.dtype | None, strides: Sequence[int] | None = None
+) -> Any:
     """New storage is zero: reading memory that was never written would not be reproducible."""
     record.check_default_dtype()
     dtype = dtype or torch.get_default_dtype()
@@ -48,7 +51,10 @@ def _zeros(size: Sequence[int], dtype: torch.dtype | None) -> Any:
             else (float, "0.0")
         )
     )
-    return functional(operation(aten.full.default), (tuple(size), fill, dtype))
+    value = functional(operation(aten.full.default), (tuple(size), fill, dtype))
+    if strides is None:
+        return value
+    return functional(operation(dynamic.restride), (value, tuple(strides)))
 
 
 def empty(
@@ -56,24 +62,28 @@ def empty(
     device: Any = None, pin_memory: Any = None, memory_format: Any = None,
 ) -> torch.Tensor:  # fmt: skip
     """`aten.empty.memory_format`."""
-    with lock:
-        tensor = emit(_zeros(size, dtype))
+    strides = None
     if memory_format in {torch.channels_last, torch.channels_last_3d}:
         strides = torch.empty(size, device="meta", memory_format=memory_format).stride()
-        return reshape_alias(CPU_KEYS, tensor, size, strides)
-    return tensor  # type: ignore[no-any-return]
+    with lock:
+        return emit(_zeros(size, dtype, strides))  # type: ignore[no-any-return]
 
 
 def empty_strided(
     size: Sequence[int], stride: Sequence[int], dtype: torch.dtype | None = None,
     layout: Any = None, device: Any = None, pin_memory: Any = None,
 ) -> torch.Tensor:  # fmt: skip
-    """`aten.empty_strided`."""
+    """`aten.empty_strided`; strides with gaps or overlaps make a view of flat storage."""
+    like = torch.empty_strided(size, stride, device="meta")
     with lock:
-        tensor: torch.Tensor = emit(_zeros(size, dtype))
-    if tuple(tensor.stride()) == tuple(stride):
-        return tensor
-    return reshape_alias(CPU_KEYS, tensor, size, stride)
+        if like.is_contiguous():
+            return emit(_zeros(size, dtype))  # type: ignore[no-any-return]
+        if like.untyped_storage().nbytes() == like.nbytes:
+            return emit(_zeros(size, dtype, stride))  # type: ignore[no-any-return]
+        count = like.untyped_storage().nbytes() // like.itemsize
+        flat = emit(_zeros((count,), dtype))
+        args = (tuple(size), tuple(stride), 0)
+        return make_view(state_of(flat), aten.as_strided.default, args)
 
 
 def new_zeros_like_tangent(
@@ -155,6 +165,7 @@ def _upload(
     source: torch.Tensor, dtype: torch.dtype, memory_format: torch.memory_format | None
 ) -> torch.Tensor:
     """Copy a tensor of another device into new storage."""
+    refusals.check_layout(source)
     keep = torch.preserve_format if memory_format is None else memory_format
     host = source.detach().to(device="cpu", dtype=dtype)
     like = torch.empty_like(host, device="meta", memory_format=keep)
@@ -294,9 +305,16 @@ def _slice(self: torch.Tensor, dim: int, start: int, end: int) -> torch.Tensor:
 def resize_(
     self: torch.Tensor, size: Sequence[int], *, memory_format: Any = None
 ) -> torch.Tensor:
-    """`aten.resize_`."""
-    if tuple(self.shape) != tuple(size):
-        with lock:
+    """`aten.resize_`: another part of the storage, or new storage where that is too small."""
+    if tuple(self.shape) == tuple(size):
+        return self
+    with lock:
+        state = state_of(self)
+        wanted = state.offset + math.prod(size)
+        if wanted <= math.prod(state.base.type[0]) and self.dtype is state.base.type[1]:
+            strides = contiguous_strides(tuple(size))
+            self.data = as_strided(self, size, strides, state.offset)
+        else:
             resize(self, tuple(size))
     return self
 
@@ -388,6 +406,13 @@ def storage_to_device(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     return holder
 
 
+def set_whole_storage_(self: torch.Tensor, source: Any) -> torch.Tensor:
+    """`aten.set_.source_Storage`: the tensor shows all of a storage, flat."""
+    storage = source.untyped() if hasattr(source, "untyped") else source
+    count = storage.nbytes() // self.itemsize
+    return set_storage_(self, storage, 0, (count,), (1,))
+
+
 def is_set_to(self: torch.Tensor, other: torch.Tensor) -> bool:
     """`aten.is_set_to`: whether two tensors show the same storage the same way."""
     return (
@@ -439,5 +464,6 @@ SPECIAL: dict[str, Callable[..., Any]] = {
     "unbind.int": unbind,
     "resize_": resize_,
     "set_.source_Tensor": set_tensor_,
+    "set_.source_Storage": set_whole_storage_,
     "set_.source_Storage_storage_offset": set_storage_,
 }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch._tensor_str
 import torch.autograd.graph
+import torch.utils.dlpack
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 DEVICE_TYPE = "lazyrt"
 
 aten = torch.ops.aten
+# torch's own class, whatever name `torch.Generator` stands for later.
+TorchGenerator = torch._C.Generator
 create_empty_tensor: Callable[..., torch.Tensor] = torch._C._acc.create_empty_tensor
 sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -80,6 +83,11 @@ def is_lazy(tensor: object) -> bool:
     return isinstance(tensor, torch.Tensor) and tensor.device.type == DEVICE_TYPE
 
 
+def is_dense_lazy(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is on the device and has its layout; others refuse every op."""
+    return tensor.device.type == DEVICE_TYPE and tensor.layout is torch.strided
+
+
 def below_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function` running with the device's autocast switched off."""
 
@@ -137,7 +145,7 @@ def patch_printing(describe: Callable[[torch.Tensor, Callable[..., str]], str]) 
     # of a failed or interrupted peek would keep in force.
     @functools.wraps(original)
     def text(self: torch.Tensor, *, tensor_contents: str | None = None) -> str:
-        if self.device.type != DEVICE_TYPE or tensor_contents is not None:
+        if not is_dense_lazy(self) or tensor_contents is not None:
             return original(self, tensor_contents=tensor_contents)
         return describe(self, original)
 
@@ -169,6 +177,57 @@ def patch_tensor_method(name: str, replacement: Callable[..., Any]) -> None:
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def patch_storage_method(
+    name: str, replacement: Callable[[torch.UntypedStorage], Any]
+) -> None:
+    """Replace a method of `torch.UntypedStorage` for storages of the device."""
+    original = getattr(torch.UntypedStorage, name)
+
+    @functools.wraps(original)
+    def method(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+        if self.device.type != DEVICE_TYPE:
+            return original(self, *args, **kwargs)
+        return replacement(self)
+
+    setattr(torch.UntypedStorage, name, method)
+
+
+def patch_generator(make: Callable[[], torch.Generator]) -> None:
+    """Let `torch.Generator(device="lazyrt")` call `make`.
+
+    torch's class cannot be changed, so the name gets a stand-in: a call makes torch's own
+    generator for other devices, and `isinstance` and `issubclass` see torch's class.
+    """
+
+    class Maker(type(TorchGenerator)):  # type: ignore[misc]
+        def __call__(cls, device: Any = "cpu") -> torch.Generator:
+            if torch.device(device).type == DEVICE_TYPE:
+                return make()
+            return TorchGenerator(device)
+
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, TorchGenerator)
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, TorchGenerator)
+
+    members = {"__doc__": TorchGenerator.__doc__, "__module__": "torch"}
+    torch.Generator = Maker("Generator", (TorchGenerator,), members)  # type: ignore[misc]
+
+
+def patch_to_dlpack(to_host: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Let `torch.utils.dlpack.to_dlpack` export lazy tensors by their CPU copies."""
+    original = torch._C._to_dlpack
+
+    @functools.wraps(original)
+    def export(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        exported = to_host(tensor) if is_lazy(tensor) else tensor
+        return original(exported, *args, **kwargs)
+
+    for module in (torch, torch.utils.dlpack):
+        setattr(module, "to_dlpack", export)  # noqa: B010 - not an exported name to mypy
 
 
 def patch_backward() -> None:
@@ -264,9 +323,24 @@ def patch_pickling(to_host: Callable[[torch.Tensor], torch.Tensor]) -> None:
     with `weights_only=True`.
     """
 
+    class Contents:
+        """What a pickle holds of a lazy tensor: a CPU tensor, read when it is written.
+
+        `copy.copy` calls the rebuilding function without a pickle: then this is asked for a
+        tensor of the device, and gives one that shares the storage.
+        """
+
+        def __init__(self, tensor: torch.Tensor) -> None:
+            self._tensor = tensor
+
+        def to(self, **_: Any) -> torch.Tensor:
+            return self._tensor.data
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            return to_host(self._tensor).__reduce_ex__(protocol)
+
     def reduce(_original: Any, self: torch.Tensor, _proto: int) -> Any:
-        value = to_host(self)
-        state = (value, self.dtype, str(self.device), self.requires_grad)
+        state = (Contents(self), self.dtype, str(self.device), self.requires_grad)
         return (torch._utils._rebuild_device_tensor_from_cpu_tensor, state)
 
     def deepcopy(original: Any, self: torch.Tensor, memo: dict[int, Any]) -> Any:

@@ -49,9 +49,12 @@ class Buffer:
         data: Device array of the last barrier or transfer; None before the first.
         version: Counts writes and barriers; views compare it.
         meta: (shape, dtype, strides) once data was stored; strides None if contiguous.
+        address: Made-up address of the storage, from the first time that somebody asks for it.
     """
 
-    __slots__ = ("__weakref__", "data", "meta", "value", "version")
+    __slots__ = ("__weakref__", "address", "data", "meta", "value", "version")
+
+    address: int
 
     offset = 0
 
@@ -238,7 +241,7 @@ def int_leaf(number: int) -> Leaf:
 
 
 class Generator:
-    """The device's counter-based random state: the n-th random op reads (seed, n).
+    """A counter-based random state: the n-th random op reads (seed, n).
 
     Barriers, prints and peeks do not count, so random numbers depend on the seed and on how
     many random ops the program has called since, and on nothing else.
@@ -257,17 +260,17 @@ class Generator:
 generator = Generator()
 
 
-def undo_random() -> None:
-    """Take the last random state back: the op that drew it failed."""
-    generator.offset -= 1
+def undo_random(source: Generator = generator) -> None:
+    """Take the last random state back: the op that drew it from `source` failed."""
+    source.offset -= 1
     pending.rng.pop()
 
 
-def random_leaf() -> Leaf:
-    """Make the generator's next state an input of the pending step."""
+def random_leaf(source: Generator = generator) -> Leaf:
+    """Make the next state of a generator an input of the pending step."""
     position = len(pending.rng)
-    pending.rng.append((generator.seed, generator.offset))
-    generator.offset += 1
+    pending.rng.append((source.seed, source.offset))
+    source.offset += 1
     return _number_leaf("rng", position, torch.uint64)
 
 

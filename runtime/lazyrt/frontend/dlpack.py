@@ -1,0 +1,50 @@
+"""DLPack: other libraries take a lazy tensor as a copy in CPU memory.
+
+torch itself would hand out a capsule with a null address, because a lazy tensor's data may not
+exist yet and lies in XLA's memory when it does. An export is a read, like `.numpy()`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.dlpack import DLDeviceType
+
+from lazyrt.frontend import reads
+from lazyrt.frontend import torch_compat as compat
+
+if TYPE_CHECKING:
+    import torch
+
+
+def install() -> None:
+    """Route DLPack exports of lazy tensors to this module."""
+    compat.patch_tensor_method("__dlpack_device__", _device)
+    compat.patch_tensor_method("__dlpack__", _export)
+    compat.patch_to_dlpack(lambda tensor: reads.read(tensor, "to_dlpack()"))
+
+
+def _device(_original: Any, _self: torch.Tensor) -> tuple[Any, int]:
+    return (DLDeviceType.kDLCPU, 0)
+
+
+def _export(
+    _original: Any,
+    self: torch.Tensor,
+    *,
+    stream: Any = None,  # noqa: ARG001 - part of the protocol; the CPU has none
+    max_version: tuple[int, int] | None = None,
+    dl_device: tuple[Any, int] | None = None,
+    copy: bool | None = None,
+) -> Any:
+    if self.requires_grad:
+        raise BufferError(
+            "Can't export tensors that require gradient, use tensor.detach()"
+        )
+    if copy is False:
+        raise BufferError(
+            f"__dlpack__(copy=False) of a lazy tensor of shape {tuple(self.shape)} is impossible: "
+            "its data is in XLA's memory, and what leaves the device is a copy. Leave `copy` out."
+        )
+    host = reads.read(self, "__dlpack__()")
+    return host.__dlpack__(max_version=max_version, dl_device=dl_device)

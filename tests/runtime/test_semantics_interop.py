@@ -1,0 +1,301 @@
+"""How lazy tensors meet other libraries: arrays, capsules, pickles, storages, other layouts."""
+
+import copy
+import io
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import lazyrt
+from lazyrt.observe import events
+from tests.harness import DEVICE, lazy, recorded
+from tests.runtime.semantics import grid, on_both
+
+# ---------------------------------------------------------------- numpy and DLPack
+
+
+def test_numpy_gives_values_dtype_and_shape():
+    on_both(
+        lambda d, x, i, b: [
+            (a.dtype.name, a.shape, a.tolist())
+            for a in (x.numpy(), x.t().numpy(), i.numpy(), b.numpy(), x[1].numpy())
+        ],
+        grid(2, 3),
+        grid(3, dtype=torch.int64),
+        torch.tensor([True, False]),
+    )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_array_protocols_give_what_the_cpu_gives():
+    def program(device, x):
+        arrays = [np.asarray(x), np.array(x, dtype=np.float64), np.stack([x[0], x[1]])]
+        made = torch.from_numpy(np.asarray(x) * 2)
+        return (
+            [(a.dtype.name, a.tolist()) for a in arrays],
+            made.tolist(),
+            float(x.sum()),
+        )
+
+    on_both(program, grid(2, 3))
+
+
+def test_an_array_of_a_lazy_tensor_is_a_copy():
+    x = torch.ones(3, device=DEVICE)
+    array = np.asarray(x)
+
+    array[0] = 9
+
+    assert x.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_numpy_of_a_tensor_that_requires_grad_is_refused_unless_forced():
+    x = torch.ones(3, device=DEVICE, requires_grad=True)
+
+    with pytest.raises(RuntimeError, match="requires grad"):
+        np.asarray(x)
+    with pytest.raises(RuntimeError, match="requires grad"):
+        x.numpy()
+
+    assert x.numpy(force=True).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_dlpack_exports_a_copy_to_the_cpu():
+    x = lazy(grid(2, 3)) * 2
+
+    arrays = [np.from_dlpack(x), np.from_dlpack(x.t())]
+    tensors = [torch.from_dlpack(x), torch.from_dlpack(torch.utils.dlpack.to_dlpack(x))]
+
+    assert arrays[0].tolist() == (grid(2, 3) * 2).tolist()
+    assert arrays[1].tolist() == (grid(2, 3) * 2).t().tolist()
+    for tensor in tensors:
+        assert tensor.device.type == "cpu"
+        assert torch.equal(tensor, grid(2, 3) * 2)
+        tensor.zero_()
+    assert x.sum().item() == 42.0
+
+
+def test_dlpack_of_what_cannot_be_exported_is_refused():
+    with pytest.raises(BufferError, match="require gradient"):
+        torch.ones(2, device=DEVICE, requires_grad=True).__dlpack__()
+    with pytest.raises(BufferError, match="Leave `copy` out"):
+        torch.ones(2, device=DEVICE).__dlpack__(copy=False)
+
+
+def test_dlpack_imports_make_cpu_tensors_that_can_be_moved():
+    imported = torch.from_dlpack(np.arange(4.0))
+
+    assert lazy(imported).tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+# ---------------------------------------------------------------- storages
+
+
+def test_storages_have_the_sizes_of_the_cpu():
+    def program(device, x):
+        tensors = [
+            x,
+            x[1],
+            x.half(),
+            x[1].clone(),
+            x.t(),
+            x.t() + 1,
+            x.view(torch.uint8),
+        ]
+        tensors += [torch.empty(0, device=device), torch.tensor(1, device=device)]
+        sizes = [tensor.untyped_storage().nbytes() for tensor in tensors]
+        whole = x.untyped_storage()
+        return sizes, len(whole), whole.size(), x.nbytes, x.element_size()
+
+    on_both(program, grid(4, 6))
+
+
+def test_addresses_tell_which_tensors_share_memory_and_where():
+    def program(device, x):
+        def first(t):
+            return t.data_ptr()
+
+        def storage(t):
+            return t.untyped_storage().data_ptr()
+
+        distances = [
+            first(part) - first(x) for part in (x[1], x[:, 2], x[1:, 2:], x[2][3:])
+        ]
+        same = [x.view(-1), x.detach(), x.data, nn.Parameter(x), x.t(), x.unsqueeze(0)]
+        other = [x.clone(), x + 0, x.contiguous().clone()]
+        return (
+            distances,
+            [first(t) == first(x) and storage(t) == storage(x) for t in same],
+            [first(t) != first(x) and storage(t) != storage(x) for t in other],
+            [storage(part) == storage(x) for part in (x[1], x[:, 2])],
+            [first(x) != 0, first(x[3:3]), first(torch.empty(0, device=device))],
+        )
+
+    on_both(program, grid(4, 6))
+
+
+def test_an_address_lasts_over_writes_and_barriers_and_is_nobody_elses():
+    x = torch.ones(4, device=DEVICE)
+    address = x.data_ptr()
+    x.add_(1)
+    lazyrt.mark_step()
+    others = [torch.ones(n, device=DEVICE) for n in (1, 100, 4)]
+
+    assert x.data_ptr() == address
+    spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in (x, *others))
+    assert all(
+        end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False)
+    )
+
+
+def test_asking_a_storage_computes_nothing():
+    with recorded(events.BarrierFinished, events.TensorMaterialised) as found:
+        x = torch.ones(4, device=DEVICE) * 2
+        x[1:].data_ptr()
+        x.untyped_storage().nbytes()
+
+    assert not found
+    assert lazyrt.is_pending(x)
+
+
+def test_tied_weights_are_found_as_checkpoint_libraries_find_them():
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    model.to(DEVICE)
+
+    groups: dict[tuple[int, int], list[str]] = {}
+    for name, tensor in model.state_dict().items():
+        storage = tensor.untyped_storage()
+        groups.setdefault((storage.data_ptr(), storage.nbytes()), []).append(name)
+
+    assert [names for names in groups.values() if len(names) > 1] == [
+        ["0.weight", "1.weight"]
+    ]
+
+
+def test_a_storages_bytes_can_be_read():
+    on_both(
+        lambda d, x: (
+            x[1].untyped_storage().tolist(),
+            list(x.untyped_storage().cpu()),
+        ),
+        grid(2, 2, dtype=torch.int16),
+    )
+
+
+# ---------------------------------------------------------------- copies and pickles
+
+
+def test_shallow_copies_are_shared_as_on_the_cpu():
+    def program(device, x, w):
+        plain, leaf, parameter = copy.copy(x), copy.copy(w), copy.copy(nn.Parameter(x))
+        x.add_(1)
+        return plain, leaf, parameter, plain.data_ptr() == x.data_ptr()
+
+    on_both(program, grid(3), grid(2).requires_grad_())
+
+
+def test_a_shallow_copy_computes_nothing():
+    x = torch.ones(2, device=DEVICE) * 2
+
+    copied = copy.copy(x)
+
+    assert lazyrt.is_pending(copied)
+    assert lazyrt.counters()["executions"] == lazyrt.counters()["peek_executions"] == 0
+
+
+@pytest.mark.parametrize("weights_only", [True, False])
+@pytest.mark.parametrize("location", [None, "cpu", DEVICE])
+def test_a_checkpoint_loads_anywhere(weights_only, location):
+    state = {
+        "w": lazy(grid(2, 3)).t(),
+        "n": torch.tensor(3, device=DEVICE),
+        "v": [1, "a"],
+    }
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+
+    loaded = torch.load(file, weights_only=weights_only, map_location=location)
+
+    # The value is stored with the device's name; the place is chosen when it is loaded.
+    assert loaded["w"].device.type == (location or DEVICE)
+    assert torch.equal(loaded["w"].cpu(), grid(2, 3).t())
+    assert loaded["n"].item() == 3
+    assert loaded["v"] == [1, "a"]
+
+
+def test_pickles_of_containers_keep_one_tensor_one():
+    x = lazy(grid(3))
+
+    a, b = pickle.loads(pickle.dumps([x, x]))  # noqa: S301
+
+    assert a is b
+    assert a.device.type == DEVICE
+    assert torch.equal(a.cpu(), grid(3))
+
+
+# ---------------------------------------------------------------- layouts without arrays
+
+DENSE = torch.eye(3)
+REFUSED = {
+    "coo-made": lambda x: torch.sparse_coo_tensor(
+        torch.tensor([[0], [1]]),
+        torch.tensor([1.0]),
+        (2, 2),
+        device=DEVICE,
+        check_invariants=False,
+    ),
+    "coo-moved": lambda x: DENSE.to_sparse().to(DEVICE),
+    "coo-converted": lambda x: x.to_sparse(),
+    "csr-converted": lambda x: x.to_sparse_csr(),
+    "bsr-converted": lambda x: x.to_sparse_bsr((1, 1)),
+    "csr-moved": lambda x: DENSE.to_sparse_csr().to(DEVICE).to_dense(),
+    "csr-printed": lambda x: repr(DENSE.to_sparse_csr().to(DEVICE)),
+    "product": lambda x: DENSE.to_sparse() @ x,
+    "torch.sparse.mm": lambda x: torch.sparse.mm(DENSE.to_sparse(), x),
+    "sum": lambda x: x + DENSE.to_sparse(),
+    "sparse-gradient": lambda x: (
+        nn.functional.embedding(
+            torch.tensor([0], device=DEVICE), x.requires_grad_(), sparse=True
+        )
+        .sum()
+        .backward()
+    ),
+    "quantised-moved": lambda x: torch.quantize_per_tensor(
+        DENSE, 0.1, 0, torch.qint8
+    ).to(DEVICE),
+    "quantised": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+    "quantised-channels": lambda x: torch.quantize_per_channel(
+        x, torch.ones(3), torch.zeros(3), 0, torch.qint8
+    ),
+    "nested": lambda x: torch.nested.nested_tensor([x, x]),
+    "mkldnn": lambda x: x.to_mkldnn(),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("call", REFUSED)
+def test_a_layout_without_arrays_is_refused_with_advice(call):
+    x = lazy(DENSE.clone())
+
+    with pytest.raises(lazyrt.errors.DeviceError) as caught:
+        REFUSED[call](x)
+
+    what, meaning, *advice = str(caught.value).split(". ")
+    assert "tensor on lazyrt" in what
+    assert "dense arrays" in meaning
+    assert advice
+    assert (x.detach() * 2).sum().item() == 6.0
+
+
+def test_fake_quantisation_works_on_dense_numbers():
+    on_both(
+        lambda d, x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127),
+        torch.linspace(-20, 20, 9),
+        fallbacks=None,
+    )
