@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils import dlpack
+from torch.utils.dlpack import from_dlpack
 
 import lazyrt
 from lazyrt.observe import events
@@ -68,7 +70,7 @@ def test_dlpack_exports_a_copy_to_the_cpu():
     x = lazy(grid(2, 3)) * 2
 
     arrays = [np.from_dlpack(x), np.from_dlpack(x.t())]
-    tensors = [torch.from_dlpack(x), torch.from_dlpack(torch.utils.dlpack.to_dlpack(x))]
+    tensors = [from_dlpack(x), from_dlpack(dlpack.to_dlpack(x))]
 
     assert arrays[0].tolist() == (grid(2, 3) * 2).tolist()
     assert arrays[1].tolist() == (grid(2, 3) * 2).t().tolist()
@@ -87,7 +89,7 @@ def test_dlpack_of_what_cannot_be_exported_is_refused():
 
 
 def test_dlpack_imports_make_cpu_tensors_that_can_be_moved():
-    imported = torch.from_dlpack(np.arange(4.0))
+    imported = from_dlpack(np.arange(4.0))
 
     assert lazy(imported).tolist() == [0.0, 1.0, 2.0, 3.0]
 
@@ -147,9 +149,7 @@ def test_an_address_lasts_over_writes_and_barriers_and_is_nobody_elses():
 
     assert x.data_ptr() == address
     spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in (x, *others))
-    assert all(
-        end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False)
-    )
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
 
 
 def test_asking_a_storage_computes_nothing():

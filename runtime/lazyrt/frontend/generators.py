@@ -44,7 +44,7 @@ class LazyGenerator(compat.TorchGenerator):
             state = live.Generator()
             state.restart(compat.TorchGenerator().initial_seed())
         self._state = state
-        _by_torchs_pointer[self._cdata] = self
+        _by_torchs_pointer[compat.generator_pointer(self)] = self
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -140,10 +140,10 @@ def source(generator: object) -> live.Generator:
     """
     if generator is None:
         return live.generator
-    pointer = getattr(generator, "_cdata", None)
-    found = _by_torchs_pointer.get(pointer) if pointer is not None else None
-    if found is not None:
-        return found._state
+    if isinstance(generator, compat.TorchGenerator):
+        found = _by_torchs_pointer.get(compat.generator_pointer(generator))
+        if found is not None:
+            return found._state
     where = getattr(generator, "device", type(generator).__name__)
     raise DeviceError(
         f"an op on lazyrt tensors got a generator on {where}. The device draws from "

@@ -194,6 +194,11 @@ def patch_storage_method(
     setattr(torch.UntypedStorage, name, method)
 
 
+def generator_pointer(generator: torch.Generator) -> int:
+    """Return what identifies the C++ generator under a Python object."""
+    return generator._cdata  # type: ignore[attr-defined,no-any-return]
+
+
 def patch_generator(make: Callable[[], torch.Generator]) -> None:
     """Let `torch.Generator(device="lazyrt")` call `make`.
 
