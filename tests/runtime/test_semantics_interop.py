@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils import dlpack
 from torch.utils.dlpack import from_dlpack
 
 import lazyrt
@@ -70,7 +69,8 @@ def test_dlpack_exports_a_copy_to_the_cpu():
     x = lazy(grid(2, 3)) * 2
 
     arrays = [np.from_dlpack(x), np.from_dlpack(x.t())]
-    tensors = [from_dlpack(x), from_dlpack(dlpack.to_dlpack(x))]
+    capsule = torch.to_dlpack(x)  # type: ignore[attr-defined]
+    tensors = [from_dlpack(x), from_dlpack(capsule)]
 
     assert arrays[0].tolist() == (grid(2, 3) * 2).tolist()
     assert arrays[1].tolist() == (grid(2, 3) * 2).t().tolist()

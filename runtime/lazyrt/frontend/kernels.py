@@ -646,20 +646,29 @@ def wrap_view(view: View, value: Value) -> torch.Tensor:
 
 
 def track_offset(view: View, key: tuple[Any, ...]) -> None:
-    """Note where in its base's storage a view begins."""
-    view.offset = view.parent.offset + infer(view.op, key).offset
+    """Note where in its base's storage a view begins, in elements of the view's own dtype."""
+    before, result = key[0].dtype.itemsize, infer(view.op, key)
+    start = view.parent.offset * before // result.dtype.itemsize
+    view.offset = start + result.offset
+
+
+def view_state(
+    state: State, func: torch._ops.OpOverload, args: tuple[Any, ...]
+) -> View:
+    """Return a view of a storage, by recording the view op."""
+    op = operation(func)
+    key = record.complete(op, (current_value(state), *args))
+    view = View(state, op, key[1:], functional(op, key))
+    track_offset(view, key)
+    return view
 
 
 def make_view(
     state: State, func: torch._ops.OpOverload, args: tuple[Any, ...]
 ) -> torch.Tensor:
     """Return a tensor that is a view of a storage, by recording the view op."""
-    op = operation(func)
-    key = record.complete(op, (current_value(state), *args))
-    value = functional(op, key)
-    view = View(state, op, key[1:], value)
-    track_offset(view, key)
-    return wrap_view(view, value)
+    view = view_state(state, func, args)
+    return wrap_view(view, view.value)
 
 
 def find_pure(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:

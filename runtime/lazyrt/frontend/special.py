@@ -19,6 +19,7 @@ from lazyrt.frontend.kernels import (
     make_view,
     resize,
     view_kernel,
+    view_state,
     wrap,
     write,
 )
@@ -208,10 +209,37 @@ def as_strided(
     with lock:
         state = state_of(self)
         start = state.offset if offset is None else offset
-        root = _in_memory_order(state.base)
+        root = _root_as(state, self.dtype)
         return make_view(
             root, aten.as_strided.default, (tuple(size), tuple(stride), start)
         )
+
+
+def _root_as(state: State, dtype: torch.dtype) -> State:
+    """Return the storage under a tensor as elements of the tensor's own dtype.
+
+    Raises:
+        NoLoweringError: The tensor shows the storage conjugated or negated.
+    """
+    link = state
+    while isinstance(link, View):
+        if link.op.func in {aten._conj.default, aten._neg_view.default}:
+            raise NoLoweringError(
+                f"as_strided on a view made by {link.op.name} has no lowering. The storage holds "
+                "other numbers than the view shows. Call `.clone()` first."
+            )
+        link = link.parent
+    root = _in_memory_order(state.base)
+    if state.base.type[1] is dtype:
+        return root
+    shape, before, _ = root.type
+    if before.is_complex and not dtype.is_complex:
+        root = view_state(root, aten.view_as_real.default, ())
+        shape = root.type[0]
+    flat = view_state(root, aten.view.default, ((math.prod(shape),),))
+    if flat.type[1] is dtype:
+        return flat
+    return view_state(flat, aten.view.dtype, (dtype,))
 
 
 def _in_memory_order(base: Buffer) -> State:
@@ -340,13 +368,14 @@ def set_storage_(
             "set_() got a storage that lazyrt did not make. The device keeps no raw bytes. "
             "Copy a CPU tensor to the device instead."
         )
-    shape, _, strides = state.type
-    if tuple(size) == shape and strides is None and offset == 0:
+    shape, dtype, strides = state.type
+    is_whole = tuple(size) == shape and strides is None and offset == 0
+    if is_whole and self.dtype is dtype:
         self.data = wrap(state, current_value(state))
     else:
-        self.data = make_view(
-            state.base, aten.as_strided.default, (tuple(size), tuple(stride), offset)
-        )
+        root = _root_as(state.base, self.dtype)
+        args = (tuple(size), tuple(stride), offset)
+        self.data = make_view(root, aten.as_strided.default, args)
     return self
 
 
