@@ -44,7 +44,13 @@ def python(code):
 
 @pytest.mark.parametrize(
     "module",
-    ["lazyviz", "lazyviz.render.html", "lazyviz.render.layout", "lazyviz.render.text"],
+    [
+        "lazyviz",
+        "lazyviz.hlo",
+        "lazyviz.render.html",
+        "lazyviz.render.layout",
+        "lazyviz.render.text",
+    ],
 )
 def test_importing_what_shows_loads_none_of_the_heavy_packages(module):
     loaded = python(f"import {module}; print(*sys.modules)")

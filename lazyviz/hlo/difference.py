@@ -1,0 +1,256 @@
+"""What differs between two graphs, and at what cost."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from lazyviz.hlo.matching import match
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lazyviz.hlo.edits import Edit
+    from lazyviz.hlo.graph import DeadNode, Graph
+    from lazyviz.hlo.hunks import Hunk
+
+
+class Rewire(NamedTuple):
+    """An operand slot of a pair that reads another node, or that one side lacks.
+
+    Attributes:
+        a, b: The pair.
+        slot: Position among the operands.
+    """
+
+    a: int
+    b: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """How the outputs differ as a multiset of nodes; their order makes no difference.
+
+    Attributes:
+        added: Nodes of b that are outputs there only, once for each time.
+        removed: Nodes of a that are outputs there only, once for each time.
+    """
+
+    added: tuple[int, ...] = ()
+    removed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Regrouped:
+    """Members of groups, such as coalesced collectives, that are grouped in another way.
+
+    Attributes:
+        pairs: The members on both sides that have other companions than before.
+        sizes_a, sizes_b: How many members the concerned groups have.
+    """
+
+    pairs: tuple[tuple[int, int], ...] = ()
+    sizes_a: tuple[int, ...] = ()
+    sizes_b: tuple[int, ...] = ()
+
+
+class GraphDiff:
+    """The difference of two graphs: an assignment of their nodes, and what it leaves over.
+
+    Node ids of `a` and of `b` are positions in `a` and `b`.
+
+    Attributes:
+        a, b: The graphs.
+        partner_a: For each node of a its partner in b, -1 if it was removed.
+        partner_b: For each node of b its partner in a, -1 if it was added.
+    """
+
+    def __init__(
+        self, a: Graph, b: Graph, partner_a: list[int], partner_b: list[int]
+    ) -> None:
+        self.a = a
+        self.b = b
+        self.partner_a = partner_a
+        self.partner_b = partner_b
+
+    @cached_property
+    def pairs(self) -> list[tuple[int, int]]:
+        """Nodes of a with their partners in b."""
+        return [(x, y) for x, y in enumerate(self.partner_a) if y >= 0]
+
+    @cached_property
+    def added(self) -> list[int]:
+        """Nodes of b without a partner."""
+        return [y for y, x in enumerate(self.partner_b) if x < 0]
+
+    @cached_property
+    def removed(self) -> list[int]:
+        """Nodes of a without a partner."""
+        return [x for x, y in enumerate(self.partner_a) if y < 0]
+
+    @cached_property
+    def changed(self) -> list[tuple[int, int]]:
+        """Pairs whose labels differ: another shape, dtype, literal, attribute or op."""
+        numbers = {label: number for number, label in enumerate(self.b.labels)}
+        number_of = [numbers.get(label, -1) for label in self.a.labels]
+        same_as = [numbers[label] for label in self.b.labels]
+        kinds_a, kinds_b = self.a.kinds, self.b.kinds
+        return [
+            (x, y)
+            for x, y in self.pairs
+            if number_of[kinds_a[x]] != same_as[kinds_b[y]]
+        ]
+
+    @cached_property
+    def rewired(self) -> list[Rewire]:
+        """Operand slots of pairs that do not read partners."""
+        found = []
+        partner = self.partner_a
+        for x, y in self.pairs:
+            row_a, row_b = self.a.operands[x], self.b.operands[y]
+            if len(row_a) == len(row_b):
+                for slot, operand in enumerate(row_a):
+                    if partner[operand] != row_b[slot]:
+                        found.append(Rewire(x, y, slot))
+                continue
+            for slot in range(max(len(row_a), len(row_b))):
+                shared = slot < len(row_a) and slot < len(row_b)
+                if not shared or partner[row_a[slot]] != row_b[slot]:
+                    found.append(Rewire(x, y, slot))
+        return found
+
+    @cached_property
+    def outputs(self) -> Outputs:
+        """Outputs that only one side has."""
+        partner_a, partner_b = self.partner_a, self.partner_b
+        mine: Counter[int] = Counter(partner_a[x] for x in self.a.outputs)
+        theirs: Counter[int] = Counter(self.b.outputs)
+        added = [y for y, n in theirs.items() for _ in range(n - mine.get(y, 0))]
+        removed = [x for x in dict.fromkeys(self.a.outputs) if partner_a[x] < 0]
+        counts = Counter(self.a.outputs)
+        gone = [x for x in removed for _ in range(counts[x])]
+        for y, n in mine.items():
+            if y >= 0:
+                gone += [partner_b[y]] * (n - theirs.get(y, 0))
+        return Outputs(tuple(added), tuple(gone))
+
+    @property
+    def cost(self) -> int:
+        """Length of the edit script: 1 for each node added, removed or changed, for each
+        rewired operand slot, and for each output added or removed.
+        """  # noqa: D205
+        return (
+            len(self.added)
+            + len(self.removed)
+            + len(self.changed)
+            + len(self.rewired)
+            + len(self.outputs.added)
+            + len(self.outputs.removed)
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the graphs compute the same in the same way."""
+        return self.cost == 0 and not self.regrouped.pairs
+
+    @cached_property
+    def regrouped(self) -> Regrouped:
+        """Pairs whose groups do not correspond; they cost nothing."""
+        return _regrouped(self)
+
+    @property
+    def dead(self) -> tuple[Sequence[DeadNode], Sequence[DeadNode]]:
+        """What no output needs, on either side. It cannot matter and costs nothing."""
+        return self.a.dead, self.b.dead
+
+    @cached_property
+    def moved_parameters(self) -> list[tuple[int, int]]:
+        """Pairs of parameters that have another number on the other side."""
+        numbers_a, numbers_b = self.a.numbers, self.b.numbers
+        return [
+            (x, self.partner_a[x])
+            for x in self.a.inputs
+            if self.partner_a[x] >= 0
+            and numbers_a.get(x) != numbers_b.get(self.partner_a[x])
+        ]
+
+    def hunks(self) -> list[Hunk]:
+        """Return the edits in connected places, the largest first."""
+        return self._hunks
+
+    @cached_property
+    def _hunks(self) -> list[Hunk]:
+        from lazyviz.hlo.hunks import hunks_of
+
+        return hunks_of(self)
+
+    def script(self) -> list[Edit]:
+        """Return the edits that make `b` of `a`; as many as the cost says."""
+        from lazyviz.hlo.edits import script
+
+        return script(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"<GraphDiff {self.a.name} -> {self.b.name}: cost {self.cost}, "
+            f"+{len(self.added)} -{len(self.removed)} ~{len(self.changed)}, "
+            f"{len(self.rewired)} rewired>"
+        )
+
+
+def diff(a: Graph, b: Graph) -> GraphDiff:
+    """Return the difference between two graphs.
+
+    It does not depend on which of them comes first: `diff(b, a)` is the mirror image.
+    """
+    if _order_key(b) < _order_key(a):
+        mirrored = match(b, a)
+        return GraphDiff(a, b, mirrored.b.partner, mirrored.a.partner)
+    matching = match(a, b)
+    return GraphDiff(a, b, matching.a.partner, matching.b.partner)
+
+
+def _order_key(graph: Graph) -> tuple[int, str]:
+    """Return something that orders graphs by what they are."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(repr(graph.labels).encode("utf-8", "surrogatepass"))
+    digest.update(repr(graph.kinds).encode())
+    digest.update(repr(graph.operands).encode())
+    return len(graph), digest.hexdigest()
+
+
+def _regrouped(found: GraphDiff) -> Regrouped:
+    groups_a, groups_b = found.a.groups, found.b.groups
+    if not groups_a and not groups_b:
+        return Regrouped()
+    companions_a = _companions(groups_a, found.partner_a)
+    companions_b = _companions(groups_b, list(range(len(found.b))))
+    pairs = tuple(
+        (x, y)
+        for x, y in found.pairs
+        if (x in groups_a or y in groups_b)
+        and companions_a.get(groups_a.get(x, -1))
+        != companions_b.get(groups_b.get(y, -1))
+    )
+    return Regrouped(
+        pairs,
+        _sizes(groups_a, [x for x, _ in pairs]),
+        _sizes(groups_b, [y for _, y in pairs]),
+    )
+
+
+def _companions(groups: dict[int, int], image: list[int]) -> dict[int, frozenset[int]]:
+    members: dict[int, set[int]] = {}
+    for node, group in groups.items():
+        members.setdefault(group, set()).add(image[node])
+    return {group: frozenset(nodes) for group, nodes in members.items()}
+
+
+def _sizes(groups: dict[int, int], nodes: Sequence[int]) -> tuple[int, ...]:
+    concerned = dict.fromkeys(groups[node] for node in nodes if node in groups)
+    counts = Counter(groups.values())
+    return tuple(counts[group] for group in concerned)

@@ -1,0 +1,31 @@
+"""The errors of lazyviz's graphs.
+
+```
+HloError (RuntimeError, ValueError)   a text, file or graph that cannot be used
+└── HloSyntaxError                    a text that does not parse, with line and column
+```
+"""
+
+from __future__ import annotations
+
+
+class HloError(RuntimeError, ValueError):
+    """What was given is no usable graph."""
+
+
+class HloSyntaxError(HloError):
+    """A text is not what it should be at one place.
+
+    Attributes:
+        line, column: The place, counted from 1.
+        source: Name of the file, empty for a text.
+    """
+
+    def __init__(
+        self, message: str, line: int = 1, column: int = 1, source: str = ""
+    ) -> None:
+        self.line = line
+        self.column = column
+        self.source = source
+        where = f"{source}, line" if source else "line"
+        super().__init__(f"{where} {line}, column {column}: {message}")

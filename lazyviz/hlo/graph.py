@@ -1,0 +1,392 @@
+"""Graphs as columns: small to keep, quick to compare, free of tensors."""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lazyviz.hlo.errors import HloError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+PARAMETER = "parameter"
+CONSTANT = "constant"
+
+
+class Label(NamedTuple):
+    """What a node is, apart from its operands. Nodes of equal labels do the same thing.
+
+    Attributes:
+        op: Opcode, such as `add` or `aten.addmm.default`; inputs are `parameter`.
+        type: Type of the result without layout, such as `f32[2,3]` or `(f32[], s32[4])`.
+        attrs: The other attributes as text in a canonical order.
+        literal: The value of a constant, else empty.
+    """
+
+    op: str
+    type: str
+    attrs: str = ""
+    literal: str = ""
+
+
+class Origin(NamedTuple):
+    """Where a node came from.
+
+    Attributes:
+        scope: Module path or named scope, such as `encoder.layer.0`; may be empty.
+        site: Source line, such as `cell 3 line 2` or `train.py:41`; may be empty.
+        op_name: The framework's name of the operation, such as `aten.addmm.default`.
+    """
+
+    scope: str = ""
+    site: str = ""
+    op_name: str = ""
+
+
+class Node(NamedTuple):
+    """One node of a graph, for reading.
+
+    Attributes:
+        id: Position in the graph.
+        op, type, attrs, literal: The parts of its label.
+        operands: Ids of the nodes that it reads, one for each slot, repeats included.
+        name: Its name in the text or the IR, such as `%add.12`.
+        scope, site: Where it came from; may be empty.
+    """
+
+    id: int
+    op: str
+    type: str
+    attrs: str
+    literal: str
+    operands: tuple[int, ...]
+    name: str
+    scope: str
+    site: str
+
+
+class DeadNode(NamedTuple):
+    """A node that no output needs. It was set aside.
+
+    Attributes:
+        name: Its name in the text.
+        label: What it is.
+        origin: Where it came from.
+    """
+
+    name: str
+    label: Label
+    origin: Origin
+
+
+_NO_ORIGIN = Origin()
+# Names of inputs that say only their number, or nothing.
+_NUMBERED = re.compile(r"(?:[A-Za-z]*[\[_.]?\d+[\]_]?(?:\.\d+)?|.*device_data)?")
+
+
+def _read_origin(raw: Any) -> Origin:
+    return raw if isinstance(raw, Origin) else _NO_ORIGIN
+
+
+class Graph:
+    """A dataflow graph in normal form. Treat it as immutable.
+
+    Attributes:
+        name: Of the module or step.
+        labels: The distinct labels.
+        kinds: For each node the position of its label in `labels`.
+        operands: For each node the ids of its operands; they are smaller than its own.
+        outputs: Ids of the results in order; one node may be several of them.
+        names: For each node its name in the text or the IR.
+        groups: For members of a group, such as the operands of one coalesced collective, the
+            group's number. Which nodes form a group costs nothing; see `GraphDiff.regrouped`.
+        numbers: For inputs, the number in the source.
+        dead: What no output needed.
+        source: What the graph was made from, for views that look deeper: a parsed module.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        labels: list[Label],
+        kinds: list[int],
+        operands: list[tuple[int, ...]],
+        outputs: Sequence[int],
+        *,
+        names: list[str],
+        origins: list[Any],
+        read_origin: Callable[[Any], Origin] = _read_origin,
+        groups: Mapping[int, int] | None = None,
+        numbers: Mapping[int, int] | None = None,
+        dead: Sequence[DeadNode] = (),
+        source: Any = None,
+    ) -> None:
+        self.name = name
+        self.labels = labels
+        self.kinds = kinds
+        self.operands = operands
+        self.outputs = tuple(outputs)
+        self.names = names
+        self.groups = dict(groups or {})
+        self.numbers = dict(numbers or {})
+        self.dead = tuple(dead)
+        self.source = source
+        self._origins = origins
+        self._read_origin = read_origin
+        self._known_origins: dict[Any, Origin] = {}
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def __getitem__(self, node: int) -> Node:
+        label, origin = self.label(node), self.origin(node)
+        return Node(
+            node,
+            *label,
+            self.operands[node],
+            self.names[node],
+            origin.scope,
+            origin.site,
+        )
+
+    def __iter__(self) -> Iterator[Node]:
+        return (self[node] for node in range(len(self)))
+
+    def __repr__(self) -> str:
+        return (
+            f"<Graph {self.name}: {len(self)} nodes, {len(self.inputs)} inputs, "
+            f"{len(self.outputs)} outputs>"
+        )
+
+    def label(self, node: int) -> Label:
+        """Return what a node is."""
+        return self.labels[self.kinds[node]]
+
+    def origin(self, node: int) -> Origin:
+        """Return where a node came from."""
+        raw = self._origins[node]
+        found = self._known_origins.get(raw)
+        if found is None:
+            found = self._known_origins[raw] = self._read_origin(raw)
+        return found
+
+    def scope(self, node: int) -> str:
+        """Return a node's module path, which may be empty."""
+        return self.origin(node).scope
+
+    def site(self, node: int) -> str:
+        """Return a node's source line, which may be empty."""
+        return self.origin(node).site
+
+    def hint(self, node: int) -> str:
+        """Return what may tell a node from its like: a scope, an input's own name."""
+        origin = self.origin(node)
+        name = origin.op_name
+        if self.label(node).op == PARAMETER:
+            return "" if _NUMBERED.fullmatch(name) else name
+        return f"{origin.scope}/{name}" if origin.scope else ""
+
+    @cached_property
+    def ops(self) -> list[str]:
+        """For each node its opcode."""
+        ops = [label.op for label in self.labels]
+        return [ops[kind] for kind in self.kinds]
+
+    @cached_property
+    def types(self) -> list[str]:
+        """For each node the type of its result."""
+        types = [label.type for label in self.labels]
+        return [types[kind] for kind in self.kinds]
+
+    @cached_property
+    def attrs(self) -> list[str]:
+        """For each node its attributes as text."""
+        attrs = [label.attrs for label in self.labels]
+        return [attrs[kind] for kind in self.kinds]
+
+    @cached_property
+    def inputs(self) -> list[int]:
+        """Ids of the parameters."""
+        kinds = {k for k, label in enumerate(self.labels) if label.op == PARAMETER}
+        return [node for node, kind in enumerate(self.kinds) if kind in kinds]
+
+    @cached_property
+    def users(self) -> list[list[tuple[int, int]]]:
+        """For each node its users, as pairs of a node and the slot in which it reads."""
+        users: list[list[tuple[int, int]]] = [[] for _ in self.kinds]
+        for node, operands in enumerate(self.operands):
+            for slot, operand in enumerate(operands):
+                users[operand].append((node, slot))
+        return users
+
+    def without_caches(self) -> Graph:
+        """Return an equal graph that holds nothing but its columns, to keep for long."""
+        return Graph(
+            self.name,
+            self.labels,
+            self.kinds,
+            self.operands,
+            self.outputs,
+            names=self.names,
+            origins=self._origins,
+            read_origin=self._read_origin,
+            groups=self.groups,
+            numbers=self.numbers,
+            dead=self.dead,
+        )
+
+
+class GraphBuilder:
+    """Collects nodes, operands before users, and makes a graph of them.
+
+    Args:
+        name: Of the graph.
+        read_origin: Makes an `Origin` of what `add` was given; called when somebody asks.
+    """
+
+    def __init__(
+        self, name: str, read_origin: Callable[[Any], Origin] = _read_origin
+    ) -> None:
+        self.name = name
+        self.labels: list[Label] = []
+        self.kinds: list[int] = []
+        self.operands: list[tuple[int, ...]] = []
+        self.names: list[str] = []
+        self.origins: list[Any] = []
+        self.groups: dict[int, int] = {}
+        self.numbers: dict[int, int] = {}
+        self._read_origin = read_origin
+        self._kind_of: dict[Label, int] = {}
+
+    def label(
+        self,
+        op: str,
+        type: str,  # noqa: A002 - the word that every format uses
+        attrs: str = "",
+        literal: str = "",
+    ) -> int:
+        """Return the number of a label, for `add`."""
+        label = Label(op, type, attrs, literal)
+        kind = self._kind_of.get(label)
+        if kind is None:
+            kind = self._kind_of[label] = len(self.labels)
+            self.labels.append(label)
+        return kind
+
+    def add(
+        self,
+        kind: int,
+        operands: Sequence[int] = (),
+        *,
+        name: str = "",
+        origin: Any = None,
+        number: int | None = None,
+        group: int | None = None,
+    ) -> int:
+        """Add a node; return its id.
+
+        Args:
+            kind: What `label` returned.
+            operands: Ids of earlier nodes.
+            name: Its name; by default `%` and its id.
+            origin: Where it came from, hashable.
+            number: For an input, its number in the source.
+            group: Number of the group that it belongs to.
+
+        Raises:
+            HloError: An operand is no earlier node.
+        """
+        node = len(self.kinds)
+        for operand in operands:
+            if not 0 <= operand < node:
+                raise HloError(
+                    f"node {node} reads node {operand}, which does not precede it. A graph "
+                    "lists operands before their users. Add the operand first."
+                )
+        self.kinds.append(kind)
+        self.operands.append(tuple(operands))
+        self.names.append(name or f"%{node}")
+        self.origins.append(origin)
+        if number is not None:
+            self.numbers[node] = number
+        if group is not None:
+            self.groups[node] = group
+        return node
+
+    def finish(
+        self,
+        outputs: Sequence[int],
+        *,
+        dead: Sequence[DeadNode] = (),
+        source: Any = None,
+    ) -> Graph:
+        """Return the graph, without the nodes that no output needs.
+
+        Args:
+            outputs: Ids of the results, in order.
+            dead: Further nodes that were left out, to be listed.
+            source: See `Graph.source`.
+        """
+        live = _live(self.operands, outputs)
+        found = list(dead)
+        if not all(live):
+            found += self._drop(live)
+            renumbered = _ranks(live)
+            outputs = [renumbered[node] for node in outputs]
+        return Graph(
+            self.name,
+            self.labels,
+            self.kinds,
+            self.operands,
+            outputs,
+            names=self.names,
+            origins=self.origins,
+            read_origin=self._read_origin,
+            groups=self.groups,
+            numbers=self.numbers,
+            dead=found,
+            source=source,
+        )
+
+    def _drop(self, live: bytearray) -> list[DeadNode]:
+        dead = [
+            DeadNode(
+                self.names[node],
+                self.labels[self.kinds[node]],
+                self._read_origin(self.origins[node]),
+            )
+            for node, is_live in enumerate(live)
+            if not is_live
+        ]
+        rank = _ranks(live)
+        kept = [node for node, is_live in enumerate(live) if is_live]
+        self.kinds = [self.kinds[node] for node in kept]
+        self.operands = [
+            tuple([rank[operand] for operand in self.operands[node]]) for node in kept
+        ]
+        self.names = [self.names[node] for node in kept]
+        self.origins = [self.origins[node] for node in kept]
+        self.groups = {rank[n]: g for n, g in self.groups.items() if live[n]}
+        self.numbers = {rank[n]: k for n, k in self.numbers.items() if live[n]}
+        return dead
+
+
+def _live(operands: Sequence[Sequence[int]], outputs: Sequence[int]) -> bytearray:
+    live = bytearray(len(operands))
+    for node in outputs:
+        live[node] = 1
+    for node in range(len(operands) - 1, -1, -1):
+        if live[node]:
+            for operand in operands[node]:
+                live[operand] = 1
+    return live
+
+
+def _ranks(live: bytearray) -> list[int]:
+    ranks, rank = [], 0
+    for is_live in live:
+        ranks.append(rank)
+        rank += is_live
+    return ranks

@@ -1,0 +1,136 @@
+"""Look one node further where the frontier stalls: something was inserted on an edge."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from lazyviz.hlo.matching.state import Matching, Side
+
+_MAX_NEIGHBOURS = 8
+_MAX_SIGNATURE = 16
+
+_Signature = tuple[object, ...]
+
+
+def bridge(matching: Matching) -> int:
+    """Pair nodes that look alike one node behind a stalled frontier; return how many."""
+    leads: list[tuple[int, int]] = []
+    for x, y in _frontier(matching):
+        leads += _leads(matching, x, y, _free_users, _users_of, _upward)
+        leads += _leads(matching, x, y, _free_operands, _users_of, _downward)
+    before = matching.pairs
+    for x, y in _mutual(leads):
+        if not matching.is_free(x, y):
+            continue
+        agree, conflict = matching.evidence(x, y)
+        if conflict <= agree + 1:
+            matching.pair(x, y)
+    return matching.pairs - before
+
+
+def _frontier(matching: Matching) -> list[tuple[int, int]]:
+    """Return the pairs with unpaired neighbours on both sides."""
+    mine, theirs = _touched(matching.a), _touched(matching.b)
+    partner = matching.a.partner
+    return [(x, partner[x]) for x in sorted(mine) if partner[x] in theirs]
+
+
+def _touched(side: Side) -> set[int]:
+    found: set[int] = set()
+    partner = side.partner
+    for node in side.unpaired():
+        found.update(each for each in side.operands[node] if partner[each] >= 0)
+        found.update(each for each, _ in side.users[node] if partner[each] >= 0)
+    return found
+
+
+def _leads(
+    matching: Matching,
+    x: int,
+    y: int,
+    near: Callable[[Side, int], list[int]],
+    further: Callable[[Side, int], list[int]],
+    signature: Callable[[Side, int], _Signature | None],
+) -> list[tuple[int, int]]:
+    a, b = matching.a, matching.b
+    near_a, near_b = near(a, x), near(b, y)
+    if not near_a or not near_b:
+        return []
+    if len(near_a) > _MAX_NEIGHBOURS or len(near_b) > _MAX_NEIGHBOURS:
+        return []
+    groups_a = _grouped(a, _region(a, near_a, further), signature)
+    groups_b = _grouped(b, _region(b, near_b, further), signature)
+    return [
+        (nodes[0], groups_b[key][0])
+        for key, nodes in groups_a.items()
+        if len(nodes) == 1 and len(groups_b.get(key, ())) == 1
+    ]
+
+
+def _region(
+    side: Side, near: list[int], further: Callable[[Side, int], list[int]]
+) -> dict[int, None]:
+    region = dict.fromkeys(near)
+    for node in near:
+        region.update(dict.fromkeys(further(side, node)))
+    return region
+
+
+def _grouped(
+    side: Side,
+    nodes: Iterable[int],
+    signature: Callable[[Side, int], _Signature | None],
+) -> dict[_Signature, list[int]]:
+    groups: dict[_Signature, list[int]] = {}
+    for node in nodes:
+        key = signature(side, node)
+        if key is not None:
+            groups.setdefault(key, []).append(node)
+    return groups
+
+
+def _free_users(side: Side, node: int) -> list[int]:
+    partner = side.partner
+    return [user for user, _ in side.users[node] if partner[user] < 0]
+
+
+def _free_operands(side: Side, node: int) -> list[int]:
+    partner = side.partner
+    return [operand for operand in side.operands[node] if partner[operand] < 0]
+
+
+def _users_of(side: Side, node: int) -> list[int]:
+    return _free_users(side, node)[:_MAX_NEIGHBOURS]
+
+
+def _upward(side: Side, node: int) -> _Signature:
+    skeleton = side.skeleton
+    uses = sorted([(skeleton[user], slot) for user, slot in side.users[node]])
+    return skeleton[node], side.is_output[node], tuple(uses[:_MAX_SIGNATURE])
+
+
+def _downward(side: Side, node: int) -> _Signature | None:
+    row = side.operands[node]
+    if not row:
+        return None
+    skeleton = side.skeleton
+    return skeleton[node], side.is_output[node], tuple([skeleton[o] for o in row])
+
+
+def _mutual(leads: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the leads whose nodes no other lead claims."""
+    of_a: dict[int, set[int]] = {}
+    of_b: dict[int, set[int]] = {}
+    for x, y in leads:
+        of_a.setdefault(x, set()).add(y)
+        of_b.setdefault(y, set()).add(x)
+    found = []
+    for x, ys in of_a.items():
+        if len(ys) == 1:
+            (y,) = ys
+            if len(of_b[y]) == 1:
+                found.append((x, y))
+    return found

@@ -1,0 +1,62 @@
+"""Labels as small integers that two graphs share, in full and as skeletons."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from lazyviz.hlo.graph import CONSTANT, Label
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lazyviz.hlo.graph import Graph
+
+# Attributes of HLO and StableHLO that hold sizes or name what is called.
+_SIZES = re.compile(
+    r"(?:slice|padding|slice_sizes|window|dynamic_slice_sizes|sizes|calls|body|condition"
+    r"|to_apply) ?= ?(?:\{[^{}]*\}|\[[^\[\]]*\]|[^,{}]*)|\[[\d:, ]*:[\d:, ]*\]"
+)
+_NUMBER = re.compile(r"\d+")
+
+
+class Interner(dict[object, int]):
+    """Numbers things by first use."""
+
+    def __missing__(self, thing: object) -> int:
+        number = self[thing] = len(self)
+        return number
+
+
+def full_labels(a: Graph, b: Graph) -> tuple[list[int], list[int]]:
+    """Return a number for each node; equal numbers mean equal labels."""
+    numbers = Interner()
+    return _numbered(a, a.labels, numbers), _numbered(b, b.labels, numbers)
+
+
+def skeleton_labels(a: Graph, b: Graph) -> tuple[list[int], list[int]]:
+    """Return a number for each node that ignores sizes, dtypes, constants and callees."""
+    numbers = Interner()
+    first, second = ([skeleton(label) for label in each.labels] for each in (a, b))
+    return _numbered(a, first, numbers), _numbered(b, second, numbers)
+
+
+def skeleton(label: Label) -> tuple[str, object, str]:
+    """Return what is left of a label without sizes, dtypes and literals."""
+    literal = "" if label.op == CONSTANT else label.literal
+    # Attributes without names are the IR's arguments, in which any number may be a size.
+    sizes = _SIZES if "=" in label.attrs else _NUMBER
+    attrs = sizes.sub("", label.attrs)
+    return label.op, _rank(label.type), f"{attrs}|{literal}"
+
+
+def _rank(type_text: str) -> object:
+    if type_text.startswith("("):
+        return "tuple"
+    sizes = type_text[type_text.find("[") + 1 : type_text.rfind("]")]
+    return sizes.count(",") + 1 if sizes else 0
+
+
+def _numbered(graph: Graph, things: Sequence[object], numbers: Interner) -> list[int]:
+    of_kind = [numbers[thing] for thing in things]
+    return [of_kind[kind] for kind in graph.kinds]

@@ -1,0 +1,94 @@
+"""The order of the tiers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lazyviz.hlo.matching.bridge import bridge
+from lazyviz.hlo.matching.colours import Ties, pair_by_colour
+from lazyviz.hlo.matching.labels import Interner
+from lazyviz.hlo.matching.refine import refine
+from lazyviz.hlo.matching.residual import pair_by_gain, pair_contested
+from lazyviz.hlo.matching.state import Matching
+from lazyviz.hlo.matching.tiers import pair_equal_cones, pair_unique_labels
+
+if TYPE_CHECKING:
+    from lazyviz.hlo.graph import Graph
+
+# Hints count only if at least this share of the smaller graph's hints occurs in the other.
+_SHARED_HINTS = 0.5
+_BRIDGE_ROUNDS = 4
+_COLOUR_ROUNDS: tuple[tuple[int, Ties], ...] = (
+    (2, "leave"), (5, "leave"), (3, "equal"), (1, "equal"), (3, "any"),
+)  # fmt: skip
+# A pass that makes fewer pairs is not worth another one.
+_WORTHWHILE = 50
+
+
+def match(a: Graph, b: Graph) -> Matching:
+    """Return the assignment of the nodes of `a` to those of `b`."""
+    matching = Matching(a, b)
+    _by_hints(matching)
+    pair_equal_cones(matching, "full")
+    if _is_done(matching):
+        return matching
+    pair_unique_labels(matching, a.inputs, b.inputs)
+    pair_unique_labels(matching, dict.fromkeys(a.outputs), dict.fromkeys(b.outputs))
+    matching.grow()
+    pair_equal_cones(matching, "skeleton", similar=True)
+    for _ in range(_BRIDGE_ROUNDS):
+        if not bridge(matching):
+            break
+        matching.grow(similar=True)
+    for rounds, ties in _COLOUR_ROUNDS:
+        _by_colours(matching, rounds, ties)
+    matching.revisit()
+    pair_contested(matching)
+    pair_unique_labels(matching, a.inputs, b.inputs)
+    pair_unique_labels(matching, range(len(a)), range(len(b)))
+    matching.grow(similar=True)
+    pair_contested(matching)
+    pair_by_gain(matching)
+    refine(matching)
+    return matching
+
+
+def _is_done(matching: Matching) -> bool:
+    return matching.pairs == min(len(matching.a.graph), len(matching.b.graph))
+
+
+def _by_colours(matching: Matching, rounds: int, ties: Ties) -> None:
+    while pair_by_colour(matching, rounds, ties):
+        before = matching.pairs
+        matching.grow(similar=True)
+        if ties != "leave" or matching.pairs - before < _WORTHWHILE:
+            return
+
+
+def _by_hints(matching: Matching) -> None:
+    """Let scopes and source lines be part of the labels in a first pass, then forget them."""
+    hints_a, hints_b = _hints(matching.a.graph), _hints(matching.b.graph)
+    if hints_a is None or hints_b is None:
+        return
+    names_a, names_b = set(hints_a), set(hints_b)
+    smaller = min(len(names_a), len(names_b))
+    if smaller < 2 or len(names_a & names_b) < _SHARED_HINTS * smaller:  # noqa: PLR2004
+        return
+    numbers = Interner()
+    a, b = matching.a, matching.b
+    plain = a.full, b.full
+    a.full = [numbers[each] for each in zip(a.full, hints_a, strict=True)]
+    b.full = [numbers[each] for each in zip(b.full, hints_b, strict=True)]
+    pair_unique_labels(matching, a.graph.inputs, b.graph.inputs)
+    pair_equal_cones(matching, "full")
+    pair_unique_labels(matching, range(len(a.graph)), range(len(b.graph)))
+    matching.grow()
+    a.full, b.full = plain
+    matching.forget_leads()
+    matching.grow()
+
+
+def _hints(graph: Graph) -> list[str] | None:
+    """Return a hint for each node, None if none has any."""
+    hints = [graph.hint(node) for node in range(len(graph))]
+    return hints if any(hints) else None

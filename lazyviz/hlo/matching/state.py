@@ -1,0 +1,250 @@
+"""The growing assignment of nodes, and how it spreads from pair to pair."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from lazyviz.hlo.matching.labels import full_labels, skeleton_labels
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lazyviz.hlo.graph import Graph
+
+UNPAIRED = -1
+# Users of one node that are looked at. What everybody reads says little about who reads it.
+_MAX_FAN_OUT = 256
+_MAX_WITNESSES = 12
+
+
+class Side:
+    """One graph with what matching knows of its nodes.
+
+    Attributes:
+        graph: The graph.
+        operands, users: Its edges, downwards and upwards.
+        full, skeleton: For each node its label as a number that both sides share.
+        partner: For each node its partner on the other side, or `UNPAIRED`.
+        is_output: For each node whether it is an output.
+    """
+
+    __slots__ = (
+        "full", "graph", "is_output", "operands", "partner", "skeleton", "users",
+    )  # fmt: skip
+
+    def __init__(self, graph: Graph, full: list[int], skeleton: list[int]) -> None:
+        self.graph = graph
+        self.operands = graph.operands
+        self.users = graph.users
+        self.full = full
+        self.skeleton = skeleton
+        self.partner = [UNPAIRED] * len(graph)
+        self.is_output = bytearray(len(graph))
+        for node in graph.outputs:
+            self.is_output[node] = 1
+
+    def unpaired(self) -> list[int]:
+        """Return the nodes without a partner, operands first."""
+        return [node for node, other in enumerate(self.partner) if other < 0]
+
+
+class Matching:
+    """A one-to-one assignment between the nodes of two graphs, and the leads to more of it.
+
+    A lead is a pair of nodes that might belong together: operands in the same slot of a
+    pair, or the only users of a pair that look alike. It becomes a pair unless a neighbour
+    contradicts it: one that is paired elsewhere on both sides is a hard conflict, one that
+    is paired on one side only a soft one, as where something was inserted between.
+    """
+
+    def __init__(self, a: Graph, b: Graph) -> None:
+        full, skeleton = full_labels(a, b), skeleton_labels(a, b)
+        self.a = Side(a, full[0], skeleton[0])
+        self.b = Side(b, full[1], skeleton[1])
+        self._equal_operands: deque[tuple[int, int]] = deque()
+        self._equal_users: deque[tuple[int, int]] = deque()
+        self._similar: deque[tuple[int, int]] = deque()
+        self._fresh: deque[tuple[int, int]] = deque()
+        self._spread: list[tuple[int, int]] = []
+        self.contested: dict[tuple[int, int], None] = {}
+        self.pairs = 0
+
+    def evidence(self, x: int, y: int) -> tuple[int, int]:
+        """Return what speaks for and against pairing x with y, in half points."""
+        a, b = self.a, self.b
+        partner_a, partner_b = a.partner, b.partner
+        agree = conflict = 0
+        for c, d in zip(a.operands[x], b.operands[y], strict=False):
+            other = partner_a[c]
+            if other >= 0:
+                if other == d:
+                    agree += 2
+                else:
+                    conflict += 2 if partner_b[d] >= 0 else 1
+            elif partner_b[d] >= 0:
+                conflict += 1
+        witnesses = 0
+        operands_b = b.operands
+        for user, slot in a.users[x]:
+            other = partner_a[user]
+            if other < 0:
+                continue
+            row = operands_b[other]
+            if slot < len(row):
+                d = row[slot]
+                if d == y:
+                    agree += 2
+                else:
+                    conflict += 2 if partner_b[d] >= 0 else 1
+            witnesses += 1
+            if witnesses >= _MAX_WITNESSES:
+                break
+        if a.is_output[x] and b.is_output[y]:
+            agree += 1
+        return agree, conflict
+
+    def is_free(self, x: int, y: int) -> bool:
+        """Return whether neither node has a partner."""
+        return self.a.partner[x] < 0 and self.b.partner[y] < 0
+
+    def pair(self, x: int, y: int) -> None:
+        """Make x and y partners, and note the leads that follow from it."""
+        a, b = self.a, self.b
+        a.partner[x], b.partner[y] = y, x
+        self.pairs += 1
+        self._note_operands(x, y)
+        self._fresh.append((x, y))
+
+    def _note_operands(self, x: int, y: int) -> None:
+        a, b = self.a, self.b
+        partner_a, partner_b = a.partner, b.partner
+        for c, d in zip(a.operands[x], b.operands[y], strict=False):
+            if partner_a[c] < 0 and partner_b[d] < 0:
+                if a.full[c] == b.full[d]:
+                    self._equal_operands.append((c, d))
+                elif a.skeleton[c] == b.skeleton[d]:
+                    self._similar.append((c, d))
+
+    def descend(self) -> None:
+        """Pair what follows from operand slots alone."""
+        leads = self._equal_operands
+        while leads:
+            self._try(*leads.popleft())
+
+    def grow(self, *, similar: bool = False) -> None:
+        """Follow all leads until none is left.
+
+        Args:
+            similar: Also pair nodes that differ in sizes, dtypes and constants.
+        """
+        spread: list[tuple[int, int]] = []
+        while True:
+            if self._equal_operands:
+                self._try(*self._equal_operands.popleft())
+            elif self._equal_users:
+                self._try(*self._equal_users.popleft())
+            elif self._fresh:
+                lead = self._fresh.popleft()
+                self._note_users(*lead, similar=False)
+                spread.append(lead)
+            elif similar and self._similar:
+                self._try(*self._similar.popleft())
+            elif similar and spread:
+                for x, y in spread:
+                    self._note_users(x, y, similar=True)
+                self._spread += spread
+                spread = []
+            else:
+                self._spread += spread
+                return
+
+    def revisit(self) -> None:
+        """Look once more at the users of every pair, for similar ones."""
+        for x, y in self._spread:
+            self._note_users(x, y, similar=True)
+        self._spread = []
+        self.grow(similar=True)
+
+    def forget_leads(self) -> None:
+        """Drop all leads and note them anew from the pairs, when labels have changed."""
+        for leads in (
+            self._equal_operands,
+            self._equal_users,
+            self._similar,
+            self._fresh,
+        ):
+            leads.clear()
+        self.contested.clear()
+        self._spread = []
+        partner_a = self.a.partner
+        for x, y in enumerate(partner_a):
+            if y < 0:
+                continue
+            self._note_operands(x, y)
+            if any(partner_a[user] < 0 for user, _ in self.a.users[x]):
+                self._fresh.append((x, y))
+
+    def _try(self, x: int, y: int) -> None:
+        if self.a.partner[x] >= 0 or self.b.partner[y] >= 0:
+            return
+        if self.evidence(x, y)[1]:
+            self.contested[x, y] = None
+        else:
+            self.pair(x, y)
+
+    def _note_users(self, x: int, y: int, *, similar: bool) -> None:
+        a, b = self.a, self.b
+        partner_a, partner_b = a.partner, b.partner
+        mine = [use for use in a.users[x] if partner_a[use[0]] < 0]
+        if not mine:
+            return
+        theirs = [use for use in b.users[y] if partner_b[use[0]] < 0]
+        if not theirs or len(mine) > _MAX_FAN_OUT or len(theirs) > _MAX_FAN_OUT:
+            return
+        leads = self._similar if similar else self._equal_users
+        labels = (a.skeleton, b.skeleton) if similar else (a.full, b.full)
+        if len(mine) == 1 == len(theirs):
+            (user, slot), (other, other_slot) = mine[0], theirs[0]
+            if slot == other_slot and labels[0][user] == labels[1][other]:
+                leads.append((user, other))
+            return
+        groups = _by_use(theirs, labels[1])
+        for key, users in _by_use(mine, labels[0]).items():
+            others = groups.get(key)
+            if others is None:
+                continue
+            if len(users) == 1 == len(others):
+                leads.append((users[0], others[0]))
+            else:
+                leads.extend(self._told_apart(users, others))
+
+    def _told_apart(
+        self, users: Sequence[int], others: Sequence[int]
+    ) -> list[tuple[int, int]]:
+        """Return pairs among like users that read the same partners in all slots."""
+        a, b = self.a, self.b
+        by_operands: dict[tuple[int, ...], list[int]] = {}
+        for user in users:
+            key = tuple([a.partner[operand] for operand in a.operands[user]])
+            by_operands.setdefault(key, []).append(user)
+        found = []
+        seen: dict[tuple[int, ...], list[int]] = {}
+        for other in others:
+            partner = b.partner
+            key = tuple([o if partner[o] >= 0 else -1 for o in b.operands[other]])
+            seen.setdefault(key, []).append(other)
+        for key, mine in by_operands.items():
+            theirs = seen.get(key)
+            if theirs is not None and len(mine) == 1 == len(theirs):
+                found.append((mine[0], theirs[0]))
+        return found
+
+
+def _by_use(
+    uses: Sequence[tuple[int, int]], labels: list[int]
+) -> dict[tuple[int, int], list[int]]:
+    groups: dict[tuple[int, int], list[int]] = {}
+    for user, slot in uses:
+        groups.setdefault((labels[user], slot), []).append(user)
+    return groups

@@ -1,0 +1,135 @@
+"""HLO modules as they are written: computations, instructions, tuples and all."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from lazyviz.hlo.graph import Origin
+
+_LAYOUT = re.compile(r"\{[^{}]*\}")
+_BLANK = re.compile(r"\s+")
+_OP_NAME = re.compile(r'\bop_name="((?:[^"\\]|\\.)*)"')
+_FILE = re.compile(r'\bsource_file="((?:[^"\\]|\\.)*)"')
+_LINE = re.compile(r"\bsource_line=(\d+)")
+_FRAME = re.compile(r"\bstack_frame_id=(\d+)")
+_ESCAPE = re.compile(r"\\(.)")
+_PROGRAM_PART = re.compile(r"(?:jit|pjit|jvp|vmap|transpose)\(.*\)|lazyrt_graph")
+
+
+class Instruction(NamedTuple):
+    """One instruction.
+
+    Attributes:
+        name: Without `%`.
+        op: Opcode.
+        type: Type of its result as written, layout included.
+        operands: Positions of its operands in the computation; -1 for one that an excerpt
+            does not show.
+        operand_names: Their names, where an excerpt does not show them.
+        attrs: The rest of the line as written, without metadata.
+        literal: What stands between the parentheses of a constant or parameter.
+        metadata: What stands between the braces of `metadata={...}`.
+        line: Line of the text, from 1.
+    """
+
+    name: str
+    op: str
+    type: str
+    operands: tuple[int, ...]
+    attrs: str
+    literal: str
+    metadata: str
+    line: int
+    operand_names: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Computation:
+    """The instructions of one computation, operands before users.
+
+    Attributes:
+        name: Without `%`.
+        root: Position of the root instruction.
+        line: Line of its header in the text.
+    """
+
+    name: str
+    line: int = 0
+    root: int = -1
+    instructions: list[Instruction] = field(default_factory=list)
+    index: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class HloModule:
+    """A parsed module.
+
+    Attributes:
+        name: Of the module.
+        computations: By name.
+        entry: Name of the entry computation.
+        frames: For each stack frame id its source line, innermost, such as `train.py:41`.
+        header: The module's attributes as written.
+    """
+
+    name: str
+    computations: dict[str, Computation] = field(default_factory=dict)
+    entry: str = ""
+    frames: dict[int, str] = field(default_factory=dict)
+    header: str = ""
+
+    def origin(self, metadata: str) -> Origin:
+        """Return what an instruction's metadata says of where it came from."""
+        if not metadata:
+            return Origin()
+        found = _OP_NAME.search(metadata)
+        op_name = _ESCAPE.sub(r"\1", found[1]) if found else ""
+        scope, name = split_op_name(op_name)
+        return Origin(scope, self._site(metadata), name)
+
+    def _site(self, metadata: str) -> str:
+        frame = _FRAME.search(metadata)
+        if frame and int(frame[1]) in self.frames:
+            return self.frames[int(frame[1])]
+        file, line = _FILE.search(metadata), _LINE.search(metadata)
+        if not file or file[1] in {"", "-"}:
+            return ""
+        name = _ESCAPE.sub(r"\1", file[1])
+        return f"{name}:{line[1]}" if line else name
+
+    def __repr__(self) -> str:
+        count = sum(len(c.instructions) for c in self.computations.values())
+        return f"<HloModule {self.name}: {count} instructions>"
+
+
+def split_op_name(op_name: str) -> tuple[str, str]:
+    """Return the scope and the operation of an `op_name`.
+
+    Merged operations, `A;B`, count as the first.
+
+    Example:
+        >>> split_op_name("jit(main)/lazyrt_graph/encoder.0/aten.addmm.default")
+        ('encoder.0', 'aten.addmm.default')
+        >>> split_op_name("args[3]"), split_op_name("forward.1/xla__device_data")
+        (('', 'args[3]'), ('forward.1', 'xla__device_data'))
+    """
+    first = op_name.partition(";")[0]
+    parts = first.split("/")
+    while len(parts) > 1 and _PROGRAM_PART.fullmatch(parts[0]):
+        del parts[0]
+    return "/".join(parts[:-1]), parts[-1]
+
+
+def without_layout(type_text: str) -> str:
+    """Return a type as it is compared.
+
+    Example:
+        >>> without_layout("(f32[2,3]{1,0:T(8,128)}, /*index=1*/ s32[])")
+        '(f32[2,3], s32[])'
+    """
+    plain = _LAYOUT.sub("", type_text)
+    if "/*" in plain:
+        plain = re.sub(r"/\*[^*]*\*/", "", plain)
+    return _BLANK.sub(" ", plain).replace("( ", "(")

@@ -1,0 +1,453 @@
+"""HLO text to modules: one regular expression for common lines, a scanner for the others."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from lazyviz.hlo.errors import HloError, HloSyntaxError
+from lazyviz.hlo.frames import FrameTables
+from lazyviz.hlo.module import Computation, HloModule, Instruction
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Every alternative starts with another character, so that matching is linear.
+_FLAT = r"[^()\"\n]*(?:\([^()\"\n]*\)[^()\"\n]*)*"
+_INSTRUCTION = re.compile(
+    r"\s*(ROOT )?%?([\w.\-]+) = "
+    r"([a-z]\w*\[[^\[\]\s]*\](?:\{[^{}\s]*\})?|\(" + _FLAT + r"\)) "
+    r"([a-z][\w\-]*)\((" + _FLAT + r")\)(.*)",
+    re.DOTALL,
+)
+_START = re.compile(r"\s*(ROOT\s+)?%?([\w.\-]+)\s*=\s*")
+_OPCODE = re.compile(r"\s*([A-Za-z][\w\-]*)\(")
+_HEADER = re.compile(r"\s*(ENTRY\s+)?%?([\w.\-]+)\s*(?=[({])")
+_MODULE = re.compile(r"HloModule\s+%?([^\s,]+)(.*)")
+_NAME = re.compile(r"%([\w.\-]+)")
+_PLAIN_NAME = re.compile(r"[\w.\-]+")
+_TYPED = re.compile(r"(?<![\w.\-])[a-z]\w*\[[^\[\]]*\](?:\{[^{}]*\})?")
+_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+_METADATA = re.compile(r',?\s*metadata=\{((?:[^"{}]|"(?:[^"\\]|\\.)*"|\{[^{}]*\})*)\}')
+_BRACKET = re.compile(r'[()\[\]{}]|"(?:[^"\\]|\\.)*"?', re.DOTALL)
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+_LITERAL_OPS = frozenset({"constant", "parameter", "iota"})
+_MAX_JOINED_LINES = 100_000
+_MAX_DEPTH = 200
+
+
+def modules(text: str, *, partial: bool = False, source: str = "") -> list[HloModule]:
+    """Return every HLO module in a text.
+
+    What stands before, between and after the modules, such as a log's own lines, is skipped.
+
+    Args:
+        text: HLO text, of one module or of several.
+        partial: Take excerpts: operands, computations and ends may be missing.
+        source: Name of the file, for errors.
+
+    Raises:
+        HloSyntaxError: The text is no HLO, or is cut off, with line and column.
+    """
+    return _Reader(text, partial=partial, source=source).read()
+
+
+class _Reader:
+    def __init__(self, text: str, *, partial: bool, source: str) -> None:
+        self._lines = text.split("\n")
+        self._partial = partial
+        self._source = source
+        self._found: list[HloModule] = []
+        self._module: HloModule | None = None
+        self._computation: Computation | None = None
+        self._tables = FrameTables()
+        self._late: list[tuple[Computation, int, Sequence[str]]] = []
+        self._at = 0
+
+    def read(self) -> list[HloModule]:
+        lines = self._lines
+        end = len(lines)
+        while self._at < end:
+            line = lines[self._at]
+            if self._computation is None:
+                self._outside(line)
+            elif line:
+                self._inside(line)
+            self._at += 1
+        if self._computation is not None:
+            if not self._partial:
+                raise self._error(
+                    f"the text ends within the computation %{self._computation.name}: its "
+                    "closing brace is missing. The dump was cut off; save it again.",
+                    line=end,
+                    column=len(lines[-1]) + 1,
+                )
+            self._close()
+        self._finish_module()
+        return self._found
+
+    def _outside(self, line: str) -> None:
+        if not line or line.isspace():
+            self._tables.end_section()
+            return
+        if line.startswith("HloModule"):
+            self._start_module(line)
+            return
+        if self._module is not None and self._tables.take(line):
+            return
+        stripped = line.rstrip()
+        if stripped.endswith("{"):
+            found = _HEADER.match(line)
+            if found and self._may_start(found, stripped):
+                self._start_computation(found)
+                return
+        if self._partial and " = " in line:
+            self._start_excerpt()
+            self._inside(line)
+            return
+        if self._module is not None and _START.match(line) and line[:1].isspace():
+            raise self._error(
+                "an instruction stands outside of every computation. The line above it "
+                "should open one, as in `ENTRY main {`."
+            )
+
+    def _may_start(self, found: re.Match[str], stripped: str) -> bool:
+        if self._module is None and not self._partial:
+            return False
+        return "->" in stripped or stripped[found.end() :].strip() == "{"
+
+    def _start_module(self, line: str) -> None:
+        found = _MODULE.match(line)
+        if found is None:
+            raise self._error("`HloModule` needs a name after it.")
+        self._finish_module()
+        self._module = HloModule(found[1], header=found[2].lstrip(", "))
+        self._tables = FrameTables()
+
+    def _finish_module(self) -> None:
+        module = self._module
+        if module is None:
+            return
+        self._module = None
+        self._resolve_late()
+        module.frames = self._tables.sites()
+        if not module.entry and module.computations and self._partial:
+            module.entry = next(reversed(module.computations))
+        if not module.entry:
+            raise self._error(
+                f"the module {module.name} has no ENTRY computation. The dump was cut off, "
+                "or is no HLO; save it again.",
+                line=len(self._lines),
+            )
+        self._found.append(module)
+
+    def _start_computation(self, found: re.Match[str]) -> None:
+        if self._module is None:
+            self._module = HloModule("excerpt")
+        name = found[2]
+        if name in self._module.computations:
+            raise self._error(
+                f"the computation %{name} is defined a second time. Names of computations "
+                "are unique in a module; two dumps may have been mixed."
+            )
+        self._computation = Computation(name, self._at + 1)
+        self._module.computations[name] = self._computation
+        if found[1]:
+            if self._module.entry:
+                raise self._error(
+                    f"%{name} is a second ENTRY computation; %{self._module.entry} is the "
+                    "first. A module has one."
+                )
+            self._module.entry = name
+
+    def _start_excerpt(self) -> None:
+        if self._module is None:
+            self._module = HloModule("excerpt")
+        name = "excerpt"
+        computation = self._module.computations.get(name)
+        if computation is None:
+            computation = Computation(name, self._at + 1)
+            self._module.computations[name] = computation
+        self._computation = computation
+
+    def _inside(self, line: str) -> None:
+        computation = self._computation
+        assert computation is not None  # noqa: S101 - narrows the type
+        if "/*" in line:
+            line = _COMMENT.sub("", line)
+        found = _INSTRUCTION.match(line)
+        if found is None:
+            self._unusual(line)
+            return
+        root, name, type_text, op, body, rest = found.groups()
+        if '"' in body or (op in _LITERAL_OPS and body.count("(") != body.count(")")):
+            self._unusual(line)
+            return
+        self._add(computation, root, name, type_text, op, body, rest)
+
+    def _add(
+        self,
+        computation: Computation,
+        root: str | None,
+        name: str,
+        type_text: str,
+        op: str,
+        body: str,
+        rest: str,
+    ) -> None:
+        metadata = ""
+        if rest and "metadata=" in rest:
+            cut = _METADATA.search(rest)
+            if cut is not None:
+                metadata = cut[1]
+                rest = rest[: cut.start()] + rest[cut.end() :]
+        index = computation.index
+        operands: tuple[int, ...] = ()
+        literal = ""
+        names: Sequence[str] = ()
+        if op in _LITERAL_OPS:
+            literal = body
+        elif body:
+            names = _NAME.findall(body) if "%" in body else _plain_names(body)
+            try:
+                operands = tuple([index[each] for each in names])
+            except KeyError:
+                self._late.append((computation, len(computation.instructions), names))
+        if name in index and not self._partial:
+            raise self._error(
+                f"the instruction %{name} is defined a second time in the computation "
+                f"%{computation.name}. Two dumps may have been mixed.",
+                at=name,
+            )
+        index[name] = len(computation.instructions)
+        if root:
+            computation.root = index[name]
+        computation.instructions.append(
+            Instruction(
+                name, op, type_text, operands, rest, literal, metadata, self._at + 1
+            )
+        )
+
+    def _unusual(self, line: str) -> None:
+        stripped = line.strip()
+        if stripped.startswith("}"):
+            self._close()
+            return
+        if not stripped or stripped.startswith(("//", "#")):
+            return
+        start = _START.match(line)
+        if start is None:
+            if self._partial:
+                self._leave_excerpt()
+                return
+            raise self._error(
+                f"{_clip(stripped)!r} is no instruction. One reads `name = type op(operands)`.",
+                column=len(line) - len(line.lstrip()) + 1,
+            )
+        first = self._at
+        text = line
+        while True:
+            try:
+                self._scan(text, start)
+            except _UnclosedError as unclosed:
+                self._at += 1
+                joined = self._at - first
+                ended = self._at >= len(self._lines) or joined > _MAX_JOINED_LINES
+                if ended or _begins(self._lines[self._at]):
+                    self._at = first
+                    if self._partial:
+                        return
+                    raise self._error(str(unclosed), column=unclosed.column) from None
+                text = f"{text}\n{_COMMENT.sub('', self._lines[self._at])}"
+            else:
+                return
+
+    def _scan(self, text: str, start: re.Match[str]) -> None:
+        """Take an instruction apart step by step, which any nesting of brackets allows."""
+        at = start.end()
+        type_end = _type_end(text, at)
+        opcode = _OPCODE.match(text, type_end) if type_end > at else None
+        if opcode is None:
+            if self._partial:
+                return
+            what = "type" if type_end <= at else "opcode"
+            raise self._error(
+                f"%{start[2]} has no {what}: {_clip(text[at:])!r}. An instruction reads "
+                "`name = type op(operands)`.",
+                column=(max(at, type_end)) + 1,
+            )
+        end = _closing(text, opcode.end() - 1)
+        computation = self._computation
+        assert computation is not None  # noqa: S101 - narrows the type
+        self._add(
+            computation,
+            start[1],
+            start[2],
+            text[at:type_end],
+            opcode[1],
+            text[opcode.end() : end - 1],
+            text[end:],
+        )
+
+    def _leave_excerpt(self) -> None:
+        if self._computation is not None and self._computation.name == "excerpt":
+            self._computation = None
+
+    def _close(self) -> None:
+        computation = self._computation
+        assert computation is not None  # noqa: S101 - narrows the type
+        self._computation = None
+        if not computation.instructions:
+            if self._partial:
+                return
+            raise self._error(
+                f"the computation %{computation.name} has no instructions. It needs at "
+                "least its root."
+            )
+        if computation.root < 0:
+            computation.root = len(computation.instructions) - 1
+
+    def _resolve_late(self) -> None:
+        """Resolve operands that are defined after their users, or not at all."""
+        late, self._late = self._late, []
+        reordered: dict[str, Computation] = {}
+        for computation, position, names in late:
+            instruction = computation.instructions[position]
+            found = [computation.index.get(each, -1) for each in names]
+            if -1 in found and not self._partial:
+                missing = names[found.index(-1)]
+                self._at = instruction.line - 1
+                raise self._error(
+                    f"%{instruction.name} reads %{missing}, which the computation "
+                    f"%{computation.name} does not define. The dump was cut or edited.",
+                    at=missing,
+                )
+            computation.instructions[position] = instruction._replace(
+                operands=tuple(found), operand_names=tuple(names)
+            )
+            if any(each > position for each in found):
+                reordered[computation.name] = computation
+        for computation in reordered.values():
+            self._sort(computation)
+
+    def _sort(self, computation: Computation) -> None:
+        order = _topological(computation)
+        if order is None:
+            self._at = computation.line - 1
+            raise self._error(
+                f"the computation %{computation.name} has a cycle: its instructions cannot "
+                "be computed in any order. The dump was edited."
+            )
+        rank = {old: new for new, old in enumerate(order)}
+        rank[-1] = -1
+        computation.instructions = [
+            each._replace(operands=tuple(rank[o] for o in each.operands))
+            for each in (computation.instructions[old] for old in order)
+        ]
+        computation.index = {
+            name: rank[position] for name, position in computation.index.items()
+        }
+        computation.root = rank[computation.root]
+
+    def _error(
+        self, message: str, *, line: int = 0, column: int = 1, at: str = ""
+    ) -> HloSyntaxError:
+        line = line or self._at + 1
+        if at:
+            shown = self._lines[line - 1] if line <= len(self._lines) else ""
+            column = shown.find(at) + 1 or 1
+        return HloSyntaxError(message, line, column, self._source)
+
+
+class _UnclosedError(HloError):
+    def __init__(self, message: str, column: int) -> None:
+        self.column = column
+        super().__init__(message)
+
+
+def _begins(line: str) -> bool:
+    """Return whether a line begins something of its own, so nothing can go on in it."""
+    return bool(_INSTRUCTION.match(line)) or line.startswith(
+        ("}", "ENTRY", "HloModule")
+    )
+
+
+def _plain_names(body: str) -> list[str]:
+    """Return operand names that are written without `%`."""
+    if "[" in body:
+        body = _TYPED.sub(" ", body)
+    if "(" in body:
+        body = re.sub(r"\([^()]*\)", " ", body)
+    return [
+        found[-1] for part in body.split(",") if (found := _PLAIN_NAME.findall(part))
+    ]
+
+
+def _type_end(text: str, at: int) -> int:
+    """Return where the type that starts at `at` ends; `at` itself if there is none."""
+    if text.startswith("(", at):
+        return _closing(text, at)
+    found = re.compile(r"[a-z]\w*\[[^\[\]]*\]").match(text, at)
+    if found is None:
+        return at
+    end = found.end()
+    return _closing(text, end) if text.startswith("{", end) else end
+
+
+def _closing(text: str, at: int) -> int:
+    """Return the position after the bracket that closes the one at `at`."""
+    stack: list[str] = []
+    for found in _BRACKET.finditer(text, at):
+        mark = found[0]
+        if mark in _CLOSING:
+            stack.append(_CLOSING[mark])
+            if len(stack) > _MAX_DEPTH:
+                raise _UnclosedError(
+                    f"brackets nest more than {_MAX_DEPTH} deep, which no HLO does.",
+                    found.start() + 1,
+                )
+        elif mark[0] == '"':
+            continue
+        else:
+            if stack.pop() != mark:
+                break
+            if not stack:
+                return found.end()
+    shown = text[at]
+    raise _UnclosedError(
+        f"the `{shown}` is never closed. The line was cut off; save the dump again.",
+        at + 1,
+    )
+
+
+def _topological(computation: Computation) -> list[int] | None:
+    """Return positions with operands first, keeping the text's order; None for a cycle."""
+    instructions = computation.instructions
+    done: dict[int, None] = {}
+    for start in range(len(instructions)):
+        stack = [start]
+        under_way: set[int] = set()
+        while stack:
+            position = stack[-1]
+            if position in done:
+                stack.pop()
+                continue
+            waiting = [
+                each
+                for each in instructions[position].operands
+                if each >= 0 and each not in done
+            ]
+            if not waiting:
+                done[position] = None
+                stack.pop()
+            elif position in under_way:
+                return None
+            else:
+                under_way.add(position)
+                stack.extend(waiting)
+    return list(done)
+
+
+def _clip(text: str, length: int = 40) -> str:
+    first = text.split("\n", 1)[0]
+    return first if len(first) <= length else f"{first[: length - 3]}..."

@@ -1,0 +1,138 @@
+"""Differences of graphs against the truth that a generator of pairs knows."""
+
+import random
+from typing import Any
+
+import pytest
+
+from lazyviz.hlo import apply_script, diff, group_hunks, parse
+from tests.hlo_pairs import edited, graph_of_program, text_of, transformer, truth
+
+LAYERS = 4
+BASE: dict[str, Any] = {"layers": LAYERS}
+STRUCTURED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "live tensor": (BASE, {**BASE, "norm": True}),
+    "layer inserted": (BASE, {"names": [0, 1, "new", 2, 3]}),
+    "layer inserted first": (BASE, {"names": ["new", 0, 1, 2, 3]}),
+    "layer removed": (BASE, {"names": [0, 2, 3]}),
+    "dropout in one layer": (BASE, {**BASE, "dropout": [2]}),
+    "dropout in all layers": (BASE, {**BASE, "dropout": range(LAYERS)}),
+    "batch size": (BASE, {**BASE, "batch": 12}),
+    "width": (BASE, {**BASE, "width": 24}),
+    "baked constant": (BASE, {**BASE, "lr": 0.02}),
+    "optimizer": ({**BASE, "optimizer": "sgd"}, BASE),
+    "modules added": (BASE, {**BASE, "extra": 2}),
+    "bucket size": ({**BASE, "bucket": 4}, {**BASE, "bucket": 5}),
+}
+
+
+def pair(first, second, **options):
+    a, keys_a = graph_of_program(first, seed=1, **options)
+    b, keys_b = graph_of_program(second, seed=2, **options)
+    return a, b, truth(a, keys_a, b, keys_b)
+
+
+def signature(graph):
+    """A graph up to the order of its nodes, by colours from below and from above."""
+    below: list[int] = []
+    for node in range(len(graph)):
+        row = tuple(below[operand] for operand in graph.operands[node])
+        below.append(hash((graph.label(node), row)))
+    counts = [graph.outputs.count(node) for node in range(len(graph))]
+    above = [0] * len(graph)
+    for node in reversed(range(len(graph))):
+        uses = sorted((above[user], slot) for user, slot in graph.users[node])
+        above[node] = hash((below[node], counts[node], tuple(uses)))
+    return sorted(above)
+
+
+@pytest.mark.parametrize("name", STRUCTURED)
+@pytest.mark.parametrize("metadata", [False, True])
+def test_a_structured_change_costs_what_the_generator_says(name, metadata):
+    first, second = (transformer(**options) for options in STRUCTURED[name])
+
+    a, b, true = pair(first, second, shuffle=True, metadata=metadata)
+    found = diff(a, b)
+
+    assert found.cost <= 1.1 * true.cost
+
+
+def test_names_lines_and_parameters_in_another_order_make_no_difference():
+    program = transformer(2)
+
+    a, b, _ = pair(program, program, shuffle=True)
+    found = diff(a, b)
+
+    assert found.is_empty
+    assert found.moved_parameters
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_random_edit_script_is_at_most_twice_the_generators(seed):
+    rng = random.Random(seed)
+    program = transformer(2)
+    other = edited(program, rng, rng.choice([1, 2, 4, 8]))
+
+    a, b, true = pair(program, other, shuffle=True, metadata=seed % 2 == 0)
+
+    assert diff(a, b).cost <= 2 * true.cost
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_diff_is_the_mirror_image_of_the_other_direction(seed):
+    program = transformer(2)
+    a, b, _ = pair(program, edited(program, random.Random(seed), 8), shuffle=True)
+
+    one, other = diff(a, b), diff(b, a)
+
+    assert one.partner_a == other.partner_b
+    assert (one.cost, one.added, one.removed) == (
+        other.cost,
+        other.removed,
+        other.added,
+    )
+    assert one.outputs.added == other.outputs.removed
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_script_makes_the_second_graph_of_the_first(seed):
+    program = transformer(2)
+    a, b, _ = pair(program, edited(program, random.Random(seed), 12), shuffle=True)
+    found = diff(a, b)
+
+    made = apply_script(a, found.script())
+
+    assert len(found.script()) == found.cost
+    assert signature(made) == signature(b)
+    assert diff(made, b).cost == 0
+
+
+def test_dead_code_is_set_aside_and_listed():
+    text, _ = text_of(transformer(1, optimizer=""))
+    dead = '  %constant.9 = s32[] constant(9), metadata={op_type="aten__sum"}\n  ROOT '
+
+    a, b = parse(text), parse(text.replace("  ROOT %tuple", f"{dead}%tuple"))
+
+    assert diff(a, b).is_empty
+    assert [(node.name, node.label.literal) for node in b.dead] == [("constant.9", "9")]
+
+
+def test_another_partition_into_collectives_is_a_regrouping_that_costs_nothing():
+    first, second = (transformer(2, bucket=size) for size in (4, 5))
+
+    a, b, _ = pair(first, second)
+    found = diff(a, b)
+
+    assert found.cost == 0
+    assert not found.is_empty
+    assert set(found.regrouped.sizes_a) == {4}
+    assert set(found.regrouped.sizes_b) == {5}
+
+
+def test_the_same_change_in_every_layer_is_one_group_of_hunks():
+    first, second = transformer(4), transformer(4, dropout=range(4))
+
+    a, b, _ = pair(first, second)
+    groups = group_hunks(diff(a, b).hunks())
+
+    assert max(group.places for group in groups) >= 3
