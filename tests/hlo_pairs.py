@@ -281,7 +281,7 @@ def text_of(program, *, seed=0, shuffle=False, metadata=True, name="main"):
         seed: Of the names and, with `shuffle`, of the order of lines and parameters.
         metadata: Whether instructions carry op_name and source line.
     """
-    rng = random.Random(seed)
+    rng = random.Random(seed)  # noqa: S311
     steps = _ordered(program, rng) if shuffle else list(program.steps.values())
     numbers = list(range(10, 10 + 3 * len(steps)))
     parameters = [step.key for step in steps if step.op == "parameter"]
