@@ -8,7 +8,7 @@ from lazyviz.hlo.matching.bridge import bridge
 from lazyviz.hlo.matching.colours import Ties, pair_by_colour
 from lazyviz.hlo.matching.labels import Interner
 from lazyviz.hlo.matching.refine import refine
-from lazyviz.hlo.matching.residual import pair_by_gain, pair_contested
+from lazyviz.hlo.matching.residual import pair_by_gain, pair_contested, pair_leaves
 from lazyviz.hlo.matching.state import Matching
 from lazyviz.hlo.matching.tiers import pair_equal_cones, pair_unique_labels
 
@@ -49,6 +49,7 @@ def match(a: Graph, b: Graph) -> Matching:
     matching.grow(similar=True)
     pair_contested(matching)
     pair_by_gain(matching)
+    pair_leaves(matching)
     refine(matching)
     return matching
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
 
 from lazyviz.hlo.matching.state import UNPAIRED
 
@@ -13,134 +14,187 @@ if TYPE_CHECKING:
 
 _MAX_PASSES = 4
 _MAX_USERS = 64
-# Beyond so many suspicious slots the graphs are too different for a local search to matter.
-_MAX_SUSPECTS = 20_000
+# Exchanges tried in one chain, and in all: then the graphs are too different for this.
+_MAX_CHAIN = 10
+_MAX_EXCHANGES = 5_000
+
+
+class _Exchange(NamedTuple):
+    """What undoes an exchange: two nodes that became partners, and their former ones."""
+
+    x: int
+    y: int
+    old_x: int
+    old_y: int
 
 
 def refine(matching: Matching) -> None:
-    """Improve the assignment until no exchange of two pairs makes the script shorter."""
+    """Improve the assignment until no chain of exchanges makes the script shorter."""
+    search = _Search(matching)
     for _ in range(_MAX_PASSES):
-        suspects = list(_suspects(matching))
-        if len(suspects) > _MAX_SUSPECTS:
-            return
         improved = False
-        for x, y in suspects:
-            improved |= _exchange(matching, x, y)
+        for x, y in list(search.suspects()):
+            improved |= search.chain(x, y)
+            if search.exchanges > _MAX_EXCHANGES:
+                return
         for x, y in enumerate(matching.a.partner):
-            if y >= 0 and _pair_cost(matching, x) > 1:
-                improved |= _part(matching, x, y)
+            if y >= 0 and search.pair_cost(x) > 1:
+                improved |= search.part(x, y)
         if not improved:
             return
 
 
-def _suspects(matching: Matching) -> Iterator[tuple[int, int]]:
-    """Yield the nodes that rewired slots read: pairing those would mend the slot."""
-    a, b = matching.a, matching.b
-    for x, y in enumerate(a.partner):
-        if y < 0:
-            continue
-        row_a, row_b = a.operands[x], b.operands[y]
-        for c, d in zip(row_a, row_b, strict=False):
-            if a.partner[c] != d and a.skeleton[c] == b.skeleton[d]:
-                yield c, d
-    for x in a.graph.outputs:
-        y = a.partner[x]
-        if y >= 0 and not b.is_output[y]:
-            for d in b.graph.outputs:
-                other = b.partner[d]
-                free = other < 0 or not a.is_output[other]
-                if free and a.full[x] == b.full[d]:
+class _Search:
+    def __init__(self, matching: Matching) -> None:
+        self._matching = matching
+        self._a = matching.a
+        self._b = matching.b
+        self.exchanges = 0
+
+    def suspects(self) -> Iterator[tuple[int, int]]:
+        """Yield the nodes that rewired slots read: pairing those would mend the slot."""
+        a, b = self._a, self._b
+        for x, y in enumerate(a.partner):
+            if y < 0:
+                continue
+            for c, d in zip(a.operands[x], b.operands[y], strict=False):
+                if a.partner[c] != d and a.skeleton[c] == b.skeleton[d]:
+                    yield c, d
+        yield from self._suspect_outputs()
+
+    def _suspect_outputs(self) -> Iterator[tuple[int, int]]:
+        a, b = self._a, self._b
+        wanted: dict[int, list[int]] = {}
+        for d in dict.fromkeys(b.graph.outputs):
+            other = b.partner[d]
+            if other < 0 or not a.is_output[other]:
+                wanted.setdefault(b.full[d], []).append(d)
+        for x in dict.fromkeys(a.graph.outputs):
+            y = a.partner[x]
+            if y < 0 or not b.is_output[y]:
+                for d in wanted.get(a.full[x], ())[:_MAX_CHAIN]:
                     yield x, d
 
-
-def _exchange(matching: Matching, x: int, y: int) -> bool:
-    """Pair x with y, and their former partners with each other; keep it if it is better."""
-    a, b = matching.a, matching.b
-    old_y, old_x = a.partner[x], b.partner[y]
-    if old_y == y or _is_crowded(matching, (x, old_x), (y, old_y)):
+    def chain(self, x: int, y: int) -> bool:
+        """Pair x with y and what follows from it; keep it as soon as it is better."""
+        leads = deque([(x, y)])
+        done: list[_Exchange] = []
+        total = 0
+        while leads and len(done) < _MAX_CHAIN:
+            c, d = leads.popleft()
+            if self._a.partner[c] == d or self._is_crowded(c, d):
+                continue
+            gain, undo = self._exchange(c, d)
+            done.append(undo)
+            total += gain
+            if total > 0:
+                return True
+            leads.extend(self._follow_ups(c, d))
+            if undo.old_x >= 0 and undo.old_y >= 0:
+                leads.extend(self._follow_ups(undo.old_x, undo.old_y))
+        for undo in reversed(done):
+            self._undo(undo)
         return False
-    near = _neighbourhood(matching, (x, old_x), (y, old_y))
-    before = _cost(matching, near)
-    _set(matching, x, y, old_x, old_y)
-    if old_x >= 0 and old_y >= 0 and a.skeleton[old_x] == b.skeleton[old_y]:
-        a.partner[old_x], b.partner[old_y] = old_y, old_x
-    if _cost(matching, near) < before:
-        return True
-    if old_x >= 0:
-        a.partner[old_x] = y
-    if old_y >= 0:
-        b.partner[old_y] = x
-    a.partner[x], b.partner[y] = old_y, old_x
-    return False
 
+    def _follow_ups(self, x: int, y: int) -> Iterator[tuple[int, int]]:
+        """Yield the pairs that would mend the slots around a new pair."""
+        a, b = self._a, self._b
+        if a.partner[x] != y:
+            return
+        for c, d in zip(a.operands[x], b.operands[y], strict=False):
+            if a.partner[c] != d and a.skeleton[c] == b.skeleton[d]:
+                yield c, d
+        users_b = b.users[y]
+        for user, slot in a.users[x]:
+            other = a.partner[user]
+            row = b.operands[other] if other >= 0 else ()
+            if slot < len(row) and row[slot] == y:
+                continue
+            label = a.full[user]
+            for each, other_slot in users_b:
+                if other_slot == slot and b.full[each] == label:
+                    yield user, each
+                    break
 
-def _set(matching: Matching, x: int, y: int, old_x: int, old_y: int) -> None:
-    a, b = matching.a, matching.b
-    if old_x >= 0:
-        a.partner[old_x] = UNPAIRED
-    if old_y >= 0:
-        b.partner[old_y] = UNPAIRED
-    a.partner[x], b.partner[y] = y, x
+    def _exchange(self, x: int, y: int) -> tuple[int, _Exchange]:
+        """Make x and y partners, and their former ones too; return the gain."""
+        self.exchanges += 1
+        a, b = self._a, self._b
+        undo = _Exchange(x, y, b.partner[y], a.partner[x])
+        old_x, old_y = undo.old_x, undo.old_y
+        near = self._neighbourhood((x, old_x), (y, old_y))
+        before = self._cost(near)
+        if old_x >= 0:
+            a.partner[old_x] = UNPAIRED
+        if old_y >= 0:
+            b.partner[old_y] = UNPAIRED
+        a.partner[x], b.partner[y] = y, x
+        if old_x >= 0 and old_y >= 0 and a.skeleton[old_x] == b.skeleton[old_y]:
+            a.partner[old_x], b.partner[old_y] = old_y, old_x
+        return before - self._cost(near), undo
 
+    def _undo(self, undo: _Exchange) -> None:
+        a, b = self._a, self._b
+        if undo.old_x >= 0:
+            a.partner[undo.old_x] = undo.y
+        if undo.old_y >= 0:
+            b.partner[undo.old_y] = undo.x
+        a.partner[undo.x], b.partner[undo.y] = undo.old_y, undo.old_x
 
-def _part(matching: Matching, x: int, y: int) -> bool:
-    """Make x and y strangers if removing one and adding the other is cheaper."""
-    a, b = matching.a, matching.b
-    if _is_crowded(matching, (x,), (y,)):
+    def part(self, x: int, y: int) -> bool:
+        """Make x and y strangers if removing one and adding the other is cheaper."""
+        a, b = self._a, self._b
+        if self._is_crowded(x, y):
+            return False
+        near = self._neighbourhood((x,), (y,))
+        before = self._cost(near)
+        a.partner[x], b.partner[y] = UNPAIRED, UNPAIRED
+        if self._cost(near) < before:
+            return True
+        a.partner[x], b.partner[y] = y, x
         return False
-    near = _neighbourhood(matching, (x,), (y,))
-    before = _cost(matching, near)
-    a.partner[x], b.partner[y] = UNPAIRED, UNPAIRED
-    if _cost(matching, near) < before:
-        matching.pairs -= 1
-        return True
-    a.partner[x], b.partner[y] = y, x
-    return False
 
+    def _is_crowded(self, x: int, y: int) -> bool:
+        a, b = self._a, self._b
+        old_x, old_y = b.partner[y], a.partner[x]
+        lengths = [len(a.users[x]), len(b.users[y])]
+        if old_x >= 0:
+            lengths.append(len(a.users[old_x]))
+        if old_y >= 0:
+            lengths.append(len(b.users[old_y]))
+        return max(lengths) > _MAX_USERS
 
-def _is_crowded(
-    matching: Matching, nodes_a: tuple[int, ...], nodes_b: tuple[int, ...]
-) -> bool:
-    a, b = matching.a, matching.b
-    return any(n >= 0 and len(a.users[n]) > _MAX_USERS for n in nodes_a) or any(
-        n >= 0 and len(b.users[n]) > _MAX_USERS for n in nodes_b
-    )
+    def _neighbourhood(
+        self, nodes_a: tuple[int, ...], nodes_b: tuple[int, ...]
+    ) -> tuple[set[int], set[int]]:
+        """Return the nodes whose cost depends on who is partner of the given ones."""
+        near_a = {node for node in nodes_a if node >= 0}
+        near_b = {node for node in nodes_b if node >= 0}
+        users_a = {user for node in near_a for user, _ in self._a.users[node]}
+        for node in near_b:
+            for user, _ in self._b.users[node]:
+                other = self._b.partner[user]
+                if other >= 0:
+                    users_a.add(other)
+        return near_a | users_a, near_b
 
+    def _cost(self, near: tuple[set[int], set[int]]) -> int:
+        a, b = self._a, self._b
+        cost = 0
+        for x in near[0]:
+            paired = a.partner[x] >= 0
+            cost += self.pair_cost(x) if paired else 1 + a.is_output[x]
+        for y in near[1]:
+            if b.partner[y] < 0:
+                cost += 1 + b.is_output[y]
+        return cost
 
-def _neighbourhood(
-    matching: Matching, nodes_a: tuple[int, ...], nodes_b: tuple[int, ...]
-) -> tuple[set[int], set[int]]:
-    """Return the nodes whose cost depends on who is partner of the given ones."""
-    near_a = {node for node in nodes_a if node >= 0}
-    near_b = {node for node in nodes_b if node >= 0}
-    users_a = {user for node in near_a for user, _ in matching.a.users[node]}
-    for node in list(near_b):
-        for user, _ in matching.b.users[node]:
-            other = matching.b.partner[user]
-            if other >= 0:
-                users_a.add(other)
-    return near_a | users_a, near_b
-
-
-def _cost(matching: Matching, near: tuple[set[int], set[int]]) -> int:
-    a, b = matching.a, matching.b
-    cost = 0
-    for x in near[0]:
-        if a.partner[x] >= 0:
-            cost += _pair_cost(matching, x)
-        else:
-            cost += 1 + a.is_output[x]
-    for y in near[1]:
-        if b.partner[y] < 0:
-            cost += 1 + b.is_output[y]
-    return cost
-
-
-def _pair_cost(matching: Matching, x: int) -> int:
-    a, b = matching.a, matching.b
-    y = a.partner[x]
-    row_a, row_b = a.operands[x], b.operands[y]
-    cost = int(a.full[x] != b.full[y]) + abs(len(row_a) - len(row_b))
-    for c, d in zip(row_a, row_b, strict=False):
-        cost += a.partner[c] != d
-    return cost + (a.is_output[x] != b.is_output[y])
+    def pair_cost(self, x: int) -> int:
+        """Return what a paired node contributes to the script."""
+        a, b = self._a, self._b
+        y = a.partner[x]
+        row_a, row_b = a.operands[x], b.operands[y]
+        cost = int(a.full[x] != b.full[y]) + abs(len(row_a) - len(row_b))
+        for c, d in zip(row_a, row_b, strict=False):
+            cost += a.partner[c] != d
+        return cost + (a.is_output[x] != b.is_output[y])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from lazyviz.hlo.graph import CONSTANT, PARAMETER
 
 if TYPE_CHECKING:
-    from lazyviz.hlo.matching.state import Matching
+    from lazyviz.hlo.matching.state import Matching, Side
 
 _MAX_USERS = 64
 _MAX_PASSES = 6
@@ -128,3 +128,40 @@ def _agreeing_users(matching: Matching, x: int, y: int) -> int:
             row = b.operands[other]
             count += slot < len(row) and row[slot] == y
     return count
+
+
+def pair_leaves(matching: Matching) -> None:
+    """Pair the inputs and constants that are left over, equal ones, the nearest first.
+
+    A leaf reads nothing, so a pair of equal ones can only make the script shorter.
+    """
+    theirs: dict[int, list[int]] = {}
+    for y in matching.b.unpaired():
+        if not matching.b.operands[y]:
+            theirs.setdefault(matching.b.full[y], []).append(y)
+    if not theirs:
+        return
+    found = []
+    for x in matching.a.unpaired():
+        if matching.a.operands[x]:
+            continue
+        near = _surroundings(matching.a, x, own=True)
+        for y in theirs.get(matching.a.full[x], ())[:_MAX_USERS]:
+            shared = near & _surroundings(matching.b, y, own=False)
+            found.append((-len(shared), x, y))
+    found.sort()
+    for _, x, y in found:
+        if matching.is_free(x, y):
+            matching.pair(x, y)
+    matching.grow(similar=True)
+
+
+def _surroundings(side: Side, leaf: int, *, own: bool) -> set[int]:
+    """Return the pairs two steps away from a leaf, by their number on the first side."""
+    near: set[int] = set()
+    for user, _ in side.users[leaf][:_MAX_USERS]:
+        near.add(user)
+        near.update(side.operands[user])
+        near.update([each for each, _ in side.users[user][:_MAX_USERS]])
+    partner = side.partner
+    return {node if own else partner[node] for node in near if partner[node] >= 0}
