@@ -207,20 +207,20 @@ def diff(a: Graph, b: Graph) -> GraphDiff:
 
     It does not depend on which of them comes first: `diff(b, a)` is the mirror image.
     """
-    if _order_key(b) < _order_key(a):
+    if len(b) < len(a) or (len(a) == len(b) and _order_key(b) < _order_key(a)):
         mirrored = match(b, a)
         return GraphDiff(a, b, mirrored.b.partner, mirrored.a.partner)
     matching = match(a, b)
     return GraphDiff(a, b, matching.a.partner, matching.b.partner)
 
 
-def _order_key(graph: Graph) -> tuple[int, str]:
-    """Return something that orders graphs by what they are."""
+def _order_key(graph: Graph) -> str:
+    """Return something that orders graphs of one size by what they are."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(repr(graph.labels).encode("utf-8", "surrogatepass"))
     digest.update(repr(graph.kinds).encode())
     digest.update(repr(graph.operands).encode())
-    return len(graph), digest.hexdigest()
+    return digest.hexdigest()
 
 
 def _regrouped(found: GraphDiff) -> Regrouped:

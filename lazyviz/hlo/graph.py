@@ -90,6 +90,12 @@ def _read_origin(raw: Any) -> Origin:
     return raw if isinstance(raw, Origin) else _NO_ORIGIN
 
 
+def _hint(origin: Origin, *, is_input: bool) -> str:
+    if is_input:
+        return "" if _NUMBERED.fullmatch(origin.op_name) else origin.op_name
+    return f"{origin.scope}/{origin.op_name}" if origin.scope else ""
+
+
 class Graph:
     """A dataflow graph in normal form. Treat it as immutable.
 
@@ -180,13 +186,18 @@ class Graph:
         """Return a node's source line, which may be empty."""
         return self.origin(node).site
 
-    def hint(self, node: int) -> str:
-        """Return what may tell a node from its like: a scope, an input's own name."""
-        origin = self.origin(node)
-        name = origin.op_name
-        if self.label(node).op == PARAMETER:
-            return "" if _NUMBERED.fullmatch(name) else name
-        return f"{origin.scope}/{name}" if origin.scope else ""
+    def hints(self) -> list[str]:
+        """Return for each node what may tell it from its like: a scope, an input's name."""
+        inputs = [label.op == PARAMETER for label in self.labels]
+        known: dict[tuple[bool, Any], str] = {}
+        found = []
+        for kind, raw in zip(self.kinds, self._origins, strict=True):
+            key = inputs[kind], raw
+            hint = known.get(key)
+            if hint is None:
+                hint = known[key] = _hint(self._read_origin(raw), is_input=key[0])
+            found.append(hint)
+        return found
 
     @cached_property
     def ops(self) -> list[str]:

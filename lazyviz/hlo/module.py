@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from lazyviz.hlo.graph import Origin
 
 _LAYOUT = re.compile(r"\{[^{}]*\}")
 _BLANK = re.compile(r"\s+")
-_OP_NAME = re.compile(r'\bop_name="((?:[^"\\]|\\.)*)"')
-_FILE = re.compile(r'\bsource_file="((?:[^"\\]|\\.)*)"')
-_LINE = re.compile(r"\bsource_line=(\d+)")
-_FRAME = re.compile(r"\bstack_frame_id=(\d+)")
+_QUOTED = re.compile(r'((?:[^"\\]|\\.)*)')
+_NUMBER = re.compile(r"\d+")
 _ESCAPE = re.compile(r"\\(.)")
 _PROGRAM_PART = re.compile(r"(?:jit|pjit|jvp|vmap|transpose)\(.*\)|lazyrt_graph")
 
@@ -84,26 +83,43 @@ class HloModule:
         """Return what an instruction's metadata says of where it came from."""
         if not metadata:
             return Origin()
-        found = _OP_NAME.search(metadata)
-        op_name = _ESCAPE.sub(r"\1", found[1]) if found else ""
-        scope, name = split_op_name(op_name)
+        scope, name = split_op_name(_text_field(metadata, 'op_name="'))
         return Origin(scope, self._site(metadata), name)
 
     def _site(self, metadata: str) -> str:
-        frame = _FRAME.search(metadata)
-        if frame and int(frame[1]) in self.frames:
-            return self.frames[int(frame[1])]
-        file, line = _FILE.search(metadata), _LINE.search(metadata)
-        if not file or file[1] in {"", "-"}:
+        frame = _number_field(metadata, "stack_frame_id=")
+        if frame and int(frame) in self.frames:
+            return self.frames[int(frame)]
+        file = _text_field(metadata, 'source_file="')
+        if file in {"", "-"}:
             return ""
-        name = _ESCAPE.sub(r"\1", file[1])
-        return f"{name}:{line[1]}" if line else name
+        line = _number_field(metadata, "source_line=")
+        return f"{file}:{line}" if line else file
 
     def __repr__(self) -> str:
         count = sum(len(c.instructions) for c in self.computations.values())
         return f"<HloModule {self.name}: {count} instructions>"
 
 
+def _text_field(metadata: str, start: str) -> str:
+    at = metadata.find(start)
+    if at < 0:
+        return ""
+    at += len(start)
+    value = metadata[at : metadata.find('"', at)]
+    if "\\" not in value:
+        return value
+    found = _QUOTED.match(metadata, at)
+    return _ESCAPE.sub(r"\1", found[1]) if found else ""
+
+
+def _number_field(metadata: str, start: str) -> str:
+    at = metadata.find(start)
+    found = _NUMBER.match(metadata, at + len(start)) if at >= 0 else None
+    return found[0] if found else ""
+
+
+@lru_cache(maxsize=65_536)
 def split_op_name(op_name: str) -> tuple[str, str]:
     """Return the scope and the operation of an `op_name`.
 

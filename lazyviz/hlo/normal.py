@@ -316,6 +316,11 @@ class _SeeThrough:
 
     def _restore_tuples(self, live: bytearray, root: int) -> None:
         """Keep the tuples that something else than get-tuple-element reads."""
+        tuples = {
+            k for k, row in enumerate(self._rows) if row.op == _TUPLE and self.erased[k]
+        }
+        if tuples <= {root}:
+            return
         split = {whole for whole, _ in self.members.values()}
         for position, row in enumerate(self._rows):
             if not live[position] or row.op in {_ELEMENT, _TUPLE} or position in split:

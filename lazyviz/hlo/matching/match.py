@@ -91,5 +91,5 @@ def _by_hints(matching: Matching) -> None:
 
 def _hints(graph: Graph) -> list[str] | None:
     """Return a hint for each node, None if none has any."""
-    hints = [graph.hint(node) for node in range(len(graph))]
+    hints = graph.hints()
     return hints if any(hints) else None

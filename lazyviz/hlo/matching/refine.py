@@ -37,8 +37,8 @@ def refine(matching: Matching) -> None:
             improved |= search.chain(x, y)
             if search.exchanges > _MAX_EXCHANGES:
                 return
-        for x, y in enumerate(matching.a.partner):
-            if y >= 0 and search.pair_cost(x) > 1:
+        for x, y in search.edited():
+            if search.pair_cost(x) > 1:
                 improved |= search.part(x, y)
         if not improved:
             return
@@ -54,13 +54,21 @@ class _Search:
     def suspects(self) -> Iterator[tuple[int, int]]:
         """Yield the nodes that rewired slots read: pairing those would mend the slot."""
         a, b = self._a, self._b
-        for x, y in enumerate(a.partner):
-            if y < 0:
-                continue
+        for x, y in self.edited():
             for c, d in zip(a.operands[x], b.operands[y], strict=False):
                 if a.partner[c] != d and a.skeleton[c] == b.skeleton[d]:
                     yield c, d
         yield from self._suspect_outputs()
+
+    def edited(self) -> list[tuple[int, int]]:
+        """Return the pairs that read no partners somewhere."""
+        a, b = self._a, self._b
+        partner, operands_b = a.partner, b.operands
+        return [
+            (x, y)
+            for (x, y), row in zip(enumerate(partner), a.operands, strict=True)
+            if y >= 0 and row and tuple([partner[c] for c in row]) != operands_b[y]
+        ]
 
     def _suspect_outputs(self) -> Iterator[tuple[int, int]]:
         a, b = self._a, self._b

@@ -30,7 +30,7 @@ class Side:
     """
 
     __slots__ = (
-        "full", "graph", "is_output", "operands", "partner", "skeleton", "users",
+        "_free", "full", "graph", "is_output", "operands", "partner", "skeleton", "users",
     )  # fmt: skip
 
     def __init__(self, graph: Graph, full: list[int], skeleton: list[int]) -> None:
@@ -40,13 +40,16 @@ class Side:
         self.full = full
         self.skeleton = skeleton
         self.partner = [UNPAIRED] * len(graph)
+        self._free = list(range(len(graph)))
         self.is_output = bytearray(len(graph))
         for node in graph.outputs:
             self.is_output[node] = 1
 
     def unpaired(self) -> list[int]:
-        """Return the nodes without a partner, operands first."""
-        return [node for node, other in enumerate(self.partner) if other < 0]
+        """Return the nodes without a partner, operands first; before `refine` they get fewer."""
+        partner = self.partner
+        self._free = [node for node in self._free if partner[node] < 0]
+        return self._free
 
 
 class Matching:
@@ -177,13 +180,19 @@ class Matching:
             leads.clear()
         self.contested.clear()
         self._spread = []
-        partner_a = self.a.partner
-        for x, y in enumerate(partner_a):
-            if y < 0:
-                continue
+        for x, y in self._frontier():
             self._note_operands(x, y)
-            if any(partner_a[user] < 0 for user, _ in self.a.users[x]):
-                self._fresh.append((x, y))
+            self._fresh.append((x, y))
+
+    def _frontier(self) -> list[tuple[int, int]]:
+        """Return the pairs that have an unpaired neighbour in the first graph."""
+        a = self.a
+        near: set[int] = set()
+        for node in a.unpaired():
+            near.update(a.operands[node])
+            near.update([user for user, _ in a.users[node]])
+        partner = a.partner
+        return [(x, partner[x]) for x in sorted(near) if partner[x] >= 0]
 
     def _try(self, x: int, y: int) -> None:
         if self.a.partner[x] >= 0 or self.b.partner[y] >= 0:
