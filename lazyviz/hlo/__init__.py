@@ -30,10 +30,10 @@ from lazyviz.hlo.errors import HloError, HloSyntaxError
 from lazyviz.hlo.graph import DeadNode, Graph, GraphBuilder, Label, Node, Origin
 from lazyviz.hlo.hunks import Hunk, HunkGroup, group_hunks
 from lazyviz.hlo.ir import from_ir
-from lazyviz.hlo.load import graph_of, parse, read
+from lazyviz.hlo.load import graph_of, parse, parse_all, read
 
 __all__ = [
     "DeadNode", "Edit", "Graph", "GraphBuilder", "GraphDiff", "HloError", "HloSyntaxError",
     "Hunk", "HunkGroup", "Label", "Node", "Origin", "Outputs", "Regrouped", "Rewire",
-    "apply_script", "diff", "from_ir", "graph_of", "group_hunks", "parse", "read", "script",
+    "apply_script", "diff", "from_ir", "graph_of", "group_hunks", "parse", "parse_all", "read", "script",
 ]  # fmt: skip

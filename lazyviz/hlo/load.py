@@ -4,47 +4,87 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from lazyviz.hlo import torch_ir
 from lazyviz.hlo.errors import HloError, HloSyntaxError
 from lazyviz.hlo.graph import Graph
 from lazyviz.hlo.ir import from_ir
+from lazyviz.hlo.mlir import MlirModule
 from lazyviz.hlo.normal import graph_of_module
+from lazyviz.hlo.proto import looks_like_proto, text_of_proto
 from lazyviz.hlo.scan import modules
 
 if TYPE_CHECKING:
-    from lazyviz.hlo.module import HloModule
+    from collections.abc import Sequence
 
 # About ten million instructions: beyond that something else than a dump was given.
 MAX_BYTES = 1 << 30
 
 _HLO = re.compile(r"^HloModule\b", re.MULTILINE)
+_MLIR = re.compile(r'^\s*"?(?:builtin\.)?(?:module\b|"?func\.func\b)', re.MULTILINE)
 
 
-def parse(text: str, *, module: str = "", source: str = "") -> Graph:
+def parse(text: str | bytes, *, module: str | int = "", source: str = "") -> Graph:
     """Return the graph of a program in text form, in normal form.
 
     Args:
-        text: HLO text before or after optimisation.
-        module: Name of the module to read, when the text holds several.
+        text: HLO text before or after optimisation, StableHLO text, the IR that torch_xla
+            writes, each with whatever a log has around it; or a serialised HLO proto.
+        module: Name or position of the module to read, when the text holds several.
         source: Name of the file, for errors.
 
     Raises:
         HloSyntaxError: The text is none of these, or is cut off, with line and column.
         HloError: It holds several modules, or calls what it does not define.
     """
-    if len(text) > MAX_BYTES:
-        raise HloError(
-            f"the text has {len(text):,} characters, more than {MAX_BYTES:,}. No dump is as "
-            "large; give the text of one module."
-        )
+    _check_size(len(text), source or "the text")
+    if isinstance(text, bytes):
+        if looks_like_proto(text):
+            text = text_of_proto(text, source)
+        else:
+            text = text.decode("utf-8", "replace")
+    try:
+        return _parsed(text, module, source)
+    except HloSyntaxError:
+        raise
+    except HloError as error:
+        raise _at_source(error, source) from error
+
+
+def parse_all(text: str, *, source: str = "") -> list[Graph]:
+    """Return the graphs of all programs in a text, in its order."""
+    if _HLO.search(text):
+        return [graph_of_module(each) for each in modules(text, source=source)]
+    if torch_ir.START.search(text):
+        return torch_ir.graphs(text, source)
+    return [parse(text, source=source)]
+
+
+def _parsed(text: str, module: str | int, source: str) -> Graph:
     if _HLO.search(text):
         found = modules(text, source=source)
         return graph_of_module(_chosen(found, module))
+    if torch_ir.START.search(text):
+        return _chosen(torch_ir.graphs(text, source), module)
+    if _MLIR.search(text):
+        return MlirModule(text, source).graph()
     raise HloSyntaxError(_no_program(text), source=source)
 
 
-def read(path: str | Path, *, module: str = "") -> Graph:
+def _at_source(error: HloError, source: str) -> HloError:
+    return HloError(f"{source}: {error}") if source else error
+
+
+def _check_size(size: int, what: str) -> None:
+    if size > MAX_BYTES:
+        raise HloError(
+            f"{what} has {size:,} bytes, more than {MAX_BYTES:,}. No dump is as large; give "
+            "one module."
+        )
+
+
+def read(path: str | Path, *, module: str | int = "") -> Graph:
     """Return the graph in a file.
 
     Raises:
@@ -52,18 +92,13 @@ def read(path: str | Path, *, module: str = "") -> Graph:
     """
     file = Path(path)
     try:
-        size = file.stat().st_size
-        if size > MAX_BYTES:
-            raise HloError(
-                f"{file} has {size:,} bytes, more than {MAX_BYTES:,}. No dump is as large."
-            )
+        _check_size(file.stat().st_size, str(file))
         data = file.read_bytes()
     except OSError as error:
         raise HloError(
             f"{file} cannot be read: {error.strerror}. Give the path of a dump."
         ) from error
-    text = data.decode("utf-8", "replace")
-    return parse(text, module=module, source=str(file))
+    return parse(data, module=module, source=str(file))
 
 
 def graph_of(thing: Any) -> Graph:
@@ -76,6 +111,8 @@ def graph_of(thing: Any) -> Graph:
         return thing
     if isinstance(thing, Path):
         return read(thing)
+    if isinstance(thing, bytes):
+        return parse(thing)
     if isinstance(thing, str):
         return read(thing) if _is_path(thing) else parse(thing)
     if hasattr(thing, "nodes") and hasattr(thing, "roots"):
@@ -92,16 +129,33 @@ def _is_path(text: str) -> bool:
     return "\n" not in text and len(text) < 4_096 and "=" not in text  # noqa: PLR2004
 
 
-def _chosen(found: list[HloModule], name: str) -> HloModule:
+class _Named(Protocol):
+    name: str
+
+
+_N = TypeVar("_N", bound=_Named)
+
+
+def _chosen(found: Sequence[_N], which: str | int) -> _N:
     names = [module.name for module in found]
-    if name:
-        if names.count(name) != 1:
-            what = "no module" if name not in names else "several modules called"
-            raise HloError(f"the text has {what} {name}. It has {_listed(names)}.")
-        return found[names.index(name)]
+    if isinstance(which, int):
+        if not -len(found) <= which < len(found):
+            raise HloError(
+                f"the text has no module {which}: it has {len(found)}, from 0 up."
+            )
+        return found[which]
+    if which:
+        if names.count(which) != 1:
+            what = "no module" if which not in names else "several modules called"
+            raise HloError(
+                f"the text has {what} {which}. It has {_listed(names)}; give a position, "
+                "such as module=0."
+            )
+        return found[names.index(which)]
     if len(found) > 1:
         raise HloError(
-            f"the text has {len(found)} modules: {_listed(names)}. Name one with `module=`."
+            f"the text has {len(found)} modules: {_listed(names)}. Choose one with "
+            "`module=`, by name or position."
         )
     return found[0]
 
@@ -115,4 +169,7 @@ def _no_program(text: str) -> str:
     if not text.strip():
         return "the text is empty. Give HLO text, which starts with `HloModule`."
     start = text.strip().split("\n", 1)[0][:60]
-    return f"{start!r} starts no program. HLO text starts with `HloModule`."
+    return (
+        f"{start!r} starts no program. HLO text starts with `HloModule`, StableHLO with "
+        "`module`, torch_xla's IR with `IR {`."
+    )

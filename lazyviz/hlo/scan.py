@@ -268,22 +268,26 @@ class _Reader:
                 column=len(line) - len(line.lstrip()) + 1,
             )
         first = self._at
-        text = line
-        while True:
-            try:
-                self._scan(text, start)
-            except _UnclosedError as unclosed:
-                self._at += 1
-                joined = self._at - first
-                ended = self._at >= len(self._lines) or joined > _MAX_JOINED_LINES
-                if ended or _begins(self._lines[self._at]):
-                    self._at = first
-                    if self._partial:
-                        return
-                    raise self._error(str(unclosed), column=unclosed.column) from None
-                text = f"{text}\n{_COMMENT.sub('', self._lines[self._at])}"
-            else:
-                return
+        text = self._joined(line)
+        try:
+            self._scan(text, start)
+        except _UnclosedError as unclosed:
+            self._at = first
+            if not self._partial:
+                raise self._error(str(unclosed), column=unclosed.column) from None
+
+    def _joined(self, line: str) -> str:
+        """Return a line with the following ones that belong to it: its brackets are open."""
+        parts = [line]
+        depth = _depth(line)
+        while depth > 0 and self._at + 1 < len(self._lines):
+            following = self._lines[self._at + 1]
+            if _begins(following) or len(parts) > _MAX_JOINED_LINES:
+                break
+            parts.append(_COMMENT.sub("", following))
+            depth += _depth(following)
+            self._at += 1
+        return "\n".join(parts)
 
     def _scan(self, text: str, start: re.Match[str]) -> None:
         """Take an instruction apart step by step, which any nesting of brackets allows."""
@@ -378,7 +382,7 @@ class _Reader:
         line = line or self._at + 1
         if at:
             shown = self._lines[line - 1] if line <= len(self._lines) else ""
-            column = shown.find(at) + 1 or 1
+            column = shown.find(f"%{at}") + 1 or shown.find(at) + 1 or 1
         return HloSyntaxError(message, line, column, self._source)
 
 
@@ -390,9 +394,16 @@ class _UnclosedError(HloError):
 
 def _begins(line: str) -> bool:
     """Return whether a line begins something of its own, so nothing can go on in it."""
-    return bool(_INSTRUCTION.match(line)) or line.startswith(
-        ("}", "ENTRY", "HloModule")
-    )
+    return bool(_START.match(line)) or line.startswith(("}", "ENTRY", "HloModule"))
+
+
+def _depth(line: str) -> int:
+    """Return how many brackets a line opens more than it closes."""
+    depth = 0
+    for found in _BRACKET.finditer(line):
+        mark = found[0]
+        depth += (mark in _CLOSING) - (mark in ")]}")
+    return depth
 
 
 def _plain_names(body: str) -> list[str]:

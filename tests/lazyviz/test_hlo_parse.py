@@ -1,0 +1,297 @@
+"""Texts to graphs: every notation, and what is said of broken ones."""
+
+import random
+import time
+
+import pytest
+
+from lazyviz.hlo import HloError, HloSyntaxError, diff, parse, parse_all, read
+from tests.hlo_pairs import text_of, transformer
+
+HLO = """\
+HloModule step, entry_computation_layout={(f32[4]{0}, f32[4]{0})->(f32[4]{0}, f32[])}
+
+%region (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %sum = f32[] add(%x, %y)
+}
+
+ENTRY %main (p: f32[4], q: f32[4]) -> (f32[4], f32[]) {
+  %p = f32[4]{0} parameter(0), metadata={op_name="params['w']"}
+  %q = f32[4]{0} parameter(1)
+  %unused = s32[] constant(9), metadata={op_type="aten__sum" op_name="aten__sum"}
+  %both.1 = (f32[4]{0}, f32[4]{0}) tuple(f32[4]{0} %p, f32[4]{0} %q)
+  %first.2 = f32[4]{0} get-tuple-element((f32[4]{0}, f32[4]{0}) %both.1), index=0
+  %add.3 = f32[4]{0:T(256)} add(%first.2, /*index=1*/%q), metadata={op_name="jit(f)/enc.0/add" source_file="a (1).py" source_line=7}
+  %zero.4 = f32[] constant(0)
+  %reduce.5 = f32[] reduce(%add.3, %zero.4), dimensions={0}, to_apply=%region
+  ROOT %out.6 = (f32[4]{0}, f32[]) tuple(%add.3, %reduce.5)
+}
+"""
+BARE = """\
+HloModule other
+
+adder {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT s = f32[] add(a, b)
+}
+
+ENTRY start {
+  q = f32[4] parameter(0)
+  p = f32[4] parameter(1)
+  zero = f32[] constant(0)
+  add = f32[4] add(p, q)
+  r = f32[] reduce(add, zero), dimensions={0}, to_apply=adder
+  ROOT out = (f32[], f32[4]) tuple(r, add)
+}
+"""
+STABLEHLO = """\
+#loc1 = loc("train.py":7:3)
+module @jit_f attributes {mhlo.num_partitions = 1 : i32} {
+  func.func public @main(%arg0: tensor<4x2xf32> loc("params['w']"), %arg1: tensor<i32>) -> (tensor<4xf32> {jax.result_info = ""}) {
+    %cst = stablehlo.constant dense<0.000000e+00> : tensor<f32> loc(#loc)
+    %0 = stablehlo.reduce(%arg0 init: %cst) applies stablehlo.add across dimensions = [1] : (tensor<4x2xf32>, tensor<f32>) -> tensor<4xf32> loc(#loc2)
+    %1:2 = stablehlo.while(%iterArg = %arg1, %iterArg_0 = %0) : tensor<i32>, tensor<4xf32>
+     cond {
+      %c = stablehlo.constant dense<3> : tensor<i32>
+      %3 = stablehlo.compare  LT, %iterArg, %c,  SIGNED : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %3 : tensor<i1>
+    } do {
+      %3 = func.call @half(%iterArg_0, %cst) : (tensor<4xf32>, tensor<f32>) -> tensor<4xf32>
+      stablehlo.return %iterArg, %3 : tensor<i32>, tensor<4xf32>
+    }
+    %2 = call @half(%1#1, %cst) : (tensor<4xf32>, tensor<f32>) -> tensor<4xf32>
+    return %2 : tensor<4xf32>
+  }
+  func.func private @half(%arg0: tensor<4xf32>, %arg1: tensor<f32>) -> tensor<4xf32> {
+    %0 = stablehlo.broadcast_in_dim %arg1, dims = [] : (tensor<f32>) -> tensor<4xf32>
+    %1 = stablehlo.multiply %arg0, %0 : tensor<4xf32>
+    return %1 : tensor<4xf32>
+  }
+}
+#loc = loc(unknown)
+#loc2 = loc("enc.0/reduce"(#loc1))
+"""
+TORCH_IR = """\
+[ScheduleSyncTensorsGraph]
+## BEGIN_GRAPH
+IR {
+  %0 = f32[4]{0} xla::device_data(), xla_shape=f32[4]{0}
+  %1 = (f32[4]{0}, s64[4]{0}) aten::sort(%0), location=step@train.py:7, xla_shape=(f32[4]{0}, s64[4]{0}), dim=0
+  %2 = f32[4]{0} aten::add(%1.0, %0), scope=enc.1, xla_shape=f32[4]{0}, ROOT=0
+}
+## END_GRAPH
+"""
+
+
+def lines(graph):
+    return [
+        f"{node.op} {node.type} {node.operands} {node.attrs}{node.literal}".strip()
+        for node in graph
+    ]
+
+
+def test_hlo_text_is_read_through_tuples_comments_and_layouts():
+    graph = parse(HLO)
+
+    shown = lines(graph)
+    assert shown[:4] == [
+        "parameter f32[4] ()",
+        "parameter f32[4] ()",
+        "add f32[4] (0, 1)",
+        "constant f32[] () 0",
+    ]
+    assert shown[4].startswith("reduce f32[] (2, 3) dimensions={0}, to_apply=#")
+    assert graph.outputs == (2, 4)
+    assert [dead.name for dead in graph.dead] == ["unused"]
+    assert (graph.scope(2), graph.site(2)) == ("enc.0", "a (1).py:7")
+    assert graph.origin(0).op_name == "params['w']"
+
+
+def test_two_notations_of_one_program_do_not_differ():
+    found = diff(parse(HLO), parse(BARE))
+
+    assert found.cost == 0
+    assert found.moved_parameters == [(0, 1), (1, 0)]
+
+
+def test_instructions_may_come_before_what_they_read():
+    body = HLO.split("\n")
+    k = next(i for i, line in enumerate(body) if "%reduce.5" in line)
+    body.insert(k - 3, body.pop(k))
+
+    assert diff(parse(HLO), parse("\n".join(body))).is_empty
+
+
+def test_what_is_called_counts_and_its_name_does_not():
+    renamed = HLO.replace("%region", "%region.clone")
+    other = HLO.replace("f32[] add(%x, %y)", "f32[] maximum(%x, %y)")
+
+    assert diff(parse(HLO), parse(renamed)).is_empty
+    assert [(x, y) for x, y in diff(parse(HLO), parse(other)).changed] == [(4, 4)]
+
+
+def test_stablehlo_is_read_with_regions_calls_and_locations():
+    graph = parse(STABLEHLO)
+
+    ops = [(node.op, node.type, node.operands) for node in graph]
+    assert ops == [
+        ("parameter", "f32[4,2]", ()),
+        ("parameter", "s32[]", ()),
+        ("constant", "f32[]", ()),
+        ("reduce", "f32[4]", (0, 2)),
+        ("while", "(s32[], f32[4])", (1, 3, 2)),  # %cst is captured by the body
+        ("get-tuple-element", "f32[4]", (4,)),
+        ("call", "f32[4]", (5, 2)),
+    ]
+    assert (graph.scope(3), graph.site(3)) == ("enc.0", "train.py:7")
+    assert graph.origin(0).op_name == "params['w']"
+
+
+def test_a_change_within_a_region_or_a_function_is_seen():
+    body = STABLEHLO.replace("dense<3>", "dense<4>")
+    function = STABLEHLO.replace("stablehlo.multiply", "stablehlo.add")
+    renamed = STABLEHLO.replace("@half", "@halved").replace("%iterArg", "%loop")
+    original = parse(STABLEHLO)
+
+    assert len(diff(original, parse(body)).changed) == 1
+    assert len(diff(original, parse(function)).changed) == 2  # the loop and the call
+    assert diff(original, parse(renamed)).is_empty
+
+
+def test_the_ir_of_torch_xla_is_read():
+    graph = parse(TORCH_IR)
+
+    assert lines(graph) == [
+        "parameter f32[4] ()",
+        "aten::sort (f32[4], s64[4]) (0,) dim=0",
+        "getitem f32[4] (1,) index=0",
+        "aten::add f32[4] (2, 0)",
+    ]
+    assert (graph.scope(3), graph.site(1)) == ("enc.1", "train.py:7")
+
+
+def test_several_modules_are_read_one_by_one_or_chosen():
+    text = f"a log line\n{HLO}\n## END_GRAPH\n{BARE}"
+
+    assert [graph.name for graph in parse_all(text)] == ["step", "other"]
+    assert parse(text, module="other").name == parse(text, module=1).name == "other"
+    with pytest.raises(HloError, match="2 modules: step, other"):
+        parse(text)
+    with pytest.raises(HloError, match="no module third"):
+        parse(text, module="third")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column", "message"),
+    [
+        ("", 1, 1, "the text is empty"),
+        ("digraph {}", 1, 1, "'digraph {}' starts no program"),
+        (HLO[: HLO.index("  %zero.4")], 16, 1, "ends within the computation %main"),
+        (HLO[: HLO.index(", metadata={op_name=\"par") - 8], 10, 17, "%p has no opcode"),
+        (HLO[: HLO.index("(0), metadata={") + 1], 10, 27, "never closed"),
+        (HLO.replace("*/%q)", "*/%r)"), 15, 54, "%add.3 reads %r, which"),
+        (HLO.replace("ENTRY ", ""), 20, 1, "has no ENTRY computation"),
+        (HLO.replace("%zero.4 =", "%p ="), 16, 3, "%p is defined a second time"),
+        (HLO.replace("f32[] constant(0)", "constant(0)"), 16, 13, "has no type"),
+        (HLO.replace("  %zero.4 =", "  ? %zero.4"), 16, 3, "is no instruction"),
+        (STABLEHLO[: STABLEHLO.index("    return %2")], 3, 131, "never closed"),
+        (STABLEHLO.replace("%1#1", "%7#1"), 15, 21, "%7#1 is used before"),
+        (STABLEHLO.replace("@half(%1#1", "@gone(%1#1"), 15, 5, "@gone is called and"),
+        (TORCH_IR.replace("(%1.0", "(%9.0"), 6, 28, "%2 reads %9"),
+    ],
+)  # fmt: skip
+def test_a_broken_text_is_refused_with_line_and_column(text, line, column, message):
+    with pytest.raises(HloSyntaxError, match=message) as caught:
+        parse(text)
+
+    assert isinstance(caught.value, ValueError)
+    assert (caught.value.line, caught.value.column) == (line, column)
+
+
+def test_a_call_of_what_is_not_there_is_refused():
+    with pytest.raises(HloError, match="calls %gone, which it does not define"):
+        parse(HLO.replace("to_apply=%region", "to_apply=%gone"))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(HloError, match=r"none.hlo cannot be read: No such file"):
+        read(tmp_path / "none.hlo")
+
+
+def mutated(text, rng):
+    """A text with some characters, lines or blocks gone, doubled or exchanged."""
+    for _ in range(rng.choice([1, 1, 2, 4])):
+        k = rng.randrange(len(text) + 1)
+        n = rng.choice([1, 1, 2, 10, 100])
+        piece = "".join(rng.choice('()[]{}"\\%=,<>: \nab09') for _ in range(n % 7))
+        match rng.randrange(4):
+            case 0:
+                text = text[:k] + text[k + n :]
+            case 1:
+                text = text[:k] + piece + text[k:]
+            case 2:
+                text = text[:k] + text[k : k + n] * 2 + text[k + n :]
+            case 3:
+                text = text[:k]
+    return text
+
+
+@pytest.mark.parametrize("text", [HLO, BARE, STABLEHLO, TORCH_IR])
+def test_mutated_texts_give_a_graph_or_a_clear_error(text):
+    rng = random.Random(5)  # noqa: S311
+    refused = 0
+
+    for _ in range(300):
+        broken = mutated(text, rng)
+        try:
+            graph = parse(broken)
+        except HloError as error:
+            refused += bool(str(error))
+        else:
+            assert diff(graph, graph).is_empty
+
+    assert refused > 30
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "HloModule m\n\nENTRY e {\n  a = " + "(" * 200_000,
+        "HloModule m\n\nENTRY e {\n  a = f32[] constant(" + "{" * 200_000,
+        "HloModule m\n\nENTRY e {\n  a = f32[] add(" + '"' * 200_001,
+        "HloModule m\n\nENTRY e {\n" + "  a = f32[2]{\n" * 20_000,
+        "HloModule m\n\nENTRY e {\n  a = f32[] add(" + "%b, " * 100_000,
+        "module @m {\nfunc.func @main() {\n" + "{" * 100_000,
+        "module @m {\nfunc.func @main() {\n" + "return (\n" * 20_000,
+    ],
+)
+def test_a_hostile_text_is_refused_in_linear_time(text):
+    started = time.process_time()
+
+    with pytest.raises(HloError):
+        parse(text)
+
+    assert time.process_time() - started < 5
+
+
+def test_a_long_chain_needs_no_recursion():
+    text = "HloModule m\n\nENTRY e {\n  v0 = f32[] parameter(0)\n" + "".join(
+        f"  v{k} = f32[] negate(v{k - 1})\n" for k in range(1, 5_000)
+    )
+    graph = parse(f"{text}}}\n")
+
+    assert diff(graph, graph).is_empty
+    assert len(graph) == 5_000
+
+
+def test_a_program_reads_the_same_with_and_without_metadata():
+    program = transformer(1)
+
+    with_it, without = (
+        parse(text_of(program, metadata=metadata)[0]) for metadata in (True, False)
+    )
+
+    assert diff(with_it, without).is_empty
