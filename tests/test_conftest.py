@@ -1,10 +1,12 @@
 """The shell fixture itself."""
 
 import sys
+from types import SimpleNamespace
 
+import pytest
 from IPython import get_ipython
 
-from tests.conftest import displayed
+from tests.conftest import displayed, pytest_xdist_auto_num_workers
 
 
 def test_shell_runs_cells_and_captures_displays(shell, capsys):
@@ -33,3 +35,21 @@ def test_after_a_shell_the_interpreter_is_as_before():
     assert get_ipython() is None
     assert not hasattr(sys.modules["__main__"], "leftover")
     assert sys.displayhook is sys.__displayhook__
+
+
+@pytest.mark.parametrize(
+    ("named", "spread"),
+    [
+        (["tests"], True),
+        (["tests/runtime", "lazyviz"], True),
+        (["tests/test_conftest.py"], False),
+        (
+            ["tests/test_conftest.py::test_shell_runs_cells_and_captures_displays"],
+            False,
+        ),
+    ],
+)
+def test_folders_are_spread_over_the_cores_and_files_are_not(named, spread):
+    workers = pytest_xdist_auto_num_workers(SimpleNamespace(args=named))
+
+    assert workers >= 1 if spread else workers == 0

@@ -10,7 +10,7 @@ from torch import nn
 import lazyrt
 from lazyrt import jax_compat
 from lazyrt.config import config
-from lazyrt.execution import compiler
+from lazyrt.execution import compiler, executor
 from lazyrt.execution.executor import barrier
 from lazyrt.ir import live
 from lazyrt.observe import events
@@ -599,3 +599,20 @@ def test_threads_that_need_one_executable_compile_it_once():
 
     assert values == [[3.5] * 3] * 4
     assert lazyrt.counters()["peek_compiles"] == 1
+
+
+def test_the_fast_tier_compiles_steps_of_its_own():
+    x = torch.ones(3, device=DEVICE)
+    tiers = []
+    for tier in ("optimised", "fast", "fast"):
+        executor.clear_known_plans()
+        with (
+            config.scoped(compile_tier=tier),
+            recorded(events.CompileFinished) as found,
+        ):
+            y = torch.tanh(x * 1.25)
+            lazyrt.mark_step()
+        tiers += [event.tier for event in found]
+        torch.testing.assert_close(y.cpu(), torch.tanh(torch.full((3,), 1.25)))
+
+    assert tiers == ["optimised", "fast"]
