@@ -2,6 +2,7 @@
 
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from IPython import get_ipython
@@ -50,6 +51,8 @@ def test_after_a_shell_the_interpreter_is_as_before():
     ],
 )
 def test_folders_are_spread_over_the_cores_and_files_are_not(named, spread):
-    workers = pytest_xdist_auto_num_workers(SimpleNamespace(args=named))
+    config: Any = SimpleNamespace(args=named)
+
+    workers = pytest_xdist_auto_num_workers(config)
 
     assert workers >= 1 if spread else workers == 0
