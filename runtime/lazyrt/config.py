@@ -70,9 +70,6 @@ class Config:
             compile time and about three times the run time. Environment: LAZYRT_COMPILE_TIER.
         barrier_after_optimizer: Whether a barrier follows `optimizer.step()` outside `step()`.
             Environment: LAZYRT_BARRIER_AFTER_OPTIMIZER.
-        compile_tier: How XLA compiles steps: `optimised`, or `fast`, which takes a quarter of the
-            compile time and three times the run time: for tests and first tries. Steps that are
-            compiled already stay as they are. Environment: LAZYRT_COMPILE_TIER.
         max_pending_nodes: A barrier follows when more ops than this are pending; 0 switches
             it off. Environment: LAZYRT_MAX_PENDING_NODES.
         max_interned_nodes: Above this many remembered IR nodes the tables are emptied at the
@@ -91,9 +88,6 @@ class Config:
     )
     barrier_after_optimizer: bool = field(
         default_factory=lambda: _flag("LAZYRT_BARRIER_AFTER_OPTIMIZER", default=True)
-    )
-    compile_tier: Literal["optimised", "fast"] = field(
-        default_factory=lambda: os.environ.get("LAZYRT_COMPILE_TIER", "optimised")  # type: ignore[arg-type,return-value]
     )
     max_pending_nodes: int = field(
         default_factory=lambda: _number("LAZYRT_MAX_PENDING_NODES", 200_000)
