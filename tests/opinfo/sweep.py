@@ -242,7 +242,8 @@ def _compare_sample(case: Case, pair: _Recorded) -> None:
 
 
 def _compare_tensor(case: Case, want: torch.Tensor, have: torch.Tensor) -> None:
-    if torch._is_zerotensor(want):
+    is_zero: bool = torch._is_zerotensor(want)
+    if is_zero:
         want = torch.zeros(want.shape, dtype=want.dtype)  # assert_close crashes on it
     if have.device.type == "lazyrt":
         have = have.cpu()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lazyrt.frontend.result_types import RESULT_TYPES
 from lazyrt.frontend.torch_compat import plain_dispatch
 from lazyrt.ir.node import Leaf, Op, Value
 
@@ -85,8 +86,9 @@ def _run_meta(func: torch._ops.OpOverload, args: Sequence[Any]) -> Any:
     positional, keywords = call_arguments(func, metas)
     if _takes_device(func):
         keywords["device"] = torch.device("meta")
+    run = RESULT_TYPES.get(str(func), func)
     with plain_dispatch():
-        out = func(*positional, **keywords)
+        out = run(*positional, **keywords)
     return _describe(out)
 
 

@@ -236,6 +236,8 @@ class _Source:
         lifted = self.in_place and position in self.liftable
         if kind in {"number", "Optional[number]"}:
             return self._number(name, lifted=lifted)
+        if kind == "float" and lifted:
+            return f"float_leaf(float({name}))"
         if kind == "List[number]" and lifted:
             return f"tuple([float_leaf(x) if x.__class__ is float else component(x) for x in {name}])"
         return f"component({name})"

@@ -15,6 +15,7 @@ from lazyrt.errors import NoLoweringError, UsageError
 from lazyrt.frontend import infer, provenance, scalars
 from lazyrt.frontend import positions as positions_of_slices
 from lazyrt.frontend.infer import Result
+from lazyrt.frontend.result_types import RESULT_TYPES
 from lazyrt.ir.live import lock, pending
 from lazyrt.ir.node import Node, Op, Value
 from lazyrt.lowering.spec import SpecFailure, check_spec, spec_of
@@ -43,6 +44,8 @@ _ARITHMETIC = frozenset(
      "full_like", "scalar_tensor", "clamp", "clamp_min", "clamp_max", "addmm", "addmv", "addbmm",
      "baddbmm", "addr", "maximum", "minimum", "floor_divide", "pow")
 )  # fmt: skip
+# Optimizers whose learning rate, a plain float, schedulers change; other options pick formulas.
+_FUSED = frozenset(("fused_adam", "fused_adamw", "fused_sgd", "fused_adagrad"))
 
 
 def operation(func: torch._ops.OpOverload) -> Op:
@@ -121,7 +124,7 @@ def miss(
 
 def _infer(op: Op, args: tuple[Any, ...], called: torch._ops.OpOverload | None) -> Any:
     try:
-        if called is not None:
+        if called is not None and op.name not in RESULT_TYPES:
             infer.infer(op, args, called)
         return infer.infer(op, args)
     except (NotImplementedError, DynamicOutputShapeException) as error:
@@ -175,6 +178,9 @@ def _structured(node: Node, result: Any) -> Any:
 
 def _liftable_positions(func: torch._ops.OpOverload) -> tuple[int, ...]:
     name = func._schema.name.removeprefix("aten::").removeprefix("_foreach_")
+    if name.strip("_") in _FUSED:
+        names = [argument.name for argument in func._schema.arguments]
+        return (names.index("lr"),) if func._overloadname == "default" else ()
     if (
         name.strip("_") not in _ARITHMETIC
         or torch.Tag.nondeterministic_seeded in func.tags

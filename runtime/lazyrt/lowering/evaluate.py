@@ -14,6 +14,7 @@ import numpy as np
 
 from lazyrt.errors import LazyRuntimeError, LoweringError, NoLoweringError
 from lazyrt.lowering import (  # noqa: F401 - each module registers its rules
+    bessel,
     convolution,
     creation,
     decompose,
@@ -24,6 +25,7 @@ from lazyrt.lowering import (  # noqa: F401 - each module registers its rules
     indexing,
     linalg,
     nn,
+    optimizers,
     pooling,
     random,
     recurrent,

@@ -1,0 +1,222 @@
+"""Rules of the fused optimizers and of the gradient scaler.
+
+A fused optimizer updates all parameters in one op: the results are its lists in order, after
+the update. Where the gradient scaler found an infinity, they are its arguments.
+"""
+
+# A rule's signature is its op's schema.
+# ruff: noqa: ARG001, FBT001
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+
+from lazyrt.lowering.dtypes import (
+    Array,
+    cast,
+    opmath_dtype,
+    to_jax_dtype,
+    to_torch_dtype,
+)
+from lazyrt.lowering.registry import lowers, overloads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from lazyrt.lowering.context import OpContext
+
+_Update = tuple[Array, ...]
+
+
+def _each(
+    lists: Sequence[Sequence[Array]],
+    found_inf: Array | None,
+    update: Callable[..., _Update],
+    *,
+    steps: Sequence[Array] = (),
+) -> list[Array]:
+    """Apply an update to the k-th entries of all lists; return the new lists, one by one.
+
+    Args:
+        lists: Parameters, gradients, then states; empty ones stay so.
+        found_inf: Where it is not zero, nothing changes.
+        update: Maps the entries, in the dtype to compute in, and the entry's step if there
+            are steps, to the new ones.
+        steps: The number of the step for each parameter.
+    """
+    present = [entries for entries in lists if entries]
+    found: list[list[Array]] = []
+    for index, old in enumerate(zip(*present, strict=True)):
+        wide = [cast(x, opmath_dtype(to_torch_dtype(x.dtype))) for x in old]
+        new = update(*wide, *(steps[index : index + 1]))
+        rounded = [x.astype(y.dtype) for x, y in zip(new, old, strict=True)]
+        if found_inf is not None:
+            skip = jnp.reshape(found_inf, ()) != 0
+            rounded = [jnp.where(skip, y, x) for x, y in zip(rounded, old, strict=True)]
+        found.append(rounded)
+    return [x for entries in zip(*found, strict=True) for x in entries]
+
+
+def _unscaled(grad: Array, grad_scale: Array | None) -> Array:
+    if grad_scale is None:
+        return grad
+    return grad / jnp.reshape(grad_scale, ()).astype(grad.dtype)
+
+
+def _like(x: Array, number: Any) -> Array:
+    """Return a float64 number in the dtype of `x`."""
+    return jnp.asarray(number).astype(x.dtype)
+
+
+def _double(number: Any) -> Array:
+    return jnp.reshape(jnp.asarray(number), ()).astype(np.float64)
+
+
+@lowers(*overloads("_fused_adam", "default", "tensor_lr"),
+        *overloads("_fused_adamw", "default", "tensor_lr"))  # fmt: skip
+def fused_adam(
+    ctx: OpContext,
+    params: Sequence[Array],
+    grads: Sequence[Array],
+    exp_avgs: Sequence[Array],
+    exp_avg_sqs: Sequence[Array],
+    max_exp_avg_sqs: Sequence[Array],
+    state_steps: Sequence[Array],
+    lr: Any,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    amsgrad: bool,
+    maximize: bool,
+    grad_scale: Array | None = None,
+    found_inf: Array | None = None,
+) -> list[Array]:
+    decoupled = "adamw" in ctx.name
+    rate = _double(lr)
+
+    def update(p: Array, grad: Array, mean: Array, square: Array, *rest: Array) -> Any:
+        *largest, step = rest
+        kept = grad = _unscaled(grad, grad_scale)
+        grad = -grad if maximize else grad
+        if weight_decay and decoupled:
+            p = p * _like(p, 1 - rate * weight_decay)
+        elif weight_decay:
+            grad = grad + p * weight_decay
+        mean = mean + (1 - beta1) * (grad - mean)
+        square = beta2 * square + (1 - beta2) * grad * grad
+        count = _double(step)
+        correction = jnp.sqrt(1 - beta2**count)
+        top = [jnp.maximum(x, square) for x in largest]
+        spread = jnp.sqrt(top[0] if amsgrad else square)
+        size = spread / _like(p, correction) + eps
+        p = p - _like(p, rate / (1 - beta1**count)) * mean / size
+        return (p, kept, mean, square, *top)
+
+    lists = (params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs)
+    return _each(lists, found_inf, update, steps=state_steps)
+
+
+@lowers(*overloads("_fused_sgd", "default", "tensor_lr"))
+def fused_sgd(
+    ctx: OpContext,
+    params: Sequence[Array],
+    grads: Sequence[Array],
+    momentum_buffers: Sequence[Array],
+    weight_decay: float,
+    momentum: float,
+    lr: Any,
+    dampening: float,
+    nesterov: bool,
+    maximize: bool,
+    is_first_step: bool,
+    grad_scale: Array | None = None,
+    found_inf: Array | None = None,
+) -> list[Array]:
+    rate = _double(lr)
+
+    def update(p: Array, grad: Array, *buffers: Array) -> Any:
+        kept = grad = _unscaled(grad, grad_scale)
+        grad = -grad if maximize else grad
+        if weight_decay:
+            grad = grad + p * weight_decay
+        if not buffers:
+            return p - _like(p, rate) * grad, kept
+        (buffer,) = buffers
+        buffer = grad if is_first_step else momentum * buffer + (1 - dampening) * grad
+        grad = grad + momentum * buffer if nesterov else buffer
+        return p - _like(p, rate) * grad, kept, buffer
+
+    return _each((params, grads, momentum_buffers), found_inf, update)
+
+
+@lowers(*overloads("_fused_adagrad", "default", "tensor_lr"))
+def fused_adagrad(
+    ctx: OpContext,
+    params: Sequence[Array],
+    grads: Sequence[Array],
+    state_sums: Sequence[Array],
+    state_steps: Sequence[Array],
+    lr: Any,
+    lr_decay: float,
+    weight_decay: float,
+    eps: float,
+    maximize: bool,
+    grad_scale: Array | None = None,
+    found_inf: Array | None = None,
+) -> list[Array]:
+    rate = _double(lr)
+
+    def update(p: Array, grad: Array, total: Array, step: Array) -> Any:
+        kept = grad = _unscaled(grad, grad_scale)
+        grad = -grad if maximize else grad
+        if weight_decay:
+            grad = grad + p * weight_decay
+        total = total + grad * grad
+        now = rate / (1 + (_double(step) - 1) * lr_decay)
+        return p - _like(p, now) * grad / (jnp.sqrt(total) + eps), kept, total
+
+    new = _each((params, grads, state_sums), found_inf, update, steps=state_steps)
+    return [*new, *state_steps][: len(ctx.outs)]
+
+
+@lowers("aten._amp_foreach_non_finite_check_and_unscale.default")
+def check_and_unscale(
+    ctx: OpContext, tensors: Sequence[Array], found_inf: Array, inv_scale: Array
+) -> list[Array]:
+    found = found_inf
+    unscaled = []
+    factor = jnp.reshape(inv_scale, ())
+    for x in tensors:
+        is_finite = jnp.all(jnp.isfinite(x))
+        found = jnp.where(is_finite, found, lax.full_like(found, 1))
+        wide = cast(x, opmath_dtype(to_torch_dtype(x.dtype)))
+        product = (wide * factor.astype(wide.dtype)).astype(x.dtype)
+        unscaled.append(jnp.where(factor == 1, x, product))
+    return [*unscaled, found]
+
+
+@lowers("aten._amp_update_scale.default")
+def update_scale(
+    ctx: OpContext,
+    scale: Array,
+    growth_tracker: Array,
+    found_inf: Array,
+    growth_factor: float,
+    backoff_factor: float,
+    growth_interval: int,
+) -> tuple[Array, Array]:
+    failed = jnp.reshape(found_inf, ()) != 0
+    successes = growth_tracker + 1
+    is_due = successes == growth_interval
+    wide = cast(scale, torch.float64)
+    grown = (wide * growth_factor).astype(to_jax_dtype(torch.float32))
+    grown = jnp.where(is_due & jnp.isfinite(grown), grown, scale)
+    shrunk = (wide * backoff_factor).astype(scale.dtype)
+    tracker = jnp.where(failed | is_due, 0, successes)
+    return jnp.where(failed, shrunk, grown), tracker
