@@ -25,7 +25,8 @@ DEVICE = "lazyrt"
 @contextlib.contextmanager
 def fresh_runtime():
     """Run a test with nothing pending, counters at zero, a seed, and no cache on disk."""
-    before = {field.name: getattr(config, field.name) for field in fields(config)}
+    names = [field.name for field in fields(config)]
+    before = {name: (getattr(config, name), config.origin(name)) for name in names}
     lazyrt.mark_step()
     lazyrt.wait()
     config.cache_dir = None
@@ -34,8 +35,8 @@ def fresh_runtime():
     try:
         yield
     finally:
-        for name, value in before.items():
-            setattr(config, name, value)
+        for name, (value, origin) in before.items():
+            config.set(name, value, origin=origin)
 
 
 @contextlib.contextmanager

@@ -28,6 +28,9 @@ from lazyrt.api import (
     clear_caches,
     counters,
     device,
+    eager_mode,
+    eager_module,
+    enable_eager_execution,
     fallback,
     in_flight,
     is_pending,
@@ -35,6 +38,8 @@ from lazyrt.api import (
     mark_step,
     materialise,
     metrics_report,
+    mode,
+    op_by_op_mode,
     pending_graph,
     plan,
     reset_counters,
@@ -55,8 +60,9 @@ from lazyrt.observe.metrics import watch_executions
 
 __all__ = [
     "Graph", "LazyRuntimeError", "LiveTensor", "activity", "begin_cell", "clear_caches", "config",
-    "counters", "device", "errors", "fallback", "in_flight", "is_pending", "live_tensors",
-    "lowers", "mark_step", "materialise", "metrics_report", "pending_graph", "plan",
-    "reset_counters", "short_metrics_report", "snapshot", "stand_in", "step", "subscribe", "sync",
-    "wait", "watch_executions",
+    "counters", "device", "eager_mode", "eager_module", "enable_eager_execution", "errors",
+    "fallback", "in_flight", "is_pending", "live_tensors", "lowers", "mark_step", "materialise",
+    "metrics_report", "mode", "op_by_op_mode", "pending_graph", "plan", "reset_counters",
+    "short_metrics_report", "snapshot", "stand_in", "step", "subscribe", "sync", "wait",
+    "watch_executions",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
-from lazyrt.control import automatic
+from lazyrt.control import automatic, modes
 from lazyrt.errors import UsageError
 from lazyrt.execution import cache, compiler, watcher
 from lazyrt.execution.executor import barrier, clear_plans, pending_roots
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 events.subscribe(metrics, exact=False)
 _device.register()
 automatic.install()
+modes.install()
 
 wait = watcher.wait
 in_flight = watcher.in_flight
@@ -37,6 +38,11 @@ live_tensors = live_report.live_tensors
 activity = record.activity
 snapshot = reads.snapshot
 stand_in = reads.stand_in
+mode = modes.mode
+eager_mode = modes.eager_mode
+eager_module = modes.eager_module
+enable_eager_execution = modes.enable_eager_execution
+op_by_op_mode = modes.op_by_op_mode
 
 
 def device(index: int = 0) -> torch.device:

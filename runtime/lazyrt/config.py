@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lazyrt.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "read_policy": ("barrier", "peek"),
@@ -35,6 +36,11 @@ def _flag(name: str, *, default: bool) -> bool:
         if text is None
         else text.strip().lower() not in {"", "0", "false", "off", "no"}
     )
+
+
+def _op_by_op(switch: str) -> bool:
+    both = _flag("LAZYVIZ_OPBYOP", default=False)
+    return _flag(f"LAZYVIZ_OPBYOP_{switch}", default=both)
 
 
 def _number(name: str, default: int) -> int:
@@ -78,6 +84,12 @@ class Config:
             LAZYRT_CACHE_DIR does too.
         peek_memo_bytes: How many bytes of intermediate values a step's peeks may keep.
         progress_after_s: A wait longer than this many seconds shows progress.
+        eager: Eager debug mode: each op is compiled and run by itself when it is called.
+            Environment: LAZYVIZ_EAGER.
+        op_by_op_reads: A program's read runs its tensor's cone op by op and remembers nothing.
+            Environment: LAZYVIZ_OPBYOP, which sets both, or LAZYVIZ_OPBYOP_READS.
+        op_by_op_barriers: A barrier runs what is pending op by op.
+            Environment: LAZYVIZ_OPBYOP, or LAZYVIZ_OPBYOP_BARRIERS.
     """
 
     read_policy: Literal["barrier", "peek"] = field(
@@ -98,6 +110,9 @@ class Config:
     cache_dir: Path | None = field(default_factory=_default_cache_dir)
     peek_memo_bytes: int = 256 * 2**20
     progress_after_s: float = 1.0
+    eager: bool = field(default_factory=lambda: _flag("LAZYVIZ_EAGER", default=False))
+    op_by_op_reads: bool = field(default_factory=lambda: _op_by_op("READS"))
+    op_by_op_barriers: bool = field(default_factory=lambda: _op_by_op("BARRIERS"))
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -111,20 +126,57 @@ class Config:
             )
         if name in _CHOICES:
             _check_choice(name, value, _CHOICES[name])
+        self.set(name, value, origin=_assignment(name, value))
+
+    def set(self, name: str, value: Any, *, origin: str) -> None:
+        """Give a setting a value, and note who gave it.
+
+        Args:
+            name: One of the settings.
+            value: Its new value.
+            origin: Who sets it, in words, for `origin()` and `table()`.
+        """
         object.__setattr__(self, name, value)
+        if self is globals().get("config"):
+            _origins[name] = origin
+            if name in _followers:
+                _followers[name](value)
+
+    def origin(self, name: str) -> str:
+        """Return who gave a setting its value: `default`, a variable, or a line of code."""
+        return _origins.get(name) or _initial_origin(name)
+
+    def table(self) -> str:
+        """Return every setting with its value and who set it, one to a line."""
+        rows = [
+            (f.name, repr(getattr(self, f.name)), self.origin(f.name))
+            for f in fields(self)
+        ]
+        rows = [
+            (name, value.removeprefix("Posix"), origin) for name, value, origin in rows
+        ]
+        widths = [max(len(row[k]) for row in rows) for k in (0, 1)]
+        return "\n".join(
+            f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}"
+            for name, value, origin in rows
+        )
 
     @contextlib.contextmanager
     def scoped(self, **settings: Any) -> Iterator[None]:
         """Set some settings for the length of a `with` block."""
-        before = {name: getattr(self, name, None) for name in settings}
+        known = {f.name for f in fields(self)}
+        before = {
+            name: (getattr(self, name), self.origin(name))
+            for name in settings
+            if name in known
+        }
         try:
             for name, value in settings.items():
                 setattr(self, name, value)
             yield
         finally:
-            for name, value in before.items():
-                if name in {f.name for f in fields(self)}:
-                    setattr(self, name, value)
+            for name, (value, origin) in before.items():
+                self.set(name, value, origin=origin)
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
@@ -132,6 +184,39 @@ def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise UsageError(
             f"the setting {name} is {value!r}; it takes one of {', '.join(map(repr, choices))}."
         )
+
+
+_VARIABLES = {
+    "read_policy": ("LAZYRT_READ_POLICY",),
+    "barrier_after_optimizer": ("LAZYRT_BARRIER_AFTER_OPTIMIZER",),
+    "max_pending_nodes": ("LAZYRT_MAX_PENDING_NODES",),
+    "max_interned_nodes": ("LAZYRT_MAX_INTERNED_NODES",),
+    "cache_dir": ("LAZYRT_CACHE_DIR",),
+    "eager": ("LAZYVIZ_EAGER",),
+    "op_by_op_reads": ("LAZYVIZ_OPBYOP_READS", "LAZYVIZ_OPBYOP"),
+    "op_by_op_barriers": ("LAZYVIZ_OPBYOP_BARRIERS", "LAZYVIZ_OPBYOP"),
+}
+_origins: dict[str, str] = {}
+_followers: dict[str, Callable[[Any], None]] = {}
+
+
+def follow(name: str, follower: Callable[[Any], None]) -> None:
+    """Call `follower` with each new value of a setting of `config`."""
+    _followers[name] = follower
+
+
+def _initial_origin(name: str) -> str:
+    set_ = [variable for variable in _VARIABLES.get(name, ()) if variable in os.environ]
+    return f"environment variable {set_[0]}" if set_ else "default"
+
+
+def _assignment(name: str, value: object) -> str:
+    """Return the line of code that assigns a setting."""
+    frame = sys._getframe(2)  # noqa: SLF001 - Python's own way to a caller
+    while frame.f_back and frame.f_code.co_filename in {__file__, contextlib.__file__}:
+        frame = frame.f_back
+    where = Path(frame.f_code.co_filename).name
+    return f"config.{name} = {value!r} at {where}:{frame.f_lineno}"
 
 
 config = Config()

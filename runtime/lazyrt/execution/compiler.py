@@ -140,18 +140,32 @@ def compile_interpreted(
     return jax_compat.compile_function(main, argument_types(graph), donated, fast=fast)
 
 
-def compile_spec(spec: Spec) -> Any:
-    """Return the executable of a single op; its results are followed by no ready scalar."""
+def compile_spec(spec: Spec, purpose: Purpose = "op") -> Any:
+    """Return the executable of a single op; its results are followed by no ready scalar.
+
+    Args:
+        spec: The op on operands of certain types.
+        purpose: Who compiles it, for events and counters; all share the executables.
+    """
     if spec.executable is None:
-        key = f"op|{spec_identity(spec)}"
 
         def build() -> Any:
             return jax_compat.compile_function(
                 spec.apply, spec.signature, (), fast=True
             )
 
-        spec.executable = _obtain(key, build, spec.symbol, 1, "op", "", fast=True)
+        key = _spec_key(spec)
+        spec.executable = _obtain(key, build, spec.symbol, 1, purpose, "", fast=True)
     return spec.executable
+
+
+def is_compiled(spec: Spec) -> bool:
+    """Return whether the executable of a single op is in memory."""
+    return spec.executable is not None or _spec_key(spec) in _executables
+
+
+def _spec_key(spec: Spec) -> str:
+    return f"op|{spec_identity(spec)}"
 
 
 def spec_identity(spec: Spec) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 
 from lazyrt import jax_compat
 from lazyrt.config import config
-from lazyrt.execution import compiler, watcher
+from lazyrt.execution import compiler, op_by_op, watcher
 from lazyrt.execution.explain import explain
 from lazyrt.execution.interrupts import deferred_interrupt
 from lazyrt.ir.fingerprint import Canonical, canonicalise
@@ -87,7 +87,11 @@ def barrier(cause: str, site: Site | None = None) -> bool:
         start = time.perf_counter_ns()
         live, wanted, kept = _collect()
         number, nodes = pending.number, 0
-        if wanted:
+        if wanted and config.op_by_op_barriers:
+            values, nodes = op_by_op.compute(wanted)
+            with deferred_interrupt():
+                _commit(live, wanted, [values[value] for value in wanted])
+        elif wanted:
             donated = _donated(kept)
             plan = _plan(wanted, donated, start)
             nodes = len(plan.graph.nodes)
@@ -106,6 +110,7 @@ def barrier(cause: str, site: Site | None = None) -> bool:
                 roots=len(wanted),
                 executed=bool(wanted),
                 duration_ns=time.perf_counter_ns() - start,
+                eager=pending.eager,
             )
         )
     return bool(wanted)

@@ -13,15 +13,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.execution import compiler, watcher
 from lazyrt.execution.executor import Plan, pack_arguments, plan_of
+from lazyrt.execution.op_by_op import cone_of, last_uses, run_node
 from lazyrt.ir.fingerprint import canonicalise
 from lazyrt.ir.live import lock, pending
-from lazyrt.ir.node import Leaf, Node, Value, iter_values
+from lazyrt.ir.node import Leaf, Node, Value
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
@@ -53,10 +52,12 @@ def peek_value(value: Value, site: Site | None = None) -> Any:
         if known is not None:
             _tell(value, "memo", 0, 1, start, site)
             return known
-        cone, reused = _cone(value)
+        cone, known_operands = cone_of((value,), pending.memo)
+        reused = len(known_operands)
         plan = _slices.get(value)
         strategy: Strategy = "slice"
-        if plan is not None or (not reused and _slice_is_cheaper(cone)):
+        by_op = config.op_by_op_reads
+        if not by_op and (plan is not None or (not reused and _slice_is_cheaper(cone))):
             found = _run_slice(value, cone, plan)
         else:
             strategy = "op by op"
@@ -69,34 +70,6 @@ def peek_value(value: Value, site: Site | None = None) -> Any:
 def forget_slices() -> None:
     """Forget which executable belongs to which value's cone."""
     _slices.clear()
-
-
-def _cone(value: Value) -> tuple[list[Node], int]:
-    """Return the nodes to run for a value, operands first, and how many known values they use."""
-    memo = pending.memo
-    done: dict[Node, None] = {}
-    reused: set[Value] = set()
-    assert value.node is not None
-    stack = [value.node]
-    while stack:
-        node = stack[-1]
-        if node in done:
-            stack.pop()
-            continue
-        waiting = []
-        for operand in iter_values(node.args):
-            if operand.node is None or operand.node in done:
-                continue
-            if operand in memo:
-                reused.add(operand)
-            else:
-                waiting.append(operand.node)
-        if waiting:
-            stack.extend(reversed(waiting))
-        else:
-            done[node] = None
-            stack.pop()
-    return list(done), len(reused)
 
 
 def _slice_is_cheaper(cone: list[Node]) -> bool:
@@ -117,62 +90,27 @@ def _run_slice(value: Value, cone: list[Node], plan: Plan | None) -> Any:
     with jax_compat.scope():
         found, token = jax_compat.dispatcher(plan.executable)(*args)
     _tell_execution(plan.graph.fingerprint, len(cone), len(args), token, started)
-    _remember(value, found)
+    remember(value, found)
     return found
 
 
 def _run_op_by_op(value: Value, cone: list[Node]) -> Any:
     values = dict(pending.memo)
-    last_use = _last_uses(cone, value)
+    last_use = last_uses(cone, (value,))
     started = time.perf_counter_ns()
-    found: Any = None
     with jax_compat.scope():
         for number, node in enumerate(cone):
-            executable = compiler.compile_spec(node.spec)
-            operands = [_operand(operand, values) for operand in node.operands]
-            results = iter(jax_compat.dispatcher(executable)(*operands))
-            for output in node.outputs:
-                if output is not None:
-                    values[output] = next(results)
+            run_node(node, values)
             for operand in last_use.get(number, ()):
-                if not _remember(operand, values[operand]):
+                if not remember(operand, values[operand]):
                     del values[operand]
     found = values[value]
-    _remember(value, found)
+    remember(value, found)
     _tell_execution("op by op", len(cone), len(cone), found, started)
     return found
 
 
-def _operand(operand: Value, values: dict[Value, Any]) -> Any:
-    if not isinstance(operand, Leaf):
-        return values[operand]
-    if operand.kind == "data":
-        return pending.inputs[operand.position]
-    if operand.kind == "float":
-        return np.float64(pending.floats[operand.position])
-    if operand.kind == "int":
-        return np.int64(pending.ints[operand.position])
-    return np.array(pending.rng[operand.position], np.uint64)
-
-
-def _last_uses(cone: list[Node], wanted: Value) -> dict[int, list[Value]]:
-    """Return, for each position in the cone, the values that nothing after it reads."""
-    last: dict[Value, int] = {}
-    for number, node in enumerate(cone):
-        for output in node.outputs:
-            if output is not None:
-                last[output] = number
-        for operand in iter_values(node.args):
-            if operand in last:
-                last[operand] = number
-    last.pop(wanted, None)
-    uses: dict[int, list[Value]] = {}
-    for operand, number in last.items():
-        uses.setdefault(number, []).append(operand)
-    return uses
-
-
-def _remember(value: Value, data: Any) -> bool:
+def remember(value: Value, data: Any) -> bool:
     """Keep a computed value for later peeks, within the stated budget."""
     if value in pending.memo:
         return True

@@ -70,6 +70,11 @@ class View:
         return (self._value.shape, self._value.dtype, self._value.strides)
 
     @property
+    def data(self) -> Any:
+        """The view's own device data, where eager debug mode has computed it; None elsewhere."""
+        return None
+
+    @property
     def is_pending(self) -> bool:
         """Whether the base's value has yet to be computed."""
         return self.base.is_pending

@@ -47,6 +47,10 @@ from lazyrt.observe import events
 
 Kernel = Callable[..., Any]
 
+# The global names of each kernel. Eager debug mode puts another guard under `lock` and another
+# class under `View`; a test in the kernels would cost every op of every program.
+scopes: list[dict[str, Any]] = []
+
 # View ops whose result may begin elsewhere in the storage.
 SHIFTS = frozenset(("aten.select.int", "aten.slice.Tensor", "aten.diagonal.default"))
 # Arguments that say where a result lives, not what it is.
@@ -313,6 +317,7 @@ class _Source:
         source = f"def kernel({', '.join(self.params)}):\n  with lock:\n{body}\n"
         code = compile(source, f"<lazyrt kernel {self.func}>", "exec")
         exec(code, self.scope)  # noqa: S102 - our own source, from torch's schemas
+        scopes.append(self.scope)
         kernel: Kernel = self.scope["kernel"]
         return kernel
 

@@ -10,7 +10,7 @@ import torch
 
 from lazyrt.config import config
 from lazyrt.errors import LostValueError, UsageError
-from lazyrt.execution import transfer, watcher
+from lazyrt.execution import op_by_op, transfer, watcher
 from lazyrt.execution.executor import barrier
 from lazyrt.execution.peek import peek_value
 from lazyrt.frontend import provenance
@@ -86,6 +86,10 @@ def _start_read(tensor: torch.Tensor, how: str, site: Site | None) -> Any:
     state = state_of(tensor)
     if not state.is_pending:
         return _start_peek(tensor, site)
+    if config.op_by_op_reads:  # the whole cone, whatever earlier reads have run of it
+        value = state.value
+        assert value is not None
+        return op_by_op.compute((value,))[0][value]
     if config.read_policy == "peek" or at_debugger_prompt():
         return _start_peek(tensor, site)
     if provenance.called_by_package(3):
@@ -200,11 +204,39 @@ def snapshot(tensor: torch.Tensor) -> torch.Tensor:
 
 def _fetch(data: Any, tensor: torch.Tensor, site: Site | None) -> torch.Tensor:
     watcher.wait_for(data)
-    host = transfer.to_host(data, tensor.dtype, site)
+    host = _host_copy(data, tensor.dtype, site)
     strides = tensor.stride()
     if host.stride() != strides and _is_dense(tensor):
         host = torch.empty_strided(host.shape, strides, dtype=host.dtype).copy_(host)
     return host
+
+
+# Host copies of device data that eager debug mode has read, so that looking at one version of
+# a tensor again moves no bytes. Keyed by identity, which the weak reference confirms.
+_HOST_COPIES_BYTES = 64 * 2**20
+_host_copies: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}
+
+
+def _host_copy(data: Any, dtype: torch.dtype, site: Site | None) -> torch.Tensor:
+    if not pending.eager:
+        return transfer.to_host(data, dtype, site)
+    known = _host_copies.pop(id(data), None)
+    if known is None or known[0]() is not data:
+        known = (weakref.ref(data), transfer.to_host(data, dtype, site))
+    if known[1].nbytes <= _HOST_COPIES_BYTES:
+        _host_copies[id(data)] = known  # at the end: the latest read goes last
+        _forget_old_copies()
+    return known[1].clone()
+
+
+def _forget_old_copies() -> None:
+    for key in [key for key, (alive, _) in _host_copies.items() if alive() is None]:
+        del _host_copies[key]
+    total = sum(host.nbytes for _, host in _host_copies.values())
+    for key in list(_host_copies):
+        if total <= _HOST_COPIES_BYTES:
+            return
+        total -= _host_copies.pop(key)[1].nbytes
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -220,8 +252,10 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _known_data(state: State) -> Any:
-    """Return the data of a buffer that has it under its own name, None otherwise."""
-    if not isinstance(state, Buffer) or state.is_pending:
+    """Return the data of a buffer or view that has it under its own name, None otherwise."""
+    if isinstance(state, View):
+        return state.data
+    if state.is_pending:
         return None
     value = state.value
     if value is not None:

@@ -303,4 +303,5 @@ def check_default_dtype() -> None:
 
 def activity() -> int:
     """Return a number that changes whenever something happens on the device; O(1)."""
-    return pending.activity + len(pending.buffers) + pending.writes
+    recorded = len(pending.buffers) + len(pending.parked) + pending.writes
+    return pending.activity + recorded

@@ -62,12 +62,18 @@ def should_lift(
 ) -> bool:
     """Decide whether the numbers of a new node become inputs.
 
+    In eager debug mode all do, and nothing is noted: how often an op is compiled must not
+    depend on where barriers stand. While a graph from before is pending none do: a view of it
+    may keep the number's input, which eager debug mode gives back.
+
     Args:
         cache: The op's table of nodes, from which constants' nodes are removed once lifted.
         key: The node's key in it.
         numbers: Its liftable components.
         where: The op and the line of code that recorded it.
     """
+    if pending.eager:
+        return not pending.parked
     site = _sites.get(where)
     if site is None:
         if len(_sites) > _MAX_SITES:

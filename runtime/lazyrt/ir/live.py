@@ -23,6 +23,8 @@ from lazyrt.ir.node import Leaf, Value
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from lazyrt.ir.node import Node
+
 lock = threading.RLock()
 
 # References to a buffer while `PendingStep.live` looks at it: the dict's key, the loop's
@@ -111,6 +113,7 @@ class PendingStep:
     Attributes:
         buffers: Every buffer that an op created or wrote, in order; keys hold them strongly,
             so a buffer that only this dict references is dead.
+        parked: Those of them that were pending when an op of the eager debug mode began.
         inputs: Device arrays in order of first use, and `owners` weak references to the
             buffers they came from, by position.
         floats, ints: Lifted Python numbers in order of use.
@@ -119,11 +122,14 @@ class PendingStep:
         memo: Values that peeks have computed.
         writes: In-place ops.
         number: Barriers so far.
+        runs: How often op-by-op mode has run each node, once it has run any.
+        eager: Whether eager debug mode runs each op as it comes.
         activity: Grows with everything that happens on the device.
     """
 
     def __init__(self) -> None:
         self.buffers: dict[Buffer, None] = {}
+        self.parked: dict[Buffer, None] = {}
         self.inputs: list[Any] = []
         self.owners: dict[int, weakref.ref[Buffer]] = {}
         self.floats: list[float] = []
@@ -132,22 +138,47 @@ class PendingStep:
         self.transient: list[Buffer] = []
         self.memo: dict[Value, Any] = {}
         self.memo_bytes = 0
+        self.runs: dict[Node, int] = {}
         self.number = 0
         self.writes = 0
+        self.eager = False
         self.activity = 0
 
     def live(self) -> Iterator[Buffer]:
         """Yield the buffers that something besides this step references."""
         count = sys.getrefcount
+        for buffer in self.parked:
+            if count(buffer) > _OWN_REFERENCES:
+                yield buffer
+        for buffer in self.buffers:
+            if count(buffer) > _OWN_REFERENCES and buffer not in self.parked:
+                yield buffer
+
+    def fresh(self) -> Iterator[Buffer]:
+        """Yield the live buffers that were created or written since the last `park`."""
+        count = sys.getrefcount
         for buffer in self.buffers:
             if count(buffer) > _OWN_REFERENCES:
                 yield buffer
 
+    def park(self) -> None:
+        """Set aside what is pending, so that `buffers` holds what comes from now on."""
+        self.parked.update(self.buffers)
+        self.buffers.clear()
+
+    def unpark(self) -> None:
+        """Make what was set aside part of `buffers` again, in the order of recording."""
+        everything = {**self.parked, **self.buffers}
+        self.buffers.clear()
+        self.buffers.update(everything)
+        self.parked.clear()
+
     def clear(self) -> None:
         """Forget the step; buffers keep whatever value and data they were given."""
-        self.activity += len(self.buffers) + self.writes + 1
+        self.activity += len(self.buffers) + len(self.parked) + self.writes + 1
         self.writes = 0
         self.buffers.clear()
+        self.parked.clear()
         self.inputs = []
         self.owners = {}
         self.floats = []
@@ -156,6 +187,7 @@ class PendingStep:
         self.transient = []
         self.memo = {}
         self.memo_bytes = 0
+        self.runs = {}
 
 
 pending = PendingStep()
@@ -197,7 +229,8 @@ def exempt(buffer: Buffer) -> None:
 def drop_stand_ins(reason: str) -> None:
     """Take the pending values from stand-ins; called by the barrier that leaves them out."""
     for buffer in list(_stand_ins):
-        if buffer.is_pending and buffer not in pending.buffers:
+        recorded = buffer in pending.buffers or buffer in pending.parked
+        if buffer.is_pending and not recorded:
             buffer.value = None
             buffer.data = Lost(reason)
     _stand_ins.clear()

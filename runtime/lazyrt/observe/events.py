@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-Purpose = Literal["step", "peek", "op"]
+Purpose = Literal["step", "peek", "op", "eager", "op by op", "background"]
 Tier = Literal["optimised", "fast"]
 Direction = Literal["to_device", "to_host"]
 Strategy = Literal["memo", "slice", "op by op"]
+SingleOps = Literal["eager", "op by op", "background"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +174,27 @@ class ExecuteFinished(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OpExecuted(Event):
+    """One op was run by itself.
+
+    Attributes:
+        mode: `eager` (eager debug mode), `op by op` (op-by-op mode) or `background` (a
+            background flush).
+        cache_hit: Whether its executable was in memory.
+        times: How often op-by-op mode has run this node since the last barrier; 1 elsewhere.
+        nbytes: Size of its results.
+    """
+
+    node_id: int
+    op: str
+    mode: SingleOps
+    cache_hit: bool
+    times: int
+    nbytes: int
+    dispatch_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransferFinished(Event):
     """Bytes were copied between the host and the device."""
 
@@ -217,6 +239,7 @@ class BarrierFinished(Event):
     Attributes:
         cause: `mark_step()`, `end of step`, `read by .item()`, `optimizer.step()`, ...
         executed: False for an empty barrier.
+        eager: Whether eager debug mode was on: then there is nothing left to run.
     """
 
     step: int
@@ -226,6 +249,7 @@ class BarrierFinished(Event):
     roots: int
     executed: bool
     duration_ns: int
+    eager: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

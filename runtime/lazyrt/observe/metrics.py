@@ -27,6 +27,9 @@ NAMES = (
     "compiles", "executions", "cache_hits", "disk_hits", "cpu_fallbacks", "peek_compiles",
     "peek_executions", "op_compiles", "transfers_to_device", "transfers_to_host",
     "bytes_to_device", "bytes_to_host", "barriers", "empty_barriers", "steps",
+    "eager_compiles", "eager_executions", "eager_cache_hits", "op_by_op_compiles",
+    "op_by_op_executions", "op_by_op_cache_hits", "op_by_op_repeats", "background_compiles",
+    "background_executions", "background_cache_hits",
 )  # fmt: skip
 
 _ORIGINAL = {
@@ -43,11 +46,17 @@ _COMPILE_NAMES: dict[Purpose, str] = {
     "step": "CompileTime",
     "peek": "lazyrt::PeekCompileTime",
     "op": "lazyrt::OpCompileTime",
+    "eager": "EagerOpCompileTime",
+    "op by op": "lazyrt::OpByOpCompileTime",
+    "background": "lazyrt::BackgroundCompileTime",
 }
 _EXECUTE_NAMES: dict[Purpose, str] = {
     "step": "ExecuteTime",
     "peek": "lazyrt::PeekExecuteTime",
     "op": "lazyrt::OpExecuteTime",
+    "eager": "EagerOpExecuteTime",
+    "op by op": "lazyrt::OpByOpExecuteTime",
+    "background": "lazyrt::BackgroundExecuteTime",
 }
 _TRANSFER_NAMES = {
     "to_device": ("TransferToDeviceTime", "OutboundData"),
@@ -120,6 +129,8 @@ class Metrics:
                 self._add("lazyrt::DispatchTime", ns, graph)
             case events.ExecuteFinished():
                 self._count_execution(event)
+            case events.OpExecuted():
+                self._count_op(event)
             case events.CacheHit():
                 counts["cache_hits"] += 1
             case events.FallbackUsed(op=op, site=site):
@@ -150,6 +161,13 @@ class Metrics:
                     sample.site = site
                 self._peeked.clear()
 
+    def _count_op(self, event: events.OpExecuted) -> None:
+        mode = event.mode.replace(" ", "_")
+        self.counts[f"{mode}_executions"] += 1
+        self.counts[f"{mode}_cache_hits"] += event.cache_hit
+        if event.times > 1:
+            self.counts["op_by_op_repeats"] += 1
+
     def _count_compile(self, event: events.CompileFinished) -> None:
         purpose, ns, graph = event.purpose, event.duration_ns, event.fingerprint
         if event.source == "disk":
@@ -157,15 +175,18 @@ class Metrics:
             name = "lazyrt::LoadFromDiskTime"
         else:
             self.counts[
-                {"step": "compiles", "peek": "peek_compiles", "op": "op_compiles"}[
-                    purpose
-                ]
+                "compiles"
+                if purpose == "step"
+                else f"{purpose.replace(' ', '_')}_compiles"
             ] += 1
             if purpose == "op":
                 self.counts["peek_compiles"] += 1
             name = _COMPILE_NAMES[purpose]
         sample = self._add(name, ns, graph, reason=event.reason)
-        (self._compiled if purpose == "step" else self._peeked).append(sample)
+        if purpose == "step":
+            self._compiled.append(sample)
+        elif purpose in {"peek", "op"}:
+            self._peeked.append(sample)
 
     def _count_execution(self, event: events.ExecuteFinished) -> None:
         name, step = _EXECUTE_NAMES[event.purpose], event.step

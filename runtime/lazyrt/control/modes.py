@@ -1,0 +1,240 @@
+"""Execution modes: lazy, eager debug mode, op-by-op mode.
+
+| mode | an op | a read of a pending value | a barrier |
+|---|---|---|---|
+| lazy | is recorded | barrier, then copy | one executable |
+| eager | is compiled and run by itself | copy | has nothing to do |
+| opbyop | is recorded | runs the value's cone op by op, again each time | runs op by op |
+
+The modes may change at any time, between any two ops. What is pending when eager debug mode
+begins stays pending, with the graph that it had.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import torch
+
+from lazyrt.config import config, follow
+from lazyrt.errors import UsageError
+from lazyrt.frontend import eager_views
+from lazyrt.frontend.provenance import user_site
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+Name = Literal["lazy", "eager", "opbyop"]
+_OP_BY_OP = ("op_by_op_reads", "op_by_op_barriers")
+
+
+class Mode(str):
+    """The name of an execution mode: `lazy`, `eager` or `opbyop`.
+
+    Attributes:
+        scope: Who set it: `default`, an environment variable, or a call with its line.
+    """
+
+    __slots__ = ("scope",)
+    scope: str
+
+    def __new__(cls, name: Name, scope: str) -> Self:
+        """Return the mode's name, which knows its scope."""
+        mode = super().__new__(cls, name)
+        mode.scope = scope
+        return mode
+
+    def __repr__(self) -> str:
+        return f"<mode {self}, set by {self.scope}>"
+
+
+def mode() -> Mode:
+    """Return the execution mode that ops run in now, and the scope that set it."""
+    if config.eager:
+        return Mode("eager", config.origin("eager"))
+    for name in _OP_BY_OP:
+        if getattr(config, name):
+            return Mode("opbyop", config.origin(name))
+    changed = [
+        name for name in ("eager", *_OP_BY_OP) if config.origin(name) != "default"
+    ]
+    return Mode("lazy", config.origin(changed[0]) if changed else "default")
+
+
+class _Scoped:
+    """Settings that hold from a call on, for a block, or for each call of a function."""
+
+    def __init__(self, label: str, settings: dict[str, Any], *, now: bool) -> None:
+        self._label = label
+        self._settings = settings
+        self._before: list[dict[str, tuple[Any, str]]] = []
+        self._at_once: dict[str, tuple[Any, str]] | None = None
+        if now:
+            self._at_once = self._remember()
+            self._apply(f"{label}{_at(user_site(3))}")
+
+    def __enter__(self) -> Self:
+        before = self._remember() if self._at_once is None else self._at_once
+        self._at_once = None
+        self._before.append(before)
+        self._apply(f"with {self._label}{_at(user_site(2))}")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for name, (value, origin) in self._before.pop().items():
+            config.set(name, value, origin=origin)
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorate a function: its ops run in this mode."""
+        label, settings = f"@{self._label} {function.__qualname__}", self._settings
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(
+            function
+        ):
+            raise UsageError(
+                f"{label}: a generator's body runs in pieces, between which the mode would "
+                f"hold for its caller. Put `with {self._label}:` around the work between "
+                "two yields."
+            )
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with _Scoped(label, settings, now=False):
+                return function(*args, **kwargs)
+
+        return run
+
+    def _remember(self) -> dict[str, tuple[Any, str]]:
+        return {
+            name: (getattr(config, name), config.origin(name))
+            for name in self._settings
+        }
+
+    def _apply(self, origin: str) -> None:
+        for name, value in self._settings.items():
+            config.set(name, value, origin=origin)
+
+
+def _at(site: object) -> str:
+    return f" at {site}" if site is not None else ""
+
+
+def eager_mode(on: Any = None) -> Any:
+    """Compile and run each op by itself, as soon as it is called.
+
+    Values are there at every line, breakpoints and prints cost a copy, and how often XLA
+    compiles depends on the ops alone. Each op is slower than its share of a step.
+
+    Args:
+        on: Left out, a context manager and decorator; True or False, from this call on (or,
+            in `with`, for the block); a module, as `eager_module`; a function, decorated.
+
+    Example:
+        >>> import lazyrt, torch
+        >>> x = torch.ones(2, device="lazyrt")
+        >>> with lazyrt.eager_mode():
+        ...     y = x + 1
+        >>> lazyrt.is_pending(y)
+        False
+
+    Raises:
+        UsageError: `on` is something else.
+    """
+    if isinstance(on, torch.nn.Module):
+        return eager_module(on)
+    if on is None:
+        return _Scoped("eager_mode()", {"eager": True}, now=False)
+    if isinstance(on, bool):
+        return _Scoped(f"eager_mode({on})", {"eager": on}, now=True)
+    if callable(on):
+        return _Scoped("eager_mode", {"eager": True}, now=False)(on)
+    raise UsageError(
+        f"eager_mode({on!r:.60}) got {type(on).__name__}, which is neither True, False, a module "
+        "nor a function, so the mode stays. Write `eager_mode(True)`, or `with eager_mode():`."
+    )
+
+
+def enable_eager_execution() -> None:
+    """Switch eager debug mode on from here on; legal at any time."""
+    origin = f"enable_eager_execution(){_at(user_site(2))}"
+    config.set("eager", value=True, origin=origin)
+
+
+def op_by_op_mode(*, reads: bool = True, barriers: bool = True) -> Any:
+    """Run the recorded graph op by op, without XLA's optimisation across ops.
+
+    Nothing is remembered between two reads, so what both need runs twice; the counter
+    `op_by_op_repeats` tells how often. A peek (`materialise`, `print`) in this mode remembers.
+
+    Args:
+        reads: Whether a program's read (`.cpu()`, `.item()`) runs its tensor's cone so, and
+            leaves it pending.
+        barriers: Whether barriers run what is pending so.
+
+    Returns:
+        A context manager and decorator.
+    """
+    label = f"op_by_op_mode(reads={reads}, barriers={barriers})"
+    settings = {"op_by_op_reads": reads, "op_by_op_barriers": barriers}
+    return _Scoped(label, settings, now=False)
+
+
+class EagerModule:
+    """A module whose forward runs in eager debug mode; `remove()` ends that."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._label = f"eager_module({type(module).__name__})"
+        self._entered: list[_Scoped] = []
+        self._hooks = (
+            module.register_forward_pre_hook(self._before, prepend=True),
+            module.register_forward_hook(self._after, always_call=True),
+        )
+
+    def _before(self, _module: torch.nn.Module, _args: Any) -> None:
+        scope = _Scoped(self._label, {"eager": True}, now=False)
+        scope.__enter__()
+        self._entered.append(scope)
+
+    def _after(self, _module: torch.nn.Module, _args: Any, _result: Any) -> None:
+        if self._entered:
+            self._entered.pop().__exit__(None, None, None)
+
+    def remove(self) -> None:
+        """Let the module be recorded again, like any other."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+def eager_module(module: torch.nn.Module) -> EagerModule:
+    """Run one module's forward in eager debug mode, the rest of the program as before.
+
+    The backward of its ops is recorded lazily, as the program around it is.
+
+    Raises:
+        UsageError: `module` is no module.
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(
+            f"eager_module({module!r:.60}) got {type(module).__name__}, not a module, so "
+            "there is no forward to run eagerly. Pass a `torch.nn.Module`."
+        )
+    return EagerModule(module)
+
+
+def install() -> None:
+    """Follow the setting `eager`, which an environment variable may have set already."""
+    follow("eager", lambda on: eager_views.switch(on=bool(on)))
+    eager_views.switch(on=config.eager)

@@ -1,0 +1,176 @@
+"""Eager debug mode: each op is compiled and run by itself, as soon as it is called.
+
+While the mode is on, the kernels take `guard` in place of `ir.live.lock`: on entering, what is
+pending already is set aside; on leaving, what the op has just recorded is run, its buffers
+become ready, and the inputs that it numbered are given back. So a pending graph from before
+stays as it is, with its inputs and random states, and while the mode is off nothing of this
+costs anything: the kernels hold the plain lock.
+
+Values of a pending graph that an eager op reads are computed as peeks compute them, and
+remembered likewise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from lazyrt import jax_compat
+from lazyrt.execution.op_by_op import Values, cone_of, read, run_and_tell
+from lazyrt.execution.peek import remember
+from lazyrt.ir.live import lock, pending
+from lazyrt.ir.node import Leaf, Node, Value, iter_values
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+class NewView(Protocol):
+    """A view that the op made, which is computed like any result."""
+
+    @property
+    def result(self) -> Value | None:
+        """The value to compute; None when it belongs to what is pending."""
+
+    def keep(self, data: Any) -> None:
+        """Take the value's data."""
+
+
+@dataclass(slots=True)
+class _Marks:
+    """How much was pending when the op began."""
+
+    number: int = 0
+    inputs: int = 0
+    floats: int = 0
+    ints: int = 0
+    rng: int = 0
+    transient: int = 0
+    writes: int = 0
+
+    def set(self) -> None:
+        self.number = pending.number
+        self.inputs = len(pending.inputs)
+        self.floats = len(pending.floats)
+        self.ints = len(pending.ints)
+        self.rng = len(pending.rng)
+        self.transient = len(pending.transient)
+        self.writes = pending.writes
+
+    def is_newer(self, leaf: Leaf) -> bool:
+        """Return whether the op numbered this input."""
+        kinds = {
+            "data": self.inputs,
+            "float": self.floats,
+            "int": self.ints,
+            "rng": self.rng,
+        }
+        return leaf.position >= kinds[leaf.kind]
+
+    def restore(self) -> None:
+        """Give back the inputs that were numbered since."""
+        for position in range(self.inputs, len(pending.inputs)):
+            owner = pending.owners.pop(position, None)
+            buffer = owner() if owner is not None else None
+            if buffer is not None and buffer.value is not None:
+                buffer.value = None
+                buffer.version += 1
+        del pending.inputs[self.inputs :]
+        del pending.floats[self.floats :]
+        del pending.ints[self.ints :]
+        del pending.rng[self.rng :]
+        del pending.transient[self.transient :]
+        pending.writes = self.writes
+
+
+class Guard:
+    """Takes the place of `ir.live.lock` in the kernels while eager debug mode is on."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._marks = _Marks()
+        self.views: list[NewView] = []
+
+    def __enter__(self) -> None:
+        lock.acquire()
+        try:
+            self._depth += 1
+            if self._depth == 1:
+                self._begin()
+        except BaseException:
+            self._depth -= 1
+            lock.release()
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            # What a failed op has recorded stays pending, like anything recorded.
+            if self._depth == 1 and error is None:
+                self._finish()
+        finally:
+            self._depth -= 1
+            lock.release()
+
+    def _begin(self) -> None:
+        self.views.clear()
+        if pending.buffers:
+            pending.park()
+        self._marks.set()
+
+    def _finish(self) -> None:
+        """Run what the op has recorded."""
+        if self._marks.number != pending.number:  # a barrier came in between
+            self._marks = _Marks()
+        fresh = list(pending.fresh())
+        views = [view for view in self.views if view.result is not None]
+        wanted = [buffer.value for buffer in fresh] + [view.result for view in views]
+        roots = {value: None for value in wanted if value is not None and value.node}
+        values = self._run(roots) if roots else {}
+        for buffer in fresh:
+            value = buffer.value
+            if value is not None:
+                type_ = buffer.meta or (value.shape, value.dtype, value.strides)
+                buffer.store(read(value, values), type_)
+            pending.parked.pop(buffer, None)
+        for view in views:
+            if view.result is not None:
+                view.keep(read(view.result, values))
+        self.views.clear()
+        pending.buffers.clear()
+        self._marks.restore()
+        pending.activity += 1
+
+    def _run(self, roots: dict[Value, None]) -> Values:
+        """Return the data of the op's results, and of everything computed for them."""
+        values: Values = dict(pending.memo) if pending.parked else {}
+        cone, _ = cone_of(roots, values)
+        with jax_compat.scope():
+            for node in cone:
+                run_and_tell(node, values, "eager")
+        if pending.parked:
+            self._remember(cone, values)
+        return values
+
+    def _remember(self, cone: list[Node], values: Values) -> None:
+        """Keep values of the pending graph: those that read no input of this op."""
+        own: set[Node] = set()
+        for node in cone:
+            if any(
+                self._marks.is_newer(operand)
+                if isinstance(operand, Leaf)
+                else operand.node in own
+                for operand in iter_values(node.args)
+            ):
+                own.add(node)
+                continue
+            for output in node.outputs:
+                if output is not None:
+                    remember(output, values[output])
+
+
+guard = Guard()

@@ -1,0 +1,152 @@
+"""Running nodes one by one, each with an executable of its own.
+
+Peeks, eager debug mode, op-by-op mode and background flushes all run single ops through here
+and share their executables, which are cached by op, operand types and constants.
+
+In op-by-op mode nothing is remembered between two reads, so what both need runs twice: that
+is what the mode is there to show. `pending.runs` counts it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lazyrt import jax_compat
+from lazyrt.execution import compiler, watcher
+from lazyrt.ir.live import pending
+from lazyrt.ir.node import Leaf, Node, Value, iter_values
+from lazyrt.observe import events
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable
+
+    from lazyrt.observe.events import Purpose, SingleOps
+
+Values = dict[Value, Any]
+
+
+def cone_of(
+    roots: Iterable[Value], known: Container[Value]
+) -> tuple[list[Node], set[Value]]:
+    """Return the nodes to run for some values, operands first, and which known ones they read.
+
+    Args:
+        roots: Values of nodes; they are run even if they are known.
+        known: Values that need not be computed.
+    """
+    done: dict[Node, None] = {}
+    reused: set[Value] = set()
+    stack = [root.node for root in roots if root.node is not None]
+    stack.reverse()
+    while stack:
+        node = stack[-1]
+        if node in done:
+            stack.pop()
+            continue
+        waiting = []
+        for operand in iter_values(node.args):
+            if operand.node is None or operand.node in done:
+                continue
+            if operand in known:
+                reused.add(operand)
+            else:
+                waiting.append(operand.node)
+        if waiting:
+            stack.extend(reversed(waiting))
+        else:
+            done[node] = None
+            stack.pop()
+    return list(done), reused
+
+
+def run_node(node: Node, values: Values, purpose: Purpose = "op") -> list[Any]:
+    """Run one node, add its results to `values` and return them.
+
+    To be called in `jax_compat.scope()`, for the width of 64-bit types.
+    """
+    executable = compiler.compile_spec(node.spec, purpose)
+    operands = [read(operand, values) for operand in iter_values(node.args)]
+    results: list[Any] = jax_compat.dispatcher(executable)(*operands)
+    found = iter(results)
+    for output in node.outputs:
+        if output is not None:
+            values[output] = next(found)
+    return results
+
+
+def read(value: Value, values: Values) -> Any:
+    """Return what an executable gets for a value: device data, or the number of a leaf."""
+    if not isinstance(value, Leaf):
+        return values[value]
+    if value.kind == "data":
+        return pending.inputs[value.position]
+    if value.kind == "float":
+        return np.float64(pending.floats[value.position])
+    if value.kind == "int":
+        return np.int64(pending.ints[value.position])
+    return np.array(pending.rng[value.position], np.uint64)
+
+
+def last_uses(cone: list[Node], wanted: Container[Value]) -> dict[int, list[Value]]:
+    """Return, for each position in the cone, the values that nothing after it reads."""
+    last: dict[Value, int] = {}
+    for number, node in enumerate(cone):
+        for output in node.outputs:
+            if output is not None:
+                last[output] = number
+        for operand in iter_values(node.args):
+            if operand in last:
+                last[operand] = number
+    uses: dict[int, list[Value]] = {}
+    for operand, number in last.items():
+        if operand not in wanted:
+            uses.setdefault(number, []).append(operand)
+    return uses
+
+
+def run_and_tell(
+    node: Node, values: Values, mode: SingleOps, *, times: int = 1
+) -> None:
+    """Run one node as `run_node` does, and tell listeners."""
+    hit = compiler.is_compiled(node.spec)
+    compiler.compile_spec(node.spec, mode)
+    start = time.perf_counter_ns()
+    results = run_node(node, values, mode)
+    events.emit(
+        events.OpExecuted(
+            node_id=node.id,
+            op=node.op.name,
+            mode=mode,
+            cache_hit=hit,
+            times=times,
+            nbytes=sum(result.nbytes for result in results),
+            dispatch_ns=time.perf_counter_ns() - start,
+        )
+    )
+    if results:
+        watcher.watch(
+            results[0], fingerprint=node.spec.symbol, purpose=mode, step=pending.number,
+            started_ns=start,
+        )  # fmt: skip
+
+
+def compute(roots: Iterable[Value]) -> tuple[Values, int]:
+    """Run the cone of some pending values in op-by-op mode, whatever ran before.
+
+    Returns:
+        The data of each root, and how many nodes were run.
+    """
+    wanted = set(roots)
+    cone, _ = cone_of(wanted, ())
+    uses = last_uses(cone, wanted)
+    values: Values = {}
+    with jax_compat.scope():
+        for number, node in enumerate(cone):
+            times = pending.runs[node] = pending.runs.get(node, 0) + 1
+            run_and_tell(node, values, "op by op", times=times)
+            for value in uses.get(number, ()):
+                del values[value]
+    return values, len(cone)
