@@ -220,12 +220,14 @@ _host_copies: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}
 def _host_copy(data: Any, dtype: torch.dtype, site: Site | None) -> torch.Tensor:
     if not pending.eager:
         return transfer.to_host(data, dtype, site)
-    known = _host_copies.pop(id(data), None)
+    with lock:
+        known = _host_copies.pop(id(data), None)
     if known is None or known[0]() is not data:
         known = (weakref.ref(data), transfer.to_host(data, dtype, site))
     if known[1].nbytes <= _HOST_COPIES_BYTES:
-        _host_copies[id(data)] = known  # at the end: the latest read goes last
-        _forget_old_copies()
+        with lock:
+            _host_copies[id(data)] = known  # at the end: the latest read goes last
+            _forget_old_copies()
     return known[1].clone()
 
 
