@@ -9,9 +9,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+    from typing import Any
+
     from IPython.core.interactiveshell import InteractiveShell
 
-__all__ = ["__version__", "load_ipython_extension", "unload_ipython_extension"]
+    from lazyviz.foreign.metrics import MetricsReport
+    from lazyviz.foreign.metrics_diff import Comparable, ReportDiff
+    from lazyviz.foreign.quantities import Rounding
+    from lazyviz.foreign.read import Evidence
+
+__all__ = [
+    "__version__",
+    "compare_reports",
+    "load_ipython_extension",
+    "parse_report",
+    "read",
+    "unload_ipython_extension",
+]
 
 __version__ = "0.1.0.dev0"
 
@@ -28,3 +44,48 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
     from lazyviz import extension
 
     extension.unload(shell)
+
+
+def parse_report(
+    report: str | Mapping[str, Any], *, rounding: Rounding | None = None
+) -> MetricsReport:
+    """Read a metrics report of torch_xla or lazyrt, with the durations as measured.
+
+    torch_xla prints most durations too large, by up to a minute; they can be had back exactly.
+
+    Args:
+        report: The text of one or several reports, JSON, or `lazyrt.metrics_report("dict")`.
+        rounding: Who printed it: `legacy` for torch_xla, `exact` for lazyrt. By default it is
+            found out.
+
+    Raises:
+        EvidenceError: There is no report in the text, or one that breaks off.
+    """
+    from lazyviz.foreign import metrics_parse
+
+    return metrics_parse.parse_report(report, rounding=rounding)
+
+
+def compare_reports(before: Comparable, after: Comparable) -> ReportDiff:
+    """Return what changed from one metrics report to another, old or new.
+
+    Raises:
+        EvidenceError: One of them is no report, or a text with several.
+    """
+    from lazyviz.foreign import metrics_diff
+
+    return metrics_diff.compare_reports(before, after)
+
+
+def read(source: str | Path) -> Evidence:
+    """Read a metrics report, a PT_XLA_DEBUG log, a dump of graphs, or XLA's dump folder.
+
+    Args:
+        source: Path of a file or folder, or the text itself (of several lines).
+
+    Raises:
+        EvidenceError: It is none of these, or is broken.
+    """
+    from lazyviz.foreign import read as reader
+
+    return reader.read(source)

@@ -12,6 +12,7 @@ _USAGE = """usage: python -m lazyviz COMMAND
 
 commands:
   tour    run the first notebook here and write it as one web page (tour --help)
+  read    show a metrics report, a debug log or a dump of torch_xla or XLA (read --help)
 """
 
 
@@ -21,6 +22,10 @@ def main(arguments: Sequence[str]) -> int:
         from lazyviz import tour
 
         return tour.main(arguments[1:])
+    if arguments and arguments[0] == "read":
+        from lazyviz.foreign import read
+
+        return read.main(arguments[1:])
     asked = bool(arguments) and arguments[0] in {"-h", "--help"}
     (sys.stdout if asked else sys.stderr).write(_USAGE)
     return 0 if asked else 2

@@ -11,7 +11,7 @@ from IPython.core.completer import SimpleCompletion, context_matcher
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 
-from lazyviz import formatters, reports, session
+from lazyviz import formatters, parse_report, reports, session
 from lazyviz.lazytensors import is_lazy, lazy_tensors, named_tensors
 from lazyviz.render import text
 
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 _NAME = "lazy"
 # Subcommands that take the expression of a lazy tensor.
 _WITH_EXPRESSION = ("graph", "hlo", "ir")
+_METRICS_FORMS = ("", "--raw", "--legacy")
 _HLO_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 _SUBCOMMANDS = {
     "status": "what is pending, what ran so far, and the settings",
     "graph": "draw the pending graph, of everything or of one expression",
     "ir": "list the pending graph's ops as text",
     "hlo": "show the optimised HLO of the pending graph; --stablehlo: as lowered",
-    "metrics": "counts and times of the whole session",
+    "metrics": "counts and times of the whole session; --raw: in torch_xla's format",
     "live": "tensors that live on the device, the largest first",
     "step": "the last steps: what ended each, what it cost; step 20 shows twenty",
     "on": "show a strip after each cell that touches the device",
@@ -58,7 +59,7 @@ class LazyMagics(Magics):
         %lazy graph [EXPR]     draw the pending graph, of everything or of one tensor
         %lazy ir [EXPR]        list its ops as text, each with the line it came from
         %lazy hlo [EXPR]       its HLO as XLA optimised it; --stablehlo: as lowered
-        %lazy metrics          counts and times of the whole session
+        %lazy metrics          counts and times of the whole session, and what stands out
         %lazy live             tensors that live on the device, the largest first
         %lazy step [N]         the last N steps: what ended each, what it cost
         %lazy on, %lazy off    show a strip after each cell, or none
@@ -117,8 +118,18 @@ class LazyMagics(Magics):
             self._print(_without_tables(graph.lower().as_text(dialect)))
 
     def _metrics(self, rest: str) -> None:
-        _refuse("metrics", rest)
-        self._print(_runtime().metrics_report())
+        if rest not in _METRICS_FORMS:
+            raise UsageError(
+                f"%lazy metrics {rest}: the only options are --raw (the report in torch_xla's "
+                "format) and --legacy (the same with the original's rounding)."
+            )
+        runtime = _runtime()
+        if rest:
+            self._print(runtime.metrics_report(legacy=rest == "--legacy"))
+            return
+        report = parse_report(runtime.metrics_report("dict"))
+        bundle = {"text/plain": report.text(), "text/html": report.to_html()}
+        self._shell.display_pub.publish(bundle, metadata={})
 
     def _live(self, rest: str) -> None:
         _refuse("live", rest)

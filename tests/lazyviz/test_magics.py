@@ -131,8 +131,15 @@ def test_step_shows_the_last_steps(lab):
     assert not any("mark_step()" in line for line in lines[2:3])
 
 
-def test_metrics_is_the_runtimes_report(lab):
-    assert "Counter: lazyrt::exact_durations" in printed(lab, "%lazy metrics")
+def test_metrics_is_the_runtimes_report(lab, capsys):
+    run(lab, "x.sum().item()")
+
+    shown = printed(lab, "%lazy metrics")
+    assert shown.startswith("metric ")
+    assert "CompileTime" in shown
+    assert printed(lab, "%lazy metrics --raw").startswith("Metric: CompileTime\n")
+    assert "exact_durations" not in printed(lab, "%lazy metrics --legacy")
+    assert "the only options are --raw" in usage_error(lab, capsys, "%lazy metrics now")
 
 
 def test_off_silences_strips_and_still_records(lab):

@@ -1,0 +1,64 @@
+"""What all readers share: the error, Python frames, files."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_FRAME = re.compile(r"\s*(?P<function>\S+) \((?P<file>.+):(?P<line>\d+)\)\s*")
+_LIBRARY = ("/site-packages/", "/dist-packages/", "/lib/python", "contextlib.py")
+
+
+class EvidenceError(ValueError):
+    """A text that is not what it should be, or that breaks off.
+
+    Attributes:
+        line: Number of the line, from 1; None when it concerns the whole text.
+    """
+
+    def __init__(self, message: str, line: int | None = None) -> None:
+        super().__init__(message if line is None else f"line {line}: {message}")
+        self.line = line
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One Python frame of a log, the innermost first."""
+
+    function: str
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        """Return `train_step (train.py:41)`."""
+        return f"{self.function} ({self.file}:{self.line})"
+
+
+def parse_frame(text: str) -> Frame | None:
+    """Return the frame that a line names, None if it names none.
+
+    Example:
+        >>> parse_frame("  train_step (debug_env.py:16)")
+        Frame(function='train_step', file='debug_env.py', line=16)
+    """
+    found = _FRAME.fullmatch(text)
+    if found is None:
+        return None
+    return Frame(found["function"], found["file"], int(found["line"]))
+
+
+def user_frame(frames: Iterable[Frame]) -> Frame | None:
+    """Return the innermost frame that no installed package owns."""
+    return next(
+        (frame for frame in frames if not any(part in frame.file for part in _LIBRARY)),
+        None,
+    )
+
+
+def shorten(text: str, limit: int = 60) -> str:
+    """Return the start of a text for an error message, as a literal."""
+    return repr(text if len(text) <= limit else text[:limit] + "...")

@@ -1,0 +1,185 @@
+"""A metrics report as tables: for a terminal, for a notebook, as plain data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lazyviz.render import html, text
+from lazyviz.render.escape import markup
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from lazyviz.foreign.metrics import Metric, MetricsReport, Section
+    from lazyviz.foreign.quantities import Quantity
+
+_HEADER = ["metric", "samples", "total", "printed as", "mean", "std dev", "a second", "50 %", "99 %"]  # fmt: skip
+_MEDIAN, _TAIL = 50.0, 99.0
+_WINDOW_NOTE = (
+    "samples and total are over everything, the rest over the latest 1,024 samples"
+)
+_MINUTE_NS = 60_000_000_000
+_SECOND_NS = 1_000_000_000
+
+
+def report_text(report: MetricsReport) -> str:
+    """Return one table for each section, then what stands out."""
+    parts = []
+    for section in report.sections:
+        title = f"{section.title}\n" if section.title else ""
+        tables = []
+        if section.metrics:
+            tables.append(text.table(*_columns(section, _HEADER)))
+        if section.counters:
+            rows = sorted(section.counters.items())
+            tables.append(text.table(["counter", "value"], rows))
+        parts.append(title + "\n\n".join(tables))
+    notes = [f"{_WINDOW_NOTE}.", *_notes(report), *map(str, report.findings())]
+    return "\n\n".join([*parts, "\n".join(notes)])
+
+
+def report_html(report: MetricsReport) -> str:
+    """Return the tables of all sections; each metric's percentiles are folded."""
+    parts = []
+    for section in report.sections:
+        if section.title:
+            parts.append(f"<h3>{markup(section.title)}</h3>")
+        if section.metrics:
+            parts.append(html.table(*_columns(section, _HEADER)))
+            parts.append(html.folded("percentiles", _percentiles_html(section)))
+        if section.counters:
+            counters = html.table(
+                ["counter", "value"], sorted(section.counters.items())
+            )
+            title = text.plural(len(section.counters), "counter")
+            parts.append(html.folded(title, counters))
+    notes = [f"{_WINDOW_NOTE}.", *_notes(report)]
+    findings = "".join(f"<li>{markup(str(f))}</li>" for f in report.findings())
+    return (
+        '<div class="lazyviz-metrics">'
+        + "".join(parts)
+        + (f"<ul>{findings}</ul>" if findings else "")
+        + "".join(map(html.muted, notes))
+        + "</div>"
+    )
+
+
+def report_dict(report: MetricsReport) -> dict[str, Any]:
+    """Return measured values, with what was printed where that differs."""
+    return {
+        "rounding": report.rounding,
+        "evidence": report.evidence,
+        "sections": [
+            {
+                "title": section.title,
+                "metrics": {m.name: _metric_dict(m) for m in section.metrics},
+                "counters": dict(section.counters),
+            }
+            for section in report.sections
+        ],
+        "findings": [str(finding) for finding in report.findings()],
+    }
+
+
+def span(ns: float) -> str:
+    """Return a duration with all that is known of it.
+
+    Example:
+        >>> span(955_564_618_863), span(27_856_591_389), span(78_811_708), span(193_963)
+        ('15m55.564619s', '27.856591s', '78.812ms', '193.963us')
+    """
+    if ns >= _MINUTE_NS:
+        minutes, rest = divmod(round(ns / 1000), _MINUTE_NS // 1000)
+        return f"{minutes}m{rest / 1e6:09.6f}s"
+    if ns >= _SECOND_NS:
+        return f"{ns / 1e9:.6f}s"
+    return f"{ns / 1e6:.3f}ms" if ns >= 1e6 else f"{ns / 1e3:.3f}us"  # noqa: PLR2004
+
+
+def number(quantity: Quantity | None) -> str:
+    """Return a quantity for a table, empty for None."""
+    if quantity is None:
+        return ""
+    if quantity.unit == "ns":
+        return span(quantity.value)
+    if quantity.unit == "bytes":
+        return text.size(quantity.value)
+    return f"{quantity.value:,.7g}"
+
+
+def _columns(
+    section: Section, header: list[str]
+) -> tuple[list[str], list[list[object]]]:
+    """Return header and rows, without columns that are empty in all rows."""
+    rows = [_row(metric) for metric in section.metrics]
+    keep = [k for k in range(len(header)) if any(row[k] != "" for row in rows)]
+    return [header[k] for k in keep], [[row[k] for k in keep] for row in rows]
+
+
+def _row(metric: Metric) -> list[object]:
+    total = metric.accumulator
+    bound = "≤ " if metric.upper_bounds else ""
+    return [
+        metric.name,
+        metric.total_samples,
+        bound + number(total),
+        total.printed if total.error else "",
+        number(metric.mean),
+        number(metric.std_dev),
+        "" if metric.rate is None else f"{metric.rate:,.4g}",
+        number(metric.percentiles.get(_MEDIAN)),
+        number(metric.percentiles.get(_TAIL)),
+    ]
+
+
+def _percentiles_html(section: Section) -> str:
+    shares = sorted({share for m in section.metrics for share in m.percentiles})
+    header = ["metric", *(f"{share:g} %" for share in shares)]
+    rows = [
+        [m.name, *(number(m.percentiles.get(share)) for share in shares)]
+        for m in section.metrics
+    ]
+    return html.table(header, rows)
+
+
+def _notes(report: MetricsReport) -> Iterable[str]:
+    times = [q for m in report.metrics for q in m.quantities() if q.unit == "ns"]
+    printed = [q for q in times if q.printed]
+    wrong = [q for q in printed if q.error]
+    if wrong:
+        worst = max(q.error for q in wrong)
+        yield (
+            f"{len(wrong)} of {text.plural(len(printed), 'duration')} "
+            f"{'was' if len(wrong) == 1 else 'were'} printed too large, "
+            f"by up to {span(worst)}: the printer rounds each part, then goes on with what its "
+            f"floor leaves. The tables show what had been measured ({report.evidence})."
+        )
+    doubtful = sum(bool(q.others) for q in times)
+    if doubtful:
+        yield (
+            f"{text.plural(doubtful, 'duration')} can stand for two values, since a part "
+            "ends exactly on a half; the smaller rounding error is shown."
+        )
+
+
+def _metric_dict(metric: Metric) -> dict[str, Any]:
+    plain: dict[str, Any] = {
+        "unit": metric.unit,
+        "total_samples": metric.total_samples,
+        "accumulator": metric.accumulator.value,
+        "mean": None if metric.mean is None else metric.mean.value,
+        "std_dev": None if metric.std_dev is None else metric.std_dev.value,
+        "rate": metric.rate,
+        "percentiles": {f"{p:g}%": q.value for p, q in metric.percentiles.items()},
+    }
+    printed = {
+        name: quantity.printed
+        for name, quantity in (
+            ("accumulator", metric.accumulator),
+            ("mean", metric.mean),
+            ("std_dev", metric.std_dev),
+            *((f"{p:g}%", q) for p, q in metric.percentiles.items()),
+        )
+        if quantity is not None and quantity.error
+    }
+    return {**plain, "printed": printed} if printed else plain

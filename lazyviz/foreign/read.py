@@ -1,0 +1,139 @@
+"""Any evidence: find out what a file is, and read it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+from lazyviz.foreign.debug_log_parse import parse_debug_log
+from lazyviz.foreign.evidence import EvidenceError, shorten
+from lazyviz.foreign.metrics_parse import parse_report
+from lazyviz.foreign.tensors_dump_parse import BEGIN, parse_tensors_dump
+from lazyviz.foreign.xla_dump import read_xla_dump
+from lazyviz.render import html
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_MAX_BYTES = 512 * 2**20
+_ANALYSES = ("Compilation Analysis:", "Execution Analysis:", "pt-xla-profiler:")
+
+
+class Evidence(Protocol):
+    """What every reader returns: views for a terminal, a notebook and a program."""
+
+    def text(self) -> str:
+        """Return tables for a terminal."""
+        ...
+
+    def to_html(self) -> str:
+        """Return tables for a notebook."""
+        ...
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        ...
+
+
+def read(source: str | Path) -> Evidence:
+    """Read what torch_xla, XLA or lazyrt wrote, after finding out what it is.
+
+    Knows metrics reports, PT_XLA_DEBUG logs, XLA_SAVE_TENSORS_FILE dumps and the folders of
+    `--xla_dump_to`.
+
+    Args:
+        source: Path of a file or folder, or the text itself (of several lines).
+
+    Raises:
+        EvidenceError: It is none of these, or is broken.
+    """
+    if isinstance(source, str) and "\n" in source:
+        return _reader(source)(source)
+    path = Path(source)
+    if path.is_dir():
+        return read_xla_dump(path)
+    contents = _contents(path)
+    try:
+        return _reader(contents)(contents)
+    except EvidenceError as error:
+        error.add_note(f"in {path}")
+        raise
+
+
+def main(arguments: Sequence[str], out: TextIO | None = None) -> int:
+    """Run `python -m lazyviz read`; return the exit status, 2 for unreadable files."""
+    out = out or sys.stdout
+    parser = argparse.ArgumentParser(
+        prog="python -m lazyviz read",
+        description="Read what torch_xla or XLA wrote: a metrics report, a PT_XLA_DEBUG "
+        "log, an XLA_SAVE_TENSORS_FILE dump, or a folder of --xla_dump_to.",
+    )
+    parser.add_argument("path", type=Path, help="the file or folder; - for stdin")
+    parser.add_argument("--html", type=Path, help="write a page instead of text")
+    parser.add_argument("--json", action="store_true", help="print plain data")
+    options = parser.parse_args(arguments)
+    try:
+        found = read(
+            sys.stdin.read() + "\n" if str(options.path) == "-" else options.path
+        )
+        shown = _shown(found, options)
+    except EvidenceError as error:
+        sys.stderr.write(f"{options.path}: {error}\n")
+        return 2
+    if options.html:
+        title = f"{options.path.name or options.path}"
+        options.html.write_text(html.page_html(title, [("", shown)]), encoding="utf-8")
+        shown = f"The page: {options.html.absolute()}"
+    out.write(f"{shown}\n")
+    return 0
+
+
+def _shown(found: Evidence, options: argparse.Namespace) -> str:
+    if options.html:
+        return found.to_html()
+    return json.dumps(found.to_dict(), indent=2) if options.json else found.text()
+
+
+def _contents(path: Path) -> str:
+    try:
+        size = path.stat().st_size
+        if size > _MAX_BYTES:
+            raise EvidenceError(
+                f"{path} has {size:,} bytes, more than the {_MAX_BYTES:,} that are read at "
+                "once. Split it, or give the part that matters."
+            )
+        data = path.read_bytes()
+    except OSError as error:
+        raise EvidenceError(
+            f"{path} cannot be read: {error.strerror}. Give the path of a file or folder, or "
+            "a text of several lines."
+        ) from None
+    if b"\0" in data[:4096]:
+        raise EvidenceError(
+            f"{path} is binary, and no text that torch_xla or XLA writes. Profiles "
+            "(*.xplane.pb) and HLO protos are not read here; dump HLO with "
+            "--xla_dump_hlo_as_text."
+        )
+    return data.decode("utf-8", errors="replace")
+
+
+def _reader(contents: str) -> Callable[[str], Evidence]:
+    if BEGIN in contents:
+        return parse_tensors_dump
+    if any(mark in contents for mark in _ANALYSES):
+        return parse_debug_log
+    if "Metric: " in contents or "Counter: " in contents or _is_report_json(contents):
+        return parse_report
+    raise EvidenceError(
+        f"the text that starts with {shorten(contents.lstrip())} is nothing that can be read "
+        "here: neither a metrics report ('Metric: ...'), nor a PT_XLA_DEBUG log "
+        f"('Compilation Analysis: ...'), nor a dump of graphs ('{BEGIN}'). HLO text itself is "
+        "for `python -m lazyviz diff`."
+    )
+
+
+def _is_report_json(contents: str) -> bool:
+    return contents.lstrip().startswith("{") and '"metrics"' in contents

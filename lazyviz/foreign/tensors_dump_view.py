@@ -1,0 +1,104 @@
+"""A dump of graphs as a table, with each graph folded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lazyviz.render import html, text
+
+if TYPE_CHECKING:
+    from lazyviz.foreign.tensors_dump import DumpedGraph, TensorsDump
+
+_HEADER = ["graph", "hash", "format", "size", "roots", "event", "at", "same as"]
+_HASH_DIGITS = 12
+_MAX_OPS = 12
+
+
+def dump_text(dump: TensorsDump) -> str:
+    """Return a table of the graphs and the most frequent ops."""
+    parts = [_summary(dump), text.table(*_columns(dump))]
+    ops = _ops(dump)
+    return "\n\n".join([*parts, ops] if ops else parts)
+
+
+def dump_html(dump: TensorsDump) -> str:
+    """Return the table, and each graph that differs, folded."""
+    parts = [html.muted(_summary(dump)), html.table(*_columns(dump))]
+    for positions in dump.distinct.values():
+        graph = dump.graphs[positions[0] - 1]
+        parts.append(html.folded(_title(graph, positions), html.pre(graph.body)))
+    ops = _ops(dump)
+    return f'<div class="lazyviz-dump">{"".join(parts)}{html.muted(ops) if ops else ""}</div>'
+
+
+def dump_dict(dump: TensorsDump) -> dict[str, Any]:
+    """Return the graphs as plain data, IR nodes included."""
+    return {
+        "graphs": [
+            {
+                "event": graph.event,
+                "frames": list(map(str, graph.frames)),
+                "roots": list(graph.roots),
+                "graph_hash": graph.graph_hash,
+                "format": graph.format,
+                "line": graph.line,
+                "nodes": [
+                    {
+                        "id": node.id,
+                        "op": node.op,
+                        "type": node.type,
+                        "operands": [list(operand) for operand in node.operands],
+                        "scope": node.scope,
+                        "location": node.location,
+                        "root": node.root,
+                        "attributes": dict(node.attributes),
+                    }
+                    for node in graph.nodes
+                ],
+                "body": None if graph.nodes else graph.body,
+            }
+            for graph in dump.graphs
+        ]
+    }
+
+
+def _summary(dump: TensorsDump) -> str:
+    return f"{text.plural(len(dump.graphs), 'graph')}, {len(dump.distinct):,} of them different"
+
+
+def _columns(dump: TensorsDump) -> tuple[list[str], list[list[object]]]:
+    first = {k: positions[0] for positions in dump.distinct.values() for k in positions}
+    rows = [
+        _row(position, graph, first[position])
+        for position, graph in enumerate(dump.graphs, 1)
+    ]
+    keep = [k for k in range(len(_HEADER)) if any(row[k] != "" for row in rows)]
+    return [_HEADER[k] for k in keep], [[row[k] for k in keep] for row in rows]
+
+
+def _row(position: int, graph: DumpedGraph, first: int) -> list[object]:
+    noun = "node" if graph.nodes else "instruction"
+    frame = graph.user_frame
+    return [
+        position,
+        graph.graph_hash[:_HASH_DIGITS],
+        graph.format,
+        text.plural(graph.size, noun),
+        len(graph.roots),
+        graph.event,
+        str(frame or ""),
+        first if first != position else "",
+    ]
+
+
+def _title(graph: DumpedGraph, positions: list[int]) -> str:
+    where = f", {graph.user_frame}" if graph.user_frame else ""
+    times = f", {len(positions)} times" if len(positions) > 1 else ""
+    return f"graph {positions[0]}{times}: {graph.size:,} in {graph.format}{where}"
+
+
+def _ops(dump: TensorsDump) -> str:
+    ranked = dump.ops().most_common(_MAX_OPS)
+    if not ranked:
+        return ""
+    return "ops: " + ", ".join(f"{op} ×{count}" for op, count in ranked)

@@ -1,0 +1,127 @@
+"""S3.22: three planted faults are found, each with its line and what to do."""
+
+import pytest
+import torch
+
+import lazyrt
+import lazyviz
+from lazyrt.frontend import record
+from lazyrt.observe import events
+from lazyrt.observe.metrics import metrics
+from lazyviz.foreign.findings import find
+from lazyviz.foreign.metrics import Section
+from tests.harness import DEVICE, cold_start
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch):
+    monkeypatch.setattr(lazyrt.config, "cache_dir", None)
+    cold_start()
+    lazyrt.wait()
+    lazyrt.reset_counters()
+
+
+def found():
+    report = lazyviz.parse_report(lazyrt.metrics_report("dict"))
+    return {finding.symptom: finding for finding in report.findings()}
+
+
+def train(steps, size=lambda _step: 4, after=lambda _loss: None, op=torch.sigmoid):
+    w = torch.ones(4, device=DEVICE)
+    for step in range(steps):
+        with lazyrt.step():
+            x = torch.full((size(step), 4), 0.5, device=DEVICE)
+            loss = op((x * w).sum(1)).sum()
+            w = w - 0.1 * loss
+        after(loss)
+
+
+def test_s3_22_a_sound_loop_has_no_finding():
+    train(12)
+
+    assert found() == {}
+
+
+@pytest.mark.slow
+def test_s3_22_a_graph_that_varies_compiles_too_often():
+    train(11, size=lambda step: 2 + step)
+
+    (finding,) = found().values()
+
+    assert finding.symptom == "compiles too often"
+    assert finding.message.startswith(
+        "CompileTime too frequent: 11 counts during 11 steps, mostly because "
+    )
+    assert finding.site.startswith("test_findings.py:")
+    assert "pad inputs" in str(finding)
+
+
+def test_s3_22_ten_steps_of_warming_up_may_compile():
+    train(3, size=lambda step: 20 + step)
+
+    assert found() == {}
+
+
+def test_s3_22_a_read_in_each_step_is_too_often():
+    train(4, after=lambda loss: loss.item())
+    (finding,) = found().values()
+
+    assert finding.symptom == "reads too often"
+    assert (
+        finding.message
+        == "TransferFromDeviceTime too frequent: 4 counts during 4 steps"
+    )
+    assert finding.site.startswith("test_findings.py:")
+    assert "step closure" in str(finding)
+
+
+def test_s3_22_a_read_now_and_then_is_none():
+    train(4)
+    torch.ones(2, device=DEVICE).sum().item()
+
+    assert "reads too often" not in found()
+
+
+def test_s3_22_an_op_without_a_lowering_is_named_with_its_line():
+    site = events.Site(file="train.py", line=9, function="loss")
+    for _ in range(2):
+        metrics(events.FallbackUsed(op="aten.median.default", reason="r", site=site))
+    (finding,) = found().values()
+
+    assert finding.symptom == "ran on the CPU"
+    assert str(finding).startswith(
+        "Ops not lowered: aten::median (2 times). Mostly at train.py:9. Write a lowering"
+    )
+
+
+def test_s3_22_an_op_forced_to_the_cpu_is_found(monkeypatch):
+    monkeypatch.setattr(record, "_forced", set())
+    lazyrt.fallback("aten.hardswish.default")
+
+    train(1, op=torch.nn.functional.hardswish)
+    finding = found()["ran on the CPU"]
+    record.forget_nodes()
+
+    assert "aten::hardswish (1 time)" in finding.message
+    assert finding.site.startswith("test_findings.py:")
+
+
+def test_a_compile_of_minutes_is_too_slow():
+    text = (
+        "Metric: CompileTime\nTotalSamples: 2\nAccumulator: 15m55s564ms618.863us\n"
+        "Percentiles: 50%=08m17s017ms116.002us; 99%=08m17s017ms116.002us\n"
+    )
+    (finding,) = lazyviz.parse_report(text).findings()
+
+    assert finding.message == (
+        "CompileTime too slow: the longest of 2 samples took 8 min 17 s"
+    )
+    assert finding.site is None
+
+
+def test_a_read_of_a_scalar_in_torch_xla_is_no_missing_lowering():
+    section = Section(
+        title="", metrics=(), counters={"aten::_local_scalar_dense": 9, "MarkStep": 1}
+    )
+
+    assert find(section) == []
