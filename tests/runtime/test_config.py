@@ -2,9 +2,13 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 
+import lazyrt
 from lazyrt.config import Config, config
 from lazyrt.errors import UsageError
+from lazyrt.observe import events
+from tests.harness import DEVICE, cold_start
 
 
 def test_settings_have_documented_defaults(monkeypatch):
@@ -13,6 +17,7 @@ def test_settings_have_documented_defaults(monkeypatch):
         "BARRIER_AFTER_OPTIMIZER",
         "MAX_PENDING_NODES",
         "MAX_INTERNED_NODES",
+        "COMPILE_TIER",
         "CACHE_DIR",
     ):
         monkeypatch.delenv(f"LAZYRT_{name}", raising=False)
@@ -120,3 +125,22 @@ def test_scopes_may_be_nested():
         with config.scoped(read_policy="barrier"):
             assert str(config.read_policy) == "barrier"
         assert str(config.read_policy) == "peek"
+
+
+def test_the_compile_tier_applies_to_graphs_compiled_from_then_on():
+    cold_start()
+    x = torch.ones(3, device=DEVICE)
+    lazyrt.mark_step()
+    found = []
+
+    with lazyrt.subscribe(found.append, events.CompileFinished):
+        for tier in ("fast", "optimised"):
+            with config.scoped(compile_tier=tier):
+                y = x.sin() if tier == "fast" else x.cos()
+                lazyrt.mark_step()
+                z = x.sin()
+                lazyrt.mark_step()
+
+    assert [event.tier for event in found] == ["fast", "optimised"]
+    assert torch.allclose(y.cpu(), torch.ones(3).cos())
+    assert torch.allclose(z.cpu(), torch.ones(3).sin())
