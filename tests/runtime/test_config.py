@@ -1,5 +1,6 @@
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -131,7 +132,7 @@ def test_the_compile_tier_applies_to_graphs_compiled_from_then_on():
     cold_start()
     x = torch.ones(3, device=DEVICE)
     lazyrt.mark_step()
-    found = []
+    found: list[Any] = []
 
     with lazyrt.subscribe(found.append, events.CompileFinished):
         for tier in ("fast", "optimised"):
