@@ -8,7 +8,7 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import prints, step, trace
+from benchmarks import families, prints, step, trace
 from benchmarks.pool import BenchmarkError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from benchmarks.report import Report
 
-BENCHMARKS = {"trace": trace, "step": step, "prints": prints}
+BENCHMARKS = {"trace": trace, "step": step, "prints": prints, "families": families}
 
 _EPILOG = """\
 `python -m benchmarks NAME --help` shows a benchmark's options. torch_xla needs an older torch:
@@ -78,8 +78,8 @@ def _check_counts(parser: ArgumentParser, options: Namespace) -> None:
 
 
 def _listing() -> str:
-    lines = [f"  {name:<8}{module.SUMMARY}" for name, module in BENCHMARKS.items()]
-    return "\n".join(["benchmarks:", *lines, f"  {'all':<8}all of them", ""])
+    lines = [f"  {name:<10}{module.SUMMARY}" for name, module in BENCHMARKS.items()]
+    return "\n".join(["benchmarks:", *lines, f"  {'all':<10}all of them", ""])
 
 
 def _run(name: str, options: Namespace) -> Report:
