@@ -34,7 +34,7 @@ from benchmarks.family_models import (
     waves,
 )
 
-_SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_SPECIAL: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _LAYERS: dict[str, Any] = {
     "hidden_size": WIDTH,
     "num_hidden_layers": 1,
@@ -47,10 +47,14 @@ _TEXT: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "max_position_embeddings": 32,
 }
-_GROUPED = {**_TEXT, "num_key_value_heads": 1}
-_EXPERTS = {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}
-_PATCHES = {**_LAYERS, "image_size": IMAGE, "patch_size": 8}
-_IMAGES = {**_PATCHES, "num_labels": CLASSES}
+_GROUPED: dict[str, Any] = {**_TEXT, "num_key_value_heads": 1}
+_EXPERTS: dict[str, Any] = {
+    **_GROUPED,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
+_PATCHES: dict[str, Any] = {**_LAYERS, "image_size": IMAGE, "patch_size": 8}
+_IMAGES: dict[str, Any] = {**_PATCHES, "num_labels": CLASSES}
 _BOTH_SIDES: dict[str, Any] = {
     **_SPECIAL,
     "vocab_size": VOCABULARY,
@@ -62,7 +66,7 @@ _BOTH_SIDES: dict[str, Any] = {
     "encoder_ffn_dim": 64,
     "decoder_ffn_dim": 64,
 }
-_GPT = {
+_GPT: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "n_positions": 32,
     "n_embd": WIDTH,
@@ -82,9 +86,13 @@ _WAVES: dict[str, Any] = {
     "apply_spec_augment": False,
     "pad_token_id": 0,
 }
-_TEXT_SIDE = {**_TEXT, "projection_dim": 16}
-_IMAGE_SIDE = {**_PATCHES, "projection_dim": 16}
-_STAGES = {"hidden_sizes": [16, 32], "depths": [1, 1], "num_labels": CLASSES}
+_TEXT_SIDE: dict[str, Any] = {**_TEXT, "projection_dim": 16}
+_IMAGE_SIDE: dict[str, Any] = {**_PATCHES, "projection_dim": 16}
+_STAGES: dict[str, Any] = {
+    "hidden_sizes": [16, 32],
+    "depths": [1, 1],
+    "num_labels": CLASSES,
+}
 
 
 def _family(
@@ -95,7 +103,6 @@ def _family(
     *,
     expect: int = 1,
     cuts: tuple[Cut, ...] = (),
-    config: str = "",
     **settings: Any,
 ) -> Family:
     """Return a family of transformers; its configuration's name follows the model's."""
@@ -104,7 +111,7 @@ def _family(
         .removesuffix("LMHeadModel")
         .removesuffix("Model")
     )
-    build = pretrained(model, config or f"{stem}Config", **settings)
+    build = pretrained(model, f"{stem}Config", **settings)
     return Family(name, build, batch, own_loss, expect, cuts)
 
 
@@ -114,7 +121,6 @@ _CTC = Cut(
     "CPU fallback of aten.masked_select.default", "labels.masked_select(labels_mask)"
 )
 _LEFT_OUT = Cut("CPU fallback of aten.index.Tensor", "[active_loss]")
-_NO_PADDING = Cut("read by bool()", "fast_all(padding_mask)")
 
 FAMILIES: tuple[Family, ...] = (
     # What the goals name.
@@ -191,7 +197,7 @@ FAMILIES: tuple[Family, ...] = (
         state_size=8, num_hidden_layers=1, num_heads=4, head_dim=16, n_groups=1, chunk_size=4,
     ),
     _family(
-        "bart", "BartForConditionalGeneration", translation, **_BOTH_SIDES, expect=2,
+        "bart", "BartForConditionalGeneration", translation, **_BOTH_SIDES,
         max_position_embeddings=32, decoder_start_token_id=2, forced_eos_token_id=2,
     ),
     # More kinds of image, sound and series models.

@@ -127,48 +127,50 @@ def _finish(found: Any, tensor: torch.Tensor, site: Site | None) -> torch.Tensor
 _MAX_CHECK_NODES = 32
 _MAX_CHECKS = 1_000
 _MAX_CHECK_BYTES = 4_096
-_check_inputs: dict[Value, tuple[int, ...] | None] = {}
-_check_results: dict[Value, tuple[tuple[Any, ...], torch.Tensor]] = {}
+_check_inputs: dict[Value, tuple[Leaf, ...] | None] = {}
+_check_results: dict[Any, tuple[tuple[Any, ...], torch.Tensor]] = {}
 
 
 def _small_check(
     tensor: torch.Tensor, state: State, site: Site | None
 ) -> torch.Tensor | None:
-    """Return a value that takes few ops on device data and constants alone; None for another.
+    """Return a value that takes few ops on device data and numbers alone; None for another.
 
-    A result is remembered for as long as its inputs are the same arrays.
+    A result is remembered for as long as its inputs are the same arrays and numbers.
     """
     value = state.value
     assert value is not None
-    positions = _positions_read(value)
-    if positions is None:
+    leaves = _leaves_read(value)
+    if leaves is None:
         return None
-    arrays = [pending.inputs[position] for position in positions]
-    known = _check_results.get(value)
+    arrays = [pending.inputs[leaf.position] for leaf in leaves if leaf.kind == "data"]
+    numbers = [_number(leaf) for leaf in leaves if leaf.kind != "data"]
+    key = (value, *numbers)
+    known = _check_results.get(key)
     if known is not None and all(
         old() is new for old, new in zip(known[0], arrays, strict=True)
     ):
         return known[1].clone()
     found = peek(tensor, site)
     if found.nbytes <= _MAX_CHECK_BYTES and len(_check_results) < _MAX_CHECKS:
-        _check_results[value] = (tuple(map(weakref.ref, arrays)), found)
+        _check_results[key] = (tuple(map(weakref.ref, arrays)), found)
     return found.clone()
 
 
-def _positions_read(value: Value) -> tuple[int, ...] | None:
-    """Return the inputs that a small cone reads; None if it is large or reads other things."""
+def _leaves_read(value: Value) -> tuple[Leaf, ...] | None:
+    """Return the inputs that a small cone reads; None if it is large or draws at random."""
     if value not in _check_inputs:
         cone = _small_cone(value)
-        leaves = dict.fromkeys(
-            operand
-            for node in cone or ()
-            for operand in node.operands
-            if operand.node is None
-        )
-        is_data = all(isinstance(leaf, Leaf) and leaf.kind == "data" for leaf in leaves)
-        positions = tuple(leaf.position for leaf in leaves if isinstance(leaf, Leaf))
-        _check_inputs[value] = positions if cone is not None and is_data else None
+        operands = (operand for node in cone or () for operand in node.operands)
+        leaves = tuple(dict.fromkeys(o for o in operands if isinstance(o, Leaf)))
+        draws = any(leaf.kind == "rng" for leaf in leaves)
+        _check_inputs[value] = None if cone is None or draws else leaves
     return _check_inputs[value]
+
+
+def _number(leaf: Leaf) -> float:
+    numbers = pending.floats if leaf.kind == "float" else pending.ints
+    return numbers[leaf.position]
 
 
 def _small_cone(value: Value) -> set[Node] | None:

@@ -68,8 +68,14 @@ def index_put(
 ) -> Array:
     values = cast(values, ctx.out.dtype)
     masks = [index for index in indices if index is not None]
-    if len(masks) == 1 and masks[0].dtype == bool and values.size == 1:
-        return _put_masked(x, indices, values, accumulate=accumulate)
+    if len(masks) == 1 and masks[0].dtype == bool:
+        if values.size == 1:
+            return _put_masked(x, indices, values, accumulate=accumulate)
+        # Autograd alone calls this op, with as many values as the mask has places. Of other
+        # callers nobody knows; they run on the CPU, which checks.
+        by_rows = indices[0] is not None and values.ndim == x.ndim - masks[0].ndim + 1
+        if ctx.name == "aten._index_put_impl.default" and by_rows:
+            return _put_rows(x, masks[0], values, accumulate=accumulate)
     _refuse_masks(indices)
     place = x.at[_where(indices)]
     return _add(place, values, wrap=True) if accumulate else place.set(values)
@@ -86,6 +92,18 @@ def _put_masked(
     mask = lax.reshape(mask, (*(1,) * before, *mask.shape, *(1,) * after))
     value = expand(lax.reshape(value, ()), x.shape)
     return lax.select(expand(mask, x.shape), x + value if accumulate else value, x)
+
+
+def _put_rows(x: Array, mask: Array, values: Array, *, accumulate: bool) -> Array:
+    """Write the k-th row of `values` at the k-th place where a mask of leading dims is true."""
+    if not values.size:
+        return x
+    rest = x.shape[mask.ndim :]
+    flat = lax.reshape(mask, (mask.size,))
+    rank = lax.cumsum(flat.astype(np.int64)) - 1
+    rows = jnp.take(values, rank, axis=0, mode="clip").reshape(x.shape)
+    chosen = expand(lax.reshape(mask, (*mask.shape, *(1,) * len(rest))), x.shape)
+    return lax.select(chosen, x + rows if accumulate else rows, x)
 
 
 @lowers("aten.index_select.default")
