@@ -80,9 +80,6 @@ class Config:
             it off. Environment: LAZYRT_MAX_PENDING_NODES.
         max_interned_nodes: Above this many remembered IR nodes the tables are emptied at the
             next barrier. Environment: LAZYRT_MAX_INTERNED_NODES.
-        compile_tier: How XLA compiles the graphs of steps from now on: `optimised`, or `fast`,
-            a quarter of the compile time for three times the run time. Graphs that have an
-            executable keep it. Environment: LAZYRT_COMPILE_TIER.
         cache_dir: Folder of the persistent executable cache; None switches it off. An empty
             LAZYRT_CACHE_DIR does too.
         peek_memo_bytes: How many bytes of intermediate values a step's peeks may keep.
@@ -109,9 +106,6 @@ class Config:
     )
     max_interned_nodes: int = field(
         default_factory=lambda: _number("LAZYRT_MAX_INTERNED_NODES", 1_000_000)
-    )
-    compile_tier: Literal["optimised", "fast"] = field(
-        default_factory=lambda: os.environ.get("LAZYRT_COMPILE_TIER", "optimised")  # type: ignore[arg-type,return-value]
     )
     cache_dir: Path | None = field(default_factory=_default_cache_dir)
     peek_memo_bytes: int = 256 * 2**20
