@@ -14,6 +14,7 @@ import torch
 
 import lazyrt
 from lazyrt.config import config
+from lazyrt.execution.census import census
 from lazyrt.frontend import record
 from lazyrt.ir import live
 from lazyrt.observe import events
@@ -51,6 +52,7 @@ def cold_start():
     """Forget executables, plans, nodes and varying numbers, as a new process would."""
     lazyrt.mark_step()
     lazyrt.clear_caches()
+    census.clear()
     record.forget_nodes()
     live.forget_leaves()
 

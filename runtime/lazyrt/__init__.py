@@ -26,12 +26,15 @@ from lazyrt.api import (
     activity,
     begin_cell,
     clear_caches,
+    compiled_graphs,
     counters,
     device,
     eager_mode,
     eager_module,
     enable_eager_execution,
+    explain,
     fallback,
+    graph_of_step,
     in_flight,
     is_pending,
     live_tensors,
@@ -59,10 +62,11 @@ from lazyrt.observe.live_report import LiveTensor
 from lazyrt.observe.metrics import watch_executions
 
 __all__ = [
-    "Graph", "LazyRuntimeError", "LiveTensor", "activity", "begin_cell", "clear_caches", "config",
-    "counters", "device", "eager_mode", "eager_module", "enable_eager_execution", "errors",
-    "fallback", "in_flight", "is_pending", "live_tensors", "lowers", "mark_step", "materialise",
-    "metrics_report", "mode", "op_by_op_mode", "pending_graph", "plan", "reset_counters",
+    "Graph", "LazyRuntimeError", "LiveTensor", "activity", "begin_cell", "clear_caches",
+    "compiled_graphs", "config", "counters", "device", "eager_mode", "eager_module",
+    "enable_eager_execution", "errors", "explain", "fallback", "graph_of_step", "in_flight",
+    "is_pending", "live_tensors", "lowers", "mark_step", "materialise", "metrics_report",
+    "mode", "op_by_op_mode", "pending_graph", "plan", "reset_counters",
     "short_metrics_report", "snapshot", "stand_in", "step", "subscribe", "sync", "wait",
     "watch_executions",
 ]  # fmt: skip

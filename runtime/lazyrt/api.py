@@ -8,12 +8,14 @@ import torch
 
 from lazyrt.control import automatic, modes
 from lazyrt.errors import UsageError
-from lazyrt.execution import cache, compiler, watcher
+from lazyrt.execution import cache, compiler, newgraphs, watcher
+from lazyrt.execution.census import CompiledGraph, census
 from lazyrt.execution.executor import barrier, clear_plans, pending_roots
 from lazyrt.execution.peek import forget_slices
 from lazyrt.frontend import device as _device
 from lazyrt.frontend import reads, record
 from lazyrt.frontend.buffers import state_of
+from lazyrt.frontend.names import names_of_buffers
 from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.torch_compat import DEVICE_TYPE, is_lazy
 from lazyrt.ir.graph import Graph
@@ -25,12 +27,14 @@ from lazyrt.observe.series import PERCENTILES
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from lazyrt.execution.why.causes import Explanation
     from lazyrt.observe.report import Report
 
 events.subscribe(metrics, exact=False)
 _device.register()
 automatic.install()
 modes.install()
+newgraphs.set_namer(names_of_buffers)
 
 wait = watcher.wait
 in_flight = watcher.in_flight
@@ -146,6 +150,46 @@ def clear_caches(*, memory: bool = True, disk: bool = False) -> None:
             forget_slices()
         if disk:
             cache.clear()
+
+
+def compiled_graphs() -> tuple[CompiledGraph, ...]:
+    """Return a record of each step graph that this process compiled, the earliest first."""
+    with lock:
+        return tuple(census)
+
+
+def graph_of_step(step: int) -> CompiledGraph | None:
+    """Return the graph that a step ran; None beyond the last thousand steps.
+
+    Args:
+        step: The runtime's number of the step, as events and `%lazy step` give it.
+    """
+    with lock:
+        return census.of_step(step)
+
+
+def explain(step: int | None = None) -> Explanation | None:
+    """Return why a step was compiled, or the latest one that was; None if none was.
+
+    Args:
+        step: The runtime's number of the step; None for the latest compiled one.
+
+    Raises:
+        UsageError: The step ran nothing, or is older than the last thousand.
+    """
+    with lock:
+        if step is None:
+            found = [record.explanation for record in census if record.explanation]
+            return max(found, key=lambda each: each.step, default=None)
+        record = census.of_step(step)
+        if record is None:
+            known = census.steps()
+            have = f"they are {known[0]} to {known[-1]}" if known else "none ran yet"
+            raise UsageError(
+                f"explain({step}): no step of that number ran a graph; of the last thousand "
+                f"that did, {have}. Leave the number out for the latest compile."
+            )
+        return record.explanation
 
 
 def fallback(name: str) -> None:

@@ -83,6 +83,8 @@ class Config:
         cache_dir: Folder of the persistent executable cache; None switches it off. An empty
             LAZYRT_CACHE_DIR does too.
         peek_memo_bytes: How many bytes of intermediate values a step's peeks may keep.
+        max_graphs: Above this many compiled step graphs each new one is logged as a warning with
+            its cause; 0, the default, never warns. Environment: LAZYRT_MAX_GRAPHS.
         progress_after_s: A wait longer than this many seconds shows progress.
         eager: Eager debug mode: each op is compiled and run by itself when it is called.
             Environment: LAZYVIZ_EAGER.
@@ -109,6 +111,7 @@ class Config:
     )
     cache_dir: Path | None = field(default_factory=_default_cache_dir)
     peek_memo_bytes: int = 256 * 2**20
+    max_graphs: int = field(default_factory=lambda: _number("LAZYRT_MAX_GRAPHS", 0))
     progress_after_s: float = 1.0
     eager: bool = field(default_factory=lambda: _flag("LAZYVIZ_EAGER", default=False))
     op_by_op_reads: bool = field(default_factory=lambda: _op_by_op("READS"))

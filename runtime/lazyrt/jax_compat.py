@@ -47,6 +47,12 @@ def device() -> Any:
     return jax.devices()[0]
 
 
+def device_name() -> str:
+    """Return platform and kind of the device, such as `cpu: cpu`."""
+    target = device()
+    return f"{target.platform}: {target.device_kind}"
+
+
 _splice = Primitive("lazyrt_graph")
 _splice.multiple_results = True
 

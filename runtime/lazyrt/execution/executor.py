@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +18,8 @@ import numpy as np
 
 from lazyrt import jax_compat
 from lazyrt.config import config
-from lazyrt.execution import compiler, op_by_op, watcher
-from lazyrt.execution.explain import explain
+from lazyrt.execution import compiler, newgraphs, op_by_op, watcher
+from lazyrt.execution.census import CompiledGraph, Run, census
 from lazyrt.execution.interrupts import deferred_interrupt
 from lazyrt.ir.fingerprint import Canonical, canonicalise
 from lazyrt.ir.live import (
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
 # local variable and getrefcount's argument.
 _OWN_REFERENCES = 4
 _MAX_PLANS = 20_000
-_MAX_RECENT = 32
-_MAX_SEEN = 100_000
 
 
 _Indices = np.ndarray[Any, Any] | None
@@ -59,6 +56,7 @@ class Plan:
         floats, ints, rng: Likewise for packed numbers, as index arrays; None when empty.
         order: For each wanted value, its position among the results.
         donated: How many arguments give up their memory.
+        record: What the census knows of the graph; None for a peek's.
     """
 
     executable: Any
@@ -69,11 +67,10 @@ class Plan:
     rng: _Indices
     order: tuple[int, ...]
     donated: int
+    record: CompiledGraph | None = None
 
 
 _plans: dict[Any, Plan] = {}
-_recent: deque[Canonical] = deque(maxlen=_MAX_RECENT)
-_seen: set[str] = set()
 
 
 def barrier(cause: str, site: Site | None = None) -> bool:
@@ -90,16 +87,17 @@ def barrier(cause: str, site: Site | None = None) -> bool:
         if wanted and config.op_by_op_barriers:
             values, nodes = op_by_op.compute(wanted)
             with deferred_interrupt():
-                _commit(live, wanted, [values[value] for value in wanted])
+                _commit(live, wanted, [values[value] for value in wanted], None)
         elif wanted:
             donated = _donated(kept)
-            plan = _plan(wanted, donated, start)
+            plan = _plan(wanted, donated, start, (cause, site))
             nodes = len(plan.graph.nodes)
             with deferred_interrupt():
                 results = _run(plan)
-                _commit(live, wanted, results)
+                _commit(live, wanted, results, _note_run(plan))
         else:
-            _commit(live, wanted, ())
+            _commit(live, wanted, (), None)
+        newgraphs.note_barrier(cause, site)
         pending.activity += bool(wanted)
         events.emit(
             events.BarrierFinished(
@@ -130,8 +128,6 @@ def clear_known_plans() -> None:
 def clear_plans() -> None:
     """Forget which executable belongs to which values; executables stay cached."""
     _plans.clear()
-    _recent.clear()
-    _seen.clear()
 
 
 def _collect() -> tuple[list[Buffer], dict[Value, int], set[int]]:
@@ -174,7 +170,12 @@ def _donated(kept: set[int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _plan(wanted: dict[Value, int], donated: tuple[int, ...], start: int) -> Plan:
+def _plan(
+    wanted: dict[Value, int],
+    donated: tuple[int, ...],
+    start: int,
+    boundary: newgraphs.Boundary,
+) -> Plan:
     key = (tuple(wanted), donated)
     plan = _plans.get(key)
     if plan is not None:
@@ -182,7 +183,7 @@ def _plan(wanted: dict[Value, int], donated: tuple[int, ...], start: int) -> Pla
         return plan
     if len(_plans) > _MAX_PLANS:
         _plans.clear()
-    plan = _plans[key] = _make_plan(wanted, donated, start)
+    plan = _plans[key] = _make_plan(wanted, donated, start, boundary)
     return plan
 
 
@@ -206,7 +207,12 @@ def _tell_captured(graph: Canonical, roots: int, start: int, *, hit: bool) -> No
     )
 
 
-def _make_plan(wanted: dict[Value, int], donated: tuple[int, ...], start: int) -> Plan:
+def _make_plan(
+    wanted: dict[Value, int],
+    donated: tuple[int, ...],
+    start: int,
+    boundary: newgraphs.Boundary,
+) -> Plan:
     graph = canonicalise(wanted)
     given_up = frozenset(donated)
     donated_args = [k for k, leaf in enumerate(graph.data) if leaf.position in given_up]
@@ -214,20 +220,26 @@ def _make_plan(wanted: dict[Value, int], donated: tuple[int, ...], start: int) -
     key = compiler.graph_key(graph, donated_args, fast=fast)
     known = compiler.lookup(key)
     _tell_captured(graph, len(wanted), start, hit=known is not None)
+    record = census.find(key)
     if known is not None:
         executable = known
         events.emit(events.CacheHit(fingerprint=graph.fingerprint, step=pending.number))
     else:
-        reason = explain(graph, _recent, dropped=key in _seen)
-        executable = compiler.compile_graph(
-            graph, donated_args, fast=fast, purpose="step", reason=reason
-        )
-    _note(graph, key)
-    return plan_of(graph, executable, wanted, donated=len(donated_args))
+        record = newgraphs.describe(graph, donated_args, record, boundary, fast=fast)
+        with census.compiling(key, record):
+            executable = compiler.compile_graph(
+                graph, donated_args, fast=fast, purpose="step", reason=record.cause
+            )
+    return plan_of(graph, executable, wanted, donated=len(donated_args), record=record)
 
 
 def plan_of(
-    graph: Canonical, executable: Any, wanted: Iterable[Value], *, donated: int = 0
+    graph: Canonical,
+    executable: Any,
+    wanted: Iterable[Value],
+    *,
+    donated: int = 0,
+    record: CompiledGraph | None = None,
 ) -> Plan:
     """Return how to run a graph's executable for the values `wanted`, roots of the graph."""
     rank = {root: k for k, root in enumerate(graph.roots)}
@@ -240,16 +252,8 @@ def plan_of(
         rng=_indices(graph.rng),
         order=tuple(rank[value] for value in wanted),
         donated=donated,
+        record=record,
     )
-
-
-def _note(graph: Canonical, key: str) -> None:
-    """Remember a graph and its executable's key, for explaining the next new one."""
-    if key not in _seen:
-        _recent.append(graph)
-        if len(_seen) > _MAX_SEEN:
-            _seen.clear()
-        _seen.add(key)
 
 
 def _indices(leaves: tuple[Leaf, ...]) -> _Indices:
@@ -294,8 +298,20 @@ def _run(plan: Plan) -> list[Any]:
     return [results[rank] for rank in plan.order]
 
 
+def _note_run(plan: Plan) -> Run | None:
+    """Count an execution of a plan; return what its results will remember of it."""
+    record = plan.record
+    if record is None:
+        return None
+    census.ran(record, pending.number)
+    return Run(pending.number, record, plan.order)
+
+
 def _commit(
-    live: list[Buffer], wanted: dict[Value, int], results: Sequence[Any]
+    live: list[Buffer],
+    wanted: dict[Value, int],
+    results: Sequence[Any],
+    run: Run | None,
 ) -> None:
     """Give every live buffer its data, and end the step."""
     inputs = pending.inputs
@@ -303,13 +319,16 @@ def _commit(
         value = buffer.value
         assert value is not None
         if value.node is not None:
-            data = results[wanted[value]]
+            slot = wanted[value]
+            data = results[slot]
             if buffer.meta is None:
                 buffer.store(data, _type(buffer, value))
             else:  # what `store` does, for the parameters and states of every step
                 buffer.version += 1
                 buffer.data = data
                 buffer.value = None
+            buffer.run = run
+            buffer.slot = slot
         elif isinstance(value, Leaf) and buffer.data is not inputs[value.position]:
             buffer.store(inputs[value.position], _type(buffer, value))
     drop_stand_ins(

@@ -1,151 +1,119 @@
-"""Why a graph is new, in one sentence, from what differs to the step before."""
+"""Why a graph is new: the key's parts first, then the graph against the nearest one before."""
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
-from lazyrt.ir.node import Node, type_text
+from lazyrt.execution.why import inputs, key, program
+from lazyrt.execution.why.causes import Cause, Explanation, Taken, ranked
+from lazyrt.execution.why.edits import Edits, at, count
+from lazyrt.execution.why.types import types_and_constants
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from lazyrt.execution.census import Census, CompiledGraph
 
-    from lazyrt.ir.fingerprint import Canonical
-
-_SHOWN = 3
 # Below this similarity a comparison would list everything.
-_RELATED = 0.5
-_CREATION = (
-    "aten.zeros_like",
-    "aten.full",
-    "aten.zeros",
-    "aten.ones_like",
-    "aten.zero.",
+_RELATED = 0.4
+# In this order: each takes out what it explains, and the next one sees the rest.
+_DETECTORS = (
+    key.cuts,
+    inputs.modules,
+    inputs.state,
+    program.regrouped,
+    inputs.carried_over,
+    program.repeats,
+    program.kept_results,
+    program.lifted_numbers,
+    types_and_constants,
+    program.train_or_eval,
+    program.random_numbers,
+    program.other_path,
 )
 
 
-def explain(
-    graph: Canonical, known: Iterable[Canonical], *, dropped: bool = False
-) -> str:
-    """Return why `graph` had to be compiled; never empty.
+def explain(record: CompiledGraph, census: Census) -> Explanation:
+    """Return why a graph had to be compiled; there is at least one cause.
 
     Args:
-        graph: The graph of this step.
-        known: Graphs of earlier steps; the most similar one is compared, the newest of equals.
-        dropped: Whether this very executable was compiled before.
+        record: The new graph, with its snapshot.
+        census: The graphs before; the nearest of all is compared.
     """
-    if dropped:
-        return "it was compiled before, but its executable is not in memory any more"
-    candidates = list(known)
-    if not candidates:
-        return "the first graph of this process"
-    similarity, _, before = max(
-        ((_similarity(graph, candidate), age, candidate)
-         for age, candidate in enumerate(candidates)),
-        key=lambda entry: entry[:2],
-    )  # fmt: skip
-    if similarity < _RELATED:
-        return f"a program not seen before{_first_site(graph)}"
-    if before.fingerprint == graph.fingerprint:
-        return "the step overwrites other inputs in place than before; the graph is the same"
-    reasons = [
-        *_state_became_input(graph, before),
-        *_lifted(graph, before),
-        *_inputs(graph, before),
-        *_ops(graph, before),
-        *_roots(graph, before),
-    ]
-    if not reasons:
-        reasons = [_first_difference(graph, before)]
-    return "; ".join(reasons[:_SHOWN])
-
-
-def _similarity(one: Canonical, other: Canonical) -> float:
-    """Return which share of the larger graph's ops the other has too, 0 to 1."""
-    ours = Counter(node.op.name for node in one.nodes)
-    theirs = Counter(node.op.name for node in other.nodes)
-    shared = sum((ours & theirs).values())
-    return shared / max(len(one.nodes), len(other.nodes), 1)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _first_site(graph: Canonical) -> str:
-    sites = (node.provenance.site for node in graph.nodes)
-    site = next((site for site in sites if site is not None), None)
-    return f": {_count(len(graph.nodes), 'op')}, the first at {site}" if site else ""
-
-
-def _state_became_input(graph: Canonical, before: Canonical) -> list[str]:
-    """The optimizer's state: created in one step, an input from the next on."""
-    created = [node for node in before.nodes if node.op.name.startswith(_CREATION)]
-    now = [node for node in graph.nodes if node.op.name.startswith(_CREATION)]
-    gone, more = len(created) - len(now), len(graph.data) - len(before.data)
-    if gone <= 0 or more <= 0:
-        return []
-    site = next(
-        (node.provenance.site for node in created if node.provenance.site), None
+    step = record.first_step
+    if not len(census):
+        return Explanation(step=step, graph=record.name, causes=(_first_trace(record),))
+    found = census.nearest(record)
+    if found is None or found[1] < _RELATED:
+        return Explanation(step=step, graph=record.name, causes=(_new_program(record),))
+    nearest, similarity = found
+    causes, unexplained = differences(nearest, record)
+    return Explanation(
+        step=step,
+        graph=record.name,
+        against=nearest.name,
+        similarity=similarity,
+        causes=causes,
+        unexplained=unexplained,
     )
-    where = f" at {site}" if site else ""
-    return [
-        (
-            f"state that the step before created{where} is an input from now on "
-            f"({_count(more, 'more input')}, {_count(gone, 'fewer creation')})"
-        )
-    ]
 
 
-def _lifted(graph: Canonical, before: Canonical) -> list[str]:
-    more = len(graph.floats) + len(graph.ints) - len(before.floats) - len(before.ints)
-    if more <= 0:
-        return []
-    if more == 1:
-        return ["a Python number that varies is an input from now on"]
-    return [f"{more} Python numbers that vary are inputs from now on"]
+def evicted(record: CompiledGraph, step: int) -> Explanation:
+    """Return the explanation of a graph that was compiled before."""
+    cause = Cause(
+        kind="cache_evicted",
+        text=f"{record.name} was compiled before, in step {record.first_step}, but its "
+        "executable is not in memory any more",
+        fix="keep the caches (`clear_caches()` drops them), or set `config.cache_dir`: "
+        "reading from disk takes a fraction of a compile",
+        now=record.key.ended_by[1],
+    )
+    return Explanation(step=step, graph=record.name, against=record.name, similarity=1.0, causes=(cause,))  # fmt: skip
 
 
-def _inputs(graph: Canonical, before: Canonical) -> list[str]:
-    new = Counter((leaf.shape, leaf.dtype) for leaf in graph.data)
-    old = Counter((leaf.shape, leaf.dtype) for leaf in before.data)
-    came, went = new - old, old - new
-    if not came and not went:
-        return []
-    if sum(came.values()) == sum(went.values()):
-        pairs = zip(went.elements(), came.elements(), strict=True)
-        shown = [f"{type_text(*a)} is now {type_text(*b)}" for a, b in pairs]
-        return ["input " + ", ".join(shown[:_SHOWN])]
-    return [f"{_count(len(graph.data), 'input')} instead of {len(before.data)}"]
+def differences(
+    before: CompiledGraph, now: CompiledGraph
+) -> tuple[tuple[Cause, ...], int]:
+    """Return the ranked causes for which two graphs differ, and how much has none."""
+    causes = key.of_key(before, now)
+    if before.fingerprint != now.fingerprint:
+        edits = Edits(before, now)
+        for detect in _DETECTORS:
+            causes += detect(edits)
+        unexplained = edits.remaining
+    else:
+        unexplained = 0
+    if not causes:
+        causes.append(_wiring(before, now))
+    return ranked(causes), unexplained
 
 
-def _ops(graph: Canonical, before: Canonical) -> list[str]:
-    new = Counter(node.op.name for node in graph.nodes)
-    old = Counter(node.op.name for node in before.nodes)
-    reasons = []
-    for name, count in (new - old).most_common(_SHOWN):
-        reasons.append(f"{count} more {name}{_where(graph.nodes, name)}")
-    for name, count in (old - new).most_common(_SHOWN):
-        reasons.append(f"{count} fewer {name}{_where(before.nodes, name)}")
-    return reasons
+def _first_trace(record: CompiledGraph) -> Cause:
+    return Cause(
+        kind="first_trace",
+        text="the first graph of this process",
+        now=record.key.ended_by[1],
+        taken=Taken(added=record.nodes),
+    )
 
 
-def _where(nodes: tuple[Node, ...], name: str) -> str:
-    sites = (node.provenance.site for node in nodes if node.op.name == name)
-    site = next((site for site in sites if site is not None), None)
-    return f" ({site})" if site is not None else ""
+def _new_program(record: CompiledGraph) -> Cause:
+    snapshot = record.snapshot
+    vertices = snapshot.vertices if snapshot is not None else ()
+    site = next((v.site for v in vertices if v.site is not None), None)
+    first = f", the first{at(site)}" if site is not None else ""
+    return Cause(
+        kind="new_program",
+        text=f"a program not seen before: {count(record.nodes, 'op')}{first}",
+        fix="nothing to do when it comes once; a program that comes again is found by its graph",
+        now=site,
+        taken=Taken(added=record.nodes),
+    )
 
 
-def _roots(graph: Canonical, before: Canonical) -> list[str]:
-    if len(graph.roots) == len(before.roots):
-        return []
-    return [f"{_count(len(graph.roots), 'live result')} instead of {len(before.roots)}"]
-
-
-def _first_difference(graph: Canonical, before: Canonical) -> str:
-    for new, old in zip(graph.nodes, before.nodes, strict=False):
-        if new.op is not old.op or new.spec is not old.spec:
-            site = new.provenance.site
-            where = f" at {site}" if site else ""
-            return f"{new.op.name}{where} has other constants or types than {old.op.name} before"
-    return "the same operations are wired differently"
+def _wiring(before: CompiledGraph, now: CompiledGraph) -> Cause:
+    return Cause(
+        kind="wiring",
+        text=f"the operations are those of {before.name}, wired in another way",
+        fix="look at both with `%lazy diff`",
+        now=now.key.ended_by[1],
+        before=before.key.ended_by[1],
+    )

@@ -52,11 +52,18 @@ class Buffer:
         version: Counts writes and barriers; views compare it.
         meta: (shape, dtype, strides) once data was stored; strides None if contiguous.
         address: Made-up address of the storage, from the first time that somebody asks for it.
+        run: The execution that produced `data`, unset or None for data from the host; `slot`
+            is the result's number among what that execution was asked for. Barriers set
+            them; `__init__`, which each op pays for, leaves them unset.
     """
 
-    __slots__ = ("__weakref__", "address", "data", "meta", "value", "version")
+    __slots__ = (
+        "__weakref__", "address", "data", "meta", "run", "slot", "value", "version",
+    )  # fmt: skip
 
     address: int
+    run: Any
+    slot: int
 
     offset = 0
 
@@ -100,6 +107,7 @@ class Buffer:
         self.version += 1
         self.data = data
         self.value = None
+        self.run = None
 
     @property
     def is_pending(self) -> bool:

@@ -1,0 +1,330 @@
+"""Every step graph that was compiled: what it is, what it cost, how often it ran, and why.
+
+Records outlive executables and hold plain data: names, numbers and a snapshot. The graphs of
+the latest ones are kept too, for dumps, within bounds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lazyrt.config import config
+from lazyrt.ir.match import labels, shared
+from lazyrt.observe import events
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Iterator
+
+    from lazyrt.execution.why.causes import Explanation
+    from lazyrt.ir.fingerprint import Canonical
+    from lazyrt.ir.snapshot import Snapshot
+    from lazyrt.observe.events import Site
+
+_log = logging.getLogger(__name__)
+_MAX_RECORDS = 2_000
+_MAX_VERTICES = 2_000_000
+_MAX_GRAPHS = 64
+_MAX_GRAPH_NODES = 300_000
+_MAX_STEPS = 1_000
+# So many candidates by their ops are compared by their types as well.
+_SHORT_LIST = 16
+_SAME_PLACE = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepKey:
+    """What a step's executable and its place in the program depend on.
+
+    Attributes:
+        fingerprint: Of the graph.
+        donated: Positions of the arguments whose memory results take.
+        tier: `optimised` or `fast`.
+        device: Platform and kind of the device.
+        mode: `lazy`, or the debug mode that was on.
+        ended_by: What asked for the barrier, with its line; the executable does not depend on
+            it, but a step cut at another place is a reason for another graph.
+        began_after: The same for the barrier before.
+        fallbacks: (op, line) of each op that ran on the CPU since the graph before.
+    """
+
+    fingerprint: str
+    donated: tuple[int, ...] = ()
+    tier: str = "optimised"
+    device: str = ""
+    mode: str = "lazy"
+    ended_by: tuple[str, Site | None] = ("", None)
+    began_after: tuple[str, Site | None] = ("", None)
+    fallbacks: tuple[tuple[str, Site | None], ...] = ()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class CompiledGraph:
+    """One step graph that was compiled.
+
+    Attributes:
+        name: Unique in this process: `graph.1`, `graph.2`, ... in order of compilation.
+        key: What its executable depends on.
+        nodes, inputs, outputs: Sizes.
+        first_step, last_step: The runtime's numbers of the steps that ran it.
+        runs: How often it ran.
+        compiles: How often it was compiled: more than once after its executable was dropped.
+        compile_ns: Time to lower and compile it, all compiles together; 0 if read from disk.
+        from_disk: Whether the last executable came from the cache on disk.
+        explanation: Why it had to be compiled.
+        snapshot: The graph as plain data; None once dropped to bound memory.
+        results: (op, line, name) of each output.
+    """
+
+    name: str
+    key: StepKey
+    nodes: int
+    inputs: int
+    outputs: int
+    first_step: int
+    last_step: int
+    runs: int = 0
+    compiles: int = 0
+    compile_ns: int = 0
+    from_disk: bool = False
+    explanation: Explanation | None = None
+    snapshot: Snapshot | None = None
+    results: tuple[tuple[str, Site | None, str], ...] = ()
+    canonical: Canonical | None = field(default=None, repr=False)
+    labels: Counter[Any] | None = field(default=None, repr=False)
+
+    @property
+    def fingerprint(self) -> str:
+        """The graph's fingerprint."""
+        return self.key.fingerprint
+
+    @property
+    def cause(self) -> str:
+        """Why it had to be compiled, in words."""
+        return self.explanation.text if self.explanation is not None else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One execution, as the buffers that hold its results remember it."""
+
+    step: int
+    record: CompiledGraph
+    order: tuple[int, ...]
+
+
+class Census:
+    """The compiled graphs of the process, by key, the earliest first."""
+
+    def __init__(self) -> None:
+        self._records: OrderedDict[str, CompiledGraph] = OrderedDict()
+        self._of_step: OrderedDict[int, CompiledGraph] = OrderedDict()
+        self._graphs: deque[CompiledGraph] = deque()
+        self._count = 0
+        self._held_nodes = 0
+        self._held_vertices = 0
+        self._compiling: CompiledGraph | None = None
+
+    def __iter__(self) -> Iterator[CompiledGraph]:
+        return iter(tuple(self._records.values()))
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def find(self, key: str) -> CompiledGraph | None:
+        """Return the record of an executable's key."""
+        return self._records.get(key)
+
+    def of_step(self, step: int) -> CompiledGraph | None:
+        """Return the graph that a step ran, one of the last thousand."""
+        return self._of_step.get(step)
+
+    def steps(self) -> tuple[int, ...]:
+        """Return the numbers of the last thousand steps that ran something."""
+        return tuple(self._of_step)
+
+    def create(
+        self, key: StepKey, graph: Canonical, snapshot: Snapshot, step: int
+    ) -> CompiledGraph:
+        """Return a new record, which `admit` will list once there is an executable."""
+        names = snapshot.root_names
+        results = []
+        for rank, root in enumerate(graph.roots):
+            name = names[rank].text if rank in names else ""
+            node = root.node
+            op, site = (node.op.name, node.provenance.site) if node else ("", None)
+            results.append((op, site, name))
+        return CompiledGraph(
+            name=f"graph.{self._count + 1}",
+            key=key,
+            nodes=len(graph.nodes),
+            inputs=len(snapshot.vertices) - len(graph.nodes),
+            outputs=len(graph.roots),
+            first_step=step,
+            last_step=step,
+            snapshot=snapshot,
+            results=tuple(results),
+            canonical=graph,
+            labels=labels(snapshot),
+        )
+
+    def admit(self, text_key: str, record: CompiledGraph) -> None:
+        """List a record; the oldest ones give way."""
+        if text_key not in self._records:
+            self._count += 1
+            self._records[text_key] = record
+            self._held_vertices += len(
+                record.snapshot.vertices if record.snapshot else ()
+            )
+            self._held_nodes += record.nodes
+            self._graphs.append(record)
+        self._bound()
+
+    def ran(self, record: CompiledGraph, step: int) -> None:
+        """Count one execution."""
+        record.runs += 1
+        record.last_step = step
+        self._of_step[step] = record
+        if len(self._of_step) > _MAX_STEPS:
+            self._of_step.popitem(last=False)
+
+    @contextlib.contextmanager
+    def compiling(self, text_key: str, record: CompiledGraph) -> Iterator[None]:
+        """Take in the cost of a compile in the block, and list the record if it succeeds."""
+        self._compiling = record
+        try:
+            yield
+            self.admit(text_key, record)
+        finally:
+            self._compiling = None
+        check_limit()
+
+    def note_compile(self, event: events.Event) -> None:
+        """Add the cost of a compile that has finished; a listener."""
+        record = self._compiling
+        if (
+            record is None
+            or not isinstance(event, events.CompileFinished)
+            or event.fingerprint != record.fingerprint
+        ):
+            return
+        record.from_disk = event.source == "disk"
+        if record.from_disk:
+            return
+        record.compiles += 1
+        record.compile_ns += event.duration_ns
+        if record.explanation is not None:
+            record.explanation = dataclasses.replace(
+                record.explanation, compile_ns=event.duration_ns
+            )
+
+    def nearest(self, record: CompiledGraph) -> tuple[CompiledGraph, float] | None:
+        """Return the most similar other graph and how similar, 0 to 1; None if none is.
+
+        All records are compared, by how many of their operations and types they share; of
+        equals the newest. A graph that is a part of the other counts as similar.
+        """
+        others = [
+            other
+            for other in self
+            if other is not record and other.labels is not None and other.snapshot
+        ]
+        by_size = sorted(
+            enumerate(others), key=lambda item: (_ops_alike(record, item[1]), item[0])
+        )
+        scored = [
+            (_closeness(record, other), age, other)
+            for age, other in by_size[-_SHORT_LIST:]
+        ]
+        if not scored:
+            return None
+        score, _, best = max(scored, key=lambda item: item[:2])
+        return best, min(1.0, score)
+
+    def clear(self) -> None:
+        """Forget every record, as a new process would."""
+        self._records.clear()
+        self._of_step.clear()
+        self._graphs.clear()
+        self._held_nodes = self._held_vertices = self._count = 0
+
+    def _bound(self) -> None:
+        while self._graphs and (
+            len(self._graphs) > _MAX_GRAPHS or self._held_nodes > _MAX_GRAPH_NODES
+        ):
+            record = self._graphs.popleft()
+            self._held_nodes -= record.nodes
+            record.canonical = None
+        for record in tuple(self._records.values()):
+            if self._held_vertices <= _MAX_VERTICES:
+                break
+            if record.snapshot is not None:
+                self._held_vertices -= len(record.snapshot.vertices)
+                record.snapshot = record.labels = None
+        while len(self._records) > _MAX_RECORDS:
+            _, record = self._records.popitem(last=False)
+            if record.snapshot is not None:
+                self._held_vertices -= len(record.snapshot.vertices)
+            if record in self._graphs:
+                self._graphs.remove(record)
+                self._held_nodes -= record.nodes
+
+
+def _ops_alike(one: CompiledGraph, other: CompiledGraph) -> float:
+    """Return a cheap similarity: of ops alone, types ignored."""
+    assert one.labels is not None
+    assert other.labels is not None
+    return _similarity(_by_op(one.labels), _by_op(other.labels))
+
+
+def _closeness(one: CompiledGraph, other: CompiledGraph) -> float:
+    """Return the similarity by ops and types; the same ops on other sizes are close too."""
+    assert one.labels is not None
+    assert other.labels is not None
+    typed = _similarity(one.labels, other.labels)
+    alike = max(typed, (typed + 2 * _ops_alike(one, other)) / 3)
+    # Of two that are as similar, the one that ends at the same place.
+    return alike + _SAME_PLACE * (one.key.ended_by == other.key.ended_by)
+
+
+def _by_op(counts: Counter[Any]) -> Counter[str]:
+    from collections import Counter as Counts
+
+    found: Counter[str] = Counts()
+    for (op, _), count in counts.items():
+        found[op] += count
+    return found
+
+
+def _similarity(one: Counter[Any], other: Counter[Any]) -> float:
+    common = shared(one, other)
+    sizes = one.total(), other.total()
+    whole, part = common / max(*sizes, 1), common / max(min(sizes), 1)
+    # A part of the other is similar, but less so than an equal.
+    return max(whole, 0.9 * part if min(sizes) > 2 else 0.0)  # noqa: PLR2004
+
+
+census = Census()
+events.subscribe(census.note_compile, events.CompileFinished, exact=False)
+
+
+def check_limit() -> None:
+    """Warn once for each graph beyond `config.max_graphs`."""
+    limit = config.max_graphs
+    if limit and len(census) > limit:
+        _log.warning("%s", alarm(limit))
+
+
+def alarm(limit: int) -> str:
+    """Return the sentence of a session that compiled more graphs than it should."""
+    newest = list(census)[-1]
+    return (
+        f"expected at most {limit} graphs, found {len(census)}: {newest.name} was compiled in "
+        f"step {newest.first_step} because {newest.cause}. `%lazy graphs` or "
+        "`lazyrt.compiled_graphs()` lists them all."
+    )

@@ -1,0 +1,141 @@
+"""What a step-cache miss finds out besides the executable.
+
+The new graph gets a name, its tensors the user's names, and its compile a reason. Nothing here runs on a hit, and nothing here may stop a step: an explanation that fails is
+logged, and the step goes on without it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+from lazyrt import jax_compat
+from lazyrt.execution.census import CompiledGraph, Run, StepKey, census
+from lazyrt.execution.explain import evicted, explain
+from lazyrt.execution.why.causes import Cause, Explanation
+from lazyrt.ir.live import Buffer, pending
+from lazyrt.ir.snapshot import Name, Origin, snapshot_of
+from lazyrt.observe.events import Site
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from lazyrt.ir.fingerprint import Canonical
+    from lazyrt.ir.node import Value
+
+_log = logging.getLogger(__name__)
+_MAX_FALLBACKS = 100
+
+# What asked for a barrier, and where.
+Boundary = tuple[str, Site | None]
+
+_began_after: Boundary = ("", None)
+_fallbacks: deque[tuple[str, Site | None]] = deque(maxlen=_MAX_FALLBACKS)
+_namer: Callable[[], dict[int, Name]] = dict
+_mode: Callable[[], str] = lambda: "lazy"  # noqa: E731 - replaced by `set_mode`
+
+
+def set_namer(namer: Callable[[], dict[int, Name]]) -> None:
+    """Tell how to find the user's names of buffers, by their identity."""
+    global _namer
+    _namer = namer
+
+
+def set_mode(mode: Callable[[], str]) -> None:
+    """Tell how to find the name of the debug mode that is on."""
+    global _mode
+    _mode = mode
+
+
+def note_barrier(cause: str, site: Site | None) -> None:
+    """Remember where the step that is over ended."""
+    global _began_after
+    _began_after = (cause, site)
+    if _fallbacks and not cause.startswith("CPU fallback"):
+        _fallbacks.clear()
+
+
+def describe(
+    graph: Canonical,
+    donated: Sequence[int],
+    known: CompiledGraph | None,
+    boundary: Boundary,
+    *,
+    fast: bool,
+) -> CompiledGraph:
+    """Return the record of a graph that is about to be compiled, with its explanation.
+
+    Args:
+        graph: What the pending step computes.
+        donated: Positions of arguments whose memory results take.
+        known: Its record if it was compiled before.
+        boundary: What ends the step.
+        fast: Whether the fast compile tier is on.
+    """
+    step = pending.number
+    if known is not None:
+        known.explanation = evicted(known, step)
+        return known
+    names, origins = _names_and_origins(graph)
+    key = StepKey(
+        fingerprint=graph.fingerprint,
+        donated=tuple(donated),
+        tier="fast" if fast else "optimised",
+        device=jax_compat.device_name(),
+        mode=_mode(),
+        ended_by=boundary,
+        began_after=_began_after,
+        fallbacks=tuple(_fallbacks),
+    )
+    record = census.create(key, graph, snapshot_of(graph, names, origins), step)
+    record.explanation = _explanation(record)
+    return record
+
+
+def _explanation(record: CompiledGraph) -> Explanation:
+    try:
+        return explain(record, census)
+    except Exception:  # noqa: BLE001 - the step goes on
+        _log.exception("explaining why %s is new failed", record.name)
+        cause = Cause(
+            kind="wiring",
+            text="it differs from every graph before (the comparison itself failed; see the log)",
+        )
+        return Explanation(step=record.first_step, graph=record.name, causes=(cause,))
+
+
+def _names_and_origins(
+    graph: Canonical,
+) -> tuple[dict[Value, Name], dict[Value, Origin]]:
+    """Return names of a graph's roots and inputs, and origins of its inputs."""
+    try:
+        by_buffer = _namer()
+    except Exception:  # noqa: BLE001 - the step goes on
+        _log.exception("finding the names of tensors failed")
+        by_buffer = {}
+    names: dict[Value, Name] = {}
+    origins: dict[Value, Origin] = {}
+    for buffer in pending.buffers:
+        name = by_buffer.get(id(buffer))
+        if name is not None and buffer.value is not None:
+            names.setdefault(buffer.value, name)
+    for leaf in graph.data:
+        owner = pending.owners[leaf.position]()
+        if owner is None:
+            continue
+        name = by_buffer.get(id(owner))
+        if name is not None:
+            names[leaf] = name
+        origins[leaf] = origin_of(owner)
+    return names, origins
+
+
+def origin_of(buffer: Buffer) -> Origin:
+    """Return which execution produced a buffer's data."""
+    run: Run | None = getattr(buffer, "run", None)
+    if run is None:
+        return Origin(-1)
+    output = run.order[buffer.slot]
+    op, site, _ = run.record.results[output]
+    return Origin(run.step, run.record.name, output, op, site)

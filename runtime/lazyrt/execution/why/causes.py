@@ -1,0 +1,145 @@
+"""Causes and explanations: plain data, ready to print."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from lazyrt.observe.events import Site
+
+Kind = Literal[
+    "first_trace", "new_program", "cache_evicted", "mode", "tier", "device", "donation",
+    "fallback", "step_cut", "missing_boundary", "module_added", "module_removed",
+    "module_recreated", "state_became_input", "carried_over", "input_shape", "input_dtype",
+    "parameter_shape", "shape", "dtype", "loop_count", "regrouped", "train_eval",
+    "live_tensor", "live_tensor_gone", "closure", "rng", "baked_constant", "lifted_number",
+    "code_path", "wiring",
+]  # fmt: skip
+
+# Where a difference comes from outranks how much follows from it.
+_RANK: dict[str, int] = {
+    kind: rank
+    for rank, kinds in enumerate(
+        (
+            ("first_trace", "new_program", "cache_evicted", "mode", "tier", "device", "donation"),
+            ("fallback", "step_cut", "missing_boundary"),
+            ("module_added", "module_removed", "module_recreated", "parameter_shape",
+             "state_became_input", "regrouped"),
+            ("carried_over", "input_shape", "input_dtype", "loop_count", "train_eval"),
+            ("live_tensor", "live_tensor_gone", "closure", "rng", "shape", "dtype",
+             "baked_constant", "lifted_number"),
+            ("code_path", "wiring"),
+        )
+    )
+    for kind in kinds
+}  # fmt: skip
+
+_SHOWN = 3
+
+
+class Taken(NamedTuple):
+    """Operations and inputs that a cause accounts for."""
+
+    added: int = 0
+    removed: int = 0
+    changed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """One reason why a graph differs from the nearest one before.
+
+    Attributes:
+        kind: What sort of reason.
+        text: The sentence, without a full stop.
+        fix: What to do about it; empty where nothing is wrong.
+        variable: What the user calls the tensor that it is about; empty where unknown.
+        before, now: Lines on both sides, None where a side has none.
+        taken: How many operations and inputs follow from it.
+    """
+
+    kind: Kind
+    text: str
+    fix: str = ""
+    variable: str = ""
+    before: Site | None = None
+    now: Site | None = None
+    taken: Taken = field(default_factory=Taken)
+
+    @property
+    def weight(self) -> int:
+        """How many operations and inputs follow from it."""
+        return sum(self.taken)
+
+    @property
+    def counts(self) -> str:
+        """`+3 -1 ~2`, what follows from it; empty if nothing does."""
+        parts = zip("+-~", self.taken, strict=True)
+        return " ".join(f"{sign}{number:,}" for sign, number in parts if number)
+
+    def __str__(self) -> str:
+        """Return the sentence and the lines of both sides."""
+        sites = [
+            f"{when} at {site}"
+            for when, site in (("before", self.before), ("now", self.now))
+            if site is not None and str(site) not in self.text
+        ]
+        details = "; ".join([part for part in (self.counts, *sites) if part])
+        return f"{self.text} ({details})" if details else self.text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Why a step's graph had to be compiled.
+
+    Attributes:
+        step: The runtime's number of the step.
+        graph: Name of the new graph.
+        against: Name of the nearest graph before; empty for the first.
+        similarity: Share of operations and types that both have, 0 to 1.
+        causes: The reasons, the most basic first; never empty.
+        unexplained: Operations that differ for none of these reasons.
+        compile_ns: What the compile cost; 0 while it is under way or when read from disk.
+    """
+
+    step: int
+    graph: str
+    against: str = ""
+    similarity: float = 0.0
+    causes: tuple[Cause, ...] = field(default=())
+    unexplained: int = 0
+    compile_ns: int = 0
+
+    @property
+    def text(self) -> str:
+        """One line: the first three causes."""
+        shown = [cause.text for cause in self.causes[:_SHOWN]]
+        more = len(self.causes) - len(shown)
+        return "; ".join((*shown, f"and {more} more") if more > 0 else shown)
+
+    @property
+    def top(self) -> Cause:
+        """The most basic cause."""
+        return self.causes[0]
+
+    def __str__(self) -> str:
+        """Return the causes one by one, each with its counts, lines and fix."""
+        head = f"step {self.step} compiled {self.graph}"
+        if self.against:
+            head += f", nearest {self.against} ({self.similarity:.0%} alike)"
+        if self.compile_ns:
+            head += f", {self.compile_ns / 1e6:,.0f} ms"
+        lines = [head]
+        for number, cause in enumerate(self.causes, 1):
+            lines.append(f"  {number}. {cause}")
+            if cause.fix:
+                lines.append(f"     fix: {cause.fix}")
+        if self.unexplained:
+            lines.append(f"  {self.unexplained:,} other operations differ too")
+        return "\n".join(lines)
+
+
+def ranked(causes: list[Cause]) -> tuple[Cause, ...]:
+    """Return causes by origin, then by what follows from them."""
+    return tuple(sorted(causes, key=lambda cause: (_RANK[cause.kind], -cause.weight)))

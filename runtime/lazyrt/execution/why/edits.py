@@ -1,0 +1,208 @@
+"""The differences between two graphs that still want a cause."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lazyrt.execution.why.causes import Taken
+from lazyrt.ir.match import cone, match
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from lazyrt.execution.census import CompiledGraph
+    from lazyrt.ir.snapshot import Snapshot, Vertex
+    from lazyrt.observe.events import Site
+
+
+class Edits:
+    """What differs between two graphs; each detector takes out what it explains.
+
+    Attributes:
+        before, now: The records that are compared, with snapshots `a` and `b`.
+        added: Free vertices of `b`; `removed`: of `a`.
+        changed: Vertex of `b` to its partner in `a`, where their labels differ.
+        new_roots, gone_roots: Positions among the roots that only one side has.
+    """
+
+    def __init__(self, before: CompiledGraph, now: CompiledGraph) -> None:
+        assert before.snapshot is not None
+        assert now.snapshot is not None
+        self.before, self.now = before, now
+        self.a, self.b = before.snapshot, now.snapshot
+        self.match = match(self.a, self.b)
+        self.added = set(self.match.added)
+        self.removed = set(self.match.removed)
+        self.changed = {k: partner for partner, k in self.match.changed}
+        self.new_roots, self.gone_roots = _unpaired_roots(self)
+
+    @property
+    def remaining(self) -> int:
+        """How many differences have no cause yet."""
+        return len(self.added) + len(self.removed) + len(self.changed)
+
+    def take(
+        self,
+        added: Iterable[int] = (),
+        removed: Iterable[int] = (),
+        changed: Iterable[int] = (),
+    ) -> Taken:
+        """Take differences out, and return their numbers as a cause's fields."""
+        came = self.added & set(added)
+        went = self.removed & set(removed)
+        other = self.changed.keys() & set(changed)
+        self.added -= came
+        self.removed -= went
+        for vertex in other:
+            del self.changed[vertex]
+        # A root that goes with what was taken needs no cause of its own.
+        self.new_roots = [k for k in self.new_roots if self.b.roots[k][0] not in came]
+        self.gone_roots = [k for k in self.gone_roots if self.a.roots[k][0] not in went]
+        return Taken(len(came), len(went), len(other))
+
+    def take_all(self) -> Taken:
+        """Take out every difference that is left."""
+        return self.take(tuple(self.added), tuple(self.removed), tuple(self.changed))
+
+
+def _unpaired_roots(edits: Edits) -> tuple[list[int], list[int]]:
+    """Return the roots that only `b` has, and those that only `a` has.
+
+    A root is the other side's when its vertex is, its name is, or its kind is and both are
+    free: then the program computes it in another way.
+    """
+    a, b, match_ = edits.a, edits.b, edits.match
+    place_in_b = {root: k for k, root in enumerate(b.roots)}
+    ours, theirs = set(range(len(b.roots))), set(range(len(a.roots)))
+    for k, (vertex, index) in enumerate(a.roots):
+        other = place_in_b.get((match_.to_now[vertex], index))
+        if other is not None:
+            ours.discard(other)
+            theirs.discard(k)
+    _pair_off(ours, theirs, b.root_names.get, a.root_names.get)
+    for kind in (_place, _type):
+        _pair_off(
+            ours,
+            theirs,
+            lambda k, kind=kind: kind(b, k, match_.to_before),  # type: ignore[misc]
+            lambda k, kind=kind: kind(a, k, match_.to_now),  # type: ignore[misc]
+        )
+    _pair_extended(edits, ours, theirs)
+    return sorted(ours), sorted(theirs)
+
+
+def _pair_extended(edits: Edits, ours: set[int], theirs: set[int]) -> None:
+    """Pair unnamed results where the new one is computed from what the old one was."""
+    a, b = edits.a, edits.b
+    for k in sorted(ours - set(b.root_names)):
+        needs = cone(b, [b.roots[k][0]], lambda _: True)
+        for other in sorted(theirs - set(a.root_names)):
+            if edits.match.to_now[a.roots[other][0]] in needs:
+                ours.discard(k)
+                theirs.discard(other)
+                break
+
+
+def _pair_off(
+    ours: set[int],
+    theirs: set[int],
+    our_key: Callable[[int], object],
+    their_key: Callable[[int], object],
+) -> None:
+    table: dict[object, list[int]] = {}
+    for k in sorted(theirs):
+        key = their_key(k)
+        if key is not None:
+            table.setdefault(key, []).append(k)
+    for k in sorted(ours):
+        found = table.get(our_key(k))
+        if found:
+            theirs.discard(found.pop(0))
+            ours.discard(k)
+
+
+def _place(snapshot: Snapshot, k: int, partners: tuple[int, ...]) -> object:
+    vertex_number = snapshot.roots[k][0]
+    vertex = snapshot.vertices[vertex_number]
+    if partners[vertex_number] >= 0 or vertex.site is None:
+        return None
+    return (vertex.types, vertex.scope, vertex.site.line, vertex.site.function)
+
+
+def _type(snapshot: Snapshot, k: int, partners: tuple[int, ...]) -> object:
+    vertex, index = snapshot.roots[k]
+    named = k in snapshot.root_names
+    if partners[vertex] >= 0 or named:
+        return None
+    return snapshot.vertices[vertex].types[index]
+
+
+def exclusive(
+    snapshot: Snapshot, roots: Iterable[int], free: set[int]
+) -> tuple[set[int], dict[int, set[int]]]:
+    """Return the free vertices that only `roots` need: all together, and of each alone.
+
+    Args:
+        snapshot: The graph.
+        roots: Positions among its roots.
+        free: Vertices without a partner.
+    """
+    wanted = set(roots)
+    others = [vertex for k, (vertex, _) in enumerate(snapshot.roots) if k not in wanted]
+    kept = cone(snapshot, others, lambda vertex: vertex in free)
+    # Matched vertices may read free ones too.
+    kept |= cone(
+        snapshot,
+        [
+            operand
+            for number, vertex in enumerate(snapshot.vertices)
+            if number not in free
+            for operand, _ in vertex.operands
+        ],
+        lambda vertex: vertex in free,
+    )
+    each = {
+        k: cone(snapshot, [snapshot.roots[k][0]], lambda vertex: vertex in free) - kept
+        for k in wanted
+    }
+    return set().union(*each.values()), each
+
+
+def connected(snapshot: Snapshot, seeds: Iterable[int], free: set[int]) -> set[int]:
+    """Return the free vertices that edges among free vertices connect with `seeds`."""
+    users = snapshot.users()
+    found: set[int] = set()
+    stack = [seed for seed in seeds if seed in free]
+    while stack:
+        vertex = stack.pop()
+        if vertex in found:
+            continue
+        found.add(vertex)
+        near = [operand for operand, _ in snapshot.vertices[vertex].operands]
+        near += [user for user, _ in users[vertex]]
+        stack += [other for other in near if other in free and other not in found]
+    return found
+
+
+def first_site(vertices: Iterable[Vertex]) -> Site | None:
+    """Return the line of the first vertex that has one, forward ones preferred."""
+    found = [vertex for vertex in vertices if vertex.site is not None]
+    forward = [vertex for vertex in found if not vertex.backward]
+    return (forward or found)[0].site if found else None
+
+
+def at(site: Site | None) -> str:
+    """Return ` at cell 3 line 2`, or nothing for an unknown line."""
+    return f" at {site}" if site is not None else ""
+
+
+def count(number: int, noun: str) -> str:
+    """Return `1 input`, `2 inputs`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def listed(names: Iterable[str], limit: int = 3) -> str:
+    """Return names in backticks, the first few of many."""
+    found = list(dict.fromkeys(names))
+    shown = ", ".join(f"`{name}`" for name in found[:limit])
+    return shown + (f" and {len(found) - limit} more" if len(found) > limit else "")

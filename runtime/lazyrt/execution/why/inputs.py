@@ -1,0 +1,236 @@
+"""Causes that enter with the inputs: other shapes and dtypes, modules, state, leftovers."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from lazyrt.execution.why.causes import Cause
+from lazyrt.execution.why.edits import at, connected, count, first_site, listed
+from lazyrt.ir.match import cone
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from lazyrt.execution.why.edits import Edits
+    from lazyrt.ir.snapshot import Name, Origin, Snapshot
+    from lazyrt.observe.events import Site
+
+_CREATIONS = (
+    "aten.zeros", "aten.ones", "aten.full", "aten.empty", "aten.zero.", "aten.arange",
+    "aten.scalar_tensor", "aten.rand", "aten.normal", "aten.uniform", "aten.bernoulli",
+)  # fmt: skip
+_SUFFIX = re.compile(r"\.(grad|exp_avg|exp_avg_sq|max_exp_avg_sq|momentum_buffer|step|square_avg"
+                     r"|sum|acc_delta|grad_avg)$")  # fmt: skip
+
+
+def modules(edits: Edits) -> list[Cause]:
+    """Return which modules were added, removed or made again."""
+    recreated = _recreated(edits)
+    if recreated:
+        return recreated
+    causes = []
+    for kind, snapshot, other, free in (
+        ("module_added", edits.b, edits.a, edits.added),
+        ("module_removed", edits.a, edits.b, edits.removed),
+    ):
+        names = _module_names(snapshot)
+        known = _module_names(other)
+        new = {name: leaf for name, leaf in names.items() if name not in known}
+        paths = _new_prefixes(new, known)
+        # A model under another name is no other model: its parameters are matched.
+        seeds = [leaf for leaf in new.values() if leaf in free]
+        if not paths or not seeds:
+            continue
+        near = connected(snapshot, seeds, free)
+        site = first_site(snapshot.vertices[k] for k in sorted(near))
+        verb = "added" if kind == "module_added" else "removed"
+        noun = "module" if len(paths) == 1 else "modules"
+        # What merely joins the neighbours anew goes with the module.
+        taken = (
+            edits.take(added=near, removed=_touching(edits, near, added=True))
+            if kind == "module_added"
+            else edits.take(removed=near, added=_touching(edits, near, added=False))
+        )
+        causes.append(
+            Cause(
+                kind=kind,  # type: ignore[arg-type]
+                text=f"{noun} {listed(paths)} {'was' if len(paths) == 1 else 'were'} {verb}: "
+                f"{count(len(new), 'parameter')}, {count(len(near) - len(seeds), 'operation')}",
+                fix="build the model before the loop and leave it as it is; one compile for "
+                "each structure is what it costs",
+                variable=paths[0],
+                now=site if kind == "module_added" else None,
+                before=site if kind == "module_removed" else None,
+                taken=taken,
+            )
+        )
+    return causes
+
+
+def _touching(edits: Edits, near: set[int], *, added: bool) -> set[int]:
+    """Return the few free vertices of the other side that sat where a module is now."""
+    free = edits.removed if added else edits.added
+    return set(free) if len(free) <= max(4, len(near) // 4) else set()
+
+
+def _module_names(snapshot: Snapshot) -> dict[str, int]:
+    return {
+        name.text: leaf
+        for leaf, name in snapshot.leaf_names.items()
+        if name.holder == "module"
+    }
+
+
+def _new_prefixes(new: Iterable[str], known: Iterable[str]) -> list[str]:
+    """Return the shortest module paths above `new` that lead to nothing known."""
+    taken = {prefix for name in known for prefix in _prefixes(name)}
+    found: dict[str, None] = {}
+    for name in new:
+        fresh = [prefix for prefix in _prefixes(name) if prefix not in taken]
+        if fresh:
+            found[fresh[0]] = None
+    return list(found)
+
+
+def _prefixes(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:k]) for k in range(1, len(parts))]
+
+
+def _recreated(edits: Edits) -> list[Cause]:
+    """Parameters that were inputs and are computed by this step: it initialises them."""
+    had = {
+        name.text
+        for name in edits.a.leaf_names.values()
+        if name.holder in {"module", "variable"}
+    }
+    has = {name.text for name in edits.b.leaf_names.values()}
+    now = {
+        name.text: edits.b.roots[k][0]
+        for k, name in edits.b.root_names.items()
+        if name.text in had - has and name.holder == "module"
+    }
+    if not now:
+        return []
+    near = connected(edits.b, now.values(), edits.added)
+    paths = list(dict.fromkeys(name.rpartition(".")[0] or name for name in now))
+    site = first_site(edits.b.vertices[k] for k in sorted(near))
+    leaves = {
+        leaf for leaf, name in edits.a.leaf_names.items() if name.text in now
+    } | set(edits.removed)
+    return [
+        Cause(
+            kind="module_recreated",
+            text=f"{'module' if len(paths) == 1 else 'modules'} {listed(paths)} "
+            f"{'was' if len(paths) == 1 else 'were'} made again{at(site)}: "
+            f"{count(len(now), 'parameter')} that were inputs are initialised in this step",
+            fix="build the model once, before the loop; or end the step after building it "
+            "(`lazyrt.mark_step()`)",
+            variable=next(iter(now)),
+            now=site,
+            taken=edits.take(added=near, removed=leaves, changed=now.values()),
+        )
+    ]
+
+
+def state(edits: Edits) -> list[Cause]:
+    """Return which inputs are results of the nearest graph: it created, this one goes on."""
+    earlier = _results_of(edits, edits.before.name)
+    created = [leaf for leaf in earlier if _was_removed(edits, leaf)]
+    if not created:
+        return []
+    roots = [_root_before(edits, leaf) for leaf in created]
+    gone = edits.removed & cone(
+        edits.a, [root for root in roots if root is not None], lambda _: True
+    )
+    site = edits.b.origins[created[0]].site
+    names = [edits.b.leaf_names[k].text for k in created if k in edits.b.leaf_names]
+    what = f" ({listed(names)})" if names else ""
+    near = {
+        user for leaf in created for user in connected(edits.b, [leaf], edits.added)
+    }
+    return [
+        Cause(
+            kind="state_became_input",
+            text=f"state that {edits.before.name} created{at(site)} is an input from now on: "
+            f"{count(len(created), 'tensor')}{what}, {count(len(gone), 'fewer creation')}",
+            fix="nothing to do when it happens once, in the second step, as with an optimizer",
+            variable=names[0] if names else "",
+            before=site,
+            taken=edits.take(added=near, removed=gone),
+        )
+    ]
+
+
+def _results_of(edits: Edits, graph: str) -> list[int]:
+    return [
+        leaf
+        for leaf, origin in edits.b.origins.items()
+        if origin.graph == graph and edits.match.to_before[leaf] < 0
+    ]
+
+
+def _root_before(edits: Edits, leaf: int) -> int | None:
+    output = edits.b.origins[leaf].output
+    return edits.a.roots[output][0] if output < len(edits.a.roots) else None
+
+
+def _was_removed(edits: Edits, leaf: int) -> bool:
+    """Return whether this graph no longer computes what now comes in."""
+    root = _root_before(edits, leaf)
+    if root is None:
+        return False
+    return root in edits.removed or edits.match.to_now[root] in edits.changed or (
+        edits.a.vertices[root].op.startswith(_CREATIONS)
+    ) or _name(edits.a.root_names, edits.b.origins[leaf]) == _leaf_name(edits.b, leaf) != ""  # fmt: skip
+
+
+def _name(names: Mapping[int, Name], origin: Origin) -> str:
+    return names[origin.output].text if origin.output in names else ""
+
+
+def _leaf_name(snapshot: Snapshot, leaf: int) -> str:
+    return snapshot.leaf_names[leaf].text if leaf in snapshot.leaf_names else ""
+
+
+def carried_over(edits: Edits) -> list[Cause]:
+    """Return which results of the step before entered this one as inputs.
+
+    Work that the step before began and did not finish, such as gradients that wait in a
+    bucket, changes with how much was left over.
+    """
+    previous = max((o.step for o in edits.b.origins.values()), default=-1)
+    left = [
+        leaf
+        for leaf, origin in edits.b.origins.items()
+        if leaf in edits.added and origin.step == previous and previous >= 0
+    ]
+    if not left:
+        return []
+    near = connected(edits.b, left, edits.added)
+    site = next((s for k in left if (s := edits.b.origins[k].site)), None)
+    names = [_leaf_name(edits.b, k) for k in left if k in edits.b.leaf_names]
+    called = f" ({listed(names)})" if names else ""
+    verb = "is an input" if len(left) == 1 else "are inputs"
+    return [
+        Cause(
+            kind="carried_over",
+            text=f"{count(len(left), 'tensor')}{called} that step {previous} computed{at(site)} "
+            f"{verb} of this step, and was not before: work of step {previous} was left over"
+            if len(left) == 1
+            else f"{count(len(left), 'tensor')}{called} that step {previous} computed{at(site)} "
+            f"{verb} of this step, and were not before: work of step {previous} was left over",
+            fix="finish it before the step ends (flush the buckets, run the callbacks)",
+            variable=names[0] if names else "",
+            now=first_site(edits.b.vertices[k] for k in sorted(near)),
+            before=site,
+            taken=edits.take(added=near),
+        )
+    ]
+
+
+def leaf_site(edits: Edits, leaf: int) -> Site | None:
+    """Return the line of the first operation that reads an input."""
+    users = edits.b.users()[leaf]
+    return first_site(edits.b.vertices[user] for user, _ in users)

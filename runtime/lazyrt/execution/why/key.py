@@ -1,0 +1,209 @@
+"""Causes outside the graph: other parts of the key, and where the step was cut."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lazyrt.execution.why.causes import Cause, Taken
+from lazyrt.execution.why.edits import at, count, listed
+
+if TYPE_CHECKING:
+    from lazyrt.execution.census import CompiledGraph, StepKey
+    from lazyrt.execution.why.edits import Edits
+    from lazyrt.observe.events import Site
+
+_FALLBACK = "CPU fallback of "
+# A cut takes at least this share of the larger graph away, and adds little.
+_CUT_SHARE = 0.2
+_ADDED_SHARE = 0.25
+
+
+def of_key(before: CompiledGraph, now: CompiledGraph) -> list[Cause]:
+    """Return the causes among the parts of the key that are not the graph."""
+    old, new = before.key, now.key
+    causes = []
+    if old.mode != new.mode:
+        causes.append(
+            Cause(
+                kind="mode",
+                text=f"the mode was `{old.mode}` for {before.name} and is `{new.mode}` now: "
+                "what the debug mode ran by itself is an input of this graph or of none",
+                fix="leave the mode as it is over whole steps, or expect one compile at each switch",
+                now=new.ended_by[1],
+                before=old.ended_by[1],
+            )
+        )
+    if old.device != new.device:
+        causes.append(
+            Cause(
+                kind="device",
+                text=f"{before.name} was compiled for {old.device or 'another device'}, this "
+                f"one is for {new.device or 'another'}",
+                fix="run the program on one device, or expect one compile for each",
+            )
+        )
+    if old.tier != new.tier:
+        causes.append(
+            Cause(
+                kind="tier",
+                text=f"the compile tier was {old.tier} and is {new.tier}",
+                fix="keep one tier, or expect one compile for each",
+            )
+        )
+    if old.fingerprint == new.fingerprint and old.donated != new.donated:
+        causes.append(_donation(before, now))
+    return causes
+
+
+def _donation(before: CompiledGraph, now: CompiledGraph) -> Cause:
+    """The same graph, but other inputs give up their memory."""
+    kept = set(before.key.donated) - set(now.key.donated)
+    given = set(now.key.donated) - set(before.key.donated)
+    kept_text = _inputs(now, kept)
+    parts = []
+    if kept:
+        parts.append(
+            f"{kept_text} is overwritten in place, but something else holds its data now"
+            if len(kept) == 1
+            else f"{kept_text} are overwritten in place, but something else holds their data now"
+        )
+    if given:
+        verb = "gives" if len(given) == 1 else "give"
+        parts.append(f"{_inputs(now, given)} {verb} up memory that was kept before")
+    return Cause(
+        kind="donation",
+        text=f"the graph is that of {before.name}, but its memory is used in another way: "
+        + "; ".join(parts),
+        fix="drop the other reference (an alias such as `.detach()` or a saved copy of the "
+        "state) before the boundary, or keep it in every step",
+        variable=_first_name(now, kept or given),
+        now=now.key.ended_by[1],
+        before=before.key.ended_by[1],
+        taken=Taken(changed=len(kept) + len(given)),
+    )
+
+
+def _inputs(record: CompiledGraph, positions: set[int]) -> str:
+    snapshot = record.snapshot
+    names = snapshot.leaf_names if snapshot is not None else {}
+    known = [names[k].text for k in sorted(positions) if k in names]
+    if known and len(known) == len(positions):
+        return listed(known)
+    return count(len(positions), "input")
+
+
+def _first_name(record: CompiledGraph, positions: set[int]) -> str:
+    names = record.snapshot.leaf_names if record.snapshot is not None else {}
+    return next((names[k].text for k in sorted(positions) if k in names), "")
+
+
+def cuts(edits: Edits) -> list[Cause]:
+    """Return why the step ends or begins at another place than the one before.
+
+    Only where one graph is mostly a part of the other: a program may well end two kinds of
+    step at two lines.
+    """
+    old, new = edits.before.key, edits.now.key
+    fallback = _new_fallback(old, new)
+    if fallback is not None:
+        return [_by_fallback(edits, fallback)]
+    gone = sum(not edits.a.vertices[k].is_leaf for k in edits.removed)
+    came = sum(not edits.b.vertices[k].is_leaf for k in edits.added)
+    if _is_part(gone, came, edits.before.nodes):
+        return _shorter(edits, old, new)
+    if _is_part(came, gone, edits.now.nodes):
+        return _longer(edits, old, new)
+    return []
+
+
+def _is_part(missing: int, other: int, size: int) -> bool:
+    return missing >= max(1, _CUT_SHARE * size) and other <= _ADDED_SHARE * missing
+
+
+def _new_fallback(old: StepKey, new: StepKey) -> tuple[str, Site | None] | None:
+    """Return the op that ran on the CPU in or around this graph and not before."""
+    known = {op for op, _ in old.fallbacks}
+    known |= {_fallback_op(old.ended_by[0]), _fallback_op(old.began_after[0])}
+    for cause, site in (new.ended_by, new.began_after):
+        op = _fallback_op(cause)
+        if op and op not in known:
+            return op, site
+    return next((entry for entry in new.fallbacks if entry[0] not in known), None)
+
+
+def _fallback_op(cause: str) -> str:
+    return cause.removeprefix(_FALLBACK) if cause.startswith(_FALLBACK) else ""
+
+
+def _by_fallback(edits: Edits, fallback: tuple[str, Site | None]) -> Cause:
+    op, site = fallback
+    return Cause(
+        kind="fallback",
+        text=f"{op}{at(site)} ran on the CPU and cut the step: what is before it and what is "
+        "after it are graphs of their own",
+        fix=f"register a lowering with @lowers('{op}'), or move the op out of the step",
+        now=site,
+        before=edits.before.key.ended_by[1],
+        taken=edits.take_all(),
+    )
+
+
+def _shorter(edits: Edits, old: StepKey, new: StepKey) -> list[Cause]:
+    if _cuts(new.began_after) and not _cuts(old.began_after):
+        text = (
+            f"the step began later: {_what(new.began_after)} ran its first part alone"
+        )
+    elif _differs(old.ended_by, new.ended_by):
+        text = f"the step ended earlier: {_what(new.ended_by)} instead of {_what(old.ended_by)}"
+    else:
+        return []
+    return [
+        Cause(
+            kind="step_cut",
+            text=text,
+            fix="read values after the step has ended (or print them: a print never cuts a "
+            "step), so that each step ends at one place",
+            now=new.ended_by[1],
+            before=old.ended_by[1],
+            taken=edits.take_all(),
+        )
+    ]
+
+
+def _longer(edits: Edits, old: StepKey, new: StepKey) -> list[Cause]:
+    cut_now = _cuts(new.ended_by) or _cuts(new.began_after)
+    if cut_now or not (_cuts(old.ended_by) or _cuts(old.began_after)):
+        return []
+    cut = old.ended_by if _cuts(old.ended_by) else old.began_after
+    return [
+        Cause(
+            kind="step_cut",
+            text=f"the step went on longer: {_what(cut)} cut {edits.before.name}, and nothing "
+            f"cut this one before {_what(new.ended_by)}",
+            fix="end each step at one place",
+            now=new.ended_by[1],
+            before=cut[1],
+            taken=edits.take_all(),
+        )
+    ]
+
+
+def _cuts(boundary: tuple[str, Site | None]) -> bool:
+    """Return whether a boundary came by a read or a limit, and not by a mark of the program."""
+    return boundary[0].startswith(("read", "more than", _FALLBACK))
+
+
+def _differs(one: tuple[str, Site | None], other: tuple[str, Site | None]) -> bool:
+    """Return whether two boundaries are different places; a cell run again is the same one."""
+    return one[0] != other[0] or _place(one[1]) != _place(other[1])
+
+
+def _place(site: Site | None) -> tuple[str, int, str] | None:
+    if site is None:
+        return None
+    file = "" if site.cell is not None else site.file
+    return (file, site.line, site.function)
+
+
+def _what(boundary: tuple[str, Site | None]) -> str:
+    return f"{boundary[0]}{at(boundary[1])}"

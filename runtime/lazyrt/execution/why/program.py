@@ -1,0 +1,418 @@
+"""Causes in the program's own path: results kept or dropped, loops, modes, branches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from lazyrt.execution.why.causes import Cause
+from lazyrt.execution.why.edits import (
+    at,
+    connected,
+    count,
+    exclusive,
+    first_site,
+    listed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from lazyrt.execution.why.edits import Edits
+    from lazyrt.ir.snapshot import Snapshot, Vertex
+
+_DROPOUTS = (
+    "aten.native_dropout",
+    "aten.bernoulli",
+    "aten.dropout",
+    "aten.feature_dropout",
+)
+_NORMS = ("batch_norm", "instance_norm")
+_WHOLE = 0.8
+_CONCATENATIONS = ("aten.cat", "aten.stack", "aten._foreach")
+_SHOWN_OPS = 3
+
+
+def repeats(edits: Edits) -> list[Cause]:
+    """Return a loop that ran another number of times, or a step that held several."""
+    for more, fewer, free, sign in (
+        (edits.b, edits.a, edits.added, "added"),
+        (edits.a, edits.b, edits.removed, "removed"),
+    ):
+        extra = [k for k in free if not more.vertices[k].is_leaf]
+        if not extra:
+            continue
+        has, had = _by_place(more), _by_place(fewer)
+        places = {_place(more.vertices[k]) for k in extra}
+        if not all(had.get(place) for place in places):
+            continue
+        counts = Counter((had[place], has[place]) for place in places)
+        (old, new), hits = counts.most_common(1)[0]
+        if hits < _WHOLE * len(places) or new <= old:
+            continue
+        return [_repeat(edits, places, (old, new), extra, sign)]
+    return []
+
+
+def _repeat(
+    edits: Edits,
+    places: set[Any],
+    counts: tuple[int, int],
+    extra: list[int],
+    sign: str,
+) -> Cause:
+    old, new = counts
+    snapshot = edits.b if sign == "added" else edits.a
+    site = first_site(snapshot.vertices[k] for k in sorted(extra))
+    whole = len(extra) * old >= _WHOLE * (new - old) * sum(
+        not v.is_leaf for v in (edits.a if sign == "added" else edits.b).vertices
+    )
+    taken = edits.take(
+        added=connected(edits.b, extra, edits.added) if sign == "added" else (),
+        removed=connected(edits.a, extra, edits.removed) if sign == "removed" else (),
+    )
+    # Where every operation comes k times as often, the boundary between them is missing.
+    if whole and sign == "added" and new % old == 0:
+        return Cause(
+            kind="missing_boundary",
+            text=f"this graph is {edits.before.name} {new // old} times over: no step boundary "
+            f"came between them{at(edits.now.key.ended_by[1])}",
+            fix="put the work of each step in `with lazyrt.step():`, which ends in a boundary "
+            "however it is left",
+            now=edits.now.key.ended_by[1],
+            before=edits.before.key.ended_by[1],
+            taken=taken,
+        )
+    if sign == "removed":
+        old, new = new, old
+    del places
+    return Cause(
+        kind="loop_count",
+        text=f"the same {count(len(extra) // max(1, abs(new - old)), 'operation')}{at(site)} "
+        f"came {new} times instead of {old}",
+        fix="run the loop a fixed number of times, or put each round in a step of its own",
+        now=site if sign == "added" else None,
+        before=site if sign == "removed" else None,
+        taken=taken,
+    )
+
+
+def _by_place(snapshot: Snapshot) -> Counter[Any]:
+    return Counter(_place(v) for v in snapshot.vertices if not v.is_leaf)
+
+
+def _place(vertex: Vertex) -> Any:
+    site = vertex.site
+    where = (site.line, site.function) if site is not None else None
+    return (vertex.op, vertex.scope, vertex.backward, vertex.types, where)
+
+
+def regrouped(edits: Edits) -> list[Cause]:
+    """Return whether the same tensors are joined in other groups, as gradient buckets are."""
+    before = _groups(edits.a, edits.match.to_now)
+    now = _groups(edits.b, range(len(edits.b.vertices)))
+    members = [
+        {m for g in side.values() for m in g if m >= 0} for side in (before, now)
+    ]
+    common = members[0] & members[1]
+    if len(common) < 2 or 2 * len(common) < max(map(len, members)):  # noqa: PLR2004
+        return []
+    parts_before = {frozenset(g) & common for g in before.values()} - {frozenset()}
+    parts_now = {frozenset(g) & common for g in now.values()} - {frozenset()}
+    if parts_before == parts_now:
+        return []
+    sizes = [
+        sorted((len(g) for g in side.values()), reverse=True) for side in (before, now)
+    ]
+    moved = [
+        k for k, group in now.items() if frozenset(group) & common not in parts_before
+    ]
+    gone = [
+        k for k, group in before.items() if frozenset(group) & common not in parts_now
+    ]
+    site = first_site(edits.b.vertices[k] for k in moved or now)
+    added = connected(edits.b, [*moved, *_readers(edits.b, moved)], edits.added)
+    removed = connected(edits.a, [*gone, *_readers(edits.a, gone)], edits.removed)
+    changed = _downstream(edits.b, moved, set(edits.changed))
+    return [
+        Cause(
+            kind="regrouped",
+            text=f"the same tensors are joined in other groups{at(site)}: sizes "
+            f"{_sizes(sizes[0])} became {_sizes(sizes[1])}",
+            fix="flush the buckets before the step ends, so that each step fills them alike",
+            now=site,
+            before=first_site(edits.a.vertices[k] for k in gone or before),
+            taken=edits.take(added=added, removed=removed, changed=changed),
+        )
+    ]
+
+
+def _sizes(sizes: list[int]) -> str:
+    shown = ", ".join(map(str, sizes[:6])) + (", ..." if len(sizes) > 6 else "")  # noqa: PLR2004
+    return f"[{shown}]"
+
+
+def _groups(snapshot: Snapshot, names: Any) -> dict[int, list[int]]:
+    """Return the members of each concatenation, as vertices of `b`."""
+    return {
+        k: [names[_unshaped(snapshot, operand)] for operand, _ in vertex.operands]
+        for k, vertex in enumerate(snapshot.vertices)
+        if vertex.op.startswith(_CONCATENATIONS[:2]) and vertex.operands
+    }
+
+
+def _unshaped(snapshot: Snapshot, vertex: int) -> int:
+    """Return what a chain of views shows: buckets join flattened tensors."""
+    while True:
+        found = snapshot.vertices[vertex]
+        name = found.op.split(".")[1] if found.op.startswith("aten.") else ""
+        if name not in _VIEWS or len(found.operands) != 1:
+            return vertex
+        vertex = found.operands[0][0]
+
+
+_VIEWS = frozenset(("view", "reshape", "_unsafe_view", "flatten", "ravel", "clone", "t",
+                    "unsqueeze", "squeeze", "alias", "detach"))  # fmt: skip
+
+
+def _readers(snapshot: Snapshot, vertices: Iterable[int]) -> list[int]:
+    users = snapshot.users()
+    return [user for vertex in vertices for user, _ in users[vertex]]
+
+
+def _downstream(snapshot: Snapshot, seeds: Iterable[int], free: set[int]) -> set[int]:
+    users = snapshot.users()
+    found: set[int] = set()
+    stack = list(seeds)
+    while stack:
+        vertex = stack.pop()
+        if vertex in found:
+            continue
+        found.add(vertex)
+        stack += [user for user, _ in users[vertex] if user in free]
+    return found
+
+
+def kept_results(edits: Edits) -> list[Cause]:
+    """Return which tensors were alive at the boundary on one side only."""
+    causes = []
+    if edits.new_roots:
+        causes += _kept(edits)
+    if edits.gone_roots:
+        causes.append(_dropped(edits))
+    return causes
+
+
+def _kept(edits: Edits) -> list[Cause]:
+    roots = edits.new_roots
+    together, each = exclusive(edits.b, roots, edits.added)
+    by_holder: dict[str, list[int]] = {}
+    for k in sorted(roots, key=lambda k: -len(each[k])):
+        name = edits.b.root_names.get(k)
+        holder = (
+            name.holder
+            if name is not None and name.holder.startswith("closure")
+            else ""
+        )
+        by_holder.setdefault(holder, []).append(k)
+    causes = []
+    for holder, mine in by_holder.items():
+        nodes = set().union(*(each[k] for k in mine))
+        if len(by_holder) == 1:
+            nodes = together
+        vertex = edits.b.vertices[edits.b.roots[mine[0]][0]]
+        called, variable = _root(edits.b, mine[0])
+        more = f" (and {len(mine) - 1} more)" if len(mine) > 1 else ""
+        held = f", held by the {holder}," if holder else ""
+        step, before = edits.now.first_step, edits.before.name
+        causes.append(
+            Cause(
+                kind="closure" if holder else "live_tensor",
+                text=f"live tensor {called} created{at(vertex.site)}{held} was alive at the "
+                f"boundary of step {step} but not in {before}{more}: "
+                f"+{count(len(mine), 'output')}, +{count(len(nodes), 'operation')}",
+                fix="log after the boundary, or `del` it, or keep a value of it "
+                "(`lazyrt.materialise(t)`), or put it off with a step closure",
+                variable=variable,
+                now=vertex.site,
+                taken=edits.take(added=nodes),
+            )
+        )
+        edits.new_roots = [k for k in edits.new_roots if k not in mine]
+    return causes
+
+
+def _dropped(edits: Edits) -> Cause:
+    roots = edits.gone_roots
+    together, each = exclusive(edits.a, roots, edits.removed)
+    first = max(roots, key=lambda k: len(each[k]))
+    vertex = edits.a.vertices[edits.a.roots[first][0]]
+    called, name = _root(edits.a, first)
+    more = f" (and {len(roots) - 1} more)" if len(roots) > 1 else ""
+    edits.gone_roots = []
+    return Cause(
+        kind="live_tensor_gone",
+        text=f"live tensor {called} created{at(vertex.site)} was alive at the boundary in "
+        f"{edits.before.name} but not in step {edits.now.first_step}{more}: "
+        f"-{count(len(roots), 'output')}, -{count(len(together), 'operation')}",
+        fix="keep the same tensors alive at each boundary: drop it in every step or in none",
+        variable=name,
+        before=vertex.site,
+        taken=edits.take(removed=together),
+    )
+
+
+def _root(snapshot: Snapshot, k: int) -> tuple[str, str]:
+    """Return how a sentence calls a root, and its name."""
+    vertex, index = snapshot.roots[k]
+    type_ = snapshot.vertices[vertex].types[index]
+    if k not in snapshot.root_names:
+        return f"{type_} of {snapshot.vertices[vertex].op}", ""
+    name = snapshot.root_names[k].text
+    return f"`{name}` {type_}", name
+
+
+def train_or_eval(edits: Edits) -> list[Cause]:
+    """Return whether dropout or batch norm switched between training and evaluation."""
+    more = [k for k in edits.added if _is_mode(edits.b.vertices[k])]
+    fewer = [k for k in edits.removed if _is_mode(edits.a.vertices[k])]
+    flags = [
+        k
+        for k, partner in edits.changed.items()
+        if _is_mode(edits.b.vertices[k])
+        and edits.b.vertices[k].attrs != edits.a.vertices[partner].attrs
+    ]
+    if not more and not fewer and not flags:
+        return []
+    to_train = _trains(edits.b, [*more, *flags]) or not (fewer or flags)
+    vertices = [edits.b.vertices[k] for k in sorted([*more, *flags])]
+    old = [edits.a.vertices[k] for k in sorted(fewer)]
+    scopes = [v.scope for v in (*vertices, *old) if v.scope]
+    where = f" ({listed(scopes)})" if scopes else ""
+    old_mode, new_mode = (
+        ("evaluation", "training") if to_train else ("training", "evaluation")
+    )
+    return [
+        Cause(
+            kind="train_eval",
+            text=f"the model runs in {new_mode} mode, before in {old_mode} mode: "
+            f"{_norms_and_dropouts([*vertices, *old])} differ{where}",
+            fix="one graph for training and one for evaluation is what it takes; call "
+            "`.train()` and `.eval()` at the boundary of steps",
+            now=first_site(vertices),
+            before=first_site(old),
+            taken=edits.take(
+                added=connected(edits.b, more, edits.added),
+                removed=connected(edits.a, fewer, edits.removed),
+                changed=_downstream(edits.b, flags, set(edits.changed)),
+            ),
+        )
+    ]
+
+
+def _norms_and_dropouts(vertices: list[Vertex]) -> str:
+    ops = Counter(vertex.op for vertex in vertices)
+    return ", ".join(f"{number} {op}" for op, number in ops.most_common(_SHOWN_OPS))
+
+
+def _is_mode(vertex: Vertex) -> bool:
+    return vertex.op.startswith(_DROPOUTS) or any(norm in vertex.op for norm in _NORMS)
+
+
+def _trains(snapshot: Snapshot, vertices: list[int]) -> bool:
+    return any(
+        snapshot.vertices[k].op.startswith(_DROPOUTS)
+        or "True" in snapshot.vertices[k].attrs
+        for k in vertices
+        if "no_training" not in snapshot.vertices[k].op
+    )
+
+
+def random_numbers(edits: Edits) -> list[Cause]:
+    """Return which random ops one side has and the other has not."""
+    more = [k for k in edits.added if edits.b.vertices[k].op in edits.b.random]
+    fewer = [k for k in edits.removed if edits.a.vertices[k].op in edits.a.random]
+    if len(more) == len(fewer):
+        return []
+    vertices = [edits.b.vertices[k] for k in sorted(more)]
+    old = [edits.a.vertices[k] for k in sorted(fewer)]
+    change = f"{count(len(more), 'random op')} more" if more else ""
+    change += " and " if more and fewer else ""
+    change += f"{count(len(fewer), 'random op')} fewer" if fewer else ""
+    first = [*vertices, *old][0]
+    return [
+        Cause(
+            kind="rng",
+            text=f"the step draws random numbers another number of times: {change}, "
+            f"{first.op}{at(first.site)}",
+            fix="draw in every step or in none, or before the step begins",
+            now=first_site(vertices),
+            before=first_site(old),
+            taken=edits.take(
+                added=connected(edits.b, more, edits.added),
+                removed=connected(edits.a, fewer, edits.removed),
+            ),
+        )
+    ]
+
+
+def lifted_numbers(edits: Edits) -> list[Cause]:
+    """Return Python numbers that varied and are inputs from now on."""
+    more = [k for k in edits.added if edits.b.vertices[k].op in {"float", "int"}]
+    if not more:
+        return []
+    readers = [edits.b.vertices[k] for k in _readers(edits.b, more)]
+    site = first_site(readers)
+    changed = {k for k in _readers(edits.b, more) if k in edits.changed}
+    numbers = "a Python number" if len(more) == 1 else f"{len(more)} Python numbers"
+    verb = "varies and is an input" if len(more) == 1 else "vary and are inputs"
+    return [
+        Cause(
+            kind="lifted_number",
+            text=f"{numbers}{at(site)} {verb} from now on",
+            fix="nothing to do: further values compile nothing",
+            now=site,
+            taken=edits.take(added=more, changed=changed),
+        )
+    ]
+
+
+def other_path(edits: Edits) -> list[Cause]:
+    """Return what is left: the program took another path."""
+    if not edits.added and not edits.removed and not edits.changed:
+        return []
+    new = [edits.b.vertices[k] for k in sorted({*edits.added, *edits.changed})]
+    old = [edits.a.vertices[k] for k in sorted(edits.removed)]
+    places = Counter(
+        (v.op, v.scope.rpartition(".")[2]) for v in (*new, *old) if not v.is_leaf
+    )
+    scopes = {v.scope for v in (*new, *old) if v.scope}
+    times = max(places.values(), default=0)
+    alike = f", alike in {len(scopes)} modules" if times > 2 and len(scopes) > 2 else ""  # noqa: PLR2004
+    return [
+        Cause(
+            kind="code_path",
+            text="the program took another path: "
+            + _ops_text(new, old)
+            + at(first_site(new) or first_site(old))
+            + alike,
+            fix="a branch, a flag or a loop decides by the step: make the decision once, or "
+            "compute both sides and choose with `torch.where`",
+            now=first_site(new),
+            before=first_site(old),
+            taken=edits.take_all(),
+        )
+    ]
+
+
+def _ops_text(new: list[Vertex], old: list[Vertex]) -> str:
+    ours = Counter(v.op for v in new if not v.is_leaf)
+    theirs = Counter(v.op for v in old if not v.is_leaf)
+    parts = [f"{n} more {op}" for op, n in (ours - theirs).most_common(_SHOWN_OPS)]
+    parts += [f"{n} fewer {op}" for op, n in (theirs - ours).most_common(_SHOWN_OPS)]
+    if not parts:
+        inputs = [v for v in (*new, *old) if v.is_leaf]
+        if inputs:
+            return f"{count(len(inputs), 'other input')}"
+        parts = [f"{op} in another form" for op in list(ours)[:_SHOWN_OPS]]
+    return ", ".join(parts)

@@ -1,0 +1,249 @@
+"""Causes that change types and constants, and leave the operations as they are."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from lazyrt.execution.why.causes import Cause
+from lazyrt.execution.why.edits import at, count
+from lazyrt.execution.why.inputs import leaf_site
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from lazyrt.execution.why.causes import Kind
+    from lazyrt.execution.why.edits import Edits
+    from lazyrt.ir.snapshot import Vertex
+
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+_TYPE = re.compile(r"(\w+)\[([\d,]*)\]")
+
+
+def types_and_constants(edits: Edits) -> list[Cause]:
+    """Return where types and constants changed first; what follows is counted with it."""
+    sources = _Sources(edits)
+    groups: dict[tuple[Kind, object], list[int]] = {}
+    for vertex in sources.origins:
+        kind = sources.kind(vertex)
+        if kind is not None:
+            groups.setdefault((kind, _group(edits, vertex, kind)), []).append(vertex)
+    causes = []
+    for (kind, _), vertices in groups.items():
+        follow = [k for k, source in sources.of.items() if source in set(vertices)]
+        causes.append(_cause(edits, kind, vertices, follow))
+    return causes
+
+
+def _group(edits: Edits, vertex: int, kind: Kind) -> object:
+    """Return what origins of one cause share."""
+    now, before = (
+        edits.b.vertices[vertex],
+        edits.a.vertices[edits.match.to_before[vertex]],
+    )
+    if kind in {"input_shape", "input_dtype", "parameter_shape"}:
+        return None
+    if kind == "dtype":
+        return (_dtypes(before), _dtypes(now))
+    return (before.attrs, now.attrs, now.op, now.site and now.site.line)
+
+
+class _Sources:
+    """For each changed vertex, the vertex where the change began."""
+
+    def __init__(self, edits: Edits) -> None:
+        self.edits = edits
+        self.of: dict[int, int] = {}
+        self._sizes: set[tuple[str, str]] = set()
+        self._ratios: set[float] = {1.0}
+        for vertex in sorted(edits.changed):
+            self.of[vertex] = self._source(vertex)
+            self._learn(vertex)
+
+    @property
+    def origins(self) -> list[int]:
+        """Changed vertices that follow from no other."""
+        return [vertex for vertex, source in self.of.items() if vertex == source]
+
+    def kind(self, vertex: int) -> Kind | None:
+        """Return the sort of change that began here; None for one of the program."""
+        now, before = self._pair(vertex)
+        if now.is_leaf:
+            if _dtypes(now) != _dtypes(before):
+                return "input_dtype"
+            name = self.edits.b.leaf_names.get(vertex)
+            is_parameter = name is not None and name.holder in {
+                "module",
+                "optimizer",
+                "gradient",
+            }
+            return "parameter_shape" if is_parameter else "input_shape"
+        if now.op != before.op or len(now.attrs) != len(before.attrs):
+            return None
+        if _is_flag(now, before):
+            return None
+        if _shapes(now) != _shapes(before):
+            return "shape"
+        return "dtype" if now.types != before.types else "baked_constant"
+
+    def _pair(self, vertex: int) -> tuple[Vertex, Vertex]:
+        partner = self.edits.match.to_before[vertex]
+        return self.edits.b.vertices[vertex], self.edits.a.vertices[partner]
+
+    def _source(self, vertex: int) -> int:
+        now, before = self._pair(vertex)
+        if now.is_leaf:
+            return vertex
+        changed = [self.of[k] for k, _ in now.operands if k in self.of]
+        follows = self._follows(now, before)
+        if changed and follows:
+            return changed[0]
+        if follows and not changed and now.attrs != before.attrs and self.of:
+            # 1/N of a mean's gradient reads nothing that changed, and follows all the same.
+            return next(iter(self.of.values()))
+        return vertex
+
+    def _follows(self, now: Vertex, before: Vertex) -> bool:
+        """Return whether other constants are no more than other sizes."""
+        if now.op != before.op or len(now.attrs) != len(before.attrs):
+            return False
+        for new, old in zip(now.attrs, before.attrs, strict=True):
+            if new == old:
+                continue
+            ours, theirs = _NUMBER.findall(new), _NUMBER.findall(old)
+            if _NUMBER.sub("", new) != _NUMBER.sub("", old) or len(ours) != len(theirs):
+                return _is_dtype(new) and _is_dtype(old)
+            if not all(map(self._explained, theirs, ours)):
+                return False
+        return True
+
+    def _explained(self, old: str, new: str) -> bool:
+        if old == new or (old, new) in self._sizes:
+            return True
+        one, other = float(old), float(new)
+        if not one or not other:
+            return False
+        return any(
+            math.isclose(other / one, ratio, rel_tol=1e-9) for ratio in self._ratios
+        ) and bool(self._sizes)
+
+    def _learn(self, vertex: int) -> None:
+        """Note which sizes became which: constants may follow from them."""
+        now, before = self._pair(vertex)
+        for new, old in zip(_shapes(now), _shapes(before), strict=False):
+            if len(new) != len(old):
+                continue
+            for other, one in zip(new, old, strict=True):
+                if one != other:
+                    self._sizes.add((str(one), str(other)))
+                    self._add_ratio(one, other)
+            self._add_ratio(math.prod(old), math.prod(new))
+
+    def _add_ratio(self, one: int, other: int) -> None:
+        if one and other:
+            self._ratios |= {other / one, one / other}
+
+
+def _cause(
+    edits: Edits, kind: Kind, vertices: list[int], follow: Iterable[int]
+) -> Cause:
+    first = vertices[0]
+    now = edits.b.vertices[first]
+    before = edits.a.vertices[edits.match.to_before[first]]
+    names = [edits.b.leaf_names[k].text for k in vertices if k in edits.b.leaf_names]
+    taken = edits.take(changed=follow)
+    more = taken.changed - len(vertices)
+    follows = f": {count(more, 'operation')} changed with it" if more > 0 else ""
+    if kind in {"input_shape", "input_dtype", "parameter_shape"}:
+        what = "parameter" if kind == "parameter_shape" else "input"
+        called = f"`{names[0]}`" if names else str(min(vertices))
+        change = f"{before.types[0]} is now {now.types[0]}"
+        others = (
+            f" (and {count(len(vertices) - 1, 'more ' + what)})"
+            if len(vertices) > 1
+            else ""
+        )
+        text = f"{what} {called} {change}{others}{follows}"
+    elif kind == "shape":
+        text = (
+            f"{now.op}{at(now.site)} gives {', '.join(now.types)} where it gave "
+            f"{', '.join(before.types)}{_argument(before, now)}{follows}"
+        )
+    elif kind == "dtype":
+        text = (
+            f"{now.op}{at(now.site)} computes in {', '.join(_dtypes(now))} where it computed "
+            f"in {', '.join(_dtypes(before))}{follows}"
+        )
+    else:
+        text = _constant(before, now, len(vertices))
+    return Cause(
+        kind=kind,
+        text=text,
+        fix=_FIXES[kind],
+        variable=names[0] if names else "",
+        now=now.site if not now.is_leaf else leaf_site(edits, first),
+        before=before.site,
+        taken=taken,
+    )
+
+
+def _constant(before: Vertex, now: Vertex, times: int) -> str:
+    old, new = _first_difference(before, now)
+    repeated = f" ({times} times)" if times > 1 else ""
+    return (
+        f"a Python number is part of the graph: {now.op}{at(now.site)} has {new} where it had "
+        f"{old}{repeated}"
+    )
+
+
+def _argument(before: Vertex, now: Vertex) -> str:
+    if before.attrs == now.attrs:
+        return ""
+    old, new = _first_difference(before, now)
+    return f" ({old} became {new})"
+
+
+def _first_difference(before: Vertex, now: Vertex) -> tuple[str, str]:
+    for old, new in zip(before.attrs, now.attrs, strict=False):
+        if old != new:
+            return old, new
+    return ", ".join(before.attrs), ", ".join(now.attrs)
+
+
+def _is_flag(now: Vertex, before: Vertex) -> bool:
+    """Return whether a boolean argument differs: a branch of the op, not a number."""
+    return any(
+        {new, old} == {"True", "False"}
+        for new, old in zip(now.attrs, before.attrs, strict=True)
+    )
+
+
+def _is_dtype(text: str) -> bool:
+    return text.startswith("torch.")
+
+
+def _shapes(vertex: Vertex) -> list[tuple[int, ...]]:
+    found = [_TYPE.fullmatch(type_) for type_ in vertex.types]
+    return [
+        tuple(int(size) for size in hit[2].split(",") if size)
+        for hit in found
+        if hit is not None
+    ]
+
+
+def _dtypes(vertex: Vertex) -> tuple[str, ...]:
+    return tuple(Counter(type_.partition("[")[0] for type_ in vertex.types))
+
+
+_FIXES: dict[str, str] = {
+    "input_shape": "give every batch one shape: drop the last incomplete one, pad it, or "
+    "sort sizes into a few buckets",
+    "input_dtype": "convert the data once, when it is loaded",
+    "parameter_shape": "a module was rebuilt with other sizes: build it once",
+    "shape": "keep the size fixed, or pad to a fixed one",
+    "dtype": "keep one dtype, and autocast either always or never",
+    "baked_constant": "pass it as a tensor (`torch.tensor(value, device=...)`) if it goes on "
+    "varying",
+}

@@ -1,0 +1,220 @@
+"""What the user calls a tensor: found by walking frames, containers, modules and optimizers.
+
+Only a step-cache miss asks, so the search may cost milliseconds. It keeps nothing: names are
+texts, tensors are known by the identity of their buffers, and a frame's dict of locals, which
+CPython would keep with everything in it, is emptied after use. A walk that left a reference
+behind would make a dead tensor a root of the next step.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import types
+from collections import OrderedDict, defaultdict, deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lazyrt.frontend.buffers import state_of
+from lazyrt.frontend.provenance import is_library
+from lazyrt.frontend.torch_compat import is_lazy
+from lazyrt.ir.snapshot import Name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from types import FrameType
+
+_MAX_VISITED = 50_000
+_MAX_ITEMS = 1_000
+_MAX_DEPTH = 8
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_SEQUENCES = (list, tuple, deque)
+_MAPPINGS = (dict, OrderedDict, defaultdict)
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+# IPython's results: they hold tensors, and are the last place to look.
+_RESULTS = ("Out", "_oh")
+
+
+def names_of_buffers(depth: int = 1) -> dict[int, Name]:
+    """Return names by the identity of the buffers that they lead to, shortest path first.
+
+    Args:
+        depth: Frames to skip.
+    """
+    walk = _Walk()
+    for namespace in _namespaces(depth + 1):
+        walk.add_namespace(namespace)
+        namespace.clear()
+    walk.run()
+    return walk.names
+
+
+def _namespaces(depth: int) -> Iterator[dict[str, Any]]:
+    """Yield copies of the locals and globals of the user's frames, innermost first."""
+    frame: FrameType | None = sys._getframe(depth)
+    seen: set[int] = set()
+    while frame is not None:
+        if not is_library(frame.f_code):
+            is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED
+            if is_function:
+                yield _locals(frame)
+            for namespace in (None if is_function else frame.f_locals, frame.f_globals):
+                if namespace is not None and id(namespace) not in seen:
+                    seen.add(id(namespace))
+                    yield dict(namespace)
+        frame = frame.f_back
+
+
+def _locals(frame: FrameType) -> dict[str, Any]:
+    """Return a copy of a function's locals, and leave none in the frame."""
+    if frame.f_trace is not None:  # a debugger keeps the user's edits in that dict
+        return {}
+    found = frame.f_locals
+    copied = dict(found)
+    if type(found) is dict:
+        found.clear()
+    return copied
+
+
+class _Walk:
+    """A breadth-first walk over the user's objects."""
+
+    def __init__(self) -> None:
+        self.names: dict[int, Name] = {}
+        self._queue: deque[tuple[Name, Any, int]] = deque()
+        self._late: list[tuple[Name, Any, int]] = []
+        self._optimizers: list[tuple[Name, torch.optim.Optimizer]] = []
+        self._seen: set[int] = set()
+
+    def add_namespace(self, namespace: Mapping[str, Any]) -> None:
+        """Queue a namespace's variables, private ones and IPython's results last."""
+        for name, thing in namespace.items():
+            if name.startswith("__"):
+                continue
+            late = name.startswith("_") or name in _RESULTS
+            (self._late if late else self._queue).append((Name(name), thing, 0))
+
+    def run(self) -> None:
+        """Name every buffer that the queue leads to."""
+        while self._queue or self._late:
+            if not self._queue:
+                self._queue.extend(self._late)
+                self._late.clear()
+            name, thing, depth = self._queue.popleft()
+            if len(self._seen) > _MAX_VISITED:
+                break
+            self._visit(name, thing, depth)
+        for name, optimizer in self._optimizers:
+            self._visit_optimizer(name, optimizer)
+
+    def _visit(self, name: Name, thing: Any, depth: int) -> None:
+        if type(thing) in _TENSORS:
+            self._visit_tensor(name, thing)
+            return
+        if _is_plain(thing) or id(thing) in self._seen or depth >= _MAX_DEPTH:
+            return
+        self._seen.add(id(thing))
+        if isinstance(thing, torch.optim.Optimizer):
+            self._optimizers.append((name, thing))
+        for child_name, child in _children(name, thing):
+            self._queue.append((child_name, child, depth + 1))
+
+    def _visit_tensor(self, name: Name, tensor: torch.Tensor) -> None:
+        if not is_lazy(tensor):
+            return
+        self.names.setdefault(id(state_of(tensor).base), name)
+        if tensor.requires_grad and tensor.is_leaf and tensor.grad is not None:
+            self._visit_tensor(Name(f"{name.text}.grad", "gradient"), tensor.grad)
+
+    def _visit_optimizer(self, name: Name, optimizer: torch.optim.Optimizer) -> None:
+        for number, (parameter, state) in enumerate(list(optimizer.state.items())):
+            owner = self._name_of(parameter) or f"{name.text}.state[{number}]"
+            for key, value in list(state.items()) if isinstance(state, dict) else []:
+                if type(value) in _TENSORS:
+                    self._visit_tensor(Name(f"{owner}.{key}", "optimizer"), value)
+
+    def _name_of(self, tensor: Any) -> str | None:
+        if type(tensor) not in _TENSORS or not is_lazy(tensor):
+            return None
+        found = self.names.get(id(state_of(tensor).base))
+        return found.text if found is not None else None
+
+
+def _is_plain(thing: Any) -> bool:
+    """Return whether a thing can hold no tensor, or is not worth a walk."""
+    return thing is None or isinstance(
+        thing, (str, bytes, int, float, complex, type, types.ModuleType)
+    )
+
+
+def _children(name: Name, thing: Any) -> Iterator[tuple[Name, Any]]:
+    kind = type(thing)
+    text = name.text
+    if kind in _SEQUENCES:
+        for number, item in enumerate(list(thing)[:_MAX_ITEMS]):
+            yield Name(f"{text}[{number}]", "container"), item
+    elif kind in _MAPPINGS:
+        for key, item in list(thing.items())[:_MAX_ITEMS]:
+            yield Name(f"{text}[{key!r:.40}]", "container"), item
+    elif kind in (set, frozenset):
+        for item in list(thing)[:_MAX_ITEMS]:
+            yield Name(f"{text}{{...}}", "container"), item
+    elif isinstance(thing, torch.nn.Module):
+        yield from _of_module(text, thing)
+    elif kind in _FUNCTIONS:
+        yield from _of_function(text, thing)
+    elif not isinstance(thing, torch.optim.Optimizer) and not _is_installed(kind):
+        yield from _of_object(text, thing)
+
+
+def _of_module(text: str, module: torch.nn.Module) -> Iterator[tuple[Name, Any]]:
+    own = vars(module)
+    for table in ("_parameters", "_buffers", "_modules"):
+        for key, item in list(own.get(table, {}).items()):
+            yield Name(f"{text}.{key}", "module"), item
+    for key, item in list(own.items()):
+        if not key.startswith("_"):
+            yield Name(f"{text}.{key}", "module"), item
+
+
+def _of_function(text: str, function: Any) -> Iterator[tuple[Name, Any]]:
+    if isinstance(function, functools.partial):
+        for number, item in enumerate(function.args):
+            yield Name(f"{text}.args[{number}]", f"closure of {text}"), item
+        for key, item in function.keywords.items():
+            yield Name(key, f"closure of {text}"), item
+        yield Name(text), function.func
+    elif isinstance(function, types.MethodType):
+        yield Name(f"{text}.__self__", "object"), function.__self__
+    else:
+        variables = function.__code__.co_freevars
+        for key, cell in zip(variables, function.__closure__ or (), strict=False):
+            try:
+                yield Name(key, f"closure of {text}"), cell.cell_contents
+            except ValueError:  # the variable has no value yet
+                continue
+        for number, item in enumerate(function.__defaults__ or ()):
+            yield Name(f"{text}'s default {number}", f"closure of {text}"), item
+
+
+def _of_object(text: str, thing: Any) -> Iterator[tuple[Name, Any]]:
+    try:
+        own = object.__getattribute__(thing, "__dict__")
+    except AttributeError:
+        return
+    if type(own) is dict:
+        for key, item in list(own.items())[:_MAX_ITEMS]:
+            yield Name(f"{text}.{key}", "object"), item
+
+
+def _is_installed(kind: type) -> bool:
+    """Return whether a class comes with Python, torch or IPython: no place of the user's."""
+    package = (kind.__module__ or "").partition(".")[0]
+    return package in _INSTALLED
+
+
+_INSTALLED = frozenset((*sys.stdlib_module_names, "torch", "IPython", "traitlets",
+                        "ipykernel", "numpy", "jax", "jaxlib", "lazyrt", "lazyviz",
+                        "zmq", "tornado", "_pytest", "pytest", "pluggy")) - {"types", "argparse"}  # fmt: skip
