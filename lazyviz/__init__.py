@@ -15,17 +15,21 @@ if TYPE_CHECKING:
 
     from IPython.core.interactiveshell import InteractiveShell
 
+    from lazyviz.comparison import DiffView
     from lazyviz.foreign.metrics import MetricsReport
     from lazyviz.foreign.metrics_diff import Comparable, ReportDiff
     from lazyviz.foreign.quantities import Rounding
     from lazyviz.foreign.read import Evidence
+    from lazyviz.hlo import ValueTrace
 
 __all__ = [
     "__version__",
     "compare_reports",
+    "diff",
     "load_ipython_extension",
     "parse_report",
     "read",
+    "trace_value",
     "unload_ipython_extension",
 ]
 
@@ -89,3 +93,35 @@ def read(source: str | Path) -> Evidence:
     from lazyviz.foreign import read as reader
 
     return reader.read(source)
+
+
+def diff(a: Any, b: Any) -> DiffView:
+    """Return the difference of two programs; a notebook shows it as a picture with tables.
+
+    Names, layouts, dead code and the order of parameters, outputs and lines make none.
+
+    Args:
+        a: HLO or StableHLO text, a path, a graph, or the number of a step of this session.
+        b: Likewise.
+
+    Raises:
+        HloError: One of them is no program, or no step that is known.
+    """
+    from lazyviz import comparison
+
+    return comparison.compare(a, b)
+
+
+def trace_value(program: Any, name: str) -> ValueTrace:
+    """Follow a value through tuples, calls and fusions to its consumers and its producers.
+
+    Args:
+        program: HLO or StableHLO text, whole or in excerpts; a path; a graph.
+        name: The instruction, with or without `%`.
+
+    Raises:
+        HloError: There is no such instruction.
+    """
+    from lazyviz import hlo
+
+    return hlo.trace_value(program, name)

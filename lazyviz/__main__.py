@@ -1,4 +1,4 @@
-"""The command line: `python -m lazyviz tour`."""
+"""The command line: `python -m lazyviz tour`, `python -m lazyviz diff`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ _USAGE = """usage: python -m lazyviz COMMAND
 commands:
   tour    run the first notebook here and write it as one web page (tour --help)
   read    show a metrics report, a debug log or a dump of torch_xla or XLA (read --help)
+  diff    compare two dumps of HLO or StableHLO (diff --help)
 """
 
 
@@ -26,6 +27,10 @@ def main(arguments: Sequence[str]) -> int:
         from lazyviz.foreign import read
 
         return read.main(arguments[1:])
+    if arguments and arguments[0] == "diff":
+        from lazyviz import comparison
+
+        return comparison.main(arguments[1:])
     asked = bool(arguments) and arguments[0] in {"-h", "--help"}
     (sys.stdout if asked else sys.stderr).write(_USAGE)
     return 0 if asked else 2

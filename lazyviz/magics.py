@@ -36,6 +36,7 @@ _SUBCOMMANDS = {
     "hlo": "show the optimised HLO of the pending graph; --stablehlo: as lowered",
     "metrics": "counts and times of the whole session; --raw: in torch_xla's format",
     "live": "tensors that live on the device, the largest first",
+    "diff": "what differs between the graphs of two steps: diff 11 12, diff last",
     "step": "the last steps: what ended each, what it cost; step 20 shows twenty",
     "on": "show a strip after each cell that touches the device",
     "off": "show no strips; cells are still recorded",
@@ -61,6 +62,8 @@ class LazyMagics(Magics):
         %lazy hlo [EXPR]       its HLO as XLA optimised it; --stablehlo: as lowered
         %lazy metrics          counts and times of the whole session, and what stands out
         %lazy live             tensors that live on the device, the largest first
+        %lazy diff A B         what differs between two steps' graphs, or two programs
+        %lazy diff last        the same for the last step that ran another graph
         %lazy step [N]         the last N steps: what ended each, what it cost
         %lazy on, %lazy off    show a strip after each cell, or none
 
@@ -134,6 +137,34 @@ class LazyMagics(Magics):
     def _live(self, rest: str) -> None:
         _refuse("live", rest)
         self._print(reports.live(_runtime().live_tensors()))
+
+    def _diff(self, rest: str) -> None:
+        from lazyviz import comparison
+        from lazyviz.hlo import HloError
+
+        runtime = _runtime()
+        words = rest.split()
+        if words == ["last"]:
+            steps = comparison.last_two(runtime)
+            if steps is None:
+                raise UsageError(
+                    "%lazy diff last needs two steps with different graphs, and this session "
+                    "has none. Run the training cell once more, or name two steps."
+                )
+            words = [str(step) for step in steps]
+        if len(words) != 2:  # noqa: PLR2004
+            raise UsageError(
+                f"%lazy diff takes two steps, such as %lazy diff 11 12, or `last`; it got "
+                f"{rest!r}. %lazy step lists the steps."
+            )
+        try:
+            view = comparison.compare(*[self._program(word) for word in words])
+        except HloError as error:
+            raise UsageError(f"%lazy diff {rest}: {error}") from None
+        self._shell.display_pub.publish(view._repr_mimebundle_(), metadata={})
+
+    def _program(self, word: str) -> Any:
+        return int(word) if word.isdecimal() else self._value("diff", word)
 
     def _step(self, rest: str) -> None:
         if rest and not rest.isdecimal():

@@ -29,11 +29,20 @@ from lazyviz.hlo.edits import Edit, apply_script, script
 from lazyviz.hlo.errors import HloError, HloSyntaxError
 from lazyviz.hlo.graph import DeadNode, Graph, GraphBuilder, Label, Node, Origin
 from lazyviz.hlo.hunks import Hunk, HunkGroup, group_hunks
-from lazyviz.hlo.ir import from_ir
+from lazyviz.hlo.ir import from_ir, from_snapshot
 from lazyviz.hlo.load import graph_of, parse, parse_all, read
+from lazyviz.hlo.trace import (
+    Hop,
+    Sources,
+    Unused,
+    ValueTrace,
+    operand_sources,
+    trace_value,
+    unused_values,
+)
 
 __all__ = [
     "DeadNode", "Edit", "Graph", "GraphBuilder", "GraphDiff", "HloError", "HloSyntaxError",
-    "Hunk", "HunkGroup", "Label", "Node", "Origin", "Outputs", "Regrouped", "Rewire",
-    "apply_script", "diff", "from_ir", "graph_of", "group_hunks", "parse", "parse_all", "read", "script",
+    "Hop", "Hunk", "HunkGroup", "Label", "Node", "Origin", "Outputs", "Regrouped", "Rewire", "Sources", "Unused", "ValueTrace",
+    "apply_script", "diff", "from_ir", "from_snapshot", "graph_of", "group_hunks", "operand_sources", "parse", "parse_all", "read", "script", "trace_value", "unused_values",
 ]  # fmt: skip

@@ -29,12 +29,87 @@ def from_ir(graph: Any, name: str = "") -> Graph:
     return _Reader(name or graph.fingerprint[:12]).read(graph)
 
 
+def from_snapshot(snapshot: Any, name: str = "") -> Graph:
+    """Return the graph of a snapshot that the runtime has kept of a compiled step.
+
+    Args:
+        snapshot: Plain data: `vertices` with `op`, `attrs`, `types`, `operands`, `site`,
+            `scope` and `backward`; `roots`, and names of leaves.
+        name: By default the fingerprint, shortened.
+    """
+    builder = GraphBuilder(name or snapshot.fingerprint[:12])
+    whole: list[int] = []
+    results: dict[tuple[int, int], int] = {}
+    counts: dict[str, int] = {}
+
+    def result(reference: tuple[int, int]) -> int:
+        vertex, index = reference
+        types = snapshot.vertices[vertex].types
+        if len(types) == 1:
+            return whole[vertex]
+        if reference not in results:
+            kind = builder.label(GETITEM, _xla_type(types[index]), f"index={index}")
+            made = builder.add(
+                kind,
+                [whole[vertex]],
+                name=f"{builder.names[whole[vertex]]}.{index}",
+                origin=builder.origins[whole[vertex]],
+            )
+            results[reference] = made
+        return results[reference]
+
+    for number, vertex in enumerate(snapshot.vertices):
+        operands = [result(reference) for reference in vertex.operands]
+        if vertex.op in _LEAF_PREFIXES and not vertex.attrs:
+            position = counts[vertex.op] = counts.get(vertex.op, -1) + 1
+            held = snapshot.leaf_names.get(number)
+            kind = builder.label(PARAMETER, _xla_type(vertex.types[0]), vertex.op)
+            origin = Origin("", "", held.text if held is not None else "")
+            shown = f"%{_LEAF_PREFIXES[vertex.op]}{position}"
+            added = builder.add(kind, name=shown, origin=origin, number=position)
+        else:
+            types = [_xla_type(each) for each in vertex.types]
+            shown = types[0] if len(types) == 1 else f"({', '.join(types)})"
+            attrs = ", ".join(vertex.attrs).replace("·", "%")
+            origin = Origin(
+                _scope(vertex.scope, is_backward=vertex.backward),
+                str(vertex.site or ""),
+            )
+            added = builder.add(
+                builder.label(vertex.op, shown, attrs),
+                operands,
+                name=f"%{number}",
+                origin=origin,
+            )
+        whole.append(added)
+    return builder.finish([result(root) for root in snapshot.roots])
+
+
+def _scope(module: str, *, is_backward: bool) -> str:
+    if not is_backward:
+        return module
+    return f"{module} (backward)" if module else "(backward)"
+
+
+def _xla_type(text: str) -> str:
+    """Return a type of the runtime's texts as XLA spells it.
+
+    Example:
+        >>> _xla_type("i64[2]"), _xla_type("bool[]"), _xla_type("f32[2]")
+        ('s64[2]', 'pred[]', 'f32[2]')
+    """
+    dtype, bracket, sizes = text.partition("[")
+    if dtype == "bool":
+        dtype = "pred"
+    elif dtype[:1] == "i" and dtype[1:].isdecimal():
+        dtype = f"s{dtype[1:]}"
+    return f"{dtype}{bracket}{sizes}"
+
+
 def _origin(provenance: Any) -> Origin:
     if provenance is None:
         return Origin()
-    scope = provenance.module
-    if provenance.backward is not None:
-        scope = f"{scope} (backward)" if scope else "(backward)"
+    scope = _scope(provenance.module, is_backward=provenance.backward is not None)
     return Origin(scope, str(provenance.site or ""))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from lazyviz.hlo import torch_ir
 from lazyviz.hlo.errors import HloError, HloSyntaxError
 from lazyviz.hlo.graph import Graph
-from lazyviz.hlo.ir import from_ir
+from lazyviz.hlo.ir import from_ir, from_snapshot
 from lazyviz.hlo.mlir import MlirModule
 from lazyviz.hlo.normal import graph_of_module
 from lazyviz.hlo.proto import looks_like_proto, text_of_proto
@@ -115,6 +115,10 @@ def graph_of(thing: Any) -> Graph:
         return parse(thing)
     if isinstance(thing, str):
         return read(thing) if _is_path(thing) else parse(thing)
+    if getattr(thing, "snapshot", None) is not None:  # a record of a compiled graph
+        return from_snapshot(thing.snapshot, getattr(thing, "name", ""))
+    if hasattr(thing, "vertices") and hasattr(thing, "roots"):
+        return from_snapshot(thing)
     if hasattr(thing, "nodes") and hasattr(thing, "roots"):
         return from_ir(thing)
     if hasattr(thing, "as_text"):

@@ -198,7 +198,7 @@ def test_ops_of_a_step_cell_have_the_cells_lines(lab):
             "%lazy grph",
             (
                 "UsageError: %lazy has no subcommand 'grph'. Did you mean %lazy graph? "
-                "It has status, graph, ir, hlo, metrics, live, step, on, off."
+                "It has status, graph, ir, hlo, metrics, live, diff, step, on, off."
             ),
         ),
         (

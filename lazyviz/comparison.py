@@ -1,0 +1,212 @@
+"""`lazyviz.diff`, `%lazy diff` and `python -m lazyviz diff`: two programs side by side."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from lazyviz import session
+from lazyviz.hlo import Graph, GraphDiff, HloError, graph_of, read
+from lazyviz.hlo import diff as graph_diff
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import ModuleType
+
+
+class DiffView:
+    """The difference of two programs, shown as text or, in a notebook, as a picture and tables.
+
+    Attributes:
+        diff: The difference as data.
+    """
+
+    def __init__(self, found: GraphDiff) -> None:
+        self.diff = found
+
+    def to_dot(self, *, budget: int = 120) -> str:
+        """Return the changed nodes and their surroundings in the DOT language."""
+        from lazyviz.render.diff_dot import diff_dot
+
+        return diff_dot(self.diff, budget=budget)
+
+    def to_html(self, title: str = "") -> str:
+        """Return a page that needs no other file."""
+        from lazyviz.render.diff_html import diff_page
+
+        return diff_page(self.diff, title)
+
+    def save(self, path: str | Path, title: str = "") -> None:
+        """Write the page to a file."""
+        Path(path).write_text(self.to_html(title), encoding="utf-8")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the difference as data of JSON's types."""
+        return as_json(self.diff)
+
+    def __str__(self) -> str:
+        from lazyviz.render.diff_text import diff_text
+
+        return diff_text(self.diff)
+
+    __repr__ = __str__
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        from lazyviz.render.diff_html import diff_bundle
+
+        return diff_bundle(self.diff)
+
+
+def compare(a: Any, b: Any) -> DiffView:
+    """Return the difference of two programs.
+
+    Args:
+        a: HLO or StableHLO text, a path, a graph, or the number of a step of this session.
+        b: Likewise.
+
+    Raises:
+        HloError: One of them is no program, or no step that is known.
+    """
+    return DiffView(graph_diff(_graph(a), _graph(b)))
+
+
+def _graph(thing: Any) -> Graph:
+    if isinstance(thing, bool) or not isinstance(thing, int):
+        return graph_of(thing)
+    runtime = session.runtime()
+    if runtime is None:
+        raise HloError(
+            f"there is no step {thing}: lazyrt is not imported. Give a text, a path or a graph."
+        )
+    return graph_of_step(runtime, thing)
+
+
+def graph_of_step(runtime: ModuleType, step: int) -> Graph:
+    """Return the graph that a step ran.
+
+    Raises:
+        HloError: There is no such step, or its graph is no longer kept.
+    """
+    record = runtime.graph_of_step(step)
+    if record is None:
+        raise HloError(
+            f"there is no graph of step {step}: it ran nothing, or is more than a thousand "
+            "steps ago. `%lazy step` lists the last steps."
+        )
+    if record.snapshot is None:
+        raise HloError(
+            f"the graph of step {step} is no longer kept: too many graphs were compiled "
+            "since. Compare later steps."
+        )
+    graph = graph_of(record)
+    graph.name = f"step {step} ({record.name})"
+    return graph
+
+
+def last_two(runtime: ModuleType) -> tuple[int, int] | None:
+    """Return the last step that ran another graph than the step before it, and that step."""
+    records = sorted(
+        (record for record in runtime.compiled_graphs() if record.snapshot is not None),
+        key=lambda record: record.first_step,
+    )
+    for record in reversed(records):
+        before = record.first_step - 1
+        while before >= 0:
+            earlier = runtime.graph_of_step(before)
+            if earlier is not None and earlier.fingerprint != record.fingerprint:
+                return before, record.first_step
+            if record.first_step - before > 100:  # noqa: PLR2004 - steps that ran nothing
+                break
+            before -= 1
+    return None
+
+
+def as_json(found: GraphDiff) -> dict[str, Any]:
+    """Return a diff as data of JSON's types; nodes are named as in the texts."""
+    a, b = found.a, found.b
+    return {
+        "a": {"name": a.name, "instructions": len(a), "dead": len(a.dead)},
+        "b": {"name": b.name, "instructions": len(b), "dead": len(b.dead)},
+        "cost": found.cost,
+        "added": [b.names[y] for y in found.added],
+        "removed": [a.names[x] for x in found.removed],
+        "changed": [[a.names[x], b.names[y]] for x, y in found.changed],
+        "rewired": [[a.names[r.a], b.names[r.b], r.slot] for r in found.rewired],
+        "outputs": {
+            "added": [b.names[y] for y in found.outputs.added],
+            "removed": [a.names[x] for x in found.outputs.removed],
+        },
+        "regrouped": [[a.names[x], b.names[y]] for x, y in found.regrouped.pairs],
+        "moved_parameters": [
+            [a.names[x], b.names[y]] for x, y in found.moved_parameters
+        ],
+        "hunks": [
+            {
+                "scope": hunk.scope,
+                "site": hunk.site,
+                "added": [b.names[y] for y in hunk.added],
+                "removed": [a.names[x] for x in hunk.removed],
+                "changed": [[a.names[x], b.names[y]] for x, y in hunk.changed],
+                "rewired": [[a.names[r.a], b.names[r.b], r.slot] for r in hunk.rewired],
+            }
+            for hunk in found.hunks()
+        ],
+    }
+
+
+def main(arguments: Sequence[str], out: TextIO | None = None) -> int:
+    """Run `python -m lazyviz diff`; return 0 without a difference, 1 with one, 2 for an error."""
+    out = out or sys.stdout
+    options = _parser().parse_args(arguments)
+    try:
+        graphs = [
+            read(path, module=_module(name))
+            for path, name in (
+                (options.a, options.module_a),
+                (options.b, options.module_b),
+            )
+        ]
+        view = DiffView(graph_diff(*graphs))
+        if options.html is not None:
+            view.save(options.html, f"{options.a.name} → {options.b.name}")
+    except (HloError, OSError) as error:
+        sys.stderr.write(f"lazyviz diff: {error}\n")
+        return 2
+    if options.json:
+        out.write(json.dumps(view.as_json(), indent=1, ensure_ascii=False) + "\n")
+    else:
+        out.write(f"{view}\n")
+        if options.html is not None:
+            out.write(f"The page: {options.html.absolute()}\n")
+    return 0 if view.diff.is_empty else 1
+
+
+def _module(name: str) -> str | int:
+    return int(name) if name.isdecimal() else name
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m lazyviz diff",
+        description="Compare two dumps: HLO or StableHLO text, HLO protos, torch_xla's IR. "
+        "Names, layouts, order and dead code make no difference.",
+    )
+    parser.add_argument("a", type=Path, help="the first file")
+    parser.add_argument("b", type=Path, help="the second file")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="also write a web page"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print data instead of text"
+    )
+    for side in "ab":
+        parser.add_argument(
+            f"--module-{side}",
+            default="",
+            metavar="NAME",
+            help=f"module of {side} to compare, by name or position, if it has several",
+        )
+    return parser

@@ -1,0 +1,62 @@
+"""What differs inside of what a changed pair calls: fusions, loops, functions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lazyviz.hlo.difference import diff
+from lazyviz.hlo.mlir import MlirModule
+from lazyviz.hlo.module import HloModule
+from lazyviz.hlo.normal import called, graph_of_module
+
+if TYPE_CHECKING:
+    from lazyviz.hlo.difference import GraphDiff
+    from lazyviz.hlo.graph import Graph
+
+
+def callees(graph: Graph, node: int) -> list[tuple[str, str]]:
+    """Return what a node calls: pairs of an attribute and a computation's name."""
+    source = graph.source
+    if isinstance(source, MlirModule):
+        return source.callees(graph, node)
+    if not isinstance(source, HloModule):
+        return []
+    name = graph.names[node].lstrip("%")
+    for computation in source.computations.values():
+        position = computation.index.get(name)
+        if position is not None:
+            return called(computation.instructions[position], source)
+    return []
+
+
+def callee_graph(graph: Graph, name: str) -> Graph | None:
+    """Return the graph of a computation that a graph's node calls."""
+    source = graph.source
+    if isinstance(source, MlirModule):
+        return source.graph(name)
+    if isinstance(source, HloModule):
+        return graph_of_module(source, name)
+    return None
+
+
+def nested_diffs(found: GraphDiff, a: int, b: int) -> list[tuple[str, GraphDiff]]:
+    """Return the differences within what a pair calls, with the names of the callees.
+
+    Args:
+        found: The diff that the pair is part of.
+        a: A node of the first graph.
+        b: Its partner.
+    """
+    theirs = dict(callees(found.b, b))
+    diffs = []
+    for key, name in callees(found.a, a):
+        other = theirs.get(key)
+        if other is None:
+            continue
+        inner_a, inner_b = callee_graph(found.a, name), callee_graph(found.b, other)
+        if inner_a is None or inner_b is None:
+            continue
+        inner = diff(inner_a, inner_b)
+        if not inner.is_empty:
+            diffs.append((f"{key}: %{name} → %{other}", inner))
+    return diffs

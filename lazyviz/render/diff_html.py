@@ -1,0 +1,216 @@
+"""A diff as static HTML: summary, picture, and each place side by side.
+
+Nothing of it needs a script or another file. An instruction unfolds to its source line,
+module path, both sides, and what differs within what it calls.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import TYPE_CHECKING
+
+from lazyviz.hlo.hunks import group_hunks
+from lazyviz.hlo.nested import nested_diffs
+from lazyviz.render.diff_model import union_graph
+from lazyviz.render.diff_svg import diff_svg
+from lazyviz.render.diff_text import (
+    ADDED,
+    CHANGED,
+    REMOVED,
+    REWIRED,
+    Line,
+    diff_text,
+    heading,
+    hunk_lines,
+    instruction,
+    output_lines,
+    summary,
+)
+from lazyviz.render.escape import markup
+from lazyviz.render.html import Section, folded, page_html, pre
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from lazyviz.hlo.difference import GraphDiff
+    from lazyviz.hlo.graph import Graph
+    from lazyviz.hlo.hunks import HunkGroup
+
+_MAX_GROUPS = 20
+_MAX_LINES = 60
+_NOTEBOOK_GROUPS = 6
+_NOTEBOOK_LINES = 20
+_NOTEBOOK_NODES = 60
+_MAX_NEAR = 12
+_MAX_EMBEDDED_BYTES = 131_072
+# Half transparent, so that they read on light and dark pages.
+_COLOURS = {
+    ADDED: "rgba(0,114,178,.18)",
+    REMOVED: "rgba(213,94,0,.18)",
+    CHANGED: "rgba(240,228,66,.28)",
+    REWIRED: "rgba(127,127,127,.16)",
+}
+_CELL = "vertical-align:top;padding:2px 8px;text-align:left;font:12px/1.45 ui-monospace,Menlo,Consolas,monospace;overflow-wrap:anywhere"
+
+
+def diff_page(found: GraphDiff, title: str = "", *, budget: int = 120) -> str:
+    """Return a page that needs no other file."""
+    union = union_graph(found, budget)
+    sections = [Section(title="", body=_summary(found))]
+    if union.nodes:
+        picture = diff_svg(union)
+        note = ""
+        if union.left_out:
+            note = f"<p>{union.left_out:,} more changed nodes are listed below, or are alike.</p>"
+        sections.append(
+            Section(
+                title="Where they differ",
+                body=f'<div style="overflow:auto;max-height:720px">{picture}</div>{note}',
+            )
+        )
+    sections += _places(found, _MAX_GROUPS, _MAX_LINES)
+    return page_html(title or f"{found.a.name} → {found.b.name}", sections)
+
+
+def diff_bundle(found: GraphDiff) -> dict[str, str]:
+    """Return a diff for a notebook: HTML that survives distrust, and text."""
+    return {"text/plain": diff_text(found), "text/html": diff_fragment(found)}
+
+
+def diff_fragment(found: GraphDiff) -> str:
+    """Return HTML for a notebook's output."""
+    parts = [_summary(found)]
+    budget = _NOTEBOOK_NODES
+    while found.cost and budget >= 8:  # noqa: PLR2004
+        picture = diff_svg(union_graph(found, budget), links=False).encode()
+        if len(picture) <= _MAX_EMBEDDED_BYTES:
+            data = b64encode(picture).decode()
+            parts.append(
+                '<div style="overflow:auto;max-height:480px"><img alt="difference of two '
+                f'graphs" style="max-width:none" src="data:image/svg+xml;base64,{data}"></div>'
+            )
+            break
+        budget //= 2
+    places = _places(found, _NOTEBOOK_GROUPS, _NOTEBOOK_LINES)
+    parts += [folded(section.title, section.body) for section in places]
+    return "".join(parts)
+
+
+def _summary(found: GraphDiff) -> str:
+    first, *others = map(markup, summary(found))
+    items = "".join(f"<li>{line}</li>" for line in others)
+    return f"<p><b>{first}</b></p>" + (f"<ul>{items}</ul>" if items else "")
+
+
+def _places(found: GraphDiff, groups: int, lines: int) -> list[Section]:
+    alike = group_hunks(found.hunks())
+    shown = {
+        (side, node)
+        for group in alike[:groups]
+        for line in list(hunk_lines(found, group.exemplar))[:lines]
+        for side, node in (("a", line.node_a), ("b", line.node_b))
+    }
+    sections = [
+        Section(
+            title=heading(group).removeprefix("@@ "),
+            body=_group(found, group, lines, shown),
+        )
+        for group in alike[:groups]
+    ]
+    if len(alike) > groups:
+        rest = len(alike) - groups
+        sections.append(Section(title=f"and {rest} more kinds of change", body=""))
+    outputs = output_lines(found)
+    if outputs:
+        sections.append(Section(title="Outputs", body=pre("\n".join(outputs))))
+    dead = [
+        f"{mark} {node.name} = {node.label.type} {node.label.op}({node.label.literal})"
+        for mark, nodes in zip((REMOVED, ADDED), found.dead, strict=True)
+        for node in nodes[:lines]
+    ]
+    if dead:
+        body = folded("set aside, they cannot matter", pre("\n".join(dead)))
+        sections.append(Section(title="Dead code", body=body))
+    return sections
+
+
+def _group(
+    found: GraphDiff, group: HunkGroup, limit: int, shown: Container[tuple[str, int]]
+) -> str:
+    rows = list(hunk_lines(found, group.exemplar))
+    body = "".join(_row(found, row, shown) for row in rows[:limit])
+    more = ""
+    if len(rows) > limit:
+        more = f"<p>… {len(rows) - limit:,} more</p>"
+    return (
+        '<table style="width:100%;table-layout:fixed;border-collapse:collapse">'
+        f'<colgroup><col style="width:24px"><col><col></colgroup><tbody>{body}</tbody></table>{more}'
+    )
+
+
+def _row(found: GraphDiff, row: Line, shown: Container[tuple[str, int]]) -> str:
+    colour = _COLOURS[row.mark]
+    anchor = f"b{row.node_b}" if row.node_b >= 0 else f"a{row.node_a}"
+    left = _side(found.a, row.node_a, "a", row.a, shown)
+    right = _side(found.b, row.node_b, "b", row.b, shown)
+    if row.mark == CHANGED:
+        right += _nested(found, row)
+    both = row.node_a >= 0 and row.node_b >= 0
+    other = f'<span id="a{row.node_a}"></span>' if both else ""
+    return (
+        f'<tr id="{anchor}"><td style="{_CELL}">{other}<b>{row.mark}</b></td>'
+        f'<td style="{_CELL};background:{colour if row.a else "none"}">{left}</td>'
+        f'<td style="{_CELL};background:{colour if row.b else "none"}">{right}</td></tr>'
+    )
+
+
+def _side(
+    graph: Graph, node: int, side: str, line: str, shown: Container[tuple[str, int]]
+) -> str:
+    if node < 0:
+        return ""
+    origin = graph.origin(node)
+    label = graph.label(node)
+    facts = [
+        ("module", markup(origin.scope)),
+        ("source", markup(origin.site)),
+        ("from", markup(origin.op_name)),
+        ("type", markup(label.type)),
+        ("attributes", markup(label.attrs)),
+        ("literal", markup(label.literal[:400])),
+        ("reads", _links(graph, list(graph.operands[node]), side, shown)),
+        (
+            "read by",
+            _links(graph, [user for user, _ in graph.users[node]], side, shown),
+        ),
+        ("output", "yes" if node in graph.outputs else ""),
+    ]
+    rows = "".join(
+        f"<div><b>{name}</b> {value}</div>" for name, value in facts if value
+    )
+    return (
+        f'<details><summary style="cursor:pointer">{markup(line)}</summary>'
+        f'<div style="margin:2px 0 6px 12px;opacity:.9">{rows}</div></details>'
+    )
+
+
+def _links(
+    graph: Graph, nodes: list[int], side: str, shown: Container[tuple[str, int]]
+) -> str:
+    parts = []
+    for node in nodes[:_MAX_NEAR]:
+        name = markup(instruction(graph, node).partition(" = ")[0])
+        op = markup(graph.label(node).op)
+        if (side, node) in shown:
+            name = f'<a href="#{side}{node}">{name}</a>'
+        parts.append(f"{name} ({op})")
+    if len(nodes) > _MAX_NEAR:
+        parts.append(f"… {len(nodes) - _MAX_NEAR} more")
+    return ", ".join(parts)
+
+
+def _nested(found: GraphDiff, row: Line) -> str:
+    return "".join(
+        folded(f"differs within {name}", pre(diff_text(inner)))
+        for name, inner in nested_diffs(found, row.node_a, row.node_b)
+    )

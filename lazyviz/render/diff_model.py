@@ -1,0 +1,208 @@
+"""The union of two graphs where they differ, with some context, small enough to draw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lazyviz.hlo.hunks import group_hunks
+from lazyviz.render.diff_text import ADDED, CHANGED, REMOVED, REWIRED, SAME
+from lazyviz.render.model import short_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from lazyviz.hlo.difference import GraphDiff
+    from lazyviz.hlo.graph import Graph
+    from lazyviz.hlo.hunks import Hunk
+
+DEFAULT_BUDGET = 120
+_MAX_NEIGHBOURS = 6
+
+# A node of the union: of b, or of a if b has no such node.
+Spot = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class UnionNode:
+    """One node of the drawing.
+
+    Attributes:
+        spot: Which node it is.
+        mark: `+`, `−`, `~`, `⇄`, or `=` for context.
+        label: First line: the mark and the operation.
+        detail: Second line: the type, with the former one where it changed.
+        scope: Module path, in parts.
+        site: Source line, may be empty.
+        hidden: How many of its neighbours are not drawn; for context only.
+        places: How many places look like the one it is part of.
+        is_output: Whether it is an output.
+    """
+
+    spot: Spot
+    mark: str
+    label: str
+    detail: str
+    scope: tuple[str, ...]
+    site: str
+    hidden: int
+    places: int
+    is_output: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UnionGraph:
+    """What to draw of a diff.
+
+    Attributes:
+        nodes: In an order in which operands come first, as far as the union has one.
+        edges: Start and end as positions in `nodes`, and `=`, `+` or `−`.
+        left_out: How many edited nodes are not drawn.
+    """
+
+    nodes: tuple[UnionNode, ...]
+    edges: tuple[tuple[int, int, str], ...]
+    left_out: int
+
+
+def union_graph(found: GraphDiff, budget: int = DEFAULT_BUDGET) -> UnionGraph:
+    """Return the changed nodes of a diff with one hop of context.
+
+    Of places that look alike one is drawn.
+
+    Args:
+        found: The diff.
+        budget: About so many nodes at most.
+    """
+    return _Union(found).select(budget)
+
+
+class _Union:
+    def __init__(self, found: GraphDiff) -> None:
+        self._found = found
+        self._marks: dict[Spot, str] = {("b", y): ADDED for y in found.added}
+        self._marks.update({("a", x): REMOVED for x in found.removed})
+        self._marks.update({("b", each.b): REWIRED for each in found.rewired})
+        self._marks.update({("b", y): CHANGED for _, y in found.changed})
+        self._places: dict[Spot, int] = {}
+
+    def select(self, budget: int) -> UnionGraph:
+        chosen: dict[Spot, None] = {}
+        for group in group_hunks(self._found.hunks()):
+            spots = self._spots(group.exemplar)[: max(4, budget // 3)]
+            if chosen and len(chosen) + len(spots) > budget:
+                continue
+            for spot in spots:
+                chosen[spot] = None
+                self._places[spot] = group.places
+        context: dict[Spot, None] = {}
+        for spot in chosen:
+            for near in self._neighbours(spot)[:_MAX_NEIGHBOURS]:
+                if near not in chosen and len(chosen) + len(context) < 2 * budget:
+                    context[near] = None
+        return self._graph([*chosen, *context])
+
+    def _graph(self, spots: list[Spot]) -> UnionGraph:
+        spots.sort(key=self._height)
+        position = {spot: k for k, spot in enumerate(spots)}
+        edges = {
+            (position[start], position[end], mark)
+            for end in spots
+            for start, mark in self._incoming(end)
+            if start in position
+        }
+        drawn = sum(1 for spot in spots if spot in self._marks)
+        return UnionGraph(
+            tuple(self._node(spot, position) for spot in spots),
+            tuple(sorted(edges)),
+            len(self._marks) - drawn,
+        )
+
+    def _height(self, spot: Spot) -> tuple[float, str]:
+        """Return how far into the program a node is, on a scale that both sides share."""
+        side, node = spot
+        return node / max(1, len(self._side(side))), side
+
+    def _side(self, side: str) -> Graph:
+        return self._found.a if side == "a" else self._found.b
+
+    def _spots(self, hunk: Hunk) -> list[Spot]:
+        found: dict[Spot, None] = {("b", y): None for y in hunk.added}
+        found.update({("a", x): None for x in hunk.removed})
+        found.update({("b", y): None for _, y in hunk.changed})
+        found.update({("b", each.b): None for each in hunk.rewired})
+        return sorted(found, key=self._height)
+
+    def _of_a(self, node: int) -> Spot:
+        partner = self._found.partner_a[node]
+        return ("b", partner) if partner >= 0 else ("a", node)
+
+    def _incoming(self, spot: Spot) -> Iterable[tuple[Spot, str]]:
+        """Yield the operands of a node on both sides, with whether both have the edge."""
+        found = self._found
+        side, node = spot
+        old = node if side == "a" else found.partner_b[node]
+        before = (
+            {self._of_a(each) for each in found.a.operands[old]} if old >= 0 else set()
+        )
+        after = (
+            {("b", each) for each in found.b.operands[node]} if side == "b" else set()
+        )
+        for start in before | after:
+            if start in before and start in after:
+                yield start, SAME
+            else:
+                yield start, ADDED if start in after else REMOVED
+
+    def _neighbours(self, spot: Spot) -> list[Spot]:
+        found = self._found
+        side, node = spot
+        near: dict[Spot, None] = {start: None for start, _ in self._incoming(spot)}
+        if side == "b":
+            near.update({("b", user): None for user, _ in found.b.users[node]})
+            node = found.partner_b[node]
+        if node >= 0:
+            near.update({self._of_a(user): None for user, _ in found.a.users[node]})
+        return list(near)
+
+    def _node(self, spot: Spot, position: dict[Spot, int]) -> UnionNode:
+        side, node = spot
+        graph = self._side(side)
+        label, origin = graph.label(node), graph.origin(node)
+        mark = self._marks.get(spot, SAME)
+        shown = short_name(label.op)
+        if label.op in {"call", "custom-call"} and origin.op_name:
+            shown = short_name(origin.op_name)
+        detail = label.type
+        old = self._found.partner_b[node] if side == "b" else -1
+        if mark == CHANGED and old >= 0:
+            before = self._found.a.label(old)
+            detail = _change(before, label)
+        hidden = 0
+        if mark == SAME:
+            hidden = sum(1 for near in self._neighbours(spot) if near not in position)
+        return UnionNode(
+            spot=spot,
+            mark=mark,
+            label=shown if mark == SAME else f"{mark} {shown}",
+            detail=detail,
+            scope=tuple(
+                part for part in origin.scope.replace("/", ".").split(".") if part
+            ),
+            site=origin.site,
+            hidden=hidden,
+            places=self._places.get(spot, 1),
+            is_output=node in graph.outputs,
+        )
+
+
+def _change(before: tuple[str, ...], after: tuple[str, ...]) -> str:
+    """Return the first part of a label that changed: op, type, attributes or literal."""
+    for old, new in zip(
+        (before[1], before[3], before[0], before[2]),
+        (after[1], after[3], after[0], after[2]),
+        strict=True,
+    ):
+        if old != new:
+            return f"{old} → {new}"
+    return after[1]

@@ -1,0 +1,198 @@
+"""A diff as text: what a terminal shows, and the lines of a side-by-side view."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lazyviz.hlo.hunks import group_hunks
+from lazyviz.render.measure import clip
+from lazyviz.render.text import plural
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from lazyviz.hlo.difference import GraphDiff
+    from lazyviz.hlo.graph import DeadNode, Graph
+    from lazyviz.hlo.hunks import Hunk, HunkGroup
+
+ADDED, REMOVED, CHANGED, REWIRED, SAME = "+", "−", "~", "⇄", "="
+_MAX_GROUPS = 12
+_MAX_LINES = 8
+_MAX_OPERANDS = 6
+_MAX_ATTRS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a hunk.
+
+    Attributes:
+        mark: `+`, `−`, `~` or `⇄`.
+        a, b: The instruction on either side; empty on a side that lacks it.
+        node_a, node_b: Its ids, -1 on a side that lacks it.
+    """
+
+    mark: str
+    a: str
+    b: str
+    node_a: int
+    node_b: int
+
+
+def summary(found: GraphDiff) -> list[str]:
+    """Return what a diff comes to, in one line and some remarks."""
+    counts = [
+        f"{ADDED}{len(found.added)}",
+        f"{REMOVED}{len(found.removed)}",
+        f"{CHANGED}{len(found.changed)}",
+        f"{REWIRED}{len(found.rewired)}",
+    ]
+    sizes = f"{len(found.a):,} → {len(found.b):,} instructions"
+    if found.cost == 0:
+        first = f"{sizes}: no difference"
+    else:
+        outputs = found.outputs
+        places = found.hunks()
+        kinds = len(group_hunks(places))
+        first = (
+            f"{sizes}; {' '.join(counts)}; outputs {ADDED}{len(outputs.added)} "
+            f"{REMOVED}{len(outputs.removed)}; {plural(len(places), 'place')}"
+            + (f", {plural(kinds, 'kind')} of change" if kinds < len(places) else "")
+        )
+    return [first, *_remarks(found)]
+
+
+def _remarks(found: GraphDiff) -> Iterator[str]:
+    moved = len(found.moved_parameters)
+    if moved:
+        same = "equal up to" if found.cost == 0 else "also:"
+        yield f"{same} another order of {plural(moved, 'parameter')}"
+    regrouped = found.regrouped
+    if regrouped.pairs:
+        sizes = [
+            ",".join(map(str, each)) or "none"
+            for each in (regrouped.sizes_a, regrouped.sizes_b)
+        ]
+        yield (
+            f"also: {plural(len(regrouped.pairs), 'operand')} of coalesced collectives in other "
+            f"groups, of {sizes[0]} → {sizes[1]}"
+        )
+    dead_a, dead_b = (dead_text(dead) for dead in found.dead)
+    if dead_a or dead_b:
+        yield f"dead code, no effect on results: {dead_a or 'none'} → {dead_b or 'none'}"
+
+
+def dead_text(dead: Sequence[DeadNode]) -> str:
+    """Return dead nodes by kind: `12 constant(9) s32[] of aten__sum`."""
+    kinds = Counter(
+        (node.label.op, node.label.literal, node.label.type, node.origin.op_name)
+        for node in dead
+    )
+    parts = []
+    for (op, literal, type_text, op_name), count in kinds.most_common(3):
+        shown = f"{op}({clip(literal, 20)})" if literal else op
+        by = f" of {op_name}" if op_name else ""
+        parts.append(f"{count:,} {shown} {type_text}{by}")
+    if len(kinds) > len(parts):
+        parts.append("others")
+    return ", ".join(parts)
+
+
+def diff_text(
+    found: GraphDiff, *, groups: int = _MAX_GROUPS, lines: int = _MAX_LINES
+) -> str:
+    """Return a diff for a terminal.
+
+    Args:
+        found: The diff.
+        groups: At most so many kinds of place.
+        lines: At most so many lines of each.
+    """
+    shown = [f"{found.a.name} → {found.b.name}", *summary(found)]
+    alike = group_hunks(found.hunks())
+    for group in alike[:groups]:
+        shown.append(heading(group))
+        rows = list(hunk_lines(found, group.exemplar))
+        shown += [_one_line(row) for row in rows[:lines]]
+        if len(rows) > lines:
+            shown.append(f"   … {len(rows) - lines:,} more")
+    if len(alike) > groups:
+        rest = sum(len(group.hunks) for group in alike[groups:])
+        shown.append(f"… and {plural(rest, 'smaller place')}")
+    shown += output_lines(found)
+    return "\n".join(shown)
+
+
+def heading(group: HunkGroup) -> str:
+    """Return the line above a kind of place: `@@ encoder.1  train.py:7  (8 instructions)`."""
+    hunk = group.exemplar
+    where = "  ".join(part for part in (hunk.scope or "(no scope)", hunk.site) if part)
+    alike = f", ×{group.places} places alike" if group.places > 1 else ""
+    return f"@@ {where}  ({plural(len(hunk), 'instruction')}{alike})"
+
+
+def output_lines(found: GraphDiff) -> list[str]:
+    """Return a line for each output that only one side has, the first few."""
+    marked = [(ADDED, found.b, node) for node in found.outputs.added]
+    marked += [(REMOVED, found.a, node) for node in found.outputs.removed]
+    shown = [
+        f" {mark} output {instruction(graph, node)}{_where(graph, node)}"
+        for mark, graph, node in marked[:_MAX_LINES]
+    ]
+    if len(marked) > _MAX_LINES:
+        shown.append(f"   … {len(marked) - _MAX_LINES:,} more outputs")
+    return shown
+
+
+def _where(graph: Graph, node: int) -> str:
+    origin = graph.origin(node)
+    parts = [part for part in (origin.scope, origin.site) if part]
+    return f"  # {', '.join(parts)}" if parts else ""
+
+
+def hunk_lines(found: GraphDiff, hunk: Hunk) -> Iterator[Line]:
+    """Yield the lines of a hunk in the order of the second graph."""
+    changed = {y: x for x, y in hunk.changed}
+    rewired = {each.b: each.a for each in hunk.rewired}
+    rows = [(y, ADDED, -1, y) for y in hunk.added]
+    rows += [(y, CHANGED, x, y) for y, x in changed.items()]
+    rows += [(y, REWIRED, x, y) for y, x in rewired.items() if y not in changed]
+    shift = len(found.b) - len(found.a)
+    rows += [
+        (x + (shift if x > len(found.a) // 2 else 0), REMOVED, x, -1)
+        for x in hunk.removed
+    ]
+    rows.sort(key=lambda row: row[0])
+    for _, mark, x, y in rows:
+        yield Line(
+            mark,
+            instruction(found.a, x) if x >= 0 else "",
+            instruction(found.b, y) if y >= 0 else "",
+            x,
+            y,
+        )
+
+
+def _one_line(row: Line) -> str:
+    if row.mark in {ADDED, REMOVED}:
+        return f" {row.mark} {row.a or row.b}"
+    return f" {row.mark} {row.b}\n   was {row.a}"
+
+
+def instruction(graph: Graph, node: int) -> str:
+    """Return a node as one line: `%add.3 = f32[4] add(%x, %y)`."""
+    label = graph.label(node)
+    operands = [graph.names[operand] for operand in graph.operands[node]]
+    if len(operands) > _MAX_OPERANDS:
+        hidden = len(operands) - _MAX_OPERANDS
+        operands = [*operands[:_MAX_OPERANDS], f"… {hidden} more"]
+    inside = clip(label.literal, _MAX_ATTRS) if label.literal else ", ".join(operands)
+    number = graph.numbers.get(node)
+    if number is not None:
+        inside = str(number)
+    attrs = f", {clip(label.attrs, _MAX_ATTRS)}" if label.attrs else ""
+    name = graph.origin(node).op_name
+    shown = f"{label.op}" if label.op != "call" or not name else name
+    return f"{graph.names[node]} = {label.type} {shown}({inside}){attrs}"

@@ -1,0 +1,176 @@
+"""What is shown of a diff: text, DOT, SVG, HTML."""
+
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from lazyviz.hlo import diff, parse
+from lazyviz.render.diff_dot import diff_dot
+from lazyviz.render.diff_html import diff_bundle, diff_fragment, diff_page
+from lazyviz.render.diff_model import union_graph
+from lazyviz.render.diff_svg import diff_svg
+from lazyviz.render.diff_text import diff_text
+from tests.hlo_pairs import graph_of_program, transformer
+
+BEFORE = """\
+HloModule before
+
+%fused (p: f32[4]) -> f32[4] {
+  %p = f32[4]{0} parameter(0)
+  ROOT %t = f32[4]{0} tanh(%p)
+}
+
+ENTRY %main (x: f32[4]) -> (f32[4], f32[4]) {
+  %x = f32[4]{0} parameter(0)
+  %dead = s32[] constant(9), metadata={op_name="aten__sum"}
+  %f = f32[4]{0} fusion(%x), kind=kLoop, calls=%fused, metadata={op_name="enc.0/f" source_file="m.py" source_line=3}
+  %e = f32[4]{0} exponential(%f), metadata={op_name="enc.1/<b>" source_file="m.py" source_line=5}
+  ROOT %o = (f32[4]{0}, f32[4]{0}) tuple(%e, %f)
+}
+"""
+AFTER = (
+    BEFORE.replace("tanh", "sine")
+    .replace("exponential(%f)", "exponential(%n)")
+    .replace("  %e =", "  %n = f32[4]{0} negate(%f)\n  %e =")
+    .replace("before", "after")
+)
+
+
+def found():
+    return diff(parse(BEFORE), parse(AFTER))
+
+
+def test_a_diff_as_text():
+    assert diff_text(found()).split("\n") == [
+        "before → after",
+        "3 → 4 instructions; +1 −0 ~1 ⇄1; outputs +0 −0; 1 place",
+        (
+            "dead code, no effect on results: 1 constant(9) s32[] of aten__sum → "
+            "1 constant(9) s32[] of aten__sum"
+        ),
+        "@@ enc.0  m.py:3  (3 instructions)",
+        f" ~ %f = f32[4] fusion(%x), {found().b.attrs[1]}",
+        f"   was %f = f32[4] fusion(%x), {found().a.attrs[1]}",
+        " + %n = f32[4] negate(%f)",
+        " ⇄ %e = f32[4] exponential(%n)",
+        "   was %e = f32[4] exponential(%f)",
+    ]
+
+
+def test_equal_programs_as_text():
+    same = diff(parse(BEFORE), parse(BEFORE))
+
+    assert diff_text(same).split("\n")[1] == "3 → 3 instructions: no difference"
+
+
+def test_places_alike_are_drawn_once():
+    a, _ = graph_of_program(transformer(4))
+    b, _ = graph_of_program(transformer(4, dropout=range(4)))
+    union = union_graph(diff(a, b))
+
+    assert {node.places for node in union.nodes if node.mark == "+"} == {4}
+    assert sum(node.mark == "+" for node in union.nodes) == 3
+    assert union.left_out == 21
+    assert "×4" in diff_dot(diff(a, b))
+
+
+def test_a_large_difference_stays_small_on_paper():
+    a, _ = graph_of_program(transformer(2))
+    b, _ = graph_of_program(transformer(8))
+
+    union = union_graph(diff(a, b), 60)
+
+    assert len(union.nodes) <= 120
+    assert union.left_out > 1000
+    assert any(node.hidden for node in union.nodes)
+
+
+@pytest.mark.graphviz
+@pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz is not installed")
+def test_graphviz_takes_the_dot():
+    done = subprocess.run(
+        ["dot", "-Tsvg"],
+        input=diff_dot(found()),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert "negate" in done.stdout
+
+
+def test_the_dot_names_marks_scopes_and_edges():
+    dot = diff_dot(found())
+
+    assert "+ negate\nf32[4]" in dot
+    assert 'label="enc.0"' in dot
+    assert 'color="#D55E00" penwidth=2 style=dashed' in dot  # the edge that is gone
+
+
+def test_boxes_of_the_picture_link_to_their_entries_on_the_page():
+    page = diff_page(found())
+    picture = ET.fromstring(diff_svg(union_graph(found()), engine="layered"))
+    links = {
+        link.attrib["href"].lstrip("#")
+        for link in picture.iter("{http://www.w3.org/2000/svg}a")
+        if all(child.attrib["class"] != "same" for child in link)
+    }
+
+    assert links == {"b1", "b2", "b3"}
+    assert all(f'id="{link}"' in page for link in links)
+
+
+class Tags(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+
+def test_the_page_shows_both_sides_and_what_differs_within_a_fusion():
+    page = diff_page(found())
+
+    assert "differs within calls: %fused → %fused" in page
+    assert "%t = f32[4] sine(%p)" in page
+    assert "was %t = f32[4] tanh(%p)" in page
+    assert "<b>source</b> m.py:5" in page
+    assert "<b>module</b> enc.1" in page
+
+
+@pytest.mark.parametrize("render", [diff_page, diff_fragment])
+def test_html_needs_nothing_from_elsewhere_and_escapes_what_it_shows(render):
+    html = render(found())
+    tags = Tags()
+    tags.feed(html)
+
+    assert "<b>exponential" not in html
+    assert "enc.1/<b>" not in html
+    for tag, attributes in tags.found:
+        assert tag not in {"script", "link", "iframe", "object"}
+        for name in ("src", "href", "action"):
+            target = attributes.get(name, "#")
+            assert target.startswith(("#", "data:image/svg+xml;base64,"))
+    assert not any(name.startswith("on") for _, each in tags.found for name in each)
+
+
+def test_hostile_names_stay_text():
+    bad = '<img src=x onerror=alert(1)>\\"'
+    text = BEFORE.replace("enc.0/f", bad).replace("m.py", bad)
+    page = diff_page(diff(parse(text), parse(AFTER)))
+    tags = Tags()
+    tags.feed(page)
+
+    assert not any(tag == "img" for tag, _ in tags.found)
+    assert "&lt;img src=x" in page
+
+
+def test_a_notebook_gets_text_and_a_picture():
+    bundle = diff_bundle(found())
+
+    assert bundle["text/plain"].startswith("before → after")
+    assert "data:image/svg+xml;base64," in bundle["text/html"]
