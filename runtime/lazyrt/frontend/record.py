@@ -132,6 +132,12 @@ def _infer(op: Op, args: tuple[Any, ...], called: torch._ops.OpOverload | None) 
         if torch.Tag.dynamic_output_shape not in op.func.tags:
             reason = f"torch knows no result type for {op.name}: {error}"
         raise FallbackNeeded(reason) from error
+    except AssertionError as error:
+        raise RuntimeError(f"{op.name}: {error}") from error  # as kernels on devices do
+    except RuntimeError as error:
+        if str(error).startswith("tensors used as indices must be"):
+            raise IndexError(str(error)) from error
+        raise
 
 
 def _make_node(op: Op, args: tuple[Any, ...], result: Any) -> Node:
