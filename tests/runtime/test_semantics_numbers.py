@@ -302,15 +302,15 @@ def test_reparametrised_samples_carry_gradients():
 
 
 def test_a_very_large_tensor_is_computed_and_indexed():
-    count = 2**25 + 3
+    count = 2**24 + 3
 
-    x = torch.arange(count, device=DEVICE)
+    x = lazy(torch.arange(count, dtype=torch.int32))
     total = x.sum()
     x[-1] = -1
 
     assert total.item() == count * (count - 1) // 2
-    assert x[2**25 : 2**25 + 3].tolist() == [2**25, 2**25 + 1, -1]
     assert (x < 0).sum().item() == 1
+    assert x[2**24 : 2**24 + 3].tolist() == [2**24, 2**24 + 1, -1]
     assert x.view(-1)[count - 2].item() == count - 2
 
 

@@ -113,7 +113,7 @@ def _to_host(arg: Any, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
 
 
 def _write_back(lazy: torch.Tensor, host: torch.Tensor) -> None:
-    from lazyrt.frontend.kernels import resize
+    from lazyrt.frontend.layouts import resize
 
     if lazy.shape != host.shape:
         resize(lazy, tuple(host.shape))

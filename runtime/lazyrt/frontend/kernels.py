@@ -566,6 +566,8 @@ def _source_among(args: list[Any]) -> Generator:
 
 
 def _write_out(target: Any, value: Any) -> None:
+    from lazyrt.frontend.layouts import resize
+
     if target.__class__ in (list, tuple):
         for inner, part in zip(target, value, strict=True):
             _write_out(inner, part)
@@ -582,26 +584,6 @@ def _write_out(target: Any, value: Any) -> None:
     if tuple(target.shape) != value.shape:
         resize(target, value.shape)
     write(target, value)
-
-
-def resize(tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
-    """Give a lazy tensor another shape, keeping the elements that fit, the rest zero."""
-    old = operand(tensor)
-    count, wanted = tensor.numel(), 1
-    for size in shape:
-        wanted *= size
-    flat = functional(operation(aten.reshape.default), (old, (count,)))
-    if wanted < count:
-        flat = functional(operation(aten.slice.Tensor), (flat, 0, 0, wanted))
-    elif wanted > count:
-        rest = functional(
-            operation(aten.full.default), ((wanted - count,), 0, old.dtype)
-        )
-        flat = functional(operation(aten.cat.default), ((flat, rest),))
-    value = functional(operation(aten.reshape.default), (flat, shape))
-    buffer = Buffer(value)
-    pending.buffers[buffer] = None
-    tensor.data = wrap(buffer, value)
 
 
 # ------------------------------------------------------------------ views

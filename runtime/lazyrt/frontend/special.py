@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,19 +9,17 @@ import torch
 from lazyrt.errors import NoLoweringError
 from lazyrt.execution.transfer import to_device
 from lazyrt.frontend import reads, record, refusals
-from lazyrt.frontend.buffers import State, View, current_value, state_of, value_of
+from lazyrt.frontend.buffers import current_value, state_of, value_of
 from lazyrt.frontend.kernels import (
     component,
-    contiguous_strides,
     emit,
     functional_kernel,
     make_view,
-    resize,
     view_kernel,
-    view_state,
     wrap,
     write,
 )
+from lazyrt.frontend.layouts import as_strided, resize, root_as
 from lazyrt.frontend.record import functional, operation
 from lazyrt.frontend.torch_compat import (
     DEVICE_TYPE,
@@ -199,65 +196,6 @@ def lift_fresh(self: torch.Tensor) -> torch.Tensor:
     return self
 
 
-def as_strided(
-    self: torch.Tensor,
-    size: Sequence[int],
-    stride: Sequence[int],
-    offset: int | None = None,
-) -> torch.Tensor:
-    """`aten.as_strided`: a view of the storage at the root, whatever `self` shows of it."""
-    with lock:
-        state = state_of(self)
-        start = state.offset if offset is None else offset
-        root = _root_as(state, self.dtype)
-        return make_view(
-            root, aten.as_strided.default, (tuple(size), tuple(stride), start)
-        )
-
-
-def _root_as(state: State, dtype: torch.dtype) -> State:
-    """Return the storage under a tensor as elements of the tensor's own dtype.
-
-    Raises:
-        NoLoweringError: The tensor shows the storage conjugated or negated.
-    """
-    link = state
-    while isinstance(link, View):
-        if link.op.func in {aten._conj.default, aten._neg_view.default}:
-            raise NoLoweringError(
-                f"as_strided on a view made by {link.op.name} has no lowering. The storage holds "
-                "other numbers than the view shows. Call `.clone()` first."
-            )
-        link = link.parent
-    root = _in_memory_order(state.base)
-    if state.base.type[1] is dtype:
-        return root
-    shape, before, _ = root.type
-    if before.is_complex and not dtype.is_complex:
-        root = view_state(root, aten.view_as_real.default, ())
-        shape = root.type[0]
-    flat = view_state(root, aten.view.default, ((math.prod(shape),),))
-    if flat.type[1] is dtype:
-        return flat
-    return view_state(flat, aten.view.dtype, (dtype,))
-
-
-def _in_memory_order(base: Buffer) -> State:
-    """Return a storage, or the permuted view of it that lists elements as strides place them."""
-    shape, _, strides = base.type
-    if strides is None:
-        return base
-    order = tuple(sorted(range(len(shape)), key=lambda dim: -strides[dim]))
-    value = functional(operation(aten.permute.default), (current_value(base), order))
-    if value.strides is not None:
-        raise NoLoweringError(
-            f"as_strided on storage of shape {shape} with strides {strides} has no lowering: "
-            "it has gaps or overlaps, and the device keeps no raw memory. Call "
-            "`.contiguous()` first."
-        )
-    return View(base, operation(aten.permute.default), (order,), value)
-
-
 def unfold(self: torch.Tensor, dimension: int, size: int, step: int) -> torch.Tensor:
     """`aten.unfold`, as a strided view where the tensor's own layout allows it."""
     dim = dimension % max(self.dim(), 1)
@@ -333,16 +271,9 @@ def _slice(self: torch.Tensor, dim: int, start: int, end: int) -> torch.Tensor:
 def resize_(
     self: torch.Tensor, size: Sequence[int], *, memory_format: Any = None
 ) -> torch.Tensor:
-    """`aten.resize_`: another part of the storage, or new storage where that is too small."""
-    if tuple(self.shape) == tuple(size):
-        return self
-    with lock:
-        state = state_of(self)
-        wanted = state.offset + math.prod(size)
-        if wanted <= math.prod(state.base.type[0]) and self.dtype is state.base.type[1]:
-            strides = contiguous_strides(tuple(size))
-            self.data = as_strided(self, size, strides, state.offset)
-        else:
+    """`aten.resize_`."""
+    if tuple(self.shape) != tuple(size):
+        with lock:
             resize(self, tuple(size))
     return self
 
@@ -373,7 +304,7 @@ def set_storage_(
     if is_whole and self.dtype is dtype:
         self.data = wrap(state, current_value(state))
     else:
-        root = _root_as(state.base, self.dtype)
+        root = root_as(state.base, self.dtype)
         args = (tuple(size), tuple(stride), offset)
         self.data = make_view(root, aten.as_strided.default, args)
     return self

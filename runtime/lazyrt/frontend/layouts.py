@@ -1,0 +1,111 @@
+"""The storage under a tensor as flat memory: strided views of it, and other sizes."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from lazyrt.errors import NoLoweringError
+from lazyrt.frontend.buffers import State, View, current_value, state_of
+from lazyrt.frontend.kernels import (
+    contiguous_strides,
+    make_view,
+    operand,
+    view_state,
+    wrap,
+)
+from lazyrt.frontend.record import functional, operation
+from lazyrt.frontend.torch_compat import aten
+from lazyrt.ir.live import Buffer, lock, pending
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+
+def as_strided(
+    self: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    offset: int | None = None,
+) -> torch.Tensor:
+    """`aten.as_strided`: a view of the storage at the root, whatever `self` shows of it."""
+    with lock:
+        state = state_of(self)
+        start = state.offset if offset is None else offset
+        root = root_as(state, self.dtype)
+        return make_view(
+            root, aten.as_strided.default, (tuple(size), tuple(stride), start)
+        )
+
+
+def root_as(state: State, dtype: torch.dtype) -> State:
+    """Return the storage under a tensor as elements of the tensor's own dtype.
+
+    Raises:
+        NoLoweringError: The tensor shows the storage conjugated or negated.
+    """
+    link = state
+    while isinstance(link, View):
+        if link.op.func in {aten._conj.default, aten._neg_view.default}:
+            raise NoLoweringError(
+                f"as_strided on a view made by {link.op.name} has no lowering. The storage holds "
+                "other numbers than the view shows. Call `.clone()` first."
+            )
+        link = link.parent
+    root = _in_memory_order(state.base)
+    if state.base.type[1] is dtype:
+        return root
+    shape, before, _ = root.type
+    if before.is_complex and not dtype.is_complex:
+        root = view_state(root, aten.view_as_real.default, ())
+        shape = root.type[0]
+    flat = view_state(root, aten.view.default, ((math.prod(shape),),))
+    if flat.type[1] is dtype:
+        return flat
+    return view_state(flat, aten.view.dtype, (dtype,))
+
+
+def _in_memory_order(base: Buffer) -> State:
+    """Return a storage, or the permuted view of it that lists elements as strides place them."""
+    shape, _, strides = base.type
+    if strides is None:
+        return base
+    order = tuple(sorted(range(len(shape)), key=lambda dim: -strides[dim]))
+    value = functional(operation(aten.permute.default), (current_value(base), order))
+    if value.strides is not None:
+        raise NoLoweringError(
+            f"as_strided on storage of shape {shape} with strides {strides} has no lowering: "
+            "it has gaps or overlaps, and the device keeps no raw memory. Call "
+            "`.contiguous()` first."
+        )
+    return View(base, operation(aten.permute.default), (order,), value)
+
+
+def resize(tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+    """Give a lazy tensor another shape: a part of its storage, where that is large enough.
+
+    Else the tensor gets new storage with the old elements, then zeros; views of the old storage
+    stay behind, unlike on the CPU.
+    """
+    state = state_of(tensor)
+    held, dtype, _ = state.base.type
+    if tensor.dtype is dtype and state.offset + math.prod(shape) <= math.prod(held):
+        strides = contiguous_strides(shape)
+        tensor.data = as_strided(tensor, shape, strides, state.offset)
+        return
+    old = operand(tensor)
+    count, wanted = tensor.numel(), math.prod(shape)
+    flat = functional(operation(aten.reshape.default), (old, (count,)))
+    if wanted < count:
+        flat = functional(operation(aten.slice.Tensor), (flat, 0, 0, wanted))
+    elif wanted > count:
+        rest = functional(
+            operation(aten.full.default), ((wanted - count,), 0, old.dtype)
+        )
+        flat = functional(operation(aten.cat.default), ((flat, rest),))
+    value = functional(operation(aten.reshape.default), (flat, shape))
+    buffer = Buffer(value)
+    pending.buffers[buffer] = None
+    tensor.data = wrap(buffer, value)
