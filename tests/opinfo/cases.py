@@ -95,8 +95,7 @@ def bad_calls(case: Case) -> Iterable[Any]:
 def to_lazy(arg: Any) -> Any:
     """Return a sample's argument with lazy tensors of equal values, leaves of autograd."""
     if isinstance(arg, torch.Tensor):
-        moved = arg.detach().to("lazyrt")
-        return moved.requires_grad_(arg.requires_grad)
+        return _moved(arg).requires_grad_(arg.requires_grad)
     if isinstance(arg, (list, tuple)):
         parts = [to_lazy(part) for part in arg]
         return type(arg)(*parts) if hasattr(arg, "_fields") else type(arg)(parts)
@@ -105,6 +104,17 @@ def to_lazy(arg: Any) -> Any:
     if isinstance(arg, torch.device) or arg == "cpu":
         return torch.device("lazyrt")
     return arg
+
+
+def _moved(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a lazy tensor that shows its storage as `tensor` shows its own."""
+    if tensor.layout is not torch.strided:
+        return tensor.detach().to("lazyrt")
+    size = tensor.untyped_storage().nbytes() // tensor.itemsize
+    if tensor.is_conj() or tensor.is_neg() or size <= tensor.numel():
+        return tensor.detach().to("lazyrt")
+    whole = tensor.detach().as_strided((size,), (1,), 0).to("lazyrt")
+    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:

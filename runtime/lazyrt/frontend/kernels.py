@@ -680,4 +680,11 @@ def find_pure(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
     return None
 
 
-_PURE = {"aten.normal_.default": find_overload("normal_functional")}
+# In-place forms whose functional ones torch names in another way.
+_PURE = {
+    "aten.normal_.default": find_overload("normal_functional"),
+    "aten._native_batch_norm_legit.default": aten._native_batch_norm_legit_functional.default,
+    "aten._batch_norm_with_update.default": aten._batch_norm_with_update_functional.default,
+    "aten.rrelu_with_noise.default": aten.rrelu_with_noise_functional.default,
+    "aten.rrelu_with_noise_.default": aten.rrelu_with_noise_functional.default,
+}

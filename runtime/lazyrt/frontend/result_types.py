@@ -71,7 +71,31 @@ def _histogram_dd(x: Tensor, bins: Sequence[Any], **_: Any) -> Types:
     return x.new_empty(sizes)
 
 
+def _without_statistics(
+    func: torch._ops.OpOverload,
+) -> Callable[..., Types]:
+    """Return the types of a batch norm: in evaluation it saves no statistics."""
+
+    def types(*args: Any) -> Types:
+        results = list(func(*args))
+        training = args[5]
+        if not training:
+            results[1:3] = [saved.new_empty(0) for saved in results[1:3]]
+        return tuple(results)
+
+    return types
+
+
+_aten = torch.ops.aten
+
 RESULT_TYPES: dict[str, Callable[..., Types]] = {
+    **{
+        str(func): _without_statistics(func)
+        for func in (
+            _aten.native_batch_norm.default,
+            _aten._native_batch_norm_legit_functional.default,
+        )
+    },
     "aten._fused_adam.default": _fused_adam,
     "aten._fused_adam.tensor_lr": _fused_adam,
     "aten._fused_adamw.default": _fused_adam,

@@ -15,6 +15,7 @@ import numpy as np
 from lazyrt.errors import LazyRuntimeError, LoweringError, NoLoweringError
 from lazyrt.lowering import (  # noqa: F401 - each module registers its rules
     bessel,
+    binning,
     convolution,
     creation,
     decompose,

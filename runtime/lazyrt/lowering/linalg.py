@@ -432,6 +432,15 @@ def qr(ctx: OpContext, a: Array, mode: str = "reduced") -> tuple[Array, Array]:
     return q, r
 
 
+@lowers("aten.geqrf.default")
+def geqrf(ctx: OpContext, a: Array) -> tuple[Array, Array]:
+    if a.size == 0:
+        reflectors = ctx.outs[1]
+        return a, jnp.zeros(reflectors.shape if reflectors else (0,), a.dtype)
+    packed, scales = jnp.linalg.qr(a, mode="raw")
+    return jnp.swapaxes(packed, -1, -2), scales
+
+
 @lowers("aten._linalg_eigh.default")
 def eigh(
     ctx: OpContext, a: Array, uplo: str = "L", compute_v: bool = True

@@ -519,6 +519,22 @@ def batch_norm_functional(
     return _batch_norm(ctx, x, weight, bias, running_mean, running_var, *rest)
 
 
+@lowers("aten._batch_norm_with_update_functional.default")
+def batch_norm_with_update(
+    ctx: OpContext,
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array,
+    running_var: Array,
+    momentum: Any,
+    eps: float,
+) -> tuple[Any, ...]:
+    rest = (running_mean, running_var, True, momentum, eps)
+    *results, new_mean, new_var = _batch_norm(ctx, x, weight, bias, *rest)
+    return *results, jnp.zeros((0,), np.uint8), new_mean, new_var
+
+
 @lowers("aten._native_batch_norm_legit_no_training.default")
 def batch_norm_no_training(
     ctx: OpContext,
@@ -836,6 +852,31 @@ def _label_places(target: Array) -> tuple[Array, Array]:
     """Return labels and which of them count: those in front of the first negative one."""
     kept = jnp.cumprod(target >= 0, axis=-1) > 0
     return jnp.where(kept, target, 0), kept
+
+
+@lowers("aten.multi_margin_loss_backward.default")
+def multi_margin_loss_backward(
+    ctx: OpContext,
+    grad: Array,
+    x: Array,
+    target: Array,
+    p: Any,
+    margin: Any,
+    weight: Array | None = None,
+    reduction: int = 1,
+) -> Array:
+    grad, x = ctx.cast(grad, x)
+    rows, labels = jnp.atleast_2d(x), jnp.atleast_1d(target)
+    is_target = labels[:, None] == jnp.arange(rows.shape[1])
+    scores = jnp.take_along_axis(rows, labels[:, None], axis=1)
+    gap = margin - scores + rows
+    push = jnp.where((gap > 0) & ~is_target, 1 if p == 1 else 2 * gap, 0)
+    if weight is not None:
+        push = push * cast(weight, ctx.compute)[labels][:, None]
+    pull = jnp.sum(push, axis=1, keepdims=True)
+    slope = jnp.where(is_target, -pull, push) / rows.shape[1]
+    spread = _spread(grad, (rows.shape[0],), reduction)
+    return lax.reshape(spread[:, None] * slope, x.shape)
 
 
 @lowers("aten.multilabel_margin_loss_forward.default")

@@ -18,7 +18,13 @@ import torch
 from jax import lax
 
 from lazyrt.lowering.context import OpContext, Unsupported
-from lazyrt.lowering.dtypes import Array, cast, is_integral, real_dtype
+from lazyrt.lowering.dtypes import (
+    Array,
+    cast,
+    is_integral,
+    real_dtype,
+    to_torch_dtype,
+)
 from lazyrt.lowering.registry import lowers
 from lazyrt.lowering.shaping import axis, expand, scalar_like, zeros_like
 
@@ -281,3 +287,25 @@ def _gumbel(ctx: OpContext, shape: Sequence[int], dtype: Any) -> Array:
 @lowers("aten.poisson.default")
 def poisson(ctx: OpContext, x: Array, *_: Any) -> Array:
     raise Unsupported("its rejection sampling has no fixed length")
+
+
+@lowers("aten.rrelu_with_noise_functional.default")
+def rrelu_with_noise(
+    ctx: OpContext,
+    x: Array,
+    noise: Array,
+    lower: Any = 1 / 8,
+    upper: Any = 1 / 3,
+    training: bool = False,
+    *_: Any,
+) -> tuple[Array, Array]:
+    (x,) = ctx.cast(x)
+    if not training:
+        slope = scalar_like(x, (lower + upper) / 2)
+        return lax.select(x > 0, x, lax.mul(x, slope)), noise
+    numbers = uniform(ctx, x.shape, to_torch_dtype(x.dtype))
+    drawn = lax.add(
+        lax.mul(numbers, scalar_like(x, upper - lower)), scalar_like(x, lower)
+    )
+    slope = lax.select(x > 0, scalar_like(x, 1), drawn)
+    return lax.mul(x, slope), slope
