@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import lazyrt
 from tests.harness import DEVICE, assert_same, lazy
 
 X = torch.arange(1.0, 13).reshape(4, 3)
@@ -125,3 +126,23 @@ def test_a_view_across_a_transposed_base_reads_the_same_before_and_after_a_barri
     before = flat.tolist()
     y.cpu()
     assert flat.tolist() == before == x.T.reshape(-1).tolist()
+
+
+def test_a_reshaped_slice_of_a_ready_tensor_reads_its_own_elements():
+    """The host's copy has another layout: device strides would lead out of its memory."""
+    y = lazy(torch.arange(30.0).reshape(5, 6))
+    lazyrt.mark_step()
+
+    column = torch.ops.aten._reshape_alias.default(y[:, 1:2], [5], [6])
+
+    assert column.tolist() == [1.0, 7.0, 13.0, 19.0, 25.0]
+
+
+def test_a_real_view_of_a_conjugate_of_a_ready_tensor_is_read():
+    numbers = torch.complex(X, X.flip(0))
+    y = lazy(numbers)
+    lazyrt.mark_step()
+
+    assert_same(
+        torch.view_as_real(y.conj()), torch.view_as_real(numbers.conj().clone())
+    )

@@ -270,13 +270,6 @@ def _known_data(state: State) -> Any:
     return state.data
 
 
-# View ops that go by the layout in memory.
-_BY_LAYOUT = frozenset(
-    ("aten.as_strided.default", "aten._reshape_alias.default", "aten.view.default",
-     "aten.view.dtype", "aten.view_as_complex.default")
-)  # fmt: skip
-
-
 def _chain(view: View) -> _Chain:
     chain: list[View] = []
     state: State = view
@@ -291,12 +284,28 @@ def _view_on_host(chain: _Chain, site: Site | None) -> torch.Tensor:
     watcher.wait_for(chain.data)
     host = transfer.to_host(chain.data, chain.dtype, site)
     for link in chain.views:
-        args = [list(arg) if arg.__class__ is tuple else arg for arg in link.args]
-        if link.op.name in _BY_LAYOUT:
-            host = host.contiguous()  # the copy lists elements in logical order
-        positional, keywords = call_arguments(link.op.func, [host, *args])
-        host = link.op.func(*positional, **keywords)
-    return host.resolve_conj().resolve_neg().clone()
+        host = _show(host, link)
+    return host.clone()
+
+
+# View ops whose result only has another shape; their strides are those of the device.
+_RESHAPES = frozenset(("aten.view.default", "aten._reshape_alias.default"))
+
+
+def _show(host: torch.Tensor, link: View) -> torch.Tensor:
+    """Apply one view op to a host copy, whose layout is not the one on the device."""
+    if link.op.name in _RESHAPES:
+        return host.reshape(link.args[0])
+    args = [list(arg) if arg.__class__ is tuple else arg for arg in link.args]
+    host = host.contiguous() if link.op.name in _BY_LAYOUT else host
+    positional, keywords = call_arguments(link.op.func, [host, *args])
+    return link.op.func(*positional, **keywords).resolve_conj().resolve_neg()  # type: ignore[no-any-return]
+
+
+# View ops that go by the layout in memory: the copy lists elements in logical order.
+_BY_LAYOUT = frozenset(
+    ("aten.as_strided.default", "aten.view.dtype", "aten.view_as_complex.default")
+)
 
 
 def describe(tensor: torch.Tensor) -> str:

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from lazyrt.lowering.dtypes import Array
 from lazyrt.lowering.registry import lowers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from lazyrt.lowering.context import OpContext
+    from lazyrt.lowering.dtypes import Array
 
 
 def _bins_of(points: Array, edges: Sequence[Array]) -> tuple[Array, Array]:
@@ -176,7 +176,7 @@ def _membership(data: Array, starts: Array, ends: Array) -> Array:
 
 
 _NEUTRAL = {"sum": 0.0, "mean": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0}
-_REDUCE = {
+_REDUCE: dict[str, Callable[..., Array]] = {
     "sum": jnp.sum,
     "mean": jnp.sum,
     "max": jnp.max,
