@@ -13,17 +13,22 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
+    import torch
     from IPython.core.interactiveshell import InteractiveShell
 
+    from lazyrt.execution.node_values import NodeValues
     from lazyviz.comparison import DiffView
     from lazyviz.foreign.metrics import MetricsReport
     from lazyviz.foreign.metrics_diff import Comparable, ReportDiff
     from lazyviz.foreign.quantities import Rounding
     from lazyviz.foreign.read import Evidence
     from lazyviz.hlo import ValueTrace
+    from lazyviz.numerics import Comparison
 
 __all__ = [
     "__version__",
+    "compare",
+    "compare_modes",
     "compare_reports",
     "diff",
     "load_ipython_extension",
@@ -125,3 +130,41 @@ def trace_value(program: Any, name: str) -> ValueTrace:
     from lazyviz import hlo
 
     return hlo.trace_value(program, name)
+
+
+def compare(
+    eager: NodeValues,
+    lazy: NodeValues,
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> Comparison:
+    """Compare two runs of one pending graph node by node: numbers, fusions and memory.
+
+    Args:
+        eager: `lazyrt.node_values(t, mode="eager")`: the reference, each op alone.
+        lazy: `lazyrt.node_values(t, mode="lazy")`, of the same graph.
+        rtol: Relative tolerance; by default torch's own for each dtype.
+        atol: Absolute tolerance, likewise.
+
+    Raises:
+        UsageError: The runs are of different graphs.
+    """
+    from lazyviz import numerics
+
+    return numerics.compare(eager, lazy, rtol=rtol, atol=atol)
+
+
+def compare_modes(
+    *tensors: torch.Tensor, rtol: float | None = None, atol: float | None = None
+) -> Comparison:
+    """Run what pending tensors need op by op and optimised, and compare; their step stays.
+
+    Args:
+        tensors: Lazy tensors; none given means all live ones.
+        rtol: See `compare`.
+        atol: See `compare`.
+    """
+    from lazyviz import numerics
+
+    return numerics.compare_modes(*tensors, rtol=rtol, atol=atol)

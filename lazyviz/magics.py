@@ -28,6 +28,7 @@ _NAME = "lazy"
 # Subcommands that take the expression of a lazy tensor.
 _WITH_EXPRESSION = ("graph", "hlo", "ir")
 _METRICS_FORMS = ("", "--raw", "--legacy")
+_CELL_COMMANDS = ("eager", "step")
 _HLO_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 _SUBCOMMANDS = {
     "status": "what is pending, what ran so far, and the settings",
@@ -38,6 +39,7 @@ _SUBCOMMANDS = {
     "live": "tensors that live on the device, the largest first",
     "diff": "what differs between the graphs of two steps: diff 11 12, diff last",
     "step": "the last steps: what ended each, what it cost; step 20 shows twenty",
+    "eager": "each op compiled and run by itself: on, off; alone, which mode holds and why",
     "on": "show a strip after each cell that touches the device",
     "off": "show no strips; cells are still recorded",
 }
@@ -65,9 +67,12 @@ class LazyMagics(Magics):
         %lazy diff A B         what differs between two steps' graphs, or two programs
         %lazy diff last        the same for the last step that ran another graph
         %lazy step [N]         the last N steps: what ended each, what it cost
+        %lazy eager on|off     compile and run each op by itself from now on, or record again;
+                               alone, say which mode holds, and every setting with its origin
         %lazy on, %lazy off    show a strip after each cell, or none
 
         %%lazy step [NAME]     run the cell as one step, with a barrier at its end
+        %%lazy eager           run the cell in eager debug mode
 
         Looking never runs the pending graph and never changes it. EXPR is a tensor, a
         list, tuple or dict of tensors, a module, or any expression that gives one.
@@ -84,12 +89,18 @@ class LazyMagics(Magics):
 
     def _cell_magic(self, command: str, rest: str, cell: str) -> None:
         __tracebackhide__ = True
-        if command != "step":
+        if command not in _CELL_COMMANDS:
             raise UsageError(
-                f"%%lazy {command} is not a cell magic. %%lazy step [NAME] runs the cell "
-                f"as one step; %lazy {command or 'status'} with one % is a line magic."
+                f"%%lazy {command} is not a cell magic. %%lazy step [NAME] runs the cell as "
+                "one step, %%lazy eager runs it in eager debug mode; "
+                f"%lazy {command or 'status'} with one % is a line magic."
             )
-        with _runtime().step(rest or None):
+        if command == "eager":
+            _refuse("eager", rest, percents="%%")
+            scope = _runtime().eager_mode()
+        else:
+            scope = _runtime().step(rest or None)
+        with scope:
             _run_in_place(self._shell, cell, self._session.cell_number or 0)
 
     def _status(self, rest: str) -> None:
@@ -173,6 +184,24 @@ class LazyMagics(Magics):
                 f"a step, start it with %%lazy step {rest}."
             )
         self._print(reports.steps(self._session.steps, int(rest or 10)))
+
+    def _eager(self, rest: str) -> None:
+        runtime = _runtime()
+        if rest in {"on", "off"}:
+            origin = f"%lazy eager {rest}"
+            if self._session.cell_number is not None:
+                origin += f" in cell {self._session.cell_number}"
+            runtime.config.set("eager", value=rest == "on", origin=origin)
+        elif rest:
+            raise UsageError(
+                f"%lazy eager {rest}: {rest!r} is neither on nor off, so the mode stays "
+                f"{runtime.mode()}. Alone, %lazy eager says who set it."
+            )
+        mode = runtime.mode()
+        lines = [f"mode: {mode}, set by {mode.scope}"]
+        if not rest:
+            lines += ["", runtime.config.table()]
+        self._print("\n".join(lines))
 
     def _on(self, rest: str) -> None:
         _refuse("on", rest)
@@ -281,8 +310,11 @@ def completions(line: str, namespace: dict[str, Any]) -> list[str] | None:
         return None
     given, start = [word for word in words[1:-1] if word], words[-1]
     if not given:
-        commands = ["step"] if words[0].startswith("%%") else sorted(_SUBCOMMANDS)
+        cell = words[0].startswith("%%")
+        commands = _CELL_COMMANDS if cell else sorted(_SUBCOMMANDS)
         return [command for command in commands if command.startswith(start)]
+    if given == ["eager"] and not words[0].startswith("%%"):
+        return [word for word in ("off", "on") if word.startswith(start)]
     if given[0] not in _WITH_EXPRESSION or words[0].startswith("%%"):
         return []
     options = (
@@ -340,9 +372,11 @@ def _without_tables(hlo: str) -> str:
     return re.sub(r" ?stack_frame_id=\d+", "", "\n\n".join(kept))
 
 
-def _refuse(command: str, rest: str) -> None:
+def _refuse(command: str, rest: str, percents: str = "%") -> None:
     if rest:
-        raise UsageError(f"%lazy {command} takes nothing after it, but got {rest!r}.")
+        raise UsageError(
+            f"{percents}lazy {command} takes nothing after it, but got {rest!r}."
+        )
 
 
 def _kind(value: object) -> str:

@@ -236,6 +236,7 @@ class Session:
                 interrupted=isinstance(error, KeyboardInterrupt),
                 reasons=tuple(tally.reasons),
                 graph=drawing,
+                singles=tally.singles,
             )
         return strip, fingerprint
 

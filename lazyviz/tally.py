@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from lazyrt.observe import events
-from lazyviz.render.strip import Barrier, Fallback
+from lazyviz.render.strip import Barrier, Fallback, SingleOps
 
 _MAX_REASONS = 8
 _MAX_EXECUTIONS = 16
@@ -69,6 +69,8 @@ class Tally:
         executed_barriers: Barriers that ran something, so that what was pending before the
             cell no longer is.
         busy: Time in which the cell's own thread was not tracing.
+        single_mode: `eager` or `op by op` once ops ran one by one, or eager debug mode found
+            a barrier with nothing to do.
     """
 
     seen: int = 0
@@ -85,6 +87,12 @@ class Tally:
     transfer_ns: int = 0
     steps: int = 0
     executed_barriers: int = 0
+    single_mode: str = ""
+    single_ops: int = 0
+    single_hits: int = 0
+    single_repeats: int = 0
+    single_ns: int = 0
+    idle_barriers: int = 0
     compiling: BusyTime = field(default_factory=BusyTime)
     busy: BusyTime = field(default_factory=BusyTime)
     reasons: dict[str, None] = field(default_factory=dict)
@@ -119,8 +127,24 @@ class Tally:
             for (op, site), times in self._fallbacks.items()
         )
 
+    @property
+    def singles(self) -> SingleOps | None:
+        """What ran one by one; None when nothing did."""
+        if not self.single_mode:
+            return None
+        return SingleOps(
+            mode=self.single_mode,
+            ops=self.single_ops,
+            cache_hits=self.single_hits,
+            repeats=self.single_repeats,
+            run_ns=self.single_ns,
+            idle_barriers=self.idle_barriers,
+        )
+
     def add(self, event: events.Event) -> None:
         """Count one event."""
+        if "background" in {getattr(event, "purpose", ""), getattr(event, "mode", "")}:
+            return  # a background flush's work, which the cell did not ask for
         self.seen += not isinstance(event, events.ExecuteFinished)
         match event:
             case events.ExecuteStarted(purpose="step"):
@@ -140,6 +164,10 @@ class Tally:
                 self.loads += 1
                 self.load_ns += duration
                 self._busy(duration)
+            case events.CompileFinished(
+                purpose="eager" | "op by op", source="xla", duration_ns=duration
+            ):
+                self._compiled(duration)
             case events.CompileFinished(purpose="step", duration_ns=duration):
                 self.compiles += 1
                 self._compiled(duration)
@@ -157,10 +185,23 @@ class Tally:
             case events.FallbackUsed(op=op, site=site):
                 key = (op, str(site or ""))
                 self._fallbacks[key] = self._fallbacks.get(key, 0) + 1
+            case events.OpExecuted(mode="eager" | "op by op" as mode):
+                self._single(event, mode)
+            case events.BarrierFinished(executed=False, eager=True):
+                self.single_mode = "eager"
+                self.idle_barriers += 1
             case events.BarrierFinished():
                 self._barrier(event)
             case events.StepFinished():
                 self.steps += 1
+
+    def _single(self, event: events.OpExecuted, mode: str) -> None:
+        self.single_mode = mode
+        self.single_ops += 1
+        self.single_hits += event.cache_hit
+        self.single_repeats += event.times > 1
+        self.single_ns += event.dispatch_ns
+        self._busy(event.dispatch_ns)
 
     def _compiled(self, duration_ns: int) -> None:
         end = time.perf_counter_ns()

@@ -36,6 +36,26 @@ class Fallback:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SingleOps:
+    """The operations that ran one by one, in eager debug mode or op-by-op mode.
+
+    Attributes:
+        mode: `eager` or `op by op`.
+        ops: How many ran, `cache_hits` of them with an executable from memory.
+        repeats: How many of them had run before since the last barrier.
+        run_ns: Time to hand them over.
+        idle_barriers: Barriers that found nothing left to run.
+    """
+
+    mode: str
+    ops: int = 0
+    cache_hits: int = 0
+    repeats: int = 0
+    run_ns: int = 0
+    idle_barriers: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Strip:
     """Counts and times of one cell.
 
@@ -59,6 +79,7 @@ class Strip:
         interrupted: Whether that was the user's interrupt.
         reasons: Why graphs had to be compiled, in words.
         graph: The pending graph, where it is to be shown.
+        singles: Operations that ran one by one; None in lazy mode.
     """
 
     pending_ops: int = 0
@@ -85,3 +106,4 @@ class Strip:
     interrupted: bool = False
     reasons: tuple[str, ...] = ()
     graph: DrawGraph | None = None
+    singles: SingleOps | None = None

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from lazyrt.ir.graph import Graph
     from lazyrt.ir.node import Leaf, Node, Value
-    from lazyviz.render.strip import Barrier, Fallback, Strip
+    from lazyviz.render.strip import Barrier, Fallback, SingleOps, Strip
 
 Align = Literal["<", ">"]
 
@@ -144,6 +144,8 @@ def strip_parts(strip: Strip) -> list[str]:
     if strip.new_ops:
         pending += f" (+{strip.new_ops:,} here)"
     parts = [pending, plural(strip.live_tensors, "live tensor")]
+    if strip.singles is not None:
+        parts.append(_single_ops(strip.singles, strip.compile_ns))
     if strip.steps:
         parts.append(plural(strip.steps, "step"))
     if strip.compiles:
@@ -169,6 +171,17 @@ def strip_parts(strip: Strip) -> list[str]:
     return parts
 
 
+def _single_ops(singles: SingleOps, compile_ns: int) -> str:
+    """Return the badge of a mode in which ops run one by one, with what they cost."""
+    if not singles.ops:
+        return singles.mode
+    part = f"{singles.mode}: {plural(singles.ops, 'op')} in {duration(singles.run_ns)}"
+    compiled = singles.ops - singles.cache_hits
+    if compiled:
+        part += f", {compiled:,} compiled in {duration(compile_ns)}"
+    return f"{part}, {plural(singles.cache_hits, 'hit')}"
+
+
 def _executed(strip: Strip) -> str:
     done = strip.executions - strip.running
     if done <= 0:
@@ -179,11 +192,27 @@ def _executed(strip: Strip) -> str:
 
 def strip_notes(strip: Strip) -> list[str]:
     """Return what a user may want to act on: barriers, fallbacks, recompiles."""
+    singles = strip.singles
     return [
+        *(_single_notes(singles) if singles is not None else ()),
         *map(barrier_text, strip.barriers),
         *map(fallback_text, strip.fallbacks),
         *(f"compiled: {reason}" for reason in strip.reasons),
     ]
+
+
+def _single_notes(singles: SingleOps) -> list[str]:
+    notes = []
+    if singles.idle_barriers:
+        many = plural(singles.idle_barriers, "barrier")
+        notes.append(f"{many} had no effect: in eager mode each op has run already")
+    if singles.repeats:
+        many = plural(singles.repeats, "op")
+        notes.append(
+            f"{many} executed again: op-by-op mode remembers nothing between reads; "
+            "lazyrt.materialise(t) does"
+        )
+    return notes
 
 
 def barrier_text(barrier: Barrier) -> str:

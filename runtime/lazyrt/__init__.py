@@ -24,6 +24,7 @@ from __future__ import annotations
 from lazyrt import errors
 from lazyrt.api import (
     activity,
+    background_flush,
     begin_cell,
     clear_caches,
     compiled_graphs,
@@ -42,6 +43,7 @@ from lazyrt.api import (
     materialise,
     metrics_report,
     mode,
+    node_values,
     op_by_op_mode,
     pending_graph,
     plan,
@@ -50,6 +52,7 @@ from lazyrt.api import (
     snapshot,
     stand_in,
     sync,
+    times_run,
     wait,
 )
 from lazyrt.config import config
@@ -62,11 +65,12 @@ from lazyrt.observe.live_report import LiveTensor
 from lazyrt.observe.metrics import watch_executions
 
 __all__ = [
-    "Graph", "LazyRuntimeError", "LiveTensor", "activity", "begin_cell", "clear_caches",
-    "compiled_graphs", "config", "counters", "device", "eager_mode", "eager_module",
-    "enable_eager_execution", "errors", "explain", "fallback", "graph_of_step", "in_flight",
-    "is_pending", "live_tensors", "lowers", "mark_step", "materialise", "metrics_report",
-    "mode", "op_by_op_mode", "pending_graph", "plan", "reset_counters",
-    "short_metrics_report", "snapshot", "stand_in", "step", "subscribe", "sync", "wait",
+    "Graph", "LazyRuntimeError", "LiveTensor", "activity", "background_flush", "begin_cell",
+    "clear_caches", "compiled_graphs", "config", "counters", "device", "eager_mode",
+    "eager_module", "enable_eager_execution", "errors", "explain", "fallback", "graph_of_step",
+    "in_flight", "is_pending", "live_tensors", "lowers", "mark_step", "materialise",
+    "metrics_report", "mode", "node_values", "op_by_op_mode", "pending_graph", "plan",
+    "reset_counters", "short_metrics_report", "snapshot", "stand_in", "step", "subscribe",
+    "sync", "times_run", "wait",
     "watch_executions",
 ]  # fmt: skip

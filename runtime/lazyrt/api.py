@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
-from lazyrt.control import automatic, modes
+from lazyrt.control import automatic, flush, modes
 from lazyrt.errors import UsageError
 from lazyrt.execution import cache, compiler, newgraphs, watcher
 from lazyrt.execution.census import CompiledGraph, census
 from lazyrt.execution.executor import barrier, clear_plans, pending_roots
+from lazyrt.execution.node_values import NodeValues
+from lazyrt.execution.node_values import node_values as run_nodes
 from lazyrt.execution.peek import forget_slices
 from lazyrt.frontend import device as _device
 from lazyrt.frontend import reads, record
@@ -19,7 +21,7 @@ from lazyrt.frontend.names import names_of_buffers
 from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.torch_compat import DEVICE_TYPE, is_lazy
 from lazyrt.ir.graph import Graph
-from lazyrt.ir.live import lock
+from lazyrt.ir.live import lock, pending
 from lazyrt.observe import events, live_report
 from lazyrt.observe.metrics import Counters, metrics
 from lazyrt.observe.series import PERCENTILES
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from lazyrt.execution.why.causes import Explanation
+    from lazyrt.ir.node import Node
     from lazyrt.observe.report import Report
 
 events.subscribe(metrics, exact=False)
@@ -47,6 +50,7 @@ eager_mode = modes.eager_mode
 eager_module = modes.eager_module
 enable_eager_execution = modes.enable_eager_execution
 op_by_op_mode = modes.op_by_op_mode
+background_flush = flush.background_flush
 
 
 def device(index: int = 0) -> torch.device:
@@ -108,6 +112,25 @@ def pending_graph(*tensors: torch.Tensor) -> Graph:
         return Graph(
             value for value in values if value is not None and value.node is not None
         )
+
+
+def node_values(*tensors: torch.Tensor, mode: Literal["eager", "lazy"]) -> NodeValues:
+    """Return the value of every node that pending tensors need; their step stays as it is.
+
+    Args:
+        tensors: Lazy tensors; none given means all live ones.
+        mode: `eager` runs each op alone, `lazy` one optimised executable.
+
+    Raises:
+        UsageError: Nothing is pending for them, or there is no such mode.
+    """
+    return run_nodes(pending_graph(*tensors), mode)
+
+
+def times_run(graph: Graph) -> dict[Node, int]:
+    """Return how often op-by-op mode has run each node of a graph since the last barrier."""
+    with lock:
+        return {node: pending.runs.get(node, 0) for node in graph.nodes}
 
 
 def plan(tensor: torch.Tensor) -> str:

@@ -198,7 +198,7 @@ def test_ops_of_a_step_cell_have_the_cells_lines(lab):
             "%lazy grph",
             (
                 "UsageError: %lazy has no subcommand 'grph'. Did you mean %lazy graph? "
-                "It has status, graph, ir, hlo, metrics, live, diff, step, on, off."
+                "It has status, graph, ir, hlo, metrics, live, diff, step, eager, on, off."
             ),
         ),
         (
@@ -247,7 +247,8 @@ def test_ops_of_a_step_cell_have_the_cells_lines(lab):
             "%%lazy graph\nx",
             (
                 "UsageError: %%lazy graph is not a cell magic. %%lazy step [NAME] runs the "
-                "cell as one step; %lazy graph with one % is a line magic."
+                "cell as one step, %%lazy eager runs it in eager debug mode; %lazy graph with "
+                "one % is a line magic."
             ),
         ),
     ],
@@ -290,7 +291,8 @@ NAMESPACE = {"loss": fake_tensor(1.0), "logits": fake_tensor(2.0), "n": 5, "_": 
     [
         ("%lazy ", sorted(magics._SUBCOMMANDS)),
         ("%lazy st", ["status", "step"]),
-        ("%%lazy ", ["step"]),
+        ("%%lazy ", ["eager", "step"]),
+        ("%lazy eager o", ["off", "on"]),
         ("%lazy graph ", ["logits", "loss"]),
         ("%lazy graph los", ["loss"]),
         ("%lazy hlo ", ["logits", "loss", "--stablehlo"]),

@@ -6,7 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from lazyrt.execution.eager import guard
-from lazyrt.frontend import kernels, special
+from lazyrt.frontend import factorisations, kernels, special
 from lazyrt.frontend.buffers import View
 from lazyrt.ir.live import Buffer, leaf_of, lock, pending
 from lazyrt.ir.node import Leaf
@@ -85,7 +85,8 @@ def switch(*, on: bool) -> None:
     with lock:
         if pending.eager is on:
             return
-        for scope in (*kernels.scopes, vars(kernels), vars(special)):
+        written = [vars(module) for module in (kernels, special, factorisations)]
+        for scope in (*kernels.scopes, *written):
             for name, value in names.items():
                 if name in scope:
                     scope[name] = value

@@ -1,0 +1,120 @@
+"""Modes in the notebook: `%lazy eager`, `%%lazy eager`, and what a strip says of them."""
+
+import pytest
+
+import lazyrt
+from lazyrt.observe import events
+from lazyviz.render import text
+from lazyviz.render.strip import SingleOps, Strip
+from lazyviz.tally import Tally
+from tests.conftest import displayed
+
+
+@pytest.fixture(autouse=True)
+def _lazy_again():
+    yield
+    lazyrt.config.set("eager", value=False, origin="default")
+
+
+def run(shell, source):
+    shell.display_pub.outputs.clear()
+    shell.run_cell(source, store_history=True)
+    return displayed(shell)
+
+
+def parts_of(strip):
+    """Return a strip's parts with the times taken out."""
+    return [part.split(" in ")[0] for part in strip.splitlines()[0].split(" · ")]
+
+
+def test_the_magic_switches_the_mode_and_says_who_set_it(lab):
+    """S0.08, S0.12."""
+    on = run(lab, "%lazy eager on")
+    strip = run(lab, "y = (x + 1) * 2")[-1]
+    table = run(lab, "%lazy eager")[0].splitlines()
+    off = run(lab, "%lazy eager off")
+    run(lab, "z = y + 1")
+
+    assert on[0] == "mode: eager, set by %lazy eager on in cell 4"
+    assert parts_of(strip)[2] == "eager: 2 ops"
+    assert strip.startswith("0 pending ops")
+    assert table[0] == on[0]
+    assert any(line.startswith("eager ") and "True" in line for line in table)
+    assert off[0] == "mode: lazy, set by %lazy eager off in cell 7"
+    assert lazyrt.is_pending(lab.user_ns["z"])
+
+
+def test_one_cell_may_be_eager(lab):
+    """S0.08: per cell."""
+    strip = run(lab, "%%lazy eager\ny = x + 1\nmode = lazyrt.mode()")[-1]
+
+    assert lab.user_ns["mode"] == "eager"
+    assert not lazyrt.is_pending(lab.user_ns["y"])
+    assert parts_of(strip)[2] == "eager: 1 op"
+    assert lazyrt.mode() == "lazy"
+
+
+def test_a_barrier_without_an_effect_says_so(lab):
+    """S0.11: nobody need tune a barrier in eager mode."""
+    source = "%%lazy eager\ny = x + 1\nlazyrt.mark_step()\nlazyrt.mark_step()"
+
+    strip = run(lab, source)[-1]
+
+    assert strip.splitlines()[1:] == [
+        "  2 barriers had no effect: in eager mode each op has run already"
+    ]
+
+
+def test_ops_that_ran_again_are_counted(lab):
+    """S0.15: the strip counts them."""
+    source = "a = x + 1\nb = a * 2\nwith lazyrt.op_by_op_mode(): b.cpu(); a.cpu()"
+
+    strip = run(lab, source)[-1]
+
+    assert "op by op: 3 ops" in parts_of(strip)
+    assert strip.splitlines()[1].startswith("  1 op executed again: op-by-op mode")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("%lazy eager maybe", "'maybe' is neither on nor off, so the mode stays lazy"),
+        (
+            "%%lazy eager now\nx + 1",
+            "%%lazy eager takes nothing after it, but got 'now'",
+        ),
+    ],
+)
+def test_a_wrong_word_is_refused(lab, capsys, source, message):
+    run(lab, source)
+
+    assert message in capsys.readouterr().err
+    assert lazyrt.mode() == "lazy"
+
+
+def test_another_threads_background_work_is_not_the_cells():
+    tally = Tally()
+
+    tally.add(
+        events.OpExecuted(
+            node_id=1, op="aten.add.Tensor", mode="background", cache_hit=True, times=1,
+            nbytes=4, dispatch_ns=10,
+        )
+    )  # fmt: skip
+
+    assert tally.seen == 0
+    assert tally.singles is None
+
+
+def test_the_badge_tells_hits_and_compiles():
+    """S0.04, S0.06: how many ops the cache served."""
+    strip = Strip(
+        compile_ns=60_000_000,
+        singles=SingleOps(mode="eager", ops=8, cache_hits=5, run_ns=1_200_000),
+    )
+    nothing = Strip(singles=SingleOps(mode="eager", idle_barriers=1))
+
+    assert text.strip_line(strip) == (
+        "0 pending ops · 0 live tensors · eager: 8 ops in 1.2 ms, 3 compiled in 60 ms, 5 hits"
+    )
+    assert text.strip_line(nothing) == "0 pending ops · 0 live tensors · eager"

@@ -1,0 +1,173 @@
+"""`lazyviz.compare`: the same graph run op by op and optimised, node by node."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import lazyrt
+import lazyviz
+from lazyrt.errors import UsageError
+from lazyrt.observe import events
+from lazyviz import numerics
+from tests.harness import DEVICE, fresh_runtime, recorded
+
+
+@pytest.fixture(autouse=True)
+def _fresh_runtime():
+    with fresh_runtime():
+        yield
+
+
+def stack():
+    """A softmax and layer norm stack, whose numbers depend on fusion."""
+    torch.manual_seed(3)
+    layers = [nn.Linear(64, 64), nn.LayerNorm(64), nn.Softmax(-1)] * 2
+    model = nn.Sequential(*layers).to(DEVICE)
+    x = (10 * torch.randn(16, 64)).to(DEVICE)
+    with torch.no_grad():
+        return model(x) * 1e3
+
+
+def test_each_node_is_compared_and_the_first_over_tolerance_is_marked():
+    """S0.18."""
+    y = stack()
+    eager = lazyrt.node_values(y, mode="eager")
+    lazy = lazyrt.node_values(y, mode="lazy")
+
+    found = lazyviz.compare(eager, lazy, rtol=0, atol=0)
+
+    graph = lazyrt.pending_graph(y)
+    results = [out for node in graph.nodes for out in node.outputs if out is not None]
+    assert len(found.rows) == len(results)
+    assert {row.op for row in found.rows} >= {
+        "aten._softmax.default",
+        "aten.addmm.default",
+    }
+    first = found.first_over
+    assert first is not None
+    before = found.rows[: found.rows.index(first)]
+    assert all(row.max_abs == row.max_ulp == 0 for row in before)
+    assert first.max_abs > 0
+    assert first.max_ulp >= 1
+    marked = [line for line in found.to_text().splitlines() if line.startswith("→")]
+    assert len(marked) == 1
+    assert f"%{first.node_id}" in marked[0]
+    assert "over tolerance, the first is" in found.summary
+    assert found._repr_html_().count("background:") == 1
+
+
+def test_within_the_usual_tolerance_the_runs_agree():
+    y = torch.softmax(torch.ones(3, 4).to(DEVICE) * 2, -1)
+
+    found = lazyviz.compare_modes(y)
+
+    assert found.first_over is None
+    assert found.summary.startswith("2 values agree; the largest difference is ")
+
+
+def test_a_fusion_is_named_with_its_ops():
+    """S0.18: the fusion that a difference comes from."""
+    x = torch.linspace(-3, 3, 200).to(DEVICE)
+    y = torch.tanh(x * 1.7) + torch.exp(x)
+
+    found = lazyviz.compare_modes(y)
+
+    named = [row.fusion for row in found.rows if row.fusion]
+    assert named
+    assert all("fused_computation" in name and " + " in name for name in named)
+    assert any("aten.tanh.default" in name for name in named)
+
+
+def test_comparing_leaves_the_step_as_it_was():
+    """No observer effect."""
+    y = stack()
+    graph = lazyrt.pending_graph()
+    before = lazyrt.counters()
+
+    lazyviz.compare_modes(y)
+
+    assert lazyrt.is_pending(y)
+    assert lazyrt.pending_graph().fingerprint == graph.fingerprint
+    used = lazyrt.counters() - before
+    assert used["compiles"] == used["executions"] == used["barriers"] == 0
+    with recorded(events.GraphCaptured) as captured:
+        lazyrt.mark_step()
+    assert captured[0].fingerprint == graph.fingerprint
+
+
+def test_eager_values_are_those_of_eager_mode():
+    x = torch.linspace(0, 4, 50).to(DEVICE)
+
+    def program():
+        return torch.softmax(x.sin() * 3, -1)
+
+    lazily = program()
+    run = lazyrt.node_values(lazily, mode="eager")
+    with lazyrt.eager_mode():
+        eagerly = program().cpu()
+
+    (root,) = run.graph.roots
+    assert torch.equal(run.values[root], eagerly)
+
+
+def test_memory_stands_side_by_side():
+    """S0.19: eager keeps every value that is still needed, the step only what it returns."""
+    x = torch.ones(256, 256).to(DEVICE)
+    y = ((x * 2 + 1).exp() - x).sum()
+
+    found = lazyviz.compare_modes(y)
+
+    eager, lazy = found.peak_bytes
+    assert eager == 3 * x.untyped_storage().nbytes() or eager >= 3 * 256 * 256 * 4
+    assert lazy < eager
+    assert "peak memory: eager 768 KiB, lazy " in found.to_text()
+
+
+def test_runs_of_different_graphs_are_refused():
+    x = torch.ones(3).to(DEVICE)
+    eager = lazyrt.node_values(x + 1, mode="eager")
+    lazy = lazyrt.node_values(x * 2, mode="lazy")
+
+    with pytest.raises(UsageError, match="runs of two graphs"):
+        lazyviz.compare(eager, lazy)
+
+
+def test_tensors_that_are_computed_have_no_nodes_to_compare():
+    with pytest.raises(UsageError, match="all computed"):
+        lazyrt.node_values(torch.ones(2).to(DEVICE), mode="eager")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        (1.0, 1.0, 0),
+        (1.0, math.nextafter(1.0, 2), 1),
+        (0.0, -0.0, 0),
+        (5e-324, -5e-324, 2),
+        (math.nan, math.nan, 0),
+        (math.nan, 1.0, math.inf),
+    ],
+)
+def test_ulps_count_the_numbers_between_two(a, b, expected):
+    one, other = (torch.tensor([n], dtype=torch.float64) for n in (a, b))
+
+    assert numerics._max_ulp(one, other) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_neighbours_are_one_ulp_apart(dtype):
+    a = torch.tensor([1.0, -2.0], dtype=dtype)
+    step = torch.finfo(dtype).eps
+
+    assert numerics._max_ulp(a, a * (1 + step)) == 1
+
+
+def test_differences_of_infinities_integers_and_nothing():
+    inf = torch.tensor([math.inf, 1.0])
+
+    assert numerics._max_abs(inf, inf) == 0
+    assert numerics._max_abs(torch.tensor([1, 5]), torch.tensor([1, 2])) == 3
+    assert numerics._max_abs(torch.ones(0), torch.ones(0)) == 0
+    assert numerics._max_abs(inf, torch.tensor([math.nan, 1.0])) == math.inf
