@@ -8,7 +8,7 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import families, prints, step, trace
+from benchmarks import families, modes, prints, step, trace
 from benchmarks.pool import BenchmarkError
 
 if TYPE_CHECKING:
@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 
     from benchmarks.report import Report
 
-BENCHMARKS = {"trace": trace, "step": step, "prints": prints, "families": families}
+BENCHMARKS = {
+    "trace": trace,
+    "step": step,
+    "prints": prints,
+    "families": families,
+    "modes": modes,
+}
 
 _EPILOG = """\
 `python -m benchmarks NAME --help` shows a benchmark's options. torch_xla needs an older torch:

@@ -33,7 +33,7 @@ PLACES = (
 )
 
 
-def make_model() -> Any:
+def make_model(layers: int = LAYERS) -> Any:
     """Return the model on the CPU, the same weights each time, without dropout."""
     import torch
 
@@ -45,7 +45,7 @@ def make_model() -> Any:
         config = BertConfig(
             vocab_size=VOCABULARY,
             hidden_size=WIDTH,
-            num_hidden_layers=LAYERS,
+            num_hidden_layers=layers,
             num_attention_heads=HEADS,
             intermediate_size=INNER,
             max_position_embeddings=2 * LENGTH,

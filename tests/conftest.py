@@ -42,6 +42,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs Graphviz: apt-get install graphviz")
     if item.get_closest_marker("browser") and find_browser() is None:
         pytest.skip("needs Chromium: apt-get install chromium")
+    if item.get_closest_marker("lazy_only") and any(
+        os.environ.get(name) for name in ("LAZYVIZ_EAGER", "LAZYVIZ_OPBYOP")
+    ):
+        pytest.skip("asserts what is pending, in lazy mode alone")
 
 
 def find_browser() -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, overload
 
 from lazyrt import jax_compat
 from lazyrt.config import config
@@ -78,6 +78,14 @@ class BackgroundFlush:
 
 _running: BackgroundFlush | None = None
 _switching = threading.Lock()
+
+
+@overload
+def background_flush(seconds: float) -> BackgroundFlush: ...
+
+
+@overload
+def background_flush(seconds: None) -> None: ...
 
 
 def background_flush(seconds: float | None) -> BackgroundFlush | None:
