@@ -128,16 +128,24 @@ def _infer(op: Op, args: tuple[Any, ...], called: torch._ops.OpOverload | None) 
             infer.infer(op, args, called)
         return infer.infer(op, args)
     except (NotImplementedError, DynamicOutputShapeException) as error:
-        reason = f"{op.name} has a result whose shape depends on the data"
-        if torch.Tag.dynamic_output_shape not in op.func.tags:
-            reason = f"torch knows no result type for {op.name}: {error}"
-        raise FallbackNeeded(reason) from error
+        reason = f"torch knows no result type for {op.name}: {error}"
+        raise FallbackNeeded(_data_decides(op) or reason) from error
     except AssertionError as error:
         raise RuntimeError(f"{op.name}: {error}") from error  # as kernels on devices do
     except RuntimeError as error:
+        reason = _data_decides(op)
+        if reason is not None:
+            raise FallbackNeeded(reason) from error
         if str(error).startswith("tensors used as indices must be"):
             raise IndexError(str(error)) from error
         raise
+
+
+def _data_decides(op: Op) -> str | None:
+    """Return why an op cannot be recorded whose result's shape no type tells, else None."""
+    if torch.Tag.dynamic_output_shape not in op.func.tags:
+        return None
+    return f"{op.name} has a result whose shape depends on the data"
 
 
 def _make_node(op: Op, args: tuple[Any, ...], result: Any) -> Node:
