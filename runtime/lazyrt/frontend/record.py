@@ -17,7 +17,7 @@ from lazyrt.frontend import positions as positions_of_slices
 from lazyrt.frontend.infer import Result
 from lazyrt.frontend.result_types import RESULT_TYPES
 from lazyrt.ir.live import lock, pending
-from lazyrt.ir.node import Node, Op, Value
+from lazyrt.ir.node import Node, Op, Value, iter_values
 from lazyrt.lowering.spec import SpecFailure, check_spec, spec_of
 from lazyrt.observe import events
 
@@ -224,7 +224,9 @@ def _lift(op: Op, args: tuple[Any, ...], positions: tuple[int, ...]) -> tuple[An
             numbers.append(arg)
     if not numbers:
         return args
-    where = (op, provenance.call_site(3))
+    # By shape, too: a number that goes with a sequence length varies only as the graph does.
+    shapes = tuple([value.shape for value in iter_values(args)])
+    where = (op, provenance.call_site(3), shapes)
     if not scalars.should_lift(op.cache, args, tuple(numbers), where):
         return args
     lifted = list(args)
