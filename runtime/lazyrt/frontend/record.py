@@ -133,9 +133,9 @@ def _infer(op: Op, args: tuple[Any, ...], called: torch._ops.OpOverload | None) 
     except AssertionError as error:
         raise RuntimeError(f"{op.name}: {error}") from error  # as kernels on devices do
     except RuntimeError as error:
-        reason = _data_decides(op)
-        if reason is not None:
-            raise FallbackNeeded(reason) from error
+        by_data = _data_decides(op)
+        if by_data is not None:
+            raise FallbackNeeded(by_data) from error
         if str(error).startswith("tensors used as indices must be"):
             raise IndexError(str(error)) from error
         raise
