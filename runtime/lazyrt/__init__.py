@@ -56,8 +56,16 @@ from lazyrt.api import (
     wait,
 )
 from lazyrt.config import config
+from lazyrt.control.automatic import optimizer_step
+from lazyrt.control.closures import add_step_closure
+from lazyrt.control.loader import DeviceLoader
+from lazyrt.control.rollback import discard_pending, discarded_graph
+from lazyrt.control.scopes import scope
+from lazyrt.control.status import status
 from lazyrt.control.step import step
+from lazyrt.control.worker import wait_for_closures
 from lazyrt.errors import LazyRuntimeError
+from lazyrt.execution.frozen import frozen
 from lazyrt.ir.graph import Graph
 from lazyrt.lowering.registry import lowers
 from lazyrt.observe.events import subscribe
@@ -65,12 +73,12 @@ from lazyrt.observe.live_report import LiveTensor
 from lazyrt.observe.metrics import watch_executions
 
 __all__ = [
-    "Graph", "LazyRuntimeError", "LiveTensor", "activity", "background_flush", "begin_cell",
-    "clear_caches", "compiled_graphs", "config", "counters", "device", "eager_mode",
-    "eager_module", "enable_eager_execution", "errors", "explain", "fallback", "graph_of_step",
+    "DeviceLoader", "Graph", "LazyRuntimeError", "LiveTensor", "activity", "add_step_closure",
+    "background_flush", "begin_cell", "clear_caches", "compiled_graphs", "config", "counters",
+    "device", "discard_pending", "discarded_graph", "eager_mode", "eager_module",
+    "enable_eager_execution", "errors", "explain", "fallback", "frozen", "graph_of_step",
     "in_flight", "is_pending", "live_tensors", "lowers", "mark_step", "materialise",
-    "metrics_report", "mode", "node_values", "op_by_op_mode", "pending_graph", "plan",
-    "reset_counters", "short_metrics_report", "snapshot", "stand_in", "step", "subscribe",
-    "sync", "times_run", "wait",
-    "watch_executions",
+    "metrics_report", "mode", "node_values", "op_by_op_mode", "optimizer_step", "pending_graph",
+    "plan", "reset_counters", "scope", "short_metrics_report", "snapshot", "stand_in", "status",
+    "step", "subscribe", "sync", "times_run", "wait", "wait_for_closures", "watch_executions",
 ]  # fmt: skip

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
-from lazyrt.control import automatic, flush, modes
+from lazyrt.control import automatic, flush, marks, modes
 from lazyrt.errors import UsageError
 from lazyrt.execution import cache, compiler, newgraphs, watcher
 from lazyrt.execution.census import CompiledGraph, census
-from lazyrt.execution.executor import barrier, clear_plans, pending_roots
+from lazyrt.execution.executor import clear_plans, pending_roots
 from lazyrt.execution.node_values import NodeValues
 from lazyrt.execution.node_values import node_values as run_nodes
 from lazyrt.execution.peek import forget_slices
@@ -39,6 +39,8 @@ automatic.install()
 modes.install()
 newgraphs.set_namer(names_of_buffers)
 
+mark_step = marks.mark_step
+sync = marks.mark_step
 wait = watcher.wait
 in_flight = watcher.in_flight
 live_tensors = live_report.live_tensors
@@ -56,17 +58,6 @@ background_flush = flush.background_flush
 def device(index: int = 0) -> torch.device:
     """Return the lazy torch device; `index` is 0, the only one so far."""
     return torch.device(DEVICE_TYPE, index)
-
-
-def mark_step() -> None:
-    """Run everything pending as one executable; a barrier with nothing pending runs nothing.
-
-    Returns when the work is handed to the device, not when it is done; see `wait`.
-    """
-    barrier("mark_step()", user_site(2))
-
-
-sync = mark_step
 
 
 def materialise(tensor: torch.Tensor) -> torch.Tensor:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _CHOICES: dict[str, tuple[str, ...]] = {
     "read_policy": ("barrier", "peek"),
     "compile_tier": ("optimised", "fast"),
+    "scope_policy": ("error", "split"),
 }
 
 
@@ -85,6 +86,11 @@ class Config:
         peek_memo_bytes: How many bytes of intermediate values a step's peeks may keep.
         max_graphs: Above this many compiled step graphs each new one is logged as a warning with
             its cause; 0, the default, never warns. Environment: LAZYRT_MAX_GRAPHS.
+        scope_policy: What `mark_step()` does inside an open `scope()`: `error` raises, as the
+            original does; `split` ends the scope before the barrier and goes on with it after.
+            Environment: LAZYRT_SCOPE_POLICY.
+        max_async_closures: How many asynchronous step closures may wait; the next one waits
+            for room. Environment: LAZYRT_MAX_ASYNC_CLOSURES.
         progress_after_s: A wait longer than this many seconds shows progress.
         eager: Eager debug mode: each op is compiled and run by itself when it is called.
             Environment: LAZYVIZ_EAGER.
@@ -112,6 +118,12 @@ class Config:
     cache_dir: Path | None = field(default_factory=_default_cache_dir)
     peek_memo_bytes: int = 256 * 2**20
     max_graphs: int = field(default_factory=lambda: _number("LAZYRT_MAX_GRAPHS", 0))
+    scope_policy: Literal["error", "split"] = field(
+        default_factory=lambda: os.environ.get("LAZYRT_SCOPE_POLICY", "error")  # type: ignore[arg-type,return-value]
+    )
+    max_async_closures: int = field(
+        default_factory=lambda: _number("LAZYRT_MAX_ASYNC_CLOSURES", 100)
+    )
     progress_after_s: float = 1.0
     eager: bool = field(default_factory=lambda: _flag("LAZYVIZ_EAGER", default=False))
     op_by_op_reads: bool = field(default_factory=lambda: _op_by_op("READS"))

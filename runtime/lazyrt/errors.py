@@ -6,6 +6,8 @@ LazyRuntimeError (RuntimeError)
 ├── NoLoweringError (NotImplementedError)  an op without a lowering rule
 ├── LoweringError                        a rule failed, or XLA refused its result
 ├── StepSyncError                        a read or barrier where a step forbids it
+├── ScopeError                           a barrier inside an open scope
+├── FrozenError                          a compile where `frozen()` forbids it
 ├── LostValueError                       a tensor whose value was never computed and no longer can be
 └── DeviceError                          tensors of another device or layout in a lazy op
 ```
@@ -15,6 +17,11 @@ here; what to do. Facts that help debugging (the recording line, near names) are
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lazyrt.observe.events import Site
 
 
 class LazyRuntimeError(RuntimeError):
@@ -34,7 +41,41 @@ class LoweringError(LazyRuntimeError):
 
 
 class StepSyncError(LazyRuntimeError):
-    """A read or a barrier in a place where the step forbids it."""
+    """A read or a barrier in a place where the step forbids it.
+
+    Attributes:
+        operation: What the program called, such as `loss.item()`.
+        tensor: The tensor that it read, as the source names it; empty if it is not known.
+        site: The user's line.
+        fix: What to do, in words.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        operation: str = "",
+        tensor: str = "",
+        site: Site | None = None,
+        fix: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.operation = operation
+        self.tensor = tensor
+        self.site = site
+        self.fix = fix
+
+
+class StepSyncWarning(UserWarning):
+    """What a step with `on_read="warn"` says where another one raises StepSyncError."""
+
+
+class ScopeError(LazyRuntimeError):
+    """A barrier inside an open scope, whose ops it would tear apart."""
+
+
+class FrozenError(LazyRuntimeError):
+    """A graph had to be compiled inside `frozen()`."""
 
 
 class LostValueError(LazyRuntimeError):

@@ -214,6 +214,13 @@ def put(array: np.ndarray[Any, Any]) -> Array:
     return data
 
 
+def copy(array: Array) -> Array:
+    """Return a copy of a device array, made by the device; nothing waits for it."""
+    with scope():
+        data: Array = jax.device_put(array, device(), may_alias=False)
+    return data
+
+
 def block(array: Array) -> None:
     """Wait until an array is computed; Ctrl-C gets through."""
     jax.block_until_ready(array)

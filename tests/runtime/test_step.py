@@ -269,8 +269,8 @@ def test_an_empty_step_executes_nothing():
     assert lazyrt.counters()["steps"] == 1
 
 
-def test_a_read_inside_a_step_is_a_barrier_and_costs_nothing_twice():
-    with lazyrt.step():
+def test_an_allowed_read_inside_a_step_is_a_barrier_and_costs_nothing_twice():
+    with lazyrt.step(on_read="allow"):
         y = work()
         assert y.tolist() == [3.0, 3.0]
 

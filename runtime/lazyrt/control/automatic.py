@@ -4,31 +4,78 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from lazyrt.config import config
-from lazyrt.control.step import depth
-from lazyrt.execution.executor import barrier
+from lazyrt.control import marks, status
+from lazyrt.control.rollback import note_optimizer
+from lazyrt.errors import UsageError
 from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.torch_compat import is_lazy
+from lazyrt.ir import active
 
 if TYPE_CHECKING:
     import torch
 
 
+def _before_optimizer_step(
+    optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any
+) -> None:
+    if any(step.undo is not None for step in active.steps()):
+        note_optimizer(optimizer)
+
+
 def _after_optimizer_step(
     optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any
 ) -> None:
-    if depth() or not config.barrier_after_optimizer:
+    if active.innermost() is not None or not config.barrier_after_optimizer:
         return
-    if any(
+    if _updates_lazy(optimizer):
+        marks.mark_quietly("optimizer.step()", user_site(2))
+
+
+def _updates_lazy(optimizer: torch.optim.Optimizer) -> bool:
+    return any(
         is_lazy(parameter)
         for group in optimizer.param_groups
         for parameter in group["params"]
-    ):
-        barrier("optimizer.step()", user_site(2))
+    )
 
 
 def install() -> None:
-    """Let a barrier follow each `optimizer.step()` of lazy parameters outside `step()`."""
+    """Let a barrier follow each `optimizer.step()` outside `step()`; note the last barrier."""
+    status.install()
+    register_optimizer_step_pre_hook(_before_optimizer_step)
     register_optimizer_step_post_hook(_after_optimizer_step)
+
+
+def optimizer_step(
+    optimizer: torch.optim.Optimizer, *, barrier: bool = False, **kwargs: Any
+) -> Any:
+    """Call `optimizer.step(**kwargs)` and return its result.
+
+    The name under which scripts for several replicas reduce gradients first; one replica has
+    none to reduce.
+
+    Args:
+        optimizer: An optimizer of lazy parameters.
+        barrier: Whether a barrier follows in any case, as after `mark_step()`. Without it one
+            follows outside `step()` if `config.barrier_after_optimizer` is set.
+        kwargs: Passed on.
+
+    Raises:
+        UsageError: `optimizer` has no `step` method.
+        StepSyncError: `barrier` is set inside a `step()` that forbids reads.
+    """
+    if not callable(getattr(optimizer, "step", None)):
+        raise UsageError(
+            f"optimizer_step() got {type(optimizer).__name__}, which has no step() method, so "
+            "nothing would be updated. Pass a torch.optim optimizer."
+        )
+    result = optimizer.step(**kwargs)
+    if barrier:
+        marks.mark_step()
+    return result

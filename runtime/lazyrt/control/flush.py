@@ -102,7 +102,7 @@ def background_flush(seconds: float | None) -> BackgroundFlush | None:
     Raises:
         UsageError: `seconds` is not a positive number.
     """
-    global _running  # noqa: PLW0603 - one flush for the process
+    global _running
     if seconds is not None and not seconds > 0:
         raise UsageError(
             f"background_flush({seconds!r}) takes the seconds between two looks, more than 0; "

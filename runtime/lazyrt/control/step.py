@@ -1,16 +1,20 @@
-"""Steps: a block of work that always ends in a barrier."""
+"""Steps: a block of work that always ends in a barrier, and that nothing may cut."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import threading
 import time
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, get_args
 
+from lazyrt.control import closures
+from lazyrt.control.rollback import OnError, Outcome, Undo
 from lazyrt.errors import UsageError
 from lazyrt.execution.executor import barrier
 from lazyrt.frontend.provenance import user_site
+from lazyrt.ir import active
+from lazyrt.ir.active import ActiveStep, OnRead
 from lazyrt.ir.live import pending
 from lazyrt.observe import events
 
@@ -18,21 +22,47 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    from lazyrt.observe.events import Site
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_active = threading.local()
+
+@dataclass(frozen=True, slots=True)
+class _Entered:
+    active: ActiveStep
+    number: int
+    start_ns: int
 
 
 class step:  # noqa: N801 - used like a function: `with step():`, `@step()`
     """Run a block, or each call of a function, as one step: it ends in a barrier.
 
     The barrier comes however the block ends: normally, by `break` or `return`, or by an
-    exception, which reaches the caller unchanged. A step inside a step ends in a barrier of
-    its own. The same object can be used again.
+    exception, which reaches the caller unchanged. Then the step closures run that were queued
+    in it. The same object can be used again.
+
+    What would need a pending value in the middle of the step (`.item()`, `.cpu()`, `if t:`,
+    `torch.save`, `mark_step()`, an op whose shape depends on the data, ...) raises
+    StepSyncError at its line. Prints and peeks pass, and so do reads of tensors that are
+    computed already. A step inside a step ends in a barrier of its own, and what it computed
+    can be read; `on_read` is inherited from the step around it, `on_error` is not.
 
     Args:
         name: Shown in strips and reports.
+        step_num: A number of the user's own, for the timeline.
+        on_read: `error`, `warn` (StepSyncWarning) or `allow`, which lets a read cut the step.
+            None takes that of the step around this one, `error` if there is none.
+        on_error: What happens to the step's work when an exception ends it. `flush` runs it.
+            `discard` drops what has not run, so that in-place updates do not happen.
+            `rollback` also gives every tensor the data of the start, bit by bit, and resets
+            random numbers; it keeps all of that data until the end of the step, and runs what
+            was pending before the step first. Both restore the state of optimizers that
+            stepped. Other changes of Python objects stay. A failing barrier is no case for
+            it: it leaves everything pending.
+
+    Raises:
+        UsageError: An argument that is none of these.
 
     Example:
         >>> import lazyrt, torch
@@ -43,21 +73,48 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`
         False
     """
 
-    def __init__(self, name: str | None = None) -> None:
+    def __init__(
+        self,
+        name: str | None = None,
+        step_num: int | None = None,
+        *,
+        on_read: OnRead | None = None,
+        on_error: OnError = "flush",
+    ) -> None:
         if name is not None and not isinstance(name, str):
             raise UsageError(
                 f"step() got {name!r} as its name, which is {type(name).__name__}, not text. "
                 "To decorate a function, call it: `@step()`."
             )
+        _check_choice("on_read", on_read, (*get_args(OnRead), None))
+        _check_choice("on_error", on_error, get_args(OnError))
         self.name = name
-        self._starts: list[tuple[int, int]] = []
+        self.step_num = step_num
+        self.on_read: OnRead | None = on_read
+        self.on_error: OnError = on_error
+        self._function = ""
+        self._entered: list[_Entered] = []
 
     def __enter__(self) -> Self:
+        around = active.innermost()
+        site = user_site(2)
+        opened = ActiveStep(
+            name=self.name,
+            site=site,
+            on_read=self.on_read or (around.on_read if around is not None else "error"),
+            function=self._function,
+            undo=None if self.on_error == "flush" else Undo(self.on_error, site),
+        )
         now = time.perf_counter_ns()
-        self._starts.append((pending.number, now))
-        _active.depth = depth() + 1
+        self._entered.append(_Entered(opened, pending.number, now))
+        active.enter(opened)
         events.emit(
-            events.StepStarted(step=pending.number, name=self.name, time_ns=now)
+            events.StepStarted(
+                step=pending.number,
+                name=self.name,
+                time_ns=now,
+                step_num=self.step_num,
+            )
         )
         return self
 
@@ -67,24 +124,54 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        number, start = self._starts.pop()
-        _active.depth = depth() - 1
-        label = f"end of step {self.name}" if self.name else "end of step"
+        entered = self._entered.pop()
+        opened = entered.active
+        active.leave(opened)
+        outcome: Outcome = "run"
         try:
-            barrier(label, user_site(2))
-        except Exception as failure:
             if error is None:
-                raise
-            error.add_note(f"the barrier at the end of the step failed too: {failure}")
+                self._finish(opened, user_site(2))
+            else:
+                outcome = self._recover(opened, error, user_site(2))
         finally:
             events.emit(
                 events.StepFinished(
-                    step=number,
+                    step=entered.number,
                     name=self.name,
                     failed=error is not None,
-                    duration_ns=time.perf_counter_ns() - start,
+                    duration_ns=time.perf_counter_ns() - entered.start_ns,
+                    step_num=self.step_num,
+                    outcome=outcome,
                 )
             )
+
+    def _finish(self, opened: ActiveStep, site: Site | None) -> None:
+        if opened.undo is not None:
+            opened.undo.forget()
+        closures.raise_failure()
+        barrier(self._label, site)
+        closures.run(opened.closures)
+
+    def _recover(
+        self, opened: ActiveStep, error: BaseException, site: Site | None
+    ) -> Outcome:
+        closures.note_dropped(error, opened.closures)
+        try:
+            if opened.undo is not None:
+                outcome: Outcome = opened.undo.apply(self._title, error, site)
+                return outcome
+            barrier(self._label, site)
+        except Exception as failure:  # noqa: BLE001 - the user's error goes first
+            error.add_note(f"the barrier at the end of the step failed too: {failure}")
+        return "run"
+
+    @property
+    def _title(self) -> str:
+        return f"the step {self.name!r}" if self.name else "the step"
+
+    @property
+    def _label(self) -> str:
+        return f"end of step {self.name}" if self.name else "end of step"
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate a function or a coroutine function.
@@ -100,24 +187,37 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`
                 f"@step() cannot decorate the generator function {function.__qualname__}: its "
                 "body runs in pieces. Put `with step():` around the work between two yields."
             )
-        name = self.name or function.__qualname__
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)
             async def run_async(*args: P.args, **kwargs: P.kwargs) -> Any:
-                with step(name):
+                with self._of(function):
                     return await function(*args, **kwargs)
 
             return run_async  # type: ignore[return-value]
 
         @functools.wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            with step(name):
+            with self._of(function):
                 return function(*args, **kwargs)
 
         return run
 
+    def _of(self, function: Callable[..., Any]) -> step:
+        """Return the step of one call of a decorated function."""
+        found = step(
+            self.name or function.__qualname__,
+            self.step_num,
+            on_read=self.on_read,
+            on_error=self.on_error,
+        )
+        found._function = function.__qualname__
+        return found
 
-def depth() -> int:
-    """Return how many steps this thread is in."""
-    return getattr(_active, "depth", 0)
+
+def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    if value not in choices:
+        raise UsageError(
+            f"step() got {name}={value!r}, so what it should do is not known. It takes one of "
+            f"{', '.join(repr(choice) for choice in choices)}."
+        )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,9 @@ from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.execution import compiler, newgraphs, op_by_op, watcher
 from lazyrt.execution.census import CompiledGraph, Run, census
+from lazyrt.execution.frozen import check_frozen
 from lazyrt.execution.interrupts import deferred_interrupt
+from lazyrt.ir import active
 from lazyrt.ir.fingerprint import Canonical, canonicalise
 from lazyrt.ir.live import (
     Buffer,
@@ -73,17 +76,25 @@ class Plan:
 _plans: dict[Any, Plan] = {}
 
 
-def barrier(cause: str, site: Site | None = None) -> bool:
+def barrier(
+    cause: str,
+    site: Site | None = None,
+    tensor: str = "",
+    caller: Site | None = None,
+) -> bool:
     """Run everything that is pending; return whether there was anything to run.
 
     Args:
         cause: Why, for events: `mark_step()`, `end of step`, `read by .item()`, ...
         site: Where in the user's code.
+        tensor: What was read, as the user's source names it.
+        caller: The library's line that called the user's, for a callback.
     """
     with lock:
         start = time.perf_counter_ns()
         live, wanted, kept = _collect()
         number, nodes = pending.number, 0
+        repeats: tuple[events.Repeat, ...] = ()
         if wanted and config.op_by_op_barriers:
             values, nodes = op_by_op.compute(wanted)
             with deferred_interrupt():
@@ -92,6 +103,7 @@ def barrier(cause: str, site: Site | None = None) -> bool:
             donated = _donated(kept)
             plan = _plan(wanted, donated, start, (cause, site))
             nodes = len(plan.graph.nodes)
+            repeats = _repeats(plan.graph)
             with deferred_interrupt():
                 results = _run(plan)
                 _commit(live, wanted, results, _note_run(plan))
@@ -99,6 +111,7 @@ def barrier(cause: str, site: Site | None = None) -> bool:
             _commit(live, wanted, (), None)
         newgraphs.note_barrier(cause, site)
         pending.activity += bool(wanted)
+        step = active.innermost()
         events.emit(
             events.BarrierFinished(
                 step=number,
@@ -109,9 +122,28 @@ def barrier(cause: str, site: Site | None = None) -> bool:
                 executed=bool(wanted),
                 duration_ns=time.perf_counter_ns() - start,
                 eager=pending.eager,
+                tensor=tensor,
+                cut=(step.name or "") if step is not None and wanted else None,
+                caller=caller,
+                repeats=repeats,
             )
         )
     return bool(wanted)
+
+
+def _repeats(graph: Canonical) -> tuple[events.Repeat, ...]:
+    """Return what of a graph the peeks since the last barrier have computed already."""
+    if not pending.peeks:
+        return ()
+    peeked = pending.peeked
+    counts = Counter(peeked[node] for node in graph.nodes if node in peeked)
+    return tuple(
+        events.Repeat(
+            tensor=tensor, site=site, nodes=counts[number], duration_ns=duration
+        )
+        for number, (tensor, site, duration) in enumerate(pending.peeks)
+        if counts[number]
+    )
 
 
 def pending_roots() -> list[Value]:
@@ -226,6 +258,7 @@ def _make_plan(
         events.emit(events.CacheHit(fingerprint=graph.fingerprint, step=pending.number))
     else:
         record = newgraphs.describe(graph, donated_args, record, boundary, fast=fast)
+        check_frozen(len(graph.nodes), record.cause)
         with census.compiling(key, record):
             executable = compiler.compile_graph(
                 graph, donated_args, fast=fast, purpose="step", reason=record.cause

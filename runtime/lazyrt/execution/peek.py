@@ -37,12 +37,13 @@ _MAX_SLICES = 2_000
 _slices: dict[Value, Plan] = {}
 
 
-def peek_value(value: Value, site: Site | None = None) -> Any:
+def peek_value(value: Value, site: Site | None = None, tensor: str = "") -> Any:
     """Return the device array of a value of the pending step.
 
     Args:
         value: A pending value, or a leaf of kind `data`.
         site: Who asked, for events.
+        tensor: What the user's source calls it, for events.
     """
     with lock:
         start = time.perf_counter_ns()
@@ -50,7 +51,7 @@ def peek_value(value: Value, site: Site | None = None) -> Any:
             return pending.inputs[value.position]
         known = pending.memo.get(value)
         if known is not None:
-            _tell(value, "memo", 0, 1, start, site)
+            _tell(value, "memo", 0, 1, start, site, tensor)
             return known
         cone, known_operands = cone_of((value,), pending.memo)
         reused = len(known_operands)
@@ -63,7 +64,8 @@ def peek_value(value: Value, site: Site | None = None) -> Any:
             strategy = "op by op"
             found = _run_op_by_op(value, cone)
         pending.activity += 1
-        _tell(value, strategy, len(cone), reused, start, site)
+        pending.note_peek(cone, tensor, site, time.perf_counter_ns() - start)
+        _tell(value, strategy, len(cone), reused, start, site, tensor)
         return found
 
 
@@ -150,6 +152,7 @@ def _tell(
     reused: int,
     start: int,
     site: Site | None,
+    tensor: str,
 ) -> None:
     events.emit(
         events.TensorMaterialised(
@@ -159,5 +162,6 @@ def _tell(
             reused=reused,
             duration_ns=time.perf_counter_ns() - start,
             site=site,
+            tensor=tensor,
         )
     )

@@ -14,6 +14,7 @@ from lazyrt.frontend import (
     device_guard,
     dlpack,
     generators,
+    guard,
     provenance,
     reads,
     record,
@@ -127,6 +128,7 @@ class DeviceModule:
 
     def synchronize(self, device: Any = None) -> None:
         """Run what is pending and wait until the device is idle."""
+        guard.check_barrier("torch.lazyrt.synchronize()")
         barrier("torch.lazyrt.synchronize()", provenance.user_site(2))
         watcher.wait()
 
@@ -268,7 +270,7 @@ def _patch() -> None:
     compat.patch_tensor_method("__format__", _format)
     compat.patch_backward()
     compat.patch_module_conversion()
-    compat.patch_pickling(_value_for_pickle)
+    compat.patch_pickling(reads.value_to_save)
     storages.install()
     dlpack.install()
 
@@ -303,7 +305,3 @@ def _format(original: Any, self: torch.Tensor, spec: str) -> str:
     if self.dim() == 0:
         return str(reads.peek(self, provenance.user_site(2)).item())
     return str(original(self, spec))
-
-
-def _value_for_pickle(tensor: torch.Tensor) -> torch.Tensor:
-    return reads.peek(tensor, provenance.user_site(2))

@@ -13,6 +13,7 @@ import torch
 
 from lazyrt.execution.executor import barrier
 from lazyrt.frontend import generators, provenance
+from lazyrt.frontend.guard import check_shape
 from lazyrt.frontend.torch_compat import DEVICE_TYPE, is_lazy
 from lazyrt.observe import events
 
@@ -30,9 +31,15 @@ def run_on_cpu(
         args: Positional arguments.
         kwargs: Keyword arguments.
         reason: Why there is no lowering, for the event.
+
+    Raises:
+        StepSyncError: The shape of the result depends on the data, inside a step that forbids
+            reads.
     """
     site = provenance.user_site(2)
     if _any_lazy([args, kwargs]):
+        if torch.Tag.dynamic_output_shape in func.tags:
+            check_shape(str(func))
         barrier(f"CPU fallback of {func}", site)
     events.emit(events.FallbackUsed(op=str(func), reason=reason, site=site))
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []

@@ -58,7 +58,7 @@ def user_site(depth: int = 1) -> Site | None:
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
         if not is_library(frame.f_code):
-            return _site(frame)
+            return site_of(frame)
         frame = frame.f_back
     return None
 
@@ -86,6 +86,29 @@ def called_by_package(depth: int = 1) -> bool:
     if frame is None:
         return False
     return _is_installed(frame.f_code.co_filename)
+
+
+def library_caller(depth: int = 1) -> Site | None:
+    """Return the line of an installed package that called back the innermost user code.
+
+    None unless other user code had called the package: a shell or a test runner is no such.
+    """
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None and is_library(frame.f_code):
+        frame = frame.f_back
+    caller = frame.f_back if frame is not None else None
+    if caller is None or not _is_installed(caller.f_code.co_filename):
+        return None
+    frame = caller
+    while frame is not None:
+        if not is_library(frame.f_code) and not _is_launcher(frame.f_code.co_filename):
+            return site_of(caller)
+        frame = frame.f_back
+    return None
+
+
+def _is_launcher(name: str) -> bool:
+    return Path(name).parent.name in {"bin", "Scripts"}
 
 
 def is_library(code: CodeType) -> bool:
@@ -129,7 +152,7 @@ def capture(args: Any, depth: int = 2) -> Provenance:
             if isinstance(module, torch.nn.Module):
                 modules.append(module)
         elif len(stack) < _MAX_STACK and not is_library(code):
-            stack.append(_site(frame))
+            stack.append(site_of(frame))
         frame = frame.f_back
     stack.reverse()
     site = stack[-1] if stack else None
@@ -163,7 +186,8 @@ def _newest_forward(args: Any) -> Provenance | None:
     return newest.provenance if newest is not None else None
 
 
-def _site(frame: FrameType) -> Site:
+def site_of(frame: FrameType) -> Site:
+    """Return the place that a frame is at."""
     key = (frame.f_code, frame.f_lineno)
     site = _sites.get(key)
     if site is None:

@@ -15,6 +15,8 @@ from lazyrt.execution.executor import barrier
 from lazyrt.execution.peek import peek_value
 from lazyrt.frontend import provenance
 from lazyrt.frontend.buffers import State, View, state_of, value_of
+from lazyrt.frontend.callsite import user_call
+from lazyrt.frontend.guard import check_read
 from lazyrt.frontend.infer import call_arguments
 from lazyrt.frontend.torch_compat import is_lazy
 from lazyrt.ir.live import Buffer, Lost, exempt, lock, pending
@@ -66,6 +68,9 @@ def read(tensor: torch.Tensor, how: str) -> torch.Tensor:
     Args:
         tensor: A lazy tensor.
         how: What the program called, such as `.item()`.
+
+    Raises:
+        StepSyncError: It is pending inside a step that forbids reads.
     """
     site = provenance.user_site(2)
     with lock:
@@ -86,17 +91,23 @@ def _start_read(tensor: torch.Tensor, how: str, site: Site | None) -> Any:
     state = state_of(tensor)
     if not state.is_pending:
         return _start_peek(tensor, site)
+    if at_debugger_prompt():
+        return _start_peek(tensor, site)
+    is_library = provenance.called_by_package(3)
     if config.op_by_op_reads:  # the whole cone, whatever earlier reads have run of it
+        if not is_library:
+            check_read(how, type_text(tuple(tensor.shape), tensor.dtype))
         value = state.value
         assert value is not None
         return op_by_op.compute((value,))[0][value]
-    if config.read_policy == "peek" or at_debugger_prompt():
-        return _start_peek(tensor, site)
-    if provenance.called_by_package(3):
+    if is_library:
         found = _small_check(tensor, state, site)
         if found is not None:
             return found
-    barrier(f"read by {how}", site)
+    check_read(how, type_text(tuple(tensor.shape), tensor.dtype))
+    if config.read_policy == "peek":
+        return _start_peek(tensor, site)
+    barrier(f"read by {how}", site, user_call().tensor)
     return _start_peek(tensor, site)
 
 
@@ -111,7 +122,7 @@ def _start_peek(tensor: torch.Tensor, site: Site | None) -> Any:
         return _chain(state)
     value = state.value
     assert value is not None
-    return peek_value(value, site)
+    return peek_value(value, site, user_call().tensor)
 
 
 def _finish(found: Any, tensor: torch.Tensor, site: Site | None) -> torch.Tensor:
@@ -122,6 +133,20 @@ def _finish(found: Any, tensor: torch.Tensor, site: Site | None) -> torch.Tensor
     if isinstance(found, _Chain):
         return _view_on_host(found, site)
     return _fetch(found, tensor, site)
+
+
+def value_to_save(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a lazy tensor's value for a checkpoint or a pickle, as a new CPU tensor.
+
+    Raises:
+        StepSyncError: It is pending inside a step: the file would hold a mixture of the step's
+            old and new values.
+    """
+    with lock:
+        state = state_of(tensor)
+        if state.is_pending and not at_debugger_prompt():
+            check_read("save", type_text(tuple(tensor.shape), tensor.dtype))
+    return peek(tensor, provenance.user_site(2))
 
 
 _MAX_CHECK_NODES = 32

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from lazyrt.ir.node import Node
+    from lazyrt.observe.events import Site
 
 lock = threading.RLock()
 
@@ -128,6 +129,7 @@ class PendingStep:
         rng: One (seed, offset) pair for each random op, in order of recording.
         transient: Buffers of CPU numbers that ops read; they live as long as the step.
         memo: Values that peeks have computed.
+        peeks: What those peeks were, and `peeked` which of them ran a node first.
         writes: In-place ops.
         number: Barriers so far.
         runs: How often op-by-op mode has run each node, once it has run any.
@@ -147,6 +149,8 @@ class PendingStep:
         self.memo: dict[Value, Any] = {}
         self.memo_bytes = 0
         self.runs: dict[Node, int] = {}
+        self.peeks: list[tuple[str, Site | None, int]] = []
+        self.peeked: dict[Node, int] = {}
         self.number = 0
         self.writes = 0
         self.eager = False
@@ -196,6 +200,22 @@ class PendingStep:
         self.memo = {}
         self.memo_bytes = 0
         self.runs = {}
+        self.forget_peeks()
+
+    def note_peek(
+        self, cone: list[Node], tensor: str, site: Site | None, duration_ns: int
+    ) -> None:
+        """Remember which nodes a peek has run, for telling what a barrier runs again."""
+        number = len(self.peeks)
+        self.peeks.append((tensor, site, duration_ns))
+        for node in cone:
+            self.peeked.setdefault(node, number)
+
+    def forget_peeks(self) -> None:
+        """Forget which nodes peeks have run."""
+        if self.peeks:
+            self.peeks = []
+            self.peeked = {}
 
 
 pending = PendingStep()

@@ -12,6 +12,7 @@ compared by identity.
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -208,6 +209,11 @@ _SHORT = {
     torch.uint8: "u8", torch.bool: "bool", torch.complex64: "c64", torch.complex128: "c128",
     torch.uint16: "u16", torch.uint32: "u32", torch.uint64: "u64",
 }  # fmt: skip
+
+
+def nbytes_of(value: Value) -> int:
+    """Return the size of a value's data, in bytes."""
+    return math.prod(value.shape) * value.dtype.itemsize
 
 
 def type_text(shape: tuple[int, ...], dtype: torch.dtype) -> str:

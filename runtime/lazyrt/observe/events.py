@@ -213,6 +213,7 @@ class TensorMaterialised(Event):
             `op by op`.
         nodes: Nodes that were run.
         reused: Values that were known from an earlier peek.
+        tensor: What was looked at, as the user's source names it; empty if not known.
     """
 
     node_id: int | None
@@ -221,6 +222,7 @@ class TensorMaterialised(Event):
     reused: int
     duration_ns: int
     site: Site | None = None
+    tensor: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +235,23 @@ class FallbackUsed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Repeat:
+    """Ops that a peek had computed before the step ran them again.
+
+    Attributes:
+        tensor: What was looked at, as the user's source names it; empty if not known.
+        site: Where.
+        nodes: How many ops of the step the peek had run.
+        duration_ns: How long the peek took.
+    """
+
+    tensor: str
+    site: Site | None
+    nodes: int
+    duration_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BarrierFinished(Event):
     """Everything pending was executed.
 
@@ -240,6 +259,11 @@ class BarrierFinished(Event):
         cause: `mark_step()`, `end of step`, `read by .item()`, `optimizer.step()`, ...
         executed: False for an empty barrier.
         eager: Whether eager debug mode was on: then there is nothing left to run.
+        tensor: What was read, as the user's source names it; empty for other causes.
+        cut: Name of the `step()` that this barrier cut in two, empty for a nameless one; None
+            where it cut none.
+        caller: The library's line that called the user's line, for a barrier in a callback.
+        repeats: Ops that ran twice because something was looked at before this barrier.
     """
 
     step: int
@@ -250,25 +274,103 @@ class BarrierFinished(Event):
     executed: bool
     duration_ns: int
     eager: bool = False
+    tensor: str = ""
+    cut: str | None = None
+    caller: Site | None = None
+    repeats: tuple[Repeat, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkLeft(Event):
+    """A loop was left early, and what it had recorded since the last barrier is still pending.
+
+    Attributes:
+        nodes: Pending ops; they run at the next barrier.
+        nbytes: Size of the tensors that they will make.
+        site: The line that left the loop.
+    """
+
+    nodes: int
+    nbytes: int
+    site: Site | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkDropped(Event):
+    """Pending ops were dropped and will not run.
+
+    Attributes:
+        nodes: How many.
+        cause: `discard_pending()`, or the policy and the exception of a step.
+        restored: Tensors that a rollback gave their earlier data back.
+    """
+
+    nodes: int
+    cause: str
+    site: Site | None
+    restored: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosureFinished(Event):
+    """A step closure ran.
+
+    Attributes:
+        name: Qualified name of the function.
+        site: Where it was queued.
+        waited_ns: From its step's barrier to its start.
+        duration_ns: How long it took.
+    """
+
+    name: str
+    site: Site | None
+    asynchronous: bool
+    failed: bool
+    waited_ns: int
+    duration_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScopeFinished(Event):
+    """A `scope()` was closed, or split by a barrier.
+
+    Attributes:
+        path: The labels of the scope and of those around it, joined by `/`.
+        part: 1, or the number of the piece that a barrier made of it.
+    """
+
+    path: str
+    site: Site | None
+    part: int
+    started_ns: int
+    duration_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepStarted(Event):
-    """A `step()` block was entered."""
+    """A `step()` block was entered; `step_num` is the number that the user gave it."""
 
     step: int
     name: str | None
     time_ns: int
+    step_num: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFinished(Event):
-    """A `step()` block ended in its barrier."""
+    """A `step()` block ended.
+
+    Attributes:
+        failed: Whether an exception ended it.
+        outcome: What became of its work: `run`, `discarded` or `rolled back`.
+    """
 
     step: int
     name: str | None
     duration_ns: int
     failed: bool
+    step_num: int | None = None
+    outcome: Literal["run", "discarded", "rolled back"] = "run"
 
 
 Listener = Callable[[Event], None]

@@ -1,0 +1,166 @@
+"""Step closures: calls that are put off until the values that they need are there.
+
+A closure runs in the step that queued it: right after its barrier, in the order of queueing,
+whatever their number in one execution. An asynchronous one runs on a thread of its own, which
+keeps the order too, while the program goes on with the next step.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lazyrt.control import worker
+from lazyrt.errors import UsageError
+from lazyrt.frontend.provenance import user_site
+from lazyrt.ir import active
+from lazyrt.observe import events
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from lazyrt.observe.events import Site
+
+
+@dataclass(eq=False, slots=True)
+class Closure:
+    """One call that waits.
+
+    Attributes:
+        function: What to call.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        site: Where it was queued.
+        asynchronous: Whether it runs on the thread of closures.
+        due_ns: When its step's barrier had been handed over; 0 before.
+    """
+
+    function: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    site: Site | None
+    asynchronous: bool
+    due_ns: int = field(default=0)
+
+    @property
+    def name(self) -> str:
+        """The function's qualified name."""
+        return str(getattr(self.function, "__qualname__", repr(self.function)))
+
+    def run(self) -> None:
+        """Call the function; an exception gets a note that says where it was queued."""
+        started = time.perf_counter_ns()
+        failed = True
+        try:
+            self.function(*self.args, **self.kwargs)
+            failed = False
+        except BaseException as error:
+            error.add_note(f"raised in {self}")
+            raise
+        finally:
+            events.emit(
+                events.ClosureFinished(
+                    name=self.name,
+                    site=self.site,
+                    asynchronous=self.asynchronous,
+                    failed=failed,
+                    waited_ns=started - self.due_ns,
+                    duration_ns=time.perf_counter_ns() - started,
+                )
+            )
+
+    def __str__(self) -> str:
+        kind = "asynchronous step closure" if self.asynchronous else "step closure"
+        return f"the {kind} {self.name} that was queued at {self.site}"
+
+
+# Closures queued outside of any step; those of a step wait in the step itself.
+_outside: list[Closure] = []
+
+
+def add_step_closure(
+    function: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    run_async: bool = False,
+) -> None:
+    """Call a function at the end of the current step, when its values are there.
+
+    Tensors in `args` make no barrier of their own: all closures of a step share its one
+    execution. Inside `step()` they run right after its block; elsewhere after the next
+    `mark_step()`, `optimizer.step()` or batch of a `DeviceLoader`. A step that ends in an
+    exception drops them.
+
+    Args:
+        function: Called as `function(*args, **kwargs)`; its result is ignored.
+        args: Positional arguments. A synchronous closure sees the values of the end of its
+            step; so does an asynchronous one, which gets copies of its own.
+        kwargs: Keyword arguments.
+        run_async: Call it on another thread. At most `config.max_async_closures` wait; the
+            next mark raises what a closure raised.
+
+    Raises:
+        UsageError: `function` cannot be called.
+
+    Example:
+        >>> import lazyrt, torch
+        >>> with lazyrt.step():
+        ...     loss = torch.ones(2, device="lazyrt").sum()
+        ...     lazyrt.add_step_closure(lambda t: print(t.item()), (loss,))
+        2.0
+    """
+    if not callable(function):
+        raise UsageError(
+            f"add_step_closure() got {function!r}, which cannot be called, so there would be "
+            "nothing to run at the end of the step. Pass the function and its arguments "
+            "apart: add_step_closure(print, (loss,))."
+        )
+    closure = Closure(
+        function, tuple(args), dict(kwargs or {}), user_site(2), run_async
+    )
+    step = active.innermost()
+    (_outside if step is None else step.closures).append(closure)
+
+
+def run_queued() -> None:
+    """Run what was queued outside of steps; called after a barrier."""
+    if _outside:
+        waiting = _outside.copy()
+        _outside.clear()
+        run(waiting)
+
+
+def run(waiting: list[Closure]) -> None:
+    """Run closures in order; after one that raises, the rest of the step's are dropped."""
+    now = time.perf_counter_ns()
+    for position, closure in enumerate(waiting):
+        closure.due_ns = now
+        try:
+            if closure.asynchronous:
+                worker.submit(closure)
+            else:
+                closure.run()
+        except BaseException as error:
+            note_dropped(error, waiting[position + 1 :])
+            raise
+
+
+def note_dropped(error: BaseException, dropped: list[Closure]) -> None:
+    """Say in an exception which closures will not run because of it."""
+    if dropped:
+        names = ", ".join(closure.name for closure in dropped)
+        error.add_note(f"step closures that were dropped with this step: {names}")
+
+
+def raise_failure() -> None:
+    """Raise what an asynchronous closure raised, once, with its own traceback."""
+    failure = worker.take_failure()
+    if failure is not None:
+        raise failure
+
+
+def queued() -> int:
+    """Return how many closures wait for the end of a step."""
+    return len(_outside) + sum(len(step.closures) for step in active.steps())

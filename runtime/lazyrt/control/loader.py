@@ -1,0 +1,213 @@
+"""Batches on the device, each moved there before it is needed, with the marks of a training loop."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
+
+from lazyrt.control import marks
+from lazyrt.errors import UsageError
+from lazyrt.execution.executor import pending_roots
+from lazyrt.frontend.provenance import user_site
+from lazyrt.frontend.torch_compat import DEVICE_TYPE
+from lazyrt.ir import active
+from lazyrt.ir.graph import Graph
+from lazyrt.ir.live import pending
+from lazyrt.ir.node import nbytes_of
+from lazyrt.observe import events
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+T = TypeVar("T")
+
+_MAX_DEPTH = 8
+_JOIN_S = 5.0
+_NONE: Any = object()
+
+
+class DeviceLoader(Generic[T]):
+    """Iterate over batches on the lazy device, with a barrier before each batch and at the end.
+
+    For n batches those are n + 1 marks and n executions: the mark before the first batch has
+    nothing to run. Inside `step()` the loader leaves the barriers to the step. With a `step()`
+    in the loop's body its marks find nothing to run and cost a few microseconds.
+
+    A loop that is left early (`break`, `return`) leaves what it recorded pending: a `WorkLeft`
+    event names the line, and `discard_pending()` drops it.
+
+    The loader runs on the thread that prefetches, so what it draws from torch's CPU generator
+    is not in order with what the loop's body draws from it; `prefetch=0` keeps both on one.
+
+    Args:
+        loader: Batches: tensors, or lists, tuples, dicts and objects with `.to()` of them.
+        device: Where they go: the lazy device.
+        prefetch: How many batches are moved ahead, on a thread of their own; 0 moves each
+            when it is asked for.
+        batches_per_execution: How many batches share one execution.
+
+    Raises:
+        UsageError: A count that is too small, or a loader that cannot be iterated.
+
+    Example:
+        >>> import lazyrt, torch
+        >>> for batch in lazyrt.DeviceLoader([torch.ones(2), torch.zeros(2)]):
+        ...     print(batch.device, batch.sum().item())
+        lazyrt:0 2.0
+        lazyrt:0 0.0
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[T],
+        device: torch.device | str = DEVICE_TYPE,
+        *,
+        prefetch: int = 2,
+        batches_per_execution: int = 1,
+    ) -> None:
+        if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+            raise UsageError(
+                f"DeviceLoader got {type(loader).__name__} {loader!r:.60}, which cannot be "
+                "iterated, so there are no batches. Pass a DataLoader or a list of batches."
+            )
+        _check_count("prefetch", prefetch, 0)
+        _check_count("batches_per_execution", batches_per_execution, 1)
+        self.loader = loader
+        self.device = torch.device(device)
+        self.prefetch = prefetch
+        self.batches_per_execution = batches_per_execution
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[T]:
+        batches = self._moved()
+        count = number = 0
+        try:
+            while True:
+                if count % self.batches_per_execution == 0:
+                    self._mark()  # first, so that the device works while the host loads
+                batch = next(batches, _NONE)
+                if batch is _NONE:
+                    break
+                count, number = count + 1, pending.number
+                yield batch
+        except GeneratorExit:
+            _tell_left(number)
+            raise
+        finally:
+            batches.close()
+        if count % self.batches_per_execution:
+            self._mark()
+
+    def _mark(self) -> None:
+        if active.innermost() is None:
+            marks.mark_quietly("loader", user_site(3))
+
+    def _moved(self) -> Any:
+        if not self.prefetch:
+            return (to_device(batch, self.device) for batch in self.loader)
+        return _prefetched(self.loader, self.device, self.prefetch)
+
+
+def to_device(thing: Any, device: torch.device, depth: int = 0) -> Any:
+    """Return a batch with its tensors on `device`; other things stay as they are."""
+    if isinstance(thing, torch.Tensor):
+        return thing.to(device)
+    if depth >= _MAX_DEPTH:
+        return thing
+    if isinstance(thing, tuple) and hasattr(thing, "_fields"):
+        return type(thing)(*(to_device(part, device, depth + 1) for part in thing))
+    if type(thing) in {list, tuple}:
+        return type(thing)([to_device(part, device, depth + 1) for part in thing])
+    if type(thing) is dict:
+        return {key: to_device(part, device, depth + 1) for key, part in thing.items()}
+    move = getattr(thing, "to", None)
+    return move(device) if callable(move) else thing
+
+
+class _End:
+    """What the thread sends last: the exception that ended it, if one did."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
+def _prefetched(
+    loader: Iterable[Any], device: torch.device, ahead: int
+) -> Iterator[Any]:
+    """Yield a loader's batches, which a thread moves to the device ahead of time."""
+    ready: queue.Queue[Any] = queue.Queue(ahead)
+    stop = threading.Event()
+    thread = threading.Thread(
+        target=_fill,
+        args=(loader, device, ready, stop),
+        name="lazyrt-loader",
+        daemon=True,
+    )
+    thread.start()
+    try:
+        while True:
+            batch = ready.get()
+            if batch.__class__ is _End:
+                if batch.error is not None:
+                    raise batch.error
+                return
+            yield batch
+    finally:
+        stop.set()
+        while not ready.empty():
+            ready.get_nowait()
+        thread.join(_JOIN_S)
+
+
+def _fill(
+    loader: Iterable[Any],
+    device: torch.device,
+    ready: queue.Queue[Any],
+    stop: threading.Event,
+) -> None:
+    error: BaseException | None = None
+    try:
+        for batch in loader:
+            _put(ready, to_device(batch, device), stop)
+            if stop.is_set():
+                return
+    except BaseException as raised:  # noqa: BLE001 - raised again where the batch is asked for
+        error = raised
+    _put(ready, _End(error), stop)
+
+
+def _put(ready: queue.Queue[Any], thing: Any, stop: threading.Event) -> None:
+    while not stop.is_set():
+        try:
+            ready.put(thing, timeout=0.1)
+        except queue.Full:
+            continue
+        return
+
+
+def _tell_left(number: int) -> None:
+    """Tell of work that a loop left pending; nothing if a barrier came since the last batch."""
+    if active.innermost() is not None or pending.number != number:
+        return
+    roots = pending_roots()
+    graph = Graph(roots)
+    if not graph.nodes:
+        return
+    events.emit(
+        events.WorkLeft(
+            nodes=len(graph.nodes), nbytes=sum(map(nbytes_of, roots)), site=user_site(3)
+        )
+    )
+
+
+def _check_count(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UsageError(
+            f"DeviceLoader got {name}={value!r}, which is no count of at least {least}. "
+            f"Pass a whole number from {least}."
+        )

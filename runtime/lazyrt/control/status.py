@@ -1,0 +1,87 @@
+"""The state that decides what a line may do now, made visible."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lazyrt.control import closures, worker
+from lazyrt.execution import watcher
+from lazyrt.execution.executor import pending_roots
+from lazyrt.ir import active
+from lazyrt.ir.graph import Graph
+from lazyrt.ir.live import lock
+from lazyrt.ir.node import nbytes_of
+from lazyrt.observe import events, live_report
+
+if TYPE_CHECKING:
+    from lazyrt.observe.events import BarrierFinished, Site
+
+_last_barrier: BarrierFinished | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """What is open, queued and pending at one moment; holds no tensor.
+
+    Attributes:
+        steps: Names of the open steps, the outermost first; empty text for a nameless one.
+        scopes: Labels of the open scopes, the outermost first.
+        pending_ops: Ops that the next barrier runs.
+        pending_bytes: Size of the tensors that it will make.
+        pending_from: The line that recorded the first of these ops, None if it is not known.
+        live_tensors: Tensors on the device that Python references.
+        live_bytes: Their size, pending ones included.
+        queued_closures: Step closures that wait for the end of their step.
+        async_closures: Asynchronous ones that are due and have not run.
+        async_age_ns: For how long the oldest of them has been due.
+        in_flight: Executions that the device has not finished.
+        last_barrier: The last barrier that ran something, None if none did.
+    """
+
+    steps: tuple[str, ...]
+    scopes: tuple[str, ...]
+    pending_ops: int
+    pending_bytes: int
+    pending_from: Site | None
+    live_tensors: int
+    live_bytes: int
+    queued_closures: int
+    async_closures: int
+    async_age_ns: int
+    in_flight: int
+    last_barrier: BarrierFinished | None
+
+
+def status() -> Status:
+    """Return what is open, queued and pending now; looking changes nothing."""
+    with lock:
+        roots = pending_roots()
+        graph = Graph(roots)
+        live = live_report.live_tensors()
+    sites = (node.provenance.site for node in graph.nodes)
+    return Status(
+        steps=tuple(step.name or "" for step in active.steps()),
+        scopes=tuple(scope.name for scope in active.scopes()),
+        pending_ops=len(graph.nodes),
+        pending_bytes=sum(map(nbytes_of, graph.roots)),
+        pending_from=next((site for site in sites if site is not None), None),
+        live_tensors=len(live),
+        live_bytes=sum(tensor.nbytes for tensor in live),
+        queued_closures=closures.queued(),
+        async_closures=worker.depth(),
+        async_age_ns=worker.oldest_ns(),
+        in_flight=watcher.in_flight(),
+        last_barrier=_last_barrier,
+    )
+
+
+def install() -> None:
+    """Remember the last barrier from now on."""
+    events.subscribe(_note, events.BarrierFinished, exact=False)
+
+
+def _note(event: events.Event) -> None:
+    global _last_barrier
+    if isinstance(event, events.BarrierFinished) and event.executed:
+        _last_barrier = event

@@ -1,0 +1,177 @@
+"""Taking recorded work back: pending ops are dropped, and tensors get earlier data again.
+
+Dropping never runs anything. A tensor that has data from before keeps it; one that only the
+dropped ops would have made is lost, and says so when it is used.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lazyrt.execution.executor import pending_roots
+from lazyrt.execution.interrupts import deferred_interrupt
+from lazyrt.ir.graph import Graph
+from lazyrt.ir.live import (
+    Buffer,
+    Lost,
+    Type,
+    drop_stand_ins,
+    generator,
+    live_buffers,
+    lock,
+    pending,
+)
+from lazyrt.ir.node import Leaf
+
+if TYPE_CHECKING:
+    from lazyrt.ir.node import Value
+
+_Sizes = tuple[int, int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What was pending at one moment; holds no buffer.
+
+    Attributes:
+        number: The pending step's number; after a barrier nothing of the mark is left.
+        written: Buffers that ops made or wrote, with their values.
+        read: Buffers whose data are inputs, with their leaves.
+        sizes: Lengths of its inputs, floats, ints, random states and transient buffers.
+        writes: In-place ops.
+    """
+
+    number: int
+    written: list[tuple[weakref.ref[Buffer], Value | None]]
+    read: list[tuple[weakref.ref[Buffer], Value | None]]
+    sizes: _Sizes
+    writes: int
+
+
+_NOTHING = Mark(-1, [], [], (0, 0, 0, 0, 0), 0)
+
+
+def mark() -> Mark:
+    """Return a mark of what is pending now."""
+    with lock:
+        owners = [owner() for owner in pending.owners.values()]
+        return Mark(
+            number=pending.number,
+            written=[(weakref.ref(b), b.value) for b in pending.buffers],
+            read=[(weakref.ref(b), b.value) for b in owners if b is not None],
+            sizes=tuple(map(len, _lists())),  # type: ignore[arg-type]
+            writes=pending.writes,
+        )
+
+
+def _lists() -> tuple[list[Any], ...]:
+    return pending.inputs, pending.floats, pending.ints, pending.rng, pending.transient
+
+
+def drop_since(before: Mark | None, reason: str) -> Graph:
+    """Drop what was recorded since a mark, or everything that is pending.
+
+    Args:
+        before: What stays pending; of no effect once a barrier has run it.
+        reason: What tensors say that are lost by this.
+
+    Returns:
+        The graph of what was pending, for looking at it.
+    """
+    with lock:
+        graph = Graph(pending_roots())
+        if before is None or before.number != pending.number:
+            before = _NOTHING
+        with deferred_interrupt():
+            _drop(before, reason)
+        return graph
+
+
+def _drop(before: Mark, reason: str) -> None:
+    kept = _alive(before.written)
+    leaves = _alive(before.read)
+    owners = [owner() for owner in pending.owners.values()]
+    touched = dict.fromkeys(pending.buffers)
+    touched.update(dict.fromkeys(owner for owner in owners if owner is not None))
+    for buffer in touched:
+        if buffer in kept:
+            buffer.value = kept[buffer]
+        elif buffer in leaves:
+            buffer.value = leaves[buffer]
+        else:
+            _let_go(buffer, reason)
+        if buffer not in kept:
+            pending.buffers.pop(buffer, None)
+        buffer.version += 1
+    drop_stand_ins(reason)
+    for items, size in zip(_lists(), before.sizes, strict=True):
+        del items[size:]
+    for position in [p for p in pending.owners if p >= before.sizes[0]]:
+        del pending.owners[position]
+    pending.memo.clear()
+    pending.memo_bytes = 0
+    pending.forget_peeks()
+    pending.writes = before.writes
+    pending.activity += len(touched) + 1
+
+
+def _alive(
+    held: list[tuple[weakref.ref[Buffer], Value | None]],
+) -> dict[Buffer, Value | None]:
+    found = ((reference(), value) for reference, value in held)
+    return {buffer: value for buffer, value in found if buffer is not None}
+
+
+def _let_go(buffer: Buffer, reason: str) -> None:
+    """Give a buffer the data that it has without the pending step, if there is any."""
+    value = buffer.value
+    if buffer.meta is None and isinstance(value, Leaf):
+        buffer.store(pending.inputs[value.position], buffer.type)
+    elif buffer.meta is None:
+        buffer.data = Lost(reason)
+    buffer.value = None
+
+
+class Snapshot:
+    """The data of every live tensor and the random state, to go back to.
+
+    It keeps the data alive, so steps that end meanwhile cannot reuse their memory. Take it
+    while nothing is pending.
+    """
+
+    def __init__(self) -> None:
+        with lock:
+            self._data: list[tuple[weakref.ref[Buffer], Any, Type | None]] = [
+                (weakref.ref(buffer), buffer.data, buffer.meta)
+                for buffer in live_buffers()
+                if not isinstance(buffer.data, Lost)
+            ]
+            self._random = generator.seed, generator.offset
+
+    def release(self) -> None:
+        """Let go of the data: there is no going back any more."""
+        self._data.clear()
+
+    def restore(self, reason: str) -> tuple[Graph, int]:
+        """Drop everything pending, and give each tensor the data that it had.
+
+        Returns:
+            The graph of what was pending, and how many tensors had changed.
+        """
+        with lock:
+            written = [
+                (buffer, data, meta)
+                for reference, data, meta in self._data
+                if (buffer := reference()) is not None
+                and (buffer.data is not data or buffer.is_pending)
+            ]
+            graph = drop_since(None, reason)
+            with deferred_interrupt():
+                for buffer, data, meta in written:
+                    buffer.data, buffer.meta, buffer.value = data, meta, None
+                    buffer.version += 1
+                generator.restart(*self._random)
+            self.release()
+            return graph, len(written)

@@ -1,0 +1,135 @@
+"""What a step says to a read or a barrier in its middle: `StepSyncError`, a warning, or nothing.
+
+Whatever needs a pending value inside a step would run a part of the step now, as a graph of
+its own. The guard stops it at the user's own line, while prints and peeks pass: they leave
+the step as it is.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+from lazyrt.errors import StepSyncError, StepSyncWarning
+from lazyrt.frontend.callsite import Call, user_call
+from lazyrt.ir import active
+
+if TYPE_CHECKING:
+    from lazyrt.ir.active import ActiveStep
+
+
+def check_read(how: str, kind: str) -> None:
+    """Stop a read of a pending tensor if the innermost step forbids it.
+
+    Args:
+        how: What was called, where the source does not tell: `.item()`, `torch.save`, ...
+        kind: The tensor's type, such as `f32[8]`.
+
+    Raises:
+        StepSyncError: The innermost step has `on_read="error"`.
+    """
+    step = active.innermost()
+    if step is None or step.on_read == "allow":
+        return
+    call = user_call()
+    tensor = f"{call.tensor}, {kind}," if call.tensor else f"a pending {kind}"
+    _stop(
+        step, call, f"{_operation(call, how)} reads {tensor}", _read_fixes(step, call)
+    )
+
+
+def check_barrier(how: str) -> None:
+    """Stop a barrier that the program asks for in the middle of a step.
+
+    Raises:
+        StepSyncError: The innermost step has `on_read="error"`.
+    """
+    step = active.innermost()
+    if step is None or step.on_read == "allow":
+        return
+    call = user_call()
+    fix = (
+        f"Leave it out: the step ends in a barrier by itself. Or {_after(step, call)}, "
+        'or allow it with step(on_read="allow")'
+    )
+    call = Call(call.site, call.text)  # no tensor is read
+    _stop(step, call, f"{_operation(call, how)} asks for a barrier", fix)
+
+
+def check_shape(op: str) -> None:
+    """Stop an op whose result has a shape that only the data tell.
+
+    Raises:
+        StepSyncError: The innermost step has `on_read="error"`.
+    """
+    step = active.innermost()
+    if step is None or step.on_read == "allow":
+        return
+    call = user_call()
+    fix = (
+        "Use a form of fixed shape, such as torch.where() or a product with the mask; or "
+        f'{_after(step, call)}, or allow it with step(on_read="allow")'
+    )
+    what = f"{_operation(call, op)} needs values to know the shape of its result ({op})"
+    _stop(step, call, what, fix)
+
+
+def _stop(step: ActiveStep, call: Call, what: str, fix: str) -> None:
+    consequence = (
+        "A part of the step would have to run now, as a graph of its own, and the rest later"
+        if step.kind == "step"
+        else "It would cut the step that is being recorded meanwhile"
+    )
+    message = f"{what} inside {step}. {consequence}. {fix}."
+    if step.on_read == "warn":
+        _warn(message, call)
+        return
+    operation = call.text or what.split(" ", maxsplit=1)[0].strip("`")
+    error = StepSyncError(
+        message, operation=operation, tensor=call.tensor, site=call.site, fix=fix
+    )
+    error.add_note(f"called at {call.site}")
+    if step.site is not None:
+        error.add_note(f"{step} began at {step.site}")
+    raise error
+
+
+def _warn(message: str, call: Call) -> None:
+    site = call.site
+    file, line = (site.file, site.line) if site is not None else ("<unknown>", 0)
+    warnings.warn_explicit(message, StepSyncWarning, file, line)
+
+
+def _operation(call: Call, how: str) -> str:
+    return f"`{call.text}`" if call.text else how
+
+
+def _read_fixes(step: ActiveStep, call: Call) -> str:
+    if step.kind == "async closure":
+        return (
+            "Pass the tensor to add_step_closure() in `args`: those keep the values of the "
+            "step that queued the closure"
+        )
+    name = call.tensor if call.tensor.isidentifier() else "t"
+    after = _after(step, call)
+    return (
+        f"{after[0].upper()}{after[1:]}; or look at it with print() or "
+        f"lazyrt.materialise({name}), which disturb nothing; or put the call off with "
+        f'lazyrt.add_step_closure(f, ({name},)); or allow it with step(on_read="allow")'
+    )
+
+
+def _after(step: ActiveStep, call: Call) -> str:
+    """Return how to bring the user's line behind the end of the step."""
+    line = f"line {call.site.line}" if call.site is not None else "the call"
+    if step.function:
+        return f"return the tensor from {step.function}() and read it there"
+    same_place = (
+        step.site is not None
+        and call.site is not None
+        and (step.site.file, step.site.function) == (call.site.file, call.site.function)
+    )
+    if same_place and step.site is not None:
+        return f"dedent {line} below the `with` block of line {step.site.line}"
+    where = f" that begins at {step.site}" if step.site is not None else ""
+    return f"move {line} behind the block{where}"

@@ -1,0 +1,99 @@
+"""The steps and scopes that the running code is in: what reads, barriers and hooks ask.
+
+Context variables hold them, so two coroutines in steps at once do not see each other's, and
+a new thread is in none.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from lazyrt.observe.events import Site
+
+OnRead = Literal["error", "warn", "allow"]
+
+
+@dataclass(eq=False, slots=True)
+class ActiveStep:
+    """A block that must not be cut in two.
+
+    Attributes:
+        name: Its name, None if it has none.
+        site: Where it began.
+        on_read: What a read of a pending tensor does in it.
+        kind: `step`, or `async closure` for the thread that runs those.
+        function: Qualified name of the decorated function, empty for a `with` block.
+        closures: What was put off to the end of the step.
+        undo: What `on_error` needs to take the step back; None for `flush`.
+    """
+
+    name: str | None
+    site: Site | None
+    on_read: OnRead = "error"
+    kind: Literal["step", "async closure"] = "step"
+    function: str = ""
+    closures: list[Any] = field(default_factory=list)
+    undo: Any = None
+
+    def __str__(self) -> str:
+        return f"the {self.kind} {self.name!r}" if self.name else f"the {self.kind}"
+
+
+@dataclass(eq=False, slots=True)
+class ActiveScope:
+    """A labelled block that is open.
+
+    Attributes:
+        name: Its label.
+        site: Where it was opened.
+        started_ns: When, by `time.perf_counter_ns`; a barrier that splits the scope renews it.
+        part: 1, and one more for each time that a barrier has split it.
+    """
+
+    name: str
+    site: Site | None
+    started_ns: int
+    part: int = 1
+
+
+_steps: ContextVar[tuple[ActiveStep, ...]] = ContextVar("lazyrt_steps", default=())
+_scopes: ContextVar[tuple[ActiveScope, ...]] = ContextVar("lazyrt_scopes", default=())
+
+
+def steps() -> tuple[ActiveStep, ...]:
+    """Return the open steps, the outermost first."""
+    return _steps.get()
+
+
+def innermost() -> ActiveStep | None:
+    """Return the innermost open step, None outside of all."""
+    found = _steps.get()
+    return found[-1] if found else None
+
+
+def enter(step: ActiveStep) -> None:
+    """Open a step."""
+    _steps.set((*_steps.get(), step))
+
+
+def leave(step: ActiveStep) -> None:
+    """Close a step, whichever it is: coroutines may end in another order than they began."""
+    _steps.set(tuple(each for each in _steps.get() if each is not step))
+
+
+def scopes() -> tuple[ActiveScope, ...]:
+    """Return the open scopes, the outermost first."""
+    return _scopes.get()
+
+
+def open_scope(scope: ActiveScope) -> None:
+    """Open a scope."""
+    _scopes.set((*_scopes.get(), scope))
+
+
+def close_scope(scope: ActiveScope) -> None:
+    """Close a scope."""
+    _scopes.set(tuple(each for each in _scopes.get() if each is not scope))

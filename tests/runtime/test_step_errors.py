@@ -1,0 +1,257 @@
+"""What `on_error` does with a step that an exception ends."""
+# ruff: noqa: PT012 - the block is what is tested
+
+import pytest
+import torch
+from torch import nn
+
+import lazyrt
+from lazyrt.errors import LostValueError
+from lazyrt.observe import events
+from tests.harness import DEVICE, recorded
+
+
+def fail():
+    raise ZeroDivisionError
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.1),
+    "adam-loop": lambda p: torch.optim.Adam(p, lr=0.1, foreach=False),
+}
+
+
+class Training:
+    def __init__(self, optimizer="adam"):
+        torch.manual_seed(3)
+        self.model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+        self.model.to(DEVICE)
+        self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
+        self.x = torch.arange(6.0).view(2, 3).to(DEVICE)
+
+    def update(self):
+        self.optimizer.zero_grad()
+        loss = self.model(self.x).square().sum()
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+    def state(self):
+        """Everything that a checkpoint would hold, as bytes."""
+        lazyrt.mark_step()
+        tensors: list[torch.Tensor] = [*self.model.parameters()]
+        steps = []
+        for parameter in self.model.parameters():
+            state = self.optimizer.state.get(parameter, {})
+            for name in sorted(state):
+                found = state[name]
+                steps.append(name)
+                tensors += [found] if isinstance(found, torch.Tensor) else []
+        random = torch.get_device_module(DEVICE).get_rng_state()
+        return steps, [t.detach().cpu().numpy().tobytes() for t in (*tensors, random)]
+
+
+def break_off(training, **options):
+    with pytest.raises(ZeroDivisionError) as caught, lazyrt.step("s", **options):
+        training.update()
+        fail()
+    return caught
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("policy", ["discard", "rollback"])
+@pytest.mark.parametrize("updates", [0, 2])
+def test_s1_04_an_in_place_update_does_not_happen(policy, optimizer, updates):
+    training = Training(optimizer)
+    for _ in range(updates):
+        training.update()
+    before = training.state()
+
+    break_off(training, on_error=policy)
+
+    after = training.state()
+    assert after[0] == before[0]
+    assert after[1][:-1] == before[1][:-1]
+    assert (after[1][-1] == before[1][-1]) == (policy == "rollback")
+
+
+@pytest.mark.parametrize("policy", ["flush", "discard", "rollback"])
+def test_s1_04_training_goes_on_afterwards(policy):
+    training, undisturbed = Training(), Training()
+    torch.manual_seed(4)
+    break_off(training, on_error=policy)
+    if policy == "flush":
+        torch.manual_seed(4)
+        undisturbed.update()
+    torch.manual_seed(5)
+    training.update()
+    torch.manual_seed(5)
+    undisturbed.update()
+
+    assert training.state() == undisturbed.state()
+
+
+def test_s1_04_flush_commits_the_update():
+    training, updated = Training(), Training()
+
+    break_off(training, on_error="flush")
+    torch.manual_seed(3)
+    updated = Training()
+    updated.update()
+
+    assert training.state() == updated.state()
+
+
+@pytest.mark.parametrize("policy", ["flush", "discard", "rollback"])
+def test_s1_03_s1_04_nothing_is_pending_and_the_error_is_the_users_own(policy):
+    training = Training()
+    lazyrt.mark_step()
+
+    with recorded(events.StepFinished, events.WorkDropped) as found:
+        caught = break_off(training, on_error=policy)
+
+    assert len(lazyrt.pending_graph().nodes) == 0
+    assert [entry.name for entry in caught.traceback] == ["break_off", "fail"]
+    assert caught.value.__cause__ is None
+    outcomes = {"flush": "run", "discard": "discarded", "rollback": "rolled back"}
+    assert found[-1].outcome == outcomes[policy]
+    assert found[-1].failed
+    assert len(found) == (1 if policy == "flush" else 2)
+
+
+@pytest.mark.parametrize("policy", ["discard", "rollback"])
+def test_s1_04_the_dropped_graph_is_kept_for_a_post_mortem(policy):
+    training = Training()
+    lazyrt.mark_step()
+    lazyrt.reset_counters()
+
+    caught = break_off(training, on_error=policy)
+
+    graph = lazyrt.discarded_graph()
+    assert graph is not None
+    assert any("addmm" in node.op.name for node in graph.nodes)
+    assert any(f"{len(graph.nodes)} pending ops" in n for n in caught.value.__notes__)
+    assert lazyrt.counters()["executions"] == 0
+
+
+def test_s1_04_rollback_reaches_behind_a_read_that_cut_the_step():
+    training = Training()
+    training.update()
+    before = training.state()
+
+    with (
+        pytest.raises(ZeroDivisionError),
+        lazyrt.step(on_read="allow", on_error="rollback"),
+    ):
+        training.update().item()
+        training.update().item()
+        fail()
+
+    assert training.state() == before
+
+
+def test_discard_keeps_what_a_read_has_run():
+    x = torch.zeros(2).to(DEVICE)
+
+    with (
+        pytest.raises(ZeroDivisionError),
+        lazyrt.step(on_read="allow", on_error="discard"),
+    ):
+        x.add_(1)
+        x.tolist()
+        x.add_(10)
+        fail()
+
+    assert x.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("policy", ["discard", "rollback"])
+def test_what_was_pending_before_the_step_stays(policy):
+    x = torch.ones(2).to(DEVICE)
+    before = x * 3
+    x.add_(1)
+    view = x[:1]
+
+    with pytest.raises(ZeroDivisionError), lazyrt.step(on_error=policy):
+        x.mul_(100)
+        before.add_(100)
+        view.zero_()
+        fail()
+
+    assert lazyrt.is_pending(before) == (policy == "discard")
+    assert before.tolist() == [3.0, 3.0]
+    assert x.tolist() == [2.0, 2.0]
+    assert view.tolist() == [2.0]
+    view.add_(1)
+    assert x.tolist() == [3.0, 2.0]
+
+
+@pytest.mark.parametrize("policy", ["discard", "rollback"])
+def test_a_tensor_that_the_step_made_says_why_it_is_lost(policy):
+    kept = []
+
+    with pytest.raises(ZeroDivisionError), lazyrt.step("half", on_error=policy):
+        kept.append(torch.ones(2, device=DEVICE) * 3)
+        fail()
+
+    with pytest.raises(LostValueError, match=r"the step 'half'.*after ZeroDivisionE"):
+        kept[0].tolist()
+    with pytest.raises(LostValueError, match="the step 'half'"):
+        kept[0] + 1
+
+
+def test_a_discarded_upload_and_its_alias_keep_their_data():
+    made = []
+
+    with pytest.raises(ZeroDivisionError), lazyrt.step(on_error="discard"):
+        made.append(torch.arange(3.0).to(DEVICE))
+        made.append(made[0].detach())
+        made[0].add_(1)
+        fail()
+
+    assert made[0].tolist() == made[1].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_rollback_costs_a_good_step_neither_compiles_nor_donation():
+    def run(**options):
+        training = Training()
+        with recorded(events.ExecuteStarted) as found:
+            for _ in range(3):
+                with lazyrt.step(**options):
+                    training.update()
+        return training.state(), [event.donated for event in found]
+
+    plain = run()
+    lazyrt.reset_counters()
+
+    assert run(on_error="rollback") == plain
+    assert run(on_error="discard") == plain
+    assert lazyrt.counters()["compiles"] == 0
+
+
+def test_an_outer_step_rolls_back_what_an_inner_one_has_run():
+    training = Training()
+    before = training.state()
+
+    with pytest.raises(ZeroDivisionError), lazyrt.step(on_error="rollback"):
+        with lazyrt.step("inner"):
+            training.update()
+        fail()
+
+    assert training.state() == before
+
+
+def test_discard_pending_drops_what_a_loop_left():
+    x = torch.ones(2).to(DEVICE)
+    y = x * 2
+    x.add_(5)
+
+    dropped = lazyrt.discard_pending()
+
+    assert dropped == 2
+    assert len(lazyrt.pending_graph().nodes) == 0
+    assert x.tolist() == [1.0, 1.0]
+    with pytest.raises(LostValueError, match=r"discard_pending\(\)"):
+        y.tolist()
+    assert lazyrt.discard_pending() == 0
