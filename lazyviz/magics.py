@@ -40,6 +40,8 @@ _SUBCOMMANDS = {
     "diff": "what differs between the graphs of two steps: diff 11 12, diff last",
     "step": "the last steps: what ended each, what it cost; step 20 shows twenty",
     "eager": "each op compiled and run by itself: on, off; alone, which mode holds and why",
+    "why": "why a step was compiled: causes, lines of both sides, what to do; why 12",
+    "graphs": "every compiled graph: size, runs, compile time, cause, nearest other",
     "on": "show a strip after each cell that touches the device",
     "off": "show no strips; cells are still recorded",
 }
@@ -69,6 +71,8 @@ class LazyMagics(Magics):
         %lazy step [N]         the last N steps: what ended each, what it cost
         %lazy eager on|off     compile and run each op by itself from now on, or record again;
                                alone, say which mode holds, and every setting with its origin
+        %lazy why [STEP]       why a step was compiled, the latest one by default
+        %lazy graphs           every compiled graph: size, runs, compile time, cause
         %lazy on, %lazy off    show a strip after each cell, or none
 
         %%lazy step [NAME]     run the cell as one step, with a barrier at its end
@@ -202,6 +206,25 @@ class LazyMagics(Magics):
         if not rest:
             lines += ["", runtime.config.table()]
         self._print("\n".join(lines))
+
+    def _why(self, rest: str) -> None:
+        if rest and not rest.isdecimal():
+            raise UsageError(
+                f"%lazy why {rest}: {rest!r} is not a step's number. %lazy step lists them; "
+                "%lazy why alone explains the latest compile."
+            )
+        runtime = _runtime()
+        try:
+            found = runtime.explain(int(rest) if rest else None)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        self._print(
+            reports.why(found, runtime.graph_of_step(found.step) if found else None)
+        )
+
+    def _graphs(self, rest: str) -> None:
+        _refuse("graphs", rest)
+        self._print(reports.graphs(_runtime().compiled_graphs()))
 
     def _on(self, rest: str) -> None:
         _refuse("on", rest)

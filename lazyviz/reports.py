@@ -98,6 +98,64 @@ def steps(rows: Sequence[StepRow], limit: int) -> str:
     return "\n".join(lines)
 
 
+def why(explanation: Any, graph: Any) -> str:
+    """Return why a step was compiled, with the lines of both sides and what to do.
+
+    Args:
+        explanation: What `lazyrt.explain()` returned, None if nothing was compiled.
+        graph: The record of the graph that the step ran, None if it is not known any more.
+    """
+    if explanation is None:
+        return "No step was compiled yet."
+    lines = [str(explanation)]
+    if graph is not None and graph.first_step != explanation.step:
+        lines.append(f"  ({graph.name} was compiled in step {graph.first_step})")
+    return "\n".join(lines)
+
+
+def graphs(records: Sequence[Any]) -> str:
+    """Return every compiled graph: its size, runs and cost, why, and the nearest other."""
+    if not records:
+        return "No step graph was compiled yet."
+    rows = [
+        (
+            record.name,
+            record.fingerprint[:8],
+            record.nodes,
+            f"{record.inputs} / {record.outputs}",
+            record.first_step,
+            record.runs,
+            "disk" if record.from_disk else text.duration(record.compile_ns),
+            _nearest(record.explanation),
+        )
+        for record in records
+    ]
+    header = [
+        "graph",
+        "key",
+        "ops",
+        "in / out",
+        "first step",
+        "runs",
+        "compile",
+        "nearest",
+    ]
+    total = text.duration(sum(record.compile_ns for record in records))
+    return "\n".join(
+        [
+            text.table(header, rows),
+            *(f"{record.name}: {record.cause}" for record in records),
+            f"{text.plural(len(records), 'graph')}, compiled in {total}",
+        ]
+    )
+
+
+def _nearest(explanation: Any) -> str:
+    if explanation is None or not explanation.against:
+        return ""
+    return f"{explanation.against} ({explanation.similarity:.0%})"
+
+
 def _compile_text(row: StepRow) -> str:
     if not row.compile_ns:
         return "cached"

@@ -197,7 +197,7 @@ def strip_notes(strip: Strip) -> list[str]:
         *(_single_notes(singles) if singles is not None else ()),
         *map(barrier_text, strip.barriers),
         *map(fallback_text, strip.fallbacks),
-        *(f"compiled: {reason}" for reason in strip.reasons),
+        *map(compiled_text, strip.reasons),
     ]
 
 
@@ -213,6 +213,15 @@ def _single_notes(singles: SingleOps) -> list[str]:
             "lazyrt.materialise(t) does"
         )
     return notes
+
+
+# What a graph without an earlier relative has as its reason.
+_NEW = ("the first graph", "a program not seen")
+
+
+def compiled_text(reason: str) -> str:
+    """Return why a graph was compiled, and whether one like it had been before."""
+    return f"{'compiled' if reason.startswith(_NEW) else 'recompiled'}: {reason}"
 
 
 def barrier_text(barrier: Barrier) -> str:

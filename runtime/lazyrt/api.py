@@ -8,11 +8,13 @@ import torch
 
 from lazyrt.control import automatic, flush, marks, modes
 from lazyrt.errors import UsageError
-from lazyrt.execution import cache, compiler, newgraphs, watcher
+from lazyrt.execution import cache, compiler, hooks, newgraphs, watcher
 from lazyrt.execution.census import CompiledGraph, census
+from lazyrt.execution.dumps import FORMS, DumpForm, dump
 from lazyrt.execution.executor import clear_plans, pending_roots
 from lazyrt.execution.node_values import NodeValues
 from lazyrt.execution.node_values import node_values as run_nodes
+from lazyrt.execution.origins import InputOrigins, pending_origins
 from lazyrt.execution.peek import forget_slices
 from lazyrt.frontend import device as _device
 from lazyrt.frontend import reads, record
@@ -28,6 +30,7 @@ from lazyrt.observe.series import PERCENTILES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from lazyrt.execution.why.causes import Explanation
     from lazyrt.ir.node import Node
@@ -46,6 +49,7 @@ in_flight = watcher.in_flight
 live_tensors = live_report.live_tensors
 activity = record.activity
 snapshot = reads.snapshot
+on_barrier = hooks.on_barrier
 stand_in = reads.stand_in
 mode = modes.mode
 eager_mode = modes.eager_mode
@@ -204,6 +208,36 @@ def explain(step: int | None = None) -> Explanation | None:
                 f"that did, {have}. Leave the number out for the latest compile."
             )
         return record.explanation
+
+
+def input_origins(*tensors: torch.Tensor) -> InputOrigins:
+    """Return where each input of the pending graph comes from: execution, output and line.
+
+    Args:
+        tensors: Lazy tensors whose inputs to tell; none given means all live ones.
+
+    Raises:
+        UsageError: One of them is not on the lazy device.
+    """
+    graph = pending_graph(*tensors)
+    with lock:
+        return pending_origins(graph.roots, names_of_buffers())
+
+
+def dump_graphs(folder: str | Path, forms: Iterable[DumpForm] = FORMS) -> list[Path]:
+    """Write the compiled graphs to a folder and return the files.
+
+    Each is named by its graph, such as `graph.3.stablehlo.mlir`. Counts as no compile.
+
+    Args:
+        folder: Made if it is not there.
+        forms: Of `ir`, `stablehlo`, `hlo_before`, `hlo_after` (optimisation) and `dot`.
+
+    Raises:
+        UsageError: There is no such form, or no graph in memory.
+    """
+    with lock:
+        return dump(census, folder, forms)
 
 
 def fallback(name: str) -> None:

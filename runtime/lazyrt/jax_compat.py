@@ -125,6 +125,19 @@ def compile_text(
     return compile_function(main, ins, donated, fast=fast)
 
 
+def hlo_text(text: str, ins: Sequence[Any], outs: Sequence[Any]) -> str:
+    """Return the HLO of a StableHLO module as XLA gets it, before any optimisation."""
+    module = _Module(text, outs)
+
+    def main(*args: Any) -> Any:
+        return _splice.bind(*args, module=module)
+
+    with scope():
+        lowered = jax.jit(main, keep_unused=True).lower(*ins)
+        module_of: Any = lowered.compiler_ir("hlo")
+        return str(module_of.as_hlo_text())
+
+
 def compile_function(
     function: Callable[..., Any],
     ins: Sequence[Any],

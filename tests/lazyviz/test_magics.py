@@ -197,8 +197,8 @@ def test_ops_of_a_step_cell_have_the_cells_lines(lab):
         (
             "%lazy grph",
             (
-                "UsageError: %lazy has no subcommand 'grph'. Did you mean %lazy graph? "
-                "It has status, graph, ir, hlo, metrics, live, diff, step, eager, on, off."
+                "UsageError: %lazy has no subcommand 'grph'. Did you mean %lazy graph or "
+                f"%lazy graphs? It has {', '.join(magics._SUBCOMMANDS)}."
             ),
         ),
         (
@@ -316,6 +316,6 @@ def test_the_completer_offers_them(lab):
             found = lab.Completer.completions(line, len(line))
             return [completion.text for completion in found]
 
-    assert offered("%lazy gr") == ["graph"]
+    assert offered("%lazy gr") == ["graph", "graphs"]
     assert offered("%lazy graph lo") == ["loss"]
     assert offered("a = 1\n%lazy sta") == ["status"]

@@ -43,7 +43,7 @@ def test_a_strip_names_all_that_happened():
         "  ran 1 op here: the step ended\n"
         "  aten.foo.default ran on the CPU at cell 3 line 2, which cut the graph\n"
         "  aten.bar.default ran on the CPU 3 times, which cut the graph\n"
-        "  compiled: input 2 was f32[8], now it is f32[9]"
+        "  recompiled: input 2 was f32[8], now it is f32[9]"
     )
 
 

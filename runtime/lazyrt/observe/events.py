@@ -252,6 +252,16 @@ class Repeat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BarrierStarted(Event):
+    """A barrier was asked for; goes to functions given to `on_barrier`, and to no listener."""
+
+    step: int
+    cause: str
+    site: Site | None
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BarrierFinished(Event):
     """Everything pending was executed.
 

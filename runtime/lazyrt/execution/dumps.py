@@ -1,0 +1,104 @@
+"""Compiled graphs as files: IR, StableHLO, HLO before and after XLA's optimisation, DOT."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+from lazyrt import jax_compat
+from lazyrt.errors import UsageError
+from lazyrt.execution import compiler
+from lazyrt.execution.dot import to_dot
+from lazyrt.ir.graph import Graph
+from lazyrt.lowering.emit import argument_types, emit_text, result_types
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from lazyrt.execution.census import CompiledGraph
+    from lazyrt.ir.fingerprint import Canonical
+
+DumpForm = Literal["ir", "stablehlo", "hlo_before", "hlo_after", "dot"]
+FORMS: tuple[DumpForm, ...] = get_args(DumpForm)
+
+_SUFFIXES: dict[str, str] = {
+    "ir": "ir.txt",
+    "stablehlo": "stablehlo.mlir",
+    "hlo_before": "before_optimisation.hlo",
+    "hlo_after": "after_optimisation.hlo",
+    "dot": "dot",
+}
+
+
+def dump(
+    records: Iterable[CompiledGraph], folder: str | Path, forms: Iterable[DumpForm]
+) -> list[Path]:
+    """Write each graph that is still in memory in each form; return the files.
+
+    Nothing of it counts as a compile of the program. Graphs too old to be in memory are left
+    out; at least one must be there.
+
+    Raises:
+        UsageError: There is no such form, or nothing to write.
+    """
+    wanted = tuple(forms)
+    for form in wanted:
+        if form not in FORMS:
+            raise UsageError(
+                f"dump_graphs() got the form {form!r}, which there is not. The forms are "
+                f"{', '.join(FORMS)}."
+            )
+    there = [record for record in records if record.canonical is not None]
+    if not there:
+        raise UsageError(
+            "dump_graphs() found no compiled graph in memory, so there is nothing to write. "
+            "Run a step first."
+        )
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    written = []
+    for record in there:
+        for form in wanted:
+            path = target / f"{record.name}.{_SUFFIXES[form]}"
+            path.write_text(text_of(record, form), encoding="utf-8")
+            written.append(path)
+    return written
+
+
+def text_of(record: CompiledGraph, form: DumpForm) -> str:
+    """Return a compiled graph in one form.
+
+    Raises:
+        UsageError: The graph is too old: only its record is left.
+    """
+    graph = record.canonical
+    if graph is None or record.snapshot is None:
+        raise UsageError(
+            f"{record.name} is too old to be written: only the latest graphs are kept in "
+            "memory. Call dump_graphs() nearer to its compile."
+        )
+    writers: dict[str, Callable[[], str]] = {
+        "ir": lambda: Graph(graph.roots).to_text() + "\n",
+        "stablehlo": lambda: emit_text(graph),
+        "hlo_before": lambda: _before(graph),
+        "hlo_after": lambda: _after(record, graph),
+        "dot": lambda: to_dot(record),
+    }
+    return writers[form]()
+
+
+def _before(graph: Canonical) -> str:
+    return jax_compat.hlo_text(
+        emit_text(graph), argument_types(graph), result_types(graph)
+    )
+
+
+def _after(record: CompiledGraph, graph: Canonical) -> str:
+    fast = record.key.tier == "fast"
+    key = compiler.graph_key(graph, record.key.donated, fast=fast)
+    executable = compiler.lookup(key)
+    if executable is None:
+        executable = compiler.compile_uncounted(
+            emit_text(graph), argument_types(graph), result_types(graph)
+        )
+    return str(executable.as_text())

@@ -1,0 +1,135 @@
+"""Where the inputs of a graph come from: which execution, which output, which line."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lazyrt.ir.live import pending
+from lazyrt.ir.node import Leaf, iter_values, type_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from lazyrt.execution.census import Run
+    from lazyrt.ir.live import Buffer
+    from lazyrt.ir.node import Value
+    from lazyrt.ir.snapshot import Name
+    from lazyrt.observe.events import Site
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputOrigin:
+    """One input of a graph.
+
+    Attributes:
+        name: What the user calls it; empty where unknown.
+        type: Such as `f32[2,3]`.
+        nbytes: Size of its data, in bytes.
+        step: The step whose execution produced it; None for data copied from the host.
+        graph: Name of the graph that ran there; `output` is the position of its result.
+        op, site: What computed it, and the line that recorded that.
+    """
+
+    name: str
+    type: str
+    nbytes: int
+    step: int | None = None
+    graph: str = ""
+    output: int | None = None
+    op: str = ""
+    site: Site | None = None
+
+    def __str__(self) -> str:
+        """Return one line."""
+        called = f"`{self.name}` {self.type}" if self.name else self.type
+        if self.step is None:
+            return f"{called}: copied from the host"
+        where = f" at {self.site}" if self.site is not None else ""
+        return (
+            f"{called}: output {self.output} of step {self.step} ({self.graph}), "
+            f"{self.op}{where}"
+        )
+
+
+class InputOrigins(tuple[InputOrigin, ...]):
+    """The inputs of a graph, in order of their first use, with one sentence about all."""
+
+    __slots__ = ()
+
+    @property
+    def computed(self) -> tuple[InputOrigin, ...]:
+        """Those that an earlier execution computed."""
+        return tuple(origin for origin in self if origin.step is not None)
+
+    @property
+    def text(self) -> str:
+        """Return how many inputs, and how much of them, earlier executions computed."""
+        computed = self.computed
+        some, all_ = (sum(o.nbytes for o in part) for part in (computed, self))
+        by_step = Counter(origin.step for origin in computed)
+        steps = ", ".join(f"{n} by step {step}" for step, n in by_step.most_common(3))
+        return (
+            f"{len(computed)} of {len(self)} inputs ({some / _MIB:.1f} of {all_ / _MIB:.1f} MiB) "
+            f"were computed by an earlier execution{f': {steps}' if steps else ''}"
+        )
+
+    def __str__(self) -> str:
+        """Return the sentence and one line for each input."""
+        return "\n".join([self.text, *(f"  {origin}" for origin in self)])
+
+
+def pending_origins(roots: Iterable[Value], names: dict[int, Name]) -> InputOrigins:
+    """Return the origins of the data that pending values read.
+
+    Args:
+        roots: Pending values.
+        names: The user's names of buffers, by their identity.
+    """
+    return InputOrigins(
+        _describe(leaf, names) for leaf in _leaves(roots) if leaf.kind == "data"
+    )
+
+
+def _leaves(roots: Iterable[Value]) -> Iterator[Leaf]:
+    """Yield each leaf under the roots once, in order of first use."""
+    seen: set[object] = set()
+    stack: list[Value] = list(roots)[::-1]
+    while stack:
+        value = stack.pop()
+        thing = value if value.node is None else value.node
+        if thing in seen:
+            continue
+        seen.add(thing)
+        if isinstance(value, Leaf):
+            yield value
+        elif value.node is not None:
+            stack.extend(reversed(list(iter_values(value.node.args))))
+
+
+def _describe(leaf: Leaf, names: dict[int, Name]) -> InputOrigin:
+    owner = pending.owners[leaf.position]()
+    name = names.get(id(owner))
+    known: dict[str, Any] = {
+        "name": name.text if name is not None else "",
+        "type": type_text(leaf.shape, leaf.dtype),
+    }
+    nbytes = math.prod(leaf.shape) * leaf.dtype.itemsize
+    found = _run_of(owner)
+    if owner is None or found is None:
+        return InputOrigin(**known, nbytes=nbytes)
+    output = found.order[owner.slot]
+    op, site, _ = found.record.results[output]
+    return InputOrigin(
+        **known, nbytes=nbytes, step=found.step, graph=found.record.name, output=output,
+        op=op, site=site,
+    )  # fmt: skip
+
+
+def _run_of(owner: Buffer | None) -> Run | None:
+    run: Run | None = getattr(owner, "run", None)
+    return run

@@ -1,0 +1,95 @@
+"""`%lazy why`, `%lazy graphs`, and the strip's word for it."""
+
+import pytest
+
+import lazyrt
+from lazyrt.execution.census import census
+from lazyviz.render.text import compiled_text
+from tests.conftest import displayed
+
+
+@pytest.fixture(autouse=True)
+def _no_graphs(clean_runtime):
+    census.clear()
+
+
+def run(shell, code):
+    result = shell.run_cell(code, store_history=True)
+    result.raise_error()
+
+
+def printed(shell, line):
+    shell.display_pub.outputs.clear()
+    run(shell, line)
+    return displayed(shell)[0]
+
+
+TWO = "for n in (3, 4):\n    y = torch.ones(n, device='cpu').to('lazyrt') * 2\n    lazyrt.mark_step()"
+
+
+def test_the_strip_says_recompiled_and_names_the_variable(lab):
+    census.clear()
+    run(lab, "def f(v):\n    with lazyrt.step():\n        return v.exp() + 1")
+    run(lab, "a = torch.ones(3).to('lazyrt')\nr = f(a)")
+    lab.display_pub.outputs.clear()
+    run(lab, "a = torch.ones(5).to('lazyrt')\nr = f(a)")
+
+    (strip,) = displayed(lab)
+    assert "recompiled: input `v` f32[3] is now f32[5]" in strip
+
+
+def test_the_first_graph_is_compiled_and_others_are_recompiled():
+    assert compiled_text("the first graph of this process").startswith("compiled: ")
+    assert compiled_text("input `x` changed").startswith("recompiled: ")
+
+
+def test_why_gives_causes_cells_lines_and_what_to_do(lab):
+    census.clear()
+    assert printed(lab, "%lazy why") == "No step was compiled yet."
+    run(
+        lab,
+        "def f(v, k):\n    with lazyrt.step():\n        w = v.exp()\n        for _ in range(k):\n            w = w.sin() * w\n        return w",
+    )
+    run(lab, "a = torch.ones(3).to('lazyrt')\nr = f(a, 2)\nr = f(a, 3)")
+    run(lab, "r = f(a, 2)")
+
+    shown = printed(lab, "%lazy why")
+    assert "compiled graph.2, nearest graph.1" in shown
+    assert " ms" in shown.splitlines()[0]
+    assert "the same 2 operations at cell" in shown
+    assert "came 3 times instead of 2" in shown
+    assert "fix: run the loop a fixed number of times" in shown
+    step = lazyrt.compiled_graphs()[1].first_step
+    assert printed(lab, f"%lazy why {step}") == shown
+    hit = printed(lab, f"%lazy why {step + 1}")
+    assert "the first graph of this process" in hit
+
+
+def test_graphs_is_a_census(lab):
+    census.clear()
+    assert printed(lab, "%lazy graphs") == "No step graph was compiled yet."
+    run(lab, TWO)
+
+    lines = printed(lab, "%lazy graphs").splitlines()
+    assert lines[0].split() == [
+        "graph", "key", "ops", "in", "/", "out", "first", "step", "runs", "compile", "nearest",
+    ]  # fmt: skip
+    assert lines[2].split()[0] == "graph.1"
+    assert "graph.1 (" in lines[3]
+    assert lines[4] == "graph.1: the first graph of this process"
+    assert lines[-1].startswith("2 graphs, compiled in ")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("%lazy why tomorrow", "'tomorrow' is not a step's number"),
+        ("%lazy why 99999", "no step of that number ran a graph"),
+        ("%lazy graphs all", "takes nothing after it"),
+    ],
+)
+def test_mistakes_are_explained(lab, capsys, line, message):
+    lab.run_cell(line, store_history=True)
+
+    written = capsys.readouterr()
+    assert message in written.out + written.err
