@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from lazyviz.foreign.evidence import EvidenceError, shorten
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 _NODE = re.compile(
     r"\s*%(?P<id>\d+) = (?P<type>.+?) (?P<op>[A-Za-z_]\w*(?:::\w+)+)"
@@ -125,6 +125,24 @@ def parse_dot(text: str, line: int = 1) -> tuple[IrNode, ...]:
         _dot_node(name, label, edges.get(name, []), number)
         for name, (number, label) in labels.items()
     )
+
+
+def ir_text(nodes: Iterable[IrNode]) -> str:
+    """Return the text form of an IR graph, by which the DOT form becomes it."""
+    return "\n".join(["IR {", *map(_line, nodes), "}"])
+
+
+def _line(node: IrNode) -> str:
+    operands = ", ".join(
+        f"%{operand}.{output}" if output else f"%{operand}"
+        for operand, output in node.operands
+    )
+    where = {"scope": node.scope, "location": node.location}
+    facts = {**{k: v for k, v in where.items() if v}, **node.attributes}
+    if node.root is not None:
+        facts["ROOT"] = str(node.root)
+    rest = "".join(f", {key}={value}" for key, value in facts.items())
+    return f"  %{node.id} = {node.type} {node.op}({operands}){rest}"
 
 
 def _node(row: str, number: int) -> IrNode:

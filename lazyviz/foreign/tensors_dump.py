@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from lazyviz.foreign.evidence import user_frame
-from lazyviz.foreign.ir_text import parse_dot, parse_ir
+from lazyviz.foreign.evidence import EvidenceError, user_frame
+from lazyviz.foreign.ir_text import ir_text, parse_dot, parse_ir
 
 if TYPE_CHECKING:
     from lazyviz.foreign.evidence import Frame
     from lazyviz.foreign.ir_text import IrNode
+    from lazyviz.hlo import Graph, GraphDiff
 
 Format = Literal["text", "dot", "hlo", "stablehlo"]
 
@@ -50,6 +51,18 @@ class DumpedGraph:
             return parse_ir(self.body, self.line)
         return parse_dot(self.body, self.line) if self.format == "dot" else ()
 
+    @cached_property
+    def graph(self) -> Graph:
+        """The graph in normal form, for `lazyviz.hlo`.
+
+        Raises:
+            HloError: The text does not follow its format.
+        """
+        from lazyviz.hlo import parse
+
+        text = ir_text(self.nodes) if self.format == "dot" else self.body
+        return parse(text, source=f"the graph at line {self.line}")
+
     @property
     def identity(self) -> str:
         """A text that equals for equal graphs of one process."""
@@ -82,8 +95,29 @@ class TensorsDump:
             found.setdefault(graph.identity, []).append(position)
         return found
 
+    def diff(self, first: int, second: int) -> GraphDiff:
+        """Return what makes one graph different from another.
+
+        Args:
+            first: Position of a graph, from 1.
+            second: Position of another one.
+
+        Raises:
+            EvidenceError: There is no graph at one of the positions.
+            HloError: The text of one of them does not follow its format.
+        """
+        from lazyviz import hlo
+
+        for position in (first, second):
+            if not 0 < position <= len(self.graphs):
+                raise EvidenceError(
+                    f"there is no graph {position}: the dump has {len(self.graphs)}, counted "
+                    "from 1. `print(dump)` lists them."
+                )
+        return hlo.diff(self.graphs[first - 1].graph, self.graphs[second - 1].graph)
+
     def text(self) -> str:
-        """Return a table of the graphs."""
+        """Return a table of the graphs, and what makes those of the same line differ."""
         from lazyviz.foreign.tensors_dump_view import dump_text
 
         return dump_text(self)

@@ -5,18 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lazyviz.render import html, text
+from lazyviz.render.escape import markup
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from lazyviz.foreign.tensors_dump import DumpedGraph, TensorsDump
+    from lazyviz.hlo import GraphDiff
 
 _HEADER = ["graph", "hash", "format", "size", "roots", "event", "at", "same as"]
 _HASH_DIGITS = 12
 _MAX_OPS = 12
+_MAX_COMPARED = 8
 
 
 def dump_text(dump: TensorsDump) -> str:
     """Return a table of the graphs and the most frequent ops."""
     parts = [_summary(dump), text.table(*_columns(dump))]
+    parts += ["\n".join(sentences)] if (sentences := list(_differences(dump))) else []
     ops = _ops(dump)
     return "\n\n".join([*parts, ops] if ops else parts)
 
@@ -24,6 +30,7 @@ def dump_text(dump: TensorsDump) -> str:
 def dump_html(dump: TensorsDump) -> str:
     """Return the table, and each graph that differs, folded."""
     parts = [html.muted(_summary(dump)), html.table(*_columns(dump))]
+    parts += [f"<p>{markup(sentence)}</p>" for sentence in _differences(dump)]
     for positions in dump.distinct.values():
         graph = dump.graphs[positions[0] - 1]
         parts.append(html.folded(_title(graph, positions), html.pre(graph.body)))
@@ -95,6 +102,45 @@ def _title(graph: DumpedGraph, positions: list[int]) -> str:
     where = f", {graph.user_frame}" if graph.user_frame else ""
     times = f", {len(positions)} times" if len(positions) > 1 else ""
     return f"graph {positions[0]}{times}: {graph.size:,} in {graph.format}{where}"
+
+
+def _differences(dump: TensorsDump) -> Iterator[str]:
+    """Say what makes graphs differ that the same line of the user's code asked for."""
+    first: dict[str, int] = {}
+    compared = 0
+    for positions in dump.distinct.values():
+        position = positions[0]
+        where = str(dump.graphs[position - 1].user_frame or "")
+        if where not in first:
+            first[where] = position
+            continue
+        if compared == _MAX_COMPARED:
+            yield "... and further graphs; `dump.diff(1, 2)` compares two of them."
+            return
+        compared += 1
+        found = dump.diff(first[where], position)
+        yield (
+            f"graph {position} is another one than graph {first[where]} of the same line: "
+            f"{_what(found) or 'nothing that its text shows'}."
+        )
+
+
+def _what(found: GraphDiff) -> str:
+    counts = [
+        (len(found.added), "more", "node"),
+        (len(found.removed), "fewer", "node"),
+    ]
+    parts = [text.plural(n, f"{how} {noun}") for n, how, noun in counts if n]
+    if found.changed:
+        before, after = found.changed[0]
+        old, new = found.a[before], found.b[after]
+        parts.append(
+            f"{text.plural(len(found.changed), 'changed node')}, the first {old.op} "
+            f"{old.type} → {new.op} {new.type}"
+        )
+    if found.rewired:
+        parts.append(text.plural(len(found.rewired), "operand") + " from elsewhere")
+    return "; ".join(parts)
 
 
 def _ops(dump: TensorsDump) -> str:

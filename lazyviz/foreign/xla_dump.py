@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    from lazyviz.hlo import Graph
+
 _BEFORE = ("before_optimizations.txt",)
 _AFTER = re.compile(r"(?:\w+_)?after_optimizations\.txt")
 _PASS = re.compile(r"(\d{4})\.(.+)\.txt")
@@ -48,6 +50,28 @@ class DumpedModule:
             (path for stage, path in self.files.items() if _AFTER.fullmatch(stage)),
             None,
         )
+
+    def graph(self, stage: str = "before") -> Graph:
+        """Return the module's graph, for `lazyviz.hlo`.
+
+        Args:
+            stage: `before` or `after` optimisation, or a key of `files` with HLO text.
+
+        Raises:
+            EvidenceError: The folder has no such text of it.
+            HloError: The text does not follow its format.
+        """
+        from lazyviz.hlo import parse
+
+        path = {"before": self.before, "after": self.after}.get(
+            stage, self.files.get(stage)
+        )
+        if path is None:
+            raise EvidenceError(
+                f"module {self.id} {self.name} has no text {stage!r} in the dump. It has "
+                f"{', '.join(self.files)}; set --xla_dump_hlo_as_text for text."
+            )
+        return parse(path.read_text("utf-8", errors="replace"), source=path.name)
 
     @property
     def passes(self) -> dict[str, Path]:

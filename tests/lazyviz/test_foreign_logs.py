@@ -11,6 +11,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import lazyviz
+from lazyviz import hlo
 from lazyviz.foreign import read
 from lazyviz.foreign.debug_log_parse import parse_debug_log
 from lazyviz.foreign.evidence import EvidenceError, Frame
@@ -365,3 +366,45 @@ def test_reading_needs_neither_torch_nor_jax_nor_lazyrt():
     )
 
     assert done.stdout.strip() == "[]"
+
+
+# ---------------------------------------------------------------- as graphs to compare
+
+
+@pytest.mark.parametrize("kind", ["text", "dot", "hlo"])
+def test_a_dumped_graph_is_one_that_can_be_compared(kind):
+    graph = dump(kind).graphs[0].graph
+
+    assert len(graph) > 5
+    assert hlo.diff(graph, graph).cost == 0
+
+
+def test_the_dot_form_is_the_same_graph_for_a_diff():
+    found = hlo.diff(dump("text").graphs[0].graph, dump("dot").graphs[0].graph)
+
+    assert found.cost == 0
+
+
+def test_graphs_of_one_line_say_what_makes_them_differ():
+    text = (DATA / "save_tensors.text").read_text()
+    other = text.replace("b97feb", "beef01").replace("f32[4,16]", "f32[6,16]")
+    both = parse_tensors_dump(text + other)
+
+    found = both.diff(1, 4)
+
+    assert len(found.changed) == 1
+    assert (
+        "graph 4 is another one than graph 1 of the same line: 1 changed node, the first "
+        "aten::addmm f32[4,16] → aten::addmm f32[6,16]." in both.text()
+    )
+    with pytest.raises(EvidenceError, match="there is no graph 9: the dump has 6"):
+        both.diff(1, 9)
+
+
+def test_modules_of_a_dump_folder_can_be_compared(tmp_path):
+    write_modules(tmp_path)
+    step = read_xla_dump(tmp_path)["jit_step"]
+
+    assert hlo.diff(step.graph("before"), step.graph("after")).cost == 0
+    with pytest.raises(EvidenceError, match="has no text 'middle' in the dump"):
+        step.graph("middle")
