@@ -8,6 +8,8 @@ LazyRuntimeError (RuntimeError)
 ├── StepSyncError                        a read or barrier where a step forbids it
 ├── ScopeError                           a barrier inside an open scope
 ├── FrozenError                          a compile where `frozen()` forbids it
+├── NoEquivalentError (NotImplementedError)  a name of torch_xla that lazyrt does not have
+├── TooManyGraphsError                   more graphs than `max_different_graphs` allows
 ├── LostValueError                       a tensor whose value was never computed and no longer can be
 └── DeviceError                          tensors of another device or layout in a lazy op
 ```
@@ -84,3 +86,11 @@ class LostValueError(LazyRuntimeError):
 
 class DeviceError(LazyRuntimeError):
     """A tensor of another device or layout took part in an op on lazy tensors."""
+
+
+class NoEquivalentError(LazyRuntimeError, NotImplementedError):
+    """A name or argument of torch_xla that has no equivalent here."""
+
+
+class TooManyGraphsError(LazyRuntimeError):
+    """A block has run more different graphs than it may."""

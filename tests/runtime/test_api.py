@@ -99,6 +99,8 @@ def test_the_error_tree_is_what_the_module_draws():
         "StepSyncError": RuntimeError,
         "ScopeError": RuntimeError,
         "FrozenError": RuntimeError,
+        "NoEquivalentError": NotImplementedError,
+        "TooManyGraphsError": RuntimeError,
         "LostValueError": RuntimeError,
         "DeviceError": RuntimeError,
     }

@@ -1,0 +1,115 @@
+"""`torch_xla.debug.profiler` over lazyrt: annotations, and traces by jax's profiler."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any, Self
+
+import lazyrt
+from lazyrt.compat.refusals import INTERNAL, NO_SERVER, refuse
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["StepTrace", "Trace", "start_server", "start_trace", "stop_trace"]
+
+REFUSED = {
+    "trace": NO_SERVER,
+    "trace_detached": NO_SERVER,
+    "start_session": INTERNAL,
+    "stop_session": INTERNAL,
+    "set_tracer_marked_step": INTERNAL,
+    "get_tracer_marked_step": INTERNAL,
+}
+__getattr__ = refuse("torch_xla.debug.profiler", REFUSED)
+
+_log = logging.getLogger(__name__)
+_MAX_PORT = 65_535
+
+
+class Trace:
+    """A labelled block: on the timeline, and as a scope of its ops.
+
+    A barrier inside raises ScopeError, whose text is the original's with the lines and the fix.
+
+    Args:
+        name: The label.
+        kwargs: Facts for the timeline.
+    """
+
+    def __init__(self, name: str, **kwargs: Any) -> None:
+        self.name = name
+        self._facts = kwargs
+        self._entered: list[contextlib.ExitStack] = []
+
+    def __enter__(self) -> Self:
+        stack = contextlib.ExitStack()
+        self._enter(stack)
+        self._entered.append(stack)
+        return self
+
+    def _enter(self, stack: contextlib.ExitStack) -> None:
+        import jax
+
+        stack.enter_context(jax.profiler.TraceAnnotation(self.name, **self._facts))
+        stack.enter_context(lazyrt.scope(self.name))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._entered.pop().__exit__(kind, error, traceback)
+
+
+class StepTrace(Trace):
+    """A labelled block that is one step: it ends in a barrier.
+
+    Args:
+        name: The label.
+        kwargs: Facts for the timeline; `step_num` is the step's number.
+    """
+
+    def _enter(self, stack: contextlib.ExitStack) -> None:
+        import jax
+
+        number = self._facts.get("step_num")
+        annotation = jax.profiler.StepTraceAnnotation(self.name, **self._facts)
+        stack.enter_context(annotation)
+        stack.enter_context(lazyrt.step(self.name, number, on_read="allow"))
+        stack.enter_context(lazyrt.scope(self.name))  # ends before the step's barrier
+
+
+def start_server(port: int, only_on_master: bool = True) -> Any:
+    """Start jax's profiler server, to which a profiler's client can connect.
+
+    It listens on all interfaces of the machine, and lives as long as the result.
+
+    Raises:
+        RuntimeError: The port is invalid or busy.
+    """
+    import jax
+
+    if not 0 < port <= _MAX_PORT:
+        raise RuntimeError(
+            f"start_server() got port {port}, which is none. Give a free one from 1024 to "
+            f"{_MAX_PORT}."
+        )
+    _log.warning("the profiler server listens on port %d of all interfaces", port)
+    return jax.profiler.start_server(port)
+
+
+def start_trace(log_dir: str, options: Any = None) -> None:
+    """Record a trace from now on, with jax's profiler."""
+    import jax
+
+    jax.profiler.start_trace(log_dir)
+
+
+def stop_trace() -> None:
+    """End the trace and write it."""
+    import jax
+
+    jax.profiler.stop_trace()  # type: ignore[no-untyped-call]

@@ -1,0 +1,1 @@
+"""`torch_xla.distributed` over lazyrt: loaders, and one process for many."""

@@ -1,0 +1,107 @@
+"""`torch_xla.runtime` over lazyrt: one device in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lazyrt.compat import xla_model as _xm
+from lazyrt.compat.refusals import INTERNAL, ONE_DEVICE_SPMD, only_one, refuse
+from lazyrt.config import config
+
+__all__ = [
+    "addressable_device_count", "addressable_runtime_device_count", "device_type",
+    "global_device_count", "global_ordinal", "global_runtime_device_count", "host_index",
+    "initialize_cache", "is_bf16_supported", "is_spmd", "local_device_count", "local_ordinal",
+    "local_process_count", "process_count", "process_index", "world_size",
+]  # fmt: skip
+
+REFUSED = {
+    "use_spmd": ONE_DEVICE_SPMD,
+    "set_device_type": "jax chooses the device; set JAX_PLATFORMS before the program starts",
+    "get_master_ip": "lazyrt has one device in one process",
+    "get_num_cached_compilation_graph": "use lazyrt.counters(), which counts compiles",
+    "runtime_device_attributes": INTERNAL,
+    "global_runtime_device_attributes": INTERNAL,
+}
+__getattr__ = refuse("torch_xla.runtime", REFUSED)
+
+
+def device_type() -> str:
+    """Return the kind of hardware under the lazy device, such as `CPU`."""
+    return _xm.xla_device_hw()
+
+
+def world_size() -> int:
+    """Return 1."""
+    return 1
+
+
+def global_ordinal() -> int:
+    """Return 0."""
+    return 0
+
+
+def local_ordinal() -> int:
+    """Return 0."""
+    return 0
+
+
+def process_index() -> int:
+    """Return 0."""
+    return 0
+
+
+def host_index() -> int:
+    """Return 0."""
+    return 0
+
+
+def process_count() -> int:
+    """Return 1."""
+    return 1
+
+
+def local_process_count() -> int:
+    """Return 1."""
+    return 1
+
+
+def global_device_count() -> int:
+    """Return 1."""
+    return 1
+
+
+def local_device_count() -> int:
+    """Return 1."""
+    return 1
+
+
+def addressable_device_count() -> int:
+    """Return 1."""
+    return 1
+
+
+def global_runtime_device_count() -> int:
+    """Return 1."""
+    return 1
+
+
+def addressable_runtime_device_count() -> int:
+    """Return 1."""
+    return 1
+
+
+def is_spmd() -> bool:
+    """Return False."""
+    return False
+
+
+def is_bf16_supported() -> bool:
+    """Return True."""
+    return True
+
+
+def initialize_cache(path: str, readonly: bool = False) -> None:
+    """Keep executables in a folder from now on; see `lazyrt.config.cache_dir`."""
+    only_one("initialize_cache()", "readonly", readonly, allowed=False)
+    config.cache_dir = Path(path)

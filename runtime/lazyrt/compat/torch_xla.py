@@ -1,0 +1,159 @@
+"""The top level of `torch_xla` over lazyrt: devices, steps, compiled functions."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+import lazyrt
+from lazyrt.compat import xla_model as _xm
+from lazyrt.compat.refusals import INTERNAL, only_one, refuse
+from lazyrt.errors import TooManyGraphsError
+from lazyrt.observe import events
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+
+__all__ = [
+    "compile", "device", "device_count", "devices", "launch", "manual_seed", "real_devices",
+    "step", "sync",
+]  # fmt: skip
+
+REFUSED = {"_XLAC": INTERNAL}
+__getattr__ = refuse("torch_xla", REFUSED)
+
+
+def device(index: int | None = None) -> torch.device:
+    """Return the lazy device; `index` is None or 0."""
+    only_one("device()", "index", index, allowed=0)
+    return lazyrt.device()
+
+
+def devices() -> list[torch.device]:
+    """Return the one device in a list."""
+    return [lazyrt.device()]
+
+
+def real_devices() -> list[str]:
+    """Return what the lazy device is in truth, such as `['CPU:0']`."""
+    return _xm.xla_real_devices()
+
+
+def device_count() -> int:
+    """Return 1."""
+    return 1
+
+
+def sync(wait: bool = False, reset_scope: bool = True) -> None:
+    """Run everything pending, then the step closures; see `xm.mark_step`."""
+    _xm.mark_step(wait=wait, reset_scope=reset_scope)
+
+
+def manual_seed(seed: int, device: Any = None) -> None:
+    """Seed torch's generators, that of the lazy device included."""
+    torch.manual_seed(seed)
+
+
+def launch(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    start_method: str = "spawn",
+    debug_single_process: bool = False,
+) -> None:
+    """Call `fn(0, *args)` in this process: there is one replica."""
+    fn(0, *args)
+
+
+def step() -> Compiled:
+    """Return `compile()`: a block, or each call of a function, as one step.
+
+    Reads inside are allowed, as in the original, and cut the step; `lazyrt.step()` refuses
+    them at their line.
+    """
+    return Compiled()
+
+
+def compile(  # noqa: A001 - the original's name
+    f: Callable[..., Any] | None = None,
+    full_graph: bool = False,
+    name: str | None = None,
+    max_different_graphs: int | None = None,
+) -> Any:
+    """Run a block, or each call of a function or module, as one step.
+
+    Args:
+        f: A function or module; left out, the result is a context manager and decorator.
+        full_graph: Whether a read inside is an error, at its line.
+        name: For strips and reports; by default that of `f`.
+        max_different_graphs: How many graphs the calls may have in all.
+
+    Raises:
+        TooManyGraphsError: A call had one graph more; it has run.
+        StepSyncError: A read with `full_graph`.
+    """
+    compiled = Compiled(name, full_graph=full_graph, max_graphs=max_different_graphs)
+    return compiled if f is None else compiled(f)
+
+
+class Compiled:
+    """A block that is one step; also a decorator. See `compile`."""
+
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        full_graph: bool = False,
+        max_graphs: int | None = None,
+    ) -> None:
+        self._name = name
+        self._full_graph = full_graph
+        self._max_graphs = max_graphs
+        self._graphs: set[str] = set()
+        self._entered: list[contextlib.ExitStack] = []
+
+    def __enter__(self) -> Self:
+        lazyrt.mark_step()  # what is pending is none of this block's work
+        stack = contextlib.ExitStack()
+        self._entered.append(stack)
+        if self._max_graphs is not None:
+            stack.enter_context(events.subscribe(self._note, events.GraphCaptured))
+        stack.enter_context(lazyrt.eager_mode(False))
+        stack.enter_context(
+            lazyrt.step(self._name, on_read="error" if self._full_graph else "allow")
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._entered.pop().__exit__(kind, error, traceback)
+        found = len(self._graphs)
+        if error is None and self._max_graphs is not None and found > self._max_graphs:
+            raise TooManyGraphsError(
+                f"{self._name or 'the block'} has run {found} different graphs, and "
+                f"max_different_graphs={self._max_graphs} allows no more. Something varies "
+                "between its calls, such as a shape; `%lazy why` names it."
+            )
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorate a function or module; each call is a step."""
+        if self._name is None:
+            self._name = getattr(function, "__name__", type(function).__name__)
+
+        @functools.wraps(function, updated=())
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return run
+
+    def _note(self, event: events.Event) -> None:
+        if isinstance(event, events.GraphCaptured):
+            self._graphs.add(event.fingerprint)
