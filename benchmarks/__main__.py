@@ -8,7 +8,7 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import families, modes, prints, step, trace
+from benchmarks import coverage, families, modes, prints, step, trace
 from benchmarks.pool import BenchmarkError
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ BENCHMARKS = {
     "prints": prints,
     "families": families,
     "modes": modes,
+    "coverage": coverage,
 }
 
 _EPILOG = """\

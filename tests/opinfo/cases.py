@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +70,8 @@ def cases(dtype: torch.dtype, names: Iterable[str] | None = None) -> list[Case]:
 
 
 def _has_backward(info: Any, dtype: torch.dtype) -> bool:
-    return bool(info.supports_autograd) and dtype in info.backward_dtypes
+    differentiable = dtype.is_floating_point or dtype.is_complex
+    return differentiable and info.supports_autograd and dtype in info.backward_dtypes
 
 
 def samples(case: Case, count: int) -> Sequence[Any]:
@@ -92,29 +94,52 @@ def bad_calls(case: Case) -> Iterable[Any]:
         yield from case.info.error_inputs("cpu")
 
 
-def to_lazy(arg: Any) -> Any:
-    """Return a sample's argument with lazy tensors of equal values, leaves of autograd."""
+def to_lazy(tree: Any) -> Any:
+    """Return a call's arguments with lazy tensors of equal values, leaves of autograd.
+
+    Tensors that share storage on the CPU share it on the device.
+    """
+    storages = Counter(
+        tensor.untyped_storage()._cdata
+        for tensor in {id(t): t for t in tensors(tree)}.values()
+        if tensor.layout is torch.strided
+    )
+    return _moved(tree, storages, {})
+
+
+def _moved(arg: Any, storages: Counter[int], memo: dict[Any, torch.Tensor]) -> Any:
     if isinstance(arg, torch.Tensor):
-        return _moved(arg).requires_grad_(arg.requires_grad)
+        if arg.device.type != "cpu":
+            return arg
+        if id(arg) not in memo:
+            lazy = _moved_tensor(arg, storages, memo)
+            memo[id(arg)] = lazy.requires_grad_(arg.requires_grad)
+        return memo[id(arg)]
     if isinstance(arg, (list, tuple)):
-        parts = [to_lazy(part) for part in arg]
+        parts = [_moved(part, storages, memo) for part in arg]
         return type(arg)(*parts) if hasattr(arg, "_fields") else type(arg)(parts)
     if isinstance(arg, dict):
-        return {key: to_lazy(value) for key, value in arg.items()}
+        return {key: _moved(value, storages, memo) for key, value in arg.items()}
     if isinstance(arg, torch.device) or arg == "cpu":
         return torch.device("lazyrt")
     return arg
 
 
-def _moved(tensor: torch.Tensor) -> torch.Tensor:
+def _moved_tensor(
+    tensor: torch.Tensor, storages: Counter[int], memo: dict[Any, torch.Tensor]
+) -> torch.Tensor:
     """Return a lazy tensor that shows its storage as `tensor` shows its own."""
-    if tensor.layout is not torch.strided:
-        return tensor.detach().to("lazyrt")
-    size = tensor.untyped_storage().nbytes() // tensor.itemsize
-    if tensor.is_conj() or tensor.is_neg() or size <= tensor.numel():
-        return tensor.detach().to("lazyrt")
-    whole = tensor.detach().as_strided((size,), (1,), 0).to("lazyrt")
-    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    plain = tensor.detach()
+    if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+        return plain.to("lazyrt")
+    storage = tensor.untyped_storage()
+    size = storage.nbytes() // tensor.itemsize
+    if size == tensor.numel() and storages[storage._cdata] == 1:
+        return plain.to("lazyrt")
+    key = (storage._cdata, tensor.dtype)
+    if key not in memo:
+        memo[key] = plain.as_strided((size,), (1,), 0).to("lazyrt")
+    return memo[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:

@@ -6,6 +6,8 @@ that closes fails the test until its entry is taken out here.
 
 from __future__ import annotations
 
+import torch
+
 # ------------------------------------------------------------------ how results compare
 
 _DRAWS = "draws numbers; the device has its own counter-based generator"
@@ -40,6 +42,11 @@ UNDEFINED: dict[str, str] = dict.fromkeys(
 )  # fmt: skip
 """Ops without a value to compare: shapes and dtypes are."""
 
+_TIES = "the order of equal elements is not defined; it is stable here"
+
+TIED: dict[str, str] = dict.fromkeys(("argsort", "msort", "sort"), _TIES)
+"""Ops whose values cannot be compared on dtypes whose samples hold equal elements."""
+
 _CANCELS = "cancellation: CPU and XLA sum in another order"
 
 _INEXACT = (
@@ -56,6 +63,15 @@ LOOSE: dict[str, tuple[float, str]] = {
     "native_layer_norm": (10, _CANCELS),
 }
 """Ops compared with the tolerance times a factor."""
+
+_ROUNDS = "the CPU rounds to the half type between partial sums; XLA does at the end"
+
+LOOSE_HALVES: dict[str, tuple[float, str]] = dict.fromkeys(
+    ("addbmm", "baddbmm", "grid_sampler_2d", "nn.functional.bilinear", "nn.functional.conv_transpose2d",
+     "nn.functional.conv_transpose3d", "nn.functional.grid_sample"),
+    (100, _ROUNDS),
+)  # fmt: skip
+"""The same for float16 and bfloat16."""
 
 # ------------------------------------------------------------------ what is missing
 
@@ -97,3 +113,39 @@ GAPS: dict[str, str] = {
     "chalf": "XLA has no complex numbers of 16-bit parts",
 }  # fmt: skip
 """Ops that do not work, or not for every sample."""
+
+_STATISTICS = (
+    "saved statistics are float32, as torch's meta kernels and other devices say"
+)
+_COMPLEX32 = "XLA has no complex numbers of 16-bit parts"
+_SAVED = dict.fromkeys(
+    ("_batch_norm_with_update", "_native_batch_norm_legit", "native_batch_norm",
+     "native_layer_norm"),
+    _STATISTICS,
+)  # fmt: skip
+
+DTYPE_GAPS: dict[torch.dtype, dict[str, str]] = {
+    torch.float16: {**_SAVED, "complex": _COMPLEX32, "view_as_complex": _COMPLEX32},
+    torch.bfloat16: _SAVED,
+}
+"""Further gaps of single dtypes."""
+
+# ------------------------------------------------------------------ wrong calls
+
+_DATA = (
+    "whether the call is wrong depends on data, which is not known when it is recorded"
+)
+_OVERLAP = "an out= that overlaps an operand is written after everything was read"
+
+ACCEPTED: dict[str, tuple[tuple[int, ...], str]] = {
+    "cat": ((6, 7, 8), _OVERLAP),
+    "gather": ((4, 6, 7), f"4: {_DATA}; {_OVERLAP}"),
+    "kthvalue": ((0,), _OVERLAP),
+    "masked_select": ((1, 2), _OVERLAP),
+    "multinomial": (tuple(range(7, 21)), _DATA),
+    "narrow_copy": ((1,), "an IndexError, as of narrow, and a RuntimeError on the CPU"),
+    "scatter": ((3,), _DATA),
+    "scatter_add": ((3,), _DATA),
+    "take": ((1, 2), _OVERLAP),
+}
+"""Wrong calls, by number in `error_inputs`, that are not refused as on the CPU."""

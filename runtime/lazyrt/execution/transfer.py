@@ -10,15 +10,24 @@ import numpy as np
 import torch
 
 from lazyrt import jax_compat
+from lazyrt.errors import DeviceError
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
     from lazyrt.observe.events import Direction, Site
 
 
+_MOST_DIMENSIONS = 64
+
+
 def to_device(tensor: torch.Tensor, site: Site | None = None) -> Any:
     """Copy a CPU tensor to the device and return the device array."""
     start = time.perf_counter_ns()
+    if tensor.dim() > _MOST_DIMENSIONS:
+        raise DeviceError(
+            f"a tensor of {tensor.dim()} dimensions cannot go to the device: only tensors with up "
+            f"to {_MOST_DIMENSIONS} dims are supported. Reshape it first."
+        )
     host = tensor.detach().resolve_conj().resolve_neg().contiguous()
     if host.dtype is torch.bfloat16:
         array = host.view(torch.int16).numpy().view(ml_dtypes.bfloat16)

@@ -553,6 +553,7 @@ def _out_kernel(func: torch._ops.OpOverload, pure: torch._ops.OpOverload) -> Ker
             values = list(result) if result.__class__ in (tuple, list) else [result]
             targets = [full[position] for position in outs]
             for target, value in zip(targets, values, strict=True):
+                _check_out(func, target, value)
                 _write_out(target, value)
         return targets[0] if len(targets) == 1 else tuple(targets)
 
@@ -563,6 +564,31 @@ def _source_among(args: list[Any]) -> Generator:
     """Return what an op with these arguments draws from."""
     given = [arg for arg in args if isinstance(arg, TorchGenerator)]
     return generators.source(given[0] if given else None)
+
+
+# Ops that write an out= of the result's own dtype only; the others convert.
+_EXACT_OUT = frozenset(
+    ("gather", "multinomial", "complex", "aminmax", "take", "index_select")
+)
+
+
+def _check_out(func: torch._ops.OpOverload, target: Any, value: Any) -> None:
+    if not isinstance(target, torch.Tensor) or not isinstance(value, Value):
+        return
+    if any(
+        stride == 0 and size > 1
+        for stride, size in zip(target.stride(), target.shape, strict=True)
+    ):
+        raise RuntimeError(
+            "unsupported operation: more than one element of the written-to tensor refers to a "
+            f"single memory location: out= of {func} has strides {tuple(target.stride())}. "
+            "Please clone() the tensor before performing the operation."
+        )
+    if func._opname in _EXACT_OUT and target.dtype is not value.dtype:
+        raise RuntimeError(
+            f"Expected out tensor to have dtype {value.dtype}, but got {target.dtype} instead: "
+            f"{func} does not convert what it writes. Pass an out= of the result's dtype."
+        )
 
 
 def _write_out(target: Any, value: Any) -> None:

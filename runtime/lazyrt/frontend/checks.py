@@ -1,0 +1,193 @@
+"""Checks of arguments that torch's meta kernels leave to the CPU's own kernels.
+
+Each takes what the op takes, with meta tensors, and raises the type of error that the CPU
+raises. They run with the inference of a result's type: once for each kind of call.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+
+def _require(condition: bool, message: str) -> None:  # noqa: FBT001 - reads as a sentence
+    if not condition:
+        raise RuntimeError(message)
+
+
+def _uniform(x: Tensor, low: float = 0.0, high: float = 1.0, **_: Any) -> None:
+    _require(
+        low <= high,
+        f"uniform_ got the range [{low}, {high}), which is empty. It draws from [from, to). "
+        "Pass bounds in rising order.",
+    )
+
+
+def _complex(real: Tensor, imaginary: Tensor) -> None:
+    kinds = {torch.float16, torch.float32, torch.float64}
+    _require(
+        real.dtype is imaginary.dtype and real.dtype in kinds,
+        f"complex() got parts of {real.dtype} and {imaginary.dtype}. Both need to be of one "
+        "dtype: float16, float32 or float64. Convert them with `.to()`.",
+    )
+
+
+def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> None:
+    _require(
+        mask.dtype is torch.bool,
+        f"masked_scatter_ got a mask of {mask.dtype}. A mask tells which elements to write. "
+        "Make it boolean: `mask.bool()`.",
+    )
+
+
+def _convolution(
+    x: Tensor, weight: Tensor, bias: Any, stride: Any, padding: Sequence[int], *_: Any
+) -> None:
+    _require(
+        min(padding, default=0) >= 0,
+        f"negative padding is not supported: a convolution got {list(padding)}. Padding adds "
+        "zeros around its input. Slice the input to make it smaller.",
+    )
+
+
+def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, **_: Any) -> None:
+    rank = max(x.dim(), 1)
+    if x.dim() == 0 or not -rank <= dim < rank:
+        return  # the meta kernel knows
+    rest = [size for k, size in enumerate(x.shape) if k != dim % rank]
+    same = source.dim() == x.dim() and rest == [
+        size for k, size in enumerate(source.shape) if k != dim % rank
+    ]
+    _require(
+        same,
+        f"index_add_ got a source of shape {list(source.shape)} for a tensor of shape "
+        f"{list(x.shape)}. They may differ in dimension {dim} only. Reshape or expand the source.",
+    )
+
+
+_MOST_CATEGORIES = 2**24
+
+
+def _multinomial(
+    weights: Tensor, count: int, replacement: bool = False, **_: Any  # noqa: FBT001, FBT002
+) -> None:  # fmt: skip
+    _require(
+        weights.is_floating_point(),
+        f"multinomial got weights of {weights.dtype}. It takes floating-point ones. Convert "
+        "them with `.float()`.",
+    )
+    _require(
+        weights.dim() in {1, 2},
+        f"multinomial got weights of {weights.dim()} dimensions. It takes one distribution or a "
+        "batch of them: 1 or 2 dimensions. Reshape the weights.",
+    )
+    _require(
+        count > 0,
+        f"multinomial cannot draw {count} samples. It draws one or more. Pass a positive number.",
+    )
+    _require(
+        replacement or count <= weights.shape[-1],
+        f"multinomial cannot draw {count} samples of {weights.shape[-1]} categories without "
+        "replacement. Each can be drawn once. Pass replacement=True.",
+    )
+    _require(
+        weights.shape[-1] <= _MOST_CATEGORIES,
+        f"multinomial got {weights.shape[-1]} categories, more than 2**24. The CPU draws from no "
+        "more. Split them into groups.",
+    )
+
+
+def _histogramdd(x: Tensor, bins: Sequence[Any], **_: Any) -> None:
+    _require(
+        x.dim() >= 2 and len(bins) == x.shape[-1],  # noqa: PLR2004
+        f"histogramdd got bins for {len(bins)} dimensions and an input of shape "
+        f"{list(x.shape)}. There is one entry for each element of its last dimension. Pass as "
+        "many.",
+    )
+
+
+def _bucketize(x: Any, boundaries: Tensor, **_: Any) -> None:
+    _require(
+        boundaries.dim() == 1,
+        f"bucketize got boundaries of {boundaries.dim()} dimensions. One sequence serves all "
+        "elements. Pass a tensor of 1 dimension, or use searchsorted.",
+    )
+
+
+def _cat(tensors: Sequence[Tensor], dim: int = 0) -> None:
+    for position, tensor in enumerate(tensors):
+        _require(
+            tensor.dim() > 0,
+            f"zero-dimensional tensor (at position {position}) cannot be concatenated: it has no "
+            "dimension to join along. Use stack(), or `.reshape(1)`.",
+        )
+
+
+def _extremes(x: Tensor, dim: Any = (), *_: Any, **__: Any) -> None:
+    dims = [] if dim is None else [dim] if isinstance(dim, int) else dim
+    for d in dims:
+        if -x.dim() <= d < x.dim() and x.shape[d] == 0:
+            raise IndexError(
+                f"an extreme over dimension {d} of shape {list(x.shape)} has no value: nothing is "
+                "there to choose from. Expected reduction dims to have non-zero size."
+            )
+
+
+def _embedding(weight: Tensor, *_: Any, **__: Any) -> None:
+    _require(
+        weight.dim() == 2,  # noqa: PLR2004
+        f"'weight' must be 2-D: embedding got one of {weight.dim()} dimensions. Its rows are the "
+        "vectors. Reshape it to [count, size].",
+    )
+
+
+def _as_strided_scatter(
+    x: Tensor, source: Tensor, size: Sequence[int], stride: Sequence[int],
+    offset: int | None = None,
+) -> None:  # fmt: skip
+    reach = sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+    count = 0 if 0 in size else (offset or 0) + reach + 1
+    _require(
+        count <= math.prod(x.shape),
+        f"as_strided_scatter reaches element {count} of a storage of {math.prod(x.shape)}: sizes "
+        f"{list(size)}, strides {list(stride)}. Its target must hold them all. Pass smaller ones.",
+    )
+
+
+_CHECKS: dict[str, Callable[..., None]] = {
+    "aten.amax.default": _extremes,
+    "aten.amin.default": _extremes,
+    "aten.aminmax.default": _extremes,
+    "aten.uniform.default": _uniform,
+    "aten.complex.default": _complex,
+    "aten.masked_scatter.default": _masked_scatter,
+    "aten.convolution.default": _convolution,
+    "aten.index_add.default": _index_add,
+    "aten.multinomial.default": _multinomial,
+    "aten._histogramdd_bin_edges.default": _histogramdd,
+    "aten._histogramdd_from_bin_cts.default": _histogramdd,
+    "aten._histogramdd_from_bin_tensors.default": _histogramdd,
+    "aten.bucketize.Tensor": _bucketize,
+    "aten.bucketize.Scalar": _bucketize,
+    "aten.cat.default": _cat,
+    "aten.embedding.default": _embedding,
+    "aten.as_strided_scatter.default": _as_strided_scatter,
+}
+
+
+def check(name: str, positional: Sequence[Any], keywords: dict[str, Any]) -> None:
+    """Raise what the CPU raises for a wrong call of the op `name`.
+
+    Raises:
+        RuntimeError: The call is wrong; says why.
+    """
+    checked = _CHECKS.get(name)
+    if checked is not None:
+        checked(*positional, **keywords)

@@ -1,0 +1,132 @@
+"""PyTorch's own op database on the lazy device, with the CPU as the oracle.
+
+The slow tests take every op: float32 with three samples each, forward and backward; one sample
+of a seeded choice of ops in each of six further dtypes; and all of torch's wrong calls. About
+two minutes on two quiet cores. `python -m benchmarks coverage` runs everything and takes more
+samples. `tests/opinfo/known.py` lists what is missing, with reasons.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import pytest
+import torch
+
+from tests.opinfo import errors, known
+from tests.opinfo.cases import cases, table
+from tests.opinfo.sweep import GROUP, Outcome, sweep
+
+SAMPLES = 3
+FURTHER_DTYPES = (
+    torch.int64, torch.bool, torch.bfloat16, torch.float16, torch.complex64, torch.float64,
+)  # fmt: skip
+CHOSEN = 60  # ops of each further dtype
+
+# Cheap ops of many kinds, for every run of the suite.
+SAMPLED = (
+    "add", "as_strided", "index_select", "linalg.solve", "logsumexp", "nn.functional.gelu",
+    "nn.functional.conv2d", "special.bessel_j0", "sum", "where",
+)  # fmt: skip
+
+
+def describe(outcomes: list[Outcome]) -> str:
+    return "\n".join(
+        f"{outcome.case} {outcome.direction}: {outcome.kind} "
+        f"{' '.join(outcome.fallbacks)} {outcome.detail}"
+        for outcome in outcomes
+    )
+
+
+def unexpected(outcomes: list[Outcome]) -> list[Outcome]:
+    """Return the outcomes that are neither good nor announced as fallbacks."""
+    return [
+        outcome
+        for outcome in outcomes
+        if outcome.kind == "gap"
+        or (outcome.kind == "fallback" and outcome.case.name not in known.FALLBACKS)
+    ]
+
+
+def test_sampled_ops_run_on_lowerings_of_their_own():
+    found = list(sweep(cases(torch.float32, SAMPLED), count=1, group=len(SAMPLED)))
+
+    assert len({outcome.case.name for outcome in found}) == len(SAMPLED)
+    assert [outcome for outcome in found if outcome.kind != "own"] == []
+
+
+def test_every_name_in_the_lists_of_known_ops_exists():
+    names = {case.name for case in cases(torch.float32)}
+    lists = (
+        known.RANDOM, known.UNDEFINED, known.LOOSE, known.FALLBACKS, known.GAPS,
+        known.ON_THE_HOST,
+    )  # fmt: skip
+
+    for listed in lists:
+        assert set(listed) - names == set()
+
+
+# ------------------------------------------------------------------ everything
+
+
+@functools.cache
+def float32_outcomes(group: int) -> tuple[Outcome, ...]:
+    """Return the outcomes of one group of ops, which share a barrier."""
+    chosen = cases(torch.float32)[group * GROUP : (group + 1) * GROUP]
+    return tuple(sweep(chosen, count=SAMPLES))
+
+
+def _parameters():
+    """Yield one parameter for each group of ops; importing the table is put off until then."""
+    return range(-(-677 // GROUP))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", _parameters())
+def test_a_group_of_ops_computes_what_the_cpu_computes(group):
+    """Gaps are strict: one that closes fails here until its entry is taken out."""
+    found = [o for o in float32_outcomes(group) if o.case.name not in known.GAPS]
+    gaps = {o.case.name for o in float32_outcomes(group) if o.kind == "gap"}
+    cut = {o.case.name for o in float32_outcomes(group) if o.kind == "fallback"}
+    names = {o.case.name for o in float32_outcomes(group)}
+
+    assert not unexpected(found), describe(unexpected(found))
+    assert names & set(known.GAPS) == gaps & set(known.GAPS)
+    assert names & set(known.FALLBACKS) == cut & set(known.FALLBACKS)
+
+
+@pytest.mark.slow
+def test_nearly_all_ops_have_lowerings_of_their_own():
+    found = [outcome for group in _parameters() for outcome in float32_outcomes(group)]
+    own = [outcome for outcome in found if outcome.kind == "own"]
+    forward = [outcome for outcome in found if outcome.direction == "forward"]
+
+    assert len(forward) == sum(torch.float32 in info.dtypes for info in table()) == 677
+    assert sum(outcome.direction == "forward" for outcome in own) >= 660
+    assert sum(outcome.direction == "backward" for outcome in own) >= 520
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", FURTHER_DTYPES, ids=lambda dtype: str(dtype)[6:])
+def test_further_dtypes_compute_what_the_cpu_computes(dtype):
+    chosen = random.Random(20).sample(cases(dtype), CHOSEN)  # noqa: S311 - a choice of tests
+    gaps = set(known.GAPS) | set(known.DTYPE_GAPS.get(dtype, ()))
+
+    found = [o for o in sweep(chosen, count=1) if o.case.name not in gaps]
+
+    assert not unexpected(found), describe(unexpected(found))
+
+
+@pytest.mark.slow
+def test_wrong_calls_are_refused_at_the_call_as_on_the_cpu():
+    found = [
+        refusal for case in cases(torch.float32) for refusal in errors.refusals(case)
+    ]
+    differing: dict[str, list[int]] = {}
+    for refusal in found:
+        if not refusal.agrees:
+            differing.setdefault(refusal.case.name, []).append(refusal.number)
+
+    assert len(found) > 600
+    assert differing == {name: list(n) for name, (n, _) in known.ACCEPTED.items()}
