@@ -4,6 +4,9 @@ Each takes what the op takes, with meta tensors, and raises the type of error th
 raises. They run with the inference of a result's type: once for each kind of call.
 """
 
+# A check's signature is its op's schema.
+# ruff: noqa: ARG001
+
 from __future__ import annotations
 
 import math

@@ -23,6 +23,7 @@ from lazyrt.frontend import (
     storages,
 )
 from lazyrt.frontend import torch_compat as compat
+from lazyrt.frontend.composites import COMPOSITES
 from lazyrt.frontend.factorisations import FACTORISATIONS
 from lazyrt.frontend.fallback import run_on_cpu
 from lazyrt.frontend.kernels import (
@@ -152,6 +153,9 @@ def register() -> int:
         if kernel is not None:
             library.impl(name, kernel, compat.DISPATCH_KEY)
             count += 1
+    for name, composite in COMPOSITES.items():
+        for key in (compat.DISPATCH_KEY, compat.AUTOGRAD_KEY):
+            library.impl(name, composite, key)
     _register_autocast(library)
     _patch()
     compat.register_checkpoint_location(special.storage_to_device)

@@ -36,6 +36,7 @@ _set_storage: Callable[..., torch.Tensor] = (
 )
 DISPATCH_KEY = "PrivateUse1"
 AUTOCAST_KEY = "AutocastPrivateUse1"
+AUTOGRAD_KEY = "AutogradPrivateUse1"
 
 
 def autograd_node() -> tuple[str, int] | None:

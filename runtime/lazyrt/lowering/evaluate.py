@@ -24,6 +24,7 @@ from lazyrt.lowering import (  # noqa: F401 - each module registers its rules
     foreach,
     gradients,
     indexing,
+    ldl,
     linalg,
     nn,
     optimizers,

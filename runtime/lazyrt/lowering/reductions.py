@@ -111,6 +111,15 @@ def prod(ctx: OpContext, x: Array, dim: Any, *_: Any) -> Array:
     return _finish(ctx, lax.reduce_prod(x, dims) if dims else x)
 
 
+@lowers("aten.hash_tensor.default")
+def hash_tensor(ctx: OpContext, x: Array, dim: Any = (), *_: Any) -> Array:
+    """Combine the elements by exclusive or: floats by the bits of their float64 value."""
+    wide = torch.int64 if is_integral(to_torch_dtype(x.dtype)) else torch.float64
+    words = lax.bitcast_convert_type(cast(x, wide), np.uint64)
+    zero = np.zeros((), np.uint64)
+    return _finish(ctx, lax.reduce(words, zero, lax.bitwise_xor, axes(dim, x.ndim)))
+
+
 @lowers("aten.amax.default")
 def amax(ctx: OpContext, x: Array, dim: Any = (), *_: Any) -> Array:
     return _finish(ctx, lax.reduce_max(x, axes(dim, x.ndim)))
