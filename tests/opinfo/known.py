@@ -123,9 +123,16 @@ _SAVED = dict.fromkeys(
     _STATISTICS,
 )  # fmt: skip
 
+_HALF_EXP = "the CPU's result is NaN; lazyrt computes it in float32"
+
 DTYPE_GAPS: dict[torch.dtype, dict[str, str]] = {
-    torch.float16: {**_SAVED, "complex": _COMPLEX32, "view_as_complex": _COMPLEX32},
-    torch.bfloat16: _SAVED,
+    torch.float16: {
+        **_SAVED,
+        "complex": _COMPLEX32,
+        "matrix_exp": _HALF_EXP,
+        "view_as_complex": _COMPLEX32,
+    },
+    torch.bfloat16: {**_SAVED, "matrix_exp": _HALF_EXP},
 }
 """Further gaps of single dtypes."""
 
