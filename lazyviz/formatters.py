@@ -96,7 +96,8 @@ def graph_bundle(graph: Any) -> dict[str, str]:
     bundle = {"text/plain": text.listing(graph, _MAX_LISTED_OPS)}
     current = session.current()
     if current is not None and wants_html(current.shell):
-        drawing = draw_graph(graph, names=current.names_in(graph))
+        runs = current.runs_of(graph)
+        drawing = draw_graph(graph, names=current.names_in(graph), runs=runs)
         bundle["text/html"] = html.graph_html(drawing)
     return bundle
 

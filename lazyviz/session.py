@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from lazyrt.ir.graph import Graph
-    from lazyrt.ir.node import Value
+    from lazyrt.ir.node import Node, Value
     from lazyrt.observe.events import Event, Subscription
     from lazyviz.render.model import DrawGraph
     from lazyviz.steplog import StepLog, StepRow
@@ -243,7 +243,12 @@ class Session:
     def _drawing(self, graph: Graph, new_ids: frozenset[int]) -> DrawGraph:
         from lazyviz.render.model import draw_graph
 
-        return draw_graph(graph, new=new_ids, names=self.names_in(graph))
+        names, runs = self.names_in(graph), self.runs_of(graph)
+        return draw_graph(graph, new=new_ids, names=names, runs=runs)
+
+    def runs_of(self, graph: Graph) -> dict[Node, int]:
+        """Return how often op-by-op mode has run each node since the last barrier."""
+        return self._runtime.times_run(graph) if self._runtime is not None else {}
 
     def names_in(self, graph: Graph) -> dict[Value, str]:
         """Return the user's variable names of a graph's roots."""

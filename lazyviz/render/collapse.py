@@ -93,6 +93,7 @@ def _repeated(boxes: Sequence[Box]) -> Box:
         members=tuple(node for box in boxes for node in box.members),
         is_root=any(box.is_root for box in boxes),
         is_new=any(box.is_new for box in boxes),
+        runs=max(box.runs for box in boxes),
         path=_common_path([box.path for box in boxes]),
     )
 
@@ -304,6 +305,7 @@ def _group_box(graph: DrawGraph, group: _Group) -> Box:
         site=_sites(ops),
         is_root=any(box.is_root for box in boxes),
         is_new=any(box.is_new for box in ops),
+        runs=max((box.runs for box in ops), default=0),
         members=members,
         count=count,
     )

@@ -6,7 +6,7 @@ its attributes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class Box:
         name: The user's variable that holds it.
         members: Ids of the nodes that it stands for.
         count: How many times what is drawn here repeats, as in `×12`.
+        runs: How often op-by-op mode has run it since the last barrier; from 2 on it is marked.
     """
 
     label: str
@@ -78,6 +79,7 @@ class Box:
     name: str = ""
     members: tuple[int, ...] = ()
     count: int = 1
+    runs: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +128,7 @@ def draw_graph(
     *,
     new: Collection[int] | None = None,
     names: Mapping[Any, str] | None = None,
+    runs: Mapping[Node, int] | None = None,
 ) -> DrawGraph:
     """Return the drawing of a whole graph, nothing folded.
 
@@ -133,8 +136,9 @@ def draw_graph(
         graph: A graph of the runtime.
         new: Ids of the nodes that the shown cell recorded; None counts all as new.
         names: Variable names of values and leaves.
+        runs: How often op-by-op mode has run each node, from `lazyrt.times_run`.
     """
-    names = names or {}
+    names, runs = names or {}, runs or {}
     boxes: list[Box] = []
     edges: set[tuple[int, int]] = set()
     position: dict[Any, int] = {}
@@ -149,7 +153,8 @@ def draw_graph(
                 boxes.append(leaf)
         target = position[node] = len(boxes)
         is_new = new is None or node.id in new
-        boxes.append(_node_box(node, names, is_root=node in roots, is_new=is_new))
+        box = _node_box(node, names, is_root=node in roots, is_new=is_new)
+        boxes.append(replace(box, runs=runs.get(node, 0)))
         edges.update((position[v.node or v], target) for v in node.operands)
     for leaf_value in graph.parameters:  # a root that is an input and no op reads
         if leaf_value not in position:

@@ -157,6 +157,7 @@ _RULES = (
     ".lzv .d{font-size:10px;opacity:.8}"
     ".lzv .q>rect{stroke:var(--root);stroke-width:2.2}"
     ".lzv .old{opacity:.55}"
+    ".lzv .again>rect{stroke:#d14d72;stroke-width:2.2}"
     ".lzv .e{fill:none;stroke:#8b97a8;stroke-width:1.1}"
     ".lzv .a{fill:#8b97a8;stroke:none}"
     ".lzv .m{fill:#8b97a8;fill-opacity:.07;stroke:#8b97a8;stroke-opacity:.45}"
@@ -258,6 +259,8 @@ def _classes(box: Box) -> str:
         names.append("q")
     if not box.is_new:
         names.append("old")
+    if box.runs > 1:
+        names.append("again")
     return " ".join(names)
 
 
@@ -278,6 +281,8 @@ def _facts(box: Box) -> list[str]:
         facts.append(f"node %{box.members[0]}")
     facts.append(path_text(box.path))
     facts.append(box.site)
+    if box.runs > 1:
+        facts.append(f"executed {box.runs} times since the last barrier")
     if box.is_root:
         facts.append("output: a live tensor")
     return [" ".join(fact.split()) for fact in facts if fact]
@@ -291,6 +296,8 @@ def _legend_items(boxes: Sequence[Box]) -> list[tuple[str, str]]:
         items.append(("o q", "output"))
     if any(not box.is_new for box in boxes):
         items.append(("o old", "earlier cell"))
+    if any(box.runs > 1 for box in boxes):
+        items.append(("o again", "executed again"))
     return items if len(items) > 1 else []
 
 

@@ -4,7 +4,7 @@ import pytest
 
 import lazyrt
 from lazyrt.observe import events
-from lazyviz.render import text
+from lazyviz.render import model, svg, text
 from lazyviz.render.strip import SingleOps, Strip
 from lazyviz.tally import Tally
 from tests.conftest import displayed
@@ -73,6 +73,23 @@ def test_ops_that_ran_again_are_counted(lab):
 
     assert "op by op: 3 ops" in parts_of(strip)
     assert strip.splitlines()[1].startswith("  1 op executed again: op-by-op mode")
+
+
+def test_the_drawing_marks_the_nodes_that_ran_again(lab):
+    """S0.15: they are marked, and say how often they ran."""
+    run(lab, "a = x + 1\nb = a * 2")
+    run(lab, "with lazyrt.op_by_op_mode(): b.cpu(); a.cpu()")
+
+    graph = lazyrt.pending_graph(lab.user_ns["b"])
+    drawing = model.draw_graph(graph, runs=lazyrt.times_run(graph))
+    picture = svg.draw(drawing).svg
+
+    assert [(b.label, b.runs) for b in drawing.boxes if b.members] == [
+        ("add", 2),
+        ("mul", 1),
+    ]
+    assert picture.count("executed 2 times since the last barrier") == 2
+    assert picture.count(">executed again<") == 1
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Eager debug mode: each op compiled and run by itself, counts that no breakpoint changes."""
 
 import contextlib
+import inspect
 import random
 from typing import Any
 
@@ -10,7 +11,12 @@ from torch import nn
 
 import lazyrt
 from lazyrt.config import config
+from lazyrt.control import modes
 from lazyrt.errors import UsageError
+from lazyrt.execution.eager import Guard
+from lazyrt.frontend import kernels, record
+from lazyrt.frontend.buffers import View
+from lazyrt.ir import live
 from lazyrt.observe import events
 from tests.harness import DEVICE, assert_same, cold_start, grad_of, recorded, run_python
 
@@ -441,6 +447,41 @@ def test_the_mode_and_the_scope_that_set_it():
     assert mode == "opbyop"
     assert "op_by_op_mode(reads=True, barriers=False)" in repr(mode)
     assert lazyrt.mode() == "lazy"
+
+
+def test_while_the_mode_is_off_kernels_are_what_they_are_without_it():
+    """S0.17: switching replaces global names; no op's path has a test for the mode."""
+    before = [(scope["lock"], scope["View"]) for scope in kernels.scopes]
+    with lazyrt.eager_mode():
+        during = {type(scope["lock"]) for scope in kernels.scopes}
+    after = [(scope["lock"], scope["View"]) for scope in kernels.scopes]
+
+    assert len(before) > 1000
+    assert before == after
+    assert set(before) == {(live.lock, View)}
+    assert during == {Guard}
+    sources = "".join(
+        inspect.getsource(part) for part in (kernels, record, live.Buffer)
+    )
+    assert "eager" not in sources.replace("Eager debug mode puts", "")
+
+
+@pytest.mark.parametrize("name", modes.MODES)
+def test_a_mode_by_its_name(name):
+    x = torch.ones(2).to(DEVICE)
+
+    with modes.in_mode(name):
+        found = lazyrt.mode()
+        values = (x + 1).tolist()
+
+    assert found == name
+    assert values == [2, 2]
+    assert lazyrt.mode() == "lazy"
+
+
+def test_a_mode_that_is_not_there_is_named_with_those_that_are():
+    with pytest.raises(UsageError, match="The modes are lazy, eager, opbyop"):
+        modes.in_mode("fast")  # type: ignore[arg-type]
 
 
 def test_a_function_may_be_eager():

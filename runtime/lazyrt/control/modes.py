@@ -186,6 +186,25 @@ def op_by_op_mode(*, reads: bool = True, barriers: bool = True) -> Any:
     return _Scoped(label, settings, now=False)
 
 
+_SETTINGS: dict[Name, dict[str, bool]] = {
+    "lazy": {"eager": False, "op_by_op_reads": False, "op_by_op_barriers": False},
+    "eager": {"eager": True},
+    "opbyop": {"eager": False, "op_by_op_reads": True, "op_by_op_barriers": True},
+}
+MODES: tuple[Name, ...] = tuple(_SETTINGS)
+"""Every execution mode, for tests that run a program in each."""
+
+
+def in_mode(name: Name) -> Any:
+    """Return a context manager and decorator for a mode by its name, one of `MODES`."""
+    if name not in _SETTINGS:
+        raise UsageError(
+            f"in_mode({name!r}): there is no such execution mode, so it stays {mode()}. "
+            f"The modes are {', '.join(MODES)}."
+        )
+    return _Scoped(f"in_mode({name!r})", dict(_SETTINGS[name]), now=False)
+
+
 class EagerModule:
     """A module whose forward runs in eager debug mode; `remove()` ends that."""
 
