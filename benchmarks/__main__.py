@@ -8,7 +8,7 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import coverage, families, modes, prints, step, trace
+from benchmarks import coverage, diff, families, modes, prints, step, trace
 from benchmarks.pool import BenchmarkError
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ BENCHMARKS = {
     "families": families,
     "modes": modes,
     "coverage": coverage,
+    "diff": diff,
 }
 
 _EPILOG = """\

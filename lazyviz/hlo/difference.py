@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from lazyviz.hlo.matching import match
+from lazyviz.hlo.pause import collector_paused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -207,11 +208,12 @@ def diff(a: Graph, b: Graph) -> GraphDiff:
 
     It does not depend on which of them comes first: `diff(b, a)` is the mirror image.
     """
-    if len(b) < len(a) or (len(a) == len(b) and _order_key(b) < _order_key(a)):
-        mirrored = match(b, a)
-        return GraphDiff(a, b, mirrored.b.partner, mirrored.a.partner)
-    matching = match(a, b)
-    return GraphDiff(a, b, matching.a.partner, matching.b.partner)
+    with collector_paused():
+        if len(b) < len(a) or (len(a) == len(b) and _order_key(b) < _order_key(a)):
+            mirrored = match(b, a)
+            return GraphDiff(a, b, mirrored.b.partner, mirrored.a.partner)
+        matching = match(a, b)
+        return GraphDiff(a, b, matching.a.partner, matching.b.partner)
 
 
 def _order_key(graph: Graph) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lazyviz.hlo.graph import PARAMETER, Graph, GraphBuilder, Origin
+from lazyviz.hlo.pause import collector_paused
 
 _DTYPES = {
     "float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16",
@@ -26,7 +27,8 @@ def from_ir(graph: Any, name: str = "") -> Graph:
         graph: A `lazyrt.Graph`, or its canonical form: what has `nodes` and `roots`.
         name: By default the fingerprint, shortened.
     """
-    return _Reader(name or graph.fingerprint[:12]).read(graph)
+    with collector_paused():
+        return _Reader(name or graph.fingerprint[:12]).read(graph)
 
 
 def from_snapshot(snapshot: Any, name: str = "") -> Graph:

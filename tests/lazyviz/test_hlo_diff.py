@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lazyviz.hlo import apply_script, diff, group_hunks, parse
+from lazyviz.hlo import GraphBuilder, apply_script, diff, group_hunks, parse
 from tests.hlo_pairs import edited, graph_of_program, text_of, transformer, truth
 
 LAYERS = 4
@@ -136,3 +136,74 @@ def test_the_same_change_in_every_layer_is_one_group_of_hunks():
     groups = group_hunks(diff(a, b).hunks())
 
     assert max(group.places for group in groups) >= 3
+
+
+def chain(length, inserted=()):
+    """A row of equal operations, with another one before those at `inserted`."""
+    builder = GraphBuilder("chain")
+    equal, other = (builder.label(op, "f32[4]") for op in ("negate", "tanh"))
+    node = builder.add(builder.label("parameter", "f32[4]"))
+    for position in range(length):
+        if position in inserted:
+            node = builder.add(other, [node])
+        node = builder.add(equal, [node])
+    return builder.finish([node])
+
+
+@pytest.mark.parametrize("inserted", [[50], range(0, 200, 20), [0, 1, 2, 199]])
+def test_insertions_into_a_row_of_equal_operations_are_found_one_by_one(inserted):
+    found = diff(chain(200), chain(200, inserted))
+
+    assert [found.b[node].op for node in found.added] == ["tanh"] * len(inserted)
+    assert found.cost == 2 * len(inserted)
+
+
+def test_equal_inputs_and_outputs_are_told_apart_by_number_only():
+    def wide(count):
+        builder = GraphBuilder("wide")
+        leaf, op = (
+            builder.label("parameter", "f32[4]"),
+            builder.label("negate", "f32[4]"),
+        )
+        return builder.finish(
+            [builder.add(op, [builder.add(leaf)]) for _ in range(count)]
+        )
+
+    found = diff(wide(300), wide(303))
+
+    assert (len(found.added), found.cost, len(found.outputs.added)) == (6, 9, 3)
+
+
+def test_graphs_of_nothing_and_of_one_node_can_be_compared():
+    nothing = GraphBuilder("nothing").finish([])
+    single = chain(0)
+
+    assert diff(nothing, nothing).is_empty
+    assert diff(nothing, single).cost == 2  # a node and an output
+    assert diff(single, single).is_empty
+
+
+@pytest.mark.slow
+def test_programs_of_forty_thousand_instructions_are_matched_as_their_generator_says():
+    layers = 90
+    names = [*range(45), *(f"new{k}" for k in range(6)), *range(45, layers)]
+
+    a, b, true = pair(transformer(layers), transformer(names=names), shuffle=True)
+    found = diff(a, b)
+
+    assert (len(a), len(b)) == (37_347, 39_837)
+    assert found.cost <= 1.01 * true.cost
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 140))
+def test_many_random_edit_scripts_are_at_most_twice_the_generators(seed):
+    rng = random.Random(seed)  # noqa: S311
+    program = transformer(rng.choice([1, 2, 3]), bucket=rng.choice([0, 4]))
+    other = edited(program, rng, rng.choice([1, 4, 16, 32]))
+
+    a, b, true = pair(program, other, shuffle=True, metadata=seed % 2 == 0)
+    found = diff(a, b)
+
+    assert found.cost <= 2 * true.cost
+    assert diff(apply_script(a, found.script()), b).cost == 0

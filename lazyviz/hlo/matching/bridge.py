@@ -32,19 +32,17 @@ def bridge(matching: Matching) -> int:
 
 
 def _frontier(matching: Matching) -> list[tuple[int, int]]:
-    """Return the pairs with unpaired neighbours on both sides."""
-    mine, theirs = _touched(matching.a), _touched(matching.b)
-    partner = matching.a.partner
-    return [(x, partner[x]) for x in sorted(mine) if partner[x] in theirs]
+    """Return the pairs made since the last call that have unpaired neighbours on both sides."""
+    recent, matching.recent = matching.recent, []
+    a, b = matching.a, matching.b
+    return [(x, y) for x, y in recent if _stalls(a, x) and _stalls(b, y)]
 
 
-def _touched(side: Side) -> set[int]:
-    found: set[int] = set()
+def _stalls(side: Side, node: int) -> bool:
     partner = side.partner
-    for node in side.unpaired():
-        found.update(each for each in side.operands[node] if partner[each] >= 0)
-        found.update(each for each, _ in side.users[node] if partner[each] >= 0)
-    return found
+    return any(partner[each] < 0 for each in side.operands[node]) or any(
+        partner[user] < 0 for user, _ in side.users[node]
+    )
 
 
 def _leads(
@@ -61,13 +59,31 @@ def _leads(
         return []
     if len(near_a) > _MAX_NEIGHBOURS or len(near_b) > _MAX_NEIGHBOURS:
         return []
-    groups_a = _grouped(a, _region(a, near_a, further), signature)
-    groups_b = _grouped(b, _region(b, near_b, further), signature)
+    region_a, region_b = _region(a, near_a, further), _region(b, near_b, further)
+    leads = _alone(_grouped(a, region_a, signature), _grouped(b, region_b, signature))
+    if leads:
+        return leads
+    # A row of equal nodes: what follows on one side is what comes one later on the other.
+    beyond_a = [node for node in region_a if node not in near_a]
+    beyond_b = [node for node in region_b if node not in near_b]
+    inserted = _alone(_grouped(a, near_a, _label), _grouped(b, beyond_b, _label))
+    removed = _alone(_grouped(a, beyond_a, _label), _grouped(b, near_b, _label))
+    return inserted if not removed else removed if not inserted else []
+
+
+def _alone(
+    groups_a: dict[_Signature, list[int]], groups_b: dict[_Signature, list[int]]
+) -> list[tuple[int, int]]:
+    """Return the pairs of nodes that are the only ones of their signature on each side."""
     return [
         (nodes[0], groups_b[key][0])
         for key, nodes in groups_a.items()
         if len(nodes) == 1 and len(groups_b.get(key, ())) == 1
     ]
+
+
+def _label(side: Side, node: int) -> _Signature:
+    return (side.full[node], side.is_output[node])
 
 
 def _region(

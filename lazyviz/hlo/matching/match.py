@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 # Hints count only if at least this share of the smaller graph's hints occurs in the other.
 _SHARED_HINTS = 0.5
-_BRIDGE_ROUNDS = 4
 _COLOUR_ROUNDS: tuple[tuple[int, Ties], ...] = (
     (2, "leave"), (5, "leave"), (3, "equal"), (1, "equal"), (3, "any"),
 )  # fmt: skip
@@ -36,10 +35,7 @@ def match(a: Graph, b: Graph) -> Matching:
     pair_unique_labels(matching, dict.fromkeys(a.outputs), dict.fromkeys(b.outputs))
     matching.grow()
     pair_equal_cones(matching, "skeleton", similar=True)
-    for _ in range(_BRIDGE_ROUNDS):
-        if not bridge(matching):
-            break
-        matching.grow(similar=True)
+    _by_bridges(matching)
     for rounds, ties in _COLOUR_ROUNDS:
         _by_colours(matching, rounds, ties)
     matching.revisit()
@@ -56,6 +52,12 @@ def match(a: Graph, b: Graph) -> Matching:
 
 def _is_done(matching: Matching) -> bool:
     return matching.pairs == min(len(matching.a.graph), len(matching.b.graph))
+
+
+def _by_bridges(matching: Matching) -> None:
+    """Step over one insertion after the other."""
+    while bridge(matching):
+        matching.grow(similar=True)
 
 
 def _by_colours(matching: Matching, rounds: int, ties: Ties) -> None:

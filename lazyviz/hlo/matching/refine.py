@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from lazyviz.hlo.matching.state import UNPAIRED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from lazyviz.hlo.matching.state import Matching
 
@@ -33,12 +33,13 @@ def refine(matching: Matching) -> None:
     search = _Search(matching)
     for _ in range(_MAX_PASSES):
         improved = False
-        for x, y in list(search.suspects()):
+        edited = search.edited()
+        for x, y in list(search.suspects(edited)):
             improved |= search.chain(x, y)
             if search.exchanges > _MAX_EXCHANGES:
                 return
-        for x, y in search.edited():
-            if search.pair_cost(x) > 1:
+        for x, y in edited:
+            if matching.a.partner[x] == y and search.pair_cost(x) > 1:
                 improved |= search.part(x, y)
         if not improved:
             return
@@ -51,10 +52,10 @@ class _Search:
         self._b = matching.b
         self.exchanges = 0
 
-    def suspects(self) -> Iterator[tuple[int, int]]:
+    def suspects(self, edited: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         """Yield the nodes that rewired slots read: pairing those would mend the slot."""
         a, b = self._a, self._b
-        for x, y in self.edited():
+        for x, y in edited:
             for c, d in zip(a.operands[x], b.operands[y], strict=False):
                 if a.partner[c] != d and a.skeleton[c] == b.skeleton[d]:
                     yield c, d

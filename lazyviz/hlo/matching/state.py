@@ -72,6 +72,9 @@ class Matching:
         self._spread: list[tuple[int, int]] = []
         self.contested: dict[tuple[int, int], None] = {}
         self.pairs = 0
+        self.recent: list[
+            tuple[int, int]
+        ] = []  # pairs that `bridge` has yet to look at
 
     def evidence(self, x: int, y: int) -> tuple[int, int]:
         """Return what speaks for and against pairing x with y, in half points."""
@@ -116,6 +119,7 @@ class Matching:
         a, b = self.a, self.b
         a.partner[x], b.partner[y] = y, x
         self.pairs += 1
+        self.recent.append((x, y))
         self._note_operands(x, y)
         self._fresh.append((x, y))
 

@@ -24,10 +24,10 @@ def pair_equal_cones(matching: Matching, labels: str, *, similar: bool = False) 
     ids = Interner()
     a, heights = _cone_ids(matching.a, getattr(matching.a, labels), ids, own=True)
     b, _ = _cone_ids(matching.b, getattr(matching.b, labels), ids, own=False)
-    once_b = _singles(matching.b, b)
+    once_b = _singles(b)
     found = [
         (-heights[x], -x, once_b[cone])
-        for cone, x in _singles(matching.a, a).items()
+        for cone, x in _singles(a).items()
         if cone in once_b and heights[x] > 0
     ]
     found.sort()
@@ -45,36 +45,41 @@ def pair_equal_cones(matching: Matching, labels: str, *, similar: bool = False) 
 
 def _cone_ids(
     side: Side, labels: Sequence[int], ids: Interner, *, own: bool
-) -> tuple[list[int], list[int]]:
-    """Return for each node the number of its cone and its height; pairs are their own cone."""
-    cones = [0] * len(labels)
-    heights = [0] * len(labels)
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Return cone and height of each unpaired node; a paired operand is a cone of its own."""
+    cones: dict[int, int] = {}
+    heights: dict[int, int] = {}
     operands, partner = side.operands, side.partner
-    for node, label in enumerate(labels):
-        other = partner[node]
-        if other >= 0:
-            cones[node] = -1 - (node if own else other)
-            continue
+    for node in side.unpaired():
         row = operands[node]
-        if row:
-            cones[node] = ids[(label, *[cones[operand] for operand in row])]
-            heights[node] = 1 + max([heights[operand] for operand in row])
-        else:
-            cones[node] = ids[label]
+        if not row:
+            cones[node] = ids[labels[node]]
+            heights[node] = 0
+            continue
+        key = [labels[node]]
+        height = 0
+        for operand in row:
+            other = partner[operand]
+            if other >= 0:
+                key.append(-1 - (operand if own else other))
+                continue
+            key.append(cones[operand])
+            if heights[operand] > height:  # noqa: PLR1730 - `max` takes twice as long
+                height = heights[operand]
+        cones[node] = ids[tuple(key)]
+        heights[node] = height + 1
     return cones, heights
 
 
-def _singles(side: Side, cones: Sequence[int]) -> dict[int, int]:
-    """Return the cones that one unpaired node has, with that node."""
+def _singles(cones: dict[int, int]) -> dict[int, int]:
+    """Return the cones that one node has, with that node."""
     nodes: dict[int, int] = {}
     several: set[int] = set()
-    for node, other in enumerate(side.partner):
-        if other < 0:
-            cone = cones[node]
-            if cone in nodes:
-                several.add(cone)
-            else:
-                nodes[cone] = node
+    for node, cone in cones.items():
+        if cone in nodes:
+            several.add(cone)
+        else:
+            nodes[cone] = node
     for cone in several:
         del nodes[cone]
     return nodes

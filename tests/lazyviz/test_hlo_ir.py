@@ -1,0 +1,111 @@
+"""Graphs of the runtime: from the pending graph, from snapshots, by `%lazy diff`."""
+
+import torch
+
+import lazyrt
+import lazyviz
+from lazyviz import session
+from lazyviz.hlo import diff, from_ir, graph_of, parse
+from tests.conftest import displayed
+
+
+def model(layers):
+    torch.manual_seed(0)
+    blocks = [
+        torch.nn.Sequential(
+            torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.ReLU()
+        )
+        for _ in range(layers)
+    ]
+    return torch.nn.Sequential(*blocks).to("lazyrt")
+
+
+def graph(layers):
+    net, x = model(layers), torch.ones(3, 8, device="lazyrt")
+    loss = net(x).softmax(-1).max(1)[0].sum()
+    loss.backward()
+    return lazyrt.pending_graph(), (net, loss)
+
+
+def test_the_ir_becomes_a_graph_without_tensors():
+    ir, held = graph(1)
+
+    made = from_ir(ir)
+
+    assert len([node for node in made if node.op.startswith("aten.")]) == len(ir.nodes)
+    assert len(made.inputs) == len(ir.parameters)
+    assert len(made.outputs) == len(ir.roots)
+    norm = next(node for node in made if node.op == "aten.native_layer_norm.default")
+    assert norm.type == "(f32[3,8], f32[3,1], f32[3,1])"
+    assert norm.scope == "0.1"
+    assert norm.site.startswith("test_hlo_ir.py:")
+    del held
+
+
+def test_a_layer_more_is_what_is_added_in_each_notation():
+    (one, held), (two, held_too) = graph(2), graph(3)
+
+    in_ir = diff(from_ir(one), from_ir(two))
+    in_text = diff(*(parse(each.lower().as_text("stablehlo")) for each in (one, two)))
+
+    assert not in_ir.removed
+    assert not in_ir.changed
+    assert in_ir.cost == in_text.cost
+    assert len(in_ir.added) == len(in_text.added)
+    del held, held_too
+
+
+def test_the_steps_of_a_session_can_be_compared(lab):
+    def shown(source):
+        lab.display_pub.outputs.clear()
+        lab.run_cell(source, store_history=True)
+        return displayed(lab)[0]
+
+    lab.run_cell("y = x + 1\nlazyrt.mark_step()", store_history=True)
+    lab.run_cell("z = (x + 1) * 3\nlazyrt.mark_step()", store_history=True)
+    loaded = session.current(lab)
+    assert loaded is not None
+    first, second = (row.step for row in loaded.steps[-2:])
+    before = lazyrt.counters()
+
+    numbered = shown(f"%lazy diff {first} {second}")
+    last = shown("%lazy diff last")
+
+    assert numbered.startswith(f"step {first} (graph.")
+    assert f"→ step {second} (graph." in numbered
+    assert "aten.mul.Tensor(" in numbered
+    assert last == numbered
+    assert lazyrt.counters() == before
+
+
+def test_a_step_that_is_not_known_is_refused(lab, capsys):
+    lab.run_cell("%lazy diff 999998 999999", store_history=True)
+
+    error = capsys.readouterr().err
+    assert (
+        "UsageError: %lazy diff 999998 999999: there is no graph of step 999998"
+        in error
+    )
+
+
+def test_one_step_has_nothing_to_be_compared_with(lab, capsys):
+    lab.run_cell("%lazy diff 3", store_history=True)
+
+    assert (
+        "%lazy diff takes two steps, such as %lazy diff 11 12"
+        in capsys.readouterr().err
+    )
+
+
+def test_snapshots_and_pending_graphs_are_the_same_graph():
+    x = torch.ones(2, 3, device="lazyrt")
+    y = torch.nn.functional.layer_norm(x * 2, (3,))
+    ir = from_ir(lazyrt.pending_graph())
+    lazyrt.mark_step()
+
+    record = lazyrt.compiled_graphs()[-1]
+    found = diff(ir, graph_of(record))
+
+    assert found.is_empty
+    assert lazyviz.diff(ir, record).diff.is_empty
+    del y
