@@ -17,6 +17,21 @@ if TYPE_CHECKING:
 WINDOW = 1024
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What one sample belongs to; empty texts for what is not known.
+
+    Attributes:
+        site: The user's line that caused it.
+        graph: Fingerprint of its graph.
+        reason: Why it happened, in words.
+    """
+
+    site: str
+    graph: str
+    reason: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
     """One metric of a report.
@@ -33,6 +48,8 @@ class Metric:
         value_rate: Sum of the window's samples a second, None where it is not given.
         rate: Samples a second, None where it is not given.
         percentiles: Samples by percent.
+        calls: For each percentile the line, graph and reason of that very sample; only from a
+            live report.
         sites: Lines that caused samples, with how many; only from a live report.
         reasons: Reasons given for samples, likewise.
         upper_bounds: How many samples may be larger than what they measure, likewise.
@@ -47,6 +64,7 @@ class Metric:
     value_rate: Quantity | None = None
     rate: float | None = None
     percentiles: Mapping[float, Quantity] = field(default_factory=dict)
+    calls: Mapping[float, Call] = field(default_factory=dict)
     sites: Mapping[str, int] = field(default_factory=dict)
     reasons: Mapping[str, int] = field(default_factory=dict)
     upper_bounds: int = 0
@@ -212,6 +230,12 @@ def _live_metric(name: str, plain: Mapping[str, Any]) -> Metric:
         percentiles={
             float(share.rstrip("%")): Quantity(unit, value)
             for share, value in window["percentiles"].items()
+        },
+        calls={
+            float(share.rstrip("%")): Call(
+                call["site"] or "", call["graph"], call["reason"]
+            )
+            for share, call in window["calls"].items()
         },
         sites=window["sites"],
         reasons=window["reasons"],

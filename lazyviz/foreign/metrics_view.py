@@ -18,6 +18,7 @@ _MEDIAN, _TAIL = 50.0, 99.0
 _WINDOW_NOTE = (
     "samples and total are over everything, the rest over the latest 1,024 samples"
 )
+_GRAPH_DIGITS = 12
 _MINUTE_NS = 60_000_000_000
 _SECOND_NS = 1_000_000_000
 
@@ -139,7 +140,24 @@ def _percentiles_html(section: Section) -> str:
         [m.name, *(number(m.percentiles.get(share)) for share in shares)]
         for m in section.metrics
     ]
-    return html.table(header, rows)
+    calls = (html.folded(m.name, _calls_html(m)) for m in section.metrics if m.calls)
+    return html.table(header, rows) + "".join(calls)
+
+
+def _calls_html(metric: Metric) -> str:
+    """Return which call each percentile is."""
+    rows = [
+        [
+            f"{share:g} %",
+            number(quantity),
+            call.site,
+            call.graph[:_GRAPH_DIGITS],
+            call.reason,
+        ]
+        for share, quantity in metric.percentiles.items()
+        if (call := metric.calls.get(share)) is not None
+    ]
+    return html.table(["percentile", "value", "at", "graph", "because"], rows)
 
 
 def _notes(report: MetricsReport) -> Iterable[str]:

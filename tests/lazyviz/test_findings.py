@@ -125,3 +125,16 @@ def test_a_read_of_a_scalar_in_torch_xla_is_no_missing_lowering():
     )
 
     assert find(section) == []
+
+
+def test_s0_21_a_percentile_leads_to_its_call():
+    train(2)
+    report = lazyviz.parse_report(lazyrt.metrics_report("dict"))
+
+    call = report["CompileTime"].calls[99]
+
+    assert call.site.startswith("test_findings.py:")
+    assert len(call.graph) > 12
+    assert call.reason
+    for part in (call.site, call.graph[:12], "because"):
+        assert part in report.to_html()

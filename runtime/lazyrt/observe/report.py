@@ -28,10 +28,11 @@ SHORT_METRICS = (
     "CompileTime", "ExecuteTime", "ExecuteReplicatedTime", "TransferToDeviceTime",
     "TransferFromDeviceTime",
 )  # fmt: skip
+_GRAPH_DIGITS = 8
 _FALLBACK_PREFIX = "aten::"
 _HEADER = (
     "metric", "samples", "total", "of the last", "mean", "std dev", "a second",
-    "percentiles", "largest at",
+    "percentiles",
 )  # fmt: skip
 
 
@@ -151,8 +152,8 @@ def _metric_lines(name: str, summary: Summary, *, legacy: bool) -> list[str]:
         return number_text(value, summary.unit, legacy=legacy)
 
     percentiles = "; ".join(
-        f"{percent(share)}={shown(value)}"
-        for share, value in summary.percentiles.items()
+        f"{percent(share)}={shown(sample.value)}"
+        for share, sample in summary.percentiles.items()
     )
     lines = [
         f"Metric: {name}",
@@ -179,8 +180,13 @@ def _as_dict(summary: Summary) -> dict[str, Any]:
             "mean": summary.mean,
             "std_dev": summary.std_dev,
             "rate": summary.rate,
-            "percentiles": {percent(p): v for p, v in summary.percentiles.items()},
-            "slowest": _sample_dict(summary.slowest),
+            "percentiles": {
+                percent(p): s.value for p, s in summary.percentiles.items()
+            },
+            "calls": {
+                percent(p): _sample_dict(s) for p, s in summary.percentiles.items()
+            },
+            "largest": _sample_dict(summary.largest),
             "sites": summary.sites,
             "reasons": summary.reasons,
         },
@@ -197,23 +203,38 @@ def _sample_dict(sample: Sample) -> dict[str, Any]:
 
 
 def _html_row(name: str, summary: Summary) -> str:
-    def shown(value: float) -> str:
-        return number_text(value, summary.unit)
-
     bound = "≤ " if summary.upper_bounds else ""
-    percentiles = ", ".join(
-        f"{percent(share)} {shown(value)}"
-        for share, value in summary.percentiles.items()
-    )
-    largest = summary.slowest
-    where = f"{shown(largest.value)} {largest.site or ''}".strip()
     rate = "" if summary.rate is None else f"{summary.rate:,.3g}"
     cells = (
-        name, f"{summary.total_samples:,}", bound + shown(summary.accumulator),
-        f"{summary.window:,}", shown(summary.mean), shown(summary.std_dev), rate,
-        percentiles, where,
+        name, f"{summary.total_samples:,}",
+        bound + number_text(summary.accumulator, summary.unit), f"{summary.window:,}",
+        number_text(summary.mean, summary.unit),
+        number_text(summary.std_dev, summary.unit), rate,
     )  # fmt: skip
-    return f"<tr>{''.join(map(_cell, cells))}</tr>"
+    return f"<tr>{''.join(map(_cell, cells))}<td>{_percentiles(summary)}</td></tr>"
+
+
+def _percentiles(summary: Summary) -> str:
+    """Return the percentiles, each with its call, under the largest sample."""
+    calls = {percent(share): sample for share, sample in summary.percentiles.items()}
+    items = "".join(
+        f"<li>{html.escape(f'{share} {_call(sample, summary.unit)}')}</li>"
+        for share, sample in calls.items()
+    )
+    largest = html.escape(f"at most {_call(summary.largest, summary.unit)}")
+    return f"<details><summary>{largest}</summary><ul>{items}</ul></details>"
+
+
+def _call(sample: Sample, unit: Unit) -> str:
+    """Return `27ms160.091us at train.py:41, graph fce78766, the first of this process`."""
+    parts = [number_text(sample.value, unit)]
+    if sample.site is not None:
+        parts[0] += f" at {sample.site}"
+    if sample.graph:
+        parts.append(f"graph {sample.graph[:_GRAPH_DIGITS]}")
+    if sample.reason:
+        parts.append(sample.reason)
+    return ", ".join(parts)
 
 
 def _cell(text: str) -> str:

@@ -76,7 +76,7 @@ class Summary:
         std_dev: Standard deviation of the population.
         rate: Samples a second from the first to the last; None when they are one moment.
         percentiles: For each share, the sample at `int(share * window)` in order of size.
-        slowest: The largest sample.
+        largest: The largest sample.
         sites: The lines that caused samples, with how many, the most frequent first.
         reasons: The reasons given, with how many.
     """
@@ -89,8 +89,8 @@ class Summary:
     mean: float
     std_dev: float
     rate: float | None
-    percentiles: dict[float, int]
-    slowest: Sample
+    percentiles: dict[float, Sample]
+    largest: Sample
     sites: dict[str, int]
     reasons: dict[str, int]
 
@@ -99,9 +99,9 @@ def summarise(series: Series, percentiles: Iterable[float] = PERCENTILES) -> Sum
     """Return the summary of a series that is not empty."""
     samples = list(series.window)
     count = len(samples)
-    values = sorted(sample.value for sample in samples)
-    mean = sum(values) / count
-    spread = math.fsum((value - mean) ** 2 for value in values) / count
+    ordered = sorted(samples, key=lambda sample: sample.value)
+    mean = sum(sample.value for sample in samples) / count
+    spread = math.fsum((sample.value - mean) ** 2 for sample in samples) / count
     elapsed = samples[-1].time_ns - samples[0].time_ns
     return Summary(
         unit=series.unit,
@@ -112,8 +112,8 @@ def summarise(series: Series, percentiles: Iterable[float] = PERCENTILES) -> Sum
         mean=mean,
         std_dev=math.sqrt(spread),
         rate=count / elapsed * 1e9 if elapsed > 0 else None,
-        percentiles={share: values[int(share * count)] for share in percentiles},
-        slowest=max(samples, key=lambda sample: sample.value),
+        percentiles={share: ordered[int(share * count)] for share in percentiles},
+        largest=ordered[-1],
         sites=_ranked(str(sample.site) for sample in samples if sample.site),
         reasons=_ranked(sample.reason for sample in samples if sample.reason),
     )
