@@ -42,6 +42,7 @@ _SUBCOMMANDS = {
     "eager": "each op compiled and run by itself: on, off; alone, which mode holds and why",
     "why": "why a step was compiled: causes, lines of both sides, what to do; why 12",
     "graphs": "every compiled graph: size, runs, compile time, cause, nearest other",
+    "drop": "drop the pending ops, unrun",
     "on": "show a strip after each cell that touches the device",
     "off": "show no strips; cells are still recorded",
 }
@@ -73,6 +74,7 @@ class LazyMagics(Magics):
                                alone, say which mode holds, and every setting with its origin
         %lazy why [STEP]       why a step was compiled, the latest one by default
         %lazy graphs           every compiled graph: size, runs, compile time, cause
+        %lazy drop             drop the pending ops, unrun
         %lazy on, %lazy off    show a strip after each cell, or none
 
         %%lazy step [NAME]     run the cell as one step, with a barrier at its end
@@ -225,6 +227,16 @@ class LazyMagics(Magics):
     def _graphs(self, rest: str) -> None:
         _refuse("graphs", rest)
         self._print(reports.graphs(_runtime().compiled_graphs()))
+
+    def _drop(self, rest: str) -> None:
+        _refuse("drop", rest)
+        dropped = _runtime().discard_pending()
+        self._print(
+            f"Dropped {text.plural(dropped, 'pending op')}. Tensors that only they would "
+            "have made are lost; others keep the data that they had."
+            if dropped
+            else "Nothing is pending."
+        )
 
     def _on(self, rest: str) -> None:
         _refuse("on", rest)

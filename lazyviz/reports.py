@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from lazyviz import __version__
-from lazyviz.render import text
+from lazyviz import __version__, standing
+from lazyviz.render import state, text
+from lazyviz.render.state import now_text
+from lazyviz.render.strip import Barrier
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from types import ModuleType
 
     from lazyviz.session import Session
@@ -33,18 +35,12 @@ def status(runtime: ModuleType | None, session: Session) -> str:
         return "\n".join(
             [*lines, "lazyrt is not imported: there is no lazy device yet"]
         )
-    pending = len(runtime.pending_graph().nodes)
-    now = [
-        text.plural(pending, "pending op"),
-        text.plural(len(runtime.live_tensors()), "live tensor"),
-    ]
+    now = standing.state_of(runtime)
+    lines.append("now: " + now_text(now))
     if runtime.in_flight():
-        now.append(text.plural(runtime.in_flight(), "execution") + " under way")
-    lines.append("now: " + " · ".join(now))
+        lines[-1] += f" · {text.plural(runtime.in_flight(), 'execution')} under way"
     lines.append("so far: " + _counts(runtime.counters()))
-    if session.steps:
-        last = session.steps[-1]
-        lines.append(f"last barrier: {text.plural(last.nodes, 'op')}, {_why(last)}")
+    lines.append(f"last barrier: {now.last_barrier or 'none so far'}")
     lines.append("settings: " + _settings(runtime.config))
     return "\n".join(lines)
 
@@ -95,6 +91,9 @@ def steps(rows: Sequence[StepRow], limit: int) -> str:
     ]
     reasons = [(row.step, row.reason) for row in rows[-limit:] if row.reason]
     lines += [f"step {step} was compiled: {reason}" for step, reason in reasons]
+    lines += [
+        f"step {row.step}: {note}" for row in rows[-limit:] for note in _notes(row)
+    ]
     return "\n".join(lines)
 
 
@@ -172,8 +171,31 @@ def _counts(counters: Mapping[str, int]) -> str:
     return " · ".join(parts) or "nothing has run"
 
 
-def _why(row: StepRow) -> str:
-    return f"{row.cause} at {row.site}" if row.site else row.cause
+def _notes(row: StepRow) -> Iterator[str]:
+    """Yield what a step did that it need not have done."""
+    if row.caller:
+        yield f"{row.cause} at {row.site} was called back by {row.caller}"
+    if row.cut is not None:
+        yield state.cut_text(
+            Barrier(
+                cause=row.cause,
+                site=row.site,
+                nodes=row.nodes,
+                tensor=row.tensor,
+                cut=row.cut,
+                duration_ns=row.barrier_ns,
+            )
+        )
+    for repeat in row.repeats:
+        yield state.repeat_text(
+            state.Repeat(
+                tensor=repeat.tensor,
+                site=str(repeat.site or ""),
+                nodes=repeat.nodes,
+                of_nodes=row.nodes,
+                duration_ns=repeat.duration_ns,
+            )
+        )
 
 
 def _settings(config: Any) -> str:

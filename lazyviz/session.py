@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lazyviz.lazytensors import named_tensors
 from lazyviz.progress import Progress
 from lazyviz.render.strip import Strip
+from lazyviz.standing import state_of
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -209,6 +210,7 @@ class Session:
             self._shown_fingerprint = fingerprint
         drawing = self._drawing(graph, new_ids) if is_new and self.strips else None
         live_tensors = len(runtime.live_tensors())
+        state = state_of(runtime)
         # The runtime is not called under our lock: its threads wait for it in `_listen`.
         with self._lock:
             strip = Strip(
@@ -237,6 +239,10 @@ class Session:
                 reasons=tuple(tally.reasons),
                 graph=drawing,
                 singles=tally.singles,
+                state=state,
+                repeats=tally.repeats,
+                left=tally.left,
+                redundant=tally.redundant,
             )
         return strip, fingerprint
 

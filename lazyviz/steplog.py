@@ -24,6 +24,11 @@ class StepRow:
         execute_ns: Time on the device; None while it is running.
         reason: Why it had to be compiled, empty for a cache hit.
         from_disk: Whether the executable was read from disk; `compile_ns` says how long.
+        tensor: What was read, in the user's words; empty for other causes.
+        cut: Name of the `step()` that the barrier cut, None if it cut none.
+        caller: The library's line that called the user's, for a callback.
+        barrier_ns: How long a barrier took that cut a step.
+        repeats: Ops that ran twice because of a look.
     """
 
     step: int
@@ -35,6 +40,11 @@ class StepRow:
     execute_ns: int | None = None
     reason: str = ""
     from_disk: bool = False
+    tensor: str = ""
+    cut: str | None = None
+    caller: str = ""
+    barrier_ns: int = 0
+    repeats: tuple[events.Repeat, ...] = ()
 
 
 class StepLog:
@@ -72,6 +82,10 @@ class StepLog:
                 row.cause = event.cause
                 row.site = str(event.site or "")
                 row.nodes = event.nodes
+                row.tensor, row.cut = event.tensor, event.cut
+                row.caller = str(event.caller or "")
+                row.barrier_ns = event.duration_ns if event.cut is not None else 0
+                row.repeats = event.repeats
 
     def _compiled(
         self, event: events.LoweringFinished | events.CompileFinished

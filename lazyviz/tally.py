@@ -13,11 +13,15 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from lazyrt.observe import events
+from lazyviz.render.state import Left, Redundant, Repeat
 from lazyviz.render.strip import Barrier, Fallback, SingleOps
 
 _MAX_REASONS = 8
 _MAX_EXECUTIONS = 16
 _MAX_OPEN_INTERVALS = 64
+_MIN_EMPTY = 2
+
+_BarrierKey = tuple[str, str, str, str | None]
 
 
 class BusyTime:
@@ -103,7 +107,10 @@ class Tally:
     _executed: deque[tuple[int, int]] = field(
         default_factory=lambda: deque(maxlen=_MAX_EXECUTIONS)
     )
-    _barriers: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    _barriers: dict[_BarrierKey, list[int]] = field(default_factory=dict)
+    _repeats: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    _empty: dict[tuple[str, str], int] = field(default_factory=dict)
+    _left: list[Left] = field(default_factory=list)
     _fallbacks: dict[tuple[str, str], int] = field(default_factory=dict)
 
     @property
@@ -115,8 +122,57 @@ class Tally:
     def barriers(self) -> tuple[Barrier, ...]:
         """One entry for each cause and place, in order of the first."""
         return tuple(
-            Barrier(cause=cause, site=site, nodes=nodes, times=times)
-            for (cause, site), (times, nodes) in self._barriers.items()
+            Barrier(
+                cause=cause,
+                site=site,
+                nodes=nodes,
+                times=times,
+                tensor=tensor,
+                cut=cut,
+                duration_ns=duration,
+            )
+            for (cause, site, tensor, cut), (
+                times,
+                nodes,
+                duration,
+            ) in self._barriers.items()
+        )
+
+    @property
+    def repeats(self) -> tuple[Repeat, ...]:
+        """One entry for each tensor and place, in order of the first."""
+        return tuple(
+            Repeat(
+                tensor=tensor,
+                site=site,
+                nodes=nodes,
+                of_nodes=of_nodes,
+                duration_ns=duration,
+                times=times,
+            )
+            for (tensor, site), (nodes, of_nodes, duration, times) in (
+                self._repeats.items()
+            )
+        )
+
+    @property
+    def left(self) -> tuple[Left, ...]:
+        """What the last loop left pending; empty once a barrier has run it."""
+        return tuple(self._left)
+
+    @property
+    def redundant(self) -> tuple[Redundant, ...]:
+        """Written marks that found nothing to run, again and again."""
+        ran = [(cause, site) for cause, site, _, cut in self._barriers if cut is None]
+        return tuple(
+            Redundant(
+                cause=cause,
+                site=site,
+                times=times,
+                before=f"{ran[-1][0]} at {ran[-1][1]}",
+            )
+            for (cause, site), times in self._empty.items()
+            if times >= _MIN_EMPTY and ran and (cause, site) not in ran
         )
 
     @property
@@ -194,6 +250,12 @@ class Tally:
                 self._barrier(event)
             case events.StepFinished():
                 self.steps += 1
+            case events.WorkLeft(nodes=nodes, nbytes=nbytes, site=site):
+                self._left.append(
+                    Left(nodes=nodes, nbytes=nbytes, site=str(site or ""))
+                )
+            case events.WorkDropped():
+                self._left.clear()
 
     def _single(self, event: events.OpExecuted, mode: str) -> None:
         self.single_mode = mode
@@ -231,12 +293,31 @@ class Tally:
     def _barrier(self, event: events.BarrierFinished) -> None:
         end = self._busy(event.duration_ns)
         self._awaited_since = end if event.cause.startswith("read") else None
+        site = str(event.site or "")
         if not event.executed:
+            if event.cause == "mark_step()":
+                self._empty[event.cause, site] = (
+                    self._empty.get((event.cause, site), 0) + 1
+                )
             return
         self.executed_barriers += 1
-        entry = self._barriers.setdefault((event.cause, str(event.site or "")), [0, 0])
+        self._left.clear()
+        tensor = event.tensor if event.cut is not None else ""
+        key = event.cause, site, tensor, event.cut
+        entry = self._barriers.setdefault(key, [0, 0, 0])
         entry[0] += 1
         entry[1] += event.nodes
+        entry[2] += event.duration_ns if event.cut is not None else 0
+        for repeat in event.repeats:
+            self._repeat(repeat, event.nodes)
+
+    def _repeat(self, repeat: events.Repeat, of_nodes: int) -> None:
+        key = repeat.tensor, str(repeat.site or "")
+        entry = self._repeats.setdefault(key, [0, 0, 0, 0])
+        entry[0] += repeat.nodes
+        entry[1] += of_nodes
+        entry[2] += repeat.duration_ns
+        entry[3] += 1
 
     def _busy(self, duration_ns: int) -> int | None:
         """Count time up to now; return now, or None on a thread that is not the cell's."""

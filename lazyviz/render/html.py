@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from lazyviz.render import svg, text
 from lazyviz.render.escape import markup
+from lazyviz.render.state import state_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,6 +82,8 @@ def _strip_line(strip: Strip) -> str:
 def _strip_details(strip: Strip, css_class: str) -> str:
     notes = text.strip_notes(strip)
     parts = [timing_html(strip)]
+    if strip.state is not None:
+        parts.append(muted(state_text(strip.state)))
     if notes:
         items = "".join(f"<li>{markup(note)}</li>" for note in notes)
         parts.append(f'<ul style="margin:4px 0;padding-left:20px">{items}</ul>')

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lazyviz.render.model import DrawGraph
+    from lazyviz.render.state import Left, Redundant, Repeat, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,12 +19,18 @@ class Barrier:
         site: The user's line, such as `cell 3 line 7`; empty where it is not known.
         nodes: Operations that they ran, all together.
         times: How many there were.
+        tensor: What was read, in the user's words; told only where it cut a step.
+        cut: Name of the `step()` that they cut, empty for a nameless one; None if none was.
+        duration_ns: How long they took, where they cut a step.
     """
 
     cause: str
     site: str
     nodes: int
     times: int = 1
+    tensor: str = ""
+    cut: str | None = None
+    duration_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +87,10 @@ class Strip:
         reasons: Why graphs had to be compiled, in words.
         graph: The pending graph, where it is to be shown.
         singles: Operations that ran one by one; None in lazy mode.
+        state: What is open, queued and pending after the cell.
+        repeats: Ops that ran twice because of a look.
+        left: What loops that ended early left pending.
+        redundant: Barriers that keep finding nothing to run.
     """
 
     pending_ops: int = 0
@@ -107,3 +118,7 @@ class Strip:
     reasons: tuple[str, ...] = ()
     graph: DrawGraph | None = None
     singles: SingleOps | None = None
+    state: State | None = None
+    repeats: tuple[Repeat, ...] = ()
+    left: tuple[Left, ...] = ()
+    redundant: tuple[Redundant, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
 from lazyviz.render.model import type_text
@@ -140,6 +141,8 @@ def strip_line(strip: Strip) -> str:
 
 def strip_parts(strip: Strip) -> list[str]:
     """Return the parts of the strip's line, in their order."""
+    from lazyviz.render import state
+
     pending = plural(strip.pending_ops, "pending op")
     if strip.new_ops:
         pending += f" (+{strip.new_ops:,} here)"
@@ -164,6 +167,11 @@ def strip_parts(strip: Strip) -> list[str]:
     if strip.fallbacks:
         count = sum(fallback.times for fallback in strip.fallbacks)
         parts.append(plural(count, "CPU fallback"))
+    if strip.state is not None:
+        shown = dataclasses.replace(
+            strip.state, mode="lazy"
+        )  # `singles` tells the mode
+        parts += state.open_parts(shown)
     if strip.interrupted:
         parts.append("interrupted")
     elif strip.error is not None:
@@ -193,9 +201,14 @@ def _executed(strip: Strip) -> str:
 def strip_notes(strip: Strip) -> list[str]:
     """Return what a user may want to act on: barriers, fallbacks, recompiles."""
     singles = strip.singles
+    from lazyviz.render import state
+
     return [
         *(_single_notes(singles) if singles is not None else ()),
         *map(barrier_text, strip.barriers),
+        *map(state.repeat_text, strip.repeats),
+        *map(state.left_text, strip.left),
+        *map(state.redundant_text, strip.redundant),
         *map(fallback_text, strip.fallbacks),
         *map(compiled_text, strip.reasons),
     ]
@@ -232,6 +245,10 @@ def barrier_text(barrier: Barrier) -> str:
         >>> barrier_text(Barrier(cause="read by .item()", site="cell 3 line 7", nodes=214))
         'ran 214 ops here: read by .item() at cell 3 line 7'
     """
+    if barrier.cut is not None:
+        from lazyviz.render import state
+
+        return state.cut_text(barrier)
     cause = _CAUSES.get(barrier.cause, barrier.cause)
     where = f" at {barrier.site}" if barrier.site else ""
     many = f" in {barrier.times:,} barriers" if barrier.times > 1 else ""

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
+from lazyrt.control.status import Status
 from lazyrt.observe import events
 
 
@@ -70,6 +71,22 @@ class FakeRuntime:
 
     def live_tensors(self):
         return []
+
+    def status(self):
+        return Status(
+            steps=(),
+            scopes=(),
+            pending_ops=0,
+            pending_bytes=0,
+            pending_from=None,
+            live_tensors=0,
+            live_bytes=0,
+            queued_closures=0,
+            async_closures=0,
+            async_age_ns=0,
+            in_flight=0,
+            last_barrier=None,
+        )
 
     def is_pending(self, tensor):
         return True

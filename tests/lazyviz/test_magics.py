@@ -31,7 +31,10 @@ def test_status_tells_what_is_pending_and_what_ran(lab):
     lines = printed(lab, "%lazy").splitlines()
 
     assert lines[1:] == [
-        "now: 1 pending op · 3 live tensors",
+        (
+            "now: lazy mode · not in a step · 1 pending op, 24 bytes, from cell 4 line 3 on · "
+            "3 live tensors"
+        ),
         "so far: 2 compiles · 2 executions",
         "last barrier: 1 op, mark_step() at cell 4 line 2",
         (

@@ -1,0 +1,187 @@
+"""The state of the lazy device in words: what is open, queued, pending, and what it cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lazyviz.render import text
+
+if TYPE_CHECKING:
+    from lazyviz.render.strip import Barrier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What decides what the next line may do.
+
+    Attributes:
+        mode: How ops run, `lazy` or another mode's name.
+        steps: Names of the open steps, the outermost first; empty text for a nameless one.
+        scopes: Labels of the open scopes, the outermost first.
+        pending_ops: Ops that the next barrier runs.
+        pending_bytes: Size of the tensors that it will make.
+        pending_from: The line that recorded the first of them, empty if not known.
+        live_tensors: Tensors on the device that Python references.
+        queued_closures: Step closures that wait for the end of their step.
+        async_closures: Asynchronous ones that are due and have not run.
+        async_age_ns: For how long the oldest of them has been due.
+        last_barrier: What the last barrier was, in words; empty if there was none.
+    """
+
+    mode: str = "lazy"
+    steps: tuple[str, ...] = ()
+    scopes: tuple[str, ...] = ()
+    pending_ops: int = 0
+    pending_bytes: int = 0
+    pending_from: str = ""
+    live_tensors: int = 0
+    queued_closures: int = 0
+    async_closures: int = 0
+    async_age_ns: int = 0
+    last_barrier: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeat:
+    """Ops that ran twice because a tensor was looked at before its step had run.
+
+    Attributes:
+        tensor: What was looked at, in the user's words; empty if not known.
+        site: Where.
+        nodes: How many ops ran twice.
+        of_nodes: How many ops the steps had.
+        duration_ns: How long the looks took.
+        times: How many looks there were.
+    """
+
+    tensor: str
+    site: str
+    nodes: int
+    of_nodes: int
+    duration_ns: int
+    times: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """Work that a loop left pending when it ended early."""
+
+    nodes: int
+    nbytes: int
+    site: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redundant:
+    """Barriers of one place that found nothing to run, and the one that came before them."""
+
+    cause: str
+    site: str
+    times: int
+    before: str
+
+
+def open_parts(state: State) -> list[str]:
+    """Return what is open or queued, each in a few words; empty where nothing is."""
+    parts = [] if state.mode == "lazy" else [f"{state.mode} mode"]
+    if state.steps:
+        names = [name or "a step" for name in state.steps]
+        parts.append(f"in {' / '.join(names)}" if any(state.steps) else "in a step")
+    if state.scopes:
+        parts.append(f"scope {'/'.join(state.scopes)} open")
+    if state.queued_closures:
+        parts.append(text.plural(state.queued_closures, "closure") + " queued")
+    if state.async_closures:
+        waiting = text.plural(state.async_closures, "asynchronous closure")
+        parts.append(f"{waiting} due for {text.duration(state.async_age_ns)}")
+    return parts
+
+
+def state_text(state: State) -> str:
+    """Return the whole state in one line, with what came last.
+
+    Example:
+        >>> state_text(State(pending_ops=2, pending_bytes=24, live_tensors=3))
+        'lazy mode · not in a step · 2 pending ops, 24 bytes · 3 live tensors · no barrier so far'
+    """
+    last = (
+        f"last barrier: {state.last_barrier}"
+        if state.last_barrier
+        else "no barrier so far"
+    )
+    return f"{now_text(state)} · {last}"
+
+
+def now_text(state: State) -> str:
+    """Return what is open, queued and pending in one line."""
+    mode = f"{state.mode} mode"
+    parts = [mode, *[part for part in open_parts(state) if part != mode]]
+    if not state.steps:
+        parts.insert(1, "not in a step")
+    pending = text.plural(state.pending_ops, "pending op")
+    if state.pending_ops:
+        pending += f", {text.size(state.pending_bytes)}"
+    if state.pending_from:
+        pending += f", from {state.pending_from} on"
+    return " · ".join([*parts, pending, text.plural(state.live_tensors, "live tensor")])
+
+
+def cut_text(barrier: Barrier) -> str:
+    """Return what a read that cut a step did, and the way around it."""
+    step = f"the step {barrier.cut}" if barrier.cut else "a step"
+    return (
+        f"{barrier_cause(barrier)} cut {step}: {text.plural(barrier.nodes, 'op')} ran on their "
+        f"own in {text.duration(barrier.duration_ns)}. Read behind the block, or use "
+        "add_step_closure()"
+    )
+
+
+def barrier_cause(barrier: Barrier) -> str:
+    """Return what a barrier was, with the tensor that was read and the line."""
+    tensor = f" of {barrier.tensor}" if barrier.tensor else ""
+    where = f" at {barrier.site}" if barrier.site else ""
+    return f"{barrier.cause}{tensor}{where}"
+
+
+def repeat_text(repeat: Repeat) -> str:
+    """Return which work ran twice, because of which look, and what it cost.
+
+    Example:
+        >>> repeat_text(Repeat(tensor="loss", site="cell 3 line 12", nodes=214, of_nodes=563,
+        ...                    duration_ns=12_000_000))
+        '214 ops ran twice, 38 % of their step, 12 ms: cell 3 line 12 looked at loss before \
+its step had run. Look after it, or use add_step_closure()'
+    """
+    share = round(100 * repeat.nodes / repeat.of_nodes) if repeat.of_nodes else 0
+    steps = "their step" if repeat.times == 1 else "their steps"
+    looked = f"looked at {repeat.tensor or 'a tensor'} before its step had run"
+    many = f", {repeat.times:,} times" if repeat.times > 1 else ""
+    return (
+        f"{text.plural(repeat.nodes, 'op')} ran twice, {share} % of {steps}, "
+        f"{text.duration(repeat.duration_ns)}: {repeat.site} {looked}{many}. "
+        "Look after it, or use add_step_closure()"
+    )
+
+
+def left_text(left: Left) -> str:
+    """Return what a loop left behind.
+
+    Example:
+        >>> left_text(Left(nodes=312, nbytes=4_300_000, site="cell 4 line 6"))
+        'left pending by the loop that ended at cell 4 line 6: 312 ops, 4.1 MiB. They run at the \
+next barrier; %lazy drop drops them'
+    """
+    return (
+        f"left pending by the loop that ended at {left.site}: "
+        f"{text.plural(left.nodes, 'op')}, {text.size(left.nbytes)}. They run at the next "
+        "barrier; %lazy drop drops them"
+    )
+
+
+def redundant_text(redundant: Redundant) -> str:
+    """Return which barrier is one too many."""
+    return (
+        f"{redundant.cause} at {redundant.site} found nothing to run, "
+        f"{redundant.times:,} times. Remove it: {redundant.before} comes before it"
+    )

@@ -1,0 +1,188 @@
+"""The state made visible: in strips, in `%lazy status` and in `%lazy step`."""
+
+from lazyviz.render.html import strip_html
+from lazyviz.render.state import State, open_parts, state_text
+from lazyviz.render.strip import Strip
+from lazyviz.render.text import strip_parts
+from tests.conftest import displayed
+
+FULL = State(
+    mode="eager",
+    steps=("train", ""),
+    scopes=("epoch", "loss"),
+    pending_ops=214,
+    pending_bytes=4_300_000,
+    pending_from="cell 4 line 6",
+    live_tensors=12,
+    queued_closures=2,
+    async_closures=1,
+    async_age_ns=3_000_000,
+    last_barrier="12 ops, mark_step() at cell 3 line 2",
+)
+
+
+def run(shell, source):
+    shell.display_pub.outputs.clear()
+    return shell.run_cell(source, store_history=True)
+
+
+def shown(shell, source):
+    run(shell, source)
+    return "\n".join(displayed(shell))
+
+
+def test_s1_20_the_state_is_one_line():
+    assert state_text(FULL) == (
+        "eager mode · in train / a step · scope epoch/loss open · 2 closures queued · "
+        "1 asynchronous closure due for 3.0 ms · 214 pending ops, 4.1 MiB, from cell 4 line 6 "
+        "on · 12 live tensors · last barrier: 12 ops, mark_step() at cell 3 line 2"
+    )
+    assert state_text(State()) == (
+        "lazy mode · not in a step · 0 pending ops · 0 live tensors · no barrier so far"
+    )
+
+
+def test_s1_20_a_strips_line_names_only_what_is_open():
+    assert strip_parts(Strip(state=State())) == ["0 pending ops", "0 live tensors"]
+    assert strip_parts(Strip(state=FULL))[2:] == open_parts(FULL)[1:]
+
+
+def test_s1_20_the_folded_part_of_a_strip_tells_all_of_it():
+    page = strip_html(Strip(state=FULL))
+
+    assert "214 pending ops, 4.1 MiB, from cell 4 line 6 on" in page
+    assert "last barrier: 12 ops, mark_step() at cell 3 line 2" in page
+
+
+def test_s1_20_status_inside_a_step_tells_what_is_open(lab):
+    source = (
+        "with lazyrt.step('train'), lazyrt.scope('loss'):\n"
+        "    y = x * 2\n"
+        "    lazyrt.add_step_closure(int)\n"
+        "    get_ipython().run_line_magic('lazy', 'status')\n"
+    )
+    lines = shown(lab, source).splitlines()
+
+    assert (
+        "now: in train · scope loss open · 1 closure queued · 1 pending op, 24 bytes, "
+        "from cell 4 line 2 on · 2 live tensors"
+    ) in [line.replace("lazy mode · ", "") for line in lines]
+
+
+def test_s1_20_a_step_that_stays_open_is_told_by_the_strip(lab):
+    strip = shown(lab, "s = lazyrt.step('train'); s.__enter__(); y = x + 1")
+    shown(lab, "s.__exit__(None, None, None)")
+
+    assert "in train" in strip.splitlines()[0]
+
+
+LOOP = (
+    "def loop():\n"
+    "    for batch in lazyrt.DeviceLoader([torch.ones(2, 3)] * 3):\n"
+    "        loss = batch * x\n"
+    "        if batch.shape[0] == 2:\n"
+    "            break\n"
+    "    return loss\n"
+    "loss = loop()"
+)
+
+
+def test_s1_05_a_leak_is_named_by_the_cell_that_left_it_and_one_magic_drops_it(lab):
+    strip = shown(lab, LOOP)
+
+    assert (
+        "  left pending by the loop that ended at cell 4 line 5: 1 op, 24 bytes. They run at "
+        "the next barrier; %lazy drop drops them"
+    ) in strip.splitlines()
+    assert shown(lab, "%lazy drop").startswith(
+        "Dropped 1 pending op. Tensors that only they"
+    )
+    assert shown(lab, "%lazy drop").startswith("Nothing is pending.")
+
+
+def test_s1_05_a_leak_that_ran_in_the_same_cell_is_none(lab):
+    assert "left pending" not in shown(lab, LOOP + "\nlazyrt.mark_step()")
+
+
+def test_s1_06_a_read_that_cuts_a_step_is_named_with_its_tensor_and_its_time(lab):
+    source = (
+        "with lazyrt.step('train', on_read='allow'):\n"
+        "    loss = (x * 2).sum()\n"
+        "    loss.item()"
+    )
+    strip = shown(lab, source)
+    log = shown(lab, "%lazy step")
+
+    for text in (strip, log):
+        assert (
+            "read by .item() of loss at cell 4 line 3 cut the step train: 2 ops" in text
+        )
+        assert "ran on their own in " in text
+        assert "Read behind the block, or use add_step_closure()" in text
+
+
+def test_s1_10_work_that_ran_twice_is_named_in_strip_and_log(lab):
+    source = (
+        "with lazyrt.step('train'):\n"
+        "    loss = (x * 2).sum()\n"
+        "    text = repr(loss)\n"
+        "    y = loss + 1\n"
+        "    z = loss * 3"
+    )
+    strip = shown(lab, source)
+    log = shown(lab, "%lazy step")
+
+    for text in (strip, log):
+        assert "2 ops ran twice, 50 % of their step, " in text
+        assert (
+            ": cell 4 line 3 looked at loss before its step had run. Look after it"
+            in text
+        )
+
+
+def test_s1_10_equal_looks_of_a_loop_are_one_line(lab):
+    source = (
+        "for _ in range(3):\n"
+        "    with lazyrt.step():\n"
+        "        loss = (x * 2).sum()\n"
+        "        text = repr(loss)"
+    )
+    strip = shown(lab, source)
+
+    assert "6 ops ran twice, 100 % of their steps" in strip
+    assert "before its step had run, 3 times" in strip
+
+
+def test_s1_18_the_log_names_the_library_that_called_back(lab, tmp_path, monkeypatch):
+    package = tmp_path / "site-packages" / "fakeimages"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("def call(f):\n    f()\n")
+    monkeypatch.syspath_prepend(str(package.parent))
+
+    run(
+        lab, "import fakeimages\ny = x + 1\nfakeimages.call(lambda: lazyrt.mark_step())"
+    )
+
+    assert "mark_step() at cell 4 line 3 was called back by __init__.py:2" in shown(
+        lab, "%lazy step"
+    )
+
+
+def test_s1_19_marks_that_keep_finding_nothing_are_told_with_the_one_before_them(lab):
+    source = (
+        "for _ in range(3):\n"
+        "    with lazyrt.step():\n"
+        "        y = x + 1\n"
+        "    lazyrt.mark_step()"
+    )
+
+    assert (
+        "mark_step() at cell 4 line 4 found nothing to run, 3 times. Remove it: end of step at "
+        "cell 4 line 2 comes before it"
+    ) in shown(lab, source)
+
+
+def test_s1_19_one_mark_too_many_is_no_news(lab):
+    assert "found nothing" not in shown(
+        lab, "y = x + 1\nlazyrt.mark_step()\nlazyrt.mark_step()"
+    )
