@@ -263,10 +263,11 @@ def test_an_op_that_ran_on_the_cpu_is_the_cause_of_both_halves():
     x = on_device(4, 8)
 
     def step(odd):
-        with lazyrt.step():
-            y = (x @ x.T).tanh() * 2
-            y = (y + 1).exp() if not odd else torch.nonzero(y).sum() + y.exp()
-            return y.square().sum()
+        y = (x @ x.T).tanh() * 2
+        y = (y + 1).exp() if not odd else torch.nonzero(y).sum() + y.exp()
+        out = y.square().sum()
+        lazyrt.mark_step()
+        return out
 
     step(odd=False)
     with recorded(events.CompileFinished) as found:
@@ -624,3 +625,70 @@ def test_explaining_an_unknown_step_says_which_there_are():
 
     with pytest.raises(lazyrt.errors.UsageError, match=r"explain\(123456\): no step"):
         lazyrt.explain(123456)
+
+
+class Bucket:
+    """Gradients that wait until there are enough of them, as those of seed 004 did."""
+
+    def __init__(self, limit, weights):
+        self.limit, self.weights = limit, weights
+        self.momentum: list[Any] = []
+        self.waiting: list[Any] = []
+
+    def add(self, layer, gradient):
+        self.waiting.append((layer, gradient))
+        if 8 * len(self.waiting) >= self.limit:
+            self.flush()
+
+    def flush(self):
+        if self.waiting:
+            flat = torch.cat([gradient.flatten() for _, gradient in self.waiting]) / 4
+            parts = flat.split(self.weights[0].numel())
+            for (layer, gradient), part in zip(self.waiting, parts, strict=True):
+                self.momentum[layer].mul_(0.9).add_(part.view_as(gradient))
+                self.weights[layer].sub_(self.momentum[layer], alpha=0.01)
+            self.waiting.clear()
+
+
+def train_in_buckets(limit, *, flush):
+    weights = [data(4, 4).div(20).to(DEVICE).requires_grad_() for _ in range(5)]
+    bucket = Bucket(limit, weights)
+    x = on_device(2, 4)
+    for _ in range(10):
+        with lazyrt.step():
+            hidden = x
+            for weight in weights:
+                hidden = torch.tanh(hidden @ weight)
+            gradients = torch.autograd.grad(hidden.square().mean(), weights)
+            with torch.no_grad():
+                if not bucket.momentum:
+                    bucket.momentum += [torch.zeros_like(w) for w in weights]
+                for layer in reversed(range(5)):
+                    bucket.add(layer, gradients[layer])
+                if flush:
+                    bucket.flush()
+            del gradients, hidden
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("limit", "flush", "graphs"), [(20, False, 4), (20, True, 2), (0, False, 2)]
+)
+def test_gradients_carried_over_in_buckets_make_four_graphs_of_two(
+    limit, flush, graphs
+):
+    """F8, S4.13."""
+    train_in_buckets(limit, flush=flush)
+
+    found = explanations()
+    assert len(found) == graphs
+    if graphs == 2:
+        assert found[1].top.kind == "state_became_input"
+        assert len(found[1].causes) == 1
+        return
+    assert [each.top.kind for each in found[1:3]] == ["carried_over"] * 2
+    assert "2 tensors (`bucket.waiting[0][1]`, `bucket.waiting[1][1]`) that step" in (
+        found[1].text
+    )
+    assert "1 tensor (`bucket.waiting[0][1]`) that step" in found[2].text
+    assert "flush the buckets" in found[2].top.fix

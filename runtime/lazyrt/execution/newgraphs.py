@@ -14,7 +14,7 @@ from lazyrt import jax_compat
 from lazyrt.execution.census import CompiledGraph, Run, StepKey, census
 from lazyrt.execution.explain import evicted, explain
 from lazyrt.execution.why.causes import Cause, Explanation
-from lazyrt.ir.live import Buffer, pending
+from lazyrt.ir.live import pending
 from lazyrt.ir.snapshot import Name, Origin, snapshot_of
 from lazyrt.observe.events import Site
 
@@ -122,20 +122,19 @@ def _names_and_origins(
             names.setdefault(buffer.value, name)
     for leaf in graph.data:
         owner = pending.owners[leaf.position]()
-        if owner is None:
-            continue
         name = by_buffer.get(id(owner))
         if name is not None:
             names[leaf] = name
-        origins[leaf] = origin_of(owner)
+        origins[leaf] = _origin(leaf.position, dropped=owner is None)
     return names, origins
 
 
-def origin_of(buffer: Buffer) -> Origin:
-    """Return which execution produced a buffer's data."""
-    run: Run | None = getattr(buffer, "run", None)
+def _origin(position: int, *, dropped: bool) -> Origin:
+    """Return which execution produced an input of the pending step."""
+    run: Run | None
+    run, slot = pending.sources[position]
     if run is None:
-        return Origin(-1)
-    output = run.order[buffer.slot]
-    op, site, _ = run.record.results[output]
-    return Origin(run.step, run.record.name, output, op, site)
+        return Origin(-1, dropped=dropped)
+    output = run.order[slot]
+    op, site, name = run.record.results[output]
+    return Origin(run.step, run.record.name, output, op, site, name, dropped)

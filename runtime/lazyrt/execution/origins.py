@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from lazyrt.execution.census import Run
-    from lazyrt.ir.live import Buffer
     from lazyrt.ir.node import Value
     from lazyrt.ir.snapshot import Name
     from lazyrt.observe.events import Site
@@ -119,17 +118,13 @@ def _describe(leaf: Leaf, names: dict[int, Name]) -> InputOrigin:
         "type": type_text(leaf.shape, leaf.dtype),
     }
     nbytes = math.prod(leaf.shape) * leaf.dtype.itemsize
-    found = _run_of(owner)
-    if owner is None or found is None:
+    found: Run | None
+    found, slot = pending.sources[leaf.position]
+    if found is None:
         return InputOrigin(**known, nbytes=nbytes)
-    output = found.order[owner.slot]
+    output = found.order[slot]
     op, site, _ = found.record.results[output]
     return InputOrigin(
         **known, nbytes=nbytes, step=found.step, graph=found.record.name, output=output,
         op=op, site=site,
     )  # fmt: skip
-
-
-def _run_of(owner: Buffer | None) -> Run | None:
-    run: Run | None = getattr(owner, "run", None)
-    return run

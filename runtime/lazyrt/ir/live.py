@@ -109,6 +109,7 @@ class Buffer:
         self.data = data
         self.value = None
         self.run = None
+        self.slot = 0
 
     @property
     def is_pending(self) -> bool:
@@ -124,7 +125,8 @@ class PendingStep:
             so a buffer that only this dict references is dead.
         parked: Those of them that were pending when an op of the eager debug mode began.
         inputs: Device arrays in order of first use, and `owners` weak references to the
-            buffers they came from, by position.
+            buffers they came from, by position. `sources` are the executions that made them,
+            with the number of the result: a buffer may be gone when somebody asks.
         floats, ints: Lifted Python numbers in order of use.
         rng: One (seed, offset) pair for each random op, in order of recording.
         transient: Buffers of CPU numbers that ops read; they live as long as the step.
@@ -141,6 +143,7 @@ class PendingStep:
         self.buffers: dict[Buffer, None] = {}
         self.parked: dict[Buffer, None] = {}
         self.inputs: list[Any] = []
+        self.sources: list[tuple[Any, int]] = []
         self.owners: dict[int, weakref.ref[Buffer]] = {}
         self.floats: list[float] = []
         self.ints: list[int] = []
@@ -192,6 +195,7 @@ class PendingStep:
         self.buffers.clear()
         self.parked.clear()
         self.inputs = []
+        self.sources = []
         self.owners = {}
         self.floats = []
         self.ints = []
@@ -283,6 +287,7 @@ def leaf_of(buffer: Buffer) -> Leaf:
         leaf.strides = strides
     pending.owners[position] = weakref.ref(buffer)
     pending.inputs.append(data)
+    pending.sources.append((buffer.run, buffer.slot))
     buffer.value = leaf
     return leaf
 

@@ -44,6 +44,8 @@ class Origin(NamedTuple):
         output: Position among that graph's results.
         op: What computed it there; empty for data from the host.
         site: The line that recorded it.
+        name: What the user called it there.
+        dropped: Whether nothing holds the tensor any more when the step ends.
     """
 
     step: int
@@ -51,6 +53,8 @@ class Origin(NamedTuple):
     output: int = -1
     op: str = ""
     site: Site | None = None
+    name: str = ""
+    dropped: bool = False
 
 
 class Vertex(NamedTuple):

@@ -23,10 +23,10 @@ _RANK: dict[str, int] = {
     for rank, kinds in enumerate(
         (
             ("first_trace", "new_program", "cache_evicted", "mode", "tier", "device", "donation"),
-            ("fallback", "step_cut", "missing_boundary"),
+            ("fallback", "step_cut", "missing_boundary", "carried_over"),
             ("module_added", "module_removed", "module_recreated", "parameter_shape",
              "state_became_input", "regrouped"),
-            ("carried_over", "input_shape", "input_dtype", "loop_count", "train_eval"),
+            ("input_shape", "input_dtype", "loop_count", "train_eval"),
             ("live_tensor", "live_tensor_gone", "closure", "rng", "shape", "dtype",
              "baked_constant", "lifted_number"),
             ("code_path", "wiring"),

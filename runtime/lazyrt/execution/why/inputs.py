@@ -10,10 +10,10 @@ from lazyrt.execution.why.edits import at, connected, count, first_site, listed
 from lazyrt.ir.match import cone
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from lazyrt.execution.why.edits import Edits
-    from lazyrt.ir.snapshot import Name, Origin, Snapshot
+    from lazyrt.ir.snapshot import Snapshot
     from lazyrt.observe.events import Site
 
 _CREATIONS = (
@@ -147,9 +147,8 @@ def state(edits: Edits) -> list[Cause]:
     site = edits.b.origins[created[0]].site
     names = [edits.b.leaf_names[k].text for k in created if k in edits.b.leaf_names]
     what = f" ({listed(names)})" if names else ""
-    near = {
-        user for leaf in created for user in connected(edits.b, [leaf], edits.added)
-    }
+    near = connected(edits.b, created, edits.added)
+    _forget_untouched_state(edits)
     return [
         Cause(
             kind="state_became_input",
@@ -163,31 +162,55 @@ def state(edits: Edits) -> list[Cause]:
     ]
 
 
+def _forget_untouched_state(edits: Edits) -> None:
+    """State that was created beside the rest and is not read here needs no cause of its own."""
+    edits.gone_roots = [
+        k
+        for k in edits.gone_roots
+        if not edits.a.vertices[edits.a.roots[k][0]].op.startswith(_CREATIONS)
+    ]
+
+
 def _results_of(edits: Edits, graph: str) -> list[int]:
+    """Return new inputs that the other graph computes: by execution, or by name."""
+    made = {name.text for name in edits.a.root_names.values()}
+    made -= {name.text for name in edits.a.leaf_names.values()}
     return [
         leaf
         for leaf, origin in edits.b.origins.items()
-        if origin.graph == graph and edits.match.to_before[leaf] < 0
+        if edits.match.to_before[leaf] < 0
+        and not origin.dropped
+        and (origin.graph == graph or _leaf_name(edits.b, leaf) in made)
     ]
 
 
 def _root_before(edits: Edits, leaf: int) -> int | None:
-    output = edits.b.origins[leaf].output
-    return edits.a.roots[output][0] if output < len(edits.a.roots) else None
+    """Return the vertex of the other graph that made what now comes in."""
+    origin = edits.b.origins[leaf]
+    if origin.graph == edits.before.name:
+        return edits.a.roots[origin.output][0]
+    name = _leaf_name(edits.b, leaf)
+    return next(
+        (
+            edits.a.roots[k][0]
+            for k, found in edits.a.root_names.items()
+            if found.text == name
+        ),
+        None,
+    )
 
 
 def _was_removed(edits: Edits, leaf: int) -> bool:
-    """Return whether this graph no longer computes what now comes in."""
+    """Return whether this graph no longer creates what now comes in."""
     root = _root_before(edits, leaf)
     if root is None:
         return False
-    return root in edits.removed or edits.match.to_now[root] in edits.changed or (
-        edits.a.vertices[root].op.startswith(_CREATIONS)
-    ) or _name(edits.a.root_names, edits.b.origins[leaf]) == _leaf_name(edits.b, leaf) != ""  # fmt: skip
-
-
-def _name(names: Mapping[int, Name], origin: Origin) -> str:
-    return names[origin.output].text if origin.output in names else ""
+    creations = {
+        k for k in edits.removed if edits.a.vertices[k].op.startswith(_CREATIONS)
+    }
+    needs = cone(edits.a, [root], lambda _: True)
+    partner = edits.match.to_now[root]
+    return bool(needs & creations) or root in edits.removed or partner in edits.changed
 
 
 def _leaf_name(snapshot: Snapshot, leaf: int) -> str:
@@ -195,38 +218,53 @@ def _leaf_name(snapshot: Snapshot, leaf: int) -> str:
 
 
 def carried_over(edits: Edits) -> list[Cause]:
-    """Return which results of the step before entered this one as inputs.
+    """Return whether another number of results of the step before entered as inputs.
 
     Work that the step before began and did not finish, such as gradients that wait in a
     bucket, changes with how much was left over.
     """
+    left, before = _left_over(edits.b), _left_over(edits.a)
     previous = max((o.step for o in edits.b.origins.values()), default=-1)
-    left = [
+    fresh = [
         leaf
         for leaf, origin in edits.b.origins.items()
-        if leaf in edits.added and origin.step == previous and previous >= 0
+        if leaf in edits.added and origin.step == previous >= 0
     ]
-    if not left:
+    # A program that replaces its state by a new one has as many on both sides.
+    if not fresh and not edits.added & set(left) and not edits.removed & set(before):
         return []
-    near = connected(edits.b, left, edits.added)
-    site = next((s for k in left if (s := edits.b.origins[k].site)), None)
-    names = [_leaf_name(edits.b, k) for k in left if k in edits.b.leaf_names]
+    if not left:
+        left = fresh
+    free = connected(edits.b, {*left, *fresh}, edits.added)
+    gone = connected(edits.a, before, edits.removed)
+    snapshot, one = (edits.b, left[0]) if left else (edits.a, before[0])
+    origin = snapshot.origins[one]
+    names = [
+        n for k in left if (n := edits.b.origins[k].name or _leaf_name(edits.b, k))
+    ]
     called = f" ({listed(names)})" if names else ""
     verb = "is an input" if len(left) == 1 else "are inputs"
     return [
         Cause(
             kind="carried_over",
-            text=f"{count(len(left), 'tensor')}{called} that step {previous} computed{at(site)} "
-            f"{verb} of this step, and was not before: work of step {previous} was left over"
-            if len(left) == 1
-            else f"{count(len(left), 'tensor')}{called} that step {previous} computed{at(site)} "
-            f"{verb} of this step, and were not before: work of step {previous} was left over",
+            text=f"{count(len(left), 'tensor')}{called} that step {previous} computed"
+            f"{at(origin.site)} {verb} of this step, {len(before)} in {edits.before.name}: "
+            "the work of a step is finished in the next one",
             fix="finish it before the step ends (flush the buckets, run the callbacks)",
             variable=names[0] if names else "",
-            now=first_site(edits.b.vertices[k] for k in sorted(near)),
-            before=site,
-            taken=edits.take(added=near),
+            now=first_site(edits.b.vertices[k] for k in sorted(free)),
+            before=origin.site,
+            taken=edits.take(added=free, removed=gone),
         )
+    ]
+
+
+def _left_over(snapshot: Snapshot) -> list[int]:
+    """Return the inputs that an execution computed and that nothing holds at the end."""
+    return [
+        leaf
+        for leaf, origin in snapshot.origins.items()
+        if origin.dropped and origin.step >= 0
     ]
 
 

@@ -30,6 +30,7 @@ _DROPOUTS = (
 _NORMS = ("batch_norm", "instance_norm")
 _WHOLE = 0.8
 _CONCATENATIONS = ("aten.cat", "aten.stack", "aten._foreach")
+_PARTS = ("aten.slice", "aten.split", "aten.narrow")
 _SHOWN_OPS = 3
 
 
@@ -48,6 +49,8 @@ def repeats(edits: Edits) -> list[Cause]:
             continue
         counts = Counter((had[place], has[place]) for place in places)
         (old, new), hits = counts.most_common(1)[0]
+        if len(extra) % max(1, new - old):
+            continue
         if hits < _WHOLE * len(places) or new <= old:
             continue
         return [_repeat(edits, places, (old, new), extra, sign)]
@@ -133,7 +136,9 @@ def regrouped(edits: Edits) -> list[Cause]:
     site = first_site(edits.b.vertices[k] for k in moved or now)
     added = connected(edits.b, [*moved, *_readers(edits.b, moved)], edits.added)
     removed = connected(edits.a, [*gone, *_readers(edits.a, gone)], edits.removed)
-    changed = _downstream(edits.b, moved, set(edits.changed))
+    changed = _downstream(edits.b, moved or now, set(edits.changed))
+    # Where each member lies in its group follows from the grouping.
+    changed |= {k for k in edits.changed if edits.b.vertices[k].op.startswith(_PARTS)}
     return [
         Cause(
             kind="regrouped",
