@@ -18,7 +18,10 @@ NOT_POSITIVE = torch.tensor([[4.0, 1, 2], [1, 3, 0], [2, 0, -5]])
     ids=["det", "logdet", "slogdet"],
 )
 @pytest.mark.parametrize("turn", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float64, pytest.param(torch.complex128, marks=pytest.mark.slow)],
+)
 def test_gradients_of_determinants_follow_the_layout(function, turn, dtype):
     def gradient(x):
         x = x.detach().requires_grad_()
@@ -82,3 +85,25 @@ def test_a_factorisation_from_the_disk_cache_runs_in_a_new_process(tmp_path):
     assert first[0] == second[0]
     assert first[1] == "0"
     assert int(second[1]) > 0
+
+
+@pytest.mark.parametrize("diagonal", ["full", "zero"])
+def test_ldl_packs_and_solves_as_lapack(diagonal):
+    """A zero diagonal makes blocks of two rows."""
+    numbers = torch.Generator().manual_seed(3)
+    matrix = torch.randn(2, 6, 6, generator=numbers, dtype=torch.float64)
+    matrix = matrix + matrix.mT
+    if diagonal == "zero":
+        matrix.diagonal(dim1=-2, dim2=-1).zero_()
+    right = torch.randn(2, 6, 3, generator=numbers, dtype=torch.float64)
+    lazyrt.reset_counters()
+
+    packed, pivots, info = torch.linalg.ldl_factor_ex(lazy(matrix))
+    solution = torch.linalg.ldl_solve(packed, pivots, lazy(right))
+
+    expected = torch.linalg.ldl_factor_ex(matrix)
+    assert_same(packed, expected.LD, 1e-9)
+    assert pivots.tolist() == expected.pivots.tolist()
+    assert info.tolist() == [0, 0]
+    torch.testing.assert_close(matrix @ solution.cpu(), right)
+    assert lazyrt.counters()["cpu_fallbacks"] == 0

@@ -60,6 +60,7 @@ def train(device, make, *, scaled, scheduled, dtype=torch.float32):
     return [*found, torch.tensor(scaler.get_scale())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 @pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaled"])
 def test_a_fused_optimizer_gives_the_numbers_of_the_cpu(name, scaled):
@@ -74,6 +75,7 @@ def test_a_fused_optimizer_gives_the_numbers_of_the_cpu(name, scaled):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw", "nesterov"])
 def test_half_precision_parameters_are_updated_as_on_the_cpu(name):
     kind = {"scaled": False, "scheduled": False, "dtype": torch.bfloat16}
