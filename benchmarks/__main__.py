@@ -79,7 +79,7 @@ def _add_common(parser: ArgumentParser) -> None:
 
 
 def _check_counts(parser: ArgumentParser, options: Namespace) -> None:
-    for name in ("rounds", "length", "steps"):
+    for name in ("rounds", "length", "steps", "samples"):
         number = getattr(options, name, 1)
         if number < 1:
             parser.error(f"--{name} is {number}; it takes a whole number from 1 up")

@@ -32,6 +32,14 @@ def test_without_arguments_the_benchmarks_are_listed(capsys):
             "no peer 'foo'. Its peers are lazyrt, torch-lazy",
         ),
         (["trace", "--cases", "foo"], "no case 'foo'. Its cases are add, add-grad"),
+        (
+            ["coverage", "--dtypes", "int7"],
+            "coverage knows no dtype 'int7'. Its dtypes are float32, int64",
+        ),
+        (
+            ["coverage", "--samples", "0"],
+            "--samples is 0; it takes a whole number from 1 up",
+        ),
         (["prints", "--peers", "torch-xla"], f"name its python in {XLA_PYTHON}"),
     ],
 )
