@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import lazyrt
-from tests.harness import assert_same, lazy, run_python
+from lazyrt.observe import events
+from tests.harness import assert_same, lazy, recorded, run_python
 
 A = torch.tensor([[4.0, 1, 2], [1, 3, 0], [2, 0, 5]])
 SKEW = torch.tensor([[2.0, 1, 0], [-1, 3, 4], [5, 0, 1]])
@@ -55,6 +56,16 @@ def test_a_failed_factorisation_raises_at_the_call_what_the_cpu_raises(
         function(lazy(matrix))
 
     assert str(found.value) == str(expected.value)
+
+
+def test_a_check_for_errors_cuts_a_step_and_says_why():
+    x = lazy(A)
+    with recorded(events.BarrierFinished) as found, lazyrt.step():
+        inverse = torch.linalg.inv(x + 1)
+
+    assert_same(inverse, torch.linalg.inv(A + 1), 1e-5)
+    assert "linalg.inv, which checks for errors" in [event.cause for event in found]
+    assert lazyrt.counters()["cpu_fallbacks"] == 0
 
 
 def test_the_forms_that_return_info_run_with_the_step():

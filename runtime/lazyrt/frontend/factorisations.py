@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lazyrt.frontend import reads
-from lazyrt.frontend.buffers import value_of
+from lazyrt.config import config
+from lazyrt.execution.executor import barrier
+from lazyrt.frontend import provenance, reads
+from lazyrt.frontend.buffers import state_of, value_of
 from lazyrt.frontend.kernels import emit, functional_kernel
 from lazyrt.frontend.record import functional, operation
 from lazyrt.frontend.torch_compat import aten
@@ -20,15 +22,21 @@ if TYPE_CHECKING:
 def check_errors(info: torch.Tensor, api_name: str, *, is_matrix: bool) -> None:
     """`aten._linalg_check_errors`: raise where a factorisation failed.
 
-    The program needs to know now, so this is a read. The `_ex` functions of `torch.linalg`
-    return `info` instead and run with the step.
+    The program needs to know now, so what is pending runs: a cut of the graph, like a fallback
+    and unlike a user's read also inside a step. The `_ex` functions of `torch.linalg` return
+    `info` instead and run with the step.
 
     Raises:
         torch.linalg.LinAlgError: A matrix was singular, not positive definite, ...
     """
     if not info.numel():
         return
-    host = reads.read(info, f"{api_name}, which checks for errors")
+    site = provenance.user_site(2)
+    peeks = config.read_policy == "peek" or reads.at_debugger_prompt()
+    with lock:
+        if state_of(info).is_pending and not peeks:
+            barrier(f"{api_name}, which checks for errors", site)
+    host = reads.peek(info, site)
     aten._linalg_check_errors.default(host, api_name, is_matrix=is_matrix)
 
 
