@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import jaxlib.version
 import numpy as np
+from jax._src import xla_bridge
 from jax.experimental import serialize_executable
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
@@ -218,6 +219,11 @@ def _host_features() -> str:
     import platform
 
     return platform.processor() or platform.machine()
+
+
+def is_initialised() -> bool:
+    """Return whether jax has made a client, whose threads a forked process lacks."""
+    return bool(xla_bridge.backends_are_initialized())
 
 
 def put(array: np.ndarray[Any, Any]) -> Array:

@@ -19,7 +19,7 @@ import numpy as np
 
 from lazyrt import jax_compat
 from lazyrt.config import config
-from lazyrt.execution import compiler, hooks, newgraphs, op_by_op, watcher
+from lazyrt.execution import compiler, forks, hooks, newgraphs, op_by_op, watcher
 from lazyrt.execution.census import CompiledGraph, Run, census
 from lazyrt.execution.frozen import check_frozen
 from lazyrt.execution.interrupts import deferred_interrupt
@@ -90,6 +90,7 @@ def barrier(
         tensor: What was read, as the user's source names it.
         caller: The library's line that called the user's, for a callback.
     """
+    forks.check()
     with lock:
         hooks.run_hooks(cause, site)
         start = time.perf_counter_ns()

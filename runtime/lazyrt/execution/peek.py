@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazyrt import jax_compat
 from lazyrt.config import config
-from lazyrt.execution import compiler, watcher
+from lazyrt.execution import compiler, forks, watcher
 from lazyrt.execution.executor import Plan, pack_arguments, plan_of
 from lazyrt.execution.op_by_op import cone_of, last_uses, run_node
 from lazyrt.ir.fingerprint import canonicalise
@@ -45,6 +45,7 @@ def peek_value(value: Value, site: Site | None = None, tensor: str = "") -> Any:
         site: Who asked, for events.
         tensor: What the user's source calls it, for events.
     """
+    forks.check()
     with lock:
         start = time.perf_counter_ns()
         if isinstance(value, Leaf):

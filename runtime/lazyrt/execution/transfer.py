@@ -11,6 +11,7 @@ import torch
 
 from lazyrt import jax_compat
 from lazyrt.errors import DeviceError
+from lazyrt.execution import forks
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ _MOST_DIMENSIONS = 64
 
 def to_device(tensor: torch.Tensor, site: Site | None = None) -> Any:
     """Copy a CPU tensor to the device and return the device array."""
+    forks.check()
     start = time.perf_counter_ns()
     if tensor.dim() > _MOST_DIMENSIONS:
         raise DeviceError(
@@ -40,6 +42,7 @@ def to_device(tensor: torch.Tensor, site: Site | None = None) -> Any:
 
 def to_host(data: Any, dtype: torch.dtype, site: Site | None = None) -> torch.Tensor:
     """Wait for a device array and copy it into a new CPU tensor of `dtype`."""
+    forks.check()
     start = time.perf_counter_ns()
     array = jax_compat.to_numpy(data)
     if dtype is torch.bfloat16:

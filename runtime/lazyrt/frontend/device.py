@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyrt.config import config
-from lazyrt.execution import watcher
+from lazyrt.execution import forks, watcher
 from lazyrt.execution.executor import barrier, clear_known_plans, on_crowded
 from lazyrt.execution.peek import forget_slices
 from lazyrt.frontend import (
@@ -84,7 +84,7 @@ class DeviceModule:
         return 1
 
     def _is_in_bad_fork(self) -> bool:
-        return False
+        return forks.is_bad()
 
     default_generators = (generators.default_generator,)
 

@@ -643,8 +643,8 @@ def view_kernel(func: torch._ops.OpOverload) -> Kernel:
             "w = View(s, op, a, r)",
             "if s.offset or op.name in SHIFTS:",
             "  track(w, key)",
-            "  if w.offset: return wrap_view(w, r)",
-            "if inferring() and not a0.is_inference(): return wrap_view(w, r)",
+            "  if w.offset: return wrap_view(w, r, a0)",
+            "if inferring() and not a0.is_inference(): return wrap_view(w, r, a0)",
             "t = create(r.shape, r.dtype)",
             "t.untyped_storage()._lazyrt = w",
             "return t if r.strides is None else RA(CPU_KEYS, t, r.shape, r.strides)",
@@ -652,9 +652,9 @@ def view_kernel(func: torch._ops.OpOverload) -> Kernel:
     )
 
 
-def wrap_view(view: View, value: Value) -> torch.Tensor:
+def wrap_view(view: View, value: Value, viewed: torch.Tensor) -> torch.Tensor:
     """Return a view's tensor; that of a normal tensor is a normal one in inference mode, too."""
-    if not torch.is_inference_mode_enabled():
+    if not torch.is_inference_mode_enabled() or viewed.is_inference():
         return wrap(view, value)
     with torch.inference_mode(mode=False):
         return wrap(view, value)
@@ -679,11 +679,14 @@ def view_state(
 
 
 def make_view(
-    state: State, func: torch._ops.OpOverload, args: tuple[Any, ...]
+    viewed: torch.Tensor,
+    func: torch._ops.OpOverload,
+    args: tuple[Any, ...],
+    state: State | None = None,
 ) -> torch.Tensor:
-    """Return a tensor that is a view of a storage, by recording the view op."""
-    view = view_state(state, func, args)
-    return wrap_view(view, view.value)
+    """Return a view of a tensor, or of another state of its storage, by recording the view op."""
+    view = view_state(state if state is not None else state_of(viewed), func, args)
+    return wrap_view(view, view.value, viewed)
 
 
 def find_pure(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:

@@ -35,9 +35,8 @@ def as_strided(
         state = state_of(self)
         start = state.offset if offset is None else offset
         root = root_as(state, self.dtype)
-        return make_view(
-            root, aten.as_strided.default, (tuple(size), tuple(stride), start)
-        )
+        args = (tuple(size), tuple(stride), start)
+        return make_view(self, aten.as_strided.default, args, root)
 
 
 def root_as(state: State, dtype: torch.dtype) -> State:

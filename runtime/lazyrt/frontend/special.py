@@ -81,7 +81,7 @@ def empty_strided(
         count = like.untyped_storage().nbytes() // like.itemsize
         flat = emit(_zeros((count,), dtype))
         args = (tuple(size), tuple(stride), 0)
-        return make_view(state_of(flat), aten.as_strided.default, args)
+        return make_view(flat, aten.as_strided.default, args)
 
 
 def new_zeros_like_tangent(
@@ -205,9 +205,7 @@ def unfold(self: torch.Tensor, dimension: int, size: int, step: int) -> torch.Te
         or state_of(self).base.type[2] is not None
     ):
         with lock:
-            return make_view(
-                state_of(self), aten.unfold.default, (dimension, size, step)
-            )
+            return make_view(self, aten.unfold.default, (dimension, size, step))
     shape, strides = list(self.shape), list(self.stride())
     count = (shape[dim] - size) // step + 1
     return as_strided(
@@ -257,15 +255,14 @@ def unbind(self: torch.Tensor, dim: int = 0) -> list[torch.Tensor]:
     """`aten.unbind.int`: one select for each index, each a view."""
     count = self.shape[dim]
     with lock:
-        state = state_of(self)
         return [
-            make_view(state, aten.select.int, (dim, index)) for index in range(count)
+            make_view(self, aten.select.int, (dim, index)) for index in range(count)
         ]
 
 
 def _slice(self: torch.Tensor, dim: int, start: int, end: int) -> torch.Tensor:
     with lock:
-        return make_view(state_of(self), aten.slice.Tensor, (dim, start, end, 1))
+        return make_view(self, aten.slice.Tensor, (dim, start, end, 1))
 
 
 def resize_(
@@ -306,7 +303,7 @@ def set_storage_(
     else:
         root = root_as(state.base, self.dtype)
         args = (tuple(size), tuple(stride), offset)
-        self.data = make_view(root, aten.as_strided.default, args)
+        self.data = make_view(self, aten.as_strided.default, args, root)
     return self
 
 

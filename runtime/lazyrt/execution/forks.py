@@ -1,0 +1,39 @@
+"""Forked processes: XLA's threads stay in the parent, so a child that waits for them hangs."""
+
+from __future__ import annotations
+
+import os
+
+from lazyrt import jax_compat
+from lazyrt.errors import LazyRuntimeError
+
+_bad = False
+
+
+def is_bad() -> bool:
+    """Return whether this process was forked from one that had used the device."""
+    return _bad
+
+
+def check() -> None:
+    """Check that the device can be used in this process.
+
+    Raises:
+        LazyRuntimeError: The process was forked after the device was used.
+    """
+    if _bad:
+        raise LazyRuntimeError(
+            f"process {os.getpid()} used the device lazyrt, and it is a forked process of one that "
+            "had used it before. XLA's threads do not exist here, so the call would never return. "
+            "Return CPU tensors from loader workers and move them in the parent, or start workers "
+            "with the method 'spawn' (`DataLoader(..., multiprocessing_context='spawn')`)."
+        )
+
+
+def _after_fork() -> None:
+    global _bad
+    _bad = _bad or jax_compat.is_initialised()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
