@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazyviz.hlo.matching import match
 from lazyviz.hlo.pause import collector_paused
@@ -203,11 +203,21 @@ class GraphDiff:
         )
 
 
-def diff(a: Graph, b: Graph) -> GraphDiff:
+def diff(a: Graph | Any, b: Graph | Any) -> GraphDiff:
     """Return the difference between two graphs.
 
     It does not depend on which of them comes first: `diff(b, a)` is the mirror image.
+
+    Args:
+        a: A graph, or what `graph_of` makes one of: a text, a path, a graph of the runtime.
+        b: Likewise.
+
+    Raises:
+        HloError: One of them holds no graph.
     """
+    from lazyviz.hlo.load import graph_of
+
+    a, b = graph_of(a), graph_of(b)
     with collector_paused():
         if len(b) < len(a) or (len(a) == len(b) and _order_key(b) < _order_key(a)):
             mirrored = match(b, a)
