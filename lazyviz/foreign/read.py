@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 from lazyviz.foreign.debug_log_parse import parse_debug_log
 from lazyviz.foreign.evidence import EvidenceError, shorten
 from lazyviz.foreign.metrics_parse import parse_report
+from lazyviz.foreign.programs import parse_programs
 from lazyviz.foreign.tensors_dump_parse import BEGIN, parse_tensors_dump
 from lazyviz.foreign.xla_dump import read_xla_dump
 from lazyviz.render import html
@@ -19,6 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _MAX_BYTES = 512 * 2**20
+_PROBE = 4_096
+_PROGRAM = re.compile(
+    r'^(?:HloModule\b|\s*"?(?:builtin\.)?module\b|\s*func\.func\b|\s*IR \{|digraph G \{)',
+    re.MULTILINE,
+)
 _ANALYSES = ("Compilation Analysis:", "Execution Analysis:", "pt-xla-profiler:")
 
 
@@ -41,8 +48,8 @@ class Evidence(Protocol):
 def read(source: str | Path) -> Evidence:
     """Read what torch_xla, XLA or lazyrt wrote, after finding out what it is.
 
-    Knows metrics reports, PT_XLA_DEBUG logs, XLA_SAVE_TENSORS_FILE dumps and the folders of
-    `--xla_dump_to`.
+    Knows metrics reports, PT_XLA_DEBUG logs, XLA_SAVE_TENSORS_FILE dumps, the folders of
+    `--xla_dump_to`, and programs: HLO, StableHLO, torch_xla's IR, HLO protos.
 
     Args:
         source: Path of a file or folder, or the text itself (of several lines).
@@ -55,8 +62,11 @@ def read(source: str | Path) -> Evidence:
     path = Path(source)
     if path.is_dir():
         return read_xla_dump(path)
-    contents = _contents(path)
+    data = _bytes(path)
     try:
+        if b"\0" in data[:_PROBE]:
+            return _binary(path, data)
+        contents = data.decode("utf-8", errors="replace")
         return _reader(contents)(contents)
     except EvidenceError as error:
         error.add_note(f"in {path}")
@@ -69,7 +79,7 @@ def main(arguments: Sequence[str], out: TextIO | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m lazyviz read",
         description="Read what torch_xla or XLA wrote: a metrics report, a PT_XLA_DEBUG "
-        "log, an XLA_SAVE_TENSORS_FILE dump, or a folder of --xla_dump_to.",
+        "log, an XLA_SAVE_TENSORS_FILE dump, a folder of --xla_dump_to, or a program.",
     )
     parser.add_argument("path", type=Path, help="the file or folder; - for stdin")
     parser.add_argument("--html", type=Path, help="write a page instead of text")
@@ -97,7 +107,7 @@ def _shown(found: Evidence, options: argparse.Namespace) -> str:
     return json.dumps(found.to_dict(), indent=2) if options.json else found.text()
 
 
-def _contents(path: Path) -> str:
+def _bytes(path: Path) -> bytes:
     try:
         size = path.stat().st_size
         if size > _MAX_BYTES:
@@ -105,19 +115,27 @@ def _contents(path: Path) -> str:
                 f"{path} has {size:,} bytes, more than the {_MAX_BYTES:,} that are read at "
                 "once. Split it, or give the part that matters."
             )
-        data = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise EvidenceError(
             f"{path} cannot be read: {error.strerror}. Give the path of a file or folder, or "
             "a text of several lines."
         ) from None
-    if b"\0" in data[:4096]:
+
+
+def _binary(path: Path, data: bytes) -> Evidence:
+    if path.name.endswith(".xplane.pb"):
         raise EvidenceError(
-            f"{path} is binary, and no text that torch_xla or XLA writes. Profiles "
-            "(*.xplane.pb) and HLO protos are not read here; dump HLO with "
-            "--xla_dump_hlo_as_text."
+            f"{path} is a profile, which is not read here. Give logs, reports or dumps; "
+            "jax.profiler.ProfileData opens profiles."
         )
-    return data.decode("utf-8", errors="replace")
+    try:
+        return parse_programs(data)
+    except EvidenceError as error:
+        raise EvidenceError(
+            f"{path} is binary, and no serialised HLO module: {error} Dump text with "
+            "--xla_dump_hlo_as_text."
+        ) from None
 
 
 def _reader(contents: str) -> Callable[[str], Evidence]:
@@ -127,11 +145,13 @@ def _reader(contents: str) -> Callable[[str], Evidence]:
         return parse_debug_log
     if "Metric: " in contents or "Counter: " in contents or _is_report_json(contents):
         return parse_report
+    if _PROGRAM.search(contents):
+        return parse_programs
     raise EvidenceError(
         f"the text that starts with {shorten(contents.lstrip())} is nothing that can be read "
         "here: neither a metrics report ('Metric: ...'), nor a PT_XLA_DEBUG log "
-        f"('Compilation Analysis: ...'), nor a dump of graphs ('{BEGIN}'). HLO text itself is "
-        "for `python -m lazyviz diff`."
+        f"('Compilation Analysis: ...'), nor a dump of graphs ('{BEGIN}'), nor a program "
+        "('HloModule', 'module', 'IR {'). Give the file as it was written."
     )
 
 

@@ -16,6 +16,7 @@ from lazyviz.foreign import read
 from lazyviz.foreign.debug_log_parse import parse_debug_log
 from lazyviz.foreign.evidence import EvidenceError, Frame
 from lazyviz.foreign.ir_text import parse_ir
+from lazyviz.foreign.programs import Programs, parse_programs
 from lazyviz.foreign.tensors_dump_parse import parse_tensors_dump
 from lazyviz.foreign.xla_dump import read_xla_dump
 from tests.harness import ROOT
@@ -305,6 +306,45 @@ def test_a_real_dump_folder_is_read(tmp_path):
     assert len(module.passes) > 5
 
 
+# ---------------------------------------------------------------- programs
+
+HLO = """HloModule m
+ENTRY %main {
+  %x = f32[4]{0} parameter(0)
+  %e = f32[4]{0} exponential(%x), metadata={op_name="exp" source_file="t.py" source_line=7}
+  %u = f32[4]{0} negate(%x)
+  ROOT %y = f32[4]{0} add(%e, %x)
+}
+"""
+
+
+def test_a_program_is_shown_with_its_ops_and_lines(tmp_path):
+    (tmp_path / "m.hlo").write_text(HLO)
+    found = lazyviz.read(tmp_path / "m.hlo")
+
+    lines = found.text().splitlines()
+    assert lines[2].split() == ["1", "m", "3", "1", "16", "bytes", "1", "1"]
+    assert "exponential ×1" in lines[4]
+    assert lines[-1] == "lines: t.py:7 ×1"
+    ET.fromstring(found.to_html())
+    assert "%y = f32[4] add(%e, %x)" in found.to_html()
+    assert json.loads(json.dumps(found.to_dict()))["programs"][0]["dead"]
+
+
+def test_torch_xlas_own_ir_is_a_program_in_both_forms():
+    text, dot = dump("text").graphs[0].body, dump("dot").graphs[0].body
+
+    (one,), (other,) = parse_programs(text).graphs, parse_programs(dot).graphs
+
+    assert type(read.read(text)) is type(read.read(dot)) is Programs
+    assert hlo.diff(one, other).cost == 0
+
+
+def test_a_program_that_breaks_off_is_refused_with_its_line():
+    with pytest.raises(EvidenceError, match=r"line \d+"):
+        read.read(HLO[: HLO.index("%u")])
+
+
 # ---------------------------------------------------------------- whatever it is
 
 
@@ -325,14 +365,17 @@ def test_a_file_is_recognised(name, kind):
 
 
 def test_what_nobody_knows_is_refused(tmp_path):
-    (tmp_path / "a.txt").write_text("HloModule m\n")
+    (tmp_path / "a.txt").write_text("Dear diary\n")
+    (tmp_path / "d.xplane.pb").write_bytes(b"\n\0\1\2")
     (tmp_path / "b.pb").write_bytes(b"\n\0\1\2")
 
     with pytest.raises(EvidenceError, match="nothing that can be read here") as raised:
         lazyviz.read(tmp_path / "a.txt")
     assert raised.value.__notes__ == [f"in {tmp_path / 'a.txt'}"]
-    with pytest.raises(EvidenceError, match="is binary"):
+    with pytest.raises(EvidenceError, match="is binary, and no serialised HLO module"):
         lazyviz.read(tmp_path / "b.pb")
+    with pytest.raises(EvidenceError, match="is a profile, which is not read here"):
+        lazyviz.read(tmp_path / "d.xplane.pb")
     with pytest.raises(EvidenceError, match="cannot be read: No such file"):
         lazyviz.read(tmp_path / "c.txt")
 

@@ -1,0 +1,124 @@
+"""Programs that stand in a text: HLO, StableHLO, torch_xla's IR, as graphs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lazyviz.foreign.evidence import EvidenceError
+from lazyviz.foreign.ir_text import ir_text, parse_dot
+from lazyviz.hlo.cost import type_bytes
+from lazyviz.render import html, text
+
+if TYPE_CHECKING:
+    from lazyviz.hlo import Graph
+
+_DOT = "digraph G {"
+_HEADER = ["program", "name", "nodes", "inputs", "input size", "outputs", "dead"]
+_MAX_OPS = 12
+_MAX_PLACES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """The programs of a text, in its order.
+
+    Attributes:
+        graphs: Their graphs in normal form, for `lazyviz.hlo`.
+    """
+
+    graphs: tuple[Graph, ...]
+
+    def text(self) -> str:
+        """Return a table of the programs, their most frequent ops and places."""
+        parts = [text.table(_HEADER, self._rows())]
+        return "\n\n".join([*parts, *self._notes()])
+
+    def to_html(self) -> str:
+        """Return the same for a notebook, with each program's nodes folded."""
+        parts = [html.table(_HEADER, self._rows()), *map(html.muted, self._notes())]
+        for number, graph in enumerate(self.graphs, 1):
+            title = f"program {number} {graph.name}: {text.plural(len(graph), 'node')}"
+            parts.append(html.folded(title, html.pre(_listing(graph))))
+        return f'<div class="lazyviz-programs">{"".join(parts)}</div>'
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the nodes as plain data."""
+        return {
+            "programs": [
+                {
+                    "name": graph.name,
+                    "nodes": [node._asdict() for node in graph],
+                    "outputs": list(graph.outputs),
+                    "dead": [dead._asdict() for dead in graph.dead],
+                }
+                for graph in self.graphs
+            ]
+        }
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002, FBT001
+        printer.text(self.text())
+
+    def _rows(self) -> list[list[object]]:
+        return [
+            [
+                number,
+                graph.name,
+                len(graph),
+                len(graph.inputs),
+                text.size(sum(type_bytes(graph.types[node]) for node in graph.inputs)),
+                len(graph.outputs),
+                len(graph.dead),
+            ]
+            for number, graph in enumerate(self.graphs, 1)
+        ]
+
+    def _notes(self) -> list[str]:
+        ops = Counter(op for graph in self.graphs for op in graph.ops)
+        places = Counter(
+            graph.site(node) for graph in self.graphs for node in range(len(graph))
+        )
+        places.pop("", None)
+        notes = ["ops: " + _ranked(ops, _MAX_OPS)]
+        return [*notes, "lines: " + _ranked(places, _MAX_PLACES)] if places else notes
+
+
+def parse_programs(source: str | bytes) -> Programs:
+    """Read every program of a text, or of a serialised HLO proto.
+
+    Raises:
+        EvidenceError: It holds none, or one that does not follow its format.
+    """
+    from lazyviz import hlo
+
+    try:
+        if isinstance(source, bytes):
+            return Programs((hlo.parse(source),))
+        if source.lstrip().startswith(_DOT):
+            source = ir_text(parse_dot(source.strip()))
+        return Programs(tuple(hlo.parse_all(source)))
+    except hlo.HloError as error:
+        raise EvidenceError(str(error)) from error
+
+
+def _listing(graph: Graph) -> str:
+    lines = []
+    for node in graph:
+        operands = ", ".join(
+            graph.names[operand] or f"#{operand}" for operand in node.operands
+        )
+        place = f"  # {node.site}" if node.site else ""
+        name = node.name or f"#{node.id}"
+        lines.append(f"{name} = {node.type} {node.op}({operands}){place}")
+    return "\n".join(lines)
+
+
+def _ranked(counts: Counter[str], limit: int) -> str:
+    return ", ".join(f"{name} ×{count}" for name, count in counts.most_common(limit))
