@@ -8,9 +8,9 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import bert, machine
+from benchmarks import bert, idle_cost, machine
 from benchmarks.pool import BenchmarkError
-from benchmarks.report import Cell, Goal, Report, Table
+from benchmarks.report import Cell, Goal, Report, Table, ratio_goal
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -22,6 +22,7 @@ SUMMARY = (
 LAYERS = (2, 4, 8)
 _MODES = ("eager", "lazy")
 _MAX_COMPILE_RATIO, _MIN_EXECUTION_RATIO, _LAZY_COMPILES = 1.3, 3.0, 2
+_MAX_IDLE_RATIO = 1.02
 _MIB = 2**20
 
 Findings = dict[tuple[int, str], dict[str, Any]]
@@ -43,11 +44,12 @@ def run(options: Namespace) -> Report:
         for layers in LAYERS
         for mode in _MODES
     }
+    idle: dict[str, list[float]] = _ask("benchmarks.idle_cost")
     return Report(
         name=f"modes: {SUMMARY}",
         facts=facts,
-        tables=[_counts_table(found), _times_table(found)],
-        goals=_goals(found, options.steps),
+        tables=[_counts_table(found), _times_table(found), _idle_table(idle)],
+        goals=[*_goals(found, options.steps), *_idle_goals(idle)],
         notes=(
             f"{bert.SHAPE_TEXT.replace(f'{bert.LAYERS} layers', 'so many layers')} AdamW",
             "each run in a new process, nothing on disk; a step ends when its loss is read",
@@ -61,19 +63,18 @@ def run(options: Namespace) -> Report:
 
 
 def _process(layers: int, mode: str, steps: int) -> dict[str, Any]:
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.one_mode",
-        str(layers),
-        mode,
-        str(steps),
-    ]
+    found: dict[str, Any] = _ask("benchmarks.one_mode", str(layers), mode, str(steps))
+    return found
+
+
+def _ask(module: str, *arguments: str) -> Any:
+    """Run a module in a process of its own and return what it prints."""
+    command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
-        raise BenchmarkError(f"{mode} mode with {layers} layers failed:\n{done.stderr}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+        what = " ".join((module, *arguments))
+        raise BenchmarkError(f"{what} failed:\n{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def compiles(run: dict[str, Any], mode: str) -> int:
@@ -144,6 +145,29 @@ def _times_table(found: Findings) -> Table:
         )
     columns = ("", "first step s", "later ms", "all s", "a stop s", "crossover")
     return Table("how long it took", columns, rows)
+
+
+def _idle_table(idle: dict[str, list[float]]) -> Table:
+    rows: list[list[Cell]] = [
+        [
+            name,
+            min(times),
+            statistics.median(times),
+            f"{idle_cost.ratio(idle, name):.3f}",
+        ]
+        for name, times in idle.items()
+    ]
+    columns = ("", "minimum", "median", "ratio")
+    return Table("µs to record an add while nothing is switched on", columns, rows)
+
+
+def _idle_goals(idle: dict[str, list[float]]) -> list[Goal]:
+    return [
+        ratio_goal(
+            f"recording an op, {name}", idle_cost.ratio(idle, name), _MAX_IDLE_RATIO
+        )
+        for name in idle_cost.CONDITIONS[1:]
+    ]
 
 
 def _goals(found: Findings, steps: int) -> list[Goal]:
