@@ -2,7 +2,11 @@
 
 import contextlib
 import inspect
+import io
+import pdb  # noqa: T100 - a test types at its prompt
 import random
+import re
+import sys
 from typing import Any
 
 import pytest
@@ -98,6 +102,51 @@ def test_a_printed_tensor_is_the_cpus_at_any_line():
         output2 = layers[1](layers[0](x))
 
     assert_same(output2, on_the_cpu(layers[:2], x.cpu()))
+
+
+def test_a_pdb_session_costs_copies_alone():
+    """S0.01, S0.10: typed at the prompt, line by line; the counts are those without pdb."""
+    layers, x = four_layers()
+    typed = [
+        "n",
+        "n",
+        "p output2.to('cpu').sum().item()",
+        "n",
+        "p output3.sum().item()",
+        "c",
+        "",
+    ]
+    screen = io.StringIO()
+    debugger = pdb.Pdb(
+        stdin=io.StringIO("\n".join(typed)), stdout=screen, nosigint=True, readrc=False
+    )
+    debugger.use_rawinput = False
+
+    def model(stop):
+        if stop:
+            debugger.set_trace(sys._getframe())
+        output1 = layers[0](x)
+        output2 = layers[1](output1)
+        output3 = layers[2](output2)
+        return layers[3](output3)
+
+    tracing = sys.gettrace()
+    before = lazyrt.counters()
+    try:
+        with lazyrt.eager_mode(), torch.no_grad():
+            output = model(stop=True)
+    finally:
+        sys.settrace(tracing)
+        vars(debugger).clear()
+
+    used = lazyrt.counters() - before
+    shown = re.findall(r"\(Pdb\) (-?\d+\.\d+)\n", screen.getvalue())
+    expected = [on_the_cpu(layers[:k], x.cpu()).sum().item() for k in (2, 3)]
+    assert [float(number) for number in shown] == pytest.approx(expected, abs=1e-5)
+    assert used["eager_executions"] == 8 + 1  # the prompt's own sum()
+    assert used["transfers_to_host"] == 2
+    assert used["executions"] == used["compiles"] == used["peek_executions"] == 0
+    assert_same(output, on_the_cpu(layers, x.cpu()))
 
 
 def test_two_reads_are_two_transfers_and_nothing_else():
