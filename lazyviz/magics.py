@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 
 _NAME = "lazy"
 # Subcommands that take the expression of a lazy tensor.
-_WITH_EXPRESSION = ("graph", "hlo", "ir")
+_WITH_EXPRESSION = ("graph", "explore", "hlo", "ir")
 _METRICS_FORMS = ("", "--raw", "--legacy")
 _CELL_COMMANDS = ("eager", "step")
 _HLO_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 _SUBCOMMANDS = {
     "status": "what is pending, what ran so far, and the settings",
+    "explore": "walk through the pending graph: click an op to see its value",
     "graph": "draw the pending graph, of everything or of one expression",
     "ir": "list the pending graph's ops as text",
     "hlo": "show the optimised HLO of the pending graph; --stablehlo: as lowered",
@@ -63,6 +64,7 @@ class LazyMagics(Magics):
 
         %lazy, %lazy status    what is pending, what ran so far, and the settings
         %lazy graph [EXPR]     draw the pending graph, of everything or of one tensor
+        %lazy explore [EXPR]   the same to walk through: click an op to see its value
         %lazy ir [EXPR]        list its ops as text, each with the line it came from
         %lazy hlo [EXPR]       its HLO as XLA optimised it; --stablehlo: as lowered
         %lazy metrics          counts and times of the whole session, and what stands out
@@ -118,6 +120,16 @@ class LazyMagics(Magics):
         if graph is not None:
             bundle = formatters.graph_bundle(graph)
             self._shell.display_pub.publish(bundle, metadata={})
+
+    def _explore(self, rest: str) -> None:
+        tensors = self._tensors("explore", rest) if rest else []
+        inspection = _runtime().inspect(*tensors)
+        if inspection.graph.nodes:
+            formatters.explore(self._shell, inspection)
+        elif rest:
+            self._print(f"{rest} is computed already: nothing is pending for it.")
+        else:
+            self._print("Nothing is pending.")
 
     def _ir(self, rest: str) -> None:
         graph = self._graph_of("ir", rest)

@@ -204,15 +204,20 @@ def pre(listing: str) -> str:
     return f'<pre style="{style}">{markup(listing)}</pre>'
 
 
-def folded(summary: str, body: str, *, is_open: bool = False) -> str:
+def folded(
+    summary: str, body: str, *, is_open: bool = False, css_class: str = ""
+) -> str:
     """Return HTML under a line of text that folds it.
 
     Args:
         summary: Text; it is escaped.
         body: HTML; it is not.
         is_open: Whether it starts unfolded.
+        css_class: By which a page's script finds it.
     """
     attribute = " open" if is_open else ""
+    if css_class:
+        attribute += f' class="{markup(css_class)}"'
     return (
         f'<details style="{_FONT}"{attribute}>'
         f'<summary style="cursor:pointer">{markup(summary)}</summary>{body}</details>'

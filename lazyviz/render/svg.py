@@ -125,7 +125,7 @@ def emit(graph: DrawGraph, layout: Layout, *, inline: bool = False) -> str:
         f"<style>{stylesheet(inline=inline)}</style>",
         *_frames(layout),
         _edges(layout.routes),
-        *_boxes(graph.boxes, layout.centres),
+        *_boxes(graph.boxes, layout.centres, numbered=inline),
         *_legend(graph.boxes, layout.height),
         "</svg>",
     ]
@@ -224,12 +224,14 @@ def _arrow(route: tuple[Point, ...]) -> str:
     )
 
 
-def _boxes(boxes: Sequence[Box], centres: Sequence[Point]) -> Iterable[str]:
-    for box, (x, y) in zip(boxes, centres, strict=True):
-        yield _box(box, x, y)
+def _boxes(
+    boxes: Sequence[Box], centres: Sequence[Point], *, numbered: bool
+) -> Iterable[str]:
+    for number, (box, (x, y)) in enumerate(zip(boxes, centres, strict=True)):
+        yield _box(box, x, y, f' data-b="{number}"' if numbered else "")
 
 
-def _box(box: Box, x: float, y: float) -> str:
+def _box(box: Box, x: float, y: float, attributes: str) -> str:
     width, height = box_size(box)
     left, top = x - width / 2, y - height / 2
     corner = height / 2 if box.kind in {"constant", "parameter"} else 6
@@ -246,7 +248,7 @@ def _box(box: Box, x: float, y: float) -> str:
     if detail:
         lines += f'<text class="d" x="{x:.0f}" y="{y + LINE - 2:.0f}">{markup(detail)}</text>'
     return (
-        f'<g class="{_classes(box)}"{_data(box)} tabindex="0" role="button" '
+        f'<g class="{_classes(box)}"{_data(box)}{attributes} tabindex="0" role="button" '
         f'aria-label="{markup(", ".join(_facts(box)))}">'
         f"<title>{markup(chr(10).join(_facts(box)))}</title>{sheets}"
         f'<rect x="{left:.0f}" y="{top:.0f}" {rect}/>{lines}</g>'

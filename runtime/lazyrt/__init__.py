@@ -39,6 +39,7 @@ from lazyrt.api import (
     graph_of_step,
     in_flight,
     input_origins,
+    inspect,
     is_pending,
     live_tensors,
     mark_step,
@@ -69,6 +70,7 @@ from lazyrt.control.step import step
 from lazyrt.control.worker import wait_for_closures
 from lazyrt.errors import LazyRuntimeError
 from lazyrt.execution.frozen import frozen
+from lazyrt.execution.inspection import Inspection
 from lazyrt.ir.graph import Graph
 from lazyrt.lowering.registry import lowers
 from lazyrt.observe.events import subscribe
@@ -76,11 +78,11 @@ from lazyrt.observe.live_report import LiveTensor
 from lazyrt.observe.metrics import watch_executions
 
 __all__ = [
-    "DeviceLoader", "Graph", "LazyRuntimeError", "LiveTensor", "activity", "add_step_closure",
+    "DeviceLoader", "Graph", "Inspection", "LazyRuntimeError", "LiveTensor", "activity", "add_step_closure",
     "background_flush", "begin_cell", "clear_caches", "compiled_graphs", "config", "counters",
     "device", "discard_pending", "discarded_graph", "dump_graphs", "eager_mode", "eager_module",
     "enable_eager_execution", "errors", "explain", "fallback", "frozen", "graph_of_step",
-    "in_flight", "input_origins", "is_pending", "live_tensors", "lowers", "mark_step",
+    "in_flight", "input_origins", "inspect", "is_pending", "live_tensors", "lowers", "mark_step",
     "materialise", "metrics_report", "mode", "node_values", "on_barrier", "op_by_op_mode",
     "optimizer_step", "pending_graph", "plan", "reset_counters", "scope",
     "short_metrics_report", "snapshot", "stand_in", "status", "step", "subscribe", "sync",

@@ -12,6 +12,7 @@ from lazyrt.execution import cache, compiler, hooks, newgraphs, watcher
 from lazyrt.execution.census import CompiledGraph, census
 from lazyrt.execution.dumps import FORMS, DumpForm, dump
 from lazyrt.execution.executor import clear_plans, pending_roots
+from lazyrt.execution.inspection import Inspection
 from lazyrt.execution.node_values import NodeValues
 from lazyrt.execution.node_values import node_values as run_nodes
 from lazyrt.execution.origins import InputOrigins, pending_origins
@@ -126,6 +127,18 @@ def times_run(graph: Graph) -> dict[Node, int]:
     """Return how often op-by-op mode has run each node of a graph since the last barrier."""
     with lock:
         return {node: pending.runs.get(node, 0) for node in graph.nodes}
+
+
+def inspect(*tensors: torch.Tensor) -> Inspection:
+    """Return the graph of `pending_graph(*tensors)` with a way to look into its nodes.
+
+    Nothing is computed until a node is asked for; then only that node's cone runs, as a peek.
+
+    Raises:
+        UsageError: One of them is not on the lazy device.
+    """
+    with lock:
+        return Inspection(pending_graph(*tensors))
 
 
 def plan(tensor: torch.Tensor) -> str:

@@ -75,10 +75,22 @@ def forget_slices() -> None:
     _slices.clear()
 
 
+def estimate_ns(cone: list[Node]) -> int:
+    """Return how many nanoseconds running a cone is expected to take, compiling included."""
+    return min(_by_op_ns(cone), _as_slice_ns(cone))
+
+
 def _slice_is_cheaper(cone: list[Node]) -> bool:
+    return _by_op_ns(cone) > _as_slice_ns(cone)
+
+
+def _by_op_ns(cone: list[Node]) -> int:
     unknown = len({node.spec for node in cone if node.spec.executable is None})
-    by_op = unknown * _COMPILE_OP_NS + len(cone) * _RUN_OP_NS
-    return by_op > _COMPILE_SLICE_NS + len(cone) * _COMPILE_SLICE_NODE_NS
+    return unknown * _COMPILE_OP_NS + len(cone) * _RUN_OP_NS
+
+
+def _as_slice_ns(cone: list[Node]) -> int:
+    return _COMPILE_SLICE_NS + len(cone) * _COMPILE_SLICE_NODE_NS
 
 
 def _run_slice(value: Value, cone: list[Node], plan: Plan | None) -> Any:

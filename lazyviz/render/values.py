@@ -1,0 +1,200 @@
+"""A tensor's value to look at: statistics, a histogram, a picture, the numbers."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from base64 import b64encode
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lazyviz.render.escape import markup
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    Array = np.ndarray[Any, Any]
+
+MAX_TEXT = 4_000
+MAX_PYTHON_NUMBERS = 256
+
+_BINS = 40
+_HISTOGRAM = (220, 60)
+_MAX_PIXELS = 96  # a side of a picture; larger ones are averaged over blocks
+_SHOWN_PIXELS = 192
+_MIN_SIDE = 2
+_COLOUR_CHANNELS = 3
+_PLANE = 2
+# Low, middle and high: blue, white and orange are told apart by every kind of sight.
+_LOW, _MIDDLE, _HIGH = (0, 90, 181), (247, 247, 247), (220, 90, 0)
+_NOT_FINITE = (204, 0, 153)
+
+
+def histogram_svg(numbers: Array) -> str:
+    """Return a histogram of the finite numbers, empty when they are all alike or none."""
+    finite = numbers[np.isfinite(numbers)]
+    if finite.size < _MIN_SIDE or finite.min() == finite.max():
+        return ""
+    counts, edges = np.histogram(finite, bins=_BINS)
+    width, height = _HISTOGRAM
+    step = width / _BINS
+    tallest = counts.max()
+    bars = "".join(
+        f"M{k * step:.1f} {height}v{-height * count / tallest:.1f}"
+        f"h{step - 0.6:.1f}V{height}z"
+        for k, count in enumerate(counts)
+        if count
+    )
+    low, high = f"{edges[0]:.4g}", f"{edges[-1]:.4g}"
+    label = f"histogram from {low} to {high}, {int(tallest):,} at most in a bar"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="lzh" role="img" '
+        f'width="{width}" height="{height + 14}" aria-label="{label}">'
+        f'<path d="{bars}" fill="#5b86d6"/>'
+        f'<text x="0" y="{height + 12}">{low}</text>'
+        f'<text x="{width}" y="{height + 12}" text-anchor="end">{high}</text></svg>'
+    )
+
+
+def picture_html(numbers: Array) -> str:
+    """Return a picture of the last two dimensions, empty for what has none.
+
+    Three channels in front are red, green and blue; of other dimensions the first index is
+    shown. Blue is low, orange high, white zero where signs differ; magenta is not finite.
+    """
+    plane = _plane(numbers)
+    if plane is None:
+        return ""
+    pixels = _rgb(plane) if plane.ndim == _COLOUR_CHANNELS else _coloured(plane)
+    data = b64encode(_png(pixels)).decode()
+    rows, columns = pixels.shape[:2]
+    scale = max(1, _SHOWN_PIXELS // max(rows, columns))
+    what = f"heat map of {numbers.shape[-2]} rows and {numbers.shape[-1]} columns"
+    return (
+        f'<img class="lzp" alt="{what}" width="{columns * scale}" '
+        f'height="{rows * scale}" src="data:image/png;base64,{data}">'
+    )
+
+
+def _plane(numbers: Array) -> Array | None:
+    if numbers.ndim < _PLANE or min(numbers.shape[-2:]) < _MIN_SIDE:
+        return None
+    is_colour = (
+        numbers.ndim == _COLOUR_CHANNELS and numbers.shape[0] == _COLOUR_CHANNELS
+    )
+    if is_colour and min(numbers.shape[1:]) >= 8:  # noqa: PLR2004 - a matrix of 3 rows is none
+        return np.stack([_shrunk(channel) for channel in numbers])
+    while numbers.ndim > _PLANE:
+        if not numbers.shape[0]:
+            return None
+        numbers = numbers[0]
+    return _shrunk(numbers)
+
+
+def _shrunk(plane: Array) -> Array:
+    """Average blocks until neither side is longer than a picture's."""
+    for axis in (0, 1):
+        length = plane.shape[axis]
+        if length > _MAX_PIXELS:
+            starts = np.linspace(0, length, _MAX_PIXELS, endpoint=False).astype(int)
+            sums = np.add.reduceat(plane, starts, axis=axis)
+            sizes = np.diff(np.append(starts, length))
+            plane = sums / (sizes[:, None] if axis == 0 else sizes)
+    return plane
+
+
+def _coloured(plane: Array) -> Array:
+    finite = np.isfinite(plane)
+    known = plane[finite]
+    low, high = (known.min(), known.max()) if known.size else (0.0, 0.0)
+    if low < 0 < high:
+        reach = max(-low, high)
+        low, high = -reach, reach
+    span = float(high - low) or 1.0
+    place = np.clip((np.where(finite, plane, low) - low) / span, 0, 1)[..., None]
+    ends = [np.array(colour, float) for colour in (_LOW, _MIDDLE, _HIGH)]
+    below = ends[0] + (ends[1] - ends[0]) * place * 2
+    above = ends[1] + (ends[2] - ends[1]) * (place * 2 - 1)
+    colours = np.where(place < 0.5, below, above)  # noqa: PLR2004 - the middle
+    colours[~finite] = _NOT_FINITE
+    pixels: Array = colours.round().astype(np.uint8)
+    return pixels
+
+
+def _rgb(planes: Array) -> Array:
+    finite = np.isfinite(planes)
+    known = planes[finite]
+    low, high = (known.min(), known.max()) if known.size else (0.0, 0.0)
+    span = float(high - low) or 1.0
+    colours = (np.where(finite, planes, low) - low) / span * 255
+    pixels = np.moveaxis(colours, 0, -1).round().astype(np.uint8)
+    pixels[~finite.all(axis=0)] = _NOT_FINITE
+    return np.ascontiguousarray(pixels)
+
+
+def _png(pixels: Array) -> bytes:
+    """Return an image of 8-bit red, green and blue as a PNG file."""
+    height, width = pixels.shape[:2]
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = (b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*chunk) for chunk in chunks)
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    checksum = zlib.crc32(kind + data)
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", checksum)
+
+
+def value_view(value: torch.Tensor, facts: str) -> str:
+    """Return a CPU tensor's value as HTML: pictures first, the numbers folded below.
+
+    Args:
+        value: Any shape and dtype; of complex numbers the magnitude is drawn.
+        facts: One line of statistics.
+    """
+    parts = [f'<p class="lzf">{markup(facts)}</p>']
+    numbers = _numbers(value)
+    pictures = [
+        part for part in (histogram_svg(numbers), picture_html(numbers)) if part
+    ]
+    if pictures:
+        parts.append(f'<div class="lzw">{"".join(pictures)}</div>')
+    parts.append(_listing("values", str(value), is_open=value.numel() <= 16))  # noqa: PLR2004
+    if value.numel() <= MAX_PYTHON_NUMBERS:
+        parts.append(_listing("as Python", as_python(value)))
+    return "".join(parts)
+
+
+def as_python(value: torch.Tensor) -> str:
+    """Return an expression that makes a CPU tensor again.
+
+    Example:
+        >>> import torch
+        >>> as_python(torch.tensor([1, 2]))
+        'torch.tensor([1, 2], dtype=torch.int64)'
+    """
+    plain: Sequence[Any] = value.detach().tolist()
+    text = f"{plain!r}".replace("nan", "float('nan')").replace("inf", "float('inf')")
+    shape = tuple(value.shape)
+    made = f"torch.tensor({text}, dtype={value.dtype})"
+    return made if value.numel() else f"{made}.reshape({shape})"
+
+
+def _numbers(value: torch.Tensor) -> Array:
+    plain = value.detach()
+    if plain.is_complex():
+        plain = plain.abs()
+    return plain.double().numpy()
+
+
+def _listing(title: str, text: str, *, is_open: bool = False) -> str:
+    shown = text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} …"
+    opened = " open" if is_open else ""
+    return (
+        f"<details{opened}><summary>{markup(title)}</summary>"
+        f"<pre>{markup(shown)}</pre></details>"
+    )

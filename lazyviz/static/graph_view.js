@@ -1,0 +1,167 @@
+// The page of lazyviz.widgets.graph_view. It draws what the kernel sends and sends back what was
+// asked for; it decides nothing about graphs or values.
+
+const NUMBERS = ["box", "node", "output", "hops", "level"];
+const HELP = [
+  ["Tab", "next op"], ["Enter", "show its value"], ["arrows", "pan"], ["+ −", "zoom"], ["0", "whole drawing"],
+  ["o", "open a folded box"], ["f", "what is near"], ["Backspace", "back"], ["/", "search"], ["?", "this help"],
+];
+
+function element(tag, className, text) {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+// The kernel escapes all text; what could run is dropped here once more.
+function safe(markup, type) {
+  const parsed = new DOMParser().parseFromString(markup, type);
+  for (const bad of parsed.querySelectorAll("script,foreignObject,iframe,object,embed,link")) bad.remove();
+  for (const each of parsed.querySelectorAll("*")) {
+    for (const { name, value } of [...each.attributes]) {
+      const outside = /^(href|src|xlink:href)$/i.test(name) && !/^(data:image\/png|#)/.test(value);
+      if (/^on/i.test(name) || outside) each.removeAttribute(name);
+    }
+  }
+  return type === "text/html" ? [...parsed.body.childNodes] : [document.importNode(parsed.documentElement, true)];
+}
+
+function panAndZoom(host) {
+  let svg = null, whole = [0, 0, 1, 1], box = [...whole], drag = null, moved = false;
+  const set = () => svg && svg.setAttribute("viewBox", box.join(" "));
+  const unit = () => { const r = svg.getBoundingClientRect(); return Math.max(box[2] / r.width, box[3] / r.height) || 1; };
+  const zoom = (factor, x, y) => {
+    const f = Math.min(Math.max(factor, whole[2] / box[2] / 60), (whole[2] / box[2]) * 4);
+    box = [x - (x - box[0]) * f, y - (y - box[1]) * f, box[2] * f, box[3] * f]; set();
+  };
+  const place = (e) => { const p = new DOMPoint(e.clientX, e.clientY).matrixTransform(svg.getScreenCTM().inverse()); return [p.x, p.y]; };
+  host.addEventListener("wheel", (e) => {
+    if (!svg || !(e.ctrlKey || e.metaKey || host.matches(":focus-within"))) return;
+    e.preventDefault(); zoom(Math.exp(e.deltaY * 0.0015), ...place(e));
+  }, { passive: false });
+  host.addEventListener("pointerdown", (e) => { drag = [e.clientX, e.clientY, ...box]; moved = false; });
+  host.addEventListener("pointermove", (e) => {
+    if (!drag || !svg) return;
+    const dx = e.clientX - drag[0], dy = e.clientY - drag[1];
+    if (!moved && Math.hypot(dx, dy) < 4) return;
+    if (!moved) { moved = true; host.setPointerCapture(e.pointerId); }
+    const k = unit(); box = [drag[2] - dx * k, drag[3] - dy * k, box[2], box[3]]; set();
+  });
+  for (const end of ["pointerup", "pointercancel"]) host.addEventListener(end, () => { drag = null; });
+  host.addEventListener("click", (e) => { if (moved) { e.stopPropagation(); moved = false; } }, true);
+  const centre = () => [box[0] + box[2] / 2, box[1] + box[3] / 2];
+  return {
+    show(drawn) {
+      svg = drawn; whole = svg.getAttribute("viewBox").split(" ").map(Number);
+      svg.removeAttribute("width"); svg.removeAttribute("height");
+      // Small drawings keep their size: a box as wide as the page is hard to read.
+      const r = host.getBoundingClientRect(), w = Math.max(whole[2], r.width || 600), h = Math.max(whole[3], r.height || 440);
+      whole = [whole[0] - (w - whole[2]) / 2, whole[1] - (h - whole[3]) / 2, w, h];
+      box = [...whole]; set();
+    },
+    key(key) {
+      const d = svg ? unit() * 60 : 0;
+      const moves = { ArrowLeft: [-d, 0], ArrowRight: [d, 0], ArrowUp: [0, -d], ArrowDown: [0, d] };
+      if (moves[key]) { box[0] += moves[key][0]; box[1] += moves[key][1]; set(); }
+      else if (key === "+" || key === "=") zoom(0.8, ...centre());
+      else if (key === "-" || key === "−") zoom(1.25, ...centre());
+      else if (key === "0") { box = [...whole]; set(); }
+      else return false;
+      return true;
+    },
+  };
+}
+
+function render({ model, el }) {
+  const root = element("div", "lzg"), bar = element("div", "lzg-bar"), row = element("div", "lzg-row");
+  const title = element("span", "lzg-title"), crumbs = element("nav", "lzg-crumbs"), help = element("div", "lzg-help");
+  const search = element("input"), question = element("button", "", "?");
+  const host = element("div", "lzg-host"), panel = element("section", "lzg-panel");
+  search.type = "search"; search.placeholder = "search op, type, name, line"; search.setAttribute("aria-label", "search the graph");
+  question.type = "button"; question.title = "keys"; question.setAttribute("aria-label", "keys");
+  crumbs.setAttribute("aria-label", "drawings");
+  host.tabIndex = 0; host.setAttribute("role", "application");
+  host.setAttribute("aria-label", "IR graph: arrows pan, plus and minus zoom, zero shows all, Tab walks the ops, Enter shows a value");
+  panel.setAttribute("aria-live", "polite"); panel.setAttribute("aria-label", "details");
+  help.hidden = true;
+  for (const [key, does] of HELP) { const one = element("span", "", ` ${does}  `); one.prepend(element("kbd", "", key)); help.append(one); }
+  bar.append(title, search, question, crumbs); row.append(host, panel); root.append(bar, help, row); el.append(root);
+  root.dataset.lmSuppressShortcuts = "true"; // JupyterLab's own keys stay out of the view
+  // The static copy above is for pages without a kernel.
+  const twins = [...document.getElementsByClassName(model.get("twin") || "lzg-none")];
+  for (const twin of twins) twin.style.display = "none";
+  const view = panAndZoom(host);
+  const ask = (request) => model.send(request);
+  const boxes = () => host.querySelectorAll("[data-b]");
+  const mark = (name, numbers) => { for (const each of boxes()) each.classList.toggle(name, numbers.includes(Number(each.dataset.b))); };
+
+  const draw = () => { const [drawn] = safe(model.get("svg"), "image/svg+xml"); host.replaceChildren(drawn); view.show(drawn); };
+  const fill = () => {
+    const html = model.get("panel");
+    if (!html) { panel.textContent = "Click an op, or walk to it with Tab and press Enter, to see its value. The step stays as it is."; return; }
+    panel.replaceChildren(...safe(html, "text/html"));
+    for (const listing of panel.querySelectorAll("details > pre")) {
+      const copy = element("button", "", "copy"); copy.type = "button";
+      copy.addEventListener("click", () => navigator.clipboard?.writeText(listing.textContent));
+      listing.before(copy);
+    }
+  };
+  const walk = () => {
+    const names = model.get("crumbs"); crumbs.replaceChildren();
+    if (names.length < 2) return;
+    names.forEach((name, level) => {
+      if (level) crumbs.append(" › ");
+      if (level === names.length - 1) { crumbs.append(element("b", "", name)); return; }
+      const button = element("button", "", name); button.type = "button"; button.dataset.kind = "back"; button.dataset.level = level;
+      crumbs.append(button);
+    });
+  };
+  const name = () => { title.textContent = model.get("title"); };
+  const received = (message) => {
+    if (message.kind === "panel" && message.box !== null) mark("sel", [message.box]);
+    if (message.kind === "found") mark("hit", message.boxes);
+  };
+  const requested = (target) => {
+    const button = target.closest("button[data-kind]");
+    if (!button) return null;
+    const request = { kind: button.dataset.kind };
+    for (const key of NUMBERS) if (button.dataset[key] !== undefined) request[key] = Number(button.dataset[key]);
+    return request;
+  };
+  root.addEventListener("click", (e) => {
+    const request = requested(e.target);
+    if (request) { e.preventDefault(); ask(request); return; }
+    const box = e.target.closest(".lzg-host [data-b]");
+    if (box) { mark("sel", [Number(box.dataset.b)]); ask({ kind: "select", box: Number(box.dataset.b) }); }
+  });
+  host.addEventListener("dblclick", (e) => {
+    const box = e.target.closest(".g[data-b]");
+    if (box) ask({ kind: "open", box: Number(box.dataset.b) });
+  });
+  const back = () => { const level = model.get("crumbs").length - 2; if (level >= 0) ask({ kind: "back", level }); };
+  host.addEventListener("keydown", (e) => {
+    if (e.ctrlKey || e.metaKey || e.altKey) return;
+    const box = e.target.closest("[data-b]"), number = box && Number(box.dataset.b);
+    if ((e.key === "Enter" || e.key === " ") && box) ask({ kind: "select", box: number });
+    else if (e.key === "o" && box) ask({ kind: "open", box: number });
+    else if (e.key === "f" && box && box.dataset.n) ask({ kind: "focus", node: Number(box.dataset.n), hops: 2 });
+    else if (e.key === "Backspace" || e.key === "Escape") back();
+    else if (e.key === "/") search.focus();
+    else if (e.key === "?") help.hidden = !help.hidden;
+    else if (!view.key(e.key)) return;
+    e.preventDefault(); e.stopPropagation();
+  });
+  search.addEventListener("keydown", (e) => {
+    e.stopPropagation();
+    if (e.key === "Enter") ask({ kind: "search", text: search.value });
+    if (e.key === "Escape") { search.value = ""; mark("hit", []); host.focus(); }
+  });
+  question.addEventListener("click", () => { help.hidden = !help.hidden; });
+
+  const watched = { "change:svg": draw, "change:panel": fill, "change:crumbs": walk, "change:title": name, "msg:custom": received };
+  for (const [event, answer] of Object.entries(watched)) { model.on(event, answer); if (event !== "msg:custom") answer(); }
+  return () => { for (const twin of twins) twin.style.display = ""; for (const [event, answer] of Object.entries(watched)) model.off(event, answer); };
+}
+
+export default { render };

@@ -1,0 +1,88 @@
+"""The graph that can be walked through: an anywidget around `lazyviz.explorer`.
+
+The page is one module without any import, and nothing is fetched. What the browser sends is
+checked by the explorer; what it is sent is escaped HTML and SVG.
+"""
+
+from __future__ import annotations
+
+import logging
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+import anywidget
+import traitlets
+
+from lazyviz.explorer import Explorer, RequestError
+from lazyviz.render import panel
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from lazyrt import Inspection
+
+_log = logging.getLogger(__name__)
+
+
+def _static(name: str) -> str:
+    return resources.files("lazyviz").joinpath(f"static/{name}").read_text("utf-8")
+
+
+class GraphView(anywidget.AnyWidget):
+    """A graph with pan, zoom, search and a panel that shows what is clicked.
+
+    It holds the graph's IR and no tensor, so it changes neither what is pending nor what is
+    kept in memory.
+
+    Attributes:
+        twin: CSS class of the static copies that the page hides while it is live.
+    """
+
+    _esm = _static("graph_view.js")
+    _css = _static("graph_view.css")
+
+    title = traitlets.Unicode().tag(sync=True)
+    svg = traitlets.Unicode().tag(sync=True)
+    crumbs = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    panel = traitlets.Unicode().tag(sync=True)
+    twin = traitlets.Unicode().tag(sync=True)
+
+    def __init__(
+        self,
+        inspection: Inspection,
+        names: Mapping[Any, str] | None = None,
+        twin: str = "",
+    ) -> None:
+        self._explorer = Explorer(inspection, names)
+        super().__init__(
+            title=self._explorer.title,
+            svg=self._explorer.drawing(),
+            crumbs=self._explorer.crumbs,
+            twin=twin,
+        )
+        self.on_msg(self._received)
+
+    def __repr__(self) -> str:
+        """Return the same text in each run, so that notebooks compare."""
+        return f"<{self.title}>"
+
+    def _received(self, _widget: object, content: object, _buffers: object) -> None:
+        try:
+            for reply in self._explorer.handle(content):
+                self._apply(reply)
+        except RequestError as error:
+            self._apply({"kind": "panel", "html": panel.error_html(error), "box": None})
+        except Exception as error:  # noqa: BLE001 - the page says it
+            _log.exception("a request of the graph view failed")
+            self._apply({"kind": "panel", "html": panel.error_html(error), "box": None})
+
+    def _apply(self, reply: Mapping[str, Any]) -> None:
+        """Keep the state that a page opened later needs, and tell the open ones."""
+        if reply["kind"] == "drawing":
+            self.crumbs = reply["crumbs"]
+            self.svg = reply["svg"]
+        elif reply["kind"] == "panel":
+            self.panel = reply["html"]
+            self.send({"kind": "panel", "box": reply["box"]})
+        else:
+            self.send(dict(reply))

@@ -1,0 +1,266 @@
+"""What a graph view answers, without a browser."""
+
+import pytest
+import torch
+from torch import nn
+
+import lazyrt
+from lazyviz.explorer import Explorer, RequestError
+from lazyviz.render.model import Box, DrawGraph
+from lazyviz.render.subgraph import inside, neighbourhood, restrict
+
+
+@pytest.fixture
+def network(clean_runtime):
+    torch.manual_seed(0)
+    layers = nn.Sequential(*[nn.Linear(4, 4) for _ in range(6)]).to("lazyrt")
+    x = torch.ones(2, 4, device="lazyrt")
+    lazyrt.mark_step()
+    with torch.no_grad():
+        return layers, x, torch.relu(layers(x)).sum()
+
+
+@pytest.fixture
+def explorer(network):
+    return Explorer(lazyrt.inspect(network[2]), budget=300)
+
+
+def ask(explorer, **request):
+    return list(explorer.handle(request))
+
+
+def node_named(explorer, op):
+    graph = explorer._inspection.graph
+    return next(node.id for node in graph.nodes if node.op.name == op)
+
+
+def test_the_title_counts_ops_inputs_and_outputs(explorer):
+    assert " · 14 ops · 13 inputs · 1 output" in explorer.title
+
+
+def test_selecting_an_op_tells_its_cost_then_its_value(explorer, network):
+    first = next(i for i, b in enumerate(explorer.shown.boxes) if b.label == "addmm")
+
+    cost, value = ask(explorer, kind="select", box=first)
+
+    assert "2 ops to run, about" in cost["html"]
+    with torch.no_grad():
+        expected = lazyrt.materialise(network[0][0](network[1]))
+    assert f"<pre>{expected}</pre>" in value["html"]
+    assert value["box"] == first
+
+
+def test_a_known_value_says_so(explorer):
+    node = node_named(explorer, "aten.relu.default")
+    ask(explorer, kind="node", node=node)
+
+    cost, _ = ask(explorer, kind="node", node=node)
+
+    assert "known already" in cost["html"]
+
+
+def test_a_slow_value_is_computed_when_asked(explorer, monkeypatch):
+    monkeypatch.setattr("lazyviz.explorer._ASK_ABOVE_NS", 0)
+    node = node_named(explorer, "aten.relu.default")
+    before = lazyrt.counters()["peek_executions"]
+
+    (offer,) = ask(explorer, kind="node", node=node)
+
+    assert "Compute this value" in offer["html"]
+    assert lazyrt.counters()["peek_executions"] == before
+    (value,) = ask(explorer, kind="value", node=node, output=0)
+    assert f'data-value="{node}"' in value["html"]
+
+
+def test_inputs_show_their_data(explorer):
+    index = next(i for i, b in enumerate(explorer.shown.boxes) if b.kind == "parameter")
+
+    (reply,) = ask(explorer, kind="select", box=index)
+
+    assert "float32[" in reply["html"]
+
+
+def test_the_neighbours_of_an_op_are_buttons(explorer):
+    relu = node_named(explorer, "aten.relu.default")
+    total = node_named(explorer, "aten.sum.default")
+
+    cost, _ = ask(explorer, kind="node", node=relu)
+
+    assert f'data-kind="node" data-node="{total}"' in cost["html"]
+
+
+def test_exploring_leaves_step_and_counts_alone(explorer, network):
+    before = lazyrt.pending_graph().fingerprint
+    counts = {k: lazyrt.counters()[k] for k in ("compiles", "executions", "barriers")}
+
+    for index in range(len(explorer.shown.boxes)):
+        ask(explorer, kind="select", box=index)
+    ask(explorer, kind="focus", node=node_named(explorer, "aten.relu.default"), hops=2)
+    ask(explorer, kind="search", text="addmm")
+
+    assert lazyrt.pending_graph().fingerprint == before
+    assert {k: lazyrt.counters()[k] for k in counts} == counts
+
+
+def test_after_the_step_a_click_says_that_the_value_is_gone(explorer):
+    lazyrt.mark_step()
+
+    *_, reply = ask(
+        explorer, kind="node", node=node_named(explorer, "aten.relu.default")
+    )
+
+    assert 'role="alert"' in reply["html"]
+    assert "has run, and no tensor holds it any more" in reply["html"]
+
+
+def test_a_folded_box_opens_and_the_way_back_is_kept(network):
+    explorer = Explorer(lazyrt.inspect(network[2]), budget=8)
+    assert len(explorer.shown.boxes) <= 8
+    index = next(i for i, b in enumerate(explorer.shown.boxes) if len(b.members) > 1)
+
+    (group,) = ask(explorer, kind="select", box=index)
+    (opened,) = ask(explorer, kind="open", box=index)
+
+    assert 'data-kind="open"' in group["html"]
+    assert len(opened["crumbs"]) == 2
+    (back,) = ask(explorer, kind="back", level=0)
+    assert back["crumbs"] == ["whole graph"]
+
+
+def test_focus_shows_what_is_near(explorer):
+    relu = node_named(explorer, "aten.relu.default")
+
+    drawing, *_ = ask(explorer, kind="focus", node=relu, hops=1)
+
+    assert drawing["crumbs"] == ["whole graph", "relu ±1"]
+    assert sorted(box.label for box in explorer.shown.boxes) == ["addmm", "relu", "sum"]
+
+
+def test_a_node_outside_the_part_is_brought_into_view(explorer):
+    ask(explorer, kind="focus", node=node_named(explorer, "aten.relu.default"), hops=1)
+    far = explorer._inspection.graph.nodes[0].id
+
+    drawing, *_ = ask(explorer, kind="node", node=far)
+
+    assert drawing["kind"] == "drawing"
+    assert any(box.members == (far,) for box in explorer.shown.boxes)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("addmm", 6),
+        ("ADDMM f32[2,4]", 6),
+        ("test_explorer.py", 14),
+        ("nothing", 0),
+        ("", 0),
+    ],
+)
+def test_search_looks_at_op_type_module_and_line(explorer, text, count):
+    found, listing = ask(explorer, kind="search", text=text)
+
+    assert found["count"] == count
+    assert len(found["boxes"]) == count
+    assert listing["kind"] == "panel"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        None,
+        "select",
+        {},
+        {"kind": "eval", "code": "1"},
+        {"kind": ["select"]},
+        {"kind": "select"},
+        {"kind": "select", "box": -1},
+        {"kind": "select", "box": 10**6},
+        {"kind": "select", "box": "0"},
+        {"kind": "select", "box": True},
+        {"kind": "select", "box": 0.5},
+        {"kind": "node", "node": 10**9},
+        {"kind": "node", "node": None},
+        {"kind": "value", "node": -5},
+        {"kind": "open", "box": 0},
+        {"kind": "focus", "node": 10**9, "hops": 1},
+        {"kind": "back", "level": 3},
+        {"kind": "search", "text": 5},
+        {"kind": "search", "text": "x" * 1_000},
+    ],
+)
+def test_requests_of_no_page_of_ours_are_refused(explorer, request_):
+    with pytest.raises(RequestError):
+        list(explorer.handle(request_))
+
+
+def test_wrong_results_and_hops_are_refused(explorer):
+    relu = node_named(explorer, "aten.relu.default")
+
+    for request in (
+        {"kind": "value", "node": relu, "output": 1},
+        {"kind": "focus", "node": relu, "hops": 1_000},
+    ):
+        with pytest.raises(RequestError):
+            list(explorer.handle(request))
+
+
+PAYLOADS = [
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    '"><svg onload=alert(1)>',
+    "' onmouseover='alert(1)",
+    "</pre></details><script>",
+    "javascript:alert(1)",
+    "&lt;b&gt;",
+    "\x00\x1b[31m\ud800",
+]
+
+
+@pytest.mark.parametrize("payload", PAYLOADS)
+def test_names_and_searches_render_as_text(network, payload):
+    inspection = lazyrt.inspect(network[2])
+    explorer = Explorer(inspection, {inspection.graph.roots[0]: payload})
+
+    shown = [explorer.drawing()]
+    last = inspection.graph.nodes[-1].id
+    shown += [reply["html"] for reply in ask(explorer, kind="node", node=last)]
+    shown += [
+        r["html"] for r in ask(explorer, kind="search", text=payload) if "html" in r
+    ]
+
+    for html in shown:
+        for raw in (
+            "<script",
+            "<img src=x",
+            "<svg onload",
+            "' onmouseover",
+            "</pre></details><s",
+        ):
+            assert raw not in html.replace("&#x27; onmouseover", "")
+
+
+def chain_of(count):
+    boxes = tuple(Box(label=f"op{i}", members=(i,)) for i in range(count))
+    return DrawGraph(
+        boxes=boxes, edges=tuple((i, i + 1) for i in range(count - 1)), nodes=count
+    )
+
+
+def test_a_neighbourhood_grows_by_hops_in_both_directions():
+    assert neighbourhood(chain_of(9), [4], 0) == {4}
+    assert neighbourhood(chain_of(9), [4], 2) == {2, 3, 4, 5, 6}
+
+
+def test_a_part_keeps_its_inner_edges():
+    part = restrict(chain_of(5), {1, 2, 4})
+
+    assert [box.label for box in part.boxes] == ["op1", "op2", "op4"]
+    assert part.edges == ((0, 1),)
+    assert part.nodes == 3
+
+
+def test_the_inside_of_a_box_has_dimmed_neighbours():
+    part = inside(chain_of(6), {2, 3})
+
+    assert [box.label for box in part.boxes] == ["op1", "op2", "op3", "op4"]
+    assert [box.is_new for box in part.boxes] == [False, True, True, False]

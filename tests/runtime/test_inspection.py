@@ -1,0 +1,164 @@
+"""Looking into a pending graph by node."""
+
+import pytest
+import torch
+
+import lazyrt
+from lazyrt.errors import LostValueError, UsageError
+from tests.harness import DEVICE
+
+
+@pytest.fixture
+def chain():
+    x = torch.arange(6.0).reshape(2, 3).to(DEVICE)
+    lazyrt.mark_step()
+    hidden = x * 2
+    y = torch.relu(hidden - 5)
+    del hidden
+    return x, y, lazyrt.inspect(y)
+
+
+def node_of(inspection, op):
+    return next(n.id for n in inspection.graph.nodes if n.op.name == op)
+
+
+def test_a_node_that_nothing_holds_is_materialised(chain):
+    _, _, inspection = chain
+
+    found = inspection.materialise(node_of(inspection, "aten.mul.Tensor"))
+
+    torch.testing.assert_close(found, torch.arange(6.0).reshape(2, 3) * 2)
+
+
+def test_looking_changes_neither_the_graph_nor_what_runs(chain):
+    _, y, inspection = chain
+    fingerprint = lazyrt.pending_graph().fingerprint
+    before = lazyrt.counters()
+
+    for node in inspection.graph.nodes:
+        inspection.materialise(node.id)
+
+    after = lazyrt.counters()
+    assert lazyrt.is_pending(y)
+    assert lazyrt.pending_graph().fingerprint == fingerprint
+    for name in ("compiles", "executions", "barriers"):
+        assert after[name] == before[name]
+
+
+def test_the_cost_is_told_before_and_falls_with_what_is_known(chain):
+    _, _, inspection = chain
+    first, last = inspection.graph.nodes[0].id, inspection.graph.nodes[-1].id
+
+    before = inspection.cost(last)
+    inspection.materialise(first)
+    between = inspection.cost(last)
+    inspection.materialise(last)
+    after = inspection.cost(last)
+
+    assert before.nodes == len(inspection.graph.nodes)
+    assert before.reused == 0
+    assert before.estimate_ns > 0
+    assert (between.nodes, between.reused) == (before.nodes - 1, 1)
+    assert (after.nodes, after.estimate_ns) == (0, 0)
+
+
+def test_the_cost_alone_computes_nothing(chain):
+    _, _, inspection = chain
+    before = dict(lazyrt.counters())
+
+    inspection.cost(inspection.graph.nodes[-1].id)
+
+    assert dict(lazyrt.counters()) == before
+
+
+def test_inputs_are_shown_too(chain):
+    x, _, inspection = chain
+    (leaf,) = [p for p in inspection.graph.parameters if p.kind == "data"]
+
+    torch.testing.assert_close(inspection.parameter(leaf), x.cpu())
+
+
+def test_after_the_step_what_a_tensor_holds_is_still_there(chain):
+    _, _y, inspection = chain
+    lazyrt.mark_step()
+    executions = dict(lazyrt.counters())
+
+    found = inspection.materialise(inspection.graph.nodes[-1].id)
+
+    assert not inspection.is_current
+    torch.testing.assert_close(
+        found, torch.relu(torch.arange(6.0).reshape(2, 3) * 2 - 5)
+    )
+    assert lazyrt.counters()["peek_executions"] == executions["peek_executions"]
+
+
+def test_after_the_step_what_nothing_holds_is_gone_and_said_to_be(chain):
+    _, _y, inspection = chain
+    mul = node_of(inspection, "aten.mul.Tensor")
+    lazyrt.mark_step()
+
+    with pytest.raises(LostValueError, match=r"the value of %\d+ is gone: step \d+"):
+        inspection.materialise(mul)
+
+
+def test_the_next_step_never_answers_for_the_last_one():
+    x = torch.ones(3, device=DEVICE)
+    lazyrt.mark_step()
+    y = torch.exp(x)
+    inspection = lazyrt.inspect(y)
+    lazyrt.mark_step()
+    x = torch.zeros(3, device=DEVICE)
+    lazyrt.mark_step()
+    del y
+    z = torch.exp(x)  # the same interned node, other data
+
+    with pytest.raises(LostValueError):
+        inspection.materialise(inspection.graph.nodes[-1].id)
+    assert lazyrt.is_pending(z)
+
+
+def test_a_tensor_written_since_is_not_shown_as_the_old_one(chain):
+    _, y, inspection = chain
+    lazyrt.mark_step()
+    y.add_(1)
+
+    with pytest.raises(LostValueError):
+        inspection.materialise(inspection.graph.nodes[-1].id)
+
+
+def test_an_inspection_keeps_no_tensor_alive():
+    y = torch.ones(3, device=DEVICE) * 2
+    inspection = lazyrt.inspect(y)
+    before = len(lazyrt.live_tensors())
+
+    del y
+
+    assert len(lazyrt.live_tensors()) == before - 1
+    assert inspection.materialise(inspection.graph.nodes[-1].id).tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("node", [-1, 10**9])
+def test_unknown_nodes_are_named(chain, node):
+    _, _, inspection = chain
+
+    with pytest.raises(UsageError, match=f"no node %{node}"):
+        inspection.cost(node)
+
+
+@pytest.mark.parametrize("output", [-1, 1, "0"])
+def test_unknown_results_are_named(chain, output):
+    _, _, inspection = chain
+
+    with pytest.raises(UsageError, match=f"has no result {output!r}"):
+        inspection.materialise(inspection.graph.nodes[0].id, output)
+
+
+def test_a_number_is_no_tensor():
+    x = torch.ones(3, device=DEVICE)
+    lazyrt.mark_step()
+    x.mul_(0.5)
+    inspection = lazyrt.inspect()
+    (number,) = [p for p in inspection.graph.parameters if p.kind == "float"]
+
+    with pytest.raises(UsageError, match="a number that the program passed"):
+        inspection.parameter(number)
