@@ -254,7 +254,7 @@ def test_a_print_that_fails_leaves_functorch_alone(monkeypatch):
 
     y = torch.ones(3, device=DEVICE) * 2.125
     with monkeypatch.context() as patch:
-        patch.setattr(peek, "_cone", fail)
+        patch.setattr(peek, "cone_of", fail)
         with pytest.raises(KeyboardInterrupt) as kept:
             repr(y)
     result = torch.func.vmap(torch.func.grad(energy))(torch.ones(3, 3))
