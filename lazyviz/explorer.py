@@ -115,6 +115,7 @@ class Explorer:
 
     def _answers(self) -> dict[str, Callable[[Any], Iterator[Reply]]]:
         return {
+            "hello": _nothing,
             "select": self._select_box,
             "node": self._select_node,
             "value": self._value_asked,
@@ -273,6 +274,11 @@ class Explorer:
                 f"the graph has no node {node!r:.40}. Reload the page: it may show another graph."
             )
         return node
+
+
+def _nothing(_request: Mapping[str, Any]) -> Iterator[Reply]:
+    """Answer a page that only says that it is there."""
+    return iter(())
 
 
 def _panel(body: str, *, box: int | None) -> Reply:

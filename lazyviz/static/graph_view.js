@@ -161,6 +161,9 @@ function render({ model, el }) {
 
   const watched = { "change:svg": draw, "change:panel": fill, "change:crumbs": walk, "change:title": name, "msg:custom": received };
   for (const [event, answer] of Object.entries(watched)) { model.on(event, answer); if (event !== "msg:custom") answer(); }
+  // With the first message JupyterLab starts the subshell on which later ones are answered, also
+  // while a cell runs.
+  ask({ kind: "hello" });
   return () => { for (const twin of twins) twin.style.display = ""; for (const [event, answer] of Object.entries(watched)) model.off(event, answer); };
 }
 

@@ -1,143 +1,55 @@
-"""The strip in a real JupyterLab, in a real browser."""
+"""Strips and the graph view in a real JupyterLab, in a real browser."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
-from pathlib import Path
-
-import nbformat
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-CELLS = [
+from tests.lazyviz.labs import (
+    browsing,
+    open_notebook,
+    run_cell,
+    serving,
+    start_cell,
+    write_notebook,
+)
+
+STRIP = [
     "%load_ext lazyviz\nimport torch, lazyrt",
     "x = torch.ones(4, 3, device='lazyrt')\ny = torch.relu(x @ x.T).sum()\nprint(y)",
     "lazyrt.mark_step()\ny",
+]
+EXPLORE = [
+    "%load_ext lazyviz\nimport time, torch, lazyrt",
+    "x = torch.arange(12.0).reshape(4, 3).to('lazyrt')\ny = torch.relu(x - 4).sum()",
+    (
+        "before = lazyrt.pending_graph().fingerprint, lazyrt.counters()['compiles']\n"
+        "%lazy explore"
+    ),
+    (
+        "print('as before:', before == (lazyrt.pending_graph().fingerprint,"
+        " lazyrt.counters()['compiles']))"
+    ),
+    "for _ in range(40): time.sleep(0.5)",
 ]
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 @pytest.fixture
-def lab(tmp_path):
-    notebook = nbformat.v4.new_notebook(
-        cells=[nbformat.v4.new_code_cell(source) for source in CELLS],
-        metadata={
-            "kernelspec": {
-                "name": "python3",
-                "display_name": "Python 3",
-                "language": "python",
-            }
-        },
-    )
-    nbformat.write(notebook, tmp_path / "strip.ipynb")
-    port = free_port()
-    environment = dict(
-        os.environ,
-        PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        PYTHONPATH=f"{ROOT}{os.pathsep}{ROOT / 'runtime'}",
-        JUPYTER_CONFIG_DIR=str(tmp_path / "config"),
-        JUPYTERLAB_SETTINGS_DIR=str(tmp_path / "settings"),
-        LAZYRT_CACHE_DIR="",
-    )
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", f"--port={port}"]
-    options = [
-        "--ServerApp.token=",
-        f"--ServerApp.root_dir={tmp_path}",
-        "--allow-root",
-        "--LabApp.news_url=None",
-    ]
-    log = (tmp_path / "lab.log").open("w")
+def page(tmp_path, browser_path):
+    write_notebook(tmp_path / "strip.ipynb", STRIP)
+    write_notebook(tmp_path / "explore.ipynb", EXPLORE)
     with (
-        log,
-        subprocess.Popen(
-            command + options, env=environment, stdout=log, stderr=log
-        ) as server,
+        serving(tmp_path) as address,
+        browsing(browser_path, tmp_path) as (tab, foreign),
     ):
-        try:
-            wait_for(f"http://127.0.0.1:{port}/api")
-            yield f"http://127.0.0.1:{port}/lab/tree/strip.ipynb"
-        finally:
-            server.terminate()
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def wait_for(address):
-    end = time.monotonic() + 60
-    while True:
-        with contextlib.suppress(OSError):
-            urllib.request.urlopen(address).close()  # noqa: S310 - our own server
-            return
-        if time.monotonic() > end:
-            raise TimeoutError(address)
-        time.sleep(0.5)
-
-
-@pytest.fixture
-def page(lab, browser_path, tmp_path):
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as driver:
-        context = driver.chromium.launch_persistent_context(
-            tmp_path / "profile",
-            executable_path=browser_path,
-            args=FLAGS,
-            headless=True,
-            viewport={"width": 1200, "height": 1000},
-        )
-        foreign = []
-
-        def local_only(route):
-            if route.request.url.startswith(("http://127.0.0.1", "data:", "blob:")):
-                route.continue_()
-            else:
-                foreign.append(route.request.url)
-                route.abort()
-
-        context.route("**/*", local_only)
-        tab = context.pages[0]
-        tab.goto(lab)
-        tab.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=90_000)
-        # Keys that come before the kernel is there are lost.
-        tab.wait_for_function(
-            "document.body.innerText.includes('(ipykernel) | Idle')", timeout=90_000
-        )
+        tab.server = address
         yield tab
-        context.close()
-
-
-def run_cell(page, index):
-    cell = page.locator(".jp-Notebook .jp-CodeCell").nth(index)
-    cell.locator(".jp-InputArea-editor").click()
-    page.keyboard.press("Control+Enter")
-    page.wait_for_function(
-        "i => /\\[\\d+\\]/.test(document.querySelectorAll('.jp-Notebook .jp-CodeCell')[i]"
-        ".querySelector('.jp-InputPrompt').textContent)",
-        arg=index,
-        timeout=90_000,
-    )
-    return cell
+        assert not foreign
 
 
 def test_a_strip_unfolds_to_the_pending_graph(page):
+    open_notebook(page, page.server, "strip.ipynb")
     run_cell(page, 0)
     cell = run_cell(page, 1)
     strip = cell.locator("details").last
@@ -157,3 +69,58 @@ def test_a_strip_unfolds_to_the_pending_graph(page):
     ended.locator("details").last.wait_for(timeout=30_000)
     assert "0 pending ops" in ended.inner_text()
     assert "tensor(48., device='lazyrt:0')" in ended.inner_text()
+
+
+def click_op(page, label):
+    """Click an op, return the milliseconds until the panel has its value."""
+    page.evaluate("() => { window.lzStart = performance.now(); }")
+    page.locator(f".lzg-host g[aria-label*='{label}']").first.click()
+    page.wait_for_selector(".lzg-panel [data-value]", timeout=30_000)
+    return page.evaluate("() => performance.now() - window.lzStart")
+
+
+def test_a_click_shows_a_value_and_the_step_stays_as_it_was(page):
+    open_notebook(page, page.server, "explore.ipynb")
+    for index in (0, 1, 2):
+        run_cell(page, index)
+    page.wait_for_selector(".lzg-host svg", timeout=30_000)
+    assert not page.locator("details[class*=lzt-]").first.is_visible()
+
+    click_op(page, "aten.relu.default")
+    assert "aten.relu.default" in page.locator(".lzg-panel").inner_text()
+    assert "0 to 7" in page.locator(".lzg-panel .lzf").inner_text()
+    assert page.locator(".lzg-panel img.lzp").is_visible()
+
+    # By keyboard: from the op to what reads it, then the search, then the help.
+    page.locator(".lzg-host g[aria-label*='aten.sum']").first.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_function(
+        "() => document.querySelector('.lzg-panel').innerText.includes('28.')",
+        timeout=30_000,
+    )
+    page.keyboard.press("/")
+    page.keyboard.type("relu")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".lzg-host .hit", timeout=10_000)
+    assert page.locator(".lzg-panel li").count() == 1
+    page.locator(".lzg-host").focus()
+    page.keyboard.press("?")
+    assert page.locator(".lzg-help").is_visible()
+
+    assert "as before: True" in run_cell(page, 3).inner_text()
+
+
+def test_a_click_is_answered_while_another_cell_runs(page):
+    open_notebook(page, page.server, "explore.ipynb")
+    for index in (0, 1, 2):
+        run_cell(page, index)
+    page.wait_for_selector(".lzg-host svg", timeout=30_000)
+    page.wait_for_timeout(1_000)  # the page has said hello
+    busy = start_cell(page, 4)
+    page.wait_for_function(
+        "() => document.body.innerText.includes('(ipykernel) | Busy')", timeout=10_000
+    )
+
+    click_op(page, "aten.relu.default")
+
+    assert "[*]" in busy.locator(".jp-InputPrompt").inner_text()

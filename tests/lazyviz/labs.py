@@ -1,0 +1,145 @@
+"""A real JupyterLab or Notebook server and a real browser, which fetches nothing from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+def write_notebook(path, cells):
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(source) for source in cells],
+        metadata={"kernelspec": kernel},
+    )
+    nbformat.write(notebook, path)
+
+
+@contextlib.contextmanager
+def serving(folder, application="jupyterlab"):
+    """Serve a folder and yield the server's address."""
+    port = _free_port()
+    environment = dict(
+        os.environ,
+        PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        PYTHONPATH=f"{ROOT}{os.pathsep}{ROOT / 'runtime'}",
+        JUPYTER_CONFIG_DIR=str(folder / "config"),
+        JUPYTERLAB_SETTINGS_DIR=str(folder / "settings"),
+        LAZYRT_CACHE_DIR="",
+    )
+    options = [
+        "--no-browser",
+        f"--port={port}",
+        "--ServerApp.token=",
+        f"--ServerApp.root_dir={folder}",
+        "--allow-root",
+        "--LabApp.news_url=None",
+    ]
+    log = (folder / "server.log").open("w")
+    with (
+        log,
+        subprocess.Popen(
+            [sys.executable, "-m", application, *options],
+            env=environment,
+            stdout=log,
+            stderr=log,
+        ) as server,
+    ):
+        try:
+            _wait_for(f"http://127.0.0.1:{port}/api")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.terminate()
+
+
+def _free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _wait_for(address):
+    end = time.monotonic() + 120
+    while True:
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(address).close()  # noqa: S310 - our own server
+            return
+        if time.monotonic() > end:
+            raise TimeoutError(address)
+        time.sleep(0.5)
+
+
+@contextlib.contextmanager
+def browsing(executable, folder, **options):
+    """Yield a tab, and the list of addresses outside that it tried to fetch."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        context = driver.chromium.launch_persistent_context(
+            folder / "profile",
+            executable_path=executable,
+            args=FLAGS,
+            headless=True,
+            viewport={"width": 1200, "height": 1000},
+            **options,
+        )
+        foreign = []
+
+        def local_only(route):
+            if route.request.url.startswith(("http://127.0.0.1", "data:", "blob:")):
+                route.continue_()
+            else:
+                foreign.append(route.request.url)
+                route.abort()
+
+        context.route("**/*", local_only)
+        yield context.pages[0], foreign
+        context.close()
+
+
+def open_notebook(tab, address, name):
+    """Open a notebook in JupyterLab and wait until its kernel takes keys."""
+    tab.goto(f"{address}/lab/tree/{name}")
+    tab.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=120_000)
+    # Keys that come before the kernel is there are lost.
+    tab.wait_for_function(
+        "document.body.innerText.includes('(ipykernel) | Idle')", timeout=120_000
+    )
+
+
+def run_cell(page, index):
+    """Run a cell, wait for its end, and return its locator."""
+    cell = start_cell(page, index)
+    page.wait_for_function(
+        "i => /\\[\\d+\\]/.test(document.querySelectorAll('.jp-Notebook .jp-CodeCell')[i]"
+        ".querySelector('.jp-InputPrompt').textContent)",
+        arg=index,
+        timeout=120_000,
+    )
+    return cell
+
+
+def start_cell(page, index):
+    """Run a cell and return its locator at once."""
+    cell = page.locator(".jp-Notebook .jp-CodeCell").nth(index)
+    cell.locator(".jp-InputArea-editor").click()
+    page.keyboard.press("Control+Enter")
+    return cell
