@@ -115,7 +115,7 @@ class Explorer:
 
     def _answers(self) -> dict[str, Callable[[Any], Iterator[Reply]]]:
         return {
-            "hello": _nothing,
+            "hello": _hello,
             "select": self._select_box,
             "node": self._select_node,
             "value": self._value_asked,
@@ -276,9 +276,14 @@ class Explorer:
         return node
 
 
-def _nothing(_request: Mapping[str, Any]) -> Iterator[Reply]:
-    """Answer a page that only says that it is there."""
-    return iter(())
+def _hello(_request: Mapping[str, Any]) -> Iterator[Reply]:
+    """Answer a page that says that it is there.
+
+    ipykernel 7.4 sends a page's messages to the thread that last answered it, the main one at
+    first. Once an answer to a message on a subshell went out, later ones are taken there, so
+    that a click is answered while a cell runs.
+    """
+    yield {"kind": "ready"}
 
 
 def _panel(body: str, *, box: int | None) -> Reply:

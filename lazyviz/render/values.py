@@ -14,8 +14,6 @@ from lazyviz.render.escape import markup
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
-
     Array = np.ndarray[Any, Any]
 
 MAX_TEXT = 4_000
@@ -149,7 +147,7 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", checksum)
 
 
-def value_view(value: torch.Tensor, facts: str) -> str:
+def value_view(value: Any, facts: str) -> str:
     """Return a CPU tensor's value as HTML: pictures first, the numbers folded below.
 
     Args:
@@ -169,7 +167,7 @@ def value_view(value: torch.Tensor, facts: str) -> str:
     return "".join(parts)
 
 
-def as_python(value: torch.Tensor) -> str:
+def as_python(value: Any) -> str:
     """Return an expression that makes a CPU tensor again.
 
     Example:
@@ -184,7 +182,7 @@ def as_python(value: torch.Tensor) -> str:
     return made if value.numel() else f"{made}.reshape({shape})"
 
 
-def _numbers(value: torch.Tensor) -> Array:
+def _numbers(value: Any) -> Array:
     plain = value.detach()
     if plain.is_complex():
         plain = plain.abs()

@@ -161,9 +161,7 @@ function render({ model, el }) {
 
   const watched = { "change:svg": draw, "change:panel": fill, "change:crumbs": walk, "change:title": name, "msg:custom": received };
   for (const [event, answer] of Object.entries(watched)) { model.on(event, answer); if (event !== "msg:custom") answer(); }
-  // With the first message JupyterLab starts the subshell on which later ones are answered, also
-  // while a cell runs.
-  ask({ kind: "hello" });
+  ask({ kind: "hello" }); // from now on answers come while a cell runs, too; see explorer.py
   return () => { for (const twin of twins) twin.style.display = ""; for (const [event, answer] of Object.entries(watched)) model.off(event, answer); };
 }
 

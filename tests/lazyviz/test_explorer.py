@@ -72,8 +72,8 @@ def test_a_slow_value_is_computed_when_asked(explorer, monkeypatch):
     assert f'data-value="{node}"' in value["html"]
 
 
-def test_a_page_that_says_hello_gets_no_answer(explorer):
-    assert ask(explorer, kind="hello") == []
+def test_a_page_that_says_hello_gets_an_answer(explorer):
+    assert ask(explorer, kind="hello") == [{"kind": "ready"}]
 
 
 def test_inputs_show_their_data(explorer):
