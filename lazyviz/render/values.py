@@ -186,7 +186,8 @@ def _numbers(value: Any) -> Array:
     plain = value.detach()
     if plain.is_complex():
         plain = plain.abs()
-    return plain.double().numpy()
+    numbers: Array = plain.double().numpy()
+    return numbers
 
 
 def _listing(title: str, text: str, *, is_open: bool = False) -> str:
