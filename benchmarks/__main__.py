@@ -8,7 +8,7 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import coverage, diff, families, modes, prints, step, trace
+from benchmarks import coverage, diff, families, fuzz, modes, prints, step, trace
 from benchmarks.pool import BenchmarkError
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ BENCHMARKS = {
     "modes": modes,
     "coverage": coverage,
     "diff": diff,
+    "fuzz": fuzz,
 }
 
 _EPILOG = """\
@@ -79,7 +80,7 @@ def _add_common(parser: ArgumentParser) -> None:
 
 
 def _check_counts(parser: ArgumentParser, options: Namespace) -> None:
-    for name in ("rounds", "length", "steps", "samples"):
+    for name in ("rounds", "length", "steps", "samples", "programs"):
         number = getattr(options, name, 1)
         if number < 1:
             parser.error(f"--{name} is {number}; it takes a whole number from 1 up")

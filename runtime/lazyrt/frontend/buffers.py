@@ -82,12 +82,49 @@ class View:
     def write(self, value: Value) -> None:
         """Give the aliased part of the base a new pending value."""
         parent = current_value(self.parent)
-        self.parent.write(_inverse(self.op.name, parent, self.args, value))
+        try:
+            self.parent.write(_inverse(self.op.name, parent, self.args, value))
+        except _RepeatedElementsError:
+            self._write_to_base(value)
         self._value = value
         self._version = self.base.version
 
+    def _write_to_base(self, value: Value) -> None:
+        """Write a view that shows each element once, though a view on the way repeats them."""
+        base, (shape, dtype, strides) = self.base, self.type
+        if strides is None:
+            strides = contiguous_strides(shape)
+        repeats = any(
+            size > 1 and not step for size, step in zip(shape, strides, strict=True)
+        )
+        if repeats or base.type[2] is not None or base.type[1] is not dtype:
+            raise _RepeatedElementsError(_REPEATED)
+        where = (shape, strides, self.offset)
+        old = current_value(base)
+        base.write(_recorded(aten.as_strided_scatter.default, old, value, *where))
+
 
 State = Buffer | View
+
+
+class _RepeatedElementsError(RuntimeError):
+    """A write to a view in which an element of the storage appears more than once."""
+
+
+_REPEATED = (
+    "unsupported operation: more than one element of the written-to tensor refers to a "
+    "single memory location. Please clone() the tensor before performing the operation."
+)
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of a contiguous tensor, in elements."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
 
 
 def state_of(tensor: torch.Tensor) -> State:
@@ -151,10 +188,7 @@ def _view_back(parent: Value, _args: tuple[Any, ...], value: Value) -> Value:
 
 def _expand_back(parent: Value, _args: tuple[Any, ...], value: Value) -> Value:
     if math.prod(value.shape) != math.prod(parent.shape):
-        raise RuntimeError(
-            "unsupported operation: more than one element of the written-to tensor refers to a "
-            "single memory location. Please clone() the tensor before performing the operation."
-        )
+        raise _RepeatedElementsError(_REPEATED)
     return _reshape(parent, (), value)
 
 

@@ -16,7 +16,14 @@ import torch
 from lazyrt.config import config
 from lazyrt.errors import DeviceError
 from lazyrt.frontend import generators, record, scalars
-from lazyrt.frontend.buffers import State, View, current_value, state_of, value_of
+from lazyrt.frontend.buffers import (
+    State,
+    View,
+    contiguous_strides,
+    current_value,
+    state_of,
+    value_of,
+)
 from lazyrt.frontend.fallback import run_on_cpu
 from lazyrt.frontend.infer import call_arguments, infer
 from lazyrt.frontend.record import FallbackNeeded, functional, miss, operation
@@ -505,16 +512,6 @@ def fit(
         wanted = strides if strides is not None else contiguous_strides(shape)
         value = functional(operation(dynamic.restride), (value, wanted))
     return value
-
-
-def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides of a contiguous tensor, in elements."""
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 def cast(value: Value, dtype: torch.dtype) -> Value:

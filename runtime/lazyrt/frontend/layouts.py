@@ -6,9 +6,14 @@ import math
 from typing import TYPE_CHECKING
 
 from lazyrt.errors import NoLoweringError
-from lazyrt.frontend.buffers import State, View, current_value, state_of
-from lazyrt.frontend.kernels import (
+from lazyrt.frontend.buffers import (
+    State,
+    View,
     contiguous_strides,
+    current_value,
+    state_of,
+)
+from lazyrt.frontend.kernels import (
     make_view,
     operand,
     view_state,

@@ -9,7 +9,11 @@ import torch
 from lazyrt.errors import NoLoweringError
 from lazyrt.execution.transfer import to_device
 from lazyrt.frontend import reads, record, refusals
-from lazyrt.frontend.buffers import current_value, state_of, value_of
+from lazyrt.frontend.buffers import (
+    current_value,
+    state_of,
+    value_of,
+)
 from lazyrt.frontend.kernels import (
     component,
     emit,

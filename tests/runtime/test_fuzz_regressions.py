@@ -1,0 +1,36 @@
+"""Programs that once differed from the CPU, found by `python -m benchmarks fuzz` and shrunk."""
+
+import pytest
+
+from benchmarks.programs import START, Program, check
+
+PROGRAMS = {
+    "a write to a part of an expanded view that shows each element once": (
+        "d = a[1:2]",
+        "e = d.unsqueeze(0).expand(2, -1, -1)",
+        "e[0] = 0.5",
+        "e[1, 0, 2] = 9",
+    ),
+    "the gradient of a write to a part of a tensor": (
+        "d = w * 2",
+        "d[1:3].mul_(a[1:3])",
+        "(d * d.detach().cos()).sum().backward()",
+    ),
+    "the gradient of a write through a chain of views": (
+        "d = w * 2",
+        "e = d.t()[1:3]",
+        "e.select(1, 2).copy_(a[0, :2])",
+        "(d * e.detach().sum()).sum().backward()",
+    ),
+}
+
+
+@pytest.mark.parametrize("lines", PROGRAMS.values(), ids=PROGRAMS)
+def test_a_program_that_differed_once_does_so_no_longer(lines):
+    check(Program((*START, *lines)))
+
+
+def test_a_write_to_repeated_elements_is_refused_as_on_the_cpu():
+    lines = (*START, "d = a[:1].expand(2, 4)", "d.mul_(2)")
+
+    check(Program(lines, RuntimeError))
