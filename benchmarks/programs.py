@@ -32,7 +32,7 @@ START = (
     "c = torch.arange(6, device=device).view(2, 3)",
     "w = noise(1, 3, 4).requires_grad_()",
 )
-CHOICES, LARGEST_CHOICE = 8, 9_999
+CHOICES, LARGEST_CHOICE = 16, 9_999
 _NAMES = "defghijklmnopqrstuvxyz"
 _MOST_TENSORS = 10
 _LARGEST = 1e4
