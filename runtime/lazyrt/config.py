@@ -81,6 +81,9 @@ class Config:
             it off. Environment: LAZYRT_MAX_PENDING_NODES.
         max_interned_nodes: Above this many remembered IR nodes the tables are emptied at the
             next barrier. Environment: LAZYRT_MAX_INTERNED_NODES.
+        max_executables: Above this many executables in memory those not used for longest are
+            dropped at the next barrier; a graph that comes again is compiled again, or read
+            from disk. Environment: LAZYRT_MAX_EXECUTABLES.
         cache_dir: Folder of the persistent executable cache; None switches it off. An empty
             LAZYRT_CACHE_DIR does too.
         peek_memo_bytes: How many bytes of intermediate values a step's peeks may keep.
@@ -114,6 +117,9 @@ class Config:
     )
     max_interned_nodes: int = field(
         default_factory=lambda: _number("LAZYRT_MAX_INTERNED_NODES", 1_000_000)
+    )
+    max_executables: int = field(
+        default_factory=lambda: _number("LAZYRT_MAX_EXECUTABLES", 10_000)
     )
     cache_dir: Path | None = field(default_factory=_default_cache_dir)
     peek_memo_bytes: int = 256 * 2**20
@@ -206,6 +212,7 @@ _VARIABLES = {
     "barrier_after_optimizer": ("LAZYRT_BARRIER_AFTER_OPTIMIZER",),
     "max_pending_nodes": ("LAZYRT_MAX_PENDING_NODES",),
     "max_interned_nodes": ("LAZYRT_MAX_INTERNED_NODES",),
+    "max_executables": ("LAZYRT_MAX_EXECUTABLES",),
     "cache_dir": ("LAZYRT_CACHE_DIR",),
     "eager": ("LAZYVIZ_EAGER",),
     "op_by_op_reads": ("LAZYVIZ_OPBYOP_READS", "LAZYVIZ_OPBYOP"),

@@ -71,8 +71,35 @@ _workers = _Workers(_WORKERS)
 
 
 def lookup(key: str) -> Any | None:
-    """Return the executable of a key if it is in memory."""
-    return _executables.get(key)
+    """Return the executable of a key if it is in memory, and count it as used now."""
+    with _lock:
+        return _used(key)
+
+
+def _used(key: str) -> Any | None:
+    """Return an executable and put it at the end of those to be dropped."""
+    found = _executables.pop(key, None)
+    if found is not None:
+        _executables[key] = found
+    return found
+
+
+def executable_count() -> int:
+    """Return how many executables are in memory."""
+    return len(_executables)
+
+
+def drop_oldest(kept: int) -> int:
+    """Drop the executables not looked up for longest; return how many these were.
+
+    Whoever holds one (a plan, a single op) must be made to look it up again.
+    """
+    with _lock:
+        oldest = list(_executables)[: max(len(_executables) - kept, 0)]
+        for key in oldest:
+            del _executables[key]
+    forget_executables()
+    return len(oldest)
 
 
 def graph_key(graph: Canonical, donated: Sequence[int], *, fast: bool) -> str:
@@ -208,7 +235,7 @@ def _obtain(
     reason: str, *, fast: bool,
 ) -> Any:  # fmt: skip
     with _lock:
-        found = _executables.get(key)
+        found = _used(key)
         if found is not None:
             return found
         future = _under_way.get(key)

@@ -8,6 +8,7 @@ import torch
 
 from lazyrt.config import config
 from lazyrt.execution import forks, watcher
+from lazyrt.execution.budget import keep_within_budget
 from lazyrt.execution.executor import barrier, clear_known_plans, on_crowded
 from lazyrt.execution.peek import forget_slices
 from lazyrt.frontend import (
@@ -34,6 +35,8 @@ from lazyrt.frontend.kernels import (
     view_kernel,
 )
 from lazyrt.lowering.registry import rule_for
+from lazyrt.lowering.spec import forget_specs
+from lazyrt.observe import events
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -160,6 +163,7 @@ def register() -> int:
     _patch()
     compat.register_checkpoint_location(special.storage_to_device)
     on_crowded(_forget_if_crowded)
+    on_crowded(keep_within_budget)
     for forget in (reads.forget_checks, forget_slices, clear_known_plans):
         record.on_new_run(forget)
     return count
@@ -259,9 +263,16 @@ def _casting(func: torch._ops.OpOverload, fixed: torch.dtype | None) -> Any:
 
 
 def _forget_if_crowded() -> bool:
-    if record.interned_nodes() <= config.max_interned_nodes:
+    count = record.interned_nodes()
+    if count <= config.max_interned_nodes:
         return False
+    events.emit(
+        events.CacheEvicted(
+            cache="nodes", dropped=count, kept=0, budget=config.max_interned_nodes
+        )
+    )
     record.forget_nodes()
+    forget_specs()
     forget_slices()
     reads.forget_checks()
     return True

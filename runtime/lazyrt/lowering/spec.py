@@ -7,6 +7,7 @@ a graph first needs it, and compiled by itself when a peek first runs it.
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -153,6 +154,7 @@ def _fill(arg: Any, operands: Sequence[Any]) -> Any:
 
 
 _specs: dict[Any, Spec] = {}
+_numbers = itertools.count()
 
 
 def spec_of(node: Node) -> Spec:
@@ -160,8 +162,13 @@ def spec_of(node: Node) -> Spec:
     key = (node.op, _key(node.args), tuple(_type(out) for out in node.outputs))
     spec = _specs.get(key)
     if spec is None:
-        spec = _specs[key] = Spec(node, len(_specs))
+        spec = _specs[key] = Spec(node, next(_numbers))
     return spec
+
+
+def forget_specs() -> None:
+    """Empty the table of specs; nodes keep theirs."""
+    _specs.clear()
 
 
 def forget_executables() -> None:

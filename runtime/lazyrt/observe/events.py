@@ -262,6 +262,23 @@ class BarrierStarted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CacheEvicted(Event):
+    """A cache was above its budget and dropped entries; results and fingerprints stay.
+
+    Attributes:
+        cache: `nodes` (the tables of recorded ops) or `executables`.
+        dropped: Entries that went.
+        kept: Entries that stay.
+        budget: The setting that was exceeded, in entries.
+    """
+
+    cache: Literal["nodes", "executables"]
+    dropped: int
+    kept: int
+    budget: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BarrierFinished(Event):
     """Everything pending was executed.
 

@@ -29,7 +29,7 @@ NAMES = (
     "bytes_to_device", "bytes_to_host", "barriers", "empty_barriers", "steps",
     "eager_compiles", "eager_executions", "eager_cache_hits", "op_by_op_compiles",
     "op_by_op_executions", "op_by_op_cache_hits", "op_by_op_repeats", "background_compiles",
-    "background_executions", "background_cache_hits",
+    "background_executions", "background_cache_hits", "evictions",
 )  # fmt: skip
 
 _ORIGINAL = {
@@ -131,6 +131,8 @@ class Metrics:
                 self._count_execution(event)
             case events.OpExecuted():
                 self._count_op(event)
+            case events.CacheEvicted():
+                counts["evictions"] += 1
             case events.CacheHit():
                 counts["cache_hits"] += 1
             case events.FallbackUsed(op=op, site=site):
