@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ def test_the_ten_lines_of_architecture_add_a_lowering(monkeypatch):
     assert found is not None
     code = re.sub(r"^  ", "", found[1], flags=re.MULTILINE)
     lines = [line for line in code.splitlines() if line.strip()]
-    names = {}
+    names: dict[str, Any] = {}
 
     exec(code, names)  # noqa: S102 - our own document
 
