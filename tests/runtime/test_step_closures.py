@@ -199,6 +199,22 @@ def test_an_asynchronous_closure_keeps_the_values_of_its_step():
     assert seen == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
 
 
+def test_containers_without_tensors_reach_an_asynchronous_closure_as_they_are():
+    results: list[float] = []
+
+    def note(kept, *, also):
+        kept.append(1.0)
+        also["kept"].append(2.0)
+
+    with lazyrt.step():
+        lazyrt.add_step_closure(
+            note, (results,), {"also": {"kept": results}}, run_async=True
+        )
+    lazyrt.wait_for_closures(30)
+
+    assert results == [1.0, 2.0]
+
+
 def test_the_copies_for_closures_change_neither_compiles_nor_donation():
     def run(*, closing):
         weight = torch.zeros(2).to(DEVICE)

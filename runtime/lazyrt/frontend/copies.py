@@ -19,15 +19,19 @@ if TYPE_CHECKING:
 def copied(thing: Any) -> Any:
     """Return `thing` with the lazy tensors in it, and in its lists, tuples and dicts, copied.
 
-    The copy of a computed tensor is made by the device, so nobody waits.
+    The copy of a computed tensor is made by the device, so nobody waits. A container without
+    lazy tensors stays the same object: a program may collect results in it.
     """
     if is_lazy(thing):
         return _copy(thing)
-    if type(thing) in {list, tuple}:
-        return type(thing)([copied(part) for part in thing])
-    if type(thing) is dict:
-        return {key: copied(part) for key, part in thing.items()}
-    return thing
+    kind = type(thing)
+    if kind not in {list, tuple, dict}:
+        return thing
+    old = list(thing.values()) if kind is dict else list(thing)
+    new = [copied(part) for part in old]
+    if all(after is before for after, before in zip(new, old, strict=True)):
+        return thing
+    return dict(zip(thing, new, strict=True)) if kind is dict else kind(new)
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,195 @@
+"""Rows of the feature table that need a whole loop: names, before and after, torch.compile."""
+
+import asyncio
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import lazyrt
+from lazyrt.config import config
+from lazyrt.observe import events
+from tests.harness import DEVICE, cold_start, recorded
+
+
+class Trainer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer = nn.Linear(3, 4)
+
+    @lazyrt.step("fit")
+    def fit(self, x):
+        return self.layer(x).sum()
+
+    @lazyrt.step()
+    async def fit_later(self, x):
+        await asyncio.sleep(0)
+        return self.layer(x).sum()
+
+
+@pytest.mark.parametrize("way", ["block", "method", "coroutine"])
+def test_s1_02_each_form_is_one_execution_with_its_name_and_modules(way):
+    trainer = Trainer().to(DEVICE)
+    x = torch.ones(2, 3).to(DEVICE)
+
+    with recorded(events.StepFinished, events.GraphCaptured) as found:
+        if way == "block":
+            with lazyrt.step("fit"):
+                y = trainer.layer(x).sum()
+        elif way == "method":
+            y = trainer.fit(x)
+        else:
+            y = asyncio.run(trainer.fit_later(x))
+
+    captured, finished = found
+    names = {"block": "fit", "method": "fit", "coroutine": "Trainer.fit_later"}
+    assert finished.name == names[way]
+    assert finished.step == captured.step
+    assert lazyrt.counters()["executions"] == 1
+    assert not lazyrt.is_pending(y)
+
+
+def test_s1_02_nodes_of_a_step_know_their_module_path():
+    cold_start()
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU()).to(DEVICE)
+
+    with lazyrt.step():
+        y = model(torch.ones(2, 3).to(DEVICE))
+        paths = {n.provenance.module for n in lazyrt.pending_graph(y).nodes}
+
+    assert paths == {"0", "1"}
+
+
+def test_s1_15_a_step_carries_the_users_number_in_both_events():
+    with recorded(events.StepStarted, events.StepFinished) as found:
+        for number in range(2):
+            with lazyrt.step("train", number):
+                _ = torch.ones(2, device=DEVICE) * 2
+
+    assert [(e.name, e.step_num) for e in found] == [
+        ("train", 0), ("train", 0), ("train", 1), ("train", 1),
+    ]  # fmt: skip
+    assert lazyrt.counters()["executions"] == 2
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, padding=1)
+
+    def forward(self, x):
+        return functional.relu(x + self.conv(x))
+
+
+def example():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 2, 3, padding=1), Block(2), nn.Flatten(), nn.Linear(32, 3)
+    )
+    data = [(torch.randn(2, 1, 4, 4), torch.randint(0, 3, (2,))) for _ in range(4)]
+    model.to(DEVICE)
+    lazyrt.mark_step()
+    lazyrt.reset_counters()
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), data
+
+
+def update(model, optimizer, batch, target):
+    optimizer.zero_grad()
+    loss = functional.cross_entropy(model(batch), target)
+    loss.backward()
+    lazyrt.optimizer_step(optimizer)
+    return loss
+
+
+def counts():
+    now = lazyrt.counters()
+    return now["compiles"], now["executions"], now["peek_executions"]
+
+
+@pytest.mark.slow
+def test_s1_17_before_and_after_give_equal_losses_compiles_and_executions():
+    with config.scoped(barrier_after_optimizer=False):
+        model, optimizer, data = example()
+        before: list[float] = []
+        for step, (batch, target) in enumerate(lazyrt.DeviceLoader(data)):
+            loss = update(model, optimizer, batch, target)
+            lazyrt.add_step_closure(lambda t: before.append(t.item()), (loss,))
+            assert len(before) == step
+        with_closures = counts()
+
+        model, optimizer, data = example()
+        lazyrt.clear_caches()
+        after = []
+        for batch, target in lazyrt.DeviceLoader(data):
+            with lazyrt.step():
+                loss = update(model, optimizer, batch, target)
+            after.append(loss.item())
+
+    assert before == after
+    assert with_closures[1:] == counts()[1:] == (4, 0)
+    assert counts()[0] == 2
+
+
+def test_s1_10_s1_17_logging_before_the_mark_runs_the_forward_twice():
+    with config.scoped(barrier_after_optimizer=False, read_policy="peek"):
+        model, optimizer, data = example()
+        with recorded(events.BarrierFinished) as found:
+            for batch, target in lazyrt.DeviceLoader(data):
+                loss = update(model, optimizer, batch, target)
+                loss.item()
+
+    repeats = [repeat for event in found for repeat in event.repeats]
+    assert len(repeats) == 4
+    assert {repeat.tensor for repeat in repeats} == {"loss"}
+    assert len({repeat.nodes for repeat in repeats}) == 1
+    assert counts()[1:] == (4, 4)
+
+
+def test_s1_11_a_peek_leaves_the_steps_hash_and_a_barrier_changes_it():
+    def fingerprints(policy):
+        with config.scoped(read_policy=policy), recorded(events.GraphCaptured) as found:
+            loss = (torch.ones(3, device=DEVICE) * 2).sum()
+            loss.item()
+            _ = loss * 3
+            lazyrt.mark_step()
+        return [event.fingerprint for event in found]
+
+    with recorded(events.GraphCaptured) as found:
+        loss = (torch.ones(3, device=DEVICE) * 2).sum()
+        _ = loss * 3
+        lazyrt.mark_step()
+    alone = [event.fingerprint for event in found]
+
+    assert fingerprints("peek") == alone
+    cut = fingerprints("barrier")
+    assert len(cut) == 2
+    assert alone[0] not in cut
+
+
+def test_s1_21_a_compiled_function_in_a_step_is_one_execution():
+    def function(x, weight):
+        return torch.relu(x @ weight).sum()
+
+    compiled = torch.compile(function, backend="eager")
+    x, weight = torch.ones(2, 3).to(DEVICE), torch.ones(3, 4).to(DEVICE)
+
+    with lazyrt.step():
+        y = compiled(x, weight)
+        assert lazyrt.is_pending(y)
+
+    assert y.item() == function(x, weight).item()
+    assert lazyrt.counters()["executions"] == 2
+
+
+def test_s1_23_a_decorated_function_returns_lazy_tensors_that_are_computed_once():
+    @lazyrt.step()
+    def function(x):
+        return x * 2, [x + 1]
+
+    doubled, (more,) = function(torch.ones(2).to(DEVICE))
+
+    assert doubled.device.type == more.device.type == DEVICE
+    assert (doubled + more).tolist() == [4.0, 4.0]
+    assert lazyrt.counters()["executions"] == 2
