@@ -31,15 +31,9 @@ from lazyviz.hlo.graph import DeadNode, Graph, GraphBuilder, Label, Node, Origin
 from lazyviz.hlo.hunks import Hunk, HunkGroup, group_hunks
 from lazyviz.hlo.ir import from_ir, from_snapshot
 from lazyviz.hlo.load import graph_of, parse, parse_all, read
-from lazyviz.hlo.trace import (
-    Hop,
-    Sources,
-    Unused,
-    ValueTrace,
-    operand_sources,
-    trace_value,
-    unused_values,
-)
+from lazyviz.hlo.trace import operand_sources, trace_value
+from lazyviz.hlo.trace_data import Hop, Sources, ValueTrace
+from lazyviz.hlo.unused import Unused, unused_values
 
 __all__ = [
     "DeadNode", "Edit", "Graph", "GraphBuilder", "GraphDiff", "HloError", "HloSyntaxError",

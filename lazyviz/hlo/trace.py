@@ -5,173 +5,29 @@ from __future__ import annotations
 import difflib
 import re
 from collections import deque
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from lazyviz.hlo import torch_ir
-from lazyviz.hlo.cost import elements, flops, type_bytes
-from lazyviz.hlo.errors import HloError, HloSyntaxError
-from lazyviz.hlo.load import graph_of, parse
-from lazyviz.hlo.module import Computation, HloModule, Instruction, without_layout
+from lazyviz.hlo.cost import elements, type_bytes
+from lazyviz.hlo.errors import HloError
+from lazyviz.hlo.module import without_layout
 from lazyviz.hlo.normal import VARIADIC, called, element_index
-from lazyviz.hlo.scan import modules
+from lazyviz.hlo.programs import module_of
+from lazyviz.hlo.trace_data import Hop, HopKind, Sources, ValueTrace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lazyviz.hlo.graph import Graph
+    from lazyviz.hlo.module import Computation, HloModule, Instruction
 
-HopKind = Literal[
-    "value", "tuple", "element", "collective", "call", "parameter", "return", "consumer",
-    "output",
-]  # fmt: skip
 _MAX_HOPS = 2_000
 _MAX_SHOWN = 40
 _TUPLES = frozenset({"get-tuple-element", "getitem"})
 _CALLS = frozenset({"call", "fusion", "while", "conditional", "async-start", "map"})
 # torch_xla calls its inputs p0.1, p1.2, ...
 _INPUT_NAME = re.compile(r"p\d+\.\d+")
-_MODULE_LINE = re.compile(r"^HloModule\b", re.MULTILINE)
 
 # An instruction of a computation, and which element of its result, outermost first.
 _Place = tuple[str, int, tuple[int, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Hop:
-    """One step on the way of a value.
-
-    Attributes:
-        kind: What happens to the value here.
-        name: The instruction, with `%`.
-        op: Its opcode.
-        text: What happens, in words.
-        type: The value's type after the hop, without layout.
-        line: Line of the text, 0 if it has none.
-        depth: How many hops lie before it on its path.
-    """
-
-    kind: HopKind
-    name: str
-    op: str
-    text: str
-    type: str
-    line: int
-    depth: int
-
-
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """What the operands of an instruction of several are.
-
-    Attributes:
-        name: The instruction, with `%`.
-        operands: How many there are.
-        inputs: How many of them are inputs of the program.
-        operand_bytes, input_bytes: Their sizes.
-        is_presumed: Whether some were told from their position only, since an excerpt
-            does not show them.
-    """
-
-    name: str
-    operands: int
-    inputs: int
-    operand_bytes: int
-    input_bytes: int
-    is_presumed: bool = False
-
-    def __str__(self) -> str:
-        mib = 1 << 20
-        return (
-            f"{self.inputs} of {self.operands} operands, {self.input_bytes / mib:.1f} of "
-            f"{self.operand_bytes / mib:.1f} MiB, are inputs computed by an earlier execution"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ValueTrace:
-    """The way of one value through a program.
-
-    Attributes:
-        name: The value, with `%`.
-        type: Its type, without layout.
-        what: What makes it, in words.
-        line: Line of the text, 0 if it has none.
-        hops: Where it goes, depth first; `Hop.depth` tells the branches apart.
-        producers: Where it comes from.
-        sources: For each collective on the way, what its operands are.
-        is_excerpt: Whether the text is a part of a program only.
-    """
-
-    name: str
-    type: str
-    what: str
-    line: int
-    hops: tuple[Hop, ...]
-    producers: tuple[Hop, ...]
-    sources: tuple[Sources, ...]
-    is_excerpt: bool
-
-    @property
-    def consumers(self) -> tuple[Hop, ...]:
-        """The instructions that compute something from the value."""
-        return tuple(hop for hop in self.hops if hop.kind in {"consumer", "collective"})
-
-    @property
-    def is_output(self) -> bool:
-        """Whether the value is a result of the program, as it is."""
-        return any(hop.kind == "output" for hop in self.hops)
-
-    def __str__(self) -> str:
-        lines = [f"{self.name} : {self.type}, {self.what}"]
-        lines += [f"  ← {hop.text}" for hop in self.producers]
-        shown = self.hops[:_MAX_SHOWN]
-        lines += [f"{'  ' * hop.depth}→ {hop.text}" for hop in shown]
-        if len(self.hops) > _MAX_SHOWN:
-            lines.append(f"  ... and {len(self.hops) - _MAX_SHOWN:,} more")
-        if self._ends_nowhere():
-            where = " in this excerpt" if self.is_excerpt else ""
-            lines.append(f"no consumer{where}")
-        for each in self.sources:
-            lines.append(f"{each.name}: {each}")
-            if each.is_presumed:
-                lines.append(
-                    "  (those that the excerpt does not show are told by their position)"
-                )
-        return "\n".join(lines)
-
-    def _ends_nowhere(self) -> bool:
-        ends = [hop for hop in self.hops if hop.kind in {"consumer", "output"}]
-        return not ends
-
-    def _repr_html_(self) -> str:
-        from lazyviz.render.html import pre
-
-        return pre(str(self))
-
-
-@dataclass(frozen=True, slots=True)
-class Unused:
-    """A value that nothing needs.
-
-    Attributes:
-        name: The instruction, with `%`.
-        op, type, literal: What it is.
-        bytes: Size of its result.
-        flops: Operations to compute it.
-        site: Source line, may be empty.
-        line: Line of the text, 0 if it has none.
-    """
-
-    name: str
-    op: str
-    type: str
-    literal: str
-    bytes: int
-    flops: int
-    site: str
-    line: int
 
 
 def trace_value(program: Any, name: str) -> ValueTrace:
@@ -185,21 +41,8 @@ def trace_value(program: Any, name: str) -> ValueTrace:
     Raises:
         HloError: There is no such instruction.
     """
-    module, is_excerpt = _module_of(program)
+    module, is_excerpt = module_of(program)
     return _Tracer(module, is_excerpt=is_excerpt).trace(name.lstrip("%"))
-
-
-def unused_values(program: Any) -> list[Unused]:
-    """Return the values that no result needs, those of most work first."""
-    module, is_excerpt = _module_of(program)
-    found = [
-        _unused(module, computation, row)
-        for computation in module.computations.values()
-        if computation.name == module.entry or is_excerpt
-        for row in _dead(computation, is_excerpt=is_excerpt)
-    ]
-    found.sort(key=lambda each: (-each.flops, -each.bytes))
-    return found
 
 
 def operand_sources(program: Any, name: str) -> Sources:
@@ -208,7 +51,7 @@ def operand_sources(program: Any, name: str) -> Sources:
     Raises:
         HloError: There is no such instruction.
     """
-    module, is_excerpt = _module_of(program)
+    module, is_excerpt = module_of(program)
     tracer = _Tracer(module, is_excerpt=is_excerpt)
     computation, position = tracer.find(name.lstrip("%"))
     return tracer.sources(computation, position)
@@ -615,86 +458,3 @@ def _split_types(type_text: str) -> list[str]:
     if not type_text.startswith("("):
         return [type_text]
     return re.findall(r"[a-z]\w*\[[^\[\]]*\](?:\{[^{}]*\})?", type_text)
-
-
-def _dead(computation: Computation, *, is_excerpt: bool) -> list[Instruction]:
-    rows = computation.instructions
-    live = bytearray(len(rows))
-    if is_excerpt:
-        for row in rows:
-            for operand in row.operands:
-                if operand >= 0:
-                    live[operand] = 1
-    else:
-        live[computation.root] = 1
-        for position in range(len(rows) - 1, -1, -1):
-            if live[position]:
-                for operand in rows[position].operands:
-                    live[operand] = 1
-    return [row for row, is_live in zip(rows, live, strict=True) if not is_live]
-
-
-def _unused(module: HloModule, computation: Computation, row: Instruction) -> Unused:
-    types = [computation.instructions[o].type for o in row.operands if o >= 0]
-    return Unused(
-        name=f"%{row.name}",
-        op=row.op,
-        type=without_layout(row.type),
-        literal="" if row.op == "parameter" else row.literal,
-        bytes=type_bytes(row.type),
-        flops=flops(row.op, row.type, types, row.attrs),
-        site=module.origin(row.metadata).site,
-        line=row.line,
-    )
-
-
-def _module_of(program: Any) -> tuple[HloModule, bool]:
-    """Return a program as a module, and whether it is an excerpt of one."""
-    if isinstance(program, str) and ("\n" in program or " = " in program):
-        return _module_of_text(program)
-    if isinstance(program, (str, Path)):
-        try:
-            text = Path(program).read_text("utf-8", "replace")
-        except OSError as error:
-            raise HloError(f"{program} cannot be read: {error.strerror}.") from error
-        return _module_of_text(text)
-    graph = graph_of(program)
-    if isinstance(graph.source, HloModule):
-        return graph.source, False
-    return _module_of_graph(graph), False
-
-
-def _module_of_text(text: str) -> tuple[HloModule, bool]:
-    if _MODULE_LINE.search(text):
-        try:
-            found = modules(text)
-        except HloSyntaxError:
-            found = []
-        if len(found) == 1:
-            return found[0], False
-    elif "func.func" in text or torch_ir.START.search(text):
-        return _module_of_graph(parse(text)), False
-    found = modules(text, partial=True)
-    if not found or not found[-1].computations:
-        raise HloSyntaxError(
-            "the text has no instruction. One reads `%name = type op(...)`."
-        )
-    return found[-1], True
-
-
-def _module_of_graph(graph: Graph) -> HloModule:
-    """Return a graph in the form of a module of one computation."""
-    rows = [
-        Instruction(
-            graph.names[node.id].lstrip("%"), node.op, node.type, node.operands,
-            node.attrs, str(graph.numbers.get(node.id, node.literal)), "", 0,
-        )
-        for node in graph
-    ]  # fmt: skip
-    types = ", ".join(graph.types[node] for node in graph.outputs)
-    rows.append(
-        Instruction("return", "tuple", f"({types})", graph.outputs, "", "", "", 0)
-    )
-    index = {row.name: position for position, row in enumerate(rows)}
-    main = Computation("main", 0, len(rows) - 1, rows, index)
-    return HloModule(graph.name, {"main": main}, "main")
