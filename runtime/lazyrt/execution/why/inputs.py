@@ -247,7 +247,7 @@ def carried_over(edits: Edits) -> list[Cause]:
     return [
         Cause(
             kind="carried_over",
-            text=f"{count(len(left), 'tensor')}{called} that step {previous} computed"
+            text=f"{count(len(left), 'tensor') if left else 'no tensor'}{called} that step {previous} computed"
             f"{at(origin.site)} {verb} of this step, {len(before)} in {edits.before.name}: "
             "the work of a step is finished in the next one",
             fix="finish it before the step ends (flush the buckets, run the callbacks)",
