@@ -214,3 +214,13 @@ def test_a_hook_that_reads_or_raises_does_not_recurse_or_stop_the_barrier(caplog
     assert calls == ["mark_step()"]
     assert not lazyrt.is_pending(y)
     assert "a function given to on_barrier() failed" in caplog.text
+
+
+def test_the_end_of_a_step_says_what_was_compiled_in_it():
+    with recorded(events.StepFinished) as found:
+        double(on_device(3))
+        double(on_device(3))
+        double(on_device(4))
+
+    assert [len(event.recompiled) for event in found] == [1, 0, 1]
+    assert found[2].recompiled == (lazyrt.compiled_graphs()[1].cause,)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, get_args
 from lazyrt.control import closures
 from lazyrt.control.rollback import OnError, Outcome, Undo
 from lazyrt.errors import UsageError
+from lazyrt.execution.census import census
 from lazyrt.execution.executor import barrier
 from lazyrt.frontend.provenance import user_site
 from lazyrt.ir import active
@@ -142,6 +143,7 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`
                     duration_ns=time.perf_counter_ns() - entered.start_ns,
                     step_num=self.step_num,
                     outcome=outcome,
+                    recompiled=census.reasons(entered.number),
                 )
             )
 

@@ -125,6 +125,7 @@ class Census:
         self._records: OrderedDict[str, CompiledGraph] = OrderedDict()
         self._of_step: OrderedDict[int, CompiledGraph] = OrderedDict()
         self._graphs: deque[CompiledGraph] = deque()
+        self._reasons: deque[tuple[int, str]] = deque(maxlen=_MAX_STEPS)
         self._count = 0
         self._held_nodes = 0
         self._held_vertices = 0
@@ -200,9 +201,24 @@ class Census:
         try:
             yield
             self.admit(text_key, record)
+            self._reasons.append((self._step_of(record), record.cause))
         finally:
             self._compiling = None
         check_limit()
+
+    def reasons(self, since: int) -> tuple[str, ...]:
+        """Return why graphs were compiled in a step and in those after it; O(answers)."""
+        found = []
+        for step, reason in reversed(self._reasons):
+            if step < since:
+                break
+            found.append(reason)
+        return tuple(reversed(found))
+
+    @staticmethod
+    def _step_of(record: CompiledGraph) -> int:
+        explanation = record.explanation
+        return explanation.step if explanation is not None else record.first_step
 
     def note_compile(self, event: events.Event) -> None:
         """Add the cost of a compile that has finished; a listener."""
@@ -250,6 +266,7 @@ class Census:
         """Forget every record, as a new process would."""
         self._records.clear()
         self._of_step.clear()
+        self._reasons.clear()
         self._graphs.clear()
         self._held_nodes = self._held_vertices = self._count = 0
 

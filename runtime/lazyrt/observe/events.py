@@ -390,6 +390,7 @@ class StepFinished(Event):
     Attributes:
         failed: Whether an exception ended it.
         outcome: What became of its work: `run`, `discarded` or `rolled back`.
+        recompiled: Why graphs were compiled in it, one text each; empty if none was.
     """
 
     step: int
@@ -398,6 +399,7 @@ class StepFinished(Event):
     failed: bool
     step_num: int | None = None
     outcome: Literal["run", "discarded", "rolled back"] = "run"
+    recompiled: tuple[str, ...] = ()
 
 
 Listener = Callable[[Event], None]
