@@ -22,6 +22,7 @@ from lazyrt.lowering.dtypes import (
     Array,
     cast,
     is_integral,
+    opmath_dtype,
     real_dtype,
     to_torch_dtype,
 )
@@ -95,10 +96,14 @@ def rand(ctx: OpContext, *_: Any) -> Array:
 def uniform_between(
     ctx: OpContext, x: Array, low: Any = 0.0, high: Any = 1.0, *_: Any
 ) -> Array:
-    numbers = cast(uniform(ctx, ctx.out.shape, ctx.out.dtype), ctx.compute)
-    bottom, top = ctx.cast(low, high)
-    width = expand(lax.sub(top, bottom), numbers.shape)
-    return lax.add(lax.mul(numbers, width), expand(bottom, numbers.shape))
+    part = real_dtype(ctx.out.dtype)
+    shape = (2, *ctx.out.shape) if ctx.out.dtype.is_complex else ctx.out.shape
+    compute = opmath_dtype(part)
+    numbers = cast(uniform(ctx, shape, part), compute)
+    bottom, top = cast(low, compute), cast(high, compute)
+    width = expand(lax.sub(top, bottom), shape)
+    numbers = lax.add(lax.mul(numbers, width), expand(bottom, shape))
+    return lax.complex(numbers[0], numbers[1]) if len(shape) > x.ndim else numbers
 
 
 @lowers("aten.randn.default", "aten.randn_like.default", "aten.randn.generator",
