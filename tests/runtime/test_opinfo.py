@@ -2,7 +2,7 @@
 
 The slow tests take every op: float32 with three samples each, forward and backward; one sample
 of a seeded choice of ops in each of six further dtypes; and all of torch's wrong calls. About
-two minutes on two quiet cores. `python -m benchmarks coverage` runs everything and takes more
+200 seconds of CPU time. `python -m benchmarks coverage` runs everything and takes more
 samples. `tests/opinfo/known.py` lists what is missing, with reasons.
 """
 
