@@ -1,9 +1,9 @@
 """PyTorch's own op database on the lazy device, with the CPU as the oracle.
 
 The slow tests take every op: float32 with three samples each, forward and backward; one sample
-of a seeded choice of ops in each of six further dtypes; and all of torch's wrong calls. About
-200 seconds of CPU time. `python -m benchmarks coverage` runs everything and takes more
-samples. `tests/opinfo/known.py` lists what is missing, with reasons.
+of a seeded choice of ops in each of six further dtypes; and all of torch's wrong calls. The
+float32 part takes about two minutes of CPU time. `python -m benchmarks coverage` runs everything
+and takes more samples. `tests/opinfo/known.py` lists what is missing, with reasons.
 """
 
 from __future__ import annotations
