@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 import lazyrt
@@ -108,6 +109,18 @@ def outcome(call) -> Any:
         return call()
     except Exception as error:  # noqa: BLE001 - which one it is, is the question
         return type(error)
+
+
+def slow_but(cases, quick):
+    """Return test parameters, named after the functions, with all but `quick` marked slow."""
+    return [
+        pytest.param(case, id=getattr(case, "__name__", case))
+        if case in quick
+        else pytest.param(
+            case, id=getattr(case, "__name__", case), marks=pytest.mark.slow
+        )
+        for case in cases
+    ]
 
 
 def grid(*shape, dtype=torch.float32):

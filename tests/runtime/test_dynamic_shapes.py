@@ -52,6 +52,7 @@ def test_a_shape_that_data_decide_cuts_the_graph_once_and_says_where(name):
     assert torch.equal(result.cpu(), call((grid(6) - 1) * 2))
 
 
+@pytest.mark.slow
 def test_all_results_of_a_data_dependent_op_match_the_cpu():
     def program(d, x):
         y = x.view(3, 4) // 3
@@ -65,6 +66,7 @@ def test_all_results_of_a_data_dependent_op_match_the_cpu():
     on_both(program, grid(12), fallbacks=None)
 
 
+@pytest.mark.slow
 def test_a_loop_over_a_shape_that_varies_with_data_matches_the_cpu():
     def program(d, x):
         sizes, total = [], torch.zeros((), device=d)
@@ -140,7 +142,7 @@ def train(lengths):
 
 
 def test_changing_sequence_lengths_compile_once_for_each_shape():
-    lengths = [5, 7, 5, 9, 7, 5, 9, 9, 7, 5]
+    lengths = [5, 7, 5, 7, 5]
 
     compiled = train(lengths)
 
@@ -148,6 +150,7 @@ def test_changing_sequence_lengths_compile_once_for_each_shape():
     assert lazyrt.counters()["cpu_fallbacks"] == 0
 
 
+@pytest.mark.slow
 def test_the_reason_of_such_a_compile_names_the_change_of_shape():
     _, *later = train([5, 7, 9])
 

@@ -10,6 +10,8 @@ import lazyrt
 from lazyrt.observe import events
 from tests.harness import DEVICE, lazy, recorded, step_fingerprints
 
+pytestmark = pytest.mark.slow
+
 N = 40_000
 # A chi-square or normal deviate beyond this is an accident of one in a hundred thousand; the
 # seed is fixed, so a test that passes once passes always.

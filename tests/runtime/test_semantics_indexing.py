@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.harness import lazy
-from tests.runtime.semantics import grid, on_both, outcome
+from tests.runtime.semantics import grid, on_both, outcome, slow_but
 
 ROWS = torch.tensor([0, 2, 3])
 
@@ -161,10 +161,16 @@ PROGRAMS = [
     index_ops, gradients_of_reads_and_writes, gradients_through_masks, written_values_are_cast,
     copies_change_dtype, copies_cross_devices,
 ]  # fmt: skip
+# The others are slow: each program is compiled by XLA.
+QUICK = {
+    one_value_is_written_by_mask_without_a_cut,
+    index_put_adds_up,
+    copies_cross_devices,
+}
 
 
 @pytest.mark.filterwarnings("ignore:index_reduce")
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+@pytest.mark.parametrize("program", slow_but(PROGRAMS, QUICK))
 def test_indexing_matches_the_cpu(program):
     on_both(program, grid(4, 3, 5), ROWS, fallbacks=CUTS.get(program, 0))
 

@@ -255,7 +255,6 @@ REFUSED = {
     "csr-converted": lambda x: x.to_sparse_csr(),
     "bsr-converted": lambda x: x.to_sparse_bsr((1, 1)),
     "csr-moved": lambda x: DENSE.to_sparse_csr().to(DEVICE).to_dense(),
-    "csr-printed": lambda x: repr(DENSE.to_sparse_csr().to(DEVICE)),
     "product": lambda x: DENSE.to_sparse() @ x,
     "torch.sparse.mm": lambda x: torch.sparse.mm(DENSE.to_sparse(), x),
     "sum": lambda x: x + DENSE.to_sparse(),
@@ -299,3 +298,11 @@ def test_fake_quantisation_works_on_dense_numbers():
         torch.linspace(-20, 20, 9),
         fallbacks=None,
     )
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_sparse_tensor_that_came_to_the_device_can_be_printed():
+    text = repr(DENSE.to_sparse_csr().to(DEVICE))
+
+    assert "sparse_csr" in text
+    assert "dense arrays only" in text

@@ -129,6 +129,7 @@ def test_foreach_ops_on_aliased_lists_match_the_cpu():
     on_both(program, grid(3), grid(3) / 3)
 
 
+@pytest.mark.slow
 def test_foreach_ops_match_the_cpu():
     def program(d, x, y):
         pair = [x, y]
@@ -142,6 +143,7 @@ def test_foreach_ops_match_the_cpu():
     on_both(program, randn(3), randn(2, 2))
 
 
+@pytest.mark.slow
 def test_every_way_of_clipping_gradients_matches_the_cpu():
     def program(d, x, y):
         parameters = [nn.Parameter(x), nn.Parameter(y)]
@@ -273,6 +275,7 @@ def test_custom_functions_choose_their_dtype_under_autocast():
 # ---------------------------------------------------------------- checkpoints and hooks
 
 
+@pytest.mark.slow
 def test_every_kind_of_checkpoint_matches_the_cpu():
     def program(d, x):
         model = filled(nn.Sequential(*[nn.Linear(4, 4) for _ in range(3)]), d)
@@ -314,6 +317,7 @@ def test_hooks_of_tensors_and_nodes_match_the_cpu():
     on_both(program, grid(3).requires_grad_())
 
 
+@pytest.mark.slow
 def test_hooks_of_modules_match_the_cpu():
     def program(d, x):
         model, log = network(d), []
@@ -390,6 +394,7 @@ def test_custom_functions_match_the_cpu_in_their_corners():
 # ---------------------------------------------------------------- torch.nn.utils
 
 
+@pytest.mark.slow
 def test_parametrised_modules_match_the_cpu():
     class Symmetric(nn.Module):
         def forward(self, weight):
@@ -423,6 +428,7 @@ def test_orthogonal_and_spectral_parametrisations_hold_on_the_device():
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.slow
 def test_old_weight_norm_and_pruning_match_the_cpu():
     def program(d, x):
         layer = filled(nn.Linear(4, 3), d)

@@ -273,6 +273,7 @@ def test_modes_see_functions_and_ops():
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:Error detected")
+@pytest.mark.slow
 def test_anomaly_mode_finds_the_backward_op_that_made_nan():
     def program(d, x):
         found = []
@@ -319,6 +320,7 @@ def test_nested_gradient_modes_match_the_cpu():
 # ---------------------------------------------------------------- threads and workers
 
 
+@pytest.mark.slow
 def test_threads_train_at_the_same_time_as_one_by_one():
     def train(seed):
         layer = filled(nn.Linear(3, 2), DEVICE)

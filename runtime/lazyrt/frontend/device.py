@@ -292,6 +292,10 @@ def _patch() -> None:
 
 def _print(tensor: torch.Tensor, original: Any) -> str:
     """Return torch's own text of the value, or the plan line where nobody asked for it."""
+    if tensor.layout is not torch.strided:
+        # Every op on it raises, and an error below torch's printing keeps torch's guards alive.
+        shape = tuple(tensor.shape)
+        return f"<lazyrt {tensor.layout} of shape {shape}: the device has dense arrays only>"
     if reads.behind_the_users_back():
         return reads.describe(tensor)
     if tensor.numel() == 0:

@@ -84,11 +84,6 @@ def is_lazy(tensor: object) -> bool:
     return isinstance(tensor, torch.Tensor) and tensor.device.type == DEVICE_TYPE
 
 
-def is_dense_lazy(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is on the device and has its layout; others refuse every op."""
-    return tensor.device.type == DEVICE_TYPE and tensor.layout is torch.strided
-
-
 def below_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function` running with the device's autocast switched off."""
 
@@ -146,7 +141,7 @@ def patch_printing(describe: Callable[[torch.Tensor, Callable[..., str]], str]) 
     # of a failed or interrupted peek would keep in force.
     @functools.wraps(original)
     def text(self: torch.Tensor, *, tensor_contents: str | None = None) -> str:
-        if not is_dense_lazy(self) or tensor_contents is not None:
+        if self.device.type != DEVICE_TYPE or tensor_contents is not None:
             return original(self, tensor_contents=tensor_contents)
         return describe(self, original)
 
