@@ -57,6 +57,17 @@ def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
+def is_leaf(tensor: torch.Tensor) -> bool:
+    """Return whether autograd begins at a tensor; False where torch refuses to say.
+
+    It refuses for one of several views made at once, after a write to their base.
+    """
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return False
+
+
 def is_far_from(tensor: torch.Tensor, numbers: torch.Tensor) -> bool:
     """Return whether no element is so near to its number that rounding could decide."""
     return bool(((tensor.detach().double() - numbers).abs() > _MARGIN).all())
@@ -114,7 +125,7 @@ def write(desk: Desk) -> str | None:
     name = desk.name(
         lambda t: (
             t.is_floating_point()
-            and (also_parameters or not (t.is_leaf and t.requires_grad))
+            and (also_parameters or not (is_leaf(t) and t.requires_grad))
         )
     )
     other = desk.floats()
@@ -272,7 +283,7 @@ def leaf(desk: Desk) -> str | None:
 
 def backward(desk: Desk) -> str | None:
     """Return a statement that adds to the gradients of parameters."""
-    name = desk.name(lambda t: t.requires_grad and t.grad_fn is not None)
+    name = desk.name(lambda t: t.requires_grad and not is_leaf(t))
     if name is None:
         return None
     keep = desk.choose(("", "retain_graph=True"))
@@ -281,7 +292,7 @@ def backward(desk: Desk) -> str | None:
 
 def update(desk: Desk) -> str | None:
     """Return statements that change a parameter as an optimizer does."""
-    name = desk.name(lambda t: t.is_leaf and t.grad is not None)
+    name = desk.name(lambda t: is_leaf(t) and t.grad is not None)
     if name is None:
         return None
     options = [

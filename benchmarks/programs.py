@@ -347,11 +347,14 @@ def _differences(actual: Tensors, expected: Tensors) -> Iterator[str]:
     for name, theirs in expected.items():
         mine = actual[name]
         yield from _compare(name, mine, theirs)
-        if mine.requires_grad != theirs.requires_grad or mine.is_leaf != theirs.is_leaf:
-            yield f"{name} requires_grad {mine.requires_grad}, is_leaf {mine.is_leaf}"
-        if theirs.is_leaf and (mine.grad is None) != (theirs.grad is None):
+        roles = [(t.requires_grad, lines.is_leaf(t)) for t in (mine, theirs)]
+        if roles[0] != roles[1]:
+            yield f"{name} (requires_grad, is_leaf) is {roles[0]}, not {roles[1]}"
+        if not lines.is_leaf(theirs):
+            continue
+        if (mine.grad is None) != (theirs.grad is None):
             yield f"{name}.grad is {mine.grad}, on the CPU {theirs.grad}"
-        if theirs.is_leaf and theirs.grad is not None and mine.grad is not None:
+        if theirs.grad is not None and mine.grad is not None:
             yield from _compare(f"{name}.grad", mine.grad, theirs.grad)
 
 

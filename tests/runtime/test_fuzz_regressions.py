@@ -30,6 +30,14 @@ def test_a_program_that_differed_once_does_so_no_longer(lines):
     check(Program((*START, *lines)))
 
 
+def test_a_view_of_which_torch_says_nothing_does_not_stop_the_search_for_names(caplog):
+    lines = ("d = w * 2", "e = d.chunk(2, 0)[0]", "d.mul_(0.5)", "mark_step()")
+
+    check(Program((*START, *lines)))
+
+    assert caplog.text == ""
+
+
 def test_a_write_to_repeated_elements_is_refused_as_on_the_cpu():
     lines = (*START, "d = a[:1].expand(2, 4)", "d.mul_(2)")
 

@@ -125,8 +125,9 @@ class _Walk:
         if not is_lazy(tensor):
             return
         self.names.setdefault(id(state_of(tensor).base), name)
-        if tensor.requires_grad and tensor.is_leaf and tensor.grad is not None:
-            self._visit_tensor(Name(f"{name.text}.grad", "gradient"), tensor.grad)
+        gradient = _gradient(tensor) if tensor.requires_grad else None
+        if gradient is not None:
+            self._visit_tensor(Name(f"{name.text}.grad", "gradient"), gradient)
 
     def _visit_optimizer(self, name: Name, optimizer: torch.optim.Optimizer) -> None:
         for number, (parameter, state) in enumerate(list(optimizer.state.items())):
@@ -218,3 +219,14 @@ def _is_installed(kind: type) -> bool:
 _INSTALLED = frozenset((*sys.stdlib_module_names, "torch", "IPython", "traitlets",
                         "ipykernel", "numpy", "jax", "jaxlib", "lazyrt", "lazyviz",
                         "zmq", "tornado", "_pytest", "pytest", "pluggy")) - {"types", "argparse"}  # fmt: skip
+
+
+def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a parameter's gradient.
+
+    torch refuses to say for one of several views made at once, after a write to their base.
+    """
+    try:
+        return tensor.grad if tensor.is_leaf else None
+    except RuntimeError:
+        return None
