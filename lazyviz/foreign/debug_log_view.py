@@ -24,6 +24,7 @@ _HEADER = [
     "cause",
 ]
 _HASH_DIGITS = 12
+_MAX_EVENTS = 200
 _READ = "a value was read before the step's end"
 
 
@@ -46,7 +47,11 @@ def log_html(log: DebugLog) -> str:
     notes = "".join(f"<li>{markup(note)}</li>" for note in sentences(log))
     if notes:
         parts.append(f"<ul>{notes}</ul>")
-    parts += [html.folded(_title(event), _details(event)) for event in log.events]
+    shown = log.events[:_MAX_EVENTS]
+    parts += [html.folded(_title(event), _details(event)) for event in shown]
+    if len(shown) < len(log.events):
+        rest = text.plural(len(log.events) - len(shown), "later event")
+        parts.append(html.muted(f"... and {rest}; `log.events` has all"))
     return f'<div class="lazyviz-log">{"".join(parts)}</div>'
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from lazyviz.foreign.evidence import EvidenceError
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 _DOT = "digraph G {"
 _HEADER = ["program", "name", "nodes", "inputs", "input size", "outputs", "dead"]
 _MAX_OPS = 12
+_MAX_NODES = 2_000
 _MAX_PLACES = 8
 
 
@@ -110,13 +112,15 @@ def parse_programs(source: str | bytes) -> Programs:
 
 def _listing(graph: Graph) -> str:
     lines = []
-    for node in graph:
+    for node in islice(graph, _MAX_NODES):
         operands = ", ".join(
             graph.names[operand] or f"#{operand}" for operand in node.operands
         )
         place = f"  # {node.site}" if node.site else ""
         name = node.name or f"#{node.id}"
         lines.append(f"{name} = {node.type} {node.op}({operands}){place}")
+    if len(graph) > _MAX_NODES:
+        lines.append(f"... {len(graph) - _MAX_NODES:,} more nodes")
     return "\n".join(lines)
 
 

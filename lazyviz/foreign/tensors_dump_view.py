@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _HEADER = ["graph", "hash", "format", "size", "roots", "event", "at", "same as"]
 _HASH_DIGITS = 12
 _MAX_OPS = 12
+_MAX_CHARACTERS = 200_000
 _MAX_COMPARED = 8
 
 
@@ -33,7 +34,10 @@ def dump_html(dump: TensorsDump) -> str:
     parts += [f"<p>{markup(sentence)}</p>" for sentence in _differences(dump)]
     for positions in dump.distinct.values():
         graph = dump.graphs[positions[0] - 1]
-        parts.append(html.folded(_title(graph, positions), html.pre(graph.body)))
+        body = graph.body[:_MAX_CHARACTERS]
+        if len(body) < len(graph.body):
+            body += f"\n... {len(graph.body) - len(body):,} more characters"
+        parts.append(html.folded(_title(graph, positions), html.pre(body)))
     ops = _ops(dump)
     return f'<div class="lazyviz-dump">{"".join(parts)}{html.muted(ops) if ops else ""}</div>'
 

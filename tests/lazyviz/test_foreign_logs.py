@@ -133,6 +133,15 @@ def test_a_log_that_was_cut_is_refused_with_its_line(text, message):
     assert str(raised.value).startswith(message)
 
 
+def test_a_page_of_a_long_log_stays_short():
+    end = LOG.index("=== step 2")
+    log = parse_debug_log(LOG[:end] * 100)
+
+    assert len(log.events) == 300
+    assert log.to_html().count("<details") == 200
+    assert "... and 100 later events; `log.events` has all" in log.to_html()
+
+
 # ---------------------------------------------------------------- dumps of graphs
 
 
@@ -338,6 +347,19 @@ def test_torch_xlas_own_ir_is_a_program_in_both_forms():
 
     assert type(read.read(text)) is type(read.read(dot)) is Programs
     assert hlo.diff(one, other).cost == 0
+
+
+def test_a_page_of_a_large_program_stays_short():
+    rows = [f"  %e{k} = f32[4]{{0}} exponential(%e{k - 1})" for k in range(1, 2_100)]
+    text = "\n".join(
+        ["HloModule m", "ENTRY %main {", "  %e0 = f32[4]{0} parameter(0)", *rows,
+         "  ROOT %y = f32[4]{0} negate(%e2099)", "}", ""]
+    )  # fmt: skip
+
+    page = parse_programs(text).to_html()
+
+    assert "... 101 more nodes" in page
+    assert page.count("exponential(") == 1_999
 
 
 def test_a_program_that_breaks_off_is_refused_with_its_line():
