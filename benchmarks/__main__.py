@@ -8,7 +8,17 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import coverage, diff, families, fuzz, modes, prints, step, trace
+from benchmarks import (
+    coverage,
+    diff,
+    families,
+    fuzz,
+    memory,
+    modes,
+    prints,
+    step,
+    trace,
+)
 from benchmarks.pool import BenchmarkError
 
 if TYPE_CHECKING:
@@ -25,6 +35,7 @@ BENCHMARKS = {
     "coverage": coverage,
     "diff": diff,
     "fuzz": fuzz,
+    "memory": memory,
 }
 
 _EPILOG = """\

@@ -93,6 +93,32 @@ def same_graph(training: bert.Training) -> JaxStep:
 
 def hand_written() -> JaxStep:
     """Return the benchmark's BERT with AdamW, written in jax by hand."""
+    state, batch, compiled = _by_hand()
+
+    def step() -> Any:
+        loss, *state[:] = compiled(*state, batch)
+        return loss
+
+    return step
+
+
+def live_bytes() -> int:
+    """Return the bytes of all arrays on jax's devices."""
+    arrays = jax.live_arrays()  # type: ignore[no-untyped-call]
+    return sum(array.nbytes for array in arrays)
+
+
+def memory_of_hand_written() -> tuple[int, Any]:
+    """Return the bytes of all arrays before a step, and XLA's analysis of the step's memory."""
+    before = live_bytes()
+    state, batch, compiled = _by_hand()
+    gc.collect()
+    held = live_bytes() - before
+    return held, compiled.lower(*state, batch).compile().memory_analysis()
+
+
+def _by_hand() -> tuple[list[Any], _Arrays, Any]:
+    """Return weights and AdamW's state, the batch, and the step that takes their memory."""
     weights = {
         name: jnp.array(tensor.detach().numpy())
         for name, tensor in bert.make_model().named_parameters()
@@ -101,19 +127,9 @@ def hand_written() -> JaxStep:
         name: jnp.asarray(t.numpy(), jnp.int32) for name, t in bert.make_batch().items()
     }
     zeros = {name: jnp.zeros_like(weight) for name, weight in weights.items()}
-    state = [
-        weights,
-        zeros,
-        {name: array.copy() for name, array in zeros.items()},
-        jnp.zeros(()),
-    ]
-    compiled = jax.jit(_adamw_step, donate_argnums=(0, 1, 2))
-
-    def step() -> Any:
-        loss, *state[:] = compiled(*state, batch)
-        return loss
-
-    return step
+    squares = {name: array.copy() for name, array in zeros.items()}
+    state = [weights, zeros, squares, jnp.zeros(())]
+    return state, batch, jax.jit(_adamw_step, donate_argnums=(0, 1, 2))
 
 
 def _adamw_step(

@@ -154,6 +154,14 @@ def pending_roots() -> list[Value]:
         return list(_collect()[1])
 
 
+def executable_of(fingerprint: str) -> Any:
+    """Return the executable that runs a known step graph; None for an unknown one."""
+    with lock:
+        plans = (p for p in _plans.values() if p.graph.fingerprint == fingerprint)
+        plan = next(plans, None)
+        return None if plan is None else plan.executable
+
+
 def clear_known_plans() -> None:
     """Forget the quick look-up by values; the next step is found by its fingerprint."""
     _plans.clear()
