@@ -11,7 +11,7 @@ from IPython.core.completer import SimpleCompletion, context_matcher
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 
-from lazyviz import formatters, parse_report, reports, session
+from lazyviz import executables, formatters, parse_report, reports, session
 from lazyviz.lazytensors import is_lazy, lazy_tensors, named_tensors
 from lazyviz.render import text
 
@@ -43,6 +43,7 @@ _SUBCOMMANDS = {
     "eager": "each op compiled and run by itself: on, off; alone, which mode holds and why",
     "why": "why a step was compiled: causes, lines of both sides, what to do; why 12",
     "graphs": "every compiled graph: size, runs, compile time, cause, nearest other",
+    "cache": "executables in memory and on disk; cache drop KEY | all | older 7d drops some",
     "drop": "drop the pending ops, unrun",
     "on": "show a strip after each cell that touches the device",
     "off": "show no strips; cells are still recorded",
@@ -76,6 +77,8 @@ class LazyMagics(Magics):
                                alone, say which mode holds, and every setting with its origin
         %lazy why [STEP]       why a step was compiled, the latest one by default
         %lazy graphs           every compiled graph: size, runs, compile time, cause
+        %lazy cache            executables in memory and on disk: age, size, line;
+                               cache drop KEY, drop all, drop older 7d drops some
         %lazy drop             drop the pending ops, unrun
         %lazy on, %lazy off    show a strip after each cell, or none
 
@@ -239,6 +242,19 @@ class LazyMagics(Magics):
     def _graphs(self, rest: str) -> None:
         _refuse("graphs", rest)
         self._print(reports.graphs(_runtime().compiled_graphs()))
+
+    def _cache(self, rest: str) -> None:
+        runtime = _runtime()
+        command, *words = rest.split() or [""]
+        if command == "drop":
+            try:
+                self._print(executables.drop(runtime, words))
+            except ValueError as error:
+                raise UsageError(str(error)) from None
+        elif command:
+            raise UsageError(executables.unknown(rest))
+        else:
+            self._print(executables.table(runtime.cached_executables()))
 
     def _drop(self, rest: str) -> None:
         _refuse("drop", rest)

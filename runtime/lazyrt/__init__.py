@@ -26,10 +26,12 @@ from lazyrt.api import (
     activity,
     background_flush,
     begin_cell,
+    cached_executables,
     clear_caches,
     compiled_graphs,
     counters,
     device,
+    drop_executables,
     dump_graphs,
     eager_mode,
     eager_module,
@@ -79,8 +81,8 @@ from lazyrt.observe.metrics import watch_executions
 
 __all__ = [
     "DeviceLoader", "Graph", "Inspection", "LazyRuntimeError", "LiveTensor", "activity", "add_step_closure",
-    "background_flush", "begin_cell", "clear_caches", "compiled_graphs", "config", "counters",
-    "device", "discard_pending", "discarded_graph", "dump_graphs", "eager_mode", "eager_module",
+    "background_flush", "begin_cell", "cached_executables", "clear_caches", "compiled_graphs", "config", "counters",
+    "device", "discard_pending", "discarded_graph", "drop_executables", "dump_graphs", "eager_mode", "eager_module",
     "enable_eager_execution", "errors", "explain", "fallback", "frozen", "graph_of_step",
     "in_flight", "input_origins", "inspect", "is_pending", "live_tensors", "lowers", "mark_step",
     "materialise", "metrics_report", "mode", "node_values", "on_barrier", "op_by_op_mode",

@@ -8,7 +8,7 @@ import torch
 
 from lazyrt.control import automatic, flush, marks, modes
 from lazyrt.errors import UsageError
-from lazyrt.execution import cache, compiler, hooks, newgraphs, watcher
+from lazyrt.execution import cache, cached, compiler, hooks, newgraphs, watcher
 from lazyrt.execution.census import CompiledGraph, census
 from lazyrt.execution.dumps import FORMS, DumpForm, dump
 from lazyrt.execution.executor import clear_plans, pending_roots
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from lazyrt.execution.cached import CachedExecutable
     from lazyrt.execution.why.causes import Explanation
     from lazyrt.ir.node import Node
     from lazyrt.observe.report import Report
@@ -181,6 +182,44 @@ def clear_caches(*, memory: bool = True, disk: bool = False) -> None:
             forget_slices()
         if disk:
             cache.clear()
+
+
+def cached_executables() -> tuple[CachedExecutable, ...]:
+    """Return the executables in memory and in `config.cache_dir`, the latest used first.
+
+    Reads the end of each file; nothing is loaded, and no file counts as used by it.
+    """
+    with lock:
+        return cached.cached()
+
+
+def drop_executables(
+    key: str | None = None, *, unused_s: float | None = None
+) -> tuple[CachedExecutable, ...]:
+    """Drop executables from memory and from disk, and return which; without arguments, all.
+
+    What is pending stays as it is. An executable that is needed again is compiled again. Of
+    the disk only this user's own files in `config.cache_dir` are touched.
+
+    Args:
+        key: The first digits of one executable's key.
+        unused_s: Instead, those neither read nor compiled for so many seconds.
+
+    Raises:
+        UsageError: No executable or several have such a key, or both arguments are given.
+    """
+    if key is not None and unused_s is not None:
+        raise UsageError(
+            f"drop_executables() got key={key!r} and unused_s={unused_s!r}, which choose in two "
+            "ways, so nothing was dropped. Give one of them."
+        )
+    with lock:
+        entries = cached.chosen(key, unused_s)
+        if entries:
+            cached.drop(entries)
+            clear_plans()
+            forget_slices()
+        return entries
 
 
 def compiled_graphs() -> tuple[CompiledGraph, ...]:

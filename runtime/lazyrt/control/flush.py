@@ -137,7 +137,7 @@ def _flush_some() -> bool:
         cone = _next_nodes()
     for node in cone:  # XLA compiles without the lock: the user's thread goes on
         if not compiler.is_compiled(node.spec):
-            compiler.compile_spec(node.spec, "background")
+            compiler.compile_spec(node.spec, "background", node)
     with lock:
         if pending.number != number:  # a barrier came: these inputs are gone
             return True

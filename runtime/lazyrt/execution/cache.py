@@ -4,25 +4,89 @@ Files are named by what they depend on: the graph's fingerprint, donation, the c
 and the platform with its versions. jax's own persistent cache is a process-wide setting that
 belongs to the user's jax programs, and a hit there still pays for lowering; this one needs
 neither. Writing is atomic; a file that cannot be read is deleted and compiled again.
+
+What an entry holds is written behind the executable, where unpickling does not look: files
+without it load like those with it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import logging
 import os
+import stat
+import struct
 import tempfile
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lazyrt import jax_compat
 from lazyrt.config import config
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 _log = logging.getLogger(__name__)
 # Changes when lowering or the calling convention of executables does.
 _FORMAT = "1"
+# The end of a file: JSON, its length, and a mark.
+_MARK = b"\0lazyrt\1"
+_END = struct.Struct("<I8s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What an executable holds, in words; empty where an older version did not write it.
+
+    Attributes:
+        holds: The op with its operand types, or the kind of graph and its fingerprint.
+        nodes: How many ops it runs; 0 where unknown.
+        tier: `fast` or `optimised`.
+        line: The user's line of the op, of a graph's last op.
+        written_s: When it was compiled, in seconds since the epoch; 0 where unknown.
+    """
+
+    holds: str = ""
+    nodes: int = 0
+    tier: str = ""
+    line: str = ""
+    written_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """An executable on disk.
+
+    Attributes:
+        path: Where it is.
+        digest: 32 hexadecimal digits of its key.
+        nbytes: Size of the file.
+        used_s: When it was last read or written, in seconds since the epoch.
+        is_usable: Whether it was made by these versions, for this machine.
+    """
+
+    path: Path
+    digest: str
+    nbytes: int
+    used_s: float
+    is_usable: bool
+
+    def facts(self) -> Facts:
+        """Return what it holds; only the end of the file is read."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(-min(self.nbytes, _END.size), os.SEEK_END)
+                length, mark = _END.unpack(file.read())
+                if mark != _MARK or length > self.nbytes - _END.size:
+                    return Facts()
+                file.seek(-_END.size - length, os.SEEK_END)
+                return Facts(**json.loads(file.read(length)))
+        except (OSError, ValueError, TypeError, struct.error):
+            return Facts()
 
 
 @lru_cache(maxsize=1)
@@ -33,8 +97,13 @@ def _platform() -> str:
 def _path(key: str) -> Path | None:
     if config.cache_dir is None:
         return None
-    digest = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+    digest = digest_of(key)
     return config.cache_dir / _platform() / digest[:2] / f"{digest}.xla"
+
+
+def digest_of(key: str) -> str:
+    """Return the name of a key's file, 32 hexadecimal digits."""
+    return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
 
 
 def load(key: str) -> Any | None:
@@ -58,17 +127,22 @@ def load(key: str) -> Any | None:
     return executable
 
 
-def store(key: str, executable: Any) -> None:
+def store(key: str, executable: Any, facts: Facts) -> None:
     """Store an executable under `key`; failing to is logged and harmless."""
     path = _path(key)
     if path is None:
         return
     try:
-        data = jax_compat.serialise(executable)
+        data = jax_compat.serialise(executable) + _ending(facts)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _write(path, data)
     except Exception as error:  # noqa: BLE001 - a full disk must not stop a training run
         _log.warning("cannot write the executable cache file %s: %s", path, error)
+
+
+def _ending(facts: Facts) -> bytes:
+    text = json.dumps(asdict(facts)).encode()
+    return text + _END.pack(len(text), _MARK)
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -84,10 +158,38 @@ def _write(path: Path, data: bytes) -> None:
             raise
 
 
-def clear() -> None:
-    """Delete every executable on disk."""
+def files() -> Iterator[File]:
+    """Yield the executables in `config.cache_dir`, those of other versions included.
+
+    Links and files of other users are none of ours and are left out.
+    """
     if config.cache_dir is None:
         return
-    for path in config.cache_dir.glob("*/*/*.xla"):
-        with contextlib.suppress(OSError):
-            path.unlink()
+    platform = _platform()
+    for path in sorted(config.cache_dir.glob("*/*/*.xla")):
+        try:
+            status = path.stat(follow_symlinks=False)
+        except OSError:
+            continue
+        is_ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
+        if not is_ours or path.parent.name != path.stem[:2]:
+            continue
+        yield File(
+            path=path,
+            digest=path.stem,
+            nbytes=status.st_size,
+            used_s=status.st_mtime,
+            is_usable=path.parent.parent.name == platform,
+        )
+
+
+def remove(file: File) -> None:
+    """Delete one executable; one that is gone already is no error."""
+    with contextlib.suppress(OSError):
+        file.path.unlink()
+
+
+def clear() -> None:
+    """Delete every executable on disk."""
+    for file in files():
+        remove(file)

@@ -24,15 +24,17 @@ from lazyrt.lowering.spec import Spec, forget_executables
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from lazyrt.ir.fingerprint import Canonical
+    from lazyrt.ir.node import Node
     from lazyrt.observe.events import Purpose, Tier
 
 _POLL_S = 0.5
 _WORKERS = 2
 
 _executables: dict[str, Any] = {}
+_facts: dict[str, cache.Facts] = {}
 _under_way: dict[str, Future[Any]] = {}
 _lock = threading.Lock()
 
@@ -98,8 +100,27 @@ def drop_oldest(kept: int) -> int:
         oldest = list(_executables)[: max(len(_executables) - kept, 0)]
         for key in oldest:
             del _executables[key]
+            _facts.pop(key, None)
     forget_executables()
     return len(oldest)
+
+
+def held() -> dict[str, tuple[str, cache.Facts]]:
+    """Return the key and the facts of each executable in memory, by the key's digest."""
+    with _lock:
+        return {
+            cache.digest_of(key): (key, _facts.get(key, cache.Facts()))
+            for key in _executables
+        }
+
+
+def drop(keys: Iterable[str]) -> None:
+    """Drop executables from memory; as in `drop_oldest`, holders must look them up again."""
+    with _lock:
+        for key in keys:
+            _executables.pop(key, None)
+            _facts.pop(key, None)
+    forget_executables()
 
 
 def graph_key(graph: Canonical, donated: Sequence[int], *, fast: bool) -> str:
@@ -150,9 +171,14 @@ def compile_graph(
         except Exception as error:  # noqa: BLE001 - the second path decides
             return _compile_by_interpretation(graph, donated, error, fast=fast)
 
-    return _obtain(
-        key, build, graph.fingerprint, len(graph.nodes), purpose, reason, fast=fast
+    facts = cache.Facts(
+        holds=f"{purpose} graph {graph.fingerprint[:8]}",
+        nodes=len(graph.nodes),
+        tier="fast" if fast else "optimised",
+        line=_line_of(graph.nodes[-1]) if graph.nodes else "",
+        written_s=time.time(),
     )
+    return _obtain(key, build, graph.fingerprint, purpose, reason, facts, fast=fast)
 
 
 def compile_interpreted(
@@ -167,12 +193,13 @@ def compile_interpreted(
     return jax_compat.compile_function(main, argument_types(graph), donated, fast=fast)
 
 
-def compile_spec(spec: Spec, purpose: Purpose = "op") -> Any:
+def compile_spec(spec: Spec, purpose: Purpose = "op", node: Node | None = None) -> Any:
     """Return the executable of a single op; its results are followed by no ready scalar.
 
     Args:
         spec: The op on operands of certain types.
         purpose: Who compiles it, for events and counters; all share the executables.
+        node: Where the op stands, for the line that a list of executables shows.
     """
     if spec.executable is None:
 
@@ -182,8 +209,23 @@ def compile_spec(spec: Spec, purpose: Purpose = "op") -> Any:
             )
 
         key = _spec_key(spec)
-        spec.executable = _obtain(key, build, spec.symbol, 1, purpose, "", fast=True)
+        operands = ", ".join(map(str, spec.operands))
+        facts = cache.Facts(
+            holds=f"{spec.name}({operands})",
+            nodes=1,
+            tier="fast",
+            line=_line_of(node) if node is not None else "",
+            written_s=time.time(),
+        )
+        spec.executable = _obtain(
+            key, build, spec.symbol, purpose, "", facts, fast=True
+        )
     return spec.executable
+
+
+def _line_of(node: Node) -> str:
+    site = node.provenance.site
+    return str(site) if site is not None else ""
 
 
 def is_compiled(spec: Spec) -> bool:
@@ -213,6 +255,7 @@ def clear_memory() -> None:
     """Forget the executables in memory; those on disk stay."""
     with _lock:
         _executables.clear()
+        _facts.clear()
     forget_executables()
 
 
@@ -231,8 +274,8 @@ def _compile_by_interpretation(
 
 
 def _obtain(
-    key: str, build: Callable[[], Any], fingerprint: str, nodes: int, purpose: Purpose,
-    reason: str, *, fast: bool,
+    key: str, build: Callable[[], Any], fingerprint: str, purpose: Purpose, reason: str,
+    facts: cache.Facts, *, fast: bool,
 ) -> Any:  # fmt: skip
     with _lock:
         found = _used(key)
@@ -240,16 +283,17 @@ def _obtain(
             return found
         future = _under_way.get(key)
         if future is None:
-            job = _job(key, build, fingerprint, nodes, purpose, reason, fast=fast)
+            job = _job(key, build, fingerprint, purpose, reason, facts, fast=fast)
             future = _under_way[key] = _workers.submit(job)
-    return _wait(future, fingerprint, nodes, purpose)
+    return _wait(future, fingerprint, facts.nodes, purpose)
 
 
 def _job(
-    key: str, build: Callable[[], Any], fingerprint: str, nodes: int, purpose: Purpose,
-    reason: str, *, fast: bool,
+    key: str, build: Callable[[], Any], fingerprint: str, purpose: Purpose, reason: str,
+    facts: cache.Facts, *, fast: bool,
 ) -> Callable[[], Any]:  # fmt: skip
     tier: Tier = "fast" if fast else "optimised"
+    nodes = facts.nodes
 
     def run() -> Any:
         start = time.perf_counter_ns()
@@ -270,9 +314,10 @@ def _job(
                 executable = build()
             duration = time.perf_counter_ns() - start
             if source == "xla":
-                cache.store(key, executable)
+                cache.store(key, executable, facts)
             with _lock:
                 _executables[key] = executable
+                _facts[key] = facts
         finally:
             with _lock:
                 _under_way.pop(key, None)

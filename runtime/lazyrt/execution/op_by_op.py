@@ -67,7 +67,7 @@ def run_node(node: Node, values: Values, purpose: Purpose = "op") -> list[Any]:
 
     To be called in `jax_compat.scope()`, for the width of 64-bit types.
     """
-    executable = compiler.compile_spec(node.spec, purpose)
+    executable = compiler.compile_spec(node.spec, purpose, node)
     operands = [read(operand, values) for operand in iter_values(node.args)]
     results: list[Any] = jax_compat.dispatcher(executable)(*operands)
     found = iter(results)
@@ -112,7 +112,7 @@ def run_and_tell(
 ) -> None:
     """Run one node as `run_node` does, and tell listeners."""
     hit = compiler.is_compiled(node.spec)
-    compiler.compile_spec(node.spec, mode)
+    compiler.compile_spec(node.spec, mode, node)
     start = time.perf_counter_ns()
     results = run_node(node, values, mode)
     events.emit(

@@ -1,0 +1,119 @@
+"""The executables that this process or this user's disk holds: a list, and eviction."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from lazyrt.errors import UsageError
+from lazyrt.execution import cache, compiler
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedExecutable:
+    """One executable, in memory, on disk, or both.
+
+    Attributes:
+        key: 32 hexadecimal digits, equal in all processes; its first ones name it for eviction.
+        holds: The op with its operand types, or the kind of graph and its fingerprint; empty
+            if an older version wrote it.
+        nodes: How many ops it runs; 0 where unknown.
+        tier: `fast` or `optimised`; empty where unknown.
+        line: The user's line of the op, of a graph's last op; empty where unknown.
+        nbytes: Size on disk; 0 for one in memory alone, whose size XLA does not tell.
+        age_s: Seconds since it was compiled; since it was used where that is unknown.
+        unused_s: Seconds since it was last read from disk or compiled.
+        in_memory, on_disk: Where it is.
+        is_usable: False for a file that other versions or another machine made: it takes
+            space, and this process never reads it.
+    """
+
+    key: str
+    holds: str
+    nodes: int
+    tier: str
+    line: str
+    nbytes: int
+    age_s: float
+    unused_s: float
+    in_memory: bool
+    on_disk: bool
+    is_usable: bool = True
+    _file: cache.File | None = field(default=None, repr=False, compare=False)
+    _memory_key: str = field(default="", repr=False, compare=False)
+
+
+def cached() -> tuple[CachedExecutable, ...]:
+    """Return the executables in memory and on disk, the latest used first."""
+    now = time.time()
+    held = compiler.held()
+    found = []
+    for file in cache.files():
+        memory = held.pop(file.digest, None) if file.is_usable else None
+        found.append(_entry(now, file.digest, file, memory))
+    found += [_entry(now, digest, None, memory) for digest, memory in held.items()]
+    return tuple(sorted(found, key=lambda entry: (entry.unused_s, entry.key)))
+
+
+def _entry(
+    now: float,
+    digest: str,
+    file: cache.File | None,
+    memory: tuple[str, cache.Facts] | None,
+) -> CachedExecutable:
+    facts = file.facts() if file is not None else cache.Facts()
+    if memory is not None and not facts.holds:
+        facts = memory[1]
+    used = file.used_s if file is not None else facts.written_s
+    return CachedExecutable(
+        key=digest,
+        holds=facts.holds,
+        nodes=facts.nodes,
+        tier=facts.tier,
+        line=facts.line,
+        nbytes=file.nbytes if file is not None else 0,
+        age_s=max(0.0, now - (facts.written_s or used)),
+        unused_s=max(0.0, now - used),
+        in_memory=memory is not None,
+        on_disk=file is not None,
+        is_usable=file is None or file.is_usable,
+        _file=file,
+        _memory_key=memory[0] if memory is not None else "",
+    )
+
+
+def chosen(key: str | None, unused_s: float | None) -> tuple[CachedExecutable, ...]:
+    """Return the executables of a key's first digits, or those unused for so long.
+
+    Raises:
+        UsageError: No executable, or several, have a key that begins so.
+    """
+    entries = cached()
+    if unused_s is not None:
+        return tuple(entry for entry in entries if entry.unused_s >= unused_s)
+    if key is None:
+        return entries
+    found = [entry for entry in entries if key and entry.key.startswith(key)]
+    # The same key in the folders of two versions is one choice.
+    if len({entry.key for entry in found}) == 1:
+        return tuple(found)
+    if not found:
+        raise UsageError(
+            f"no executable has a key that begins with {key!r}, so nothing was dropped. "
+            "lazyrt.cached_executables() and %lazy cache list the keys."
+        )
+    several = ", ".join(entry.key[:12] for entry in found[:_SHOWN])
+    raise UsageError(
+        f"{len(found)} executables have keys that begin with {key!r} ({several}, ...), so "
+        "nothing was dropped. Give more digits."
+    )
+
+
+def drop(entries: tuple[CachedExecutable, ...]) -> None:
+    """Drop executables from memory and from disk."""
+    compiler.drop(entry._memory_key for entry in entries if entry.in_memory)
+    for entry in entries:
+        if entry._file is not None:
+            cache.remove(entry._file)

@@ -1,0 +1,215 @@
+"""S0.07: the executables in memory and on disk, listed and dropped."""
+
+import os
+import time
+
+import pytest
+import torch
+
+import lazyrt
+from lazyrt.config import config
+from lazyrt.errors import UsageError
+from lazyrt.execution import cache
+from tests.harness import DEVICE, cold_start, run_python
+
+DAY_S = 86_400
+
+PROGRAM = """
+import torch, lazyrt
+y = torch.ones(3, device="lazyrt") * 6.5
+print(y.tolist(), lazyrt.counters()["compiles"])
+for e in lazyrt.cached_executables():
+    print(e.holds.split(" ")[0], e.nodes, e.tier, e.line, e.in_memory, e.on_disk, e.nbytes > 0)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    cold_start()
+    config.cache_dir = tmp_path
+    return tmp_path
+
+
+def work(factor):
+    return (torch.ones(3).to(DEVICE) * factor + 1).tolist()
+
+
+def files(folder):
+    return sorted(folder.rglob("*.xla"))
+
+
+def compiles():
+    return lazyrt.counters()["compiles"]
+
+
+def test_an_executable_is_listed_with_what_it_holds_and_where_it_came_from(folder):
+    work(2.5)
+    (entry,) = lazyrt.cached_executables()
+
+    assert entry.holds.startswith("step graph ")
+    assert entry.holds.endswith(lazyrt.compiled_graphs()[-1].fingerprint[:8])
+    assert (entry.nodes, entry.tier) == (2, "optimised")
+    assert entry.line.startswith("test_disk_cache.py:")
+    assert entry.nbytes == files(folder)[0].stat().st_size
+    assert entry.in_memory
+    assert entry.on_disk
+    assert entry.is_usable
+    assert 0 <= entry.age_s < 60
+    assert files(folder)[0].stem == entry.key
+
+
+def test_a_single_op_is_listed_by_its_operands_and_line(folder):
+    x = torch.ones(2, 3).to(DEVICE)
+    with lazyrt.eager_mode():
+        _ = x.tanh()
+
+    (entry,) = lazyrt.cached_executables()
+
+    assert entry.holds == "aten.tanh.default(f32[2,3])"
+    assert (entry.nodes, entry.tier) == (1, "fast")
+    assert entry.line.startswith("test_disk_cache.py:")
+
+
+def test_a_second_process_lists_what_the_first_one_wrote(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(PROGRAM)
+    code = f"import runpy; runpy.run_path({str(script)!r})"
+    first = run_python(code, LAZYRT_CACHE_DIR=str(tmp_path)).splitlines()
+    second = run_python(code, LAZYRT_CACHE_DIR=str(tmp_path)).splitlines()
+
+    assert first[0].endswith(" 1")
+    assert second[0].endswith(" 0")
+    assert first[1:] == second[1:]
+    assert second[1].startswith("step ")
+    assert second[1].endswith(" optimised script.py:3 True True True")
+
+
+def test_an_entry_without_facts_still_loads_and_is_listed(folder):
+    expected = work(3.5)
+    (path,) = files(folder)
+    data = path.read_bytes()
+    path.write_bytes(data[: data.rindex(b'{"holds"')])
+    cold_start()
+    lazyrt.reset_counters()
+
+    assert lazyrt.cached_executables()[0].holds == ""
+    assert work(3.5) == expected
+    assert compiles() == 0
+    assert lazyrt.counters()["disk_hits"] == 1
+    (entry,) = lazyrt.cached_executables()
+    assert entry.holds.startswith("step graph ")
+
+
+def test_listing_changes_nothing(folder):
+    work(4.5)
+    (path,) = files(folder)
+    os.utime(path, (0, 0))
+    x = torch.ones(2).to(DEVICE) * 8
+    before = lazyrt.counters()
+
+    lazyrt.cached_executables()
+
+    assert path.stat().st_mtime == 0
+    assert lazyrt.counters() - before == dict.fromkeys(before, 0)
+    assert lazyrt.is_pending(x)
+
+
+def test_one_executable_is_dropped_by_the_first_digits_of_its_key(folder):
+    work(5.5)
+    first = lazyrt.cached_executables()[0]
+    with lazyrt.eager_mode():
+        _ = torch.ones(5).to(DEVICE).tanh()
+    lazyrt.reset_counters()
+
+    dropped = lazyrt.drop_executables(first.key[:12])
+
+    assert [entry.key for entry in dropped] == [first.key]
+    assert first.key not in [entry.key for entry in lazyrt.cached_executables()]
+    assert len(files(folder)) == 1
+    work(5.5)
+    assert compiles() == 1
+
+
+def test_those_unused_for_long_are_dropped(folder):
+    work(6.5)
+    (old,) = files(folder)
+    with lazyrt.eager_mode():
+        _ = torch.ones(5).to(DEVICE).tanh()
+    weeks_ago = time.time() - 8 * DAY_S
+    os.utime(old, (weeks_ago, weeks_ago))
+
+    assert lazyrt.drop_executables(unused_s=9 * DAY_S) == ()
+    dropped = lazyrt.drop_executables(unused_s=7 * DAY_S)
+
+    assert [entry.key for entry in dropped] == [old.stem]
+    assert not old.exists()
+    assert len(files(folder)) == 1
+
+
+def test_all_are_dropped_and_a_pending_graph_stays(folder):
+    work(7.5)
+    y = torch.ones(2).to(DEVICE) * 10
+    repr(y)
+
+    assert len(lazyrt.drop_executables()) >= 2
+
+    assert files(folder) == []
+    assert lazyrt.cached_executables() == ()
+    assert lazyrt.is_pending(y)
+    assert y.tolist() == [10.0, 10.0]
+
+
+def test_files_of_other_versions_are_listed_and_links_are_left_alone(folder):
+    work(8.5)
+    (path,) = files(folder)
+    other = folder / "another-1" / path.parent.name / path.name
+    other.parent.mkdir(parents=True)
+    other.write_bytes(path.read_bytes())
+    precious = folder / "precious"
+    precious.write_text("mine")
+    link = path.with_name(path.name[:2] + "0" * 30 + ".xla")
+    link.symlink_to(precious)
+
+    usable = sorted(entry.is_usable for entry in lazyrt.cached_executables())
+    lazyrt.drop_executables()
+
+    assert usable == [False, True]
+    assert not other.exists()
+    assert link.is_symlink()
+    assert precious.read_text() == "mine"
+
+
+def test_a_damaged_end_of_a_file_is_no_fact(folder):
+    work(9.5)
+    (path,) = files(folder)
+    data = path.read_bytes()
+
+    for damage in (b"", b"short", data[:-1], data[:-12] + b"\xff" * 4 + data[-8:]):
+        path.write_bytes(damage)
+        (file,) = cache.files()
+        assert file.facts() == cache.Facts()
+
+
+@pytest.mark.parametrize("key", ["", "zz", "0" * 33])
+def test_a_key_of_no_executable_drops_nothing(folder, key):
+    work(10.5)
+
+    with pytest.raises(UsageError, match="no executable has a key that begins with"):
+        lazyrt.drop_executables(key)
+    assert len(files(folder)) == 1
+
+
+def test_a_key_of_several_executables_drops_nothing(folder):
+    work(11.5)
+    (path,) = files(folder)
+    twin = path.with_name(path.name[:2] + "0" * 30 + ".xla")
+    twin.write_bytes(path.read_bytes())
+
+    with pytest.raises(UsageError, match=r"Give more digits"):
+        lazyrt.drop_executables(path.stem[:2])
+    assert len(files(folder)) == 2
+
+
+def test_two_ways_to_choose_are_refused():
+    with pytest.raises(UsageError, match="choose in two ways"):
+        lazyrt.drop_executables("ab", unused_s=1)
