@@ -70,6 +70,7 @@ def test_a_single_op_is_listed_by_its_operands_and_line(folder):
     assert entry.line.startswith("test_disk_cache.py:")
 
 
+@pytest.mark.slow
 def test_a_second_process_lists_what_the_first_one_wrote(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(PROGRAM)
