@@ -4,6 +4,7 @@ import pytest
 
 import lazyrt
 from lazyrt.observe import events
+from lazyviz import reports
 from lazyviz.render import model, svg, text
 from lazyviz.render.strip import SingleOps, Strip
 from lazyviz.tally import Tally
@@ -135,3 +136,27 @@ def test_the_badge_tells_hits_and_compiles():
         "0 pending ops · 0 live tensors · eager: 8 ops in 1.2 ms, 3 compiled in 60 ms, 5 hits"
     )
     assert text.strip_line(nothing) == "0 pending ops · 0 live tensors · eager"
+
+
+def test_the_status_says_what_the_op_cache_saved(lab):
+    """S0.06: hits times the mean compile time of one op."""
+    before = run(lab, "%lazy status")[0]
+    run(lab, "%%lazy eager\nfor _ in range(4):\n    y = x.tanh()")
+
+    served = run(lab, "%lazy status")[0].splitlines()[-3]
+    compiled = lazyrt.metrics_report("dict")["metrics"]["EagerOpCompileTime"]["all"]
+
+    assert "op cache" not in before
+    assert compiled["samples"] == 1
+    saved = text.duration(3 * compiled["accumulator"])
+    assert served == f"op cache: 75 % of 4 ops served by the op cache, saved {saved}"
+
+
+def test_the_op_cache_claims_no_time_that_was_not_measured():
+    """S0.06: every op came from disk, so that none was compiled."""
+    counters = {"lazyrt::op_by_op_executions": 3, "lazyrt::op_by_op_cache_hits": 1}
+
+    assert reports.op_cache({"metrics": {}, "counters": counters}) == (
+        "33 % of 3 ops served by the op cache"
+    )
+    assert reports.op_cache({"metrics": {}, "counters": {}}) == ""
