@@ -562,6 +562,44 @@ def test_two_causes_at_once_are_both_named():
     assert "input_shape" in {cause.kind for cause in latest().causes}
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ({}, {"rows": 5, "keep": True, "noise": True}, {"input_shape", "live_tensor", "rng"}),
+        ({}, {"rows": 5, "rounds": 5, "slope": 0.75}, {"input_shape", "loop_count", "baked_constant"}),
+        ({}, {"branch": True, "keep": True, "slope": 0.75}, {"code_path", "live_tensor", "baked_constant"}),
+        ({"keep": True, "noise": True}, {"double": True}, {"live_tensor_gone", "rng", "input_dtype"}),
+    ],
+)  # fmt: skip
+def test_three_causes_at_once_are_all_named(first, second, expected):
+    log: list[Any] = []
+
+    def step(*, rows=4, keep=False, noise=False, rounds=2, branch=False, slope=0.25, double=False):  # fmt: skip
+        x = on_device(rows, 8, dtype=torch.float64 if double else torch.float32)
+        with lazyrt.step():
+            y = torch.nn.functional.leaky_relu(x, slope)
+            for _ in range(rounds):
+                y = torch.tanh(y) * 3 - y
+            if noise:
+                y = y + torch.rand_like(y)
+            if branch:
+                y = y.cumsum(0)
+            if keep:
+                log.append((y * y).mean())
+            out = y.sum()
+            del y
+        return out
+
+    step(**first)
+    log.clear()
+    step(**second)
+
+    named = {cause.kind for cause in latest().causes}
+    assert expected <= named
+    assert len(named) <= len(expected) + 1
+    assert all(cause.fix for cause in latest().causes)
+
+
 def test_the_nearest_of_all_graphs_is_compared_not_the_last():
     x = on_device(4, 8)
     run(x)

@@ -101,6 +101,7 @@ def _explanation(record: CompiledGraph) -> Explanation:
         cause = Cause(
             kind="wiring",
             text="it differs from every graph before (the comparison itself failed; see the log)",
+            fix="look at both with `%lazy diff`",
         )
         return Explanation(step=record.first_step, graph=record.name, causes=(cause,))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from lazyrt.execution.why.causes import Cause
@@ -16,7 +17,7 @@ from lazyrt.execution.why.edits import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from lazyrt.execution.why.edits import Edits
     from lazyrt.ir.snapshot import Snapshot, Vertex
@@ -36,18 +37,20 @@ _SHOWN_OPS = 3
 
 def repeats(edits: Edits) -> list[Cause]:
     """Return a loop that ran another number of times, or a step that held several."""
-    for more, fewer, free, sign in (
+    sides = (
         (edits.b, edits.a, edits.added, "added"),
         (edits.a, edits.b, edits.removed, "removed"),
-    ):
+    )
+    # Types help to tell places apart, unless an input's shape has changed all of them.
+    for (more, fewer, free, sign), place in product(sides, (_typed_place, _place)):
         extra = [k for k in free if not more.vertices[k].is_leaf]
         if not extra:
             continue
-        has, had = _by_place(more), _by_place(fewer)
-        places = {_place(more.vertices[k]) for k in extra}
-        if not all(had.get(place) for place in places):
+        has, had = _count_by(place, more), _count_by(place, fewer)
+        places = {place(more.vertices[k]) for k in extra}
+        if not all(had.get(found) for found in places):
             continue
-        counts = Counter((had[place], has[place]) for place in places)
+        counts = Counter((had[found], has[found]) for found in places)
         (old, new), hits = counts.most_common(1)[0]
         if len(extra) % max(1, new - old):
             continue
@@ -100,14 +103,18 @@ def _repeat(
     )
 
 
-def _by_place(snapshot: Snapshot) -> Counter[Any]:
-    return Counter(_place(v) for v in snapshot.vertices if not v.is_leaf)
+def _count_by(place: Callable[[Vertex], Any], snapshot: Snapshot) -> Counter[Any]:
+    return Counter(place(v) for v in snapshot.vertices if not v.is_leaf)
 
 
 def _place(vertex: Vertex) -> Any:
     site = vertex.site
     where = (site.line, site.function) if site is not None else None
-    return (vertex.op, vertex.scope, vertex.backward, vertex.types, where)
+    return (vertex.op, vertex.scope, vertex.backward, where)
+
+
+def _typed_place(vertex: Vertex) -> Any:
+    return (*_place(vertex), vertex.types)
 
 
 def regrouped(edits: Edits) -> list[Cause]:

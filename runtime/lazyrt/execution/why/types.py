@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lazyrt.ir.snapshot import Vertex
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+_FLOAT = re.compile(r"-?(?:\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+|inf|nan)")
 _TYPE = re.compile(r"(\w+)\[([\d,]*)\]")
 
 
@@ -56,10 +57,13 @@ class _Sources:
     def __init__(self, edits: Edits) -> None:
         self.edits = edits
         self.of: dict[int, int] = {}
+        # Where what reads a vertex has its change from: not the constant that it has itself.
+        self._passes: dict[int, int] = {}
         self._sizes: set[tuple[str, str]] = set()
         self._ratios: set[float] = {1.0}
         for vertex in sorted(edits.changed):
-            self.of[vertex] = self._source(vertex)
+            source = self.of[vertex] = self._source(vertex)
+            self._passes[vertex] = self._upstream(vertex, source)
             self._learn(vertex)
 
     @property
@@ -84,6 +88,8 @@ class _Sources:
             return None
         if _is_flag(now, before):
             return None
+        if self._passes[vertex] != vertex:
+            return "baked_constant"
         if _shapes(now) != _shapes(before):
             return "shape"
         return "dtype" if now.types != before.types else "baked_constant"
@@ -96,7 +102,7 @@ class _Sources:
         now, before = self._pair(vertex)
         if now.is_leaf:
             return vertex
-        changed = [self.of[k] for k, _ in now.operands if k in self.of]
+        changed = [self._passes[k] for k, _ in now.operands if k in self.of]
         follows = self._follows(now, before)
         if changed and follows:
             return changed[0]
@@ -104,6 +110,19 @@ class _Sources:
             # 1/N of a mean's gradient reads nothing that changed, and follows all the same.
             return next(iter(self.of.values()))
         return vertex
+
+    def _upstream(self, vertex: int, source: int) -> int:
+        """Return the origin of the types of a vertex whose own change is a number."""
+        now, before = self._pair(vertex)
+        if source != vertex or now.is_leaf or now.types == before.types:
+            return source
+        if now.op != before.op or len(now.attrs) != len(before.attrs):
+            return source
+        changed = [self._passes[k] for k, _ in now.operands if k in self.of]
+        pairs = [pair for pair in zip(now.attrs, before.attrs, strict=True) if len(set(pair)) > 1]  # fmt: skip
+        if changed and pairs and all(map(_are_numbers, pairs)):
+            return changed[0]
+        return source
 
     def _follows(self, now: Vertex, before: Vertex) -> bool:
         """Return whether other constants are no more than other sizes."""
@@ -218,6 +237,11 @@ def _is_flag(now: Vertex, before: Vertex) -> bool:
         {new, old} == {"True", "False"}
         for new, old in zip(now.attrs, before.attrs, strict=True)
     )
+
+
+def _are_numbers(pair: tuple[str, str]) -> bool:
+    """Return whether both texts are floats: sizes and positions, which give shapes, are not."""
+    return all(_FLOAT.fullmatch(text) for text in pair)
 
 
 def _is_dtype(text: str) -> bool:
