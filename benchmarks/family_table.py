@@ -161,7 +161,8 @@ FAMILIES: tuple[Family, ...] = (
     # More kinds of text models.
     _family("roberta", "RobertaForMaskedLM", padded_text, **_TEXT),
     _family("albert", "AlbertForMaskedLM", **_TEXT, embedding_size=16),
-    _family("electra", "ElectraForPreTraining", replaced_text, expect=3, **_TEXT, embedding_size=16),
+    _family("electra", "ElectraForPreTraining", replaced_text, expect=2,
+        cuts=(_LEFT_OUT,), **_TEXT, embedding_size=16),
     _family(
         "deberta-v2", "DebertaV2ForMaskedLM", **_TEXT, relative_attention=True,
         position_buckets=4, pos_att_type=["p2c", "c2p"], max_relative_positions=8,
@@ -170,7 +171,7 @@ FAMILIES: tuple[Family, ...] = (
     _family("longformer", "LongformerForMaskedLM", **_TEXT, attention_window=4),
     _family(
         "funnel", "FunnelForMaskedLM", vocab_size=VOCABULARY, block_sizes=[1, 1],
-        d_model=WIDTH, n_head=2, d_head=16, d_inner=64, num_decoder_layers=1, expect=2,
+        d_model=WIDTH, n_head=2, d_head=16, d_inner=64, num_decoder_layers=1,
     ),
     _family(
         "xlnet", "XLNetLMHeadModel", vocab_size=VOCABULARY, d_model=WIDTH, n_layer=1, n_head=2,

@@ -130,7 +130,7 @@ def test_a_growing_cache_compiles_once_for_each_length(model, choose):
 
     assert torch.equal(actual, expected)
     assert torch.equal(again, expected)
-    assert counters["compiles"] == NEW_TOKENS
+    assert counters["compiles"] == NEW_TOKENS + 1  # the last one joins the tokens
     assert counters["cpu_fallbacks"] == 0
     assert lazyrt.counters()["compiles"] == 0
 
