@@ -47,8 +47,9 @@ class Family:
         batch: Returns the CPU inputs of the n-th step.
         loss: Returns the loss of a model on a batch.
         compiles: How many graphs three steps of SGD compile.
-        cuts: Barriers that its own code asks for. A fallback to the CPU is one of these; its
-            op's result has a shape that depends on the data.
+        cuts: Barriers that its own code asks for.
+        fallbacks: Ops of each step that run on the CPU, since the data decide their shape; one
+            with nothing pending before it cuts nothing.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Family:
     loss: Callable[[nn.Module, Batch], torch.Tensor]
     compiles: int = 1
     cuts: tuple[Cut, ...] = ()
+    fallbacks: int = 0
 
 
 # ------------------------------------------------------------------ batches

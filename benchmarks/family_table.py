@@ -103,6 +103,7 @@ def _family(
     *,
     expect: int = 1,
     cuts: tuple[Cut, ...] = (),
+    fallbacks: int = 0,
     **settings: Any,
 ) -> Family:
     """Return a family of transformers; its configuration's name follows the model's."""
@@ -112,7 +113,7 @@ def _family(
         .removesuffix("Model")
     )
     build = pretrained(model, f"{stem}Config", **settings)
-    return Family(name, build, batch, own_loss, expect, cuts)
+    return Family(name, build, batch, own_loss, expect, cuts, fallbacks)
 
 
 # The number of tokens for each expert decides shapes.
@@ -150,7 +151,8 @@ FAMILIES: tuple[Family, ...] = (
         "whisper", "WhisperForConditionalGeneration", speech, **_BOTH_SIDES, num_mel_bins=8,
         max_source_positions=8, max_target_positions=16, decoder_start_token_id=1,
     ),
-    _family("wav2vec2", "Wav2Vec2ForCTC", transcribed_waves, expect=2, cuts=(_CTC,), **_WAVES),
+    _family("wav2vec2", "Wav2Vec2ForCTC", transcribed_waves, expect=2, cuts=(_CTC,),
+        fallbacks=1, **_WAVES),
     _family(
         "mamba", "MambaForCausalLM", **_SPECIAL, vocab_size=VOCABULARY, hidden_size=WIDTH,
         state_size=4, num_hidden_layers=1, expand=2,
@@ -162,7 +164,8 @@ FAMILIES: tuple[Family, ...] = (
     _family("roberta", "RobertaForMaskedLM", padded_text, **_TEXT),
     _family("albert", "AlbertForMaskedLM", **_TEXT, embedding_size=16),
     _family("electra", "ElectraForPreTraining", replaced_text, expect=2,
-        cuts=(_LEFT_OUT,), **_TEXT, embedding_size=16),
+        cuts=(_LEFT_OUT,),
+        fallbacks=2, **_TEXT, embedding_size=16),
     _family(
         "deberta-v2", "DebertaV2ForMaskedLM", **_TEXT, relative_attention=True,
         position_buckets=4, pos_att_type=["p2c", "c2p"], max_relative_positions=8,
