@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lazyviz.hlo.collecting import uncollected
 from lazyviz.hlo.matching import match
 from lazyviz.hlo.pause import collector_paused
 
@@ -179,6 +180,7 @@ class GraphDiff:
             and numbers_a.get(x) != numbers_b.get(self.partner_a[x])
         ]
 
+    @uncollected
     def hunks(self) -> list[Hunk]:
         """Return the edits in connected places, the largest first."""
         return self._hunks
@@ -203,6 +205,7 @@ class GraphDiff:
         )
 
 
+@uncollected
 def diff(a: Graph | Any, b: Graph | Any) -> GraphDiff:
     """Return the difference between two graphs.
 

@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from lazyviz.hlo.collecting import uncollected
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -73,6 +75,7 @@ def hunks_of(found: GraphDiff) -> list[Hunk]:
     return hunks
 
 
+@uncollected
 def group_hunks(hunks: Iterable[Hunk]) -> list[HunkGroup]:
     """Return the hunks, those that look alike together; what concerns most nodes first."""
     groups: dict[tuple[object, ...], list[Hunk]] = {}

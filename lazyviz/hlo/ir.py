@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from lazyviz.hlo.collecting import uncollected
 from lazyviz.hlo.graph import PARAMETER, Graph, GraphBuilder, Origin
 from lazyviz.hlo.pause import collector_paused
 
@@ -18,6 +19,7 @@ _LEAF_PREFIXES = {"data": "p", "float": "f", "int": "i", "rng": "rng"}
 GETITEM = "getitem"
 
 
+@uncollected
 def from_ir(graph: Any, name: str = "") -> Graph:
     """Return a snapshot of a graph of the runtime.
 

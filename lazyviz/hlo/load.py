@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from lazyviz.hlo import torch_ir
+from lazyviz.hlo.collecting import uncollected
 from lazyviz.hlo.errors import HloError, HloSyntaxError
 from lazyviz.hlo.graph import Graph
 from lazyviz.hlo.ir import from_ir, from_snapshot
@@ -26,6 +27,7 @@ _HLO = re.compile(r"^HloModule\b", re.MULTILINE)
 _MLIR = re.compile(r'^\s*"?(?:builtin\.)?(?:module\b|"?func\.func\b)', re.MULTILINE)
 
 
+@uncollected
 def parse(text: str | bytes, *, module: str | int = "", source: str = "") -> Graph:
     """Return the graph of a program in text form, in normal form.
 
@@ -54,6 +56,7 @@ def parse(text: str | bytes, *, module: str | int = "", source: str = "") -> Gra
         raise _at_source(error, source) from error
 
 
+@uncollected
 def parse_all(text: str, *, source: str = "") -> list[Graph]:
     """Return the graphs of all programs in a text, in its order."""
     if _HLO.search(text):
@@ -103,6 +106,7 @@ def read(path: str | Path, *, module: str | int = "") -> Graph:
     return parse(data, module=module, source=str(file))
 
 
+@uncollected
 def graph_of(thing: Any) -> Graph:
     """Return the graph of a text, a path, a graph of the runtime, or what XLA compiled.
 

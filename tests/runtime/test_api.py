@@ -13,6 +13,7 @@ from tests.harness import DEVICE, cold_start, run_python
 NAMES = [
     "DeviceLoader",
     "Graph",
+    "Inspection",
     "LazyRuntimeError",
     "LiveTensor",
     "activity",
@@ -39,6 +40,7 @@ NAMES = [
     "graph_of_step",
     "in_flight",
     "input_origins",
+    "inspect",
     "is_pending",
     "live_tensors",
     "lowers",
