@@ -301,6 +301,57 @@ def test_a_read_in_the_middle_of_a_step_is_a_cut():
     assert "the step began later" in second.text
 
 
+LAYERS = """
+import torch, lazyrt
+x, w1, w2, w3, w4 = (torch.ones(4, 4).to("lazyrt") for _ in range(5))
+lazyrt.mark_step()
+
+
+a = (x @ w1).tanh()
+{first}b = (a @ w2).exp()
+{second}c = (b @ w3).relu()
+d = (c @ w4).square()
+lazyrt.mark_step()
+"""
+MARK = "lazyrt.mark_step(); "
+
+
+def run_layers(first="", second=""):
+    source = LAYERS.format(first=first, second=second)
+    exec(compile(source, "/project/train.py", "exec"), {"__name__": "__main__"})  # noqa: S102
+
+
+def test_a_moved_mark_names_both_lines():
+    """S0.03: two compiles; the graph that the mark cuts names the line before and now."""
+    run_layers(second=MARK)
+    count = len(lazyrt.compiled_graphs())
+    run_layers(first=MARK)
+
+    first, second = explanations()[count:]
+    assert first.top.kind == "step_cut"
+    assert first.text == "the step was cut after line 8 before, after line 7 now"
+    assert str(first.top).endswith("(-3; before at train.py:9; now at train.py:8)")
+    assert second.top.kind == "carried_over"
+    assert "(`a`) that step" in second.text
+    assert "computed at train.py:7 is an input of this step" in second.text
+
+
+def test_the_same_mark_over_less_work_has_not_moved():
+    """S0.03: another number of rounds ends at the same line."""
+
+    def step(rounds):
+        y = on_device(4, 8)
+        for _ in range(rounds):
+            y = y.tanh()
+        lazyrt.mark_step()
+        return y
+
+    step(rounds=6)
+    step(rounds=2)
+
+    assert "step was cut" not in latest().text
+
+
 def test_memory_that_something_else_holds_now_is_a_donation():
     def step(state, keep):
         data_of = _data(state) if keep else None

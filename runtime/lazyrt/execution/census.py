@@ -79,6 +79,7 @@ class CompiledGraph:
         explanation: Why it had to be compiled.
         snapshot: The graph as plain data; None once dropped to bound memory.
         results: (op, line, name) of each output.
+        lines: Where the op recorded first and the one recorded last stand.
     """
 
     name: str
@@ -95,6 +96,7 @@ class CompiledGraph:
     explanation: Explanation | None = None
     snapshot: Snapshot | None = None
     results: tuple[tuple[str, Site | None, str], ...] = ()
+    lines: tuple[Site | None, Site | None] = (None, None)
     canonical: Canonical | None = field(default=None, repr=False)
     labels: Counter[Any] | None = field(default=None, repr=False)
 
@@ -170,6 +172,7 @@ class Census:
             last_step=step,
             snapshot=snapshot,
             results=tuple(results),
+            lines=_first_and_last(graph),
             canonical=graph,
             labels=labels(snapshot),
         )
@@ -290,6 +293,17 @@ class Census:
             if record in self._graphs:
                 self._graphs.remove(record)
                 self._held_nodes -= record.nodes
+
+
+def _first_and_last(graph: Canonical) -> tuple[Site | None, Site | None]:
+    """Return the lines of the ops recorded first and last."""
+    known = [(node.id, site) for node in graph.nodes if (site := node.provenance.site)]
+    if not known:
+        return None, None
+    return (
+        min(known, key=lambda item: item[0])[1],
+        max(known, key=lambda item: item[0])[1],
+    )
 
 
 def _ops_alike(one: CompiledGraph, other: CompiledGraph) -> float:

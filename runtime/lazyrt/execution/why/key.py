@@ -148,13 +148,34 @@ def _by_fallback(edits: Edits, fallback: tuple[str, Site | None]) -> Cause:
     )
 
 
+def _moved(before: CompiledGraph, now: CompiledGraph) -> str:
+    """Return between which lines a mark of the program has moved; empty if none has.
+
+    Both graphs begin at the same line, and the same kind of mark ends them at two places.
+    """
+    (first_before, last_before), (first_now, last_now) = before.lines, now.lines
+    if last_before is None or last_now is None:
+        return ""
+    old, new = before.key.ended_by, now.key.ended_by
+    same_mark = old[0] == new[0] and not _cuts(new) and _differs(old, new)
+    same_start = _place(first_before) == _place(first_now)
+    if not (same_mark and same_start) or _place(last_before) == _place(last_now):
+        return ""
+    lines = str(last_before), str(last_now)
+    if (last_before.file, last_before.cell) == (last_now.file, last_now.cell):
+        lines = f"line {last_before.line}", f"line {last_now.line}"
+    return f"the step was cut after {lines[0]} before, after {lines[1]} now"
+
+
 def _shorter(edits: Edits, old: StepKey, new: StepKey) -> list[Cause]:
     if _cuts(new.began_after) and not _cuts(old.began_after):
         text = (
             f"the step began later: {_what(new.began_after)} ran its first part alone"
         )
     elif _differs(old.ended_by, new.ended_by):
-        text = f"the step ended earlier: {_what(new.ended_by)} instead of {_what(old.ended_by)}"
+        text = _moved(edits.before, edits.now) or (
+            f"the step ended earlier: {_what(new.ended_by)} instead of {_what(old.ended_by)}"
+        )
     else:
         return []
     return [
