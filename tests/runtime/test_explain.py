@@ -522,6 +522,65 @@ def test_another_mode_device_or_tier_of_the_key_comes_first():
         assert unexplained == 0
 
 
+def test_a_part_that_eager_debug_mode_ran_by_itself_is_the_top_cause():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)).to(DEVICE)
+    x = on_device(4, 8)
+
+    def step():
+        with lazyrt.step():
+            return model(x).exp().sum()
+
+    step()
+    with lazyrt.eager_module(model[0]):
+        step()
+
+    top = latest().top
+    assert top.kind == "mode"
+    assert "the mode was `lazy` for graph.1 and is `eager` now" in top.text
+    assert top.fix
+    assert "test_explain.py" in str(top.now)
+
+    compiles = lazyrt.counters()["compiles"]
+    step()
+
+    assert lazyrt.counters()["compiles"] == compiles
+    x = on_device(5, 8)
+    step()
+
+    assert latest().against == "graph.1"
+    assert {cause.kind for cause in latest().causes} == {"input_shape"}
+
+
+def test_reads_that_op_by_op_mode_answered_are_the_cause_of_a_longer_graph():
+    x = on_device(4, 8)
+
+    def step():
+        with lazyrt.step(on_read="allow"):
+            y = torch.tanh(x) * 3
+            if y.sum().item() > 0:
+                y = y.exp() - y
+            return y.cumsum(0).sum()
+
+    step()
+    with lazyrt.op_by_op_mode(barriers=False):
+        step()
+
+    assert latest().top.kind == "mode"
+    assert "is `opbyop` now" in latest().top.text
+
+
+def test_a_mode_that_ran_nothing_of_the_step_is_no_cause():
+    run(on_device(4, 8))
+    with lazyrt.eager_mode():
+        other = on_device(3) + 1
+    lazyrt.mark_step()
+    run(on_device(5, 8))
+
+    assert other.sum().item() == 9
+    (cause,) = lazyrt.explain(lazyrt.compiled_graphs()[1].first_step).causes
+    assert cause.kind == "input_shape"
+
+
 # ---------------------------------------------------------------- must not recompile
 
 

@@ -20,6 +20,7 @@ import torch
 
 from lazyrt.config import config, follow
 from lazyrt.errors import UsageError
+from lazyrt.execution import newgraphs, op_by_op
 from lazyrt.frontend import eager_views
 from lazyrt.frontend.provenance import user_site
 
@@ -253,7 +254,15 @@ def eager_module(module: torch.nn.Module) -> EagerModule:
     return EagerModule(module)
 
 
+def _debug_mode_of_step() -> Name:
+    """Return the debug mode that ran some of the pending step's work by itself."""
+    if op_by_op.has_run("eager"):
+        return "eager"
+    return "opbyop" if op_by_op.has_run("op by op") else "lazy"
+
+
 def install() -> None:
     """Follow the setting `eager`, which an environment variable may have set already."""
+    newgraphs.set_mode(_debug_mode_of_step)
     follow("eager", lambda on: eager_views.switch(on=bool(on)))
     eager_views.switch(on=config.eager)

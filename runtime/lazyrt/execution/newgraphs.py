@@ -43,7 +43,7 @@ def set_namer(namer: Callable[[], dict[int, Name]]) -> None:
 
 
 def set_mode(mode: Callable[[], str]) -> None:
-    """Tell how to find the name of the debug mode that is on."""
+    """Tell how to find the name of the debug mode that ran a part of the pending step."""
     global _mode
     _mode = mode
 

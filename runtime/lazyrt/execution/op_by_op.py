@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 Values = dict[Value, Any]
 
+# The step in which each mode last ran a single op.
+_last_step: dict[SingleOps, int] = {}
+
 
 def cone_of(
     roots: Iterable[Value], known: Container[Value]
@@ -111,6 +114,7 @@ def run_and_tell(
     node: Node, values: Values, mode: SingleOps, *, times: int = 1
 ) -> None:
     """Run one node as `run_node` does, and tell listeners."""
+    _last_step[mode] = pending.number
     hit = compiler.is_compiled(node.spec)
     compiler.compile_spec(node.spec, mode, node)
     start = time.perf_counter_ns()
@@ -131,6 +135,11 @@ def run_and_tell(
             results[0], fingerprint=node.spec.symbol, purpose=mode, step=pending.number,
             started_ns=start,
         )  # fmt: skip
+
+
+def has_run(mode: SingleOps) -> bool:
+    """Return whether a mode ran a single op since the last barrier."""
+    return _last_step.get(mode) == pending.number
 
 
 def compute(roots: Iterable[Value]) -> tuple[Values, int]:
