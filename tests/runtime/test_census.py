@@ -69,6 +69,64 @@ def test_a_graph_beyond_the_limit_is_logged_with_its_cause(caplog):
     assert "f32[3] is now f32[4]" in record.getMessage()
 
 
+def test_a_step_with_more_graphs_than_it_may_have_names_each_with_its_reason(caplog):
+    for rows in (3, 3, 4, 3, 5, 5, 6):
+        x = on_device(rows)
+        with lazyrt.step("train", max_graphs=2):
+            y = x * 2 + 1
+        with lazyrt.step("evaluate", max_graphs=4):
+            z = y.exp().sum()
+
+    first, second = [record.getMessage() for record in caplog.records]
+    head, *lines = second.splitlines()
+    graphs = {graph.name: graph for graph in lazyrt.compiled_graphs()}
+    assert z.isfinite().item()
+    assert first.startswith(
+        "expected at most 2 graphs of step 'train', found 3: graph.5 was"
+    )
+    assert head.startswith(
+        "expected at most 2 graphs of step 'train', found 4: graph.7 was"
+    )
+    assert "f32[6]" in head
+    for line, name in zip(
+        lines, ("graph.1", "graph.3", "graph.5", "graph.7"), strict=True
+    ):
+        step = graphs[name].first_step
+        assert line == f"  {name}, step {step}: {graphs[name].cause}"
+
+
+def test_a_step_without_a_name_is_told_by_its_line_and_a_function_by_its_name(caplog):
+    def unnamed(rows):
+        x = on_device(rows)
+        with lazyrt.step(max_graphs=1):
+            return x + 1
+
+    @lazyrt.step(max_graphs=1)
+    def named(x):
+        return x - 1
+
+    unnamed(3)
+    named(on_device(3))
+    assert not caplog.records
+    unnamed(4)
+    named(on_device(4))
+
+    messages = [record.getMessage() for record in caplog.records]
+    assert [
+        m.partition(", found 2")[0].partition(" graphs of ")[2] for m in messages
+    ] == [
+        f"the step at {lazyrt.compiled_graphs()[2].key.ended_by[1]}".rpartition(":")[0]
+        + f":{unnamed.__code__.co_firstlineno + 2}",
+        f"step {named.__qualname__!r}",
+    ]
+
+
+@pytest.mark.parametrize("limit", [0, -1, True, 2.0, "2"])
+def test_a_limit_that_is_no_number_of_graphs_is_refused(limit):
+    with pytest.raises(UsageError, match=r"step\(\) got max_graphs=.*from 1 on"):
+        lazyrt.step(max_graphs=limit)
+
+
 def test_old_graphs_give_up_their_memory_and_keep_their_record(monkeypatch):
     monkeypatch.setattr(census_module, "_MAX_GRAPHS", 1)
     monkeypatch.setattr(census_module, "_MAX_VERTICES", 3)

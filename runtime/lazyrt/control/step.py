@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, get_args
 from lazyrt.control import closures
 from lazyrt.control.rollback import OnError, Outcome, Undo
 from lazyrt.errors import UsageError
-from lazyrt.execution.census import census
+from lazyrt.execution.census import census, check_step_limit
 from lazyrt.execution.executor import barrier
 from lazyrt.frontend.provenance import user_site
 from lazyrt.ir import active
@@ -61,6 +61,9 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`
             was pending before the step first. Both restore the state of optimizers that
             stepped. Other changes of Python objects stay. A failing barrier is no case for
             it: it leaves everything pending.
+        max_graphs: How many graphs this step of the program, told from others by its name or
+            else by its line, may have over all its runs. Each one beyond is logged as a
+            warning that lists them all, each with why it was new. None sets no limit.
 
     Raises:
         UsageError: An argument that is none of these.
@@ -81,6 +84,7 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`
         *,
         on_read: OnRead | None = None,
         on_error: OnError = "flush",
+        max_graphs: int | None = None,
     ) -> None:
         if name is not None and not isinstance(name, str):
             raise UsageError(
@@ -93,6 +97,7 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`
         self.step_num = step_num
         self.on_read: OnRead | None = on_read
         self.on_error: OnError = on_error
+        self.max_graphs = _checked_limit(max_graphs)
         self._function = ""
         self._entered: list[_Entered] = []
 
@@ -135,6 +140,12 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`
             else:
                 outcome = self._recover(opened, error, user_site(2))
         finally:
+            if self.max_graphs is not None:
+                label = (
+                    f"step {self.name!r}" if self.name else f"the step at {opened.site}"
+                )
+                steps = range(entered.number, pending.number)
+                check_step_limit(label, steps, self.max_graphs)
             events.emit(
                 events.StepFinished(
                     step=entered.number,
@@ -212,6 +223,7 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`
             self.step_num,
             on_read=self.on_read,
             on_error=self.on_error,
+            max_graphs=self.max_graphs,
         )
         found._function = function.__qualname__
         return found
@@ -223,3 +235,12 @@ def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None
             f"step() got {name}={value!r}, so what it should do is not known. It takes one of "
             f"{', '.join(repr(choice) for choice in choices)}."
         )
+
+
+def _checked_limit(limit: object) -> int | None:
+    if limit is None or (type(limit) is int and limit > 0):
+        return limit
+    raise UsageError(
+        f"step() got max_graphs={limit!r}, which is no number of graphs from 1 on, so no limit "
+        "can be watched. Give how many graphs the step needs, or None for no limit."
+    )

@@ -19,7 +19,7 @@ from lazyrt.observe import events
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from lazyrt.execution.why.causes import Explanation
     from lazyrt.ir.fingerprint import Canonical
@@ -32,6 +32,8 @@ _MAX_VERTICES = 2_000_000
 _MAX_GRAPHS = 64
 _MAX_GRAPH_NODES = 300_000
 _MAX_STEPS = 1_000
+# So many graphs are listed by an alarm.
+_MAX_ALARM = 12
 # So many candidates by their ops are compared by their types as well.
 _SHORT_LIST = 16
 _SAME_PLACE = 0.02
@@ -80,6 +82,7 @@ class CompiledGraph:
         snapshot: The graph as plain data; None once dropped to bound memory.
         results: (op, line, name) of each output.
         lines: Where the op recorded first and the one recorded last stand.
+        ran_by: Steps of the program, by name or line, that have a limit and ran it.
     """
 
     name: str
@@ -97,6 +100,7 @@ class CompiledGraph:
     snapshot: Snapshot | None = None
     results: tuple[tuple[str, Site | None, str], ...] = ()
     lines: tuple[Site | None, Site | None] = (None, None)
+    ran_by: set[str] = field(default_factory=set, repr=False)
     canonical: Canonical | None = field(default=None, repr=False)
     labels: Counter[Any] | None = field(default=None, repr=False)
 
@@ -348,14 +352,45 @@ def check_limit() -> None:
     """Warn once for each graph beyond `config.max_graphs`."""
     limit = config.max_graphs
     if limit and len(census) > limit:
-        _log.warning("%s", alarm(limit))
+        _log.warning("%s", alarm(limit, list(census)))
 
 
-def alarm(limit: int) -> str:
-    """Return the sentence of a session that compiled more graphs than it should."""
-    newest = list(census)[-1]
+def check_step_limit(label: str, steps: Iterable[int], limit: int) -> None:
+    """Warn when a step of the program has run another graph than before, beyond its limit.
+
+    Args:
+        label: What tells this step of the program from others: its name, or its line.
+        steps: The runtime's numbers of the steps that it has just run.
+        limit: How many graphs it may have in all.
+    """
+    ran = [census.of_step(number) for number in steps]
+    new = [
+        record for record in ran if record is not None and label not in record.ran_by
+    ]
+    for record in new:
+        record.ran_by.add(label)
+    if not new:
+        return
+    found = [record for record in census if label in record.ran_by]
+    if len(found) > limit:
+        _log.warning("%s%s", alarm(limit, found, label), _listed(found))
+
+
+def alarm(limit: int, found: list[CompiledGraph], label: str = "") -> str:
+    """Return the sentence of a program with more graphs than it should have."""
+    newest, of = found[-1], f" of {label}" if label else ""
     return (
-        f"expected at most {limit} graphs, found {len(census)}: {newest.name} was compiled in "
+        f"expected at most {limit} graphs{of}, found {len(found)}: {newest.name} was compiled in "
         f"step {newest.first_step} because {newest.cause}. `%lazy graphs` or "
         "`lazyrt.compiled_graphs()` lists them all."
     )
+
+
+def _listed(found: list[CompiledGraph]) -> str:
+    lines = [
+        f"\n  {record.name}, step {record.first_step}: {record.cause}"
+        for record in found[:_MAX_ALARM]
+    ]
+    if len(found) > _MAX_ALARM:
+        lines.append(f"\n  and {len(found) - _MAX_ALARM:,} more")
+    return "".join(lines)
