@@ -1,5 +1,6 @@
 import io
 import pdb  # noqa: T100
+import re
 import sys
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import nn
 
 import lazyrt
 from lazyrt.config import config
+from lazyrt.frontend import promptcost
 from lazyrt.observe import events
 from tests.harness import DEVICE, recorded
 
@@ -382,6 +384,29 @@ def test_what_is_typed_at_a_pdb_prompt_is_a_peek(typed, shown):
     assert lazyrt.pending_graph(y).fingerprint == fingerprint
     assert lazyrt.counters()["executions"] == 0
     assert lazyrt.counters()["barriers"] == 0
+
+
+def test_a_peek_at_a_prompt_says_its_cost_after_the_value(monkeypatch, capsys):
+    """S0.01: on one line, for what took long; a script's print says nothing."""
+    monkeypatch.setattr(promptcost, "WORTH_TELLING_NS", 0)
+    y = torch.ones(2, device=DEVICE) * 2
+
+    written = at_pdb(["p t", "p 1"], y)
+    print(y)  # noqa: T201
+
+    value, _, after = written.partition("tensor([2., 2.], device='lazyrt:0')\n")
+    assert "[lazyrt" not in value
+    assert re.match(r"\[lazyrt: \d compiles?, 1 execution, \d+ ms\]\n", after)
+    assert after.count("[lazyrt") == 1
+    assert capsys.readouterr().out == "tensor([2., 2.], device='lazyrt:0')\n"
+
+
+def test_a_quick_peek_at_a_prompt_says_no_cost(monkeypatch):
+    """S0.01: below 50 ms nobody waits."""
+    assert promptcost.WORTH_TELLING_NS == 50_000_000
+    monkeypatch.setattr(promptcost, "WORTH_TELLING_NS", 10**12)
+
+    assert "[lazyrt" not in at_pdb(["p t"], torch.ones(2, device=DEVICE) * 2)
 
 
 # ---------------------------------------------------------------- the plan line

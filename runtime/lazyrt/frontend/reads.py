@@ -13,7 +13,7 @@ from lazyrt.errors import LostValueError, UsageError
 from lazyrt.execution import op_by_op, transfer, watcher
 from lazyrt.execution.executor import barrier
 from lazyrt.execution.peek import peek_value
-from lazyrt.frontend import provenance
+from lazyrt.frontend import promptcost, provenance
 from lazyrt.frontend.buffers import State, View, state_of, value_of
 from lazyrt.frontend.callsite import user_call
 from lazyrt.frontend.guard import check_read
@@ -122,6 +122,9 @@ def _start_peek(tensor: torch.Tensor, site: Site | None) -> Any:
         return _chain(state)
     value = state.value
     assert value is not None
+    debugger = _debugger_at_prompt()
+    if debugger is not None:
+        promptcost.tell_after_command(debugger)
     return peek_value(value, site, user_call().tensor)
 
 
@@ -394,6 +397,18 @@ def behind_the_users_back() -> bool:
 def at_debugger_prompt() -> bool:
     """Return whether the call comes from an expression typed at a debugger's prompt."""
     return _any_frame(_is_prompt)
+
+
+def _debugger_at_prompt() -> Any:
+    """Return the pdb, or IPython's, whose prompt asks; None elsewhere."""
+    pdb = sys.modules.get("pdb")
+    frame: FrameType | None = sys._getframe(1) if pdb is not None else None
+    while frame is not None:
+        if _is_prompt(frame):
+            asks = frame.f_locals.get("self")
+            return asks if isinstance(asks, vars(pdb)["Pdb"]) else None
+        frame = frame.f_back
+    return None
 
 
 def _is_inspector(frame: FrameType) -> bool:
