@@ -136,7 +136,8 @@ def hlo_text(text: str, ins: Sequence[Any], outs: Sequence[Any]) -> str:
     with scope():
         lowered = jax.jit(main, keep_unused=True).lower(*ins)
         module_of: Any = lowered.compiler_ir("hlo")
-        return str(module_of.as_hlo_text())
+        # `as_hlo_text` would leave out metadata.
+        return str(module_of.as_hlo_module().to_string())
 
 
 def compile_function(

@@ -1,0 +1,111 @@
+"""How many instructions of a real model's HLO lead back to op, module and source line."""
+
+import pytest
+import torch
+from torch import nn
+
+import lazyrt
+from lazyrt.execution.dumps import text_of
+from lazyviz.hlo.scan import modules
+from tests.harness import DEVICE, cold_start
+
+# Inputs come from no op, and literals and tuples have no metadata in XLA.
+_NO_OPS = {"parameter", "constant", "tuple", "get-tuple-element"}
+
+
+class Model(nn.Module):
+    def __init__(self, dropout):
+        super().__init__()
+        self.embed = nn.Embedding(50, 32)
+        layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=dropout, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(32, 50)
+
+    def forward(self, x):
+        return self.head(self.encoder(self.embed(x)))
+
+
+def trained(dropout):
+    """Return the graph of a step: forward, backward and update."""
+    cold_start()
+    torch.manual_seed(0)
+    model = Model(dropout).to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randint(0, 50, (2, 8)).to(DEVICE)
+    with lazyrt.step():
+        loss = nn.functional.cross_entropy(model(x).flatten(0, 1), x.flatten())
+        loss.backward()
+        optimizer.step()
+    (graph,) = lazyrt.compiled_graphs()
+    return graph
+
+
+def instructions(graph, form):
+    """Return (place, instruction, origin) of each instruction of a dump that computes."""
+    (module,) = modules(text_of(graph, form))
+    found = [
+        (computation, each)
+        for computation in module.computations.values()
+        for each in computation.instructions
+    ]
+    attrs = " ".join(each.attrs for _, each in found if each.op == "fusion") + ","
+    for computation, each in found:
+        place = "elsewhere"
+        if computation.name == module.entry:
+            place = "entry"
+        elif f"calls=%{computation.name}," in attrs.replace(" ", ","):
+            place = "fusion"
+        if each.op not in _NO_OPS:
+            yield place, each, module.origin(each.metadata)
+
+
+def share(origins, *, scope=False):
+    """Return the share of origins with op and line, and with a module path if asked."""
+    known = [
+        bool(o.op_name.startswith("aten.") and o.site and (o.scope or not scope))
+        for o in origins
+    ]
+    assert len(known) > 100
+    return sum(known) / len(known)
+
+
+@pytest.mark.slow
+def test_optimised_instructions_lead_back_to_op_and_line():
+    found = list(instructions(trained(0.0), "hlo_after"))
+    # XLA adds copies of inputs whose memory results take; they stand for nothing recorded.
+    entry = [o for place, each, o in found if place == "entry" and each.op != "copy"]
+    fused = [o for place, _, o in found if place == "fusion"]
+
+    assert share(entry) >= 0.97
+    assert share(fused) >= 0.98
+    # The loss and the optimizer belong to no module.
+    assert share(entry, scope=True) >= 0.75
+    assert share(fused, scope=True) >= 0.9
+    assert "test_metadata_survival.py:" in entry[-1].site
+    scopes = {o.scope for o in (*entry, *fused)}
+    for path in (
+        "embed",
+        "encoder.layers.0.self_attn",
+        "encoder.layers.1.norm2",
+        "head",
+    ):
+        assert path in scopes
+
+
+@pytest.mark.slow
+def test_random_bits_are_what_xla_expands_without_metadata():
+    found = list(instructions(trained(0.1), "hlo_after"))
+    fused = [(each, o) for place, each, o in found if place == "fusion"]
+    lost = [each.op for each, o in fused if not o.op_name]
+    bits = {"xor", "or", "shift-left", "shift-right-logical", "add"}
+
+    assert share([o for _, o in fused]) >= 0.7
+    assert sum(op in bits for op in lost) >= 0.7 * len(lost)
+
+
+@pytest.mark.slow
+def test_the_calls_of_the_dump_before_optimisation_lead_back_too():
+    found = list(instructions(trained(0.0), "hlo_before"))
+    calls = [o for _, each, o in found if each.op == "call" and "aten" in each.attrs]
+
+    assert share(calls) >= 0.99
