@@ -31,6 +31,7 @@ from lazyviz.hlo.graph import DeadNode, Graph, GraphBuilder, Label, Node, Origin
 from lazyviz.hlo.hunks import Hunk, HunkGroup, group_hunks
 from lazyviz.hlo.ir import from_ir, from_snapshot
 from lazyviz.hlo.load import graph_of, parse, parse_all, read
+from lazyviz.hlo.minimise import minimise
 from lazyviz.hlo.trace import operand_sources, trace_value
 from lazyviz.hlo.trace_data import Hop, Sources, ValueTrace
 from lazyviz.hlo.unused import Unused, unused_values
@@ -38,5 +39,5 @@ from lazyviz.hlo.unused import Unused, unused_values
 __all__ = [
     "DeadNode", "Edit", "Graph", "GraphBuilder", "GraphDiff", "HloError", "HloSyntaxError",
     "Hop", "Hunk", "HunkGroup", "Label", "Node", "Origin", "Outputs", "Regrouped", "Rewire", "Sources", "Unused", "ValueTrace",
-    "apply_script", "diff", "from_ir", "from_snapshot", "graph_of", "group_hunks", "operand_sources", "parse", "parse_all", "read", "script", "trace_value", "unused_values",
+    "apply_script", "diff", "from_ir", "from_snapshot", "graph_of", "group_hunks", "minimise", "operand_sources", "parse", "parse_all", "read", "script", "trace_value", "unused_values",
 ]  # fmt: skip
