@@ -7,6 +7,7 @@ thing that changes on the screen. `lazyviz.widgets.graph_view` carries both.
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -277,13 +278,14 @@ class Explorer:
 
 
 def _hello(_request: Mapping[str, Any]) -> Iterator[Reply]:
-    """Answer a page that says that it is there.
+    """Tell a page whether it is answered while a cell runs; it asks until it is.
 
     ipykernel 7.4 sends a page's messages to the thread that last answered it, the main one at
-    first. Once an answer to a message on a subshell went out, later ones are taken there, so
-    that a click is answered while a cell runs.
+    first. Once the answer to a message that came by way of a subshell has gone out, later ones
+    are taken on the subshell's thread.
     """
-    yield {"kind": "ready"}
+    concurrent = threading.current_thread() is not threading.main_thread()
+    yield {"kind": "ready", "concurrent": concurrent}
 
 
 def _panel(body: str, *, box: int | None) -> Reply:

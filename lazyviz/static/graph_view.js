@@ -121,6 +121,7 @@ function render({ model, el }) {
   const received = (message) => {
     if (message.kind === "panel" && message.box !== null) mark("sel", [message.box]);
     if (message.kind === "found") mark("hit", message.boxes);
+    if (message.kind === "ready") root.dataset.concurrent = message.concurrent;
   };
   const requested = (target) => {
     const button = target.closest("button[data-kind]");
@@ -161,7 +162,10 @@ function render({ model, el }) {
 
   const watched = { "change:svg": draw, "change:panel": fill, "change:crumbs": walk, "change:title": name, "msg:custom": received };
   for (const [event, answer] of Object.entries(watched)) { model.on(event, answer); if (event !== "msg:custom") answer(); }
-  ask({ kind: "hello" }); // from now on answers come while a cell runs, too; see explorer.py
+  // From the right answer on a click is answered while a cell runs, too; see explorer.py.
+  let greetings = 0;
+  const greet = () => { if (root.dataset.concurrent !== "true" && greetings++ < 12) { ask({ kind: "hello" }); setTimeout(greet, 500); } };
+  greet();
   return () => { for (const twin of twins) twin.style.display = ""; for (const [event, answer] of Object.entries(watched)) model.off(event, answer); };
 }
 

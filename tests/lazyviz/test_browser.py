@@ -115,7 +115,7 @@ def test_a_click_is_answered_while_another_cell_runs(page):
     for index in (0, 1, 2):
         run_cell(page, index)
     page.wait_for_selector(".lzg-host svg", timeout=30_000)
-    page.wait_for_timeout(1_000)  # the page has said hello
+    page.wait_for_selector(".lzg[data-concurrent=true]", timeout=20_000)
     busy = start_cell(page, 4)
     page.wait_for_function(
         "() => document.body.innerText.includes('(ipykernel) | Busy')", timeout=10_000

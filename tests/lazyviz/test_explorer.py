@@ -73,7 +73,7 @@ def test_a_slow_value_is_computed_when_asked(explorer, monkeypatch):
 
 
 def test_a_page_that_says_hello_gets_an_answer(explorer):
-    assert ask(explorer, kind="hello") == [{"kind": "ready"}]
+    assert ask(explorer, kind="hello") == [{"kind": "ready", "concurrent": False}]
 
 
 def test_inputs_show_their_data(explorer):

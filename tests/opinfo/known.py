@@ -136,6 +136,15 @@ DTYPE_GAPS: dict[torch.dtype, dict[str, str]] = {
 }
 """Further gaps of single dtypes."""
 
+_LDL = "the factorisation's rule is for real numbers"
+
+DTYPE_FALLBACKS: dict[torch.dtype, dict[str, str]] = {
+    torch.complex64: dict.fromkeys(
+        ("linalg.ldl_factor", "linalg.ldl_factor_ex", "linalg.ldl_solve"), _LDL
+    ),
+}
+"""Further ops that the CPU runs, for single dtypes."""
+
 # ------------------------------------------------------------------ wrong calls
 
 _DATA = (
