@@ -36,7 +36,10 @@ def mark(cause: str, site: Site | None, *, caller: Site | None = None) -> None:
     """End the work outside of steps in a barrier; inside a step, cut it."""
     closures.raise_failure()
     inside = active.innermost() is not None
-    with scopes.torn(cause, site):
+    if active.scopes():
+        with scopes.torn(cause, site):
+            barrier(cause, site, caller=caller)
+    else:
         barrier(cause, site, caller=caller)
     if not inside:
         closures.run_queued()

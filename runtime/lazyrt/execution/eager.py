@@ -126,7 +126,7 @@ class Guard:
         """Run what the op has recorded."""
         if self._marks.number != pending.number:  # a barrier came in between
             self._marks = _Marks()
-        fresh = list(pending.fresh())
+        fresh = pending.fresh()
         views = [view for view in self.views if view.result is not None]
         wanted = [buffer.value for buffer in fresh] + [view.result for view in views]
         roots = {value: None for value in wanted if value is not None and value.node}

@@ -177,18 +177,16 @@ def _collect() -> tuple[list[Buffer], dict[Value, int], set[int]]:
 
     A buffer whose value is another one's input takes that data as its own.
     """
-    live: list[Buffer] = []
+    live = [buffer for buffer in pending.live() if buffer.value is not None]
     wanted: dict[Value, int] = {}
     kept: set[int] = set()
-    for buffer in pending.live():
+    number = wanted.setdefault
+    for buffer in live:
         value = buffer.value
-        if value is None:
-            continue
-        live.append(buffer)
-        if value.node is None:
-            kept.add(value.position)  # type: ignore[attr-defined]
-        elif value not in wanted:
-            wanted[value] = len(wanted)
+        if value.node is None:  # type: ignore[union-attr]
+            kept.add(value.position)  # type: ignore[union-attr]
+        else:
+            number(value, len(wanted))  # type: ignore[arg-type]
     return live, wanted, kept
 
 

@@ -21,8 +21,6 @@ from lazyrt.errors import LostValueError
 from lazyrt.ir.node import Leaf, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from lazyrt.ir.node import Node
     from lazyrt.observe.events import Site
 
@@ -159,22 +157,16 @@ class PendingStep:
         self.eager = False
         self.activity = 0
 
-    def live(self) -> Iterator[Buffer]:
-        """Yield the buffers that something besides this step references."""
-        count = sys.getrefcount
-        for buffer in self.parked:
-            if count(buffer) > _OWN_REFERENCES:
-                yield buffer
-        for buffer in self.buffers:
-            if count(buffer) > _OWN_REFERENCES and buffer not in self.parked:
-                yield buffer
+    def live(self) -> list[Buffer]:
+        """Return the buffers that something besides this step references."""
+        if not self.parked:
+            return self.fresh()
+        parked = _referenced(self.parked)
+        return [*parked, *(b for b in self.fresh() if b not in self.parked)]
 
-    def fresh(self) -> Iterator[Buffer]:
-        """Yield the live buffers that were created or written since the last `park`."""
-        count = sys.getrefcount
-        for buffer in self.buffers:
-            if count(buffer) > _OWN_REFERENCES:
-                yield buffer
+    def fresh(self) -> list[Buffer]:
+        """Return the live buffers that were created or written since the last `park`."""
+        return _referenced(self.buffers)
 
     def park(self) -> None:
         """Set aside what is pending, so that `buffers` holds what comes from now on."""
@@ -222,6 +214,12 @@ class PendingStep:
             self.peeked = {}
 
 
+def _referenced(buffers: dict[Buffer, None]) -> list[Buffer]:
+    """Return those of a step's buffers that something besides the step references."""
+    count = sys.getrefcount
+    return [buffer for buffer in buffers if count(buffer) > _OWN_REFERENCES]
+
+
 pending = PendingStep()
 
 _leaves: dict[Any, Leaf] = {}
@@ -260,6 +258,8 @@ def exempt(buffer: Buffer) -> None:
 
 def drop_stand_ins(reason: str) -> None:
     """Take the pending values from stand-ins; called by the barrier that leaves them out."""
+    if len(_stand_ins) == 0:
+        return
     for buffer in list(_stand_ins):
         recorded = buffer in pending.buffers or buffer in pending.parked
         if buffer.is_pending and not recorded:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from lazyrt.observe import events
 from lazyrt.observe.report import ALIASES, Report
@@ -118,50 +118,51 @@ class Metrics:
             self._count(event)
 
     def _count(self, event: events.Event) -> None:
-        counts = self.counts
-        match event:
-            case events.CompileFinished():
-                self._count_compile(event)
-            case events.ExecuteStarted(
-                purpose=purpose, fingerprint=graph, dispatch_ns=ns
-            ):
-                counts["executions" if purpose == "step" else "peek_executions"] += 1
-                self._add("lazyrt::DispatchTime", ns, graph)
-            case events.ExecuteFinished():
-                self._count_execution(event)
-            case events.OpExecuted():
-                self._count_op(event)
-            case events.CacheEvicted():
-                counts["evictions"] += 1
-            case events.CacheHit():
-                counts["cache_hits"] += 1
-            case events.FallbackUsed(op=op, site=site):
-                counts["cpu_fallbacks"] += 1
-                self._fallbacks.setdefault(op, Counter())[str(site or "")] += 1
-            case events.TransferFinished(
-                direction=direction, nbytes=size, duration_ns=ns, site=site
-            ):
-                counts[f"transfers_{direction}"] += 1
-                counts[f"bytes_{direction}"] += size
-                time_name, data_name = _TRANSFER_NAMES[direction]
-                self._add(time_name, ns, site=site)
-                self._add(data_name, size, unit="bytes", site=site)
-            case events.GraphCaptured(nodes=nodes, duration_ns=ns, fingerprint=graph):
-                self._compiled.clear()  # of a barrier that failed
-                self._add("TensorsGraphSize", nodes, graph, unit="count")
-                self._add("lazyrt::GraphCaptureTime", ns, graph)
-            case events.BarrierFinished():
-                self._count_barrier(event)
-            case events.StepFinished(duration_ns=ns):
-                counts["steps"] += 1
-                self._add("lazyrt::StepTime", ns)
-            case events.LoweringFinished(duration_ns=ns, fingerprint=graph):
-                self._add("lazyrt::LoweringTime", ns, graph)
-            case events.TensorMaterialised(duration_ns=ns, site=site):
-                self._add("lazyrt::PeekTime", ns, site=site)
-                for sample in self._peeked:
-                    sample.site = site
-                self._peeked.clear()
+        count = _COUNTED.get(type(event))
+        if count is not None:
+            count(self, event)
+
+    def _count_dispatch(self, event: events.ExecuteStarted) -> None:
+        step = event.purpose == "step"
+        self.counts["executions" if step else "peek_executions"] += 1
+        self._add("lazyrt::DispatchTime", event.dispatch_ns, event.fingerprint)
+
+    def _count_eviction(self, _: events.CacheEvicted) -> None:
+        self.counts["evictions"] += 1
+
+    def _count_hit(self, _: events.CacheHit) -> None:
+        self.counts["cache_hits"] += 1
+
+    def _count_fallback(self, event: events.FallbackUsed) -> None:
+        self.counts["cpu_fallbacks"] += 1
+        sites = self._fallbacks.setdefault(event.op, Counter())
+        sites[str(event.site or "")] += 1
+
+    def _count_transfer(self, event: events.TransferFinished) -> None:
+        self.counts[f"transfers_{event.direction}"] += 1
+        self.counts[f"bytes_{event.direction}"] += event.nbytes
+        time_name, data_name = _TRANSFER_NAMES[event.direction]
+        self._add(time_name, event.duration_ns, site=event.site)
+        self._add(data_name, event.nbytes, unit="bytes", site=event.site)
+
+    def _count_capture(self, event: events.GraphCaptured) -> None:
+        graph = event.fingerprint
+        self._compiled.clear()  # of a barrier that failed
+        self._add("TensorsGraphSize", event.nodes, graph, unit="count")
+        self._add("lazyrt::GraphCaptureTime", event.duration_ns, graph)
+
+    def _count_step(self, event: events.StepFinished) -> None:
+        self.counts["steps"] += 1
+        self._add("lazyrt::StepTime", event.duration_ns)
+
+    def _count_lowering(self, event: events.LoweringFinished) -> None:
+        self._add("lazyrt::LoweringTime", event.duration_ns, event.fingerprint)
+
+    def _count_peek(self, event: events.TensorMaterialised) -> None:
+        self._add("lazyrt::PeekTime", event.duration_ns, site=event.site)
+        for sample in self._peeked:
+            sample.site = event.site
+        self._peeked.clear()
 
     def _count_op(self, event: events.OpExecuted) -> None:
         mode = event.mode.replace(" ", "_")
@@ -306,5 +307,21 @@ def watch_executions() -> events.Subscription:
     """
     return events.subscribe(lambda _event: None, events.ExecuteFinished)
 
+
+_COUNTED: dict[type[events.Event], Callable[[Metrics, Any], None]] = {
+    events.CompileFinished: Metrics._count_compile,
+    events.ExecuteStarted: Metrics._count_dispatch,
+    events.ExecuteFinished: Metrics._count_execution,
+    events.OpExecuted: Metrics._count_op,
+    events.CacheEvicted: Metrics._count_eviction,
+    events.CacheHit: Metrics._count_hit,
+    events.FallbackUsed: Metrics._count_fallback,
+    events.TransferFinished: Metrics._count_transfer,
+    events.GraphCaptured: Metrics._count_capture,
+    events.BarrierFinished: Metrics._count_barrier,
+    events.StepFinished: Metrics._count_step,
+    events.LoweringFinished: Metrics._count_lowering,
+    events.TensorMaterialised: Metrics._count_peek,
+}
 
 metrics = Metrics()
