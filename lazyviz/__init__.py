@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lazyviz.foreign.read import Evidence
     from lazyviz.hlo import ValueTrace
     from lazyviz.numerics import Comparison
+    from lazyviz.session_report import Written
 
 __all__ = [
     "__version__",
@@ -34,6 +35,7 @@ __all__ = [
     "load_ipython_extension",
     "parse_report",
     "read",
+    "report",
     "trace_value",
     "unload_ipython_extension",
 ]
@@ -98,6 +100,26 @@ def read(source: str | Path) -> Evidence:
     from lazyviz.foreign import read as reader
 
     return reader.read(source)
+
+
+def report(path: str | Path, *, source: bool = True, force: bool = False) -> Written:
+    """Write the session as one self-contained web page, for a bug report.
+
+    The page holds versions, settings, cells with their strips, steps and their causes, graphs
+    and what differs between them, live tensors and metrics; no tensor's value. The home
+    directory is shortened to `~`. It is at most 9 MiB large.
+
+    Args:
+        path: Ends in `.html`. A report that is there already is replaced.
+        source: Whether the source of the cells is part of it.
+        force: Replace any other file, too.
+
+    Raises:
+        ReportError: The file is not one that a report may be written to.
+    """
+    from lazyviz import session_report
+
+    return session_report.write(path, source=source, force=force)
 
 
 def diff(a: Any, b: Any) -> DiffView:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.completer import SimpleCompletion, context_matcher
@@ -45,6 +46,7 @@ _SUBCOMMANDS = {
     "graphs": "every compiled graph: size, runs, compile time, cause, nearest other",
     "cache": "executables in memory and on disk; cache drop KEY | all | older 7d drops some",
     "drop": "drop the pending ops, unrun",
+    "report": "write the session as one web page for a bug report: report FILE.html",
     "on": "show a strip after each cell that touches the device",
     "off": "show no strips; cells are still recorded",
 }
@@ -80,6 +82,8 @@ class LazyMagics(Magics):
         %lazy cache            executables in memory and on disk: age, size, line;
                                cache drop KEY, drop all, drop older 7d drops some
         %lazy drop             drop the pending ops, unrun
+        %lazy report FILE.html the session as one web page for a bug report; --no-source leaves
+                               the cells' source out, --force replaces any file
         %lazy on, %lazy off    show a strip after each cell, or none
 
         %%lazy step [NAME]     run the cell as one step, with a barrier at its end
@@ -265,6 +269,29 @@ class LazyMagics(Magics):
             if dropped
             else "Nothing is pending."
         )
+
+    def _report(self, rest: str) -> None:
+        from lazyviz import session_report
+
+        try:
+            words = shlex.split(rest)
+        except ValueError as error:
+            raise UsageError(f"%lazy report {rest}: {error}.") from None
+        names = [word for word in words if not word.startswith("--")]
+        unknown = [word for word in words if word.startswith("--")]
+        flags = {"--no-source", "--force"} & set(unknown)
+        if len(names) != 1 or set(unknown) != flags:
+            raise UsageError(
+                f"%lazy report takes one file, such as report.html, and knows the options "
+                f"--no-source and --force; it got {rest!r}."
+            )
+        try:
+            written = session_report.write(
+                names[0], source="--no-source" not in flags, force="--force" in flags
+            )
+        except session_report.ReportError as error:
+            raise UsageError(f"%lazy report: {error}") from None
+        self._print(str(written))
 
     def _on(self, rest: str) -> None:
         _refuse("on", rest)

@@ -119,9 +119,17 @@ def steps(rows: Sequence[StepRow], limit: int) -> str:
         return (
             "No step has run yet: nothing asked for a value, and no step() has ended."
         )
+    header, cells = step_table(rows[-limit:])
+    lines = [text.table(header, cells)]
+    lines += step_notes(rows[-limit:])
+    return "\n".join(lines)
+
+
+def step_table(rows: Sequence[StepRow]) -> tuple[list[str], list[list[object]]]:
+    """Return header and cells of a table of steps; columns that would be empty are left out."""
     header = ["step", "cell", "ended by", "at", "ops", "compile", "execute"]
-    cells = [
-        (
+    cells: list[list[object]] = [
+        [
             row.step,
             "" if row.cell is None else row.cell,
             row.cause,
@@ -129,19 +137,21 @@ def steps(rows: Sequence[StepRow], limit: int) -> str:
             row.nodes,
             _compile_text(row),
             "running" if row.execute_ns is None else text.duration(row.execute_ns),
-        )
-        for row in rows[-limit:]
+        ]
+        for row in rows
     ]
     keep = [i for i in range(len(header)) if any(str(row[i]) for row in cells)]
-    lines = [
-        text.table([header[i] for i in keep], [[row[i] for i in keep] for row in cells])
+    return [header[i] for i in keep], [[row[i] for i in keep] for row in cells]
+
+
+def step_notes(rows: Sequence[StepRow]) -> list[str]:
+    """Return why steps were compiled, then what they did that they need not have done."""
+    reasons = [
+        f"step {row.step} was compiled: {row.reason}" for row in rows if row.reason
     ]
-    reasons = [(row.step, row.reason) for row in rows[-limit:] if row.reason]
-    lines += [f"step {step} was compiled: {reason}" for step, reason in reasons]
-    lines += [
-        f"step {row.step}: {note}" for row in rows[-limit:] for note in _notes(row)
+    return reasons + [
+        f"step {row.step}: {note}" for row in rows for note in _notes(row)
     ]
-    return "\n".join(lines)
 
 
 def why(explanation: Any, graph: Any) -> str:
@@ -163,19 +173,19 @@ def graphs(records: Sequence[Any]) -> str:
     """Return every compiled graph: its size, runs and cost, why, and the nearest other."""
     if not records:
         return "No step graph was compiled yet."
-    rows = [
-        (
-            record.name,
-            record.fingerprint[:8],
-            record.nodes,
-            f"{record.inputs} / {record.outputs}",
-            record.first_step,
-            record.runs,
-            "disk" if record.from_disk else text.duration(record.compile_ns),
-            _nearest(record.explanation),
-        )
-        for record in records
-    ]
+    header, rows = graph_table(records)
+    total = text.duration(sum(record.compile_ns for record in records))
+    return "\n".join(
+        [
+            text.table(header, rows),
+            *(f"{record.name}: {record.cause}" for record in records),
+            f"{text.plural(len(records), 'graph')}, compiled in {total}",
+        ]
+    )
+
+
+def graph_table(records: Sequence[Any]) -> tuple[list[str], list[list[object]]]:
+    """Return header and cells of the table of compiled graphs."""
     header = [
         "graph",
         "key",
@@ -186,14 +196,19 @@ def graphs(records: Sequence[Any]) -> str:
         "compile",
         "nearest",
     ]
-    total = text.duration(sum(record.compile_ns for record in records))
-    return "\n".join(
+    return header, [
         [
-            text.table(header, rows),
-            *(f"{record.name}: {record.cause}" for record in records),
-            f"{text.plural(len(records), 'graph')}, compiled in {total}",
+            record.name,
+            record.fingerprint[:8],
+            record.nodes,
+            f"{record.inputs} / {record.outputs}",
+            record.first_step,
+            record.runs,
+            "disk" if record.from_disk else text.duration(record.compile_ns),
+            _nearest(record.explanation),
         ]
-    )
+        for record in records
+    ]
 
 
 def _nearest(explanation: Any) -> str:

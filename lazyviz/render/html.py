@@ -42,10 +42,21 @@ _SMALL_BAR_HEIGHT = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """One part of a page: a heading, which may be empty, and its HTML."""
+    """One part of a page: a heading, which may be empty, and its HTML.
+
+    Attributes:
+        anchor: Its id, by which the page's table of contents finds it; empty for none.
+    """
 
     title: str
     body: str
+    anchor: str = ""
+
+
+class Fragment(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
 
 
 def strip_html(strip: Strip, *, css_class: str = "") -> str:
@@ -237,23 +248,43 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _table_cell(value: object) -> str:
+    if isinstance(value, Fragment):
+        return f'<td style="text-align:left">{value}</td>'
     if isinstance(value, int) and not isinstance(value, bool):
         return f'<td style="text-align:right">{value:,}</td>'
     return f'<td style="text-align:left">{markup(str(value))}</td>'
 
 
-def page_html(title: str, sections: Sequence[Section | tuple[str, str]]) -> str:
+def page_html(
+    title: str,
+    sections: Sequence[Section | tuple[str, str]],
+    *,
+    generator: str = "",
+    is_locked: bool = False,
+) -> str:
     """Return a page that needs no other file and follows the system's light or dark theme.
 
     Args:
         title: Text of the heading.
-        sections: Heading and HTML of each part; the headings are escaped.
+        sections: Heading and HTML of each part; the headings are escaped. Those with an anchor
+            are listed in a table of contents.
+        generator: What made the page, so that it can be told from other files.
+        is_locked: Whether a browser is to run no script in it and to fetch nothing for it.
     """
     style = resources.files("lazyviz").joinpath("static/page.css").read_text("utf-8")
-    parts = "\n".join(map(_section, sections))
+    made = [
+        part if isinstance(part, Section) else Section(title=part[0], body=part[1])
+        for part in sections
+    ]
+    parts = "\n".join([*_contents(made), *map(_section, made)])
     heading = markup(title)
+    head = (
+        f'<meta name="generator" content="{markup(generator)}">\n' if generator else ""
+    )
+    if is_locked:
+        head += _LOCK
     return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n{head}'
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
         f"<title>{heading}</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
@@ -261,10 +292,24 @@ def page_html(title: str, sections: Sequence[Section | tuple[str, str]]) -> str:
     )
 
 
-def _section(section: Section | tuple[str, str]) -> str:
-    if isinstance(section, Section):
-        title, body = section.title, section.body
-    else:
-        title, body = section
-    heading = f"<h2>{markup(title)}</h2>\n" if title else ""
-    return f"<section>\n{heading}{body}\n</section>"
+_LOCK = (
+    '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+    "img-src data:; style-src 'unsafe-inline'\">\n"
+)
+
+
+def _contents(sections: Sequence[Section]) -> list[str]:
+    items = [
+        f'<li><a href="#{markup(part.anchor)}">{markup(part.title)}</a></li>'
+        for part in sections
+        if part.anchor
+    ]
+    if not items:
+        return []
+    return [f'<nav aria-label="contents"><ul>{"".join(items)}</ul></nav>']
+
+
+def _section(section: Section) -> str:
+    anchor = f' id="{markup(section.anchor)}"' if section.anchor else ""
+    heading = f"<h2>{markup(section.title)}</h2>\n" if section.title else ""
+    return f"<section{anchor}>\n{heading}{section.body}\n</section>"

@@ -1,0 +1,461 @@
+"""The parts of a session's report: each takes the facts and returns bounded HTML."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import importlib.metadata
+import os
+import platform
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lazyviz import __version__, executables, parse_report, privacy, reports, standing
+from lazyviz.render import html, text
+from lazyviz.render.escape import markup
+from lazyviz.render.html import Fragment
+from lazyviz.render.state import now_text, state_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import ModuleType
+
+    from lazyrt.observe import events
+    from lazyviz.render.state import Repeat
+    from lazyviz.render.strip import Barrier
+    from lazyviz.session import CellRecord, Session
+    from lazyviz.steplog import StepRow
+
+_KIB, _MIB = 2**10, 2**20
+_MAX_CELLS = 500
+_MAX_SOURCE = 20_000  # characters of one cell
+_MAX_STEPS = 300
+_MAX_GRAPHS = 100
+_MAX_LISTED_OPS = 400
+_MAX_DIFFS = 8
+_MAX_DIFF_NODES = 20_000
+_MAX_CAUSES = 5
+_MAX_FALLBACKS = 100
+_PACKAGES = (
+    "torch", "jax", "jaxlib", "numpy", "ipython", "ipykernel", "jupyterlab", "notebook",
+    "ipywidgets", "anywidget", "graphviz", "pygraphviz",
+)  # fmt: skip
+# Settings of ours and of the compiler; nothing else of the environment is told.
+_VARIABLES = ("XLA_FLAGS", "JAX_PLATFORMS", "OMP_NUM_THREADS")
+_PREFIXES = ("LAZYRT_", "LAZYVIZ_")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a report is about: plain data, and the runtime to ask.
+
+    Attributes:
+        runtime: The module `lazyrt`, None if the program has not imported it.
+        cells: (number, source, record) of each cell; the record is None for one that did not
+            touch the device, the source is empty where it is not to be told.
+        steps: The steps of the session.
+        graphs: The compiled graphs of the process.
+        source: Whether sources are told.
+        written: When, in words.
+    """
+
+    runtime: ModuleType | None
+    cells: tuple[tuple[int | None, str, CellRecord | None], ...] = ()
+    steps: tuple[StepRow, ...] = ()
+    graphs: tuple[Any, ...] = ()
+    source: bool = True
+    written: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One part of the page.
+
+    Attributes:
+        anchor: By which links find it.
+        make: Returns its HTML.
+        nbytes: What it may take.
+    """
+
+    title: str
+    anchor: str
+    make: Callable[[Facts], str]
+    nbytes: int
+
+
+def collect(
+    runtime: ModuleType | None, current: Session | None, *, source: bool
+) -> Facts:
+    """Return what is known of a session; outside of one, what the runtime knows."""
+    tell = _as_it_is if source else _without_source
+    now = dt.datetime.now(tz=dt.UTC)
+    return Facts(
+        runtime=runtime,
+        cells=_cells_of(current, source=source) if current is not None else (),
+        steps=tuple(map(tell, current.steps)) if current is not None else (),
+        graphs=tuple(runtime.compiled_graphs()) if runtime is not None else (),
+        source=source,
+        written=now.strftime("%Y-%m-%d %H:%M UTC"),
+    )
+
+
+def _cells_of(
+    current: Session, *, source: bool
+) -> tuple[tuple[int | None, str, CellRecord | None], ...]:
+    records = {record.number: record for record in current.cells}
+    if not source:
+        records = {number: _bare(record) for number, record in records.items()}
+    sources = _sources(current.shell) if source else {}
+    numbers = sorted(
+        {*records, *sources}, key=lambda number: -1 if number is None else number
+    )
+    return tuple(
+        (n, sources.get(n, "") if n is not None else "", records.get(n))
+        for n in numbers
+    )
+
+
+_Told = TypeVar("_Told", "StepRow", "Barrier", "Repeat", "events.Repeat")
+
+
+def _as_it_is(row: StepRow) -> StepRow:
+    return row
+
+
+def _without_source(told: _Told) -> _Told:
+    """Return it without the source of the expression that was read; a name may stay."""
+    repeats = getattr(told, "repeats", None)
+    changes: dict[str, Any] = {"tensor": _name_only(told.tensor)}
+    if repeats:
+        changes["repeats"] = tuple(map(_without_source, repeats))
+    return dataclasses.replace(told, **changes)
+
+
+def _name_only(expression: str) -> str:
+    return expression if expression.replace(".", "_").isidentifier() else ""
+
+
+def _bare(record: CellRecord) -> CellRecord:
+    """Return a record whose strip names no source."""
+    strip = record.strip
+    state = strip.state
+    if state is not None:
+        state = dataclasses.replace(state, last_barrier="")
+    strip = dataclasses.replace(
+        strip,
+        state=state,
+        barriers=tuple(map(_without_source, strip.barriers)),
+        repeats=tuple(map(_without_source, strip.repeats)),
+    )
+    return dataclasses.replace(record, strip=strip)
+
+
+def _sources(shell: Any) -> dict[int, str]:
+    """Return the source of each cell as it was written; without a history, as it ran."""
+    raw = getattr(shell.history_manager, "input_hist_raw", ())
+    inputs = list(raw if any(raw) else shell.user_ns.get("In", ()))
+    return {
+        number: each
+        for number, each in enumerate(inputs)
+        if isinstance(each, str) and each
+    }
+
+
+# --- the parts, in the page's order
+
+
+def _findings(facts: Facts) -> str:
+    runtime = facts.runtime
+    if runtime is None:
+        return html.muted("lazyrt is not imported: there is no lazy device yet.")
+    found = [str(f) for f in parse_report(runtime.metrics_report("dict")).findings()]
+    found += [
+        f"{graph.name}, first run by step {graph.first_step}, was compiled anew: {graph.cause}"
+        for graph in facts.graphs
+        if graph.explanation is not None and graph.explanation.against
+    ][:_MAX_CAUSES]
+    for number, _, record in facts.cells:
+        if record is None:
+            continue
+        strip = record.strip
+        if strip.error is not None:
+            what = (
+                "was interrupted" if strip.interrupted else f"stopped by {strip.error}"
+            )
+            found.append(f"cell {number} {what}")
+        found += [
+            f"cell {number}: {note}"
+            for note in text.strip_notes(strip)
+            if "cut" in note
+        ]
+    counts = runtime.counters()
+    now = standing.state_of(runtime)
+    state = html.muted(state_text(now) if facts.source else now_text(now))
+    counted = ", ".join(
+        f"{name.replace('_', ' ')} {counts[name]:,}" for name in counts if counts[name]
+    )
+    return (
+        (_list(found) if found else html.muted("Nothing stands out."))
+        + state
+        + html.muted(counted or "Nothing has run.")
+    )
+
+
+def _environment(facts: Facts) -> str:
+    rows = [("lazyviz", __version__), ("Python", platform.python_version())]
+    for name in _PACKAGES:
+        try:
+            rows.append((name, importlib.metadata.version(name)))
+        except importlib.metadata.PackageNotFoundError:
+            rows.append((name, "not installed"))
+    rows += [
+        ("dot", "found" if shutil.which("dot") else "not found"),
+        ("platform", platform.platform()),
+        ("processors", str(os.cpu_count() or "not known")),
+    ]
+    devices = {graph.key.device for graph in facts.graphs if graph.key.device}
+    rows += [("device", each) for each in sorted(devices)]
+    rows += [
+        (name, privacy.masked(value))
+        for name, value in sorted(os.environ.items())
+        if name in _VARIABLES or name.startswith(_PREFIXES)
+    ]
+    shown = html.table(["what", "version or value"], [(n, _clip(v)) for n, v in rows])
+    if facts.runtime is None:
+        return shown
+    return f"{shown}<h3>Settings</h3>{html.pre(facts.runtime.config.table())}"
+
+
+def _cells(facts: Facts) -> str:
+    if not facts.cells:
+        return html.muted("No cell was recorded.")
+    newest = map(_cell, reversed(facts.cells[-_MAX_CELLS:]))
+    return _latest(newest, len(facts.cells), 2 * _MIB, "earlier cell")
+
+
+def _cell(cell: tuple[int | None, str, CellRecord | None]) -> str:
+    number, source, record = cell
+    title = "outside the count" if number is None else f"In [{number}]"
+    anchor = "" if number is None else f' id="cell-{number}"'
+    parts = [f"<h3{anchor}>{title}</h3>"]
+    if source:
+        shown = privacy.masked(source[:_MAX_SOURCE].rstrip())
+        more = len(source) - _MAX_SOURCE
+        if more > 0:
+            shown += f"\n… {more:,} characters more"
+        parts.append(f'<pre class="code"><code>{markup(shown)}</code></pre>')
+    parts.append(html.strip_html(record.strip) if record is not None else "")
+    return "".join(parts)
+
+
+def _steps(facts: Facts) -> str:
+    rows = facts.steps[-_MAX_STEPS:]
+    if not rows:
+        return html.muted("No step has run.")
+    header, cells = reports.step_table(rows)
+    at = header.index("cell") if "cell" in header else -1
+    for row in cells:
+        row[0] = Fragment(f'<span id="step-{row[0]}">{row[0]}</span>')
+        if at >= 0 and row[at] != "":
+            row[at] = Fragment(f'<a href="#cell-{row[at]}">{row[at]}</a>')
+    shown = html.table(header, [[_clip(each) for each in row] for row in cells])
+    earlier = len(facts.steps) - len(rows)
+    before = (
+        html.muted(f"{text.plural(earlier, 'earlier step')} left out")
+        if earlier
+        else ""
+    )
+    return before + shown + _list(map(_clip_text, reports.step_notes(rows)))
+
+
+def _compiles(facts: Facts) -> str:
+    if not facts.graphs:
+        return html.muted("No step graph was compiled.")
+    pieces = (
+        f'<h3 id="why-{markup(graph.name)}">{markup(graph.name)}</h3>'
+        f"{html.pre(str(graph.explanation or 'not known'))}"
+        for graph in reversed(facts.graphs[-_MAX_GRAPHS:])
+    )
+    return _latest(pieces, len(facts.graphs), _MIB, "earlier graph")
+
+
+def _graphs(facts: Facts) -> str:
+    if not facts.graphs:
+        return html.muted("No step graph was compiled.")
+    latest = facts.graphs[-_MAX_GRAPHS:]
+    header, rows = reports.graph_table(latest)
+    steps = {row.step for row in facts.steps[-_MAX_STEPS:]}
+    for row in rows:
+        name = markup(str(row[0]))
+        row[0] = Fragment(f'<a href="#why-{name}">{name}</a>')
+        if row[4] in steps:  # earlier ones ran before the session began
+            row[4] = Fragment(f'<a href="#step-{row[4]}">{row[4]}</a>')
+    listings = (_listing(graph) for graph in reversed(latest))
+    shown = html.table(header, rows)
+    return shown + _latest(
+        listings,
+        len(facts.graphs),
+        _MIB - len(shown),
+        "earlier graph's ops",
+        "earlier graphs' ops",
+    )
+
+
+def _listing(record: Any) -> str:
+    from lazyviz.hlo import graph_of
+    from lazyviz.render.diff_text import instruction
+
+    title = f"{record.name}: {text.plural(record.nodes, 'op')}"
+    if record.snapshot is None:
+        return html.muted(f"{title}, no longer kept")
+    graph = graph_of(record)
+    lines = [
+        _clip_text(instruction(graph, n))
+        for n in range(min(len(graph), _MAX_LISTED_OPS))
+    ]
+    if len(graph) > len(lines):
+        lines.append(f"… {len(graph) - len(lines):,} more")
+    return html.folded(title, html.pre("\n".join(lines)))
+
+
+def _differences(facts: Facts) -> str:
+    from lazyviz import comparison
+    from lazyviz.render.diff_html import diff_fragment
+
+    named = {graph.name: graph for graph in facts.graphs}
+    pairs = [
+        (named[graph.explanation.against], graph)
+        for graph in facts.graphs
+        if graph.explanation is not None and graph.explanation.against in named
+    ]
+    kept = [
+        (a, b)
+        for a, b in pairs
+        if a.snapshot is not None
+        and b.snapshot is not None
+        and a.nodes + b.nodes <= _MAX_DIFF_NODES
+    ]
+    if not kept:
+        return html.muted("No step was compiled anew for a graph like an earlier one.")
+    # A heading names what is compared; the fragment's anchors would clash between pairs.
+    pieces = (
+        f"<h3>{markup(a.name)} → {markup(b.name)}</h3>"
+        + _without_ids(diff_fragment(comparison.compare(a, b).diff))
+        for a, b in reversed(kept[-_MAX_DIFFS:])
+    )
+    return _latest(pieces, len(pairs), 1_536 * _KIB, "other difference")
+
+
+def _pending(facts: Facts) -> str:
+    from lazyviz.formatters import graph_bundle
+
+    if facts.runtime is None:
+        return html.muted("lazyrt is not imported.")
+    bundle = graph_bundle(facts.runtime.pending_graph())
+    listing = html.folded("as text", html.pre(bundle["text/plain"]))
+    return bundle.get("text/html", "") + listing
+
+
+def _live(facts: Facts) -> str:
+    if facts.runtime is None:
+        return html.muted("lazyrt is not imported.")
+    return html.pre(reports.live(facts.runtime.live_tensors()))
+
+
+def _fallbacks(facts: Facts) -> str:
+    counts: dict[tuple[str, str], int] = {}
+    for _, _, record in facts.cells:
+        for each in record.strip.fallbacks if record is not None else ():
+            key = each.op, each.site
+            counts[key] = counts.get(key, 0) + each.times
+    if not counts:
+        return html.muted("Every op of the recorded cells had a lowering.")
+    largest = sorted(counts.items(), key=lambda item: -item[1])
+    rows = [(op, site, times) for (op, site), times in largest[:_MAX_FALLBACKS]]
+    more = len(largest) - len(rows)
+    return html.table(["op", "at", "times"], rows) + (
+        html.muted(f"{more:,} more") if more else ""
+    )
+
+
+def _metrics(facts: Facts) -> str:
+    if facts.runtime is None:
+        return html.muted("lazyrt is not imported.")
+    return parse_report(facts.runtime.metrics_report("dict")).to_html()
+
+
+def _cache(facts: Facts) -> str:
+    if facts.runtime is None:
+        return html.muted("lazyrt is not imported.")
+    return html.pre(executables.table(facts.runtime.cached_executables()))
+
+
+PARTS = (
+    Part(title="What stands out", anchor="findings", make=_findings, nbytes=256 * _KIB),
+    Part(
+        title="Environment", anchor="environment", make=_environment, nbytes=128 * _KIB
+    ),
+    Part(title="Cells", anchor="cells", make=_cells, nbytes=2 * _MIB),
+    Part(title="Steps", anchor="steps", make=_steps, nbytes=_MIB),
+    Part(title="Why graphs were compiled", anchor="why", make=_compiles, nbytes=_MIB),
+    Part(title="Compiled graphs", anchor="graphs", make=_graphs, nbytes=_MIB),
+    Part(
+        title="Differences",
+        anchor="differences",
+        make=_differences,
+        nbytes=1_536 * _KIB,
+    ),
+    Part(title="Pending graph", anchor="pending", make=_pending, nbytes=256 * _KIB),
+    Part(title="Live tensors", anchor="live", make=_live, nbytes=256 * _KIB),
+    Part(
+        title="Ops on the CPU", anchor="fallbacks", make=_fallbacks, nbytes=128 * _KIB
+    ),
+    Part(title="Metrics", anchor="metrics", make=_metrics, nbytes=512 * _KIB),
+    Part(title="Executables", anchor="cache", make=_cache, nbytes=256 * _KIB),
+)
+
+
+# --- bounds
+
+
+def _latest(
+    newest_first: Iterable[str],
+    total: int,
+    nbytes: int,
+    one: str,
+    many: str | None = None,
+) -> str:
+    """Return the newest pieces in their own order, and how many of `total` did not fit."""
+    kept: list[str] = []
+    room = nbytes - _KIB
+    for piece in newest_first:
+        room -= len(piece.encode("utf-8", "replace"))
+        if room < 0:
+            break
+        kept.append(piece)
+    hidden = total - len(kept)
+    before = html.muted(f"{text.plural(hidden, one, many)} left out") if hidden else ""
+    return before + "".join(reversed(kept))
+
+
+def _list(lines: Iterable[str]) -> str:
+    items = "".join(f"<li>{markup(line)}</li>" for line in lines)
+    return f"<ul>{items}</ul>" if items else ""
+
+
+def _clip(value: object) -> object:
+    if isinstance(value, int | Fragment):
+        return value
+    return _clip_text(str(value))
+
+
+def _clip_text(line: str) -> str:
+    return line if len(line) <= 500 else f"{line[:499]}…"  # noqa: PLR2004
+
+
+def _without_ids(fragment: str) -> str:
+    import re
+
+    fragment = re.sub(r' id="[ab]\d+"', "", fragment)
+    return re.sub(r'<a href="#[ab]\d+">(.*?)</a>', r"\1", fragment)
