@@ -80,8 +80,9 @@ def fold_repeats(graph: DrawGraph) -> DrawGraph:
         for start, end in graph.edges
         if stands_for[start] < stands_for[end]  # else to a later repetition
     }
-    boxes = tuple(_repeated([graph.boxes[i] for i in members[old]]) for old in drawn)
-    return replace(graph, boxes=boxes, edges=tuple(sorted(edges)))
+    boxes = [_repeated([graph.boxes[i] for i in members[old]]) for old in drawn]
+    where = {i: new_position[twin] for i, twin in enumerate(stands_for)}
+    return graph.rewired(boxes, edges, where)
 
 
 def _repeated(boxes: Sequence[Box]) -> Box:
@@ -284,8 +285,8 @@ def _fold(graph: DrawGraph, groups: Sequence[_Group]) -> DrawGraph:
         for start, end in graph.edges
         if where[start] != where[end]
     }
-    boxes = tuple(_group_box(graph, group) for group in groups)
-    return replace(graph, boxes=boxes, edges=tuple(sorted(edges)))
+    boxes = [_group_box(graph, group) for group in groups]
+    return graph.rewired(boxes, edges, where)
 
 
 def _group_box(graph: DrawGraph, group: _Group) -> Box:

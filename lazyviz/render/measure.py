@@ -27,8 +27,10 @@ def label_text(box: Box) -> str:
 
 
 def detail_text(box: Box) -> str:
-    """Return the second line of a box, cut to fit."""
-    return clip(box.detail, _MAX_DETAIL)
+    """Return the second line of a box, cut to fit: its type, then marks and the overlay."""
+    return " · ".join(
+        [part for part in (clip(box.detail, _MAX_DETAIL), *box.marks, box.note) if part]
+    )
 
 
 def clip(text: str, length: int) -> str:

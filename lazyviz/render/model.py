@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from lazyrt.execution.holdings import Holding
     from lazyrt.ir.graph import Graph
     from lazyrt.ir.node import Leaf, Node, Value
 
 Kind = Literal["op", "backward", "random", "parameter", "constant", "group"]
 
 BACKWARD = "(backward)"
+FROM_CPU = "from the CPU"  # the mark of what a fallback made
 
 _MAX_TYPE_CHARS = 30
 _DTYPES = {
@@ -66,6 +68,9 @@ class Box:
         members: Ids of the nodes that it stands for.
         count: How many times what is drawn here repeats, as in `×12`.
         runs: How often op-by-op mode has run it since the last barrier; from 2 on it is marked.
+        marks: Short words on what its memory is: `parameter`, `donated`, `v3`, `view`, `CPU`.
+        level: Shade of an overlay, from 0 (little) to 4 (most); None without one.
+        note: The overlay's text, such as `1.2 ms`.
     """
 
     label: str
@@ -80,6 +85,9 @@ class Box:
     members: tuple[int, ...] = ()
     count: int = 1
     runs: int = 0
+    marks: tuple[str, ...] = ()
+    level: int | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +99,50 @@ class DrawGraph:
         edges: Pairs of positions in `boxes`, each pair once, sorted.
         nodes: Operations of the whole graph, folded ones included.
         fingerprint: The graph's, empty when not known.
+        aliases: Those edges whose end shares memory with their start: views.
+        updates: Pairs of an output and the input that it overwrites; no edges.
+        kind: What is drawn, for titles: `IR graph`, `StableHLO`, ...
+        legend: CSS class and words of each shade of an overlay; empty without one.
     """
 
     boxes: tuple[Box, ...]
     edges: tuple[tuple[int, int], ...]
     nodes: int = 0
     fingerprint: str = ""
+    aliases: frozenset[tuple[int, int]] = frozenset()
+    updates: tuple[tuple[int, int], ...] = ()
+    kind: str = "IR graph"
+    legend: tuple[tuple[str, str], ...] = ()
+
+    def rewired(
+        self,
+        boxes: Sequence[Box],
+        edges: Iterable[tuple[int, int]],
+        where: Mapping[int, int],
+    ) -> DrawGraph:
+        """Return the drawing with other boxes, aliases and updates following along.
+
+        Args:
+            boxes: The new boxes.
+            edges: The new edges, of new positions.
+            where: New position of each old one that is still drawn.
+        """
+        kept = frozenset(edges)
+        return replace(
+            self,
+            boxes=tuple(boxes),
+            edges=tuple(sorted(kept)),
+            aliases=kept.intersection(_moved(self.aliases, where)),
+            updates=tuple(sorted(set(_moved(self.updates, where)))),
+        )
+
+
+def _moved(
+    pairs: Iterable[tuple[int, int]], where: Mapping[int, int]
+) -> Iterable[tuple[int, int]]:
+    for start, end in pairs:
+        if start in where and end in where and where[start] != where[end]:
+            yield where[start], where[end]
 
 
 def type_text(shape: Iterable[int], dtype: object) -> str:
@@ -129,6 +175,7 @@ def draw_graph(
     new: Collection[int] | None = None,
     names: Mapping[Any, str] | None = None,
     runs: Mapping[Node, int] | None = None,
+    holdings: Mapping[Any, Holding] | None = None,
 ) -> DrawGraph:
     """Return the drawing of a whole graph, nothing folded.
 
@@ -137,10 +184,16 @@ def draw_graph(
         new: Ids of the nodes that the shown cell recorded; None counts all as new.
         names: Variable names of values and leaves.
         runs: How often op-by-op mode has run each node, from `lazyrt.times_run`.
+        holdings: What stands behind inputs and outputs, from `Inspection.holdings`; with them
+            boxes say what is a view, a parameter, overwritten or donated.
     """
-    names, runs = names or {}, runs or {}
+    with_memory = holdings is not None
+    holdings = holdings or {}
+    names = {**_held_names(holdings), **(names or {})}
+    runs = runs or {}
     boxes: list[Box] = []
     edges: set[tuple[int, int]] = set()
+    aliases: set[tuple[int, int]] = set()
     position: dict[Any, int] = {}
     roots = {root.node or root for root in graph.roots}
     paths = _leaf_paths(graph.nodes)
@@ -150,22 +203,85 @@ def draw_graph(
             if source not in position:
                 position[source] = len(boxes)
                 leaf = _leaf_box(value, paths, names, is_root=source in roots)
-                boxes.append(leaf)
+                boxes.append(replace(leaf, marks=_leaf_marks(holdings.get(value))))
         target = position[node] = len(boxes)
         is_new = new is None or node.id in new
         box = _node_box(node, names, is_root=node in roots, is_new=is_new)
-        boxes.append(replace(box, runs=runs.get(node, 0)))
+        marks = _node_marks(node, holdings) if with_memory else ()
+        boxes.append(replace(box, runs=runs.get(node, 0), marks=marks))
         edges.update((position[v.node or v], target) for v in node.operands)
+        if with_memory and is_view(node) and node.operands:
+            first = node.operands[0]
+            aliases.add((position[first.node or first], target))
     for leaf_value in graph.parameters:  # a root that is an input and no op reads
         if leaf_value not in position:
             position[leaf_value] = len(boxes)
-            boxes.append(_leaf_box(leaf_value, paths, names, is_root=True))
+            box = _leaf_box(leaf_value, paths, names, is_root=True)
+            boxes.append(replace(box, marks=_leaf_marks(holdings.get(leaf_value))))
     return DrawGraph(
         boxes=tuple(boxes),
         edges=tuple(sorted(edges)),
         nodes=len(graph.nodes),
         fingerprint=_fingerprint(graph),
+        aliases=frozenset(aliases),
+        updates=_updates(holdings, position),
     )
+
+
+def is_view(node: Node) -> bool:
+    """Return whether an op's result shares memory with its first operand, by its schema."""
+    returns = getattr(node.op.schema, "returns", ())
+    alias = getattr(returns[0], "alias_info", None) if returns else None
+    return alias is not None and not alias.is_write
+
+
+def _held_names(holdings: Mapping[Any, Holding]) -> dict[Any, str]:
+    return {value: held.name for value, held in holdings.items() if held.name}
+
+
+_HOLDERS = {
+    "module": "parameter",
+    "buffer": "buffer",
+    "optimizer": "optimizer state",
+    "gradient": "gradient",
+}
+
+
+def _leaf_marks(held: Holding | None) -> tuple[str, ...]:
+    if held is None:
+        return ()
+    marks = [_HOLDERS[held.holder]] if held.holder in _HOLDERS else []
+    if held.overwritten_by is not None:
+        marks.append("donated" if held.is_donated else "overwritten")
+    if held.origin is not None and held.origin.step is None and held.origin.op:
+        marks.append(FROM_CPU)
+    return tuple(marks)
+
+
+def _node_marks(node: Node, holdings: Mapping[Any, Holding]) -> tuple[str, ...]:
+    marks = ["view"] if is_view(node) else []
+    held = [holdings[v] for v in node.outputs if v is not None and v in holdings]
+    marks += [f"v{max(each.version for each in held)}"] if _is_rewritten(held) else []
+    if any(each.overwrites is not None for each in held):
+        marks.append("in place")
+    return tuple(marks)
+
+
+def _is_rewritten(held: Sequence[Holding]) -> bool:
+    return any(each.version for each in held)
+
+
+def _updates(
+    holdings: Mapping[Any, Holding], position: Mapping[Any, int]
+) -> tuple[tuple[int, int], ...]:
+    pairs = {
+        (position[value.node], position[held.overwrites])
+        for value, held in holdings.items()
+        if held.overwrites is not None
+        and value.node in position
+        and held.overwrites in position
+    }
+    return tuple(sorted(pairs))
 
 
 def _fingerprint(graph: Graph) -> str:

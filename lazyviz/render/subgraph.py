@@ -16,16 +16,14 @@ def restrict(graph: DrawGraph, keep: Collection[int]) -> DrawGraph:
     """Return the boxes at the positions `keep`, in order, and the edges among them."""
     kept = sorted(keep)
     position = {old: new for new, old in enumerate(kept)}
-    return replace(
-        graph,
-        boxes=tuple(graph.boxes[old] for old in kept),
-        edges=tuple(
-            (position[start], position[end])
-            for start, end in graph.edges
-            if start in position and end in position
-        ),
-        nodes=sum(bool(graph.boxes[old].members) for old in kept),
-    )
+    edges = [
+        (position[start], position[end])
+        for start, end in graph.edges
+        if start in position and end in position
+    ]
+    boxes = [graph.boxes[old] for old in kept]
+    part = graph.rewired(boxes, edges, position)
+    return replace(part, nodes=sum(bool(box.members) for box in boxes))
 
 
 def neighbourhood(graph: DrawGraph, centre: Iterable[int], hops: int) -> set[int]:

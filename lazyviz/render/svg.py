@@ -30,6 +30,18 @@ _LEGEND_HEIGHT = 26
 _MIN_WIDTH = 120
 _ARROW_LENGTH = 6.0
 _ARROW_WIDTH = 2.8
+LEVELS = 5  # shades of an overlay
+_OWNED = frozenset({"parameter", "buffer", "optimizer state"})
+_TAKEN = frozenset({"donated", "overwritten"})
+_MEANINGS = {
+    "donated": "overwritten by this step, which reuses its memory (donated)",
+    "overwritten": "overwritten by this step",
+    "in place": "overwrites an input",
+    "view": "view: shares memory with what it reads",
+    "from the CPU": "computed on the CPU by a fallback",
+}
+_MAX_ARCS = 6  # curves to overwritten inputs; more are said in words alone
+_ARC_ROOM = 30
 _SHEET = 3  # how far the sheets under a folded box stick out
 
 _KINDS: dict[Kind, tuple[str, str]] = {
@@ -58,6 +70,24 @@ _DARK = {
     "g": ("#283b5b", "#7d9dd0", "#e6eefb"),
 }
 _ROOT = ("#c2456b", "#ef7fa2")  # light, dark
+# Shades of an overlay, little to most, then what it says nothing of: one hue, from light to
+# dark (dark to light on dark paper), which every kind of sight can order.
+_SHADES_LIGHT = {
+    "k0": ("#f1f6fb", "#a9bfd6", "#1d3557"),
+    "k1": ("#cfe1f2", "#8fb0d0", "#1d3557"),
+    "k2": ("#93bfe3", "#5c92c2", "#10263f"),
+    "k3": ("#3f7fbd", "#2b659c", "#ffffff"),
+    "k4": ("#0f4377", "#0a2f55", "#ffffff"),
+    "kn": ("#f5f6f7", "#c6cbd2", "#5d6672"),
+}
+_SHADES_DARK = {
+    "k0": ("#1b2530", "#3d5268", "#d3e2f1"),
+    "k1": ("#1f3c57", "#416c92", "#dcebf9"),
+    "k2": ("#28608f", "#4f8dc0", "#ffffff"),
+    "k3": ("#5fa6da", "#8cc2ea", "#06131f"),
+    "k4": ("#c3e2fa", "#e6f4ff", "#06131f"),
+    "kn": ("#24282e", "#4d545e", "#a6aeb9"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +142,7 @@ def draw(
 def emit(graph: DrawGraph, layout: Layout, *, inline: bool = False) -> str:
     """Return the SVG of a drawing whose boxes have been placed."""
     width, height = _size(graph, layout)
-    label = f"IR graph, {text.plural(graph.nodes, 'op')}"
+    label = f"{markup(graph.kind)}, {text.plural(graph.nodes, 'op')}"
     if graph.nodes != len(graph.boxes):
         label += f" in {text.plural(len(graph.boxes), 'box', 'boxes')}"
     start = (
@@ -124,9 +154,11 @@ def emit(graph: DrawGraph, layout: Layout, *, inline: bool = False) -> str:
         start,
         f"<style>{stylesheet(inline=inline)}</style>",
         *_frames(layout),
-        _edges(layout.routes),
-        *_boxes(graph.boxes, layout.centres, numbered=inline),
-        *_legend(graph.boxes, layout.height),
+        _edges(_routes(graph, layout, aliases=False), ""),
+        _edges(_routes(graph, layout, aliases=True), " al"),
+        _arcs(graph, layout),
+        *_boxes(graph, layout.centres, numbered=inline),
+        *_legend(graph, layout.height),
         "</svg>",
     ]
     return "".join(parts)
@@ -134,7 +166,8 @@ def emit(graph: DrawGraph, layout: Layout, *, inline: bool = False) -> str:
 
 def stylesheet(*, inline: bool = False) -> str:
     """Return the CSS of drawings; `inline` ones follow Jupyter's and VS Code's theme too."""
-    light, dark = _variables(_LIGHT, _ROOT[0]), _variables(_DARK, _ROOT[1])
+    light = _variables(_LIGHT | _SHADES_LIGHT, _ROOT[0])
+    dark = _variables(_DARK | _SHADES_DARK, _ROOT[1])
     themes = f".lzv{{{light}}}@media(prefers-color-scheme:dark){{.lzv{{{dark}}}}}"
     if inline:
         themes += (
@@ -143,7 +176,7 @@ def stylesheet(*, inline: bool = False) -> str:
         )
     kinds = "".join(
         f".lzv .{key}{{--f:var(--{key}f);--s:var(--{key}s);--t:var(--{key}t)}}"
-        for key in _LIGHT
+        for key in _LIGHT | _SHADES_LIGHT
     )
     return themes + kinds + _RULES
 
@@ -153,13 +186,21 @@ _RULES = (
     "monospace;max-width:none}"
     ".lzv rect{fill:var(--f);stroke:var(--s)}"
     ".lzv text{fill:var(--t);text-anchor:middle}"
-    ".lzv .l{font-weight:600}"
+    ".lzv .l{font-weight:500}"
+    ".lzv .q .l{font-weight:800}"
     ".lzv .d{font-size:10px;opacity:.8}"
     ".lzv .q>rect{stroke:var(--root);stroke-width:2.2}"
     ".lzv .old{opacity:.55}"
     ".lzv .again>rect{stroke:#d14d72;stroke-width:2.2}"
     ".lzv .e{fill:none;stroke:#8b97a8;stroke-width:1.1}"
     ".lzv .a{fill:#8b97a8;stroke:none}"
+    ".lzv .e.al{stroke-dasharray:5 3;stroke-width:1.5}"
+    ".lzv .e.up{stroke:var(--root);stroke-dasharray:2 3;stroke-width:1.3}"
+    ".lzv .a.up{fill:var(--root)}"
+    ".lzv .w>rect{stroke-width:1.9}"
+    ".lzv .x>rect{stroke-dasharray:6 3;stroke-width:1.9}"
+    ".lzv rect.u{fill:var(--t);stroke:none;opacity:.75}"
+    ".lzv .mate>rect{stroke:var(--root);stroke-width:2;stroke-dasharray:3 2}"
     ".lzv .m{fill:#8b97a8;fill-opacity:.07;stroke:#8b97a8;stroke-opacity:.45}"
     ".lzv .h{fill:#7e8a9a;font-size:10px;text-anchor:start}"
     ".lzv g[tabindex]{cursor:pointer;outline:none}"
@@ -177,8 +218,9 @@ def _variables(colours: dict[str, tuple[str, str, str]], root: str) -> str:
 
 
 def _size(graph: DrawGraph, layout: Layout) -> tuple[int, int]:
-    legend = _legend_items(graph.boxes)
-    width = max(layout.width, _MIN_WIDTH, _legend_width(legend))
+    legend = _legend_items(graph)
+    room = _ARC_ROOM if 0 < len(graph.updates) <= _MAX_ARCS else 0
+    width = max(layout.width + room, _MIN_WIDTH, _legend_width(legend))
     height = layout.height + (_LEGEND_HEIGHT if legend else 0)
     return round(width + 2 * _MARGIN), round(height + 2 * _MARGIN)
 
@@ -194,7 +236,31 @@ def _frames(layout: Layout) -> Iterable[str]:
         )
 
 
-def _edges(routes: Sequence[tuple[Point, ...]]) -> str:
+def _routes(
+    graph: DrawGraph, layout: Layout, *, aliases: bool
+) -> list[tuple[Point, ...]]:
+    return [
+        route
+        for edge, route in zip(graph.edges, layout.routes, strict=True)
+        if (edge in graph.aliases) is aliases
+    ]
+
+
+def _arcs(graph: DrawGraph, layout: Layout) -> str:
+    """Return curves from outputs to the inputs that they overwrite, where they are few."""
+    if not 0 < len(graph.updates) <= _MAX_ARCS:
+        return ""
+    routes = []
+    for output, taken in graph.updates:
+        (x0, y0), (x1, y1) = layout.centres[output], layout.centres[taken]
+        start = x0 + box_size(graph.boxes[output])[0] / 2, y0
+        tip = x1 + box_size(graph.boxes[taken])[0] / 2, y1
+        out = max(start[0], tip[0]) + 26
+        routes.append((start, (out, y0), (out, y1), tip))
+    return _edges(routes, " up")
+
+
+def _edges(routes: Sequence[tuple[Point, ...]], kind: str) -> str:
     """Return all edges as one path and all arrow heads as another."""
     lines, heads = [], []
     for route in routes:
@@ -204,7 +270,8 @@ def _edges(routes: Sequence[tuple[Point, ...]]) -> str:
     if not lines:
         return ""
     return (
-        f'<path class="e" d="{"".join(lines)}"/><path class="a" d="{"".join(heads)}"/>'
+        f'<path class="e{kind}" d="{"".join(lines)}"/>'
+        f'<path class="a{kind}" d="{"".join(heads)}"/>'
     )
 
 
@@ -225,13 +292,26 @@ def _arrow(route: tuple[Point, ...]) -> str:
 
 
 def _boxes(
-    boxes: Sequence[Box], centres: Sequence[Point], *, numbered: bool
+    graph: DrawGraph, centres: Sequence[Point], *, numbered: bool
 ) -> Iterable[str]:
-    for number, (box, (x, y)) in enumerate(zip(boxes, centres, strict=True)):
-        yield _box(box, x, y, f' data-b="{number}"' if numbered else "")
+    mates = _mates(graph) if numbered else {}
+    for number, (box, (x, y)) in enumerate(zip(graph.boxes, centres, strict=True)):
+        attributes = f' data-b="{number}"' if numbered else ""
+        if number in mates:
+            attributes += f' data-u="{" ".join(map(str, mates[number]))}"'
+        yield _box(box, x, y, attributes, shaded=bool(graph.legend))
 
 
-def _box(box: Box, x: float, y: float, attributes: str) -> str:
+def _mates(graph: DrawGraph) -> dict[int, list[int]]:
+    """Return for each box those that its memory goes to or comes from."""
+    found: dict[int, list[int]] = {}
+    for output, taken in graph.updates:
+        found.setdefault(output, []).append(taken)
+        found.setdefault(taken, []).append(output)
+    return found
+
+
+def _box(box: Box, x: float, y: float, attributes: str, *, shaded: bool) -> str:
     width, height = box_size(box)
     left, top = x - width / 2, y - height / 2
     corner = height / 2 if box.kind in {"constant", "parameter"} else 6
@@ -247,16 +327,30 @@ def _box(box: Box, x: float, y: float, attributes: str) -> str:
     )
     if detail:
         lines += f'<text class="d" x="{x:.0f}" y="{y + LINE - 2:.0f}">{markup(detail)}</text>'
+    if box.level is not None:
+        lines += _gauge(box.level, left + corner, top + height - 4, width - 2 * corner)
     return (
-        f'<g class="{_classes(box)}"{_data(box)}{attributes} tabindex="0" role="button" '
-        f'aria-label="{markup(", ".join(_facts(box)))}">'
+        f'<g class="{_classes(box, shaded=shaded)}"{_data(box)}{attributes} tabindex="0" '
+        f'role="button" aria-label="{markup(", ".join(_facts(box)))}">'
         f"<title>{markup(chr(10).join(_facts(box)))}</title>{sheets}"
         f'<rect x="{left:.0f}" y="{top:.0f}" {rect}/>{lines}</g>'
     )
 
 
-def _classes(box: Box) -> str:
+def _gauge(level: int, x: float, y: float, width: float) -> str:
+    """Return a bar as long as an overlay's shade is dark, for those who see no shades."""
+    length = width * (level + 1) / LEVELS
+    return f'<rect class="u" x="{x:.0f}" y="{y:.0f}" width="{length:.0f}" height="2"/>'
+
+
+def _classes(box: Box, *, shaded: bool) -> str:
     names = [_KINDS[box.kind][0]]
+    if shaded:
+        names.append("kn" if box.level is None else f"k{box.level}")
+    if _OWNED.intersection(box.marks):
+        names.append("w")
+    if _TAKEN.intersection(box.marks):
+        names.append("x")
     if box.is_root:
         names.append("q")
     if not box.is_new:
@@ -285,15 +379,26 @@ def _facts(box: Box) -> list[str]:
     facts.append(box.site)
     if box.runs > 1:
         facts.append(f"executed {box.runs} times since the last barrier")
+    facts += [_MEANINGS.get(mark, mark) for mark in box.marks]
+    if box.note:
+        facts.append(box.note)
     if box.is_root:
         facts.append("output: a live tensor")
     return [" ".join(fact.split()) for fact in facts if fact]
 
 
-def _legend_items(boxes: Sequence[Box]) -> list[tuple[str, str]]:
+def _legend_items(graph: DrawGraph) -> list[tuple[str, str]]:
     """Return class and name of what needs explaining: nothing when all boxes are alike."""
+    if graph.legend:
+        return list(graph.legend)
+    boxes = graph.boxes
     present = {box.kind for box in boxes}
+    marks = {mark for box in boxes for mark in box.marks}
     items = [_KINDS[kind] for kind in _KINDS if kind in present]
+    if marks & _OWNED:
+        items.append(("p w", "parameter or state"))
+    if marks & _TAKEN:
+        items.append(("p x", "overwritten"))
     if any(box.is_root for box in boxes) and len(boxes) > 1:
         items.append(("o q", "output"))
     if any(not box.is_new for box in boxes):
@@ -307,12 +412,16 @@ def _legend_width(items: Sequence[tuple[str, str]]) -> float:
     return sum(30 + len(name) * DETAIL_CHAR for _, name in items)
 
 
-def _legend(boxes: Sequence[Box], height: float) -> Iterable[str]:
+def _legend(graph: DrawGraph, height: float) -> Iterable[str]:
     x, y = 0.0, height + _LEGEND_HEIGHT - 8
-    for classes, name in _legend_items(boxes):
+    for classes, name in _legend_items(graph):
+        if not classes:  # words alone
+            yield f'<text class="h" x="{x:.0f}" y="{y:.0f}">{markup(name)}</text>'
+            x += 14 + len(name) * DETAIL_CHAR
+            continue
         yield (
             f'<g class="{classes}"><rect x="{x:.0f}" y="{y - 8:.0f}" width="12" '
             f'height="9" rx="2.5"/></g>'
-            f'<text class="h" x="{x + 17:.0f}" y="{y:.0f}">{name}</text>'
+            f'<text class="h" x="{x + 17:.0f}" y="{y:.0f}">{markup(name)}</text>'
         )
         x += 30 + len(name) * DETAIL_CHAR

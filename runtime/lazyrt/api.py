@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 
 from lazyrt.control import automatic, flush, marks, modes
-from lazyrt.errors import UsageError
+from lazyrt.errors import LostValueError, UsageError
 from lazyrt.execution import cache, cached, compiler, hooks, newgraphs, watcher
 from lazyrt.execution.census import CompiledGraph, census
 from lazyrt.execution.dumps import FORMS, DumpForm, dump
@@ -130,16 +130,31 @@ def times_run(graph: Graph) -> dict[Node, int]:
         return {node: pending.runs.get(node, 0) for node in graph.nodes}
 
 
-def inspect(*tensors: torch.Tensor) -> Inspection:
+def inspect(*tensors: torch.Tensor | Graph) -> Inspection:
     """Return the graph of `pending_graph(*tensors)` with a way to look into its nodes.
 
     Nothing is computed until a node is asked for; then only that node's cone runs, as a peek.
+    Inputs and outputs carry what the user calls them.
+
+    Args:
+        tensors: Lazy tensors, none for all live ones; or one graph, taken earlier in this step.
 
     Raises:
         UsageError: One of them is not on the lazy device.
+        LostValueError: The step of the graph has run, and its nodes stand for other data now.
     """
     with lock:
-        return Inspection(pending_graph(*tensors))
+        if len(tensors) == 1 and isinstance(tensors[0], Graph):
+            graph = tensors[0]
+            if not set(pending_graph().nodes).issuperset(graph.nodes):
+                raise LostValueError(
+                    f"{graph!r} is no longer pending: the step that it was part of has run, so "
+                    "its values cannot be computed. Take `lazyrt.pending_graph()` before the "
+                    "barrier."
+                )
+        else:
+            graph = pending_graph(*tensors)  # type: ignore[arg-type]
+        return Inspection(graph, names_of_buffers(2))
 
 
 def plan(tensor: torch.Tensor) -> str:

@@ -1,10 +1,15 @@
 """Looking into a pending graph by node."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
 import lazyrt
 from lazyrt.errors import LostValueError, UsageError
+from lazyrt.frontend.buffers import state_of
+from lazyrt.observe import events
 from tests.harness import DEVICE
 
 
@@ -162,3 +167,136 @@ def test_a_number_is_no_tensor():
 
     with pytest.raises(UsageError, match="a number that the program passed"):
         inspection.parameter(number)
+
+
+def test_known_values_are_searched_for_nan_and_nothing_runs(chain):
+    _, _, inspection = chain
+    before = lazyrt.counters()
+
+    known = inspection.not_finite()
+
+    assert set(known.values()) == {(0, 0)}
+    assert all(value.node is None for value in known)
+    assert lazyrt.counters()["peek_executions"] == before["peek_executions"]
+
+
+def test_a_cone_is_searched_for_the_first_nan_on_request():
+    x = torch.tensor([1.0, -1.0]).to(DEVICE)
+    lazyrt.mark_step()
+    y = torch.log(x) + 1
+    inspection = lazyrt.inspect(y)
+    before = lazyrt.pending_graph().fingerprint
+    counts = {k: lazyrt.counters()[k] for k in ("compiles", "executions", "barriers")}
+
+    found = inspection.check_cone(inspection.graph.nodes[-1].id)
+
+    bad = [value.node.op.name for value, (nan, _) in found.items() if nan]
+    assert bad == ["aten.log.default", "aten.add.Tensor"]
+    assert lazyrt.pending_graph().fingerprint == before
+    assert {k: lazyrt.counters()[k] for k in counts} == counts
+
+
+def test_every_op_is_measured_alone_and_the_step_stays(chain):
+    _, y, inspection = chain
+    before = lazyrt.counters()["executions"]
+
+    took = inspection.measure()
+
+    assert set(took) == {node.id for node in inspection.graph.nodes}
+    assert all(ns > 0 for ns in took.values())
+    assert lazyrt.counters()["executions"] == before
+    assert lazyrt.is_pending(y)
+
+
+def test_after_the_step_nothing_is_measured(chain):
+    _, _, inspection = chain
+    lazyrt.mark_step()
+
+    with pytest.raises(LostValueError, match="has run"):
+        inspection.measure()
+    with pytest.raises(LostValueError, match="has run"):
+        inspection.check_cone(inspection.graph.nodes[0].id)
+    assert inspection.not_finite() == {}
+
+
+def test_the_cost_names_as_many_ops_as_run(chain):
+    _, _, inspection = chain
+    last = inspection.graph.nodes[-1].id
+    ran = []
+    with lazyrt.subscribe(lambda e: ran.append(e.nodes), events.TensorMaterialised):
+        told = inspection.cost(last)
+        inspection.materialise(last)
+
+    (actual,) = ran
+    assert actual / 2 <= told.nodes <= actual * 2
+    assert told.compiles >= 1
+
+
+def test_a_compiled_cone_costs_no_compile():
+    x = torch.arange(6.0).to(DEVICE)
+    lazyrt.mark_step()
+    first = lazyrt.inspect(torch.sigmoid(x) * 5)
+    first.materialise(first.graph.nodes[-1].id)
+    lazyrt.mark_step()
+    again = lazyrt.inspect(torch.sigmoid(x) * 5)
+
+    assert again.cost(again.graph.nodes[-1].id).compiles == 0
+
+
+def test_holdings_name_what_is_overwritten_and_donated():
+    weight = torch.nn.Parameter(torch.ones(3, device=DEVICE))
+    lazyrt.mark_step()
+    with torch.no_grad():
+        weight.add_(1)
+
+    inspection = lazyrt.inspect()
+
+    (leaf,) = [p for p in inspection.graph.parameters if p.kind == "data"]
+    (root,) = inspection.graph.roots
+    held = inspection.holdings[leaf]
+    assert held.name == "weight"
+    assert held.overwritten_by is root
+    assert held.is_donated
+    assert inspection.holdings[root].overwrites is leaf
+    assert inspection.holdings[root].version > 0
+
+
+def test_what_a_fallback_made_says_so():
+    x = torch.tensor([1.0, 0.0, 2.0]).to(DEVICE)
+    places = torch.nonzero(x)
+    inspection = lazyrt.inspect(places + 1)
+
+    (leaf,) = [p for p in inspection.graph.parameters if p.kind == "data"]
+    origin = inspection.holdings[leaf].origin
+    assert origin.op == "aten.nonzero.default"
+    assert "computed on the CPU by aten.nonzero.default" in str(origin)
+    assert lazyrt.input_origins(places + 1)[0].op == "aten.nonzero.default"
+
+
+def test_holdings_keep_no_buffer_alive():
+    x = torch.ones(3, device=DEVICE)
+    lazyrt.mark_step()
+    y = x + 1
+    inspection = lazyrt.inspect(y)
+    watched = [weakref.ref(state_of(t).base) for t in (x, y)]
+    before = lazyrt.pending_graph().fingerprint
+
+    del x, y
+    gc.collect()
+
+    assert inspection.holdings
+    assert lazyrt.pending_graph().fingerprint != before
+    lazyrt.mark_step()
+    assert [ref() for ref in watched] == [None, None]
+
+
+def test_a_graph_taken_earlier_is_inspected_until_its_step_has_run():
+    x = torch.ones(3, device=DEVICE)
+    lazyrt.mark_step()
+    y = torch.exp(x)
+    graph = lazyrt.pending_graph(y)
+
+    assert lazyrt.inspect(graph).graph is graph
+    lazyrt.mark_step()
+    with pytest.raises(LostValueError, match="no longer pending"):
+        lazyrt.inspect(graph)

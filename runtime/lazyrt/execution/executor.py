@@ -154,6 +154,12 @@ def pending_roots() -> list[Value]:
         return list(_collect()[1])
 
 
+def donated_inputs() -> frozenset[int]:
+    """Return the positions of the inputs whose memory a barrier would hand on now."""
+    with lock:
+        return frozenset(_donated(_collect()[2]))
+
+
 def executable_of(fingerprint: str) -> Any:
     """Return the executable that runs a known step graph; None for an unknown one."""
     with lock:

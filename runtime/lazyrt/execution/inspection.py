@@ -8,21 +8,28 @@ computed; what some tensor still holds is read from there.
 
 from __future__ import annotations
 
+import time
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lazyrt.errors import LostValueError, UsageError
-from lazyrt.execution import transfer
-from lazyrt.execution.op_by_op import cone_of
-from lazyrt.execution.peek import estimate_ns, peek_value
+from lazyrt.execution import looking, transfer
+from lazyrt.execution.compiler import is_compiled
+from lazyrt.execution.holdings import holdings
+from lazyrt.execution.op_by_op import cone_of, run_cone
+from lazyrt.execution.peek import by_op_ns, compiles_of, estimate_ns, peek_value, tell
 from lazyrt.ir.live import Buffer, Lost, lock, pending
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     import torch
 
+    from lazyrt.execution.looking import Look
     from lazyrt.ir.graph import Graph
     from lazyrt.ir.node import Leaf, Node, Value
+    from lazyrt.ir.snapshot import Name
     from lazyrt.observe.events import Site
 
 
@@ -34,11 +41,13 @@ class Cost:
         nodes: Ops to run; 0 when the value is known.
         reused: Values computed by earlier peeks that save the rest of the cone.
         estimate_ns: Expected nanoseconds, compiling included; see `execution.peek`.
+        compiles: Kinds of op to compile first, at most; 0 when all are in memory.
     """
 
     nodes: int
     reused: int
     estimate_ns: int
+    compiles: int = 0
 
 
 class Inspection:
@@ -47,13 +56,15 @@ class Inspection:
     Attributes:
         graph: The graph, as it was when the inspection was made.
         step: Number of the step that it belongs to.
+        holdings: What stands behind its inputs and outputs: names, versions, donations.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, names: Mapping[int, Name] | None = None) -> None:
         self.graph = graph
         with lock:
             self.step = pending.number
             self._holders = _holders(graph)
+            self.holdings = holdings(graph, names or {})
         self._nodes = {node.id: node for node in graph.nodes}
 
     @property
@@ -99,7 +110,21 @@ class Inspection:
                 return Cost(nodes=0, reused=0, estimate_ns=0)
             cone, known = cone_of((value,), pending.memo)
             return Cost(
-                nodes=len(cone), reused=len(known), estimate_ns=estimate_ns(cone)
+                nodes=len(cone),
+                reused=len(known),
+                estimate_ns=estimate_ns(cone, value),
+                compiles=compiles_of(cone, value),
+            )
+
+    def cost_of_all(self) -> Cost:
+        """Return what running each node of the graph alone would take; computes nothing."""
+        nodes = list(self.graph.nodes)
+        with lock:
+            return Cost(
+                nodes=len(nodes),
+                reused=0,
+                estimate_ns=by_op_ns(nodes),
+                compiles=len({n.spec for n in nodes if not is_compiled(n.spec)}),
             )
 
     def materialise(
@@ -114,13 +139,115 @@ class Inspection:
             LostValueError: The step has run, and no tensor holds this value any more.
         """
         value = self.value(node_id, output)
+        return transfer.to_host(self._data(value, node_id, site), value.dtype, site)
+
+    def look(
+        self,
+        node_id: int,
+        output: int = 0,
+        at: Sequence[int] = (),
+        axes: Sequence[int] = (),
+        site: Site | None = None,
+    ) -> Look:
+        """Return statistics of a node's result and a copy of it, of a large one in part.
+
+        What is not shown stays on the device; see `execution.looking`.
+
+        Args:
+            node_id: The node.
+            output: Which of its results.
+            at: Index along each axis from which on a large result is copied.
+            axes: Axes of a picture, rows and columns last; none for no picture.
+            site: Who asked, for events.
+
+        Raises:
+            UsageError: There is no such node or result.
+            LostValueError: The step has run, and no tensor holds this value any more.
+        """
+        value = self.value(node_id, output)
+        data = self._data(value, node_id, site)
+        return looking.look(data, value.dtype, at, axes, site)
+
+    def look_at_input(
+        self,
+        leaf: Leaf,
+        at: Sequence[int] = (),
+        axes: Sequence[int] = (),
+        site: Site | None = None,
+    ) -> Look:
+        """Return the same of an input; see `parameter` and `look`."""
+        return looking.look(self._input(leaf, site), leaf.dtype, at, axes, site)
+
+    def not_finite(self) -> dict[Value, tuple[int, int]]:
+        """Return how many NaN and infinities the values hold that are computed already.
+
+        Those are the graph's inputs and what was looked at since the last barrier. Nothing is
+        run for it; values that nobody computed are left out.
+        """
         with lock:
-            data = (
-                peek_value(value, site)
-                if self.is_current
-                else self._held(value, node_id)
-            )
-        return transfer.to_host(data, value.dtype, site)
+            if not self.is_current:
+                return {}
+            known: dict[Value, Any] = {
+                leaf: pending.inputs[leaf.position]
+                for leaf in self.graph.parameters
+                if leaf.kind == "data"
+            }
+            wanted = {v for n in self.graph.nodes for v in n.outputs if v is not None}
+            known.update((v, data) for v, data in pending.memo.items() if v in wanted)
+            return {
+                value: looking.not_finite(data, value.dtype)
+                for value, data in known.items()
+            }
+
+    def check_cone(self, node_id: int) -> dict[Value, tuple[int, int]]:
+        """Compute all that a node needs, op by op, and count NaN and infinities in each value.
+
+        A peek: the step stays as it is. Values are let go after their last use.
+
+        Raises:
+            UsageError: There is no such node.
+            LostValueError: The step has run.
+        """
+        node = self.node(node_id)
+        with lock:
+            self._require_current(f"the cone of %{node_id}")
+            wanted = [value for value in node.outputs if value is not None]
+            found: dict[Value, tuple[int, int]] = {}
+            start = time.perf_counter_ns()
+            ran = []
+            for each, results in run_cone(wanted):
+                ran.append(each)
+                for value, data in results:
+                    found[value] = looking.not_finite(data, value.dtype)
+            _note(ran, wanted[0], start)
+            return found
+
+    def measure(self) -> dict[int, int]:
+        """Run every node alone and return its nanoseconds, the better of two runs.
+
+        A peek: the step stays as it is. Compiling is not counted.
+
+        Raises:
+            LostValueError: The step has run.
+        """
+        with lock:
+            self._require_current("the step's ops")
+            roots = [root for root in self.graph.roots if root.node is not None]
+            took: dict[int, int] = {}
+            start = time.perf_counter_ns()
+            ran = [node for node, _ in run_cone(roots, took)]
+            _note(ran, roots[0], start)
+            return took
+
+    def _require_current(self, what: str) -> None:
+        if not self.is_current:
+            raise LostValueError(_ran(self.step, what))
+
+    def _data(self, value: Value, node_id: int, site: Site | None) -> Any:
+        with lock:
+            if self.is_current:
+                return peek_value(value, site)
+            return self._held(value, node_id)
 
     def parameter(self, leaf: Leaf, site: Site | None = None) -> torch.Tensor:
         """Return an input of the graph as a new CPU tensor.
@@ -129,15 +256,16 @@ class Inspection:
             LostValueError: The step has run, and its inputs are gone.
             UsageError: The leaf is a lifted number, not data.
         """
+        return transfer.to_host(self._input(leaf, site), leaf.dtype, site)
+
+    def _input(self, leaf: Leaf, site: Site | None) -> Any:
         if leaf.kind != "data":
             raise UsageError(
                 f"{leaf!r} is a number that the program passed, not a tensor. Its line shows it."
             )
         with lock:
-            if not self.is_current:
-                raise LostValueError(_ran(self.step, f"input {leaf.position}"))
-            data = peek_value(leaf, site)
-        return transfer.to_host(data, leaf.dtype, site)
+            self._require_current(f"input {leaf.position}")
+            return peek_value(leaf, site)
 
     def _held(self, value: Value, node_id: int) -> Any:
         """Return the data of a value that this step computed, if a tensor still holds it."""
@@ -148,6 +276,13 @@ class Inspection:
             if buffer.data is not None and buffer.data.__class__ is not Lost:
                 return buffer.data
         raise LostValueError(_ran(self.step, f"%{node_id}"))
+
+
+def _note(ran: list[Node], value: Value, start: int) -> None:
+    """Count nodes that ran one by one as one peek."""
+    pending.activity += 1
+    pending.note_peek(ran, "", None, time.perf_counter_ns() - start)
+    tell(value, "op by op", len(ran), 0, start, None, "")
 
 
 def _ran(step: int, what: str) -> str:

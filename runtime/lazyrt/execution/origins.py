@@ -7,11 +7,11 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lazyrt.ir.live import pending
+from lazyrt.ir.live import FromCpu, pending
 from lazyrt.ir.node import Leaf, iter_values, type_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from lazyrt.execution.census import Run
     from lazyrt.ir.node import Value
@@ -31,7 +31,8 @@ class InputOrigin:
         nbytes: Size of its data, in bytes.
         step: The step whose execution produced it; None for data copied from the host.
         graph: Name of the graph that ran there; `output` is the position of its result.
-        op, site: What computed it, and the line that recorded that.
+        op, site: What computed it, and the line that recorded that; for data from the host
+            the fallback that made it, if one did.
     """
 
     name: str
@@ -46,9 +47,11 @@ class InputOrigin:
     def __str__(self) -> str:
         """Return one line."""
         called = f"`{self.name}` {self.type}" if self.name else self.type
+        where = f" at {self.site}" if self.site is not None else ""
+        if self.step is None and self.op:
+            return f"{called}: computed on the CPU by {self.op}{where}"
         if self.step is None:
             return f"{called}: copied from the host"
-        where = f" at {self.site}" if self.site is not None else ""
         return (
             f"{called}: output {self.output} of step {self.step} ({self.graph}), "
             f"{self.op}{where}"
@@ -82,7 +85,7 @@ class InputOrigins(tuple[InputOrigin, ...]):
         return "\n".join([self.text, *(f"  {origin}" for origin in self)])
 
 
-def pending_origins(roots: Iterable[Value], names: dict[int, Name]) -> InputOrigins:
+def pending_origins(roots: Iterable[Value], names: Mapping[int, Name]) -> InputOrigins:
     """Return the origins of the data that pending values read.
 
     Args:
@@ -90,7 +93,7 @@ def pending_origins(roots: Iterable[Value], names: dict[int, Name]) -> InputOrig
         names: The user's names of buffers, by their identity.
     """
     return InputOrigins(
-        _describe(leaf, names) for leaf in _leaves(roots) if leaf.kind == "data"
+        origin_of(leaf, names) for leaf in _leaves(roots) if leaf.kind == "data"
     )
 
 
@@ -110,7 +113,8 @@ def _leaves(roots: Iterable[Value]) -> Iterator[Leaf]:
             stack.extend(reversed(list(iter_values(value.node.args))))
 
 
-def _describe(leaf: Leaf, names: dict[int, Name]) -> InputOrigin:
+def origin_of(leaf: Leaf, names: Mapping[int, Name]) -> InputOrigin:
+    """Return where the data of one input of the pending step came from."""
     owner = pending.owners[leaf.position]()
     name = names.get(id(owner))
     known: dict[str, Any] = {
@@ -118,8 +122,10 @@ def _describe(leaf: Leaf, names: dict[int, Name]) -> InputOrigin:
         "type": type_text(leaf.shape, leaf.dtype),
     }
     nbytes = math.prod(leaf.shape) * leaf.dtype.itemsize
-    found: Run | None
+    found: Run | FromCpu | None
     found, slot = pending.sources[leaf.position]
+    if isinstance(found, FromCpu):
+        return InputOrigin(**known, nbytes=nbytes, op=found.op, site=found.site)
     if found is None:
         return InputOrigin(**known, nbytes=nbytes)
     output = found.order[slot]

@@ -52,7 +52,7 @@ def peek_value(value: Value, site: Site | None = None, tensor: str = "") -> Any:
             return pending.inputs[value.position]
         known = pending.memo.get(value)
         if known is not None:
-            _tell(value, "memo", 0, 1, start, site, tensor)
+            tell(value, "memo", 0, 1, start, site, tensor)
             return known
         cone, known_operands = cone_of((value,), pending.memo)
         reused = len(known_operands)
@@ -66,7 +66,7 @@ def peek_value(value: Value, site: Site | None = None, tensor: str = "") -> Any:
             found = _run_op_by_op(value, cone)
         pending.activity += 1
         pending.note_peek(cone, tensor, site, time.perf_counter_ns() - start)
-        _tell(value, strategy, len(cone), reused, start, site, tensor)
+        tell(value, strategy, len(cone), reused, start, site, tensor)
         return found
 
 
@@ -75,16 +75,29 @@ def forget_slices() -> None:
     _slices.clear()
 
 
-def estimate_ns(cone: list[Node]) -> int:
-    """Return how many nanoseconds running a cone is expected to take, compiling included."""
-    return min(_by_op_ns(cone), _as_slice_ns(cone))
+def estimate_ns(cone: list[Node], value: Value) -> int:
+    """Return how many nanoseconds a peek of a value with this cone takes, compiling included."""
+    if value in _slices:
+        return len(cone) * _RUN_OP_NS
+    return min(by_op_ns(cone), _as_slice_ns(cone))
 
 
 def _slice_is_cheaper(cone: list[Node]) -> bool:
-    return _by_op_ns(cone) > _as_slice_ns(cone)
+    return by_op_ns(cone) > _as_slice_ns(cone)
 
 
-def _by_op_ns(cone: list[Node]) -> int:
+def compiles_of(cone: list[Node], value: Value) -> int:
+    """Return how many executables a peek of a value with this cone compiles, at most."""
+    if value in _slices:
+        return 0
+    unknown = {node.spec for node in cone if not compiler.is_compiled(node.spec)}
+    if not config.op_by_op_reads and _slice_is_cheaper(cone):
+        return min(1, len(cone))
+    return len(unknown)
+
+
+def by_op_ns(cone: list[Node]) -> int:
+    """Return how many nanoseconds running a cone op by op is expected to take."""
     unknown = len({node.spec for node in cone if node.spec.executable is None})
     return unknown * _COMPILE_OP_NS + len(cone) * _RUN_OP_NS
 
@@ -158,7 +171,7 @@ def _tell_execution(
     )  # fmt: skip
 
 
-def _tell(
+def tell(
     value: Value,
     strategy: Strategy,
     nodes: int,
@@ -167,6 +180,7 @@ def _tell(
     site: Site | None,
     tensor: str,
 ) -> None:
+    """Tell listeners of a peek that began at `start`."""
     events.emit(
         events.TensorMaterialised(
             node_id=value.node.id if value.node is not None else None,

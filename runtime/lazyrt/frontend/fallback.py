@@ -13,8 +13,10 @@ import torch
 
 from lazyrt.execution.executor import barrier
 from lazyrt.frontend import generators, provenance
+from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.guard import check_shape
 from lazyrt.frontend.torch_compat import DEVICE_TYPE, is_lazy
+from lazyrt.ir.live import FromCpu
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ def run_on_cpu(
         for lazy, host in copies:
             if id(host) in written:
                 _write_back(lazy, host)
-        return _to_device(result, originals)
+        return _to_device(result, originals, FromCpu(str(func), site))
 
 
 def _written(
@@ -127,10 +129,14 @@ def _write_back(lazy: torch.Tensor, host: torch.Tensor) -> None:
     lazy.copy_(host)
 
 
-def _to_device(result: Any, originals: dict[int, torch.Tensor]) -> Any:
+def _to_device(result: Any, originals: dict[int, torch.Tensor], source: FromCpu) -> Any:
     if isinstance(result, torch.Tensor):
         original = originals.get(id(result))
-        return original if original is not None else result.to(DEVICE_TYPE)
+        if original is not None:
+            return original
+        made = result.to(DEVICE_TYPE)
+        state_of(made).base.run = source
+        return made
     if isinstance(result, (list, tuple)):
-        return type(result)(_to_device(part, originals) for part in result)
+        return type(result)(_to_device(part, originals, source) for part in result)
     return result

@@ -173,8 +173,9 @@ def _children(name: Name, thing: Any) -> Iterator[tuple[Name, Any]]:
 def _of_module(text: str, module: torch.nn.Module) -> Iterator[tuple[Name, Any]]:
     own = vars(module)
     for table in ("_parameters", "_buffers", "_modules"):
+        holder = "buffer" if table == "_buffers" else "module"
         for key, item in list(own.get(table, {}).items()):
-            yield Name(f"{text}.{key}", "module"), item
+            yield Name(f"{text}.{key}", holder), item
     for key, item in list(own.items()):
         if not key.startswith("_"):
             yield Name(f"{text}.{key}", "module"), item

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -41,6 +41,13 @@ class Lost:
         self.reason = reason
 
 
+class FromCpu(NamedTuple):
+    """What made data that an op without a lowering computed on the CPU."""
+
+    op: str
+    site: Site | None
+
+
 class Buffer:
     """The state of one storage.
 
@@ -51,9 +58,10 @@ class Buffer:
         version: Counts writes and barriers; views compare it.
         meta: (shape, dtype, strides) once data was stored; strides None if contiguous.
         address: Made-up address of the storage, from the first time that somebody asks for it.
-        run: The execution that produced `data`, unset or None for data from the host; `slot`
-            is the result's number among what that execution was asked for. Barriers set
-            them; `__init__`, which each op pays for, leaves them unset.
+        run: The execution that produced `data`, unset or None for data from the host, a
+            `FromCpu` for that of a fallback; `slot` is the result's number among what that
+            execution was asked for. Barriers set them; `__init__`, which each op pays for,
+            leaves them unset.
     """
 
     __slots__ = (

@@ -27,12 +27,17 @@ class Name(NamedTuple):
 
     Attributes:
         text: Such as `loss`, `history[3]`, `model.0.weight`.
-        holder: What holds it: `variable`, `container`, `module`, `gradient`, `optimizer`,
-            `object`, or `closure of log`.
+        holder: What holds it: `variable`, `container`, `module`, `buffer` (of a module),
+            `gradient`, `optimizer`, `object`, or `closure of log`.
     """
 
     text: str
     holder: str = "variable"
+
+    @property
+    def in_module(self) -> bool:
+        """Whether a module holds it, as a parameter or as a buffer."""
+        return self.holder in {"module", "buffer"}
 
 
 class Origin(NamedTuple):

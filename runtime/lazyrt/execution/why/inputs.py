@@ -76,9 +76,7 @@ def _touching(edits: Edits, near: set[int], *, added: bool) -> set[int]:
 
 def _module_names(snapshot: Snapshot) -> dict[str, int]:
     return {
-        name.text: leaf
-        for leaf, name in snapshot.leaf_names.items()
-        if name.holder == "module"
+        name.text: leaf for leaf, name in snapshot.leaf_names.items() if name.in_module
     }
 
 
@@ -103,13 +101,13 @@ def _recreated(edits: Edits) -> list[Cause]:
     had = {
         name.text
         for name in edits.a.leaf_names.values()
-        if name.holder in {"module", "variable"}
+        if name.in_module or name.holder == "variable"
     }
     has = {name.text for name in edits.b.leaf_names.values()}
     now = {
         name.text: edits.b.roots[k][0]
         for k, name in edits.b.root_names.items()
-        if name.text in had - has and name.holder == "module"
+        if name.text in had - has and name.in_module
     }
     if not now:
         return []

@@ -78,11 +78,9 @@ class _Sources:
             if _dtypes(now) != _dtypes(before):
                 return "input_dtype"
             name = self.edits.b.leaf_names.get(vertex)
-            is_parameter = name is not None and name.holder in {
-                "module",
-                "optimizer",
-                "gradient",
-            }
+            is_parameter = name is not None and (
+                name.in_module or name.holder in {"optimizer", "gradient"}
+            )
             return "parameter_shape" if is_parameter else "input_shape"
         if now.op != before.op or len(now.attrs) != len(before.attrs):
             return None

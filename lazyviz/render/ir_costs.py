@@ -1,0 +1,108 @@
+"""Bytes and floating-point operations of IR ops, from their shapes alone."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from lazyrt.ir.node import Node, Value
+
+_MATRIX = {
+    "mm": 0,
+    "bmm": 0,
+    "mv": 0,
+    "dot": 0,
+    "addmm": 1,
+    "baddbmm": 1,
+    "addmv": 1,
+    "addbmm": 1,
+}
+_CONVOLUTIONS = ("convolution", "_convolution", "convolution_overrideable")
+_FREE = frozenset({
+    "view", "_unsafe_view", "reshape", "t", "transpose", "permute", "expand", "squeeze",
+    "unsqueeze", "slice", "select", "clone", "copy", "cat", "stack", "as_strided", "alias",
+    "detach", "split", "unbind", "diagonal", "slice_scatter", "select_scatter", "index_select",
+    "gather", "scatter", "index", "embedding", "zeros", "ones", "full", "empty", "arange",
+    "_to_copy", "fill", "flip", "roll", "repeat", "constant_pad_nd", "zeros_like", "ones_like",
+    "full_like", "_reshape_alias", "lift_fresh", "unfold",
+})  # fmt: skip
+_REDUCTIONS = ("sum", "mean", "amax", "amin", "max", "min", "var", "std", "norm", "prod", "argmax",
+               "argmin", "logsumexp", "var_mean", "all", "any", "count_nonzero", "_softmax",
+               "_log_softmax", "native_layer_norm", "native_batch_norm")  # fmt: skip
+
+
+def result_bytes(node: Node) -> int:
+    """Return the bytes of a node's results."""
+    return sum(_elements(v) * v.dtype.itemsize for v in _results(node))
+
+
+def moved_bytes(node: Node) -> int:
+    """Return the bytes that a node reads and writes."""
+    reads = sum(_elements(v) * v.dtype.itemsize for v in node.operands)
+    return reads + result_bytes(node)
+
+
+def flops(node: Node) -> int:
+    """Return the floating-point operations of a node, 0 for what only moves data.
+
+    Matrix products and convolutions count two for each product, reductions one for each number
+    that goes in, everything else one for each that comes out.
+    """
+    name = node.op.name.split(".")[1] if "." in node.op.name else node.op.name
+    if name in _FREE:
+        return 0
+    if name in _MATRIX:
+        return _product(node, _MATRIX[name])
+    special = _SPECIAL.get(name)
+    if special is not None:
+        return special(node)
+    out = sum(map(_elements, _results(node)))
+    return max(out, *map(_elements, node.operands), 0) if name in _REDUCTIONS else out
+
+
+def _product(node: Node, first: int) -> int:
+    left = [v for v in node.operands if v.shape][first:] or list(node.operands)
+    inner = left[0].shape[-1] if left[0].shape else 1
+    return 2 * inner * sum(map(_elements, _results(node)))
+
+
+def _convolution(node: Node) -> int:
+    weight = node.operands[1].shape
+    out = sum(map(_elements, _results(node)))
+    return 2 * out * math.prod(weight[1:])
+
+
+def _convolution_backward(node: Node) -> int:
+    """Gradients of input and of weight: each as much as the forward."""
+    gradient, _, weight = node.operands[:3]
+    one = 2 * _elements(gradient) * math.prod(weight.shape[1:])
+    wanted = [out is not None for out in node.outputs[:2]]
+    return one * max(1, sum(wanted))
+
+
+def _attention(node: Node) -> int:
+    query, key, value = node.operands[:3]
+    scores = _elements(query) * key.shape[-2]
+    return (
+        2 * scores + 2 * math.prod(query.shape[:-1]) * key.shape[-2] * value.shape[-1]
+    )
+
+
+_SPECIAL: dict[str, Callable[[Any], int]] = {
+    **dict.fromkeys(_CONVOLUTIONS, _convolution),
+    "convolution_backward": _convolution_backward,
+    "_scaled_dot_product_flash_attention": _attention,
+    "_scaled_dot_product_efficient_attention": _attention,
+    "scaled_dot_product_attention": _attention,
+}
+
+
+def _results(node: Node) -> Iterable[Value]:
+    return [value for value in node.outputs if value is not None]
+
+
+def _elements(value: Value) -> int:
+    return math.prod(value.shape)

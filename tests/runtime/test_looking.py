@@ -1,0 +1,128 @@
+"""Statistics, windows and small pictures of data that stays on the device."""
+
+import math
+
+import jax.numpy as jnp
+import pytest
+import torch
+
+import lazyrt
+from lazyrt.execution import looking
+from lazyrt.observe import events
+from tests.harness import DEVICE
+
+
+@pytest.fixture(params=["cpu", "other"])
+def place(request, monkeypatch):
+    """Both ways: data read in place, and data that the device reduces."""
+    if request.param == "other":
+        monkeypatch.setattr(looking, "_place", lambda data: (jnp, data))
+    return request.param
+
+
+def summary_of(tensor):
+    x = tensor.to(DEVICE)
+    lazyrt.mark_step()
+    (leaf,) = [p for p in lazyrt.pending_graph(x * 1).parameters if p.kind == "data"]
+    return lazyrt.inspect(x * 1).look_at_input(leaf).summary
+
+
+def test_statistics_equal_torchs(place):
+    tensor = torch.randn(40, 50, generator=torch.Generator().manual_seed(0)) * 3
+
+    found = summary_of(tensor)
+
+    assert found.elements == 2_000
+    assert (found.nan, found.infinite, found.nonzero) == (0, 0, 2_000)
+    wide = tensor.double()
+    expected = (wide.min(), wide.max(), wide.mean(), wide.std())
+    seen = (found.low, found.high, found.mean, found.std)
+    assert seen == pytest.approx([float(x) for x in expected], rel=1e-9)
+    counts = torch.histc(wide, looking.BINS)
+    assert sum(found.counts) == 2_000
+    assert (torch.tensor(found.counts) - counts).abs().max() <= 1
+
+
+def test_what_is_not_finite_is_counted_and_left_out(place):
+    found = summary_of(torch.tensor([1.0, math.nan, math.inf, -math.inf, 3.0]))
+
+    assert (found.nan, found.infinite) == (1, 2)
+    assert (found.low, found.high, found.mean) == (1.0, 3.0, 2.0)
+    assert found.std == pytest.approx(2**0.5)
+    assert sum(found.counts) == 2
+
+
+@pytest.mark.parametrize(
+    ("tensor", "low", "high"),
+    [
+        (torch.tensor([True, False]), 0, 1),
+        (torch.tensor([3, -4, 0]), -4, 3),
+        (torch.tensor(2.5), 2.5, 2.5),
+        (torch.tensor([3 + 4j, 1j]), 1, 5),
+        (torch.tensor([1.5, -2.0], dtype=torch.bfloat16), -2, 1.5),
+        (torch.tensor([1.5, -2.0], dtype=torch.float16), -2, 1.5),
+    ],
+)
+def test_all_kinds_have_statistics(place, tensor, low, high):
+    found = summary_of(tensor)
+
+    assert (found.low, found.high) == (low, high)
+
+
+def test_nothing_and_nothing_finite_have_none(place):
+    assert math.isnan(summary_of(torch.zeros(0, 3)).mean)
+    lost = summary_of(torch.full((3,), math.nan))
+    assert (lost.nan, lost.counts) == (3, ())
+    assert math.isnan(lost.low)
+
+
+def test_of_a_large_tensor_a_window_is_copied_and_nothing_else():
+    tensor = torch.arange(300.0 * 400).reshape(300, 400)
+    x = tensor.to(DEVICE)
+    lazyrt.mark_step()
+    y = x * 2
+    inspection = lazyrt.inspect(y)
+    moved = []
+    with lazyrt.subscribe(lambda e: moved.append(e.nbytes), events.TransferFinished):
+        seen = inspection.look(inspection.graph.nodes[-1].id, at=(100, 390))
+
+    assert not seen.is_whole
+    assert seen.at == (100, 390)
+    assert torch.equal(seen.value, (tensor * 2)[100:164, 390:454])
+    assert moved == [64 * 10 * 4]
+    assert seen.summary.high == 2 * (300 * 400 - 1)
+
+
+def test_of_several_axes_the_leading_ones_are_indexed():
+    tensor = torch.arange(40.0 * 50 * 60).reshape(40, 50, 60)
+    x = tensor.to(DEVICE)
+    lazyrt.mark_step()
+    inspection = lazyrt.inspect(x * 1)
+
+    seen = inspection.look(inspection.graph.nodes[-1].id, at=(7, 0, 0), axes=(1, 2))
+
+    assert torch.equal(seen.value, tensor[7:8, :50, :60])
+    assert torch.equal(seen.picture, tensor[7])
+
+
+def test_a_picture_averages_blocks(place):
+    tensor = torch.arange(200.0).repeat(100, 1)
+    x = tensor.to(DEVICE)
+    lazyrt.mark_step()
+    inspection = lazyrt.inspect(x * 1)
+
+    picture = inspection.look(inspection.graph.nodes[-1].id, axes=(0, 1)).picture
+
+    assert picture.shape == (50, 66)
+    assert picture[0, :3].tolist() == [1.0, 4.0, 7.0]
+
+
+def test_positions_beyond_the_end_are_moved_to_it():
+    x = torch.zeros(300, 300, device=DEVICE)
+    lazyrt.mark_step()
+    inspection = lazyrt.inspect(x * 1)
+
+    seen = inspection.look(inspection.graph.nodes[-1].id, at=(10**6, -5))
+
+    assert seen.at == (299, 0)
+    assert seen.value.shape == (1, 64)
