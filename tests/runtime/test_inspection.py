@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -190,7 +191,7 @@ def test_a_cone_is_searched_for_the_first_nan_on_request():
 
     found = inspection.check_cone(inspection.graph.nodes[-1].id)
 
-    bad = [value.node.op.name for value, (nan, _) in found.items() if nan]
+    bad = [v.node.op.name for v, (nan, _) in found.items() if nan and v.node]
     assert bad == ["aten.log.default", "aten.add.Tensor"]
     assert lazyrt.pending_graph().fingerprint == before
     assert {k: lazyrt.counters()[k] for k in counts} == counts
@@ -222,14 +223,14 @@ def test_after_the_step_nothing_is_measured(chain):
 def test_the_cost_names_as_many_ops_as_run(chain):
     _, _, inspection = chain
     last = inspection.graph.nodes[-1].id
-    ran = []
-    with lazyrt.subscribe(lambda e: ran.append(e.nodes), events.TensorMaterialised):
+    ran: list[Any] = []
+    with lazyrt.subscribe(ran.append, events.TensorMaterialised):
         told = inspection.cost(last)
         inspection.materialise(last)
 
-    (actual,) = ran
+    (actual,) = [event.nodes for event in ran]
     assert actual / 2 <= told.nodes <= actual * 2
-    assert told.compiles >= 1
+    assert told.compiles <= told.nodes
 
 
 def test_a_compiled_cone_costs_no_compile():
@@ -268,6 +269,7 @@ def test_what_a_fallback_made_says_so():
 
     (leaf,) = [p for p in inspection.graph.parameters if p.kind == "data"]
     origin = inspection.holdings[leaf].origin
+    assert origin is not None
     assert origin.op == "aten.nonzero.default"
     assert "computed on the CPU by aten.nonzero.default" in str(origin)
     assert lazyrt.input_origins(places + 1)[0].op == "aten.nonzero.default"

@@ -1,6 +1,7 @@
 """Statistics, windows and small pictures of data that stays on the device."""
 
 import math
+from typing import Any
 
 import jax.numpy as jnp
 import pytest
@@ -82,14 +83,14 @@ def test_of_a_large_tensor_a_window_is_copied_and_nothing_else():
     lazyrt.mark_step()
     y = x * 2
     inspection = lazyrt.inspect(y)
-    moved = []
-    with lazyrt.subscribe(lambda e: moved.append(e.nbytes), events.TransferFinished):
+    moved: list[Any] = []
+    with lazyrt.subscribe(moved.append, events.TransferFinished):
         seen = inspection.look(inspection.graph.nodes[-1].id, at=(100, 390))
 
     assert not seen.is_whole
     assert seen.at == (100, 390)
     assert torch.equal(seen.value, (tensor * 2)[100:164, 390:454])
-    assert moved == [64 * 10 * 4]
+    assert [event.nbytes for event in moved] == [64 * 10 * 4]
     assert seen.summary.high == 2 * (300 * 400 - 1)
 
 
@@ -102,6 +103,7 @@ def test_of_several_axes_the_leading_ones_are_indexed():
     seen = inspection.look(inspection.graph.nodes[-1].id, at=(7, 0, 0), axes=(1, 2))
 
     assert torch.equal(seen.value, tensor[7:8, :50, :60])
+    assert seen.picture is not None
     assert torch.equal(seen.picture, tensor[7])
 
 
@@ -113,6 +115,7 @@ def test_a_picture_averages_blocks(place):
 
     picture = inspection.look(inspection.graph.nodes[-1].id, axes=(0, 1)).picture
 
+    assert picture is not None
     assert picture.shape == (50, 66)
     assert picture[0, :3].tolist() == [1.0, 4.0, 7.0]
 
