@@ -1,43 +1,133 @@
-"""Progress of a long compile or execution, shown while it goes on and gone afterwards.
+"""A long compile or execution while it goes on: how far it is, and how long it will take.
 
-In a notebook this is one display without data, which an update fills and a last update
-empties: whatever the machine's speed, nothing of it shows in the saved cell and nbval
-finds the same outputs. In a terminal it is one line of stderr.
+In a notebook this is one display without data, which an update fills with a widget and a last
+update empties: whatever the machine's speed, nothing of it shows in the saved cell and nbval
+finds the same outputs. In a terminal it is one line of stderr. What stays is a line in the
+cell's strip.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import uuid
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
+from lazyviz.expected import Expectations, Expected
 from lazyviz.render import text
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from IPython.core.interactiveshell import InteractiveShell
 
-    from lazyrt.observe.events import CompileProgress, Event
+    from lazyrt.observe.events import BarrierStarted, CompileProgress, Event
+    from lazyrt.observe.events import WaitFinished as Waited
+    from lazyviz.widgets.wait_view import WaitView
+
+_log = logging.getLogger(__name__)
 
 _ERASE_LINE = "\r\x1b[2K"
+_NOTED_NS = 1_000_000_000
+_MAX_WAITS = 20
+_MAX_UNDER_WAY = 32
+_VERBS = {
+    "load": "looking for the executable of",
+    "lower": "lowering",
+    "compile": "compiling",
+    "execute": "running",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """A wait under way.
+
+    Attributes:
+        phase: `load`, `lower`, `compile` or `execute`.
+        nodes: Ops of the graph; 0 if not known.
+        look: Whether it is for showing a value, which leaves the step alone.
+        elapsed_ns: So far.
+        expected: How long it will take.
+        cause, site: The barrier that waits; empty for a look.
+    """
+
+    phase: str
+    nodes: int
+    look: bool
+    elapsed_ns: int
+    expected: Expected
+    cause: str = ""
+    site: str = ""
+
+    @property
+    def what(self) -> str:
+        """What is going on, such as `compiling 214 ops`."""
+        ops = f" {text.plural(self.nodes, 'op')}" if self.nodes else ""
+        return f"{_VERBS[self.phase]}{ops}{' to show a value' if self.look else ''}"
+
+    @property
+    def line(self) -> str:
+        """All of it in one line."""
+        took = text.duration(self.elapsed_ns)
+        known = self.expected.ns is not None
+        expected = f" of {self.expected}" if known else " · expected: unknown"
+        return f"{self.what} · {took}{expected}" + (
+            f" · {self.site}" if self.site else ""
+        )
 
 
 class Progress:
-    """Shows `CompileProgress` events of the main thread until any other event follows."""
+    """Shows `CompileProgress` events of the main thread until any other event follows.
+
+    Attributes:
+        expectations: What compiles and executions took so far.
+    """
 
     def __init__(self, shell: InteractiveShell) -> None:
+        self.expectations = Expectations()
         self._shell: Any = shell
+        self._runtime: ModuleType | None = None
         self._display_id: str | None = None
         self._stream: TextIO | None = None
         self._filled = False
+        self._barrier: BarrierStarted | None = None
+        self._phases: dict[str, str] = {}
+        self._waits: list[str] = []
+        self._now: Wait | None = None
+        self._widget: WaitView | None = None
+
+    @property
+    def waits(self) -> tuple[str, ...]:
+        """The long waits of the cell, a line for each."""
+        return tuple(self._waits)
+
+    def attach(self, runtime: ModuleType) -> None:
+        """Ask this runtime what its cache on disk remembers, once that is needed."""
+        self._runtime = runtime
+
+    def barrier(self, event: BarrierStarted) -> None:
+        """Note what the next wait is for; a function for `on_barrier`."""
+        self._barrier = event
 
     def take(self, event: Event) -> bool:
         """Show a progress event; return whether it was one."""
-        if type(event).__name__ == "CompileProgress":
+        kind = type(event).__name__
+        if kind == "CompileProgress":
             if _on_main_thread():
-                self._show(event)  # type: ignore[arg-type]
+                self._show(self._wait(event))  # type: ignore[arg-type]
             return True
-        if self.shown and _on_main_thread():
+        self.expectations.add(event)
+        self._note_phase(kind, event)
+        if not _on_main_thread():
+            return False
+        if kind == "WaitFinished":
+            self._note_wait(event)  # type: ignore[arg-type]
+        elif kind in {"BarrierFinished", "TensorMaterialised"}:
+            self._barrier = None
+        if self.shown:
             self.clear()
         return False
 
@@ -48,6 +138,7 @@ class Progress:
 
     def clear(self) -> None:
         """Take away what is shown."""
+        self._now = None
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.write(_ERASE_LINE)
@@ -55,29 +146,112 @@ class Progress:
         if self._filled:
             self._filled = False
             self._publish({}, update=True)
+        if self._widget is not None:
+            self._widget.end()
 
     def end_cell(self) -> None:
         """Take away what is shown; the next cell gets a display of its own."""
         self.clear()
         self._display_id = None
+        self._barrier = None
 
-    def _show(self, event: CompileProgress) -> None:
-        line = _line(event)
+    def begin_cell(self) -> None:
+        """Forget the waits of the cell before."""
+        self._waits.clear()
+
+    def close(self) -> None:
+        """Take away everything, the widget too."""
+        self.end_cell()
+        widget, self._widget = self._widget, None
+        if widget is not None:
+            widget.close()
+
+    def _note_phase(self, kind: str, event: Any) -> None:
+        """Follow how far the workers are with each graph; called on their threads."""
+        if kind == "CompileStarted":
+            self._phases[event.fingerprint] = "lower"
+            if len(self._phases) > _MAX_UNDER_WAY:
+                self._phases.pop(next(iter(self._phases)))
+        elif kind == "LoweringFinished" and event.fingerprint in self._phases:
+            self._phases[event.fingerprint] = "compile"
+        elif kind == "CompileFinished":
+            self._phases.pop(event.fingerprint, None)
+
+    def _wait(self, event: CompileProgress) -> Wait:
+        look = event.purpose == "peek"
+        barrier = None if look else self._barrier
+        nodes = event.nodes or self.expectations.nodes(event.fingerprint)
+        if event.phase == "execute":
+            phase = "execute"
+            expected = self.expectations.run(event.fingerprint)
+        else:
+            phase = self._phases.get(event.fingerprint, "load")
+            expected = self.expectations.compile(
+                event.fingerprint, nodes, self._runtime
+            )
+        return Wait(
+            phase=phase,
+            nodes=nodes,
+            look=look,
+            elapsed_ns=event.elapsed_ns,
+            expected=expected,
+            cause=barrier.cause if barrier is not None else "",
+            site=str(barrier.site or "") if barrier is not None else "",
+        )
+
+    def _note_wait(self, event: Waited) -> None:
+        """Keep a line about a wait that was long."""
+        if event.duration_ns < _NOTED_NS or len(self._waits) >= _MAX_WAITS:
+            return
+        now = self._now
+        nodes = now.nodes if now is not None else 0
+        ops = f" of {text.plural(nodes, 'op')}" if nodes else ""
+        what = {"compile": "a compile", "execute": "an execution"}[event.phase]
+        line = f"waited {text.duration(event.duration_ns)} for {what}{ops}"
+        if now is not None and now.site:
+            line += f": {now.cause} at {now.site}"
+        if now is not None and now.expected.ns is not None:
+            line += f", expected {now.expected}"
+        if event.interrupted:
+            line += "; interrupted, and it goes on in the background"
+        self._waits.append(line)
+
+    def _show(self, wait: Wait) -> None:
+        self._now = wait
         if _is_notebook(self._shell):
-            self._show_in_notebook(line)
+            self._show_in_notebook(wait)
         elif sys.stderr.isatty() or self._stream is not None:
             self._stream = sys.stderr
-            self._stream.write(_ERASE_LINE + line)
+            self._stream.write(_ERASE_LINE + wait.line)
             self._stream.flush()
 
-    def _show_in_notebook(self, line: str) -> None:
+    def _show_in_notebook(self, wait: Wait) -> None:
         if self._display_id is None:
             self._display_id = f"lazyviz-{uuid.uuid4().hex}"
             self._publish({}, update=False)
+        widget = self._live()
+        if widget is not None:
+            widget.show(wait)
+        if widget is not None and self._filled:
+            return  # the page follows the widget's state
         self._filled = True
-        self._publish({"text/plain": line}, update=True)
+        data: dict[str, Any] = {"text/plain": wait.line}
+        if widget is not None:
+            data |= widget.view_data
+        self._publish(data, update=True)
 
-    def _publish(self, data: dict[str, str], *, update: bool) -> None:
+    def _live(self) -> WaitView | None:
+        """Return the widget, None in a shell that has no page."""
+        if self._widget is None and hasattr(self._shell.kernel, "comm_manager"):
+            try:
+                from lazyviz.widgets.wait_view import WaitView
+
+                self._widget = WaitView()
+            except Exception:  # noqa: BLE001 - the line of text does without
+                _log.debug("no widget for a long wait", exc_info=True)
+        return self._widget
+
+    def _publish(self, data: dict[str, Any], *, update: bool) -> None:
         transient = {"display_id": self._display_id}
         self._shell.display_pub.publish(
             data, metadata={}, transient=transient, update=update
@@ -90,10 +264,3 @@ def _on_main_thread() -> bool:
 
 def _is_notebook(shell: InteractiveShell) -> bool:
     return getattr(shell, "kernel", None) is not None
-
-
-def _line(event: CompileProgress) -> str:
-    verb = {"compile": "compiling", "execute": "running"}[event.phase]
-    ops = f" {text.plural(event.nodes, 'op')}" if event.nodes else ""
-    purpose = " to show a value" if event.purpose == "peek" else ""
-    return f"{verb}{ops}{purpose} · {text.duration(event.elapsed_ns)}"

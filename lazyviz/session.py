@@ -21,16 +21,19 @@ from lazyviz.render.strip import Strip
 from lazyviz.standing import state_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import ModuleType
 
     from IPython.core.interactiveshell import InteractiveShell
 
     from lazyrt.ir.graph import Graph
     from lazyrt.ir.node import Node, Value
-    from lazyrt.observe.events import Event, Subscription
+    from lazyrt.observe.events import Event, Site, Subscription
+    from lazyviz.pulse import Pulse
     from lazyviz.render.model import DrawGraph
     from lazyviz.steplog import StepLog, StepRow
     from lazyviz.tally import Tally
+    from lazyviz.timeline import Timeline
 
 SHELL_ATTRIBUTE = "_lazyviz_session"
 
@@ -86,6 +89,7 @@ class Session:
         shell: The shell.
         strips: Whether a strip follows each cell that touched the device.
         cells: The last thousand cells that touched the device.
+        timeline: What happened when; None until the runtime is imported.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
@@ -95,7 +99,10 @@ class Session:
         self.shell: Any = shell
         self._runtime: ModuleType | None = None
         self._subscription: Subscription | None = None
+        self.timeline: Timeline | None = None
         self._steps: StepLog | None = None
+        self._pulse: Pulse | None = None
+        self._hook: Any = None
         self._running: _RunningCell | None = None
         self._pending_ids: frozenset[int] = frozenset()
         self._shown_fingerprint = ""
@@ -123,16 +130,22 @@ class Session:
         """Listen to the runtime from now on."""
         if self.attached:
             return
+        from lazyviz.pulse import Pulse
         from lazyviz.steplog import StepLog
-        from lazyviz.tally import Tally
+        from lazyviz.timeline import Timeline
 
         self._steps = StepLog()
+        self.timeline = Timeline()
+        self._pulse = Pulse(self._quiet)
         self._runtime = runtime
         self._subscription = runtime.subscribe(self._listen)
         cell = self._running
         if cell is not None and cell.tally is None:
-            cell.tally = Tally()
+            cell.tally = self._begin_tally(cell)
             cell.activity = runtime.activity()
+        self.progress.attach(runtime)
+        if hasattr(runtime, "on_barrier"):
+            self._hook = runtime.on_barrier(self.progress.barrier)
         _name_cells(runtime, self.cell_of_file)
         _be_library(runtime)
 
@@ -141,11 +154,32 @@ class Session:
         if self._subscription is not None:
             self._subscription.close()
             self._subscription = None
+        if self._hook is not None:
+            self._hook.close()
+            self._hook = None
         if self._runtime is not None:
             _name_cells(self._runtime, None)
             self._runtime = None
-        self.progress.end_cell()
+        if self._pulse is not None:
+            self._pulse.close()
+            self._pulse = None
+        self.progress.close()
         self._running = None
+
+    def _begin_tally(self, cell: _RunningCell) -> Tally:
+        """Return the sums of a cell that begins; what it does goes to the timeline."""
+        from lazyviz.ledger import Ledger
+        from lazyviz.tally import Tally
+
+        def told(phase: str, pieces: list[tuple[int, int]], site: str) -> None:
+            if self.timeline is not None:
+                self.timeline.host(phase, pieces, cell.number, site)
+
+        if self.timeline is not None:
+            self.timeline.begin_cell(cell.started_ns)
+        if self._pulse is not None:
+            self._pulse.begin()
+        return Tally(ledger=Ledger(cell.started_ns), told=told)
 
     def cell_of_file(self, filename: str) -> int | None:
         """Return the execution count of the cell whose code has this file name."""
@@ -154,11 +188,10 @@ class Session:
 
     def start_cell(self, number: int | None) -> None:
         """Note the state at the start of a cell."""
+        self.progress.begin_cell()
         cell = _RunningCell(number, time.perf_counter_ns(), None, None)
         if self._runtime is not None:
-            from lazyviz.tally import Tally
-
-            cell.tally = Tally()
+            cell.tally = self._begin_tally(cell)
             cell.activity = self._runtime.activity()
             # Equal ops and equal code of two cells would both show the earlier cell.
             self._runtime.begin_cell()
@@ -168,6 +201,8 @@ class Session:
     def finish_cell(self, error: BaseException | None) -> Strip | None:
         """Record the running cell; return its strip, or None if it did not touch the device."""
         ended_ns = time.perf_counter_ns()
+        if self._pulse is not None:
+            self._pulse.end()
         cell, self._running = self._running, None
         self.progress.end_cell()
         runtime = self._runtime
@@ -176,12 +211,30 @@ class Session:
         if runtime.activity() == cell.activity and not cell.tally.seen:
             return None
         self._await_executions(runtime, cell)
-        times = ended_ns - cell.started_ns, cell.tally
-        strip, fingerprint = self._summary(runtime, *times, error)
+        wall_ns = ended_ns - cell.started_ns
+        parts = cell.tally.ledger.parts(ended_ns)
+        strip, fingerprint = self._summary(runtime, wall_ns, parts, cell.tally, error)
+        self._note_time(cell, ended_ns, strip)
         self.cells.append(
             CellRecord(cell.number, dataclasses.replace(strip, graph=None), fingerprint)
         )
         return strip
+
+    def _note_time(self, cell: _RunningCell, ended_ns: int, strip: Strip) -> None:
+        from lazyviz.render.spans import CellTime
+
+        if self.timeline is None or self._pulse is None:
+            return
+        self.timeline.end_cell(
+            CellTime(
+                number=cell.number,
+                start_ns=cell.started_ns,
+                end_ns=ended_ns,
+                parts=dict(strip.parts),
+                device_ns=strip.execute_ns,
+                lines=self._pulse.lines,
+            )
+        )
 
     def _await_executions(self, runtime: ModuleType, cell: _RunningCell) -> None:
         if not runtime.in_flight():
@@ -196,6 +249,7 @@ class Session:
         self,
         runtime: ModuleType,
         wall_ns: int,
+        parts: Mapping[str, int],
         tally: Tally,
         error: BaseException | None,
     ) -> tuple[Strip, str]:
@@ -231,7 +285,7 @@ class Session:
                 transfer_ns=tally.transfer_ns,
                 fallbacks=tally.fallbacks,
                 barriers=tally.barriers,
-                trace_ns=max(0, wall_ns - tally.busy.total_ns),
+                parts=tuple(parts.items()),
                 wall_ns=wall_ns,
                 steps=tally.steps,
                 error=type(error).__name__ if error is not None else None,
@@ -243,6 +297,7 @@ class Session:
                 repeats=tally.repeats,
                 left=tally.left,
                 redundant=tally.redundant,
+                waits=self.progress.waits,
             )
         return strip, fingerprint
 
@@ -269,14 +324,27 @@ class Session:
         return names
 
     def _listen(self, event: Event) -> None:
+        now = time.perf_counter_ns()
         if self.progress.take(event):
             return
         cell = self._running
+        number = cell.number if cell is not None else None
         with self._lock:
             if cell is not None and cell.tally is not None:
                 cell.tally.add(event)
             if self._steps is not None:
-                self._steps.add(event, cell.number if cell is not None else None)
+                self._steps.add(event, number)
+            if self.timeline is not None:
+                self.timeline.add(event, now, number)
+        # What the program does before its next op is not tracing.
+        if self._pulse is not None and type(event).__name__ == "BarrierFinished":
+            self._pulse.ask()
+
+    def _quiet(self, start_ns: int, end_ns: int, site: Site | None) -> None:
+        cell = self._running
+        with self._lock:
+            if cell is not None and cell.tally is not None:
+                cell.tally.quiet(start_ns, end_ns, site)
 
 
 def _be_library(runtime: ModuleType) -> None:

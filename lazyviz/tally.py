@@ -11,15 +11,23 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from lazyrt.observe import events
+from lazyviz.ledger import Ledger, Piece
 from lazyviz.render.state import Left, Redundant, Repeat
 from lazyviz.render.strip import Barrier, Fallback, SingleOps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _MAX_REASONS = 8
 _MAX_EXECUTIONS = 16
 _MAX_OPEN_INTERVALS = 64
 _MIN_EMPTY = 2
+_MAX_LOWERED = 8
+# Waits for a compile on behalf of these are part of showing a value.
+_LOOKS = ("peek", "op")
 
 _BarrierKey = tuple[str, str, str, str | None]
 
@@ -64,6 +72,10 @@ class BusyTime:
         return self._settled_ns + sum(end - start for start, end in self._recent)
 
 
+def _nobody(_phase: str, _pieces: list[Piece], _site: str) -> None:
+    """Tell nobody."""
+
+
 @dataclass(slots=True)
 class Tally:
     """Running sums over one cell's events; `add` is called on whichever thread emits.
@@ -72,7 +84,9 @@ class Tally:
         seen: How many events there were that the cell itself caused.
         executed_barriers: Barriers that ran something, so that what was pending before the
             cell no longer is.
-        busy: Time in which the cell's own thread was not tracing.
+        ledger: Where the time of the cell's own thread went.
+        told: Called with a phase, the stretches of that thread's time that are its own, and
+            the user's line.
         single_mode: `eager` or `op by op` once ops ran one by one, or eager debug mode found
             a barrier with nothing to do.
     """
@@ -98,11 +112,13 @@ class Tally:
     single_ns: int = 0
     idle_barriers: int = 0
     compiling: BusyTime = field(default_factory=BusyTime)
-    busy: BusyTime = field(default_factory=BusyTime)
+    ledger: Ledger = field(default_factory=lambda: Ledger(time.perf_counter_ns()))
+    told: Callable[[str, list[Piece], str], None] = _nobody
     reasons: dict[str, None] = field(default_factory=dict)
     thread: int = field(default_factory=threading.get_ident)
     # End of a read's barrier or computation: until the value is copied, the host waits.
     _awaited_since: int | None = None
+    _lowered: deque[Piece] = field(default_factory=lambda: deque(maxlen=_MAX_LOWERED))
     _awaits_peek: bool = False
     _executed: deque[tuple[int, int]] = field(
         default_factory=lambda: deque(maxlen=_MAX_EXECUTIONS)
@@ -212,14 +228,15 @@ class Tally:
                 self._executed.append((end - duration, end))
             case events.CacheHit():
                 self.cache_hits += 1
-            case events.LoweringFinished(purpose="step", duration_ns=duration):
-                self._compiled(duration)
+            case events.LoweringFinished():
+                self._lower(event)
+            case events.WaitFinished():
+                self._wait(event)
             case events.CompileFinished(
                 purpose="step", source="disk", duration_ns=duration
             ):
                 self.loads += 1
                 self.load_ns += duration
-                self._busy(duration)
             case events.CompileFinished(
                 purpose="eager" | "op by op", source="xla", duration_ns=duration
             ):
@@ -230,7 +247,7 @@ class Tally:
                 if event.reason and len(self.reasons) < _MAX_REASONS:
                     self.reasons[event.reason] = None
             case events.TensorMaterialised(duration_ns=duration):
-                self._awaited_since = self._busy(duration)
+                self._awaited_since = self._spend("peek", duration, event.site)
                 self._awaits_peek = event.strategy in {"slice", "op by op"}
                 # A value that an earlier peek or a barrier computed costs only its copy.
                 self.peeks += event.strategy in {"slice", "op by op"}
@@ -263,22 +280,40 @@ class Tally:
         self.single_hits += event.cache_hit
         self.single_repeats += event.times > 1
         self.single_ns += event.dispatch_ns
-        self._busy(event.dispatch_ns)
+        self._spend("dispatch", event.dispatch_ns)
 
     def _compiled(self, duration_ns: int) -> None:
         end = time.perf_counter_ns()
         self.compiling.add(end - duration_ns, end)
-        self._busy(duration_ns)
+
+    def _lower(self, event: events.LoweringFinished) -> None:
+        end = time.perf_counter_ns()
+        self._lowered.append((end - event.duration_ns, end))
+        if event.purpose == "step":
+            self._compiled(event.duration_ns)
+
+    def _wait(self, event: events.WaitFinished) -> None:
+        if event.phase == "execute":
+            self._spend("execute", event.duration_ns)
+            return
+        looks = event.purpose in _LOOKS
+        end = time.perf_counter_ns()
+        since = end - event.duration_ns
+        while self._lowered:  # by a worker, while this thread waited for it
+            start, done = self._lowered.popleft()
+            if threading.get_ident() == self.thread and not looks:
+                self._claim("lower", max(start, since), min(done, end), "")
+        self._spend("peek" if looks else "compile", event.duration_ns)
 
     def _transfer(self, event: events.TransferFinished) -> None:
         self.transfers += 1
         self.transfer_ns += event.duration_ns
-        end = self._busy(event.duration_ns)
+        end = self._spend("transfer", event.duration_ns, event.site)
         since, self._awaited_since = self._awaited_since, None
         if event.direction == "to_host" and end is not None and since is not None:
-            self.busy.add(since, end)
+            copy = end - event.duration_ns
+            self._claim("execute", since, copy, str(event.site or ""))
             if self._awaits_peek:
-                copy = end - event.duration_ns
                 self.peek_ns += self._without_executions(since, copy)
         self._awaits_peek = False
 
@@ -291,7 +326,7 @@ class Tally:
         return max(0, end_ns - start_ns - sum(waited))
 
     def _barrier(self, event: events.BarrierFinished) -> None:
-        end = self._busy(event.duration_ns)
+        end = self._spend("dispatch", event.duration_ns, event.site)
         self._awaited_since = end if event.cause.startswith("read") else None
         site = str(event.site or "")
         if not event.executed:
@@ -319,10 +354,21 @@ class Tally:
         entry[2] += repeat.duration_ns
         entry[3] += 1
 
-    def _busy(self, duration_ns: int) -> int | None:
+    def quiet(self, start_ns: int, end_ns: int, site: events.Site | None) -> None:
+        """Count time in which the cell's thread recorded nothing."""
+        self._claim("python", start_ns, end_ns, str(site or ""))
+
+    def _spend(
+        self, phase: str, duration_ns: int, site: events.Site | None = None
+    ) -> int | None:
         """Count time up to now; return now, or None on a thread that is not the cell's."""
         if threading.get_ident() != self.thread:
             return None
         end = time.perf_counter_ns()
-        self.busy.add(end - duration_ns, end)
+        self._claim(phase, end - duration_ns, end, str(site or ""))
         return end
+
+    def _claim(self, phase: str, start_ns: int, end_ns: int, site: str) -> None:
+        pieces = self.ledger.add(phase, start_ns, end_ns)
+        if pieces:
+            self.told(phase, pieces, site)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from lazyviz.render import svg, text
 from lazyviz.render.escape import markup
+from lazyviz.render.phases import COLOURS, PHASES
 from lazyviz.render.state import state_text
 
 if TYPE_CHECKING:
@@ -26,14 +27,6 @@ STRIP_BUDGET = 60
 MAX_EMBEDDED_BYTES = 65_536
 
 _FONT = "font-size:12px;line-height:1.5"
-_PHASES = ("trace", "compile", "peek", "transfer", "execute")
-_COLOURS = {
-    "trace": "#8b97a8",
-    "compile": "#d99a3d",
-    "peek": "#a27fce",
-    "transfer": "#4aa3a8",
-    "execute": "#5b86d6",
-}
 _BAR_HEIGHT = 12
 _BAR_WIDTH = 420
 _SMALL_BAR_WIDTH = 84
@@ -83,10 +76,9 @@ def _strip_line(strip: Strip) -> str:
     parts = [f"<b>{first}</b>", *others]
     if strip.error is not None or strip.interrupted:
         parts[-1] = f'<span style="color:#d14d72"><b>{parts[-1]}</b></span>'
-    times = phases(strip)
-    if len(times) < 2:  # noqa: PLR2004
+    if not set(dict(strip.parts)) - {"python", "trace"}:
         return " · ".join(parts)
-    bar = bar_svg(times, _SMALL_BAR_WIDTH, _SMALL_BAR_HEIGHT)
+    bar = bar_svg(dict(strip.parts), _SMALL_BAR_WIDTH, _SMALL_BAR_HEIGHT)
     return f"{_image(bar, 'where the time went')} " + " · ".join(parts)
 
 
@@ -103,40 +95,36 @@ def _strip_details(strip: Strip, css_class: str) -> str:
     return "".join(parts)
 
 
-def phases(strip: Strip) -> dict[str, int]:
-    """Return the nanoseconds that each phase of a cell took, those that took none left out.
-
-    Executions may overlap with the other phases.
-    """
-    times = {
-        "trace": strip.trace_ns,
-        "compile": strip.compile_ns + strip.load_ns,
-        "peek": strip.peek_ns,
-        "transfer": strip.transfer_ns,
-        "execute": strip.execute_ns,
-    }
-    return {name: ns for name, ns in times.items() if ns > 0}
-
-
 def timing_html(strip: Strip) -> str:
-    """Return a bar with the phases of a cell, each with its colour, name and time."""
-    times = phases(strip)
+    """Return a bar with the phases of a cell, each with its colour, name and time.
+
+    The parts of the bar add up to the cell's time. What the device did is told behind them:
+    it may have worked while the cell's thread did something else, and is no part of the bar.
+    """
+    times = dict(strip.parts)
     bar = bar_svg(times)
     if not bar:
         return ""
     names = "&ensp;".join(
-        f'<span style="color:{_COLOURS[name]}">■</span> {name} {text.duration(ns)}'
+        f'<span style="color:{COLOURS[name]}">■</span> {name} {text.duration(ns)}'
         for name, ns in times.items()
     )
-    total = f"&ensp;cell {text.duration(strip.wall_ns)}" if strip.wall_ns else ""
+    total = f"&ensp;= cell {text.duration(strip.wall_ns)}" if strip.wall_ns else ""
+    device = muted(device_text(strip)) if strip.execute_ns else ""
     return (
-        f'<div style="margin:4px 0">{_image(bar, _timing_text(times))}'
-        f"<br>{names}{total}</div>"
+        f'<div style="margin:4px 0">{_image(bar, "the time of the cell by phase")}'
+        f"<br>{names}{total}{device}</div>"
     )
 
 
-def _timing_text(times: dict[str, int]) -> str:
-    return ", ".join(f"{name} {text.duration(ns)}" for name, ns in times.items())
+def device_text(strip: Strip) -> str:
+    """Return how long the device worked, and how much of it nobody waited for."""
+    waited = dict(strip.parts).get("execute", 0)
+    hidden = strip.execute_ns - waited
+    part = f"device busy {text.duration(strip.execute_ns)}"
+    if waited and hidden > waited // 10:
+        return f"{part}, {text.duration(hidden)} of it behind the other phases"
+    return part if waited else f"{part}, all of it behind the other phases"
 
 
 def bar_svg(
@@ -148,13 +136,13 @@ def bar_svg(
         return ""
     segments = []
     x = 0.0
-    for name in _PHASES:
+    for name in PHASES:
         if not times.get(name):
             continue
         length = times[name] / total * width
         segments.append(
             f'<rect x="{x:.1f}" width="{length:.1f}" height="{height}" '
-            f'fill="{_COLOURS[name]}">'
+            f'fill="{COLOURS[name]}">'
             f"<title>{name} {text.duration(times[name])}</title></rect>"
         )
         x += length

@@ -79,7 +79,9 @@ class Strip:
         transfers: Copies between host and device.
         fallbacks: Operations that ran on the CPU.
         barriers: What made pending operations run, and where.
-        trace_ns: Time of the host that went into recording and the user's own code.
+        parts: Phases of the cell's own thread and their nanoseconds, which add up to
+            `wall_ns`: see `lazyviz.ledger`. Its `execute` is waiting for the device, so what
+            ran while the thread did something else is in `execute_ns` alone.
         wall_ns: From the cell's start to its end.
         steps: `step()` blocks that ended.
         error: Name of the exception that ended the cell, or None.
@@ -91,6 +93,7 @@ class Strip:
         repeats: Ops that ran twice because of a look.
         left: What loops that ended early left pending.
         redundant: Barriers that keep finding nothing to run.
+        waits: Waits of more than a moment, in words.
     """
 
     pending_ops: int = 0
@@ -110,7 +113,7 @@ class Strip:
     transfer_ns: int = 0
     fallbacks: tuple[Fallback, ...] = ()
     barriers: tuple[Barrier, ...] = ()
-    trace_ns: int = 0
+    parts: tuple[tuple[str, int], ...] = ()
     wall_ns: int = 0
     steps: int = 0
     error: str | None = None
@@ -122,3 +125,4 @@ class Strip:
     repeats: tuple[Repeat, ...] = ()
     left: tuple[Left, ...] = ()
     redundant: tuple[Redundant, ...] = ()
+    waits: tuple[str, ...] = ()

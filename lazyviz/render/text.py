@@ -210,6 +210,7 @@ def strip_notes(strip: Strip) -> list[str]:
         *map(state.left_text, strip.left),
         *map(state.redundant_text, strip.redundant),
         *map(fallback_text, strip.fallbacks),
+        *strip.waits,
         *map(compiled_text, strip.reasons),
     ]
 

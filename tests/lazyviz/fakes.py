@@ -116,6 +116,16 @@ def compiled(duration_ns=5_000, purpose="step", reason="", fingerprint="aa"):
     )
 
 
+def waited(duration_ns=5_000, phase="compile", purpose="step", *, interrupted=False):
+    return events.WaitFinished(
+        fingerprint="aa",
+        purpose=purpose,
+        phase=phase,
+        duration_ns=duration_ns,
+        interrupted=interrupted,
+    )
+
+
 def started(step=1, purpose="step", fingerprint="aa"):
     return events.ExecuteStarted(
         fingerprint=fingerprint,

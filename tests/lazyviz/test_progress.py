@@ -1,9 +1,14 @@
 import io
 import sys
 import threading
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from lazyrt.observe import events
+from lazyrt.observe.events import Site
+from lazyviz.expected import Expectations, from_size
 from lazyviz.progress import Progress
 from tests.lazyviz import fakes
 
@@ -27,18 +32,36 @@ def published(shell):
     ]
 
 
+def lowered():
+    started = events.CompileStarted(
+        fingerprint="aa", purpose="step", tier="optimised", nodes=214, time_ns=0
+    )
+    return started, events.LoweringFinished(
+        fingerprint="aa", purpose="step", nodes=214, duration_ns=1
+    )
+
+
+def on_a_worker(progress, *happened):
+    for event in happened:
+        thread = threading.Thread(target=progress.take, args=(event,))
+        thread.start()
+        thread.join()
+
+
 def test_a_terminal_shows_one_line_and_takes_it_away(shell, monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     progress = Progress(shell)
 
     assert progress.take(fakes.progress())
+    on_a_worker(progress, *lowered())
     assert progress.take(fakes.progress(elapsed_ns=2_000_000_000))
-    progress.take(fakes.compiled())
+    progress.take(fakes.waited())
 
     erase = "\r\x1b[2K"
     assert terminal.getvalue() == (
-        f"{erase}compiling 214 ops · 1.5 s{erase}compiling 214 ops · 2.0 s{erase}"
+        f"{erase}looking for the executable of 214 ops · 1.5 s · expected: unknown"
+        f"{erase}compiling 214 ops · 2.0 s · expected: unknown{erase}"
     )
 
 
@@ -54,18 +77,20 @@ def test_a_pipe_shows_nothing(shell, monkeypatch):
 def test_a_notebook_fills_one_display_and_empties_it(notebook):
     progress = Progress(notebook)
 
+    on_a_worker(progress, lowered()[0])
     progress.take(fakes.progress())
+    on_a_worker(progress, lowered()[1])
     progress.take(fakes.progress(elapsed_ns=2_000_000_000))
-    progress.take(fakes.compiled())
+    progress.take(fakes.waited())
     progress.take(fakes.progress(phase="execute", nodes=0))
     progress.end_cell()
 
     assert published(notebook) == [
         (False, None),
-        (True, "compiling 214 ops · 1.5 s"),
-        (True, "compiling 214 ops · 2.0 s"),
+        (True, "lowering 214 ops · 1.5 s · expected: unknown"),
+        (True, "compiling 214 ops · 2.0 s · expected: unknown"),
         (True, None),
-        (True, "running · 1.5 s"),
+        (True, "running · 1.5 s · expected: unknown"),
         (True, None),
     ]
     ids = {o["transient"]["display_id"] for o in notebook.display_pub.outputs}
@@ -80,7 +105,10 @@ def test_the_next_cell_has_a_display_of_its_own(notebook):
 
     ids = {o["transient"]["display_id"] for o in notebook.display_pub.outputs}
     assert len(ids) == 2
-    assert published(notebook)[1] == (True, "compiling 214 ops to show a value · 1.5 s")
+    assert published(notebook)[1] == (
+        True,
+        "looking for the executable of 214 ops to show a value · 1.5 s · expected: unknown",
+    )
 
 
 def test_other_threads_show_nothing(notebook):
@@ -94,3 +122,73 @@ def test_other_threads_show_nothing(notebook):
 
 def test_other_events_are_left_to_others(shell):
     assert not Progress(shell).take(fakes.compiled())
+
+
+def test_a_graph_that_was_compiled_before_is_expected_to_take_as_long(shell):
+    known = Expectations()
+
+    known.add(fakes.compiled(duration_ns=12_000_000_000))
+
+    assert str(known.compile("aa", 4)) == "about 12 s (as before)"
+    assert str(known.compile("bb", 8)) == "about 24 s (from size)"
+    assert str(Expectations().compile("bb", 8)) == "unknown"
+
+
+def test_what_the_cache_on_disk_remembers_counts(shell):
+    entry = SimpleNamespace(
+        compile_ns=3_000_000_000,
+        tier="optimised",
+        holds="step graph 0123abcd",
+        nodes=100,
+    )
+    runtime: Any = SimpleNamespace(cached_executables=lambda: [entry])
+
+    known = Expectations()
+
+    assert str(known.compile("0123abcdff", 7, runtime)) == "about 3.0 s (as before)"
+    assert str(known.compile("ee", 200, runtime)) == "about 6.0 s (from size)"
+
+
+def test_the_law_through_three_sizes_or_more_is_followed():
+    squares = [(n, n * n) for n in (10, 20, 40, 80)]
+
+    assert from_size(squares, 160) == 160 * 160
+    assert from_size([(10, 7)] * 5, 20) == 14
+
+
+def test_an_execution_is_expected_to_take_what_it_took(shell):
+    known = Expectations()
+
+    known.add(fakes.finished(duration_ns=2_000_000_000))
+
+    assert str(known.run("aa")) == "about 2.0 s (as before)"
+    assert str(known.run("bb")) == "unknown"
+
+
+def test_the_line_of_the_barrier_is_named_and_a_line_stays(notebook):
+    progress = Progress(notebook)
+    site = Site("c", 4, "<module>", 2)
+    progress.barrier(
+        events.BarrierStarted(step=1, cause="optimizer.step()", site=site, time_ns=0)
+    )
+
+    progress.take(fakes.progress())
+    progress.take(fakes.waited(duration_ns=2_500_000_000, interrupted=True))
+
+    assert published(notebook)[1][1].endswith("unknown · cell 2 line 4")
+    assert progress.waits == (
+        (
+            "waited 2.5 s for a compile of 214 ops: optimizer.step() at cell 2 line 4; "
+            "interrupted, and it goes on in the background"
+        ),
+    )
+    progress.begin_cell()
+    assert not progress.waits
+
+
+def test_a_short_wait_leaves_no_line(notebook):
+    progress = Progress(notebook)
+
+    progress.take(fakes.waited(duration_ns=900_000_000))
+
+    assert not progress.waits

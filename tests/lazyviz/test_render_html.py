@@ -27,7 +27,7 @@ BUSY = Strip(
     executions=1,
     execute_ns=10_000_000,
     barriers=(Barrier(cause="read", site="cell 3 line 7", nodes=214),),
-    trace_ns=30_000_000,
+    parts=(("trace", 30_000_000), ("compile", 40_000_000), ("execute", 10_000_000)),
     wall_ns=80_000_000,
     graph=draw_graph(perceptron()),
 )

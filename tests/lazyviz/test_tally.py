@@ -5,6 +5,7 @@ import pytest
 
 from lazyrt.observe import events
 from lazyrt.observe.events import Site
+from lazyviz.ledger import Ledger
 from lazyviz.render.strip import Barrier, Fallback
 from lazyviz.tally import BusyTime, Tally
 from tests.lazyviz import fakes
@@ -98,9 +99,9 @@ def test_only_values_that_were_computed_count_as_peeks(strategy, peeks):
 
 
 def test_a_barrier_around_its_compile_is_not_counted_twice():
-    tally = Tally()
+    tally = Tally(ledger=Ledger(0))
 
-    tally.add(fakes.compiled(duration_ns=1_000_000))
+    tally.add(fakes.waited(duration_ns=1_000_000))
     tally.add(
         events.BarrierFinished(
             step=1,
@@ -113,7 +114,9 @@ def test_a_barrier_around_its_compile_is_not_counted_twice():
         )
     )
 
-    assert 1_900_000_000 < tally.busy.total_ns < 2_100_000_000
+    parts = tally.ledger.parts(time.perf_counter_ns())
+    assert parts["compile"] == 1_000_000
+    assert parts["compile"] + parts["dispatch"] < 2_100_000_000
 
 
 def test_waiting_for_a_value_is_not_tracing():
@@ -123,12 +126,12 @@ def test_waiting_for_a_value_is_not_tracing():
     tally.add(fakes.barrier())
     time.sleep(0.02)
     tally.add(read)
-    assert tally.busy.total_ns > 20_000_000
+    assert tally.ledger.claimed_ns > 20_000_000
     assert tally.peek_ns == 0
 
     time.sleep(0.02)
     tally.add(read)
-    assert tally.busy.total_ns < 40_000_000
+    assert tally.ledger.claimed_ns < 40_000_000
 
 
 def test_waiting_for_a_peek_is_the_peeks():
@@ -142,7 +145,7 @@ def test_waiting_for_a_peek_is_the_peeks():
     time.sleep(0.02)
     tally.add(events.TransferFinished(direction="to_host", nbytes=4, duration_ns=1_000))
 
-    assert 20_000_000 < tally.peek_ns < tally.busy.total_ns + 1_000
+    assert 20_000_000 < tally.peek_ns < tally.ledger.claimed_ns + 1_000
 
 
 def test_other_threads_do_not_take_time_from_the_cell():
@@ -152,4 +155,43 @@ def test_other_threads_do_not_take_time_from_the_cell():
     thread.join()
 
     assert tally.compiles == 1
-    assert tally.busy.total_ns == 0
+    assert tally.ledger.claimed_ns == 0
+
+
+def test_lowering_on_a_worker_is_part_of_the_wait_for_it():
+    tally = Tally(ledger=Ledger(0))
+    lowering = events.LoweringFinished(
+        fingerprint="aa", purpose="step", nodes=4, duration_ns=300_000
+    )
+    worker = threading.Thread(target=tally.add, args=(lowering,))
+
+    worker.start()
+    worker.join()
+    tally.add(fakes.waited(duration_ns=3_600_000_000_000))
+
+    parts = tally.ledger.parts(time.perf_counter_ns())
+    assert parts["lower"] == 300_000
+    assert parts["lower"] + parts["compile"] <= 3_600_000_000_000
+
+
+def test_what_a_look_waits_for_is_the_looks():
+    tally = Tally(ledger=Ledger(0))
+
+    tally.add(fakes.waited(duration_ns=2_000, purpose="peek"))
+    tally.add(fakes.waited(duration_ns=10, phase="execute"))
+
+    assert set(tally.ledger.parts(time.perf_counter_ns())) == {
+        "trace",
+        "peek",
+        "execute",
+    }
+
+
+def test_the_thread_of_a_stranger_waits_for_itself():
+    tally = Tally(ledger=Ledger(0))
+    other = threading.Thread(target=tally.add, args=(fakes.waited(),))
+
+    other.start()
+    other.join()
+
+    assert set(tally.ledger.parts(time.perf_counter_ns())) == {"trace"}

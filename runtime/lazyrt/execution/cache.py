@@ -19,7 +19,7 @@ import os
 import stat
 import struct
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +48,7 @@ class Facts:
         tier: `fast` or `optimised`.
         line: The user's line of the op, of a graph's last op.
         written_s: When it was compiled, in seconds since the epoch; 0 where unknown.
+        compile_ns: How long lowering and compiling it took; 0 where unknown.
     """
 
     holds: str = ""
@@ -55,6 +56,7 @@ class Facts:
     tier: str = ""
     line: str = ""
     written_s: float = 0.0
+    compile_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +86,11 @@ class File:
                 if mark != _MARK or length > self.nbytes - _END.size:
                     return Facts()
                 file.seek(-_END.size - length, os.SEEK_END)
-                return Facts(**json.loads(file.read(length)))
-        except (OSError, ValueError, TypeError, struct.error):
+                found = json.loads(file.read(length))
+                names = {field.name for field in fields(Facts)}
+                # A later version may write more.
+                return Facts(**{k: v for k, v in found.items() if k in names})
+        except (OSError, ValueError, TypeError, AttributeError, struct.error):
             return Facts()
 
 

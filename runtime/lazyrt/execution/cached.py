@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from lazyrt.errors import UsageError
 from lazyrt.execution import cache, compiler
+from lazyrt.execution.census import census
 
 _SHOWN = 3
 
@@ -26,6 +27,8 @@ class CachedExecutable:
         age_s: Seconds since it was compiled; since it was used where that is unknown.
         unused_s: Seconds since it was last read from disk or compiled.
         in_memory, on_disk: Where it is.
+        compile_ns: How long compiling it took; 0 where unknown.
+        hits: How often this process ran or found it without compiling it.
         is_usable: False for a file that other versions or another machine made: it takes
             space, and this process never reads it.
     """
@@ -41,6 +44,8 @@ class CachedExecutable:
     in_memory: bool
     on_disk: bool
     is_usable: bool = True
+    compile_ns: int = 0
+    hits: int = 0
     _file: cache.File | None = field(default=None, repr=False, compare=False)
     _memory_key: str = field(default="", repr=False, compare=False)
 
@@ -66,6 +71,7 @@ def _entry(
     facts = file.facts() if file is not None else cache.Facts()
     if memory is not None and not facts.holds:
         facts = memory[1]
+    memory_key = memory[0] if memory is not None else ""
     used = file.used_s if file is not None else facts.written_s
     return CachedExecutable(
         key=digest,
@@ -80,8 +86,18 @@ def _entry(
         on_disk=file is not None,
         is_usable=file is None or file.is_usable,
         _file=file,
-        _memory_key=memory[0] if memory is not None else "",
+        compile_ns=facts.compile_ns,
+        hits=_hits(memory_key),
+        _memory_key=memory_key,
     )
+
+
+def _hits(memory_key: str) -> int:
+    """Return how often an executable served; a step's plan runs it without looking it up."""
+    record = census.find(memory_key)
+    if record is None:
+        return compiler.hits(memory_key)
+    return max(0, record.runs - record.compiles)
 
 
 def chosen(key: str | None, unused_s: float | None) -> tuple[CachedExecutable, ...]:

@@ -13,6 +13,7 @@ import threading
 import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as StillRunning
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from lazyrt import jax_compat
@@ -35,6 +36,7 @@ _WORKERS = 2
 
 _executables: dict[str, Any] = {}
 _facts: dict[str, cache.Facts] = {}
+_hits: dict[str, int] = {}  # how often each was found instead of compiled
 _under_way: dict[str, Future[Any]] = {}
 _lock = threading.Lock()
 
@@ -83,7 +85,13 @@ def _used(key: str) -> Any | None:
     found = _executables.pop(key, None)
     if found is not None:
         _executables[key] = found
+        _hits[key] = _hits.get(key, 0) + 1
     return found
+
+
+def hits(key: str) -> int:
+    """Return how often this process looked an executable up and found it."""
+    return _hits.get(key, 0)
 
 
 def executable_count() -> int:
@@ -101,6 +109,7 @@ def drop_oldest(kept: int) -> int:
         for key in oldest:
             del _executables[key]
             _facts.pop(key, None)
+            _hits.pop(key, None)
     forget_executables()
     return len(oldest)
 
@@ -120,6 +129,7 @@ def drop(keys: Iterable[str]) -> None:
         for key in keys:
             _executables.pop(key, None)
             _facts.pop(key, None)
+            _hits.pop(key, None)
     forget_executables()
 
 
@@ -256,6 +266,7 @@ def clear_memory() -> None:
     with _lock:
         _executables.clear()
         _facts.clear()
+        _hits.clear()
     forget_executables()
 
 
@@ -313,11 +324,13 @@ def _job(
                 )
                 executable = build()
             duration = time.perf_counter_ns() - start
+            kept = replace(facts, compile_ns=duration if source == "xla" else 0)
             if source == "xla":
-                cache.store(key, executable, facts)
+                cache.store(key, executable, kept)
             with _lock:
                 _executables[key] = executable
-                _facts[key] = facts
+                _facts[key] = kept
+                _hits[key] = int(source == "disk")
         finally:
             with _lock:
                 _under_way.pop(key, None)
@@ -346,20 +359,35 @@ def _wait(
     """Wait for a worker, interruptibly, telling listeners that it takes long."""
     start = time.perf_counter_ns()
     timeout = config.progress_after_s
-    while True:
-        try:
-            return future.result(timeout)
-        except StillRunning:
-            if future.done():
-                raise
-        timeout = _POLL_S
+    interrupted = True
+    try:
+        while True:
+            try:
+                found = future.result(timeout)
+            except StillRunning:
+                if future.done():
+                    raise
+            else:
+                interrupted = False
+                return found
+            timeout = _POLL_S
+            events.emit(
+                events.CompileProgress(
+                    fingerprint=fingerprint,
+                    purpose=purpose,
+                    phase="compile",
+                    nodes=nodes,
+                    elapsed_ns=time.perf_counter_ns() - start,
+                )
+            )
+    finally:
         events.emit(
-            events.CompileProgress(
+            events.WaitFinished(
                 fingerprint=fingerprint,
                 purpose=purpose,
                 phase="compile",
-                nodes=nodes,
-                elapsed_ns=time.perf_counter_ns() - start,
+                duration_ns=time.perf_counter_ns() - start,
+                interrupted=interrupted,
             )
         )
 

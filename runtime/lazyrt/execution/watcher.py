@@ -21,6 +21,8 @@ from lazyrt.config import config
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from lazyrt.observe.events import Purpose
 
 _POLL_S = 0.5
@@ -72,6 +74,13 @@ def wait(timeout_s: float | None = None) -> bool:
     Returns:
         Whether the device is idle; False when the time was up first.
     """
+    if not in_flight():
+        return True
+    with _told_wait():
+        return _wait(timeout_s)
+
+
+def _wait(timeout_s: float | None) -> bool:
     if _has_thread():
         return _wait_for_thread(timeout_s)
     if timeout_s is None:
@@ -88,6 +97,14 @@ def wait(timeout_s: float | None = None) -> bool:
 
 def wait_for(data: Any) -> None:
     """Wait until one device array is computed; Ctrl-C ends the wait."""
+    if data.is_ready():
+        jax_compat.block(data)  # raises what its execution raised
+        return
+    with _told_wait():
+        _wait_for(data)
+
+
+def _wait_for(data: Any) -> None:
     if _has_thread():
         start = time.perf_counter_ns()
         pause = config.progress_after_s
@@ -97,6 +114,32 @@ def wait_for(data: Any) -> None:
                     pause = _POLL_S
                     _tell_progress(start)
     jax_compat.block(data)
+
+
+@contextlib.contextmanager
+def _told_wait() -> Iterator[None]:
+    """Tell listeners how long a wait for the device took, however it ended."""
+    running = _first_running()
+    start = time.perf_counter_ns()
+    interrupted = True
+    try:
+        yield
+        interrupted = False
+    finally:
+        events.emit(
+            events.WaitFinished(
+                fingerprint=running.fingerprint if running else "",
+                purpose=running.purpose if running else "step",
+                phase="execute",
+                duration_ns=time.perf_counter_ns() - start,
+                interrupted=interrupted,
+            )
+        )
+
+
+def _first_running() -> _Execution | None:
+    with _changed:
+        return _running[0] if _running else None
 
 
 def _has_thread() -> bool:
@@ -168,10 +211,11 @@ def _tell_end(execution: _Execution, *, exact: bool) -> None:
 
 
 def _tell_progress(start: int) -> None:
+    running = _first_running()
     events.emit(
         events.CompileProgress(
-            fingerprint="",
-            purpose="step",
+            fingerprint=running.fingerprint if running else "",
+            purpose=running.purpose if running else "step",
             phase="execute",
             nodes=0,
             elapsed_ns=time.perf_counter_ns() - start,

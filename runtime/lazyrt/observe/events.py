@@ -115,6 +115,22 @@ class CompileProgress(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WaitFinished(Event):
+    """A thread waited for an executable or for the device; comes from that thread.
+
+    Attributes:
+        phase: `compile` (lowering and reading from disk included) or `execute`.
+        interrupted: Whether an exception ended the wait, such as Ctrl-C or a failed compile.
+    """
+
+    fingerprint: str
+    purpose: Purpose
+    phase: Literal["compile", "execute"]
+    duration_ns: int
+    interrupted: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompileFinished(Event):
     """An executable is ready.
 

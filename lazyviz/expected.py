@@ -1,0 +1,144 @@
+"""How long a compile or an execution will take, from those before it.
+
+A graph that was compiled before takes what it took then; another one is estimated from its
+size, by the compiles of this session and those that the cache on disk remembers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lazyviz.render import text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from types import ModuleType
+
+_MAX_GRAPHS = 1_000
+_MAX_SAMPLES = 200
+_MIN_SAMPLES = 3
+_SHOWN_DIGITS = 8  # of a fingerprint, in what the cache on disk remembers
+# Compile time grows about linearly with size: a fit outside of these is noise.
+_EXPONENTS = (0.5, 2.0)
+
+Sample = tuple[int, int]
+
+
+class Expected(NamedTuple):
+    """An expectation.
+
+    Attributes:
+        ns: How long, None if nothing is known.
+        basis: `as before`, `from size`, or empty.
+    """
+
+    ns: int | None = None
+    basis: str = ""
+
+    def __str__(self) -> str:
+        """Return `about 12 s (from size)` or `unknown`."""
+        if self.ns is None:
+            return "unknown"
+        return f"about {text.duration(self.ns)} ({self.basis})"
+
+
+class Expectations:
+    """What compiles and executions took so far; fed with events."""
+
+    def __init__(self) -> None:
+        self._compiles: OrderedDict[str, int] = OrderedDict()
+        self._runs: OrderedDict[str, int] = OrderedDict()
+        self._nodes: OrderedDict[str, int] = OrderedDict()
+        self._samples: deque[Sample] = deque(maxlen=_MAX_SAMPLES)
+        self._disk: tuple[dict[str, int], list[Sample]] | None = None
+
+    def add(self, event: Any) -> None:
+        """Take in an event; most kinds tell nothing."""
+        match type(event).__name__:
+            case "CompileFinished" if event.source == "xla" and event.tier != "fast":
+                _put(self._compiles, event.fingerprint, event.duration_ns)
+                self._samples.append((event.nodes, event.duration_ns))
+            case "ExecuteStarted":
+                _put(self._nodes, event.fingerprint, event.nodes)
+            case "ExecuteFinished":
+                _put(self._runs, event.fingerprint, event.duration_ns)
+
+    def nodes(self, fingerprint: str) -> int:
+        """Return the ops of a graph that was run, 0 if it is not known."""
+        return self._nodes.get(fingerprint, 0)
+
+    def compile(
+        self, fingerprint: str, nodes: int, runtime: ModuleType | None = None
+    ) -> Expected:
+        """Return how long compiling a graph will take.
+
+        Args:
+            fingerprint: Of the graph.
+            nodes: How many ops it has.
+            runtime: Asked once for what its cache on disk remembers.
+        """
+        if fingerprint in self._compiles:
+            return Expected(self._compiles[fingerprint], "as before")
+        known, samples = self._remembered(runtime)
+        before = known.get(fingerprint[:_SHOWN_DIGITS])
+        if before is not None:
+            return Expected(before, "as before")
+        guess = from_size([*samples, *self._samples], nodes)
+        return Expected(guess, "from size") if guess is not None else Expected()
+
+    def run(self, fingerprint: str) -> Expected:
+        """Return how long running a graph will take."""
+        known = self._runs.get(fingerprint)
+        return Expected(known, "as before") if known is not None else Expected()
+
+    def _remembered(
+        self, runtime: ModuleType | None
+    ) -> tuple[dict[str, int], list[Sample]]:
+        if self._disk is None and runtime is not None:
+            self._disk = _on_disk(runtime.cached_executables()[:_MAX_SAMPLES])
+        return self._disk if self._disk is not None else ({}, [])
+
+
+def from_size(samples: Sequence[Sample], nodes: int) -> int | None:
+    """Return how long a graph of so many ops takes, None if nothing like it is known.
+
+    With three sizes or more this is the power law through them, else the mean time for an op.
+
+    Args:
+        samples: Ops and nanoseconds of compiles.
+        nodes: Ops.
+
+    Example:
+        >>> from_size([(10, 10), (100, 100), (1000, 1000)], 500)
+        500
+        >>> from_size([(10, 20)], 40), from_size([], 40)
+        (80, None)
+    """
+    known = [(n, ns) for n, ns in samples if n > 0 and ns > 0]
+    if not known or nodes <= 0:
+        return None
+    if len({n for n, _ in known}) < _MIN_SAMPLES:
+        return round(nodes * sum(ns for _, ns in known) / sum(n for n, _ in known))
+    xs = [math.log(n) for n, _ in known]
+    ys = [math.log(ns) for _, ns in known]
+    x_mean, y_mean = sum(xs) / len(xs), sum(ys) / len(ys)
+    spread = sum((x - x_mean) ** 2 for x in xs)
+    slope = sum((x - x_mean) * (y - y_mean) for x, y in zip(xs, ys, strict=True))
+    exponent = min(max(slope / spread, _EXPONENTS[0]), _EXPONENTS[1])
+    return round(math.exp(y_mean + exponent * (math.log(nodes) - x_mean)))
+
+
+def _on_disk(entries: Iterable[Any]) -> tuple[dict[str, int], list[Sample]]:
+    """Return compile times by the first digits of a fingerprint, and by size."""
+    told = [e for e in entries if e.compile_ns and e.tier == "optimised"]
+    by_graph = {e.holds.rpartition(" ")[2]: e.compile_ns for e in told}
+    return by_graph, [(e.nodes, e.compile_ns) for e in told if e.nodes]
+
+
+def _put(table: OrderedDict[str, int], key: str, value: int) -> None:
+    table[key] = value
+    table.move_to_end(key)
+    if len(table) > _MAX_GRAPHS:
+        table.popitem(last=False)

@@ -1,0 +1,95 @@
+"""Where the time of a cell's own thread goes: parts that never overlap and leave nothing out.
+
+Events tell intervals at their ends, inner ones before those around them: a wait for a compile,
+then the barrier that it was part of. Each nanosecond belongs to the first interval that claims
+it, so a barrier's part is what is left of it. What the device does meanwhile is counted apart.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lazyviz.render.phases import PHASES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MAX_OPEN = 64
+
+Piece = tuple[int, int]
+
+
+class Ledger:
+    """Sums of one stretch of time, by phase.
+
+    Args:
+        start_ns: Nothing before it counts.
+
+    Example:
+        >>> ledger = Ledger(0)
+        >>> ledger.add("compile", 10, 40), ledger.add("dispatch", 5, 50)
+        ([(10, 40)], [(5, 10), (40, 50)])
+        >>> ledger.parts(100)
+        {'trace': 55, 'dispatch': 15, 'compile': 30}
+    """
+
+    def __init__(self, start_ns: int) -> None:
+        self._totals: dict[str, int] = {}
+        self._start_ns = start_ns
+        self._settled_ns = start_ns
+        self._claimed: list[Piece] = []
+
+    def add(self, phase: str, start_ns: int, end_ns: int) -> list[Piece]:
+        """Give a phase what nobody has claimed of an interval; return that, in pieces."""
+        start_ns = max(start_ns, self._settled_ns)
+        if end_ns <= start_ns:
+            return []
+        claimed = self._claimed
+        if not claimed or claimed[-1][1] < start_ns:  # nearly always
+            claimed.append((start_ns, end_ns))
+            self._totals[phase] = self._totals.get(phase, 0) + end_ns - start_ns
+            self._bound()
+            return [(start_ns, end_ns)]
+        pieces = list(self._unclaimed(start_ns, end_ns))
+        self._totals[phase] = self._totals.get(phase, 0) + sum(
+            end - start for start, end in pieces
+        )
+        self._claim(start_ns, end_ns)
+        return pieces
+
+    @property
+    def claimed_ns(self) -> int:
+        """Time that belongs to some phase."""
+        return sum(self._totals.values())
+
+    def parts(self, end_ns: int) -> dict[str, int]:
+        """Return the time of each phase up to now; what nobody claimed was tracing."""
+        wall_ns = max(0, end_ns - self._start_ns)
+        totals = dict(self._totals)
+        totals["trace"] = totals.get("trace", 0) + max(0, wall_ns - self.claimed_ns)
+        return {name: totals[name] for name in PHASES if totals.get(name, 0) > 0}
+
+    def _unclaimed(self, start_ns: int, end_ns: int) -> Iterator[Piece]:
+        for claimed_start, claimed_end in self._claimed:
+            if claimed_end <= start_ns:
+                continue
+            if claimed_start >= end_ns:
+                break
+            if claimed_start > start_ns:
+                yield start_ns, claimed_start
+            start_ns = claimed_end
+        if start_ns < end_ns:
+            yield start_ns, end_ns
+
+    def _claim(self, start_ns: int, end_ns: int) -> None:
+        before = [piece for piece in self._claimed if piece[1] < start_ns]
+        after = [piece for piece in self._claimed if piece[0] > end_ns]
+        for start, end in self._claimed[len(before) : len(self._claimed) - len(after)]:
+            start_ns, end_ns = min(start_ns, start), max(end_ns, end)
+        self._claimed = [*before, (start_ns, end_ns), *after]
+        self._bound()
+
+    def _bound(self) -> None:
+        if len(self._claimed) > _MAX_OPEN:
+            # What comes so late is not claimed twice; the gap before it stays tracing.
+            self._settled_ns = self._claimed.pop(0)[1]

@@ -1,0 +1,137 @@
+"""When the cell's thread was recording, and on which lines, at no cost for each op.
+
+While a cell records, a thread asks fifty times a second to be told of the next op; the op's own
+thread answers, once. An answer that comes late means that nothing was recorded until then: the
+program read a file, slept, or computed elsewhere. The line that answers is a sample of where
+recording takes its time. No frame or value of another thread is ever looked at, so this keeps
+nothing alive.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from lazyrt.frontend.provenance import user_site
+from lazyrt.observe import events
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lazyrt.observe.events import Event, Site, Subscription
+
+PERIOD_S = 0.02
+QUIET_NS = 1_000_000  # a shorter pause between two ops is part of tracing
+_MAX_LINES = 500
+
+
+class Pulse:
+    """Samples one cell after the other.
+
+    Args:
+        quiet: Called with start, end and line of a stretch in which no op was recorded, on
+            the cell's thread.
+    """
+
+    def __init__(self, quiet: Callable[[int, int, Site | None], None]) -> None:
+        self.lines: Counter[Site] = Counter()
+        self._quiet = quiet
+        self._subscription: Subscription | None = None
+        self._lock = threading.Lock()
+        self._asked_ns = 0
+        self._samples = False
+        self._thread_id = 0
+        self._wake = threading.Event()
+        self._ticker: threading.Thread | None = None
+        self._closed = False
+
+    def begin(self) -> None:
+        """Begin a cell, on its thread."""
+        self.lines = Counter()
+        self._thread_id = threading.get_ident()
+        self.ask()
+
+    def end(self) -> None:
+        """End the cell; a question that nothing has answered counts as quiet until now."""
+        self._wake.clear()
+        asked = self._withdraw()
+        if asked:
+            self._tell(asked, time.perf_counter_ns(), None)
+        self._thread_id = 0
+
+    def close(self) -> None:
+        """Stop for good."""
+        self._closed = True
+        self._withdraw()
+        self._wake.set()
+
+    def ask(self, *, sample: bool = False) -> None:
+        """Ask to be told of the next op, unless that was asked already."""
+        with self._lock:
+            if self._subscription is not None or not self._thread_id:
+                return
+            self._asked_ns = time.perf_counter_ns()
+            self._samples = sample
+            self._subscription = events.subscribe(self._answer, events.OpRecorded)
+
+    def _withdraw(self) -> int:
+        """Close the question; return when it was asked, 0 if there is none."""
+        with self._lock:
+            subscription, self._subscription = self._subscription, None
+            if subscription is None:
+                return 0
+            subscription.close()
+            return self._asked_ns
+
+    def _answer(self, _event: Event) -> None:
+        if threading.get_ident() != self._thread_id:
+            return
+        now, samples = time.perf_counter_ns(), self._samples
+        asked = self._withdraw()
+        if not asked:
+            return
+        site = user_site(2)
+        self._tell(asked, now, site)
+        if samples and site is not None and len(self.lines) < _MAX_LINES:
+            self.lines[site] += 1
+        if not self._wake.is_set():
+            self._start()
+
+    def _tell(self, start_ns: int, end_ns: int, site: Site | None) -> None:
+        if end_ns - start_ns > QUIET_NS:
+            self._quiet(start_ns, end_ns, site)
+
+    def _start(self) -> None:
+        if self._ticker is None:
+            self._ticker = threading.Thread(
+                target=self._tick, name="lazyviz-pulse", daemon=True
+            )
+            self._ticker.start()
+        self._wake.set()
+
+    def _tick(self) -> None:
+        while True:
+            self._wake.wait()
+            if self._closed:
+                return
+            time.sleep(PERIOD_S)
+            if self._wake.is_set():
+                self.ask(sample=True)
+
+
+def line_shares(lines: Any, limit: int = 8) -> list[tuple[str, str, float]]:
+    """Return the lines that recording spent its time on: line, source text, share.
+
+    Args:
+        lines: Samples by line, as `Pulse.lines` counts them.
+        limit: At most so many, the largest first.
+    """
+    import linecache
+
+    total = sum(lines.values())
+    return [
+        (str(site), linecache.getline(site.file, site.line).strip(), count / total)
+        for site, count in lines.most_common(limit)
+    ]
