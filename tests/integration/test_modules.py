@@ -270,3 +270,61 @@ def test_losses_match_the_cpu():
 
     for mine, theirs in zip(run(DEVICE), run("cpu"), strict=True):
         torch.testing.assert_close(mine.cpu(), theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_an_encoder_evaluates_by_torchs_fast_path_without_a_fallback(norm_first):
+    torch.manual_seed(0)
+    activation = "gelu" if norm_first else "relu"
+    layer = nn.TransformerEncoderLayer(
+        8, 2, 12, batch_first=True, norm_first=norm_first, activation=activation
+    )
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    (x,) = inputs((2, 5, 8))
+    causal = nn.Transformer.generate_square_subsequent_mask(5)
+    padding = torch.tensor([[False] * 3 + [True] * 2, [False] * 5])
+    calls = ({}, {"mask": causal}, {"src_key_padding_mask": padding})
+    calls += ({"mask": causal, "src_key_padding_mask": padding},)
+    with torch.no_grad():
+        expected = [encoder(x, **call) for call in calls]
+        encoder.to(DEVICE)
+        lazyrt.reset_counters()
+        found = [
+            encoder(x.to(DEVICE), **{k: m.to(DEVICE) for k, m in call.items()})
+            for call in calls
+        ]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.cpu(), other)
+    assert lazyrt.counters()["cpu_fallbacks"] == 0
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_attention_weights_of_the_fast_path_match_the_cpu(average):
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    (x,) = inputs((2, 4, 8))
+    mask = torch.ones(4, 4).triu(1).bool()
+
+    def run(x, mask):
+        return attention(x, x, x, attn_mask=mask, average_attn_weights=average)
+
+    with torch.no_grad():
+        expected = run(x, mask)
+        attention.to(DEVICE)
+        found = run(x.to(DEVICE), mask.to(DEVICE))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.cpu(), other)
+
+
+def test_an_encoder_that_would_nest_its_batch_goes_on_with_the_padded_one():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=True).eval()
+    (x,) = inputs((2, 5, 8))
+    padding = torch.tensor([[False] * 3 + [True] * 2, [False] * 5])
+    with torch.no_grad():
+        expected = encoder(x, src_key_padding_mask=padding)
+        encoder.to(DEVICE)
+        found = encoder(x.to(DEVICE), src_key_padding_mask=padding.to(DEVICE))
+    # Nested, the CPU fills the padding with zeros.
+    torch.testing.assert_close(found.cpu()[~padding], expected[~padding])

@@ -176,6 +176,8 @@ def _kernel_for(name: str) -> Any:
         return FACTORISATIONS[name]
     if name in special.IN_PLACE_VIEWS:
         return special.in_place_view(special.IN_PLACE_VIEWS[name])
+    if name in COMPOSITES:  # registered for autograd too
+        return None
     if name in _LEFT_TO_TORCH or compat.is_composite(name, implicit=True):
         return None
     func = compat.find_overload(name)
