@@ -281,10 +281,14 @@ def test_an_encoder_evaluates_by_torchs_fast_path_without_a_fallback(norm_first)
     )
     encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
     (x,) = inputs((2, 5, 8))
-    causal = nn.Transformer.generate_square_subsequent_mask(5)
+    causal = torch.ones(5, 5).triu(1).bool()
     padding = torch.tensor([[False] * 3 + [True] * 2, [False] * 5])
-    calls = ({}, {"mask": causal}, {"src_key_padding_mask": padding})
-    calls += ({"mask": causal, "src_key_padding_mask": padding},)
+    calls: list[dict[str, Any]] = [
+        {},
+        {"mask": causal},
+        {"src_key_padding_mask": padding},
+        {"mask": causal, "src_key_padding_mask": padding},
+    ]
     with torch.no_grad():
         expected = [encoder(x, **call) for call in calls]
         encoder.to(DEVICE)
