@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazyviz.hlo.collecting import uncollected
 from lazyviz.hlo.matching import match
-from lazyviz.hlo.pause import collector_paused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -221,12 +220,11 @@ def diff(a: Graph | Any, b: Graph | Any) -> GraphDiff:
     from lazyviz.hlo.load import graph_of
 
     a, b = graph_of(a), graph_of(b)
-    with collector_paused():
-        if len(b) < len(a) or (len(a) == len(b) and _order_key(b) < _order_key(a)):
-            mirrored = match(b, a)
-            return GraphDiff(a, b, mirrored.b.partner, mirrored.a.partner)
-        matching = match(a, b)
-        return GraphDiff(a, b, matching.a.partner, matching.b.partner)
+    if len(b) < len(a) or (len(a) == len(b) and _order_key(b) < _order_key(a)):
+        mirrored = match(b, a)
+        return GraphDiff(a, b, mirrored.b.partner, mirrored.a.partner)
+    matching = match(a, b)
+    return GraphDiff(a, b, matching.a.partner, matching.b.partner)
 
 
 def _order_key(graph: Graph) -> str:

@@ -90,10 +90,17 @@ def _read_origin(raw: Any) -> Origin:
     return raw if isinstance(raw, Origin) else _NO_ORIGIN
 
 
-def _hint(origin: Origin, *, is_input: bool) -> str:
-    if is_input:
-        return "" if _NUMBERED.fullmatch(origin.op_name) else origin.op_name
-    return f"{origin.scope}/{origin.op_name}" if origin.scope else ""
+class _Hints(dict[Any, str]):
+    """The hints of nodes that are no inputs, by what they came with."""
+
+    def __init__(self, read_name: Callable[[Any], tuple[str, str]]) -> None:
+        super().__init__()
+        self._read_name = read_name
+
+    def __missing__(self, raw: Any) -> str:
+        scope, op_name = self._read_name(raw)
+        hint = self[raw] = f"{scope}/{op_name}" if scope else ""
+        return hint
 
 
 class Graph:
@@ -124,6 +131,7 @@ class Graph:
         names: list[str],
         origins: list[Any],
         read_origin: Callable[[Any], Origin] = _read_origin,
+        read_name: Callable[[Any], tuple[str, str]] | None = None,
         groups: Mapping[int, int] | None = None,
         numbers: Mapping[int, int] | None = None,
         dead: Sequence[DeadNode] = (),
@@ -141,6 +149,7 @@ class Graph:
         self.source = source
         self._origins = origins
         self._read_origin = read_origin
+        self._read_name = read_name or self._name_of
         self._known_origins: dict[Any, Origin] = {}
 
     def __len__(self) -> int:
@@ -188,16 +197,16 @@ class Graph:
 
     def hints(self) -> list[str]:
         """Return for each node what may tell it from its like: a scope, an input's name."""
-        inputs = [label.op == PARAMETER for label in self.labels]
-        known: dict[tuple[bool, Any], str] = {}
-        found = []
-        for kind, raw in zip(self.kinds, self._origins, strict=True):
-            key = inputs[kind], raw
-            hint = known.get(key)
-            if hint is None:
-                hint = known[key] = _hint(self._read_origin(raw), is_input=key[0])
-            found.append(hint)
+        known = _Hints(self._read_name)
+        found = [known[raw] for raw in self._origins]
+        for node in self.inputs:
+            _, name = self._read_name(self._origins[node])
+            found[node] = "" if _NUMBERED.fullmatch(name) else name
         return found
+
+    def _name_of(self, raw: Any) -> tuple[str, str]:
+        origin = self._read_origin(raw)
+        return origin.scope, origin.op_name
 
     @cached_property
     def ops(self) -> list[str]:
@@ -243,6 +252,7 @@ class Graph:
             names=self.names,
             origins=self._origins,
             read_origin=self._read_origin,
+            read_name=self._read_name,
             groups=self.groups,
             numbers=self.numbers,
             dead=self.dead,
@@ -255,10 +265,14 @@ class GraphBuilder:
     Args:
         name: Of the graph.
         read_origin: Makes an `Origin` of what `add` was given; called when somebody asks.
+        read_name: Makes its scope and operation alone, if that is quicker.
     """
 
     def __init__(
-        self, name: str, read_origin: Callable[[Any], Origin] = _read_origin
+        self,
+        name: str,
+        read_origin: Callable[[Any], Origin] = _read_origin,
+        read_name: Callable[[Any], tuple[str, str]] | None = None,
     ) -> None:
         self.name = name
         self.labels: list[Label] = []
@@ -269,6 +283,7 @@ class GraphBuilder:
         self.groups: dict[int, int] = {}
         self.numbers: dict[int, int] = {}
         self._read_origin = read_origin
+        self._read_name = read_name
         self._kind_of: dict[Label, int] = {}
 
     def label(
@@ -355,6 +370,7 @@ class GraphBuilder:
             names=self.names,
             origins=self.origins,
             read_origin=self._read_origin,
+            read_name=self._read_name,
             groups=self.groups,
             numbers=self.numbers,
             dead=found,

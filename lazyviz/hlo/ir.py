@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from lazyviz.hlo.collecting import uncollected
 from lazyviz.hlo.graph import PARAMETER, Graph, GraphBuilder, Origin
-from lazyviz.hlo.pause import collector_paused
 
 _DTYPES = {
     "float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16",
@@ -29,8 +28,7 @@ def from_ir(graph: Any, name: str = "") -> Graph:
         graph: A `lazyrt.Graph`, or its canonical form: what has `nodes` and `roots`.
         name: By default the fingerprint, shortened.
     """
-    with collector_paused():
-        return _Reader(name or graph.fingerprint[:12]).read(graph)
+    return _Reader(name or graph.fingerprint[:12]).read(graph)
 
 
 def from_snapshot(snapshot: Any, name: str = "") -> Graph:
@@ -122,12 +120,38 @@ def _type(value: Any) -> str:
     return f"{_DTYPES.get(dtype, dtype)}[{','.join(map(str, value.shape))}]"
 
 
+class _Known(NamedTuple):
+    """What nodes of one spec share.
+
+    Attributes:
+        kind: Their label.
+        places: Positions of their arguments that are values; None if some are nested.
+        single: Whether they have one result.
+    """
+
+    kind: int
+    places: tuple[int, ...] | None
+    single: bool
+
+
 class _Reader:
     def __init__(self, name: str) -> None:
-        self._builder = GraphBuilder(name, _origin)
+        # Provenances are numbered: to hash one would hash its whole stack.
+        self._provenances: list[Any] = []
+        self._number_of: dict[int, int] = {}
+        self._builder = GraphBuilder(name, self._origin, self._name)
         self._ids: dict[Any, int] = {}
-        # Nodes of one spec have one label: this spares all but a hundred nodes the texts.
-        self._kinds: dict[Any, int] = {}
+        # This spares all but a hundred nodes the texts.
+        self._known: dict[Any, _Known] = {}
+
+    def _origin(self, number: int | None) -> Origin:
+        return Origin() if number is None else _origin(self._provenances[number])
+
+    def _name(self, number: int | None) -> tuple[str, str]:
+        found = None if number is None else self._provenances[number]
+        if found is None:
+            return "", ""
+        return _scope(found.module, is_backward=found.backward is not None), ""
 
     def read(self, graph: Any) -> Graph:
         for node in graph.nodes:
@@ -135,21 +159,30 @@ class _Reader:
         return self._builder.finish([self._id(root) for root in graph.roots])
 
     def _node(self, node: Any) -> None:
-        values = _values(node.args)
-        spec = node.spec
-        kind = self._kinds.get(spec) if spec is not None else None
-        if kind is None:
-            kind = self._label(node)
+        spec, args, ids = node.spec, node.args, self._ids
+        known = self._known.get(spec)
+        if known is None:
+            known = _Known(self._label(node), _places(args), len(node.outputs) == 1)
             if spec is not None:
-                self._kinds[spec] = kind
-        ids = self._ids
-        operands = [ids[v] if v in ids else self._id(v) for v in values]
-        name = f"%{node.id}"
-        added = self._builder.add(kind, operands, name=name, origin=node.provenance)
-        if len(node.outputs) == 1:
-            ids[node.outputs[0]] = added
-        else:
-            ids[node] = added
+                self._known[spec] = known
+        kind, places, single = known
+        try:
+            operands = tuple([ids[args[place]] for place in places])  # type: ignore[union-attr]
+        except (KeyError, TypeError):  # read for the first time, or nested
+            operands = tuple([self._id(value) for value in _values(args)])
+        builder = self._builder
+        ids[node.outputs[0] if single else node] = len(builder.kinds)
+        builder.kinds.append(kind)
+        builder.operands.append(operands)
+        builder.names.append(f"%{node.id}")
+        builder.origins.append(self._numbered(node.provenance))
+
+    def _numbered(self, provenance: Any) -> int:
+        number = self._number_of.get(id(provenance))
+        if number is None:
+            number = self._number_of[id(provenance)] = len(self._provenances)
+            self._provenances.append(provenance)
+        return number
 
     def _id(self, value: Any) -> int:
         found = self._ids.get(value)
@@ -169,13 +202,20 @@ class _Reader:
         kind = self._builder.label(GETITEM, _type(value), f"index={value.index}")
         name = f"%{node.id}.{value.index}"
         return self._builder.add(
-            kind, [self._ids[node]], name=name, origin=node.provenance
+            kind, [self._ids[node]], name=name, origin=self._numbered(node.provenance)
         )
 
     def _label(self, node: Any) -> int:
         types = ["none" if v is None else _type(v) for v in node.outputs]
         shown = types[0] if len(types) == 1 else f"({', '.join(types)})"
         return self._builder.label(node.op.name, shown, _arguments(node.args))
+
+
+def _places(args: Any) -> tuple[int, ...] | None:
+    """Return the positions of the values among arguments; None if some are nested."""
+    if any(arg.__class__ is tuple and _values(arg) for arg in args):
+        return None
+    return tuple([place for place, arg in enumerate(args) if hasattr(arg, "strides")])
 
 
 def _values(args: Any) -> list[Any]:

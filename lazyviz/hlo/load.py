@@ -13,7 +13,6 @@ from lazyviz.hlo.graph import Graph
 from lazyviz.hlo.ir import from_ir, from_snapshot
 from lazyviz.hlo.mlir import MlirModule
 from lazyviz.hlo.normal import graph_of_module
-from lazyviz.hlo.pause import collector_paused
 from lazyviz.hlo.proto import looks_like_proto, text_of_proto
 from lazyviz.hlo.scan import modules
 
@@ -48,8 +47,7 @@ def parse(text: str | bytes, *, module: str | int = "", source: str = "") -> Gra
         else:
             text = text.decode("utf-8", "replace")
     try:
-        with collector_paused():
-            return _parsed(text, module, source)
+        return _parsed(text, module, source)
     except HloSyntaxError:
         raise
     except HloError as error:

@@ -83,7 +83,7 @@ class HloModule:
         """Return what an instruction's metadata says of where it came from."""
         if not metadata:
             return Origin()
-        scope, name = split_op_name(_text_field(metadata, 'op_name="'))
+        scope, name = name_in(metadata)
         return Origin(scope, self._site(metadata), name)
 
     def _site(self, metadata: str) -> str:
@@ -99,6 +99,11 @@ class HloModule:
     def __repr__(self) -> str:
         count = sum(len(c.instructions) for c in self.computations.values())
         return f"<HloModule {self.name}: {count} instructions>"
+
+
+def name_in(metadata: str | None) -> tuple[str, str]:
+    """Return the scope and the operation that an instruction's metadata names."""
+    return split_op_name(_text_field(metadata or "", 'op_name="'))
 
 
 def _text_field(metadata: str, start: str) -> str:

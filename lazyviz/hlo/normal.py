@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from lazyviz.hlo.errors import HloError
 from lazyviz.hlo.graph import PARAMETER, DeadNode, Graph, GraphBuilder, Label
-from lazyviz.hlo.module import HloModule, without_layout
+from lazyviz.hlo.module import HloModule, name_in, without_layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -114,7 +114,7 @@ class _Normaliser:
         self._types: dict[str, str] = {}
 
     def graph(self, computation: Computation) -> Graph:
-        builder = GraphBuilder(self._module.name, self._module.origin)
+        builder = GraphBuilder(self._module.name, self._module.origin, name_in)
         rows = computation.instructions
         effects = [k for k, row in enumerate(rows) if _has_effect(row)]
         live = _live(rows, [computation.root, *effects])

@@ -57,11 +57,10 @@ def modules(text: str, *, partial: bool = False, source: str = "") -> list[HloMo
 
 def _without_metadata(rest: str) -> tuple[str, str]:
     """Return the attributes without the metadata, and the metadata."""
-    start = rest.find(", metadata={")
-    end = rest.find("}", start)
-    plain = rest[start + len(", metadata={") : end]
-    if start >= 0 and end >= 0 and "{" not in plain and plain.count('"') % 2 == 0:
-        return rest[:start] + rest[end + 1 :], plain
+    before, _, after = rest.partition(", metadata={")
+    plain, brace, behind = after.partition("}")
+    if brace and "{" not in plain and plain.count('"') % 2 == 0:
+        return (before + behind if behind else before), plain
     cut = _METADATA.search(rest)
     if cut is None:
         return rest, ""
@@ -87,9 +86,9 @@ class _Reader:
             line = lines[self._at]
             if self._computation is None:
                 self._outside(line)
-            elif line:
-                self._inside(line)
-            self._at += 1
+                self._at += 1
+            else:
+                self._instructions(self._computation)
         if self._computation is not None:
             if not self._partial:
                 raise self._error(
@@ -186,12 +185,58 @@ class _Reader:
             self._module.computations[name] = computation
         self._computation = computation
 
-    def _inside(self, line: str) -> None:
+    def _instructions(self, computation: Computation) -> None:
+        """Take the lines of a computation up to its end.
+
+        Lines of the common form are dealt with here: this loop is the time that reading takes.
+        """
+        lines, end, at = self._lines, len(self._lines), self._at
+        index, rows = computation.index, computation.instructions
+        match, literal_ops, partial = _INSTRUCTION.match, _LITERAL_OPS, self._partial
+        while at < end and self._computation is computation:
+            line = lines[at]
+            at += 1
+            if not line:
+                continue
+            if "/*" in line:
+                line = _COMMENT.sub("", line)
+            found = match(line)
+            plain = found is not None
+            if found is not None:
+                root, name, type_text, op, body, rest = found.groups()
+                operands: tuple[int, ...] = ()
+                if op in literal_ops:
+                    plain = '"' not in body and "(" not in body
+                elif body:
+                    try:
+                        operands = tuple([index[n] for n in body[1:].split(", %")])
+                    except KeyError:  # typed operands, later ones, names without `%`
+                        plain = False
+                    plain = plain and body[0] == "%"
+            if not plain or name in index or partial:
+                self._at = at - 1
+                self._inside(line, found)
+                at = self._at + 1
+                rows = computation.instructions
+                continue
+            metadata = ""
+            if rest and "metadata=" in rest:
+                rest, metadata = _without_metadata(rest)
+            index[name] = position = len(rows)
+            if root:
+                computation.root = position
+            literal = body if op in literal_ops else ""
+            rows.append(
+                _new((name, op, type_text, operands, rest, literal, metadata, at, ()))
+            )
+        self._at = at
+
+    def _inside(self, line: str, found: re.Match[str] | None = None) -> None:
         computation = self._computation
         assert computation is not None  # noqa: S101 - narrows the type
         if "/*" in line:
             line = _COMMENT.sub("", line)
-        found = _INSTRUCTION.match(line)
+        found = found or _INSTRUCTION.match(line)
         if found is None:
             self._unusual(line)
             return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from lazyviz.hlo.matching.labels import full_labels, skeleton_labels
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from lazyviz.hlo.graph import Graph
 
@@ -120,10 +120,29 @@ class Matching:
         a.partner[x], b.partner[y] = y, x
         self.pairs += 1
         self.recent.append((x, y))
-        self._note_operands(x, y)
+        self.note_operands(x, y)
         self._fresh.append((x, y))
 
-    def _note_operands(self, x: int, y: int) -> None:
+    def pair_all(self, found: Iterable[tuple[int, int]]) -> None:
+        """Make many free nodes partners at once; the leads are up to the caller."""
+        partner_a, partner_b = self.a.partner, self.b.partner
+        before = len(partner_a) - partner_a.count(UNPAIRED)
+        for x, y in found:
+            partner_a[x], partner_b[y] = y, x
+        self.pairs += len(partner_a) - partner_a.count(UNPAIRED) - before
+
+    def note_frontier(self, found: Sequence[tuple[int, int]]) -> None:
+        """Note the pairs among these that have unpaired neighbours on both sides."""
+        partner = self.a.partner
+        if len(self.a.unpaired()) < len(found):
+            near_a, near_b = _near(self.a), _near(self.b)
+            found = [(x, y) for x, y in found if x in near_a and y in near_b]
+        kept = [(x, y) for x, y in found if partner[x] == y]
+        self.recent += kept
+        self._fresh += kept
+
+    def note_operands(self, x: int, y: int) -> None:
+        """Note what follows from a pair for its operands."""
         a, b = self.a, self.b
         partner_a, partner_b = a.partner, b.partner
         for c, d in zip(a.operands[x], b.operands[y], strict=False):
@@ -184,36 +203,66 @@ class Matching:
             leads.clear()
         self.contested.clear()
         self._spread = []
-        for x, y in self._frontier():
-            self._note_operands(x, y)
-            self._fresh.append((x, y))
-
-    def _frontier(self) -> list[tuple[int, int]]:
-        """Return the pairs that have an unpaired neighbour in the first graph."""
-        a = self.a
-        near: set[int] = set()
-        for node in a.unpaired():
-            near.update(a.operands[node])
-            near.update([user for user, _ in a.users[node]])
-        partner = a.partner
-        return [(x, partner[x]) for x in sorted(near) if partner[x] >= 0]
+        partner = self.a.partner
+        for x in sorted(_near(self.a)):
+            if partner[x] >= 0:
+                self.note_operands(x, partner[x])
+                self._fresh.append((x, partner[x]))
 
     def _try(self, x: int, y: int) -> None:
-        if self.a.partner[x] >= 0 or self.b.partner[y] >= 0:
+        """Pair x with y unless anything contradicts it; most of the time goes here."""
+        a, b = self.a, self.b
+        partner_a, partner_b = a.partner, b.partner
+        if partner_a[x] >= 0 or partner_b[y] >= 0:
             return
-        if self.evidence(x, y)[1]:
+        leads = []
+        for c, d in zip(a.operands[x], b.operands[y], strict=False):
+            other = partner_a[c]
+            if other != d:
+                if other >= 0 or partner_b[d] >= 0:
+                    self.contested[x, y] = None
+                    return
+                leads.append((c, d))
+        if self._readers_contradict(x, y):
             self.contested[x, y] = None
-        else:
-            self.pair(x, y)
+            return
+        partner_a[x], partner_b[y] = y, x
+        self.pairs += 1
+        self.recent.append((x, y))
+        self._fresh.append((x, y))
+        for c, d in leads:
+            if a.full[c] == b.full[d]:
+                self._equal_operands.append((c, d))
+            elif a.skeleton[c] == b.skeleton[d]:
+                self._similar.append((c, d))
+
+    def _readers_contradict(self, x: int, y: int) -> bool:
+        """Return whether a pair that reads x reads another node than y."""
+        partner, operands_b = self.a.partner, self.b.operands
+        witnesses = 0
+        for user, slot in self.a.users[x]:
+            other = partner[user]
+            if other >= 0:
+                row = operands_b[other]
+                if slot < len(row) and row[slot] != y:
+                    return True
+                witnesses += 1
+                if witnesses >= _MAX_WITNESSES:
+                    break
+        return False
 
     def _note_users(self, x: int, y: int, *, similar: bool) -> None:
         a, b = self.a, self.b
-        partner_a, partner_b = a.partner, b.partner
-        mine = [use for use in a.users[x] if partner_a[use[0]] < 0]
-        if not mine:
+        mine, theirs = a.users[x], b.users[y]
+        if len(mine) > 1 or len(theirs) > 1:
+            partner_a, partner_b = a.partner, b.partner
+            mine = [use for use in mine if partner_a[use[0]] < 0]
+            if not mine:
+                return
+            theirs = [use for use in theirs if partner_b[use[0]] < 0]
+        if not mine or not theirs:
             return
-        theirs = [use for use in b.users[y] if partner_b[use[0]] < 0]
-        if not theirs or len(mine) > _MAX_FAN_OUT or len(theirs) > _MAX_FAN_OUT:
+        if len(mine) > _MAX_FAN_OUT or len(theirs) > _MAX_FAN_OUT:
             return
         leads = self._similar if similar else self._equal_users
         labels = (a.skeleton, b.skeleton) if similar else (a.full, b.full)
@@ -252,6 +301,15 @@ class Matching:
             if theirs is not None and len(mine) == 1 == len(theirs):
                 found.append((mine[0], theirs[0]))
         return found
+
+
+def _near(side: Side) -> set[int]:
+    """Return the neighbours of unpaired nodes."""
+    near: set[int] = set()
+    for node in side.unpaired():
+        near.update(side.operands[node])
+        near.update([user for user, _ in side.users[node]])
+    return near
 
 
 def _by_use(

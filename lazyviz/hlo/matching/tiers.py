@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from lazyviz.hlo.matching.labels import Interner
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -21,68 +19,78 @@ def pair_equal_cones(matching: Matching, labels: str, *, similar: bool = False) 
         labels: `full` or `skeleton`: what makes two nodes equal.
         similar: Whether what grows from them may differ in sizes.
     """
-    ids = Interner()
+    ids: dict[object, int] = {}
     a, heights = _cone_ids(matching.a, getattr(matching.a, labels), ids, own=True)
     b, _ = _cone_ids(matching.b, getattr(matching.b, labels), ids, own=False)
-    once_b = _singles(b)
+    once_a, once_b = (
+        _singles(matching.a.unpaired(), a, len(ids)),
+        _singles(matching.b.unpaired(), b, len(ids)),
+    )
     found = [
-        (-heights[x], -x, once_b[cone])
-        for cone, x in _singles(a).items()
-        if cone in once_b and heights[x] > 0
+        (x, y)
+        for x, y in zip(once_a, once_b, strict=True)
+        if x >= 0 and y >= 0 and heights[x]
     ]
-    found.sort()
-    for _, minus_x, y in found:
-        x = -minus_x
-        if not matching.is_free(x, y):
-            continue
-        agree, conflict = matching.evidence(x, y)
-        if conflict and conflict >= agree:
-            continue
-        matching.pair(x, y)
+    matching.pair_all(found if not matching.pairs else _undisputed(matching, found))
+    rows, free = matching.a.operands, matching.a.partner
+    open_pairs = [
+        (-heights[x], -x, y)
+        for x, y in found
+        if free[x] == y and any([free[operand] < 0 for operand in rows[x]])
+    ]
+    open_pairs.sort()
+    # What several nodes compute alike is told apart by who reads it, the tallest first.
+    for _, minus_x, y in open_pairs:
+        matching.note_operands(-minus_x, y)
         matching.descend()
+    matching.note_frontier(found)
     matching.grow(similar=similar)
 
 
+def _undisputed(
+    matching: Matching, found: Iterable[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """Return the pairs that earlier pairs do not contradict."""
+    kept = []
+    for x, y in found:
+        agree, conflict = matching.evidence(x, y)
+        if not conflict or conflict < agree:
+            kept.append((x, y))
+    return kept
+
+
 def _cone_ids(
-    side: Side, labels: Sequence[int], ids: Interner, *, own: bool
-) -> tuple[dict[int, int], dict[int, int]]:
-    """Return cone and height of each unpaired node; a paired operand is a cone of its own."""
-    cones: dict[int, int] = {}
-    heights: dict[int, int] = {}
-    operands, partner = side.operands, side.partner
+    side: Side, labels: Sequence[int], ids: dict[object, int], *, own: bool
+) -> tuple[list[int], list[int]]:
+    """Return cone and height of each node; a paired one is a cone of its own, of height 0."""
+    partner, operands = side.partner, side.operands
+    if own:
+        cones = [-1 - node if other >= 0 else 0 for node, other in enumerate(partner)]
+    else:
+        cones = [-1 - other for other in partner]
+    heights = [0] * len(partner)
+    number = ids.setdefault
     for node in side.unpaired():
         row = operands[node]
-        if not row:
-            cones[node] = ids[labels[node]]
-            heights[node] = 0
-            continue
-        key = [labels[node]]
-        height = 0
-        for operand in row:
-            other = partner[operand]
-            if other >= 0:
-                key.append(-1 - (operand if own else other))
-                continue
-            key.append(cones[operand])
-            if heights[operand] > height:  # noqa: PLR1730 - `max` takes twice as long
-                height = heights[operand]
-        cones[node] = ids[tuple(key)]
-        heights[node] = height + 1
+        if len(row) == 1:
+            (one,) = row
+            cones[node] = number((labels[node], cones[one]), len(ids))
+            heights[node] = heights[one] + 1
+        elif row:
+            cones[node] = number((labels[node], *[cones[o] for o in row]), len(ids))
+            heights[node] = max([heights[o] for o in row]) + 1
+        else:
+            cones[node] = number(labels[node], len(ids))
     return cones, heights
 
 
-def _singles(cones: dict[int, int]) -> dict[int, int]:
-    """Return the cones that one node has, with that node."""
-    nodes: dict[int, int] = {}
-    several: set[int] = set()
-    for node, cone in cones.items():
-        if cone in nodes:
-            several.add(cone)
-        else:
-            nodes[cone] = node
-    for cone in several:
-        del nodes[cone]
-    return nodes
+def _singles(nodes: Iterable[int], cones: Sequence[int], count: int) -> list[int]:
+    """Return for each cone the node that has it; -1 for none, -2 for several."""
+    found = [-1] * count
+    for node in nodes:
+        cone = cones[node]
+        found[cone] = node if found[cone] == -1 else -2
+    return found
 
 
 def pair_unique_labels(
