@@ -71,12 +71,19 @@ class GraphDiff:
     """
 
     def __init__(
-        self, a: Graph, b: Graph, partner_a: list[int], partner_b: list[int]
+        self,
+        a: Graph,
+        b: Graph,
+        partner_a: list[int],
+        partner_b: list[int],
+        suspects: list[tuple[int, int]] | None = None,
     ) -> None:
         self.a = a
         self.b = b
         self.partner_a = partner_a
         self.partner_b = partner_b
+        # The only pairs that may be rewired; None where that is not known.
+        self._suspects = suspects
 
     @cached_property
     def pairs(self) -> list[tuple[int, int]]:
@@ -111,7 +118,7 @@ class GraphDiff:
         """Operand slots of pairs that do not read partners."""
         found = []
         partner = self.partner_a
-        for x, y in self.pairs:
+        for x, y in self.pairs if self._suspects is None else self._suspects:
             row_a, row_b = self.a.operands[x], self.b.operands[y]
             if len(row_a) == len(row_b):
                 for slot, operand in enumerate(row_a):
@@ -221,10 +228,12 @@ def diff(a: Graph | Any, b: Graph | Any) -> GraphDiff:
 
     a, b = graph_of(a), graph_of(b)
     if len(b) < len(a) or (len(a) == len(b) and _order_key(b) < _order_key(a)):
-        mirrored = match(b, a)
-        return GraphDiff(a, b, mirrored.b.partner, mirrored.a.partner)
-    matching = match(a, b)
-    return GraphDiff(a, b, matching.a.partner, matching.b.partner)
+        other = match(b, a)
+        rewired = other.rewired
+        suspects = None if rewired is None else sorted([(y, x) for x, y in rewired])
+        return GraphDiff(a, b, other.b.partner, other.a.partner, suspects)
+    found = match(a, b)
+    return GraphDiff(a, b, found.a.partner, found.b.partner, found.rewired)
 
 
 def _order_key(graph: Graph) -> str:

@@ -237,6 +237,9 @@ class Graph:
         """For each node its users, as pairs of a node and the slot in which it reads."""
         users: list[list[tuple[int, int]]] = [[] for _ in self.kinds]
         for node, operands in enumerate(self.operands):
+            if len(operands) == 1:
+                users[operands[0]].append((node, 0))
+                continue
             for slot, operand in enumerate(operands):
                 users[operand].append((node, slot))
         return users

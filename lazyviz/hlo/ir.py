@@ -136,9 +136,9 @@ class _Known(NamedTuple):
 
 class _Reader:
     def __init__(self, name: str) -> None:
-        # Provenances are numbered: to hash one would hash its whole stack.
+        # Provenances are numbered by what is shown of them; most nodes share theirs.
         self._provenances: list[Any] = []
-        self._number_of: dict[int, int] = {}
+        self._number_of: dict[Any, int] = {}
         self._builder = GraphBuilder(name, self._origin, self._name)
         self._ids: dict[Any, int] = {}
         # This spares all but a hundred nodes the texts.
@@ -148,9 +148,9 @@ class _Reader:
         return Origin() if number is None else _origin(self._provenances[number])
 
     def _name(self, number: int | None) -> tuple[str, str]:
-        found = None if number is None else self._provenances[number]
-        if found is None:
+        if number is None:
             return "", ""
+        found = self._provenances[number]
         return _scope(found.module, is_backward=found.backward is not None), ""
 
     def read(self, graph: Any) -> Graph:
@@ -177,10 +177,15 @@ class _Reader:
         builder.names.append(f"%{node.id}")
         builder.origins.append(self._numbered(node.provenance))
 
-    def _numbered(self, provenance: Any) -> int:
-        number = self._number_of.get(id(provenance))
+    def _numbered(self, provenance: Any) -> int | None:
+        if provenance is None:
+            return None
+        site = provenance.site
+        where = (site.file, site.line, site.cell) if site is not None else None
+        key = (where, provenance.module, provenance.backward is None)
+        number = self._number_of.get(key)
         if number is None:
-            number = self._number_of[id(provenance)] = len(self._provenances)
+            number = self._number_of[key] = len(self._provenances)
             self._provenances.append(provenance)
         return number
 

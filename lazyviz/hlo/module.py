@@ -103,7 +103,13 @@ class HloModule:
 
 def name_in(metadata: str | None) -> tuple[str, str]:
     """Return the scope and the operation that an instruction's metadata names."""
-    return split_op_name(_text_field(metadata or "", 'op_name="'))
+    if not metadata:
+        return "", ""
+    _, _, rest = metadata.partition('op_name="')
+    name = rest[: rest.find('"')]
+    if "\\" in name:
+        name = _text_field(metadata, 'op_name="')
+    return split_op_name(name)
 
 
 def _text_field(metadata: str, start: str) -> str:

@@ -34,15 +34,7 @@ def bridge(matching: Matching) -> int:
 def _frontier(matching: Matching) -> list[tuple[int, int]]:
     """Return the pairs made since the last call that have unpaired neighbours on both sides."""
     recent, matching.recent = matching.recent, []
-    a, b = matching.a, matching.b
-    return [(x, y) for x, y in recent if _stalls(a, x) and _stalls(b, y)]
-
-
-def _stalls(side: Side, node: int) -> bool:
-    partner = side.partner
-    return any(partner[each] < 0 for each in side.operands[node]) or any(
-        partner[user] < 0 for user, _ in side.users[node]
-    )
+    return matching.open_pairs(recent)
 
 
 def _leads(

@@ -10,7 +10,11 @@ from lazyviz.hlo.matching.labels import Interner
 from lazyviz.hlo.matching.refine import refine
 from lazyviz.hlo.matching.residual import pair_by_gain, pair_contested, pair_leaves
 from lazyviz.hlo.matching.state import Matching
-from lazyviz.hlo.matching.tiers import pair_equal_cones, pair_unique_labels
+from lazyviz.hlo.matching.tiers import (
+    pair_equal_cones,
+    pair_local_cones,
+    pair_unique_labels,
+)
 
 if TYPE_CHECKING:
     from lazyviz.hlo.graph import Graph
@@ -73,7 +77,7 @@ def _by_hints(matching: Matching) -> None:
     hints_a, hints_b = _hints(matching.a.graph), _hints(matching.b.graph)
     if hints_a is None or hints_b is None:
         return
-    names_a, names_b = set(hints_a), set(hints_b)
+    names_a, names_b = set(hints_a) - {""}, set(hints_b) - {""}
     smaller = min(len(names_a), len(names_b))
     if smaller < 2 or len(names_a & names_b) < _SHARED_HINTS * smaller:  # noqa: PLR2004
         return
@@ -83,12 +87,18 @@ def _by_hints(matching: Matching) -> None:
     a.full = [numbers[each] for each in zip(a.full, hints_a, strict=True)]
     b.full = [numbers[each] for each in zip(b.full, hints_b, strict=True)]
     pair_unique_labels(matching, a.graph.inputs, b.graph.inputs)
+    pair_local_cones(matching, _scopes(hints_a), _scopes(hints_b))
     pair_equal_cones(matching, "full")
     pair_unique_labels(matching, range(len(a.graph)), range(len(b.graph)))
     matching.grow()
     a.full, b.full = plain
     matching.forget_leads()
     matching.grow()
+
+
+def _scopes(hints: list[str]) -> list[str]:
+    scope_of = {hint: hint.rpartition("/")[0] for hint in set(hints)}
+    return [scope_of[hint] for hint in hints]
 
 
 def _hints(graph: Graph) -> list[str] | None:

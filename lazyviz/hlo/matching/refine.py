@@ -34,15 +34,18 @@ def refine(matching: Matching) -> None:
     for _ in range(_MAX_PASSES):
         improved = False
         edited = search.edited()
+        matching.rewired = edited
         for x, y in list(search.suspects(edited)):
             improved |= search.chain(x, y)
             if search.exchanges > _MAX_EXCHANGES:
+                matching.rewired = None
                 return
         for x, y in edited:
             if matching.a.partner[x] == y and search.pair_cost(x) > 1:
                 improved |= search.part(x, y)
         if not improved:
             return
+    matching.rewired = None
 
 
 class _Search:
@@ -68,7 +71,7 @@ class _Search:
         return [
             (x, y)
             for (x, y), row in zip(enumerate(partner), a.operands, strict=True)
-            if y >= 0 and row and tuple([partner[c] for c in row]) != operands_b[y]
+            if y >= 0 and tuple([partner[c] for c in row]) != operands_b[y]
         ]
 
     def _suspect_outputs(self) -> Iterator[tuple[int, int]]:

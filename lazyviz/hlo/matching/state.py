@@ -72,6 +72,8 @@ class Matching:
         self._spread: list[tuple[int, int]] = []
         self.contested: dict[tuple[int, int], None] = {}
         self.pairs = 0
+        # Pairs of which a slot does not read partners, once `refine` knows them all.
+        self.rewired: list[tuple[int, int]] | None = None
         self.recent: list[
             tuple[int, int]
         ] = []  # pairs that `bridge` has yet to look at
@@ -134,12 +136,14 @@ class Matching:
     def note_frontier(self, found: Sequence[tuple[int, int]]) -> None:
         """Note the pairs among these that have unpaired neighbours on both sides."""
         partner = self.a.partner
-        if len(self.a.unpaired()) < len(found):
-            near_a, near_b = _near(self.a), _near(self.b)
-            found = [(x, y) for x, y in found if x in near_a and y in near_b]
-        kept = [(x, y) for x, y in found if partner[x] == y]
+        kept = [(x, y) for x, y in self.open_pairs(found) if partner[x] == y]
         self.recent += kept
         self._fresh += kept
+
+    def open_pairs(self, found: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return the pairs that have unpaired neighbours on both sides."""
+        near_a, near_b = _near(self.a), _near(self.b)
+        return [(x, y) for x, y in found if x in near_a and y in near_b]
 
     def note_operands(self, x: int, y: int) -> None:
         """Note what follows from a pair for its operands."""
@@ -177,7 +181,7 @@ class Matching:
             elif similar and self._similar:
                 self._try(*self._similar.popleft())
             elif similar and spread:
-                for x, y in spread:
+                for x, y in self.open_pairs(spread):
                     self._note_users(x, y, similar=True)
                 self._spread += spread
                 spread = []
@@ -187,7 +191,7 @@ class Matching:
 
     def revisit(self) -> None:
         """Look once more at the users of every pair, for similar ones."""
-        for x, y in self._spread:
+        for x, y in self.open_pairs(self._spread):
             self._note_users(x, y, similar=True)
         self._spread = []
         self.grow(similar=True)

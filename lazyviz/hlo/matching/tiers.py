@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from lazyviz.hlo.matching.state import Matching, Side
 
 
+# Scopes that name their nodes otherwise on the other side, at most so much of a slot for each.
+_MAX_DISPUTED = 0.01
+
+
 def pair_equal_cones(matching: Matching, labels: str, *, similar: bool = False) -> None:
     """Pair nodes whose whole cone of operands occurs once on each side, the tallest first.
 
@@ -22,15 +26,55 @@ def pair_equal_cones(matching: Matching, labels: str, *, similar: bool = False) 
     ids: dict[object, int] = {}
     a, heights = _cone_ids(matching.a, getattr(matching.a, labels), ids, own=True)
     b, _ = _cone_ids(matching.b, getattr(matching.b, labels), ids, own=False)
-    once_a, once_b = (
-        _singles(matching.a.unpaired(), a, len(ids)),
-        _singles(matching.b.unpaired(), b, len(ids)),
-    )
-    found = [
+    found = _pairs_of_cones(matching, a, b, heights, len(ids))
+    _pair_cones(matching, found, heights)
+    matching.grow(similar=similar)
+
+
+def pair_local_cones(
+    matching: Matching, scopes_a: Sequence[str], scopes_b: Sequence[str]
+) -> None:
+    """Pair nodes whose cone within their scope occurs once on each side.
+
+    What a scope reads from others counts by its label alone, so that a change in one scope
+    leaves the others as they are.
+    """
+    ids: dict[object, int] = {}
+    a, heights = _local_cone_ids(matching.a, scopes_a, ids)
+    b, _ = _local_cone_ids(matching.b, scopes_b, ids)
+    found = _pairs_of_cones(matching, a, b, heights, len(ids))
+    if _agree(matching, found):
+        _pair_cones(matching, found, heights)
+
+
+def _agree(matching: Matching, found: list[tuple[int, int]]) -> bool:
+    """Return whether pairs read each other, which those of misleading scopes do not."""
+    partner = dict(found)
+    rows_a, rows_b = matching.a.operands, matching.b.operands
+    disputed = 0
+    for x, y in found:
+        for c, d in zip(rows_a[x], rows_b[y], strict=False):
+            if partner.get(c, d) != d:
+                disputed += 1
+    return disputed <= _MAX_DISPUTED * len(found)
+
+
+def _pairs_of_cones(
+    matching: Matching, a: list[int], b: list[int], heights: list[int], count: int
+) -> list[tuple[int, int]]:
+    """Return the nodes that are the only ones of their cone on each side, leaves apart."""
+    once_a = _singles(matching.a.unpaired(), a, count)
+    once_b = _singles(matching.b.unpaired(), b, count)
+    return [
         (x, y)
         for x, y in zip(once_a, once_b, strict=True)
         if x >= 0 and y >= 0 and heights[x]
     ]
+
+
+def _pair_cones(
+    matching: Matching, found: list[tuple[int, int]], heights: list[int]
+) -> None:
     matching.pair_all(found if not matching.pairs else _undisputed(matching, found))
     rows, free = matching.a.operands, matching.a.partner
     open_pairs = [
@@ -44,7 +88,6 @@ def pair_equal_cones(matching: Matching, labels: str, *, similar: bool = False) 
         matching.note_operands(-minus_x, y)
         matching.descend()
     matching.note_frontier(found)
-    matching.grow(similar=similar)
 
 
 def _undisputed(
@@ -81,6 +124,25 @@ def _cone_ids(
             heights[node] = max([heights[o] for o in row]) + 1
         else:
             cones[node] = number(labels[node], len(ids))
+    return cones, heights
+
+
+def _local_cone_ids(
+    side: Side, scopes: Sequence[str], ids: dict[object, int]
+) -> tuple[list[int], list[int]]:
+    """Return cone and height of each node within its scope."""
+    labels, number = side.full, ids.setdefault
+    cones = [number(label, len(ids)) for label in labels]
+    heights = [0] * len(labels)
+    for node, row in enumerate(side.operands):
+        scope = scopes[node]
+        if not scope or not row:
+            continue
+        seen = [cones[o] if scopes[o] == scope else -1 - labels[o] for o in row]
+        cones[node] = number((labels[node], *seen), len(ids))
+        heights[node] = (
+            max([heights[o] for o in row if scopes[o] == scope], default=0) + 1
+        )
     return cones, heights
 
 
