@@ -80,7 +80,7 @@ def _pair_cones(
     open_pairs = [
         (-heights[x], -x, y)
         for x, y in found
-        if free[x] == y and any([free[operand] < 0 for operand in rows[x]])
+        if free[x] == y and any(free[operand] < 0 for operand in rows[x])
     ]
     open_pairs.sort()
     # What several nodes compute alike is told apart by who reads it, the tallest first.
