@@ -47,6 +47,7 @@ def run(options: Namespace) -> Report:
             failure = search(seed, wanted, options.length, seen)
             if failure is not None:
                 failures.append(f"seed {seed}: {failure}")
+                sys.stderr.write(f"\n{failures[-1]}\n")  # an aborted run has told it
             seed += 1
             _show_progress(len(seen), options.programs, len(failures), start)
     sys.stderr.write("\n")
@@ -73,7 +74,7 @@ def search(seed: int, count: int, length: int, seen: set[str]) -> str | None:
 
     @hypothesis.seed(seed)
     @hypothesis.settings(
-        max_examples=count,
+        max_examples=count + 1,  # the first is always the simplest program
         database=None,
         deadline=None,
         derandomize=False,
@@ -87,6 +88,8 @@ def search(seed: int, count: int, length: int, seen: set[str]) -> str | None:
     )
     @hypothesis.given(programs(length))
     def attempt(program: Program) -> None:
+        if program.text in seen:
+            return
         seen.add(program.text)
         try:
             check(program)
