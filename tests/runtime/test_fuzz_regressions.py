@@ -11,6 +11,13 @@ PROGRAMS = {
         "e[0] = 0.5",
         "e[1, 0, 2] = 9",
     ),
+    "a number for all elements of a view that repeats them": (
+        "d = b.unsqueeze(0).expand(2, -1, -1, -1)",
+        "d.fill_(3)",
+        "e = a[1:].t().unsqueeze(1).expand(-1, 3, -1)",
+        "e[2:].zero_()",
+        "f = b[0].expand(2, 3, 4)",
+    ),
     "the gradient of a write to a part of a tensor": (
         "d = w * 2",
         "d[1:3].mul_(a[1:3])",

@@ -89,6 +89,30 @@ class View:
         self._value = value
         self._version = self.base.version
 
+    def fill(self, value: Value) -> None:
+        """Write a value whose elements are all equal; the view may repeat elements."""
+        try:
+            self.write(value)
+        except _RepeatedElementsError:
+            self._fill_base(value)
+
+    def _fill_base(self, value: Value) -> None:
+        """Write each element of the storage that the view shows once."""
+        base, (shape, dtype, strides) = self.base, self.type
+        if strides is None:
+            strides = contiguous_strides(shape)
+        if base.type[2] is not None or base.type[1] is not dtype:
+            raise _RepeatedElementsError(_REPEATED)
+        sizes = tuple(
+            size if step else 1 for size, step in zip(shape, strides, strict=True)
+        )
+        for dim, size in enumerate(sizes):
+            if size != shape[dim]:
+                value = _recorded(aten.slice.Tensor, value, dim, 0, 1, 1)
+        old = current_value(base)
+        where = (sizes, strides, self.offset)
+        base.write(_recorded(aten.as_strided_scatter.default, old, value, *where))
+
     def _write_to_base(self, value: Value) -> None:
         """Write a view that shows each element once, though a view on the way repeats them."""
         base, (shape, dtype, strides) = self.base, self.type

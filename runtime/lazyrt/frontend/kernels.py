@@ -60,6 +60,8 @@ scopes: list[dict[str, Any]] = []
 
 # View ops whose result may begin elsewhere in the storage.
 SHIFTS = frozenset(("aten.select.int", "aten.slice.Tensor", "aten.diagonal.default"))
+# In-place ops that give all elements one number, so that it does not matter which repeat.
+_FILLS = frozenset(("aten.fill_.Scalar", "aten.zero_.default"))
 # Arguments that say where a result lives, not what it is.
 _PLACEMENT = frozenset(("device", "layout", "pin_memory", "non_blocking"))
 # Types of arguments that are their own key components.
@@ -378,7 +380,7 @@ def in_place_kernel(
                 *source.look_up(called=True),
                 "if r.strides != v0.strides or r.shape != v0.shape or r.dtype is not v0.dtype:",
                 "  r = fit(r, v0)",
-                "s0.write(r)",
+                f"s0.{'fill' if str(func) in _FILLS else 'write'}(r)",
                 *_AFTER,
                 "return a0",
             ]

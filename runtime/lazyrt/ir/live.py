@@ -106,6 +106,8 @@ class Buffer:
         self.version += 1
         self.value = value
 
+    fill = write  # a view's differs: it may repeat elements
+
     def store(self, data: Any, type_: Type) -> None:
         """Replace the contents by a device array; nothing stays pending."""
         if self.meta is None:
