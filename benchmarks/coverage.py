@@ -117,10 +117,11 @@ def _table(found: dict[str, list[Outcome]]) -> Table:
 def _missing_table(missing: Sequence[Outcome]) -> Table:
     from tests.opinfo import known
 
-    reasons = {**known.FALLBACKS, **known.GAPS}
+    everywhere = {**known.FALLBACKS, **known.GAPS}
     rows = []
     for outcome in missing:
-        reason = reasons.get(outcome.case.name, outcome.detail[:80])
+        reasons = {**everywhere, **known.listed(outcome.case.dtype)}
+        reason = reasons.get(outcome.case.name, f"NOT LISTED: {outcome.detail[:80]}")
         rows.append((f"{outcome.case} {outcome.direction}", outcome.kind, reason))
     return Table("not on a lowering of its own", ("", "kind", "why"), rows)
 

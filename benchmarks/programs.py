@@ -112,7 +112,22 @@ def write_program(numbers: Sequence[Sequence[int]]) -> Program:
         written.append(line)
         if error is not None:
             return Program(tuple(written), type(error))
-    return Program(tuple(written))
+    return _as_it_runs(Program(tuple(written)))
+
+
+def _as_it_runs(program: Program) -> Program:
+    """Return the program up to the line that raises when nobody looks at tensors in between.
+
+    Asking a view whether it is a leaf makes torch renew its place in the autograd graph,
+    without which the next write to it can be refused.
+    """
+    names = namespace("cpu", Looks.NONE)
+    for number, line in enumerate(program.lines, 1):
+        try:
+            exec(line, names)  # noqa: S102 - our own line
+        except Exception as error:  # noqa: BLE001 - what programs raise is compared
+            return Program(program.lines[:number], type(error))
+    return program
 
 
 def _chooser(numbers: Sequence[int]) -> Callable[[Sequence[Any]], Any]:
@@ -204,7 +219,8 @@ def namespace(device: str, looks: int) -> dict[str, Any]:
         "peek": when(Looks.ALL, lazyrt.materialise),
         "graph": when(Looks.ALL, lambda: lazyrt.pending_graph().fingerprint),
         "keep": when(Looks.ALL, lambda tensor: kept.append(lazyrt.snapshot(tensor))),
-        "new_cell": when(Looks.ALL, lazyrt.begin_cell),
+        # No look: an equal op of another cell is a node with a line of its own.
+        "new_cell": when(Looks.BARRIERS, lazyrt.begin_cell),
     }
 
 

@@ -64,11 +64,11 @@ def test_sampled_ops_run_on_lowerings_of_their_own():
 def test_every_name_in_the_lists_of_known_ops_exists():
     names = {case.name for case in cases(torch.float32)}
     lists = (
-        known.RANDOM, known.UNDEFINED, known.LOOSE, known.FALLBACKS, known.GAPS,
+        known.RANDOM, known.UNDEFINED, known.TIED, known.INEXACT, known.FALLBACKS, known.GAPS,
         known.ON_THE_HOST,
     )  # fmt: skip
 
-    for listed in lists:
+    for listed in (*lists, *known.DTYPE_GAPS.values(), *known.DTYPE_FALLBACKS.values()):
         assert set(listed) - names == set()
 
 
@@ -101,6 +101,25 @@ def test_a_group_of_ops_computes_what_the_cpu_computes(group):
     assert names & set(known.FALLBACKS) == cut & set(known.FALLBACKS)
 
 
+def expected_failures():
+    """Yield a parameter for each op and dtype of the lists, with its reason."""
+    for dtype in (torch.float32, *FURTHER_DTYPES):
+        for name, reason in known.listed(dtype).items():
+            mark = pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)
+            yield pytest.param(dtype, name, marks=mark, id=f"{name}-{str(dtype)[6:]}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "name"), expected_failures())
+def test_a_listed_op_runs_on_a_lowering_of_its_own(dtype, name):
+    """One that does so must leave the list: the expectation is strict."""
+    count = SAMPLES if dtype is torch.float32 else 1
+    found = list(sweep(cases(dtype, [name]), count=count))
+
+    assert found
+    assert not [outcome for outcome in found if outcome.kind != "own"]
+
+
 @pytest.mark.slow
 def test_nearly_all_ops_have_lowerings_of_their_own():
     found = [outcome for group in _parameters() for outcome in float32_outcomes(group)]
@@ -122,6 +141,21 @@ def test_further_dtypes_compute_what_the_cpu_computes(dtype):
 
     wrong = unexpected(found, known.DTYPE_FALLBACKS.get(dtype, ()))
     assert not wrong, describe(wrong)
+
+
+def accepted_calls():
+    """Yield a parameter for each op with wrong calls that are not refused, with the reason."""
+    for name, (_, reason) in known.ACCEPTED.items():
+        mark = pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)
+        yield pytest.param(name, marks=mark)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", accepted_calls())
+def test_the_wrong_calls_of_a_listed_op_are_refused(name):
+    (case,) = cases(torch.float32, [name])
+
+    assert all(refusal.agrees for refusal in errors.refusals(case))
 
 
 @pytest.mark.slow

@@ -555,7 +555,7 @@ def nan_to_num(
 @lowers("aten._to_copy.default", "aten.clone.default", "aten.alias.default",
         "aten.detach.default", "aten.lift_fresh.default", "aten.lift_fresh_copy.default",
         "aten.contiguous.default", "aten.alias_copy.default", "aten.detach_copy.default",
-        "aten.lift.default")  # fmt: skip
+        "aten.lift.default", "prims.convert_element_type.default")  # fmt: skip
 def identity(ctx: OpContext, x: Array, *_: Any) -> Array:
     return x
 
