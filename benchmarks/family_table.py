@@ -116,8 +116,6 @@ def _family(
     return Family(name, build, batch, own_loss, expect, cuts, fallbacks)
 
 
-# The number of tokens for each expert decides shapes.
-_ROUTING = Cut("read by .cpu()", "torch.nn.functional.grouped_mm(")
 _CTC = Cut(
     "CPU fallback of aten.masked_select.default", "labels.masked_select(labels_mask)"
 )
@@ -157,7 +155,7 @@ FAMILIES: tuple[Family, ...] = (
         "mamba", "MambaForCausalLM", **_SPECIAL, vocab_size=VOCABULARY, hidden_size=WIDTH,
         state_size=4, num_hidden_layers=1, expand=2,
     ),
-    _family("mixtral", "MixtralForCausalLM", expect=4, cuts=(_ROUTING,), **_EXPERTS),
+    _family("mixtral", "MixtralForCausalLM", **_EXPERTS),
     Family("lstm", Lstm, labelled_tokens, class_loss),
     Family("unet", UNet, segmented_images, class_loss),
     # More kinds of text models.
@@ -190,12 +188,12 @@ FAMILIES: tuple[Family, ...] = (
     _family("gemma2", "Gemma2ForCausalLM", **_GROUPED, head_dim=16, sliding_window=4),
     _family("phi3", "Phi3ForCausalLM", **_GROUPED),
     _family(
-        "deepseek-v3", "DeepseekV3ForCausalLM", cuts=(_ROUTING,), **_GROUPED, moe_intermediate_size=32, expect=3,
+        "deepseek-v3", "DeepseekV3ForCausalLM", **_GROUPED, moe_intermediate_size=32,
         n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2, first_k_dense_replace=0,
         n_group=2, topk_group=1, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8,
         qk_nope_head_dim=8, v_head_dim=16,
     ),
-    _family("gpt-oss", "GptOssForCausalLM", expect=4, cuts=(_ROUTING,), **_EXPERTS, head_dim=16, sliding_window=4),
+    _family("gpt-oss", "GptOssForCausalLM", **_EXPERTS, head_dim=16, sliding_window=4),
     _family(
         "mamba2", "Mamba2ForCausalLM", **_SPECIAL, vocab_size=VOCABULARY, hidden_size=WIDTH,
         state_size=8, num_hidden_layers=1, num_heads=4, head_dim=16, n_groups=1, chunk_size=4,

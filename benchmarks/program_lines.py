@@ -57,6 +57,25 @@ def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
+def is_written_alike(tensor: torch.Tensor) -> bool:
+    """Return whether torch defines what a write in place does.
+
+    It refuses elements that repeat with a stride of 0, and leaves open what becomes of windows
+    that overlap, as `unfold` makes them: each element is written once or more often.
+    """
+    pairs = [
+        (size, step)
+        for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+        if size > 1
+    ]
+    if any(step == 0 for _, step in pairs):
+        return True
+    places = torch.zeros((), dtype=torch.long)
+    for size, step in pairs:
+        places = places[..., None] + torch.arange(size) * step
+    return places.unique().numel() == places.numel()
+
+
 def is_leaf(tensor: torch.Tensor) -> bool:
     """Return whether autograd begins at a tensor; False where torch refuses to say.
 
@@ -125,6 +144,7 @@ def write(desk: Desk) -> str | None:
     name = desk.name(
         lambda t: (
             t.is_floating_point()
+            and is_written_alike(t)
             and (also_parameters or not (is_leaf(t) and t.requires_grad))
         )
     )
@@ -320,7 +340,7 @@ def branch(desk: Desk) -> str | None:
 
 def loop(desk: Desk) -> str | None:
     """Return a loop that changes a tensor in place, with or without a barrier in each round."""
-    name = desk.floats()
+    name = desk.name(lambda t: t.is_floating_point() and is_written_alike(t))
     if name is None:
         return None
     body = desk.choose(

@@ -71,6 +71,44 @@ def _histogram_dd(x: Tensor, bins: Sequence[Any], **_: Any) -> Types:
     return x.new_empty(sizes)
 
 
+def _grouped_mm(
+    a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Types:  # fmt: skip
+    """The product of matrices with rows or columns in groups; torch's own asks for bfloat16."""
+    ragged = a.dim() == 2 or b.dim() == 2  # noqa: PLR2004
+    wrong = (
+        (a.dim() not in {2, 3} or b.dim() not in {2, 3}, "factors have 2 or 3 dimensions"),
+        (a.dtype is not b.dtype, "both factors have one dtype"),
+        (not a.is_floating_point(), "the factors are of floats"),
+        (a.shape[-1:] != b.shape[-2:-1], "the inner sizes are equal"),
+        (ragged == (offs is None), "offs goes with a factor of 2 dimensions, and only with one"),
+        (offs is not None and (offs.dim() != 1 or offs.dtype is not torch.int32),
+         "offs is a vector of int32"),
+        (bias is not None, "there is no bias"),
+    )  # fmt: skip
+    for is_wrong, rule in wrong:
+        if is_wrong:
+            raise RuntimeError(
+                f"grouped_mm of {a.dtype}{list(a.shape)} and {b.dtype}{list(b.shape)} breaks the "
+                f"rule that {rule}. Reshape or convert them first."
+            )
+    groups = {t.shape[0] for t in (a, b) if t.dim() == 3} | {  # noqa: PLR2004
+        t.shape[0] for t in (offs,) if t is not None
+    }
+    if len(groups) != 1:
+        raise RuntimeError(
+            f"grouped_mm was given {sorted(groups)} groups: a factor of 3 dimensions and offs have "
+            "as many entries as there are groups. Pass one offset for each matrix."
+        )
+    shape = (
+        [*groups, a.shape[-2], b.shape[-1]]
+        if a.dim() == b.dim()
+        else [a.shape[-2], b.shape[-1]]
+    )
+    return a.new_empty(shape, dtype=out_dtype or a.dtype)
+
+
 def _without_statistics(
     func: torch._ops.OpOverload,
 ) -> Callable[..., Types]:
@@ -107,6 +145,7 @@ RESULT_TYPES: dict[str, Callable[..., Types]] = {
     "aten.multi_margin_loss_backward.default": _like_second,
     "aten.multilabel_margin_loss_backward.default": _like_second,
     "aten.fractional_max_pool3d_backward.default": _like_second,
+    "aten._grouped_mm.default": _grouped_mm,
     "aten.geqrf.default": _geqrf,
     "aten.histogram.bin_ct": _histogram_of_count,
     "aten.histogram.bins_tensor": _histogram_of_edges,

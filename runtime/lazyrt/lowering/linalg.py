@@ -56,6 +56,29 @@ def bmm(ctx: OpContext, a: Array, b: Array) -> Array:
     return contract(ctx, a, b, batch=1)
 
 
+@lowers("aten._grouped_mm.default")
+def grouped_mm(
+    ctx: OpContext, a: Array, b: Array, offs: Array | None = None, *_: Any
+) -> Array:
+    """Multiply each group of rows, columns or summands with a matrix of its own.
+
+    `offs` are the groups' ends. What lies behind the last end is zero; torch leaves it open.
+    """
+    if offs is None:
+        return contract(ctx, a, b, batch=1)
+    length = a.shape[0] if b.ndim == 3 else b.shape[1] if a.ndim == 3 else a.shape[1]
+    place = lax.broadcasted_iota(offs.dtype, (offs.shape[0], length), 1)
+    ends = offs[:, None]
+    starts = jnp.concatenate([jnp.zeros_like(ends[:1]), ends[:-1]])
+    mine = ((place >= starts) & (place < ends)).astype(a.dtype)  # [group, place]
+    if b.ndim == 3:
+        return jnp.sum(contract(ctx, a[None] * mine[:, :, None], b, batch=1), axis=0)
+    if a.ndim == 3:
+        return jnp.sum(contract(ctx, a, b[None] * mine[:, None, :], batch=1), axis=0)
+    whole = jnp.broadcast_to(b, (offs.shape[0], *b.shape))
+    return contract(ctx, a[None] * mine[:, None, :], whole, batch=1)
+
+
 @lowers("aten.mm.dtype", "aten.bmm.dtype")
 def mm_dtype(ctx: OpContext, a: Array, b: Array, *_: Any) -> Array:
     return contract(ctx, a, b, batch=a.ndim - 2)
