@@ -70,10 +70,10 @@ def is_written_alike(tensor: torch.Tensor) -> bool:
     ]
     if any(step == 0 for _, step in pairs):
         return True
-    places = torch.zeros((), dtype=torch.long)
+    places = [0]
     for size, step in pairs:
-        places = places[..., None] + torch.arange(size) * step
-    return places.unique().numel() == places.numel()
+        places = [place + k * step for place in places for k in range(size)]
+    return len(set(places)) == len(places)
 
 
 def is_leaf(tensor: torch.Tensor) -> bool:

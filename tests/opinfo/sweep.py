@@ -292,7 +292,7 @@ def _compare(run: _Run) -> None:
 def _compare_sample(case: Case, direction: Direction, pair: _Recorded) -> None:
     if len(pair.expected) != len(pair.found):
         raise AssertionError(f"{len(pair.found)} results, not {len(pair.expected)}")
-    exact = pair.exact or [None] * len(pair.found)
+    exact: list[torch.Tensor | None] = [*pair.exact] or [None] * len(pair.found)
     for number, want in enumerate(pair.expected):
         have = _on_cpu(pair.found[number])
         want = _plain(want.detach())  # noqa: PLW2901
@@ -328,7 +328,7 @@ def _chosen(case: Case, sample: Any, indices: torch.Tensor) -> torch.Tensor:
     position = known.TIED[case.name]
     given = dict(enumerate(sample.args))
     dim = sample.kwargs.get("dim", given.get(position, -1))
-    x = sample.input.detach()
+    x: torch.Tensor = sample.input.detach()
     if not x.dim():
         return x[indices == 0]
     kept = indices if indices.dim() == x.dim() else indices.unsqueeze(dim)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests.opinfo import errors, known
-from tests.opinfo.cases import cases, table
+from tests.opinfo.cases import cases, name_of, table
 from tests.opinfo.sweep import GROUP, Outcome, sweep
 
 if TYPE_CHECKING:
@@ -63,13 +63,15 @@ def test_sampled_ops_run_on_lowerings_of_their_own():
 
 def test_every_name_in_the_lists_of_known_ops_exists():
     names = {case.name for case in cases(torch.float32)}
-    lists = (
+    lists: tuple[Collection[str], ...] = (
         known.RANDOM, known.UNDEFINED, known.TIED, known.INEXACT, known.FALLBACKS, known.GAPS,
-        known.ON_THE_HOST,
+        known.ON_THE_HOST, known.DTYPE_GAPS[torch.float16], known.DTYPE_GAPS[torch.bfloat16],
+        known.DTYPE_FALLBACKS[torch.complex64],
     )  # fmt: skip
 
-    for listed in (*lists, *known.DTYPE_GAPS.values(), *known.DTYPE_FALLBACKS.values()):
+    for listed in lists:
         assert set(listed) - names == set()
+    assert set(known.DTYPE_FALLBACKS[torch.int64]) <= set(map(name_of, table()))
 
 
 # ------------------------------------------------------------------ everything
