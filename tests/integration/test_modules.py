@@ -320,6 +320,7 @@ def test_attention_weights_of_the_fast_path_match_the_cpu(average):
         torch.testing.assert_close(one.cpu(), other)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_an_encoder_that_would_nest_its_batch_goes_on_with_the_padded_one():
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
