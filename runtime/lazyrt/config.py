@@ -209,11 +209,15 @@ def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
 
 _VARIABLES = {
     "read_policy": ("LAZYRT_READ_POLICY",),
+    "compile_tier": ("LAZYRT_COMPILE_TIER",),
     "barrier_after_optimizer": ("LAZYRT_BARRIER_AFTER_OPTIMIZER",),
     "max_pending_nodes": ("LAZYRT_MAX_PENDING_NODES",),
     "max_interned_nodes": ("LAZYRT_MAX_INTERNED_NODES",),
     "max_executables": ("LAZYRT_MAX_EXECUTABLES",),
     "cache_dir": ("LAZYRT_CACHE_DIR",),
+    "max_graphs": ("LAZYRT_MAX_GRAPHS",),
+    "scope_policy": ("LAZYRT_SCOPE_POLICY",),
+    "max_async_closures": ("LAZYRT_MAX_ASYNC_CLOSURES",),
     "eager": ("LAZYVIZ_EAGER",),
     "op_by_op_reads": ("LAZYVIZ_OPBYOP_READS", "LAZYVIZ_OPBYOP"),
     "op_by_op_barriers": ("LAZYVIZ_OPBYOP_BARRIERS", "LAZYVIZ_OPBYOP"),

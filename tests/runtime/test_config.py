@@ -1,4 +1,5 @@
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,17 @@ def test_the_environment_gives_defaults(monkeypatch):
     assert not fresh.barrier_after_optimizer
     assert fresh.max_pending_nodes == 12
     assert fresh.cache_dir == Path("~/mine").expanduser()
+
+
+def test_s0_09_the_origin_of_each_setting_knows_its_variable(monkeypatch):
+    from lazyrt.config import _VARIABLES, _initial_origin
+
+    documented = set(re.findall(r"LAZY(?:RT|VIZ)_\w+", str(Config.__doc__)))
+    monkeypatch.setenv("LAZYRT_COMPILE_TIER", "fast")
+
+    assert {name for names in _VARIABLES.values() for name in names} == documented
+    found = _initial_origin("compile_tier")
+    assert found == "environment variable LAZYRT_COMPILE_TIER"
 
 
 @pytest.mark.parametrize("text", ["", "0", "false", "No", " off "])

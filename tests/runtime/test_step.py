@@ -209,8 +209,8 @@ def test_a_failing_barrier_at_the_end_of_a_good_step_is_raised(monkeypatch):
     assert y.tolist() == [4.0, 4.0]
 
 
-@pytest.mark.parametrize("way", ["break", "continue", "return"])
-def test_leaving_a_block_early_ends_the_step(way):
+@pytest.mark.parametrize("way", ["normal", "break", "continue", "return"])
+def test_s1_03_however_a_block_is_left_nothing_is_pending(way):
     def run():
         for _ in range(1):
             with lazyrt.step():
@@ -219,13 +219,15 @@ def test_leaving_a_block_early_ends_the_step(way):
                     break
                 if way == "continue":
                     continue
-                return y
+                if way == "return":
+                    return y
         return y
 
     with recorded(events.StepFinished) as found:
         y = run()
 
     assert not lazyrt.is_pending(y)
+    assert lazyrt.status().pending_ops == 0
     assert not found[0].failed
 
 

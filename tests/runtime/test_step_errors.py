@@ -103,6 +103,21 @@ def test_s1_04_flush_commits_the_update():
     assert training.state() == updated.state()
 
 
+def test_s1_04_flush_says_that_half_a_step_was_committed():
+    caught = break_off(Training(), on_error="flush")
+
+    (note,) = [n for n in caught.value.__notes__ if " ran as far as " in n]
+    assert "of which in-place updates stay" in note
+    assert 'step(on_error="rollback") takes them back' in note
+
+
+def test_s1_04_a_step_that_recorded_nothing_commits_nothing():
+    with pytest.raises(ValueError, match="mine") as caught, lazyrt.step():
+        raise ValueError("mine")
+
+    assert not hasattr(caught.value, "__notes__")
+
+
 @pytest.mark.parametrize("policy", ["flush", "discard", "rollback"])
 def test_s1_03_s1_04_nothing_is_pending_and_the_error_is_the_users_own(policy):
     training = Training()

@@ -13,6 +13,20 @@ from lazyrt.observe import events
 from tests.harness import DEVICE, cold_start, recorded
 
 
+def test_s1_01_a_mark_runs_all_live_tensors_once_and_lists_them_by_name():
+    x = torch.ones(3).to(DEVICE)
+    lazyrt.mark_step()
+    with recorded(events.ExecuteStarted) as found:
+        total, doubled, squares = x.sum(), x * 2, [x * x]
+        lazyrt.mark_step()
+
+    (execution,) = found
+    assert execution.outputs == 3
+    names = {name for _, _, name in lazyrt.compiled_graphs()[-1].results}
+    assert names == {"total", "doubled", "squares[0]"}
+    assert (total.item(), doubled.tolist()[0], squares[0].tolist()[0]) == (3, 2, 1)
+
+
 class Trainer(nn.Module):
     def __init__(self):
         super().__init__()

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Self, overload
+from typing import TYPE_CHECKING, overload
 
 from lazyrt import jax_compat
+from lazyrt.closing import Closing
 from lazyrt.config import config
 from lazyrt.errors import UsageError
 from lazyrt.execution import compiler
@@ -20,8 +21,6 @@ from lazyrt.execution.peek import remember
 from lazyrt.ir.live import lock, pending
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from lazyrt.execution.op_by_op import Values
     from lazyrt.ir.node import Node, Value
 
@@ -31,7 +30,7 @@ _BATCH = 16
 _FAREWELL_S = 10.0
 
 
-class BackgroundFlush:
+class BackgroundFlush(Closing):
     """The thread of a background flush; `close()` ends it, and so does leaving `with`."""
 
     def __init__(self, seconds: float) -> None:
@@ -53,17 +52,6 @@ class BackgroundFlush:
         self._closed.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(_FAREWELL_S)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _run(self) -> None:
         while not self._closed.wait(self.seconds):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 
+from lazyrt.closing import Closing
 from lazyrt.config import config, follow
 from lazyrt.errors import UsageError
 from lazyrt.execution import newgraphs, op_by_op
@@ -206,8 +207,8 @@ def in_mode(name: Name) -> Any:
     return _Scoped(f"in_mode({name!r})", dict(_SETTINGS[name]), now=False)
 
 
-class EagerModule:
-    """A module whose forward runs in eager debug mode; `remove()` ends that."""
+class EagerModule(Closing):
+    """A module whose forward runs in eager debug mode; `remove()` or `close()` ends that."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._label = f"eager_module({type(module).__name__})"
@@ -226,16 +227,12 @@ class EagerModule:
         if self._entered:
             self._entered.pop().__exit__(None, None, None)
 
-    def remove(self) -> None:
+    def close(self) -> None:
         """Let the module be recorded again, like any other."""
         for hook in self._hooks:
             hook.remove()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.remove()
+    remove = close  # as torch's own handles have it
 
 
 def eager_module(module: torch.nn.Module) -> EagerModule:

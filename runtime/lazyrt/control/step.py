@@ -12,10 +12,11 @@ from lazyrt.control import closures
 from lazyrt.control.rollback import OnError, Outcome, Undo
 from lazyrt.errors import UsageError
 from lazyrt.execution.census import census, check_step_limit
-from lazyrt.execution.executor import barrier
+from lazyrt.execution.executor import barrier, pending_roots
 from lazyrt.frontend.provenance import user_site
 from lazyrt.ir import active
 from lazyrt.ir.active import ActiveStep, OnRead
+from lazyrt.ir.graph import Graph
 from lazyrt.ir.live import pending
 from lazyrt.observe import events
 
@@ -173,7 +174,9 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`
             if opened.undo is not None:
                 outcome: Outcome = opened.undo.apply(self._title, error, site)
                 return outcome
-            barrier(self._label, site)
+            nodes = len(Graph(pending_roots()).nodes)
+            if barrier(self._label, site):
+                error.add_note(_committed(self._title, nodes, error))
         except Exception as failure:  # noqa: BLE001 - the user's error goes first
             error.add_note(f"the barrier at the end of the step failed too: {failure}")
         return "run"
@@ -227,6 +230,15 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`
         )
         found._function = function.__qualname__
         return found
+
+
+def _committed(title: str, nodes: int, error: BaseException) -> str:
+    """Say what `flush` does to a step that is half built."""
+    ops = f"{nodes:,} op" if nodes == 1 else f"{nodes:,} ops"
+    return (
+        f"{title} ran as far as it was when {type(error).__name__} ended it: {ops}, of which "
+        'in-place updates stay. step(on_error="rollback") takes them back'
+    )
 
 
 def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
+from lazyrt.closing import Closing
 from lazyrt.ir.live import pending
 from lazyrt.observe.events import BarrierStarted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from lazyrt.observe.events import Site
 
@@ -20,7 +20,7 @@ _hooks: tuple[BarrierHook, ...] = ()
 _running = False
 
 
-class BarrierHook:
+class BarrierHook(Closing):
     """A function's registration; close it, or use it in `with`."""
 
     def __init__(self, function: Callable[[BarrierStarted], object]) -> None:
@@ -30,17 +30,6 @@ class BarrierHook:
         """Call the function no more; closing twice is harmless."""
         global _hooks
         _hooks = tuple(hook for hook in _hooks if hook is not self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def on_barrier(function: Callable[[BarrierStarted], object]) -> BarrierHook:

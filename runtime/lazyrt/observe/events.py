@@ -19,10 +19,9 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal
 
-if TYPE_CHECKING:
-    from types import TracebackType
+from lazyrt.closing import Closing
 
 _log = logging.getLogger(__name__)
 
@@ -427,7 +426,7 @@ _subscriptions: tuple[Subscription, ...] = ()
 op_listeners: list[Subscription] = []
 
 
-class Subscription:
+class Subscription(Closing):
     """A listener's registration; close it, or use it in `with`."""
 
     def __init__(
@@ -444,17 +443,6 @@ class Subscription:
             _subscriptions = tuple(s for s in _subscriptions if s is not self)
             if self in op_listeners:
                 op_listeners.remove(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def subscribe(

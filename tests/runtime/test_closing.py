@@ -1,0 +1,31 @@
+"""What goes on until it is closed: each such thing closes in `with`, and twice is harmless."""
+
+import pytest
+from torch import nn
+
+import lazyrt
+from lazyrt.closing import Closing
+from lazyrt.observe import events
+
+MAKERS = {
+    "subscription": lambda: lazyrt.subscribe(lambda event: None, events.StepFinished),
+    "barrier hook": lambda: lazyrt.on_barrier(lambda event: None),
+    "background flush": lambda: lazyrt.background_flush(60),
+    "eager module": lambda: lazyrt.eager_module(nn.Linear(1, 1)),
+}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_each_of_them_closes_in_with_also_on_an_error(kind):
+    closed = []
+    thing = MAKERS[kind]()
+    assert isinstance(thing, Closing)
+    close = thing.close
+    thing.close = lambda: (closed.append(1), close())
+
+    with pytest.raises(ValueError, match="mine"), thing as entered:  # noqa: PT012
+        assert entered is thing
+        raise ValueError("mine")
+
+    assert closed == [1]
+    close()
