@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lazyrt.errors import UsageError
+from lazyrt.lowering.emit import label_of
 from lazyviz.render import text
 from lazyviz.render.escape import markup
 
@@ -226,13 +227,13 @@ def _difference(
         max_abs=_max_abs(eager, lazy),
         max_ulp=_max_ulp(eager, lazy),
         over=not bool(close.all()),
-        fusion=fusions.get(_label(node), ""),
+        fusion=fusions.get(label_of(node), ""),
     )
 
 
 def _where(node: Node) -> str:
     site = node.provenance.site
-    parts = (node.provenance.module, str(site) if site is not None else "")
+    parts = (node.provenance.path, str(site) if site is not None else "")
     return ", ".join(part for part in parts if part)
 
 
@@ -270,13 +271,6 @@ def _max_ulp(a: torch.Tensor, b: torch.Tensor) -> float:
 
 _COMPUTATION = re.compile(r"^%?(fused_computation[\w.-]*) ")
 _OP_NAME = re.compile(r'op_name="[^"]*lazyrt_graph/([^"]*)"')
-
-
-def _label(node: Node) -> str:
-    """Return how a node is named in HLO metadata: its module and op."""
-    module = node.provenance.module
-    label = f"{module}/{node.op.name}" if module else node.op.name
-    return f"{label} (backward)" if node.provenance.backward is not None else label
 
 
 def _fusions(hlo: str) -> dict[str, str]:

@@ -71,6 +71,8 @@ class Box:
         marks: Short words on what its memory is: `parameter`, `donated`, `v3`, `view`, `CPU`.
         level: Shade of an overlay, from 0 (little) to 4 (most); None without one.
         note: The overlay's text, such as `1.2 ms`.
+        scope: Labels of the `scope()` blocks around it, joined by `/`.
+        step: Name of the `step()` that recorded it.
     """
 
     label: str
@@ -88,6 +90,8 @@ class Box:
     marks: tuple[str, ...] = ()
     level: int | None = None
     note: str = ""
+    scope: str = ""
+    step: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,6 +310,8 @@ def _node_box(
         is_new=is_new,
         name=name,
         members=(node.id,),
+        scope=getattr(provenance, "scope", ""),
+        step=getattr(provenance, "step", ""),
     )
 
 

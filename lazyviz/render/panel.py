@@ -30,6 +30,8 @@ def node_facts(box: Box, *, upstream: Sequence[Box], downstream: Sequence[Box]) 
         ("op", markup(box.op)),
         ("type", markup(box.detail)),
         ("variable", markup(box.name)),
+        ("step", markup(box.step)),
+        ("scope", markup(box.scope)),
         ("module", markup(path_text(box.path))),
         ("line", markup(box.site)),
         ("reads", _neighbours(upstream)),

@@ -303,7 +303,7 @@ def _node_line(node: Node) -> str:
 
 
 def _module(node: Node) -> str:
-    module = node.provenance.module
+    module = getattr(node.provenance, "path", node.provenance.module)
     if node.provenance.backward is None:
         return module
     return f"{module} (backward)" if module else "backward"

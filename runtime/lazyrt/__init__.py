@@ -51,6 +51,7 @@ from lazyrt.api import (
     node_values,
     on_barrier,
     op_by_op_mode,
+    origin,
     pending_graph,
     plan,
     reset_counters,
@@ -86,7 +87,7 @@ __all__ = [
     "enable_eager_execution", "errors", "explain", "fallback", "frozen", "graph_of_step",
     "in_flight", "input_origins", "inspect", "is_pending", "live_tensors", "lowers", "mark_step",
     "materialise", "metrics_report", "mode", "node_values", "on_barrier", "op_by_op_mode",
-    "optimizer_step", "pending_graph", "plan", "reset_counters", "scope",
+    "optimizer_step", "origin", "pending_graph", "plan", "reset_counters", "scope",
     "short_metrics_report", "snapshot", "stand_in", "status", "step", "subscribe", "sync",
     "times_run", "wait", "wait_for_closures", "watch_executions",
 ]  # fmt: skip

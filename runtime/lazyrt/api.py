@@ -15,7 +15,12 @@ from lazyrt.execution.executor import clear_plans, pending_roots
 from lazyrt.execution.inspection import Inspection
 from lazyrt.execution.node_values import NodeValues
 from lazyrt.execution.node_values import node_values as run_nodes
-from lazyrt.execution.origins import InputOrigins, pending_origins
+from lazyrt.execution.origins import (
+    InputOrigin,
+    InputOrigins,
+    made_by,
+    pending_origins,
+)
 from lazyrt.execution.peek import forget_slices
 from lazyrt.frontend import device as _device
 from lazyrt.frontend import reads, record
@@ -289,6 +294,30 @@ def input_origins(*tensors: torch.Tensor) -> InputOrigins:
     graph = pending_graph(*tensors)
     with lock:
         return pending_origins(graph.roots, names_of_buffers())
+
+
+def origin(tensor: torch.Tensor) -> InputOrigin | None:
+    """Return which execution made a tensor's data: step, graph, output, op and line.
+
+    Args:
+        tensor: A lazy tensor.
+
+    Returns:
+        None while it is pending; `plan()` then says which op will make it, and where.
+
+    Raises:
+        UsageError: It is not on the lazy device.
+        LostValueError: It has no data, and nothing will make it.
+    """
+    reads.require_lazy(tensor, "origin()")
+    with lock:
+        state = state_of(tensor)
+        if state.is_pending:
+            return None
+        base = state.base
+        reads.require_data(base)
+        name = names_of_buffers().get(id(base))
+        return made_by(base, name.text if name is not None else "")
 
 
 def dump_graphs(folder: str | Path, forms: Iterable[DumpForm] = FORMS) -> list[Path]:

@@ -52,6 +52,7 @@ NAMES = [
     "on_barrier",
     "op_by_op_mode",
     "optimizer_step",
+    "origin",
     "pending_graph",
     "plan",
     "reset_counters",

@@ -207,3 +207,68 @@ def test_s1_23_a_decorated_function_returns_lazy_tensors_that_are_computed_once(
     assert doubled.device.type == more.device.type == DEVICE
     assert (doubled + more).tolist() == [4.0, 4.0]
     assert lazyrt.counters()["executions"] == 2
+
+
+def test_s1_23_the_outputs_of_a_step_know_their_step():
+    @lazyrt.step("train", step_num=7)
+    def train(x):
+        return (x * 2).sum()
+
+    with recorded(events.StepFinished) as found:
+        total = train(torch.ones(2).to(DEVICE))
+
+    number = found[0].step
+    assert lazyrt.plan(total) == f"<lazyrt f32[], ready, of step {number} 'train 7'>"
+    origin = lazyrt.origin(total)
+    assert origin is not None
+    assert (origin.step, origin.block, origin.output) == (number, "train 7", 0)
+    assert (origin.name, origin.op) == ("total", "aten.sum.default")
+    assert origin.site is not None
+    assert origin.site.function == "train"
+    assert f"output 0 of step {number} 'train 7' (graph." in str(origin)
+    (used,) = lazyrt.input_origins(total + 1)
+    assert used.block == "train 7"
+
+
+def test_s1_23_what_no_step_made_says_where_it_is_from():
+    x = torch.ones(2).to(DEVICE)
+    y = x + 1
+    assert lazyrt.origin(y) is None
+    lazyrt.mark_step()
+
+    copied, computed = lazyrt.origin(x), lazyrt.origin(y)
+
+    assert str(copied) == "`x` f32[2]: copied from the host"
+    assert computed is not None
+    assert computed.block is None
+    assert lazyrt.plan(y) == "<lazyrt f32[2], ready>"
+    with lazyrt.step():
+        z = x + 2
+    assert lazyrt.plan(z).endswith(
+        ", ready, of step " + str(lazyrt.origin(z).step) + ">"
+    )
+
+
+def test_s1_23_pending_ops_know_the_step_and_the_scopes_that_recorded_them():
+    cold_start()
+    weight = torch.ones(2, device=DEVICE, requires_grad=True)
+
+    with lazyrt.step("train"), lazyrt.scope("loss"):
+        with lazyrt.scope("square"):
+            y = weight.square()
+        total = y.sum()
+        plan = lazyrt.plan(y)
+        listing = lazyrt.pending_graph(total).to_text()
+
+    assert plan.endswith(", scope loss/square, step train>")
+    assert "# loss/square, test_step_rows.py:" in listing
+    total = torch.zeros(())
+    cold_start()
+    with lazyrt.scope("forward"):
+        total = weight.square().sum()
+    total.backward()
+    origins = [node.provenance for node in lazyrt.pending_graph(weight.grad).nodes]
+    joined = [each for each in origins if each.backward and each.backward.forward]
+    assert joined
+    assert {each.scope for each in joined} == {"forward"}
+    assert {each.step for each in origins} == {""}

@@ -7,7 +7,7 @@ import lazyrt
 from lazyrt.config import config
 from lazyrt.errors import ScopeError, UsageError
 from lazyrt.observe import events
-from tests.harness import DEVICE, recorded
+from tests.harness import DEVICE, cold_start, recorded
 
 
 def work():
@@ -84,6 +84,21 @@ def test_barriers_that_nobody_wrote_pass():
         assert weight.tolist() == [0.5, 0.5]
         for batch in lazyrt.DeviceLoader([torch.ones(2)]):
             assert batch.tolist() == [1.0, 1.0]
+
+
+def test_scopes_and_modules_are_in_the_metadata_of_the_hlo():
+    """S1.14: what a scope labels can be found in the executable."""
+    cold_start()
+    layer = torch.nn.Linear(3, 2).to(DEVICE)
+    model = torch.nn.Sequential(layer)
+    x = torch.ones(4, 3).to(DEVICE)
+
+    with lazyrt.scope("train_loop"), lazyrt.scope("loss"):
+        y = model(x).square().sum()
+
+    lowered = lazyrt.pending_graph(y).lower()
+    assert '"train_loop/loss/0/aten.addmm.default"' in lowered.as_text("stablehlo")
+    assert "/train_loop/loss/aten.sum.default" in lowered.as_text("hlo")
 
 
 def test_a_scope_does_not_change_the_graph():

@@ -111,6 +111,7 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`
             on_read=self.on_read or (around.on_read if around is not None else "error"),
             function=self._function,
             undo=None if self.on_error == "flush" else Undo(self.on_error, site),
+            number=self.step_num,
         )
         now = time.perf_counter_ns()
         self._entered.append(_Entered(opened, pending.number, now))
@@ -163,7 +164,7 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`
         if opened.undo is not None:
             opened.undo.forget()
         closures.raise_failure()
-        barrier(self._label, site)
+        barrier(self._label, site, ended=opened)
         closures.run(opened.closures)
 
     def _recover(
@@ -175,7 +176,7 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`
                 outcome: Outcome = opened.undo.apply(self._title, error, site)
                 return outcome
             nodes = len(Graph(pending_roots()).nodes)
-            if barrier(self._label, site):
+            if barrier(self._label, site, ended=opened):
                 error.add_note(_committed(self._title, nodes, error))
         except Exception as failure:  # noqa: BLE001 - the user's error goes first
             error.add_note(f"the barrier at the end of the step failed too: {failure}")

@@ -117,11 +117,19 @@ class CompiledGraph:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One execution, as the buffers that hold its results remember it."""
+    """One execution, as the buffers that hold its results remember it.
+
+    Attributes:
+        step: The runtime's number of the step.
+        order: For each wanted value, its position among the graph's results.
+        block: Name and number of the `step()` block that ran it, such as `train 3`; empty for
+            a nameless one, None outside of blocks.
+    """
 
     step: int
     record: CompiledGraph
     order: tuple[int, ...]
+    block: str | None = None
 
 
 class Census:

@@ -39,6 +39,7 @@ from lazyrt.observe import events
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from lazyrt.ir.active import ActiveStep
     from lazyrt.observe.events import Site
 
 # References to an input's data that are the runtime's own: the list of inputs, the buffer, a
@@ -81,6 +82,7 @@ def barrier(
     site: Site | None = None,
     tensor: str = "",
     caller: Site | None = None,
+    ended: ActiveStep | None = None,
 ) -> bool:
     """Run everything that is pending; return whether there was anything to run.
 
@@ -89,6 +91,7 @@ def barrier(
         site: Where in the user's code.
         tensor: What was read, as the user's source names it.
         caller: The library's line that called the user's, for a callback.
+        ended: The step that this barrier ends.
     """
     forks.check()
     with lock:
@@ -96,6 +99,7 @@ def barrier(
         start = time.perf_counter_ns()
         live, wanted, kept = _collect()
         number, nodes = pending.number, 0
+        step = active.innermost()
         repeats: tuple[events.Repeat, ...] = ()
         if wanted and config.op_by_op_barriers:
             values, nodes = op_by_op.compute(wanted)
@@ -108,12 +112,11 @@ def barrier(
             repeats = _repeats(plan.graph)
             with deferred_interrupt():
                 results = _run(plan)
-                _commit(live, wanted, results, _note_run(plan))
+                _commit(live, wanted, results, _note_run(plan, ended or step))
         else:
             _commit(live, wanted, (), None)
         newgraphs.note_barrier(cause, site)
         pending.activity += bool(wanted)
-        step = active.innermost()
         events.emit(
             events.BarrierFinished(
                 step=number,
@@ -345,13 +348,14 @@ def _run(plan: Plan) -> list[Any]:
     return [results[rank] for rank in plan.order]
 
 
-def _note_run(plan: Plan) -> Run | None:
+def _note_run(plan: Plan, step: ActiveStep | None) -> Run | None:
     """Count an execution of a plan; return what its results will remember of it."""
     record = plan.record
     if record is None:
         return None
     census.ran(record, pending.number)
-    return Run(pending.number, record, plan.order)
+    block = step.label if step is not None else None
+    return Run(pending.number, record, plan.order, block)
 
 
 def _commit(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from lazyrt.execution.census import Run
+    from lazyrt.ir.live import Buffer
     from lazyrt.ir.node import Value
     from lazyrt.ir.snapshot import Name
     from lazyrt.observe.events import Site
@@ -33,6 +34,8 @@ class InputOrigin:
         graph: Name of the graph that ran there; `output` is the position of its result.
         op, site: What computed it, and the line that recorded that; for data from the host
             the fallback that made it, if one did.
+        block: Name and number of the `step()` block that ran it, such as `train 3`; empty for
+            a nameless one, None outside of blocks.
     """
 
     name: str
@@ -43,6 +46,7 @@ class InputOrigin:
     output: int | None = None
     op: str = ""
     site: Site | None = None
+    block: str | None = None
 
     def __str__(self) -> str:
         """Return one line."""
@@ -52,8 +56,9 @@ class InputOrigin:
             return f"{called}: computed on the CPU by {self.op}{where}"
         if self.step is None:
             return f"{called}: copied from the host"
+        block = f" '{self.block}'" if self.block else ""
         return (
-            f"{called}: output {self.output} of step {self.step} ({self.graph}), "
+            f"{called}: output {self.output} of step {self.step}{block} ({self.graph}), "
             f"{self.op}{where}"
         )
 
@@ -122,15 +127,33 @@ def origin_of(leaf: Leaf, names: Mapping[int, Name]) -> InputOrigin:
         "type": type_text(leaf.shape, leaf.dtype),
     }
     nbytes = math.prod(leaf.shape) * leaf.dtype.itemsize
-    found: Run | FromCpu | None
-    found, slot = pending.sources[leaf.position]
-    if isinstance(found, FromCpu):
-        return InputOrigin(**known, nbytes=nbytes, op=found.op, site=found.site)
-    if found is None:
+    return _origin(known, nbytes, *pending.sources[leaf.position])
+
+
+def made_by(buffer: Buffer, name: str) -> InputOrigin:
+    """Return the origin of a ready buffer's data.
+
+    Args:
+        buffer: One that has data.
+        name: What the user calls it; empty where unknown.
+    """
+    shape, dtype, _ = buffer.type
+    nbytes = math.prod(shape) * dtype.itemsize
+    known = {"name": name, "type": type_text(shape, dtype)}
+    run = getattr(buffer, "run", None)
+    return _origin(known, nbytes, run, buffer.slot if run is not None else 0)
+
+
+def _origin(
+    known: dict[str, Any], nbytes: int, run: Run | FromCpu | None, slot: int
+) -> InputOrigin:
+    if isinstance(run, FromCpu):
+        return InputOrigin(**known, nbytes=nbytes, op=run.op, site=run.site)
+    if run is None:
         return InputOrigin(**known, nbytes=nbytes)
-    output = found.order[slot]
-    op, site, _ = found.record.results[output]
+    output = run.order[slot]
+    op, site, _ = run.record.results[output]
     return InputOrigin(
-        **known, nbytes=nbytes, step=found.step, graph=found.record.name, output=output,
-        op=op, site=site,
+        **known, nbytes=nbytes, step=run.step, graph=run.record.name, output=output,
+        op=op, site=site, block=run.block,
     )  # fmt: skip

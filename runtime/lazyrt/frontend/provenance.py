@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyrt.frontend.torch_compat import autograd_node, sequence_number
+from lazyrt.ir import active
 from lazyrt.ir.node import BackwardOf, Node, Provenance, iter_values
 from lazyrt.observe.events import Site
 
@@ -156,15 +157,19 @@ def capture(args: Any, depth: int = 2) -> Provenance:
         frame = frame.f_back
     stack.reverse()
     site = stack[-1] if stack else None
+    step = active.innermost()
+    name = step.name or "" if step is not None else ""
+    scope = "/".join([each.name for each in active.scopes()])
     running = autograd_node()
     if running is None:
-        return Provenance(site, _path(modules), None, tuple(stack))
-    name, sequence = running
+        return Provenance(site, _path(modules), None, tuple(stack), scope, name)
+    node, sequence = running
     forward = _forward_of.get(sequence) or _newest_forward(args)
-    module_path = forward.module if forward is not None else ""
-    return Provenance(
-        site, module_path, BackwardOf(name, sequence, forward), tuple(stack)
-    )
+    backward = BackwardOf(node, sequence, forward)
+    if forward is None:
+        return Provenance(site, "", backward, tuple(stack), scope, name)
+    scope = scope or forward.scope
+    return Provenance(site, forward.module, backward, tuple(stack), scope, name)
 
 
 def remember_forward(node: Node) -> None:

@@ -283,6 +283,15 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
+def require_data(buffer: Buffer) -> None:
+    """Check that a buffer with nothing pending has data.
+
+    Raises:
+        LostValueError: It has none.
+    """
+    _known_data(buffer)
+
+
 def _known_data(state: State) -> Any:
     """Return the data of a buffer or view that has it under its own name, None otherwise."""
     if isinstance(state, View):
@@ -339,7 +348,8 @@ _BY_LAYOUT = frozenset(
 def describe(tensor: torch.Tensor) -> str:
     """Return the plan line of a lazy tensor: what it is, and computes nothing.
 
-    Example: `<lazyrt f32[8,10], pending: aten.addmm.default, cell 3 line 4>`.
+    Examples: `<lazyrt f32[8,10], pending: aten.addmm.default, cell 3 line 4>`,
+    `<lazyrt f32[8,10], ready, of step 12 'train 3'>` for what a `step()` block computed.
     """
     state = state_of(tensor)
     base = state.base
@@ -348,10 +358,20 @@ def describe(tensor: torch.Tensor) -> str:
         return f"<lazyrt {kind}, lost>"
     value = _remembered_value(state)
     if value is None or value.node is None or not state.is_pending:
-        return f"<lazyrt {kind}, ready>"
-    node = value.node
-    site = f", {node.provenance.site}" if node.provenance.site else ""
-    return f"<lazyrt {kind}, pending: {node.op.name}{site}>"
+        return f"<lazyrt {kind}, ready{_made_in(base)}>"
+    origin = value.node.provenance
+    where = f", {origin.site}" if origin.site else ""
+    where += f", scope {origin.scope}" if origin.scope else ""
+    where += f", step {origin.step}" if origin.step else ""
+    return f"<lazyrt {kind}, pending: {value.node.op.name}{where}>"
+
+
+def _made_in(base: Buffer) -> str:
+    """Return which step() made a ready buffer's data, for the plan line; empty for others."""
+    run = getattr(base, "run", None)
+    if getattr(run, "block", None) is None:
+        return ""
+    return f", of step {run.step}{f' {run.block!r}' if run.block else ''}"
 
 
 def _remembered_value(state: State) -> Value | None:

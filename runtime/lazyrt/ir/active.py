@@ -28,6 +28,7 @@ class ActiveStep:
         function: Qualified name of the decorated function, empty for a `with` block.
         closures: What was put off to the end of the step.
         undo: What `on_error` needs to take the step back; None for `flush`.
+        number: The number that the user gave it, None if none.
     """
 
     name: str | None
@@ -37,6 +38,13 @@ class ActiveStep:
     function: str = ""
     closures: list[Any] = field(default_factory=list)
     undo: Any = None
+    number: int | None = None
+
+    @property
+    def label(self) -> str:
+        """Its name and the user's number, as far as it has them: `train 3`."""
+        number = "" if self.number is None else str(self.number)
+        return " ".join(part for part in (self.name, number) if part)
 
     def __str__(self) -> str:
         return f"the {self.kind} {self.name!r}" if self.name else f"the {self.kind}"

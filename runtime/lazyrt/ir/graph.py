@@ -123,9 +123,7 @@ def _node_line(node: Node, names: dict[Leaf, str]) -> str:
         type_text(v.shape, v.dtype) if v is not None else "none" for v in node.outputs
     )
     where = [
-        part
-        for part in (node.provenance.module, str(node.provenance.site or ""))
-        if part
+        part for part in (node.provenance.path, str(node.provenance.site or "")) if part
     ]
     comment = f"  # {', '.join(where)}" if where else ""
     return f"%{node.id} = {node.op.name}({shown}) : {types}{comment}"

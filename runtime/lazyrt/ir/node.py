@@ -45,12 +45,22 @@ class Provenance:
             `encoder.layer.0.attention`; for a backward op that of its forward op.
         backward: Set for an op that autograd's backward recorded.
         stack: The user's frames from the outermost to the innermost.
+        scope: Labels of the open `scope()` blocks, joined by `/`; for a backward op recorded
+            outside of any, those of its forward op.
+        step: Name of the innermost open `step()`, empty outside of steps and in a nameless one.
     """
 
     site: Site | None
     module: str
     backward: BackwardOf | None = None
     stack: tuple[Site, ...] = ()
+    scope: str = ""
+    step: str = ""
+
+    @property
+    def path(self) -> str:
+        """Scopes and module, joined by `/`: how HLO metadata and listings name the place."""
+        return "/".join(part for part in (self.scope, self.module) if part)
 
 
 class Op:

@@ -1,6 +1,6 @@
 """Graph → StableHLO text: one call for each node, one private function for each spec.
 
-Each call carries its node's module path, op and line as a location, which XLA keeps through
+Each call carries its node's scopes, module path, op and line as a location, which XLA keeps through
 optimisation, so that an instruction of the executable leads back to the user's line. Writing
 text is an order of magnitude faster than re-interpreting the graph under `jax.jit`, which
 `interpret` does as the second, independent path.
@@ -147,14 +147,19 @@ def _call(node: Node, result: str, names: dict[Any, str]) -> str:
 
 def _location(node: Node) -> str:
     origin = node.provenance
-    label = f"{origin.module}/{node.op.name}" if origin.module else node.op.name
-    if origin.backward is not None:
-        label = f"{label} (backward)"
+    label = label_of(node)
     if origin.site is None:
         return f'loc("{_quoted(label)}")'
     return (
         f'loc("{_quoted(label)}"("{_quoted(origin.site.file)}":{origin.site.line}:0))'
     )
+
+
+def label_of(node: Node) -> str:
+    """Return how HLO metadata names a node: its scopes, its module and its op."""
+    origin = node.provenance
+    label = f"{origin.path}/{node.op.name}" if origin.path else node.op.name
+    return f"{label} (backward)" if origin.backward is not None else label
 
 
 def _quoted(text: str) -> str:
