@@ -6,6 +6,7 @@ Captured once for each new node, so its 3 to 10 µs are paid only on an internin
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,8 @@ _module_names: weakref.WeakKeyDictionary[torch.nn.Module, _Names] = (
     weakref.WeakKeyDictionary()
 )
 _forward_of: dict[int, Provenance] = {}
+# The number that a thread's last op was noted under; numbers are counted by thread.
+_noted = threading.local()
 
 
 def set_cell_namer(namer: Callable[[str], int | None] | None) -> None:
@@ -173,11 +176,19 @@ def capture(args: Any, depth: int = 2) -> Provenance:
 
 
 def remember_forward(node: Node) -> None:
-    """Note under which autograd sequence number a forward op ran, for its backward ops."""
+    """Note under which autograd sequence number a forward op ran, for its backward ops.
+
+    Only the first op after a number was given out is the one that it was given to: ops that
+    need no gradient get none.
+    """
     if node.provenance.backward is None and torch.is_grad_enabled():
+        number = sequence_number() - 1
+        if number == getattr(_noted, "number", None):
+            return
+        _noted.number = number
         if len(_forward_of) > _MAX_SEQUENCES:
             _forward_of.clear()
-        _forward_of[sequence_number() - 1] = node.provenance
+        _forward_of[number] = node.provenance
 
 
 def _newest_forward(args: Any) -> Provenance | None:
