@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
-from lazyrt.control import automatic, flush, marks, modes
+from lazyrt.control import automatic, dynamo, flush, marks, modes
 from lazyrt.errors import LostValueError, UsageError
 from lazyrt.execution import cache, cached, compiler, hooks, newgraphs, watcher
 from lazyrt.execution.census import CompiledGraph, census
@@ -47,6 +47,7 @@ events.subscribe(metrics, exact=False)
 _device.register()
 automatic.install()
 modes.install()
+dynamo.install()
 newgraphs.set_namer(names_of_buffers)
 
 mark_step = marks.mark_step

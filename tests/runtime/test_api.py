@@ -30,6 +30,7 @@ NAMES = [
     "discarded_graph",
     "drop_executables",
     "dump_graphs",
+    "dynamo_backend",
     "eager_mode",
     "eager_module",
     "enable_eager_execution",

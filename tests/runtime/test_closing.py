@@ -16,16 +16,20 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_each_of_them_closes_in_with_also_on_an_error(kind):
+def test_each_of_them_closes_in_with_also_on_an_error(kind, monkeypatch):
+    thing: Closing = MAKERS[kind]()
     closed = []
-    thing = MAKERS[kind]()
-    assert isinstance(thing, Closing)
     close = thing.close
-    thing.close = lambda: (closed.append(1), close())
 
+    def note_and_close():
+        closed.append(1)
+        close()
+
+    monkeypatch.setattr(thing, "close", note_and_close)
     with pytest.raises(ValueError, match="mine"), thing as entered:  # noqa: PT012
         assert entered is thing
         raise ValueError("mine")
 
     assert closed == [1]
+    assert isinstance(thing, Closing)
     close()

@@ -244,8 +244,10 @@ def test_s1_23_what_no_step_made_says_where_it_is_from():
     assert lazyrt.plan(y) == "<lazyrt f32[2], ready>"
     with lazyrt.step():
         z = x + 2
+    made = lazyrt.origin(z)
+    assert made is not None
     assert lazyrt.plan(z).endswith(
-        ", ready, of step " + str(lazyrt.origin(z).step) + ">"
+        ", ready, of step " + str(made.step) + ">"
     )
 
 
@@ -267,6 +269,7 @@ def test_s1_23_pending_ops_know_the_step_and_the_scopes_that_recorded_them():
     with lazyrt.scope("forward"):
         total = weight.square().sum()
     total.backward()
+    assert weight.grad is not None
     origins = [node.provenance for node in lazyrt.pending_graph(weight.grad).nodes]
     joined = [each for each in origins if each.backward and each.backward.forward]
     assert joined

@@ -5,6 +5,7 @@ Captured once for each new node, so its 3 to 10 µs are paid only on an internin
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import threading
 import weakref
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lazyrt.frontend import compiled_code
 from lazyrt.frontend.torch_compat import autograd_node, sequence_number
 from lazyrt.ir import active
 from lazyrt.ir.node import BackwardOf, Node, Provenance, iter_values
@@ -27,7 +29,9 @@ _MAX_SEQUENCES = 100_000
 
 _library_roots: tuple[str, ...] = (str(Path(torch.__file__).parent) + "/",)
 _OWN_ROOT = str(Path(__file__).parent.parent) + "/"
-_INTERNAL = ("<lazyrt ", "<frozen ", "<string>", "<__array_function__")
+_INTERNAL = (
+    "<lazyrt ", "<frozen ", "<string>", "<__array_function__", compiled_code.PREFIX,
+)  # fmt: skip
 
 _cell_namer: Callable[[str], int | None] | None = None
 _library_code: dict[CodeType, bool] = {}
@@ -119,12 +123,16 @@ def is_library(code: CodeType) -> bool:
     """Return whether code belongs to torch, to lazyrt or to an installed package."""
     known = _library_code.get(code)
     if known is None:
-        name = code.co_filename
-        known = name.startswith((*_library_roots, _OWN_ROOT, *_INTERNAL)) or (
-            _is_installed(name) or _is_stdlib(name)
-        )
-        _library_code[code] = known
+        known = _library_code[code] = _is_library_file(code.co_filename)
     return known
+
+
+def _is_library_file(name: str) -> bool:
+    return (
+        name.startswith((*_library_roots, _OWN_ROOT, *_INTERNAL))
+        or _is_installed(name)
+        or _is_stdlib(name)
+    )
 
 
 def _is_installed(name: str) -> bool:
@@ -149,20 +157,23 @@ def capture(args: Any, depth: int = 2) -> Provenance:
     frame: FrameType | None = sys._getframe(depth)
     stack: list[Site] = []
     modules: list[torch.nn.Module] = []
+    compiled: compiled_code.Original | None = None
     while frame is not None:
         code = frame.f_code
-        if code.co_name == "_call_impl":
+        if compiled_code.is_known(code.co_filename):
+            compiled = compiled or compiled_code.original(frame)
+        elif code.co_name == "_call_impl":
             module = frame.f_locals.get("self")
             if isinstance(module, torch.nn.Module):
                 modules.append(module)
         elif len(stack) < _MAX_STACK and not is_library(code):
             stack.append(site_of(frame))
         frame = frame.f_back
+    if compiled is not None:
+        return _of_compiled(compiled, stack)
     stack.reverse()
     site = stack[-1] if stack else None
-    step = active.innermost()
-    name = step.name or "" if step is not None else ""
-    scope = "/".join([each.name for each in active.scopes()])
+    scope, name = _labels()
     running = autograd_node()
     if running is None:
         return Provenance(site, _path(modules), None, tuple(stack), scope, name)
@@ -173,6 +184,44 @@ def capture(args: Any, depth: int = 2) -> Provenance:
         return Provenance(site, "", backward, tuple(stack), scope, name)
     scope = scope or forward.scope
     return Provenance(site, forward.module, backward, tuple(stack), scope, name)
+
+
+def _labels() -> tuple[str, str]:
+    """Return the labels of the open scopes, joined, and the name of the innermost step."""
+    step = active.innermost()
+    scope = "/".join([each.name for each in active.scopes()])
+    return scope, (step.name or "" if step is not None else "")
+
+
+def _of_compiled(compiled: compiled_code.Original, outer: list[Site]) -> Provenance:
+    """Return the provenance of an op of a compiled graph.
+
+    Args:
+        compiled: Where the op stands in the function that was compiled.
+        outer: The user's frames around the call of the graph, the innermost first.
+    """
+    scope, name = _labels()
+    around = tuple(reversed(outer))
+    inner = tuple(map(_with_cell, filter(_is_users, compiled.stack)))
+    stack = (*around, *inner)[-_MAX_STACK:]
+    site = stack[-1] if stack else None
+    running = autograd_node()
+    if running is None:
+        return Provenance(site, compiled.module, None, stack, scope, name)
+    forward = Provenance(site, compiled.module, None, stack, scope)
+    called_at = around[-1] if around else site
+    return Provenance(
+        called_at, compiled.module, BackwardOf(*running, forward), around, scope, name
+    )
+
+
+def _is_users(site: Site) -> bool:
+    return not _is_library_file(site.file)
+
+
+def _with_cell(site: Site) -> Site:
+    cell = _cell_namer(site.file) if _cell_namer is not None else None
+    return site if cell is None else dataclasses.replace(site, cell=cell)
 
 
 def remember_forward(node: Node) -> None:

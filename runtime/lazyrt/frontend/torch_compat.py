@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._tensor_str
 import torch.autograd.graph
 import torch.utils.dlpack
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 if TYPE_CHECKING:
@@ -43,6 +45,35 @@ def autograd_node() -> tuple[str, int] | None:
     """Return name and sequence number of the running backward node, None outside backward."""
     node: Any = torch._C._current_autograd_node()  # the stub knows no None
     return None if node is None else (node.name(), node._sequence_nr())
+
+
+def aot_backend(compiler: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a backend of TorchDynamo that hands forward and backward graphs to `compiler`.
+
+    Args:
+        compiler: Takes a graph module of ATen ops and example inputs, returns a callable.
+    """
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    def boxed(graph: Any, inputs: Any) -> Any:
+        return make_boxed_func(compiler(graph, inputs))
+
+    backend: Callable[..., Any] = aot_autograd(fw_compiler=boxed, bw_compiler=boxed)
+    return backend
+
+
+def dynamo_is_loaded() -> bool:
+    """Return whether TorchDynamo's table of backends is there; loading it takes seconds."""
+    return "torch._dynamo.backends.registry" in sys.modules
+
+
+def name_backend(name: str, backend: Callable[..., Any]) -> None:
+    """Give a backend of TorchDynamo a name, unless the name is taken."""
+    from torch._dynamo.backends import registry
+
+    if name not in registry._BACKENDS:
+        registry.register_backend(backend, name)
 
 
 @contextlib.contextmanager
@@ -141,7 +172,11 @@ def patch_printing(describe: Callable[[torch.Tensor, Callable[..., str]], str]) 
     # of a failed or interrupted peek would keep in force.
     @functools.wraps(original)
     def text(self: torch.Tensor, *, tensor_contents: str | None = None) -> str:
-        if self.device.type != DEVICE_TYPE or tensor_contents is not None:
+        if (
+            self.device.type != DEVICE_TYPE
+            or tensor_contents is not None
+            or isinstance(self, FakeTensor)
+        ):
             return original(self, tensor_contents=tensor_contents)
         return describe(self, original)
 

@@ -1,0 +1,59 @@
+"""`torch.compile(f, backend="lazyrt")`: a compiled function's ops are recorded like any others.
+
+TorchDynamo finds the function's graph, AOTAutograd its backward, both once; a call then
+records their ops without running the function's Python. Nothing is computed by the call:
+inside a `step()` the whole step is still one execution. Ops keep the lines and modules of the
+program that was compiled, forward and backward.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lazyrt.frontend import compiled_code
+from lazyrt.frontend.torch_compat import aot_backend, dynamo_is_loaded, name_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+NAMES = ("lazyrt", "lazyviz")
+
+_compile: Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]] | None = (
+    None
+)
+
+
+def dynamo_backend(
+    graph: torch.fx.GraphModule, example_inputs: Sequence[Any]
+) -> Callable[..., Any]:
+    """Compile a graph of TorchDynamo's: a call of the result records its ops.
+
+    For `torch.compile(f, backend=lazyrt.dynamo_backend)`; an installed lazyviz has the names
+    `lazyrt` and `lazyviz` for it, too.
+
+    Args:
+        graph: The captured function.
+        example_inputs: Stand-ins for its arguments.
+    """
+    global _compile
+    if _compile is None:
+        _compile = aot_backend(_record)
+    return _compile(graph, example_inputs)
+
+
+def _record(graph: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Any:
+    """Return the graph as generated code that records, and whose lines are the user's."""
+    compiled_code.note_lines(graph)
+    return graph.forward
+
+
+def install() -> None:
+    """Give the backend its names where TorchDynamo is loaded already.
+
+    Elsewhere TorchDynamo finds them as entry points, when it is loaded.
+    """
+    if dynamo_is_loaded():
+        for name in NAMES:
+            name_backend(name, dynamo_backend)

@@ -1,0 +1,207 @@
+"""S1.21: `torch.compile` with our backend: graphs are recorded, a step stays one execution."""
+
+import gc
+import tomllib
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import lazyrt
+from lazyrt.frontend import compiled_code
+from lazyrt.observe import events
+from tests.harness import DEVICE, ROOT, assert_same, cold_start, recorded, run_python
+
+
+@pytest.fixture(autouse=True)
+def _no_graphs_of_others():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def network():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+
+def losses_of(model, function, device):
+    """Train three steps, each a `step()`; return the losses and the last weights."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    torch.manual_seed(2)
+    found = []
+    for _ in range(3):
+        x = torch.randn(5, 3).to(device)
+        with lazyrt.step("train"):
+            optimizer.zero_grad()
+            loss = function(x)
+            loss.backward()
+            optimizer.step()
+        found.append(loss.detach().cpu())
+    return torch.stack(found), model
+
+
+def test_s1_21_forward_and_backward_of_a_compiled_function_run_with_their_step():
+    cpu = network()
+    expected, _ = losses_of(cpu, lambda x: cpu(x).square().mean(), "cpu")
+    model = network().to(DEVICE)
+    captured = []
+
+    def loss_of(x):
+        return model(x).square().mean()
+
+    def backend(graph, inputs):
+        captured.append(graph)
+        return lazyrt.dynamo_backend(graph, inputs)
+
+    compiled = torch.compile(loss_of, backend=backend)
+    lazyrt.mark_step()
+    lazyrt.reset_counters()
+
+    found, _ = losses_of(model, compiled, DEVICE)
+
+    counts = lazyrt.counters()
+    assert (counts["executions"], counts["cpu_fallbacks"]) == (3, 0)
+    assert counts["compiles"] <= 2
+    assert len(captured) == 1
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    for ours, theirs in zip(model.parameters(), cpu.parameters(), strict=True):
+        assert_same(ours, theirs, 1e-5)
+    assert_same(model[2].running_mean, cpu[2].running_mean, 1e-5)
+
+
+def test_s1_21_a_call_computes_nothing_and_its_ops_know_their_lines_and_modules():
+    cold_start()
+    model = network().to(DEVICE).eval()
+
+    def function(x):
+        y = model(x)
+        return (y * 2).sum()  # two lines below `def`
+
+    compiled = torch.compile(function, backend=lazyrt.dynamo_backend)
+    with recorded(events.BarrierFinished) as barriers:
+        total = compiled(torch.ones(5, 3).to(DEVICE))
+        graph = lazyrt.pending_graph(total)
+        total.backward()
+
+    assert lazyrt.is_pending(total)
+    assert barriers == []
+    first = function.__code__.co_firstlineno
+    places = {node.op.name: node.provenance for node in graph.nodes}
+    tanh, product = places["aten.tanh.default"], places["aten.mul.Tensor"]
+    assert (tanh.module, tanh.site.line) == ("1", first + 1)
+    assert (product.module, product.site.line) == ("", first + 2)
+    assert {p.site.file for p in places.values()} == {__file__}
+    backward = [
+        node.provenance
+        for node in lazyrt.pending_graph(model[0].weight.grad).nodes
+        if node.op.name == "aten.tanh_backward.default"
+    ]
+    assert [(p.module, p.backward.forward.site.line) for p in backward] == [
+        ("1", first + 1)
+    ]
+    assert backward[0].site.line > first + 2  # where backward() was called
+
+
+def test_s1_21_compiled_code_draws_new_random_numbers_at_each_call():
+    def function(x):
+        return nn.functional.dropout(x, 0.5)
+
+    compiled = torch.compile(function, backend=lazyrt.dynamo_backend)
+    x = torch.ones(1000).to(DEVICE)
+    lazyrt.mark_step()
+    lazyrt.reset_counters()
+
+    with lazyrt.step():
+        one, two = compiled(x), compiled(x)
+
+    assert lazyrt.counters()["executions"] == 1
+    kept = [set(t.cpu().unique().tolist()) for t in (one, two)]
+    assert kept == [{0.0, 2.0}, {0.0, 2.0}]
+    assert not torch.equal(one.cpu(), two.cpu())
+
+
+def test_s1_21_another_shape_is_captured_again_and_a_break_in_the_graph_goes_on():
+    def function(x):
+        y = x * 2
+        print(end="")  # noqa: T201 - TorchDynamo breaks the graph here
+        return y.sum(0)
+
+    compiled = torch.compile(function, backend=lazyrt.dynamo_backend)
+
+    for rows in (2, 3, 5):
+        x = torch.arange(rows * 2.0).view(rows, 2)
+        assert_same(compiled(x.to(DEVICE)), function(x))
+
+
+def test_s1_21_the_lines_of_a_graph_are_forgotten_with_it():
+    before = len(compiled_code._lines)
+    graph = torch.fx.symbolic_trace(lambda x: x + 1)
+    compiled_code.note_lines(graph)
+    assert len(compiled_code._lines) == before + 1
+
+    del graph
+    gc.collect()
+
+    assert len(compiled_code._lines) == before
+
+
+def test_a_stand_in_of_the_compilers_can_be_printed():
+    with FakeTensorMode():
+        fake = torch.ones(2, device=DEVICE)
+
+    assert repr(fake).startswith("FakeTensor(")
+
+
+def test_code_of_graphs_that_nobody_noted_is_shown_by_its_callers_line():
+    cold_start()
+    traced = torch.fx.symbolic_trace(lambda x: x.exp())
+
+    y = traced(torch.ones(2).to(DEVICE))
+
+    (node,) = [n for n in lazyrt.pending_graph(y).nodes if "exp" in n.op.name]
+    assert node.provenance.site.file == __file__
+
+
+NAMED = """
+import sys
+sys.path.insert(0, {folder!r})
+import torch
+def double(x):
+    return x * 2
+compiled = torch.compile(double, backend={name!r})
+x = torch.ones(2)
+import lazyrt
+with lazyrt.step():
+    y = compiled(x.to("lazyrt"))
+    print(lazyrt.is_pending(y), end=" ")
+print(y.tolist(), lazyrt.counters()["executions"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lazyrt", "lazyviz"])
+def test_s1_21_an_installed_package_has_names_for_the_backend(name, tmp_path):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    points = project["entry-points"]["torch_dynamo_backends"]
+    info = tmp_path / "lazyviz_points-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: lazyviz-points\nVersion: 1\n"
+    )
+    lines = [f"{key} = {value}" for key, value in points.items()]
+    (info / "entry_points.txt").write_text(
+        "\n".join(["[torch_dynamo_backends]", *lines])
+    )
+
+    printed = run_python(NAMED.format(folder=str(tmp_path), name=name))
+
+    assert printed == "True [2.0, 2.0] 1"
+
+
+@pytest.mark.slow
+def test_importing_the_runtime_does_not_load_the_compiler_of_graphs():
+    loaded = run_python("import sys, lazyrt; print('torch._dynamo' in sys.modules)")
+
+    assert loaded == "False"
