@@ -2,6 +2,7 @@
 
 import gc
 import tomllib
+from typing import Any
 
 import pytest
 import torch
@@ -88,12 +89,12 @@ def test_s1_21_a_call_computes_nothing_and_its_ops_know_their_lines_and_modules(
     assert lazyrt.is_pending(total)
     assert barriers == []
     first = function.__code__.co_firstlineno
-    places = {node.op.name: node.provenance for node in graph.nodes}
+    places: dict[str, Any] = {node.op.name: node.provenance for node in graph.nodes}
     tanh, product = places["aten.tanh.default"], places["aten.mul.Tensor"]
     assert (tanh.module, tanh.site.line) == ("1", first + 1)
     assert (product.module, product.site.line) == ("", first + 2)
     assert {p.site.file for p in places.values()} == {__file__}
-    backward = [
+    backward: list[Any] = [
         node.provenance
         for node in lazyrt.pending_graph(model[0].weight.grad).nodes
         if node.op.name == "aten.tanh_backward.default"
@@ -161,6 +162,7 @@ def test_code_of_graphs_that_nobody_noted_is_shown_by_its_callers_line():
     y = traced(torch.ones(2).to(DEVICE))
 
     (node,) = [n for n in lazyrt.pending_graph(y).nodes if "exp" in n.op.name]
+    assert node.provenance.site is not None
     assert node.provenance.site.file == __file__
 
 

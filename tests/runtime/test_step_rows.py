@@ -246,9 +246,7 @@ def test_s1_23_what_no_step_made_says_where_it_is_from():
         z = x + 2
     made = lazyrt.origin(z)
     assert made is not None
-    assert lazyrt.plan(z).endswith(
-        ", ready, of step " + str(made.step) + ">"
-    )
+    assert lazyrt.plan(z).endswith(", ready, of step " + str(made.step) + ">")
 
 
 def test_s1_23_pending_ops_know_the_step_and_the_scopes_that_recorded_them():

@@ -368,7 +368,7 @@ def describe(tensor: torch.Tensor) -> str:
 
 def _made_in(base: Buffer) -> str:
     """Return which step() made a ready buffer's data, for the plan line; empty for others."""
-    run = getattr(base, "run", None)
+    run: Any = getattr(base, "run", None)
     if getattr(run, "block", None) is None:
         return ""
     return f", of step {run.step}{f' {run.block!r}' if run.block else ''}"
