@@ -53,7 +53,7 @@ def aot_backend(compiler: Callable[..., Any]) -> Callable[..., Any]:
     Args:
         compiler: Takes a graph module of ATen ops and example inputs, returns a callable.
     """
-    from torch._functorch.aot_autograd import make_boxed_func
+    from torch._functorch._aot_autograd.utils import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
 
     def boxed(graph: Any, inputs: Any) -> Any:
