@@ -53,8 +53,8 @@ def aot_backend(compiler: Callable[..., Any]) -> Callable[..., Any]:
     Args:
         compiler: Takes a graph module of ATen ops and example inputs, returns a callable.
     """
-    from torch._functorch._aot_autograd.utils import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch._aot_autograd.utils import make_boxed_func
 
     def boxed(graph: Any, inputs: Any) -> Any:
         return make_boxed_func(compiler(graph, inputs))
