@@ -24,7 +24,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func as func_dialect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 # The fast compile tier: a quarter of the compile time, three times the run time. Peeks and
 # single ops use it.
@@ -105,6 +105,7 @@ def compile_text(
     donated: Sequence[int],
     *,
     fast: bool,
+    names: Mapping[int, str] | None = None,
 ) -> Any:
     """Compile a StableHLO module whose `main` maps `ins` to `outs`.
 
@@ -117,16 +118,22 @@ def compile_text(
         outs: jax.ShapeDtypeStruct of each result.
         donated: Positions of arguments whose memory results may take.
         fast: Whether to use the fast tier.
+        names: What the user calls arguments, by position; they end up in the HLO's metadata.
     """
     module = _Module(text, outs)
 
     def main(*args: Any) -> Any:
         return [*_splice.bind(*args, module=module), jnp.zeros((), jnp.bool_)]
 
-    return compile_function(main, ins, donated, fast=fast)
+    return compile_function(main, ins, donated, fast=fast, names=names)
 
 
-def hlo_text(text: str, ins: Sequence[Any], outs: Sequence[Any]) -> str:
+def hlo_text(
+    text: str,
+    ins: Sequence[Any],
+    outs: Sequence[Any],
+    names: Mapping[int, str] | None = None,
+) -> str:
     """Return the HLO of a StableHLO module as XLA gets it, before any optimisation."""
     module = _Module(text, outs)
 
@@ -135,6 +142,7 @@ def hlo_text(text: str, ins: Sequence[Any], outs: Sequence[Any]) -> str:
 
     with scope():
         lowered = jax.jit(main, keep_unused=True).lower(*ins)
+        _name_arguments(lowered, names)
         module_of: Any = lowered.compiler_ir("hlo")
         # `as_hlo_text` would leave out metadata.
         return str(module_of.as_hlo_module().to_string())
@@ -146,6 +154,7 @@ def compile_function(
     donated: Sequence[int],
     *,
     fast: bool,
+    names: Mapping[int, str] | None = None,
 ) -> Any:
     """Compile a traceable function of flat arguments; see `compile_text`."""
     options = FAST_OPTIONS if fast and device().platform == "cpu" else None
@@ -154,7 +163,21 @@ def compile_function(
             "ignore", message="Some donated buffers were not usable"
         )
         jitted = jax.jit(function, donate_argnums=tuple(donated), keep_unused=True)
-        return jitted.lower(*ins).compile(compiler_options=options)
+        lowered = jitted.lower(*ins)
+        _name_arguments(lowered, names)
+        return lowered.compile(compiler_options=options)
+
+
+def _name_arguments(lowered: Any, names: Mapping[int, str] | None) -> None:
+    """Give arguments the user's names as locations, in place of jax's `args[3]`."""
+    if not names:
+        return
+    module = lowered.compiler_ir("stablehlo")
+    with module.context:
+        for function in module.body.operations:
+            if function.attributes["sym_name"].value == "main":
+                for number, name in names.items():
+                    function.arguments[number].set_location(ir.Location.name(name))
 
 
 def stablehlo_of(function: Callable[..., Any], ins: Sequence[Any]) -> str:

@@ -6,6 +6,7 @@ from torch import nn
 
 import lazyrt
 from lazyrt.execution.dumps import text_of
+from lazyviz.hlo import parse
 from lazyviz.hlo.scan import modules
 from tests.harness import DEVICE, cold_start
 
@@ -109,3 +110,45 @@ def test_the_calls_of_the_dump_before_optimisation_lead_back_too():
     calls = [o for _, each, o in found if each.op == "call" and "aten" in each.attrs]
 
     assert share(calls) >= 0.99
+
+
+def test_inputs_have_the_users_names_in_every_dump_and_the_key_has_none():
+    """S4.20: parameters, optimizer state and packed numbers, and no compile for a name."""
+    cold_start()
+    net = nn.Linear(4, 2).to(DEVICE)
+    other = nn.Linear(4, 2).to(DEVICE)
+    batch = torch.ones(3, 4).to(DEVICE)
+
+    def step(module, optimizer, x):
+        with lazyrt.step():
+            optimizer.zero_grad()
+            module(x).sum().backward()
+            optimizer.step()
+
+    adam = torch.optim.Adam(net.parameters(), lr=0.1)
+    for _ in range(2):
+        step(net, adam, batch)
+    compiled = lazyrt.compiled_graphs()
+    named = {
+        "module.weight", "module.bias", "x", "module.weight.exp_avg",
+        "module.weight.exp_avg_sq", "lifted floats",
+    }  # fmt: skip
+    for form in ("hlo_before", "hlo_after"):
+        (module,) = modules(text_of(compiled[1], form))
+        entry = module.computations[module.entry].instructions
+        found = {
+            module.origin(each.metadata).op_name
+            for each in entry
+            if each.op == "parameter"
+        }
+        assert named <= found, form
+        assert not any(name.startswith("args") for name in found), form
+    stablehlo = text_of(compiled[1], "stablehlo")
+    graph = parse(stablehlo)
+    assert named <= {graph.origin(node).op_name for node in graph.inputs}
+
+    again = torch.optim.Adam(other.parameters(), lr=0.1)
+    for _ in range(2):
+        step(other, again, batch)
+
+    assert len(lazyrt.compiled_graphs()) == len(compiled) == 2

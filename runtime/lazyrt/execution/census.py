@@ -32,6 +32,8 @@ _MAX_VERTICES = 2_000_000
 _MAX_GRAPHS = 64
 _MAX_GRAPH_NODES = 300_000
 _MAX_STEPS = 1_000
+# What the vectors are in which numbers are passed, in their order after the data.
+_PACKED = {"float": "lifted floats", "int": "lifted ints", "rng": "random states"}
 # So many graphs are listed by an alarm.
 _MAX_ALARM = 12
 # So many candidates by their ops are compared by their types as well.
@@ -108,6 +110,20 @@ class CompiledGraph:
     def fingerprint(self) -> str:
         """The graph's fingerprint."""
         return self.key.fingerprint
+
+    @property
+    def input_names(self) -> dict[int, str]:
+        """What its executable's arguments are, by position; those that are known."""
+        if self.snapshot is None:
+            return {}
+        names = {k: name.text for k, name in self.snapshot.leaf_names.items()}
+        kinds = [vertex.op for vertex in self.snapshot.vertices if vertex.is_leaf]
+        position = kinds.count("data")
+        for kind, name in _PACKED.items():
+            if kind in kinds:
+                names[position] = name
+                position += 1
+        return names
 
     @property
     def cause(self) -> str:

@@ -25,7 +25,7 @@ from lazyrt.lowering.spec import Spec, forget_executables
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from lazyrt.ir.fingerprint import Canonical
     from lazyrt.ir.node import Node
@@ -146,6 +146,7 @@ def compile_graph(
     fast: bool,
     purpose: Purpose,
     reason: str = "",
+    names: Mapping[int, str] | None = None,
 ) -> Any:
     """Return the executable of a graph, compiling it if neither memory nor disk has it.
 
@@ -158,6 +159,7 @@ def compile_graph(
         fast: Whether to use the fast compile tier.
         purpose: For events and counters.
         reason: Why the graph is new, in words.
+        names: What the user calls inputs, by position, for the metadata of its HLO.
 
     Raises:
         LoweringError: XLA refused the module, by both lowering paths.
@@ -167,7 +169,7 @@ def compile_graph(
     def build() -> Any:
         ins, outs = argument_types(graph), result_types(graph)
         start = time.perf_counter_ns()
-        text = emit_text(graph)
+        text = emit_text(graph, names)
         events.emit(
             events.LoweringFinished(
                 fingerprint=graph.fingerprint,
@@ -177,7 +179,9 @@ def compile_graph(
             )
         )
         try:
-            return jax_compat.compile_text(text, ins, outs, donated, fast=fast)
+            return jax_compat.compile_text(
+                text, ins, outs, donated, fast=fast, names=names
+            )
         except Exception as error:  # noqa: BLE001 - the second path decides
             return _compile_by_interpretation(graph, donated, error, fast=fast)
 
@@ -252,11 +256,18 @@ def spec_identity(spec: Spec) -> str:
     return f"{spec.name}|{spec.template!r}|{spec.operands}|{spec.outs}"
 
 
-def compile_uncounted(text: str, ins: Sequence[Any], outs: Sequence[Any]) -> Any:
+def compile_uncounted(
+    text: str,
+    ins: Sequence[Any],
+    outs: Sequence[Any],
+    names: Mapping[int, str] | None = None,
+) -> Any:
     """Compile a module for looking at it; neither cached nor counted."""
     return _wait(
         _workers.submit(
-            lambda: jax_compat.compile_text(text, ins, outs, (), fast=False)
+            lambda: jax_compat.compile_text(
+                text, ins, outs, (), fast=False, names=names
+            )
         )
     )
 

@@ -79,18 +79,18 @@ def text_of(record: CompiledGraph, form: DumpForm) -> str:
         )
     writers: dict[str, Callable[[], str]] = {
         "ir": lambda: Graph(graph.roots).to_text() + "\n",
-        "stablehlo": lambda: emit_text(graph),
-        "hlo_before": lambda: _before(graph),
+        "stablehlo": lambda: emit_text(graph, record.input_names),
+        "hlo_before": lambda: _before(record, graph),
         "hlo_after": lambda: _after(record, graph),
         "dot": lambda: to_dot(record),
     }
     return writers[form]()
 
 
-def _before(graph: Canonical) -> str:
-    return jax_compat.hlo_text(
-        emit_text(graph), argument_types(graph), result_types(graph)
-    )
+def _before(record: CompiledGraph, graph: Canonical) -> str:
+    names = record.input_names
+    text = emit_text(graph, names)
+    return jax_compat.hlo_text(text, argument_types(graph), result_types(graph), names)
 
 
 def _after(record: CompiledGraph, graph: Canonical) -> str:
@@ -98,7 +98,8 @@ def _after(record: CompiledGraph, graph: Canonical) -> str:
     key = compiler.graph_key(graph, record.key.donated, fast=fast)
     executable = compiler.lookup(key)
     if executable is None:
+        names = record.input_names
         executable = compiler.compile_uncounted(
-            emit_text(graph), argument_types(graph), result_types(graph)
+            emit_text(graph, names), argument_types(graph), result_types(graph), names
         )
     return str(executable.as_text())

@@ -278,7 +278,12 @@ def _make_plan(
         check_frozen(len(graph.nodes), record.cause)
         with census.compiling(key, record):
             executable = compiler.compile_graph(
-                graph, donated_args, fast=fast, purpose="step", reason=record.cause
+                graph,
+                donated_args,
+                fast=fast,
+                purpose="step",
+                reason=record.cause,
+                names=record.input_names,
             )
     return plan_of(graph, executable, wanted, donated=len(donated_args), record=record)
 

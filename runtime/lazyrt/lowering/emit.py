@@ -14,6 +14,8 @@ from lazyrt.lowering.context import Aval
 from lazyrt.lowering.spec import jax_type
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from lazyrt.ir.fingerprint import Canonical
     from lazyrt.ir.node import Leaf, Node, Value
 
@@ -43,11 +45,16 @@ def result_types(graph: Canonical) -> list[Any]:
     return [jax_type(Aval(root.shape, root.dtype)) for root in graph.roots]
 
 
-def emit_text(graph: Canonical) -> str:
-    """Return the graph as a StableHLO module with the public function `main`."""
+def emit_text(graph: Canonical, called: Mapping[int, str] | None = None) -> str:
+    """Return the graph as a StableHLO module with the public function `main`.
+
+    Args:
+        graph: What to lower.
+        called: What the user calls inputs, by position: their locations.
+    """
     names: dict[Any, str] = {}
     lines: list[str] = []
-    arguments = _declare_arguments(graph, names, lines)
+    arguments = _declare_arguments(graph, names, lines, called or {})
     functions: dict[str, str] = {}
     for number, node in enumerate(graph.nodes):
         spec = node.spec
@@ -89,12 +96,15 @@ def interpret(graph: Canonical, *args: Any) -> list[Any]:
 
 
 def _declare_arguments(
-    graph: Canonical, names: dict[Any, str], lines: list[str]
+    graph: Canonical,
+    names: dict[Any, str],
+    lines: list[str],
+    called: Mapping[int, str],
 ) -> str:
     arguments = []
     for number, leaf in enumerate(graph.data):
         names[leaf] = f"%p{number}"
-        arguments.append(f"%p{number}: {_tensor_type(leaf)}")
+        arguments.append(f"%p{number}: {_tensor_type(leaf)}{_called(called, number)}")
     for name, leaves in (
         ("floats", graph.floats),
         ("ints", graph.ints),
@@ -105,11 +115,15 @@ def _declare_arguments(
         element = _element(leaves[0])
         extra = "x2" if name == "rng" else ""
         vector = f"tensor<{len(leaves)}{extra}x{element}>"
-        arguments.append(f"%{name}: {vector}")
+        arguments.append(f"%{name}: {vector}{_called(called, len(arguments))}")
         for number, leaf in enumerate(leaves):
             lines += _pick(f"%{name}", vector, number, leaf)
             names[leaf] = f"%{name}_{number}"
     return ", ".join(arguments)
+
+
+def _called(called: Mapping[int, str], number: int) -> str:
+    return f' loc("{_quoted(called[number])}")' if number in called else ""
 
 
 def _pick(source: str, vector: str, number: int, leaf: Leaf) -> list[str]:
