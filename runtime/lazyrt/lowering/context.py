@@ -96,6 +96,12 @@ class OpContext:
         """Return values as arrays of the dtype to compute the result in."""
         return [cast(value, self.compute) for value in values]
 
+    def cast_optional(self, *values: Any) -> list[Array | None]:
+        """Do what `cast` does with values of which some may be None."""
+        return [
+            None if value is None else cast(value, self.compute) for value in values
+        ]
+
     def call(
         self,
         func: torch._ops.OpOverload,

@@ -14,6 +14,7 @@ import numpy as np
 
 from lazyrt.errors import LazyRuntimeError, LoweringError, NoLoweringError
 from lazyrt.lowering import (  # noqa: F401 - each module registers its rules
+    activations,
     bessel,
     binning,
     convolution,
@@ -26,7 +27,8 @@ from lazyrt.lowering import (  # noqa: F401 - each module registers its rules
     indexing,
     ldl,
     linalg,
-    nn,
+    losses,
+    normalisation,
     optimizers,
     pooling,
     random,

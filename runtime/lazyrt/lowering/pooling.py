@@ -91,8 +91,8 @@ def _lowest_value(x: Array) -> Array:
     return jnp.asarray(np.iinfo(x.dtype).min, x.dtype)
 
 
-@lowers("aten.max_pool2d_with_indices.default")
-def max_pool2d(
+@lowers("aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default")
+def max_pool(
     ctx: OpContext,
     x: Array,
     kernel: Any,
@@ -101,20 +101,8 @@ def max_pool2d(
     dilation: Any = 1,
     *_: Any,
 ) -> tuple[Array, Array]:
-    return _max_pool(ctx, x, kernel, stride, padding, dilation, 2)
-
-
-@lowers("aten.max_pool3d_with_indices.default")
-def max_pool3d(
-    ctx: OpContext,
-    x: Array,
-    kernel: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    dilation: Any = 1,
-    *_: Any,
-) -> tuple[Array, Array]:
-    return _max_pool(ctx, x, kernel, stride, padding, dilation, 3)
+    rank = 3 if "3d" in ctx.name else 2
+    return _max_pool(ctx, x, kernel, stride, padding, dilation, rank)
 
 
 @lowers("aten.max_pool2d_with_indices_backward.default",
