@@ -70,6 +70,7 @@ _DARK = {
     "g": ("#283b5b", "#7d9dd0", "#e6eefb"),
 }
 _ROOT = ("#c2456b", "#ef7fa2")  # light, dark
+_QUIET = ("#5f6b7a", "#9aa5b4")
 # Shades of an overlay, little to most, then what it says nothing of: one hue, from light to
 # dark (dark to light on dark paper), which every kind of sight can order.
 _SHADES_LIGHT = {
@@ -166,8 +167,8 @@ def emit(graph: DrawGraph, layout: Layout, *, inline: bool = False) -> str:
 
 def stylesheet(*, inline: bool = False) -> str:
     """Return the CSS of drawings; `inline` ones follow Jupyter's and VS Code's theme too."""
-    light = _variables(_LIGHT | _SHADES_LIGHT, _ROOT[0])
-    dark = _variables(_DARK | _SHADES_DARK, _ROOT[1])
+    light = _variables(_LIGHT | _SHADES_LIGHT, 0)
+    dark = _variables(_DARK | _SHADES_DARK, 1)
     themes = f".lzv{{{light}}}@media(prefers-color-scheme:dark){{.lzv{{{dark}}}}}"
     if inline:
         themes += (
@@ -202,19 +203,19 @@ _RULES = (
     ".lzv rect.u{fill:var(--t);stroke:none;opacity:.75}"
     ".lzv .mate>rect{stroke:var(--root);stroke-width:2;stroke-dasharray:3 2}"
     ".lzv .m{fill:#8b97a8;fill-opacity:.07;stroke:#8b97a8;stroke-opacity:.45}"
-    ".lzv .h{fill:#7e8a9a;font-size:10px;text-anchor:start}"
+    ".lzv .h{fill:var(--quiet);font-size:10px;text-anchor:start}"
     ".lzv g[tabindex]{cursor:pointer;outline:none}"
     ".lzv g[tabindex]:hover>rect,.lzv g[tabindex]:focus>rect,.lzv .sel>rect"
     "{stroke:var(--root);stroke-width:2.4}"
 )
 
 
-def _variables(colours: dict[str, tuple[str, str, str]], root: str) -> str:
+def _variables(colours: dict[str, tuple[str, str, str]], theme: int) -> str:
     each = (
         f"--{key}f:{fill};--{key}s:{line};--{key}t:{ink};"
         for key, (fill, line, ink) in colours.items()
     )
-    return "".join(each) + f"--root:{root}"
+    return "".join(each) + f"--root:{_ROOT[theme]};--quiet:{_QUIET[theme]}"
 
 
 def _size(graph: DrawGraph, layout: Layout) -> tuple[int, int]:

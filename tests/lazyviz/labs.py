@@ -1,4 +1,4 @@
-"""A real JupyterLab or Notebook server and a real browser, which fetches nothing from outside."""
+"""Real JupyterLab and Notebook servers and a real browser, which fetches nothing from outside."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
@@ -36,7 +37,7 @@ def write_notebook(path, cells):
 
 @contextlib.contextmanager
 def serving(folder, application="jupyterlab"):
-    """Serve a folder and yield the server's address."""
+    """Serve a folder and yield the server's address; `notebook` serves both front ends."""
     port = _free_port()
     environment = dict(
         os.environ,
@@ -53,7 +54,12 @@ def serving(folder, application="jupyterlab"):
         f"--ServerApp.root_dir={folder}",
         "--allow-root",
         "--LabApp.news_url=None",
+        "--LabApp.expose_app_in_browser=True",
+        "--JupyterNotebookApp.expose_app_in_browser=True",
     ]
+    news = folder / "settings/@jupyterlab/apputils-extension"
+    news.mkdir(parents=True)
+    (news / "notification.jupyterlab-settings").write_text('{"fetchNews": "false"}')
     log = (folder / "server.log").open("w")
     with (
         log,
@@ -115,13 +121,65 @@ def browsing(executable, folder, **options):
         context.close()
 
 
-def open_notebook(tab, address, name):
-    """Open a notebook in JupyterLab and wait until its kernel takes keys."""
-    tab.goto(f"{address}/lab/tree/{name}")
+@dataclass(frozen=True)
+class FrontEnd:
+    """One of the two front ends, and what is different about it.
+
+    Attributes:
+        path: Where it opens a notebook, in front of its name.
+    """
+
+    name: str
+    path: str
+
+
+LAB = FrontEnd("lab", "/lab/tree/")
+NOTEBOOK = FrontEnd("notebook", "/notebooks/")
+
+
+def screenshots():
+    """Return the folder of pictures that continuous integration keeps."""
+    folder = ROOT / "screenshots"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def screenshot(target, name):
+    """Keep a picture of a page or of an element."""
+    target.screenshot(path=screenshots() / f"{name}.png")
+
+
+def open_notebook(tab, address, name, front=LAB):
+    """Open a notebook and wait until its kernel takes keys."""
+    tab.goto(f"{address}{front.path}{name}")
     tab.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=120_000)
-    # Keys that come before the kernel is there are lost.
+    wait_until_idle(tab)
+
+
+def wait_until_idle(tab):
+    """Wait until the kernel has nothing to do; keys that come before it is there are lost."""
     tab.wait_for_function(
-        "document.body.innerText.includes('(ipykernel) | Idle')", timeout=120_000
+        "() => { const kernel = window.jupyterapp?.shell.currentWidget?.sessionContext"
+        "?.session?.kernel;"
+        " return kernel?.connectionStatus === 'connected' && kernel.status === 'idle'; }",
+        timeout=120_000,
+    )
+
+
+def command(tab, name, **arguments):
+    """Run one of the front end's own commands, such as `docmanager:save`."""
+    tab.evaluate(
+        "([name, args]) => window.jupyterapp.commands.execute(name, args)",
+        [name, arguments],
+    )
+
+
+def set_theme(tab, theme):
+    """Choose `Light` or `Dark` and wait until the page has it."""
+    command(tab, "apputils:change-theme", theme=f"JupyterLab {theme}")
+    tab.wait_for_function(
+        "light => document.body.dataset.jpThemeLight === light",
+        arg=str(theme == "Light").lower(),
     )
 
 
