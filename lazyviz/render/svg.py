@@ -77,9 +77,9 @@ _SHADES_LIGHT = {
     "k0": ("#f1f6fb", "#a9bfd6", "#1d3557"),
     "k1": ("#cfe1f2", "#8fb0d0", "#1d3557"),
     "k2": ("#93bfe3", "#5c92c2", "#10263f"),
-    "k3": ("#3f7fbd", "#2b659c", "#ffffff"),
+    "k3": ("#2c69a6", "#1d4f82", "#ffffff"),
     "k4": ("#0f4377", "#0a2f55", "#ffffff"),
-    "kn": ("#f5f6f7", "#c6cbd2", "#5d6672"),
+    "kn": ("#f5f6f7", "#c6cbd2", "#4a525d"),
 }
 _SHADES_DARK = {
     "k0": ("#1b2530", "#3d5268", "#d3e2f1"),
@@ -189,7 +189,7 @@ _RULES = (
     ".lzv text{fill:var(--t);text-anchor:middle}"
     ".lzv .l{font-weight:500}"
     ".lzv .q .l{font-weight:800}"
-    ".lzv .d{font-size:10px;opacity:.8}"
+    ".lzv .d{font-size:10px;opacity:.85}"
     ".lzv .q>rect{stroke:var(--root);stroke-width:2.2}"
     ".lzv .old{opacity:.55}"
     ".lzv .again>rect{stroke:#d14d72;stroke-width:2.2}"
