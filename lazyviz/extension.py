@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _RUNTIME = "lazyrt"
+_EXTENSION_ATTRIBUTE = "_lazyviz_extension"
 
 
 class Extension:
@@ -61,6 +62,10 @@ class Extension:
         while self._undo:
             self._undo.pop()()
         self.session.close()
+
+    def forget_error(self) -> None:
+        """Let go of the error that was shown before the running cell."""
+        self._last_error = None
 
     def _install(self) -> None:
         shell = self._shell
@@ -147,6 +152,13 @@ def load(shell: InteractiveShell) -> None:
     setattr(shell, _EXTENSION_ATTRIBUTE, extension)
 
 
+def forget_error(shell: InteractiveShell) -> None:
+    """Let go of the error that was shown before a shell's running cell."""
+    extension = getattr(shell, _EXTENSION_ATTRIBUTE, None)
+    if extension is not None:
+        extension.forget_error()
+
+
 def unload(shell: InteractiveShell) -> None:
     """Leave the shell as loading found it."""
     extension = getattr(shell, _EXTENSION_ATTRIBUTE, None)
@@ -155,9 +167,6 @@ def unload(shell: InteractiveShell) -> None:
     extension.remove()
     delattr(shell, _EXTENSION_ATTRIBUTE)
     delattr(shell, SHELL_ATTRIBUTE)
-
-
-_EXTENSION_ATTRIBUTE = "_lazyviz_extension"
 
 
 @contextlib.contextmanager

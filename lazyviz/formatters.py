@@ -124,6 +124,13 @@ def explore(shell: InteractiveShell, inspection: Any) -> None:
     display(GraphView(inspection, names, twin))  # type: ignore[no-untyped-call]
 
 
+def show_live(shell: InteractiveShell, report: Any) -> None:
+    """Display the live tensors: a table that stays in the saved notebook."""
+    bundle = {"text/plain": report.to_text(), "text/html": report.to_html()}
+    publish: Any = shell.display_pub.publish
+    publish(bundle, metadata={})
+
+
 def _registered(formatter: Any, name: tuple[str, str]) -> Any:
     try:
         return formatter.lookup_by_type(".".join(name))

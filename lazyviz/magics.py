@@ -12,7 +12,7 @@ from IPython.core.completer import SimpleCompletion, context_matcher
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 
-from lazyviz import executables, formatters, parse_report, reports, session
+from lazyviz import executables, formatters, live, parse_report, reports, session
 from lazyviz.lazytensors import is_lazy, lazy_tensors, named_tensors
 from lazyviz.render import text
 
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 _NAME = "lazy"
 # Subcommands that take the expression of a lazy tensor.
-_WITH_EXPRESSION = ("graph", "explore", "hlo", "ir")
+_WITH_EXPRESSION = ("graph", "explore", "hlo", "ir", "drop")
+_LIVE_OPTIONS = ("--above", "--reverse", "--sort")
 _METRICS_FORMS = ("", "--raw", "--legacy")
 _CELL_COMMANDS = ("eager", "step")
 _HLO_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
@@ -38,14 +39,14 @@ _SUBCOMMANDS = {
     "ir": "list the pending graph's ops as text",
     "hlo": "show the optimised HLO of the pending graph; --stablehlo: as lowered",
     "metrics": "counts and times of the whole session; --raw: in torch_xla's format",
-    "live": "tensors that live on the device, the largest first",
+    "live": "tensors on the device and who holds them; --sort age, --above 500",
     "diff": "what differs between the graphs of two steps: diff 11 12, diff last",
     "step": "the last steps: what ended each, what it cost; step 20 shows twenty",
     "eager": "each op compiled and run by itself: on, off; alone, which mode holds and why",
     "why": "why a step was compiled: causes, lines of both sides, what to do; why 12",
     "graphs": "every compiled graph: size, runs, compile time, cause, nearest other",
     "cache": "executables in memory and on disk; cache drop KEY | all | older 7d drops some",
-    "drop": "drop the pending ops, unrun",
+    "drop": "drop the pending ops, unrun; drop NAME | Out[4] | traceback lets go of tensors",
     "report": "write the session as one web page for a bug report: report FILE.html",
     "on": "show a strip after each cell that touches the device",
     "off": "show no strips; cells are still recorded",
@@ -71,7 +72,8 @@ class LazyMagics(Magics):
         %lazy ir [EXPR]        list its ops as text, each with the line it came from
         %lazy hlo [EXPR]       its HLO as XLA optimised it; --stablehlo: as lowered
         %lazy metrics          counts and times of the whole session, and what stands out
-        %lazy live             tensors that live on the device, the largest first
+        %lazy live             tensors on the device: size, age, line, who holds them, what
+                               grows; --sort COLUMN, --reverse, --above N pending ops
         %lazy diff A B         what differs between two steps' graphs, or two programs
         %lazy diff last        the same for the last step that ran another graph
         %lazy step [N]         the last N steps: what ended each, what it cost
@@ -81,7 +83,8 @@ class LazyMagics(Magics):
         %lazy graphs           every compiled graph: size, runs, compile time, cause
         %lazy cache            executables in memory and on disk: age, size, line;
                                cache drop KEY, drop all, drop older 7d drops some
-        %lazy drop             drop the pending ops, unrun
+        %lazy drop             drop the pending ops, unrun; drop NAME, drop Out[4], drop
+                               traceback let go of tensors and say what still holds them
         %lazy report FILE.html the session as one web page for a bug report; --no-source leaves
                                the cells' source out, --force replaces any file
         %lazy on, %lazy off    show a strip after each cell, or none
@@ -171,8 +174,12 @@ class LazyMagics(Magics):
         self._shell.display_pub.publish(bundle, metadata={})
 
     def _live(self, rest: str) -> None:
-        _refuse("live", rest)
-        self._print(reports.live(_runtime().live_tensors()))
+        runtime = _runtime()
+        try:
+            chosen = live.options(rest)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        formatters.show_live(self._shell, live.report(runtime, self._shell, chosen))
 
     def _diff(self, rest: str) -> None:
         from lazyviz import comparison
@@ -261,7 +268,12 @@ class LazyMagics(Magics):
             self._print(executables.table(runtime.cached_executables()))
 
     def _drop(self, rest: str) -> None:
-        _refuse("drop", rest)
+        if rest:
+            try:
+                self._print(live.drop(_runtime(), self._shell, rest))
+            except ValueError as error:
+                raise UsageError(str(error)) from None
+            return
         dropped = _runtime().discard_pending()
         self._print(
             f"Dropped {text.plural(dropped, 'pending op')}. Tensors that only they would "
@@ -405,13 +417,28 @@ def completions(line: str, namespace: dict[str, Any]) -> list[str] | None:
         return [command for command in commands if command.startswith(start)]
     if given == ["eager"] and not words[0].startswith("%%"):
         return [word for word in ("off", "on") if word.startswith(start)]
-    if given[0] not in _WITH_EXPRESSION or words[0].startswith("%%"):
+    if words[0].startswith("%%"):
+        return []
+    if given[0] == "live":
+        return _live_completions(given, start)
+    if given[0] not in _WITH_EXPRESSION:
         return []
     options = (
         ["--stablehlo"] if given[0] == "hlo" and "--stablehlo" not in given else []
     )
     names = [name for name, _ in named_tensors(namespace)]
+    if given[0] == "drop":
+        options = [live.TRACEBACK, *(f"Out[{k}]" for k in namespace.get("Out", ()))]
     return [name for name in (*names, *options) if name.startswith(start)]
+
+
+def _live_completions(given: list[str], start: str) -> list[str]:
+    if given[-1] == "--sort":
+        from lazyrt.control.live_tensors import COLUMNS
+
+        return [column for column in COLUMNS if column.startswith(start)]
+    options = [option for option in _LIVE_OPTIONS if option not in given]
+    return [option for option in options if option.startswith(start)]
 
 
 def _matcher(shell: InteractiveShell) -> Any:

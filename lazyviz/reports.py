@@ -1,8 +1,7 @@
-"""The tables that `%lazy` prints: status, live tensors, steps."""
+"""The tables that `%lazy` prints: status, steps, graphs."""
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from lazyviz import __version__, standing
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from lazyviz.session import Session
     from lazyviz.steplog import StepRow
 
-_MAX_LIVE_ROWS = 30
 _COUNTERS = (
     ("compiles", "compile", "compiles"),
     ("executions", "execution", "executions"),
@@ -90,27 +88,6 @@ def op_cache(report: Mapping[str, Any]) -> str:
         return share
     saved = hits * sum(each["accumulator"] for each in measured) / compiles
     return f"{share}, saved {text.duration(saved)}"
-
-
-def live(tensors: Sequence[Any]) -> str:
-    """Return the live tensors, equal ones in one row, the largest first."""
-    if not tensors:
-        return "No tensor lives on the lazy device."
-    groups = Counter(map(_live_key, tensors))
-    by_bytes = sorted(groups.items(), key=lambda item: -item[0][1] * item[1])
-    rows = [
-        (count, kind, text.size(nbytes * count), state, op, site)
-        for (kind, nbytes, state, op, site), count in by_bytes[:_MAX_LIVE_ROWS]
-    ]
-    total = text.size(sum(tensor.nbytes for tensor in tensors))
-    lines = [
-        text.table(["tensors", "type", "size", "state", "op", "made at"], rows),
-        f"{text.plural(len(tensors), 'live tensor')}, {total}",
-    ]
-    if len(by_bytes) > _MAX_LIVE_ROWS:
-        hidden = sum(count for _, count in by_bytes[_MAX_LIVE_ROWS:])
-        lines.insert(1, f"... and {hidden:,} smaller ones")
-    return "\n".join(lines)
 
 
 def steps(rows: Sequence[StepRow], limit: int) -> str:
@@ -267,17 +244,3 @@ def _settings(config: Any) -> str:
         "max_pending_nodes",
     )
     return ", ".join(f"{name}={getattr(config, name, '?')}" for name in names)
-
-
-def _live_key(tensor: Any) -> tuple[str, int, str, str, str]:
-    state = "pending" if tensor.pending else "ready"
-    if getattr(tensor, "is_root", False) and tensor.pending:
-        state = "pending, root"
-    kind = _type(tensor)
-    return kind, tensor.nbytes, state, tensor.op or "", str(tensor.site or "")
-
-
-def _type(tensor: Any) -> str:
-    from lazyviz.render.model import type_text
-
-    return type_text(tensor.shape, tensor.dtype)

@@ -44,6 +44,7 @@ from lazyrt.api import (
     inspect,
     is_pending,
     live_tensors,
+    live_tensors_report,
     mark_step,
     materialise,
     metrics_report,
@@ -66,6 +67,7 @@ from lazyrt.config import config
 from lazyrt.control.automatic import optimizer_step
 from lazyrt.control.closures import add_step_closure
 from lazyrt.control.dynamo import dynamo_backend
+from lazyrt.control.live_tensors import LiveReport
 from lazyrt.control.loader import DeviceLoader
 from lazyrt.control.rollback import discard_pending, discarded_graph
 from lazyrt.control.scopes import scope
@@ -82,11 +84,12 @@ from lazyrt.observe.live_report import LiveTensor
 from lazyrt.observe.metrics import watch_executions
 
 __all__ = [
-    "DeviceLoader", "Graph", "Inspection", "LazyRuntimeError", "LiveTensor", "activity", "add_step_closure",
+    "DeviceLoader", "Graph", "Inspection", "LazyRuntimeError", "LiveReport", "LiveTensor", "activity", "add_step_closure",
     "background_flush", "begin_cell", "cached_executables", "clear_caches", "compiled_graphs", "config", "counters",
     "device", "discard_pending", "discarded_graph", "drop_executables", "dump_graphs", "dynamo_backend", "eager_mode", "eager_module",
     "enable_eager_execution", "errors", "explain", "fallback", "frozen", "graph_of_step",
-    "in_flight", "input_origins", "inspect", "is_pending", "live_tensors", "lowers", "mark_step",
+    "in_flight", "input_origins", "inspect", "is_pending", "live_tensors", "live_tensors_report", "lowers",
+    "mark_step",
     "materialise", "metrics_report", "mode", "node_values", "on_barrier", "op_by_op_mode",
     "optimizer_step", "origin", "pending_graph", "plan", "reset_counters", "scope",
     "short_metrics_report", "snapshot", "stand_in", "status", "step", "subscribe", "sync",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 
 from lazyrt.control import automatic, dynamo, flush, marks, modes
+from lazyrt.control import live_tensors as live
 from lazyrt.errors import LostValueError, UsageError
 from lazyrt.execution import cache, cached, compiler, hooks, newgraphs, watcher
 from lazyrt.execution.census import CompiledGraph, census
@@ -55,6 +56,7 @@ sync = marks.mark_step
 wait = watcher.wait
 in_flight = watcher.in_flight
 live_tensors = live_report.live_tensors
+live_tensors_report = live.live_tensors_report
 activity = record.activity
 snapshot = reads.snapshot
 on_barrier = hooks.on_barrier

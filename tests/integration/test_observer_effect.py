@@ -47,7 +47,7 @@ LOOKS = [
     lazyrt.materialise,
     lazyrt.plan,
     lambda t: lazyrt.pending_graph().to_text(),
-    lambda t: lazyrt.live_tensors(),
+    lambda t: (lazyrt.live_tensors(), lazyrt.live_tensors_report().to_html()),
     lambda t: lazyrt.pending_graph(t).lower().as_text("stablehlo"),
     lambda t: (str(t), lazyrt.materialise(t.t()), lazyrt.snapshot(t)),
     lambda t: (format(t[0, 0], ".2f"), lazyrt.materialise(t), t.shape, len(t)),

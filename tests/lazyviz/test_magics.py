@@ -113,16 +113,6 @@ def test_hlo_and_stablehlo_leave_the_graph_alone(lab):
     assert lazyrt.pending_graph().fingerprint == fingerprint
 
 
-def test_live_groups_equal_tensors(lab):
-    run(lab, "y = x + 1")
-
-    lines = printed(lab, "%lazy live").splitlines()
-
-    assert lines[0].split() == ["tensors", "type", "size", "state", "op", "made", "at"]
-    assert any("pending" in line and "cell 4 line 1" in line for line in lines)
-    assert lines[-1] == "2 live tensors, 48 bytes"
-
-
 def test_step_shows_the_last_steps(lab):
     assert printed(lab, "%lazy step").lstrip().startswith("step  cell  ended by")
     run(lab, "y = x + 1\ny.sum().item()")
@@ -244,7 +234,11 @@ def test_ops_of_a_step_cell_have_the_cells_lines(lab):
         ),
         (
             "%lazy live x",
-            "UsageError: %lazy live takes nothing after it, but got 'x'.",
+            (
+                "UsageError: %lazy live x: 'x' is no option. It has --sort COLUMN (id, name, "
+                "type, size, ops, age, made at, held by), --reverse, and --above N for tensors "
+                "that need more than N pending ops."
+            ),
         ),
         (
             "%%lazy graph\nx",
@@ -300,7 +294,9 @@ NAMESPACE = {"loss": fake_tensor(1.0), "logits": fake_tensor(2.0), "n": 5, "_": 
         ("%lazy graph los", ["loss"]),
         ("%lazy hlo ", ["logits", "loss", "--stablehlo"]),
         ("%lazy hlo --stablehlo l", ["logits", "loss"]),
-        ("%lazy live ", []),
+        ("%lazy live ", ["--above", "--reverse", "--sort"]),
+        ("%lazy live --sort a", ["age"]),
+        ("%lazy drop ", ["logits", "loss", "traceback"]),
         ("%laz", None),
         ("%lazy", None),
         ("x = lazy ", None),

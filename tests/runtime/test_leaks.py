@@ -166,6 +166,8 @@ def test_a_dead_tensor_frees_its_data_at_once():
         lambda t: t.cpu(),
         lambda t: t.sum().item(),
         lambda t: lazyrt.live_tensors(),
+        lambda t: lazyrt.live_tensors_report(),
+        lambda t: str(lazyrt.live_tensors_report(1)),
         lambda t: lazyrt.pending_graph(t).lower().as_text(),
     ],
 )

@@ -12,7 +12,7 @@ import functools
 import inspect
 import sys
 import types
-from collections import OrderedDict, defaultdict, deque
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 _MAX_VISITED = 50_000
 _MAX_ITEMS = 1_000
 _MAX_DEPTH = 8
+_MAX_HOLDERS = 8
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 _SEQUENCES = (list, tuple, deque)
-_MAPPINGS = (dict, OrderedDict, defaultdict)
+_KEYS = (str, bytes, int, float, bool, complex)
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 # IPython's results: they hold tensors, and are the last place to look.
 _RESULTS = ("Out", "_oh")
@@ -43,31 +44,34 @@ def names_of_buffers(depth: int = 1) -> dict[int, Name]:
     Args:
         depth: Frames to skip.
     """
-    walk = _Walk()
-    for namespace in _namespaces(depth + 1):
+    walk = Walk()
+    for namespace, _ in namespaces(depth + 1):
         walk.add_namespace(namespace)
         namespace.clear()
     walk.run()
-    return walk.names
+    return {key: found[0] for key, found in walk.holders.items()}
 
 
-def _namespaces(depth: int) -> Iterator[dict[str, Any]]:
-    """Yield copies of the locals and globals of the user's frames, innermost first."""
+def namespaces(depth: int) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield copies of the locals and globals of the user's frames, innermost first.
+
+    Each comes with the name of its function, empty for globals.
+    """
     frame: FrameType | None = sys._getframe(depth)
     seen: set[int] = set()
     while frame is not None:
         if not is_library(frame.f_code):
             is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED
             if is_function:
-                yield _locals(frame)
+                yield locals_of(frame), frame.f_code.co_qualname
             for namespace in (None if is_function else frame.f_locals, frame.f_globals):
                 if namespace is not None and id(namespace) not in seen:
                     seen.add(id(namespace))
-                    yield dict(namespace)
+                    yield dict(namespace), ""
         frame = frame.f_back
 
 
-def _locals(frame: FrameType) -> dict[str, Any]:
+def locals_of(frame: FrameType) -> dict[str, Any]:
     """Return a copy of a function's locals, and leave none in the frame."""
     if frame.f_trace is not None:  # a debugger keeps the user's edits in that dict
         return {}
@@ -78,26 +82,37 @@ def _locals(frame: FrameType) -> dict[str, Any]:
     return copied
 
 
-class _Walk:
-    """A breadth-first walk over the user's objects."""
+class Walk:
+    """A breadth-first walk over the user's objects.
+
+    Attributes:
+        holders: By the identity of each buffer, where it was found, shortest path first.
+    """
 
     def __init__(self) -> None:
-        self.names: dict[int, Name] = {}
+        self.holders: dict[int, list[Name]] = {}
         self._queue: deque[tuple[Name, Any, int]] = deque()
         self._late: list[tuple[Name, Any, int]] = []
         self._optimizers: list[tuple[Name, torch.optim.Optimizer]] = []
         self._seen: set[int] = set()
 
-    def add_namespace(self, namespace: Mapping[str, Any]) -> None:
+    def add_namespace(
+        self, namespace: Mapping[str, Any], holder: str = "variable", prefix: str = ""
+    ) -> None:
         """Queue a namespace's variables, private ones and IPython's results last."""
         for name, thing in namespace.items():
-            if name.startswith("__"):
+            if (name.startswith("__") and name.strip("_")) or _is_twin(name, namespace):
                 continue
             late = name.startswith("_") or name in _RESULTS
-            (self._late if late else self._queue).append((Name(name), thing, 0))
+            found = Name(prefix + name, holder)
+            (self._late if late else self._queue).append((found, thing, 0))
+
+    def add(self, name: Name, thing: Any) -> None:
+        """Queue one object, to be looked at last."""
+        self._late.append((name, thing, 0))
 
     def run(self) -> None:
-        """Name every buffer that the queue leads to."""
+        """Find every buffer that the queue leads to, and let go of all objects."""
         while self._queue or self._late:
             if not self._queue:
                 self._queue.extend(self._late)
@@ -108,6 +123,9 @@ class _Walk:
             self._visit(name, thing, depth)
         for name, optimizer in self._optimizers:
             self._visit_optimizer(name, optimizer)
+        self._queue.clear()
+        self._late.clear()
+        self._optimizers.clear()
 
     def _visit(self, name: Name, thing: Any, depth: int) -> None:
         if type(thing) in _TENSORS:
@@ -118,13 +136,22 @@ class _Walk:
         self._seen.add(id(thing))
         if isinstance(thing, torch.optim.Optimizer):
             self._optimizers.append((name, thing))
-        for child_name, child in _children(name, thing):
+        for child_name, child in self._children(name, thing):
             self._queue.append((child_name, child, depth + 1))
+
+    def _children(self, name: Name, thing: Any) -> Iterator[tuple[Name, Any]]:
+        """Yield what an object holds; a wider walk knows more kinds of objects."""
+        return _children(name, thing)
 
     def _visit_tensor(self, name: Name, tensor: torch.Tensor) -> None:
         if not is_lazy(tensor):
             return
-        self.names.setdefault(id(state_of(tensor).base), name)
+        state = state_of(tensor)
+        # A view made in eager debug mode owns a copy beside its base.
+        for buffer in (state.base, getattr(state, "_copy", None)):
+            found = self.holders.setdefault(id(buffer), [])
+            if len(found) < _MAX_HOLDERS and name not in found:
+                found.append(name)
         gradient = _gradient(tensor) if tensor.requires_grad else None
         if gradient is not None:
             self._visit_tensor(Name(f"{name.text}.grad", "gradient"), gradient)
@@ -139,8 +166,13 @@ class _Walk:
     def _name_of(self, tensor: Any) -> str | None:
         if type(tensor) not in _TENSORS or not is_lazy(tensor):
             return None
-        found = self.names.get(id(state_of(tensor).base))
-        return found.text if found is not None else None
+        found = self.holders.get(id(state_of(tensor).base))
+        return found[0].text if found else None
+
+
+def _is_twin(name: str, namespace: Mapping[str, Any]) -> bool:
+    """Return whether a name of IPython's stands for an object that a better name has, too."""
+    return name == "_oh" and namespace.get("Out") is namespace[name]
 
 
 def _is_plain(thing: Any) -> bool:
@@ -151,23 +183,42 @@ def _is_plain(thing: Any) -> bool:
 
 
 def _children(name: Name, thing: Any) -> Iterator[tuple[Name, Any]]:
-    kind = type(thing)
-    text = name.text
-    if kind in _SEQUENCES:
-        for number, item in enumerate(list(thing)[:_MAX_ITEMS]):
-            yield Name(f"{text}[{number}]", "container"), item
-    elif kind in _MAPPINGS:
-        for key, item in list(thing.items())[:_MAX_ITEMS]:
-            yield Name(f"{text}[{key!r:.40}]", "container"), item
-    elif kind in (set, frozenset):
+    kind, text = type(thing), name.text
+    if isinstance(thing, _SEQUENCES):
+        yield from _of_sequence(text, thing)
+    elif isinstance(thing, dict):
+        for key, item in list(dict.items(thing))[:_MAX_ITEMS]:
+            yield Name(f"{text}[{_key_text(key)}]", "dict"), item
+            if type(key) in _TENSORS:
+                yield Name(f"a key of {text}", "dict"), key
+    elif isinstance(thing, (set, frozenset)):
         for item in list(thing)[:_MAX_ITEMS]:
-            yield Name(f"{text}{{...}}", "container"), item
+            yield Name(f"{text}{{...}}", "set"), item
     elif isinstance(thing, torch.nn.Module):
         yield from _of_module(text, thing)
     elif kind in _FUNCTIONS:
         yield from _of_function(text, thing)
     elif not isinstance(thing, torch.optim.Optimizer) and not _is_installed(kind):
         yield from _of_object(text, thing)
+
+
+def _key_text(key: Any) -> str:
+    """Return a key's source; only plain keys are asked, as a tensor's text is a read."""
+    plain = key if type(key) is tuple else (key,)
+    if all(each is None or type(each) in _KEYS for each in plain):
+        return f"{key!r:.40}"
+    return f"<{type(key).__name__}>"
+
+
+def _of_sequence(text: str, thing: Any) -> Iterator[tuple[Name, Any]]:
+    # The classes' own iterators: a subclass's could run the user's code.
+    base = next(kind for kind in _SEQUENCES if isinstance(thing, kind))
+    fields = getattr(type(thing), "_fields", None) if base is tuple else None
+    for number, item in enumerate(list(base.__iter__(thing))[:_MAX_ITEMS]):
+        if fields is not None and number < len(fields):
+            yield Name(f"{text}.{fields[number]}", "tuple"), item
+        else:
+            yield Name(f"{text}[{number}]", base.__name__), item
 
 
 def _of_module(text: str, module: torch.nn.Module) -> Iterator[tuple[Name, Any]]:
@@ -202,6 +253,13 @@ def _of_function(text: str, function: Any) -> Iterator[tuple[Name, Any]]:
 
 
 def _of_object(text: str, thing: Any) -> Iterator[tuple[Name, Any]]:
+    for kind in type(thing).__mro__:
+        for key, member in list(vars(kind).items()):
+            if type(member) is types.MemberDescriptorType:  # one of its `__slots__`
+                try:
+                    yield Name(f"{text}.{key}", "object"), member.__get__(thing)
+                except AttributeError:  # not set
+                    continue
     try:
         own = object.__getattribute__(thing, "__dict__")
     except AttributeError:

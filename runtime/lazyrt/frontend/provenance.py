@@ -123,15 +123,14 @@ def is_library(code: CodeType) -> bool:
     """Return whether code belongs to torch, to lazyrt or to an installed package."""
     known = _library_code.get(code)
     if known is None:
-        known = _library_code[code] = _is_library_file(code.co_filename)
+        known = _library_code[code] = is_library_file(code.co_filename)
     return known
 
 
-def _is_library_file(name: str) -> bool:
-    return (
-        name.startswith((*_library_roots, _OWN_ROOT, *_INTERNAL))
-        or _is_installed(name)
-        or _is_stdlib(name)
+def is_library_file(name: str) -> bool:
+    """Return whether a file belongs to torch, to lazyrt or to an installed package."""
+    return name.startswith((*_library_roots, _OWN_ROOT, *_INTERNAL)) or (
+        _is_installed(name) or _is_stdlib(name)
     )
 
 
@@ -216,7 +215,7 @@ def _of_compiled(compiled: compiled_code.Original, outer: list[Site]) -> Provena
 
 
 def _is_users(site: Site) -> bool:
-    return not _is_library_file(site.file)
+    return not is_library_file(site.file)
 
 
 def _with_cell(site: Site) -> Site:

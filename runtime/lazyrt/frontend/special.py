@@ -8,7 +8,7 @@ import torch
 
 from lazyrt.errors import NoLoweringError
 from lazyrt.execution.transfer import to_device
-from lazyrt.frontend import reads, record, refusals
+from lazyrt.frontend import provenance, reads, record, refusals
 from lazyrt.frontend.buffers import (
     current_value,
     state_of,
@@ -120,6 +120,7 @@ def copy_(
         shape = tuple(dst.shape)
         if isinstance(state, Buffer) and host.shape == dst.shape:
             state.store(to_device(host), (shape, dst.dtype, _strides_of(dst)))
+            state.made_at = state.made_at or provenance.user_site(2)
             pending.activity += 1
             return dst
         source = Buffer(None)
@@ -174,6 +175,7 @@ def _upload(
     buffer = Buffer(None)
     with lock:
         buffer.store(to_device(host), (tuple(host.shape), dtype, _strides_of(like)))
+        buffer.made_at = provenance.user_site(2)
         pending.activity += 1
     return wrap(buffer, Value(None, 0, tuple(host.shape), dtype, _strides_of(like)))
 
@@ -357,6 +359,7 @@ class HostBytes:
             buffer = self._buffers[dtype, offset, size, stride] = Buffer(None)
             with lock:
                 buffer.store(to_device(host), kind)
+                buffer.made_at = provenance.user_site(2)
         return wrap(buffer, Value(None, 0, *kind))
 
 

@@ -62,13 +62,20 @@ class Buffer:
             `FromCpu` for that of a fallback; `slot` is the result's number among what that
             execution was asked for. Barriers set them; `__init__`, which each op pays for,
             leaves them unset.
+        born, made_at: The step in which it got its first data, and the line that made it; unset
+            until then.
+        number: What reports call it, from the first time that one does.
     """
 
     __slots__ = (
-        "__weakref__", "address", "data", "meta", "run", "slot", "value", "version",
+        "__weakref__", "address", "born", "data", "made_at", "meta", "number", "run", "slot",
+        "value", "version",
     )  # fmt: skip
 
     address: int
+    born: int
+    made_at: Site | None
+    number: int
     run: Any
     slot: int
 
@@ -245,6 +252,9 @@ _stand_ins: weakref.WeakSet[Buffer] = weakref.WeakSet()
 def _list_ready(buffer: Buffer) -> None:
     """Put a buffer with its first data on the list of live ones."""
     global _prune_at
+    node = buffer.value.node if buffer.value is not None else None
+    buffer.made_at = node.provenance.site if node is not None else None
+    buffer.born = pending.number
     _live_ready[id(buffer)] = weakref.ref(buffer)
     if len(_live_ready) > _prune_at:
         for key in [key for key, found in _live_ready.items() if found() is None]:
@@ -255,10 +265,16 @@ def _list_ready(buffer: Buffer) -> None:
 def live_buffers() -> list[Buffer]:
     """Return every live buffer, ready ones first, in no particular order otherwise."""
     with lock:
+        recorded = list(pending.live())
         ready = (reference() for reference in list(_live_ready.values()))
-        found = dict.fromkeys(buffer for buffer in ready if buffer is not None)
-        found.update(dict.fromkeys(pending.live()))
-        return list(found)
+        return [
+            buffer
+            for buffer in ready
+            if buffer is not None
+            # A dead buffer that the step has written lives on as the step's own key.
+            and buffer not in pending.buffers
+            and buffer not in pending.parked
+        ] + recorded
 
 
 def exempt(buffer: Buffer) -> None:

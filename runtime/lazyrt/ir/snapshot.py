@@ -27,8 +27,9 @@ class Name(NamedTuple):
 
     Attributes:
         text: Such as `loss`, `history[3]`, `model.0.weight`.
-        holder: What holds it: `variable`, `container`, `module`, `buffer` (of a module),
-            `gradient`, `optimizer`, `object`, or `closure of log`.
+        holder: What holds it: `variable`, the kind of a container such as `list`, `module`,
+            `buffer` (of a module), `gradient`, `optimizer`, `object`, `closure of log`,
+            `local of train`.
     """
 
     text: str

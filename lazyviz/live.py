@@ -1,0 +1,267 @@
+"""`%lazy live`: which tensors live on the device and who holds them, and letting go of some."""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lazyviz.lazytensors import is_lazy
+from lazyviz.render import text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import ModuleType
+
+    from lazyrt import LiveReport
+    from lazyrt.control.live_tensors import LiveRow
+
+TRACEBACK = "traceback"
+_RESULT = re.compile(r"(?:Out\[(\d+)\]|_(\d+)|(_{1,3}))")
+_LAST_ERROR = ("last_exc", "last_value", "last_type", "last_traceback")
+_COLUMNS = {"bytes": "size", "nodes": "ops", "site": "made at", "holder": "held by"}
+_MAX_STILL = 3
+_UNDERSCORES = ("_", "__", "___")
+_USAGE = (
+    "%lazy drop alone drops the pending ops; %lazy drop NAME, %lazy drop Out[4] and "
+    "%lazy drop traceback let go of tensors. %lazy live says who holds which."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What follows `%lazy live`.
+
+    Attributes:
+        above: List only tensors that need more pending ops than this; 0 lists all.
+        sort: A column of the report.
+        reverse: Whether its order is turned round.
+    """
+
+    above: int = 0
+    sort: str = "size"
+    reverse: bool = False
+
+
+def options(rest: str) -> Options:
+    """Return the options of a `%lazy live` line.
+
+    Raises:
+        ValueError: There is no such option or column.
+
+    Example:
+        >>> options("--sort age --above 500")
+        Options(above=500, sort='age', reverse=False)
+    """
+    from lazyrt.control.live_tensors import COLUMNS
+
+    words = rest.split()
+    found: dict[str, Any] = {}
+    while words:
+        if words[0] == "--sort" and len(words) > 1:
+            found["sort"], words = _column(words[1:], COLUMNS)
+        elif words[0] == "--above" and len(words) > 1 and words[1].isdecimal():
+            found["above"], words = int(words[1]), words[2:]
+        elif words[0] == "--reverse":
+            found["reverse"], words = True, words[1:]
+        else:
+            raise ValueError(
+                f"%lazy live {rest}: {words[0]!r} is no option. It has --sort COLUMN "
+                f"({', '.join(COLUMNS)}), --reverse, and --above N for tensors that need "
+                "more than N pending ops."
+            )
+    return Options(**found)
+
+
+def _column(words: Sequence[str], columns: Sequence[str]) -> tuple[str, list[str]]:
+    for count in (2, 1):
+        column = " ".join(words[:count]).lower()
+        column = _COLUMNS.get(column, column)
+        if column in columns:
+            return column, list(words[count:])
+    raise ValueError(
+        f"%lazy live --sort {words[0]}: there is no such column. Take one of "
+        f"{', '.join(columns)}."
+    )
+
+
+def report(
+    runtime: ModuleType, shell: Any, chosen: Options | None = None
+) -> LiveReport:
+    """Return the live tensors, with a shell's variables among the places to look."""
+    wanted = chosen or Options()
+    found: LiveReport = runtime.live_tensors_report(
+        wanted.above, namespace=shell.user_ns
+    )
+    return found.sorted(wanted.sort, reverse=wanted.reverse)
+
+
+# --- letting go
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Something that can be let go of.
+
+    Attributes:
+        name: As `%lazy drop` takes it: a variable, `Out[4]` or `traceback`.
+        asks: Whether a click should ask first: a variable is the user's own.
+    """
+
+    name: str
+    asks: bool
+
+
+def targets(row: LiveRow, namespace: Mapping[str, Any]) -> tuple[Target, ...]:
+    """Return what can be let go of safely among the holders of a tensor."""
+    found: dict[str, Target] = {}
+    for holder in row.holders:
+        result = _RESULT.match(holder.text)
+        root = re.match(r"\w+", holder.text)
+        if holder.holder.startswith(TRACEBACK):
+            name = TRACEBACK if "sys.last_value" in str(holder) else ""
+        elif result is not None:
+            number = result[1] or result[2]
+            name = f"Out[{number}]" if number else result[3]
+        elif root is not None and root[0] in namespace and holder.holder in _OF_USER:
+            name = root[0]
+        else:
+            name = ""
+        if name:
+            asks = name != TRACEBACK and result is None
+            found.setdefault(name, Target(name=name, asks=asks))
+    return tuple(found.values())
+
+
+_OF_USER = frozenset(("variable", "list", "dict", "tuple", "set", "deque", "gradient"))
+
+
+def drop(runtime: ModuleType, shell: Any, name: str) -> str:
+    """Let go of what a name stands for; return what that freed, and what still holds the rest.
+
+    Args:
+        runtime: The module lazyrt.
+        shell: The shell whose variable, result or traceback it is.
+        name: A variable, `Out[4]`, `_`, or `traceback`.
+
+    Raises:
+        ValueError: The name stands for nothing that can be let go of.
+    """
+    name = name.strip()
+    before = report(runtime, shell)
+    ops = len(runtime.pending_graph().nodes)
+    result = _RESULT.fullmatch(name)
+    if name == TRACEBACK:
+        _drop_traceback(shell)
+    elif result is not None:
+        _drop_result(shell, name, result[1] or result[2])
+    else:
+        _drop_variable(shell, name, before)
+    gc.collect()
+    after = report(runtime, shell)
+    return _outcome(name, before, after, ops - len(runtime.pending_graph().nodes))
+
+
+def _outcome(name: str, before: LiveReport, after: LiveReport, fewer: int) -> str:
+    alive = {row.id: row for row in after.rows}
+    freed = [row for row in before.rows if row.id not in alive]
+    held = [alive[row.id] for row in before.rows if row.id in alive and _led(row, name)]
+    count = text.plural(len(freed), "tensor")
+    nbytes = text.size(sum(row.nbytes for row in freed))
+    lines = [
+        f"Dropped {name}: "
+        + (f"{count}, {nbytes}, freed." if freed else "nothing was freed.")
+    ]
+    if fewer > 0:
+        lines[0] += f" The next step runs {text.plural(fewer, 'op')} fewer."
+    lines += [_still(row) for row in held[:_MAX_STILL]]
+    if len(held) > _MAX_STILL:
+        lines.append(f"  and {len(held) - _MAX_STILL:,} more; %lazy live lists them")
+    return "\n".join(lines)
+
+
+def _still(row: LiveRow) -> str:
+    from lazyrt.control.live_tensors import held_by
+
+    return f"  {row.type}, {text.size(row.nbytes)}, is still held by {held_by(row)}"
+
+
+def _led(row: LiveRow, name: str) -> bool:
+    """Return whether a name led to a tensor."""
+    if name == TRACEBACK:
+        return any(holder.holder.startswith(TRACEBACK) for holder in row.holders)
+    inside = re.compile(rf"{re.escape(name)}(?!\w)")
+    return any(inside.match(holder.text) for holder in row.holders)
+
+
+def _drop_traceback(shell: Any) -> None:
+    from lazyviz import extension
+
+    if not any(hasattr(sys, name) for name in _LAST_ERROR):
+        raise ValueError(
+            "%lazy drop traceback: no exception was shown since the last drop, so there is no "
+            "traceback to let go of. " + _USAGE
+        )
+    for name in _LAST_ERROR:
+        vars(sys).pop(name, None)
+    extension.forget_error(shell)
+    last = shell.last_execution_result
+    if last is not None:
+        last.error_in_exec = last.error_before_exec = None
+    for printer in (shell.InteractiveTB, shell.SyntaxTB):
+        for name in ("tb", "etype", "value", "evalue", "last_syntax_error"):
+            if getattr(printer, name, None) is not None:
+                setattr(printer, name, None)
+
+
+def _drop_result(shell: Any, name: str, number: str | None) -> None:
+    """Let go of a result under all of IPython's names for it."""
+    space, results = shell.user_ns, shell.user_ns.get("Out", {})
+    known = int(number) in results if number else name in space
+    if not known:
+        have = ", ".join(f"Out[{each}]" for each in list(results)[-6:]) or "none"
+        raise ValueError(
+            f"%lazy drop {name}: there is no such result. IPython keeps {have}. {_USAGE}"
+        )
+    kept = results[int(number)] if number else space[name]
+    if _is_nothing(kept):
+        raise ValueError(f"%lazy drop {name}: it holds nothing. {_USAGE}")
+    spaces = (space, shell.user_ns_hidden)
+    for each in [each for each, value in results.items() if value is kept]:
+        del results[each]
+        for names in spaces:
+            names.pop(f"_{each}", None)
+    for underscores in _UNDERSCORES:
+        # IPython shifts these only while all places agree.
+        for names in (*spaces, vars(shell.displayhook)):
+            if names.get(underscores) is kept:
+                names[underscores] = ""
+    last = shell.last_execution_result
+    if last is not None and last.result is kept:
+        last.result = None
+
+
+def _is_nothing(value: object) -> bool:
+    return not is_lazy(value) and (value is None or value == "")
+
+
+def _drop_variable(shell: Any, name: str, live: LiveReport) -> None:
+    space = shell.user_ns
+    if name not in space:
+        root = re.match(r"\w+", name)
+        if root is not None and root[0] in space:
+            raise ValueError(
+                f"%lazy drop {name}: only whole variables are dropped, and this is a part of "
+                f"{root[0]}. Run `del {name}`, or %lazy drop {root[0]}."
+            )
+        raise ValueError(
+            f"%lazy drop {name}: there is no variable of this name. {_USAGE}"
+        )
+    if not any(_led(row, name) for row in live.rows):
+        raise ValueError(
+            f"%lazy drop {name}: it leads to no tensor on the lazy device, so dropping it would "
+            f"free nothing there. Run `del {name}` to delete it all the same."
+        )
+    del space[name]

@@ -1,0 +1,592 @@
+"""The live tensors with their ages, lines and holders: who keeps what, and what keeps growing.
+
+Plain data: a report holds names, numbers and IR, no tensor and no buffer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import itertools
+import math
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lazyrt.control.keeping import line_of_keeping
+from lazyrt.errors import UsageError
+from lazyrt.frontend.holders import (
+    AUTOGRAD,
+    BACKWARD_OF,
+    TRACEBACK,
+    holders_of_buffers,
+)
+from lazyrt.ir.cones import cone_sizes, nodes_under
+from lazyrt.ir.graph import Graph
+from lazyrt.ir.live import Buffer, Lost, live_buffers, lock, pending
+from lazyrt.ir.node import type_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    import torch
+
+    from lazyrt.ir.node import Node, Value
+    from lazyrt.ir.snapshot import Name
+    from lazyrt.observe.events import Site
+
+_numbers = itertools.count(1)
+_MIN_STEPS = 3
+_MAX_TEXT_ROWS = 40
+_MAX_HTML_ROWS = 400
+_MAX_SHOWN = 3
+_KIB = 1024
+_COLLECTIONS = frozenset(("list", "tuple", "dict", "set", "deque"))
+_ITEM = re.compile(r"(\[[^\[\]]*\]|\{\.\.\.\})$")
+NOT_FOUND = "nothing found in Python"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRow:
+    """One storage on the lazy device that something still references.
+
+    Attributes:
+        id: Its number, the same in each report.
+        names: What the user calls it, the shortest path first; empty where nobody knows.
+        shape: Sizes.
+        dtype: torch dtype.
+        device: Such as `lazyrt:0`.
+        nbytes: Size of its data, in bytes.
+        is_pending: Whether it has yet to be computed.
+        op: The op that computes it; empty for data.
+        ir_nodes: Pending nodes that it needs; 0 for data.
+        age: Steps since the one that made it.
+        site: The line that made it, None where it is not known.
+        frames: The user's frames that recorded it, the outermost first; empty for data.
+        holders: Every place that holds it: variables, containers, `Out`, tracebacks, closures,
+            modules, optimizers, autograd.
+        growth: How many like it are added in each step; 0 where none are.
+    """
+
+    id: int
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+    nbytes: int
+    is_pending: bool
+    op: str
+    ir_nodes: int
+    age: int
+    site: Site | None
+    frames: tuple[Site, ...]
+    holders: tuple[Name, ...]
+    growth: int = 0
+    _value: Value | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def type(self) -> str:
+        """The type in short, such as `f32[2,3]`."""
+        return type_text(self.shape, self.dtype)
+
+    @property
+    def name(self) -> str:
+        """The shortest name, empty where nobody knows one."""
+        return self.names[0] if self.names else ""
+
+    @property
+    def ir(self) -> str:
+        """The pending ops that it needs as text, empty for data."""
+        return Graph([self._value]).to_text() if self._value is not None else ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row as plain data, as JSON takes it."""
+        return {
+            "id": self.id,
+            "names": list(self.names),
+            "shape": list(self.shape),
+            "dtype": str(self.dtype),
+            "device": self.device,
+            "bytes": self.nbytes,
+            "pending": self.is_pending,
+            "op": self.op,
+            "ir_nodes": self.ir_nodes,
+            "age_steps": self.age,
+            "site": str(self.site or ""),
+            "frames": [str(frame) for frame in self.frames],
+            "held_by": [
+                {"path": holder.text, "holder": holder.holder}
+                for holder in self.holders
+            ],
+            "growth_per_step": self.growth,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """Tensors that one place collects, step after step.
+
+    Attributes:
+        holder: Such as `list history`.
+        per_step: Tensors that each step adds.
+        first, last: The steps in which the first and the last of them were made.
+        count: How many there are.
+        nbytes: Their size together.
+        site: The line that puts them there, or else the one that makes them.
+    """
+
+    holder: str
+    per_step: int
+    first: int
+    last: int
+    count: int
+    nbytes: int
+    site: Site | None
+
+    def __str__(self) -> str:
+        """Return one sentence."""
+        where = f" ({self.site})" if self.site is not None else ""
+        return (
+            f"+{_plural(self.per_step, 'live tensor')} per step, held by {self.holder}{where}: "
+            f"{self.count:,} since step {self.first}, {size_text(self.nbytes)}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Pending tensors of one notebook cell that nothing later reads.
+
+    Attributes:
+        cell: Execution count of the cell that recorded them.
+        names: What the user calls them.
+        count: How many there are.
+        nodes: Ops that run for them alone.
+    """
+
+    cell: int
+    names: tuple[str, ...]
+    count: int
+    nodes: int
+
+    def __str__(self) -> str:
+        """Return one sentence."""
+        shown = ", ".join(self.names[:_MAX_SHOWN])
+        more = ", …" if len(self.names) > _MAX_SHOWN else ""
+        called = f" ({shown}{more})" if shown else ""
+        verb = "makes" if self.count == 1 else "make"
+        return (
+            f"cell {self.cell} holds {_plural(self.count, 'tensor')}{called} that {verb} the next "
+            f"step's graph bigger: {_plural(self.nodes, 'op')} run only for "
+            f"{'it' if self.count == 1 else 'them'}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveReport:
+    """All live tensors at one moment, without a reference to any of them.
+
+    Attributes:
+        rows: One for each storage, the largest first.
+        step: Number of the step that was pending.
+        threshold: Tensors that need no more pending nodes than this are left out, unless 0.
+        left_out: How many those are, with `left_out_bytes`.
+        growth: Places that collect tensors step after step.
+        waiting: Earlier cells' pending tensors that nothing reads.
+    """
+
+    rows: tuple[LiveRow, ...]
+    step: int
+    threshold: int = 0
+    left_out: int = 0
+    left_out_bytes: int = 0
+    growth: tuple[Growth, ...] = ()
+    waiting: tuple[Waiting, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the listed tensors together, in bytes."""
+        return sum(row.nbytes for row in self.rows)
+
+    @property
+    def summary(self) -> str:
+        """One line of totals."""
+        waiting = [row for row in self.rows if row.is_pending]
+        parts = [f"{_plural(len(self.rows), 'live tensor')}, {size_text(self.nbytes)}"]
+        if waiting:
+            nbytes = size_text(sum(row.nbytes for row in waiting))
+            parts.append(f"{len(waiting):,} pending, {nbytes}")
+        if self.left_out:
+            parts.append(
+                f"{self.left_out:,} more that need at most {_plural(self.threshold, 'pending op')} "
+                f"left out, {size_text(self.left_out_bytes)}"
+            )
+        return " · ".join(parts)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader may want to act on, one sentence each."""
+        return [*map(str, self.growth), *map(str, self.waiting)]
+
+    def sorted(self, column: str = "size", *, reverse: bool = False) -> LiveReport:
+        """Return the report with its rows in another order.
+
+        Args:
+            column: `id`, `name`, `type`, `size`, `ops`, `age`, `made at` or `held by`; numbers
+                from the largest down, words from A to Z.
+            reverse: Whether to turn that round.
+
+        Raises:
+            UsageError: There is no such column.
+        """
+        key = _sort_keys.get(column)
+        if key is None:
+            raise UsageError(
+                f"the live tensors have no column {column!r}, so they cannot be sorted by it. "
+                f"Take one of {', '.join(COLUMNS)}."
+            )
+        down = (column in _NUMBERS) is not reverse
+        rows = tuple(sorted(self.rows, key=key, reverse=down))
+        return dataclasses.replace(self, rows=rows)
+
+    def table(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+        """Return the columns' titles and each row's cells; empty columns are left out."""
+        cells = [_cells(row) for row in self.rows]
+        keep = [
+            k
+            for k in range(len(COLUMNS))
+            if k == 0 or any(row[k] != "" for row in cells)
+        ]
+        header = tuple(COLUMNS[k] for k in keep)
+        return header, [tuple(row[k] for k in keep) for row in cells]
+
+    def to_text(self, limit: int = _MAX_TEXT_ROWS) -> str:
+        """Return a table, the totals and the notes as plain text."""
+        if not self.rows:
+            return (
+                self.summary if self.left_out else "No tensor lives on the lazy device."
+            )
+        header, rows = self.table()
+        lines = _text_table(header, rows[:limit])
+        if len(rows) > limit:
+            rest = sum(row.nbytes for row in self.rows[limit:])
+            lines.append(f"... and {len(rows) - limit:,} more, {size_text(rest)}")
+        return "\n".join([*lines, self.summary, *self.notes])
+
+    def to_html(self, limit: int = _MAX_HTML_ROWS) -> str:
+        """Return the same as HTML that needs no script; all text is escaped."""
+        notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
+        summary = (
+            f"<p>{html.escape(self.to_text(0) if not self.rows else self.summary)}</p>"
+        )
+        body = f'<ul class="lzl-notes">{notes}</ul>' if notes else ""
+        if self.rows:
+            body += self._html_table(limit)
+        return f'<div class="lazyviz-live">{summary}{body}</div>'
+
+    def _html_table(self, limit: int) -> str:
+        header, rows = self.table()
+        head = "".join(f"<th>{html.escape(title)}</th>" for title in header)
+        shown = "".join(
+            f"<tr>{''.join(map(_html_cell, row))}</tr>" for row in rows[:limit]
+        )
+        more = f"<p>… and {len(rows) - limit:,} more</p>" if len(rows) > limit else ""
+        return (
+            f"<table><thead><tr>{head}</tr></thead><tbody>{shown}</tbody></table>{more}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain data, as JSON takes it."""
+        return {
+            "step": self.step,
+            "threshold": self.threshold,
+            "left_out": self.left_out,
+            "bytes": self.nbytes,
+            "rows": [row.to_dict() for row in self.rows],
+            "growth": [str(each) for each in self.growth],
+            "waiting": [str(each) for each in self.waiting],
+        }
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+
+def live_tensors_report(
+    threshold: int = 0, *, namespace: Mapping[str, Any] | None = None
+) -> LiveReport:
+    """Return every live tensor with its size, pending ops, age, line and holders.
+
+    Looking computes nothing, records nothing and keeps nothing alive.
+
+    Args:
+        threshold: List only tensors that need more pending nodes than this; 0 lists all.
+            500 finds what holds large graphs.
+        namespace: Variables to search for holders beside those of the calling frames and of
+            the user's modules, such as a shell's.
+
+    Raises:
+        UsageError: The threshold is no count.
+    """
+    if type(threshold) is not int or threshold < 0:
+        raise UsageError(
+            f"live_tensors_report() got threshold={threshold!r}, which is no number of pending "
+            "nodes. 0 lists all tensors, 500 those that hold large graphs."
+        )
+    with lock:
+        holders = holders_of_buffers(namespace, depth=2)
+        return _report(live_buffers(), holders, threshold)
+
+
+def _report(
+    buffers: Sequence[Buffer], holders: Mapping[int, tuple[Name, ...]], threshold: int
+) -> LiveReport:
+    alive = [buffer for buffer in buffers if buffer.data.__class__ is not Lost]
+    values = {
+        id(buffer): buffer.value
+        for buffer in alive
+        if buffer.value is not None and buffer.value.node is not None
+    }
+    sizes = cone_sizes(values.values())
+    rows = []
+    for buffer in alive:
+        value = values.get(id(buffer))
+        nodes = sizes[value] if value is not None else 0
+        rows.append(_row(buffer, value, nodes, holders.get(id(buffer), ())))
+    growth, marked = _growth(rows)
+    listed = [row for row in marked if not threshold or row.ir_nodes > threshold]
+    listed.sort(key=lambda row: (-row.nbytes, row.id))
+    return LiveReport(
+        rows=tuple(listed),
+        step=pending.number,
+        threshold=threshold,
+        left_out=len(rows) - len(listed),
+        left_out_bytes=sum(r.nbytes for r in rows) - sum(r.nbytes for r in listed),
+        growth=growth,
+        waiting=_waiting(rows),
+    )
+
+
+def _row(
+    buffer: Buffer, value: Value | None, nodes: int, holders: tuple[Name, ...]
+) -> LiveRow:
+    shape, dtype, _ = buffer.type
+    provenance = value.node.provenance if value is not None and value.node else None
+    made_at: Site | None = getattr(buffer, "made_at", None)
+    return LiveRow(
+        id=_number(buffer),
+        names=tuple(each.text for each in holders if _is_name(each)),
+        shape=shape,
+        dtype=dtype,
+        device="lazyrt:0",
+        nbytes=math.prod(shape) * dtype.itemsize,
+        is_pending=value is not None,
+        op=value.node.op.name if value is not None and value.node else "",
+        ir_nodes=nodes,
+        age=pending.number - getattr(buffer, "born", pending.number),
+        site=made_at or (provenance.site if provenance is not None else None),
+        frames=provenance.stack if provenance is not None else (),
+        holders=holders,
+        _value=value,
+    )
+
+
+def _number(buffer: Buffer) -> int:
+    number = getattr(buffer, "number", None)
+    if number is None:
+        number = buffer.number = next(_numbers)
+    return int(number)
+
+
+def _is_name(holder: Name) -> bool:
+    """Return whether a place is one that the user wrote, and not a traceback or autograd."""
+    return holder.holder != AUTOGRAD and not holder.holder.startswith(TRACEBACK)
+
+
+# --- what keeps growing
+
+
+def _growth(rows: Sequence[LiveRow]) -> tuple[tuple[Growth, ...], list[LiveRow]]:
+    """Return the places that collect tensors, and the rows with those marked."""
+    places: dict[str, list[LiveRow]] = defaultdict(list)
+    for row in rows:
+        place = _collection(row)
+        if place:
+            places[place].append(row)
+    found = []
+    marks: dict[int, int] = {}
+    for place, members in places.items():
+        ages = {row.age for row in members}
+        if len(ages) < _MIN_STEPS:
+            continue
+        per_step = max(1, round(len(members) / len(ages)))
+        marks |= dict.fromkeys((row.id for row in members), per_step)
+        found.append(_growth_of(place, members, per_step))
+    found.sort(key=lambda each: -each.nbytes)
+    return tuple(found), [
+        dataclasses.replace(row, growth=marks[row.id]) if row.id in marks else row
+        for row in rows
+    ]
+
+
+def _growth_of(place: str, members: Sequence[LiveRow], per_step: int) -> Growth:
+    now, ages = pending.number, [row.age for row in members]
+    latest = min(members, key=lambda row: row.age)
+    kept = line_of_keeping(place.rpartition(" ")[2], latest.site)
+    return Growth(
+        holder=place,
+        per_step=per_step,
+        first=now - max(ages),
+        last=now - min(ages),
+        count=len(members),
+        nbytes=sum(row.nbytes for row in members),
+        site=kept or latest.site,
+    )
+
+
+def _collection(row: LiveRow) -> str:
+    """Return the collection that holds a tensor, such as `list history`; empty for none."""
+    for holder in row.holders:
+        parent = _ITEM.sub("", holder.text)
+        if parent == holder.text:
+            continue
+        if holder.holder in _COLLECTIONS:
+            return f"{holder.holder} {parent}"
+        if holder.holder == AUTOGRAD:
+            return f"autograd's graphs under {parent.removeprefix(BACKWARD_OF)}"
+    return ""
+
+
+def _waiting(rows: Sequence[LiveRow]) -> tuple[Waiting, ...]:
+    """Return the earlier cells' tensors for which ops run that nothing else needs."""
+    by_cell: dict[int, list[LiveRow]] = defaultdict(list)
+    for row in rows:
+        if row.is_pending and row.site is not None and row.site.cell is not None:
+            by_cell[row.site.cell].append(row)
+    if len(by_cell) < 2:  # noqa: PLR2004 - an earlier cell and a later one
+        return ()
+    everything = [row for row in rows if row.is_pending]
+    whole = nodes_under(_values(everything))
+    found = []
+    for cell in sorted(by_cell)[:-1]:
+        mine = {row.id for row in by_cell[cell]}
+        others = _values(row for row in everything if row.id not in mine)
+        alone = whole - nodes_under(others)
+        held = [row for row in by_cell[cell] if _node(row) in alone]
+        if held:
+            names = tuple(row.name for row in held if row.name)
+            found.append(
+                Waiting(cell=cell, names=names, count=len(held), nodes=len(alone))
+            )
+    return tuple(found)
+
+
+def _node(row: LiveRow) -> Node | None:
+    return row._value.node if row._value is not None else None
+
+
+def _values(rows: Iterable[LiveRow]) -> list[Value]:
+    return [row._value for row in rows if row._value is not None]
+
+
+# --- showing
+
+
+def holder_text(holder: Name) -> str:
+    """Return a place in words: what leads there, and of which kind it is.
+
+    Example:
+        >>> from lazyrt.ir.snapshot import Name
+        >>> holder_text(Name("x")), holder_text(Name("history[3]", "list"))
+        ('x', 'history[3] (list)')
+    """
+    plain = holder.holder == "variable" or holder.text.startswith("Out[")
+    return holder.text if plain else f"{holder.text} ({holder.holder})"
+
+
+def held_by(row: LiveRow, limit: int = _MAX_SHOWN) -> str:
+    """Return the places that hold a tensor, in words."""
+    if not row.holders:
+        return NOT_FOUND
+    shown = [holder_text(holder) for holder in row.holders[:limit]]
+    rest = len(row.holders) - limit
+    return ", ".join(shown) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _cells(row: LiveRow) -> tuple[Any, ...]:
+    mark = f"{row.name} ↑" if row.growth else row.name
+    made = str(row.site or "")
+    nodes = row.ir_nodes if row.is_pending else ""
+    return (
+        row.id, mark, row.type, Size(row.nbytes), nodes, row.age, made, held_by(row)
+    )  # fmt: skip
+
+
+class Size(int):
+    """A number of bytes that shows with its unit."""
+
+    def __str__(self) -> str:
+        return size_text(self)
+
+
+_sort_keys: dict[str, Callable[[LiveRow], Any]] = {
+    "id": lambda row: row.id,
+    "name": lambda row: (not row.name, row.name),
+    "type": lambda row: row.type,
+    "size": lambda row: (row.nbytes, -row.id),
+    "ops": lambda row: (row.ir_nodes, -row.id),
+    "age": lambda row: (row.age, -row.id),
+    "made at": lambda row: (
+        (row.site.cell or 0, row.site.file, row.site.line) if row.site else (0, "", 0)
+    ),
+    "held by": lambda row: (not row.holders, held_by(row)),
+}
+COLUMNS = tuple(_sort_keys)
+_NUMBERS = frozenset(("id", "size", "ops", "age"))
+
+
+def _text_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    texts = [[_text_cell(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(header, *texts, strict=True)]
+    sides = [">" if title in _NUMBERS else "<" for title in header]
+    return [
+        "  ".join(
+            f"{cell:{side}{width}}"
+            for cell, side, width in zip(line, sides, widths, strict=True)
+        ).rstrip()
+        for line in [header, ["-" * width for width in widths], *texts]
+    ]
+
+
+def _text_cell(cell: object) -> str:
+    if type(cell) is int:
+        return f"{cell:,}"
+    return " ".join(str(cell).split())
+
+
+def _html_cell(cell: object) -> str:
+    side = ' style="text-align:right"' if isinstance(cell, int) else ""
+    return f"<td{side}>{html.escape(_text_cell(cell))}</td>"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def size_text(nbytes: float) -> str:
+    """Return a size with its unit.
+
+    Example:
+        >>> size_text(1), size_text(4_500_000)
+        ('1 byte', '4.3 MiB')
+    """
+    if nbytes < _KIB:
+        return _plural(int(nbytes), "byte")
+    value, unit = nbytes / _KIB, "KiB"
+    for larger in ("MiB", "GiB", "TiB"):
+        if value < _KIB:
+            break
+        value, unit = value / _KIB, larger
+    return f"{value:.1f} {unit}"

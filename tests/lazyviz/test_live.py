@@ -1,0 +1,269 @@
+"""S4.11, U.36: `%lazy live` names holders in a notebook's words, `%lazy drop` lets go."""
+
+import re
+import sys
+
+import pytest
+
+import lazyrt
+from lazyviz import live
+from tests.conftest import displayed
+
+
+@pytest.fixture
+def space(lab):
+    lab.run_cell("del x", store_history=True)
+    return lab
+
+
+def run(shell, *sources):
+    for source in sources:
+        shell.run_cell(source, store_history=True)
+
+
+def said(shell, source):
+    """Return what a cell displayed, its strip left out."""
+    shell.display_pub.outputs.clear()
+    shell.run_cell("%lazy off", store_history=True)
+    shell.run_cell(source, store_history=True)
+    shell.run_cell("%lazy on", store_history=True)
+    return "\n".join(displayed(shell))
+
+
+def refused(shell, capsys, source):
+    capsys.readouterr()
+    shell.run_cell(source, store_history=True)
+    return "".join(capsys.readouterr())
+
+
+def test_live_lists_type_size_age_line_and_holder(space):
+    run(space, "y = torch.ones(2, 3, device='lazyrt') + 1", "lazyrt.mark_step()")
+
+    lines = said(space, "%lazy live").splitlines()
+
+    assert lines[0].split() == [
+        "id",
+        "name",
+        "type",
+        "size",
+        "age",
+        "made",
+        "at",
+        "held",
+        "by",
+    ]
+    assert re.fullmatch(
+        r"\s*\d+  y     f32\[2,3\]  24 bytes    1  cell 5 line 1  y", lines[2]
+    )
+    assert lines[3] == "1 live tensor, 24 bytes"
+
+
+def test_live_shows_a_table_that_stays_in_the_notebook(space):
+    run(space, "y = torch.ones(2, 3, device='lazyrt') + 1")
+    space.display_pub.outputs.clear()
+
+    run(space, "%lazy live")
+
+    page = displayed(space, "text/html")[0]
+    assert "<table" in page
+    assert "f32[2,3]" in page
+    assert "<script" not in page
+
+
+@pytest.mark.parametrize(
+    ("options", "first"),
+    [("", "big"), ("--sort bytes --reverse", "a"), ("--sort name", "a"), ("--sort ops", "deep"),
+     ("--sort made at", "big"), ("--above 3", "deep")],
+)  # fmt: skip
+def test_live_sorts_and_filters(space, options, first):
+    run(
+        space,
+        "big = torch.ones(9, 9, device='lazyrt')",
+        "a = torch.ones(2, device='lazyrt')\nlazyrt.mark_step()",
+        "deep = torch.ones(4, device='lazyrt')\nfor _ in range(5): deep = deep + 1",
+    )
+
+    line = said(space, f"%lazy live {options}").splitlines()[2]
+
+    assert line.split()[1] == first
+
+
+@pytest.mark.parametrize(
+    ("source", "part"),
+    [
+        ("%lazy live --sort colour", "there is no such column. Take one of id, name"),
+        ("%lazy live --above many", "'--above' is no option"),
+        ("%lazy drop nothing", "there is no variable of this name"),
+        ("%lazy drop history[0]", "Run `del history[0]`, or %lazy drop history"),
+        ("%lazy drop n", "it leads to no tensor on the lazy device"),
+        ("%lazy drop Out[99]", "there is no such result. IPython keeps"),
+        ("%lazy drop traceback", "no exception was shown since the last drop"),
+    ],
+)
+def test_mistakes_are_explained(space, capsys, source, part):
+    run(space, "history = [torch.ones(2, device='lazyrt')]\nn = 5")
+
+    assert part in refused(space, capsys, source)
+    assert len(lazyrt.live_tensors()) == 1
+
+
+def test_a_growing_list_is_named_with_its_cell_and_line(space):
+    run(
+        space,
+        "history = []",
+        "for _ in range(4):\n    loss = torch.ones(3, device='lazyrt').exp().sum()\n"
+        "    kept = loss\n    history.append(kept)\n    lazyrt.mark_step()",
+    )
+
+    text = said(space, "%lazy live")
+
+    assert (
+        "+1 live tensor per step, held by list history (cell 6 line 4): 4 since step"
+        in text
+    )
+    assert text.count("↑") == 4
+    assert "history[0]" in text
+
+
+def test_holders_in_a_notebook_are_results_closures_modules_and_tracebacks(space):
+    run(
+        space,
+        "y = torch.ones(2, device='lazyrt') * 3",
+        "y",
+        "class Trainer:\n    def __init__(self): self.seen = {'last': torch.ones(7, device='lazyrt')}\n"
+        "trainer = Trainer()",
+        "def outer():\n    hidden = torch.ones(6, device='lazyrt')\n    return lambda: hidden\nf = outer()",
+        "def fails():\n    inside = torch.ones(8, device='lazyrt')\n    lazyrt.mark_step()\n"
+        "    raise ValueError('no')\nfails()",
+    )  # fmt: skip
+
+    report = live.report(lazyrt, space)
+
+    held = {row.shape[0]: live_names(row) for row in report.rows if row.shape}
+    results = [live_names(row) for row in report.rows if "Out[6]" in live_names(row)]
+    assert results == [["_", "_6", "Out[6]"]] or {"_", "Out[6]"} <= set(results[0])
+    assert "trainer.seen['last']" in held[7]
+    assert any("hidden" in name for name in held[6])
+    assert any("inside in fails()" in name for name in held[8])
+
+
+def live_names(row):
+    return [holder.text for holder in row.holders]
+
+
+def test_dropping_a_result_frees_it_under_all_its_names(space):
+    run(space, "y = torch.ones(64, device='lazyrt') * 3", "y")
+    count = len(lazyrt.live_tensors())
+
+    text = said(space, "%lazy drop Out[6]")
+
+    assert text == "Dropped Out[6]: 1 tensor, 256 bytes, freed."
+    assert len(lazyrt.live_tensors()) == count - 1
+    assert "_6" not in space.user_ns
+    assert 6 not in space.user_ns["Out"]
+    assert "_" not in [
+        name for r in live.report(lazyrt, space).rows for name in r.names
+    ]
+
+
+def test_underscores_still_work_after_a_drop(space):
+    run(space, "torch.ones(4, device='lazyrt')", "%lazy drop _", "1 + 1", "_ + 1")
+
+    assert space.user_ns["_"] == 3
+    assert lazyrt.live_tensors() == []
+
+
+def test_dropping_a_variable_tells_what_still_holds_its_tensors(space):
+    run(
+        space,
+        "a = torch.ones(256, device='lazyrt') + 1\nkeep = [a]\nlazyrt.mark_step()",
+    )
+
+    text = said(space, "%lazy drop a")
+
+    assert text == (
+        "Dropped a: nothing was freed.\n  f32[256], 1.0 KiB, is still held by keep[0] (list)"
+    )
+    assert said(space, "%lazy drop keep") == "Dropped keep: 1 tensor, 1.0 KiB, freed."
+    assert lazyrt.live_tensors() == []
+
+
+def test_dropping_a_pending_variable_makes_the_next_step_smaller(space):
+    run(space, "x = torch.ones(4, device='lazyrt')\ny = x.exp().sin()")
+
+    text = said(space, "%lazy drop y")
+
+    assert (
+        text == "Dropped y: 1 tensor, 16 bytes, freed. The next step runs 2 ops fewer."
+    )
+    assert len(lazyrt.pending_graph().nodes) == 1
+
+
+def test_dropping_the_traceback_frees_what_it_kept(space):
+    run(
+        space,
+        "x = torch.ones(256, device='lazyrt')\nlazyrt.mark_step()",
+        "def fails(t):\n    inside = t * 2\n    lazyrt.mark_step()\n    raise ValueError(inside)\nfails(x)",
+    )  # fmt: skip
+    rows = live.report(lazyrt, space).rows
+    assert any(
+        holder.holder.startswith("traceback") for r in rows for holder in r.holders
+    )
+    assert any(
+        t.name == "traceback" for r in rows for t in live.targets(r, space.user_ns)
+    )
+
+    text = said(space, "%lazy drop traceback")
+
+    assert re.match(r"Dropped traceback: \d tensors?, [\d.]+ KiB, freed\.", text)
+    assert [row.names for row in live.report(lazyrt, space).rows] == [("x",)]
+    assert getattr(sys, "last_value", None) is None
+
+
+def test_targets_ask_for_variables_alone(space):
+    run(
+        space,
+        "y = torch.ones(4, device='lazyrt')\nhistory = [y]\nm = torch.nn.Linear(1, 1).to('lazyrt')",
+        "y",
+    )
+    rows = live.report(lazyrt, space).rows
+
+    found = {
+        target.name: target.asks
+        for row in rows
+        for target in live.targets(row, space.user_ns)
+    }
+
+    assert found == {"y": True, "history": True, "Out[6]": False, "_": False}
+
+
+def test_pending_ops_are_dropped_as_before(space):
+    run(space, "y = torch.ones(4, device='lazyrt') + 1")
+
+    assert said(space, "%lazy drop").startswith("Dropped 2 pending ops.")
+
+
+def test_an_earlier_cell_that_makes_the_next_graph_bigger_is_told(space):
+    run(
+        space,
+        "x = torch.ones(4, device='lazyrt')\na, b, c = x.exp(), x.sin(), x.cos()",
+        "y = x + 1",
+    )
+
+    assert (
+        "cell 5 holds 3 tensors (a, b, c) that make the next step's graph bigger: 3 ops run "
+        "only for them"
+    ) in said(space, "%lazy live")
+
+
+def test_looking_at_holders_records_and_runs_nothing(space):
+    run(space, "x = torch.ones(4, device='lazyrt').exp()\nhistory = [x, {'a': x * 2}]")
+    before = lazyrt.pending_graph().fingerprint, lazyrt.counters(), lazyrt.activity()
+
+    said(space, "%lazy live --sort age")
+
+    assert (
+        lazyrt.pending_graph().fingerprint,
+        lazyrt.counters(),
+        lazyrt.activity(),
+    ) == before
