@@ -360,7 +360,12 @@ def _pending(facts: Facts) -> str:
 def _live(facts: Facts) -> str:
     if facts.runtime is None:
         return html.muted("lazyrt is not imported.")
-    return html.pre(reports.live(facts.runtime.live_tensors()))
+    from lazyviz import session
+
+    current = session.current()
+    space = current.shell.user_ns if current is not None else None
+    page: str = facts.runtime.live_tensors_report(namespace=space).to_html()
+    return page
 
 
 def _fallbacks(facts: Facts) -> str:
