@@ -511,3 +511,15 @@ def test_an_object_that_cannot_be_looked_into_is_skipped():
     assert found[0][0] == "tensor"
     assert isinstance(row_of(tensor, lazyrt.live_tensors_report()), LiveRow)
     del broken
+
+
+def test_only_buffers_are_named():
+    from lazyrt.frontend.names import names_of_buffers
+
+    tensor = made()
+    view = tensor[:1]
+
+    known = names_of_buffers()
+
+    assert id(None) not in known
+    assert known[id(state_of(view).base)].text in {"tensor", "view"}

@@ -148,7 +148,8 @@ class Walk:
             return
         state = state_of(tensor)
         # A view made in eager debug mode owns a copy beside its base.
-        for buffer in (state.base, getattr(state, "_copy", None)):
+        copy = getattr(state, "_copy", None)
+        for buffer in (state.base,) if copy is None else (state.base, copy):
             found = self.holders.setdefault(id(buffer), [])
             if len(found) < _MAX_HOLDERS and name not in found:
                 found.append(name)
