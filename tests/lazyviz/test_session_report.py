@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import lazyrt
 import lazyviz
-from lazyviz import privacy, report_parts, reports, session_report
+from lazyviz import privacy, report_parts, session_report
 from lazyviz.session_report import MAX_BYTES, ReportError
 from tests.conftest import displayed
 
@@ -223,10 +224,10 @@ def test_a_report_is_bounded_however_long_the_session(lab, tmp_path, monkeypatch
 def test_a_part_that_fails_leaves_the_others(lab, tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
 
-    def broken(*_args):
+    def broken(*_args, **_options):
         raise RuntimeError(HOSTILE)
 
-    monkeypatch.setattr(reports, "live", broken)
+    monkeypatch.setattr(lazyrt, "live_tensors_report", broken)
 
     outline = Outline(report(lab))
 
