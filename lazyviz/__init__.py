@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lazyviz.hlo import ValueTrace
     from lazyviz.numerics import Comparison
     from lazyviz.session_report import Written
+    from lazyviz.timing import TimelineShown
 
 __all__ = [
     "__version__",
@@ -32,10 +33,12 @@ __all__ = [
     "compare_modes",
     "compare_reports",
     "diff",
+    "export_trace",
     "load_ipython_extension",
     "parse_report",
     "read",
     "report",
+    "timeline",
     "trace_value",
     "unload_ipython_extension",
 ]
@@ -137,6 +140,37 @@ def diff(a: Any, b: Any) -> DiffView:
     from lazyviz import comparison
 
     return comparison.compare(a, b)
+
+
+def timeline(cells: int = 12) -> TimelineShown:
+    """Return where the time of the session's last cells went; a notebook shows it as a picture.
+
+    Args:
+        cells: How many of them; the one that runs now counts.
+
+    Raises:
+        UsageError: lazyviz is not loaded in a shell.
+    """
+    from lazyviz import timing
+
+    return timing.timeline(cells)
+
+
+def export_trace(path: str | Path) -> Path:
+    """Write the session's timeline as a trace-event file, which Perfetto opens.
+
+    `python -m lazyviz report FILE` sums such a file up.
+
+    Args:
+        path: Where to; `.gz` at its end compresses it.
+
+    Raises:
+        TraceError: The path has a file of another kind, or cannot be written.
+        UsageError: lazyviz is not loaded in a shell.
+    """
+    from lazyviz import timing
+
+    return timing.timeline().export(path)
 
 
 def trace_value(program: Any, name: str) -> ValueTrace:

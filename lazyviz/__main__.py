@@ -13,6 +13,7 @@ _USAGE = """usage: python -m lazyviz COMMAND
 commands:
   tour    run the first notebook here and write it as one web page (tour --help)
   read    show a metrics report, a debug log or a dump of torch_xla or XLA (read --help)
+  report  summarise a trace that %lazy timeline --export wrote (report --help)
   diff    compare two dumps of HLO or StableHLO (diff --help)
 """
 
@@ -27,6 +28,10 @@ def main(arguments: Sequence[str]) -> int:
         from lazyviz.foreign import read
 
         return read.main(arguments[1:])
+    if arguments and arguments[0] == "report":
+        from lazyviz import trace_file
+
+        return trace_file.main(arguments[1:])
     if arguments and arguments[0] == "diff":
         from lazyviz import comparison
 

@@ -47,6 +47,7 @@ _SUBCOMMANDS = {
     "graphs": "every compiled graph: size, runs, compile time, cause, nearest other",
     "cache": "executables in memory and on disk; cache drop KEY | all | older 7d drops some",
     "drop": "drop the pending ops, unrun; drop NAME | Out[4] | traceback lets go of tensors",
+    "timeline": "where the time went, cell by cell; timeline 40, timeline --export FILE.json",
     "report": "write the session as one web page for a bug report: report FILE.html",
     "on": "show a strip after each cell that touches the device",
     "off": "show no strips; cells are still recorded",
@@ -85,6 +86,8 @@ class LazyMagics(Magics):
                                cache drop KEY, drop all, drop older 7d drops some
         %lazy drop             drop the pending ops, unrun; drop NAME, drop Out[4], drop
                                traceback let go of tensors and say what still holds them
+        %lazy timeline [N]     where the time of the last N cells went; --export FILE.json
+                               writes the session for Perfetto
         %lazy report FILE.html the session as one web page for a bug report; --no-source leaves
                                the cells' source out, --force replaces any file
         %lazy on, %lazy off    show a strip after each cell, or none
@@ -266,6 +269,18 @@ class LazyMagics(Magics):
             raise UsageError(executables.unknown(rest))
         else:
             self._print(executables.table(runtime.cached_executables()))
+
+    def _timeline(self, rest: str) -> None:
+        from lazyviz import timing
+
+        try:
+            shown = timing.run_magic(self._session, rest)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        if isinstance(shown, timing.TimelineShown):
+            self._shell.display_pub.publish(shown._repr_mimebundle_(), metadata={})
+        else:
+            self._print(f"Written to {shown}. https://ui.perfetto.dev opens it.")
 
     def _drop(self, rest: str) -> None:
         if rest:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lazyrt.frontend.provenance import user_site
 from lazyrt.observe import events
@@ -119,19 +119,3 @@ class Pulse:
             time.sleep(PERIOD_S)
             if self._wake.is_set():
                 self.ask(sample=True)
-
-
-def line_shares(lines: Any, limit: int = 8) -> list[tuple[str, str, float]]:
-    """Return the lines that recording spent its time on: line, source text, share.
-
-    Args:
-        lines: Samples by line, as `Pulse.lines` counts them.
-        limit: At most so many, the largest first.
-    """
-    import linecache
-
-    total = sum(lines.values())
-    return [
-        (str(site), linecache.getline(site.file, site.line).strip(), count / total)
-        for site, count in lines.most_common(limit)
-    ]

@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from lazyrt.ir.graph import Graph
     from lazyrt.ir.node import Node, Value
     from lazyrt.observe.events import Event, Site, Subscription
+    from lazyviz.history import Timeline
     from lazyviz.pulse import Pulse
     from lazyviz.render.model import DrawGraph
+    from lazyviz.render.spans import CellTime
     from lazyviz.steplog import StepLog, StepRow
     from lazyviz.tally import Tally
-    from lazyviz.timeline import Timeline
 
 SHELL_ATTRIBUTE = "_lazyviz_session"
 
@@ -130,9 +131,9 @@ class Session:
         """Listen to the runtime from now on."""
         if self.attached:
             return
+        from lazyviz.history import Timeline
         from lazyviz.pulse import Pulse
         from lazyviz.steplog import StepLog
-        from lazyviz.timeline import Timeline
 
         self._steps = StepLog()
         self.timeline = Timeline()
@@ -219,6 +220,23 @@ class Session:
             CellRecord(cell.number, dataclasses.replace(strip, graph=None), fingerprint)
         )
         return strip
+
+    def cell_so_far(self) -> CellTime | None:
+        """Return the time of the running cell up to now; None if it did nothing yet."""
+        from lazyviz.render.spans import CellTime
+
+        cell = self._running
+        if cell is None or cell.tally is None or not cell.tally.seen:
+            return None
+        now = time.perf_counter_ns()
+        with self._lock:
+            return CellTime(
+                number=cell.number,
+                start_ns=cell.started_ns,
+                end_ns=now,
+                parts=cell.tally.ledger.parts(now),
+                device_ns=cell.tally.execute_ns,
+            )
 
     def _note_time(self, cell: _RunningCell, ended_ns: int, strip: Strip) -> None:
         from lazyviz.render.spans import CellTime

@@ -187,6 +187,12 @@ def _image(picture: str, what: str, css_class: str = "", max_width: str = "") ->
     )
 
 
+def picture(svg_text: str, what: str) -> str:
+    """Return a drawing as an image that scrolls where it is wider than the page."""
+    shown = _image(svg_text, what, max_width="none")
+    return f'<div style="overflow:auto;margin-top:4px">{shown}</div>'
+
+
 def value_html(value: str, summary: str) -> str:
     """Return a tensor's values under one line about them."""
     return f"{muted(summary)}{pre(value)}"

@@ -192,21 +192,18 @@ class Timeline:
     def _barrier(
         self, event: events.BarrierFinished, now: int, cell: int | None
     ) -> None:
+        if not event.executed:
+            return
         site = str(event.site or "")
         cause = f"{event.cause} of {event.tensor}" if event.tensor else event.cause
-        if event.executed:
-            detail = text.plural(event.nodes, "op")
-            if event.site is not None and event.caller is not None:
-                detail += f", {event.site.function} called back by {event.caller}"
-            if event.cut is not None:
-                detail += f", cut the step {event.cut}".rstrip()
-            start = max(self._step_from_ns, 0) or now - event.duration_ns
-            ended = f"step {event.step}: {cause}"
-            self.keep(Span("step", "run", ended, start, now, cell, site, detail))
-        elif event.eager:
-            return
-        else:
-            detail = "nothing was pending"
+        detail = text.plural(event.nodes, "op")
+        if event.site is not None and event.caller is not None:
+            detail += f", {event.site.function} called back by {event.caller}"
+        if event.cut is not None:
+            detail += f", cut the step {event.cut}".rstrip()
+        start = self._step_from_ns or now - event.duration_ns
+        ended = f"step {event.step}: {cause}"
+        self.keep(Span("step", "run", ended, start, now, cell, site, detail))
         self._step_from_ns = now
         kind = "barrier" if event.cause.startswith(_EXPLICIT) else "implicit barrier"
         self.keep(Span("step", kind, cause, now, now, cell, site, detail))

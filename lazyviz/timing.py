@@ -1,0 +1,167 @@
+"""What `%lazy timeline` and `lazyviz.timeline()` show, of a session's timeline."""
+
+from __future__ import annotations
+
+import linecache
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from lazyviz import trace_file
+from lazyviz.render import html, text
+from lazyviz.render.gaps import gaps
+from lazyviz.render.timeline import TimelineView, timeline_svg, timeline_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from lazyviz.render.spans import CellTime, Span
+    from lazyviz.session import Session
+
+CELLS = 12
+_USAGE = (
+    "%lazy timeline shows the last 12 cells, %lazy timeline 40 the last 40, and "
+    "%lazy timeline --export FILE.json writes all that is kept, for Perfetto."
+)
+
+
+class TimelineShown:
+    """The timeline of a session's latest cells, as it was when it was asked for.
+
+    Attributes:
+        view: Its data.
+    """
+
+    def __init__(self, session: Session, cells: int = CELLS) -> None:
+        timeline = session.timeline
+        every: list[CellTime] = list(timeline.cells) if timeline is not None else []
+        now = session.cell_so_far()
+        if now is not None:
+            every.append(now)
+        self._every = every
+        self._spans: tuple[Span, ...] = timeline.spans if timeline is not None else ()
+        self._dropped = timeline.dropped if timeline is not None else 0
+        self.view = self._view(every[-cells:])
+
+    def _view(self, chosen: list[CellTime]) -> TimelineView:
+        start = chosen[0].start_ns if chosen else 0
+        spans = [span for span in self._spans if span.end_ns >= start]
+        forgotten = self._dropped and len(spans) == len(self._spans)
+        since = spans[0].end_ns if forgotten and spans else 0
+        samples: Counter[Any] = Counter()
+        for cell in chosen:
+            samples.update(cell.lines)
+        return TimelineView(
+            cells=chosen,
+            spans=spans,
+            dropped=self._dropped,
+            gaps=gaps(chosen, spans, since) if chosen else None,
+            lines=line_shares(samples),
+            earlier=len(self._every) - len(chosen),
+        )
+
+    def text(self) -> str:
+        """Return it as tables."""
+        return timeline_text(self.view)
+
+    def svg(self) -> str:
+        """Return the picture; empty without cells."""
+        return timeline_svg(self.view)
+
+    def to_html(self) -> str:
+        """Return the picture with its tables folded below; needs no script."""
+        picture = self.svg()
+        if not picture:
+            return html.pre(self.text())
+        shown = html.picture(picture, "timeline: the tables below say the same")
+        title = f"{text.plural(len(self.view.cells), 'cell')} as tables"
+        folded = html.folded(title, html.pre(self.text()))
+        notes = "".join(map(html.muted, self._notes()))
+        return f'<div class="lazyviz-timeline">{shown}{notes}{folded}</div>'
+
+    def _notes(self) -> list[str]:
+        from lazyviz.render.gaps import gaps_text
+
+        lines = gaps_text(self.view.gaps).splitlines() if self.view.gaps else []
+        if self.view.lines:
+            top = ", ".join(
+                f"{site} {share:.0%}".replace("%", " %")
+                for site, _, share in self.view.lines[:3]
+            )
+            lines.append(f"recording by line: {top}")
+        return lines
+
+    def export(self, path: str | Path) -> Path:
+        """Write all that the session keeps, not only these cells, as a trace-event file.
+
+        Raises:
+            TraceError: The path has a file of another kind, or cannot be written.
+        """
+        return trace_file.write(
+            path,
+            self._every,
+            self._spans,
+            lines=self.view.lines,
+            dropped=self._dropped,
+        )
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return {"text/plain": self.text(), "text/html": self.to_html()}
+
+
+def line_shares(
+    lines: Mapping[Any, int], limit: int = 8
+) -> list[tuple[str, str, float]]:
+    """Return the lines that recording spent its time on: line, source text, share.
+
+    Args:
+        lines: Samples by line, as `Pulse.lines` counts them.
+        limit: At most so many, the largest first.
+    """
+    total = sum(lines.values())
+    return [
+        (str(site), linecache.getline(site.file, site.line).strip(), count / total)
+        for site, count in Counter(lines).most_common(limit)
+    ]
+
+
+def timeline(cells: int = CELLS) -> TimelineShown:
+    """Return the timeline of the running shell's session.
+
+    Raises:
+        UsageError: lazyviz is not loaded in a shell.
+    """
+    from IPython.core.error import UsageError
+
+    from lazyviz import session
+
+    found = session.current()
+    if found is None:
+        raise UsageError(
+            "there is no session to show: lazyviz is not loaded. Run %load_ext lazyviz in "
+            "IPython or Jupyter first; what happened before that is not known."
+        )
+    return TimelineShown(found, cells)
+
+
+def run_magic(session: Session, rest: str) -> TimelineShown | Path:
+    """Do what `%lazy timeline` is asked for: show it, or write it to a file.
+
+    Raises:
+        ValueError: It is neither a number of cells nor `--export FILE`, or cannot be written.
+    """
+    words = rest.split(maxsplit=1)
+    if words and words[0] == "--export":
+        if len(words) == 1:
+            raise ValueError(
+                f"%lazy timeline --export needs the path of a file. {_USAGE}"
+            )
+        return TimelineShown(session).export(words[1].strip("'\""))
+    if rest and not (rest.isdecimal() and int(rest)):
+        raise ValueError(
+            f"%lazy timeline {rest}: {rest!r} is no number of cells. {_USAGE}"
+        )
+    return TimelineShown(session, int(rest or CELLS))
