@@ -2,6 +2,7 @@
 
 import threading
 import time
+from typing import Any
 
 from lazyrt.observe import events
 from lazyrt.observe.events import Site
@@ -169,7 +170,8 @@ def test_a_cell_with_a_pause_and_a_loop(lab):
     )
     from lazyviz import session
 
-    cell = session.current(lab).timeline.cells[-1]
+    found: Any = session.current(lab)
+    cell = found.timeline.cells[-1]
 
     assert sum(cell.parts.values()) == cell.end_ns - cell.start_ns
     assert cell.parts["python"] > 0.2e9
@@ -202,7 +204,8 @@ def test_a_real_compile_fills_its_cell(lab):
     )
     from lazyviz import session
 
-    strip = session.current(lab).cells[-1].strip
+    found: Any = session.current(lab)
+    strip = found.cells[-1].strip
     parts = dict(strip.parts)
 
     assert sum(parts.values()) == strip.wall_ns

@@ -22,7 +22,7 @@ FLOWS = (
 
 def check_schema(document):
     """Assert what Perfetto's importer of trace-event JSON asks for."""
-    names = {}
+    names: dict[int, dict[str, str]] = {}
     last = 0.0
     stacks: dict[int, list[float]] = {}
     for event in document["traceEvents"]:
