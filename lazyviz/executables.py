@@ -3,47 +3,148 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lazyviz.render import text
+from lazyviz.render import html, text
+from lazyviz.render.escape import markup
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
+_NONE = "No executable is in memory or on disk."
 _MAX_ROWS = 40
+_MAX_LIVE_ROWS = 300
 _KEY_DIGITS = 8
 _DAY_S = 86_400
 _UNITS_S = {"m": 60, "h": 3_600, "d": _DAY_S, "w": 7 * _DAY_S}
 _USAGE = (
-    "%lazy cache lists the executables; %lazy cache drop KEY drops one, %lazy cache drop all "
+    "%lazy cache lists the executables, %lazy cache --sort size the largest first; "
+    "%lazy cache drop KEY drops one, %lazy cache drop all "
     "drops all, and %lazy cache drop older 7d those unused for 7 days (m, h, d, w)."
 )
+
+
+_COLUMNS = (
+    "key",
+    "holds",
+    "ops",
+    "tier",
+    "at",
+    "size",
+    "compile",
+    "hits",
+    "where",
+    "age",
+    "unused for",
+)
+_NUMBERS = frozenset(("ops", "size", "compile", "hits", "age", "unused for"))
+# What `%lazy cache --sort` takes, with what it sorts by; the largest come first.
+_ORDERS: dict[str, Callable[[Any], Any]] = {
+    "ops": lambda entry: -entry.nodes,
+    "size": lambda entry: -entry.nbytes,
+    "compile": lambda entry: -entry.compile_ns,
+    "hits": lambda entry: -entry.hits,
+    "age": lambda entry: -entry.age_s,
+    "unused": lambda entry: -entry.unused_s,
+    "holds": lambda entry: entry.holds,
+    "line": lambda entry: entry.line,
+}
+
+
+class _Cell(NamedTuple):
+    """What a column shows of an executable, and what it is sorted by."""
+
+    shown: str | int
+    value: str | float
 
 
 def table(entries: Sequence[Any]) -> str:
     """Return the executables as `lazyrt.cached_executables()` gives them."""
     if not entries:
-        return "No executable is in memory or on disk."
-    rows = [
-        (
-            entry.key[:_KEY_DIGITS],
-            entry.holds or "not recorded",
-            entry.nodes or "",
-            entry.tier,
-            entry.line,
-            text.size(entry.nbytes) if entry.nbytes else "",
-            _place(entry),
-            span(entry.age_s),
-            span(entry.unused_s),
-        )
-        for entry in entries[:_MAX_ROWS]
-    ]
-    header = ["key", "holds", "ops", "tier", "at", "size", "where", "age", "unused for"]
-    lines = [text.table(header, rows)]
+        return _NONE
+    rows = [[cell.shown for cell in _cells(entry)] for entry in entries[:_MAX_ROWS]]
+    lines = [text.table(_COLUMNS, rows)]
     if len(entries) > _MAX_ROWS:
-        lines.append(f"... and {len(entries) - _MAX_ROWS:,} unused for longer")
+        lines.append(f"... and {len(entries) - _MAX_ROWS:,} more")
     return "\n".join([*lines, summary(entries)])
+
+
+def to_html(entries: Sequence[Any], *, live: bool = False) -> str:
+    """Return the same as HTML.
+
+    Args:
+        entries: As for `table`.
+        live: With buttons, for a page that listens to them.
+    """
+    if not entries:
+        return f"<p>{markup(_NONE)}</p>"
+    limit = _MAX_LIVE_ROWS if live else _MAX_ROWS
+    more = f"... and {len(entries) - limit:,} more. " if len(entries) > limit else ""
+    foot = f"<p>{markup(more + summary(entries))}</p>"
+    if not live:
+        rows = [[cell.shown for cell in _cells(entry)] for entry in entries[:limit]]
+        return html.table(_COLUMNS, rows) + foot
+    head = "".join(
+        f'<th scope="col"><button type="button" data-sort="{k}" '
+        f'data-first="{"down" if name in _NUMBERS else "up"}">{markup(name)}</button></th>'
+        for k, name in enumerate(_COLUMNS)
+    )
+    body = "".join(map(_live_row, entries[:limit]))
+    return (
+        f"<table><thead><tr>{head}<th></th></tr></thead><tbody>{body}</tbody></table>"
+        f"{foot}"
+    )
+
+
+def _live_row(entry: Any) -> str:
+    cells = []
+    for name, cell in zip(_COLUMNS, _cells(entry), strict=True):
+        shown = markup(f"{cell.shown:,}" if isinstance(cell.shown, int) else cell.shown)
+        kind = "lzx-n" if name in _NUMBERS else f"lzx-{name}"
+        inner = f"<code>{shown}</code>" if name == "key" else shown
+        cells.append(
+            f'<td class="{kind}" data-v="{markup(str(cell.value))}">{inner}</td>'
+        )
+    button = (
+        f'<td><button type="button" data-key="{markup(entry.key)}" '
+        f'aria-label="evict {markup(entry.holds or entry.key[:_KEY_DIGITS])}">evict</button>'
+        "</td>"
+    )
+    return f"<tr>{''.join(cells)}{button}</tr>"
+
+
+def _cells(entry: Any) -> list[_Cell]:
+    place = _place(entry)
+    size = text.size(entry.nbytes) if entry.nbytes else ""
+    took = text.duration(entry.compile_ns) if entry.compile_ns else ""
+    return [
+        _Cell(entry.key[:_KEY_DIGITS], entry.key),
+        _Cell(entry.holds or "not recorded", entry.holds),
+        _Cell(entry.nodes or "", entry.nodes),
+        _Cell(entry.tier, entry.tier),
+        _Cell(entry.line, entry.line),
+        _Cell(size, entry.nbytes),
+        _Cell(took, entry.compile_ns),
+        _Cell(entry.hits, entry.hits),
+        _Cell(place, place),
+        _Cell(span(entry.age_s), entry.age_s),
+        _Cell(span(entry.unused_s), entry.unused_s),
+    ]
+
+
+def ordered(entries: Sequence[Any], order: str) -> list[Any]:
+    """Return the executables in the order that a word behind `--sort` names.
+
+    Raises:
+        ValueError: There is no such order.
+    """
+    if order not in _ORDERS:
+        raise ValueError(
+            f"%lazy cache --sort {order}: there is no order {order!r}. It takes "
+            f"{', '.join(_ORDERS)}; without it the latest used come first."
+        )
+    return sorted(entries, key=_ORDERS[order])
 
 
 def summary(entries: Sequence[Any]) -> str:

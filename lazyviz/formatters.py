@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from lazyviz import session
+from lazyviz import executables, session
 from lazyviz.lazytensors import is_lazy
 from lazyviz.render import html, text
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _TENSOR = ("torch", "Tensor")
 _GRAPH = ("lazyrt.ir.graph", "Graph")
 _PLAN = "<lazyrt "
+_CACHE_TWIN = "lzx-twin"
 _MAX_STATISTICS = 10_000_000
 _MAX_LISTED_OPS = 60
 
@@ -129,6 +130,23 @@ def show_live(shell: InteractiveShell, report: Any) -> None:
     bundle = {"text/plain": report.to_text(), "text/html": report.to_html()}
     publish: Any = shell.display_pub.publish
     publish(bundle, metadata={})
+def show_executables(shell: InteractiveShell, runtime: Any) -> None:
+    """Display the executables: a static table, and where there is a page one with buttons."""
+    entries = runtime.cached_executables()
+    bundle = {"text/plain": executables.table(entries)}
+    publish: Any = shell.display_pub.publish
+    if not wants_html(shell):
+        publish(bundle, metadata={})
+        return
+    copy = executables.to_html(entries)
+    bundle["text/html"] = f'<div class="{_CACHE_TWIN}">{copy}</div>'
+    publish(bundle, metadata={})
+    if entries and hasattr(getattr(shell, "kernel", None), "comm_manager"):
+        from IPython.display import display
+
+        from lazyviz.widgets.cache_view import CacheView
+
+        display(CacheView(runtime, _CACHE_TWIN))  # type: ignore[no-untyped-call]
 
 
 def _registered(formatter: Any, name: tuple[str, str]) -> Any:

@@ -82,7 +82,7 @@ class LazyMagics(Magics):
                                alone, say which mode holds, and every setting with its origin
         %lazy why [STEP]       why a step was compiled, the latest one by default
         %lazy graphs           every compiled graph: size, runs, compile time, cause
-        %lazy cache            executables in memory and on disk: age, size, line;
+        %lazy cache            executables in memory and on disk: age, size, line, hits;
                                cache drop KEY, drop all, drop older 7d drops some
         %lazy drop             drop the pending ops, unrun; drop NAME, drop Out[4], drop
                                traceback let go of tensors and say what still holds them
@@ -265,10 +265,16 @@ class LazyMagics(Magics):
                 self._print(executables.drop(runtime, words))
             except ValueError as error:
                 raise UsageError(str(error)) from None
+        elif command == "--sort" and len(words) == 1:
+            try:
+                found = executables.ordered(runtime.cached_executables(), words[0])
+            except ValueError as error:
+                raise UsageError(str(error)) from None
+            self._print(executables.table(found))
         elif command:
             raise UsageError(executables.unknown(rest))
         else:
-            self._print(executables.table(runtime.cached_executables()))
+            formatters.show_executables(self._shell, runtime)
 
     def _timeline(self, rest: str) -> None:
         from lazyviz import timing

@@ -1,6 +1,9 @@
 """S0.07: `%lazy cache` lists the executables and drops some."""
 
 import re
+from importlib import resources
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -25,7 +28,8 @@ def test_the_cache_is_listed(lab, folder):
     lines = run(lab, "%lazy cache")[0].splitlines()
     row = next(line for line in lines if "memory, disk" in line)
 
-    header = ["key", "holds", "ops", "tier", "at", "size", "where", "age", "unused for"]
+    header = ["key", "holds", "ops", "tier", "at", "size", "compile", "hits", "where"]
+    header += ["age", "unused for"]
     assert re.split(r"\s{2,}", lines[0].strip()) == header
     assert re.match(r"[0-9a-f]{8}  step graph [0-9a-f]{8}\s+2  optimised", row)
     assert "cell 4 line 1" in row
@@ -64,3 +68,155 @@ def test_what_names_no_executable_is_refused(lab, folder, capsys, line, message)
 
     assert message in capsys.readouterr().err
     assert len(list(folder.rglob("*.xla"))) == 1
+
+
+def entry(**changes):
+    values = {
+        "key": "0123456789abcdef" * 2,
+        "holds": "step graph 01234567",
+        "nodes": 214,
+        "tier": "optimised",
+        "line": "cell 3 line 7",
+        "nbytes": 2048,
+        "compile_ns": 3_000_000_000,
+        "hits": 12,
+        "age_s": 60.0,
+        "unused_s": 5.0,
+        "in_memory": True,
+        "on_disk": True,
+        "is_usable": True,
+    }
+    return SimpleNamespace(**(values | changes))
+
+
+class FakeRuntime:
+    def __init__(self, *entries):
+        self.entries = list(entries)
+        self.dropped = []
+
+    def cached_executables(self):
+        return tuple(self.entries)
+
+    def drop_executables(self, key):
+        self.dropped.append(key)
+        gone = [e for e in self.entries if e.key == key]
+        self.entries = [e for e in self.entries if e.key != key]
+        return gone
+
+
+@pytest.fixture
+def view():
+    from lazyviz.widgets.cache_view import CacheView
+
+    runtime: Any = FakeRuntime(entry(), entry(key="f" * 32, holds="<script>x</script>"))
+    made = CacheView(runtime)
+    sent = []
+    made.send = lambda content, buffers=None: sent.append(content)
+    yield made, runtime, sent
+    made.close()
+
+
+def test_the_compile_time_and_the_hits_are_listed(lab, folder):
+    """U.37: what an executable cost, and how often it served."""
+    run(lab, "for _ in range(3):\n    y = (x * 5).sum()\n    lazyrt.mark_step()")
+
+    graph = max(
+        lazyrt.cached_executables(), key=lambda e: e.hits if e.nodes == 2 else -1
+    )
+
+    assert graph.hits == 2
+    assert graph.compile_ns > 0
+    assert re.search(r" 2 +memory, disk", run(lab, "%lazy cache")[0])
+
+
+def test_the_time_of_a_compile_is_remembered_on_disk(lab, folder):
+    lazyrt.clear_caches()
+
+    kept = [e for e in lazyrt.cached_executables() if e.on_disk]
+
+    assert len(kept) == 1
+    assert kept[0].compile_ns > 0
+    assert (kept[0].in_memory, kept[0].hits) == (False, 0)
+
+
+def test_the_table_is_sorted_by_a_word(lab, folder, capsys):
+    run(
+        lab,
+        "lazyrt.mark_step()\nz = torch.relu(x + 1).exp().mean()\nlazyrt.mark_step()",
+    )
+
+    rows = run(lab, "%lazy cache --sort ops")[0].splitlines()[2:4]
+    run(lab, "%lazy cache --sort colour")
+
+    assert [row.split()[4] for row in rows] == ["4", "2"]
+    assert "there is no order 'colour'" in capsys.readouterr().err
+
+
+def test_a_static_copy_says_the_same_without_buttons(lab, folder):
+    lab.display_formatter.active_types = ["text/plain", "text/html"]
+    lab.display_pub.outputs.clear()
+
+    lab.run_cell("%lazy cache", store_history=True)
+
+    copy = displayed(lab, "text/html")[0]
+    assert "<button" not in copy
+    assert "step graph" in copy
+    assert "1 on disk" in copy
+
+
+def test_a_click_evicts_what_the_kernel_knows(view):
+    widget, runtime, _ = view
+
+    widget._handle_custom_msg({"kind": "evict", "key": "f" * 32}, [])
+
+    assert runtime.dropped == ["f" * 32]
+    assert widget.note.startswith("Dropped 1 executable: 1 in memory, 1 on disk")
+    assert "f" * 32 not in widget.table
+    widget._handle_custom_msg({"kind": "evict", "key": "f" * 32}, [])
+    assert widget.note == "ffffffff is gone already; nothing was dropped."
+    assert runtime.dropped == ["f" * 32]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        None,
+        "evict",
+        {"kind": "evict"},
+        {"kind": "evict", "key": "f"},
+        {"kind": "evict", "key": "F" * 32},
+        {"kind": "evict", "key": ["f" * 32]},
+        {"kind": "evict", "key": "../../../../etc/passwd"},
+        {"kind": "drop all"},
+    ],
+)
+def test_a_message_of_no_page_of_ours_drops_nothing(view, message):
+    widget, runtime, _ = view
+
+    widget._handle_custom_msg(message, [])
+
+    assert runtime.dropped == []
+    assert "is no request that this table knows" in widget.note
+
+
+def test_names_are_text_and_a_page_says_hello(view):
+    widget, _, sent = view
+
+    widget._handle_custom_msg({"kind": "hello"}, [])
+
+    assert sent == [{"kind": "ready", "concurrent": False}]
+    assert "<script" not in widget.table
+    assert "&lt;script&gt;" in widget.table
+    assert repr(widget) == "<executables>"
+
+
+@pytest.mark.parametrize("name", ["cache_view", "wait_view"])
+def test_the_pages_fetch_and_evaluate_nothing(name):
+    static = resources.files("lazyviz").joinpath("static")
+    page = static.joinpath(f"{name}.js").read_text("utf-8")
+    style = static.joinpath(f"{name}.css").read_text("utf-8")
+
+    for word in ("http", "import ", "eval(", "Function(", "innerHTML", "fetch("):
+        assert word not in page
+    assert "url(" not in style
+    assert "@import" not in style
