@@ -130,6 +130,8 @@ def show_live(shell: InteractiveShell, report: Any) -> None:
     bundle = {"text/plain": report.to_text(), "text/html": report.to_html()}
     publish: Any = shell.display_pub.publish
     publish(bundle, metadata={})
+
+
 def show_executables(shell: InteractiveShell, runtime: Any) -> None:
     """Display the executables: a static table, and where there is a page one with buttons."""
     entries = runtime.cached_executables()
