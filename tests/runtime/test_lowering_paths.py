@@ -7,6 +7,7 @@ import torch
 import lazyrt
 from lazyrt import jax_compat
 from lazyrt.execution import compiler
+from lazyrt.execution.executor import executable_of
 from lazyrt.execution.transfer import to_host
 from lazyrt.ir import live
 from tests.graphs import Program
@@ -157,3 +158,16 @@ def test_an_unknown_dialect_is_refused_with_the_known_ones():
 
     with pytest.raises(lazyrt.errors.UsageError, match=r"'llvm'.*'stablehlo'.*'hlo'"):
         graph.lower().as_text("llvm")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tier", ["fast", "optimised"])
+def test_the_compiler_does_not_compute_what_a_step_counts(tier):
+    """XLA would do so by an interpreter, which takes longer than any step."""
+    with lazyrt.config.scoped(compile_tier=tier, cache_dir=None):
+        total = torch.arange(2**16 + 3, device=DEVICE).sum()
+        graph = lazyrt.pending_graph(total)
+        lazyrt.mark_step()
+        executable = executable_of(graph.fingerprint)
+
+    assert " iota(" in executable.as_text()
+    assert total.item() == (2**16 + 3) * (2**16 + 2) // 2
