@@ -76,6 +76,18 @@ def is_written_alike(tensor: torch.Tensor) -> bool:
     return len(set(places)) == len(places)
 
 
+def has_history(tensor: torch.Tensor) -> bool:
+    """Return whether torch can differentiate through a tensor.
+
+    It cannot through one of several views made at once, after a write to their base: then every
+    op refuses it, also a copy to the host, which on the CPU is none.
+    """
+    try:
+        return tensor.is_leaf or tensor.grad_fn is not None
+    except RuntimeError:
+        return False
+
+
 def is_leaf(tensor: torch.Tensor) -> bool:
     """Return whether autograd begins at a tensor; False where torch refuses to say.
 
@@ -374,13 +386,15 @@ def look(desk: Desk) -> str | None:
 
 def barrier(desk: Desk) -> str | None:
     """Return a statement that ends a step, or reads a tensor."""
-    name = desk.name(lambda _: True)
+    name = desk.name(has_history)
+    if name is None:
+        return "mark_step()"
     options = [
         "mark_step()",
         "mark_step()",
         f"{name}.cpu()",
         f"{name}.detach().numpy()",
     ]
-    if name is not None and desk.tensors[name].dim() == 0:
+    if desk.tensors[name].dim() == 0:
         options.append(f"{name}.item()")
     return str(desk.choose(options))
