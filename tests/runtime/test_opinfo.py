@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from tests.opinfo import errors, known
+import lazyrt
+from tests.opinfo import distributions, errors, known
 from tests.opinfo.cases import cases, name_of, table
 from tests.opinfo.sweep import GROUP, Outcome, sweep
 
@@ -72,6 +73,62 @@ def test_every_name_in_the_lists_of_known_ops_exists():
     for listed in lists:
         assert set(listed) - names == set()
     assert set(known.DTYPE_FALLBACKS[torch.int64]) <= set(map(name_of, table()))
+
+
+# ------------------------------------------------------------------ random numbers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", distributions.DRAWS)
+def test_a_random_op_draws_from_its_distribution(name):
+    draw = distributions.DRAWS[name]
+    torch.manual_seed(3)
+    assert distributions.wrong_facts(draw, draw.run("cpu")) == []  # the facts are right
+    torch.manual_seed(4)
+
+    with lazyrt.config.scoped(compile_tier="fast"):
+        sample = draw.run("lazyrt")
+        assert sample.device.type == "lazyrt"
+        assert distributions.wrong_facts(draw, sample) == []
+
+
+def test_a_sample_of_another_distribution_is_found():
+    draw = distributions.DRAWS["nn.functional.dropout"]
+    torch.manual_seed(3)
+    other = torch.nn.functional.dropout(torch.ones(distributions.N), 0.23)
+
+    assert len(distributions.wrong_facts(draw, other)) >= 2
+    assert distributions.wrong_facts(draw, draw.run("cpu") + 0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dims", [2, 3])
+def test_fractional_pooling_puts_its_windows_where_the_cpu_does(dims):
+    torch.manual_seed(5)
+    theirs = distributions.fractional_pools("cpu", dims)
+    mine = distributions.fractional_pools("lazyrt", dims)
+
+    assert mine.shape == theirs.shape
+    for window, wanted in zip(mine, theirs, strict=True):
+        error = ((window.var() + wanted.var()) / len(wanted)).sqrt()
+        assert abs(window.mean() - wanted.mean()) <= distributions.SIGMAS * error
+        assert set(window.tolist()) == set(wanted.tolist())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("centred", [False, True])
+def test_a_random_factorisation_gives_the_matrix_back(centred):
+    assert distributions.low_rank_error("cpu", centred=centred) < 1e-4
+    assert distributions.low_rank_error("lazyrt", centred=centred) < 1e-4
+
+
+def test_every_random_op_has_such_a_test():
+    others = {
+        "nn.functional.fractional_max_pool2d", "nn.functional.fractional_max_pool3d",
+        "pca_lowrank", "svd_lowrank",
+    }  # fmt: skip
+
+    assert distributions.DRAWS.keys() | others == known.RANDOM.keys()
 
 
 # ------------------------------------------------------------------ everything
