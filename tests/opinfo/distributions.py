@@ -56,8 +56,8 @@ def _two_valued(
 ) -> Draw:
     """Return the draw that is `a` with probability p, else `b`."""
     mean = p * a + (1 - p) * b
-    moments = [p * (a - mean) ** k + (1 - p) * (b - mean) ** k for k in (2, 4)]
-    return Draw(run, mean, *moments, min(a, b), max(a, b))
+    second, fourth = (p * (a - mean) ** k + (1 - p) * (b - mean) ** k for k in (2, 4))
+    return Draw(run, mean, second, fourth, min(a, b), max(a, b))
 
 
 def _normal(run: Callable[[str], torch.Tensor], mean: float, deviation: float) -> Draw:
@@ -73,10 +73,10 @@ def _integers(run: Callable[[str], torch.Tensor], low: int, high: int) -> Draw:
     """Return the draw of whole numbers from `low` to below `high`."""
     numbers = range(low, high)
     mean = sum(numbers) / len(numbers)
-    moments = [
+    second, fourth = (
         sum((k - mean) ** power for k in numbers) / len(numbers) for power in (2, 4)
-    ]
-    return Draw(run, mean, *moments, low, high - 1, whole=True)
+    )
+    return Draw(run, mean, second, fourth, low, high - 1, whole=True)
 
 
 def _dropped(run: Callable[[str], torch.Tensor], p: float) -> Draw:
