@@ -84,6 +84,15 @@ class Config:
         max_executables: Above this many executables in memory those not used for longest are
             dropped at the next barrier; a graph that comes again is compiled again, or read
             from disk. Environment: LAZYRT_MAX_EXECUTABLES.
+        max_plans: How many times values are remembered with the executable that runs them; above
+            it all are forgotten, and found by fingerprint. Environment: LAZYRT_MAX_PLANS.
+        max_slices: The same of peeks. Environment: LAZYRT_MAX_SLICES.
+        max_result_types: How many result types of ops are remembered before all are forgotten
+            and asked of torch again. Environment: LAZYRT_MAX_RESULT_TYPES.
+        max_decompositions: The same of torch's decompositions of ops.
+            Environment: LAZYRT_MAX_DECOMPOSITIONS.
+        max_cache_bytes: Above this many bytes in `cache_dir` the executables not used for
+            longest are deleted. Environment: LAZYRT_MAX_CACHE_BYTES.
         cache_dir: Folder of the persistent executable cache; None switches it off. An empty
             LAZYRT_CACHE_DIR does too.
         peek_memo_bytes: How many bytes of intermediate values a step's peeks may keep.
@@ -120,6 +129,17 @@ class Config:
     )
     max_executables: int = field(
         default_factory=lambda: _number("LAZYRT_MAX_EXECUTABLES", 10_000)
+    )
+    max_plans: int = field(default_factory=lambda: _number("LAZYRT_MAX_PLANS", 20_000))
+    max_slices: int = field(default_factory=lambda: _number("LAZYRT_MAX_SLICES", 2_000))
+    max_result_types: int = field(
+        default_factory=lambda: _number("LAZYRT_MAX_RESULT_TYPES", 100_000)
+    )
+    max_decompositions: int = field(
+        default_factory=lambda: _number("LAZYRT_MAX_DECOMPOSITIONS", 4_096)
+    )
+    max_cache_bytes: int = field(
+        default_factory=lambda: _number("LAZYRT_MAX_CACHE_BYTES", 8 * 2**30)
     )
     cache_dir: Path | None = field(default_factory=_default_cache_dir)
     peek_memo_bytes: int = 256 * 2**20
@@ -214,6 +234,11 @@ _VARIABLES = {
     "max_pending_nodes": ("LAZYRT_MAX_PENDING_NODES",),
     "max_interned_nodes": ("LAZYRT_MAX_INTERNED_NODES",),
     "max_executables": ("LAZYRT_MAX_EXECUTABLES",),
+    "max_plans": ("LAZYRT_MAX_PLANS",),
+    "max_slices": ("LAZYRT_MAX_SLICES",),
+    "max_result_types": ("LAZYRT_MAX_RESULT_TYPES",),
+    "max_decompositions": ("LAZYRT_MAX_DECOMPOSITIONS",),
+    "max_cache_bytes": ("LAZYRT_MAX_CACHE_BYTES",),
     "cache_dir": ("LAZYRT_CACHE_DIR",),
     "max_graphs": ("LAZYRT_MAX_GRAPHS",),
     "scope_policy": ("LAZYRT_SCOPE_POLICY",),

@@ -7,8 +7,9 @@ import lazyrt
 from lazyrt.config import config
 from lazyrt.execution import compiler
 from lazyrt.frontend import record
+from lazyrt.lowering import decompose, spec
 from lazyrt.observe import events
-from tests.harness import DEVICE, cold_start, recorded
+from tests.harness import DEVICE, assert_same, cold_start, recorded
 
 
 def one_off(number):
@@ -74,6 +75,83 @@ def test_tables_of_nodes_above_the_budget_are_emptied_and_told():
     assert {event.cache for event in evicted} == {"nodes"}
     assert all(event.dropped > event.budget == 5 for event in evicted)
     assert record.interned_nodes() <= 5
+
+
+def test_plans_and_result_types_above_their_budgets_are_forgotten_and_told():
+    cold_start()
+    expected = [one_off(number) for number in range(6)]
+    lazyrt.reset_counters()
+
+    with (
+        config.scoped(max_plans=4, max_result_types=3),
+        recorded(events.CacheEvicted) as evicted,
+    ):
+        cold_start()
+        found = [one_off(number) for number in range(6)]
+
+    assert found == expected
+    told = {(e.cache, e.dropped, e.kept, e.budget) for e in evicted}
+    assert told == {("plans", 4, 0, 4), ("result types", 3, 0, 3)}
+    assert lazyrt.counters()["evictions"] == len(evicted)
+
+
+def test_slices_above_their_budget_are_forgotten_and_told():
+    cold_start()
+
+    def peeks():
+        found = []
+        for number in range(4):
+            x = torch.ones(2 + number, device=DEVICE)
+            for _ in range(5):
+                x = (x + x).cos()  # long enough that one slice is cheaper than its ops
+            found.append(lazyrt.materialise(x.sum()).item())
+        return found
+
+    expected = peeks()
+    cold_start()
+    with config.scoped(max_slices=2), recorded(events.CacheEvicted) as evicted:
+        assert peeks() == expected
+
+    assert [(e.cache, e.dropped, e.budget) for e in evicted] == [("slices", 2, 2)]
+
+
+def test_decompositions_above_their_budget_are_forgotten_and_told(monkeypatch):
+    monkeypatch.setattr(spec, "_specs", {})
+    monkeypatch.setattr(decompose, "_programs", {})
+    cold_start()
+
+    with config.scoped(max_decompositions=1), recorded(events.CacheEvicted) as evicted:
+        for size in (3, 4, 5):
+            x = torch.full((2, size), 3.0)
+            found = x.to(DEVICE).renorm(2, 0, 1.0)  # no rule of its own
+            assert_same(found, x.renorm(2, 0, 1.0), 1e-5)
+
+    assert {(e.cache, e.dropped, e.budget) for e in evicted} == {
+        ("decompositions", 1, 1)
+    }
+
+
+def test_the_folder_of_executables_stays_within_its_bytes(tmp_path):
+    cold_start()
+    with config.scoped(cache_dir=tmp_path, compile_tier="fast"):
+        expected = one_off(0)
+        (first,) = tmp_path.rglob("*.xla")
+        size = first.stat().st_size
+        budget = 4 * size
+        with (
+            config.scoped(max_cache_bytes=budget),
+            recorded(events.CacheEvicted) as evicted,
+        ):
+            for number in range(1, 9):
+                one_off(number)
+        left = sum(file.stat().st_size for file in tmp_path.rglob("*.xla"))
+        cold_start()
+        again = one_off(0)
+
+    assert left <= budget
+    assert {(e.cache, e.budget) for e in evicted} == {("disk", budget)}
+    assert sum(e.dropped for e in evicted) >= 4
+    assert again == expected
 
 
 def usage():

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazyrt import jax_compat
 from lazyrt.config import config
+from lazyrt.observe import events
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -141,8 +142,40 @@ def store(key: str, executable: Any, facts: Facts) -> None:
         data = jax_compat.serialise(executable) + _ending(facts)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _write(path, data)
+        _keep_within_budget(len(data))
     except Exception as error:  # noqa: BLE001 - a full disk must not stop a training run
         _log.warning("cannot write the executable cache file %s: %s", path, error)
+
+
+# Bytes that a folder's files take, as far as this process knows.
+_sizes: dict[Path, int] = {}
+
+
+def _keep_within_budget(written: int) -> None:
+    """Delete the executables not used for longest, down to three quarters of the budget."""
+    folder, budget = config.cache_dir, config.max_cache_bytes
+    assert folder is not None
+    if folder in _sizes:
+        _sizes[folder] += written
+    else:
+        _sizes[folder] = sum(file.nbytes for file in files())
+    if _sizes[folder] <= budget:
+        return
+    oldest = sorted(files(), key=lambda file: file.used_s)
+    kept, total, dropped = len(oldest), sum(file.nbytes for file in oldest), 0
+    for file in oldest[:-1]:  # other processes may have made room already
+        if total <= budget * 3 // 4:
+            break
+        remove(file)
+        total -= file.nbytes
+        dropped += 1
+    _sizes[folder] = total
+    if dropped:
+        events.emit(
+            events.CacheEvicted(
+                cache="disk", dropped=dropped, kept=kept - dropped, budget=budget
+            )
+        )
 
 
 def _ending(facts: Facts) -> bytes:

@@ -24,6 +24,7 @@ from lazyrt.execution.census import CompiledGraph, Run, census
 from lazyrt.execution.frozen import check_frozen
 from lazyrt.execution.interrupts import deferred_interrupt
 from lazyrt.ir import active
+from lazyrt.ir.budgets import make_room
 from lazyrt.ir.fingerprint import Canonical, canonicalise
 from lazyrt.ir.live import (
     Buffer,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 # References to an input's data that are the runtime's own: the list of inputs, the buffer, a
 # local variable and getrefcount's argument.
 _OWN_REFERENCES = 4
-_MAX_PLANS = 20_000
 
 
 _Indices = np.ndarray[Any, Any] | None
@@ -230,8 +230,7 @@ def _plan(
     if plan is not None:
         _tell_hit(plan, len(wanted), start)
         return plan
-    if len(_plans) > _MAX_PLANS:
-        _plans.clear()
+    make_room("plans", _plans, "max_plans")
     plan = _plans[key] = _make_plan(wanted, donated, start, boundary)
     return plan
 

@@ -18,6 +18,7 @@ from lazyrt.config import config
 from lazyrt.execution import compiler, forks, watcher
 from lazyrt.execution.executor import Plan, pack_arguments, plan_of
 from lazyrt.execution.op_by_op import cone_of, last_uses, run_node
+from lazyrt.ir.budgets import make_room
 from lazyrt.ir.fingerprint import canonicalise
 from lazyrt.ir.live import lock, pending
 from lazyrt.ir.node import Leaf, Node, Value
@@ -32,7 +33,6 @@ _COMPILE_OP_NS = 20_000_000
 _COMPILE_SLICE_NODE_NS = 2_500_000
 _COMPILE_SLICE_NS = 40_000_000
 _RUN_OP_NS = 60_000
-_MAX_SLICES = 2_000
 
 _slices: dict[Value, Plan] = {}
 
@@ -110,8 +110,7 @@ def _run_slice(value: Value, cone: list[Node], plan: Plan | None) -> Any:
     if plan is None:
         graph = canonicalise([value])
         executable = compiler.compile_graph(graph, (), fast=True, purpose="peek")
-        if len(_slices) > _MAX_SLICES:
-            _slices.clear()
+        make_room("slices", _slices, "max_slices")
         plan = _slices[value] = plan_of(graph, executable, [value])
     args = pack_arguments(plan)
     started = time.perf_counter_ns()

@@ -14,12 +14,11 @@ import torch
 from lazyrt.frontend.checks import check
 from lazyrt.frontend.result_types import RESULT_TYPES
 from lazyrt.frontend.torch_compat import plain_dispatch
+from lazyrt.ir.budgets import make_room
 from lazyrt.ir.node import Leaf, Op, Value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-MAX_REMEMBERED = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +52,7 @@ def infer(
     key = (called, _type_key(args), torch.get_default_dtype())
     found = _remembered.get(key, _remembered)
     if found is _remembered:
-        if len(_remembered) > MAX_REMEMBERED:
-            _remembered.clear()
+        make_room("result types", _remembered, "max_result_types")
         found = _remembered[key] = _run_meta(called, args)
     return found
 

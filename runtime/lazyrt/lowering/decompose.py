@@ -25,6 +25,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lazyrt.errors import NoLoweringError
+from lazyrt.ir.budgets import make_room
 from lazyrt.lowering.context import Aval, OpContext, Unsupported
 from lazyrt.lowering.registry import rule_for
 
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 Evaluate = Callable[..., list[Any]]
 
-_MAX_REMEMBERED = 4096
 _DYNAMIC = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
 
@@ -115,8 +115,7 @@ def _program(ctx: OpContext) -> _Program:
     key = (ctx.func, _frozen(ctx.args), torch.get_default_dtype())
     program = _programs.get(key)
     if program is None:
-        if len(_programs) > _MAX_REMEMBERED:
-            _programs.clear()
+        make_room("decompositions", _programs, "max_decompositions")
         try:
             program = _build(ctx)
         except Unsupported as refusal:

@@ -25,6 +25,9 @@ from lazyrt.closing import Closing
 
 _log = logging.getLogger(__name__)
 
+Cache = Literal[
+    "nodes", "executables", "plans", "slices", "result types", "decompositions", "disk"
+]  # fmt: skip
 Purpose = Literal["step", "peek", "op", "eager", "op by op", "background"]
 Tier = Literal["optimised", "fast"]
 Direction = Literal["to_device", "to_host"]
@@ -281,13 +284,15 @@ class CacheEvicted(Event):
     """A cache was above its budget and dropped entries; results and fingerprints stay.
 
     Attributes:
-        cache: `nodes` (the tables of recorded ops) or `executables`.
+        cache: `nodes` (the tables of recorded ops), `executables`, `plans` (which executable
+            runs which values), `slices` (the same of peeks), `result types`,
+            `decompositions`, or `disk`.
         dropped: Entries that went.
         kept: Entries that stay.
-        budget: The setting that was exceeded, in entries.
+        budget: The setting that was exceeded, in entries; in bytes for `disk`.
     """
 
-    cache: Literal["nodes", "executables"]
+    cache: Cache
     dropped: int
     kept: int
     budget: int
