@@ -36,10 +36,11 @@ from lazyrt.observe.metrics import Counters, metrics
 from lazyrt.observe.series import PERCENTILES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from lazyrt.execution.cached import CachedExecutable
+    from lazyrt.execution.looking import Look
     from lazyrt.execution.why.causes import Explanation
     from lazyrt.ir.node import Node
     from lazyrt.observe.report import Report
@@ -74,18 +75,54 @@ def device(index: int = 0) -> torch.device:
     return torch.device(DEVICE_TYPE, index)
 
 
-def materialise(tensor: torch.Tensor) -> torch.Tensor:
+@overload
+def materialise(tensor: torch.Tensor) -> torch.Tensor: ...
+@overload
+def materialise(
+    tensor: torch.Tensor, another: torch.Tensor, /, *more: torch.Tensor
+) -> tuple[torch.Tensor, ...]: ...
+def materialise(
+    tensor: torch.Tensor, *more: torch.Tensor
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """Return a lazy tensor's value as a new CPU tensor of its shape and dtype, by a peek.
 
     Computes the tensor's cone only. The pending graph, its fingerprint, the random numbers and
-    the number of step compiles stay what they would have been without the call.
+    the number of step compiles stay what they would have been without the call. Several tensors
+    are computed by one execution, where one call for each would be as many.
+
+    Example:
+        >>> import lazyrt, torch
+        >>> x = torch.arange(3.0).to("lazyrt")
+        >>> low, high = lazyrt.materialise(x.min(), x.max())
+        >>> float(low), float(high)
+        (0.0, 2.0)
 
     Raises:
-        UsageError: `tensor` is not on the lazy device.
+        UsageError: One of them is not on the lazy device.
+        LostValueError: A value can no longer be computed.
+    """
+    for each in (tensor, *more):
+        reads.require_lazy(each, "materialise()")
+    if not more:
+        return reads.peek(tensor, user_site(2))
+    return tuple(reads.peek_all((tensor, *more), user_site(2)))
+
+
+def look(tensor: torch.Tensor, axes: Sequence[int] = ()) -> Look:
+    """Return statistics of a lazy tensor and a copy of it, of a large one in part, by a peek.
+
+    What is not shown stays on the device; see `materialise` for what stays as it was.
+
+    Args:
+        tensor: A lazy tensor.
+        axes: Axes of a picture, rows and columns last; none for no picture.
+
+    Raises:
+        UsageError: It is not on the lazy device.
         LostValueError: Its value can no longer be computed.
     """
-    reads.require_lazy(tensor, "materialise()")
-    return reads.peek(tensor, user_site(2))
+    reads.require_lazy(tensor, "look()")
+    return reads.look(tensor, axes, user_site(2))
 
 
 def is_pending(tensor: torch.Tensor) -> bool:

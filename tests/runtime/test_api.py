@@ -46,6 +46,7 @@ NAMES = [
     "is_pending",
     "live_tensors",
     "live_tensors_report",
+    "look",
     "lowers",
     "mark_step",
     "materialise",

@@ -112,6 +112,31 @@ def look(
     )
 
 
+def edges(
+    data: Any, dtype: torch.dtype, items: int, site: Site | None = None
+) -> torch.Tensor:
+    """Return a CPU copy of the first and last few indices along each axis of a device array.
+
+    A long axis keeps one index more between them, so that what prints the copy sees that
+    something is left out there.
+
+    Args:
+        data: A device array.
+        dtype: The torch dtype that it stands for.
+        items: How many indices to keep at each end.
+        site: Who asked, for events.
+    """
+    kept = [
+        np.arange(size)
+        if size <= 2 * items
+        else np.r_[0 : items + 1, size - items : size]
+        for size in data.shape
+    ]
+    with jax_compat.scope():
+        _, array = _place(data)
+        return transfer.to_host(array[np.ix_(*kept)], dtype, site)
+
+
 def summarise(data: Any, dtype: torch.dtype) -> Summary:
     """Return the statistics of a device array."""
     xp, array = _place(data)

@@ -25,6 +25,8 @@ from lazyrt.ir.node import Leaf, Node, Value
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from lazyrt.observe.events import Site, Strategy
 
 # Measured with `python -m benchmarks prints` on two cores: fast-tier compile of one op, the
@@ -34,7 +36,7 @@ _COMPILE_SLICE_NODE_NS = 2_500_000
 _COMPILE_SLICE_NS = 40_000_000
 _RUN_OP_NS = 60_000
 
-_slices: dict[Value, Plan] = {}
+_slices: dict[Value | tuple[Value, ...], Plan] = {}
 
 
 def peek_value(value: Value, site: Site | None = None, tensor: str = "") -> Any:
@@ -54,20 +56,50 @@ def peek_value(value: Value, site: Site | None = None, tensor: str = "") -> Any:
         if known is not None:
             tell(value, "memo", 0, 1, start, site, tensor)
             return known
-        cone, known_operands = cone_of((value,), pending.memo)
-        reused = len(known_operands)
-        plan = _slices.get(value)
-        strategy: Strategy = "slice"
-        by_op = config.op_by_op_reads
-        if not by_op and (plan is not None or (not reused and _slice_is_cheaper(cone))):
-            found = _run_slice(value, cone, plan)
-        else:
-            strategy = "op by op"
-            found = _run_op_by_op(value, cone)
-        pending.activity += 1
-        pending.note_peek(cone, tensor, site, time.perf_counter_ns() - start)
-        tell(value, strategy, len(cone), reused, start, site, tensor)
-        return found
+        return _compute((value,), start, site, tensor)[0]
+
+
+def peek_together(values: Iterable[Value], site: Site | None, tensor: str) -> list[Any]:
+    """Return the device arrays of some values; what is not known yet is one execution."""
+    forks.check()
+    wanted = list(values)
+    with lock:
+        start = time.perf_counter_ns()
+        missing = tuple(
+            value
+            for value in dict.fromkeys(wanted)
+            if not isinstance(value, Leaf) and value not in pending.memo
+        )
+        computed = _compute(missing, start, site, tensor) if missing else []
+        found = dict(zip(missing, computed, strict=True))
+        return [
+            found[value] if value in found else peek_value(value, site, tensor)
+            for value in wanted
+        ]
+
+
+def _compute(
+    values: tuple[Value, ...], start: int, site: Site | None, tensor: str
+) -> list[Any]:
+    """Run the cones of some values that are not known, and tell listeners."""
+    cone, known_operands = cone_of(values, pending.memo)
+    reused = len(known_operands)
+    plan = _slices.get(_key(values))
+    strategy: Strategy = "slice"
+    by_op = config.op_by_op_reads
+    if not by_op and (plan is not None or (not reused and _slice_is_cheaper(cone))):
+        found = _run_slice(values, cone, plan)
+    else:
+        strategy = "op by op"
+        found = _run_op_by_op(values, cone)
+    pending.activity += 1
+    pending.note_peek(cone, tensor, site, time.perf_counter_ns() - start)
+    tell(values[0], strategy, len(cone), reused, start, site, tensor)
+    return found
+
+
+def _key(values: tuple[Value, ...]) -> Value | tuple[Value, ...]:
+    return values[0] if len(values) == 1 else values
 
 
 def forget_slices() -> None:
@@ -106,24 +138,28 @@ def _as_slice_ns(cone: list[Node]) -> int:
     return _COMPILE_SLICE_NS + len(cone) * _COMPILE_SLICE_NODE_NS
 
 
-def _run_slice(value: Value, cone: list[Node], plan: Plan | None) -> Any:
+def _run_slice(
+    values: tuple[Value, ...], cone: list[Node], plan: Plan | None
+) -> list[Any]:
     if plan is None:
-        graph = canonicalise([value])
+        graph = canonicalise(values)
         executable = compiler.compile_graph(graph, (), fast=True, purpose="peek")
         make_room("slices", _slices, "max_slices")
-        plan = _slices[value] = plan_of(graph, executable, [value])
+        plan = _slices[_key(values)] = plan_of(graph, executable, values)
     args = pack_arguments(plan)
     started = time.perf_counter_ns()
     with jax_compat.scope():
-        found, token = jax_compat.dispatcher(plan.executable)(*args)
+        *results, token = jax_compat.dispatcher(plan.executable)(*args)
     _tell_execution(plan.graph.fingerprint, len(cone), len(args), token, started)
-    remember(value, found)
+    found = [results[rank] for rank in plan.order]
+    for value, data in zip(values, found, strict=True):
+        remember(value, data)
     return found
 
 
-def _run_op_by_op(value: Value, cone: list[Node]) -> Any:
+def _run_op_by_op(wanted: tuple[Value, ...], cone: list[Node]) -> list[Any]:
     values = dict(pending.memo)
-    last_use = last_uses(cone, (value,))
+    last_use = last_uses(cone, wanted)
     started = time.perf_counter_ns()
     with jax_compat.scope():
         for number, node in enumerate(cone):
@@ -131,9 +167,10 @@ def _run_op_by_op(value: Value, cone: list[Node]) -> Any:
             for operand in last_use.get(number, ()):
                 if not remember(operand, values[operand]):
                     del values[operand]
-    found = values[value]
-    remember(value, found)
-    _tell_execution("op by op", len(cone), len(cone), found, started)
+    found = [values[value] for value in wanted]
+    for value, data in zip(wanted, found, strict=True):
+        remember(value, data)
+    _tell_execution("op by op", len(cone), len(cone), found[-1], started)
     return found
 
 

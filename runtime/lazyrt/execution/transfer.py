@@ -55,6 +55,32 @@ def to_host(data: Any, dtype: torch.dtype, site: Site | None = None) -> torch.Te
     return tensor
 
 
+def borrowed(data: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Return a CPU tensor with the contents of a ready device array, only to be read.
+
+    Where the device is the CPU it is the array's own memory; elsewhere it is a copy.
+    """
+    if jax_compat.device().platform != "cpu":
+        return to_host(data, dtype)
+    found: torch.Tensor = torch.utils.dlpack.from_dlpack(data)
+    return found
+
+
+def own_copy(borrowed_part: torch.Tensor, site: Site | None = None) -> torch.Tensor:
+    """Return a copy of a part of what `borrowed` gave, which nobody else changes."""
+    start = time.perf_counter_ns()
+    copy = borrowed_part.clone()
+    _tell("to_host", copy.nbytes, start, site)
+    return copy
+
+
+def as_array(tensor: torch.Tensor) -> Any:
+    """Return a CPU tensor as a NumPy array that shares its memory."""
+    if tensor.dtype is torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.detach().numpy()
+
+
 def _tell(direction: Direction, nbytes: int, start: int, site: Site | None) -> None:
     if events.active():
         events.emit(

@@ -10,6 +10,7 @@ from lazyrt.config import config
 from lazyrt.execution import forks, watcher
 from lazyrt.execution.budget import keep_within_budget
 from lazyrt.execution.executor import barrier, clear_known_plans, on_crowded
+from lazyrt.execution.looking import WHOLE
 from lazyrt.execution.peek import forget_slices
 from lazyrt.frontend import (
     device_guard,
@@ -302,8 +303,16 @@ def _print(tensor: torch.Tensor, original: Any) -> str:
         return reads.describe(tensor)
     if tensor.numel() == 0:
         return str(original(tensor, tensor_contents=None))
-    host = reads.peek(tensor, provenance.user_site(2))
-    return str(original(tensor, tensor_contents=compat.contents_text(host)))
+    return str(original(tensor, tensor_contents=_contents(tensor)))
+
+
+def _contents(tensor: torch.Tensor) -> str:
+    """Return the numbers as torch prints them; of a large tensor only its edges are copied."""
+    site = provenance.user_site(3)
+    items = compat.edge_items(tensor.shape) if tensor.numel() > WHOLE else None
+    if items is not None:
+        return compat.edges_text(reads.edges(tensor, items, site))
+    return compat.contents_text(reads.peek(tensor, site))
 
 
 def _numpy(original: Any, self: torch.Tensor, *, force: bool = False) -> Any:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import LostValueError, UsageError
-from lazyrt.execution import op_by_op, transfer, watcher
+from lazyrt.execution import looking, op_by_op, transfer, watcher
 from lazyrt.execution.executor import barrier
-from lazyrt.execution.peek import peek_value
+from lazyrt.execution.peek import peek_together, peek_value
 from lazyrt.frontend import promptcost, provenance
 from lazyrt.frontend.buffers import State, View, state_of, value_of
 from lazyrt.frontend.callsite import user_call
@@ -23,9 +24,10 @@ from lazyrt.ir.live import Buffer, Lost, exempt, lock, pending
 from lazyrt.ir.node import Leaf, Node, Value, type_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import FrameType
 
+    from lazyrt.execution.looking import Look
     from lazyrt.observe.events import Site
 
 
@@ -53,6 +55,59 @@ def peek(tensor: torch.Tensor, site: Site | None = None) -> torch.Tensor:
     with lock:
         found = _start_peek(tensor, site)
     return _finish(found, tensor, site)
+
+
+def peek_all(
+    tensors: Sequence[torch.Tensor], site: Site | None = None
+) -> list[torch.Tensor]:
+    """Return the values of some lazy tensors; what is pending for them is one execution."""
+    with lock:
+        values = [
+            state.value if state.is_pending else None
+            for state in map(state_of, tensors)
+        ]
+        wanted = [value for value in values if value is not None]
+        computed = iter(peek_together(wanted, site, user_call().tensor))
+        found = [
+            _start_peek(tensor, site) if value is None else next(computed)
+            for value, tensor in zip(values, tensors, strict=True)
+        ]
+    return [_finish(*each, site) for each in zip(found, tensors, strict=True)]
+
+
+def edges(tensor: torch.Tensor, items: int, site: Site | None = None) -> torch.Tensor:
+    """Return the first and last indices along each axis as a CPU tensor; see `looking.edges`."""
+    return looking.edges(_array(tensor, site), tensor.dtype, items, site)
+
+
+def look(
+    tensor: torch.Tensor, axes: Sequence[int] = (), site: Site | None = None
+) -> Look:
+    """Return statistics of a tensor, and a copy of it, of a large one in part, by a peek.
+
+    Args:
+        tensor: A lazy tensor.
+        axes: Axes of a picture, rows and columns last; none for no picture.
+        site: Who asked, for events.
+    """
+    return looking.look(_array(tensor, site), tensor.dtype, (), axes, site)
+
+
+def _array(tensor: torch.Tensor, site: Site | None) -> Any:
+    """Return a tensor's data on the device, ready to be looked at."""
+    with lock:
+        found = _start_peek(tensor, site)
+    data = found.data if isinstance(found, _Chain) else found
+    watcher.wait_for(data)
+    return _view_in_place(found) if isinstance(found, _Chain) else data
+
+
+def _view_in_place(chain: _Chain) -> Any:
+    """Apply a chain of views to a ready base, without a copy where the device is the CPU."""
+    host = transfer.borrowed(chain.data, chain.dtype)
+    for link in chain.views:
+        host = _show(host, link)
+    return transfer.as_array(host)
 
 
 def read(tensor: torch.Tensor, how: str) -> torch.Tensor:
@@ -227,9 +282,21 @@ def snapshot(tensor: torch.Tensor) -> torch.Tensor:
 
     It shares nothing with `tensor`: no storage, no autograd graph, no role in any step.
     """
+    from lazyrt.frontend.kernels import wrap
+
     require_lazy(tensor, "snapshot()")
+    site, shape = provenance.user_site(2), tuple(tensor.shape)
+    with lock:
+        found = _start_peek(tensor, site)
+        if not isinstance(found, _Chain) and tuple(found.shape) == shape:
+            strides = None if tensor.is_contiguous() else tensor.stride()
+            if strides is None or _is_dense(tensor):
+                own = Buffer(None)
+                own.store(jax_compat.copy(found), (shape, tensor.dtype, strides))
+                own.made_at = site
+                return wrap(own, Value(None, 0, shape, tensor.dtype, strides))
     with torch.no_grad():
-        return peek(tensor, provenance.user_site(2)).to(tensor.device)
+        return _finish(found, tensor, site).to(tensor.device)
 
 
 def _fetch(data: Any, tensor: torch.Tensor, site: Site | None) -> torch.Tensor:
@@ -319,10 +386,10 @@ def _chain(view: View) -> _Chain:
 def _view_on_host(chain: _Chain, site: Site | None) -> torch.Tensor:
     """Apply a chain of views to a host copy of a ready base: recording it would use inputs."""
     watcher.wait_for(chain.data)
-    host = transfer.to_host(chain.data, chain.dtype, site)
+    host = transfer.borrowed(chain.data, chain.dtype)
     for link in chain.views:
         host = _show(host, link)
-    return host.clone()
+    return transfer.own_copy(host, site)
 
 
 # View ops whose result only has another shape; their strides are those of the device.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -187,6 +188,37 @@ def contents_text(host: torch.Tensor) -> str:
     """Return the numbers of a CPU tensor as torch prints them inside `tensor(...)`."""
     with plain_dispatch():
         return str(torch._tensor_str._tensor_str(host, len("tensor(")))
+
+
+_MAX_EDGES = 100_000
+
+
+def edge_items(shape: Sequence[int]) -> int | None:
+    """Return how many indices at each end of an axis torch prints; None if it prints all."""
+    options = torch._tensor_str.PRINT_OPTS
+    items = int(options.edgeitems)
+    if math.prod(shape) <= options.threshold or not items:
+        return None
+    shown = math.prod(min(size, 2 * items + 1) for size in shape)
+    return items if shown <= _MAX_EDGES else None
+
+
+def edges_text(edges: torch.Tensor) -> str:
+    """Return what torch prints inside `tensor(...)` of a large tensor, given its edges.
+
+    Args:
+        edges: A CPU tensor with the indices that `edge_items` tells, and one between them.
+    """
+    printing: Any = torch._tensor_str
+    with plain_dispatch():
+        parts = [edges.real, edges.imag] if edges.is_complex() else [edges]
+        formatters = [
+            printing._Formatter(printing.get_summarized_data(part)) for part in parts
+        ]
+        indent, summarise = len("tensor("), True
+        return str(
+            printing._tensor_str_with_formatter(edges, indent, summarise, *formatters)
+        )
 
 
 def patch_tensor_method(name: str, replacement: Callable[..., Any]) -> None:
