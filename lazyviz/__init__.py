@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from lazyrt.execution.node_values import NodeValues
     from lazyviz.comparison import DiffView
+    from lazyviz.exploring import ExploreView
     from lazyviz.foreign.metrics import MetricsReport
     from lazyviz.foreign.metrics_diff import Comparable, ReportDiff
     from lazyviz.foreign.quantities import Rounding
@@ -33,6 +34,7 @@ __all__ = [
     "compare_modes",
     "compare_reports",
     "diff",
+    "explore",
     "export_trace",
     "load_ipython_extension",
     "parse_report",
@@ -171,6 +173,22 @@ def export_trace(path: str | Path) -> Path:
     from lazyviz import timing
 
     return timing.timeline().export(path)
+def explore(*things: Any) -> ExploreView:
+    """Return a view to walk through a program; a notebook shows it live, with a static copy.
+
+    A click on an op of a pending graph shows its value; the step stays as it is.
+
+    Args:
+        things: Nothing for all that is pending; lazy tensors; a graph; a computation; HLO or
+            StableHLO as text or a path; or the number of a step of this session.
+
+    Raises:
+        HloError: There is no such step or file, or it is no program.
+        UsageError: A tensor is not on the lazy device.
+    """
+    from lazyviz import exploring
+
+    return exploring.explore(*things)
 
 
 def trace_value(program: Any, name: str) -> ValueTrace:

@@ -1,4 +1,4 @@
-"""Walking through a pending graph: what is drawn, and what a click on it answers.
+"""Walking through a program: what is drawn, and what a click on it answers.
 
 An `Explorer` knows nothing of browsers. It takes requests, plain dicts such as
 `{"kind": "select", "box": 3}`, checks them, and returns replies, plain dicts as well, one for each
@@ -9,91 +9,124 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
 
-from lazyviz import formatters
+from lazyviz import formatters, programs
 from lazyviz.render import panel, svg, text
-from lazyviz.render.collapse import collapse
+from lazyviz.render.collapse import FOLDINGS, Folding, fold_by
 from lazyviz.render.layout import lay_out
-from lazyviz.render.model import DrawGraph, draw_graph, path_text
+from lazyviz.render.model import DrawGraph, path_text
 from lazyviz.render.subgraph import inside, neighbourhood, restrict
-from lazyviz.render.values import value_view
+from lazyviz.render.values import look_view, picture_axes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from lazyrt import Inspection
+    from lazyviz.programs import Form, IrProgram, Program, Subject
     from lazyviz.render.model import Box
 
 Reply = dict[str, Any]
 
 _ASK_ABOVE_NS = 1_000_000_000  # a longer wait is the reader's own decision
 _BUDGET = 150  # boxes; a reader takes fewer than an engine can place
+MOST_BOXES = 300
 _MAX_FOUND = 50
 _MAX_SEARCH = 200
 _MAX_HOPS = 20
+_MAX_AXES = 64
 _WHOLE = "whole graph"
+_FOLDING_NAMES: dict[Folding, str] = {
+    "auto": "as needed",
+    "module": "by module",
+    "cell": "by cell",
+    "line": "by line",
+}
+_OVERLAY_NAMES = {
+    "": "none",
+    "time": "time",
+    "bytes": "bytes",
+    "flops": "FLOPs",
+    "nan": "NaN and Inf",
+    "fallback": "CPU fallback",
+}
 
 
 class RequestError(ValueError):
     """A request that no page of ours sends, or that no longer fits what is drawn."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _View:
     """One drawing on the way from the whole graph to a part of it."""
 
     title: str
+    program: Program
     graph: DrawGraph  # with nothing folded
+    folding: Folding = "auto"
+
+
+@dataclass(slots=True)
+class _Choices:
+    form: Form
+    overlay: str = ""
+    views: list[_View] = field(default_factory=list)
 
 
 class Explorer:
-    """The pending graph of an inspection, drawn in parts, with its nodes' values.
+    """A program drawn in parts, in any of its forms, with its nodes' values while they exist.
 
     Args:
-        inspection: What `lazyrt.inspect()` gave.
-        names: Variable names of the graph's roots.
-        budget: At most so many boxes are drawn at once.
+        subject: What to explore.
+        budget: At most so many boxes are drawn at once, never more than 300.
     """
 
-    def __init__(
-        self,
-        inspection: Inspection,
-        names: Mapping[Any, str] | None = None,
-        budget: int = _BUDGET,
-    ) -> None:
-        self._inspection = inspection
-        self._whole = draw_graph(inspection.graph, names=names)
-        self._budget = budget
-        self._views = [_View(title=_WHOLE, graph=self._whole)]
-        self._shown = collapse(self._whole, budget)
-        self._place = {
-            box.members[0]: i for i, box in enumerate(self._whole.boxes) if box.members
-        }
-        self._leaves = {
-            f"%{_prefix(p)}{p.position}": p for p in inspection.graph.parameters
-        }
+    def __init__(self, subject: Subject, budget: int = _BUDGET) -> None:
+        self._subject = subject
+        self._budget = min(budget, MOST_BOXES)
+        self._now = _Choices(subject.first)
+        self._begin(subject.program(subject.first))
+        self._shown = self._folded()
 
     @property
     def title(self) -> str:
-        """One line about the whole graph."""
-        graph = self._inspection.graph
-        return (
-            f"IR graph {graph.fingerprint[:8]} · {text.plural(len(graph.nodes), 'op')} · "
-            f"{text.plural(len(graph.parameters), 'input')} · "
-            f"{text.plural(len(graph.roots), 'output')}"
-        )
+        """One line about the form that is shown."""
+        return self._subject.program(self._now.form).title
 
     @property
     def crumbs(self) -> list[str]:
         """The titles of the drawings from the whole graph to what is shown."""
-        return [view.title for view in self._views]
+        return [view.title for view in self._now.views]
 
     @property
     def shown(self) -> DrawGraph:
         """What is drawn now, folded."""
         return self._shown
+
+    @property
+    def controls(self) -> dict[str, Any]:
+        """What the reader can choose, as pairs of a value and a name, and what is chosen."""
+        overlays = ("", *self._program.overlays)
+        return {
+            "form": [[f, programs.FORM_NAMES[f]] for f in self._subject.forms],
+            "fold": [list(pair) for pair in _FOLDING_NAMES.items()],
+            "overlay": [[name, _OVERLAY_NAMES[name]] for name in overlays],
+            "chosen": {
+                "form": self._now.form,
+                "fold": self._view.folding,
+                "overlay": self._now.overlay,
+            },
+        }
+
+    @property
+    def unfolded(self) -> DrawGraph:
+        """What is drawn now, with nothing folded, of any size."""
+        return self._view.graph
+
+    def listing(self) -> str:
+        """Return the form that is shown as text."""
+        return self._subject.program(self._now.form).listing()
 
     def drawing(self) -> str:
         """Return the picture of what is shown, as inline SVG."""
@@ -119,12 +152,35 @@ class Explorer:
             "hello": _hello,
             "select": self._select_box,
             "node": self._select_node,
+            "input": self._select_input,
             "value": self._value_asked,
+            "check": self._check,
+            "measure": self._measure,
             "open": self._open,
+            "inside": self._inside,
             "focus": self._focus,
             "back": self._back,
             "search": self._search,
+            "form": self._form,
+            "fold": self._fold,
+            "overlay": self._overlay,
         }
+
+    @property
+    def _view(self) -> _View:
+        return self._now.views[-1]
+
+    @property
+    def _program(self) -> Program:
+        return self._view.program
+
+    @property
+    def _inspection(self) -> Inspection | None:
+        """The inspection that values come from; None where there are no values."""
+        return self._subject.inspection if self._program.form == "ir" else None
+
+    def _begin(self, program: Program) -> None:
+        self._now.views = [_View(title=_WHOLE, program=program, graph=program.drawing)]
 
     # --- selecting
 
@@ -132,10 +188,9 @@ class Explorer:
         index = _number(request, "box", len(self._shown.boxes))
         box = self._shown.boxes[index]
         if not box.members:
-            yield from self._input(box, index)
+            yield from self._input(box, index, ())
         elif len(box.members) > 1:
-            body = panel.group_panel(box, index, self._ops_in(box))
-            yield _panel(body, box=index)
+            yield _panel(panel.group_panel(box, index, self._ops_in(box)), box=index)
         else:
             yield from self._node(box.members[0], index)
 
@@ -147,64 +202,152 @@ class Explorer:
             return
         yield from self._node(node, index)
 
+    def _select_input(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+        box = self._input_box(request)
+        index = next(
+            (
+                i
+                for i, b in enumerate(self._shown.boxes)
+                if not b.members and b.op == box.op
+            ),
+            None,
+        )
+        yield from self._input(box, index, _position(request))
+
     def _node(self, node: int, index: int | None) -> Iterator[Reply]:
         """Tell the facts and the cost first, then the value, unless it would take long."""
-        cost = self._inspection.cost(node)
         facts = self._facts(node)
+        inspection = self._inspection
+        if inspection is None:
+            yield _panel(facts + self._no_value(node), box=index)
+            return
+        cost = inspection.cost(node)
         asks = cost.estimate_ns > _ASK_ABOVE_NS
         yield _panel(facts + panel.cost_html(cost, node, asks=asks), box=index)
         if not asks:
-            yield _panel(facts + self._value(node, 0), box=index)
+            yield _panel(facts + self._value(node, 0, ()), box=index)
+
+    def _no_value(self, node: int) -> str:
+        """Say where values are, with buttons for the IR ops that a node came from."""
+        if self._subject.inspection is None:
+            return panel.note_html(
+                "No values: the step of this program has run, or it was never recorded here."
+            )
+        ir = cast("IrProgram", self._subject.program("ir"))
+        ids = [
+            node_id
+            for origin in self._program.origins(node)
+            for node_id in ir.by_origin.get(origin, ())
+        ]
+        boxes = [ir.drawing.boxes[ir.place[node_id]] for node_id in sorted(ids)]
+        return panel.ir_html(boxes)
 
     def _value_asked(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         node = self._node_number(request)
-        outputs = len(self._inspection.node(node).outputs)
+        inspection = self._require_values()
+        outputs = len(inspection.node(node).outputs)
         output = _number(request, "output", outputs) if "output" in request else 0
-        yield _panel(
-            self._facts(node) + self._value(node, output), box=self._drawn_at(node)
-        )
+        body = self._facts(node) + self._value(node, output, _position(request))
+        yield _panel(body, box=self._drawn_at(node))
 
-    def _value(self, node: int, output: int) -> str:
+    def _value(self, node: int, output: int, at: tuple[int, ...]) -> str:
+        inspection = self._require_values()
         start = time.perf_counter_ns()
         try:
-            value = self._inspection.materialise(node, output)
+            shape = inspection.value(node, output).shape
+            look = inspection.look(node, output, at, picture_axes(shape))
         except RuntimeError as error:  # the runtime's own, and XLA's
             return panel.error_html(error)
         took = text.duration(time.perf_counter_ns() - start)
-        outputs = self._inspection.node(node).outputs
+        outputs = inspection.node(node).outputs
+        chooser = panel.slice_chooser(look, kind="value", node=node, output=output)
         return panel.value_html(
-            value_view(value, formatters.statistics(value)),
+            look_view(look, _statistics(look), chooser, at),
             took,
             node,
             [k for k, each in enumerate(outputs) if each is not None],
             output,
         )
 
-    def _input(self, box: Box, index: int) -> Iterator[Reply]:
-        facts = panel.input_facts(box)
-        leaf = self._leaves.get(box.op)  # none for inputs that are folded
-        if leaf is None or leaf.kind != "data":
+    def _input(
+        self, box: Box, index: int | None, at: tuple[int, ...]
+    ) -> Iterator[Reply]:
+        facts = panel.input_facts(box, self._input_rows(box), self._neighbours(box)[1])
+        inspection = self._inspection
+        leaf = self._leaf(box)
+        if inspection is None or leaf is None or leaf.kind != "data":
             yield _panel(facts, box=index)
             return
         try:
-            value = self._inspection.parameter(leaf)
+            look = inspection.look_at_input(leaf, at, picture_axes(leaf.shape))
         except RuntimeError as error:
             yield _panel(facts + panel.error_html(error), box=index)
             return
-        yield _panel(facts + value_view(value, formatters.statistics(value)), box=index)
+        chooser = panel.slice_chooser(look, kind="input", name=box.op)
+        value = look_view(look, _statistics(look), chooser, at)
+        yield _panel(
+            f'{facts}<div data-value="{leaf.position}">{value}</div>', box=index
+        )
+
+    def _leaf(self, box: Box) -> Any:
+        inspection = self._inspection
+        if inspection is None:
+            return None
+        leaves = inspection.graph.parameters
+        return next((p for p in leaves if programs.leaf_name(p) == box.op), None)
+
+    def _input_rows(self, box: Box) -> list[tuple[str, str]]:
+        """Return what stands behind an input of a pending graph."""
+        leaf, inspection = self._leaf(box), self._inspection
+        held = inspection.holdings.get(leaf) if inspection is not None else None
+        if held is None:
+            return []
+        rows = [("version", f"{held.version} of its storage")]
+        if held.origin is not None:
+            rows.append(("came from", str(held.origin).partition(": ")[2]))
+        taker = held.overwritten_by
+        if taker is not None and taker.node is not None:
+            how = (
+                "its memory is reused (donated)" if held.is_donated else "in new memory"
+            )
+            rows.append(
+                ("overwritten by", f"%{taker.node.id} {taker.node.op.name}, {how}")
+            )
+        return rows
 
     def _facts(self, node: int) -> str:
-        place = self._place[node]
-        boxes = self._whole.boxes
-        edges = self._whole.edges
+        program = self._program
+        box = program.drawing.boxes[program.place[node]]
+        upstream, downstream = self._neighbours(box)
         return panel.node_facts(
-            boxes[place],
-            upstream=[boxes[start] for start, end in edges if end == place],
-            downstream=[boxes[end] for start, end in edges if start == place],
+            box,
+            upstream=upstream,
+            downstream=downstream,
+            rows=program.facts(node),
+            python=program.python(node),
+            inside=[name for name, _ in program.inside(node)],
+            has_values=self._inspection is not None,
+        )
+
+    def _neighbours(self, box: Box) -> tuple[list[Box], list[Box]]:
+        drawing = self._program.drawing
+        boxes = drawing.boxes
+        place = next(
+            (
+                i
+                for i, each in enumerate(boxes)
+                if each.op == box.op and each.members == box.members
+            ),
+            -1,
+        )
+        return (
+            [boxes[start] for start, end in drawing.edges if end == place],
+            [boxes[end] for start, end in drawing.edges if start == place],
         )
 
     def _ops_in(self, box: Box) -> list[Box]:
-        return [self._whole.boxes[self._place[node]] for node in box.members]
+        program = self._program
+        return [program.drawing.boxes[program.place[node]] for node in box.members]
 
     def _drawn_at(self, node: int) -> int | None:
         """Return the box of what is drawn that stands for a node alone."""
@@ -213,38 +356,168 @@ class Explorer:
                 return index
         return None
 
+    # --- computing on request
+
+    def _check(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+        """Search a cone for NaN and infinities, and show what was found on the drawing."""
+        node = self._node_number(request)
+        inspection = self._require_values()
+        index = self._drawn_at(node)
+        yield _busy("computing the cone, op by op …")
+        try:
+            found = inspection.check_cone(node)
+        except RuntimeError as error:
+            yield _panel(self._facts(node) + panel.error_html(error), box=index)
+            return
+        program = cast("IrProgram", self._program)
+        program.checked.update(found)
+        bad = [
+            value.node.id
+            for value, counts in found.items()
+            if any(counts) and value.node
+        ]
+        boxes = [program.drawing.boxes[program.place[k]] for k in dict.fromkeys(bad)]
+        self._now.overlay = "nan"
+        yield self._drawn()
+        yield _panel(
+            self._facts(node) + panel.checked_html(boxes, len(found)),
+            box=self._drawn_at(node),
+        )
+
+    def _measure(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+        """Offer to run each op alone and time it; do so once the reader agrees."""
+        inspection = self._require_values()
+        if request.get("go") is not True:
+            yield _panel(panel.measure_offer(inspection.cost_of_all()), box=None)
+            return
+        yield _busy("running each op alone …")
+        try:
+            took = inspection.measure()
+        except RuntimeError as error:
+            yield _panel(panel.error_html(error), box=None)
+            return
+        cast("IrProgram", self._program).measured = took
+        self._now.overlay = "time"
+        yield self._drawn()
+        slowest = sorted(took, key=lambda node: -took[node])[:_MAX_FOUND]
+        boxes = [self._program.drawing.boxes[self._program.place[k]] for k in slowest]
+        yield _panel(panel.measured_html(boxes, took), box=None)
+
     # --- moving
 
     def _open(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         box = self._shown.boxes[_number(request, "box", len(self._shown.boxes))]
         if len(box.members) < 2:  # noqa: PLR2004
-            raise RequestError(
-                f"box {box.label!r} holds nothing more. Open a folded one."
-            )
+            yield from self._open_call(box)
+            return
         title = path_text(box.path) or box.label
-        yield from self._show(title, inside(self._whole, box.members))
+        yield from self._show(
+            title, self._program, inside(self._program.drawing, box.members)
+        )
+
+    def _open_call(self, box: Box) -> Iterator[Reply]:
+        if not box.members or not self._program.inside(box.members[0]):
+            raise RequestError(
+                f"box {box.label!r} holds nothing more. Open a folded one, a call or a fusion."
+            )
+        yield from self._inside({"node": box.members[0], "call": 0})
+
+    def _inside(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+        """Show the function, the fusion or the loop body that a node calls."""
+        node = self._node_number(request)
+        found = self._program.inside(node)
+        if not found:
+            raise RequestError(
+                f"node %{node} calls nothing. Choose a call or a fusion."
+            )
+        _, program = found[_number(request, "call", len(found))]
+        yield from self._show(program.name, program, program.drawing)
 
     def _focus(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         node = self._node_number(request)
         hops = _number(request, "hops", _MAX_HOPS + 1)
-        centre = self._place[node]
-        around = restrict(self._whole, neighbourhood(self._whole, [centre], hops))
-        label = self._whole.boxes[centre].label
-        yield from self._show(f"{label} ±{hops}", around)
+        program = self._program
+        centre = program.place[node]
+        near = neighbourhood(program.drawing, [centre], hops)
+        label = program.drawing.boxes[centre].label
+        yield from self._show(
+            f"{label} ±{hops}", program, restrict(program.drawing, near)
+        )
         yield from self._node(node, self._drawn_at(node))
 
     def _back(self, request: Mapping[str, Any]) -> Iterator[Reply]:
-        level = _number(request, "level", len(self._views))
-        del self._views[level + 1 :]
+        level = _number(request, "level", len(self._now.views))
+        del self._now.views[level + 1 :]
         yield self._drawn()
 
-    def _show(self, title: str, graph: DrawGraph) -> Iterator[Reply]:
-        self._views.append(_View(title=title, graph=graph))
+    def _show(self, title: str, program: Program, graph: DrawGraph) -> Iterator[Reply]:
+        self._now.views.append(_View(title=title, program=program, graph=graph))
         yield self._drawn()
+
+    # --- choosing
+
+    def _form(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+        """Show another form; one that must be compiled is offered first, with its cost."""
+        form = _choice(request, "form", self._subject.forms)
+        price = self._subject.price(form)
+        if price and request.get("go") is not True:
+            yield _panel(
+                panel.form_offer(programs.FORM_NAMES[form], form, price), box=None
+            )
+            yield self._state()
+            return
+        yield _busy("compiling …" if price else "lowering …")
+        try:
+            program = self._subject.program(form)
+        except RuntimeError as error:
+            yield _panel(panel.error_html(error), box=None)
+            yield self._state()
+            return
+        self._now.form = form
+        self._begin(program)
+        if self._now.overlay not in program.overlays:
+            self._now.overlay = ""
+        yield self._drawn()
+        if "node" in request:
+            yield from self._select_node(request)
+        else:
+            yield _panel("", box=None)
+
+    def _fold(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+        self._view.folding = _choice(request, "by", FOLDINGS)
+        yield self._drawn()
+
+    def _overlay(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+        name = _choice(request, "name", ("", *self._program.overlays))
+        self._now.overlay = name
+        yield self._drawn()
+        if name == "time" and self._inspection is not None:
+            program = cast("IrProgram", self._program)
+            if not program.measured and self._inspection.is_current:
+                yield _panel(
+                    panel.measure_offer(self._inspection.cost_of_all()), box=None
+                )
+        elif name == "nan":
+            yield _panel(panel.nan_help(), box=None)
+
+    def _state(self) -> Reply:
+        return {"kind": "state", "controls": self.controls, "title": self.title}
 
     def _drawn(self) -> Reply:
-        self._shown = collapse(self._views[-1].graph, self._budget)
-        return {"kind": "drawing", "svg": self.drawing(), "crumbs": self.crumbs}
+        self._shown = self._folded()
+        return {
+            "kind": "drawing",
+            "svg": self.drawing(),
+            "crumbs": self.crumbs,
+            "controls": self.controls,
+            "title": self.title,
+        }
+
+    def _folded(self) -> DrawGraph:
+        view = self._view
+        graph = fold_by(view.graph, view.folding, self._budget)
+        name = self._now.overlay
+        return view.program.overlay(name).paint(graph) if name else graph
 
     # --- finding
 
@@ -257,24 +530,50 @@ class Explorer:
         words = wanted.lower().split()
         found = [
             box
-            for box in self._whole.boxes
-            if words and box.members and all(word in _haystack(box) for word in words)
+            for box in self._program.drawing.boxes
+            if words and all(word in _haystack(box) for word in words)
         ]
-        nodes = {box.members[0] for box in found}
+        nodes = {box.members[0] for box in found if box.members}
+        inputs = {box.op for box in found if not box.members}
         marked = [
-            i for i, box in enumerate(self._shown.boxes) if nodes & set(box.members)
+            i
+            for i, box in enumerate(self._shown.boxes)
+            if nodes & set(box.members) or (not box.members and box.op in inputs)
         ]
         body = panel.found_html(wanted, found[:_MAX_FOUND], len(found))
         yield {"kind": "found", "boxes": marked, "count": len(found)}
         yield _panel(body, box=None)
 
+    # --- checking requests
+
+    def _require_values(self) -> Inspection:
+        inspection = self._inspection
+        if inspection is None:
+            raise RequestError(
+                "this form has no values. Choose IR, and a graph that is pending."
+            )
+        return inspection
+
     def _node_number(self, request: Mapping[str, Any]) -> int:
         node = request.get("node")
-        if not isinstance(node, int) or node not in self._place:
+        if (
+            not isinstance(node, int)
+            or isinstance(node, bool)
+            or node not in self._program.place
+        ):
             raise RequestError(
                 f"the graph has no node {node!r:.40}. Reload the page: it may show another graph."
             )
         return node
+
+    def _input_box(self, request: Mapping[str, Any]) -> Box:
+        name = request.get("name")
+        for box in self._program.drawing.boxes:
+            if not box.members and box.op == name:
+                return box
+        raise RequestError(
+            f"the graph has no input {name!r:.40}. Reload the page: it may show another graph."
+        )
 
 
 def _hello(_request: Mapping[str, Any]) -> Iterator[Reply]:
@@ -292,6 +591,16 @@ def _panel(body: str, *, box: int | None) -> Reply:
     return {"kind": "panel", "html": body, "box": box}
 
 
+def _busy(words: str) -> Reply:
+    return _panel(panel.busy_html(words), box=None)
+
+
+def _statistics(look: Any) -> str:
+    if look.is_whole:
+        return formatters.statistics(look.value)
+    return panel.statistics_text(look.summary)
+
+
 def _number(request: Mapping[str, Any], name: str, count: int) -> int:
     number = request.get(name)
     if (
@@ -306,10 +615,36 @@ def _number(request: Mapping[str, Any], name: str, count: int) -> int:
     return number
 
 
+def _choice(request: Mapping[str, Any], name: str, allowed: tuple[Any, ...]) -> Any:
+    wanted = request.get(name)
+    if not isinstance(wanted, str) or wanted not in allowed:
+        known = ", ".join(repr(each) for each in allowed)
+        raise RequestError(
+            f"{name} is {wanted!r:.40}, which is none of {known}. Reload the page: it may show "
+            "another graph."
+        )
+    return wanted
+
+
+def _position(request: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the index that a slice begins at; what is beyond a tensor's end is moved to it."""
+    at = request.get("at", [])
+    if (
+        not isinstance(at, list)
+        or len(at) > _MAX_AXES
+        or not all(
+            isinstance(k, int) and not isinstance(k, bool) and k >= 0 for k in at
+        )
+    ):
+        raise RequestError(
+            f"at is {at!r:.60}, which is no list of positions. Give one number from 0 up for "
+            "each axis."
+        )
+    return tuple(at)
+
+
 def _haystack(box: Box) -> str:
-    parts = (box.op, box.label, box.detail, box.name, box.site, path_text(box.path))
+    parts = (
+        box.op, box.label, box.detail, box.name, box.site, path_text(box.path), *box.marks,
+    )  # fmt: skip
     return " ".join(parts).lower()
-
-
-def _prefix(leaf: Any) -> str:
-    return {"data": "p", "float": "f", "int": "i", "rng": "rng"}[leaf.kind]

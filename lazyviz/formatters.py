@@ -103,28 +103,6 @@ def graph_bundle(graph: Any) -> dict[str, str]:
     return bundle
 
 
-def explore(shell: InteractiveShell, inspection: Any) -> None:
-    """Display a graph that can be walked through, under a static copy for later readers.
-
-    A shell that shows no HTML, such as a terminal's, gets the listing.
-    """
-    bundle = graph_bundle(inspection.graph)
-    publish: Any = shell.display_pub.publish
-    if "text/html" not in bundle:
-        publish(bundle, metadata={})
-        return
-    from IPython.display import display
-
-    from lazyviz.widgets.graph_view import GraphView
-
-    current = session.current()
-    names = current.names_in(inspection.graph) if current is not None else {}
-    twin = f"lzt-{inspection.graph.fingerprint[:12]}"
-    copy = html.folded("IR graph, static copy", bundle["text/html"], css_class=twin)
-    publish({"text/plain": bundle["text/plain"], "text/html": copy}, metadata={})
-    display(GraphView(inspection, names, twin))  # type: ignore[no-untyped-call]
-
-
 def show_live(shell: InteractiveShell, report: Any) -> None:
     """Display the live tensors: a table that stays in the saved notebook."""
     bundle = {"text/plain": report.to_text(), "text/html": report.to_html()}

@@ -6,6 +6,7 @@ import ast
 import difflib
 import re
 import shlex
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.completer import SimpleCompletion, context_matcher
@@ -69,7 +70,8 @@ class LazyMagics(Magics):
 
         %lazy, %lazy status    what is pending, what ran so far, and the settings
         %lazy graph [EXPR]     draw the pending graph, of everything or of one tensor
-        %lazy explore [EXPR]   the same to walk through: click an op to see its value
+        %lazy explore [EXPR]   the same to walk through: click an op to see its value; EXPR may
+                               also be a step's number, a graph, HLO text or a path in quotes
         %lazy ir [EXPR]        list its ops as text, each with the line it came from
         %lazy hlo [EXPR]       its HLO as XLA optimised it; --stablehlo: as lowered
         %lazy metrics          counts and times of the whole session, and what stands out
@@ -135,14 +137,31 @@ class LazyMagics(Magics):
             self._shell.display_pub.publish(bundle, metadata={})
 
     def _explore(self, rest: str) -> None:
-        tensors = self._tensors("explore", rest) if rest else []
-        inspection = _runtime().inspect(*tensors)
-        if inspection.graph.nodes:
-            formatters.explore(self._shell, inspection)
+        from lazyviz import exploring
+        from lazyviz.hlo import HloError
+
+        things = self._explored(rest)
+        try:
+            view = exploring.explore(*things, shell=self._shell)
+        except HloError as error:
+            raise UsageError(f"%lazy explore {rest}: {error}") from None
+        if not view.is_empty:
+            view.show()
         elif rest:
             self._print(f"{rest} is computed already: nothing is pending for it.")
         else:
             self._print("Nothing is pending.")
+
+    def _explored(self, expression: str) -> list[Any]:
+        """Return what an expression names: tensors, a step, a graph, a program."""
+        if not expression:
+            _runtime()
+            return []
+        value = self._value("explore", expression)
+        is_program = isinstance(value, (int, str, PurePath)) or any(
+            hasattr(value, name) for name in ("lower", "known_hlo", "holdings")
+        )
+        return [value] if is_program else self._tensors("explore", expression, value)
 
     def _ir(self, rest: str) -> None:
         graph = self._graph_of("ir", rest)
@@ -350,8 +369,9 @@ class LazyMagics(Magics):
             return None
         return runtime.pending_graph(*pending)
 
-    def _tensors(self, command: str, expression: str) -> list[Any]:
-        value = self._value(command, expression)
+    def _tensors(self, command: str, expression: str, value: Any = None) -> list[Any]:
+        if value is None:
+            value = self._value(command, expression)
         if hasattr(value, "named_parameters"):
             found = [tensor for _, tensor in value.named_parameters()]
             tensors = [tensor for tensor in found if is_lazy(tensor)]

@@ -10,9 +10,10 @@ user's code, then single boxes. Inputs go with what reads them first.
 from __future__ import annotations
 
 import heapq
+import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from lazyviz.render.model import Box, DrawGraph, path_text
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 DEFAULT_BUDGET = 300
 
+Folding = Literal["auto", "module", "cell", "line", "none"]
+FOLDINGS: tuple[Folding, ...] = get_args(Folding)
+
+_FILE_OR_CELL = re.compile(r"cell \d+|[^:]+(?=:\d+$)")
 _MIN_BUDGET = 2
 _MAX_NAMED_OPS = 3
 _MAX_EDGES_PER_BOX = 2.2
@@ -43,6 +48,50 @@ def collapse(graph: DrawGraph, budget: int = DEFAULT_BUDGET) -> DrawGraph:
     if len(graph.boxes) <= budget:
         return graph
     return _open_within(graph, budget)
+
+
+def fold_by(graph: DrawGraph, by: Folding, budget: int = DEFAULT_BUDGET) -> DrawGraph:
+    """Return the drawing with one box for each module, notebook cell or line.
+
+    What would still be more than `budget` boxes is folded further. Modules that look alike are
+    drawn once.
+
+    Args:
+        graph: The drawing with nothing folded.
+        by: `auto` folds no more than the budget asks for, `none` likewise and never by choice.
+        budget: At most so many boxes.
+    """
+    if by in {"auto", "none"}:
+        return collapse(graph, budget)
+    if by == "module":
+        graph = fold_repeats(graph)
+    anchors = _anchors(graph)
+    groups: dict[tuple[str, ...], _Group] = {}
+    for position in range(len(graph.boxes)):
+        path, label = _place(graph.boxes[anchors[position]], by)
+        key = (*path, "", label)
+        groups.setdefault(key, _Group(path, label, [])).boxes.append(position)
+    if len(groups) <= budget:
+        return _fold(graph, list(groups.values()))
+    regrouped = [
+        replace(
+            box,
+            path=_place(graph.boxes[anchors[k]], by)[0] or (box.site or "elsewhere",),
+        )
+        for k, box in enumerate(graph.boxes)
+    ]
+    return _open_within(replace(graph, boxes=tuple(regrouped)), budget)
+
+
+def _place(box: Box, by: Folding) -> tuple[tuple[str, ...], str]:
+    """Return the path and the label of the group that a box belongs to."""
+    if by == "module":
+        return box.path, path_text(box.path) or "outside modules"
+    if by == "line":
+        return (box.site,) if box.site else (), box.site or "no line"
+    where = _FILE_OR_CELL.match(box.site)
+    place = where[0] if where is not None else box.site
+    return (place,) if place else (), place or "no line"
 
 
 def fold_earlier(graph: DrawGraph) -> DrawGraph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lazyviz.hlo import cost
@@ -10,6 +11,8 @@ from lazyviz.hlo.nested import callee_graph, callees
 from lazyviz.render.model import BACKWARD, Box, DrawGraph, short_name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from lazyviz.hlo.graph import Graph, Label, Origin
     from lazyviz.render.model import Kind
 
@@ -23,17 +26,29 @@ _MAX_WRAPPERS = 3
 _LEAF_KINDS: dict[str, Kind] = {"float": "constant", "int": "constant", "rng": "random"}
 
 
-def draw_hlo(graph: Graph, kind: str) -> DrawGraph:
+def draw_hlo(
+    graph: Graph,
+    kind: str,
+    inputs: Mapping[int, str] | None = None,
+    outputs: Mapping[int, str] | None = None,
+    site_text: Callable[[str], str] = str,
+) -> DrawGraph:
     """Return the drawing of a whole program, nothing folded.
 
     Args:
         graph: StableHLO, HLO, or a snapshot of an IR graph.
         kind: What it is, for titles.
+        inputs: What the user calls its parameters, by their number.
+        outputs: What the user calls its results, by their position.
+        site_text: Writes a source line for people.
     """
-    outputs = set(graph.outputs)
+    names = _names(graph, inputs or {}, outputs or {})
+    roots = set(graph.outputs)
     boxes = tuple(
-        _box(graph, node, is_root=node in outputs) for node in range(len(graph))
+        _box(graph, node, names.get(node, ""), is_root=node in roots)
+        for node in range(len(graph))
     )
+    boxes = tuple(replace(box, site=site_text(box.site)) for box in boxes)
     edges = {
         (operand, node)
         for node, operands in enumerate(graph.operands)
@@ -47,16 +62,31 @@ def draw_hlo(graph: Graph, kind: str) -> DrawGraph:
     )
 
 
-def _box(graph: Graph, node: int, *, is_root: bool) -> Box:
+def _names(
+    graph: Graph, inputs: Mapping[int, str], outputs: Mapping[int, str]
+) -> dict[int, str]:
+    names = {
+        node: inputs[number]
+        for node, number in graph.numbers.items()
+        if inputs.get(number)
+    }
+    for position, node in enumerate(graph.outputs):
+        if outputs.get(position):
+            names.setdefault(node, outputs[position])
+    return names
+
+
+def _box(graph: Graph, node: int, called: str, *, is_root: bool) -> Box:
     label, origin, name = graph.label(node), graph.origin(node), graph.names[node]
     if label.op == PARAMETER:
+        called = called or origin.op_name
         return Box(
-            label=origin.op_name or name.lstrip("%"),
+            label=called or name.lstrip("%"),
             detail=label.type,
             kind=_LEAF_KINDS.get(label.attrs, "parameter"),
             op=name,
             is_root=is_root,
-            name=origin.op_name,
+            name=called,
         )
     path = _path(origin)
     if label.op == CONSTANT:
@@ -69,14 +99,16 @@ def _box(graph: Graph, node: int, *, is_root: bool) -> Box:
             path=path,
             is_root=is_root,
         )
+    shown = _called(label, origin) or short_name(label.op)
     return Box(
-        label=_called(label, origin) or short_name(label.op),
+        label=f"{called} = {shown}" if called else shown,
         detail=label.type,
         kind="backward" if path and path[0] == BACKWARD else "op",
         op=f"{label.op} {name}",
         path=path,
         site=origin.site,
         is_root=is_root,
+        name=called,
         members=(node,),
     )
 

@@ -154,6 +154,11 @@ def bar_svg(
     )
 
 
+def graph_svg(graph: DrawGraph, budget: int = STRIP_BUDGET) -> str:
+    """Return a graph's drawing as an image of its own."""
+    return svg.draw(graph, budget=budget).svg
+
+
 def graph_html(
     graph: DrawGraph,
     *,
@@ -166,7 +171,7 @@ def graph_html(
     while len(drawing.svg) > MAX_EMBEDDED_BYTES and budget > 4:  # noqa: PLR2004
         budget //= 2
         drawing = svg.draw(graph, budget=budget, engine=engine)
-    what = f"IR graph, {text.plural(graph.nodes, 'op')}"
+    what = f"{graph.kind}, {text.plural(graph.nodes, 'op')}"
     picture = _image(drawing.svg, what, css_class=css_class, max_width="none")
     notes = "".join(muted(f"layout: {note}") for note in drawing.notes)
     return (

@@ -14,19 +14,41 @@ from lazyviz.render.escape import markup
 from lazyviz.render.model import path_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from lazyrt.execution.inspection import Cost
+    from lazyrt.execution.looking import Look, Summary
     from lazyviz.render.model import Box
 
 _MAX_NEIGHBOURS = 12
 _MAX_KINDS = 8
+_MAX_SLOWEST = 15
+_PLANE = 2
 
 
-def node_facts(box: Box, *, upstream: Sequence[Box], downstream: Sequence[Box]) -> str:
-    """Return what is known of an op without computing anything."""
+def node_facts(
+    box: Box,
+    *,
+    upstream: Sequence[Box],
+    downstream: Sequence[Box],
+    rows: Sequence[tuple[str, str]] = (),
+    python: str = "",
+    inside: Sequence[str] = (),
+    has_values: bool = True,
+) -> str:
+    """Return what is known of an op without computing anything.
+
+    Args:
+        box: The op.
+        upstream: What it reads.
+        downstream: What reads it.
+        rows: Names and texts of further facts.
+        python: Lines that run the op by itself.
+        inside: Names of the functions or fusions that it calls.
+        has_values: Whether its cone can be computed.
+    """
     node = box.members[0]
-    rows = [
+    shown = [
         ("op", markup(box.op)),
         ("type", markup(box.detail)),
         ("variable", markup(box.name)),
@@ -34,26 +56,184 @@ def node_facts(box: Box, *, upstream: Sequence[Box], downstream: Sequence[Box]) 
         ("scope", markup(box.scope)),
         ("module", markup(path_text(box.path))),
         ("line", markup(box.site)),
+        ("memory", "a view of what it reads" if "view" in box.marks else ""),
+        *((name, markup(words)) for name, words in rows),
         ("reads", _neighbours(upstream)),
         ("read by", _neighbours(downstream)),
         ("output", "a live tensor" if box.is_root else ""),
     ]
-    focus = _button(f"{box.label} and what is near", kind="focus", node=node, hops=2)
-    return f"{_heading(f'%{node} {box.label}')}{_facts(rows)}<p>{focus}</p>"
+    buttons = [
+        _button(f"inside %{name}", kind="inside", node=node, call=call)
+        for call, name in enumerate(inside)
+    ]
+    buttons.append(
+        _button(
+            "What is near",
+            kind="focus",
+            node=node,
+            hops=2,
+            title="as many hops as chosen above",
+        )
+    )
+    if has_values:
+        buttons.append(_button("Check the cone for NaN", kind="check", node=node))
+    code = _code("op as Python", python) if python else ""
+    return f"{_heading(f'%{node} {box.label}')}{_facts(shown)}<p>{' '.join(buttons)}</p>{code}"
 
 
-def input_facts(box: Box) -> str:
+def input_facts(
+    box: Box,
+    rows: Sequence[tuple[str, str]] = (),
+    downstream: Sequence[Box] = (),
+) -> str:
     """Return what is known of an input of the graph."""
     kind = (
-        "a number, which changes without a recompile" if box.kind == "constant" else ""
+        "a number, which changes without a recompile"
+        if box.kind == "constant" and box.op.startswith(("%f", "%i"))
+        else ""
     )
-    rows = [
+    owned = [mark for mark in box.marks if mark not in {"donated", "overwritten"}]
+    shown = [
         ("input", markup(box.op)),
         ("type", markup(box.detail)),
-        ("kind", kind),
+        ("kind", kind or markup(", ".join(owned))),
+        *((name, markup(words)) for name, words in rows),
         ("first read in", markup(path_text(box.path))),
+        ("read by", _neighbours(downstream)),
     ]
-    return f"{_heading(box.label)}{_facts(rows)}"
+    return f"{_heading(box.label)}{_facts(shown)}"
+
+
+def note_html(words: str) -> str:
+    """Return one quiet line."""
+    return f'<p class="lzc">{markup(words)}</p>'
+
+
+def busy_html(words: str) -> str:
+    """Return what is being done, for a wait."""
+    return f'<p class="lzc" aria-busy="true">{markup(words)}</p>'
+
+
+def ir_html(boxes: Sequence[Box]) -> str:
+    """Return the IR ops that an instruction came from, as buttons that lead to them."""
+    if not boxes:
+        return note_html("No values here, and no IR op has its module, name and line.")
+    items = "".join(
+        f"<li>{_button(_title(box), kind='form', form='ir', node=box.members[0], go='true')} "
+        f"<small>{markup(box.site)}</small></li>"
+        for box in boxes[:_MAX_NEIGHBOURS]
+    )
+    more = len(boxes) - _MAX_NEIGHBOURS
+    rest = f"<p>and {more:,} more</p>" if more > 0 else ""
+    return f'<p class="lzc">Values are computed in the IR. It came from:</p><ul>{items}</ul>{rest}'
+
+
+def form_offer(name: str, form: str, price: str) -> str:
+    """Return what another form costs, and the button that pays for it."""
+    button = _button(f"Compile and show {name}", kind="form", form=form, go="true")
+    return f"{_heading(name)}<p>{markup(price)}</p><p>{button}</p>"
+
+
+def measure_offer(cost: Cost) -> str:
+    """Return what measuring each op takes, and the button that does it."""
+    facts = (
+        f"Shown is an estimate. Measuring runs {text.plural(cost.nodes, 'op')} one by one, three "
+        f"times each, about {text.duration(3 * cost.estimate_ns)}"
+    )
+    if cost.compiles:
+        facts += f" with {text.plural(cost.compiles, 'kind')} of op to compile"
+    button = _button("Measure each op", kind="measure", go="true")
+    return (
+        f"{_heading('Time')}<p>{markup(facts)}. The step stays as it is. Fused, ops take less "
+        f"time than alone.</p><p>{button}</p>"
+    )
+
+
+def measured_html(slowest: Sequence[Box], took: Mapping[int, int]) -> str:
+    """Return the ops that took longest."""
+    rows = "".join(
+        f"<tr><td>{text.duration(took[box.members[0]])}</td><td>{_link(box)}</td>"
+        f"<td><small>{markup(box.site)}</small></td></tr>"
+        for box in slowest[:_MAX_SLOWEST]
+    )
+    total = text.duration(sum(took.values()))
+    count = text.plural(len(took), "op")
+    return (
+        f"{_heading(f'{count} in {total}')}"
+        f'<p class="lzc">Each op ran alone; the better of two runs counts.</p><table>{rows}</table>'
+    )
+
+
+def checked_html(bad: Sequence[Box], values: int) -> str:
+    """Return where NaN and infinities begin in a cone that was computed for it."""
+    if not bad:
+        return note_html(f"All {text.plural(values, 'value')} of its cone are finite.")
+    first, *others = bad
+    more = f" {text.plural(len(others), 'later op')} have them too." if others else ""
+    return (
+        f'<p class="lzx" role="alert">NaN or infinities begin at {_link(first)} '
+        f"<small>{markup(first.site)}</small>.{more}</p>"
+    )
+
+
+def nan_help() -> str:
+    """Return what the NaN overlay shows."""
+    return (
+        f"{_heading('NaN and infinities')}<p>Shown are values that are computed already: inputs, "
+        "and what was looked at. Nothing is computed for it. Select an op and choose "
+        "<i>Check the cone for NaN</i> to compute all that it needs.</p>"
+    )
+
+
+def slice_chooser(look: Look, **request: object) -> str:
+    """Return fields for the part of a tensor that is shown, in the form of an index.
+
+    Args:
+        look: What was seen.
+        request: What asks for another part.
+    """
+    shape = look.summary.shape
+    if not shape or (look.is_whole and len(shape) <= _PLANE):
+        return ""
+    fields = []
+    for axis, size in enumerate(shape):
+        leads = axis < len(shape) - _PLANE if len(shape) > 1 else False
+        if look.is_whole and not leads:
+            fields.append(":")
+            continue
+        length = 1 if leads else look.value.shape[axis]
+        start = look.at[axis]
+        field = (
+            f'<input type="number" min="0" max="{size - 1}" value="{start}" data-axis="{axis}" '
+            f'aria-label="axis {axis} of {size:,}" title="0 to {size - 1}">'
+        )
+        whole = not leads and length == size
+        fields.append(":" if whole else field + ("" if leads else f":{start + length}"))
+    if all(each == ":" for each in fields):
+        return ""
+    data = "".join(
+        f' data-{key}="{markup(str(value))}"' for key, value in request.items()
+    )
+    return (
+        f'<p class="lzi"{data}>shown: [{", ".join(fields)}] <small>of '
+        f"[{', '.join(f'{size:,}' for size in shape)}]</small></p>"
+    )
+
+
+def statistics_text(summary: Summary) -> str:
+    """Return one line about a tensor of which only a part was copied."""
+    kind = str(summary.dtype).removeprefix("torch.")
+    parts = [f"{kind}[{', '.join(map(str, summary.shape))}]"]
+    if kind == "bool":
+        return f"{parts[0]} · {summary.nonzero:,} of {summary.elements:,} true"
+    if summary.elements > summary.nan + summary.infinite:
+        parts.append(f"{summary.low:.4g} to {summary.high:.4g}")
+        parts.append(f"mean {summary.mean:.4g}")
+        parts.append(f"std {summary.std:.4g}")
+    for name, count in (("NaN", summary.nan), ("Inf", summary.infinite)):
+        if count:
+            parts.append(f"{count:,} {name}")
+    return " · ".join(parts)
 
 
 def group_panel(box: Box, index: int, members: Sequence[Box]) -> str:
@@ -81,6 +261,10 @@ def cost_html(cost: Cost, node: int, *, asks: bool) -> str:
     if cost.reused:
         facts += f", {text.plural(cost.reused, 'value')} known"
     facts += f", about {text.duration(cost.estimate_ns)}"
+    if cost.compiles:
+        facts += f", {text.plural(cost.compiles, 'executable')} to compile"
+    else:
+        facts += ", compiled already"
     if not asks:
         return f'<p class="lzc" aria-busy="true">{markup(facts)} …</p>'
     button = _button("Compute this value", kind="value", node=node, output=0)
@@ -126,13 +310,13 @@ def found_html(wanted: str, found: Sequence[Box], count: int) -> str:
     if not wanted.strip():
         return "<p>Type part of an op, a type, a variable, a module or a line.</p>"
     if not found:
-        return f"<p>No op has {markup(repr(wanted))} in its name, type, variable, module or line.</p>"
+        return f"<p>Nothing has {markup(repr(wanted))} in its op, type, variable, module or line.</p>"
     items = "".join(
         f"<li>{_link(box)} <small>{markup(box.detail)} {markup(box.site)}</small></li>"
         for box in found
     )
     more = f"<p>and {count - len(found):,} more</p>" if count > len(found) else ""
-    return f"{_heading(text.plural(count, 'op'))}<ul>{items}</ul>{more}"
+    return f"{_heading(text.plural(count, 'match', 'matches'))}<ul>{items}</ul>{more}"
 
 
 def _heading(title: str) -> str:
@@ -156,12 +340,21 @@ def _neighbours(boxes: Sequence[Box]) -> str:
 
 def _link(box: Box) -> str:
     if not box.members:
-        return markup(box.label)
-    return _button(f"%{box.members[0]} {box.label}", kind="node", node=box.members[0])
+        return _button(box.label, kind="input", name=box.op)
+    return _button(_title(box), kind="node", node=box.members[0])
 
 
-def _button(label: str, **request: object) -> str:
-    data = "".join(
+def _title(box: Box) -> str:
+    return f"%{box.members[0]} {box.label}"
+
+
+def _code(title: str, lines: str) -> str:
+    return f"<details><summary>{title}</summary><pre>{markup(lines)}</pre></details>"
+
+
+def _button(label: str, *, title: str = "", **request: object) -> str:
+    tip = f' title="{markup(title)}"' if title else ""
+    data = tip + "".join(
         f' data-{key}="{markup(str(value))}"' for key, value in request.items()
     )
     return f'<button type="button"{data}>{markup(label)}</button>'

@@ -14,6 +14,8 @@ from lazyviz.render.escape import markup
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from lazyrt.execution.looking import Look
+
     Array = np.ndarray[Any, Any]
 
 MAX_TEXT = 4_000
@@ -25,6 +27,8 @@ _MAX_PIXELS = 96  # a side of a picture; larger ones are averaged over blocks
 _SHOWN_PIXELS = 192
 _MIN_SIDE = 2
 _COLOUR_CHANNELS = 3
+_CHANNELS = (1, 3)
+_MIN_IMAGE = 8  # rows and columns of an image; a matrix of 3 rows is none
 _PLANE = 2
 # Low, middle and high: blue, white and orange are told apart by every kind of sight.
 _LOW, _MIDDLE, _HIGH = (0, 90, 181), (247, 247, 247), (220, 90, 0)
@@ -37,16 +41,21 @@ def histogram_svg(numbers: Array) -> str:
     if finite.size < _MIN_SIDE or finite.min() == finite.max():
         return ""
     counts, edges = np.histogram(finite, bins=_BINS)
+    return bars_svg([int(count) for count in counts], float(edges[0]), float(edges[-1]))
+
+
+def bars_svg(counts: Sequence[int], start: float, end: float) -> str:
+    """Return a histogram whose equal bins have these counts, from `start` to `end`."""
     width, height = _HISTOGRAM
-    step = width / _BINS
-    tallest = counts.max()
+    step = width / len(counts)
+    tallest = max(counts)
     bars = "".join(
         f"M{k * step:.1f} {height}v{-height * count / tallest:.1f}"
         f"h{step - 0.6:.1f}V{height}z"
         for k, count in enumerate(counts)
         if count
     )
-    low, high = f"{edges[0]:.4g}", f"{edges[-1]:.4g}"
+    low, high = f"{start:.4g}", f"{end:.4g}"
     label = f"histogram from {low} to {high}, {int(tallest):,} at most in a bar"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="lzh" role="img" '
@@ -63,33 +72,64 @@ def picture_html(numbers: Array) -> str:
     Three channels in front are red, green and blue; of other dimensions the first index is
     shown. Blue is low, orange high, white zero where signs differ; magenta is not finite.
     """
-    plane = _plane(numbers)
-    if plane is None:
+    axes = picture_axes(numbers.shape)
+    if not axes:
         return ""
-    pixels = _rgb(plane) if plane.ndim == _COLOUR_CHANNELS else _coloured(plane)
+    others = [axis for axis in range(numbers.ndim) if axis not in axes]
+    planes = numbers.transpose(*others, *axes)[(0,) * len(others)]
+    sizes = numbers.shape[axes[-2]], numbers.shape[axes[-1]]
+    if planes.ndim > _PLANE:
+        planes = np.stack([_shrunk(channel) for channel in planes])
+    else:
+        planes = _shrunk(planes)
+    return drawn_picture(planes, sizes)
+
+
+def picture_axes(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the axes of a picture, rows and columns last, channels before; empty for none.
+
+    One or three channels stand before rows and columns or behind them, if rows and columns are
+    at least eight; everything else of two axes or more is a heat map of the last two.
+
+    Example:
+        >>> picture_axes((3, 32, 32)), picture_axes((16, 32, 32, 3)), picture_axes((4, 8))
+        ((0, 1, 2), (3, 1, 2), (0, 1))
+        >>> picture_axes((8, 1, 28, 28)), picture_axes((3, 4, 4)), picture_axes((5,))
+        ((1, 2, 3), (1, 2), ())
+    """
+    count = len(shape)
+    if count < _PLANE or 0 in shape:
+        return ()
+    if count > _PLANE:
+        if shape[-3] in _CHANNELS and min(shape[-2:]) >= _MIN_IMAGE:
+            return count - 3, count - 2, count - 1
+        if shape[-1] in _CHANNELS and min(shape[-3:-1]) >= _MIN_IMAGE:
+            return count - 1, count - 3, count - 2
+    return (count - 2, count - 1) if min(shape[-2:]) >= _MIN_SIDE else ()
+
+
+def drawn_picture(planes: Array, sizes: tuple[int, int]) -> str:
+    """Return planes of numbers as a picture: one as a heat map, channels as an image.
+
+    Args:
+        planes: Rows and columns, or channels, rows and columns; small.
+        sizes: Rows and columns of what it was made from.
+    """
+    what = "heat map"
+    pixels = None
+    if planes.ndim > _PLANE:
+        what = "image" if len(planes) == _COLOUR_CHANNELS else "greyscale image"
+        pixels = _rgb(np.broadcast_to(planes, (_COLOUR_CHANNELS, *planes.shape[1:])))
+    if pixels is None:
+        pixels = _coloured(planes)
     data = b64encode(_png(pixels)).decode()
     rows, columns = pixels.shape[:2]
     scale = max(1, _SHOWN_PIXELS // max(rows, columns))
-    what = f"heat map of {numbers.shape[-2]} rows and {numbers.shape[-1]} columns"
+    words = f"{what} of {sizes[0]:,} rows and {sizes[1]:,} columns"
     return (
-        f'<img class="lzp" alt="{what}" width="{columns * scale}" '
+        f'<img class="lzp" alt="{words}" title="{words}" width="{columns * scale}" '
         f'height="{rows * scale}" src="data:image/png;base64,{data}">'
     )
-
-
-def _plane(numbers: Array) -> Array | None:
-    if numbers.ndim < _PLANE or min(numbers.shape[-2:]) < _MIN_SIDE:
-        return None
-    is_colour = (
-        numbers.ndim == _COLOUR_CHANNELS and numbers.shape[0] == _COLOUR_CHANNELS
-    )
-    if is_colour and min(numbers.shape[1:]) >= 8:  # noqa: PLR2004 - a matrix of 3 rows is none
-        return np.stack([_shrunk(channel) for channel in numbers])
-    while numbers.ndim > _PLANE:
-        if not numbers.shape[0]:
-            return None
-        numbers = numbers[0]
-    return _shrunk(numbers)
 
 
 def _shrunk(plane: Array) -> Array:
@@ -154,7 +194,7 @@ def value_view(value: Any, facts: str) -> str:
         value: Any shape and dtype; of complex numbers the magnitude is drawn.
         facts: One line of statistics.
     """
-    parts = [f'<p class="lzf">{markup(facts)}</p>']
+    parts = [f'<p class="lzf">{_marked(facts)}</p>']
     numbers = _numbers(value)
     pictures = [
         part for part in (histogram_svg(numbers), picture_html(numbers)) if part
@@ -165,6 +205,52 @@ def value_view(value: Any, facts: str) -> str:
     if value.numel() <= MAX_PYTHON_NUMBERS:
         parts.append(_listing("as Python", as_python(value)))
     return "".join(parts)
+
+
+def look_view(look: Look, facts: str, chooser: str = "", at: Sequence[int] = ()) -> str:
+    """Return what was seen of a tensor as HTML, of a large one statistics and a part.
+
+    Args:
+        look: What `Inspection.look` gave, with a picture for `picture_axes` of its shape.
+        facts: One line of statistics.
+        chooser: HTML that chooses another part.
+        at: Index that was asked for; of a whole tensor the leading axes are taken at it.
+    """
+    summary, value = look.summary, look.value
+    parts = [f'<p class="lzf">{_marked(facts)}</p>']
+    pictures = []
+    if summary.counts:
+        pictures.append(bars_svg(summary.counts, summary.low, summary.high))
+    axes = picture_axes(summary.shape)
+    if look.picture is not None and axes:
+        sizes = summary.shape[axes[-2]], summary.shape[axes[-1]]
+        pictures.append(drawn_picture(look.picture.numpy(), sizes))
+    if pictures:
+        parts.append(f'<div class="lzw">{"".join(pictures)}</div>')
+    parts.append(chooser)
+    lead = max(value.dim() - _PLANE, 0)
+    if not look.is_whole:
+        value = value[(0,) * lead]
+    elif at and lead:
+        place = [*at, *(0 for _ in range(lead))][:lead]
+        sizes_ = value.shape
+        value = value[tuple(min(k, n - 1) for k, n in zip(place, sizes_, strict=False))]
+    title = "values" if look.is_whole and not (at and lead) else "values of this part"
+    parts.append(_listing(title, str(value), is_open=value.numel() <= 16))  # noqa: PLR2004
+    if value.numel() <= MAX_PYTHON_NUMBERS:
+        parts.append(_listing(f"{title} as Python", as_python(value)))
+    return "".join(parts)
+
+
+def _marked(facts: str) -> str:
+    """Return a line of statistics as HTML, what is not finite in bold with a warning sign."""
+    parts = facts.split(" · ")
+    return " · ".join(
+        f'<b class="lzn">⚠ {markup(part)}</b>'
+        if part.endswith((" NaN", " Inf"))
+        else markup(part)
+        for part in parts
+    )
 
 
 def as_python(value: Any) -> str:

@@ -1,11 +1,15 @@
 // The page of lazyviz.widgets.graph_view. It draws what the kernel sends and sends back what was
 // asked for; it decides nothing about graphs or values.
 
-const NUMBERS = ["box", "node", "output", "hops", "level"];
+const NUMBERS = ["box", "node", "output", "hops", "level", "call"];
+const WORDS = ["form", "name"];
 const HELP = [
   ["Tab", "next op"], ["Enter", "show its value"], ["arrows", "pan"], ["+ −", "zoom"], ["0", "whole drawing"],
-  ["o", "open a folded box"], ["f", "what is near"], ["Backspace", "back"], ["/", "search"], ["?", "this help"],
+  ["o", "open a folded box, a call or a fusion"], ["f", "what is near"], ["1 … 9", "hops that count as near"],
+  ["Backspace", "back"], ["/", "search"], ["?", "this help"],
 ];
+const SELECTS = [["form", "show", "form"], ["fold", "fold", "by"], ["overlay", "colour", "name"]];
+const HOPS = [1, 2, 3, 4, 5, 6, 7, 8, 9];
 
 function element(tag, className, text) {
   const made = document.createElement(tag);
@@ -60,6 +64,16 @@ function panAndZoom(host) {
       whole = [whole[0] - (w - whole[2]) / 2, whole[1] - (h - whole[3]) / 2, w, h];
       box = [...whole]; set();
     },
+    // Bring a box into view without changing the zoom; nothing moves if it is there already.
+    reveal(target) {
+      if (!svg) return;
+      const r = target.getBoundingClientRect(), h = host.getBoundingClientRect();
+      if (r.left >= h.left && r.right <= h.right && r.top >= h.top && r.bottom <= h.bottom) return;
+      const k = unit();
+      box[0] += (r.left + r.width / 2 - h.left - h.width / 2) * k;
+      box[1] += (r.top + r.height / 2 - h.top - h.height / 2) * k;
+      set();
+    },
     key(key) {
       const d = svg ? unit() * 60 : 0;
       const moves = { ArrowLeft: [-d, 0], ArrowRight: [d, 0], ArrowUp: [0, -d], ArrowDown: [0, d] };
@@ -76,17 +90,27 @@ function panAndZoom(host) {
 function render({ model, el }) {
   const root = element("div", "lzg"), bar = element("div", "lzg-bar"), row = element("div", "lzg-row");
   const title = element("span", "lzg-title"), crumbs = element("nav", "lzg-crumbs"), help = element("div", "lzg-help");
-  const search = element("input"), question = element("button", "", "?");
+  const search = element("input"), question = element("button", "", "?"), choices = element("span", "lzg-choices");
+  const selects = {}, hops = element("select");
+  const labelled = (text, control) => { const label = element("label", "", `${text} `); label.append(control); return label; };
+  for (const [name, text, key] of SELECTS) {
+    selects[name] = element("select");
+    selects[name].addEventListener("change", () => ask({ kind: name, [key]: selects[name].value }));
+    choices.append(labelled(text, selects[name]));
+  }
+  for (const count of HOPS) { const one = element("option", "", String(count)); one.value = count; hops.append(one); }
+  hops.value = 2;
+  choices.append(labelled("hops", hops));
   const host = element("div", "lzg-host"), panel = element("section", "lzg-panel");
-  search.type = "search"; search.placeholder = "search op, type, name, line"; search.setAttribute("aria-label", "search the graph");
+  search.type = "search"; search.placeholder = "search op, type, name, line …"; search.setAttribute("aria-label", "search the graph");
   question.type = "button"; question.title = "keys"; question.setAttribute("aria-label", "keys");
   crumbs.setAttribute("aria-label", "drawings");
   host.tabIndex = 0; host.setAttribute("role", "application");
-  host.setAttribute("aria-label", "IR graph: arrows pan, plus and minus zoom, zero shows all, Tab walks the ops, Enter shows a value");
+  host.setAttribute("aria-label", "graph: arrows pan, plus and minus zoom, zero shows all, Tab walks the ops, Enter shows a value");
   panel.setAttribute("aria-live", "polite"); panel.setAttribute("aria-label", "details");
   help.hidden = true;
   for (const [key, does] of HELP) { const one = element("span", "", ` ${does}  `); one.prepend(element("kbd", "", key)); help.append(one); }
-  bar.append(title, search, question, crumbs); row.append(host, panel); root.append(bar, help, row); el.append(root);
+  bar.append(title, choices, search, question, crumbs); row.append(host, panel); root.append(bar, help, row); el.append(root);
   root.dataset.lmSuppressShortcuts = "true"; // JupyterLab's own keys stay out of the view
   // The static copy above is for pages without a kernel.
   const twins = [...document.getElementsByClassName(model.get("twin") || "lzg-none")];
@@ -95,6 +119,20 @@ function render({ model, el }) {
   const ask = (request) => model.send(request);
   const boxes = () => host.querySelectorAll("[data-b]");
   const mark = (name, numbers) => { for (const each of boxes()) each.classList.toggle(name, numbers.includes(Number(each.dataset.b))); };
+  const numbered = (number) => host.querySelector(`[data-b="${Number(number)}"]`);
+  const choose = (number) => {
+    mark("sel", [number]);
+    mark("mate", (numbered(number)?.dataset.u ?? "").split(" ").filter(Boolean).map(Number));
+  };
+  const control = () => {
+    const all = model.get("controls") ?? {};
+    for (const [name] of SELECTS) {
+      const options = all[name] ?? [];
+      selects[name].replaceChildren(...options.map(([value, text]) => { const one = element("option", "", text); one.value = value; return one; }));
+      selects[name].value = all.chosen?.[name] ?? "";
+      selects[name].parentElement.hidden = options.length < 2;
+    }
+  };
 
   const draw = () => { const [drawn] = safe(model.get("svg"), "image/svg+xml"); host.replaceChildren(drawn); view.show(drawn); };
   const fill = () => {
@@ -119,7 +157,8 @@ function render({ model, el }) {
   };
   const name = () => { title.textContent = model.get("title"); };
   const received = (message) => {
-    if (message.kind === "panel" && message.box !== null) mark("sel", [message.box]);
+    if (message.kind === "panel" && message.box !== null) { choose(message.box); const shown = numbered(message.box); if (shown) view.reveal(shown); }
+    if (message.kind === "state") control();
     if (message.kind === "found") mark("hit", message.boxes);
     if (message.kind === "ready") root.dataset.concurrent = message.concurrent;
   };
@@ -128,17 +167,32 @@ function render({ model, el }) {
     if (!button) return null;
     const request = { kind: button.dataset.kind };
     for (const key of NUMBERS) if (button.dataset[key] !== undefined) request[key] = Number(button.dataset[key]);
+    for (const key of WORDS) if (button.dataset[key] !== undefined) request[key] = button.dataset[key];
+    if (button.dataset.go === "true") request.go = true;
+    if (request.kind === "focus") request.hops = Number(hops.value);
     return request;
   };
   root.addEventListener("click", (e) => {
     const request = requested(e.target);
     if (request) { e.preventDefault(); ask(request); return; }
     const box = e.target.closest(".lzg-host [data-b]");
-    if (box) { mark("sel", [Number(box.dataset.b)]); ask({ kind: "select", box: Number(box.dataset.b) }); }
+    if (box) { choose(Number(box.dataset.b)); ask({ kind: "select", box: Number(box.dataset.b) }); }
   });
+  // Another part of a tensor: the fields stand in a paragraph that says what they ask for.
+  panel.addEventListener("change", (e) => {
+    const place = e.target.closest("[data-kind]");
+    if (!place || e.target.dataset.axis === undefined) return;
+    const at = [];
+    for (const each of place.querySelectorAll("input[data-axis]")) at[Number(each.dataset.axis)] = Math.max(0, Math.trunc(Number(each.value)) || 0);
+    const request = { kind: place.dataset.kind, at: Array.from(at, (start) => start ?? 0) };
+    for (const key of NUMBERS) if (place.dataset[key] !== undefined) request[key] = Number(place.dataset[key]);
+    for (const key of WORDS) if (place.dataset[key] !== undefined) request[key] = place.dataset[key];
+    ask(request);
+  });
+  panel.addEventListener("keydown", (e) => { if (e.target.matches("input")) e.stopPropagation(); });
   host.addEventListener("dblclick", (e) => {
-    const box = e.target.closest(".g[data-b]");
-    if (box) ask({ kind: "open", box: Number(box.dataset.b) });
+    const box = e.target.closest("[data-b]");
+    if (box && (box.classList.contains("g") || selects.form.value !== "ir")) ask({ kind: "open", box: Number(box.dataset.b) });
   });
   const back = () => { const level = model.get("crumbs").length - 2; if (level >= 0) ask({ kind: "back", level }); };
   host.addEventListener("keydown", (e) => {
@@ -146,7 +200,8 @@ function render({ model, el }) {
     const box = e.target.closest("[data-b]"), number = box && Number(box.dataset.b);
     if ((e.key === "Enter" || e.key === " ") && box) ask({ kind: "select", box: number });
     else if (e.key === "o" && box) ask({ kind: "open", box: number });
-    else if (e.key === "f" && box && box.dataset.n) ask({ kind: "focus", node: Number(box.dataset.n), hops: 2 });
+    else if (e.key === "f" && box && box.dataset.n) ask({ kind: "focus", node: Number(box.dataset.n), hops: Number(hops.value) });
+    else if (/^[1-9]$/.test(e.key)) hops.value = e.key;
     else if (e.key === "Backspace" || e.key === "Escape") back();
     else if (e.key === "/") search.focus();
     else if (e.key === "?") help.hidden = !help.hidden;
@@ -160,7 +215,7 @@ function render({ model, el }) {
   });
   question.addEventListener("click", () => { help.hidden = !help.hidden; });
 
-  const watched = { "change:svg": draw, "change:panel": fill, "change:crumbs": walk, "change:title": name, "msg:custom": received };
+  const watched = { "change:svg": draw, "change:panel": fill, "change:crumbs": walk, "change:title": name, "change:controls": control, "msg:custom": received };
   for (const [event, answer] of Object.entries(watched)) { model.on(event, answer); if (event !== "msg:custom") answer(); }
   // From the right answer on a click is answered while a cell runs, too; see explorer.py.
   let greetings = 0;

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import anywidget
 import traitlets
 
-from lazyviz.explorer import Explorer, RequestError
+from lazyviz.explorer import RequestError
 from lazyviz.render import panel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from lazyrt import Inspection
+    from lazyviz.explorer import Explorer
 
 _log = logging.getLogger(__name__)
 
@@ -29,12 +29,13 @@ def _static(name: str) -> str:
 
 
 class GraphView(anywidget.AnyWidget):
-    """A graph with pan, zoom, search and a panel that shows what is clicked.
+    """A program with pan, zoom, search and a panel that shows what is clicked.
 
-    It holds the graph's IR and no tensor, so it changes neither what is pending nor what is
+    It holds IR and texts and no tensor, so it changes neither what is pending nor what is
     kept in memory.
 
     Attributes:
+        controls: What the reader can choose, and what is chosen; see `Explorer.controls`.
         twin: CSS class of the static copies that the page hides while it is live.
     """
 
@@ -45,19 +46,16 @@ class GraphView(anywidget.AnyWidget):
     svg = traitlets.Unicode().tag(sync=True)
     crumbs = traitlets.List(traitlets.Unicode()).tag(sync=True)
     panel = traitlets.Unicode().tag(sync=True)
+    controls = traitlets.Dict().tag(sync=True)
     twin = traitlets.Unicode().tag(sync=True)
 
-    def __init__(
-        self,
-        inspection: Inspection,
-        names: Mapping[Any, str] | None = None,
-        twin: str = "",
-    ) -> None:
-        self._explorer = Explorer(inspection, names)
+    def __init__(self, explorer: Explorer, twin: str = "") -> None:
+        self._explorer = explorer
         super().__init__(
-            title=self._explorer.title,
-            svg=self._explorer.drawing(),
-            crumbs=self._explorer.crumbs,
+            title=explorer.title,
+            svg=explorer.drawing(),
+            crumbs=explorer.crumbs,
+            controls=explorer.controls,
             twin=twin,
         )
         self.on_msg(self._received)
@@ -79,8 +77,13 @@ class GraphView(anywidget.AnyWidget):
     def _apply(self, reply: Mapping[str, Any]) -> None:
         """Keep the state that a page opened later needs, and tell the open ones."""
         if reply["kind"] == "drawing":
+            self.title = reply["title"]
             self.crumbs = reply["crumbs"]
             self.svg = reply["svg"]
+            self.controls = reply["controls"]
+        elif reply["kind"] == "state":
+            # What the page has chosen may be what is chosen already: tell it in any case.
+            self.send({"kind": "state"})
         elif reply["kind"] == "panel":
             self.panel = reply["html"]
             self.send({"kind": "panel", "box": reply["box"]})

@@ -6,6 +6,7 @@ from torch import nn
 
 import lazyrt
 from lazyviz.explorer import Explorer, RequestError
+from lazyviz.programs import pending_subject
 from lazyviz.render.model import Box, DrawGraph
 from lazyviz.render.subgraph import inside, neighbourhood, restrict
 
@@ -22,7 +23,7 @@ def network(clean_runtime):
 
 @pytest.fixture
 def explorer(network):
-    return Explorer(lazyrt.inspect(network[2]), budget=300)
+    return Explorer(pending_subject(lazyrt.inspect(network[2])), budget=300)
 
 
 def ask(explorer, **request):
@@ -118,7 +119,7 @@ def test_after_the_step_a_click_says_that_the_value_is_gone(explorer):
 
 
 def test_a_folded_box_opens_and_the_way_back_is_kept(network):
-    explorer = Explorer(lazyrt.inspect(network[2]), budget=8)
+    explorer = Explorer(pending_subject(lazyrt.inspect(network[2])), budget=8)
     assert len(explorer.shown.boxes) <= 8
     index = next(i for i, b in enumerate(explorer.shown.boxes) if len(b.members) > 1)
 
@@ -137,7 +138,11 @@ def test_focus_shows_what_is_near(explorer):
     drawing, *_ = ask(explorer, kind="focus", node=relu, hops=1)
 
     assert drawing["crumbs"] == ["whole graph", "relu ±1"]
-    assert sorted(box.label for box in explorer.shown.boxes) == ["addmm", "relu", "sum"]
+    assert sorted(box.label for box in explorer.shown.boxes) == [
+        "addmm",
+        "network[2] = sum",
+        "relu",
+    ]
 
 
 def test_a_node_outside_the_part_is_brought_into_view(explorer):
@@ -223,7 +228,9 @@ PAYLOADS = [
 @pytest.mark.parametrize("payload", PAYLOADS)
 def test_names_and_searches_render_as_text(network, payload):
     inspection = lazyrt.inspect(network[2])
-    explorer = Explorer(inspection, {inspection.graph.roots[0]: payload})
+    explorer = Explorer(
+        pending_subject(inspection, {inspection.graph.roots[0]: payload})
+    )
 
     shown = [explorer.drawing()]
     last = inspection.graph.nodes[-1].id

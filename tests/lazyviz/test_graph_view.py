@@ -12,11 +12,13 @@ from tests.conftest import displayed
 
 @pytest.fixture
 def view(clean_runtime):
+    from lazyviz.explorer import Explorer
+    from lazyviz.programs import pending_subject
     from lazyviz.widgets.graph_view import GraphView
 
     x = torch.ones(2, 3, device="lazyrt")
     lazyrt.mark_step()
-    made = GraphView(lazyrt.inspect(torch.relu(x * 2)))
+    made = GraphView(Explorer(pending_subject(lazyrt.inspect(torch.relu(x * 2)))))
     sent = []
     made.send = lambda content, buffers=None: sent.append(content)
     yield made, sent

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lazyrt.config import config
+from lazyrt.ir.graph import Graph
 from lazyrt.ir.match import labels, shared
 from lazyrt.observe import events
 
@@ -34,6 +35,10 @@ _MAX_GRAPH_NODES = 300_000
 _MAX_STEPS = 1_000
 # What the vectors are in which numbers are passed, in their order after the data.
 _PACKED = {"float": "lifted floats", "int": "lifted ints", "rng": "random states"}
+# Compile time of the optimised tier where none was measured yet: at least, and for each node.
+_COMPILE_NS = 50_000_000
+_COMPILE_NODE_NS = 8_000_000
+_FEW = 10  # nodes that the fixed part of a compile is worth
 # So many graphs are listed by an alarm.
 _MAX_ALARM = 12
 # So many candidates by their ops are compared by their types as well.
@@ -126,6 +131,11 @@ class CompiledGraph:
         return names
 
     @property
+    def graph(self) -> Graph | None:
+        """The graph as IR; None once dropped to bound memory."""
+        return None if self.canonical is None else Graph(self.canonical.roots)
+
+    @property
     def cause(self) -> str:
         """Why it had to be compiled, in words."""
         return self.explanation.text if self.explanation is not None else ""
@@ -178,6 +188,17 @@ class Census:
     def steps(self) -> tuple[int, ...]:
         """Return the numbers of the last thousand steps that ran something."""
         return tuple(self._of_step)
+
+    def estimate_compile_ns(self, nodes: int) -> int:
+        """Return how long a graph of so many nodes takes to compile, by those that were."""
+        known = [(r.compile_ns / r.compiles, r.nodes) for r in self if r.compile_ns]
+        if not known:
+            return _COMPILE_NS + nodes * _COMPILE_NODE_NS
+        return int(
+            sum(ns for ns, _ in known)
+            / sum(n + _FEW for _, n in known)
+            * (nodes + _FEW)
+        )
 
     def create(
         self, key: StepKey, graph: Canonical, snapshot: Snapshot, step: int

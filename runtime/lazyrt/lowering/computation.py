@@ -5,11 +5,14 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from lazyrt import jax_compat
 from lazyrt.errors import UsageError
 from lazyrt.lowering.emit import argument_types, emit_text, result_types
 
 if TYPE_CHECKING:
     from lazyrt.ir.graph import Graph
+
+Dialect = Literal["stablehlo", "hlo_before", "hlo"]
 
 
 class Computation:
@@ -27,21 +30,48 @@ class Computation:
         """The graph's fingerprint."""
         return self._graph.fingerprint
 
-    def as_text(self, dialect: Literal["stablehlo", "hlo"] = "stablehlo") -> str:
+    @property
+    def graph(self) -> Graph:
+        """The graph that was lowered."""
+        return self._graph
+
+    def as_text(self, dialect: Dialect = "stablehlo") -> str:
         """Return the module as text.
 
         Args:
-            dialect: `stablehlo`, before XLA; or `hlo`, as XLA optimised it, with each
-                instruction's op name and source line as metadata.
+            dialect: `stablehlo`, before XLA; `hlo_before`, the same as HLO, before XLA's
+                optimisation; or `hlo`, as XLA optimised it, with each instruction's op name
+                and source line as metadata. Only `hlo` compiles.
         """
         if dialect == "stablehlo":
             return self._stablehlo
+        if dialect == "hlo_before":
+            graph = self._graph.canonical
+            return jax_compat.hlo_text(
+                self._stablehlo, argument_types(graph), result_types(graph)
+            )
         if dialect == "hlo":
             return str(self._executable.as_text())
         raise UsageError(
             f"as_text({dialect!r}): there is no such dialect. It takes 'stablehlo' (what "
-            "lazyrt lowers to) or 'hlo' (what XLA made of it)."
+            "lazyrt lowers to), 'hlo_before' or 'hlo' (what XLA made of it)."
         )
+
+    def known_hlo(self) -> str | None:
+        """Return the optimised HLO of the executable that steps run; None without one.
+
+        Compiles nothing. It may differ from `as_text("hlo")` in which inputs are donated.
+        """
+        from lazyrt.execution.executor import executable_of
+
+        executable = executable_of(self.fingerprint)
+        return None if executable is None else str(executable.as_text())
+
+    def estimate_compile_ns(self) -> int:
+        """Return how long XLA takes for it, from the compiles of this process so far."""
+        from lazyrt.execution.census import census
+
+        return census.estimate_compile_ns(len(self._graph.nodes))
 
     @cached_property
     def _stablehlo(self) -> str:

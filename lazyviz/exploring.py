@@ -1,0 +1,126 @@
+"""`lazyviz.explore` and `%lazy explore`: a program to walk through, live or as a static copy."""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from lazyviz import formatters, session
+from lazyviz.explorer import Explorer
+from lazyviz.programs import pending_subject, subject_of
+from lazyviz.render import html
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from lazyviz.widgets.graph_view import GraphView
+
+_UNSAFE = re.compile(r"[^0-9A-Za-z_-]+")
+
+
+class ExploreView:
+    """A program to walk through.
+
+    A front end with widgets shows it live, above a static copy for later readers; other shells
+    show the copy, terminals a listing.
+
+    Attributes:
+        explorer: What answers the page; see `lazyviz.explorer`.
+    """
+
+    def __init__(self, explorer: Explorer, shell: Any = None) -> None:
+        self.explorer = explorer
+        self._shell = shell
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to walk through."""
+        return not self.explorer.shown.boxes
+
+    @cached_property
+    def widget(self) -> GraphView:
+        """The live view, made when somebody asks for it."""
+        from lazyviz.widgets.graph_view import GraphView
+
+        return GraphView(self.explorer, self._twin)
+
+    @property
+    def _twin(self) -> str:
+        return f"lzt-{_UNSAFE.sub('-', self.explorer.title)[:40]}"
+
+    def to_svg(self) -> str:
+        """Return the picture of what is shown, with all that it needs."""
+        return html.graph_svg(self.explorer.unfolded)
+
+    def to_html(self) -> str:
+        """Return the static copy: a picture under a line that folds it."""
+        if self.is_empty:
+            return html.muted("Nothing is pending.")
+        drawing = html.graph_html(self.explorer.unfolded)
+        title = f"{self.explorer.title}, static copy"
+        return html.folded(title, drawing, css_class=self._twin)
+
+    def to_text(self) -> str:
+        """Return a line about the program and its listing."""
+        if self.is_empty:
+            return "Nothing is pending."
+        return f"{self.explorer.title}\n{self.explorer.listing()}"
+
+    def save(self, path: str | Path, title: str = "") -> None:
+        """Write the static copy as a page that needs no other file."""
+        from pathlib import Path
+
+        body = html.graph_html(self.explorer.unfolded) + html.pre(
+            self.explorer.listing()
+        )
+        page = html.page_html(title or self.explorer.title, [("", body)])
+        Path(path).write_text(page, encoding="utf-8")
+
+    def show(self) -> None:
+        """Display the static copy and, where the shell shows widgets, the live view."""
+        publish = self._shell_now().display_pub.publish
+        publish(self._repr_mimebundle_(), metadata={})
+        if not self.is_empty and self._is_live():
+            from IPython.display import display
+
+            display(self.widget)  # type: ignore[no-untyped-call]
+
+    def _is_live(self) -> bool:
+        shell = self._shell_now()
+        return shell is not None and formatters.wants_html(shell)
+
+    def _shell_now(self) -> Any:
+        if self._shell is not None:
+            return self._shell
+        from IPython.core.getipython import get_ipython
+
+        return get_ipython()
+
+    def _ipython_display_(self) -> None:
+        if self._shell_now() is None:
+            print(self.to_text())  # noqa: T201 - what a shell without displays shows
+            return
+        self.show()
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        bundle = {"text/plain": self.to_text()}
+        if self._is_live():
+            bundle["text/html"] = self.to_html()
+        return bundle
+
+    def __repr__(self) -> str:
+        """Return the same text in each run, so that notebooks compare."""
+        return f"<{self.explorer.title}>"
+
+
+def explore(*things: Any, shell: Any = None) -> ExploreView:
+    """Return a view of what is pending, of tensors, or of a program; see `lazyviz.explore`."""
+    current = session.current()
+    runtime = session.runtime()
+    subject = subject_of(*things, runtime=runtime)
+    inspection = subject.inspection
+    if current is not None and inspection is not None:
+        names = current.names_in(inspection.graph)
+        subject = pending_subject(inspection, names, subject.first)
+    return ExploreView(Explorer(subject), shell)
