@@ -130,7 +130,11 @@ class Explorer:
 
     def drawing(self) -> str:
         """Return the picture of what is shown, as inline SVG."""
-        return svg.emit(self._shown, lay_out(self._shown), inline=True)
+        return svg.emit(self._shown, lay_out(self._shown), inline=True, legend=False)
+
+    def legend(self) -> str:
+        """Return the legend of what is shown, as inline SVG; empty if it needs none."""
+        return svg.legend_svg(self._shown)
 
     def handle(self, request: object) -> Iterator[Reply]:
         """Answer a request; each reply is ready as soon as it is yielded.
@@ -508,6 +512,7 @@ class Explorer:
         return {
             "kind": "drawing",
             "svg": self.drawing(),
+            "legend": self.legend(),
             "crumbs": self.crumbs,
             "controls": self.controls,
             "title": self.title,

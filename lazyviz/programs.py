@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from lazyviz import session
 from lazyviz.hlo import Graph as HloGraph
 from lazyviz.hlo import HloError, graph_of
+from lazyviz.hlo.graph import CONSTANT
 from lazyviz.render import ir_costs, text
 from lazyviz.render.hlo_model import (
     HloCosts,
@@ -71,14 +72,21 @@ class Program:
     @property
     def title(self) -> str:
         """One line about it."""
-        boxes = self.drawing.boxes
-        inputs = sum(not box.members for box in boxes)
-        outputs = sum(box.is_root for box in boxes)
         what = "op" if self.form == "ir" else "instruction"
         return (
             f"{self.name} · {text.plural(self.drawing.nodes, what)} · "
-            f"{text.plural(inputs, 'input')} · {text.plural(outputs, 'output')}"
+            f"{text.plural(self.inputs, 'input')} · {text.plural(self.outputs, 'output')}"
         )
+
+    @property
+    def inputs(self) -> int:
+        """How many inputs it has."""
+        return sum(not box.members for box in self.drawing.boxes)
+
+    @property
+    def outputs(self) -> int:
+        """How many of its boxes are outputs."""
+        return sum(box.is_root for box in self.drawing.boxes)
 
     def listing(self) -> str:
         """Return it as text."""
@@ -259,11 +267,22 @@ class HloProgram(Program):
 
     def facts(self, node: int) -> list[tuple[str, str]]:
         """Return attributes and what the framework calls it."""
-        origin = self.graph.origin(node)
-        return [
-            ("attributes", self.graph.attrs[node]),
-            ("came from", origin.op_name),
+        graph = self.graph
+        constants = [
+            graph.label(operand).literal or graph.types[operand]
+            for operand in graph.operands[node]
+            if graph.ops[operand] == CONSTANT
         ]
+        return [
+            ("attributes", graph.attrs[node][:_MAX_ATTRIBUTES]),
+            ("constants", ", ".join(dict.fromkeys(constants))),
+            ("came from", graph.origin(node).op_name),
+        ]
+
+    @property
+    def inputs(self) -> int:
+        """How many parameters it has."""
+        return len(self.graph.inputs)
 
     def inside(self, node: int) -> list[tuple[str, Program]]:
         """Return the functions, fused computations or loop bodies that a node calls."""
@@ -304,6 +323,7 @@ def _site_text(site: str) -> str:
 
 
 _MAX_LISTED = 60
+_MAX_ATTRIBUTES = 400
 
 
 def _estimated(flops: float, nbytes: float) -> float:

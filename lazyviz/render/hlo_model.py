@@ -44,18 +44,20 @@ def draw_hlo(
     """
     names = _names(graph, inputs or {}, outputs or {})
     roots = set(graph.outputs)
-    boxes = tuple(
-        _box(graph, node, names.get(node, ""), is_root=node in roots)
-        for node in range(len(graph))
-    )
-    boxes = tuple(replace(box, site=site_text(box.site)) for box in boxes)
+    # Constants are read all over a program: they are told in words, at their readers.
+    drawn = [k for k, op in enumerate(graph.ops) if op != CONSTANT or k in roots]
+    where = {node: position for position, node in enumerate(drawn)}
+    boxes = [
+        _box(graph, node, names.get(node, ""), is_root=node in roots) for node in drawn
+    ]
     edges = {
-        (operand, node)
-        for node, operands in enumerate(graph.operands)
-        for operand in operands
+        (where[operand], where[node])
+        for node in drawn
+        for operand in graph.operands[node]
+        if operand in where
     }
     return DrawGraph(
-        boxes=boxes,
+        boxes=tuple(replace(box, site=site_text(box.site)) for box in boxes),
         edges=tuple(sorted(edges)),
         nodes=sum(bool(box.members) for box in boxes),
         kind=kind,

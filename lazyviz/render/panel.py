@@ -152,7 +152,7 @@ def measure_offer(cost: Cost) -> str:
 def measured_html(slowest: Sequence[Box], took: Mapping[int, int]) -> str:
     """Return the ops that took longest."""
     rows = "".join(
-        f"<tr><td>{text.duration(took[box.members[0]])}</td><td>{_link(box)}</td>"
+        f'<tr><td class="lzt">{text.duration(took[box.members[0]])}</td><td>{_link(box)}</td>'
         f"<td><small>{markup(box.site)}</small></td></tr>"
         for box in slowest[:_MAX_SLOWEST]
     )
@@ -160,7 +160,7 @@ def measured_html(slowest: Sequence[Box], took: Mapping[int, int]) -> str:
     count = text.plural(len(took), "op")
     return (
         f"{_heading(f'{count} in {total}')}"
-        f'<p class="lzc">Each op ran alone; the better of two runs counts.</p><table>{rows}</table>'
+        f'<p class="lzc">Each op ran alone; the better of two runs counts.</p><table class="lzr">{rows}</table>'
     )
 
 
@@ -169,7 +169,8 @@ def checked_html(bad: Sequence[Box], values: int) -> str:
     if not bad:
         return note_html(f"All {text.plural(values, 'value')} of its cone are finite.")
     first, *others = bad
-    more = f" {text.plural(len(others), 'later op')} have them too." if others else ""
+    have = "has" if len(others) == 1 else "have"
+    more = f" {text.plural(len(others), 'later op')} {have} them too." if others else ""
     return (
         f'<p class="lzx" role="alert">NaN or infinities begin at {_link(first)} '
         f"<small>{markup(first.site)}</small>.{more}</p>"
@@ -335,7 +336,7 @@ def _neighbours(boxes: Sequence[Box]) -> str:
     links = [_link(box) for box in boxes[:_MAX_NEIGHBOURS]]
     if len(boxes) > _MAX_NEIGHBOURS:
         links.append(f"and {len(boxes) - _MAX_NEIGHBOURS:,} more")
-    return ", ".join(links)
+    return f'<span class="lzl">{" ".join(links)}</span>' if links else ""
 
 
 def _link(box: Box) -> str:

@@ -129,7 +129,7 @@ def draw(
     """
     folded = collapse(fold_earlier(graph), budget)
     layout = lay_out(folded, engine)
-    width, height = _size(folded, layout)
+    width, height = _size(folded, layout, legend=True)
     return Drawing(
         svg=emit(folded, layout, inline=inline),
         width=width,
@@ -140,9 +140,18 @@ def draw(
     )
 
 
-def emit(graph: DrawGraph, layout: Layout, *, inline: bool = False) -> str:
-    """Return the SVG of a drawing whose boxes have been placed."""
-    width, height = _size(graph, layout)
+def emit(
+    graph: DrawGraph, layout: Layout, *, inline: bool = False, legend: bool = True
+) -> str:
+    """Return the SVG of a drawing whose boxes have been placed.
+
+    Args:
+        graph: The drawing.
+        layout: Where its boxes are.
+        inline: See `draw`.
+        legend: Whether the legend stands below; see `legend_svg`.
+    """
+    width, height = _size(graph, layout, legend=legend)
     label = f"{markup(graph.kind)}, {text.plural(graph.nodes, 'op')}"
     if graph.nodes != len(graph.boxes):
         label += f" in {text.plural(len(graph.boxes), 'box', 'boxes')}"
@@ -159,10 +168,23 @@ def emit(graph: DrawGraph, layout: Layout, *, inline: bool = False) -> str:
         _edges(_routes(graph, layout, aliases=True), " al"),
         _arcs(graph, layout),
         *_boxes(graph, layout.centres, numbered=inline),
-        *_legend(graph, layout.height),
+        *(_legend(graph, layout.height) if legend else ()),
         "</svg>",
     ]
     return "".join(parts)
+
+
+def legend_svg(graph: DrawGraph) -> str:
+    """Return the legend of an inline drawing by itself; empty if nothing needs explaining."""
+    items = _legend_items(graph)
+    if not items:
+        return ""
+    width = round(_legend_width(items))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="lzv" width="{width}" height="14" '
+        f'viewBox="0 8 {width} 14" role="img" aria-label="legend">'
+        f"{''.join(_legend(graph, 0))}</svg>"
+    )
 
 
 def stylesheet(*, inline: bool = False) -> str:
@@ -218,11 +240,11 @@ def _variables(colours: dict[str, tuple[str, str, str]], theme: int) -> str:
     return "".join(each) + f"--root:{_ROOT[theme]};--quiet:{_QUIET[theme]}"
 
 
-def _size(graph: DrawGraph, layout: Layout) -> tuple[int, int]:
-    legend = _legend_items(graph)
+def _size(graph: DrawGraph, layout: Layout, *, legend: bool) -> tuple[int, int]:
+    items = _legend_items(graph) if legend else []
     room = _ARC_ROOM if 0 < len(graph.updates) <= _MAX_ARCS else 0
-    width = max(layout.width + room, _MIN_WIDTH, _legend_width(legend))
-    height = layout.height + (_LEGEND_HEIGHT if legend else 0)
+    width = max(layout.width + room, _MIN_WIDTH, _legend_width(items))
+    height = layout.height + (_LEGEND_HEIGHT if items else 0)
     return round(width + 2 * _MARGIN), round(height + 2 * _MARGIN)
 
 
@@ -410,7 +432,9 @@ def _legend_items(graph: DrawGraph) -> list[tuple[str, str]]:
 
 
 def _legend_width(items: Sequence[tuple[str, str]]) -> float:
-    return sum(30 + len(name) * DETAIL_CHAR for _, name in items)
+    return sum(
+        (30 if classes else 14) + len(name) * DETAIL_CHAR for classes, name in items
+    )
 
 
 def _legend(graph: DrawGraph, height: float) -> Iterable[str]:

@@ -9,6 +9,8 @@ const HELP = [
   ["Backspace", "back"], ["/", "search"], ["?", "this help"],
 ];
 const SELECTS = [["form", "show", "form"], ["fold", "fold", "by"], ["overlay", "colour", "name"]];
+const SMALLEST = 0.62; // of a drawing's own size
+const CLOSEST = 2.2; // that a drawing begins nearer than all of it
 const HOPS = [1, 2, 3, 4, 5, 6, 7, 8, 9];
 
 function element(tag, className, text) {
@@ -62,7 +64,16 @@ function panAndZoom(host) {
       // Small drawings keep their size: a box as wide as the page is hard to read.
       const r = host.getBoundingClientRect(), w = Math.max(whole[2], r.width || 600), h = Math.max(whole[3], r.height || 440);
       whole = [whole[0] - (w - whole[2]) / 2, whole[1] - (h - whole[3]) / 2, w, h];
-      box = [...whole]; set();
+      box = [...whole];
+      // Large ones begin at the top, as large as they must be to be read; 0 shows all.
+      const k = Math.min(Math.max(w / (r.width || 600), h / (r.height || 440)) * SMALLEST, CLOSEST);
+      if (k > 1) {
+        const seen = [...svg.querySelectorAll("[data-b]")].map((each) => each.getBBox()).filter((b) => b.y < whole[1] + h / k);
+        const middles = seen.map((b) => b.x + b.width / 2).sort((a, b) => a - b);
+        const x = middles.length ? middles[middles.length >> 1] : whole[0] + w / 2;
+        box = [Math.min(Math.max(x - w / k / 2, whole[0]), whole[0] + w - w / k), whole[1], w / k, h / k];
+      }
+      set();
     },
     // Bring a box into view without changing the zoom; nothing moves if it is there already.
     reveal(target) {
@@ -101,7 +112,7 @@ function render({ model, el }) {
   for (const count of HOPS) { const one = element("option", "", String(count)); one.value = count; hops.append(one); }
   hops.value = 2;
   choices.append(labelled("hops", hops));
-  const host = element("div", "lzg-host"), panel = element("section", "lzg-panel");
+  const stage = element("div", "lzg-stage"), host = element("div", "lzg-host"), legend = element("div", "lzg-legend"), panel = element("section", "lzg-panel");
   search.type = "search"; search.placeholder = "search op, type, name, line …"; search.setAttribute("aria-label", "search the graph");
   question.type = "button"; question.title = "keys"; question.setAttribute("aria-label", "keys");
   crumbs.setAttribute("aria-label", "drawings");
@@ -110,7 +121,7 @@ function render({ model, el }) {
   panel.setAttribute("aria-live", "polite"); panel.setAttribute("aria-label", "details");
   help.hidden = true;
   for (const [key, does] of HELP) { const one = element("span", "", ` ${does}  `); one.prepend(element("kbd", "", key)); help.append(one); }
-  bar.append(title, choices, search, question, crumbs); row.append(host, panel); root.append(bar, help, row); el.append(root);
+  bar.append(title, choices, search, question, crumbs); row.append(stage, panel); stage.append(host, legend); root.append(bar, help, row); el.append(root);
   root.dataset.lmSuppressShortcuts = "true"; // JupyterLab's own keys stay out of the view
   // The static copy above is for pages without a kernel.
   const twins = [...document.getElementsByClassName(model.get("twin") || "lzg-none")];
@@ -135,6 +146,7 @@ function render({ model, el }) {
   };
 
   const draw = () => { const [drawn] = safe(model.get("svg"), "image/svg+xml"); host.replaceChildren(drawn); view.show(drawn); };
+  const explain = () => { const drawn = model.get("legend"); legend.replaceChildren(...(drawn ? safe(drawn, "image/svg+xml") : [])); };
   const fill = () => {
     const html = model.get("panel");
     if (!html) { panel.textContent = "Click an op, or walk to it with Tab and press Enter, to see its value. The step stays as it is."; return; }
@@ -194,6 +206,7 @@ function render({ model, el }) {
     const box = e.target.closest("[data-b]");
     if (box && (box.classList.contains("g") || selects.form.value !== "ir")) ask({ kind: "open", box: Number(box.dataset.b) });
   });
+  host.addEventListener("focusin", (e) => { const box = e.target.closest("[data-b]"); if (box && box.matches(":focus-visible")) view.reveal(box); });
   const back = () => { const level = model.get("crumbs").length - 2; if (level >= 0) ask({ kind: "back", level }); };
   host.addEventListener("keydown", (e) => {
     if (e.ctrlKey || e.metaKey || e.altKey) return;
@@ -215,7 +228,7 @@ function render({ model, el }) {
   });
   question.addEventListener("click", () => { help.hidden = !help.hidden; });
 
-  const watched = { "change:svg": draw, "change:panel": fill, "change:crumbs": walk, "change:title": name, "change:controls": control, "msg:custom": received };
+  const watched = { "change:svg": draw, "change:legend": explain, "change:panel": fill, "change:crumbs": walk, "change:title": name, "change:controls": control, "msg:custom": received };
   for (const [event, answer] of Object.entries(watched)) { model.on(event, answer); if (event !== "msg:custom") answer(); }
   // From the right answer on a click is answered while a cell runs, too; see explorer.py.
   let greetings = 0;

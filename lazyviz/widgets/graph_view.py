@@ -44,6 +44,7 @@ class GraphView(anywidget.AnyWidget):
 
     title = traitlets.Unicode().tag(sync=True)
     svg = traitlets.Unicode().tag(sync=True)
+    legend = traitlets.Unicode().tag(sync=True)
     crumbs = traitlets.List(traitlets.Unicode()).tag(sync=True)
     panel = traitlets.Unicode().tag(sync=True)
     controls = traitlets.Dict().tag(sync=True)
@@ -54,6 +55,7 @@ class GraphView(anywidget.AnyWidget):
         super().__init__(
             title=explorer.title,
             svg=explorer.drawing(),
+            legend=explorer.legend(),
             crumbs=explorer.crumbs,
             controls=explorer.controls,
             twin=twin,
@@ -79,6 +81,7 @@ class GraphView(anywidget.AnyWidget):
         if reply["kind"] == "drawing":
             self.title = reply["title"]
             self.crumbs = reply["crumbs"]
+            self.legend = reply["legend"]
             self.svg = reply["svg"]
             self.controls = reply["controls"]
         elif reply["kind"] == "state":

@@ -91,6 +91,7 @@ class Walk:
 
     def __init__(self) -> None:
         self.holders: dict[int, list[Name]] = {}
+        self._of_views: dict[int, list[Name]] = {}
         self._queue: deque[tuple[Name, Any, int]] = deque()
         self._late: list[tuple[Name, Any, int]] = []
         self._optimizers: list[tuple[Name, torch.optim.Optimizer]] = []
@@ -123,6 +124,9 @@ class Walk:
             self._visit(name, thing, depth)
         for name, optimizer in self._optimizers:
             self._visit_optimizer(name, optimizer)
+        for buffer, names in self._of_views.items():
+            found = self.holders.setdefault(buffer, [])
+            found += names[: _MAX_HOLDERS - len(found)]
         self._queue.clear()
         self._late.clear()
         self._optimizers.clear()
@@ -150,7 +154,10 @@ class Walk:
         # A view made in eager debug mode owns a copy beside its base.
         copy = getattr(state, "_copy", None)
         for buffer in (state.base,) if copy is None else (state.base, copy):
-            found = self.holders.setdefault(id(buffer), [])
+            # What holds a view alone names its base for want of a better name.
+            is_own = state is state.base or buffer is copy
+            table = self.holders if is_own else self._of_views
+            found = table.setdefault(id(buffer), [])
             if len(found) < _MAX_HOLDERS and name not in found:
                 found.append(name)
         gradient = _gradient(tensor) if tensor.requires_grad else None
