@@ -13,6 +13,7 @@ from lazyviz.render.subgraph import inside, neighbourhood, restrict
 
 @pytest.fixture
 def network(clean_runtime):
+    lazyrt.begin_cell()  # equal ops of other tests would lend these their lines
     torch.manual_seed(0)
     layers = nn.Sequential(*[nn.Linear(4, 4) for _ in range(6)]).to("lazyrt")
     x = torch.ones(2, 4, device="lazyrt")
