@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazyviz import formatters, session
 from lazyviz.explorer import Explorer
+from lazyviz.hlo.collecting import uncollected
 from lazyviz.programs import pending_subject, subject_of
 from lazyviz.render import html
 
@@ -114,6 +115,7 @@ class ExploreView:
         return f"<{self.explorer.title}>"
 
 
+@uncollected
 def explore(*things: Any, shell: Any = None) -> ExploreView:
     """Return a view of what is pending, of tensors, or of a program; see `lazyviz.explore`."""
     current = session.current()

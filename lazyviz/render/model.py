@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from lazyrt.execution.holdings import Holding
     from lazyrt.ir.graph import Graph
-    from lazyrt.ir.node import Leaf, Node, Value
+    from lazyrt.ir.node import Leaf, Node, Op, Value
 
 Kind = Literal["op", "backward", "random", "parameter", "constant", "group"]
 
@@ -201,27 +201,37 @@ def draw_graph(
     position: dict[Any, int] = {}
     roots = {root.node or root for root in graph.roots}
     paths = _leaf_paths(graph.nodes)
+    views = {op: _is_view(op) for op in {node.op for node in graph.nodes}}
     for node in graph.nodes:
-        for value in node.operands:
+        operands = node.operands
+        for value in operands:
             source = value.node or value
             if source not in position:
                 position[source] = len(boxes)
-                leaf = _leaf_box(value, paths, names, is_root=source in roots)
-                boxes.append(replace(leaf, marks=_leaf_marks(holdings.get(value))))
+                marks = _leaf_marks(holdings.get(value))
+                is_root = source in roots
+                boxes.append(
+                    _leaf_box(value, paths, names, marks=marks, is_root=is_root)
+                )
         target = position[node] = len(boxes)
-        is_new = new is None or node.id in new
-        box = _node_box(node, names, is_root=node in roots, is_new=is_new)
-        marks = _node_marks(node, holdings) if with_memory else ()
-        boxes.append(replace(box, runs=runs.get(node, 0), marks=marks))
-        edges.update((position[v.node or v], target) for v in node.operands)
-        if with_memory and is_view(node) and node.operands:
-            first = node.operands[0]
-            aliases.add((position[first.node or first], target))
+        is_view = with_memory and views[node.op]
+        box = _node_box(
+            node,
+            names,
+            is_root=node in roots,
+            is_new=new is None or node.id in new,
+            runs=runs.get(node, 0),
+            marks=_node_marks(node, holdings, is_view=is_view) if with_memory else (),
+        )
+        boxes.append(box)
+        edges.update([(position[v.node or v], target) for v in operands])
+        if is_view and operands:
+            aliases.add((position[operands[0].node or operands[0]], target))
     for leaf_value in graph.parameters:  # a root that is an input and no op reads
         if leaf_value not in position:
             position[leaf_value] = len(boxes)
-            box = _leaf_box(leaf_value, paths, names, is_root=True)
-            boxes.append(replace(box, marks=_leaf_marks(holdings.get(leaf_value))))
+            marks = _leaf_marks(holdings.get(leaf_value))
+            boxes.append(_leaf_box(leaf_value, paths, names, marks=marks, is_root=True))
     return DrawGraph(
         boxes=tuple(boxes),
         edges=tuple(sorted(edges)),
@@ -232,9 +242,9 @@ def draw_graph(
     )
 
 
-def is_view(node: Node) -> bool:
+def _is_view(op: Op) -> bool:
     """Return whether an op's result shares memory with its first operand, by its schema."""
-    returns = getattr(node.op.schema, "returns", ())
+    returns = getattr(op.schema, "returns", ())
     alias = getattr(returns[0], "alias_info", None) if returns else None
     return alias is not None and not alias.is_write
 
@@ -262,17 +272,17 @@ def _leaf_marks(held: Holding | None) -> tuple[str, ...]:
     return tuple(marks)
 
 
-def _node_marks(node: Node, holdings: Mapping[Any, Holding]) -> tuple[str, ...]:
-    marks = ["view"] if is_view(node) else []
-    held = [holdings[v] for v in node.outputs if v is not None and v in holdings]
-    marks += [f"v{max(each.version for each in held)}"] if _is_rewritten(held) else []
+def _node_marks(
+    node: Node, holdings: Mapping[Any, Holding], *, is_view: bool
+) -> tuple[str, ...]:
+    marks = ["view"] if is_view else []
+    held = [holdings[v] for v in node.outputs if v in holdings]
+    version = max((each.version for each in held), default=0)
+    if version:
+        marks.append(f"v{version}")
     if any(each.overwrites is not None for each in held):
         marks.append("in place")
     return tuple(marks)
-
-
-def _is_rewritten(held: Sequence[Holding]) -> bool:
-    return any(each.version for each in held)
 
 
 def _updates(
@@ -293,7 +303,13 @@ def _fingerprint(graph: Graph) -> str:
 
 
 def _node_box(
-    node: Node, names: Mapping[Any, str], *, is_root: bool, is_new: bool
+    node: Node,
+    names: Mapping[Any, str],
+    *,
+    is_root: bool,
+    is_new: bool,
+    runs: int,
+    marks: tuple[str, ...],
 ) -> Box:
     provenance = node.provenance
     outputs = [value for value in node.outputs if value is not None]
@@ -310,6 +326,8 @@ def _node_box(
         is_new=is_new,
         name=name,
         members=(node.id,),
+        runs=runs,
+        marks=marks,
         scope=getattr(provenance, "scope", ""),
         step=getattr(provenance, "step", ""),
     )
@@ -364,6 +382,7 @@ def _leaf_box(
     paths: Mapping[Any, tuple[str, ...]],
     names: Mapping[Any, str],
     *,
+    marks: tuple[str, ...],
     is_root: bool,
 ) -> Box:
     leaf: Leaf = value
@@ -377,4 +396,5 @@ def _leaf_box(
         path=paths.get(leaf, ()),
         is_root=is_root,
         name=name,
+        marks=marks,
     )
