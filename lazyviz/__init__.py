@@ -173,6 +173,8 @@ def export_trace(path: str | Path) -> Path:
     from lazyviz import timing
 
     return timing.timeline().export(path)
+
+
 def explore(*things: Any) -> ExploreView:
     """Return a view to walk through a program; a notebook shows it live, with a static copy.
 
