@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
     from IPython.core.interactiveshell import InteractiveShell
 
+# Markers of tests that a mode has no sense for, and the variables that switch it on.
+_MODES = {
+    "lazy_only": ("LAZYVIZ_EAGER", "LAZYVIZ_OPBYOP"),
+    "not_eager": ("LAZYVIZ_EAGER",),
+}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -42,10 +47,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs Graphviz: apt-get install graphviz")
     if item.get_closest_marker("browser") and find_browser() is None:
         pytest.skip("needs Chromium: apt-get install chromium")
-    if item.get_closest_marker("lazy_only") and any(
-        os.environ.get(name) for name in ("LAZYVIZ_EAGER", "LAZYVIZ_OPBYOP")
-    ):
-        pytest.skip("asserts what is pending, in lazy mode alone")
+    for marker, variables in _MODES.items():
+        found = item.get_closest_marker(marker)
+        if found is not None and any(map(os.environ.get, variables)):
+            pytest.skip(f"{marker}: {found.args[0]}")
 
 
 def find_browser() -> str | None:

@@ -135,6 +135,7 @@ def test_sync_is_mark_step():
     assert not lazyrt.is_pending(y)
 
 
+@pytest.mark.not_eager("counts graphs and executions of steps")
 def test_is_pending_is_false_for_everything_else():
     assert not lazyrt.is_pending(torch.ones(2))
     assert not lazyrt.is_pending(torch.ones(2).to(DEVICE))
@@ -170,6 +171,7 @@ def test_materialise_of_every_dtype_and_of_empty_tensors():
     assert lazyrt.materialise(torch.ones(0, 3, device=DEVICE) * 2).shape == (0, 3)
 
 
+@pytest.mark.not_eager("counts graphs and executions of steps")
 def test_pending_graph_of_several_tensors_has_their_values_as_roots():
     x = torch.ones(2).to(DEVICE)
     y, z = x * 2, x * 3
@@ -183,6 +185,7 @@ def test_pending_graph_of_several_tensors_has_their_values_as_roots():
     assert graph.fingerprint == lazyrt.pending_graph(z, y).fingerprint
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_clearing_the_memory_compiles_again():
     def work():
         (torch.ones(2).to(DEVICE) * 8).tolist()
@@ -195,6 +198,7 @@ def test_clearing_the_memory_compiles_again():
     assert lazyrt.counters()["compiles"] == 1
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_clearing_the_disk_compiles_afresh(tmp_path):
     config.cache_dir = tmp_path
 
@@ -276,6 +280,7 @@ def test_messages_say_what_happened_and_what_to_do():
         lazyrt.snapshot("text")  # type: ignore[arg-type]
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_the_first_graph_of_a_process_says_so():
     from lazyrt.observe import events
     from tests.harness import recorded

@@ -21,6 +21,7 @@ def one_off(number):
     return fingerprint, y.item()
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_executables_above_the_budget_are_dropped_and_told():
     cold_start()
     lazyrt.reset_counters()
@@ -43,6 +44,7 @@ def test_executables_above_the_budget_are_dropped_and_told():
     assert 12 < lazyrt.counters()["compiles"] <= 24
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_a_step_that_goes_on_is_never_dropped():
     cold_start()
     weight = torch.ones(3, device=DEVICE)

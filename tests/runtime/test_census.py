@@ -28,6 +28,7 @@ def double(x):
         return x * 2 + 1
 
 
+@pytest.mark.lazy_only("is about compiled steps")
 def test_each_graph_has_a_name_its_sizes_runs_and_cost():
     first = lazyrt.counters()["barriers"]
     for rows in (3, 3, 4, 3):
@@ -44,6 +45,7 @@ def test_each_graph_has_a_name_its_sizes_runs_and_cost():
     assert lazyrt.counters()["barriers"] == first + 4
 
 
+@pytest.mark.lazy_only("is about compiled steps")
 def test_an_executable_from_disk_cost_no_compile(tmp_path):
     config.cache_dir = tmp_path
     double(on_device(5))
@@ -56,6 +58,7 @@ def test_an_executable_from_disk_cost_no_compile(tmp_path):
     assert graph.compiles == 0
 
 
+@pytest.mark.lazy_only("is about compiled steps")
 def test_a_graph_beyond_the_limit_is_logged_with_its_cause(caplog):
     with config.scoped(max_graphs=1):
         double(on_device(3))
@@ -69,6 +72,7 @@ def test_a_graph_beyond_the_limit_is_logged_with_its_cause(caplog):
     assert "f32[3] is now f32[4]" in record.getMessage()
 
 
+@pytest.mark.lazy_only("is about compiled steps")
 def test_a_step_with_more_graphs_than_it_may_have_names_each_with_its_reason(caplog):
     for rows in (3, 3, 4, 3, 5, 5, 6):
         x = on_device(rows)
@@ -95,6 +99,7 @@ def test_a_step_with_more_graphs_than_it_may_have_names_each_with_its_reason(cap
         assert line == f"  {name}, step {step}: {graphs[name].cause}"
 
 
+@pytest.mark.lazy_only("is about compiled steps")
 def test_a_step_without_a_name_is_told_by_its_line_and_a_function_by_its_name(caplog):
     def unnamed(rows):
         x = on_device(rows)
@@ -127,6 +132,7 @@ def test_a_limit_that_is_no_number_of_graphs_is_refused(limit):
         lazyrt.step(max_graphs=limit)
 
 
+@pytest.mark.lazy_only("is about compiled steps")
 def test_old_graphs_give_up_their_memory_and_keep_their_record(monkeypatch):
     monkeypatch.setattr(census_module, "_MAX_GRAPHS", 1)
     monkeypatch.setattr(census_module, "_MAX_VERTICES", 3)
@@ -142,6 +148,7 @@ def test_old_graphs_give_up_their_memory_and_keep_their_record(monkeypatch):
         text_of(old, "ir")
 
 
+@pytest.mark.lazy_only("is about compiled steps")
 def test_dumps_are_named_by_graph_and_count_as_no_compile(tmp_path):
     double(on_device(3))
     double(on_device(4))
@@ -174,6 +181,7 @@ def test_a_form_that_there_is_not_and_an_empty_census_are_refused(tmp_path):
 # ---------------------------------------------------------------- where inputs come from
 
 
+@pytest.mark.lazy_only("is about compiled steps")
 def test_each_input_says_which_execution_output_and_line_produced_it():
     """M.07."""
     x = on_device(4)
@@ -200,6 +208,7 @@ def test_each_input_says_which_execution_output_and_line_produced_it():
     )
 
 
+@pytest.mark.not_eager("is about compiled steps")
 def test_an_input_that_is_overwritten_from_the_host_forgets_its_execution():
     x = on_device(4)
     with lazyrt.step():
@@ -212,6 +221,7 @@ def test_an_input_that_is_overwritten_from_the_host_forgets_its_execution():
     assert origin.graph != "graph.1"
 
 
+@pytest.mark.not_eager("is about compiled steps")
 def test_asking_for_origins_changes_nothing():
     y = on_device(4) * 2
     before = lazyrt.pending_graph().fingerprint, len(lazyrt.live_tensors())
@@ -225,6 +235,7 @@ def test_asking_for_origins_changes_nothing():
 # ---------------------------------------------------------------- hooks
 
 
+@pytest.mark.lazy_only("is about compiled steps")
 def test_a_hook_runs_before_each_barrier_while_all_is_pending():
     """S4.19."""
     seen = []
@@ -242,6 +253,7 @@ def test_a_hook_runs_before_each_barrier_while_all_is_pending():
     assert seen == [("mark_step()", 1), ("read by .item()", 2)]
 
 
+@pytest.mark.lazy_only("is about compiled steps")
 def test_a_hook_that_prints_changes_neither_the_graph_nor_the_counts():
     x = on_device(3)
     double(x)
@@ -274,6 +286,7 @@ def test_a_hook_that_reads_or_raises_does_not_recurse_or_stop_the_barrier(caplog
     assert "a function given to on_barrier() failed" in caplog.text
 
 
+@pytest.mark.lazy_only("is about compiled steps")
 def test_the_end_of_a_step_says_what_was_compiled_in_it():
     with recorded(events.StepFinished) as found:
         double(on_device(3))

@@ -69,6 +69,7 @@ shown = output4.to('cpu'), output3.to('cpu')
 """
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_seed_000_a_mark_at_the_breakpoint_cuts_the_program_in_two():
     cold_start()
     lazyrt.reset_counters()
@@ -170,6 +171,7 @@ def on_the_cpu():
     return losses
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 @pytest.mark.parametrize("script", [RESNET_BEFORE, RESNET_AFTER])
 def test_seed_001_the_training_loop_before_and_after_gives_the_same_losses(script):
     torch.manual_seed(3)
@@ -207,6 +209,7 @@ report = met.metrics_report()
 """
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_seed_003_annotated_steps_run_once_each():
     names = run_script(PROFILED)
 
@@ -336,6 +339,7 @@ def test_random_states_fork_and_seeds_repeat():
     assert torch.rand(3, device=DEVICE).tolist() == second
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_metrics_have_the_originals_names_and_values():
     cold_start()
     met.clear_all()
@@ -362,6 +366,7 @@ def test_metrics_have_the_originals_names_and_values():
     assert "exact_durations" not in met.metrics_report(legacy=True)
 
 
+@pytest.mark.not_eager("counts graphs and executions of steps")
 def test_graphs_and_memory_can_be_asked_for():
     x = torch.ones(4, device=DEVICE)
     xm.mark_step()

@@ -140,6 +140,7 @@ def test_scopes_may_be_nested():
         assert str(config.read_policy) == "peek"
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_the_compile_tier_applies_to_graphs_compiled_from_then_on():
     cold_start()
     x = torch.ones(3, device=DEVICE)

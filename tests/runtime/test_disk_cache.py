@@ -42,6 +42,7 @@ def compiles():
     return lazyrt.counters()["compiles"]
 
 
+@pytest.mark.lazy_only("is about executables of steps")
 def test_an_executable_is_listed_with_what_it_holds_and_where_it_came_from(folder):
     work(2.5)
     (entry,) = lazyrt.cached_executables()
@@ -85,6 +86,7 @@ def test_a_second_process_lists_what_the_first_one_wrote(tmp_path):
     assert second[1].endswith(" optimised script.py:3 True True True")
 
 
+@pytest.mark.lazy_only("is about executables of steps")
 def test_an_entry_without_facts_still_loads_and_is_listed(folder):
     expected = work(3.5)
     (path,) = files(folder)
@@ -101,6 +103,7 @@ def test_an_entry_without_facts_still_loads_and_is_listed(folder):
     assert entry.holds.startswith("step graph ")
 
 
+@pytest.mark.lazy_only("is about executables of steps")
 def test_listing_changes_nothing(folder):
     work(4.5)
     (path,) = files(folder)
@@ -115,6 +118,7 @@ def test_listing_changes_nothing(folder):
     assert lazyrt.is_pending(x)
 
 
+@pytest.mark.lazy_only("is about executables of steps")
 def test_one_executable_is_dropped_by_the_first_digits_of_its_key(folder):
     work(5.5)
     first = lazyrt.cached_executables()[0]
@@ -131,6 +135,7 @@ def test_one_executable_is_dropped_by_the_first_digits_of_its_key(folder):
     assert compiles() == 1
 
 
+@pytest.mark.lazy_only("is about executables of steps")
 def test_those_unused_for_long_are_dropped(folder):
     work(6.5)
     (old,) = files(folder)
@@ -147,6 +152,7 @@ def test_those_unused_for_long_are_dropped(folder):
     assert len(files(folder)) == 1
 
 
+@pytest.mark.not_eager("is about executables of steps")
 def test_all_are_dropped_and_a_pending_graph_stays(folder):
     work(7.5)
     y = torch.ones(2).to(DEVICE) * 10
@@ -160,6 +166,7 @@ def test_all_are_dropped_and_a_pending_graph_stays(folder):
     assert y.tolist() == [10.0, 10.0]
 
 
+@pytest.mark.lazy_only("is about executables of steps")
 def test_files_of_other_versions_are_listed_and_links_are_left_alone(folder):
     work(8.5)
     (path,) = files(folder)
@@ -180,6 +187,7 @@ def test_files_of_other_versions_are_listed_and_links_are_left_alone(folder):
     assert precious.read_text() == "mine"
 
 
+@pytest.mark.lazy_only("is about executables of steps")
 def test_a_damaged_end_of_a_file_is_no_fact(folder):
     work(9.5)
     (path,) = files(folder)
@@ -191,6 +199,7 @@ def test_a_damaged_end_of_a_file_is_no_fact(folder):
         assert file.facts() == cache.Facts()
 
 
+@pytest.mark.lazy_only("is about executables of steps")
 @pytest.mark.parametrize("key", ["", "zz", "0" * 33])
 def test_a_key_of_no_executable_drops_nothing(folder, key):
     work(10.5)
@@ -200,6 +209,7 @@ def test_a_key_of_no_executable_drops_nothing(folder, key):
     assert len(files(folder)) == 1
 
 
+@pytest.mark.lazy_only("is about executables of steps")
 def test_a_key_of_several_executables_drops_nothing(folder):
     work(11.5)
     (path,) = files(folder)

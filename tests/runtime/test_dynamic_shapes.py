@@ -27,6 +27,7 @@ DATA_DEPENDENT = {
 }  # fmt: skip
 
 
+@pytest.mark.not_eager("counts graphs and executions of steps")
 @pytest.mark.parametrize("name", DATA_DEPENDENT)
 def test_a_shape_that_data_decide_cuts_the_graph_once_and_says_where(name):
     call, op = DATA_DEPENDENT[name]
@@ -141,6 +142,7 @@ def train(lengths):
     return [e for e in found if e.purpose == "step"]
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_changing_sequence_lengths_compile_once_for_each_shape():
     lengths = [5, 7, 5, 7, 5]
 
@@ -159,6 +161,7 @@ def test_the_reason_of_such_a_compile_names_the_change_of_shape():
         assert f"[2,{before}]" in compiled.reason, compiled.reason
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_a_last_batch_of_another_size_compiles_once_more():
     cold_start()
     layer = nn.Linear(3, 2).to(DEVICE)

@@ -340,6 +340,7 @@ def test_training_matches_the_cpu():
 # ------------------------------------------------------------------ with a pending graph
 
 
+@pytest.mark.not_eager("begins in lazy mode")
 def test_a_pending_graph_stays_as_it_is():
     """S0.08: legal at any time; what is pending keeps its graph, its inputs and its values."""
     x = torch.arange(4.0).to(DEVICE)
@@ -357,6 +358,7 @@ def test_a_pending_graph_stays_as_it_is():
     torch.testing.assert_close(eagerly.cpu(), lazily.cpu() + 1)
 
 
+@pytest.mark.not_eager("begins in lazy mode")
 def test_what_eager_ops_read_of_a_pending_graph_is_computed_once():
     x = torch.ones(4).to(DEVICE)
     lazily = (x * 2).exp()
@@ -368,6 +370,7 @@ def test_what_eager_ops_read_of_a_pending_graph_is_computed_once():
     assert_same(second, torch.full((4,), 2.0).exp() - 1)
 
 
+@pytest.mark.not_eager("begins in lazy mode")
 def test_writing_a_pending_tensor_in_place_takes_it_out_of_the_graph():
     x = torch.ones(4).to(DEVICE)
     lazily, other = x * 3, x * 5
@@ -480,6 +483,7 @@ def test_inputs_of_eager_ops_are_given_back():
 # ------------------------------------------------------------------ how it is switched
 
 
+@pytest.mark.lazy_only("begins in lazy mode")
 def test_the_mode_and_the_scope_that_set_it():
     """S0.12: `mode()` says which mode holds, and who set it."""
     assert lazyrt.mode() == "lazy"
@@ -498,6 +502,7 @@ def test_the_mode_and_the_scope_that_set_it():
     assert lazyrt.mode() == "lazy"
 
 
+@pytest.mark.not_eager("begins in lazy mode")
 def test_while_the_mode_is_off_kernels_are_what_they_are_without_it():
     """S0.17: switching replaces global names; no op's path has a test for the mode."""
     before = [(scope["lock"], scope["View"]) for scope in kernels.scopes]
@@ -515,6 +520,7 @@ def test_while_the_mode_is_off_kernels_are_what_they_are_without_it():
     assert "eager" not in sources.replace("Eager debug mode puts", "")
 
 
+@pytest.mark.lazy_only("begins in lazy mode")
 @pytest.mark.parametrize("name", modes.MODES)
 def test_a_mode_by_its_name(name):
     x = torch.ones(2).to(DEVICE)
@@ -533,6 +539,7 @@ def test_a_mode_that_is_not_there_is_named_with_those_that_are():
         modes.in_mode("fast")  # type: ignore[arg-type]
 
 
+@pytest.mark.not_eager("begins in lazy mode")
 def test_a_function_may_be_eager():
     x = torch.ones(2).to(DEVICE)
 
@@ -552,6 +559,7 @@ def test_a_function_may_be_eager():
         assert lazyrt.is_pending(x + 1)
 
 
+@pytest.mark.not_eager("begins in lazy mode")
 def test_one_module_may_be_eager():
     """S0.08: per nn.Module; the ops before and after it are recorded as before."""
     torch.manual_seed(2)
@@ -579,6 +587,7 @@ def test_one_module_may_be_eager():
     assert not found
 
 
+@pytest.mark.lazy_only("begins in lazy mode")
 def test_a_module_that_fails_leaves_the_mode_as_it_was():
     module = nn.Linear(3, 3).to(DEVICE)
     with lazyrt.eager_mode(module), pytest.raises(RuntimeError):
@@ -587,6 +596,7 @@ def test_a_module_that_fails_leaves_the_mode_as_it_was():
     assert lazyrt.mode() == "lazy"
 
 
+@pytest.mark.lazy_only("begins in lazy mode")
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -158,6 +158,7 @@ def test_sites_are_written_for_people():
     assert str(Site("<cell>", 2, "<module>", cell=3)) == "cell 3 line 2"
 
 
+@pytest.mark.lazy_only("is about events of steps")
 def test_events_of_a_step_agree_with_each_other():
     cold_start()
     x = torch.ones(3, device=DEVICE)
@@ -190,6 +191,7 @@ def test_events_of_a_step_agree_with_each_other():
     assert y.tolist() == [2.0] * 3
 
 
+@pytest.mark.not_eager("is about events of steps")
 def test_a_peek_tells_what_it_ran():
     cold_start()
     y = torch.ones(3, device=DEVICE).to(torch.float32) * 3

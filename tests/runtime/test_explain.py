@@ -11,6 +11,8 @@ import lazyrt
 from lazyrt.observe import events
 from tests.harness import DEVICE, cold_start, recorded
 
+pytestmark = pytest.mark.lazy_only("is about compiled steps")
+
 
 @pytest.fixture(autouse=True)
 def _cold():

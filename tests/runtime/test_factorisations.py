@@ -58,6 +58,7 @@ def test_a_failed_factorisation_raises_at_the_call_what_the_cpu_raises(
     assert str(found.value) == str(expected.value)
 
 
+@pytest.mark.not_eager("counts graphs and executions of steps")
 def test_a_check_for_errors_cuts_a_step_and_says_why():
     x = lazy(A)
     with recorded(events.BarrierFinished) as found, lazyrt.step():

@@ -160,6 +160,7 @@ print(lazyrt.pending_graph((a - b).exp() * 2.5 + (a == b)).fingerprint)
 # ---------------------------------------------------------------- what must count
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_which_operand_comes_first_counts():
     a, b = inputs()
     p, q = a.exp(), b.sin()
@@ -169,6 +170,7 @@ def test_which_operand_comes_first_counts():
     assert of(a - b, a * 2) != of(a - b, b * 2)
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_which_of_two_equal_inputs_is_used_twice_counts():
     a, b = inputs()
 
@@ -177,6 +179,7 @@ def test_which_of_two_equal_inputs_is_used_twice_counts():
     assert of(a + a) != of(a + b)
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_parameters_of_equal_shape_in_other_places_count():
     layers = [nn.Linear(3, 3, bias=False).to(DEVICE) for _ in range(2)]
     x = torch.ones(1, 3, device=DEVICE)
@@ -189,6 +192,7 @@ def test_parameters_of_equal_shape_in_other_places_count():
     assert shared != straight
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_two_results_and_their_order_in_an_op_count():
     x = lazy(torch.tensor([3.0, 1.0, 2.0]))
     values, indices = x.sort()
@@ -197,6 +201,7 @@ def test_two_results_and_their_order_in_an_op_count():
     assert of(values * 1.5) != of(indices * 1.5)
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_which_values_are_results_counts():
     a, b = inputs()
     c = a + b
@@ -209,6 +214,7 @@ def test_which_values_are_results_counts():
 CONSTANTS = [0.0, -0.0, 1, 1.0, True, float("nan"), float("inf"), 1e-45, 2**40]
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_constants_that_compare_equal_are_told_apart():
     (a,) = inputs(1)
     b = lazy(torch.ones(2, dtype=torch.int64))
@@ -232,6 +238,7 @@ def test_equal_nans_are_one_constant():
     assert torch.full_like(a, float("nan")).isnan().all()
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_shapes_dtypes_and_strides_that_matter_count():
     found = {
         of(torch.ones(2, device=DEVICE) + 1),
@@ -246,6 +253,7 @@ def test_shapes_dtypes_and_strides_that_matter_count():
     assert len(found) == 7
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_attributes_of_ops_count():
     x = lazy(torch.ones(3, 3))
 
@@ -388,6 +396,7 @@ def test_long_chains_need_no_recursion():
     assert len(graph.to_text().splitlines()) == 20_002
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_long_recorded_chains_need_no_recursion():
     x = torch.zeros(1, device=DEVICE)
     for _ in range(20_000):
@@ -402,6 +411,7 @@ def test_long_recorded_chains_need_no_recursion():
 # ---------------------------------------------------------------- graphs
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_a_graph_holds_nodes_in_order_and_its_parameters_once():
     a, b = inputs()
     c = a + b
@@ -425,6 +435,7 @@ def test_a_graph_holds_nodes_in_order_and_its_parameters_once():
     )
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_the_text_of_a_graph_shows_ops_operands_types_and_lines():
     cold_start()
     a, b = inputs()
@@ -446,6 +457,7 @@ def test_the_text_of_a_graph_shows_ops_operands_types_and_lines():
     ]
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_looking_at_the_graph_numbers_no_input_and_makes_no_root():
     a, b = inputs()
     c = a + b
@@ -461,6 +473,7 @@ def test_looking_at_the_graph_numbers_no_input_and_makes_no_root():
     assert lazyrt.is_pending(c)
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_a_graph_keeps_no_tensor_alive():
     from lazyrt.ir import live
 

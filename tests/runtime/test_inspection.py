@@ -28,6 +28,7 @@ def node_of(inspection, op):
     return next(n.id for n in inspection.graph.nodes if n.op.name == op)
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_a_node_that_nothing_holds_is_materialised(chain):
     _, _, inspection = chain
 
@@ -36,6 +37,7 @@ def test_a_node_that_nothing_holds_is_materialised(chain):
     torch.testing.assert_close(found, torch.arange(6.0).reshape(2, 3) * 2)
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_looking_changes_neither_the_graph_nor_what_runs(chain):
     _, y, inspection = chain
     fingerprint = lazyrt.pending_graph().fingerprint
@@ -51,6 +53,7 @@ def test_looking_changes_neither_the_graph_nor_what_runs(chain):
         assert after[name] == before[name]
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_the_cost_is_told_before_and_falls_with_what_is_known(chain):
     _, _, inspection = chain
     first, last = inspection.graph.nodes[0].id, inspection.graph.nodes[-1].id
@@ -68,6 +71,7 @@ def test_the_cost_is_told_before_and_falls_with_what_is_known(chain):
     assert (after.nodes, after.estimate_ns) == (0, 0)
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_the_cost_alone_computes_nothing(chain):
     _, _, inspection = chain
     before = dict(lazyrt.counters())
@@ -77,6 +81,7 @@ def test_the_cost_alone_computes_nothing(chain):
     assert dict(lazyrt.counters()) == before
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_inputs_are_shown_too(chain):
     x, _, inspection = chain
     (leaf,) = [p for p in inspection.graph.parameters if p.kind == "data"]
@@ -84,6 +89,7 @@ def test_inputs_are_shown_too(chain):
     torch.testing.assert_close(inspection.parameter(leaf), x.cpu())
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_after_the_step_what_a_tensor_holds_is_still_there(chain):
     _, _y, inspection = chain
     lazyrt.mark_step()
@@ -98,6 +104,7 @@ def test_after_the_step_what_a_tensor_holds_is_still_there(chain):
     assert lazyrt.counters()["peek_executions"] == executions["peek_executions"]
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_after_the_step_what_nothing_holds_is_gone_and_said_to_be(chain):
     _, _y, inspection = chain
     mul = node_of(inspection, "aten.mul.Tensor")
@@ -107,6 +114,7 @@ def test_after_the_step_what_nothing_holds_is_gone_and_said_to_be(chain):
         inspection.materialise(mul)
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_the_next_step_never_answers_for_the_last_one():
     x = torch.ones(3, device=DEVICE)
     lazyrt.mark_step()
@@ -123,6 +131,7 @@ def test_the_next_step_never_answers_for_the_last_one():
     assert lazyrt.is_pending(z)
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_a_tensor_written_since_is_not_shown_as_the_old_one(chain):
     _, y, inspection = chain
     lazyrt.mark_step()
@@ -132,6 +141,7 @@ def test_a_tensor_written_since_is_not_shown_as_the_old_one(chain):
         inspection.materialise(inspection.graph.nodes[-1].id)
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_an_inspection_keeps_no_tensor_alive():
     y = torch.ones(3, device=DEVICE) * 2
     inspection = lazyrt.inspect(y)
@@ -151,6 +161,7 @@ def test_unknown_nodes_are_named(chain, node):
         inspection.cost(node)
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 @pytest.mark.parametrize("output", [-1, 1, "0"])
 def test_unknown_results_are_named(chain, output):
     _, _, inspection = chain
@@ -159,6 +170,7 @@ def test_unknown_results_are_named(chain, output):
         inspection.materialise(inspection.graph.nodes[0].id, output)
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_a_number_is_no_tensor():
     x = torch.ones(3, device=DEVICE)
     lazyrt.mark_step()

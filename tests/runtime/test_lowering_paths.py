@@ -57,6 +57,7 @@ def test_both_paths_and_the_cpu_agree_on_random_programs(seed):
         torch.testing.assert_close(mine.cpu(), theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_both_paths_agree_on_packed_numbers_random_states_and_many_results():
     x = lazy(torch.arange(6.0).view(2, 3))
     y = x.clone()
@@ -96,6 +97,7 @@ def test_a_random_program_gives_the_same_whether_it_runs_in_one_step_or_op_by_op
             torch.testing.assert_close(tensor.cpu(), seen, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_the_stablehlo_text_has_one_call_for_each_node_with_its_line():
     lazyrt.begin_cell()
     x = lazy(torch.ones(2, 3))
@@ -113,6 +115,7 @@ def test_the_stablehlo_text_has_one_call_for_each_node_with_its_line():
     assert "func.func private" in text
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_the_optimised_hlo_keeps_op_names_and_lines():
     lazyrt.begin_cell()
     x = lazy(torch.ones(4, 4))
@@ -130,6 +133,7 @@ def test_the_optimised_hlo_keeps_op_names_and_lines():
     assert lazyrt.is_pending(y)
 
 
+@pytest.mark.lazy_only("is about recorded graphs")
 def test_asking_for_the_text_changes_neither_cache_nor_step():
     y = lazy(torch.ones(4, 4)) * 1.75
     graph = lazyrt.pending_graph(y)
@@ -141,6 +145,7 @@ def test_asking_for_the_text_changes_neither_cache_nor_step():
     assert lazyrt.counters()["compiles"] == 1
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_a_computation_can_be_asked_after_the_step_is_over():
     y = lazy(torch.ones(2)) * 1.625
     graph = lazyrt.pending_graph(y)

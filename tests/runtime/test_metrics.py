@@ -152,6 +152,7 @@ def test_plain_data_json_and_html_say_the_same():
     assert "<b>" not in page
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_a_sample_knows_its_graph_reason_and_line():
     """S0.21: what a percentile is made of can be looked up."""
     cold_start()
@@ -175,6 +176,7 @@ def test_a_sample_knows_its_graph_reason_and_line():
     assert executed["largest"]["site"] == site
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_the_names_are_those_of_the_original():
     cold_start()
     lazyrt.reset_counters()
@@ -264,6 +266,7 @@ def test_a_form_that_does_not_exist_is_refused(arguments, message):
         lazyrt.metrics_report(**arguments)
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_a_step_is_counted_as_it_happens():
     cold_start()
     lazyrt.reset_counters()
@@ -287,6 +290,7 @@ def test_a_step_is_counted_as_it_happens():
     assert "Metric: lazyrt::PeekTime" in lazyrt.metrics_report()
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_a_reset_starts_again_and_keeps_the_caches():
     def work():
         (torch.ones(3, device=DEVICE) * 2.5).tolist()

@@ -22,6 +22,7 @@ def outputs_of(layers, x):
         return [x := layer(x) for layer in layers]
 
 
+@pytest.mark.lazy_only("begins in lazy mode")
 def test_a_mark_step_at_the_breakpoint_makes_two_graphs():
     """S0.02: the lazy baseline, two graphs of two layers each."""
     layers, x = four_layers()
@@ -40,6 +41,7 @@ def test_a_mark_step_at_the_breakpoint_makes_two_graphs():
     assert not lazyrt.is_pending(output4)
 
 
+@pytest.mark.lazy_only("begins in lazy mode")
 def test_moving_the_breakpoint_compiles_both_halves_again():
     """S0.03: the count; the reason names what is new."""
     layers, x = four_layers()
@@ -62,6 +64,7 @@ def test_moving_the_breakpoint_compiles_both_halves_again():
     assert all(event.reason for event in found)
 
 
+@pytest.mark.not_eager("begins in lazy mode")
 def test_a_read_runs_the_nodes_of_its_cone():
     """S0.14: with both switches, executions are the nodes of the cone."""
     layers, x = four_layers()
@@ -77,6 +80,7 @@ def test_a_read_runs_the_nodes_of_its_cone():
     assert lazyrt.is_pending(outputs[1])
 
 
+@pytest.mark.not_eager("begins in lazy mode")
 def test_two_reads_run_what_both_need_twice():
     """S0.15: 8 + 6 nodes, six of them executed again; each says how often."""
     layers, x = four_layers()
@@ -96,6 +100,7 @@ def test_two_reads_run_what_both_need_twice():
     assert sorted(lazyrt.times_run(graph).values()) == [1, 1, 2, 2, 2, 2, 2, 2]
 
 
+@pytest.mark.not_eager("begins in lazy mode")
 def test_peeks_in_the_mode_run_each_node_once():
     """S0.15: the memoised peek of the same two values takes eight."""
     layers, x = four_layers()
@@ -112,6 +117,7 @@ def test_peeks_in_the_mode_run_each_node_once():
     torch.testing.assert_close(last, expected.detach())
 
 
+@pytest.mark.not_eager("begins in lazy mode")
 def test_a_barrier_runs_each_node_and_ends_the_step():
     """S0.14: the second switch."""
     layers, x = four_layers()
@@ -131,6 +137,7 @@ def test_a_barrier_runs_each_node_and_ends_the_step():
         torch.testing.assert_close(output.cpu(), value)
 
 
+@pytest.mark.not_eager("begins in lazy mode")
 @pytest.mark.parametrize("reads", [True, False])
 def test_one_switch_leaves_the_other_as_it_was(reads):
     x = torch.ones(3).to(DEVICE)
@@ -151,6 +158,7 @@ def test_one_switch_leaves_the_other_as_it_was(reads):
         assert used["executions"] == 0
 
 
+@pytest.mark.lazy_only("begins in lazy mode")
 def test_a_step_after_the_mode_is_the_graph_it_was_before():
     """No observer effect: reads op by op leave fingerprint and compile count alone."""
     x = torch.ones(3).to(DEVICE)

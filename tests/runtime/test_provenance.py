@@ -8,6 +8,8 @@ import lazyrt
 from lazyrt.frontend import provenance
 from tests.harness import DEVICE, cold_start
 
+pytestmark = pytest.mark.not_eager("is about recorded graphs")
+
 HERE = __file__
 
 
@@ -203,6 +205,7 @@ def test_recorded_again_from_another_line_an_op_shows_the_new_one_in_a_new_cell(
     )
 
 
+@pytest.mark.lazy_only("is about recorded graphs")
 def test_a_new_cell_costs_no_compile_and_changes_no_fingerprint():
     cold_start()
 

@@ -33,6 +33,7 @@ READS = {
 }
 
 
+@pytest.mark.lazy_only("reads what is pending")
 @pytest.mark.parametrize("read", READS)
 def test_a_read_runs_everything_pending_once(read):
     x = torch.ones(3, device=DEVICE)
@@ -53,6 +54,7 @@ def test_a_read_runs_everything_pending_once(read):
     assert lazyrt.counters()["peek_executions"] == 0
 
 
+@pytest.mark.lazy_only("reads what is pending")
 def test_nothing_runs_twice_however_often_it_is_read():
     x = torch.ones(3, device=DEVICE)
     y = x * 2
@@ -68,6 +70,7 @@ def test_nothing_runs_twice_however_often_it_is_read():
     assert [event.purpose for event in started] == ["step"]
 
 
+@pytest.mark.lazy_only("reads what is pending")
 def test_a_read_names_its_cause_and_its_line():
     y = torch.ones(3, device=DEVICE) * 2
     line = test_a_read_names_its_cause_and_its_line.__code__.co_firstlineno + 5
@@ -93,6 +96,7 @@ CAUSES = {
 }
 
 
+@pytest.mark.lazy_only("reads what is pending")
 @pytest.mark.parametrize("read", CAUSES)
 def test_each_read_says_what_was_called(read):
     y = torch.ones(3, device=DEVICE) * 2
@@ -103,6 +107,7 @@ def test_each_read_says_what_was_called(read):
     assert barriers[0].cause == CAUSES[read]
 
 
+@pytest.mark.lazy_only("reads what is pending")
 def test_the_peek_policy_leaves_the_step_pending():
     x = torch.ones(3, device=DEVICE)
     y = x * 2
@@ -147,6 +152,7 @@ def test_a_barrier_with_only_dead_tensors_executes_nothing():
     assert lazyrt.counters()["executions"] == 0
 
 
+@pytest.mark.not_eager("reads what is pending")
 def test_reading_a_ready_tensor_leaves_what_is_pending():
     x = torch.ones(3).to(DEVICE)
     y = x * 2
@@ -167,6 +173,7 @@ def train_once(model, optimizer):
     optimizer.step()
 
 
+@pytest.mark.not_eager("reads what is pending")
 def test_a_barrier_follows_the_optimizer_step():
     model = nn.Linear(3, 2).to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -181,6 +188,7 @@ def test_a_barrier_follows_the_optimizer_step():
     assert not lazyrt.is_pending(model.weight)
 
 
+@pytest.mark.not_eager("reads what is pending")
 def test_the_barrier_after_the_optimizer_can_be_switched_off():
     model = nn.Linear(3, 2).to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -204,6 +212,7 @@ def test_optimizers_inside_a_step_leave_the_barrier_to_the_step():
     assert [event.cause for event in barriers] == ["end of step gan"]
 
 
+@pytest.mark.not_eager("reads what is pending")
 def test_optimizers_of_cpu_models_cause_no_barrier():
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -233,6 +242,7 @@ def test_lbfgs_with_a_closure_works():
     torch.testing.assert_close(fit(DEVICE), fit("cpu"), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.not_eager("reads what is pending")
 def test_a_barrier_follows_when_too_much_is_pending():
     x = torch.zeros(2, device=DEVICE)
     lazyrt.mark_step()
@@ -251,6 +261,7 @@ def test_a_barrier_follows_when_too_much_is_pending():
     assert barriers[0].site.file == __file__
 
 
+@pytest.mark.lazy_only("reads what is pending")
 def test_a_loop_of_in_place_ops_stays_within_the_limit_too():
     x = torch.zeros(2, device=DEVICE)
     lazyrt.mark_step()
@@ -264,6 +275,7 @@ def test_a_loop_of_in_place_ops_stays_within_the_limit_too():
     assert lazyrt.counters()["executions"] >= 2
 
 
+@pytest.mark.not_eager("reads what is pending")
 def test_no_limit_means_no_barrier():
     x = torch.zeros(2, device=DEVICE)
 
@@ -296,6 +308,7 @@ INSPECTORS = [
 ]
 
 
+@pytest.mark.not_eager("reads what is pending")
 @pytest.mark.parametrize("file", INSPECTORS)
 def test_inspectors_get_the_plan_line_and_compute_nothing(file):
     y = torch.ones(8, 10, device=DEVICE) * 2
@@ -313,6 +326,7 @@ def test_inspectors_get_the_plan_line_and_compute_nothing(file):
     assert lazyrt.counters()["transfers_to_host"] == 0
 
 
+@pytest.mark.not_eager("reads what is pending")
 def test_inspectors_get_the_plan_line_of_modules_lists_and_ready_tensors():
     model = nn.ParameterList([nn.Parameter(torch.ones(2, device=DEVICE) * 2)])
     ready = torch.ones(2).to(DEVICE)
@@ -326,6 +340,7 @@ def test_inspectors_get_the_plan_line_of_modules_lists_and_ready_tensors():
     assert lazyrt.counters()["transfers_to_host"] == 0
 
 
+@pytest.mark.not_eager("reads what is pending")
 def test_what_is_evaluated_in_a_debugger_is_shown_in_full():
     y = torch.ones(2, device=DEVICE) * 2
     file = "/x/debugpy/_vendored/pydevd/_pydevd_bundle/pydevd_vars.py"
@@ -358,6 +373,7 @@ def at_pdb(commands, tensor):
     return screen.getvalue()
 
 
+@pytest.mark.not_eager("reads what is pending")
 @pytest.mark.parametrize(
     ("typed", "shown"),
     [
@@ -386,6 +402,7 @@ def test_what_is_typed_at_a_pdb_prompt_is_a_peek(typed, shown):
     assert lazyrt.counters()["barriers"] == 0
 
 
+@pytest.mark.not_eager("reads what is pending")
 def test_a_peek_at_a_prompt_says_its_cost_after_the_value(monkeypatch, capsys):
     """S0.01: on one line, for what took long; a script's print says nothing."""
     monkeypatch.setattr(promptcost, "WORTH_TELLING_NS", 0)
@@ -412,6 +429,7 @@ def test_a_quick_peek_at_a_prompt_says_no_cost(monkeypatch):
 # ---------------------------------------------------------------- the plan line
 
 
+@pytest.mark.not_eager("reads what is pending")
 def test_the_plan_line_tells_type_state_op_and_line():
     x = torch.ones(8, 10, dtype=torch.bfloat16).to(DEVICE)
     y = x * 2

@@ -149,6 +149,7 @@ def test_seeding_inside_a_step_takes_effect_at_once():
     assert not torch.equal(a.cpu(), d.cpu())
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_dropout_differs_each_step_without_a_compile():
     layer = nn.Dropout(0.5)
     x = torch.ones(64).to(DEVICE)

@@ -158,6 +158,7 @@ def test_barriers_prints_and_peeks_between_draws_change_nothing():
             assert torch.equal(mine, theirs)
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_a_seed_is_an_input_of_the_graph_and_never_a_constant():
     with recorded(events.GraphCaptured) as found:
         values = []

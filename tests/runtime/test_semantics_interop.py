@@ -152,6 +152,7 @@ def test_an_address_lasts_over_writes_and_barriers_and_is_nobody_elses():
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
 
 
+@pytest.mark.not_eager("looks at what is pending")
 def test_asking_a_storage_computes_nothing():
     with recorded(events.BarrierFinished, events.TensorMaterialised) as found:
         x = torch.ones(4, device=DEVICE) * 2
@@ -199,6 +200,7 @@ def test_shallow_copies_are_shared_as_on_the_cpu():
     on_both(program, grid(3), grid(2).requires_grad_())
 
 
+@pytest.mark.not_eager("looks at what is pending")
 def test_a_shallow_copy_computes_nothing():
     x = torch.ones(2, device=DEVICE) * 2
 

@@ -475,6 +475,7 @@ def test_recurrent_modules_match_the_cpu(kind):
     on_both(program, randn(5, 2, 4), tolerance=1e-4)
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_a_fused_step_is_one_execution():
     model = network(DEVICE)
     optimizer = torch.optim.Adam(model.parameters(), fused=True)

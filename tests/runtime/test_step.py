@@ -13,6 +13,7 @@ def work():
     return torch.ones(2, device=DEVICE) * 3
 
 
+@pytest.mark.not_eager("counts graphs and executions of steps")
 def test_a_step_ends_in_a_barrier():
     with (
         recorded(
@@ -41,6 +42,7 @@ def test_a_step_without_a_name_works():
     assert y.tolist() == [3.0, 3.0]
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_a_decorated_function_is_a_step_of_its_name():
     @lazyrt.step()
     def train(factor, *, offset=0):
@@ -177,6 +179,7 @@ def test_an_exception_passes_unchanged_and_the_barrier_comes():
     assert found[0].failed
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_a_failing_barrier_does_not_mask_the_exception(monkeypatch):
     from lazyrt.execution import executor
 
@@ -194,6 +197,7 @@ def test_a_failing_barrier_does_not_mask_the_exception(monkeypatch):
     assert y.tolist() == [4.0, 4.0]
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_a_failing_barrier_at_the_end_of_a_good_step_is_raised(monkeypatch):
     from lazyrt.execution import executor
 
@@ -271,6 +275,7 @@ def test_an_empty_step_executes_nothing():
     assert lazyrt.counters()["steps"] == 1
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_an_allowed_read_inside_a_step_is_a_barrier_and_costs_nothing_twice():
     with lazyrt.step(on_read="allow"):
         y = work()

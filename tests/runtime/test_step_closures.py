@@ -27,6 +27,7 @@ def work(factor=1):
     return torch.ones(2, device=DEVICE).sum() * factor
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_s1_12_closures_run_after_the_barrier_in_order_and_share_one_execution():
     seen: list[Any] = []
 
@@ -300,6 +301,7 @@ def test_s1_13_a_slow_closure_is_named_before_training_waits_for_it(caplog):
     assert seen == [1] * 8
 
 
+@pytest.mark.not_eager("counts graphs and executions of steps")
 def test_a_pending_tensor_in_an_asynchronous_closure_is_an_error_not_a_cut():
     gate = threading.Event()
     weight = torch.zeros(2).to(DEVICE)

@@ -59,6 +59,7 @@ def break_off(training, **options):
     return caught
 
 
+@pytest.mark.not_eager("drops ops that have not run")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("policy", ["discard", "rollback"])
 @pytest.mark.parametrize("updates", [0, 2])
@@ -76,6 +77,7 @@ def test_s1_04_an_in_place_update_does_not_happen(policy, optimizer, updates):
     assert (after[1][-1] == before[1][-1]) == (policy == "rollback")
 
 
+@pytest.mark.not_eager("drops ops that have not run")
 @pytest.mark.parametrize("policy", ["flush", "discard", "rollback"])
 def test_s1_04_training_goes_on_afterwards(policy):
     training, undisturbed = Training(), Training()
@@ -135,6 +137,7 @@ def test_s1_03_s1_04_nothing_is_pending_and_the_error_is_the_users_own(policy):
     assert len(found) == (1 if policy == "flush" else 2)
 
 
+@pytest.mark.not_eager("drops ops that have not run")
 @pytest.mark.parametrize("policy", ["discard", "rollback"])
 def test_s1_04_the_dropped_graph_is_kept_for_a_post_mortem(policy):
     training = Training()
@@ -166,6 +169,7 @@ def test_s1_04_rollback_reaches_behind_a_read_that_cut_the_step():
     assert training.state() == before
 
 
+@pytest.mark.lazy_only("drops ops that have not run")
 def test_discard_keeps_what_a_read_has_run():
     x = torch.zeros(2).to(DEVICE)
 
@@ -181,6 +185,7 @@ def test_discard_keeps_what_a_read_has_run():
     assert x.tolist() == [1.0, 1.0]
 
 
+@pytest.mark.not_eager("drops ops that have not run")
 @pytest.mark.parametrize("policy", ["discard", "rollback"])
 def test_what_was_pending_before_the_step_stays(policy):
     x = torch.ones(2).to(DEVICE)
@@ -202,6 +207,7 @@ def test_what_was_pending_before_the_step_stays(policy):
     assert x.tolist() == [3.0, 2.0]
 
 
+@pytest.mark.not_eager("drops ops that have not run")
 @pytest.mark.parametrize("policy", ["discard", "rollback"])
 def test_a_tensor_that_the_step_made_says_why_it_is_lost(policy):
     kept = []
@@ -216,6 +222,7 @@ def test_a_tensor_that_the_step_made_says_why_it_is_lost(policy):
         kept[0] + 1
 
 
+@pytest.mark.not_eager("drops ops that have not run")
 def test_a_discarded_upload_and_its_alias_keep_their_data():
     made = []
 
@@ -257,6 +264,7 @@ def test_an_outer_step_rolls_back_what_an_inner_one_has_run():
     assert training.state() == before
 
 
+@pytest.mark.not_eager("drops ops that have not run")
 def test_discard_pending_drops_what_a_loop_left():
     x = torch.ones(2).to(DEVICE)
     y = x * 2

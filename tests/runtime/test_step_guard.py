@@ -45,6 +45,7 @@ def work():
     return (torch.ones(3, device=DEVICE) * 2).sum()
 
 
+@pytest.mark.not_eager("reads what is pending")
 @pytest.mark.parametrize("operation", DANGEROUS)
 def test_s1_06_each_dangerous_operation_raises_and_names_tensor_call_and_fix(operation):
     with pytest.raises(StepSyncError) as caught, lazyrt.step("train"):
@@ -70,6 +71,7 @@ def test_s1_06_outside_the_block_each_of_them_works(operation):
     DANGEROUS[operation](work())
 
 
+@pytest.mark.not_eager("reads what is pending")
 @pytest.mark.parametrize("operation", DANGEROUS)
 def test_s1_24_the_error_comes_at_the_guilty_line(operation):
     function = DANGEROUS[operation]
@@ -86,6 +88,7 @@ def test_s1_24_the_error_comes_at_the_guilty_line(operation):
     assert line_of(caught) == (__file__, function.__code__.co_firstlineno)
 
 
+@pytest.mark.not_eager("reads what is pending")
 def test_the_fix_names_both_lines_of_a_with_block():
     with pytest.raises(StepSyncError) as caught, lazyrt.step():
         loss = work()
@@ -97,6 +100,7 @@ def test_the_fix_names_both_lines_of_a_with_block():
     assert any(f":{begin}" in note for note in caught.value.__notes__)
 
 
+@pytest.mark.not_eager("reads what is pending")
 def test_the_fix_for_a_decorated_function_is_to_return_the_tensor():
     @lazyrt.step()
     def train():
@@ -106,6 +110,7 @@ def test_the_fix_for_a_decorated_function_is_to_return_the_tensor():
         train()
 
 
+@pytest.mark.not_eager("reads what is pending")
 def test_a_condition_is_named_by_its_source():
     best = 3.0
 
@@ -117,6 +122,7 @@ def test_a_condition_is_named_by_its_source():
     assert caught.value.tensor == "loss < best"
 
 
+@pytest.mark.not_eager("reads what is pending")
 @pytest.mark.parametrize("look", [print, repr, str, lazyrt.materialise, "{}".format])
 def test_s1_06_prints_and_peeks_pass_and_disturb_nothing(look, capsys):
     def run(*, looking):
@@ -142,6 +148,7 @@ def test_reading_what_is_computed_already_passes():
         torch.save(y, io.BytesIO())
 
 
+@pytest.mark.not_eager("reads what is pending")
 def test_warn_says_the_same_at_the_same_line_and_goes_on():
     with warnings.catch_warnings(record=True) as caught, lazyrt.step(on_read="warn"):
         warnings.simplefilter("always")
@@ -160,6 +167,7 @@ def test_allow_lets_each_of_them_cut_the_step(operation):
         DANGEROUS[operation](work())
 
 
+@pytest.mark.lazy_only("reads what is pending")
 def test_an_allowed_read_is_named_with_its_tensor_and_the_step_that_it_cut():
     with recorded(events.BarrierFinished) as found, lazyrt.step("t", on_read="allow"):
         loss = work()
@@ -170,6 +178,7 @@ def test_an_allowed_read_is_named_with_its_tensor_and_the_step_that_it_cut():
     assert (end.cut, end.tensor) == (None, "")
 
 
+@pytest.mark.not_eager("reads what is pending")
 def test_an_inner_step_takes_over_what_the_outer_one_allows():
     with lazyrt.step(on_read="allow"):
         with lazyrt.step():
@@ -179,6 +188,7 @@ def test_an_inner_step_takes_over_what_the_outer_one_allows():
         work().item()
 
 
+@pytest.mark.lazy_only("reads what is pending")
 def test_the_peek_policy_applies_to_allowed_reads():
     with config.scoped(read_policy="peek"), lazyrt.step(on_read="allow"):
         loss = work()

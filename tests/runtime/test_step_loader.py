@@ -15,6 +15,7 @@ from tests.harness import DEVICE, recorded
 BATCHES = [torch.full((2,), float(number)) for number in range(5)]
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 9])
 def test_s1_07_a_loader_marks_each_batch_and_the_end(prefetch):
     results = []
@@ -33,6 +34,7 @@ def test_s1_07_a_loader_marks_each_batch_and_the_end(prefetch):
     )
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 @pytest.mark.parametrize(("together", "executions"), [(1, 5), (2, 3), (5, 1), (7, 1)])
 def test_s1_07_batches_may_share_an_execution(together, executions):
     loader = lazyrt.DeviceLoader(BATCHES, batches_per_execution=together)
@@ -44,6 +46,7 @@ def test_s1_07_batches_may_share_an_execution(together, executions):
     assert len(loader) == 5
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_s1_19_a_step_in_the_loop_leaves_nothing_to_the_loaders_marks():
     with recorded(events.BarrierFinished) as found:
         for batch in lazyrt.DeviceLoader(BATCHES):
@@ -130,6 +133,7 @@ def leave_early(loader, *, way):
     return loss
 
 
+@pytest.mark.not_eager("counts graphs and executions of steps")
 @pytest.mark.parametrize("way", ["break", "return"])
 def test_s1_05_work_that_a_loop_leaves_is_told_with_its_line_before_it_runs(way):
     with recorded(events.WorkLeft, events.ExecuteStarted) as found:
@@ -144,6 +148,7 @@ def test_s1_05_work_that_a_loop_leaves_is_told_with_its_line_before_it_runs(way)
     assert threads() == []
 
 
+@pytest.mark.not_eager("counts graphs and executions of steps")
 def test_s1_05_one_call_drops_it():
     leave_early(lazyrt.DeviceLoader(BATCHES), way="break")
     loss = leave_early(lazyrt.DeviceLoader(BATCHES), way="break")
@@ -203,6 +208,7 @@ def fake_library(folder, monkeypatch):
     return importlib.import_module("fakepipes")
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_s1_18_mark_step_works_as_a_librarys_callback_and_names_it(
     tmp_path, monkeypatch
 ):
@@ -227,6 +233,7 @@ def test_a_mark_in_the_users_own_code_has_no_library_behind_it():
     assert found[0].caller is None
 
 
+@pytest.mark.not_eager("counts graphs and executions of steps")
 @pytest.mark.parametrize("barrier", [False, True])
 def test_optimizer_step_updates_and_marks(barrier):
     weight = torch.nn.Parameter(torch.ones(2, device=DEVICE))

@@ -43,6 +43,7 @@ class Trainer(nn.Module):
         return self.layer(x).sum()
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 @pytest.mark.parametrize("way", ["block", "method", "coroutine"])
 def test_s1_02_each_form_is_one_execution_with_its_name_and_modules(way):
     trainer = Trainer().to(DEVICE)
@@ -65,6 +66,7 @@ def test_s1_02_each_form_is_one_execution_with_its_name_and_modules(way):
     assert not lazyrt.is_pending(y)
 
 
+@pytest.mark.not_eager("counts graphs and executions of steps")
 def test_s1_02_nodes_of_a_step_know_their_module_path():
     cold_start()
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU()).to(DEVICE)
@@ -76,6 +78,7 @@ def test_s1_02_nodes_of_a_step_know_their_module_path():
     assert paths == {"0", "1"}
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_s1_15_a_step_carries_the_users_number_in_both_events():
     with recorded(events.StepStarted, events.StepFinished) as found:
         for number in range(2):
@@ -146,6 +149,7 @@ def test_s1_17_before_and_after_give_equal_losses_compiles_and_executions():
     assert counts()[0] == 2
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_s1_10_s1_17_logging_before_the_mark_runs_the_forward_twice():
     with config.scoped(barrier_after_optimizer=False, read_policy="peek"):
         model, optimizer, data = example()
@@ -161,6 +165,7 @@ def test_s1_10_s1_17_logging_before_the_mark_runs_the_forward_twice():
     assert counts()[1:] == (4, 4)
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_s1_11_a_peek_leaves_the_steps_hash_and_a_barrier_changes_it():
     def fingerprints(policy):
         with config.scoped(read_policy=policy), recorded(events.GraphCaptured) as found:
@@ -182,6 +187,7 @@ def test_s1_11_a_peek_leaves_the_steps_hash_and_a_barrier_changes_it():
     assert alone[0] not in cut
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_s1_21_a_compiled_function_in_a_step_is_one_execution():
     def function(x, weight):
         return torch.relu(x @ weight).sum()
@@ -197,6 +203,7 @@ def test_s1_21_a_compiled_function_in_a_step_is_one_execution():
     assert lazyrt.counters()["executions"] == 2
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_s1_23_a_decorated_function_returns_lazy_tensors_that_are_computed_once():
     @lazyrt.step()
     def function(x):

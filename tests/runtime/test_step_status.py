@@ -3,6 +3,7 @@
 import gc
 import threading
 
+import pytest
 import torch
 
 import lazyrt
@@ -10,6 +11,7 @@ from lazyrt.observe import events
 from tests.harness import DEVICE, recorded
 
 
+@pytest.mark.not_eager("looks at what is pending")
 def test_s1_20_everything_that_is_open_is_told():
     gc.collect()
     before = lazyrt.status()
@@ -36,6 +38,7 @@ def test_s1_20_everything_that_is_open_is_told():
     assert y.tolist() == [2.0] * 4
 
 
+@pytest.mark.not_eager("looks at what is pending")
 def test_s1_20_outside_of_everything_nothing_is_open():
     x = torch.ones(4).to(DEVICE)
     with lazyrt.step("train"):
@@ -50,6 +53,7 @@ def test_s1_20_outside_of_everything_nothing_is_open():
     assert now.last_barrier.cause == "end of step train"
 
 
+@pytest.mark.lazy_only("looks at what is pending")
 def test_s1_20_the_last_barrier_is_the_last_that_ran_something():
     y = torch.ones(4, device=DEVICE) * 3
     y.tolist()
@@ -92,6 +96,7 @@ def test_s1_20_looking_disturbs_nothing():
     assert run(looking=True) == run(looking=False)
 
 
+@pytest.mark.lazy_only("looks at what is pending")
 def test_s1_10_work_that_ran_twice_is_told_with_its_tensor_line_and_time():
     with recorded(events.BarrierFinished) as found, lazyrt.step():
         x = torch.ones(4, device=DEVICE)
@@ -108,6 +113,7 @@ def test_s1_10_work_that_ran_twice_is_told_with_its_tensor_line_and_time():
     assert repeat.duration_ns > 0
 
 
+@pytest.mark.lazy_only("looks at what is pending")
 def test_s1_10_each_op_counts_for_the_first_look_that_ran_it():
     with recorded(events.BarrierFinished) as found, lazyrt.step():
         a = torch.ones(4, device=DEVICE) * 2
@@ -119,6 +125,7 @@ def test_s1_10_each_op_counts_for_the_first_look_that_ran_it():
     assert [(r.tensor, r.nodes) for r in found[0].repeats] == [("a", 2), ("b", 1)]
 
 
+@pytest.mark.lazy_only("looks at what is pending")
 def test_s1_10_what_only_the_look_needed_did_not_run_twice():
     with recorded(events.BarrierFinished) as found, lazyrt.step():
         a = torch.ones(4, device=DEVICE) * 2
@@ -127,6 +134,7 @@ def test_s1_10_what_only_the_look_needed_did_not_run_twice():
     assert [r.nodes for r in found[0].repeats] == [2]
 
 
+@pytest.mark.lazy_only("looks at what is pending")
 def test_s1_10_a_step_without_looks_and_a_barrier_by_a_read_repeat_nothing():
     with recorded(events.BarrierFinished) as found:
         with lazyrt.step():

@@ -942,7 +942,7 @@ def test_clipping_gradients_matches_the_cpu():
         on_both(program, grid(3), grid(2, 2))
 
 
-@pytest.mark.lazy_only
+@pytest.mark.lazy_only("counts barriers")
 def test_clipping_gradients_reads_nothing():
     parameter = nn.Parameter(torch.ones(3, device=DEVICE))
     parameter.grad = torch.ones(3, device=DEVICE)
@@ -1150,7 +1150,7 @@ def test_parameters_and_modules_are_saved_and_loaded():
     assert torch.equal(whole.weight.detach().cpu(), model.weight.detach().cpu())
 
 
-@pytest.mark.lazy_only
+@pytest.mark.lazy_only("counts barriers")
 def test_saving_does_not_disturb_what_is_pending():
     tensor = torch.ones(2, device=DEVICE) * 2
     fingerprint = lazyrt.pending_graph().fingerprint

@@ -26,12 +26,14 @@ def step(size=3):
     return x
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_p_42_counts_that_are_right_pass():
     with assert_compiles(1), assert_executions(2):
         step()
         step()
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_p_42_wrong_compiles_are_told_with_their_reasons():
     step(3)
 
@@ -45,6 +47,7 @@ def test_p_42_wrong_compiles_are_told_with_their_reasons():
     assert all(line.startswith("  2 ops: ") and len(line) > 12 for line in others)
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_p_42_wrong_executions_are_told_with_cause_and_line():
     line = caller_line() + 4
 
@@ -60,6 +63,7 @@ def test_p_42_wrong_executions_are_told_with_cause_and_line():
     ]
 
 
+@pytest.mark.not_eager("counts graphs and executions of steps")
 def test_p_42_what_is_still_pending_is_named():
     with (
         pytest.raises(AssertionError, match="2 ops still pending"),
@@ -77,6 +81,7 @@ def test_p_42_prints_and_peeks_do_not_count():
         lazyrt.materialise(y + 1)
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_p_42_an_executable_from_disk_counts_as_a_new_graph(tmp_path):
     lazyrt.config.cache_dir = tmp_path
 
@@ -110,6 +115,7 @@ def test_p_09_known_graphs_run_inside_frozen():
         assert step().tolist() == [2.0, 2.0, 2.0]
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_p_09_a_new_graph_raises_with_its_cause_and_nothing_is_lost():
     step(3)
 
@@ -125,6 +131,7 @@ def test_p_09_a_new_graph_raises_with_its_cause_and_nothing_is_lost():
     assert y.tolist() == [2.0] * 4
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_p_09_an_executable_on_disk_is_new_too(tmp_path):
     lazyrt.config.cache_dir = tmp_path
     step()
@@ -141,6 +148,7 @@ def test_p_09_looking_is_allowed_inside_frozen():
         assert repr(y) == "tensor([2., 2., 2.], device='lazyrt:0')"
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_p_09_frozen_ends_with_its_block_and_nests():
     with frozen():
         with frozen():

@@ -11,6 +11,7 @@ import torch
 import lazyrt
 from lazyrt.compat import xla_model as _xm
 from lazyrt.compat.refusals import INTERNAL, only_one, refuse
+from lazyrt.control.modes import in_mode
 from lazyrt.errors import TooManyGraphsError
 from lazyrt.observe import events
 
@@ -121,7 +122,7 @@ class Compiled:
         self._entered.append(stack)
         if self._max_graphs is not None:
             stack.enter_context(events.subscribe(self._note, events.GraphCaptured))
-        stack.enter_context(lazyrt.eager_mode(False))
+        stack.enter_context(in_mode("lazy"))
         stack.enter_context(
             lazyrt.step(self._name, on_read="error" if self._full_graph else "allow")
         )
