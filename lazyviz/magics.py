@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _NAME = "lazy"
 # Subcommands that take the expression of a lazy tensor.
-_WITH_EXPRESSION = ("graph", "explore", "hlo", "ir", "drop")
+_WITH_EXPRESSION = ("graph", "explore", "hlo", "ir", "drop", "reuse")
 _LIVE_OPTIONS = ("--above", "--reverse", "--sort")
 _METRICS_FORMS = ("", "--raw", "--legacy")
 _CELL_COMMANDS = ("eager", "step")
@@ -47,6 +47,7 @@ _SUBCOMMANDS = {
     "why": "why a step was compiled: causes, lines of both sides, what to do; why 12",
     "graphs": "every compiled graph: size, runs, compile time, cause, nearest other",
     "cache": "executables in memory and on disk; cache drop KEY | all | older 7d drops some",
+    "reuse": "what looking at a pending tensor costs, as a peek and with reuse=True",
     "drop": "drop the pending ops, unrun; drop NAME | Out[4] | traceback lets go of tensors",
     "timeline": "where the time went, cell by cell; timeline 40, timeline --export FILE.json",
     "report": "write the session as one web page for a bug report: report FILE.html",
@@ -86,6 +87,8 @@ class LazyMagics(Magics):
         %lazy graphs           every compiled graph: size, runs, compile time, cause
         %lazy cache            executables in memory and on disk: age, size, line, hits;
                                cache drop KEY, drop all, drop older 7d drops some
+        %lazy reuse EXPR       what looking at a pending tensor costs, as a peek and with
+                               materialise(EXPR, reuse=True); runs nothing
         %lazy drop             drop the pending ops, unrun; drop NAME, drop Out[4], drop
                                traceback let go of tensors and say what still holds them
         %lazy timeline [N]     where the time of the last N cells went; --export FILE.json
@@ -306,6 +309,20 @@ class LazyMagics(Magics):
             self._shell.display_pub.publish(shown._repr_mimebundle_(), metadata={})
         else:
             self._print(f"Written to {shown}. https://ui.perfetto.dev opens it.")
+
+    def _reuse(self, rest: str) -> None:
+        if not rest:
+            raise UsageError(
+                "%lazy reuse takes a pending tensor, such as %lazy reuse loss, to tell what "
+                "looking at it costs." + _names_hint(self._shell.user_ns)
+            )
+        tensors = self._tensors("reuse", rest)
+        if len(tensors) != 1 or not _runtime().is_pending(tensors[0]):
+            raise UsageError(
+                f"%lazy reuse takes one pending tensor; {rest} is "
+                f"{'computed already' if len(tensors) == 1 else 'several tensors'}."
+            )
+        self._print(str(_runtime().reuse_choice(tensors[0])))
 
     def _drop(self, rest: str) -> None:
         if rest:

@@ -248,9 +248,9 @@ class Tally:
                     self.reasons[event.reason] = None
             case events.TensorMaterialised(duration_ns=duration):
                 self._awaited_since = self._spend("peek", duration, event.site)
-                self._awaits_peek = event.strategy in {"slice", "op by op"}
+                self._awaits_peek = event.strategy in {"slice", "op by op", "reuse"}
                 # A value that an earlier peek or a barrier computed costs only its copy.
-                self.peeks += event.strategy in {"slice", "op by op"}
+                self.peeks += event.strategy in {"slice", "op by op", "reuse"}
                 end = time.perf_counter_ns()
                 self.peek_ns += self._without_executions(end - duration, end)
             case events.TransferFinished():

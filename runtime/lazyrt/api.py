@@ -24,8 +24,9 @@ from lazyrt.execution.origins import (
 )
 from lazyrt.execution.peek import forget_slices
 from lazyrt.frontend import device as _device
-from lazyrt.frontend import reads, record
+from lazyrt.frontend import reads, record, reuse
 from lazyrt.frontend.buffers import state_of
+from lazyrt.frontend.callsite import user_call
 from lazyrt.frontend.names import names_of_buffers
 from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.torch_compat import DEVICE_TYPE, is_lazy
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from lazyrt.execution.cached import CachedExecutable
     from lazyrt.execution.looking import Look
     from lazyrt.execution.why.causes import Explanation
+    from lazyrt.frontend.reuse import ReuseChoice
     from lazyrt.ir.node import Node
     from lazyrt.observe.report import Report
 
@@ -76,13 +78,17 @@ def device(index: int = 0) -> torch.device:
 
 
 @overload
-def materialise(tensor: torch.Tensor) -> torch.Tensor: ...
+def materialise(tensor: torch.Tensor, *, reuse: bool = False) -> torch.Tensor: ...
 @overload
 def materialise(
-    tensor: torch.Tensor, another: torch.Tensor, /, *more: torch.Tensor
+    tensor: torch.Tensor,
+    another: torch.Tensor,
+    /,
+    *more: torch.Tensor,
+    reuse: bool = False,
 ) -> tuple[torch.Tensor, ...]: ...
 def materialise(
-    tensor: torch.Tensor, *more: torch.Tensor
+    tensor: torch.Tensor, *more: torch.Tensor, reuse: bool = False
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """Return a lazy tensor's value as a new CPU tensor of its shape and dtype, by a peek.
 
@@ -97,12 +103,20 @@ def materialise(
         >>> float(low), float(high)
         (0.0, 2.0)
 
+    Args:
+        tensor: A lazy tensor.
+        more: Others.
+        reuse: Run what each needs as a part of the step instead: it does not run again, and
+            the rest of the step becomes another graph. `reuse_choice` tells what either costs.
+
     Raises:
         UsageError: One of them is not on the lazy device.
         LostValueError: A value can no longer be computed.
     """
     for each in (tensor, *more):
         reads.require_lazy(each, "materialise()")
+    for each in (tensor, *more) if reuse else ():
+        reads.run_ahead(each, user_site(2))
     if not more:
         return reads.peek(tensor, user_site(2))
     return tuple(reads.peek_all((tensor, *more), user_site(2)))
@@ -123,6 +137,25 @@ def look(tensor: torch.Tensor, axes: Sequence[int] = ()) -> Look:
     """
     reads.require_lazy(tensor, "look()")
     return reads.look(tensor, axes, user_site(2))
+
+
+def reuse_choice(tensor: torch.Tensor) -> ReuseChoice:
+    """Return what looking at a pending tensor costs, by a peek and with `reuse=True`.
+
+    Computes nothing and changes nothing.
+
+    Raises:
+        UsageError: `tensor` is not on the lazy device, or is computed already.
+    """
+    reads.require_lazy(tensor, "reuse_choice()")
+    with lock:
+        value = state_of(tensor).base.value
+        if value is None or value.node is None:
+            raise UsageError(
+                "reuse_choice() got a tensor that is computed already, so looking at it runs "
+                "nothing. Call it before the barrier, on a pending tensor."
+            )
+        return reuse.choice(value, user_call().tensor)
 
 
 def is_pending(tensor: torch.Tensor) -> bool:

@@ -160,3 +160,16 @@ def test_the_op_cache_claims_no_time_that_was_not_measured():
         "33 % of 3 ops served by the op cache"
     )
     assert reports.op_cache({"metrics": {}, "counters": {}}) == ""
+
+
+def test_what_reusing_a_look_would_cost_is_told_before_it_runs(lab, capsys):
+    """S1.11: the trade-off as a what-if."""
+    run(lab, "loss = (x * 2).sum()\nmore = loss + 1")
+
+    first, second = run(lab, "%lazy reuse loss")[0].splitlines()
+
+    assert first.startswith("peek: 2 of 3 ops (67 %) run twice")
+    assert second.startswith("reuse=True: no op runs twice, 1 value (4 bytes) is kept")
+    run(lab, "lazyrt.mark_step()")
+    run(lab, "%lazy reuse loss")
+    assert "loss is computed already" in capsys.readouterr().err

@@ -60,6 +60,7 @@ NAMES = [
     "pending_graph",
     "plan",
     "reset_counters",
+    "reuse_choice",
     "scope",
     "short_metrics_report",
     "snapshot",

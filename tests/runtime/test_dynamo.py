@@ -43,6 +43,7 @@ def losses_of(model, function, device):
     return torch.stack(found), model
 
 
+@pytest.mark.lazy_only("is about what is recorded")
 def test_s1_21_forward_and_backward_of_a_compiled_function_run_with_their_step():
     cpu = network()
     expected, _ = losses_of(cpu, lambda x: cpu(x).square().mean(), "cpu")
@@ -72,6 +73,7 @@ def test_s1_21_forward_and_backward_of_a_compiled_function_run_with_their_step()
     assert_same(model[2].running_mean, cpu[2].running_mean, 1e-5)
 
 
+@pytest.mark.not_eager("is about what is recorded")
 def test_s1_21_a_call_computes_nothing_and_its_ops_know_their_lines_and_modules():
     cold_start()
     model = network().to(DEVICE).eval()
@@ -105,6 +107,7 @@ def test_s1_21_a_call_computes_nothing_and_its_ops_know_their_lines_and_modules(
     assert backward[0].site.line > first + 2  # where backward() was called
 
 
+@pytest.mark.lazy_only("is about what is recorded")
 def test_s1_21_compiled_code_draws_new_random_numbers_at_each_call():
     def function(x):
         return nn.functional.dropout(x, 0.5)
@@ -155,6 +158,7 @@ def test_a_stand_in_of_the_compilers_can_be_printed():
     assert repr(fake).startswith("FakeTensor(")
 
 
+@pytest.mark.not_eager("is about what is recorded")
 def test_code_of_graphs_that_nobody_noted_is_shown_by_its_callers_line():
     cold_start()
     traced = torch.fx.symbolic_trace(lambda x: x.exp())

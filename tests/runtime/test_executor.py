@@ -16,6 +16,8 @@ from lazyrt.ir import live
 from lazyrt.observe import events
 from tests.harness import DEVICE, cold_start, grad_of, recorded, run_python
 
+pytestmark = pytest.mark.lazy_only("is about the barrier's executable")
+
 # ---------------------------------------------------------------- caching
 
 
@@ -488,8 +490,6 @@ def test_ctrl_c_while_recording_neither_kills_the_process_nor_gets_lost():
 CACHED = """
 import sys, torch, lazyrt
 from torch import nn
-
-pytestmark = pytest.mark.lazy_only("is about the barrier's executable")
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Dropout(0.5)).to("lazyrt")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

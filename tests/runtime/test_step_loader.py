@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch import nn
 
 import lazyrt
 from lazyrt.errors import UsageError
 from lazyrt.observe import events
-from tests.harness import DEVICE, recorded
+from tests.harness import DEVICE, bytecodes_of, recorded
 
 BATCHES = [torch.full((2,), float(number)) for number in range(5)]
 
@@ -56,6 +57,28 @@ def test_s1_19_a_step_in_the_loop_leaves_nothing_to_the_loaders_marks():
     assert lazyrt.counters()["executions"] == 5
     assert lazyrt.counters()["empty_barriers"] == 6
     assert {e.cause for e in found if not e.executed} == {"loader"}
+
+
+@pytest.mark.lazy_only("counts what a barrier costs")
+def test_s1_19_a_mark_that_finds_nothing_costs_less_than_a_fiftieth_of_a_small_step():
+    torch.manual_seed(1)
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(8)]).to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    x = torch.ones(2, 4).to(DEVICE)
+
+    def train():
+        with lazyrt.step("train"):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+    for _ in range(3):
+        train()
+    lazyrt.mark_step()
+
+    whole, empty = bytecodes_of(train), bytecodes_of(lazyrt.mark_step)
+
+    assert 0 < empty < 0.02 * whole, (empty, whole)
 
 
 def test_inside_a_step_the_loader_leaves_the_barrier_to_the_step():

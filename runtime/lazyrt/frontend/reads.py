@@ -14,7 +14,7 @@ from lazyrt.errors import LostValueError, UsageError
 from lazyrt.execution import looking, op_by_op, transfer, watcher
 from lazyrt.execution.executor import barrier
 from lazyrt.execution.peek import peek_together, peek_value
-from lazyrt.frontend import promptcost, provenance
+from lazyrt.frontend import promptcost, provenance, reuse
 from lazyrt.frontend.buffers import State, View, state_of, value_of
 from lazyrt.frontend.callsite import user_call
 from lazyrt.frontend.guard import check_read
@@ -131,6 +131,14 @@ def read(tensor: torch.Tensor, how: str) -> torch.Tensor:
     with lock:
         found = _start_read(tensor, how, site)
     return found if isinstance(found, torch.Tensor) else _finish(found, tensor, site)
+
+
+def run_ahead(tensor: torch.Tensor, site: Site | None) -> None:
+    """Run what a pending tensor needs as a part of its step; see `frontend.reuse`."""
+    with lock:
+        value = state_of(tensor).base.value
+        if value is not None and value.node is not None:
+            reuse.run_ahead(value, site, user_call().tensor)
 
 
 class _Chain(NamedTuple):

@@ -17,7 +17,7 @@ from lazyrt.frontend import positions as positions_of_slices
 from lazyrt.frontend.infer import Result
 from lazyrt.frontend.result_types import RESULT_TYPES
 from lazyrt.ir.live import lock, pending
-from lazyrt.ir.node import Node, Op, Value, iter_values
+from lazyrt.ir.node import Node, Op, Value, iter_values, map_values
 from lazyrt.lowering.spec import SpecFailure, check_spec, spec_of
 from lazyrt.observe import events
 
@@ -163,6 +163,38 @@ def _make_node(op: Op, args: tuple[Any, ...], result: Any) -> Node:
     _interned += 1
     provenance.remember_forward(node)
     return node
+
+
+def twin(node: Node, args: tuple[Any, ...], *, intern: bool) -> Node:
+    """Return the node of the same op, recorded at the same place, on other operands.
+
+    Args:
+        node: A recorded node.
+        args: Its arguments with some values replaced by others of the same types.
+        intern: Whether equal ops recorded later are this node; else it is one to look at.
+    """
+    global _node_count, _interned
+    cache = node.op.cache
+    found = next(iter_values((cache.get(args),)), None)
+    if found is not None and found.node is not None:
+        return found.node
+    number = _node_count if intern else node.id
+    made = Node(number, node.op, args, node.provenance)
+    made.outputs = tuple(
+        Value(made, old.index, old.shape, old.dtype, old.strides)
+        if old is not None
+        else None
+        for old in node.outputs
+    )
+    made.spec = spec_of(made)
+    if not intern:
+        return made
+    _node_count += 1
+    known = cache.get(node.args)
+    if known is not None:
+        cache[args] = map_values(known, lambda old: made.outputs[old.index])
+        _interned += 1
+    return made
 
 
 def _collect(node: Node, result: Any, outputs: list[Value | None]) -> None:

@@ -31,7 +31,7 @@ Cache = Literal[
 Purpose = Literal["step", "peek", "op", "eager", "op by op", "background"]
 Tier = Literal["optimised", "fast"]
 Direction = Literal["to_device", "to_host"]
-Strategy = Literal["memo", "slice", "op by op"]
+Strategy = Literal["memo", "slice", "op by op", "reuse"]
 SingleOps = Literal["eager", "op by op", "background"]
 
 
@@ -228,7 +228,7 @@ class TensorMaterialised(Event):
 
     Attributes:
         strategy: `memo` (an earlier peek's value), `slice` (the cone as one executable) or
-            `op by op`.
+            `op by op`; `reuse` where the rest of the step reads what was computed.
         nodes: Nodes that were run.
         reused: Values that were known from an earlier peek.
         tensor: What was looked at, as the user's source names it; empty if not known.
