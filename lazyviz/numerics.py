@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lazyrt.errors import UsageError
-from lazyrt.lowering.emit import label_of
+from lazyviz.lifetimes import Timeline, of_hlo
 from lazyviz.render import text
 from lazyviz.render.escape import markup
 
@@ -44,6 +44,8 @@ class NodeDifference:
         max_abs: Largest absolute difference; infinite where only one side is NaN.
         max_ulp: The same in units of the last place; 0 for integers.
         over: Whether an element is over the tolerance.
+        made_ulp: What of it arose in this very op, in ulp: how far the op run alone on the
+            optimised run's own operands is from what that run computed.
         fusion: The fusion that computed it in the optimised executable with its ops, as far
             as HLO metadata tell; empty where it stands alone or is not known.
     """
@@ -55,6 +57,7 @@ class NodeDifference:
     max_abs: float
     max_ulp: float
     over: bool
+    made_ulp: float
     fusion: str
 
 
@@ -65,14 +68,25 @@ class Comparison:
         rows: One for each result of each node.
         drift: Roots that changed because every node was kept, see `lazyrt.node_values`.
         peak_bytes: Device memory at the worst moment, eager and lazy.
+        cause: The earliest value under the first one over tolerance, or that one itself, whose
+            difference arose in its own op; None where nothing is over it.
+        timelines: When each tensor takes memory, eager and lazy.
     """
 
     def __init__(
-        self, rows: tuple[NodeDifference, ...], drift: int, peak_bytes: tuple[int, int]
+        self,
+        rows: tuple[NodeDifference, ...],
+        drift: int,
+        peak_bytes: tuple[int, int],
+        *,
+        cause: NodeDifference | None = None,
+        timelines: tuple[Timeline, ...] = (),
     ) -> None:
         self.rows = rows
         self.drift = drift
         self.peak_bytes = peak_bytes
+        self.cause = cause
+        self.timelines = timelines
 
     @property
     def first_over(self) -> NodeDifference | None:
@@ -88,11 +102,20 @@ class Comparison:
             worst = max((row.max_ulp for row in self.rows), default=0)
             return f"{count} agree; the largest difference is {_number(worst)} ulp"
         over = sum(row.over for row in self.rows)
-        fused = f", in {first.fusion}" if first.fusion else ""
         return (
             f"{over} of {count} over tolerance, the first is %{first.node_id} {first.op} "
-            f"({first.where}): {first.max_abs:.3g} = {_number(first.max_ulp)} ulp{fused}"
+            f"({first.where}): {first.max_abs:.3g} = {_number(first.max_ulp)} ulp{self._blame()}"
         )
+
+    def _blame(self) -> str:
+        """Return where the difference began, and the fusion that made it."""
+        first, cause = self.first_over, self.cause
+        if cause is None or first is None:
+            return f", in {first.fusion}" if first is not None and first.fusion else ""
+        where = cause.fusion or "XLA's own kernel of that op"
+        if cause == first:
+            return f", made by {where}"
+        return f"; it began at %{cause.node_id} {cause.op} ({cause.where}), made by {where}"
 
     def to_text(self) -> str:
         """Return the summary, the memory and a table, the first node over tolerance marked."""
@@ -113,12 +136,22 @@ class Comparison:
         names = "".join(f"<th>{name}</th>" for name in _COLUMNS)
         return (
             f'<div class="lazyviz-comparison">{head}<table><thead><tr>{names}</tr></thead>'
-            f"<tbody>{rows}</tbody></table></div>"
+            f"<tbody>{rows}</tbody></table>{self._lifetimes()}</div>"
         )
+
+    def _lifetimes(self) -> str:
+        parts = [
+            f"<figure><figcaption>{markup(each.run)}: when the largest tensors take memory"
+            f"</figcaption>{each.to_svg()}</figure>"
+            for each in self.timelines
+            if each.tensors
+        ]
+        return "".join(parts)
 
     def _head(self) -> list[str]:
         eager, lazy = map(text.size, self.peak_bytes)
         lines = [self.summary, f"peak memory: eager {eager}, lazy {lazy}"]
+        lines += [f"  {timeline.to_text()}" for timeline in self.timelines]
         if self.drift:
             roots = text.plural(self.drift, "root")
             lines.append(
@@ -132,7 +165,17 @@ class Comparison:
         return text.table(list(_COLUMNS), [_cells(row, first) for row in self.rows])
 
 
-_COLUMNS = ("", "node", "op", "type", "where", "max abs", "max ulp", "fusion")
+_COLUMNS = (
+    "",
+    "node",
+    "op",
+    "type",
+    "where",
+    "max abs",
+    "max ulp",
+    "made here",
+    "fusion",
+)
 _MARK = ' style="background:#d14d7233"'
 
 
@@ -140,7 +183,7 @@ def _cells(row: NodeDifference, first: NodeDifference | None) -> tuple[object, .
     mark = "→" if row is first else "!" if row.over else ""
     return (
         mark, f"%{row.node_id}", row.op.removeprefix("aten."), row.type, row.where,
-        f"{row.max_abs:.3g}", _number(row.max_ulp), row.fusion,
+        f"{row.max_abs:.3g}", _number(row.max_ulp), _number(row.made_ulp), row.fusion,
     )  # fmt: skip
 
 
@@ -172,15 +215,41 @@ def compare(
             f"{lazy.graph.fingerprint[:12]}, whose nodes have no partners. Take both from the "
             "same pending tensors, before their barrier."
         )
-    fusions = _fusions(lazy.hlo or eager.hlo)
-    rows = [
-        _difference(
-            value, eager.values[value], lazy.values[partner], fusions, rtol, atol
-        )
-        for value, partner in zip(_results(eager), _results(lazy), strict=True)
+    by_number = _fusions(lazy.kept_hlo)
+    fusions = {
+        node: by_number[k] for k, node in enumerate(lazy.kept_nodes) if k in by_number
+    }
+    partners = list(zip(_results(eager), _results(lazy), strict=True))
+    rows = {
+        partner: _difference(value, partner, eager, lazy, fusions, rtol, atol)
+        for value, partner in partners
+    }
+    return Comparison(
+        tuple(rows.values()),
+        len(eager.drift) + len(lazy.drift),
+        (eager.peak_bytes, lazy.peak_bytes),
+        cause=_cause(rows),
+        timelines=_timelines(eager, lazy),
+    )
+
+
+def _cause(rows: dict[Value, NodeDifference]) -> NodeDifference | None:
+    """Return the earliest row, of those under the first over tolerance, that made a difference."""
+    from lazyrt.ir.graph import Graph
+
+    first = next((value for value, row in rows.items() if row.over), None)
+    if first is None:
+        return None
+    under = set(Graph([first]).nodes)
+    made = (row for v, row in rows.items() if v.node in under and row.made_ulp)
+    return next(made, None)
+
+
+def _timelines(eager: NodeValues, lazy: NodeValues) -> tuple[Timeline, ...]:
+    found = [
+        Timeline(run.mode, run.lifetimes) for run in (eager, lazy) if run.lifetimes
     ]
-    drift = len(eager.drift) + len(lazy.drift)
-    return Comparison(tuple(rows), drift, (eager.peak_bytes, lazy.peak_bytes))
+    return (*found, *(of_hlo(run.hlo) for run in (eager, lazy) if run.hlo))
 
 
 def compare_modes(
@@ -207,13 +276,15 @@ def _results(run: NodeValues) -> list[Value]:
 
 def _difference(
     value: Value,
-    eager: torch.Tensor,
-    lazy: torch.Tensor,
-    fusions: dict[str, str],
+    partner: Value,
+    eager_run: NodeValues,
+    lazy_run: NodeValues,
+    fusions: dict[Node, str],
     rtol: float | None,
     atol: float | None,
 ) -> NodeDifference:
     node = value.node
+    eager, lazy = eager_run.values[value], lazy_run.values[partner]
     assert node is not None  # noqa: S101 - results belong to nodes
     usual = _TOLERANCES.get(value.dtype, (0.0, 0.0))
     relative = usual[0] if rtol is None else rtol
@@ -227,7 +298,8 @@ def _difference(
         max_abs=_max_abs(eager, lazy),
         max_ulp=_max_ulp(eager, lazy),
         over=not bool(close.all()),
-        fusion=fusions.get(label_of(node), ""),
+        made_ulp=_max_ulp(lazy_run.alone.get(partner, lazy), lazy),
+        fusion=fusions.get(partner.node, "") if partner.node is not None else "",
     )
 
 
@@ -270,15 +342,16 @@ def _max_ulp(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 _COMPUTATION = re.compile(r"^%?(fused_computation[\w.-]*) ")
-_OP_NAME = re.compile(r'op_name="[^"]*lazyrt_graph/([^"]*)"')
+# The label of a node with its number in the graph; where XLA merged several, the first.
+_OP_NAME = re.compile(r'op_name="[^";]*lazyrt_graph/([^";]*) #(\d+)')
 
 
-def _fusions(hlo: str) -> dict[str, str]:
-    """Return, for each op's name in HLO metadata, the last fusion that computes a part of it.
+def _fusions(hlo: str) -> dict[int, str]:
+    """Return, for each node's number in HLO metadata, the last fusion that computes a part of it.
 
     A fusion of one op alone is none: nothing was moved across ops there.
     """
-    members: dict[str, dict[str, None]] = {}
+    members: dict[str, dict[int, str]] = {}
     current = ""
     for line in hlo.splitlines():
         header = _COMPUTATION.match(line)
@@ -288,11 +361,11 @@ def _fusions(hlo: str) -> dict[str, str]:
             current = ""
         found = _OP_NAME.search(line)
         if current and found is not None:
-            members.setdefault(current, {})[found[1]] = None
-    fusions: dict[str, str] = {}
+            members.setdefault(current, {})[int(found[2])] = found[1]
+    fusions: dict[int, str] = {}
     for name, ops in members.items():
         if len(ops) > 1:
-            shown = " + ".join(list(ops)[:_MAX_FUSED]) + (
+            shown = " + ".join(list(ops.values())[:_MAX_FUSED]) + (
                 " ..." if len(ops) > _MAX_FUSED else ""
             )
             fusions |= dict.fromkeys(ops, f"{name} ({shown})")

@@ -10,7 +10,7 @@ import lazyrt
 import lazyviz
 from lazyrt.errors import UsageError
 from lazyrt.observe import events
-from lazyviz import numerics
+from lazyviz import lifetimes, numerics
 from tests.harness import DEVICE, fresh_runtime, recorded
 
 
@@ -80,6 +80,36 @@ def test_a_fusion_is_named_with_its_ops():
     assert any("aten.tanh.default" in name for name in named)
 
 
+def test_s0_18_the_difference_is_blamed_on_the_op_and_the_fusion_that_made_it():
+    found = lazyviz.compare_modes(stack(), rtol=0, atol=0)
+
+    cause, first = found.cause, found.first_over
+    assert cause is not None
+    assert first is not None
+    assert cause.made_ulp > 0
+    assert cause.op.removeprefix("aten.") in cause.fusion
+    assert f"made by {cause.fusion}" in found.summary
+    # What an op makes no difference to came from its operands, or is not there.
+    before = found.rows[: found.rows.index(cause)]
+    assert all(row.made_ulp == row.max_ulp == 0 for row in before)
+    inherited = [row for row in found.rows if row.max_ulp and not row.made_ulp]
+    assert inherited
+    assert all(found.rows.index(row) > found.rows.index(cause) for row in inherited)
+
+
+def test_s0_18_equal_ops_are_not_blamed_on_one_anothers_fusion():
+    x = torch.linspace(-3, 3, 64).reshape(8, 8).to(DEVICE)
+    one = torch.exp(x * 1.5)
+    two = torch.exp(one @ one) + 1
+
+    found = lazyviz.compare_modes(two)
+
+    exps = [row for row in found.rows if row.op == "aten.exp.default"]
+    assert len(exps) == 2
+    assert "aten.mul.Tensor" in exps[0].fusion
+    assert exps[1].fusion != exps[0].fusion  # by their names they would be one
+
+
 def test_comparing_leaves_the_step_as_it_was():
     """No observer effect."""
     y = stack()
@@ -123,6 +153,53 @@ def test_memory_stands_side_by_side():
     assert eager == 3 * 256 * 256 * 4
     assert lazy < eager
     assert "peak memory: eager 768 KiB, lazy " in found.to_text()
+
+
+def test_s0_19_each_tensors_memory_is_told_over_time_in_both_runs():
+    x = torch.ones(256, 256).to(DEVICE)
+    y = ((x * 2 + 1).exp() - x).sum()
+
+    found = lazyviz.compare_modes(y)
+
+    eager, lazy = found.timelines
+    kib = 1024
+    assert [size // kib for size in eager.live_bytes()] == [512, 768, 768, 768, 512]
+    assert max(eager.live_bytes()) == found.peak_bytes[0]
+    lives = {each.name.split()[-1]: (each.born, each.dies) for each in eager.tensors}
+    assert lives["%p0"] == (0, 4)
+    assert lives["aten.mul.Tensor"] == (0, 1)
+    assert lives["aten.sum.default"] == (4, 4)
+    at, there = eager.at_peak()
+    assert (at, len(there)) == (1, 3)
+    assert max(lazy.live_bytes()) < max(eager.live_bytes())
+    assert "eager: 768 KiB at 2 of 5: %p0 f32[256,256] 256 KiB" in found.to_text()
+    page = found._repr_html_()
+    assert page.count("<figure>") == 2
+    assert page.count("<rect ") == len(eager.tensors) + len(lazy.tensors)
+
+
+def test_a_schedule_gives_lifetimes_through_tuples_and_bitcasts():
+    hlo = """HloModule m, is_scheduled=true
+
+ENTRY %main (p: f32[4]) -> (f32[4], f32[2,2]) {
+  %p = f32[4]{0} parameter(0)
+  %a = f32[4]{0} exponential(%p), metadata={op_name="jit(f)/lazyrt_graph/aten.exp"}
+  %b = f32[2,2]{1,0} bitcast(%a)
+  %c = f32[4]{0} negate(%p)
+  %d = f32[2,2]{1,0} add(%b, %b)
+  ROOT %t = (f32[4]{0}, f32[2,2]{1,0}) tuple(%c, %d)
+}
+"""
+
+    found = lifetimes.of_hlo(hlo)
+
+    assert [(e.name, e.nbytes, e.born, e.dies) for e in found.tensors] == [
+        ("p", 16, 0, 5),
+        ("a aten.exp", 16, 1, 4),
+        ("c", 16, 3, 5),
+        ("d", 16, 4, 5),
+    ]
+    assert found.live_bytes() == [16, 32, 32, 48, 64, 48]
 
 
 def test_runs_of_different_graphs_are_refused():

@@ -147,6 +147,7 @@ def compile_graph(
     purpose: Purpose,
     reason: str = "",
     names: Mapping[int, str] | None = None,
+    numbered: bool = False,
 ) -> Any:
     """Return the executable of a graph, compiling it if neither memory nor disk has it.
 
@@ -160,16 +161,17 @@ def compile_graph(
         purpose: For events and counters.
         reason: Why the graph is new, in words.
         names: What the user calls inputs, by position, for the metadata of its HLO.
+        numbered: Whether labels in its HLO tell equal nodes apart; see `emit_text`.
 
     Raises:
         LoweringError: XLA refused the module, by both lowering paths.
     """
-    key = graph_key(graph, donated, fast=fast)
+    key = graph_key(graph, donated, fast=fast) + "|numbered" * numbered
 
     def build() -> Any:
         ins, outs = argument_types(graph), result_types(graph)
         start = time.perf_counter_ns()
-        text = emit_text(graph, names)
+        text = emit_text(graph, names, numbered=numbered)
         events.emit(
             events.LoweringFinished(
                 fingerprint=graph.fingerprint,

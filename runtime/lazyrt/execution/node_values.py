@@ -17,8 +17,9 @@ from lazyrt.errors import UsageError
 from lazyrt.execution import compiler, transfer
 from lazyrt.execution.executor import pack_arguments, plan_of
 from lazyrt.execution.op_by_op import last_uses, run_node
-from lazyrt.ir.fingerprint import canonicalise
+from lazyrt.ir.fingerprint import Canonical, canonicalise
 from lazyrt.ir.live import lock, pending
+from lazyrt.ir.node import Leaf, Node, iter_values, type_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +29,24 @@ if TYPE_CHECKING:
     from lazyrt.ir.node import Value
 
 Way = Literal["eager", "lazy"]
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """How long one tensor's memory is taken, in positions of a schedule.
+
+    Attributes:
+        name: What it is: `%12 aten.exp.default`, `%p0`, or an instruction's name.
+        type: Such as `f32[2,3]`.
+        born: Position of the op that makes it; 0 for inputs.
+        dies: Position of the op after which nothing reads it; that of the last op for results.
+    """
+
+    name: str
+    type: str
+    nbytes: int
+    born: int
+    dies: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +61,13 @@ class NodeValues:
             each freed after its last use; for `lazy` what XLA plans for arguments, results
             and temporaries of the graph as it is.
         hlo: The optimised HLO of the graph as it is; empty for `eager`.
+        kept_hlo: That of the graph with every node kept, which computed `values`; labels end in
+            the node's position in `kept_nodes`.
+        kept_nodes: The nodes in that graph's order.
+        alone: What each op gives by itself on the operands that this run computed, so that
+            what differs from `values` arose in this very op; empty for `eager`.
+        lifetimes: When each tensor's memory is taken; empty for `lazy`, whose schedule is
+            that of `hlo`.
         drift: Roots that came out otherwise because every node was kept.
     """
 
@@ -51,6 +77,10 @@ class NodeValues:
     peak_bytes: int
     hlo: str = field(default="", repr=False)
     drift: tuple[Value, ...] = ()
+    kept_hlo: str = field(default="", repr=False)
+    kept_nodes: tuple[Node, ...] = field(default=(), repr=False)
+    alone: dict[Value, torch.Tensor] = field(default_factory=dict, repr=False)
+    lifetimes: tuple[Lifetime, ...] = field(default=(), repr=False)
 
 
 def node_values(graph: Graph, mode: Way) -> NodeValues:
@@ -77,9 +107,14 @@ def node_values(graph: Graph, mode: Way) -> NodeValues:
         return _eager(graph) if mode == "eager" else _lazy(graph)
 
 
+def _inputs(graph: Graph) -> list[tuple[Leaf, int]]:
+    """Return the inputs that are device data, each with its size in bytes."""
+    leaves = {leaf.position: leaf for leaf in graph.parameters if leaf.kind == "data"}
+    return [(leaf, pending.inputs[k].nbytes) for k, leaf in leaves.items()]
+
+
 def _input_bytes(graph: Graph) -> int:
-    positions = {leaf.position for leaf in graph.parameters if leaf.kind == "data"}
-    return sum(pending.inputs[position].nbytes for position in positions)
+    return sum(nbytes for _, nbytes in _inputs(graph))
 
 
 def _eager(graph: Graph) -> NodeValues:
@@ -88,6 +123,12 @@ def _eager(graph: Graph) -> NodeValues:
     found: Values = {}
     host: dict[Value, torch.Tensor] = {}
     live = peak = _input_bytes(graph)
+    last = len(graph.nodes) - 1
+    lives = [
+        Lifetime(f"%p{k}", type_text(leaf.shape, leaf.dtype), nbytes, 0, last)
+        for k, (leaf, nbytes) in enumerate(_inputs(graph))
+    ]
+    born: dict[Value, tuple[int, int]] = {}
     with jax_compat.scope():
         for number, node in enumerate(graph.nodes):
             results = run_node(node, found)
@@ -96,22 +137,32 @@ def _eager(graph: Graph) -> NodeValues:
             for output in node.outputs:
                 if output is not None:
                     host[output] = transfer.to_host(found[output], output.dtype)
+                    born[output] = number, found[output].nbytes
             for value in uses.get(number, ()):
                 live -= found.pop(value).nbytes
-    return NodeValues("eager", graph, host, peak)
+                lives.append(_lifetime(value, *born.pop(value), dies=number))
+    lives += [_lifetime(value, *facts, dies=last) for value, facts in born.items()]
+    return NodeValues("eager", graph, host, peak, lifetimes=tuple(lives))
+
+
+def _lifetime(value: Value, born: int, nbytes: int, *, dies: int) -> Lifetime:
+    name = f"%{value.node.id} {value.node.op.name}" if value.node is not None else ""
+    type_ = type_text(value.shape, value.dtype)
+    return Lifetime(name, type_, nbytes, born, dies)
 
 
 def _lazy(graph: Graph) -> NodeValues:
     everything = [
         output for node in graph.nodes for output in node.outputs if output is not None
     ]
-    kept, _ = _run(everything)
+    full = canonicalise(everything)
+    device, kept_executable = _run(full, everything, numbered=True)
     roots = [root for root in graph.roots if root.node is not None]
-    plain, executable = _run(roots)
-    values = dict(zip(everything, kept, strict=True))
+    plain, executable = _run(canonicalise(roots), roots)
+    values = _on_host(device)
     drift = [
         root
-        for root, data in zip(roots, plain, strict=True)
+        for root, data in _on_host(plain).items()
         if not torch.equal(_bits(data), _bits(values[root]))
     ]
     return NodeValues(
@@ -121,21 +172,42 @@ def _lazy(graph: Graph) -> NodeValues:
         _planned_bytes(executable),
         str(executable.as_text()),
         tuple(drift),
+        str(kept_executable.as_text()),
+        full.nodes,
+        _alone(full, device),
     )
 
 
-def _run(roots: Sequence[Value]) -> tuple[list[torch.Tensor], Any]:
-    """Run the graph under some roots with XLA's full optimisation."""
-    graph = canonicalise(roots)
-    executable = compiler.compile_graph(graph, (), fast=False, purpose="peek")
+def _run(
+    graph: Canonical, roots: Sequence[Value], *, numbered: bool = False
+) -> tuple[Values, Any]:
+    """Run a graph with XLA's full optimisation; return its roots' data and the executable."""
+    executable = compiler.compile_graph(
+        graph, (), fast=False, purpose="peek", numbered=numbered
+    )
     plan = plan_of(graph, executable, roots)
     with jax_compat.scope():
         *results, _ = jax_compat.dispatcher(executable)(*pack_arguments(plan))
-    host = [
-        transfer.to_host(results[rank], root.dtype)
-        for rank, root in zip(plan.order, roots, strict=True)
-    ]
-    return host, executable
+    return {
+        root: results[rank] for rank, root in zip(plan.order, roots, strict=True)
+    }, executable
+
+
+def _alone(graph: Canonical, values: Values) -> dict[Value, torch.Tensor]:
+    """Return what each op gives by itself on the operands that an optimised run computed."""
+    found: Values = {}
+    with jax_compat.scope():
+        for node in graph.nodes:
+            own = {v: values[v] for v in iter_values(node.args) if v.node is not None}
+            run_node(node, own)
+            found |= {out: own[out] for out in node.outputs if out is not None}
+    return _on_host(found)
+
+
+def _on_host(values: Values) -> dict[Value, torch.Tensor]:
+    return {
+        value: transfer.to_host(data, value.dtype) for value, data in values.items()
+    }
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -45,12 +45,16 @@ def result_types(graph: Canonical) -> list[Any]:
     return [jax_type(Aval(root.shape, root.dtype)) for root in graph.roots]
 
 
-def emit_text(graph: Canonical, called: Mapping[int, str] | None = None) -> str:
+def emit_text(
+    graph: Canonical, called: Mapping[int, str] | None = None, *, numbered: bool = False
+) -> str:
     """Return the graph as a StableHLO module with the public function `main`.
 
     Args:
         graph: What to lower.
         called: What the user calls inputs, by position: their locations.
+        numbered: Whether each node's label ends in its number in the graph, ` #17`, which
+            tells equal labels apart.
     """
     names: dict[Any, str] = {}
     lines: list[str] = []
@@ -59,7 +63,8 @@ def emit_text(graph: Canonical, called: Mapping[int, str] | None = None) -> str:
     for number, node in enumerate(graph.nodes):
         spec = node.spec
         functions.setdefault(spec.symbol, spec.text)
-        lines.append(_call(node, f"%n{number}", names))
+        mark = f" #{number}" if numbered else ""
+        lines.append(_call(node, f"%n{number}", names, mark))
     results = ", ".join(names[root] for root in graph.roots)
     types = ", ".join(_tensor_type(root) for root in graph.roots)
     return "\n".join(
@@ -144,7 +149,7 @@ def _pick(source: str, vector: str, number: int, leaf: Leaf) -> list[str]:
     ]
 
 
-def _call(node: Node, result: str, names: dict[Any, str]) -> str:
+def _call(node: Node, result: str, names: dict[Any, str], mark: str) -> str:
     operands = node.operands
     outputs = [output for output in node.outputs if output is not None]
     for number, output in enumerate(outputs):
@@ -155,13 +160,13 @@ def _call(node: Node, result: str, names: dict[Any, str]) -> str:
     outs = ", ".join(_tensor_type(output) for output in outputs)
     return (
         f"{result}{count} = func.call @{node.spec.symbol}({arguments}) : "
-        f"({ins}) -> ({outs}) {_location(node)}"
+        f"({ins}) -> ({outs}) {_location(node, mark)}"
     )
 
 
-def _location(node: Node) -> str:
+def _location(node: Node, mark: str) -> str:
     origin = node.provenance
-    label = label_of(node)
+    label = label_of(node) + mark
     if origin.site is None:
         return f'loc("{_quoted(label)}")'
     return (
