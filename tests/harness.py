@@ -33,9 +33,12 @@ def fresh_runtime():
     config.cache_dir = None
     torch.manual_seed(0)
     lazyrt.reset_counters()
+    checks = torch.distributions.Distribution._validate_args
     try:
         yield
     finally:
+        # TorchDynamo switches the checks of distributions off for the whole process.
+        torch.distributions.Distribution.set_default_validate_args(checks)
         for name, (value, origin) in before.items():
             config.set(name, value, origin=origin)
 

@@ -182,6 +182,7 @@ def test_a_number_is_no_tensor():
         inspection.parameter(number)
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_known_values_are_searched_for_nan_and_nothing_runs(chain):
     _, _, inspection = chain
     before = lazyrt.counters()
@@ -193,6 +194,7 @@ def test_known_values_are_searched_for_nan_and_nothing_runs(chain):
     assert lazyrt.counters()["peek_executions"] == before["peek_executions"]
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_a_cone_is_searched_for_the_first_nan_on_request():
     x = torch.tensor([1.0, -1.0]).to(DEVICE)
     lazyrt.mark_step()
@@ -209,6 +211,7 @@ def test_a_cone_is_searched_for_the_first_nan_on_request():
     assert {k: lazyrt.counters()[k] for k in counts} == counts
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_every_op_is_measured_alone_and_the_step_stays(chain):
     _, y, inspection = chain
     before = lazyrt.counters()["executions"]
@@ -221,6 +224,7 @@ def test_every_op_is_measured_alone_and_the_step_stays(chain):
     assert lazyrt.is_pending(y)
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_after_the_step_nothing_is_measured(chain):
     _, _, inspection = chain
     lazyrt.mark_step()
@@ -232,6 +236,7 @@ def test_after_the_step_nothing_is_measured(chain):
     assert inspection.not_finite() == {}
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_the_cost_names_as_many_ops_as_run(chain):
     _, _, inspection = chain
     last = inspection.graph.nodes[-1].id
@@ -245,6 +250,7 @@ def test_the_cost_names_as_many_ops_as_run(chain):
     assert told.compiles <= told.nodes
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_a_compiled_cone_costs_no_compile():
     x = torch.arange(6.0).to(DEVICE)
     lazyrt.mark_step()
@@ -256,6 +262,7 @@ def test_a_compiled_cone_costs_no_compile():
     assert again.cost(again.graph.nodes[-1].id).compiles == 0
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_holdings_name_what_is_overwritten_and_donated():
     weight = torch.nn.Parameter(torch.ones(3, device=DEVICE))
     lazyrt.mark_step()
@@ -274,6 +281,7 @@ def test_holdings_name_what_is_overwritten_and_donated():
     assert inspection.holdings[root].version > 0
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_what_a_fallback_made_says_so():
     x = torch.tensor([1.0, 0.0, 2.0]).to(DEVICE)
     places = torch.nonzero(x)
@@ -287,6 +295,7 @@ def test_what_a_fallback_made_says_so():
     assert lazyrt.input_origins(places + 1)[0].op == "aten.nonzero.default"
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_holdings_keep_no_buffer_alive():
     x = torch.ones(3, device=DEVICE)
     lazyrt.mark_step()
@@ -304,6 +313,7 @@ def test_holdings_keep_no_buffer_alive():
     assert [ref() for ref in watched] == [None, None]
 
 
+@pytest.mark.not_eager("is about recorded graphs")
 def test_a_graph_taken_earlier_is_inspected_until_its_step_has_run():
     x = torch.ones(3, device=DEVICE)
     lazyrt.mark_step()

@@ -28,6 +28,7 @@ def summary_of(tensor):
     return lazyrt.inspect(x * 1).look_at_input(leaf).summary
 
 
+@pytest.mark.not_eager("takes its data from a pending graph")
 def test_statistics_equal_torchs(place):
     tensor = torch.randn(40, 50, generator=torch.Generator().manual_seed(0)) * 3
 
@@ -44,6 +45,7 @@ def test_statistics_equal_torchs(place):
     assert (torch.tensor(found.counts) - counts).abs().max() <= 1
 
 
+@pytest.mark.not_eager("takes its data from a pending graph")
 def test_what_is_not_finite_is_counted_and_left_out(place):
     found = summary_of(torch.tensor([1.0, math.nan, math.inf, -math.inf, 3.0]))
 
@@ -53,6 +55,7 @@ def test_what_is_not_finite_is_counted_and_left_out(place):
     assert sum(found.counts) == 2
 
 
+@pytest.mark.not_eager("takes its data from a pending graph")
 @pytest.mark.parametrize(
     ("tensor", "low", "high"),
     [
@@ -70,6 +73,7 @@ def test_all_kinds_have_statistics(place, tensor, low, high):
     assert (found.low, found.high) == (low, high)
 
 
+@pytest.mark.not_eager("takes its data from a pending graph")
 def test_nothing_and_nothing_finite_have_none(place):
     assert math.isnan(summary_of(torch.zeros(0, 3)).mean)
     lost = summary_of(torch.full((3,), math.nan))
@@ -77,6 +81,7 @@ def test_nothing_and_nothing_finite_have_none(place):
     assert math.isnan(lost.low)
 
 
+@pytest.mark.not_eager("takes its data from a pending graph")
 def test_of_a_large_tensor_a_window_is_copied_and_nothing_else():
     tensor = torch.arange(300.0 * 400).reshape(300, 400)
     x = tensor.to(DEVICE)
@@ -94,6 +99,7 @@ def test_of_a_large_tensor_a_window_is_copied_and_nothing_else():
     assert seen.summary.high == 2 * (300 * 400 - 1)
 
 
+@pytest.mark.not_eager("takes its data from a pending graph")
 def test_of_several_axes_the_leading_ones_are_indexed():
     tensor = torch.arange(40.0 * 50 * 60).reshape(40, 50, 60)
     x = tensor.to(DEVICE)
@@ -107,6 +113,7 @@ def test_of_several_axes_the_leading_ones_are_indexed():
     assert torch.equal(seen.picture, tensor[7])
 
 
+@pytest.mark.not_eager("takes its data from a pending graph")
 def test_a_picture_averages_blocks(place):
     tensor = torch.arange(200.0).repeat(100, 1)
     x = tensor.to(DEVICE)
@@ -120,6 +127,7 @@ def test_a_picture_averages_blocks(place):
     assert picture[0, :3].tolist() == [1.0, 4.0, 7.0]
 
 
+@pytest.mark.not_eager("takes its data from a pending graph")
 def test_positions_beyond_the_end_are_moved_to_it():
     x = torch.zeros(300, 300, device=DEVICE)
     lazyrt.mark_step()

@@ -105,6 +105,7 @@ def test_s1_04_flush_commits_the_update():
     assert training.state() == updated.state()
 
 
+@pytest.mark.not_eager("drops ops that have not run")
 def test_s1_04_flush_says_that_half_a_step_was_committed():
     caught = break_off(Training(), on_error="flush")
 

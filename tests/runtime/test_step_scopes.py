@@ -87,6 +87,7 @@ def test_barriers_that_nobody_wrote_pass():
             assert batch.tolist() == [1.0, 1.0]
 
 
+@pytest.mark.not_eager("looks at what is pending")
 def test_scopes_and_modules_are_in_the_metadata_of_the_hlo():
     """S1.14: what a scope labels can be found in the executable."""
     cold_start()
