@@ -1,6 +1,7 @@
 """What training loops use, next to the CPU: optimizers, autocast, hooks, torch.nn.utils."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from torch.utils.checkpoint import (
 )
 
 import lazyrt
-from tests.harness import DEVICE
+from lazyrt.observe import events
+from tests.harness import DEVICE, lazy, recorded
 from tests.runtime.semantics import grid, on_both
 
 GENERATOR = torch.Generator().manual_seed(1)
@@ -212,6 +214,28 @@ def test_a_scaled_training_loop_matches_the_cpu_without_a_cut_of_its_own(dtype):
         return values(model.parameters()), scales, scaler.state_dict()
 
     on_both(program, X, tolerance=3e-2)
+
+
+@pytest.mark.parametrize(("fused", "cuts"), [(False, ["read by .item()"]), (True, [])])
+def test_a_gradient_scaler_cuts_a_step_at_most_once_and_says_where(fused, cuts):
+    """torch reads on every device whether a step overflowed, unless the optimizer is fused."""
+    model = nn.Linear(4, 1).to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+    scaler, x = torch.amp.GradScaler(DEVICE), lazy(X)
+    lazyrt.mark_step()
+
+    with (
+        lazyrt.config.scoped(compile_tier="fast"),
+        recorded(events.BarrierFinished, events.FallbackUsed) as found,
+    ):
+        for _ in range(2):
+            optimizer.zero_grad()
+            scaler.scale(model(x).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    assert [event.cause for event in found] == [*cuts, "optimizer.step()"] * 2
+    assert {Path(event.site.file).name for event in found} == {Path(__file__).name}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -164,6 +164,15 @@ def _as_strided_scatter(
     )
 
 
+def _narrow_copy(x: Tensor, dim: int, *_: Any) -> None:
+    _require(
+        dim
+        < max(x.dim(), 1),  # one too far below zero is an IndexError, as of other ops
+        f"narrow_copy got dimension {dim} of a tensor with {x.dim()} dimensions. They count from 0, "
+        "or from -1 backwards. Pass one that is there.",
+    )
+
+
 _CHECKS: dict[str, Callable[..., None]] = {
     "aten.amax.default": _extremes,
     "aten.amin.default": _extremes,
@@ -181,6 +190,7 @@ _CHECKS: dict[str, Callable[..., None]] = {
     "aten.bucketize.Scalar": _bucketize,
     "aten.cat.default": _cat,
     "aten.embedding.default": _embedding,
+    "aten.narrow_copy.default": _narrow_copy,
     "aten.as_strided_scatter.default": _as_strided_scatter,
 }
 

@@ -535,6 +535,8 @@ def _out_kernel(func: torch._ops.OpOverload, pure: torch._ops.OpOverload) -> Ker
             *(kwargs.get(a.name, a.default_value) for a in arguments[len(args) :]),
         ]
         with lock:
+            if str(func) in _APART:
+                _check_apart(func, full[:first_out], [full[k] for k in outs])
             parts = tuple([component(arg) for arg in full[:first_out]])
             source = _source_among(full)
             key = (random_leaf(source), *parts) if op.is_random else parts
@@ -569,6 +571,52 @@ def _source_among(args: list[Any]) -> Generator:
 _EXACT_OUT = frozenset(
     ("gather", "multinomial", "complex", "aminmax", "take", "index_select")
 )
+
+
+# Ops whose out= may share no memory with an operand; others read everything first.
+_APART = frozenset(
+    ("aten.cat.out", "aten.gather.out", "aten.index_select.out", "aten.kthvalue.values",
+     "aten.masked_select.out", "aten.max.dim_max", "aten.median.dim_values", "aten.min.dim_min",
+     "aten.mode.values", "aten.stack.out", "aten.take.out")
+)  # fmt: skip
+
+
+def _check_apart(
+    func: torch._ops.OpOverload, operands: list[Any], targets: list[Any]
+) -> None:
+    flat = [
+        part
+        for arg in operands
+        for part in (arg if isinstance(arg, (list, tuple)) else (arg,))
+        if isinstance(part, torch.Tensor)
+    ]
+    for target in targets:
+        if any(_overlap(target, operand) for operand in flat):
+            raise RuntimeError(
+                "unsupported operation: some elements of the input tensor and the written-to "
+                f"tensor refer to a single memory location: out= of {func} shares memory with "
+                "an operand. Please clone() the tensor before performing the operation."
+            )
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors' ranges of a storage have an element in common."""
+    if one is other:
+        return True
+    if not is_lazy(one) or not is_lazy(other):
+        return False
+    if state_of(one).base is not state_of(other).base:
+        return False
+    (first, last), (begin, end) = _extent(one), _extent(other)
+    return first < end and begin < last
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the first byte of a tensor in its storage, and the one behind its last."""
+    start = tensor.storage_offset()
+    reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    stop = start + reach + 1 if tensor.numel() else start
+    return start * tensor.itemsize, stop * tensor.itemsize
 
 
 def _check_out(func: torch._ops.OpOverload, target: Any, value: Any) -> None:
