@@ -614,7 +614,9 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the first byte of a tensor in its storage, and the one behind its last."""
     start = int(tensor.storage_offset())
-    reach = sum(int((n - 1) * s) for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    reach = sum(
+        int((n - 1) * s) for n, s in zip(tensor.shape, tensor.stride(), strict=True)
+    )
     stop = start + reach + 1 if tensor.numel() else start
     return start * tensor.itemsize, stop * tensor.itemsize
 
