@@ -16,6 +16,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class
 from lazyviz import executables, formatters, live, parse_report, reports, session
 from lazyviz.lazytensors import is_lazy, lazy_tensors, named_tensors
 from lazyviz.render import text
+from lazyviz.render.escape import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -424,7 +425,7 @@ class LazyMagics(Magics):
             ) from None
 
     def _print(self, shown: str) -> None:
-        self._shell.display_pub.publish({"text/plain": shown}, metadata={})
+        self._shell.display_pub.publish({"text/plain": printable(shown)}, metadata={})
 
 
 def install(shell: InteractiveShell, session: Session) -> list[Callable[[], None]]:

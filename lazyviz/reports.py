@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazyviz import __version__, standing
 from lazyviz.render import state, text
+from lazyviz.render.escape import one_line
 from lazyviz.render.state import now_text
 from lazyviz.render.strip import Barrier
 
@@ -126,9 +127,10 @@ def step_notes(rows: Sequence[StepRow]) -> list[str]:
     reasons = [
         f"step {row.step} was compiled: {row.reason}" for row in rows if row.reason
     ]
-    return reasons + [
+    notes = reasons + [
         f"step {row.step}: {note}" for row in rows for note in _notes(row)
     ]
+    return list(map(one_line, notes))
 
 
 def why(explanation: Any, graph: Any) -> str:

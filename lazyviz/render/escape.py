@@ -7,9 +7,11 @@ import re
 
 import graphviz
 
-# What XML 1.0 does not allow in a document, and lone halves of surrogate pairs.
+# What XML 1.0 does not allow in a document, lone halves of surrogate pairs, and what makes a
+# line read in another order than it is written in.
 _UNPRINTABLE = re.compile(
     "[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
+    "|[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 )
 
 
@@ -21,6 +23,16 @@ def printable(text: str) -> str:
         ('a�b', 'µ×')
     """
     return _UNPRINTABLE.sub("\ufffd", text)
+
+
+def one_line(text: str) -> str:
+    r"""Return text for a line of its own: nothing in it ends the line or steers a terminal.
+
+    Example:
+        >>> one_line("first\nsecond"), one_line("\x1b[2J")
+        ('first second', '�[2J')
+    """
+    return printable(" ".join(text.splitlines()))
 
 
 def markup(text: str) -> str:

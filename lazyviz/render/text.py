@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
+from lazyviz.render.escape import one_line
 from lazyviz.render.model import type_text
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def table(
            1  user
           12  read
     """
+    header = [one_line(title) for title in header]
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [
         max([len(title), *(len(row[i]) for row in cells)])
@@ -113,13 +115,13 @@ def table(
         return "  ".join(padded).rstrip()
 
     rule = ["-" * width for width in widths]
-    return "\n".join(line(parts) for parts in [list(header), rule, *cells])
+    return "\n".join(line(parts) for parts in [header, rule, *cells])
 
 
 def _cell(value: object) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
-    return " ".join(str(value).splitlines())
+    return one_line(str(value))
 
 
 def _alignment(rows: Sequence[Sequence[object]], columns: int) -> list[Align]:
@@ -176,7 +178,7 @@ def strip_parts(strip: Strip) -> list[str]:
         parts.append("interrupted")
     elif strip.error is not None:
         parts.append(f"stopped by {strip.error}")
-    return parts
+    return list(map(one_line, parts))
 
 
 def _single_ops(singles: SingleOps, compile_ns: int) -> str:
@@ -203,7 +205,7 @@ def strip_notes(strip: Strip) -> list[str]:
     singles = strip.singles
     from lazyviz.render import state
 
-    return [
+    notes = [
         *(_single_notes(singles) if singles is not None else ()),
         *map(barrier_text, strip.barriers),
         *map(state.repeat_text, strip.repeats),
@@ -213,6 +215,7 @@ def strip_notes(strip: Strip) -> list[str]:
         *strip.waits,
         *map(compiled_text, strip.reasons),
     ]
+    return list(map(one_line, notes))
 
 
 def _single_notes(singles: SingleOps) -> list[str]:
@@ -299,7 +302,7 @@ def _node_line(node: Node) -> str:
     )
     comment = f"  # {where}" if where else ""
     line = f"%{node.id} = {node.op.name}({_arguments(node)}) : {types}{comment}"
-    return " ".join(line.splitlines())
+    return one_line(line)
 
 
 def _module(node: Node) -> str:

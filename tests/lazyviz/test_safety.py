@@ -1,0 +1,379 @@
+"""No text of a user's program is taken as code: in HTML, SVG, DOT, text or a widget."""
+
+import base64
+import dataclasses
+import random
+import re
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import lazyviz
+from lazyviz.render import dot, escape, html, panel, svg, text
+from lazyviz.render.model import Box, DrawGraph
+from lazyviz.render.state import Left, Redundant, Repeat, State
+from lazyviz.render.strip import Barrier, Fallback, SingleOps, Strip
+from tests.conftest import displayed
+from tests.payloads import MARK, PAYLOADS
+
+PACKAGE = Path(lazyviz.__file__).parent
+DANGEROUS = {
+    "script", "iframe", "object", "embed", "base", "link", "foreignobject", "form",
+    "use", "image", "animate", "video", "audio", "input", "textarea", "math", "template",
+}  # fmt: skip
+PICTURE = re.compile(r"data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)$")
+
+
+class Shape(HTMLParser):
+    """What a page is made of besides text: tags with the names of their attributes."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags: list[tuple[str, ...]] = []
+        self.styles: list[str] = []
+        self.text = ""
+        self.labels = ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        names = [name for name, _ in attrs]
+        assert tag not in DANGEROUS, tag
+        assert not [name for name in names if name.startswith(("on", "xlink"))], names
+        self.tags.append((tag, *names))
+        for name, value in attrs:
+            if name == "style":
+                self.styles.append(value or "")
+            elif name in {"src", "href"}:
+                self._address(value or "")
+            elif name in {"aria-label", "alt", "title"}:
+                self.labels += value or ""
+
+    def _address(self, value):
+        if value.startswith(("#", "data:image/png;base64,")):
+            return
+        inside = PICTURE.match(value)
+        assert inside, value
+        picture = Shape(base64.b64decode(inside[1]).decode())
+        self.tags += picture.tags
+        self.text += picture.text
+
+    def handle_data(self, data):
+        self.text += data
+
+    def handle_comment(self, data):
+        raise AssertionError(f"a comment: {data}")
+
+    def handle_decl(self, decl):
+        assert decl.lower() == "doctype html", decl
+
+    def unknown_decl(self, data):
+        raise AssertionError(f"a declaration: {data}")
+
+    def handle_pi(self, data):
+        raise AssertionError(f"an instruction: {data}")
+
+
+def drawing(payload):
+    """Return a graph in which every text is the payload."""
+    box = Box(
+        label=payload,
+        detail=payload,
+        kind="op",
+        op=payload,
+        path=(payload, payload),
+        site=payload,
+        name=payload,
+        is_root=True,
+        members=(1,),
+        marks=(payload,),
+        level=1,
+        note=payload,
+        scope=payload,
+        step=payload,
+    )
+    other = dataclasses.replace(box, kind="group", members=(2, 3), count=2)
+    return DrawGraph(
+        boxes=(box, other), edges=((0, 1),), nodes=3, legend=(("k1", payload),)
+    )
+
+
+def strip(payload):
+    """Return a strip in which every text is the payload."""
+    state = State(
+        mode=payload,
+        steps=(payload,),
+        scopes=(payload,),
+        pending_from=payload,
+        last_barrier=payload,
+    )
+    return Strip(
+        pending_ops=1,
+        barriers=(
+            Barrier(cause=payload, site=payload, nodes=2, tensor=payload, cut=payload),
+            Barrier(cause=payload, site=payload, nodes=2),
+        ),
+        fallbacks=(Fallback(op=payload, site=payload),),
+        error=payload,
+        reasons=(payload,),
+        graph=drawing(payload),
+        singles=SingleOps(mode=payload, ops=1),
+        state=state,
+        repeats=(
+            Repeat(tensor=payload, site=payload, nodes=1, of_nodes=2, duration_ns=3),
+        ),
+        left=(Left(nodes=1, nbytes=2, site=payload),),
+        redundant=(Redundant(cause=payload, site=payload, times=2, before=payload),),
+        parts=(("trace", 5), ("compile", 4)),
+        waits=(payload,),
+        wall_ns=9,
+    )
+
+
+def pages(payload):
+    """Yield each way in which a text gets into HTML."""
+    graph = drawing(payload)
+    yield "strip", html.strip_html(strip(payload), css_class=payload)
+    yield "svg", svg.draw(graph, engine="layered").svg
+    yield "inline svg", svg.draw(graph, engine="layered", inline=True).svg
+    yield "graph", html.graph_html(graph, engine="layered", css_class=payload)
+    yield "folded", html.folded(payload, html.pre(payload), css_class=payload)
+    yield "value", html.value_html(payload, payload)
+    yield "table", html.table([payload, "n"], [(payload, 1)])
+    section = html.Section(title=payload, body=html.muted(payload), anchor=payload)
+    yield "page", html.page_html(payload, [section], generator=payload, is_locked=True)
+    first, group = graph.boxes
+    yield "node", panel.node_facts(first, upstream=[first], downstream=[group])
+    yield "input", panel.input_facts(first)
+    yield "group", panel.group_panel(group, 0, [first])
+    yield "error", panel.error_html(ValueError(payload))
+    yield "found", panel.found_html(payload, graph.boxes, 9)
+    yield "nothing found", panel.found_html(payload, [], 0)
+
+
+HARMLESS = dict(pages("harmless"))
+
+
+@pytest.mark.parametrize("number", range(len(PAYLOADS)))
+def test_a_text_stays_a_text_wherever_it_is_shown(number):
+    payload = PAYLOADS[number]
+    for name, page in pages(payload):
+        shape, plain = Shape(page), Shape(HARMLESS[name])
+        assert shape.tags == plain.tags, name
+        assert shape.styles == plain.styles, name
+        if name == "nothing found":
+            continue  # it quotes
+        wanted = "".join(escape.printable(payload).split())[:6]
+        assert wanted in "".join((shape.text + shape.labels).split()), name
+
+
+def test_there_are_enough_payloads():
+    assert len(set(PAYLOADS)) == len(PAYLOADS) >= 50
+
+
+@pytest.mark.parametrize("number", range(len(PAYLOADS)))
+def test_a_terminal_is_sent_no_control_character(number, monkeypatch):
+    payload = PAYLOADS[number]
+    shown = text.strip_text(strip(payload)) + text.table([payload], [[payload]])
+
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]", shown)
+    # A line of its own would be taken for one of ours.
+    assert not [
+        line
+        for line in text.strip_text(strip("first\nsecond")).splitlines()
+        if line.startswith("second")
+    ]
+
+
+@pytest.mark.graphviz
+def test_dot_reads_every_payload_as_a_label():
+    boxes = tuple(
+        Box(
+            label=text[:200],
+            detail="x",
+            kind="op",
+            op="x",
+            path=(text[:200],),
+            members=(n,),
+        )
+        for n, text in enumerate([*PAYLOADS, *PAYLOADS])
+    )
+    source = dot.to_dot(DrawGraph(boxes=boxes, edges=(), nodes=len(boxes)))
+
+    drawn = subprocess.run(
+        ["dot", "-Tsvg"], input=source.encode(), capture_output=True, check=True
+    ).stdout.decode()
+
+    assert drawn.count('class="node"') == len(boxes)
+    assert drawn.count('class="cluster"') == len({box.path for box in boxes})
+    assert not re.search(r"<(a|image|script|b)\b", drawn)
+    assert "evil" in drawn  # as a text
+    assert drawn.count('class="edge"') == 0
+
+
+NASTY = [p for p in PAYLOADS if "." not in p and 0 < len(p) < 300 and "\ud800" not in p]
+
+
+def test_a_program_with_such_names_is_shown_and_reported_as_text(
+    lab, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    lab.user_ns["NASTY"] = NASTY
+    lab.run_cell(
+        "from torch import nn\n"
+        "model = nn.Module()\n"
+        "for name in NASTY: model.add_module(name, nn.Linear(2, 2))\n"
+        "model = model.to('lazyrt'); lazyrt.mark_step()\n"
+        "h = torch.ones(2, 2, device='lazyrt')\n"
+        "for name in NASTY:\n"
+        "    with lazyrt.scope(name.replace('/', '_') or 'x'):\n"
+        "        h = model._modules[name](h)\n",
+        store_history=True,
+    )
+    for name in NASTY:
+        lab.user_ns[name] = lab.user_ns["h"] * 2
+    lab.display_pub.outputs.clear()
+    for line in ("graph", "ir", "explore", "live", "status", "report x.html"):
+        lab.run_cell(f"%lazy {line}", store_history=True)
+    lab.run_cell(f"raise ValueError({NASTY[0]!r})", store_history=True)
+
+    found = displayed(lab, "text/html")
+    assert len(found) >= 2
+    for page in found:
+        Shape(page)
+    for shown in displayed(lab):
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e]", shown)
+    report = (tmp_path / "x.html").read_text("utf-8")
+    assert "<script" not in report
+    assert not re.search(r"<[^>]*\son\w+=", report)
+    assert "&lt;" in report
+
+
+def test_what_the_page_of_a_widget_sends_is_checked_before_it_is_used(clean_runtime):
+    import torch
+
+    from lazyviz.explorer import Explorer, RequestError
+
+    x = torch.ones(2, 3, device="lazyrt")
+    explorer = Explorer(clean_runtime.inspect(torch.relu(x * 2 + 1)))
+    before = clean_runtime.pending_graph().fingerprint
+    chance = random.Random(7)  # noqa: S311 - which messages are tried
+    atoms = [
+        None,
+        True,
+        -1,
+        0,
+        1,
+        2,
+        10**30,
+        1.5,
+        float("nan"),
+        "",
+        "0",
+        b"x",
+        [],
+        {},
+        *PAYLOADS[:20],
+    ]
+    kinds = [*explorer._answers(), "__init__", "handle", "eval", "_show", *PAYLOADS[:5]]
+    keys = [
+        "box",
+        "node",
+        "output",
+        "hops",
+        "level",
+        "text",
+        "kind",
+        "__class__",
+        "mode",
+    ]
+    refused = answered = 0
+    for _ in range(1_500):
+        message = {
+            key: chance.choice(atoms)
+            for key in chance.sample(keys, chance.randrange(5))
+        }
+        if chance.random() < 0.9:
+            message["kind"] = chance.choice(kinds)
+        request = message if chance.random() < 0.97 else chance.choice(atoms)
+        try:
+            for reply in explorer.handle(request):
+                answered += 1
+                if "html" in reply:
+                    Shape(reply["html"])
+        except RequestError:
+            refused += 1
+
+    assert refused > 300
+    assert answered > 50
+    assert clean_runtime.pending_graph().fingerprint == before
+
+
+def test_our_pages_have_no_eval_and_fetch_nothing():
+    scripts = sorted(PACKAGE.glob("static/*.js"))
+    styles = sorted(PACKAGE.glob("static/*.css"))
+
+    assert scripts
+    assert styles
+    for path in scripts:
+        source = path.read_text("utf-8")
+        for bad in (
+            r"\beval\b", r"new Function", r"innerHTML", r"outerHTML", r"insertAdjacentHTML",
+            r"document\.write", r"\bfetch\(", r"XMLHttpRequest", r"WebSocket", r"\bimport\b",
+            r"https?://", r"setTimeout\(\s*[\"'`]", r"localStorage", r"postMessage",
+        ):  # fmt: skip
+            assert not re.search(bad, source), f"{path.name}: {bad}"
+    for path in styles:
+        assert not re.search(
+            r"url\(|@import|https?:|expression\(", path.read_text("utf-8")
+        )
+
+
+def test_our_python_neither_evaluates_text_nor_names_another_host():
+    for path in sorted(PACKAGE.rglob("*.py")):
+        source = path.read_text("utf-8")
+        addresses = re.findall(r"https?://[\w./-]+", source)
+        # Name spaces of XML are names.
+        assert set(addresses) <= {"http://www.w3.org/2000/svg"}, path.name
+        assert "pickle" not in source, path.name
+        assert not re.search(r"(?<![.\w])eval\(", source), path.name
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_a_browser_runs_nothing_of_it_and_asks_for_nothing(browser_path, tmp_path):
+    sync_api = pytest.importorskip("playwright.sync_api")
+    body = "".join(
+        f"<div>{page}</div>"
+        for payload in PAYLOADS
+        for name, page in pages(payload)
+        if name not in {"page", "graph", "inline svg"}
+    )
+    path = tmp_path / "all.html"
+    path.write_text(
+        f"<!DOCTYPE html><meta charset=utf-8><body>{body}</body>", "utf-8", "replace"
+    )
+    asked = []
+    with sync_api.sync_playwright() as driver:
+        browser = driver.chromium.launch(
+            executable_path=browser_path,
+            args=["--headless", "--no-sandbox", "--disable-gpu"],
+        )
+        tab = browser.new_page()
+        tab.on("request", lambda request: asked.append(request.url))
+        tab.on("dialog", lambda dialog: asked.append(dialog.message))
+        tab.goto(path.as_uri())
+        tab.evaluate(
+            "() => document.querySelectorAll('details').forEach(d => d.open = true)"
+        )
+        tab.mouse.move(300, 300)
+        tab.keyboard.press("Tab")
+        ran = tab.evaluate(f"() => window.{MARK} !== undefined")
+        links = tab.evaluate("() => document.links.length + document.scripts.length")
+        browser.close()
+
+    assert not ran
+    assert links == 0
+    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
