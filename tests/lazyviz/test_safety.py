@@ -260,7 +260,7 @@ def test_what_the_page_of_a_widget_sends_is_checked_before_it_is_used(clean_runt
     explorer = Explorer(clean_runtime.inspect(torch.relu(x * 2 + 1)))
     before = clean_runtime.pending_graph().fingerprint
     chance = random.Random(7)  # noqa: S311 - which messages are tried
-    atoms = [
+    atoms: list[object] = [
         None,
         True,
         -1,
