@@ -271,11 +271,11 @@ class LiveReport:
         if len(rows) > limit:
             rest = sum(row.nbytes for row in self.rows[limit:])
             lines.append(f"... and {len(rows) - limit:,} more, {size_text(rest)}")
-        return "\n".join([*lines, self.summary, *self.notes])
+        return "\n".join([*lines, self.summary, *map(_plain, self.notes)])
 
     def to_html(self, limit: int = _MAX_HTML_ROWS) -> str:
         """Return the same as HTML that needs no script; all text is escaped."""
-        notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
+        notes = "".join(f"<li>{html.escape(_plain(note))}</li>" for note in self.notes)
         summary = (
             f"<p>{html.escape(self.to_text(0) if not self.rows else self.summary)}</p>"
         )
@@ -544,6 +544,10 @@ _sort_keys: dict[str, Callable[[LiveRow], Any]] = {
     "held by": lambda row: (not row.holders, held_by(row)),
 }
 COLUMNS = tuple(_sort_keys)
+# Control characters, marks that make text read in another order, halves of surrogate pairs.
+_STEERING = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 _NUMBERS = frozenset(("id", "size", "ops", "age"))
 
 
@@ -563,7 +567,12 @@ def _text_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[st
 def _text_cell(cell: object) -> str:
     if type(cell) is int:
         return f"{cell:,}"
-    return " ".join(str(cell).split())
+    return _plain(str(cell))
+
+
+def _plain(text: str) -> str:
+    """Return text for one line, without what would steer a terminal or turn the line round."""
+    return _STEERING.sub("\ufffd", " ".join(text.split()))
 
 
 def _html_cell(cell: object) -> str:
