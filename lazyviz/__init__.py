@@ -112,7 +112,7 @@ def report(path: str | Path, *, source: bool = True, force: bool = False) -> Wri
 
     The page holds versions, settings, cells with their strips, steps and their causes, graphs
     and what differs between them, live tensors and metrics; no tensor's value. The home
-    directory is shortened to `~`. It is at most 9 MiB large.
+    directory is shortened to `~`. It is at most 10 MiB large.
 
     Args:
         path: Ends in `.html`. A report that is there already is replaced.

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from lazyrt.observe import events
+    from lazyviz.render.spans import Span
     from lazyviz.render.state import Repeat
     from lazyviz.render.strip import Barrier
     from lazyviz.session import CellRecord, Session
@@ -37,6 +38,7 @@ _MAX_DIFFS = 8
 _MAX_DIFF_NODES = 20_000
 _MAX_CAUSES = 5
 _MAX_FALLBACKS = 100
+_TIMELINE_CELLS = 60
 _PACKAGES = (
     "torch", "jax", "jaxlib", "numpy", "ipython", "ipykernel", "jupyterlab", "notebook",
     "ipywidgets", "anywidget", "graphviz", "pygraphviz",
@@ -57,6 +59,7 @@ class Facts:
         steps: The steps of the session.
         graphs: The compiled graphs of the process.
         source: Whether sources are told.
+        session: The session, None outside of one.
         written: When, in words.
     """
 
@@ -65,6 +68,7 @@ class Facts:
     steps: tuple[StepRow, ...] = ()
     graphs: tuple[Any, ...] = ()
     source: bool = True
+    session: Session | None = None
     written: str = ""
 
 
@@ -96,6 +100,7 @@ def collect(
         steps=tuple(map(tell, current.steps)) if current is not None else (),
         graphs=tuple(runtime.compiled_graphs()) if runtime is not None else (),
         source=source,
+        session=current,
         written=now.strftime("%Y-%m-%d %H:%M UTC"),
     )
 
@@ -134,6 +139,13 @@ def _without_source(told: _Told) -> _Told:
 
 def _name_only(expression: str) -> str:
     return expression if expression.replace(".", "_").isidentifier() else ""
+
+
+def _bare_span(span: Span) -> Span:
+    """Return a span of the timeline without the source of what was read."""
+    what, _, tensor = span.name.partition(" of ")
+    kept = span.name if _name_only(tensor) else what
+    return span._replace(name=kept, detail="")
 
 
 def _bare(record: CellRecord) -> CellRecord:
@@ -360,12 +372,21 @@ def _pending(facts: Facts) -> str:
 def _live(facts: Facts) -> str:
     if facts.runtime is None:
         return html.muted("lazyrt is not imported.")
-    from lazyviz import session
-
-    current = session.current()
-    space = current.shell.user_ns if current is not None else None
+    space = facts.session.shell.user_ns if facts.session is not None else None
     page: str = facts.runtime.live_tensors_report(namespace=space).to_html()
     return page
+
+
+def _timeline(facts: Facts) -> str:
+    from lazyviz.timing import TimelineShown
+
+    if facts.session is None:
+        return html.muted("There is no session, so no cell was timed.")
+    shown = TimelineShown(facts.session, _TIMELINE_CELLS)
+    if not facts.source:  # the lines that recorded most are quoted
+        spans = [_bare_span(span) for span in shown.view.spans]
+        shown.view = dataclasses.replace(shown.view, lines=[], spans=spans)
+    return shown.to_html()
 
 
 def _fallbacks(facts: Facts) -> str:
@@ -393,7 +414,7 @@ def _metrics(facts: Facts) -> str:
 def _cache(facts: Facts) -> str:
     if facts.runtime is None:
         return html.muted("lazyrt is not imported.")
-    return html.pre(executables.table(facts.runtime.cached_executables()))
+    return executables.to_html(facts.runtime.cached_executables())
 
 
 PARTS = (
@@ -413,6 +434,7 @@ PARTS = (
     ),
     Part(title="Pending graph", anchor="pending", make=_pending, nbytes=256 * _KIB),
     Part(title="Live tensors", anchor="live", make=_live, nbytes=256 * _KIB),
+    Part(title="Timeline", anchor="timeline", make=_timeline, nbytes=_MIB),
     Part(
         title="Ops on the CPU", anchor="fallbacks", make=_fallbacks, nbytes=128 * _KIB
     ),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 GENERATOR = "lazyviz session report"
 # What the page holds at most: the parts' own bounds, and its frame.
-MAX_BYTES = 9 * 2**20
+MAX_BYTES = 10 * 2**20
 
 _SUFFIXES = (".html", ".htm")
 _HEAD_BYTES = 1_024

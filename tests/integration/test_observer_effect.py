@@ -376,14 +376,17 @@ LINES = {
     "ir": ["ir"],
     "hlo": ["hlo", "hlo --stablehlo"],
     "metrics": ["metrics", "metrics --raw"],
-    "live": ["live"],
+    "live": ["live", "live --sort age --above 1"],
     "diff": ["diff last"],
     "step": ["step 5"],
     "eager": ["eager"],
     "why": ["why"],
     "graphs": ["graphs"],
-    "cache": ["cache", "cache drop older 9w"],
-    "drop": [],  # drops the step's ops, which is what it is for
+    "cache": ["cache", "cache --sort size", "cache drop older 9w"],
+    "drop": [
+        "drop traceback"
+    ],  # alone it drops the step's ops, which is what it is for
+    "timeline": ["timeline", "timeline 3", "timeline --export trace.json"],
     "report": ["report page.html"],
     "on": ["off", "on"],
     "off": [],

@@ -69,6 +69,8 @@ def example(name, folder):
             return lazyviz.diff(HLO, HLO.replace("add(", "multiply("))
         case "Comparison":
             return lazyviz.compare_modes(torch.ones(2, device="lazyrt") * 3 + 1)
+        case "TimelineShown":
+            return lazyviz.timeline()
         case "Programs":
             return parse_programs(HLO)
         case _:
@@ -101,6 +103,7 @@ WORDS = {
     "ValueTrace": "negate",
     "DiffView": "multiply",
     "Comparison": "agree",
+    "TimelineShown": "cell",
     "Programs": "add",
     "XlaDump": "jit_f",
 }
@@ -143,6 +146,7 @@ MAGICS = {
     "graphs": "graph",
     "cache": "executable",
     "eager": "lazy",
+    "timeline": "cell",
     "diff last": "instructions",
     "report page.html": "Wrote",
 }
