@@ -263,9 +263,11 @@ def test_what_the_page_of_a_widget_sends_is_checked_before_it_is_used(clean_runt
     import torch
 
     from lazyviz.explorer import Explorer, RequestError
+    from lazyviz.programs import pending_subject
 
     x = torch.ones(2, 3, device="lazyrt")
-    explorer = Explorer(clean_runtime.inspect(torch.relu(x * 2 + 1)))
+    inspection = clean_runtime.inspect(torch.relu(x * 2 + 1))
+    explorer = Explorer(pending_subject(inspection))
     before = clean_runtime.pending_graph().fingerprint
     chance = random.Random(7)  # noqa: S311 - which messages are tried
     atoms: list[object] = [
@@ -284,6 +286,7 @@ def test_what_the_page_of_a_widget_sends_is_checked_before_it_is_used(clean_runt
         [],
         {},
         *PAYLOADS[:20],
+        *("stablehlo", "cell", "line", "bytes", "nan"),
     ]
     kinds = [*explorer._answers(), "__init__", "handle", "eval", "_show", *PAYLOADS[:5]]
     keys = [
@@ -295,7 +298,11 @@ def test_what_the_page_of_a_widget_sends_is_checked_before_it_is_used(clean_runt
         "text",
         "kind",
         "__class__",
-        "mode",
+        "form",
+        "by",
+        "name",
+        "call",
+        "at",
     ]
     refused = answered = 0
     for _ in range(1_500):
