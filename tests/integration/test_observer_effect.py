@@ -388,6 +388,7 @@ LINES = {
     "drop": [
         "drop traceback"
     ],  # alone it drops the step's ops, which is what it is for
+    "reuse": ["reuse h"],
     "timeline": ["timeline", "timeline 3", "timeline --export trace.json"],
     "report": ["report page.html"],
     "on": ["off", "on"],

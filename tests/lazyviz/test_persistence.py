@@ -152,6 +152,7 @@ MAGICS = {
     "cache": "executable",
     "eager": "lazy",
     "timeline": "cell",
+    "reuse y": "peek",
     "diff last": "instructions",
     "report page.html": "Wrote",
 }
