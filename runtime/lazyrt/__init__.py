@@ -79,6 +79,7 @@ from lazyrt.control.worker import wait_for_closures
 from lazyrt.errors import LazyRuntimeError
 from lazyrt.execution.frozen import frozen
 from lazyrt.execution.inspection import Inspection
+from lazyrt.frontend.tracing import watch_tracing
 from lazyrt.ir.graph import Graph
 from lazyrt.lowering.registry import lowers
 from lazyrt.observe.events import subscribe
@@ -95,5 +96,5 @@ __all__ = [
     "materialise", "metrics_report", "mode", "node_values", "on_barrier", "op_by_op_mode",
     "optimizer_step", "origin", "pending_graph", "plan", "reset_counters", "reuse_choice", "scope",
     "short_metrics_report", "snapshot", "stand_in", "status", "step", "subscribe", "sync",
-    "times_run", "wait", "wait_for_closures", "watch_executions",
+    "times_run", "wait", "wait_for_closures", "watch_executions", "watch_tracing",
 ]  # fmt: skip

@@ -73,6 +73,7 @@ NAMES = [
     "wait",
     "wait_for_closures",
     "watch_executions",
+    "watch_tracing",
 ]
 
 

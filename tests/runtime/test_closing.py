@@ -11,6 +11,7 @@ MAKERS = {
     "subscription": lambda: lazyrt.subscribe(lambda event: None, events.StepFinished),
     "barrier hook": lambda: lazyrt.on_barrier(lambda event: None),
     "background flush": lambda: lazyrt.background_flush(60),
+    "tracing watch": lazyrt.watch_tracing,
     "eager module": lambda: lazyrt.eager_module(nn.Linear(1, 1)),
 }
 

@@ -317,3 +317,60 @@ def test_every_counter_of_the_documented_surface_exists():
     ]
 
     assert set(documented) <= set(lazyrt.counters())
+
+
+@pytest.mark.lazy_only("counts graphs and executions of steps")
+def test_s0_20_ops_are_counted_by_their_names_as_often_as_their_graphs_run():
+    x = torch.ones(3, 3).to(DEVICE)
+    lazyrt.mark_step()
+    lazyrt.reset_counters()
+    for _ in range(3):
+        y = (x @ x).exp() + x.exp()
+        _dead = x.sin()
+        del _dead
+        lazyrt.mark_step()
+        assert y.shape == (3, 3)
+
+    counters = lazyrt.metrics_report("dict")["counters"]
+
+    assert {name: n for name, n in counters.items() if name.startswith("xla::")} == {
+        "xla::mm": 3,
+        "xla::exp": 6,
+        "xla::add": 3,
+    }
+    with lazyrt.eager_mode():
+        x.exp()
+    assert lazyrt.metrics_report("dict")["counters"]["xla::exp"] == 7
+    assert "Counter: xla::exp\n  Value: 7\n" in lazyrt.metrics_report()
+    lazyrt.reset_counters()
+    assert "xla::" not in lazyrt.metrics_report()
+
+
+def test_s0_21_the_recording_of_each_op_is_timed_while_somebody_asks():
+    x = torch.ones(3).to(DEVICE)
+    x.exp()
+    assert "LazyTracing" not in lazyrt.metrics_report("dict")["metrics"]
+
+    with lazyrt.watch_tracing(), lazyrt.watch_tracing() as inner:
+        y = x + 1
+        inner.close()
+        with lazyrt.eager_mode():
+            y = y * 2
+        y = y.exp()
+    y.sin()
+
+    traced = lazyrt.metrics_report("dict")["metrics"]["LazyTracing"]["all"]
+    assert traced["samples"] == 3
+    assert traced["accumulator"] > 0
+
+
+def test_watching_the_recording_leaves_the_kernels_as_they_were():
+    from lazyrt.frontend import kernels
+
+    before = [scope["lock"] for scope in kernels.scopes]
+    with lazyrt.watch_tracing():
+        assert all(scope["lock"] is not before[0] for scope in kernels.scopes)
+
+    assert all(
+        scope["lock"] is was for scope, was in zip(kernels.scopes, before, strict=True)
+    )

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from lazyrt.ir.active import ActiveStep
-    from lazyrt.observe.events import Site
+    from lazyrt.observe.events import OpCounts, Site
 
 # References to an input's data that are the runtime's own: the list of inputs, the buffer, a
 # local variable and getrefcount's argument.
@@ -61,6 +61,7 @@ class Plan:
         order: For each wanted value, its position among the results.
         donated: How many arguments give up their memory.
         record: What the census knows of the graph; None for a peek's.
+        ops: How often each op stands in the graph; empty for a peek's.
     """
 
     executable: Any
@@ -72,6 +73,7 @@ class Plan:
     order: tuple[int, ...]
     donated: int
     record: CompiledGraph | None = None
+    ops: OpCounts = ()
 
 
 _plans: dict[Any, Plan] = {}
@@ -237,11 +239,13 @@ def _plan(
 
 def _tell_hit(plan: Plan, roots: int, start: int) -> None:
     graph = plan.graph
-    _tell_captured(graph, roots, start, hit=True)
+    _tell_captured(graph, roots, start, plan.ops, hit=True)
     events.emit(events.CacheHit(fingerprint=graph.fingerprint, step=pending.number))
 
 
-def _tell_captured(graph: Canonical, roots: int, start: int, *, hit: bool) -> None:
+def _tell_captured(
+    graph: Canonical, roots: int, start: int, ops: OpCounts, *, hit: bool
+) -> None:
     events.emit(
         events.GraphCaptured(
             step=pending.number,
@@ -251,8 +255,15 @@ def _tell_captured(graph: Canonical, roots: int, start: int, *, hit: bool) -> No
             roots=roots,
             cache_hit=hit,
             duration_ns=time.perf_counter_ns() - start,
+            ops=ops,
         )
     )
+
+
+def _op_counts(graph: Canonical) -> OpCounts:
+    """Return how often each op stands in a graph."""
+    counts = Counter(events.base_name(node.op.name) for node in graph.nodes)
+    return tuple(sorted(counts.items()))
 
 
 def _make_plan(
@@ -267,7 +278,8 @@ def _make_plan(
     fast = config.compile_tier == "fast"
     key = compiler.graph_key(graph, donated_args, fast=fast)
     known = compiler.lookup(key)
-    _tell_captured(graph, len(wanted), start, hit=known is not None)
+    ops = _op_counts(graph)
+    _tell_captured(graph, len(wanted), start, ops, hit=known is not None)
     record = census.find(key)
     if known is not None:
         executable = known
@@ -284,7 +296,9 @@ def _make_plan(
                 reason=record.cause,
                 names=record.input_names,
             )
-    return plan_of(graph, executable, wanted, donated=len(donated_args), record=record)
+    return plan_of(
+        graph, executable, wanted, donated=len(donated_args), record=record, ops=ops
+    )
 
 
 def plan_of(
@@ -294,6 +308,7 @@ def plan_of(
     *,
     donated: int = 0,
     record: CompiledGraph | None = None,
+    ops: OpCounts = (),
 ) -> Plan:
     """Return how to run a graph's executable for the values `wanted`, roots of the graph."""
     rank = {root: k for k, root in enumerate(graph.roots)}
@@ -307,6 +322,7 @@ def plan_of(
         order=tuple(rank[value] for value in wanted),
         donated=donated,
         record=record,
+        ops=ops,
     )
 
 

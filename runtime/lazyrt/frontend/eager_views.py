@@ -12,6 +12,8 @@ from lazyrt.ir.live import Buffer, leaf_of, lock, pending
 from lazyrt.ir.node import Leaf
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lazyrt.frontend.buffers import State
     from lazyrt.ir.node import Op, Value
 
@@ -81,15 +83,35 @@ def _contents(buffer: Buffer) -> Any:
 
 def switch(*, on: bool) -> None:
     """Let every kernel run its op at once, or record it again."""
-    names = {"lock": guard, "View": EagerView} if on else {"lock": lock, "View": View}
     with lock:
         if pending.eager is on:
             return
-        written = [vars(module) for module in (kernels, special, factorisations)]
-        for scope in (*kernels.scopes, *written):
-            for name, value in names.items():
-                if name in scope:
-                    scope[name] = value
+        _replace({"lock": _lock(on=on), "View": EagerView if on else View})
         pending.eager = on
         if not on:
             pending.unpark()
+
+
+_wrapper: Callable[[Any], Any] | None = None
+
+
+def wrap_lock(wrapper: Callable[[Any], Any] | None) -> None:
+    """Let kernels take what `wrapper` makes of their lock; None for the lock itself."""
+    global _wrapper
+    with lock:
+        _wrapper = wrapper
+        _replace({"lock": _lock(on=pending.eager)})
+
+
+def _lock(*, on: bool) -> Any:
+    found: Any = guard if on else lock
+    return found if _wrapper is None else _wrapper(found)
+
+
+def _replace(names: dict[str, Any]) -> None:
+    """Give global names of every kernel other values."""
+    written = [vars(module) for module in (kernels, special, factorisations)]
+    for scope in (*kernels.scopes, *written):
+        for name, value in names.items():
+            if name in scope:
+                scope[name] = value

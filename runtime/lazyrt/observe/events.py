@@ -35,6 +35,21 @@ Strategy = Literal["memo", "slice", "op by op", "reuse"]
 SingleOps = Literal["eager", "op by op", "background"]
 
 
+# How often each op stands in a graph.
+OpCounts = tuple[tuple[str, int], ...]
+
+
+def base_name(op: str) -> str:
+    """Return an op's name without namespace and overload, as torch_xla counts it.
+
+    Example:
+        >>> base_name("aten.nonzero.default")
+        'nonzero'
+    """
+    parts = op.split(".")
+    return parts[1] if len(parts) > 1 else op
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """A place in the user's source: where an op was recorded or a barrier was asked for.
@@ -72,8 +87,19 @@ class OpRecorded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OpTraced(Event):
+    """An op was recorded, or run by itself, in so long; emitted while `watch_tracing` is on."""
+
+    duration_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GraphCaptured(Event):
-    """A barrier collected the pending graph of all live tensors."""
+    """A barrier collected the pending graph of all live tensors.
+
+    Attributes:
+        ops: How often each op stands in the graph, by its name without namespace and overload.
+    """
 
     step: int
     fingerprint: str
@@ -82,6 +108,7 @@ class GraphCaptured(Event):
     roots: int
     cache_hit: bool
     duration_ns: int
+    ops: OpCounts = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

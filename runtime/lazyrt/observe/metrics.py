@@ -65,6 +65,7 @@ _TRANSFER_NAMES = {
 # Barriers that nobody marked: the program read a value, or the runtime needed one.
 _UNMARKED = ("read by ", "CPU fallback of ", "more than ")
 _MAX_STEPS = 1024
+_MAX_GRAPHS = 1024
 
 
 class Counters(Mapping[str, int]):
@@ -111,6 +112,9 @@ class Metrics:
             self._waiting: dict[int, list[Sample]] = {}
             self._compiled: list[Sample] = []
             self._peeked: list[Sample] = []
+            self._ops: Counter[str] = Counter()
+            self._runs: dict[str, int] = {}
+            self._ops_of: dict[str, events.OpCounts] = {}
 
     def __call__(self, event: events.Event) -> None:
         """Count one event."""
@@ -150,6 +154,16 @@ class Metrics:
         self._compiled.clear()  # of a barrier that failed
         self._add("TensorsGraphSize", event.nodes, graph, unit="count")
         self._add("lazyrt::GraphCaptureTime", event.duration_ns, graph)
+        if graph in self._runs:
+            self._runs[graph] += 1
+            return
+        if len(self._runs) >= _MAX_GRAPHS:
+            self._fold_runs()
+        self._runs[graph] = 1
+        self._ops_of[graph] = event.ops
+
+    def _count_tracing(self, event: events.OpTraced) -> None:
+        self._add("LazyTracing", event.duration_ns)
 
     def _count_step(self, event: events.StepFinished) -> None:
         self.counts["steps"] += 1
@@ -168,8 +182,16 @@ class Metrics:
         mode = event.mode.replace(" ", "_")
         self.counts[f"{mode}_executions"] += 1
         self.counts[f"{mode}_cache_hits"] += event.cache_hit
+        self._ops[events.base_name(event.op)] += mode != "background"
         if event.times > 1:
             self.counts["op_by_op_repeats"] += 1
+
+    def _fold_runs(self) -> None:
+        """Add up the ops of the graphs that barriers ran."""
+        for graph, runs in self._runs.items():
+            self._ops.update({op: n * runs for op, n in self._ops_of[graph]})
+        self._runs.clear()
+        self._ops_of.clear()
 
     def _count_compile(self, event: events.CompileFinished) -> None:
         purpose, ns, graph = event.purpose, event.duration_ns, event.fingerprint
@@ -274,6 +296,9 @@ class Metrics:
             self._marks = 0
             self._read_barriers.clear()
             self._fallbacks.clear()
+            self._ops.clear()
+            self._runs.clear()
+            self._ops_of.clear()
 
     def _report_counters(self) -> Iterator[tuple[str, int]]:
         for name, count in self.counts.items():
@@ -287,13 +312,10 @@ class Metrics:
         if executed is not None and executed.upper_bounds:
             yield "lazyrt::execute_time_upper_bounds", executed.upper_bounds
         for op, sites in self._fallbacks.items():
-            yield f"aten::{_base_name(op)}", sites.total()
-
-
-def _base_name(op: str) -> str:
-    """Return the name of an op as torch_xla counts it: `nonzero` for `aten.nonzero.default`."""
-    parts = op.split(".")
-    return parts[1] if len(parts) > 1 else op
+            yield f"aten::{events.base_name(op)}", sites.total()
+        self._fold_runs()
+        for op, count in self._ops.items():
+            yield f"xla::{op}", count
 
 
 def watch_executions() -> events.Subscription:
@@ -317,6 +339,7 @@ _COUNTED: dict[type[events.Event], Callable[[Metrics, Any], None]] = {
     events.CacheHit: Metrics._count_hit,
     events.FallbackUsed: Metrics._count_fallback,
     events.TransferFinished: Metrics._count_transfer,
+    events.OpTraced: Metrics._count_tracing,
     events.GraphCaptured: Metrics._count_capture,
     events.BarrierFinished: Metrics._count_barrier,
     events.StepFinished: Metrics._count_step,

@@ -1,0 +1,80 @@
+"""How long recording takes, op by op: measured only while somebody asks, at no cost before.
+
+A kernel holds one lock from its first line to its last. While tracing is watched, that lock
+tells the time on its way in and out.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from lazyrt.closing import Closing
+from lazyrt.frontend import eager_views
+from lazyrt.ir.live import lock
+from lazyrt.observe import events
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+class _Timed:
+    """Takes the place of the kernels' lock and emits `OpTraced` for each outermost op."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self._depth = 0
+        self._since = 0
+
+    def __enter__(self) -> None:
+        start = time.perf_counter_ns()
+        self._inner.__enter__()
+        self._depth += 1
+        if self._depth == 1:
+            self._since = start
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._depth -= 1
+        outermost, since = self._depth == 0, self._since
+        self._inner.__exit__(kind, error, traceback)
+        if outermost:
+            spent = time.perf_counter_ns() - since
+            events.emit(events.OpTraced(duration_ns=spent))
+
+
+_watchers: list[TracingWatch] = []
+
+
+class TracingWatch(Closing):
+    """Times each op until it is closed."""
+
+    def __init__(self) -> None:
+        with lock:
+            _watchers.append(self)
+            eager_views.wrap_lock(_Timed)
+
+    def close(self) -> None:
+        """Time no more ops, unless another watch does."""
+        with lock:
+            if self in _watchers:
+                _watchers.remove(self)
+            if not _watchers:
+                eager_views.wrap_lock(None)
+
+
+def watch_tracing() -> TracingWatch:
+    """Time the recording of each op from now on: the metric `LazyTracing` of the report.
+
+    One sample for each op that the program calls, from the kernel's first line to its last;
+    the program's own Python and torch's dispatch are not in it. While it is on, an op takes
+    about a microsecond longer; while it is off, it costs nothing.
+
+    Returns:
+        Close it, or use it in `with`, to stop.
+    """
+    return TracingWatch()
