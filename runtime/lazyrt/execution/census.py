@@ -55,6 +55,7 @@ class StepKey:
         donated: Positions of the arguments whose memory results take.
         tier: `optimised` or `fast`.
         device: Platform and kind of the device.
+        sharding: How data is laid out over devices; `one device` is all there is so far.
         mode: `lazy`, or the debug mode that ran a part of the step by itself.
         ended_by: What asked for the barrier, with its line; the executable does not depend on
             it, but a step cut at another place is a reason for another graph.
@@ -66,6 +67,7 @@ class StepKey:
     donated: tuple[int, ...] = ()
     tier: str = "optimised"
     device: str = ""
+    sharding: str = "one device"
     mode: str = "lazy"
     ended_by: tuple[str, Site | None] = ("", None)
     began_after: tuple[str, Site | None] = ("", None)

@@ -40,10 +40,13 @@ def explain(record: CompiledGraph, census: Census) -> Explanation:
     """
     step = record.first_step
     if not len(census):
-        return Explanation(step=step, graph=record.name, causes=(_first_trace(record),))
+        return Explanation(step=step, graph=record.name, causes=(_first_trace(record),), ended_at=record.key.ended_by[1])  # fmt: skip
     found = census.nearest(record)
     if found is None or found[1] < _RELATED:
-        return Explanation(step=step, graph=record.name, causes=(_new_program(record),))
+        cut = key.began_after_a_cut(record, census)
+        if cut is not None:
+            return Explanation(step=step, graph=record.name, causes=(cut,), ended_at=record.key.ended_by[1])  # fmt: skip
+        return Explanation(step=step, graph=record.name, causes=(_new_program(record),), ended_at=record.key.ended_by[1])  # fmt: skip
     nearest, similarity = found
     causes, unexplained = differences(nearest, record)
     return Explanation(
@@ -53,6 +56,8 @@ def explain(record: CompiledGraph, census: Census) -> Explanation:
         similarity=similarity,
         causes=causes,
         unexplained=unexplained,
+        ended_at=record.key.ended_by[1],
+        against_ended_at=nearest.key.ended_by[1],
     )
 
 

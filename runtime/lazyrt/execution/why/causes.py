@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from lazyrt.observe.events import Site
 
 Kind = Literal[
-    "first_trace", "new_program", "cache_evicted", "mode", "tier", "device", "donation",
-    "fallback", "step_cut", "missing_boundary", "module_added", "module_removed",
+    "first_trace", "new_program", "cache_evicted", "mode", "tier", "device", "sharding",
+    "donation", "fallback", "step_cut", "missing_boundary", "module_added", "module_removed",
     "module_recreated", "state_became_input", "carried_over", "input_shape", "input_dtype",
     "parameter_shape", "shape", "dtype", "loop_count", "regrouped", "train_eval",
     "live_tensor", "live_tensor_gone", "closure", "rng", "baked_constant", "lifted_number",
@@ -22,7 +22,8 @@ _RANK: dict[str, int] = {
     kind: rank
     for rank, kinds in enumerate(
         (
-            ("first_trace", "new_program", "cache_evicted", "mode", "tier", "device", "donation"),
+            ("first_trace", "new_program", "cache_evicted", "mode", "tier", "device", "sharding",
+             "donation"),
             ("fallback", "step_cut", "missing_boundary", "carried_over"),
             ("module_added", "module_removed", "module_recreated", "parameter_shape",
              "state_became_input", "regrouped"),
@@ -101,6 +102,7 @@ class Explanation:
         causes: The reasons, the most basic first; never empty.
         unexplained: Operations that differ for none of these reasons.
         compile_ns: What the compile cost; 0 while it is under way or when read from disk.
+        ended_at, against_ended_at: Lines of the boundaries at which both graphs ended.
     """
 
     step: int
@@ -110,6 +112,8 @@ class Explanation:
     causes: tuple[Cause, ...] = field(default=())
     unexplained: int = 0
     compile_ns: int = 0
+    ended_at: Site | None = None
+    against_ended_at: Site | None = None
 
     @property
     def text(self) -> str:
@@ -125,9 +129,11 @@ class Explanation:
 
     def __str__(self) -> str:
         """Return the causes one by one, each with its counts, lines and fix."""
-        head = f"step {self.step} compiled {self.graph}"
+        head = f"step {self.step} compiled {self.graph}{_ended(self.ended_at)}"
         if self.against:
             head += f", nearest {self.against} ({self.similarity:.0%} alike)"
+            if str(self.against_ended_at) != str(self.ended_at):
+                head += _ended(self.against_ended_at)
         if self.compile_ns:
             head += f", {self.compile_ns / 1e6:,.0f} ms"
         lines = [head]
@@ -138,6 +144,10 @@ class Explanation:
         if self.unexplained:
             lines.append(f"  {self.unexplained:,} other operations differ too")
         return "\n".join(lines)
+
+
+def _ended(site: Site | None) -> str:
+    return f" at {site}" if site is not None else ""
 
 
 def ranked(causes: list[Cause]) -> tuple[Cause, ...]:

@@ -266,7 +266,11 @@ def _left_over(snapshot: Snapshot) -> list[int]:
     ]
 
 
-def leaf_site(edits: Edits, leaf: int) -> Site | None:
+def leaf_site(snapshot: Snapshot, leaf: int) -> Site | None:
     """Return the line of the first operation that reads an input."""
-    users = edits.b.users()[leaf]
-    return first_site(edits.b.vertices[user] for user, _ in users)
+    readers = [
+        vertex
+        for vertex in snapshot.vertices
+        if any(operand == leaf for operand, _ in vertex.operands)
+    ]
+    return first_site(readers)

@@ -8,11 +8,17 @@ from lazyrt.execution.why.causes import Cause, Taken
 from lazyrt.execution.why.edits import at, count, listed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from lazyrt.execution.census import CompiledGraph, StepKey
     from lazyrt.execution.why.edits import Edits
     from lazyrt.observe.events import Site
 
 _FALLBACK = "CPU fallback of "
+_CUT_FIX = (
+    "read values after the step has ended (or print them: a print never cuts a step), so that "
+    "each step ends at one place"
+)
 # A cut takes at least this share of the larger graph away, and adds little.
 _CUT_SHARE = 0.2
 _ADDED_SHARE = 0.25
@@ -40,14 +46,30 @@ def of_key(before: CompiledGraph, now: CompiledGraph) -> list[Cause]:
                 text=f"{before.name} was compiled for {old.device or 'another device'}, this "
                 f"one is for {new.device or 'another'}",
                 fix="run the program on one device, or expect one compile for each",
+                now=new.ended_by[1],
+                before=old.ended_by[1],
             )
         )
-    if old.tier != new.tier:
+    if old.sharding != new.sharding:
+        causes.append(
+            Cause(
+                kind="sharding",
+                text=f"the data of {before.name} was laid out over {old.sharding}, that of this "
+                f"one over {new.sharding}",
+                fix="keep one layout over devices, or expect one compile for each",
+                now=new.ended_by[1],
+                before=old.ended_by[1],
+            )
+        )
+    # Another tier alone compiles nothing: a graph keeps the executable that it has.
+    if old.tier != new.tier and old.fingerprint == new.fingerprint:
         causes.append(
             Cause(
                 kind="tier",
                 text=f"the compile tier was {old.tier} and is {new.tier}",
                 fix="keep one tier, or expect one compile for each",
+                now=new.ended_by[1],
+                before=old.ended_by[1],
             )
         )
     if old.fingerprint == new.fingerprint and old.donated != new.donated:
@@ -109,11 +131,34 @@ def cuts(edits: Edits) -> list[Cause]:
         return [_by_fallback(edits, fallback)]
     gone = sum(not edits.a.vertices[k].is_leaf for k in edits.removed)
     came = sum(not edits.b.vertices[k].is_leaf for k in edits.added)
-    if _is_part(gone, came, edits.before.nodes):
+    # What a read cut off is missing, however little it is, and the read adds what it reads.
+    read = _cuts(new.ended_by) and not _cuts(old.ended_by) and 1 <= came <= gone
+    if read or _is_part(gone, came, edits.before.nodes):
         return _shorter(edits, old, new)
     if _is_part(came, gone, edits.now.nodes):
         return _longer(edits, old, new)
     return []
+
+
+def began_after_a_cut(
+    now: CompiledGraph, others: Iterable[CompiledGraph]
+) -> Cause | None:
+    """Return why a graph that is like no other is the rest of a step that was cut."""
+    if not _cuts(now.key.began_after):
+        return None
+    for other in others:
+        ends_alike = not _differs(other.key.ended_by, now.key.ended_by)
+        if ends_alike and not _cuts(other.key.began_after):
+            return Cause(
+                kind="step_cut",
+                text=f"the step began later: {_what(now.key.began_after)} ran its first part "
+                f"alone, which {other.name} ran as one with the rest",
+                fix=_CUT_FIX,
+                now=now.key.began_after[1],
+                before=other.key.ended_by[1],
+                taken=Taken(added=now.nodes),
+            )
+    return None
 
 
 def _is_part(missing: int, other: int, size: int) -> bool:
@@ -144,7 +189,7 @@ def _by_fallback(edits: Edits, fallback: tuple[str, Site | None]) -> Cause:
         fix=f"register a lowering with @lowers('{op}'), or move the op out of the step",
         now=site,
         before=edits.before.key.ended_by[1],
-        taken=edits.take_all(),
+        taken=edits.take(tuple(edits.added), tuple(edits.removed)),
     )
 
 
@@ -182,11 +227,10 @@ def _shorter(edits: Edits, old: StepKey, new: StepKey) -> list[Cause]:
         Cause(
             kind="step_cut",
             text=text,
-            fix="read values after the step has ended (or print them: a print never cuts a "
-            "step), so that each step ends at one place",
+            fix=_CUT_FIX,
             now=new.ended_by[1],
             before=old.ended_by[1],
-            taken=edits.take_all(),
+            taken=edits.take(tuple(edits.added), tuple(edits.removed)),
         )
     ]
 
@@ -204,7 +248,7 @@ def _longer(edits: Edits, old: StepKey, new: StepKey) -> list[Cause]:
             fix="end each step at one place",
             now=new.ended_by[1],
             before=cut[1],
-            taken=edits.take_all(),
+            taken=edits.take(tuple(edits.added), tuple(edits.removed)),
         )
     ]
 

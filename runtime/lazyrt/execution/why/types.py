@@ -200,8 +200,10 @@ def _cause(
         text=text,
         fix=_FIXES[kind],
         variable=names[0] if names else "",
-        now=now.site if not now.is_leaf else leaf_site(edits, first),
-        before=before.site,
+        now=now.site if not now.is_leaf else leaf_site(edits.b, first),
+        before=before.site
+        if not before.is_leaf
+        else leaf_site(edits.a, edits.match.to_before[first]),
         taken=taken,
     )
 
