@@ -127,15 +127,23 @@ class Explanation:
         """The most basic cause."""
         return self.causes[0]
 
+    @property
+    def _ends(self) -> str:
+        if self.ended_at is None:
+            return ""
+        text = f"; ended at {self.ended_at}"
+        if self.against_ended_at in {None, self.ended_at}:
+            return text
+        return f"{text}, {self.against} at {self.against_ended_at}"
+
     def __str__(self) -> str:
         """Return the causes one by one, each with its counts, lines and fix."""
-        head = f"step {self.step} compiled {self.graph}{_ended(self.ended_at)}"
+        head = f"step {self.step} compiled {self.graph}"
         if self.against:
             head += f", nearest {self.against} ({self.similarity:.0%} alike)"
-            if str(self.against_ended_at) != str(self.ended_at):
-                head += _ended(self.against_ended_at)
         if self.compile_ns:
             head += f", {self.compile_ns / 1e6:,.0f} ms"
+        head += self._ends
         lines = [head]
         for number, cause in enumerate(self.causes, 1):
             lines.append(f"  {number}. {cause}")
@@ -144,10 +152,6 @@ class Explanation:
         if self.unexplained:
             lines.append(f"  {self.unexplained:,} other operations differ too")
         return "\n".join(lines)
-
-
-def _ended(site: Site | None) -> str:
-    return f" at {site}" if site is not None else ""
 
 
 def ranked(causes: list[Cause]) -> tuple[Cause, ...]:

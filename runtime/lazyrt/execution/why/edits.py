@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from lazyrt.observe.events import Site
 
 
+_MAX_CONES = 64
+
+
 class Edits:
     """What differs between two graphs; each detector takes out what it explains.
 
@@ -94,13 +97,31 @@ def _unpaired_roots(edits: Edits) -> tuple[list[int], list[int]]:
 def _pair_extended(edits: Edits, ours: set[int], theirs: set[int]) -> None:
     """Pair unnamed results where the new one is computed from what the old one was."""
     a, b = edits.a, edits.b
-    for k in sorted(ours - set(b.root_names)):
-        needs = cone(b, [b.roots[k][0]], lambda _: True)
-        for other in sorted(theirs - set(a.root_names)):
-            if edits.match.to_now[a.roots[other][0]] in needs:
-                ours.discard(k)
-                theirs.discard(other)
-                break
+    old = sorted(theirs - set(a.root_names))
+    new = sorted(ours - set(b.root_names))
+    if not old or not new:
+        return
+    needs = _needs(b, [edits.match.to_now[a.roots[other][0]] for other in old])
+    for k in new:
+        wanted = needs[b.roots[k][0]]
+        place = next(
+            (n for n, o in enumerate(old) if wanted >> n & 1 and o in theirs), -1
+        )
+        if place >= 0:
+            ours.discard(k)
+            theirs.discard(old[place])
+
+
+def _needs(snapshot: Snapshot, targets: list[int]) -> list[int]:
+    """Return for each vertex which targets it needs, as bits: one pass for however many."""
+    bits = [0] * len(snapshot.vertices)
+    for place, vertex in enumerate(targets):
+        if vertex >= 0:
+            bits[vertex] |= 1 << place
+    for number, vertex in enumerate(snapshot.vertices):
+        for operand, _ in vertex.operands:
+            bits[number] |= bits[operand]
+    return bits
 
 
 def _pair_off(
@@ -161,10 +182,12 @@ def exclusive(
         ],
         lambda vertex: vertex in free,
     )
-    each = {
-        k: cone(snapshot, [snapshot.roots[k][0]], lambda vertex: vertex in free) - kept
-        for k in wanted
-    }
+    each: dict[int, set[int]] = {}
+    inside = free - kept
+    for k in sorted(wanted):
+        each[k] = cone(snapshot, [snapshot.roots[k][0]], inside.__contains__)
+        if len(each) > _MAX_CONES:  # of so many, later ones get what is left
+            inside -= each[k]
     return set().union(*each.values()), each
 
 
