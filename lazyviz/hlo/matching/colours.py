@@ -16,7 +16,9 @@ _MAX_SLOT = 7
 Ties = Literal["leave", "equal", "any"]
 
 
-def pair_by_colour(matching: Matching, rounds: int, ties: Ties) -> int:
+def pair_by_colour(
+    matching: Matching, rounds: int, ties: Ties, *, exact: bool = False
+) -> int:
     """Pair nodes of equal colour; return how many pairs that made.
 
     Args:
@@ -24,12 +26,13 @@ def pair_by_colour(matching: Matching, rounds: int, ties: Ties) -> int:
         rounds: How far the colours see.
         ties: Of several nodes of one colour: `leave` them, pair them in order of height if
             both sides have `equal` numbers, or pair `any`.
+        exact: Whether sizes, dtypes and constants are part of the colours.
     """
     mine, theirs = matching.a.unpaired(), matching.b.unpaired()
     if not mine or not theirs:
         return 0
     before = matching.pairs
-    classes_a, classes_b = _classes(matching, mine, theirs, rounds)
+    classes_a, classes_b = _classes(matching, mine, theirs, rounds, exact=exact)
     tied: list[tuple[list[int], list[int]]] = []
     for colour, nodes in classes_a.items():
         others = classes_b.get(colour)
@@ -45,12 +48,18 @@ def pair_by_colour(matching: Matching, rounds: int, ties: Ties) -> int:
 
 
 def _classes(
-    matching: Matching, mine: list[int], theirs: list[int], rounds: int
+    matching: Matching,
+    mine: list[int],
+    theirs: list[int],
+    rounds: int,
+    *,
+    exact: bool,
 ) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
     numbers = Interner()
     a, b = matching.a, matching.b
-    colours_a = {n: numbers["first", a.skeleton[n], a.is_output[n]] for n in mine}
-    colours_b = {n: numbers["first", b.skeleton[n], b.is_output[n]] for n in theirs}
+    labels_a, labels_b = (a.full, b.full) if exact else (a.skeleton, b.skeleton)
+    colours_a = {n: numbers["first", labels_a[n], a.is_output[n]] for n in mine}
+    colours_b = {n: numbers["first", labels_b[n], b.is_output[n]] for n in theirs}
     for _ in range(rounds):
         colours_a = _refined(a, colours_a, numbers, own=True)
         colours_b = _refined(b, colours_b, numbers, own=False)
@@ -93,8 +102,8 @@ def _pair_tied(matching: Matching, tied: list[tuple[list[int], list[int]]]) -> N
     """Pair interchangeable nodes in order of height, the tallest class first."""
     heights_a, heights_b = _heights(matching.a), _heights(matching.b)
     for nodes, others in tied:
-        nodes.sort(key=heights_a.__getitem__)
-        others.sort(key=heights_b.__getitem__)
+        nodes.sort(key=lambda node: (heights_a[node], matching.a.full[node]))
+        others.sort(key=lambda node: (heights_b[node], matching.b.full[node]))
     tied.sort(key=lambda both: (-heights_a[both[0][-1]][0], both[0][-1]))
     for nodes, others in tied:
         mine = [node for node in nodes if matching.a.partner[node] < 0]

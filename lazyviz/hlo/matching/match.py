@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING
 from lazyviz.hlo.matching.bridge import bridge
 from lazyviz.hlo.matching.colours import Ties, pair_by_colour
 from lazyviz.hlo.matching.labels import Interner
-from lazyviz.hlo.matching.refine import refine
-from lazyviz.hlo.matching.residual import pair_by_gain, pair_contested, pair_leaves
+from lazyviz.hlo.matching.refine import refine, script_cost
+from lazyviz.hlo.matching.residual import (
+    pair_by_gain,
+    pair_contested,
+    pair_leaves,
+    pair_lone_leaves,
+)
 from lazyviz.hlo.matching.state import Matching
 from lazyviz.hlo.matching.tiers import (
     pair_equal_cones,
@@ -28,10 +33,39 @@ _COLOUR_ROUNDS: tuple[tuple[int, Ties], ...] = (
 _WORTHWHILE = 50
 
 
+# Graphs of at most so many nodes are worth a second look.
+_SMALL = 5_000
+_OTHER_STARTS = ("colours", "cones")
+_EXACT_ROUNDS = (2, 1, 4, 2, 1)
+
+
 def match(a: Graph, b: Graph) -> Matching:
-    """Return the assignment of the nodes of `a` to those of `b`."""
+    """Return the assignment of the nodes of `a` to those of `b`.
+
+    Small graphs are matched in several ways, of which the shortest script wins: where much
+    looks alike, no one order of the tiers is best.
+    """
+    best = _match(a, b)
+    if len(a) > _SMALL:
+        return best
+    lowest = script_cost(best)
+    for start in _OTHER_STARTS:
+        if lowest <= 1:
+            break
+        other = _match(a, b, start)
+        cost = script_cost(other)
+        if cost < lowest:
+            best, lowest = other, cost
+    return best
+
+
+def _match(a: Graph, b: Graph, start: str = "hints") -> Matching:
     matching = Matching(a, b)
-    _by_hints(matching)
+    pair_lone_leaves(matching)
+    if start == "colours":
+        _by_exact_colours(matching)
+    elif start == "hints":
+        _by_hints(matching)
     pair_equal_cones(matching, "full")
     if _is_done(matching):
         return matching
@@ -70,6 +104,12 @@ def _by_colours(matching: Matching, rounds: int, ties: Ties) -> None:
         matching.grow(similar=True)
         if ties != "leave" or matching.pairs - before < _WORTHWHILE:
             return
+
+
+def _by_exact_colours(matching: Matching) -> None:
+    for rounds in _EXACT_ROUNDS:
+        while pair_by_colour(matching, rounds, "leave", exact=True):
+            matching.grow()
 
 
 def _by_hints(matching: Matching) -> None:

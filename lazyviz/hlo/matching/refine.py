@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
+from lazyviz.hlo.graph import CONSTANT, PARAMETER
 from lazyviz.hlo.matching.state import UNPAIRED
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ _MAX_USERS = 64
 # Exchanges tried in one chain, and in all: then the graphs are too different for this.
 _MAX_CHAIN = 10
 _MAX_EXCHANGES = 5_000
+# Graphs of so many nodes are so ambiguous, and so cheap, that all pairs are tried.
+_TINY = 48
 
 
 class _Exchange(NamedTuple):
@@ -63,6 +66,19 @@ class _Search:
                 if a.partner[c] != d and a.skeleton[c] == b.skeleton[d]:
                     yield c, d
         yield from self._suspect_outputs()
+        if max(len(a.partner), len(b.partner)) <= _TINY:
+            yield from self._all_suspects()
+
+    def _all_suspects(self) -> Iterator[tuple[int, int]]:
+        """Yield every pair of nodes that may be partners and are not, where one has an edit."""
+        a, b = self._a, self._b
+        odd_a = [y < 0 or self.pair_cost(x) > 0 for x, y in enumerate(a.partner)]
+        odd_b = [x < 0 or odd_a[x] for x in b.partner]
+        for x, op in enumerate(a.graph.ops):
+            for y, other in enumerate(b.graph.ops):
+                may_pair = op == other or not {op, other} & {PARAMETER, CONSTANT}
+                if may_pair and (odd_a[x] or odd_b[y]) and a.partner[x] != y:
+                    yield x, y
 
     def edited(self) -> list[tuple[int, int]]:
         """Return the pairs that read no partners somewhere."""
@@ -79,11 +95,11 @@ class _Search:
         wanted: dict[int, list[int]] = {}
         for d in dict.fromkeys(b.graph.outputs):
             other = b.partner[d]
-            if other < 0 or not a.is_output[other]:
+            if other < 0 or a.is_output[other] < b.is_output[d]:
                 wanted.setdefault(b.full[d], []).append(d)
         for x in dict.fromkeys(a.graph.outputs):
             y = a.partner[x]
-            if y < 0 or not b.is_output[y]:
+            if y < 0 or b.is_output[y] < a.is_output[x]:
                 for d in wanted.get(a.full[x], ())[:_MAX_CHAIN]:
                     yield x, d
 
@@ -209,4 +225,19 @@ class _Search:
         cost = int(a.full[x] != b.full[y]) + abs(len(row_a) - len(row_b))
         for c, d in zip(row_a, row_b, strict=False):
             cost += a.partner[c] != d
-        return cost + (a.is_output[x] != b.is_output[y])
+        return cost + abs(a.is_output[x] - b.is_output[y])
+
+
+def script_cost(matching: Matching) -> int:
+    """Return the length of the script that an assignment gives."""
+    search = _Search(matching)
+    a, b = matching.a, matching.b
+    paired = [x for x, y in enumerate(a.partner) if y >= 0]
+    lone = [x for x, y in enumerate(a.partner) if y < 0]
+    theirs = [y for y, x in enumerate(b.partner) if x < 0]
+    outputs = sum([a.is_output[x] for x in lone]) + sum(
+        [b.is_output[y] for y in theirs]
+    )
+    return (
+        len(lone) + len(theirs) + outputs + sum([search.pair_cost(x) for x in paired])
+    )

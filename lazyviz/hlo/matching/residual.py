@@ -130,6 +130,25 @@ def _agreeing_users(matching: Matching, x: int, y: int) -> int:
     return count
 
 
+def pair_lone_leaves(matching: Matching) -> None:
+    """Pair inputs and constants that are outputs and nothing else, by their labels alone."""
+    theirs: dict[int, list[int]] = {}
+    for y in _lone_leaves(matching.b):
+        theirs.setdefault(matching.b.full[y], []).append(y)
+    for x in _lone_leaves(matching.a):
+        alike = theirs.get(matching.a.full[x])
+        if alike:
+            matching.pair(x, alike.pop())
+
+
+def _lone_leaves(side: Side) -> list[int]:
+    return [
+        node
+        for node in dict.fromkeys(side.graph.outputs)
+        if not side.operands[node] and not side.users[node]
+    ]
+
+
 def pair_leaves(matching: Matching) -> None:
     """Pair the inputs and constants that are left over, equal ones, the nearest first.
 

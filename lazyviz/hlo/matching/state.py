@@ -26,7 +26,7 @@ class Side:
         operands, users: Its edges, downwards and upwards.
         full, skeleton: For each node its label as a number that both sides share.
         partner: For each node its partner on the other side, or `UNPAIRED`.
-        is_output: For each node whether it is an output.
+        is_output: For each node how many of the outputs it is.
     """
 
     __slots__ = (
@@ -43,7 +43,7 @@ class Side:
         self._free = list(range(len(graph)))
         self.is_output = bytearray(len(graph))
         for node in graph.outputs:
-            self.is_output[node] = 1
+            self.is_output[node] = min(255, self.is_output[node] + 1)
 
     def unpaired(self) -> list[int]:
         """Return the nodes without a partner, operands first; before `refine` they get fewer."""
