@@ -52,6 +52,8 @@ def parse(text: str | bytes, *, module: str | int = "", source: str = "") -> Gra
         raise
     except HloError as error:
         raise _at_source(error, source) from error
+    except ValueError as error:  # Python reads no number of more than 4,300 digits
+        raise _at_source(HloError(_no_number(error)), source) from error
 
 
 @uncollected
@@ -171,6 +173,10 @@ def _chosen(found: Sequence[_N], which: str | int) -> _N:
 def _listed(names: list[str]) -> str:
     shown = ", ".join(names[:8])
     return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown  # noqa: PLR2004
+
+
+def _no_number(error: ValueError) -> str:
+    return f"a number in the text cannot be read: {error}. The dump was edited; save it again."
 
 
 def _no_program(text: str) -> str:

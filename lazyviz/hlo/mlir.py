@@ -120,6 +120,9 @@ class MlirModule:
         return [("calls", names[each]) for each in found if each in names]
 
 
+_MAX_RESULTS = 1_000_000
+
+
 class _FunctionReader:
     def __init__(
         self, module: MlirModule, function: Function, locations: Locations, source: str
@@ -176,6 +179,14 @@ class _FunctionReader:
         attrs, literal = self._attrs(op[1], body, statement)
         shown = ", ".join(part for part in (attrs, *inner) if part)
         names = _result_names(results[1] if results else "")
+        if sum(count for _, count in names) > _MAX_RESULTS:
+            raise HloSyntaxError(
+                f"an operation has more than {_MAX_RESULTS:,} results by its names, which no "
+                "program has. The dump was edited.",
+                statement.line,
+                statement.column,
+                self._source,
+            )
         types = _result_types(type_text, sum(count for _, count in names))
         whole = types[0] if len(types) == 1 else f"({', '.join(types)})"
         kind = self._builder.label(_short(op[1]), whole, shown, literal)

@@ -1,11 +1,24 @@
 """Texts to graphs: every notation, and what is said of broken ones."""
 
 import random
+import re
 import time
+from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
-from lazyviz.hlo import HloError, HloSyntaxError, diff, parse, parse_all, read
+from lazyviz.hlo import (
+    HloError,
+    HloSyntaxError,
+    diff,
+    parse,
+    parse_all,
+    read,
+    unused_values,
+)
 from tests.hlo_pairs import text_of, transformer
 
 HLO = """\
@@ -256,6 +269,49 @@ def test_mutated_texts_give_a_graph_or_a_clear_error(text):
     assert refused > 30
 
 
+def real_dumps():
+    """What XLA, jax and torch_xla wrote, and what the tests' generator writes."""
+    folder = Path(__file__).parents[1] / "data"
+    found = {path.name: path.read_text("utf-8") for path in folder.glob("save_*")}
+
+    def step(w, x):
+        def body(carry, _):
+            return jnp.tanh(carry @ w), carry.sum()
+
+        last, sums = jax.lax.scan(body, x, None, length=3)
+        return last.sum() + sums.sum()
+
+    args = jnp.ones((4, 4)), jnp.ones((3, 4))
+    lowered: Any = jax.jit(jax.grad(step)).lower(*args)
+    found["jax.mlir"] = lowered.as_text(debug_info=True)
+    found["jax.hlo"] = lowered.compiler_ir("hlo").as_hlo_module().to_string()
+    found["jax.after"] = lowered.compile().as_text()
+    found["generated"], _ = text_of(transformer(1), seed=1)
+    return found
+
+
+@pytest.mark.slow
+def test_real_dumps_cut_off_or_mutated_anywhere_give_a_graph_or_a_clear_error():
+    """Time is bounded for each: no damage makes reading hang."""
+    rng = random.Random(11)  # noqa: S311
+    messages = []
+
+    for text in real_dumps().values():
+        for turn in range(40):
+            cut = text[: rng.randrange(1, len(text))]
+            broken = cut if turn % 2 else mutated(text, rng)
+            started = time.process_time()
+            for reader in (parse, parse_all, unused_values):
+                try:
+                    reader(broken)
+                except HloError as error:
+                    messages.append(str(error))
+            assert time.process_time() - started < 5
+
+    assert min(map(len, messages)) > 20
+    assert sum(bool(re.search(r"line \d+, column \d+: ", m)) for m in messages) > 50
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -266,6 +322,8 @@ def test_mutated_texts_give_a_graph_or_a_clear_error(text):
         "HloModule m\n\nENTRY e {\n  a = f32[] add(" + "%b, " * 100_000,
         "module @m {\nfunc.func @main() {\n" + "{" * 100_000,
         "module @m {\nfunc.func @main() {\n" + "return (\n" * 20_000,
+        "module @m {\nfunc.func @main() {\n%0:99999999 = foo.bar : () -> f32\n}\n}",
+        "HloModule m\n\nENTRY e {\n  a = f32[] parameter(" + "9" * 9_000 + ")\n}\n",
     ],
 )
 def test_a_hostile_text_is_refused_in_linear_time(text):

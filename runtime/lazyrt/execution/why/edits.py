@@ -115,9 +115,9 @@ def _pair_extended(edits: Edits, ours: set[int], theirs: set[int]) -> None:
 def _needs(snapshot: Snapshot, targets: list[int]) -> list[int]:
     """Return for each vertex which targets it needs, as bits: one pass for however many."""
     bits = [0] * len(snapshot.vertices)
-    for place, vertex in enumerate(targets):
-        if vertex >= 0:
-            bits[vertex] |= 1 << place
+    for place, target in enumerate(targets):
+        if target >= 0:
+            bits[target] |= 1 << place
     for number, vertex in enumerate(snapshot.vertices):
         for operand, _ in vertex.operands:
             bits[number] |= bits[operand]
