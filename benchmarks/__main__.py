@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from benchmarks import (
     coverage,
     diff,
+    explore,
     families,
     fuzz,
     memory,
@@ -34,6 +35,7 @@ BENCHMARKS = {
     "modes": modes,
     "coverage": coverage,
     "diff": diff,
+    "explore": explore,
     "fuzz": fuzz,
     "memory": memory,
 }

@@ -336,14 +336,10 @@ class Explorer:
     def _neighbours(self, box: Box) -> tuple[list[Box], list[Box]]:
         drawing = self._program.drawing
         boxes = drawing.boxes
-        place = next(
-            (
-                i
-                for i, each in enumerate(boxes)
-                if each.op == box.op and each.members == box.members
-            ),
-            -1,
-        )
+        if box.members:
+            place = self._program.place[box.members[0]]
+        else:
+            place = next(i for i, each in enumerate(boxes) if each.op == box.op)
         return (
             [boxes[start] for start, end in drawing.edges if end == place],
             [boxes[end] for start, end in drawing.edges if start == place],

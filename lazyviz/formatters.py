@@ -88,8 +88,13 @@ def _tensor_bundle(shell: Any) -> Callable[[Any], Any]:
     return show
 
 
-def graph_bundle(graph: Any) -> dict[str, str]:
-    """Return a graph's listing and, for a shell that shows it, its drawing."""
+def graph_bundle(graph: Any, hint: str = "") -> dict[str, str]:
+    """Return a graph's listing and, for a shell that shows it, its drawing.
+
+    Args:
+        graph: A graph of the runtime.
+        hint: A line below the drawing.
+    """
     from lazyviz.render.model import draw_graph
 
     if not graph.nodes:
@@ -99,7 +104,7 @@ def graph_bundle(graph: Any) -> dict[str, str]:
     if current is not None and wants_html(current.shell):
         runs = current.runs_of(graph)
         drawing = draw_graph(graph, names=current.names_in(graph), runs=runs)
-        bundle["text/html"] = html.graph_html(drawing)
+        bundle["text/html"] = html.graph_html(drawing, hint=hint)
     return bundle
 
 

@@ -137,7 +137,8 @@ class LazyMagics(Magics):
     def _graph(self, rest: str) -> None:
         graph = self._graph_of("graph", rest)
         if graph is not None:
-            bundle = formatters.graph_bundle(graph)
+            hint = f"%lazy explore {rest}".strip() + ": click an op to see its value"
+            bundle = formatters.graph_bundle(graph, hint)
             self._shell.display_pub.publish(bundle, metadata={})
 
     def _explore(self, rest: str) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lazyviz.render.strip import Strip
 
 STRIP_BUDGET = 60
+EXPLORE_HINT = "%lazy explore walks through it: click an op to see its value"
 MAX_EMBEDDED_BYTES = 65_536
 
 _FONT = "font-size:12px;line-height:1.5"
@@ -91,7 +92,11 @@ def _strip_details(strip: Strip, css_class: str) -> str:
         items = "".join(f"<li>{markup(note)}</li>" for note in notes)
         parts.append(f'<ul style="margin:4px 0;padding-left:20px">{items}</ul>')
     if strip.graph is not None and strip.graph.boxes:
-        parts.append(graph_html(strip.graph, budget=STRIP_BUDGET, css_class=css_class))
+        parts.append(
+            graph_html(
+                strip.graph, budget=STRIP_BUDGET, css_class=css_class, hint=EXPLORE_HINT
+            )
+        )
     return "".join(parts)
 
 
@@ -165,12 +170,21 @@ def graph_html(
     budget: int = STRIP_BUDGET,
     engine: str | None = None,
     css_class: str = "",
+    hint: str = "",
 ) -> str:
-    """Return a graph's drawing as an image that scrolls, folded until it is small enough."""
-    drawing = svg.draw(graph, budget=budget, engine=engine)
+    """Return a graph's drawing as an image that scrolls, folded until it is small enough.
+
+    Args:
+        graph: What to draw.
+        budget: At most so many boxes.
+        engine: Layout engine to try first.
+        css_class: By which a page's script finds the image.
+        hint: A line below the drawing, in the image.
+    """
+    drawing = svg.draw(graph, budget=budget, engine=engine, hint=hint)
     while len(drawing.svg) > MAX_EMBEDDED_BYTES and budget > 4:  # noqa: PLR2004
         budget //= 2
-        drawing = svg.draw(graph, budget=budget, engine=engine)
+        drawing = svg.draw(graph, budget=budget, engine=engine, hint=hint)
     what = f"{graph.kind}, {text.plural(graph.nodes, 'op')}"
     picture = _image(drawing.svg, what, css_class=css_class, max_width="none")
     notes = "".join(muted(f"layout: {note}") for note in drawing.notes)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _MARGIN = 10
 _LEGEND_HEIGHT = 26
+_HINT_HEIGHT = 18
 _MIN_WIDTH = 120
 _ARROW_LENGTH = 6.0
 _ARROW_WIDTH = 2.8
@@ -117,6 +118,7 @@ def draw(
     budget: int = DEFAULT_BUDGET,
     engine: str | None = None,
     inline: bool = False,
+    hint: str = "",
 ) -> Drawing:
     """Fold, lay out and draw a graph.
 
@@ -126,12 +128,13 @@ def draw(
         engine: Layout engine to try first.
         inline: Whether the picture will be part of a page, whose theme it then follows; as
             an image of its own it follows the system's.
+        hint: A line below the legend.
     """
     folded = collapse(fold_earlier(graph), budget)
     layout = lay_out(folded, engine)
-    width, height = _size(folded, layout, legend=True)
+    width, height = _size(folded, layout, legend=True, hint=hint)
     return Drawing(
-        svg=emit(folded, layout, inline=inline),
+        svg=emit(folded, layout, inline=inline, hint=hint),
         width=width,
         height=height,
         graph=folded,
@@ -141,7 +144,12 @@ def draw(
 
 
 def emit(
-    graph: DrawGraph, layout: Layout, *, inline: bool = False, legend: bool = True
+    graph: DrawGraph,
+    layout: Layout,
+    *,
+    inline: bool = False,
+    legend: bool = True,
+    hint: str = "",
 ) -> str:
     """Return the SVG of a drawing whose boxes have been placed.
 
@@ -150,8 +158,9 @@ def emit(
         layout: Where its boxes are.
         inline: See `draw`.
         legend: Whether the legend stands below; see `legend_svg`.
+        hint: A line below the legend.
     """
-    width, height = _size(graph, layout, legend=legend)
+    width, height = _size(graph, layout, legend=legend, hint=hint)
     label = f"{markup(graph.kind)}, {text.plural(graph.nodes, 'op')}"
     if graph.nodes != len(graph.boxes):
         label += f" in {text.plural(len(graph.boxes), 'box', 'boxes')}"
@@ -169,6 +178,7 @@ def emit(
         _arcs(graph, layout),
         *_boxes(graph, layout.centres, numbered=inline),
         *(_legend(graph, layout.height) if legend else ()),
+        _hint(hint, height),
         "</svg>",
     ]
     return "".join(parts)
@@ -240,11 +250,22 @@ def _variables(colours: dict[str, tuple[str, str, str]], theme: int) -> str:
     return "".join(each) + f"--root:{_ROOT[theme]};--quiet:{_QUIET[theme]}"
 
 
-def _size(graph: DrawGraph, layout: Layout, *, legend: bool) -> tuple[int, int]:
+def _hint(hint: str, height: int) -> str:
+    if not hint:
+        return ""
+    y = height - _MARGIN - 6
+    return f'<text class="h" x="0" y="{y}">{markup(hint)}</text>'
+
+
+def _size(
+    graph: DrawGraph, layout: Layout, *, legend: bool, hint: str
+) -> tuple[int, int]:
     items = _legend_items(graph) if legend else []
     room = _ARC_ROOM if 0 < len(graph.updates) <= _MAX_ARCS else 0
     width = max(layout.width + room, _MIN_WIDTH, _legend_width(items))
+    width = max(width, len(hint) * DETAIL_CHAR)
     height = layout.height + (_LEGEND_HEIGHT if items else 0)
+    height += _HINT_HEIGHT if hint else 0
     return round(width + 2 * _MARGIN), round(height + 2 * _MARGIN)
 
 
