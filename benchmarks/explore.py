@@ -50,7 +50,7 @@ def run(_options: Namespace) -> Report:
     goals = [
         ratio_goal("10,000 nodes open, CPU", opened, _SECOND, " s"),
         ratio_goal(
-            "second click on an op of a kind, without the browser",
+            "click on an op of a kind that has run, without the browser",
             clicked,
             _CLICK_MS,
             " ms",
@@ -68,14 +68,14 @@ def _row(name: str, tensor: torch.Tensor) -> list[Cell]:
     graph = lazyrt.pending_graph(tensor)
     boxes = len(view.explorer.shown.boxes)
     near = [
-        node for node in graph.nodes[:_FIRST_BLOCKS] if node.op is graph.nodes[0].op
+        node for node in graph.nodes[:_FIRST_BLOCKS] if node.op is graph.nodes[1].op
     ]
-    first, second = [
+    first, *others = [
         _timed(lambda node=node: _click(view, node.id))  # type: ignore[misc]
-        for node in (near[0], near[1])
+        for node in near[:4]
     ]
     sizes = len(graph.nodes), len(graph.parameters), boxes
-    return [name, *sizes, cpu, wall, first, second]
+    return [name, *sizes, cpu, wall, first, min(others)]
 
 
 _FIRST_BLOCKS = 20  # nodes whose cones are small

@@ -79,11 +79,12 @@ class GraphView(anywidget.AnyWidget):
     def _apply(self, reply: Mapping[str, Any]) -> None:
         """Keep the state that a page opened later needs, and tell the open ones."""
         if reply["kind"] == "drawing":
-            self.title = reply["title"]
-            self.crumbs = reply["crumbs"]
-            self.legend = reply["legend"]
-            self.svg = reply["svg"]
-            self.controls = reply["controls"]
+            with self.hold_sync():  # one message, so that a page never shows a mixture
+                self.title = reply["title"]
+                self.crumbs = reply["crumbs"]
+                self.legend = reply["legend"]
+                self.svg = reply["svg"]
+                self.controls = reply["controls"]
         elif reply["kind"] == "state":
             # What the page has chosen may be what is chosen already: tell it in any case.
             self.send({"kind": "state"})

@@ -31,6 +31,18 @@ EXPLORE = [
     ),
     "for _ in range(40): time.sleep(0.5)",
 ]
+FORMS = [
+    "%load_ext lazyviz\nimport torch, lazyrt, lazyviz",
+    (
+        "x = torch.arange(4.0 * 300 * 200).reshape(4, 300, 200).to('lazyrt')\n"
+        "lazyrt.mark_step()\n"
+        "y = torch.relu(x * 2)\n"
+        "bad = torch.log(y[0, 0, 0] - 1) + 1"
+    ),
+    "lazyviz.explore()",
+]
+# Of a small cone whose kinds of op have run; a busy machine takes several times as long.
+CLICK_MS = 1_000
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -39,6 +51,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 def page(tmp_path, browser_path):
     write_notebook(tmp_path / "strip.ipynb", STRIP)
     write_notebook(tmp_path / "explore.ipynb", EXPLORE)
+    write_notebook(tmp_path / "forms.ipynb", FORMS)
     with (
         serving(tmp_path) as address,
         browsing(browser_path, tmp_path) as (tab, foreign),
@@ -124,3 +137,62 @@ def test_a_click_is_answered_while_another_cell_runs(page):
     click_op(page, "aten.relu.default")
 
     assert "[*]" in busy.locator(".jp-InputPrompt").inner_text()
+
+
+def test_forms_colours_and_parts_are_chosen_in_the_view(page, record_property):
+    open_notebook(page, page.server, "forms.ipynb")
+    for index in (0, 1, 2):
+        run_cell(page, index)
+    page.wait_for_selector(".lzg-host svg", timeout=30_000)
+    form, fold, colour, hops = page.locator(".lzg-choices select").all()
+    panel = page.locator(".lzg-panel")
+
+    # A part of a large tensor: another plane is asked for, and its corner comes.
+    click_op(page, "aten.relu.default")
+    again = click_op(page, "aten.mul.Tensor")
+    record_property("click_ms", round(again))
+    assert again < CLICK_MS, f"click to panel took {again:.0f} ms"
+    plane = panel.locator("input[data-axis='0']")
+    plane.fill("3")
+    plane.press("Enter")
+    page.wait_for_function(
+        "() => document.querySelector('.lzg-panel pre:last-of-type')"
+        " && document.querySelector('.lzg-panel').textContent.includes('360000')",
+        timeout=10_000,
+    )
+
+    # NaN of what is computed; the rest of the cone on request.
+    colour.select_option("nan")
+    page.wait_for_selector(".lzg-legend svg", timeout=10_000)
+    page.locator(".lzg-host g[aria-label*='bad, aten.add']").first.click()
+    panel.locator("button[data-kind=check]").click()
+    panel.get_by_text("begin at").wait_for(timeout=30_000)
+    assert "log" in panel.locator("[role=alert]").inner_text()
+    assert "1 NaN" in page.locator(".lzg-host").inner_text()
+
+    # Folded by line, then what is near.
+    colour.select_option("")
+    fold.select_option("line")
+    page.wait_for_selector(".lzg-host .g", timeout=10_000)
+    assert "cell 2 line 3" in page.locator(".lzg-host").inner_text()
+    fold.select_option("auto")
+    hops.select_option("1")
+    page.locator(".lzg-host g[aria-label*='aten.relu.default']").first.click()
+    panel.locator("button[data-kind=focus]").click()
+    page.wait_for_selector(".lzg-crumbs b", timeout=10_000)
+    assert "relu ±1" in page.locator(".lzg-crumbs").inner_text()
+
+    # Optimised HLO: the cost first, and the choice stays what it was until it is paid.
+    form.select_option("optimised")
+    panel.get_by_text("XLA compiles a copy").wait_for(timeout=10_000)
+    assert form.input_value() == "ir"
+    panel.locator("button[data-go=true]").click()
+    page.wait_for_function(
+        "() => document.querySelector('.lzg-title').innerText.startsWith('optimised HLO')",
+        timeout=60_000,
+    )
+    assert form.input_value() == "optimised"
+    page.locator(".lzg-host g[aria-label*='fusion']").first.click()
+    panel.locator("button[data-form=ir]").first.click()
+    panel.locator("[data-value]").wait_for(timeout=30_000)
+    assert form.input_value() == "ir"
