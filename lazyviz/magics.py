@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import inspect
 import re
 import shlex
 from pathlib import PurePath
@@ -54,6 +55,7 @@ _SUBCOMMANDS = {
     "report": "write the session as one web page for a bug report: report FILE.html",
     "on": "show a strip after each cell that touches the device",
     "off": "show no strips; cells are still recorded",
+    "help": "this list; help SUBCOMMAND explains one",
 }
 
 
@@ -97,6 +99,7 @@ class LazyMagics(Magics):
         %lazy report FILE.html the session as one web page for a bug report; --no-source leaves
                                the cells' source out, --force replaces any file
         %lazy on, %lazy off    show a strip after each cell, or none
+        %lazy help [NAME]      this text, or what it says of one subcommand
 
         %%lazy step [NAME]     run the cell as one step, with a barrier at its end
         %%lazy eager           run the cell in eager debug mode
@@ -129,6 +132,17 @@ class LazyMagics(Magics):
             scope = _runtime().step(rest or None)
         with scope:
             _run_in_place(self._shell, cell, self._session.cell_number or 0)
+
+    def _help(self, rest: str) -> None:
+        page = inspect.cleandoc(LazyMagics.lazy.__doc__ or "")
+        if not rest:
+            self._print(page)
+            return
+        if rest not in _SUBCOMMANDS:
+            raise UsageError(_unknown(rest))
+        # An entry is its line, and the lines below it that are indented deeper.
+        entry = re.compile(rf"^.*%lazy {rest}\b.*(\n {{5,}}.*)*", re.MULTILINE)
+        self._print("\n".join(found[0] for found in entry.finditer(page)))
 
     def _status(self, rest: str) -> None:
         _refuse("status", rest)
@@ -475,6 +489,10 @@ def completions(line: str, namespace: dict[str, Any]) -> list[str] | None:
         cell = words[0].startswith("%%")
         commands = _CELL_COMMANDS if cell else sorted(_SUBCOMMANDS)
         return [command for command in commands if command.startswith(start)]
+    if given == ["help"] and not words[0].startswith("%%"):
+        return [
+            command for command in sorted(_SUBCOMMANDS) if command.startswith(start)
+        ]
     if given == ["eager"] and not words[0].startswith("%%"):
         return [word for word in ("off", "on") if word.startswith(start)]
     if words[0].startswith("%%"):

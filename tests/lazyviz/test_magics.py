@@ -280,6 +280,28 @@ def test_help_lists_every_subcommand(lab, capsys):
     assert "Look into the lazy runtime" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("command", "lines"),
+    [
+        ("why", ["%lazy why [STEP]"]),
+        ("step", ["%lazy step [N]", "%%lazy step [NAME]"]),
+        ("off", ["%lazy on, %lazy off"]),
+        ("status", ["%lazy, %lazy status"]),
+    ],
+)
+def test_help_explains_one_subcommand(lab, command, lines):
+    found = printed(lab, f"%lazy help {command}").splitlines()
+
+    heads = [line for line in found if line.startswith("%")]
+    assert [head.partition("  ")[0] for head in heads] == lines
+
+
+def test_help_for_an_unknown_subcommand_names_near_ones(lab, capsys):
+    run(lab, "%lazy help stats")
+
+    assert "Did you mean %lazy status" in capsys.readouterr().out
+
+
 NAMESPACE = {"loss": fake_tensor(1.0), "logits": fake_tensor(2.0), "n": 5, "_": 1}
 
 
@@ -290,6 +312,7 @@ NAMESPACE = {"loss": fake_tensor(1.0), "logits": fake_tensor(2.0), "n": 5, "_": 
         ("%lazy st", ["status", "step"]),
         ("%%lazy ", ["eager", "step"]),
         ("%lazy eager o", ["off", "on"]),
+        ("%lazy help gr", ["graph", "graphs"]),
         ("%lazy graph ", ["logits", "loss"]),
         ("%lazy graph los", ["loss"]),
         ("%lazy hlo ", ["logits", "loss", "--stablehlo"]),
