@@ -116,11 +116,6 @@ def _family(
     return Family(name, build, batch, own_loss, expect, cuts, fallbacks)
 
 
-_CTC = Cut(
-    "CPU fallback of aten.masked_select.default", "labels.masked_select(labels_mask)"
-)
-_LEFT_OUT = Cut("CPU fallback of aten.index.Tensor", "[active_loss]")
-
 FAMILIES: tuple[Family, ...] = (
     # What the goals name.
     _family("bert", "BertForMaskedLM", padded_text, **_TEXT),
@@ -149,8 +144,7 @@ FAMILIES: tuple[Family, ...] = (
         "whisper", "WhisperForConditionalGeneration", speech, **_BOTH_SIDES, num_mel_bins=8,
         max_source_positions=8, max_target_positions=16, decoder_start_token_id=1,
     ),
-    _family("wav2vec2", "Wav2Vec2ForCTC", transcribed_waves, expect=2, cuts=(_CTC,),
-        fallbacks=1, **_WAVES),
+    _family("wav2vec2", "Wav2Vec2ForCTC", transcribed_waves, **_WAVES),
     _family(
         "mamba", "MambaForCausalLM", **_SPECIAL, vocab_size=VOCABULARY, hidden_size=WIDTH,
         state_size=4, num_hidden_layers=1, expand=2,
@@ -161,9 +155,7 @@ FAMILIES: tuple[Family, ...] = (
     # More kinds of text models.
     _family("roberta", "RobertaForMaskedLM", padded_text, **_TEXT),
     _family("albert", "AlbertForMaskedLM", **_TEXT, embedding_size=16),
-    _family("electra", "ElectraForPreTraining", replaced_text, expect=2,
-        cuts=(_LEFT_OUT,),
-        fallbacks=2, **_TEXT, embedding_size=16),
+    _family("electra", "ElectraForPreTraining", replaced_text, **_TEXT, embedding_size=16),
     _family(
         "deberta-v2", "DebertaV2ForMaskedLM", **_TEXT, relative_attention=True,
         position_buckets=4, pos_att_type=["p2c", "c2p"], max_relative_positions=8,

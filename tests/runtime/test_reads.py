@@ -73,7 +73,7 @@ def test_nothing_runs_twice_however_often_it_is_read():
 @pytest.mark.lazy_only("reads what is pending")
 def test_a_read_names_its_cause_and_its_line():
     y = torch.ones(3, device=DEVICE) * 2
-    line = test_a_read_names_its_cause_and_its_line.__code__.co_firstlineno + 5
+    line = test_a_read_names_its_cause_and_its_line.__code__.co_firstlineno + 6
 
     with recorded(events.BarrierFinished) as barriers:
         y.sum().item()
@@ -433,7 +433,7 @@ def test_a_quick_peek_at_a_prompt_says_no_cost(monkeypatch):
 def test_the_plan_line_tells_type_state_op_and_line():
     x = torch.ones(8, 10, dtype=torch.bfloat16).to(DEVICE)
     y = x * 2
-    line = test_the_plan_line_tells_type_state_op_and_line.__code__.co_firstlineno + 2
+    line = test_the_plan_line_tells_type_state_op_and_line.__code__.co_firstlineno + 3
 
     assert lazyrt.plan(x) == "<lazyrt bf16[8,10], ready>"
     assert lazyrt.plan(y).startswith("<lazyrt bf16[8,10], pending: aten.mul.Tensor, ")

@@ -15,6 +15,7 @@ from lazyrt.execution.executor import barrier
 from lazyrt.frontend import generators, provenance
 from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.guard import check_shape
+from lazyrt.frontend.masks import by_positions
 from lazyrt.frontend.torch_compat import DEVICE_TYPE, is_lazy
 from lazyrt.ir.live import FromCpu
 from lazyrt.observe import events
@@ -40,6 +41,9 @@ def run_on_cpu(
     """
     site = provenance.user_site(2)
     if _any_lazy([args, kwargs]):
+        recorded = by_positions(func, args, kwargs)
+        if recorded is not NotImplemented:
+            return recorded
         if torch.Tag.dynamic_output_shape in func.tags:
             check_shape(str(func))
         barrier(f"CPU fallback of {func}", site)
