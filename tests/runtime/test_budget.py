@@ -79,6 +79,7 @@ def test_tables_of_nodes_above_the_budget_are_emptied_and_told():
     assert record.interned_nodes() <= 5
 
 
+@pytest.mark.lazy_only("is about executables of steps")
 def test_plans_and_result_types_above_their_budgets_are_forgotten_and_told():
     cold_start()
     expected = [one_off(number) for number in range(6)]
@@ -97,6 +98,7 @@ def test_plans_and_result_types_above_their_budgets_are_forgotten_and_told():
     assert lazyrt.counters()["evictions"] == len(evicted)
 
 
+@pytest.mark.lazy_only("is about executables of steps")
 def test_slices_above_their_budget_are_forgotten_and_told():
     cold_start()
 
@@ -133,6 +135,7 @@ def test_decompositions_above_their_budget_are_forgotten_and_told(monkeypatch):
     }
 
 
+@pytest.mark.lazy_only("is about executables of steps")
 def test_the_folder_of_executables_stays_within_its_bytes(tmp_path):
     cold_start()
     with config.scoped(cache_dir=tmp_path, compile_tier="fast"):

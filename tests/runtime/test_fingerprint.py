@@ -441,7 +441,7 @@ def test_the_text_of_a_graph_shows_ops_operands_types_and_lines():
     a, b = inputs()
     line = test_the_text_of_a_graph_shows_ops_operands_types_and_lines.__code__
     c = (a + b) * 2.5
-    first = line.co_firstlineno + 4
+    first = line.co_firstlineno + 5
 
     lines = lazyrt.pending_graph(c).to_text().splitlines()
 

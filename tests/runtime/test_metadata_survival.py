@@ -112,6 +112,7 @@ def test_the_calls_of_the_dump_before_optimisation_lead_back_too():
     assert share(calls) >= 0.99
 
 
+@pytest.mark.lazy_only("is about executables of steps")
 def test_inputs_have_the_users_names_in_every_dump_and_the_key_has_none():
     """S4.20: parameters, optimizer state and packed numbers, and no compile for a name."""
     cold_start()

@@ -33,6 +33,7 @@ def train(look, steps=3, device=DEVICE):
     return losses, [p.detach().cpu() for p in model.parameters()]
 
 
+@pytest.mark.lazy_only("counts executions of steps")
 def test_s1_11_with_reuse_no_op_runs_twice_and_the_step_is_another_graph():
     def run(*, reuse):
         x = torch.ones(4).to(DEVICE)
@@ -82,6 +83,7 @@ def test_s1_11_both_ways_are_told_before_anything_runs():
     assert "2 values (20 bytes) are kept" in str(choice)
 
 
+@pytest.mark.lazy_only("counts executions of steps")
 def test_s1_11_training_is_the_cpus_and_compiles_as_often_as_without_looking():
     expected = train(lambda loss: loss.detach().clone(), device="cpu")
     lazyrt.reset_counters()

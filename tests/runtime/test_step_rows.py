@@ -13,7 +13,7 @@ from lazyrt.observe import events
 from tests.harness import DEVICE, cold_start, recorded
 
 
-@pytest.mark.not_eager("counts graphs and executions of steps")
+@pytest.mark.lazy_only("counts executions of steps")
 def test_s1_01_a_mark_runs_all_live_tensors_once_and_lists_them_by_name():
     x = torch.ones(3).to(DEVICE)
     lazyrt.mark_step()
@@ -217,7 +217,7 @@ def test_s1_23_a_decorated_function_returns_lazy_tensors_that_are_computed_once(
     assert lazyrt.counters()["executions"] == 2
 
 
-@pytest.mark.not_eager("counts graphs and executions of steps")
+@pytest.mark.lazy_only("counts executions of steps")
 def test_s1_23_the_outputs_of_a_step_know_their_step():
     @lazyrt.step("train", step_num=7)
     def train(x):
@@ -239,7 +239,7 @@ def test_s1_23_the_outputs_of_a_step_know_their_step():
     assert used.block == "train 7"
 
 
-@pytest.mark.not_eager("counts graphs and executions of steps")
+@pytest.mark.lazy_only("counts executions of steps")
 def test_s1_23_what_no_step_made_says_where_it_is_from():
     x = torch.ones(2).to(DEVICE)
     y = x + 1
