@@ -299,7 +299,7 @@ def test_help_explains_one_subcommand(lab, command, lines):
 def test_help_for_an_unknown_subcommand_names_near_ones(lab, capsys):
     run(lab, "%lazy help stats")
 
-    assert "Did you mean %lazy status" in capsys.readouterr().out
+    assert "Did you mean %lazy status" in capsys.readouterr().err
 
 
 NAMESPACE = {"loss": fake_tensor(1.0), "logits": fake_tensor(2.0), "n": 5, "_": 1}
