@@ -16,7 +16,7 @@ from lazyviz import formatters, programs
 from lazyviz.render import panel, svg, text
 from lazyviz.render.collapse import FOLDINGS, Folding, fold_by
 from lazyviz.render.layout import lay_out
-from lazyviz.render.model import DrawGraph, path_text
+from lazyviz.render.model import FROM_CPU, DrawGraph, path_text
 from lazyviz.render.subgraph import inside, neighbourhood, restrict
 from lazyviz.render.values import look_view, picture_axes
 
@@ -499,6 +499,17 @@ class Explorer:
                 )
         elif name == "nan":
             yield _panel(panel.nan_help(), box=None)
+        elif name == "fallback":
+            yield _panel(panel.fallbacks_html(self._fallbacks()), box=None)
+
+    def _fallbacks(self) -> list[tuple[Box, str]]:
+        """Return the inputs that the CPU computed, with the op and its line."""
+        found = []
+        for box in self._program.drawing.boxes:
+            if FROM_CPU in box.marks:
+                held = dict(self._input_rows(box))
+                found.append((box, held.get("came from", "")))
+        return found[:_MAX_FOUND]
 
     def _state(self) -> Reply:
         return {"kind": "state", "controls": self.controls, "title": self.title}

@@ -23,7 +23,7 @@ from lazyviz.render.hlo_model import (
     origins_of,
     unwrapped,
 )
-from lazyviz.render.model import BACKWARD, DrawGraph, draw_graph
+from lazyviz.render.model import BACKWARD, FROM_CPU, DrawGraph, draw_graph
 from lazyviz.render.overlay import Amounts, Findings, count_words, not_finite_words
 from lazyviz.render.python import python_call
 
@@ -195,8 +195,8 @@ class IrProgram(Program):
                 title="ops that ran on the CPU",
                 nodes=dict.fromkeys(self._nodes, ""),
                 good="on the device",
-                bad="from the CPU",
-                marks=frozenset({"from the CPU"}),
+                bad=FROM_CPU,
+                marks=frozenset({FROM_CPU}),
             )
         return self._times()
 
@@ -493,6 +493,8 @@ def _lowered(
             canonical = graph.canonical
             inputs = {k: names.get(leaf, "") for k, leaf in enumerate(canonical.data)}
             outputs = {k: names.get(root, "") for k, root in enumerate(canonical.roots)}
+            if form == "optimised":
+                outputs[len(canonical.roots)] = "ready"  # by which the runtime waits
             found = unwrapped(graph_of(source()))
             title = f"{FORM_NAMES[form]} {graph.fingerprint[:8]}"
             return HloProgram(found, form, title, inputs, outputs)

@@ -186,6 +186,20 @@ def nan_help() -> str:
     )
 
 
+def fallbacks_html(found: Sequence[tuple[Box, str]]) -> str:
+    """Return the inputs that ops without a lowering computed on the CPU, and where."""
+    if not found:
+        return note_html(
+            "No input of this graph was computed on the CPU. An op that runs there cuts the "
+            "graph, and its result is an input of the next one."
+        )
+    items = "".join(
+        f"<li>{_link(box)} <small>{markup(words)}</small></li>" for box, words in found
+    )
+    title = f"{text.plural(len(found), 'input')} from the CPU"
+    return f"{_heading(title)}<ul>{items}</ul>"
+
+
 def slice_chooser(look: Look, **request: object) -> str:
     """Return fields for the part of a tensor that is shown, in the form of an index.
 

@@ -71,6 +71,7 @@ _DARK = {
     "g": ("#283b5b", "#7d9dd0", "#e6eefb"),
 }
 _ROOT = ("#c2456b", "#ef7fa2")  # light, dark
+_SELECTED = ("#0b5fd0", "#7cc0ff")
 _QUIET = ("#5f6b7a", "#9aa5b4")
 # Shades of an overlay, little to most, then what it says nothing of: one hue, from light to
 # dark (dark to light on dark paper), which every kind of sight can order.
@@ -239,6 +240,8 @@ _RULES = (
     ".lzv g[tabindex]{cursor:pointer;outline:none}"
     ".lzv g[tabindex]:hover>rect,.lzv g[tabindex]:focus>rect,.lzv .sel>rect"
     "{stroke:var(--root);stroke-width:2.4}"
+    ".lzv g.sel[tabindex]>rect{stroke:var(--sel);stroke-width:3}"
+    ".lzv g[tabindex]:focus-visible>rect{stroke:var(--sel);stroke-width:3}"
 )
 
 

@@ -113,6 +113,11 @@ function render({ model, el }) {
   hops.value = 2;
   choices.append(labelled("hops", hops));
   const stage = element("div", "lzg-stage"), host = element("div", "lzg-host"), legend = element("div", "lzg-legend"), panel = element("section", "lzg-panel");
+  const zooms = element("span", "lzg-zoom");
+  for (const [key, text, label] of [["+", "+", "zoom in"], ["-", "−", "zoom out"], ["0", "⤢", "whole drawing"]]) {
+    const one = element("button", "", text); one.type = "button"; one.title = label; one.setAttribute("aria-label", label);
+    one.addEventListener("click", () => view.key(key)); zooms.append(one);
+  }
   search.type = "search"; search.placeholder = "search op, type, name, line …"; search.setAttribute("aria-label", "search the graph");
   question.type = "button"; question.title = "keys"; question.setAttribute("aria-label", "keys");
   crumbs.setAttribute("aria-label", "drawings");
@@ -121,7 +126,7 @@ function render({ model, el }) {
   panel.setAttribute("aria-live", "polite"); panel.setAttribute("aria-label", "details");
   help.hidden = true;
   for (const [key, does] of HELP) { const one = element("span", "", ` ${does}  `); one.prepend(element("kbd", "", key)); help.append(one); }
-  bar.append(title, choices, search, question, crumbs); row.append(stage, panel); stage.append(host, legend); root.append(bar, help, row); el.append(root);
+  bar.append(title, choices, search, zooms, question, crumbs); row.append(stage, panel); stage.append(host, legend); root.append(bar, help, row); el.append(root);
   root.dataset.lmSuppressShortcuts = "true"; // JupyterLab's own keys stay out of the view
   // The static copy above is for pages without a kernel.
   const twins = [...document.getElementsByClassName(model.get("twin") || "lzg-none")];

@@ -346,10 +346,11 @@ def test_what_the_cpu_computed_is_marked(clean_runtime):
     x = torch.tensor([1.0, 0.0]).to("lazyrt")
     explorer = Explorer(subject_of(torch.nonzero(x) + 1, runtime=lazyrt))
 
-    ask(explorer, kind="overlay", name="fallback")
+    _, listing = ask(explorer, kind="overlay", name="fallback")
 
     marked = [b for b in explorer.shown.boxes if b.note == "from the CPU"]
     assert [b.marks for b in marked] == [("from the CPU",)]
+    assert "computed on the CPU by aten.nonzero.default" in listing["html"]
 
 
 def test_every_shade_of_an_overlay_has_words():

@@ -208,7 +208,7 @@ def test_a_saved_notebook_from_somebody_else_shows_everything(page, front):
     try:
         other.goto(f"{page.server}{front.path}{front.name}-theirs.ipynb")
         other.locator(".lazyviz-strip").first.wait_for(timeout=120_000)
-        static = other.locator("details", has_text="IR graph, static copy").first
+        static = other.locator("details", has_text="static copy").first
         static.wait_for(timeout=30_000)
         static.locator("summary").first.click()
         picture = static.locator("img").first
