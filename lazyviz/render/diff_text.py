@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lazyviz.hlo.causes import sentences
 from lazyviz.hlo.hunks import group_hunks
 from lazyviz.render.measure import clip
 from lazyviz.render.text import plural
@@ -61,7 +62,7 @@ def summary(found: GraphDiff) -> list[str]:
             f"{REMOVED}{len(outputs.removed)}; {plural(len(places), 'place')}"
             + (f", {plural(kinds, 'kind')} of change" if kinds < len(places) else "")
         )
-    return [first, *_remarks(found)]
+    return [first, *sentences(found), *_remarks(found)]
 
 
 def _remarks(found: GraphDiff) -> Iterator[str]:
@@ -80,20 +81,25 @@ def _remarks(found: GraphDiff) -> Iterator[str]:
             f"groups, of {sizes[0]} → {sizes[1]}"
         )
     dead_a, dead_b = (dead_text(dead) for dead in found.dead)
-    if dead_a or dead_b:
+    if dead_a and dead_a == dead_b:
+        yield f"dead code on both sides, no effect on results: {dead_a}"
+    elif dead_a or dead_b:
         yield f"dead code, no effect on results: {dead_a or 'none'} → {dead_b or 'none'}"
 
 
 def dead_text(dead: Sequence[DeadNode]) -> str:
     """Return dead nodes by kind: `12 constant(9) s32[] of aten__sum`."""
     kinds = Counter(
-        (node.label.op, node.label.literal, node.label.type, node.origin.op_name)
+        (
+            node.label.op, node.label.literal, node.label.type, node.origin.op_name,
+            node.origin.site,
+        )
         for node in dead
-    )
+    )  # fmt: skip
     parts = []
-    for (op, literal, type_text, op_name), count in kinds.most_common(3):
+    for (op, literal, type_text, op_name, site), count in kinds.most_common(3):
         shown = f"{op}({clip(literal, 20)})" if literal else op
-        by = f" of {op_name}" if op_name else ""
+        by = (f" of {op_name}" if op_name else "") + (f" at {site}" if site else "")
         parts.append(f"{count:,} {shown} {type_text}{by}")
     if len(kinds) > len(parts):
         parts.append("others")
