@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
     from typing import Any
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from lazyrt.execution.node_values import NodeValues
-    from lazyviz.comparison import DiffView
+    from lazyviz.comparison import DiffView, MinimisedView
     from lazyviz.exploring import ExploreView
     from lazyviz.foreign.metrics import MetricsReport
     from lazyviz.foreign.metrics_diff import Comparable, ReportDiff
     from lazyviz.foreign.quantities import Rounding
     from lazyviz.foreign.read import Evidence
-    from lazyviz.hlo import ValueTrace
+    from lazyviz.hlo import Graph, ValueTrace
     from lazyviz.numerics import Comparison
     from lazyviz.session_report import Written
     from lazyviz.timing import TimelineShown
@@ -37,6 +37,7 @@ __all__ = [
     "explore",
     "export_trace",
     "load_ipython_extension",
+    "minimise",
     "parse_report",
     "read",
     "report",
@@ -142,6 +143,24 @@ def diff(a: Any, b: Any) -> DiffView:
     from lazyviz import comparison
 
     return comparison.compare(a, b)
+
+
+def minimise(program: Any, shows: Callable[[Graph], bool]) -> MinimisedView:
+    """Return the smallest part of a program that still shows something.
+
+    What is cut off becomes an input; no single instruction of the answer can be left out.
+
+    Args:
+        program: HLO or StableHLO text, a path, a graph, or the number of a step of this session.
+        shows: Whether a `lazyviz.hlo.Graph` still shows what is looked for, such as
+            `lambda part: any(op.startswith("aten.cumsum") for op in part.ops)`.
+
+    Raises:
+        HloError: It is no program, no step that is known, or does not show it as a whole.
+    """
+    from lazyviz import comparison
+
+    return comparison.minimise(program, shows)
 
 
 def timeline(cells: int = 12) -> TimelineShown:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 from lazyviz import session
 from lazyviz.hlo import Graph, GraphDiff, HloError, graph_of, read
 from lazyviz.hlo import diff as graph_diff
+from lazyviz.hlo import minimise as smallest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
 
@@ -71,6 +72,47 @@ def compare(a: Any, b: Any) -> DiffView:
         HloError: One of them is no program, or no step that is known.
     """
     return DiffView(graph_diff(_graph(a), _graph(b)))
+
+
+class MinimisedView:
+    """The smallest part of a program that still shows something, shown as its instructions.
+
+    Attributes:
+        graph: The part as data.
+        whole: How many instructions the program has.
+    """
+
+    def __init__(self, graph: Graph, whole: int) -> None:
+        self.graph = graph
+        self.whole = whole
+
+    def __str__(self) -> str:
+        from lazyviz.render.diff_text import graph_lines
+
+        count = len(self.graph)
+        head = f"{self.graph.name}: {count:,} of {self.whole:,} instructions show it"
+        return "\n".join([head, *graph_lines(self.graph)])
+
+    __repr__ = __str__
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        from lazyviz.render.html import pre
+
+        return {"text/plain": str(self), "text/html": pre(str(self))}
+
+
+def minimise(program: Any, shows: Callable[[Graph], bool]) -> MinimisedView:
+    """Return the smallest part of a program for which a predicate still holds.
+
+    Args:
+        program: HLO or StableHLO text, a path, a graph, or the number of a step.
+        shows: Whether a graph still shows what is looked for.
+
+    Raises:
+        HloError: It is no program, or does not show it as a whole.
+    """
+    graph = _graph(program)
+    return MinimisedView(smallest(graph, shows), len(graph))
 
 
 def _graph(thing: Any) -> Graph:

@@ -89,7 +89,7 @@ class _Union:
     def select(self, budget: int) -> UnionGraph:
         chosen: dict[Spot, None] = {}
         for group in group_hunks(self._found.hunks()):
-            spots = self._spots(group.exemplar)[: max(4, budget // 3)]
+            spots = self._connected(group.exemplar, max(4, budget // 3))
             if chosen and len(chosen) + len(spots) > budget:
                 continue
             for spot in spots:
@@ -132,6 +132,27 @@ class _Union:
         found.update({("b", y): None for _, y in hunk.changed})
         found.update({("b", each.b): None for each in hunk.rewired})
         return sorted(found, key=self._height)
+
+    def _connected(self, hunk: Hunk, limit: int) -> list[Spot]:
+        """Return the nodes of a place that lead to its last one, the nearest first."""
+        spots = self._spots(hunk)
+        inside, found = set(spots), dict.fromkeys(spots[-1:])
+        queue = list(found)
+        for spot in queue:
+            near = [
+                each
+                for each, _ in self._incoming(spot)
+                if each in inside and each not in found
+            ]
+            queue += dict.fromkeys(near)
+            found.update(dict.fromkeys(near))
+            if len(found) >= limit:
+                break
+        for spot in reversed(spots):
+            if len(found) >= limit:
+                break
+            found[spot] = None
+        return list(found)[:limit]
 
     def _of_a(self, node: int) -> Spot:
         partner = self._found.partner_a[node]

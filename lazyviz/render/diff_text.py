@@ -139,6 +139,15 @@ def heading(group: HunkGroup) -> str:
     return f"@@ {where}  ({plural(len(hunk), 'instruction')}{alike})"
 
 
+def graph_lines(graph: Graph) -> list[str]:
+    """Return a graph line by line, each with its module and source line."""
+    outputs = set(graph.outputs)
+    return [
+        f" {'→' if node in outputs else ' '} {instruction(graph, node)}{_where(graph, node)}"
+        for node in range(len(graph))
+    ]
+
+
 def output_lines(found: GraphDiff) -> list[str]:
     """Return a line for each output that only one side has, the first few."""
     marked = [(ADDED, found.b, node) for node in found.outputs.added]
@@ -162,12 +171,19 @@ def hunk_lines(found: GraphDiff, hunk: Hunk) -> Iterator[Line]:
     """Yield the lines of a hunk in the order of the second graph."""
     changed = {y: x for x, y in hunk.changed}
     rewired = {each.b: each.a for each in hunk.rewired}
-    rows = [(y, ADDED, -1, y) for y in hunk.added]
+    rows: list[tuple[float, str, int, int]] = [
+        (_reading_place(found.b, y), ADDED, -1, y) for y in hunk.added
+    ]
     rows += [(y, CHANGED, x, y) for y, x in changed.items()]
     rows += [(y, REWIRED, x, y) for y, x in rewired.items() if y not in changed]
     shift = len(found.b) - len(found.a)
     rows += [
-        (x + (shift if x > len(found.a) // 2 else 0), REMOVED, x, -1)
+        (
+            _reading_place(found.a, x) + (shift if x > len(found.a) // 2 else 0),
+            REMOVED,
+            x,
+            -1,
+        )
         for x in hunk.removed
     ]
     rows.sort(key=lambda row: row[0])
@@ -179,6 +195,13 @@ def hunk_lines(found: GraphDiff, hunk: Hunk) -> Iterator[Line]:
             x,
             y,
         )
+
+
+def _reading_place(graph: Graph, node: int) -> float:
+    """Return where a reader expects a node: inputs and constants before their first use."""
+    if graph.operands[node] or not graph.users[node]:
+        return node
+    return min(user for user, _ in graph.users[node]) - 0.5
 
 
 def _one_line(row: Line) -> str:

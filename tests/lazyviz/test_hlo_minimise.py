@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+import lazyviz
 from lazyviz.hlo import GraphBuilder, HloError, diff, minimise
 
 
@@ -66,7 +67,8 @@ def test_a_difference_from_another_program_is_cut_down_to_its_node():
 
     def shows(part):
         found = diff(old, part)
-        return any(part.ops[k] == "tanh" for k in found.added)
+        new_or_other = [*found.added, *(y for _, y in found.changed)]
+        return any(part.ops[k] == "tanh" for k in new_or_other)
 
     assert minimise(new, shows).ops == ["parameter", "tanh"]
 
@@ -74,3 +76,30 @@ def test_a_difference_from_another_program_is_cut_down_to_its_node():
 def test_a_predicate_that_is_false_for_the_whole_is_refused():
     with pytest.raises(HloError, match=r"planted with its .* nodes does not show"):
         minimise(planted(0), lambda graph: "cosine" in graph.ops)
+
+
+def test_a_programs_text_is_cut_down_and_shown_with_lines():
+    """S4.17: 200 nodes of HLO, of which the planted three are left."""
+    lines = ["  %p = f32[4] parameter(0)", "  %n0 = f32[4] negate(%p)"]
+    for k in range(1, 200):
+        op = {70: "tanh", 71: "log", 72: "sqrt"}.get(k, "add")
+        operands = f"%n{k - 1}" if op != "add" else f"%n{k - 1}, %n{k // 2}"
+        lines.append(
+            f"  %n{k} = f32[4] {op}({operands}), metadata={{"
+            f'op_name="block/{op}" source_file="train.py" source_line={k}}}'
+        )
+    text = "\n".join(
+        ["HloModule planted", "", "ENTRY %main (p: f32[4]) -> f32[4] {", *lines]
+    ).replace("  %n199", "  ROOT %n199")
+
+    found = lazyviz.minimise(f"{text}\n}}\n", has_chain)
+
+    assert len(found.graph) <= 10
+    assert str(found).splitlines() == [
+        "planted: 4 of 201 instructions show it",
+        "   %n69 = f32[4] parameter()  # block, train.py:69",
+        "   %n70 = f32[4] tanh(%n69)  # block, train.py:70",
+        "   %n71 = f32[4] log(%n70)  # block, train.py:71",
+        " → %n72 = f32[4] sqrt(%n71)  # block, train.py:72",
+    ]
+    assert "&gt;" not in found._repr_mimebundle_()["text/html"]
