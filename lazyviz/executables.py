@@ -86,7 +86,7 @@ def to_html(entries: Sequence[Any], *, live: bool = False) -> str:
         rows = [[cell.shown for cell in _cells(entry)] for entry in entries[:limit]]
         return html.table(_COLUMNS, rows) + foot
     head = "".join(
-        f'<th scope="col"><button type="button" data-sort="{k}" '
+        f'<th scope="col" class="lzx-{"n" if name in _NUMBERS else "w"}"><button type="button" data-sort="{k}" '
         f'data-first="{"down" if name in _NUMBERS else "up"}">{markup(name)}</button></th>'
         for k, name in enumerate(_COLUMNS)
     )

@@ -33,7 +33,7 @@ _NAME = "lazy"
 _WITH_EXPRESSION = ("graph", "explore", "hlo", "ir", "drop", "reuse")
 _LIVE_OPTIONS = ("--above", "--reverse", "--sort")
 _METRICS_FORMS = ("", "--raw", "--legacy")
-_CELL_COMMANDS = ("eager", "step")
+_CELL_COMMANDS = ("eager", "step", "time")
 _HLO_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 _SUBCOMMANDS = {
     "status": "what is pending, what ran so far, and the settings",
@@ -51,6 +51,7 @@ _SUBCOMMANDS = {
     "cache": "executables in memory and on disk; cache drop KEY | all | older 7d drops some",
     "reuse": "what looking at a pending tensor costs, as a peek and with reuse=True",
     "drop": "drop the pending ops, unrun; drop NAME | Out[4] | traceback lets go of tensors",
+    "compile": "what compiling takes, or will take, and for which blocks; compile 12",
     "timeline": "where the time went, cell by cell; timeline 40, timeline --export FILE.json",
     "report": "write the session as one web page for a bug report: report FILE.html",
     "on": "show a strip after each cell that touches the device",
@@ -94,6 +95,7 @@ class LazyMagics(Magics):
                                materialise(EXPR, reuse=True); runs nothing
         %lazy drop             drop the pending ops, unrun; drop NAME, drop Out[4], drop
                                traceback let go of tensors and say what still holds them
+        %lazy compile [STEP]   what compiling takes, or will take, and for which blocks
         %lazy timeline [N]     where the time of the last N cells went; --export FILE.json
                                writes the session for Perfetto
         %lazy report FILE.html the session as one web page for a bug report; --no-source leaves
@@ -103,6 +105,7 @@ class LazyMagics(Magics):
 
         %%lazy step [NAME]     run the cell as one step, with a barrier at its end
         %%lazy eager           run the cell in eager debug mode
+        %%lazy time [N]        run the cell N times and say which phase took how long
 
         Looking never runs the pending graph and never changes it. EXPR is a tensor, a
         list, tuple or dict of tensors, a module, or any expression that gives one.
@@ -122,9 +125,12 @@ class LazyMagics(Magics):
         if command not in _CELL_COMMANDS:
             raise UsageError(
                 f"%%lazy {command} is not a cell magic. %%lazy step [NAME] runs the cell as "
-                "one step, %%lazy eager runs it in eager debug mode; "
+                "one step, %%lazy eager runs it in eager debug mode, %%lazy time [N] times it; "
                 f"%lazy {command or 'status'} with one % is a line magic."
             )
+        if command == "time":
+            self._time(rest, cell)
+            return
         if command == "eager":
             _refuse("eager", rest, percents="%%")
             scope = _runtime().eager_mode()
@@ -143,6 +149,21 @@ class LazyMagics(Magics):
         # An entry is its line, and the lines below it that are indented deeper.
         entry = re.compile(rf"^.*%lazy {rest}\b.*(\n {{5,}}.*)*", re.MULTILINE)
         self._print("\n".join(found[0] for found in entry.finditer(page)))
+    def _time(self, rest: str, cell: str) -> None:
+        __tracebackhide__ = True
+        from lazyviz import celltimer
+
+        runtime = _runtime()
+        try:
+            count = celltimer.runs_asked(rest)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        number = self._session.cell_number or 0
+        runs = [
+            celltimer.timed(runtime, lambda: _run_in_place(self._shell, cell, number))
+            for _ in range(count)
+        ]
+        self._print(celltimer.report(runs))
 
     def _status(self, rest: str) -> None:
         _refuse("status", rest)
@@ -313,6 +334,25 @@ class LazyMagics(Magics):
             raise UsageError(executables.unknown(rest))
         else:
             formatters.show_executables(self._shell, runtime)
+
+    def _compile(self, rest: str) -> None:
+        from lazyviz import compile_share
+
+        if rest and not rest.isdecimal():
+            raise UsageError(
+                f"%lazy compile {rest}: {rest!r} is not a step's number. %lazy step lists "
+                "them; alone, it tells of what is pending, or of the latest compile."
+            )
+        runtime = _runtime()
+        graph = None if rest else runtime.pending_graph()
+        if graph is not None and graph.nodes:
+            expectations = self._session.progress.expectations
+            self._print(compile_share.of_pending(runtime, graph, expectations))
+            return
+        try:
+            self._print(compile_share.of_step(runtime, int(rest) if rest else None))
+        except ValueError as error:
+            raise UsageError(str(error)) from None
 
     def _timeline(self, rest: str) -> None:
         from lazyviz import timing

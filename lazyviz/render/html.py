@@ -207,8 +207,8 @@ def _image(picture: str, what: str, css_class: str = "", max_width: str = "") ->
 
 
 def picture(svg_text: str, what: str) -> str:
-    """Return a drawing as an image that scrolls where it is wider than the page."""
-    shown = _image(svg_text, what, max_width="none")
+    """Return a drawing as an image that is never wider than the page."""
+    shown = _image(svg_text, what, max_width="100%")
     return f'<div style="overflow:auto;margin-top:4px">{shown}</div>'
 
 

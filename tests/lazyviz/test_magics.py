@@ -244,8 +244,8 @@ def test_ops_of_a_step_cell_have_the_cells_lines(lab):
             "%%lazy graph\nx",
             (
                 "UsageError: %%lazy graph is not a cell magic. %%lazy step [NAME] runs the "
-                "cell as one step, %%lazy eager runs it in eager debug mode; %lazy graph with "
-                "one % is a line magic."
+                "cell as one step, %%lazy eager runs it in eager debug mode, %%lazy time [N] "
+                "times it; %lazy graph with one % is a line magic."
             ),
         ),
     ],
@@ -310,7 +310,7 @@ NAMESPACE = {"loss": fake_tensor(1.0), "logits": fake_tensor(2.0), "n": 5, "_": 
     [
         ("%lazy ", sorted(magics._SUBCOMMANDS)),
         ("%lazy st", ["status", "step"]),
-        ("%%lazy ", ["eager", "step"]),
+        ("%%lazy ", ["eager", "step", "time"]),
         ("%lazy eager o", ["off", "on"]),
         ("%lazy help gr", ["graph", "graphs"]),
         ("%lazy graph ", ["logits", "loss"]),
