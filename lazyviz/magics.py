@@ -149,6 +149,7 @@ class LazyMagics(Magics):
         # An entry is its line, and the lines below it that are indented deeper.
         entry = re.compile(rf"^.*%lazy {rest}\b.*(\n {{5,}}.*)*", re.MULTILINE)
         self._print("\n".join(found[0] for found in entry.finditer(page)))
+
     def _time(self, rest: str, cell: str) -> None:
         __tracebackhide__ = True
         from lazyviz import celltimer
