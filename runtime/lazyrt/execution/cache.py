@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 # Changes when lowering or the calling convention of executables does.
-_FORMAT = "1"
+_FORMAT = "2"
 # The end of a file: JSON, its length, and a mark.
 _MARK = b"\0lazyrt\1"
 _END = struct.Struct("<I8s")
