@@ -392,6 +392,7 @@ LINES = {
     "timeline": ["timeline", "timeline 3", "timeline --export trace.json"],
     "report": ["report page.html"],
     "on": ["off", "on"],
+    "help": ["help", "help why"],
     "off": [],
 }
 

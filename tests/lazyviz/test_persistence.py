@@ -140,6 +140,7 @@ def test_an_object_shows_itself_as_text_and_as_static_html(lab, tmp_path, name):
 MAGICS = {
     "": "pending op",
     "status": "pending op",
+    "help": "%lazy status",
     "graph": "aten.relu",
     "explore": "aten.relu",
     "ir": "aten.relu",
