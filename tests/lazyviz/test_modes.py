@@ -173,3 +173,35 @@ def test_what_reusing_a_look_would_cost_is_told_before_it_runs(lab, capsys):
     run(lab, "lazyrt.mark_step()")
     run(lab, "%lazy reuse loss")
     assert "loss is computed already" in capsys.readouterr().err
+
+
+MODEL = """
+def model(x):
+    output1 = x + 1
+    output2 = output1 * 2
+    raise ValueError("stop here")
+
+model(x)
+"""
+
+
+@pytest.mark.parametrize("mode", ["lazy", "eager"])
+def test_s0_01_a_tensor_can_be_printed_after_the_fact_with_debug(
+    lab, monkeypatch, capsys, mode
+):
+    run(lab, "%%lazy eager" + MODEL if mode == "eager" else MODEL)
+    typed = iter(["p output2.sum().item()", "p lazyrt.is_pending(output2)", "q"])
+    monkeypatch.setattr("builtins.input", lambda prompt="": next(typed))
+    capsys.readouterr()
+    before = lazyrt.counters()
+
+    lab.run_cell("%debug")
+
+    shown = capsys.readouterr().out
+    x = lab.user_ns["x"]
+    expected = ((x.cpu() + 1) * 2).sum().item()
+    assert f"{expected}\n" in shown
+    assert f"{mode == 'lazy'}\n" in shown
+    used = lazyrt.counters() - before
+    assert used["compiles"] == used["executions"] == 0
+    assert next(typed, None) is None
