@@ -96,6 +96,7 @@ def test_print_options_are_kept():
         torch.set_printoptions(profile="default")
 
 
+@pytest.mark.not_eager("looks at what is pending")
 def test_a_look_at_a_large_tensor_has_all_its_statistics_and_a_part():
     value = torch.randn(500, 600)
     value[3, 4] = float("nan")
@@ -139,6 +140,7 @@ def metrics():
     return [x.mean(), x.std(), x.max(), x.min(), x.sum(), x.norm(), x.median()]
 
 
+@pytest.mark.not_eager("looks at what is pending")
 def test_seven_scalars_one_by_one_are_seven_executions_and_together_one():
     one_by_one, together = metrics(), metrics()
     lazyrt.mark_step()
@@ -174,6 +176,7 @@ def test_reading_together_takes_ready_pending_equal_and_known_tensors():
     assert found[4].tolist() == [0, 2, 4, 6]
 
 
+@pytest.mark.not_eager("looks at what is pending")
 @pytest.mark.parametrize("count", [2, 60])
 def test_many_values_are_read_in_one_execution_by_op_and_as_one_slice(count):
     x = torch.ones(3).to(DEVICE)

@@ -50,6 +50,7 @@ def made():
     return torch.ones(2, device=DEVICE) * 3
 
 
+@pytest.mark.not_eager("looks at what is pending")
 def test_a_row_has_type_size_ops_age_and_line():
     x = torch.ones(4, 8).to(DEVICE)
     lazyrt.mark_step()
@@ -68,6 +69,7 @@ def test_a_row_has_type_size_ops_age_and_line():
     assert pending.device == "lazyrt:0"
 
 
+@pytest.mark.not_eager("looks at what is pending")
 def test_the_threshold_is_one_of_pending_nodes():
     x = torch.ones(2, device=DEVICE)
     long = x
@@ -197,6 +199,7 @@ def test_slots_sets_generators_and_keys_are_named():
     assert lazyrt.counters()["peek_executions"] == 0
 
 
+@pytest.mark.not_eager("looks at what is pending")
 def test_a_traceback_is_named_with_function_and_exception(monkeypatch):
     def fails(x):
         hidden = x * 5
@@ -219,6 +222,7 @@ def test_a_traceback_is_named_with_function_and_exception(monkeypatch):
     assert hidden.names == ()
 
 
+@pytest.mark.not_eager("looks at what is pending")
 def test_autograd_is_named_by_the_tensor_whose_backward_needs_it():
     weight = torch.ones(3, requires_grad=True, device=DEVICE)
     loss = (weight * 2).exp().sum()
@@ -335,6 +339,7 @@ def test_the_line_that_keeps_is_found_in_the_source(tmp_path, source, path, line
     assert found is None or str(found) == f"cell 3 line {line}"
 
 
+@pytest.mark.not_eager("looks at what is pending")
 def test_an_earlier_cell_that_makes_the_next_graph_bigger_is_named():
     cells = {"cell7.py": 7, "cell9.py": 9}
     set_cell_namer(cells.get)
@@ -360,6 +365,7 @@ def test_an_earlier_cell_that_makes_the_next_graph_bigger_is_named():
     assert after.waiting == ()
 
 
+@pytest.mark.not_eager("looks at what is pending")
 def test_rows_are_sorted_by_any_column():
     gc.collect()
     small, large = made(), torch.ones(9, 9, device=DEVICE)
@@ -380,6 +386,7 @@ def test_rows_are_sorted_by_any_column():
         report.sorted("colour")
 
 
+@pytest.mark.not_eager("looks at what is pending")
 def test_the_text_has_a_table_totals_and_a_limit():
     kept = [torch.ones(n + 1, device=DEVICE) for n in range(5)]
 
@@ -393,6 +400,7 @@ def test_the_text_has_a_table_totals_and_a_limit():
     assert len(kept) == 5
 
 
+@pytest.mark.not_eager("looks at what is pending")
 def test_no_live_tensor_is_said():
     report = lazyrt.live_tensors_report()
 
@@ -414,6 +422,7 @@ def test_html_escapes_names_and_plain_data_is_json():
     assert any(each["holder"] == "dict" for each in plain["rows"][0]["held_by"])
 
 
+@pytest.mark.not_eager("looks at what is pending")
 def test_the_number_of_nodes_is_that_of_each_cone():
     wanted = []
     for seed in range(5):
@@ -429,6 +438,7 @@ def test_the_number_of_nodes_is_that_of_each_cone():
         assert sizes[value] == len(Graph([value]).nodes)
 
 
+@pytest.mark.not_eager("looks at what is pending")
 def test_cones_are_counted_over_blocks(monkeypatch):
     from lazyrt.ir import cones
 
