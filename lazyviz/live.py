@@ -167,7 +167,7 @@ def drop(runtime: ModuleType, shell: Any, name: str) -> str:
 def _outcome(name: str, before: LiveReport, after: LiveReport, fewer: int) -> str:
     alive = {row.id: row for row in after.rows}
     freed = [row for row in before.rows if row.id not in alive]
-    held = [alive[row.id] for row in before.rows if row.id in alive and _led(row, name)]
+    held = [alive[row.id] for row in before.rows if row.id in alive and leads(row, name)]
     count = text.plural(len(freed), "tensor")
     nbytes = text.size(sum(row.nbytes for row in freed))
     lines = [
@@ -188,7 +188,7 @@ def _still(row: LiveRow) -> str:
     return f"  {row.type}, {text.size(row.nbytes)}, is still held by {held_by(row)}"
 
 
-def _led(row: LiveRow, name: str) -> bool:
+def leads(row: LiveRow, name: str) -> bool:
     """Return whether a name led to a tensor."""
     if name == TRACEBACK:
         return any(holder.holder.startswith(TRACEBACK) for holder in row.holders)
@@ -259,7 +259,7 @@ def _drop_variable(shell: Any, name: str, live: LiveReport) -> None:
         raise ValueError(
             f"%lazy drop {name}: there is no variable of this name. {_USAGE}"
         )
-    if not any(_led(row, name) for row in live.rows):
+    if not any(leads(row, name) for row in live.rows):
         raise ValueError(
             f"%lazy drop {name}: it leads to no tensor on the lazy device, so dropping it would "
             f"free nothing there. Run `del {name}` to delete it all the same."

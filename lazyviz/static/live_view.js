@@ -1,0 +1,99 @@
+// The page of lazyviz.widgets.live_view. It shows the table that the kernel makes and sends back
+// what was asked for; it decides nothing about tensors.
+
+function element(tag, className, text) {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+// The kernel escapes all text; what could run is dropped here once more.
+function safe(markup) {
+  const parsed = new DOMParser().parseFromString(markup, "text/html");
+  for (const bad of parsed.querySelectorAll("script,iframe,object,embed,link,style,svg,img")) bad.remove();
+  for (const each of parsed.querySelectorAll("*")) {
+    for (const { name } of [...each.attributes]) {
+      if (/^on/i.test(name) || /^(href|src|style|action|formaction)$/i.test(name)) each.removeAttribute(name);
+    }
+  }
+  return [...parsed.body.childNodes];
+}
+
+function render({ model, el }) {
+  const root = element("div", "lzl"), bar = element("div", "lzl-bar");
+  const title = element("span", "lzl-title"), stale = element("span", "lzl-stale", "from before the last cell");
+  const refresh = element("button", "", "Refresh"), note = element("div", "lzl-note"), table = element("div", "lzl-table");
+  refresh.type = "button"; refresh.dataset.kind = "refresh"; refresh.title = "make the table anew (r)";
+  note.setAttribute("role", "status"); title.setAttribute("role", "status");
+  root.setAttribute("role", "region"); root.setAttribute("aria-label", "live tensors");
+  root.dataset.lmSuppressShortcuts = "true"; // JupyterLab's own keys stay out of the table
+  bar.append(title, stale, refresh); root.append(bar, note, table); el.append(root);
+  const ask = (request) => model.send(request);
+
+  // The static copy above is for pages without a kernel.
+  let twins = [];
+  const hide = () => {
+    const cell = el.closest(".jp-Cell, .cell") || el.parentElement;
+    const name = model.get("twin");
+    twins = cell && name ? [...cell.getElementsByClassName(name)] : [];
+    for (const twin of twins) twin.style.display = "none";
+  };
+  requestAnimationFrame(hide);
+
+  const place = () => {
+    const now = document.activeElement;
+    return now && root.contains(now) && now.dataset ? [now.dataset.kind, now.dataset.column, now.dataset.name] : null;
+  };
+  const back = (spot) => {
+    if (!spot) return;
+    for (const each of root.querySelectorAll("button")) {
+      const { kind, column, name } = each.dataset;
+      if (kind === spot[0] && column === spot[1] && name === spot[2]) { each.focus(); return; }
+    }
+    refresh.focus();
+  };
+  const fill = () => { const spot = place(); table.replaceChildren(...safe(model.get("table"))); back(spot); };
+  const say = () => {
+    note.replaceChildren(...safe(model.get("note"))); note.hidden = !model.get("note");
+    const sure = note.querySelector("[data-confirmed]");
+    if (sure) sure.focus();
+  };
+  const name = () => { title.textContent = model.get("title"); };
+  const age = () => { stale.hidden = !model.get("stale"); };
+  const received = (message) => { if (message.kind === "ready") root.dataset.concurrent = message.concurrent; };
+
+  root.addEventListener("click", (e) => {
+    const button = e.target.closest("button[data-kind]");
+    if (!button) return;
+    const request = { kind: button.dataset.kind };
+    for (const key of ["column", "name"]) if (button.dataset[key] !== undefined) request[key] = button.dataset[key];
+    if (button.dataset.confirmed) request.confirmed = true;
+    ask(request);
+  });
+  root.addEventListener("keydown", (e) => {
+    if (e.ctrlKey || e.metaKey || e.altKey) return;
+    if (e.key === "r") { ask({ kind: "refresh" }); e.preventDefault(); }
+    if (e.key === "Escape" && !note.hidden) { ask({ kind: "keep" }); refresh.focus(); }
+    const columns = [...table.querySelectorAll("th button")], at = columns.indexOf(document.activeElement);
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[e.key];
+    if (at >= 0 && step) { columns[(at + step + columns.length) % columns.length].focus(); e.preventDefault(); }
+    e.stopPropagation();
+  });
+
+  const watched = { "change:table": fill, "change:note": say, "change:title": name, "change:stale": age, "msg:custom": received };
+  for (const [event, answer] of Object.entries(watched)) { model.on(event, answer); if (event !== "msg:custom") answer(); }
+  const seen = new IntersectionObserver((entries) => ask({ kind: "visible", visible: entries.some((each) => each.isIntersecting) }));
+  seen.observe(root);
+  // From the right answer on a click is answered while a cell runs, too; see explorer.py.
+  let greetings = 0;
+  const greet = () => { if (root.dataset.concurrent !== "true" && greetings++ < 12) { ask({ kind: "hello" }); setTimeout(greet, 500); } };
+  greet();
+  return () => {
+    seen.disconnect();
+    for (const twin of twins) twin.style.display = "";
+    for (const [event, answer] of Object.entries(watched)) model.off(event, answer);
+  };
+}
+
+export default { render };
