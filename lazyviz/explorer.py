@@ -266,7 +266,7 @@ class Explorer:
         outputs = inspection.node(node).outputs
         chooser = panel.slice_chooser(look, kind="value", node=node, output=output)
         return panel.value_html(
-            look_view(look, _statistics(look), chooser, at),
+            look_view(look, formatters.facts(look), chooser, at),
             took,
             node,
             [k for k, each in enumerate(outputs) if each is not None],
@@ -288,7 +288,7 @@ class Explorer:
             yield _panel(facts + panel.error_html(error), box=index)
             return
         chooser = panel.slice_chooser(look, kind="input", name=box.op)
-        value = look_view(look, _statistics(look), chooser, at)
+        value = look_view(look, formatters.facts(look), chooser, at)
         yield _panel(
             f'{facts}<div data-value="{leaf.position}">{value}</div>', box=index
         )
@@ -605,12 +605,6 @@ def _panel(body: str, *, box: int | None) -> Reply:
 
 def _busy(words: str) -> Reply:
     return _panel(panel.busy_html(words), box=None)
-
-
-def _statistics(look: Any) -> str:
-    if look.is_whole:
-        return formatters.statistics(look.value)
-    return panel.statistics_text(look.summary)
 
 
 def _number(request: Mapping[str, Any], name: str, count: int) -> int:

@@ -108,6 +108,15 @@ class Extension:
         strip = self.session.finish_cell(error)
         if strip is not None and self.session.strips:
             self._publish(strip)
+        if strip is not None:
+            self._tell_tables()
+
+    def _tell_tables(self) -> None:
+        """Let the tables of live tensors that somebody sees follow the program."""
+        views = sys.modules.get("lazyviz.widgets.live_view")
+        if views is not None:
+            with _logged("the table of live tensors"):
+                views.cell_ended(self._shell)
 
     def _close(self, result: Any) -> bool:
         """Return whether this is the end of the outermost cell."""

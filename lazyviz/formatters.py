@@ -10,9 +10,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from lazyviz import executables, session
+from lazyviz import executables, live, session
 from lazyviz.lazytensors import is_lazy
-from lazyviz.render import html, text
+from lazyviz.render import html, panel, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,8 +23,10 @@ _TENSOR = ("torch", "Tensor")
 _GRAPH = ("lazyrt.ir.graph", "Graph")
 _PLAN = "<lazyrt "
 _CACHE_TWIN = "lzx-twin"
+_LIVE_TWIN = "lzl-twin"
 _MAX_STATISTICS = 10_000_000
 _MAX_LISTED_OPS = 60
+_MIN_PICTURED = 16
 
 
 def install(shell: InteractiveShell) -> list[Callable[[], None]]:
@@ -68,6 +70,57 @@ def statistics(value: Any) -> str:
     return " · ".join(parts)
 
 
+def facts(look: Any) -> str:
+    """Return one line about what was seen of a tensor: type, range, mean, what is not finite."""
+    if not look.is_whole:
+        return panel.statistics_text(look.summary)
+    line = statistics(look.value)
+    return line if look.value.dim() else f"{line} · {look.value.item()}"
+
+
+def _page(runtime: Any, tensor: Any, shown: str) -> str:
+    """Return a tensor's display as HTML: statistics first, the rest folded."""
+    from lazyviz.render.tensor import Shown, tensor_html
+    from lazyviz.render.values import picture_axes
+
+    pictured = tensor.numel() >= _MIN_PICTURED
+    axes = picture_axes(tuple(tensor.shape)) if pictured else ()
+    look = runtime.look(tensor, axes)
+    plan, listing = _plan(runtime, tensor)
+    line = " · ".join([facts(look), *_standing(tensor)])
+    return tensor_html(
+        Shown(facts=line, text=shown, look=look, plan=plan, listing=listing)
+    )
+
+
+def _standing(tensor: Any) -> list[str]:
+    """Return a tensor's device and its part in autograd, as torch names them."""
+    parts = [str(tensor.device)]
+    if tensor.grad_fn is not None:
+        parts.append(f"grad_fn=<{type(tensor.grad_fn).__name__}>")
+    elif tensor.requires_grad:
+        parts.append("requires_grad=True")
+    return parts
+
+
+def _plan(runtime: Any, tensor: Any) -> tuple[str, str]:
+    """Return one line about what makes a tensor, and the ops that are pending for it."""
+    if not runtime.is_pending(tensor):
+        origin = runtime.origin(tensor)
+        return (f"data: {origin}" if origin is not None else "data"), ""
+    graph = runtime.pending_graph(tensor)
+    node = graph.roots[0].node if graph.roots else None
+    if node is None:
+        return "pending", ""
+    parts = [f"plan: {text.plural(len(graph.nodes), 'pending op')}", node.op.name]
+    if node.provenance.site is not None:
+        parts.append(str(node.provenance.site))
+    if node.provenance.module:
+        parts.append(f"module {node.provenance.module}")
+    parts.append("shown by a peek, the step is as before")
+    return " · ".join(parts), text.listing(graph, _MAX_LISTED_OPS)
+
+
 def _tensor_bundle(shell: Any) -> Callable[[Any], Any]:
     before = _registered(shell.display_formatter.mimebundle_formatter, _TENSOR)
 
@@ -78,8 +131,7 @@ def _tensor_bundle(shell: Any) -> Callable[[Any], Any]:
             # Somebody who looks around behind the user's back gets the plan alone.
             if shown.startswith(_PLAN):
                 return {"text/plain": shown}
-            facts = statistics(runtime.materialise(tensor))
-            return {"text/plain": shown, "text/html": html.value_html(shown, facts)}
+            return {"text/plain": shown, "text/html": _page(runtime, tensor, shown)}
         if before is not None:
             return before(tensor)
         method = getattr(tensor, "_repr_mimebundle_", None)
@@ -108,11 +160,22 @@ def graph_bundle(graph: Any, hint: str = "") -> dict[str, str]:
     return bundle
 
 
-def show_live(shell: InteractiveShell, report: Any) -> None:
-    """Display the live tensors: a table that stays in the saved notebook."""
-    bundle = {"text/plain": report.to_text(), "text/html": report.to_html()}
+def show_live(shell: InteractiveShell, runtime: Any, chosen: live.Options) -> None:
+    """Display the live tensors: a table that stays, and one to sort and let go by."""
+    report = live.report(runtime, shell, chosen)
+    bundle = {"text/plain": report.to_text()}
     publish: Any = shell.display_pub.publish
+    if not wants_html(shell):
+        publish(bundle, metadata={})
+        return
+    bundle["text/html"] = f'<div class="{_LIVE_TWIN}">{report.to_html()}</div>'
     publish(bundle, metadata={})
+    if report.rows and hasattr(getattr(shell, "kernel", None), "comm_manager"):
+        from IPython.display import display
+
+        from lazyviz.widgets.live_view import LiveView
+
+        display(LiveView(runtime, shell, chosen, _LIVE_TWIN))  # type: ignore[no-untyped-call]
 
 
 def show_executables(shell: InteractiveShell, runtime: Any) -> None:

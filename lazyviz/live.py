@@ -167,7 +167,9 @@ def drop(runtime: ModuleType, shell: Any, name: str) -> str:
 def _outcome(name: str, before: LiveReport, after: LiveReport, fewer: int) -> str:
     alive = {row.id: row for row in after.rows}
     freed = [row for row in before.rows if row.id not in alive]
-    held = [alive[row.id] for row in before.rows if row.id in alive and leads(row, name)]
+    held = [
+        alive[row.id] for row in before.rows if row.id in alive and leads(row, name)
+    ]
     count = text.plural(len(freed), "tensor")
     nbytes = text.size(sum(row.nbytes for row in freed))
     lines = [

@@ -242,7 +242,7 @@ class LazyMagics(Magics):
             chosen = live.options(rest)
         except ValueError as error:
             raise UsageError(str(error)) from None
-        formatters.show_live(self._shell, live.report(runtime, self._shell, chosen))
+        formatters.show_live(self._shell, runtime, chosen)
 
     def _diff(self, rest: str) -> None:
         from lazyviz import comparison

@@ -212,11 +212,6 @@ def picture(svg_text: str, what: str) -> str:
     return f'<div style="overflow:auto;margin-top:4px">{shown}</div>'
 
 
-def value_html(value: str, summary: str) -> str:
-    """Return a tensor's values under one line about them."""
-    return f"{muted(summary)}{pre(value)}"
-
-
 def muted(line: str) -> str:
     """Return one quiet line."""
     return f'<div style="{_FONT};opacity:.75">{markup(line)}</div>'

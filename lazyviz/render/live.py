@@ -56,9 +56,7 @@ def _table(
         f"<tr{_GROWS if row.growth else ''}>"
         f"{''.join(_cell(t, c) for t, c in zip(header, cells, strict=True))}"
         f"<td>{_buttons(targets.get(row.id, ()))}</td></tr>"
-        for row, cells in zip(
-            report.rows[:_MAX_ROWS], rows[:_MAX_ROWS], strict=True
-        )
+        for row, cells in zip(report.rows[:_MAX_ROWS], rows[:_MAX_ROWS], strict=True)
     )
     more = len(rows) - _MAX_ROWS
     rest = f"<p>… and {more:,} more; sort them to see others</p>" if more > 0 else ""

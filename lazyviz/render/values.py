@@ -194,7 +194,7 @@ def value_view(value: Any, facts: str) -> str:
         value: Any shape and dtype; of complex numbers the magnitude is drawn.
         facts: One line of statistics.
     """
-    parts = [f'<p class="lzf">{_marked(facts)}</p>']
+    parts = [f'<p class="lzf">{marked(facts)}</p>']
     numbers = _numbers(value)
     pictures = [
         part for part in (histogram_svg(numbers), picture_html(numbers)) if part
@@ -217,7 +217,7 @@ def look_view(look: Look, facts: str, chooser: str = "", at: Sequence[int] = ())
         at: Index that was asked for; of a whole tensor the leading axes are taken at it.
     """
     summary, value = look.summary, look.value
-    parts = [f'<p class="lzf">{_marked(facts)}</p>']
+    parts = [f'<p class="lzf">{marked(facts)}</p>']
     pictures = []
     if summary.counts:
         pictures.append(bars_svg(summary.counts, summary.low, summary.high))
@@ -242,7 +242,7 @@ def look_view(look: Look, facts: str, chooser: str = "", at: Sequence[int] = ())
     return "".join(parts)
 
 
-def _marked(facts: str) -> str:
+def marked(facts: str) -> str:
     """Return a line of statistics as HTML, what is not finite in bold with a warning sign."""
     parts = facts.split(" · ")
     return " · ".join(

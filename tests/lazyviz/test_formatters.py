@@ -1,13 +1,18 @@
+import re
+
 import pytest
 import torch
 
 import lazyrt
+from lazyrt.observe import events
 from lazyviz import formatters
 from tests.conftest import displayed
+from tests.harness import recorded
 
 
-def run(shell, source):
-    return shell.run_cell(source, store_history=True)
+def run(shell, *sources):
+    for source in sources:
+        shell.run_cell(source, store_history=True)
 
 
 @pytest.mark.parametrize(
@@ -52,6 +57,117 @@ def test_a_display_has_text_and_html(lab):
         "tensor([[2., 2., 2.],\n        [2., 2., 2.]], device='lazyrt:0')"
     )
     assert "float32[2, 3] · 2 to 2 · mean 2" in data["text/html"]
+
+
+def page_of(lab, source):
+    """Return what displaying a tensor shows as HTML."""
+    lab.display_pub.outputs.clear()
+    run(lab, f"display({source})")
+    return lab.display_pub.outputs[0]["data"]["text/html"]
+
+
+@pytest.mark.parametrize(
+    ("source", "parts"),
+    [
+        ("x.sum()", ["float32[] · 6.0 · lazyrt:0", "details", " open>"]),
+        ("x.sum() > 100", ["bool[] · False"]),
+        ("torch.zeros(0, 3, device='lazyrt')", ["float32[0, 3] · lazyrt:0"]),
+        ("x > 0", ["bool[2, 3] · 6 of 6 true"]),
+        ("torch.arange(9).to('lazyrt')", ["int64[9] · 0 to 8 · mean 4"]),
+        ("x.half() * 2", ["float16[2, 3] · 2 to 2"]),
+        ("x.bfloat16() * 2", ["bfloat16[2, 3] · 2 to 2"]),
+        ("torch.complex(x, x)", ["complex64[2, 3]", "1.+1.j"]),
+        ("x / 0", ["float32[2, 3]", '<b class="lzn">⚠ 6 Inf</b>']),
+        ("(x - x) / 0", ["⚠ 6 NaN"]),
+        ("torch.nn.Parameter(x)", ["requires_grad=True", "Parameter containing"]),
+        ("torch.nn.Parameter(x) * 2", ["grad_fn=&lt;MulBackward0&gt;"]),
+        (
+            "torch.rand(3, 32, 40, device='lazyrt')",
+            ["histogram and picture", "image of 32 rows and 40 columns"],
+        ),
+        (
+            "torch.rand(2, 2, 70, 90, device='lazyrt')",
+            ["heat map of 70 rows and 90 columns"],
+        ),
+    ],
+)
+def test_a_display_has_statistics_first_and_folds_the_rest(lab, source, parts):
+    page = page_of(lab, source)
+
+    for part in parts:
+        assert part in page, part
+    assert "<svg" not in page
+    assert "<script" not in page
+
+
+def test_values_of_few_elements_are_open_and_of_many_folded(lab):
+    small = page_of(lab, "torch.ones(8, device='lazyrt')")
+    large = page_of(lab, "torch.ones(80, device='lazyrt')")
+
+    assert re.match(r'<div class="lazyviz-tensor"><details style="[^"]*" open>', small)
+    assert re.match(
+        r'<div class="lazyviz-tensor"><details style="[^"]*"><summary', large
+    )
+
+
+def test_the_plan_of_a_pending_tensor_is_folded_below_it(lab):
+    run(
+        lab, "net = torch.nn.Sequential(torch.nn.Linear(3, 2)).to('lazyrt')\ny = net(x)"
+    )
+
+    page = page_of(lab, "y")
+
+    assert (
+        "plan: 2 pending ops · aten.addmm.default · cell 4 line 2 · module 0 · shown by a peek"
+        in page
+    )
+    assert "aten.addmm.default(%p" in page
+    assert lazyrt.is_pending(lab.user_ns["y"])
+
+
+def test_data_tells_where_it_came_from(lab):
+    run(lab, "y = x + 1", "lazyrt.mark_step()")
+
+    page = page_of(lab, "y")
+
+    assert re.search(
+        r"data: `y` f32\[2,3\]: output 0 of step \d+ \(graph\.\d+\), aten\.add", page
+    )
+
+
+def test_a_large_tensor_is_shown_in_full_and_moved_in_part(lab):
+    run(lab, "y = torch.rand(1000, 1000, device='lazyrt')\ny[5, 6] = float('nan')")
+
+    with recorded(events.TransferFinished) as found:
+        page = page_of(lab, "y")
+
+    assert "float32[1000, 1000]" in page
+    assert "⚠ 1 NaN" in page
+    assert "heat map of 1,000 rows and 1,000 columns" in page
+    assert sum(event.nbytes for event in found) < 64 * 1024
+    assert len(page) < 150_000
+    assert "tensor([[" in page
+
+
+def test_a_display_changes_no_fingerprint_and_runs_no_step(lab):
+    run(lab, "y = torch.rand(400, 400, device='lazyrt').sin()\nz = y[1:].t() + 1")
+    before = lazyrt.pending_graph().fingerprint
+    lazyrt.reset_counters()
+
+    page_of(lab, "z")
+    page_of(lab, "y")
+    page_of(lab, "x.t()")
+
+    assert lazyrt.pending_graph().fingerprint == before
+    assert lazyrt.counters()["executions"] == 0
+
+
+def test_names_and_lines_in_a_display_stay_text(lab):
+    run(lab, "log = {'<script>x</script>': x + 1}", "lazyrt.mark_step()")
+
+    page = page_of(lab, "list(log.values())[0]")
+
+    assert "<script" not in page
 
 
 def test_tensors_in_containers_show_their_values(lab, capsys):

@@ -143,7 +143,6 @@ def test_hostile_names_stay_texts():
     [
         html.muted(HOSTILE),
         html.pre(HOSTILE),
-        html.value_html(HOSTILE, HOSTILE),
         html.folded(HOSTILE, "<b>kept</b>"),
         html.table([HOSTILE], [[HOSTILE], [1234]]),
     ],
