@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from lazyrt.observe import events
     from lazyviz.render.spans import Span
-    from lazyviz.render.state import Repeat
+    from lazyviz.render.state import Apart, Looked, Repeat
     from lazyviz.render.strip import Barrier
     from lazyviz.session import CellRecord, Session
     from lazyviz.steplog import StepRow
@@ -121,7 +121,7 @@ def _cells_of(
     )
 
 
-_Told = TypeVar("_Told", "StepRow", "Barrier", "Repeat", "events.Repeat")
+_Told = TypeVar("_Told", "StepRow", "Barrier", "Repeat", "Looked", "events.Repeat")
 
 
 def _as_it_is(row: StepRow) -> StepRow:
@@ -148,6 +148,13 @@ def _bare_span(span: Span) -> Span:
     return span._replace(name=kept, detail="")
 
 
+def _named_only(apart: Apart | None) -> Apart | None:
+    if apart is None:
+        return None
+    names = tuple(filter(None, map(_name_only, apart.tensors)))
+    return dataclasses.replace(apart, tensors=names)
+
+
 def _bare(record: CellRecord) -> CellRecord:
     """Return a record whose strip names no source."""
     strip = record.strip
@@ -159,6 +166,8 @@ def _bare(record: CellRecord) -> CellRecord:
         state=state,
         barriers=tuple(map(_without_source, strip.barriers)),
         repeats=tuple(map(_without_source, strip.repeats)),
+        looks=tuple(map(_without_source, strip.looks)),
+        apart=_named_only(strip.apart),
     )
     return dataclasses.replace(record, strip=strip)
 

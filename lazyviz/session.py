@@ -43,6 +43,8 @@ _MAX_WAIT_S = 0.2
 # Names cost one walk of the graph each, so large graphs do without.
 _MAX_NAMED_NODES = 2_000
 _MAX_NAMES = 50
+# Ops that run for tensors of an earlier cell alone, from which on a strip tells.
+_MIN_WAITING = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ class Session:
         self._running: _RunningCell | None = None
         self._pending_ids: frozenset[int] = frozenset()
         self._shown_fingerprint = ""
+        self._told_waiting: set[int] = set()
         self._lock = threading.RLock()
 
     @property
@@ -282,6 +285,7 @@ class Session:
             self._shown_fingerprint = fingerprint
         drawing = self._drawing(graph, new_ids) if is_new and self.strips else None
         live_tensors = len(runtime.live_tensors())
+        waiting = self._waiting(graph, anew=bool(tally.executed_barriers))
         state = state_of(runtime)
         # The runtime is not called under our lock: its threads wait for it in `_listen`.
         with self._lock:
@@ -316,8 +320,27 @@ class Session:
                 left=tally.left,
                 redundant=tally.redundant,
                 waits=self.progress.waits,
+                looks=tally.looks,
+                apart=tally.apart,
+                waiting=waiting,
             )
         return strip, fingerprint
+
+    def _waiting(self, graph: Graph, *, anew: bool) -> tuple[str, ...]:
+        """Return which earlier cells' tensors make the next step bigger, each told once."""
+        if anew:
+            self._told_waiting.clear()
+        if not graph.nodes:
+            return ()
+        from lazyrt.control.live_tensors import waiting_cells
+
+        found = [
+            each
+            for each in waiting_cells(graph, self.names_in(graph))
+            if each.nodes >= _MIN_WAITING and each.cell not in self._told_waiting
+        ]
+        self._told_waiting.update(each.cell for each in found)
+        return tuple(map(str, found))
 
     def _drawing(self, graph: Graph, new_ids: frozenset[int]) -> DrawGraph:
         from lazyviz.render.model import draw_graph

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from lazyrt.observe import events
 from lazyviz.ledger import Ledger, Piece
-from lazyviz.render.state import Left, Redundant, Repeat
+from lazyviz.render.state import Apart, Left, Looked, Redundant, Repeat
 from lazyviz.render.strip import Barrier, Fallback, SingleOps
 
 if TYPE_CHECKING:
@@ -26,6 +26,10 @@ _MAX_EXECUTIONS = 16
 _MAX_OPEN_INTERVALS = 64
 _MIN_EMPTY = 2
 _MAX_LOWERED = 8
+_MIN_LOOKED = 100
+_MIN_APART = 4
+_SMALL_READ = 8  # nodes: a training step's loss is read after more
+_MAX_APART = 1_000
 # Waits for a compile on behalf of these are part of showing a value.
 _LOOKS = ("peek", "op")
 
@@ -127,6 +131,10 @@ class Tally:
     _repeats: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     _empty: dict[tuple[str, str], int] = field(default_factory=dict)
     _left: list[Left] = field(default_factory=list)
+    _looks: list[Looked] = field(default_factory=list)
+    _peeked: list[str] = field(default_factory=list)
+    _read: list[str] = field(default_factory=list)
+    _most_apart: list[str] = field(default_factory=list)
     _fallbacks: dict[tuple[str, str], int] = field(default_factory=dict)
 
     @property
@@ -175,6 +183,20 @@ class Tally:
     def left(self) -> tuple[Left, ...]:
         """What the last loop left pending; empty once a barrier has run it."""
         return tuple(self._left)
+
+    @property
+    def looks(self) -> tuple[Looked, ...]:
+        """Looks that had much to compute, for a step that has not run."""
+        return tuple(self._looks)
+
+    @property
+    def apart(self) -> Apart | None:
+        """The longest row of values that were read one by one, None for a short one."""
+        self._note_apart(self._peeked)
+        row = self._most_apart
+        if len(row) < _MIN_APART:
+            return None
+        return Apart(tensors=tuple(row), times=len(row))
 
     @property
     def redundant(self) -> tuple[Redundant, ...]:
@@ -253,6 +275,7 @@ class Tally:
                 self.peeks += event.strategy in {"slice", "op by op", "reuse"}
                 end = time.perf_counter_ns()
                 self.peek_ns += self._without_executions(end - duration, end)
+                self._look(event)
             case events.TransferFinished():
                 self._transfer(event)
             case events.FallbackUsed(op=op, site=site):
@@ -325,6 +348,29 @@ class Tally:
         )
         return max(0, end_ns - start_ns - sum(waited))
 
+    def _look(self, event: events.TensorMaterialised) -> None:
+        if event.strategy == "memo":
+            return
+        site = str(event.site or "")
+        if event.nodes >= _MIN_LOOKED:
+            took = event.duration_ns
+            self._looks.append(
+                Looked(
+                    tensor=event.tensor, site=site, nodes=event.nodes, duration_ns=took
+                )
+            )
+        if len(self._peeked) < _MAX_APART:
+            self._peeked.append(event.tensor)
+
+    def _end_of_peeks(self) -> None:
+        self._note_apart(self._peeked)
+        self._peeked = []
+
+    def _note_apart(self, row: list[str]) -> None:
+        if len(row) > len(self._most_apart):
+            self._most_apart = list(row)
+        del row[_MAX_APART:]
+
     def _barrier(self, event: events.BarrierFinished) -> None:
         end = self._spend("dispatch", event.duration_ns, event.site)
         self._awaited_since = end if event.cause.startswith("read") else None
@@ -337,6 +383,13 @@ class Tally:
             return
         self.executed_barriers += 1
         self._left.clear()
+        self._looks.clear()  # what ran twice is told by the barrier's repeats
+        self._end_of_peeks()
+        if self._awaited_since is not None and event.nodes <= _SMALL_READ:
+            self._read.append(event.tensor)
+            self._note_apart(self._read)
+        else:
+            self._read = []
         tensor = event.tensor if event.cut is not None else ""
         key = event.cause, site, tensor, event.cut
         entry = self._barriers.setdefault(key, [0, 0, 0])

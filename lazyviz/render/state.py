@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from lazyviz.render.strip import Barrier
 
 
+_MAX_READ = 3
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     """What decides what the next line may do.
@@ -80,6 +83,36 @@ class Redundant:
     site: str
     times: int
     before: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """A look that had much to compute, and left its step as it was.
+
+    Attributes:
+        tensor: What was looked at, in the user's words; empty if not known.
+        site: Where.
+        nodes: How many ops ran for it.
+        duration_ns: How long they took.
+    """
+
+    tensor: str
+    site: str
+    nodes: int
+    duration_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apart:
+    """Values that were read one by one, each by an execution of its own.
+
+    Attributes:
+        tensors: What was read, in the user's words.
+        times: How many reads there were.
+    """
+
+    tensors: tuple[str, ...]
+    times: int
 
 
 def open_parts(state: State) -> list[str]:
@@ -161,6 +194,37 @@ its step had run. Look after it, or use add_step_closure()'
         f"{text.plural(repeat.nodes, 'op')} ran twice, {share} % of {steps}, "
         f"{text.duration(repeat.duration_ns)}: {repeat.site} {looked}{many}. "
         "Look after it, or use add_step_closure()"
+    )
+
+
+def looked_text(looked: Looked) -> str:
+    """Return what a look had to run first.
+
+    Example:
+        >>> looked_text(Looked(tensor="y", site="cell 3 line 7", nodes=830, duration_ns=2e8))
+        '830 ops ran first to show y at cell 3 line 7, 200 ms; the step is as before'
+    """
+    where = f" at {looked.site}" if looked.site else ""
+    return (
+        f"{text.plural(looked.nodes, 'op')} ran first to show {looked.tensor or 'a tensor'}"
+        f"{where}, {text.duration(looked.duration_ns)}; the step is as before"
+    )
+
+
+def apart_text(apart: Apart) -> str:
+    """Return how many executions reading some values took, and how to do with one.
+
+    Example:
+        >>> apart_text(Apart(tensors=("a", "b", "c", "d"), times=7))
+        '7 values were read one by one: 7 executions. lazyrt.materialise(a, b, c, ...) reads \
+them in one'
+    """
+    names = [*dict.fromkeys(name for name in apart.tensors if name)]
+    shown = ", ".join([*(names or ["a", "b"])[:_MAX_READ], "..."])
+    many = f"{apart.times:,}"
+    return (
+        f"{many} values were read one by one: {many} executions. "
+        f"lazyrt.materialise({shown}) reads them in one"
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lazyviz.render.model import DrawGraph
-    from lazyviz.render.state import Left, Redundant, Repeat, State
+    from lazyviz.render.state import Apart, Left, Looked, Redundant, Repeat, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +94,9 @@ class Strip:
         left: What loops that ended early left pending.
         redundant: Barriers that keep finding nothing to run.
         waits: Waits of more than a moment, in words.
+        looks: Looks that had much to compute.
+        apart: Values that were read one by one; None where none were.
+        waiting: Earlier cells' tensors that make the next step's graph bigger, in words.
     """
 
     pending_ops: int = 0
@@ -126,3 +129,6 @@ class Strip:
     left: tuple[Left, ...] = ()
     redundant: tuple[Redundant, ...] = ()
     waits: tuple[str, ...] = ()
+    looks: tuple[Looked, ...] = ()
+    apart: Apart | None = None
+    waiting: tuple[str, ...] = ()

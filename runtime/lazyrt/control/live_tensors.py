@@ -483,6 +483,32 @@ def _waiting(rows: Sequence[LiveRow]) -> tuple[Waiting, ...]:
     return tuple(found)
 
 
+def waiting_cells(graph: Graph, names: Mapping[Value, str]) -> tuple[Waiting, ...]:
+    """Return the same of a graph alone: no tensor is looked for.
+
+    Args:
+        graph: The pending graph.
+        names: The user's names of its roots, as far as they are known.
+    """
+    by_cell: dict[int, list[Value]] = defaultdict(list)
+    for root in graph.roots:
+        site = root.node.provenance.site if root.node is not None else None
+        if site is not None and site.cell is not None:
+            by_cell[site.cell].append(root)
+    found = []
+    for cell in sorted(by_cell)[:-1]:
+        mine = set(by_cell[cell])
+        others = [root for root in graph.roots if root not in mine]
+        alone = set(graph.nodes) - nodes_under(others)
+        held = [root for root in by_cell[cell] if root.node in alone]
+        if held:
+            called = tuple(names[root] for root in held if root in names)
+            found.append(
+                Waiting(cell=cell, names=called, count=len(held), nodes=len(alone))
+            )
+    return tuple(found)
+
+
 def _node(row: LiveRow) -> Node | None:
     return row._value.node if row._value is not None else None
 

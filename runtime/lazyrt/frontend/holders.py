@@ -65,8 +65,10 @@ def holders_of_buffers(
 
 
 def _distinct(found: list[Name]) -> tuple[Name, ...]:
-    """Return places without the second mention of a variable, as a local and as a global."""
-    return tuple({name.text: name for name in reversed(found)}.values())[::-1]
+    """Return places without second mentions: a local as a global, `_4` beside `Out[4]`."""
+    once = tuple({name.text: name for name in reversed(found)}.values())[::-1]
+    results = {f"_{name.text[4:-1]}" for name in once if name.text.startswith("Out[")}
+    return tuple(name for name in once if name.text not in results)
 
 
 def _modules_of_the_user() -> Iterator[ModuleType]:
