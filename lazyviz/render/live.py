@@ -109,5 +109,5 @@ def question(name: str, count: int, size: str) -> str:
 
 def answer(text: str, *, failed: bool = False) -> str:
     """Return what came of a request, with its lines kept."""
-    role = ' class="lzx" role="alert"' if failed else ""
-    return f"<span{role}>{'<br>'.join(map(markup, text.splitlines()))}</span>"
+    role = ' class="lzl-said lzx" role="alert"' if failed else ' class="lzl-said"'
+    return f"<span{role}>{markup(text)}</span>"

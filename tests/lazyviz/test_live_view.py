@@ -83,7 +83,8 @@ def test_a_result_is_let_go_at_once_and_a_variable_after_a_question(table, used)
     (question,) = ask(table, kind="drop", name="large")
 
     assert (
-        tables[-1]["html"] == "<span>Dropped Out[6]: 1 tensor, 8 bytes, freed.</span>"
+        tables[-1]["html"]
+        == '<span class="lzl-said">Dropped Out[6]: 1 tensor, 8 bytes, freed.</span>'
     )
     assert "large" in used.user_ns
     assert (
@@ -95,7 +96,10 @@ def test_a_result_is_let_go_at_once_and_a_variable_after_a_question(table, used)
     _, note = ask(table, kind="drop", name="large", confirmed=True)
 
     assert "large" not in used.user_ns
-    assert note["html"] == "<span>Dropped large: 1 tensor, 396 bytes, freed.</span>"
+    assert (
+        note["html"]
+        == '<span class="lzl-said">Dropped large: 1 tensor, 396 bytes, freed.</span>'
+    )
     assert ask(table, kind="keep") == [{"kind": "note", "html": ""}]
 
 

@@ -9,12 +9,20 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import torch
 
 import lazyviz
+from lazyrt.control.live_tensors import Growth, LiveReport, LiveRow, Waiting
+from lazyrt.execution.looking import Look, Summary
+from lazyrt.ir.snapshot import Name
+from lazyrt.observe.events import Site
+from lazyviz.live import Target
 from lazyviz.render import dot, escape, html, panel, svg, text
+from lazyviz.render.live import answer, live_table, question
 from lazyviz.render.model import Box, DrawGraph
-from lazyviz.render.state import Left, Redundant, Repeat, State
+from lazyviz.render.state import Apart, Left, Looked, Redundant, Repeat, State
 from lazyviz.render.strip import Barrier, Fallback, SingleOps, Strip
+from lazyviz.render.tensor import Shown, tensor_html
 from tests.conftest import displayed
 from tests.payloads import MARK, PAYLOADS
 
@@ -128,8 +136,34 @@ def strip(payload):
         redundant=(Redundant(cause=payload, site=payload, times=2, before=payload),),
         parts=(("trace", 5), ("compile", 4)),
         waits=(payload,),
+        looks=(Looked(tensor=payload, site=payload, nodes=1, duration_ns=2),),
+        apart=Apart(tensors=(payload,), times=5),
+        waiting=(payload,),
         wall_ns=9,
     )
+
+
+def shown_tensor(payload):
+    summary = Summary(
+        shape=(4, 5), dtype=torch.float32, nan=1, infinite=0, low=0.0, high=1.0,
+        mean=0.5, std=0.1, nonzero=19, counts=(1, 2),
+    )  # fmt: skip
+    look = Look(summary=summary, value=torch.ones(4, 5), at=(0, 0), is_whole=True)
+    return Shown(facts=payload, text=payload, look=look, plan=payload, listing=payload)
+
+
+def live_report(payload):
+    site = Site(payload, 3, payload)
+    row = LiveRow(
+        id=1, names=(payload,), shape=(2,), dtype=torch.float32, device="lazyrt:0",
+        nbytes=8, is_pending=True, op=payload, ir_nodes=3, age=0, site=site,
+        frames=(site,), holders=(Name(payload, payload),), growth=1,
+    )  # fmt: skip
+    growth = Growth(
+        holder=payload, per_step=1, first=0, last=3, count=4, nbytes=5, site=site
+    )
+    waiting = Waiting(cell=1, names=(payload,), count=1, nodes=2)
+    return LiveReport(rows=(row,), step=1, growth=(growth,), waiting=(waiting,))
 
 
 def pages(payload):
@@ -140,7 +174,13 @@ def pages(payload):
     yield "inline svg", svg.draw(graph, engine="layered", inline=True).svg
     yield "graph", html.graph_html(graph, engine="layered", css_class=payload)
     yield "folded", html.folded(payload, html.pre(payload), css_class=payload)
-    yield "value", html.value_html(payload, payload)
+    yield "tensor", tensor_html(shown_tensor(payload))
+    live = live_report(payload)
+    targets = {1: [Target(name=payload, asks=True)]}
+    yield "live", live.to_html()
+    yield "live table", live_table(live, targets, "size", reverse=False)
+    yield "live question", question(payload, 2, payload)
+    yield "live answer", answer(payload, failed=True)
     yield "table", html.table([payload, "n"], [(payload, 1)])
     section = html.Section(title=payload, body=html.muted(payload), anchor=payload)
     yield "page", html.page_html(payload, [section], generator=payload, is_locked=True)
