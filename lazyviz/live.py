@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazyviz.lazytensors import is_lazy
 from lazyviz.render import text
+from lazyviz.render.live import Target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -99,19 +100,6 @@ def report(
 
 
 # --- letting go
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """Something that can be let go of.
-
-    Attributes:
-        name: As `%lazy drop` takes it: a variable, `Out[4]` or `traceback`.
-        asks: Whether a click should ask first: a variable is the user's own.
-    """
-
-    name: str
-    asks: bool
 
 
 def targets(row: LiveRow, namespace: Mapping[str, Any]) -> tuple[Target, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lazyviz.render.escape import markup
@@ -10,12 +11,23 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from lazyrt import LiveReport
-    from lazyviz.live import Target
-
 _MAX_ROWS = 300
 _NUMBERS = frozenset(("id", "size", "ops", "age"))
 _SAYS = {True: "descending", False: "ascending"}
 _ARROWS = {"descending": "▼", "ascending": "▲"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Something that can be let go of.
+
+    Attributes:
+        name: As `%lazy drop` takes it: a variable, `Out[4]` or `traceback`.
+        asks: Whether a click should ask first: a variable is the user's own.
+    """
+
+    name: str
+    asks: bool
 
 
 def live_table(

@@ -16,9 +16,8 @@ from lazyrt.control.live_tensors import Growth, LiveReport, LiveRow, Waiting
 from lazyrt.execution.looking import Look, Summary
 from lazyrt.ir.snapshot import Name
 from lazyrt.observe.events import Site
-from lazyviz.live import Target
 from lazyviz.render import dot, escape, html, panel, svg, text
-from lazyviz.render.live import answer, live_table, question
+from lazyviz.render.live import Target, answer, live_table, question
 from lazyviz.render.model import Box, DrawGraph
 from lazyviz.render.state import Apart, Left, Looked, Redundant, Repeat, State
 from lazyviz.render.strip import Barrier, Fallback, SingleOps, Strip
