@@ -13,7 +13,8 @@ from lazyrt.observe import events
 from tests.harness import DEVICE
 
 
-@pytest.fixture(params=["cpu", "other"])
+# The other way compiles each reduction, which takes a CPU seconds.
+@pytest.fixture(params=["cpu", pytest.param("other", marks=pytest.mark.slow)])
 def place(request, monkeypatch):
     """Both ways: data read in place, and data that the device reduces."""
     if request.param == "other":
