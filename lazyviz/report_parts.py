@@ -108,17 +108,18 @@ def collect(
 def _cells_of(
     current: Session, *, source: bool
 ) -> tuple[tuple[int | None, str, CellRecord | None], ...]:
-    records = {record.number: record for record in current.cells}
-    if not source:
-        records = {number: _bare(record) for number, record in records.items()}
+    records = [record if source else _bare(record) for record in current.cells]
     sources = _sources(current.shell) if source else {}
-    numbers = sorted(
-        {*records, *sources}, key=lambda number: -1 if number is None else number
-    )
-    return tuple(
-        (n, sources.get(n, "") if n is not None else "", records.get(n))
-        for n in numbers
-    )
+    # Front ends that run cells without a history give several the same number.
+    last = {record.number: record for record in records}
+    found: list[tuple[int | None, str, CellRecord | None]] = [
+        (number, shown, None) for number, shown in sources.items() if number not in last
+    ]
+    for record in records:
+        number = record.number
+        is_last = number is not None and last[number] is record
+        found.append((number, sources.get(number, "") if is_last else "", record))
+    return tuple(sorted(found, key=lambda cell: -1 if cell[0] is None else cell[0]))
 
 
 _Told = TypeVar("_Told", "StepRow", "Barrier", "Repeat", "Looked", "events.Repeat")
@@ -251,14 +252,19 @@ def _environment(facts: Facts) -> str:
 def _cells(facts: Facts) -> str:
     if not facts.cells:
         return html.muted("No cell was recorded.")
-    newest = map(_cell, reversed(facts.cells[-_MAX_CELLS:]))
+    kept = facts.cells[-_MAX_CELLS:]
+    last = {cell[0]: place for place, cell in enumerate(kept)}
+    newest = (
+        _cell(kept[place], linked=last[kept[place][0]] == place)
+        for place in reversed(range(len(kept)))
+    )
     return _latest(newest, len(facts.cells), 2 * _MIB, "earlier cell")
 
 
-def _cell(cell: tuple[int | None, str, CellRecord | None]) -> str:
+def _cell(cell: tuple[int | None, str, CellRecord | None], *, linked: bool) -> str:
     number, source, record = cell
     title = "outside the count" if number is None else f"In [{number}]"
-    anchor = "" if number is None else f' id="cell-{number}"'
+    anchor = f' id="cell-{number}"' if linked and number is not None else ""
     parts = [f"<h3{anchor}>{title}</h3>"]
     if source:
         shown = privacy.masked(source[:_MAX_SOURCE].rstrip())
@@ -276,9 +282,10 @@ def _steps(facts: Facts) -> str:
         return html.muted("No step has run.")
     header, cells = reports.step_table(rows)
     at = header.index("cell") if "cell" in header else -1
+    shown_cells = {cell[0] for cell in facts.cells[-_MAX_CELLS:]}
     for row in cells:
         row[0] = Fragment(f'<span id="step-{row[0]}">{row[0]}</span>')
-        if at >= 0 and row[at] != "":
+        if at >= 0 and row[at] in shown_cells:
             row[at] = Fragment(f'<a href="#cell-{row[at]}">{row[at]}</a>')
     shown = html.table(header, [[_clip(each) for each in row] for row in cells])
     earlier = len(facts.steps) - len(rows)

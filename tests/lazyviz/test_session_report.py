@@ -222,6 +222,20 @@ def test_a_report_is_bounded_however_long_the_session(lab, tmp_path, monkeypatch
     assert sum(part.nbytes for part in report_parts.PARTS) < MAX_BYTES
 
 
+def test_cells_without_a_history_are_all_told(lab, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for line in ("y = x * 2", "y = x * 3; lazyrt.mark_step()"):
+        lab.run_cell(line, store_history=False)
+    lab.display_pub.outputs.clear()
+
+    page = report(lab)
+
+    assert page.count("executed 1 in") == 2  # one is the setup's
+    assert page.count("1 pending op (+1 here)") >= 1
+    ids = Outline(page).values("id")
+    assert len(ids) == len(set(ids))
+
+
 def test_a_part_that_fails_leaves_the_others(lab, tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
 

@@ -344,6 +344,8 @@ def _report(
     buffers: Sequence[Buffer], holders: Mapping[int, tuple[Name, ...]], threshold: int
 ) -> LiveReport:
     alive = [buffer for buffer in buffers if buffer.data.__class__ is not Lost]
+    # Numbers are given in this order, so that two runs of a program have the same ones.
+    alive.sort(key=lambda buffer: _birth(buffer, holders.get(id(buffer), ())))
     values = {
         id(buffer): buffer.value
         for buffer in alive
@@ -391,6 +393,13 @@ def _row(
         holders=holders,
         _value=value,
     )
+
+
+def _birth(buffer: Buffer, holders: Sequence[Name]) -> tuple[int, str, str, str]:
+    """Return what tells buffers apart in the same way in each run of a program."""
+    born = getattr(buffer, "born", pending.number)
+    site = str(getattr(buffer, "made_at", None) or "")
+    return born, site, holders[0].text if holders else "", str(buffer.type[0])
 
 
 def _number(buffer: Buffer) -> int:
