@@ -389,6 +389,7 @@ LINES = {
         "drop traceback"
     ],  # alone it drops the step's ops, which is what it is for
     "reuse": ["reuse h"],
+    "help": ["help"],
     "timeline": ["timeline", "timeline 3", "timeline --export trace.json"],
     "report": ["report page.html"],
     "on": ["off", "on"],

@@ -153,6 +153,7 @@ MAGICS = {
     "cache": "executable",
     "eager": "lazy",
     "timeline": "cell",
+    "help": "explore",
     "reuse y": "peek",
     "diff last": "instructions",
     "report page.html": "Wrote",
