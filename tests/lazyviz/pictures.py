@@ -22,20 +22,19 @@ from tests.lazyviz.labs import (
 
 CELLS = [
     (
+        "%load_ext lazyviz\n"
         "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
         "import lazyrt\n"
-        "torch.zeros(1, device='lazyrt').item()"
+        "lazyrt.config.cache_dir = None"
     ),
     (
-        "%load_ext lazyviz\n"
         "class Net(nn.Module):\n"
         "    def __init__(self):\n"
         "        super().__init__()\n"
-        "        self.encoder = nn.Sequential(nn.Linear(16, 32), nn.Tanh())\n"
+        "        self.hidden = nn.Linear(16, 32)\n"
         "        self.head = nn.Linear(32, 4)\n"
         "    def forward(self, x):\n"
-        "        return self.head(self.encoder(x))\n"
-        "lazyrt.config.cache_dir = None\n"
+        "        return self.head(torch.tanh(self.hidden(x)))\n"
         "torch.manual_seed(0)\n"
         "model = Net().to('lazyrt')\n"
         "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"

@@ -286,13 +286,17 @@ class LiveReport:
 
     def _html_table(self, limit: int) -> str:
         header, rows = self.table()
-        head = "".join(f"<th>{html.escape(title)}</th>" for title in header)
+        head = "".join(
+            f'<th style="{_STYLES[title]}">{html.escape(title)}</th>'
+            for title in header
+        )
         shown = "".join(
-            f"<tr>{''.join(map(_html_cell, row))}</tr>" for row in rows[:limit]
+            f"<tr>{''.join(map(_html_cell, header, row))}</tr>" for row in rows[:limit]
         )
         more = f"<p>… and {len(rows) - limit:,} more</p>" if len(rows) > limit else ""
         return (
-            f"<table><thead><tr>{head}</tr></thead><tbody>{shown}</tbody></table>{more}"
+            f'<table style="font-size:12px">'
+            f"<thead><tr>{head}</tr></thead><tbody>{shown}</tbody></table>{more}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -584,6 +588,13 @@ _STEERING = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 _NUMBERS = frozenset(("id", "size", "ops", "age"))
+# A front end's own style sets words to the right, too.
+_STYLES = {
+    title: "text-align:right;white-space:nowrap"
+    if title in _NUMBERS
+    else "text-align:left"
+    for title in COLUMNS
+}
 
 
 def _text_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
@@ -610,9 +621,8 @@ def _plain(text: str) -> str:
     return _STEERING.sub("\ufffd", " ".join(text.split()))
 
 
-def _html_cell(cell: object) -> str:
-    side = ' style="text-align:right"' if isinstance(cell, int) else ""
-    return f"<td{side}>{html.escape(_text_cell(cell))}</td>"
+def _html_cell(title: str, cell: object) -> str:
+    return f'<td style="{_STYLES[title]}">{html.escape(_text_cell(cell))}</td>'
 
 
 def _plural(count: int, noun: str) -> str:
