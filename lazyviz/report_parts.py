@@ -118,7 +118,7 @@ def _cells_of(
     for record in records:
         number = record.number
         is_last = number is not None and last[number] is record
-        found.append((number, sources.get(number, "") if is_last else "", record))
+        found.append((number, sources.get(number or 0, "") if is_last else "", record))
     return tuple(sorted(found, key=lambda cell: -1 if cell[0] is None else cell[0]))
 
 
