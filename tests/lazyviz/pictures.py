@@ -86,6 +86,10 @@ def take(tab, address, folder):
     )
     cells = [run_cell(tab, index) for index in range(4)]
     cells[2].locator(".lazyviz-strip summary").first.click()
+    # The whole drawing, which scrolls otherwise.
+    cells[2].locator(".lazyviz-strip div:has(> img)").last.evaluate(
+        "box => { box.style.maxHeight = 'none'; }"
+    )
     # While the step is pending; afterwards this value is gone.
     tab.locator(".lzg-host g[aria-label*='aten.tanh']").first.click()
     tab.locator(".lzg-panel [data-value]").first.wait_for(timeout=60_000)
