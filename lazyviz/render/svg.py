@@ -250,7 +250,8 @@ def _variables(colours: dict[str, tuple[str, str, str]], theme: int) -> str:
         f"--{key}f:{fill};--{key}s:{line};--{key}t:{ink};"
         for key, (fill, line, ink) in colours.items()
     )
-    return "".join(each) + f"--root:{_ROOT[theme]};--quiet:{_QUIET[theme]}"
+    others = {"root": _ROOT, "sel": _SELECTED, "quiet": _QUIET}
+    return "".join(each) + ";".join(f"--{k}:{v[theme]}" for k, v in others.items())
 
 
 def _hint(hint: str, height: int) -> str:

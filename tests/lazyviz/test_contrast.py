@@ -57,12 +57,20 @@ def test_the_text_of_a_box_stands_out_from_it(theme, kind):
     assert contrast(ink, fill, float(detail)) >= 4.5
 
 
+def test_each_colour_that_a_drawing_names_is_defined():
+    style = svg.stylesheet(inline=True)
+
+    used = set(re.findall(r"var\(--(\w+)\)", style))
+    assert used <= set(re.findall(r"--(\w+):#", style)) | {"f", "s", "t"}
+
+
 @pytest.mark.parametrize("theme", PAPER)
 def test_legends_and_the_frame_of_an_output_stand_out_from_the_page(theme):
     at = list(PAPER).index(theme)
 
     assert contrast(svg._QUIET[at], PAPER[theme]) >= 4.5
-    assert contrast(svg._ROOT[at], PAPER[theme]) >= 3  # a line, not a text
+    for lines in (svg._ROOT, svg._SELECTED):  # no texts
+        assert contrast(lines[at], PAPER[theme]) >= 3
 
 
 def test_the_words_of_a_page_stand_out_in_every_theme():
