@@ -69,6 +69,8 @@ def example(name, folder):
             return lazyviz.diff(HLO, HLO.replace("add(", "multiply("))
         case "Comparison":
             return lazyviz.compare_modes(torch.ones(2, device="lazyrt") * 3 + 1)
+        case "MinimisedView":
+            return lazyviz.minimise(HLO, lambda part: "add" in part.ops)
         case "ExploreView":
             return lazyviz.explore(HLO)
         case "TimelineShown":
@@ -107,6 +109,7 @@ WORDS = {
     "Comparison": "agree",
     "TimelineShown": "cell",
     "ExploreView": "negate",
+    "MinimisedView": "add",
     "Programs": "add",
     "XlaDump": "jit_f",
 }
