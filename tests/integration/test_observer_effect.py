@@ -388,6 +388,7 @@ LINES = {
     "drop": [
         "drop traceback"
     ],  # alone it drops the step's ops, which is what it is for
+    "compile": ["compile"],
     "reuse": ["reuse h"],
     "help": ["help"],
     "timeline": ["timeline", "timeline 3", "timeline --export trace.json"],

@@ -156,6 +156,7 @@ MAGICS = {
     "cache": "executable",
     "eager": "lazy",
     "timeline": "cell",
+    "compile": "compil",
     "help": "explore",
     "reuse y": "peek",
     "diff last": "instructions",
