@@ -390,7 +390,6 @@ LINES = {
     ],  # alone it drops the step's ops, which is what it is for
     "compile": ["compile"],
     "reuse": ["reuse h"],
-    "help": ["help"],
     "timeline": ["timeline", "timeline 3", "timeline --export trace.json"],
     "report": ["report page.html"],
     "on": ["off", "on"],

@@ -157,7 +157,6 @@ MAGICS = {
     "eager": "lazy",
     "timeline": "cell",
     "compile": "compil",
-    "help": "explore",
     "reuse y": "peek",
     "diff last": "instructions",
     "report page.html": "Wrote",
