@@ -105,7 +105,9 @@ class Extension:
             return
         error = _error_of(result)
         self._let_go(error)
-        strip = self.session.finish_cell(error)
+        strip = None
+        with _logged("the strip of a cell"):
+            strip = self.session.finish_cell(error)
         if strip is not None and self.session.strips:
             self._publish(strip)
         if strip is not None:
@@ -183,8 +185,15 @@ def _logged(what: str) -> Iterator[None]:
     """Log an error of ours instead of showing it as one of the user's cell."""
     try:
         yield
-    except Exception:  # noqa: BLE001
-        _log.exception("%s failed", what)
+    except Exception as error:  # noqa: BLE001
+        _log.warning(
+            "lazyviz: %s failed with %s: %s. The cell itself is not affected; the log has the "
+            "traceback at level DEBUG.",
+            what,
+            type(error).__name__,
+            error,
+        )
+        _log.debug("%s failed", what, exc_info=True)
 
 
 def _same_cell(one: ExecutionInfo, other: ExecutionInfo) -> bool:

@@ -401,6 +401,24 @@ def test_debug_after_an_error_prints_values(lab, capsys, monkeypatch):
     assert lazyrt.counters()["executions"] == 0
 
 
+def test_a_strip_that_fails_costs_only_the_strip(lab, monkeypatch, caplog, capsys):
+    def fail(_self, _error):
+        raise AttributeError("no such part")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(session.Session, "finish_cell", fail)
+        assert run(lab, "y = torch.ones(2, device='lazyrt') + 1").success
+    assert "Error in callback" not in capsys.readouterr().out
+    (record,) = [r for r in caplog.records if r.levelname == "WARNING"]
+    assert (
+        "the strip of a cell failed with AttributeError: no such part" in record.message
+    )
+    assert strips(lab) == []
+
+    run(lab, "z = y * 3")
+    assert len(strips(lab)) == 1
+
+
 def test_a_drawing_that_fails_costs_only_the_drawing(lab, monkeypatch, caplog):
     monkeypatch.setattr("lazyviz.render.html.strip_html", lambda _: 1 / 0)
 
