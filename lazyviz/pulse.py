@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 PERIOD_S = 0.02
 QUIET_NS = 1_000_000  # a shorter pause between two ops is part of tracing
 _MAX_LINES = 500
+_SELDOM_NS = 5_000_000
 
 
 class Pulse:
@@ -51,6 +52,7 @@ class Pulse:
         """Begin a cell, on its thread."""
         self.lines = Counter()
         self._thread_id = threading.get_ident()
+        self._asked_ns = 0
         self.ask()
 
     def end(self) -> None:
@@ -68,11 +70,23 @@ class Pulse:
         self._wake.set()
 
     def ask(self, *, sample: bool = False) -> None:
-        """Ask to be told of the next op, unless that was asked already."""
+        """Ask to be told of the next op, unless that was asked already or just now.
+
+        Args:
+            sample: Whether the answer counts as a sample of its line.
+        """
+        now = time.perf_counter_ns()
+        # A loop of short steps is not asked in each of them.
+        if (
+            not sample
+            and now - self._asked_ns < _SELDOM_NS
+            and self._ticker is not None
+        ):
+            return
         with self._lock:
             if self._subscription is not None or not self._thread_id:
                 return
-            self._asked_ns = time.perf_counter_ns()
+            self._asked_ns = now
             self._samples = sample
             self._subscription = events.subscribe(self._answer, events.OpRecorded)
 
