@@ -204,9 +204,9 @@ class Session:
 
     def finish_cell(self, error: BaseException | None) -> Strip | None:
         """Record the running cell; return its strip, or None if it did not touch the device."""
-        ended_ns = time.perf_counter_ns()
         if self._pulse is not None:
             self._pulse.end()
+        ended_ns = time.perf_counter_ns()
         cell, self._running = self._running, None
         self.progress.end_cell()
         runtime = self._runtime
@@ -214,9 +214,9 @@ class Session:
             return None
         if runtime.activity() == cell.activity and not cell.tally.seen:
             return None
-        self._await_executions(runtime, cell)
         wall_ns = ended_ns - cell.started_ns
         parts = cell.tally.ledger.parts(ended_ns)
+        self._await_executions(runtime, cell)  # which is no part of the cell
         strip, fingerprint = self._summary(runtime, wall_ns, parts, cell.tally, error)
         self._note_time(cell, ended_ns, strip)
         self.cells.append(

@@ -116,6 +116,22 @@ def test_the_phases_add_up_to_the_cells_time(session, fake):
     assert strip.compile_ns == 3_000
 
 
+def test_waiting_behind_the_cell_is_no_part_of_it(session, fake):
+    session.start_cell(1)
+    fake.running = 1
+    fake.act(fakes.started())
+
+    def wait(timeout_s):
+        fake.act(fakes.waited(duration_ns=10**12, phase="execute"))
+        return True
+
+    fake.wait = wait
+    strip = session.finish_cell(None)
+
+    assert "execute" not in dict(strip.parts)
+    assert sum(ns for _, ns in strip.parts) == strip.wall_ns
+
+
 def test_attaching_in_the_middle_of_a_cell_records_the_rest(shell, fake):
     session = Session(shell)
     session.start_cell(1)
