@@ -29,6 +29,12 @@ def written(x, mask):
 def picked_by_value(x, mask):
     return x[x > 0]
 
+def selected_into(x, mask):
+    return torch.masked_select(x, mask == 1, out=x.new_empty(0))
+
+def picked_into(x, mask):
+    return torch.ops.aten.index.Tensor_out(x, [mask == 1], out=x.new_empty(0))
+
 def picked_late(x, mask):
     for _ in range(40):
         mask = mask * 1.5 - mask * 0.5
@@ -110,6 +116,26 @@ def test_what_a_mask_reads_decides_whether_it_cuts(library, name):
 
     assert len(cuts) == (name == "picked_late")
     assert_same(found, function(DATA, MASKS[0]))
+
+
+@pytest.mark.parametrize("name", ["selected_into", "picked_into"])
+def test_a_librarys_mask_with_an_out_argument(library, name):
+    function = getattr(library, name)
+
+    with recorded(events.FallbackUsed) as cuts:
+        found = function(DATA.to(DEVICE), MASKS[0].to(DEVICE))
+
+    assert cuts == []
+    assert_same(found, DATA[MASKS[0] == 1])
+
+
+def test_the_users_own_mask_with_an_out_argument():
+    x, mask = DATA.to(DEVICE), (MASKS[0] == 1).to(DEVICE)
+    out = torch.empty(0, device=DEVICE)
+
+    assert_same(torch.masked_select(x, mask, out=out), DATA[MASKS[0] == 1])
+    with pytest.raises(RuntimeError, match=r"broadcast|must match|size"):
+        torch.masked_select(x, mask[:, :3], out=out)
 
 
 def test_a_users_own_mask_cuts_with_its_line():

@@ -36,18 +36,18 @@ def by_positions(
         args: Positional arguments.
         kwargs: Keyword arguments.
     """
-    if pending.eager:
+    name = str(func)
+    if pending.eager or name not in {*_INDEXED, "aten.masked_select.default"}:
         return NotImplemented
+    x, indices, *rest = (
+        *args,
+        *(kwargs[a.name] for a in func._schema.arguments if a.name in kwargs),
+    )
     with torch.no_grad():
-        if str(func) == "aten.masked_select.default":
-            return _masked_select(*args, **kwargs)
-        if str(func) not in _INDEXED:
-            return NotImplemented
-        x, indices, *rest = args
+        if name == "aten.masked_select.default":
+            return _masked_select(x, indices)
         positions = _positions(indices)
-        return (
-            NotImplemented if positions is None else func(x, positions, *rest, **kwargs)
-        )
+        return NotImplemented if positions is None else func(x, positions, *rest)
 
 
 def _masked_select(x: torch.Tensor, mask: torch.Tensor) -> Any:
