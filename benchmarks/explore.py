@@ -31,7 +31,7 @@ _COLUMNS = (
     "open, CPU s",
     "wall s",
     "first click, ms",
-    "second, ms",
+    "later, ms",
 )
 
 

@@ -176,6 +176,7 @@ def test_forms_colours_and_parts_are_chosen_in_the_view(page, record_property):
     page.wait_for_selector(".lzg-host .g", timeout=10_000)
     assert "cell 2 line 3" in page.locator(".lzg-host").inner_text()
     fold.select_option("auto")
+    page.wait_for_selector(".lzg-host .g", state="detached", timeout=10_000)
     hops.select_option("1")
     page.locator(".lzg-host g[aria-label*='aten.relu.default']").first.click()
     panel.locator("button[data-kind=focus]").click()
