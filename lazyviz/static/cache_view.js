@@ -1,22 +1,5 @@
 // The page of lazyviz.widgets.cache_view: sorts the kernel's table and asks for evictions.
 
-function element(tag, className, text) {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  if (text !== undefined) made.textContent = text;
-  return made;
-}
-
-// The kernel escapes all text; what could run is dropped here once more.
-function safe(markup) {
-  const parsed = new DOMParser().parseFromString(markup, "text/html");
-  for (const bad of parsed.querySelectorAll("script,iframe,object,embed,link,svg,img")) bad.remove();
-  for (const each of parsed.querySelectorAll("*")) {
-    for (const { name } of [...each.attributes]) if (/^on|^href$|^src$/i.test(name)) each.removeAttribute(name);
-  }
-  return [...parsed.body.childNodes];
-}
-
 function render({ model, el }) {
   const root = element("div", "lzx-cache"), bar = element("div", "lzx-bar"), host = element("div", "lzx-host");
   const note = element("span", "lzx-note"), refresh = element("button", "", "refresh");

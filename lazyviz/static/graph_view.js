@@ -13,26 +13,6 @@ const SMALLEST = 0.62; // of a drawing's own size
 const CLOSEST = 2.2; // that a drawing begins nearer than all of it
 const HOPS = [1, 2, 3, 4, 5, 6, 7, 8, 9];
 
-function element(tag, className, text) {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  if (text !== undefined) made.textContent = text;
-  return made;
-}
-
-// The kernel escapes all text; what could run is dropped here once more.
-function safe(markup, type) {
-  const parsed = new DOMParser().parseFromString(markup, type);
-  for (const bad of parsed.querySelectorAll("script,foreignObject,iframe,object,embed,link")) bad.remove();
-  for (const each of parsed.querySelectorAll("*")) {
-    for (const { name, value } of [...each.attributes]) {
-      const outside = /^(href|src|xlink:href)$/i.test(name) && !/^(data:image\/png|#)/.test(value);
-      if (/^on/i.test(name) || outside) each.removeAttribute(name);
-    }
-  }
-  return type === "text/html" ? [...parsed.body.childNodes] : [document.importNode(parsed.documentElement, true)];
-}
-
 function panAndZoom(host) {
   let svg = null, whole = [0, 0, 1, 1], box = [...whole], drag = null, moved = false;
   const set = () => svg && svg.setAttribute("viewBox", box.join(" "));

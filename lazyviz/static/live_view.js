@@ -1,25 +1,6 @@
 // The page of lazyviz.widgets.live_view. It shows the table that the kernel makes and sends back
 // what was asked for; it decides nothing about tensors.
 
-function element(tag, className, text) {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  if (text !== undefined) made.textContent = text;
-  return made;
-}
-
-// The kernel escapes all text; what could run is dropped here once more.
-function safe(markup) {
-  const parsed = new DOMParser().parseFromString(markup, "text/html");
-  for (const bad of parsed.querySelectorAll("script,iframe,object,embed,link,style,svg,img")) bad.remove();
-  for (const each of parsed.querySelectorAll("*")) {
-    for (const { name } of [...each.attributes]) {
-      if (/^on/i.test(name) || /^(href|src|style|action|formaction)$/i.test(name)) each.removeAttribute(name);
-    }
-  }
-  return [...parsed.body.childNodes];
-}
-
 function render({ model, el }) {
   const root = element("div", "lzl"), bar = element("div", "lzl-bar");
   const title = element("span", "lzl-title"), stale = element("span", "lzl-stale", "from before the last cell");

@@ -5,23 +5,19 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from importlib import resources
 from typing import TYPE_CHECKING
 
 import anywidget
 import traitlets
 
 from lazyviz import executables
+from lazyviz.widgets import assets
 
 if TYPE_CHECKING:
     from types import ModuleType
 
 _log = logging.getLogger(__name__)
 _KEY = re.compile("[0-9a-f]{32}")
-
-
-def _static(name: str) -> str:
-    return resources.files("lazyviz").joinpath(f"static/{name}").read_text("utf-8")
 
 
 class CacheView(anywidget.AnyWidget):
@@ -33,8 +29,8 @@ class CacheView(anywidget.AnyWidget):
         twin: CSS class of the static copy that the page hides while it is live.
     """
 
-    _esm = _static("cache_view.js")
-    _css = _static("cache_view.css")
+    _esm = assets.page("cache_view")
+    _css = assets.style("cache_view")
 
     table = traitlets.Unicode().tag(sync=True)
     note = traitlets.Unicode().tag(sync=True)

@@ -7,7 +7,6 @@ checked by the explorer; what it is sent is escaped HTML and SVG.
 from __future__ import annotations
 
 import logging
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import anywidget
@@ -15,6 +14,7 @@ import traitlets
 
 from lazyviz.explorer import RequestError
 from lazyviz.render import panel
+from lazyviz.widgets import assets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from lazyviz.explorer import Explorer
 
 _log = logging.getLogger(__name__)
-
-
-def _static(name: str) -> str:
-    return resources.files("lazyviz").joinpath(f"static/{name}").read_text("utf-8")
 
 
 class GraphView(anywidget.AnyWidget):
@@ -39,8 +35,8 @@ class GraphView(anywidget.AnyWidget):
         twin: CSS class of the static copies that the page hides while it is live.
     """
 
-    _esm = _static("graph_view.js")
-    _css = _static("graph_view.css")
+    _esm = assets.page("graph_view")
+    _css = assets.style("graph_view")
 
     title = traitlets.Unicode().tag(sync=True)
     svg = traitlets.Unicode().tag(sync=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import weakref
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import anywidget
@@ -16,6 +15,7 @@ import traitlets
 
 from lazyviz.live_table import MAX_AUTOMATIC_NS, LiveTable, RequestError
 from lazyviz.render import live as drawing
+from lazyviz.widgets import assets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _views: weakref.WeakSet[LiveView] = weakref.WeakSet()
-
-
-def _static(name: str) -> str:
-    return resources.files("lazyviz").joinpath(f"static/{name}").read_text("utf-8")
 
 
 class LiveView(anywidget.AnyWidget):
@@ -42,8 +38,8 @@ class LiveView(anywidget.AnyWidget):
         twin: CSS class of the static copies that the page hides while it is live.
     """
 
-    _esm = _static("live_view.js")
-    _css = _static("live_view.css")
+    _esm = assets.page("live_view")
+    _css = assets.style("live_view")
 
     title = traitlets.Unicode().tag(sync=True)
     table = traitlets.Unicode().tag(sync=True)

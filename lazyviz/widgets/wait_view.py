@@ -10,20 +10,17 @@ from __future__ import annotations
 import _thread
 import signal
 import threading
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import anywidget
 import traitlets
 
+from lazyviz.widgets import assets
+
 if TYPE_CHECKING:
     from lazyviz.progress import Wait
 
 _VIEW = "application/vnd.jupyter.widget-view+json"
-
-
-def _static(name: str) -> str:
-    return resources.files("lazyviz").joinpath(f"static/{name}").read_text("utf-8")
 
 
 class WaitView(anywidget.AnyWidget):
@@ -33,8 +30,8 @@ class WaitView(anywidget.AnyWidget):
         number: Of the wait that is shown; a click that comes after its end says an old one.
     """
 
-    _esm = _static("wait_view.js")
-    _css = _static("wait_view.css")
+    _esm = assets.page("wait_view")
+    _css = assets.style("wait_view")
 
     number = traitlets.Int().tag(sync=True)
     active = traitlets.Bool().tag(sync=True)
