@@ -2,11 +2,12 @@
 
 function render({ model, el }) {
   const root = element("div", "lzx-cache"), bar = element("div", "lzx-bar"), host = element("div", "lzx-host");
-  const note = element("span", "lzx-note"), refresh = element("button", "", "refresh");
-  refresh.type = "button"; note.setAttribute("role", "status");
-  bar.append(refresh, note); root.append(bar, host); el.append(root);
+  const note = element("span", "lzx-note"), waiting = element("span", "lzx-note"), refresh = element("button", "", "refresh");
+  refresh.type = "button"; note.setAttribute("role", "status"); waiting.setAttribute("role", "status");
+  bar.append(refresh, note, waiting); root.append(bar, host); el.append(root);
   const twins = [...document.getElementsByClassName(model.get("twin") || "lzx-none")];
   for (const twin of twins) twin.style.display = "none";
+  const { ask, close } = channel(model, root, (text) => { waiting.textContent = text; });
   let column = -1, upwards = false, armed = null;
 
   const sort = () => {
@@ -27,7 +28,7 @@ function render({ model, el }) {
   root.addEventListener("click", (e) => {
     const button = e.target.closest("button");
     if (!button) return;
-    if (button === refresh) model.send({ kind: "refresh" });
+    if (button === refresh) ask({ kind: "refresh" });
     else if (button.dataset.sort !== undefined) {
       const next = Number(button.dataset.sort);
       upwards = next === column ? !upwards : button.dataset.first === "up";
@@ -37,19 +38,14 @@ function render({ model, el }) {
       if (armed !== button) {
         if (armed) armed.textContent = "evict";
         armed = button; button.textContent = "really?";
-      } else { button.disabled = true; model.send({ kind: "evict", key: button.dataset.key }); }
+      } else { button.disabled = true; ask({ kind: "evict", key: button.dataset.key }); }
     }
   });
   root.dataset.lmSuppressShortcuts = "true";
-  const received = (message) => { if (message.kind === "ready") root.dataset.concurrent = message.concurrent; };
-  const watched = { "change:table": draw, "change:note": say, "msg:custom": received };
+  const watched = { "change:table": draw, "change:note": say };
   for (const [event, answer] of Object.entries(watched)) model.on(event, answer);
   draw(); say();
-  // From the right answer on a click is answered while a cell runs, too; see explorer.py.
-  let greetings = 0;
-  const greet = () => { if (root.dataset.concurrent !== "true" && greetings++ < 12) { model.send({ kind: "hello" }); setTimeout(greet, 500); } };
-  greet();
-  return () => { for (const twin of twins) twin.style.display = ""; for (const [event, answer] of Object.entries(watched)) model.off(event, answer); };
+  return () => { close(); for (const twin of twins) twin.style.display = ""; for (const [event, answer] of Object.entries(watched)) model.off(event, answer); };
 }
 
 export default { render };

@@ -21,3 +21,24 @@ function safe(markup, type = "text/html") {
   }
   return type === "text/html" ? [...parsed.body.childNodes] : [document.importNode(parsed.documentElement, true)];
 }
+
+const PATIENCE_MS = 4000;
+const SILENCE = "No answer yet. The kernel may be at work; if it was restarted, run the cell again.";
+
+// What a page asks of the kernel, and what it says when an answer stays away. It greets until the
+// answer is the right one: from then on a click is answered while a cell runs, too; see explorer.py.
+function channel(model, root, say) {
+  let open = 0, timer = 0, greetings = 0;
+  const heard = (message) => {
+    if (message.kind === "ready") root.dataset.concurrent = message.concurrent;
+    if (message.kind !== "done" || open === 0) return;
+    open -= 1;
+    if (open === 0) { clearTimeout(timer); timer = 0; say(""); }
+  };
+  const send = (request) => { try { model.send(request); } catch { say(SILENCE); } };
+  const ask = (request) => { open += 1; timer = timer || setTimeout(() => say(SILENCE), PATIENCE_MS); send(request); };
+  const greet = () => { if (root.dataset.concurrent !== "true" && greetings++ < 12) { send({ kind: "hello" }); setTimeout(greet, 500); } };
+  model.on("msg:custom", heard);
+  greet();
+  return { ask, send, close: () => { clearTimeout(timer); model.off("msg:custom", heard); } };
+}

@@ -80,7 +80,7 @@ function panAndZoom(host) {
 
 function render({ model, el }) {
   const root = element("div", "lzg"), bar = element("div", "lzg-bar"), row = element("div", "lzg-row");
-  const title = element("span", "lzg-title"), crumbs = element("nav", "lzg-crumbs"), help = element("div", "lzg-help");
+  const title = element("span", "lzg-title"), crumbs = element("nav", "lzg-crumbs"), help = element("div", "lzg-help"), waiting = element("div", "lzg-waiting");
   const search = element("input"), question = element("button", "", "?"), choices = element("span", "lzg-choices");
   const selects = {}, hops = element("select");
   const labelled = (text, control) => { const label = element("label", "", `${text} `); label.append(control); return label; };
@@ -104,15 +104,15 @@ function render({ model, el }) {
   host.tabIndex = 0; host.setAttribute("role", "application");
   host.setAttribute("aria-label", "graph: arrows pan, plus and minus zoom, zero shows all, Tab walks the ops, Enter shows a value");
   panel.setAttribute("aria-live", "polite"); panel.setAttribute("aria-label", "details");
-  help.hidden = true;
+  help.hidden = true; waiting.hidden = true; waiting.setAttribute("role", "status");
   for (const [key, does] of HELP) { const one = element("span", "", ` ${does}  `); one.prepend(element("kbd", "", key)); help.append(one); }
-  bar.append(title, choices, search, zooms, question, crumbs); row.append(stage, panel); stage.append(host, legend); root.append(bar, help, row); el.append(root);
+  bar.append(title, choices, search, zooms, question, crumbs); row.append(stage, panel); stage.append(host, legend); root.append(bar, help, waiting, row); el.append(root);
   root.dataset.lmSuppressShortcuts = "true"; // JupyterLab's own keys stay out of the view
   // The static copy above is for pages without a kernel.
   const twins = [...document.getElementsByClassName(model.get("twin") || "lzg-none")];
   for (const twin of twins) twin.style.display = "none";
   const view = panAndZoom(host);
-  const ask = (request) => model.send(request);
+  const { ask, close } = channel(model, root, (text) => { waiting.textContent = text; waiting.hidden = !text; });
   const boxes = () => host.querySelectorAll("[data-b]");
   const mark = (name, numbers) => { for (const each of boxes()) each.classList.toggle(name, numbers.includes(Number(each.dataset.b))); };
   const numbered = (number) => host.querySelector(`[data-b="${Number(number)}"]`);
@@ -157,7 +157,6 @@ function render({ model, el }) {
     if (message.kind === "panel" && message.box !== null) { choose(message.box); const shown = numbered(message.box); if (shown) view.reveal(shown); }
     if (message.kind === "state") control();
     if (message.kind === "found") mark("hit", message.boxes);
-    if (message.kind === "ready") root.dataset.concurrent = message.concurrent;
   };
   const requested = (target) => {
     const button = target.closest("button[data-kind]");
@@ -215,11 +214,7 @@ function render({ model, el }) {
 
   const watched = { "change:svg": draw, "change:legend": explain, "change:panel": fill, "change:crumbs": walk, "change:title": name, "change:controls": control, "msg:custom": received };
   for (const [event, answer] of Object.entries(watched)) { model.on(event, answer); if (event !== "msg:custom") answer(); }
-  // From the right answer on a click is answered while a cell runs, too; see explorer.py.
-  let greetings = 0;
-  const greet = () => { if (root.dataset.concurrent !== "true" && greetings++ < 12) { ask({ kind: "hello" }); setTimeout(greet, 500); } };
-  greet();
-  return () => { for (const twin of twins) twin.style.display = ""; for (const [event, answer] of Object.entries(watched)) model.off(event, answer); };
+  return () => { close(); for (const twin of twins) twin.style.display = ""; for (const [event, answer] of Object.entries(watched)) model.off(event, answer); };
 }
 
 export default { render };

@@ -4,13 +4,13 @@
 function render({ model, el }) {
   const root = element("div", "lzl"), bar = element("div", "lzl-bar");
   const title = element("span", "lzl-title"), stale = element("span", "lzl-stale", "from before the last cell");
-  const refresh = element("button", "", "Refresh"), note = element("div", "lzl-note"), table = element("div", "lzl-table");
+  const refresh = element("button", "", "Refresh"), note = element("div", "lzl-note"), waiting = element("div", "lzl-waiting"), table = element("div", "lzl-table");
   refresh.type = "button"; refresh.dataset.kind = "refresh"; refresh.title = "make the table anew (r)";
-  note.setAttribute("role", "status"); title.setAttribute("role", "status");
+  waiting.hidden = true; waiting.setAttribute("role", "status"); note.setAttribute("role", "status"); title.setAttribute("role", "status");
   root.setAttribute("role", "region"); root.setAttribute("aria-label", "live tensors");
   root.dataset.lmSuppressShortcuts = "true"; // JupyterLab's own keys stay out of the table
-  bar.append(title, stale, refresh); root.append(bar, note, table); el.append(root);
-  const ask = (request) => model.send(request);
+  bar.append(title, stale, refresh); root.append(bar, waiting, note, table); el.append(root);
+  const { ask, send, close } = channel(model, root, (text) => { waiting.textContent = text; waiting.hidden = !text; });
 
   // The static copy above is for pages without a kernel.
   let twins = [];
@@ -42,7 +42,6 @@ function render({ model, el }) {
   };
   const name = () => { title.textContent = model.get("title"); };
   const age = () => { stale.hidden = !model.get("stale"); };
-  const received = (message) => { if (message.kind === "ready") root.dataset.concurrent = message.concurrent; };
 
   root.addEventListener("click", (e) => {
     const button = e.target.closest("button[data-kind]");
@@ -62,16 +61,12 @@ function render({ model, el }) {
     e.stopPropagation();
   });
 
-  const watched = { "change:table": fill, "change:note": say, "change:title": name, "change:stale": age, "msg:custom": received };
-  for (const [event, answer] of Object.entries(watched)) { model.on(event, answer); if (event !== "msg:custom") answer(); }
-  const seen = new IntersectionObserver((entries) => ask({ kind: "visible", visible: entries.some((each) => each.isIntersecting) }));
+  const watched = { "change:table": fill, "change:note": say, "change:title": name, "change:stale": age };
+  for (const [event, answer] of Object.entries(watched)) { model.on(event, answer); answer(); }
+  const seen = new IntersectionObserver((entries) => send({ kind: "visible", visible: entries.some((each) => each.isIntersecting) }));
   seen.observe(root);
-  // From the right answer on a click is answered while a cell runs, too; see explorer.py.
-  let greetings = 0;
-  const greet = () => { if (root.dataset.concurrent !== "true" && greetings++ < 12) { ask({ kind: "hello" }); setTimeout(greet, 500); } };
-  greet();
   return () => {
-    seen.disconnect();
+    seen.disconnect(); close();
     for (const twin of twins) twin.style.display = "";
     for (const [event, answer] of Object.entries(watched)) model.off(event, answer);
   };

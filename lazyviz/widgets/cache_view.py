@@ -54,6 +54,8 @@ class CacheView(anywidget.AnyWidget):
         except Exception as error:  # noqa: BLE001 - the page says it
             _log.exception("a request of the table of executables failed")
             self.note = f"{type(error).__name__}: {error}"
+        finally:
+            assets.acknowledge(self, content)
 
     def _answer(self, request: object) -> None:
         match request:

@@ -71,6 +71,8 @@ class GraphView(anywidget.AnyWidget):
         except Exception as error:  # noqa: BLE001 - the page says it
             _log.exception("a request of the graph view failed")
             self._apply({"kind": "panel", "html": panel.error_html(error), "box": None})
+        finally:
+            assets.acknowledge(self, content)
 
     def _apply(self, reply: Mapping[str, Any]) -> None:
         """Keep the state that a page opened later needs, and tell the open ones."""

@@ -87,6 +87,8 @@ class LiveView(anywidget.AnyWidget):
         except Exception as error:  # noqa: BLE001 - the page says it
             _log.exception("a request of the live table failed")
             self.note = drawing.answer(f"{type(error).__name__}: {error}", failed=True)
+        finally:
+            assets.acknowledge(self, content)
 
     def _seen(self, *, is_visible: bool) -> None:
         self._visible = is_visible

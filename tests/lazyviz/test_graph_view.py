@@ -46,7 +46,17 @@ def test_a_click_fills_the_panel(view):
 
     assert f'data-value="{relu[1]}"' in widget.panel
     assert "2., 2., 2." in widget.panel
-    assert sent == [{"kind": "panel", "box": int(relu[2])}] * 2
+    # First what it will cost, then the value; then the page knows that this was all.
+    assert sent == [{"kind": "panel", "box": int(relu[2])}] * 2 + [{"kind": "done"}]
+
+
+def test_every_request_but_a_greeting_ends_with_a_word(view):
+    widget, sent = view
+
+    widget._handle_custom_msg({"kind": "hello"}, [])
+    assert {"kind": "done"} not in sent
+    widget._handle_custom_msg({"kind": "no such"}, [])
+    assert sent[-1] == {"kind": "done"}
 
 
 @pytest.mark.parametrize(

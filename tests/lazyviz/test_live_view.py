@@ -171,7 +171,7 @@ def test_the_view_applies_what_is_asked(view, used):
     widget._handle_custom_msg({"kind": "nothing"}, [])
     assert 'role="alert"' in widget.note
     widget._handle_custom_msg({"kind": "hello"}, [])
-    assert sent == [{"kind": "ready", "concurrent": False}]
+    assert sent == [{"kind": "done"}] * 3 + [{"kind": "ready", "concurrent": False}]
     assert repr(widget) == "<live tensors>"
 
 
