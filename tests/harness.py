@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import subprocess
 import sys
@@ -99,11 +100,14 @@ def bytecodes_of(function):
         return trace
 
     before = sys.gettrace()
+    gc.collect()
+    gc.disable()  # a collection runs callbacks of whatever dies in it
     sys.settrace(trace)
     try:
         function()
     finally:
         sys.settrace(before)
+        gc.enable()
     return count
 
 

@@ -124,7 +124,7 @@ def test_what_is_no_notebook_is_said(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status"), [(["--help"], 0), ([], 2), (["report"], 2)]
+    ("arguments", "status"), [(["--help"], 0), ([], 2), (["tower"], 2)]
 )
 def test_the_command_line_explains_itself(capsys, arguments, status):
     assert command_line.main(arguments) == status
