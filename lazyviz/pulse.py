@@ -46,7 +46,7 @@ class Pulse:
         self._thread_id = 0
         self._wake = threading.Event()
         self._ticker: threading.Thread | None = None
-        self._closed = False
+        self._stop = threading.Event()
 
     def begin(self) -> None:
         """Begin a cell, on its thread."""
@@ -65,7 +65,7 @@ class Pulse:
 
     def close(self) -> None:
         """Stop for good."""
-        self._closed = True
+        self._stop.set()
         self._withdraw()
         self._wake.set()
 
@@ -85,6 +85,8 @@ class Pulse:
             return
         with self._lock:
             if self._subscription is not None or not self._thread_id:
+                return
+            if self._stop.is_set():  # closed while the ticker was about to ask
                 return
             self._asked_ns = now
             self._samples = sample
@@ -128,8 +130,7 @@ class Pulse:
     def _tick(self) -> None:
         while True:
             self._wake.wait()
-            if self._closed:
+            if self._stop.wait(PERIOD_S):
                 return
-            time.sleep(PERIOD_S)
             if self._wake.is_set():
                 self.ask(sample=True)

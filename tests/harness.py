@@ -100,7 +100,6 @@ def bytecodes_of(function):
         return trace
 
     before = sys.gettrace()
-    gc.collect()
     gc.disable()  # a collection runs callbacks of whatever dies in it
     sys.settrace(trace)
     try:

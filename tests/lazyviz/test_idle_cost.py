@@ -4,6 +4,7 @@ import torch
 
 import lazyrt
 from lazyrt.observe import events
+from lazyviz import pulse
 from tests.harness import DEVICE, bytecodes_of
 
 
@@ -19,7 +20,11 @@ def cost_of_recording(x):
     return bytecodes_of(lambda: record(x))
 
 
-def test_s0_17_recording_costs_the_same_with_the_extension_loaded_and_unloaded(shell):
+def test_s0_17_recording_costs_the_same_with_the_extension_loaded_and_unloaded(
+    shell, monkeypatch
+):
+    # Where the time goes is sampled, at most fifty times a second, whatever is recorded.
+    monkeypatch.setattr(pulse, "PERIOD_S", 3600)
     x = torch.ones(8).to(DEVICE)
     lazyrt.mark_step()
     alone = cost_of_recording(x)
@@ -45,3 +50,14 @@ def test_s0_17_listening_to_each_op_is_what_would_cost():
         listened = cost_of_recording(x)
 
     assert listened > alone
+
+
+def test_a_closed_pulse_asks_nothing_more():
+    beat = pulse.Pulse(lambda *_: None)
+    beat.begin()
+    assert events.op_listeners
+
+    beat.close()
+    beat.ask(sample=True)  # as the ticker does that was about to
+
+    assert not events.op_listeners
