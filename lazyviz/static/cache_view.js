@@ -2,7 +2,7 @@
 
 function render({ model, el }) {
   const root = element("div", "lzx-cache"), bar = element("div", "lzx-bar"), host = element("div", "lzx-host");
-  const note = element("span", "lzx-note"), waiting = element("span", "lzx-note"), refresh = element("button", "", "refresh");
+  const note = element("span", "lzx-note"), waiting = element("span", "lzx-waiting"), refresh = element("button", "", "refresh");
   refresh.type = "button"; note.setAttribute("role", "status"); waiting.setAttribute("role", "status");
   bar.append(refresh, note, waiting); root.append(bar, host); el.append(root);
   const twins = [...document.getElementsByClassName(model.get("twin") || "lzx-none")];
