@@ -64,6 +64,7 @@ def test_a_python_for_torch_xla_that_is_not_there_is_named(capsys, monkeypatch):
     assert "is '/no/such/python', which is not a file" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_micro_benchmark_prints_its_table_and_writes_json(capsys, tmp_path):
     file = tmp_path / "trace.json"
 

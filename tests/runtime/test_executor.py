@@ -481,6 +481,7 @@ print(interrupts, len(ignored))
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_recording_neither_kills_the_process_nor_gets_lost():
     assert run_python(TRAINING) == "150 0"
 
@@ -504,6 +505,7 @@ print(loss.item(), c["compiles"], c["peek_compiles"], c["disk_hits"], c["executi
 """
 
 
+@pytest.mark.slow
 def test_a_second_process_compiles_nothing_afresh(tmp_path):
     first = run_python(CACHED, LAZYRT_CACHE_DIR=str(tmp_path)).splitlines()[-1].split()
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
