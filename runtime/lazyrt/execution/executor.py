@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -113,7 +113,7 @@ def barrier(
             nodes = len(plan.graph.nodes)
             repeats = _repeats(plan.graph)
             with deferred_interrupt():
-                results = _run(plan)
+                results = run_plan(plan)
                 _commit(live, wanted, results, _note_run(plan, ended or step))
         else:
             _commit(live, wanted, (), None)
@@ -343,7 +343,8 @@ def pack_arguments(plan: Plan) -> list[Any]:
     return args
 
 
-def _run(plan: Plan) -> list[Any]:
+def run_plan(plan: Plan, purpose: Literal["step", "peek"] = "step") -> list[Any]:
+    """Hand a plan to the device; return the data of the wanted values, in their order."""
     args = pack_arguments(plan)
     started = time.perf_counter_ns()
     with jax_compat.scope():
@@ -352,7 +353,7 @@ def _run(plan: Plan) -> list[Any]:
     events.emit(
         events.ExecuteStarted(
             fingerprint=graph.fingerprint,
-            purpose="step",
+            purpose=purpose,
             step=pending.number,
             nodes=len(graph.nodes),
             inputs=len(args),
@@ -363,7 +364,7 @@ def _run(plan: Plan) -> list[Any]:
         )
     )
     watcher.watch(
-        token, fingerprint=graph.fingerprint, purpose="step", step=pending.number, started_ns=started,
+        token, fingerprint=graph.fingerprint, purpose=purpose, step=pending.number, started_ns=started,
     )  # fmt: skip
     return [results[rank] for rank in plan.order]
 

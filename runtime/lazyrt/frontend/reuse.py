@@ -12,10 +12,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lazyrt import jax_compat
 from lazyrt.config import config
-from lazyrt.execution import compiler, forks, watcher
-from lazyrt.execution.executor import pack_arguments, pending_roots, plan_of
+from lazyrt.execution import compiler, forks
+from lazyrt.execution.executor import pending_roots, plan_of, run_plan
 from lazyrt.execution.interrupts import deferred_interrupt
 from lazyrt.frontend import record
 from lazyrt.ir.fingerprint import canonicalise
@@ -171,28 +170,7 @@ def _run(wanted: Iterable[Value]) -> dict[Value, Any]:
     fast = config.compile_tier == "fast"
     executable = compiler.compile_graph(graph, (), fast=fast, purpose="peek")
     plan = plan_of(graph, executable, roots)
-    args = pack_arguments(plan)
-    started = time.perf_counter_ns()
-    with jax_compat.scope():
-        *results, token = jax_compat.dispatcher(executable)(*args)
-    events.emit(
-        events.ExecuteStarted(
-            fingerprint=graph.fingerprint,
-            purpose="peek",
-            step=pending.number,
-            nodes=len(graph.nodes),
-            inputs=len(args),
-            outputs=len(results),
-            donated=0,
-            time_ns=started,
-            dispatch_ns=time.perf_counter_ns() - started,
-        )
-    )
-    watcher.watch(
-        token, fingerprint=graph.fingerprint, purpose="peek", step=pending.number,
-        started_ns=started,
-    )  # fmt: skip
-    return dict(zip(roots, (results[rank] for rank in plan.order), strict=True))
+    return dict(zip(roots, run_plan(plan, "peek"), strict=True))
 
 
 def _hand_over(cut: _Cut, results: dict[Value, Any]) -> None:
