@@ -1,7 +1,9 @@
-"""A tensor's value to look at: statistics, a histogram, a picture, the numbers."""
+"""What was seen of a tensor: statistics, a histogram, a picture, the numbers."""
 
 from __future__ import annotations
 
+import cmath
+import math
 import struct
 import zlib
 from base64 import b64encode
@@ -21,9 +23,7 @@ if TYPE_CHECKING:
 MAX_TEXT = 4_000
 MAX_PYTHON_NUMBERS = 256
 
-_BINS = 40
 _HISTOGRAM = (220, 60)
-_MAX_PIXELS = 96  # a side of a picture; larger ones are averaged over blocks
 _SHOWN_PIXELS = 192
 _MIN_SIDE = 2
 _COLOUR_CHANNELS = 3
@@ -33,15 +33,6 @@ _PLANE = 2
 # Low, middle and high: blue, white and orange are told apart by every kind of sight.
 _LOW, _MIDDLE, _HIGH = (0, 90, 181), (247, 247, 247), (220, 90, 0)
 _NOT_FINITE = (204, 0, 153)
-
-
-def histogram_svg(numbers: Array) -> str:
-    """Return a histogram of the finite numbers, empty when they are all alike or none."""
-    finite = numbers[np.isfinite(numbers)]
-    if finite.size < _MIN_SIDE or finite.min() == finite.max():
-        return ""
-    counts, edges = np.histogram(finite, bins=_BINS)
-    return bars_svg([int(count) for count in counts], float(edges[0]), float(edges[-1]))
 
 
 def bars_svg(counts: Sequence[int], start: float, end: float) -> str:
@@ -64,25 +55,6 @@ def bars_svg(counts: Sequence[int], start: float, end: float) -> str:
         f'<text x="0" y="{height + 12}">{low}</text>'
         f'<text x="{width}" y="{height + 12}" text-anchor="end">{high}</text></svg>'
     )
-
-
-def picture_html(numbers: Array) -> str:
-    """Return a picture of the last two dimensions, empty for what has none.
-
-    Three channels in front are red, green and blue; of other dimensions the first index is
-    shown. Blue is low, orange high, white zero where signs differ; magenta is not finite.
-    """
-    axes = picture_axes(numbers.shape)
-    if not axes:
-        return ""
-    others = [axis for axis in range(numbers.ndim) if axis not in axes]
-    planes = numbers.transpose(*others, *axes)[(0,) * len(others)]
-    sizes = numbers.shape[axes[-2]], numbers.shape[axes[-1]]
-    if planes.ndim > _PLANE:
-        planes = np.stack([_shrunk(channel) for channel in planes])
-    else:
-        planes = _shrunk(planes)
-    return drawn_picture(planes, sizes)
 
 
 def picture_axes(shape: Sequence[int]) -> tuple[int, ...]:
@@ -132,18 +104,6 @@ def drawn_picture(planes: Array, sizes: tuple[int, int]) -> str:
     )
 
 
-def _shrunk(plane: Array) -> Array:
-    """Average blocks until neither side is longer than a picture's."""
-    for axis in (0, 1):
-        length = plane.shape[axis]
-        if length > _MAX_PIXELS:
-            starts = np.linspace(0, length, _MAX_PIXELS, endpoint=False).astype(int)
-            sums = np.add.reduceat(plane, starts, axis=axis)
-            sizes = np.diff(np.append(starts, length))
-            plane = sums / (sizes[:, None] if axis == 0 else sizes)
-    return plane
-
-
 def _coloured(plane: Array) -> Array:
     finite = np.isfinite(plane)
     known = plane[finite]
@@ -185,26 +145,6 @@ def _png(pixels: Array) -> bytes:
 def _chunk(kind: bytes, data: bytes) -> bytes:
     checksum = zlib.crc32(kind + data)
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", checksum)
-
-
-def value_view(value: Any, facts: str) -> str:
-    """Return a CPU tensor's value as HTML: pictures first, the numbers folded below.
-
-    Args:
-        value: Any shape and dtype; of complex numbers the magnitude is drawn.
-        facts: One line of statistics.
-    """
-    parts = [f'<p class="lzf">{marked(facts)}</p>']
-    numbers = _numbers(value)
-    pictures = [
-        part for part in (histogram_svg(numbers), picture_html(numbers)) if part
-    ]
-    if pictures:
-        parts.append(f'<div class="lzw">{"".join(pictures)}</div>')
-    parts.append(_listing("values", str(value), is_open=value.numel() <= 16))  # noqa: PLR2004
-    if value.numel() <= MAX_PYTHON_NUMBERS:
-        parts.append(_listing("as Python", as_python(value)))
-    return "".join(parts)
 
 
 def look_view(look: Look, facts: str, chooser: str = "", at: Sequence[int] = ()) -> str:
@@ -261,19 +201,20 @@ def as_python(value: Any) -> str:
         >>> as_python(torch.tensor([1, 2]))
         'torch.tensor([1, 2], dtype=torch.int64)'
     """
-    plain: Sequence[Any] = value.detach().tolist()
-    text = f"{plain!r}".replace("nan", "float('nan')").replace("inf", "float('inf')")
     shape = tuple(value.shape)
+    text = _literal(value.detach().tolist())
     made = f"torch.tensor({text}, dtype={value.dtype})"
     return made if value.numel() else f"{made}.reshape({shape})"
 
 
-def _numbers(value: Any) -> Array:
-    plain = value.detach()
-    if plain.is_complex():
-        plain = plain.abs()
-    numbers: Array = plain.double().numpy()
-    return numbers
+def _literal(plain: Any) -> str:
+    if isinstance(plain, list):
+        return f"[{', '.join(map(_literal, plain))}]"
+    if isinstance(plain, complex) and not cmath.isfinite(plain):
+        return f"complex({_literal(plain.real)}, {_literal(plain.imag)})"
+    if isinstance(plain, float) and not math.isfinite(plain):
+        return f"float('{plain!r}')"
+    return repr(plain)
 
 
 def _listing(title: str, text: str, *, is_open: bool = False) -> str:

@@ -149,14 +149,28 @@ def regrouped(edits: Edits) -> list[Cause]:
     return [
         Cause(
             kind="regrouped",
-            text=f"the same tensors are joined in other groups{at(site)}: sizes "
-            f"{_sizes(sizes[0])} became {_sizes(sizes[1])}",
+            text=f"the same tensors are joined in other groups{at(site)}: "
+            f"{_resized(*sizes)}",
             fix="flush the buckets before the step ends, so that each step fills them alike",
             now=site,
             before=first_site(edits.a.vertices[k] for k in gone or before),
             taken=edits.take(added=added, removed=removed, changed=changed),
         )
     ]
+
+
+def _resized(before: list[int], now: list[int]) -> str:
+    """Return how the sizes of groups changed.
+
+    Example:
+        >>> _resized([3, 2], [4, 1])
+        'sizes [3, 2] became [4, 1]'
+        >>> _resized([3, 3], [3, 3])
+        'sizes [3, 3] as before, with other members'
+    """
+    if before == now:
+        return f"sizes {_sizes(now)} as before, with other members"
+    return f"sizes {_sizes(before)} became {_sizes(now)}"
 
 
 def _sizes(sizes: list[int]) -> str:
@@ -242,7 +256,7 @@ def _kept(edits: Edits) -> list[Cause]:
                 kind="closure" if holder else "live_tensor",
                 text=f"live tensor {called} created{at(vertex.site)}{held} was alive at the "
                 f"boundary of step {step} but not in {before}{more}: "
-                f"+{count(len(mine), 'output')}, +{count(len(nodes), 'operation')}",
+                f"{_difference('+', len(mine), len(nodes))}",
                 fix="log after the boundary, or `del` it, or keep a value of it "
                 "(`lazyrt.materialise(t)`), or put it off with a step closure",
                 variable=variable,
@@ -266,12 +280,23 @@ def _dropped(edits: Edits) -> Cause:
         kind="live_tensor_gone",
         text=f"live tensor {called} created{at(vertex.site)} was alive at the boundary in "
         f"{edits.before.name} but not in step {edits.now.first_step}{more}: "
-        f"-{count(len(roots), 'output')}, -{count(len(together), 'operation')}",
+        f"{_difference('-', len(roots), len(together))}",
         fix="keep the same tensors alive at each boundary: drop it in every step or in none",
         variable=name,
         before=vertex.site,
         taken=edits.take(removed=together),
     )
+
+
+def _difference(sign: str, outputs: int, operations: int) -> str:
+    """Return how many outputs, and operations for them alone, a graph has more or less.
+
+    Example:
+        >>> _difference("+", 2, 4), _difference("-", 1, 0)
+        ('+2 outputs, +4 operations', '-1 output')
+    """
+    shown = f"{sign}{count(outputs, 'output')}"
+    return f"{shown}, {sign}{count(operations, 'operation')}" if operations else shown
 
 
 def _root(snapshot: Snapshot, k: int) -> tuple[str, str]:
