@@ -40,7 +40,7 @@ _COLUMNS = (
 )
 _NUMBERS = frozenset(("ops", "size", "compile", "hits", "age", "unused for"))
 # What `%lazy cache --sort` takes, with what it sorts by; the largest come first.
-_ORDERS: dict[str, Callable[[Any], Any]] = {
+ORDERS: dict[str, Callable[[Any], Any]] = {
     "ops": lambda entry: -entry.nodes,
     "size": lambda entry: -entry.nbytes,
     "compile": lambda entry: -entry.compile_ns,
@@ -139,12 +139,12 @@ def ordered(entries: Sequence[Any], order: str) -> list[Any]:
     Raises:
         ValueError: There is no such order.
     """
-    if order not in _ORDERS:
+    if order not in ORDERS:
         raise ValueError(
             f"%lazy cache --sort {order}: there is no order {order!r}. It takes "
-            f"{', '.join(_ORDERS)}; without it the latest used come first."
+            f"{', '.join(ORDERS)}; without it the latest used come first."
         )
-    return sorted(entries, key=_ORDERS[order])
+    return sorted(entries, key=ORDERS[order])
 
 
 def summary(entries: Sequence[Any]) -> str:
@@ -172,8 +172,8 @@ def drop(runtime: ModuleType, words: Sequence[str]) -> str:
         case [key] if key != "older":
             dropped = runtime.drop_executables(key)
         case _:
-            given = " ".join(words)
-            raise ValueError(f"%lazy cache drop {given} names no executable. {_USAGE}")
+            given = " ".join(["drop", *words])
+            raise ValueError(f"%lazy cache {given} names no executable. {_USAGE}")
     if not dropped:
         return "No executable was dropped: none is that old, or there is none."
     return f"Dropped {summary(dropped)}. What is needed again is compiled again."
@@ -181,6 +181,8 @@ def drop(runtime: ModuleType, words: Sequence[str]) -> str:
 
 def unknown(rest: str) -> str:
     """Return what to say of a subcommand that is none."""
+    if rest == "--sort":
+        return f"%lazy cache --sort needs an order: {', '.join(ORDERS)}."
     return f"%lazy cache has no subcommand {rest!r}. {_USAGE}"
 
 

@@ -61,10 +61,10 @@ def options(rest: str) -> Options:
     words = rest.split()
     found: dict[str, Any] = {}
     while words:
-        if words[0] == "--sort" and len(words) > 1:
+        if words[0] == "--sort":
             found["sort"], words = _column(words[1:], COLUMNS)
-        elif words[0] == "--above" and len(words) > 1 and words[1].isdecimal():
-            found["above"], words = int(words[1]), words[2:]
+        elif words[0] == "--above":
+            found["above"], words = _count(words[1:])
         elif words[0] == "--reverse":
             found["reverse"], words = True, words[1:]
         else:
@@ -82,10 +82,18 @@ def _column(words: Sequence[str], columns: Sequence[str]) -> tuple[str, list[str
         column = _COLUMNS.get(column, column)
         if column in columns:
             return column, list(words[count:])
-    raise ValueError(
-        f"%lazy live --sort {words[0]}: there is no such column. Take one of "
-        f"{', '.join(columns)}."
-    )
+    given = f"there is no column {words[0]!r}" if words else "no column is named"
+    raise ValueError(f"%lazy live --sort: {given}. Take one of {', '.join(columns)}.")
+
+
+def _count(words: Sequence[str]) -> tuple[int, list[str]]:
+    if not words or not words[0].isdecimal():
+        given = f"{words[0]!r} is no number" if words else "no number is given"
+        raise ValueError(
+            f"%lazy live --above: {given}. Give a number of pending ops, such as --above 500, "
+            "to list the tensors that need more than that."
+        )
+    return int(words[0]), list(words[1:])
 
 
 def report(

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import ast
-import difflib
 import inspect
 import re
 import shlex
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from IPython.core.completer import SimpleCompletion, context_matcher
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 
-from lazyviz import executables, formatters, live, parse_report, reports, session
-from lazyviz.lazytensors import is_lazy, lazy_tensors, named_tensors
+from lazyviz import completion, executables, formatters, live, parse_report, reports
+from lazyviz import session as sessions
+from lazyviz.expressions import (
+    ExpressionFailed,
+    names_hint,
+    no_tensors,
+    tensors_in,
+    value_of,
+)
+from lazyviz.inplace import run_in_place
 from lazyviz.render import text
 from lazyviz.render.escape import printable
 
@@ -23,41 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-    from IPython.core.completer import CompletionContext, SimpleMatcherResult
     from IPython.core.interactiveshell import InteractiveShell
 
     from lazyviz.session import Session
 
-_NAME = "lazy"
-# Subcommands that take the expression of a lazy tensor.
-_WITH_EXPRESSION = ("graph", "explore", "hlo", "ir", "drop", "reuse")
-_LIVE_OPTIONS = ("--above", "--reverse", "--sort")
-_METRICS_FORMS = ("", "--raw", "--legacy")
-_CELL_COMMANDS = ("eager", "step", "time")
 _HLO_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
-_SUBCOMMANDS = {
-    "status": "what is pending, what ran so far, and the settings",
-    "explore": "walk through the pending graph: click an op to see its value",
-    "graph": "draw the pending graph, of everything or of one expression",
-    "ir": "list the pending graph's ops as text",
-    "hlo": "show the optimised HLO of the pending graph; --stablehlo: as lowered",
-    "metrics": "counts and times of the whole session; --raw: in torch_xla's format",
-    "live": "tensors on the device and who holds them; --sort age, --above 500",
-    "diff": "what differs between the graphs of two steps: diff 11 12, diff last",
-    "step": "the last steps: what ended each, what it cost; step 20 shows twenty",
-    "eager": "each op compiled and run by itself: on, off; alone, which mode holds and why",
-    "why": "why a step was compiled: causes, lines of both sides, what to do; why 12",
-    "graphs": "every compiled graph: size, runs, compile time, cause, nearest other",
-    "cache": "executables in memory and on disk; cache drop KEY | all | older 7d drops some",
-    "reuse": "what looking at a pending tensor costs, as a peek and with reuse=True",
-    "drop": "drop the pending ops, unrun; drop NAME | Out[4] | traceback lets go of tensors",
-    "compile": "what compiling takes, or will take, and for which blocks; compile 12",
-    "timeline": "where the time went, cell by cell; timeline 40, timeline --export FILE.json",
-    "report": "write the session as one web page for a bug report: report FILE.html",
-    "on": "show a strip after each cell that touches the device",
-    "off": "show no strips; cells are still recorded",
-    "help": "this list; help SUBCOMMAND explains one",
-}
 
 
 @magics_class
@@ -111,20 +86,28 @@ class LazyMagics(Magics):
         list, tuple or dict of tensors, a module, or any expression that gives one.
         """
         __tracebackhide__ = True
-        command, _, rest = line.strip().partition(" ")
+        command, *others = line.split(maxsplit=1) or [""]
+        rest = others[0].strip() if others else ""
         if cell is not None:
-            self._cell_magic(command, rest.strip(), cell)
+            self._cell_magic(command, rest, cell)
             return
         command = command or "status"
-        if command not in _SUBCOMMANDS:
-            raise UsageError(_unknown(command))
-        getattr(self, f"_{command}")(rest.strip())
+        if command not in completion.SUBCOMMANDS:
+            raise UsageError(completion.unknown(command))
+        failed: Exception | None = None
+        try:
+            getattr(self, f"_{command}")(rest)
+        except ExpressionFailed as error:
+            failed = error.error
+        if failed is not None:
+            raise failed
 
     def _cell_magic(self, command: str, rest: str, cell: str) -> None:
         __tracebackhide__ = True
-        if command not in _CELL_COMMANDS:
+        if command not in completion.CELL_COMMANDS:
+            written = f"%%lazy {command}".rstrip()
             raise UsageError(
-                f"%%lazy {command} is not a cell magic. %%lazy step [NAME] runs the cell as "
+                f"{written} is not a cell magic. %%lazy step [NAME] runs the cell as "
                 "one step, %%lazy eager runs it in eager debug mode, %%lazy time [N] times it; "
                 f"%lazy {command or 'status'} with one % is a line magic."
             )
@@ -137,15 +120,15 @@ class LazyMagics(Magics):
         else:
             scope = _runtime().step(rest or None)
         with scope:
-            _run_in_place(self._shell, cell, self._session.cell_number or 0)
+            run_in_place(self._shell, cell, self._session.cell_number or 0)
 
     def _help(self, rest: str) -> None:
         page = inspect.cleandoc(LazyMagics.lazy.__doc__ or "")
         if not rest:
             self._print(page)
             return
-        if rest not in _SUBCOMMANDS:
-            raise UsageError(_unknown(rest))
+        if rest not in completion.SUBCOMMANDS:
+            raise UsageError(completion.unknown(rest))
         # An entry is its line, and the lines below it that are indented deeper.
         entry = re.compile(rf"^.*%lazy {rest}\b.*(\n {{5,}}.*)*", re.MULTILINE)
         self._print("\n".join(found[0] for found in entry.finditer(page)))
@@ -161,14 +144,14 @@ class LazyMagics(Magics):
             raise UsageError(str(error)) from None
         number = self._session.cell_number or 0
         runs = [
-            celltimer.timed(runtime, lambda: _run_in_place(self._shell, cell, number))
+            celltimer.timed(runtime, lambda: run_in_place(self._shell, cell, number))
             for _ in range(count)
         ]
         self._print(celltimer.report(runs))
 
     def _status(self, rest: str) -> None:
         _refuse("status", rest)
-        self._print(reports.status(session.runtime(), self._session))
+        self._print(reports.status(sessions.runtime(), self._session))
 
     def _graph(self, rest: str) -> None:
         graph = self._graph_of("graph", rest)
@@ -198,11 +181,11 @@ class LazyMagics(Magics):
         if not expression:
             _runtime()
             return []
-        value = self._value("explore", expression)
+        value = value_of(self._shell, "explore", expression)
         is_program = isinstance(value, (int, str, PurePath)) or any(
             hasattr(value, name) for name in ("lower", "known_hlo", "holdings")
         )
-        return [value] if is_program else self._tensors("explore", expression, value)
+        return [value] if is_program else self._found("explore", expression, value)
 
     def _ir(self, rest: str) -> None:
         graph = self._graph_of("ir", rest)
@@ -211,19 +194,19 @@ class LazyMagics(Magics):
 
     def _hlo(self, rest: str) -> None:
         words = rest.split()
-        dialect = "stablehlo" if "--stablehlo" in words else "hlo"
+        dialect = "stablehlo" if completion.STABLEHLO in words else "hlo"
         options = [word for word in words if word.startswith("--")]
-        if options not in ([], ["--stablehlo"]):
+        if options not in ([], [completion.STABLEHLO]):
             raise UsageError(
                 f"%lazy hlo has no option {options[0]}. Its only option is --stablehlo."
             )
-        expression = rest.replace("--stablehlo", "").strip()
+        expression = rest.replace(completion.STABLEHLO, "").strip()
         graph = self._graph_of("hlo", expression)
         if graph is not None:
             self._print(_without_tables(graph.lower().as_text(dialect)))
 
     def _metrics(self, rest: str) -> None:
-        if rest not in _METRICS_FORMS:
+        if rest and rest not in completion.METRICS_OPTIONS:
             raise UsageError(
                 f"%lazy metrics {rest}: the only options are --raw (the report in torch_xla's "
                 "format) and --legacy (the same with the original's rounding)."
@@ -258,10 +241,10 @@ class LazyMagics(Magics):
                     "has none. Run the training cell once more, or name two steps."
                 )
             words = [str(step) for step in steps]
-        if len(words) != 2:  # noqa: PLR2004
+        if len(words) != 2 or "last" in words:  # noqa: PLR2004
             raise UsageError(
-                f"%lazy diff takes two steps, such as %lazy diff 11 12, or `last`; it got "
-                f"{rest!r}. %lazy step lists the steps."
+                f"%lazy diff takes `last`, or two programs, such as %lazy diff 11 12: steps, "
+                f"variables, or paths in quotes; it got {rest!r}. %lazy step lists the steps."
             )
         try:
             view = comparison.compare(*[self._program(word) for word in words])
@@ -270,13 +253,14 @@ class LazyMagics(Magics):
         self._shell.display_pub.publish(view._repr_mimebundle_(), metadata={})
 
     def _program(self, word: str) -> Any:
-        return int(word) if word.isdecimal() else self._value("diff", word)
+        return int(word) if word.isdecimal() else value_of(self._shell, "diff", word)
 
     def _step(self, rest: str) -> None:
-        if rest and not rest.isdecimal():
+        if rest and not (rest.isdecimal() and int(rest)):
+            name = f" {rest}" if rest.isidentifier() else ""
             raise UsageError(
                 f"%lazy step {rest}: {rest!r} is not a number of steps. To run a cell as "
-                f"a step, start it with %%lazy step {rest}."
+                f"a step, start it with %%lazy step{name}."
             )
         self._print(reports.steps(self._session.steps, int(rest or 10)))
 
@@ -371,7 +355,7 @@ class LazyMagics(Magics):
         if not rest:
             raise UsageError(
                 "%lazy reuse takes a pending tensor, such as %lazy reuse loss, to tell what "
-                "looking at it costs." + _names_hint(self._shell.user_ns)
+                "looking at it costs." + names_hint(self._shell.user_ns)
             )
         tensors = self._tensors("reuse", rest)
         if len(tensors) != 1 or not _runtime().is_pending(tensors[0]):
@@ -405,7 +389,7 @@ class LazyMagics(Magics):
             raise UsageError(f"%lazy report {rest}: {error}.") from None
         names = [word for word in words if not word.startswith("--")]
         unknown = [word for word in words if word.startswith("--")]
-        flags = {"--no-source", "--force"} & set(unknown)
+        flags = set(completion.REPORT_OPTIONS) & set(unknown)
         if len(names) != 1 or set(unknown) != flags:
             raise UsageError(
                 f"%lazy report takes one file, such as report.html, and knows the options "
@@ -443,42 +427,16 @@ class LazyMagics(Magics):
             return None
         return runtime.pending_graph(*pending)
 
-    def _tensors(self, command: str, expression: str, value: Any = None) -> list[Any]:
-        if value is None:
-            value = self._value(command, expression)
-        if hasattr(value, "named_parameters"):
-            found = [tensor for _, tensor in value.named_parameters()]
-            tensors = [tensor for tensor in found if is_lazy(tensor)]
-        else:
-            tensors = list(lazy_tensors(value))
-        if tensors:
-            return tensors
-        device = getattr(value, "device", None)
-        what = (
-            f"is on the device {device}"
-            if device is not None
-            else f"is a {_kind(value)}"
-        )
-        raise UsageError(
-            f"%lazy {command} shows lazy tensors, and {expression} {what}. Give a tensor "
-            f"on the device lazyrt, or leave the expression out to see all that is pending."
-            + _names_hint(self._shell.user_ns)
-        )
+    def _tensors(self, command: str, expression: str) -> list[Any]:
+        value = value_of(self._shell, command, expression)
+        return self._found(command, expression, value)
 
-    def _value(self, command: str, expression: str) -> Any:
-        try:
-            return self._shell.ev(expression)
-        except NameError as error:
-            names = [name for name, _ in named_tensors(self._shell.user_ns)]
-            near = difflib.get_close_matches(expression, names, n=3)
-            hint = f" Did you mean {' or '.join(near)}?" if near else ""
-            raise UsageError(
-                f"%lazy {command} {expression}: {error}.{hint or _names_hint(self._shell.user_ns)}"
-            ) from None
-        except SyntaxError as error:
-            raise UsageError(
-                f"%lazy {command} takes one expression; {expression!r} is none: {error.msg}."
-            ) from None
+    def _found(self, command: str, expression: str, value: Any) -> list[Any]:
+        tensors = tensors_in(value)
+        if not tensors:
+            namespace = self._shell.user_ns
+            raise UsageError(no_tensors(command, expression, value, namespace))
+        return tensors
 
     def _print(self, shown: str) -> None:
         self._shell.display_pub.publish({"text/plain": printable(shown)}, metadata={})
@@ -489,19 +447,19 @@ def install(shell: InteractiveShell, session: Session) -> list[Callable[[], None
     magics = LazyMagics(shell, session)
     manager = shell.magics_manager
     tables: list[dict[str, Any]] = [manager.magics["line"], manager.magics["cell"]]
-    before = [table.get(_NAME) for table in tables]
+    before = [table.get(completion.NAME) for table in tables]
     registry_name = LazyMagics.__name__
     manager.register(magics)
 
     def unregister() -> None:
         for table, function in zip(tables, before, strict=True):
             # Another extension's magic of this name, registered later, stays.
-            if getattr(table.get(_NAME), "__self__", None) is not magics:
+            if getattr(table.get(completion.NAME), "__self__", None) is not magics:
                 continue
             if function is None:
-                del table[_NAME]
+                del table[completion.NAME]
             else:
-                table[_NAME] = function
+                table[completion.NAME] = function
         if manager.registry.get(registry_name) is magics:
             del manager.registry[registry_name]
         # Magics lists itself among the shell's configurables when it is made.
@@ -510,7 +468,7 @@ def install(shell: InteractiveShell, session: Session) -> list[Callable[[], None
         configurables[:] = others
 
     matchers = shell.Completer.custom_matchers
-    matcher = _matcher(shell)
+    matcher = completion.matcher(shell)
     matchers.append(matcher)
 
     def remove_matcher() -> None:
@@ -520,85 +478,14 @@ def install(shell: InteractiveShell, session: Session) -> list[Callable[[], None
     return [unregister, remove_matcher]
 
 
-def completions(line: str, namespace: dict[str, Any]) -> list[str] | None:
-    """Return what can follow on a `%lazy` line up to the cursor, None for other lines."""
-    words = line.lstrip().split(" ")
-    if words[0] not in {f"%{_NAME}", f"%%{_NAME}"} or len(words) == 1:
-        return None
-    given, start = [word for word in words[1:-1] if word], words[-1]
-    if not given:
-        cell = words[0].startswith("%%")
-        commands = _CELL_COMMANDS if cell else sorted(_SUBCOMMANDS)
-        return [command for command in commands if command.startswith(start)]
-    if given == ["help"] and not words[0].startswith("%%"):
-        return [
-            command for command in sorted(_SUBCOMMANDS) if command.startswith(start)
-        ]
-    if given == ["eager"] and not words[0].startswith("%%"):
-        return [word for word in ("off", "on") if word.startswith(start)]
-    if words[0].startswith("%%"):
-        return []
-    if given[0] == "live":
-        return _live_completions(given, start)
-    if given[0] not in _WITH_EXPRESSION:
-        return []
-    options = (
-        ["--stablehlo"] if given[0] == "hlo" and "--stablehlo" not in given else []
-    )
-    names = [name for name, _ in named_tensors(namespace)]
-    if given[0] == "drop":
-        options = [live.TRACEBACK, *(f"Out[{k}]" for k in namespace.get("Out", ()))]
-    return [name for name in (*names, *options) if name.startswith(start)]
-
-
-def _live_completions(given: list[str], start: str) -> list[str]:
-    if given[-1] == "--sort":
-        from lazyrt.control.live_tensors import COLUMNS
-
-        return [column for column in COLUMNS if column.startswith(start)]
-    options = [option for option in _LIVE_OPTIONS if option not in given]
-    return [option for option in options if option.startswith(start)]
-
-
-def _matcher(shell: InteractiveShell) -> Any:
-    @context_matcher()
-    def lazyviz_matcher(context: CompletionContext) -> SimpleMatcherResult:
-        line = context.line_with_cursor[: context.cursor_position]
-        found = completions(line, shell.user_ns)
-        if found is None:
-            return {"completions": [], "suppress": False}
-        return {
-            "completions": [SimpleCompletion(name, type="param") for name in found],
-            "suppress": bool(found),
-        }
-
-    return lazyviz_matcher
-
-
-def _names_hint(namespace: dict[str, Any]) -> str:
-    names = [name for name, _ in named_tensors(namespace)]
-    if not names:
-        return ""
-    shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")  # noqa: PLR2004
-    return f" Lazy tensors here: {shown}."
-
-
 def _runtime() -> ModuleType:
-    runtime = session.runtime()
+    runtime = sessions.runtime()
     if runtime is None:
         raise UsageError(
             "lazyrt is not imported, so there is no lazy device to look at. "
             "Run `import lazyrt` and make tensors with device='lazyrt'."
         )
     return runtime
-
-
-def _unknown(command: str) -> str:
-    near = difflib.get_close_matches(command, _SUBCOMMANDS, n=2)
-    hint = f" Did you mean %lazy {' or %lazy '.join(near)}?" if near else ""
-    return (
-        f"%lazy has no subcommand {command!r}.{hint} It has {', '.join(_SUBCOMMANDS)}."
-    )
 
 
 def _without_tables(hlo: str) -> str:
@@ -613,38 +500,3 @@ def _refuse(command: str, rest: str, percents: str = "%") -> None:
         raise UsageError(
             f"{percents}lazy {command} takes nothing after it, but got {rest!r}."
         )
-
-
-def _kind(value: object) -> str:
-    kind = type(value).__name__
-    if isinstance(value, (list, tuple, set)) and value:
-        inside = sorted({type(item).__name__ for item in value})
-        return f"{kind} of {', '.join(inside[:3])}"
-    return kind
-
-
-def _run_in_place(shell: InteractiveShell, cell: str, number: int) -> None:
-    """Run the body of a cell magic so that errors rise through and line numbers hold."""
-    __tracebackhide__ = True
-    # IPython drops empty lines at the start. With them and one for the magic's own line,
-    # line 3 of the cell stays line 3.
-    dropped = re.match(r"(?:[^\S\n]*\n)*", cell)
-    lead = "\n" + "\n" * (dropped[0].count("\n") if dropped else 0)
-    source = lead + shell.transform_cell(cell)
-    name = shell.compile.cache(source, number)
-    tree = shell.transform_ast(shell.compile.ast_parse(source, filename=name))
-    body: list[Any] = tree.body
-    shows_last = (
-        bool(body)
-        and isinstance(body[-1], ast.Expr)
-        and not shell.displayhook.semicolon_at_end_of_expression(cell)
-    )
-    parts: list[tuple[Any, str]] = [(ast.Module(body, []), "exec")]
-    if shows_last:
-        parts = [
-            (ast.Module(body[:-1], []), "exec"),
-            (ast.Interactive([body[-1]]), "single"),
-        ]
-    for tree_part, mode in parts:
-        code = shell.compile(tree_part, name, mode)
-        exec(code, shell.user_global_ns, shell.user_ns)  # noqa: S102

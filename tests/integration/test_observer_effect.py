@@ -438,10 +438,10 @@ def run_program(shell, look):
 def test_every_view_of_the_extension_leaves_the_program_as_it_is_without_it(
     shell, tmp_path, monkeypatch, capsys
 ):
-    from lazyviz import magics
+    from lazyviz import completion
 
     # A new subcommand cannot be forgotten.
-    assert set(LINES) == set(magics._SUBCOMMANDS)
+    assert set(LINES) == set(completion.SUBCOMMANDS)
     monkeypatch.chdir(tmp_path)
     plain = run_program(shell, lambda _number: None)
     shell.reset()

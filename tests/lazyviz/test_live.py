@@ -91,8 +91,11 @@ def test_live_sorts_and_filters(space, options, first):
 @pytest.mark.parametrize(
     ("source", "part"),
     [
-        ("%lazy live --sort colour", "there is no such column. Take one of id, name"),
-        ("%lazy live --above many", "'--above' is no option"),
+        (
+            "%lazy live --sort colour",
+            "there is no column 'colour'. Take one of id, name",
+        ),
+        ("%lazy live --above many", "'many' is no number"),
         ("%lazy drop nothing", "there is no variable of this name"),
         ("%lazy drop history[0]", "Run `del history[0]`, or %lazy drop history"),
         ("%lazy drop n", "it leads to no tensor on the lazy device"),

@@ -3,7 +3,7 @@ from IPython.core.completer import provisionalcompleter
 
 import lazyrt
 from lazyrt.observe import events
-from lazyviz import magics
+from lazyviz import completion, magics
 from tests.conftest import displayed
 from tests.lazyviz.fakes import fake_tensor
 
@@ -191,7 +191,7 @@ def test_ops_of_a_step_cell_have_the_cells_lines(lab):
             "%lazy grph",
             (
                 "UsageError: %lazy has no subcommand 'grph'. Did you mean %lazy graph or "
-                f"%lazy graphs? It has {', '.join(magics._SUBCOMMANDS)}."
+                f"%lazy graphs? It has {', '.join(completion.SUBCOMMANDS)}."
             ),
         ),
         (
@@ -233,6 +233,59 @@ def test_ops_of_a_step_cell_have_the_cells_lines(lab):
             ),
         ),
         (
+            "%lazy step 0",
+            (
+                "UsageError: %lazy step 0: '0' is not a number of steps. To run a cell as a "
+                "step, start it with %%lazy step."
+            ),
+        ),
+        (
+            "%lazy ir torch.nn.Linear(2, 2)",
+            (
+                "UsageError: %lazy ir shows lazy tensors, and torch.nn.Linear(2, 2) is a "
+                "Linear, whose parameters are on the device cpu. Give a tensor on the device "
+                "lazyrt, or leave the expression out to see all that is pending. Lazy tensors "
+                "here: x."
+            ),
+        ),
+        (
+            "%lazy diff last 3",
+            (
+                "UsageError: %lazy diff takes `last`, or two programs, such as %lazy diff 11 "
+                "12: steps, variables, or paths in quotes; it got 'last 3'. %lazy step lists "
+                "the steps."
+            ),
+        ),
+        (
+            "%lazy live --sort",
+            (
+                "UsageError: %lazy live --sort: no column is named. Take one of id, name, "
+                "type, size, ops, age, made at, held by."
+            ),
+        ),
+        (
+            "%lazy live --above much",
+            (
+                "UsageError: %lazy live --above: 'much' is no number. Give a number of pending "
+                "ops, such as --above 500, to list the tensors that need more than that."
+            ),
+        ),
+        (
+            "%lazy cache --sort",
+            (
+                "UsageError: %lazy cache --sort needs an order: ops, size, compile, hits, age, "
+                "unused, holds, line."
+            ),
+        ),
+        (
+            "%%lazy\nx",
+            (
+                "UsageError: %%lazy is not a cell magic. %%lazy step [NAME] runs the cell as "
+                "one step, %%lazy eager runs it in eager debug mode, %%lazy time [N] times it; "
+                "%lazy status with one % is a line magic."
+            ),
+        ),
+        (
             "%lazy live x",
             (
                 "UsageError: %lazy live x: 'x' is no option. It has --sort COLUMN (id, name, "
@@ -265,16 +318,32 @@ def test_without_the_runtime_the_error_says_what_to_import(shell, capsys, monkey
     shell.run_line_magic("unload_ext", "lazyviz")
 
 
-def test_an_error_of_the_expression_is_shown_as_it_is(lab, capsys):
-    run(lab, "%lazy ir 1 / 0")
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("%lazy ir 1 / 0", "ZeroDivisionError: division by zero"),
+        ("%lazy explore x.misspelt", "has no attribute 'misspelt'"),
+        ("%lazy diff nothing() 1", "LookupError: in the user's function"),
+    ],
+)
+def test_an_error_of_the_expression_is_shown_without_our_own_lines(
+    lab, capsys, source, message
+):
+    run(lab, 'def nothing():\n    raise LookupError("in the user\'s function")')
 
-    assert "ZeroDivisionError: division by zero" in capsys.readouterr().out
+    run(lab, source)
+
+    shown = capsys.readouterr().out
+    assert message in shown
+    assert "lazyviz/" not in shown
+    if "nothing" in source:
+        assert "in nothing()" in shown
 
 
 def test_help_lists_every_subcommand(lab, capsys):
     text = magics.LazyMagics.lazy.__doc__ or ""
 
-    for command in magics._SUBCOMMANDS:
+    for command in completion.SUBCOMMANDS:
         assert f"%lazy {command}" in text
     run(lab, "%lazy?")
     assert "Look into the lazy runtime" in capsys.readouterr().out
@@ -308,7 +377,7 @@ NAMESPACE = {"loss": fake_tensor(1.0), "logits": fake_tensor(2.0), "n": 5, "_": 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("%lazy ", sorted(magics._SUBCOMMANDS)),
+        ("%lazy ", sorted(completion.SUBCOMMANDS)),
         ("%lazy st", ["status", "step"]),
         ("%%lazy ", ["eager", "step", "time"]),
         ("%lazy eager o", ["off", "on"]),
@@ -320,6 +389,17 @@ NAMESPACE = {"loss": fake_tensor(1.0), "logits": fake_tensor(2.0), "n": 5, "_": 
         ("%lazy live ", ["--above", "--reverse", "--sort"]),
         ("%lazy live --sort a", ["age"]),
         ("%lazy drop ", ["logits", "loss", "traceback"]),
+        ("%lazy diff ", ["last", "logits", "loss"]),
+        ("%lazy metrics -", ["--legacy", "--raw"]),
+        ("%lazy cache ", ["--sort", "drop"]),
+        ("%lazy cache --sort s", ["size"]),
+        ("%lazy cache drop ", ["all", "older"]),
+        ("%lazy timeline --", ["--export"]),
+        ("%lazy report --", ["--force", "--no-source"]),
+        ("%lazy report --force page.html --", ["--no-source"]),
+        ("%lazy report pa", []),
+        ("%lazy status ", []),
+        ("%%lazy time ", []),
         ("%laz", None),
         ("%lazy", None),
         ("x = lazy ", None),
@@ -327,7 +407,7 @@ NAMESPACE = {"loss": fake_tensor(1.0), "logits": fake_tensor(2.0), "n": 5, "_": 
     ],
 )
 def test_completions(line, expected):
-    assert magics.completions(line, NAMESPACE) == expected
+    assert completion.completions(line, NAMESPACE) == expected
 
 
 def test_the_completer_offers_them(lab):

@@ -165,9 +165,11 @@ QUIET = {"on", "off", "drop"}  # they show nothing, or a sentence
 
 
 def test_no_magic_is_forgotten():
-    from lazyviz import magics
+    from lazyviz import completion
 
-    assert set(magics._SUBCOMMANDS) <= {line.split(" ")[0] for line in MAGICS} | QUIET
+    assert (
+        set(completion.SUBCOMMANDS) <= {line.split(" ")[0] for line in MAGICS} | QUIET
+    )
 
 
 def test_each_magic_shows_text_and_static_html(lab, tmp_path, monkeypatch):
