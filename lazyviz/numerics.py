@@ -15,7 +15,7 @@ import torch
 
 from lazyrt.errors import UsageError
 from lazyviz.lifetimes import Timeline, of_hlo
-from lazyviz.render import text
+from lazyviz.render import html, text
 from lazyviz.render.escape import markup
 
 if TYPE_CHECKING:
@@ -119,34 +119,31 @@ class Comparison:
 
     def to_text(self) -> str:
         """Return the summary, the memory and a table, the first node over tolerance marked."""
-        return "\n".join([*self._head(), self._table()])
+        return "\n".join([*self._head(), self._table(), *self._fusions()])
 
     def __repr__(self) -> str:
         return self.to_text()
 
     def _repr_html_(self) -> str:
-        head = "<br>".join(markup(line) for line in self._head())
-        first = self.first_over
-        rows = "".join(
-            f"<tr{_MARK if row is first else ''}>"
-            + "".join(f"<td>{markup(str(cell))}</td>" for cell in _cells(row, first))
-            + "</tr>"
+        summary, *others = self._head()
+        first, fusions = self.first_over, self._fusions()
+        title = f"ops of {text.plural(len(fusions), 'fusion')}"
+        rows = [
+            [_mark(cell) if row is first else cell for cell in _cells(row, first)]
             for row in self.rows
-        )
-        names = "".join(f"<th>{name}</th>" for name in _COLUMNS)
-        return (
-            f'<div class="lazyviz-comparison">{head}<table><thead><tr>{names}</tr></thead>'
-            f"<tbody>{rows}</tbody></table>{self._lifetimes()}</div>"
-        )
-
-    def _lifetimes(self) -> str:
-        parts = [
-            f"<figure><figcaption>{markup(each.run)}: when the largest tensors take memory"
-            f"</figcaption>{each.to_svg()}</figure>"
-            for each in self.timelines
-            if each.tensors
         ]
-        return "".join(parts)
+        parts = [
+            html.line(summary),
+            *map(html.muted, others),
+            html.table(_COLUMNS, rows),
+            *([html.folded(title, html.pre("\n".join(fusions)))] if fusions else ()),
+            *(html.folded(each.title, each.to_html()) for each in self.timelines),
+        ]
+        return f'<div class="lazyviz-comparison">{"".join(parts)}</div>'
+
+    def _fusions(self) -> list[str]:
+        """Return the fusions of the table, each with the ops that it holds."""
+        return list(dict.fromkeys(row.fusion for row in self.rows if row.fusion))
 
     def _head(self) -> list[str]:
         eager, lazy = map(text.size, self.peak_bytes)
@@ -176,14 +173,18 @@ _COLUMNS = (
     "made here",
     "fusion",
 )
-_MARK = ' style="background:#d14d7233"'
+
+
+def _mark(cell: object) -> html.Fragment:
+    return html.Fragment(f'<b style="color:#d14d72">{markup(str(cell))}</b>')
 
 
 def _cells(row: NodeDifference, first: NodeDifference | None) -> tuple[object, ...]:
     mark = "→" if row is first else "!" if row.over else ""
     return (
         mark, f"%{row.node_id}", row.op.removeprefix("aten."), row.type, row.where,
-        f"{row.max_abs:.3g}", _number(row.max_ulp), _number(row.made_ulp), row.fusion,
+        f"{row.max_abs:.3g}", _number(row.max_ulp), _number(row.made_ulp),
+        row.fusion.partition(" ")[0],
     )  # fmt: skip
 
 

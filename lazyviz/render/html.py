@@ -212,6 +212,11 @@ def picture(svg_text: str, what: str) -> str:
     return f'<div style="overflow:auto;margin-top:4px">{shown}</div>'
 
 
+def line(words: str) -> str:
+    """Return one line that stands out."""
+    return f'<div style="{_FONT}"><b>{markup(words)}</b></div>'
+
+
 def muted(line: str) -> str:
     """Return one quiet line."""
     return f'<div style="{_FONT};opacity:.75">{markup(line)}</div>'

@@ -55,7 +55,11 @@ def test_each_node_is_compared_and_the_first_over_tolerance_is_marked():
     assert len(marked) == 1
     assert f"%{first.node_id}" in marked[0]
     assert "over tolerance, the first is" in found.summary
-    assert found._repr_html_().count("background:") == 1
+    page = found._repr_html_()
+    assert page.count(f'<b style="color:#d14d72">%{first.node_id}</b>') == 1
+    assert first.fusion.partition(" ")[0] in marked[0]
+    for row in found.rows:
+        assert row.fusion in found.to_text()
 
 
 def test_within_the_usual_tolerance_the_runs_agree():
@@ -174,8 +178,10 @@ def test_s0_19_each_tensors_memory_is_told_over_time_in_both_runs():
     assert max(lazy.live_bytes()) < max(eager.live_bytes())
     assert "eager: 768 KiB at 2 of 5: %p0 f32[256,256] 256 KiB" in found.to_text()
     page = found._repr_html_()
-    assert page.count("<figure>") == 2
-    assert page.count("<rect ") == len(eager.tensors) + len(lazy.tensors)
+    assert page.count("when the largest tensors take memory</summary>") == 2
+    assert page.count("data:image/svg+xml") == 2  # which an untrusted notebook keeps
+    assert eager.to_svg().count("<rect ") == len(eager.tensors)
+    assert lazy.to_svg().count("<rect ") == len(lazy.tensors)
 
 
 def test_a_schedule_gives_lifetimes_through_tuples_and_bitcasts():
