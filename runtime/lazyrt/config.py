@@ -57,6 +57,10 @@ def _number(name: str, default: int) -> int:
         ) from None
 
 
+def _optional_number(name: str) -> int | None:
+    return _number(name, 0) if os.environ.get(name) else None
+
+
 def _default_cache_dir() -> Path | None:
     text = os.environ.get("LAZYRT_CACHE_DIR")
     if text is not None:
@@ -95,6 +99,10 @@ class Config:
             longest are deleted. Environment: LAZYRT_MAX_CACHE_BYTES.
         cache_dir: Folder of the persistent executable cache; None switches it off. An empty
             LAZYRT_CACHE_DIR does too.
+        max_memory_bytes: How many bytes tensors and a step together may take on the device; a
+            step that needs more raises OutOfMemoryError and is not run. None, the default, is
+            what the machine has available when the step begins, -1 asks nobody.
+            Environment: LAZYRT_MAX_MEMORY_BYTES.
         peek_memo_bytes: How many bytes of intermediate values a step's peeks may keep.
         max_graphs: Above this many compiled step graphs each new one is logged as a warning with
             its cause; 0, the default, never warns. Environment: LAZYRT_MAX_GRAPHS.
@@ -142,6 +150,9 @@ class Config:
         default_factory=lambda: _number("LAZYRT_MAX_CACHE_BYTES", 8 * 2**30)
     )
     cache_dir: Path | None = field(default_factory=_default_cache_dir)
+    max_memory_bytes: int | None = field(
+        default_factory=lambda: _optional_number("LAZYRT_MAX_MEMORY_BYTES")
+    )
     peek_memo_bytes: int = 256 * 2**20
     max_graphs: int = field(default_factory=lambda: _number("LAZYRT_MAX_GRAPHS", 0))
     scope_policy: Literal["error", "split"] = field(
@@ -240,6 +251,7 @@ _VARIABLES = {
     "max_decompositions": ("LAZYRT_MAX_DECOMPOSITIONS",),
     "max_cache_bytes": ("LAZYRT_MAX_CACHE_BYTES",),
     "cache_dir": ("LAZYRT_CACHE_DIR",),
+    "max_memory_bytes": ("LAZYRT_MAX_MEMORY_BYTES",),
     "max_graphs": ("LAZYRT_MAX_GRAPHS",),
     "scope_policy": ("LAZYRT_SCOPE_POLICY",),
     "max_async_closures": ("LAZYRT_MAX_ASYNC_CLOSURES",),

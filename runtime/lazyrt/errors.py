@@ -11,6 +11,7 @@ LazyRuntimeError (RuntimeError)
 ├── NoEquivalentError (NotImplementedError)  a name of torch_xla that lazyrt does not have
 ├── TooManyGraphsError                   more graphs than `max_different_graphs` allows
 ├── LostValueError                       a tensor whose value was never computed and no longer can be
+├── OutOfMemoryError (MemoryError)       the device has no room; also a torch.OutOfMemoryError
 └── DeviceError                          tensors of another device or layout in a lazy op
 ```
 
@@ -21,6 +22,8 @@ here; what to do. Facts that help debugging (the recording line, near names) are
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+import torch
 
 if TYPE_CHECKING:
     from lazyrt.observe.events import Site
@@ -82,6 +85,22 @@ class FrozenError(LazyRuntimeError):
 
 class LostValueError(LazyRuntimeError):
     """The tensor was dropped before its value was computed."""
+
+
+class OutOfMemoryError(LazyRuntimeError, torch.OutOfMemoryError, MemoryError):
+    """The device has no room for what it was asked to compute or keep.
+
+    Attributes:
+        needed: Bytes that were asked for.
+        available: Bytes that there were; None where that is not known.
+    """
+
+    def __init__(
+        self, message: str, *, needed: int = 0, available: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.needed = needed
+        self.available = available
 
 
 class DeviceError(LazyRuntimeError):

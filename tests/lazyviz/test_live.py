@@ -329,3 +329,17 @@ def said_strip(shell, source):
     shell.display_pub.outputs.clear()
     shell.run_cell(source, store_history=True)
     return displayed(shell)[-1]
+
+
+def test_a_notebook_goes_on_after_a_step_that_did_not_fit(lab, capsys):
+    """The error names the variable and its cell, and `del` is enough to go on."""
+    run(lab, "huge = torch.ones(2**40, device='lazyrt')", "y = x * 3")
+    run(lab, "lazyrt.mark_step()")
+
+    shown = capsys.readouterr().out
+    assert "OutOfMemoryError: a graph of 2 ops needs 4.0 TiB of memory" in shown
+    assert "4.0 TiB: huge, f32[1099511627776], pending, made at cell" in shown
+
+    run(lab, "del huge", "y.sum().item()")
+
+    assert lab.user_ns["Out"][max(lab.user_ns["Out"])] == 18.0

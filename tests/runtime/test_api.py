@@ -113,6 +113,7 @@ def test_the_error_tree_is_what_the_module_draws():
         "NoEquivalentError": NotImplementedError,
         "TooManyGraphsError": RuntimeError,
         "LostValueError": RuntimeError,
+        "OutOfMemoryError": MemoryError,
         "DeviceError": RuntimeError,
     }
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazyrt.control.keeping import line_of_keeping
 from lazyrt.errors import UsageError
+from lazyrt.execution import memory
 from lazyrt.frontend.holders import (
     AUTOGRAD,
     BACKWARD_OF,
@@ -26,6 +27,7 @@ from lazyrt.ir.cones import cone_sizes, nodes_under
 from lazyrt.ir.graph import Graph
 from lazyrt.ir.live import Buffer, Lost, live_buffers, lock, pending
 from lazyrt.ir.node import type_text
+from lazyrt.observe.numbers import plural, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,7 +43,7 @@ _MIN_STEPS = 3
 _MAX_TEXT_ROWS = 40
 _MAX_HTML_ROWS = 400
 _MAX_SHOWN = 3
-_KIB = 1024
+_MAX_LISTED = 8
 _COLLECTIONS = frozenset(("list", "tuple", "dict", "set", "deque"))
 _ITEM = re.compile(r"(\[[^\[\]]*\]|\{\.\.\.\})$")
 NOT_FOUND = "nothing found in Python"
@@ -148,7 +150,7 @@ class Growth:
         """Return one sentence."""
         where = f" ({self.site})" if self.site is not None else ""
         return (
-            f"+{_plural(self.per_step, 'live tensor')} per step, held by {self.holder}{where}: "
+            f"+{plural(self.per_step, 'live tensor')} per step, held by {self.holder}{where}: "
             f"{self.count:,} since step {self.first}, {size_text(self.nbytes)}"
         )
 
@@ -176,8 +178,8 @@ class Waiting:
         called = f" ({shown}{more})" if shown else ""
         verb = "makes" if self.count == 1 else "make"
         return (
-            f"cell {self.cell} holds {_plural(self.count, 'tensor')}{called} that {verb} the next "
-            f"step's graph bigger: {_plural(self.nodes, 'op')} run only for "
+            f"cell {self.cell} holds {plural(self.count, 'tensor')}{called} that {verb} the next "
+            f"step's graph bigger: {plural(self.nodes, 'op')} run only for "
             f"{'it' if self.count == 1 else 'them'}"
         )
 
@@ -212,13 +214,13 @@ class LiveReport:
     def summary(self) -> str:
         """One line of totals."""
         waiting = [row for row in self.rows if row.is_pending]
-        parts = [f"{_plural(len(self.rows), 'live tensor')}, {size_text(self.nbytes)}"]
+        parts = [f"{plural(len(self.rows), 'live tensor')}, {size_text(self.nbytes)}"]
         if waiting:
             nbytes = size_text(sum(row.nbytes for row in waiting))
             parts.append(f"{len(waiting):,} pending, {nbytes}")
         if self.left_out:
             parts.append(
-                f"{self.left_out:,} more that need at most {_plural(self.threshold, 'pending op')} "
+                f"{self.left_out:,} more that need at most {plural(self.threshold, 'pending op')} "
                 f"left out, {size_text(self.left_out_bytes)}"
             )
         return " · ".join(parts)
@@ -625,22 +627,28 @@ def _html_cell(title: str, cell: object) -> str:
     return f'<td style="{_STYLES[title]}">{html.escape(_text_cell(cell))}</td>'
 
 
-def _plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def _largest_holders() -> list[str]:
+    """Return who holds the most memory and what keeps growing, for an error."""
+    report = live_tensors_report()
+    if not report.rows:
+        return []
+    lines = [_plain(_in_short(row)) for row in report.rows[:_MAX_LISTED]]
+    rest = len(report.rows) - len(lines)
+    if rest > 0:
+        lines.append(f"and {rest:,} more")
+    growing = [_plain(str(each)) for each in report.growth]
+    return [
+        f"On the device are {report.summary}:",
+        *(f"  {line}" for line in lines),
+        *growing,
+    ]
 
 
-def size_text(nbytes: float) -> str:
-    """Return a size with its unit.
+def _in_short(row: LiveRow) -> str:
+    made = f", made at {row.site}" if row.site is not None else ""
+    state = "pending" if row.is_pending else "ready"
+    name = row.name or f"held by {held_by(row, 1)}"
+    return f"{size_text(row.nbytes)}: {name}, {row.type}, {state}{made}"
 
-    Example:
-        >>> size_text(1), size_text(4_500_000)
-        ('1 byte', '4.3 MiB')
-    """
-    if nbytes < _KIB:
-        return _plural(int(nbytes), "byte")
-    value, unit = nbytes / _KIB, "KiB"
-    for larger in ("MiB", "GiB", "TiB"):
-        if value < _KIB:
-            break
-        value, unit = value / _KIB, larger
-    return f"{value:.1f} {unit}"
+
+memory.describe_holders(_largest_holders)

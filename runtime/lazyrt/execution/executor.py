@@ -19,7 +19,15 @@ import numpy as np
 
 from lazyrt import jax_compat
 from lazyrt.config import config
-from lazyrt.execution import compiler, forks, hooks, newgraphs, op_by_op, watcher
+from lazyrt.execution import (
+    compiler,
+    forks,
+    hooks,
+    memory,
+    newgraphs,
+    op_by_op,
+    watcher,
+)
 from lazyrt.execution.census import CompiledGraph, Run, census
 from lazyrt.execution.frozen import check_frozen
 from lazyrt.execution.interrupts import deferred_interrupt
@@ -62,6 +70,7 @@ class Plan:
         donated: How many arguments give up their memory.
         record: What the census knows of the graph; None for a peek's.
         ops: How often each op stands in the graph; empty for a peek's.
+        nbytes: How much memory it allocates.
     """
 
     executable: Any
@@ -74,6 +83,12 @@ class Plan:
     donated: int
     record: CompiledGraph | None = None
     ops: OpCounts = ()
+    nbytes: int = 0
+
+    def make_sure_it_fits(self) -> None:
+        """Raise OutOfMemoryError if the device has no room for it."""
+        nodes = self.graph.nodes
+        memory.make_sure(self.nbytes, memory.what_runs(len(nodes)), nodes)
 
 
 _plans: dict[Any, Plan] = {}
@@ -108,13 +123,18 @@ def barrier(
             with deferred_interrupt():
                 _commit(live, wanted, [values[value] for value in wanted], None)
         elif wanted:
-            donated = _donated(kept)
-            plan = _plan(wanted, donated, start, (cause, site))
-            nodes = len(plan.graph.nodes)
-            repeats = _repeats(plan.graph)
-            with deferred_interrupt():
-                results = run_plan(plan)
-                _commit(live, wanted, results, _note_run(plan, ended or step))
+            try:
+                donated = _donated(kept)
+                plan = _plan(wanted, donated, start, (cause, site))
+                nodes = len(plan.graph.nodes)
+                repeats = _repeats(plan.graph)
+                plan.make_sure_it_fits()
+                with deferred_interrupt():
+                    results = run_plan(plan)
+                    _commit(live, wanted, results, _note_run(plan, ended or step))
+            except BaseException:
+                live.clear()  # a traceback keeps this frame; what died must be no root
+                raise
         else:
             _commit(live, wanted, (), None)
         newgraphs.note_barrier(cause, site)
@@ -323,6 +343,7 @@ def plan_of(
         donated=donated,
         record=record,
         ops=ops,
+        nbytes=memory.planned(executable),
     )
 
 
@@ -347,9 +368,9 @@ def run_plan(plan: Plan, purpose: Literal["step", "peek"] = "step") -> list[Any]
     """Hand a plan to the device; return the data of the wanted values, in their order."""
     args = pack_arguments(plan)
     started = time.perf_counter_ns()
-    with jax_compat.scope():
-        *results, token = jax_compat.dispatcher(plan.executable)(*args)
     graph = plan.graph
+    with memory.explained(memory.what_runs(len(graph.nodes))), jax_compat.scope():
+        *results, token = jax_compat.dispatcher(plan.executable)(*args)
     events.emit(
         events.ExecuteStarted(
             fingerprint=graph.fingerprint,

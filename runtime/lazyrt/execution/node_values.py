@@ -186,6 +186,7 @@ def _run(
         graph, (), fast=False, purpose="peek", numbered=numbered
     )
     plan = plan_of(graph, executable, roots)
+    plan.make_sure_it_fits()
     with jax_compat.scope():
         *results, _ = jax_compat.dispatcher(executable)(*pack_arguments(plan))
     return {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lazyrt import jax_compat
-from lazyrt.execution import compiler, watcher
+from lazyrt.execution import compiler, memory, watcher
 from lazyrt.ir.live import pending
 from lazyrt.ir.node import Leaf, Node, Value, iter_values
 from lazyrt.observe import events
@@ -71,8 +71,10 @@ def run_node(node: Node, values: Values, purpose: Purpose = "op") -> list[Any]:
     To be called in `jax_compat.scope()`, for the width of 64-bit types.
     """
     executable = compiler.compile_spec(node.spec, purpose, node)
+    memory.make_sure(memory.results_of(node), node.op.name, (node,))
     operands = [read(operand, values) for operand in iter_values(node.args)]
-    results: list[Any] = jax_compat.dispatcher(executable)(*operands)
+    with memory.explained(node.op.name):
+        results: list[Any] = jax_compat.dispatcher(executable)(*operands)
     found = iter(results)
     for output in node.outputs:
         if output is not None:

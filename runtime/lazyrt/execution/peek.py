@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazyrt import jax_compat
 from lazyrt.config import config
-from lazyrt.execution import compiler, forks, watcher
+from lazyrt.execution import compiler, forks, memory, watcher
 from lazyrt.execution.executor import Plan, pack_arguments, plan_of
 from lazyrt.execution.op_by_op import cone_of, last_uses, run_node
 from lazyrt.ir.budgets import make_room
@@ -146,9 +146,10 @@ def _run_slice(
         executable = compiler.compile_graph(graph, (), fast=True, purpose="peek")
         make_room("slices", _slices, "max_slices")
         plan = _slices[_key(values)] = plan_of(graph, executable, values)
+    plan.make_sure_it_fits()
     args = pack_arguments(plan)
     started = time.perf_counter_ns()
-    with jax_compat.scope():
+    with memory.explained(memory.what_runs(len(cone))), jax_compat.scope():
         *results, token = jax_compat.dispatcher(plan.executable)(*args)
     _tell_execution(plan.graph.fingerprint, len(cone), len(args), token, started)
     found = [results[rank] for rank in plan.order]

@@ -11,7 +11,7 @@ import torch
 
 from lazyrt import jax_compat
 from lazyrt.errors import DeviceError
-from lazyrt.execution import forks
+from lazyrt.execution import forks, memory
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
@@ -30,12 +30,14 @@ def to_device(tensor: torch.Tensor, site: Site | None = None) -> Any:
             f"a tensor of {tensor.dim()} dimensions cannot go to the device: only tensors with up "
             f"to {_MOST_DIMENSIONS} dims are supported. Reshape it first."
         )
+    memory.make_sure(tensor.numel() * tensor.itemsize, "a copy to the device")
     host = tensor.detach().resolve_conj().resolve_neg().contiguous()
     if host.dtype is torch.bfloat16:
         array = host.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     else:
         array = host.numpy()
-    data = jax_compat.put(array)
+    with memory.explained("a copy to the device"):
+        data = jax_compat.put(array)
     _tell("to_device", array.nbytes, start, site)
     return data
 
@@ -44,7 +46,9 @@ def to_host(data: Any, dtype: torch.dtype, site: Site | None = None) -> torch.Te
     """Wait for a device array and copy it into a new CPU tensor of `dtype`."""
     forks.check()
     start = time.perf_counter_ns()
-    array = jax_compat.to_numpy(data)
+    memory.make_sure(data.nbytes, "a copy to the host")
+    with memory.explained("what this tensor comes from"):
+        array = jax_compat.to_numpy(data)
     if dtype is torch.bfloat16:
         tensor = torch.from_numpy(array.view(np.int16).reshape(array.shape)).view(
             torch.bfloat16

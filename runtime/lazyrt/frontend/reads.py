@@ -11,7 +11,7 @@ import torch
 from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import LostValueError, UsageError
-from lazyrt.execution import looking, op_by_op, transfer, watcher
+from lazyrt.execution import looking, memory, op_by_op, transfer
 from lazyrt.execution.executor import barrier
 from lazyrt.execution.peek import peek_together, peek_value
 from lazyrt.frontend import promptcost, provenance, reuse
@@ -98,7 +98,7 @@ def _array(tensor: torch.Tensor, site: Site | None) -> Any:
     with lock:
         found = _start_peek(tensor, site)
     data = found.data if isinstance(found, _Chain) else found
-    watcher.wait_for(data)
+    memory.wait_for(data)
     return _view_in_place(found) if isinstance(found, _Chain) else data
 
 
@@ -336,7 +336,7 @@ def snapshot(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _fetch(data: Any, tensor: torch.Tensor, site: Site | None) -> torch.Tensor:
-    watcher.wait_for(data)
+    memory.wait_for(data)
     host = _host_copy(data, tensor.dtype, site)
     strides = tensor.stride()
     if host.stride() != strides and _is_dense(tensor):
@@ -421,7 +421,7 @@ def _chain(view: View) -> _Chain:
 
 def _view_on_host(chain: _Chain, site: Site | None) -> torch.Tensor:
     """Apply a chain of views to a host copy of a ready base: recording it would use inputs."""
-    watcher.wait_for(chain.data)
+    memory.wait_for(chain.data)
     host = transfer.borrowed(chain.data, chain.dtype)
     for link in chain.views:
         host = _show(host, link)

@@ -79,3 +79,30 @@ def value_text(value: float) -> str:
         '18.00'
     """
     return f"{value:.2f}"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun.
+
+    Example:
+        >>> plural(1, "op"), plural(1200, "op")
+        ('1 op', '1,200 ops')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def size_text(nbytes: float) -> str:
+    """Return a size with its unit.
+
+    Example:
+        >>> size_text(1), size_text(4_500_000)
+        ('1 byte', '4.3 MiB')
+    """
+    if nbytes < _KB:
+        return plural(int(nbytes), "byte")
+    value, unit = nbytes / _KB, "KiB"
+    for larger in ("MiB", "GiB", "TiB"):
+        if value < _KB:
+            break
+        value, unit = value / _KB, larger
+    return f"{value:.1f} {unit}"
