@@ -267,7 +267,7 @@ def _leaf_marks(held: Holding | None) -> tuple[str, ...]:
     marks = [_HOLDERS[held.holder]] if held.holder in _HOLDERS else []
     if held.overwritten_by is not None:
         marks.append("donated" if held.is_donated else "overwritten")
-    if held.origin is not None and held.origin.step is None and held.origin.op:
+    if held.origin is not None and held.origin.how == "on the CPU":
         marks.append(FROM_CPU)
     return tuple(marks)
 

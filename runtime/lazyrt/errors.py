@@ -50,7 +50,8 @@ class StepSyncError(LazyRuntimeError):
 
     Attributes:
         operation: What the program called, such as `loss.item()`.
-        tensor: The tensor that it read, as the source names it; empty if it is not known.
+        tensor: The tensor that it read, as the source or else what holds it names it; empty if
+            it is not known.
         site: The user's line.
         fix: What to do, in words.
     """

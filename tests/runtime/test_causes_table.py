@@ -15,6 +15,8 @@ import lazyrt
 from lazyrt.execution.explain import differences
 from tests.harness import DEVICE, cold_start
 
+pytestmark = pytest.mark.lazy_only("is about compiled steps")
+
 
 @pytest.fixture(autouse=True)
 def _cold():

@@ -65,6 +65,7 @@ def trained(function, mask, device):
     return found.detach(), x.grad
 
 
+@pytest.mark.lazy_only("counts graphs and compiles of steps")
 @pytest.mark.parametrize("name", ["picked", "selected", "written"])
 def test_a_librarys_mask_cuts_nothing_and_new_data_compile_nothing(library, name):
     function = getattr(library, name)
@@ -96,6 +97,7 @@ def test_a_mask_beside_other_indices_and_one_that_is_written_afterwards(library)
     assert_same(second, DATA[:, [2, 3]])
 
 
+@pytest.mark.not_eager("a mask has its value: the op runs on the CPU and cuts nothing")
 def test_a_mask_without_true_elements(library):
     with recorded(events.FallbackUsed, events.BarrierFinished) as cuts:
         found = trained(library.picked, torch.zeros_like(MASKS[0]), DEVICE)
@@ -105,6 +107,7 @@ def test_a_mask_without_true_elements(library):
     assert found[1].count_nonzero() == 0
 
 
+@pytest.mark.not_eager("a mask has its value: the op runs on the CPU and cuts nothing")
 @pytest.mark.parametrize("name", ["picked_late", "picked_by_value"])
 def test_what_a_mask_reads_decides_whether_it_cuts(library, name):
     """A mask of many ops is not computed twice; one of few ops on device data is read."""
@@ -118,6 +121,7 @@ def test_what_a_mask_reads_decides_whether_it_cuts(library, name):
     assert_same(found, function(DATA, MASKS[0]))
 
 
+@pytest.mark.not_eager("a mask has its value: the op runs on the CPU and cuts nothing")
 @pytest.mark.parametrize("name", ["selected_into", "picked_into"])
 def test_a_librarys_mask_with_an_out_argument(library, name):
     function = getattr(library, name)

@@ -216,6 +216,7 @@ def test_a_scaled_training_loop_matches_the_cpu_without_a_cut_of_its_own(dtype):
     on_both(program, X, tolerance=3e-2)
 
 
+@pytest.mark.lazy_only("counts barriers of steps")
 @pytest.mark.parametrize(("fused", "cuts"), [(False, ["read by .item()"]), (True, [])])
 def test_a_gradient_scaler_cuts_a_step_at_most_once_and_says_where(fused, cuts):
     """torch reads on every device whether a step overflowed, unless the optimizer is fused."""

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 import lazyrt
 from lazyrt.config import config
+from lazyrt.control.modes import in_mode
 from lazyrt.observe import events
 from tests.harness import DEVICE, cold_start, recorded
 
@@ -126,6 +127,7 @@ def counts():
     return now["compiles"], now["executions"], now["peek_executions"]
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
 @pytest.mark.slow
 def test_s1_17_before_and_after_give_equal_losses_compiles_and_executions():
     with config.scoped(barrier_after_optimizer=False):
@@ -284,3 +286,73 @@ def test_s1_23_pending_ops_know_the_step_and_the_scopes_that_recorded_them():
     assert joined
     assert {each.scope for each in joined} == {"forward"}
     assert {each.step for each in origins} == {""}
+
+
+@pytest.mark.lazy_only("switches the mode itself")
+@pytest.mark.parametrize(
+    ("mode", "how"),
+    [("eager", "in eager debug mode"), ("opbyop", "in op-by-op mode")],
+)
+def test_s1_23_what_a_debug_mode_made_knows_its_op_and_line(mode, how):
+    x = torch.ones(2, 3).to(DEVICE)
+    with in_mode(mode):
+        y = x + 1
+        half = y[0] * 2
+        lazyrt.mark_step()
+
+    origin = lazyrt.origin(y)
+
+    assert origin is not None
+    assert origin.site is not None
+    assert (origin.step, origin.how, origin.op) == (None, how, "aten.add.Tensor")
+    assert str(origin) == (
+        f"`y` f32[2,3]: computed {how} by aten.add.Tensor at {origin.site}"
+    )
+    assert (
+        origin.site.function
+        == "test_s1_23_what_a_debug_mode_made_knows_its_op_and_line"
+    )
+    more = y * half + x
+    inputs = {each.name: each for each in lazyrt.input_origins(more)}
+    assert inputs["y"] == origin
+    assert inputs["half"].op == "aten.mul.Tensor"
+    assert inputs["x"].how == ""
+    assert f"were computed by an earlier execution: 2 {how}" in str(
+        lazyrt.input_origins(more)
+    )
+
+
+@pytest.mark.lazy_only("looks at what is pending")
+def test_s1_23_what_ran_ahead_of_its_step_knows_its_op_and_line():
+    x = torch.ones(2).to(DEVICE)
+    loss = (x * 2).sum()
+    lazyrt.materialise(loss, reuse=True)
+
+    origin = lazyrt.origin(loss)
+
+    assert "computed ahead of its step by aten.sum.default at test_step_rows" in str(
+        origin
+    )
+    (used,) = lazyrt.input_origins(loss + 1)
+    assert used == origin
+
+
+@pytest.mark.lazy_only("counts executions of steps")
+def test_s1_23_a_tensor_that_got_earlier_data_back_names_what_made_that():
+    x = torch.ones(2).to(DEVICE) * 3
+    lazyrt.mark_step()
+    before = lazyrt.origin(x)
+
+    with pytest.raises(ValueError, match="stop"), lazyrt.step(on_error="rollback"):  # noqa: PT012
+        x.add_(1)
+        with lazyrt.step():
+            x.mul_(2)
+        raise ValueError("stop")
+
+    assert x.tolist() == [3.0, 3.0]
+    assert lazyrt.origin(x) == before
+    alias = x.detach()
+    y = torch.empty_like(x).copy_(x)
+    lazyrt.mark_step()
+    assert alias.tolist() == y.tolist() == [3.0, 3.0]
+    assert "copied from the host" not in str(lazyrt.origin(y))

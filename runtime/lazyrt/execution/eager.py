@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lazyrt import jax_compat
 from lazyrt.execution.op_by_op import Values, cone_of, read, run_and_tell
 from lazyrt.execution.peek import remember
-from lazyrt.ir.live import lock, pending
+from lazyrt.ir.live import lock, pending, ran_alone
 from lazyrt.ir.node import Leaf, Node, Value, iter_values
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+EAGER = "in eager debug mode"
 
 
 class NewView(Protocol):
@@ -136,6 +138,7 @@ class Guard:
             if value is not None:
                 type_ = buffer.meta or (value.shape, value.dtype, value.strides)
                 buffer.store(read(value, values), type_)
+                buffer.run = ran_alone(EAGER, value) if value.node else None
             pending.parked.pop(buffer, None)
         for view in views:
             if view.result is not None:

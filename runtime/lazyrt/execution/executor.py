@@ -41,6 +41,7 @@ from lazyrt.ir.live import (
     forget_leaves,
     lock,
     pending,
+    ran_alone,
 )
 from lazyrt.ir.node import Leaf, Value
 from lazyrt.observe import events
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from lazyrt.ir.active import ActiveStep
+    from lazyrt.ir.live import RanAlone
     from lazyrt.observe.events import OpCounts, Site
 
 # References to an input's data that are the runtime's own: the list of inputs, the buffer, a
@@ -121,7 +123,8 @@ def barrier(
         if wanted and config.op_by_op_barriers:
             values, nodes = op_by_op.compute(wanted)
             with deferred_interrupt():
-                _commit(live, wanted, [values[value] for value in wanted], None)
+                results = [values[value] for value in wanted]
+                _commit(live, wanted, results, ran_alone("in op-by-op mode", *wanted))
         elif wanted:
             try:
                 donated = _donated(kept)
@@ -404,7 +407,7 @@ def _commit(
     live: list[Buffer],
     wanted: dict[Value, int],
     results: Sequence[Any],
-    run: Run | None,
+    run: Run | RanAlone | None,
 ) -> None:
     """Give every live buffer its data, and end the step."""
     inputs = pending.inputs
@@ -424,6 +427,7 @@ def _commit(
             buffer.slot = slot
         elif isinstance(value, Leaf) and buffer.data is not inputs[value.position]:
             buffer.store(inputs[value.position], _type(buffer, value))
+            buffer.run, buffer.slot = pending.sources[value.position]
     drop_stand_ins(
         "only a traceback held this tensor when its step was executed, so its value was not "
         "computed. Read it before the next barrier, or keep it in a variable."

@@ -14,7 +14,7 @@ from lazyrt import jax_compat
 from lazyrt.execution.census import CompiledGraph, Run, StepKey, census
 from lazyrt.execution.explain import evicted, explain
 from lazyrt.execution.why.causes import Cause, Explanation
-from lazyrt.ir.live import FromCpu, pending
+from lazyrt.ir.live import FromCpu, RanAlone, pending
 from lazyrt.ir.snapshot import Name, Origin, snapshot_of
 from lazyrt.observe.events import Site
 
@@ -132,7 +132,7 @@ def _names_and_origins(
 
 def _origin(position: int, *, dropped: bool) -> Origin:
     """Return which execution produced an input of the pending step."""
-    run: Run | FromCpu | None
+    run: Run | FromCpu | RanAlone | None
     run, slot = pending.sources[position]
     if not isinstance(run, Run):
         return Origin(-1, dropped=dropped)

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lazyrt.ir.live import FromCpu, pending
+from lazyrt.ir.live import FromCpu, RanAlone, made_in, pending
 from lazyrt.ir.node import Leaf, iter_values, type_text
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lazyrt.observe.events import Site
 
 _MIB = 2**20
+ON_CPU = "on the CPU"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,8 @@ class InputOrigin:
         graph: Name of the graph that ran there; `output` is the position of its result.
         op, site: What computed it, and the line that recorded that; for data from the host
             the fallback that made it, if one did.
+        how: How `op` was run where no step's executable ran it: `on the CPU`,
+            `in eager debug mode`, `in op-by-op mode`, `ahead of its step`; else empty.
         block: Name and number of the `step()` block that ran it, such as `train 3`; empty for
             a nameless one, None outside of blocks.
     """
@@ -47,13 +50,14 @@ class InputOrigin:
     op: str = ""
     site: Site | None = None
     block: str | None = None
+    how: str = ""
 
     def __str__(self) -> str:
         """Return one line."""
         called = f"`{self.name}` {self.type}" if self.name else self.type
         where = f" at {self.site}" if self.site is not None else ""
-        if self.step is None and self.op:
-            return f"{called}: computed on the CPU by {self.op}{where}"
+        if self.how:
+            return f"{called}: computed {self.how} by {self.op}{where}"
         if self.step is None:
             return f"{called}: copied from the host"
         block = f" '{self.block}'" if self.block else ""
@@ -70,16 +74,20 @@ class InputOrigins(tuple[InputOrigin, ...]):
 
     @property
     def computed(self) -> tuple[InputOrigin, ...]:
-        """Those that an earlier execution computed."""
-        return tuple(origin for origin in self if origin.step is not None)
+        """Those that an earlier execution on the device computed."""
+        return tuple(
+            origin
+            for origin in self
+            if origin.step is not None or origin.how not in {"", ON_CPU}
+        )
 
     @property
     def text(self) -> str:
         """Return how many inputs, and how much of them, earlier executions computed."""
         computed = self.computed
         some, all_ = (sum(o.nbytes for o in part) for part in (computed, self))
-        by_step = Counter(origin.step for origin in computed)
-        steps = ", ".join(f"{n} by step {step}" for step, n in by_step.most_common(3))
+        makers = Counter(o.how or f"by step {o.step}" for o in computed)
+        steps = ", ".join(f"{n} {maker}" for maker, n in makers.most_common(3))
         return (
             f"{len(computed)} of {len(self)} inputs ({some / _MIB:.1f} of {all_ / _MIB:.1f} MiB) "
             f"were computed by an earlier execution{f': {steps}' if steps else ''}"
@@ -140,15 +148,17 @@ def made_by(buffer: Buffer, name: str) -> InputOrigin:
     shape, dtype, _ = buffer.type
     nbytes = math.prod(shape) * dtype.itemsize
     known = {"name": name, "type": type_text(shape, dtype)}
-    run = getattr(buffer, "run", None)
-    return _origin(known, nbytes, run, buffer.slot if run is not None else 0)
+    return _origin(known, nbytes, *made_in(buffer))
 
 
 def _origin(
-    known: dict[str, Any], nbytes: int, run: Run | FromCpu | None, slot: int
+    known: dict[str, Any], nbytes: int, run: Run | FromCpu | RanAlone | None, slot: int
 ) -> InputOrigin:
     if isinstance(run, FromCpu):
-        return InputOrigin(**known, nbytes=nbytes, op=run.op, site=run.site)
+        return InputOrigin(**known, nbytes=nbytes, op=run.op, site=run.site, how=ON_CPU)
+    if isinstance(run, RanAlone):
+        op, site = run.made[slot]
+        return InputOrigin(**known, nbytes=nbytes, op=op, site=site, how=run.how)
     if run is None:
         return InputOrigin(**known, nbytes=nbytes)
     output = run.order[slot]

@@ -21,6 +21,7 @@ from lazyrt.ir.live import (
     generator,
     live_buffers,
     lock,
+    made_in,
     pending,
 )
 from lazyrt.ir.node import Leaf
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from lazyrt.ir.node import Value
 
 _Sizes = tuple[int, int, int, int, int]
+_Source = tuple[Any, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,7 @@ def _let_go(buffer: Buffer, reason: str) -> None:
     value = buffer.value
     if buffer.meta is None and isinstance(value, Leaf):
         buffer.store(pending.inputs[value.position], buffer.type)
+        buffer.run, buffer.slot = pending.sources[value.position]
     elif buffer.meta is None:
         buffer.data = Lost(reason)
     buffer.value = None
@@ -143,8 +146,8 @@ class Snapshot:
 
     def __init__(self) -> None:
         with lock:
-            self._data: list[tuple[weakref.ref[Buffer], Any, Type | None]] = [
-                (weakref.ref(buffer), buffer.data, buffer.meta)
+            self._data: list[tuple[weakref.ref[Buffer], Any, Type | None, _Source]] = [
+                (weakref.ref(buffer), buffer.data, buffer.meta, made_in(buffer))
                 for buffer in live_buffers()
                 if not isinstance(buffer.data, Lost)
             ]
@@ -162,15 +165,16 @@ class Snapshot:
         """
         with lock:
             written = [
-                (buffer, data, meta)
-                for reference, data, meta in self._data
+                (buffer, data, meta, source)
+                for reference, data, meta, source in self._data
                 if (buffer := reference()) is not None
                 and (buffer.data is not data or buffer.is_pending)
             ]
             graph = drop_since(None, reason)
             with deferred_interrupt():
-                for buffer, data, meta in written:
+                for buffer, data, meta, source in written:
                     buffer.data, buffer.meta, buffer.value = data, meta, None
+                    buffer.run, buffer.slot = source
                     buffer.version += 1
                 generator.restart(*self._random)
             self.release()

@@ -9,7 +9,7 @@ from lazyrt.frontend import reads
 from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.kernels import wrap
 from lazyrt.frontend.torch_compat import is_lazy
-from lazyrt.ir.live import Buffer, Lost, lock
+from lazyrt.ir.live import Buffer, Lost, lock, made_in
 from lazyrt.ir.node import Value
 
 if TYPE_CHECKING:
@@ -47,4 +47,5 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
             return reads.snapshot(tensor)
         own = Buffer(None)
         own.store(jax_compat.copy(state.data), meta)
+        own.run, own.slot = made_in(state.base)
         return wrap(own, Value(None, 0, *meta))

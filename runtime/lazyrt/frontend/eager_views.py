@@ -5,10 +5,10 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from lazyrt.execution.eager import guard
+from lazyrt.execution.eager import EAGER, guard
 from lazyrt.frontend import factorisations, kernels, special
 from lazyrt.frontend.buffers import View
-from lazyrt.ir.live import Buffer, leaf_of, lock, pending
+from lazyrt.ir.live import Buffer, leaf_of, lock, pending, ran_alone
 from lazyrt.ir.node import Leaf
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class EagerView(View):
         value = self._value
         self._copy = Buffer(None)
         self._copy.store(data, (value.shape, value.dtype, value.strides))
+        self._copy.run = ran_alone(EAGER, value)
         self._source = weakref.ref(source)
 
     @property

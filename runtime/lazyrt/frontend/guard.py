@@ -3,27 +3,40 @@
 Whatever needs a pending value inside a step would run a part of the step now, as a graph of
 its own. The guard stops it at the user's own line, while prints and peeks pass: they leave
 the step as it is.
+
+The source says what the line calls and reads. Where it does not, as in `torch.save(state, f)`,
+or says it in passing, as `v` of a dict's items, the tensor has the name under which the user's
+variables, modules and optimizers hold it.
 """
 
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lazyrt.errors import StepSyncError, StepSyncWarning
+from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.callsite import Call, user_call
+from lazyrt.frontend.names import all_names
 from lazyrt.ir import active
+from lazyrt.ir.live import pending
+from lazyrt.ir.node import type_text
 
 if TYPE_CHECKING:
+    import torch
+
     from lazyrt.ir.active import ActiveStep
 
+_MAX_NAMED = 4
 
-def check_read(how: str, kind: str) -> None:
+
+def check_read(how: str, tensor: torch.Tensor) -> None:
     """Stop a read of a pending tensor if the innermost step forbids it.
 
     Args:
         how: What was called, where the source does not tell: `.item()`, `torch.save`, ...
-        kind: The tensor's type, such as `f32[8]`.
+        tensor: What is read.
 
     Raises:
         StepSyncError: The innermost step has `on_read="error"`.
@@ -32,10 +45,45 @@ def check_read(how: str, kind: str) -> None:
     if step is None or step.on_read == "allow":
         return
     call = user_call()
-    tensor = f"{call.tensor}, {kind}," if call.tensor else f"a pending {kind}"
-    _stop(
-        step, call, f"{_operation(call, how)} reads {tensor}", _read_fixes(step, call)
-    )
+    notes: tuple[str, ...] = ()
+    kind = type_text(tuple(tensor.shape), tensor.dtype)
+    held = ""
+    if step.on_read == "error":
+        held, *others = _names_in_program(tensor)
+        notes = _note_on_others(others) if how == "save" else ()
+        call = replace(call, tensor=call.tensor or held)
+    said = f"{call.tensor}, {kind}," if call.tensor else f"a pending {kind}"
+    if held not in {"", call.tensor}:
+        said = f"{call.tensor} (`{held}`), {kind},"
+    what = f"{_operation(call, how)} reads {said}"
+    _stop(step, call, what, _read_fixes(step, call), notes)
+
+
+# Holders that outlast a line: their names say more than a loop's variable.
+_LASTING = ("module", "buffer", "optimizer", "gradient")
+
+
+def _names_in_program(tensor: torch.Tensor) -> list[str]:
+    """Return the name of a tensor, empty for none, and those of other pending ones that last."""
+    names = all_names(2)
+    own = names.pop(id(state_of(tensor).base), [])
+    lasting = [name.text for name in own if name.holder in _LASTING]
+    first = (lasting or [name.text for name in own] or [""])[0]
+    pending_ids = {id(buffer) for buffer in pending.live() if buffer.is_pending}
+    others = [
+        next((name.text for name in found if name.holder in _LASTING), "")
+        for key, found in names.items()
+        if key in pending_ids
+    ]
+    return [first, *filter(None, others)]
+
+
+def _note_on_others(names: list[str]) -> tuple[str, ...]:
+    if not names:
+        return ()
+    more = f" and {len(names) - _MAX_NAMED:,} more" if len(names) > _MAX_NAMED else ""
+    shown = ", ".join(f"`{name}`" for name in names[:_MAX_NAMED])
+    return (f"pending in the same step: {shown}{more}",)
 
 
 def check_barrier(how: str) -> None:
@@ -74,7 +122,9 @@ def check_shape(op: str) -> None:
     _stop(step, call, what, fix)
 
 
-def _stop(step: ActiveStep, call: Call, what: str, fix: str) -> None:
+def _stop(
+    step: ActiveStep, call: Call, what: str, fix: str, notes: tuple[str, ...] = ()
+) -> None:
     consequence = (
         "A part of the step would have to run now, as a graph of its own, and the rest later"
         if step.kind == "step"
@@ -91,6 +141,8 @@ def _stop(step: ActiveStep, call: Call, what: str, fix: str) -> None:
     error.add_note(f"called at {call.site}")
     if step.site is not None:
         error.add_note(f"{step} began at {step.site}")
+    for note in notes:
+        error.add_note(note)
     raise error
 
 

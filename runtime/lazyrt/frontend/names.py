@@ -44,12 +44,21 @@ def names_of_buffers(depth: int = 1) -> dict[int, Name]:
     Args:
         depth: Frames to skip.
     """
+    return {key: found[0] for key, found in all_names(depth + 1).items()}
+
+
+def all_names(depth: int = 1) -> dict[int, list[Name]]:
+    """Return what leads to each buffer, by its identity, the shortest path first.
+
+    Args:
+        depth: Frames to skip.
+    """
     walk = Walk()
     for namespace, _ in namespaces(depth + 1):
         walk.add_namespace(namespace)
         namespace.clear()
     walk.run()
-    return {key: found[0] for key, found in walk.holders.items()}
+    return walk.holders
 
 
 def namespaces(depth: int) -> Iterator[tuple[dict[str, Any], str]]:

@@ -159,7 +159,7 @@ def _start_read(tensor: torch.Tensor, how: str, site: Site | None) -> Any:
     is_library = provenance.called_by_package(3)
     if config.op_by_op_reads:  # the whole cone, whatever earlier reads have run of it
         if not is_library:
-            check_read(how, type_text(tuple(tensor.shape), tensor.dtype))
+            check_read(how, tensor)
         value = state.value
         assert value is not None
         return op_by_op.compute((value,))[0][value]
@@ -167,7 +167,7 @@ def _start_read(tensor: torch.Tensor, how: str, site: Site | None) -> Any:
         found = _small_check(tensor, state, site)
         if found is not None:
             return found
-    check_read(how, type_text(tuple(tensor.shape), tensor.dtype))
+    check_read(how, tensor)
     if config.read_policy == "peek":
         return _start_peek(tensor, site)
     barrier(f"read by {how}", site, user_call().tensor)
@@ -211,7 +211,7 @@ def value_to_save(tensor: torch.Tensor) -> torch.Tensor:
     with lock:
         state = state_of(tensor)
         if state.is_pending and not at_debugger_prompt():
-            check_read("save", type_text(tuple(tensor.shape), tensor.dtype))
+            check_read("save", tensor)
     return peek(tensor, provenance.user_site(2))
 
 

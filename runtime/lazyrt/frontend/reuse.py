@@ -19,7 +19,7 @@ from lazyrt.execution.interrupts import deferred_interrupt
 from lazyrt.frontend import record
 from lazyrt.ir.fingerprint import canonicalise
 from lazyrt.ir.graph import Graph
-from lazyrt.ir.live import Buffer, leaf_of, lock, pending
+from lazyrt.ir.live import Buffer, leaf_of, lock, pending, ran_alone
 from lazyrt.ir.node import Leaf, Node, Value, iter_values, map_values, nbytes_of
 from lazyrt.observe import events
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from lazyrt.observe.events import Site
+
+_HOW = "ahead of its step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +183,7 @@ def _hand_over(cut: _Cut, results: dict[Value, Any]) -> None:
         if held in results:
             type_ = buffer.meta or (held.shape, held.dtype, held.strides)
             buffer.store(results[held], type_)
+            buffer.run = ran_alone(_HOW, held)
             owners.setdefault(held, buffer)
     read = {v for node in cut.rest for v in iter_values(node.args)}
     inputs: dict[Value, Value] = {}
@@ -190,6 +193,7 @@ def _hand_over(cut: _Cut, results: dict[Value, Any]) -> None:
             if owner is None:
                 owner = Buffer(None)
                 owner.store(data, (kept.shape, kept.dtype, kept.strides))
+                owner.run = ran_alone(_HOW, kept)
             inputs[kept] = owner.value or leaf_of(owner)
     new = _rebuilt(cut.rest, inputs, intern=True)
     for buffer, held in cut.holders:

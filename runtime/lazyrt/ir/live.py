@@ -48,6 +48,18 @@ class FromCpu(NamedTuple):
     site: Site | None
 
 
+class RanAlone(NamedTuple):
+    """What made data outside of a step's executable.
+
+    Attributes:
+        how: `in eager debug mode`, `in op-by-op mode` or `ahead of its step`.
+        made: For each result its op and the line that recorded it.
+    """
+
+    how: str
+    made: tuple[tuple[str, Site | None], ...]
+
+
 class Buffer:
     """The state of one storage.
 
@@ -59,9 +71,9 @@ class Buffer:
         meta: (shape, dtype, strides) once data was stored; strides None if contiguous.
         address: Made-up address of the storage, from the first time that somebody asks for it.
         run: The execution that produced `data`, unset or None for data from the host, a
-            `FromCpu` for that of a fallback; `slot` is the result's number among what that
-            execution was asked for. Barriers set them; `__init__`, which each op pays for,
-            leaves them unset.
+            `FromCpu` for that of a fallback, a `RanAlone` for what ran outside of steps;
+            `slot` is the result's number among what that execution was asked for. Barriers set
+            them; `__init__`, which each op pays for, leaves them unset.
         born, made_at: The step in which it got its first data, and the line that made it; unset
             until then.
         number: What reports call it, from the first time that one does.
@@ -275,6 +287,18 @@ def live_buffers() -> list[Buffer]:
             and buffer not in pending.buffers
             and buffer not in pending.parked
         ] + recorded
+
+
+def ran_alone(how: str, *values: Value) -> RanAlone:
+    """Return what buffers remember of values that were run outside of a step's executable."""
+    nodes = [value.node for value in values if value.node is not None]
+    return RanAlone(how, tuple((node.op.name, node.provenance.site) for node in nodes))
+
+
+def made_in(buffer: Buffer) -> tuple[Any, int]:
+    """Return what a buffer remembers of the execution that made its data, with the result's number."""
+    run = getattr(buffer, "run", None)
+    return run, buffer.slot if run is not None else 0
 
 
 def exempt(buffer: Buffer) -> None:
