@@ -17,7 +17,7 @@ import torch
 import lazyrt
 from benchmarks import program_lines as lines
 from lazyrt.config import config
-from lazyrt.execution.executor import clear_known_plans
+from lazyrt.execution.executor import clear_plans
 from lazyrt.execution.peek import forget_slices
 from lazyrt.frontend import reads, record
 from lazyrt.ir import live
@@ -308,7 +308,7 @@ def _forget() -> None:
     live.forget_leaves()
     forget_slices()
     reads.forget_checks()
-    clear_known_plans()
+    clear_plans()
 
 
 def _step(

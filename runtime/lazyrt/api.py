@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
@@ -37,7 +38,7 @@ from lazyrt.observe.metrics import Counters, metrics
 from lazyrt.observe.series import PERCENTILES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from lazyrt.execution.cached import CachedExecutable
@@ -73,8 +74,20 @@ background_flush = flush.background_flush
 
 
 def device(index: int = 0) -> torch.device:
-    """Return the lazy torch device; `index` is 0, the only one so far."""
-    return torch.device(DEVICE_TYPE, index)
+    """Return the lazy torch device.
+
+    Args:
+        index: 0, the only one so far.
+
+    Raises:
+        UsageError: Another index.
+    """
+    if index != 0:
+        raise UsageError(
+            f"device() got index={index!r}; there is one lazy device, and its index is 0. Leave "
+            "the index out."
+        )
+    return torch.device(DEVICE_TYPE, 0)
 
 
 @overload
@@ -132,7 +145,7 @@ def look(tensor: torch.Tensor, axes: Sequence[int] = ()) -> Look:
         axes: Axes of a picture, rows and columns last; none for no picture.
 
     Raises:
-        UsageError: It is not on the lazy device.
+        UsageError: It is not on the lazy device, or the axes are not two or more of its own.
         LostValueError: Its value can no longer be computed.
     """
     reads.require_lazy(tensor, "look()")
@@ -409,11 +422,12 @@ def dump_graphs(folder: str | Path, forms: Iterable[DumpForm] = FORMS) -> list[P
         return dump(census, folder, forms)
 
 
-def fallback(name: str) -> None:
+def fallback(name: str | torch._ops.OpOverload) -> None:
     """Run an op on the CPU from now on, for comparison or to get around its lowering.
 
     Args:
-        name: Qualified name of the functional overload, such as `aten.gelu.default`.
+        name: Qualified name of the functional overload, such as `aten.gelu.default`, or the
+            overload itself.
 
     Raises:
         UsageError: There is no such op.
@@ -475,13 +489,15 @@ def short_metrics_report(
     return _report(PERCENTILES).short(counter_names, metric_names).text(legacy=legacy)
 
 
-def _report(percentiles: Iterable[float]) -> Report:
-    shares = tuple(percentiles)
-    wrong = [share for share in shares if not 0 < share < 1]
-    if wrong:
-        raise UsageError(
-            f"metrics_report() got the percentile {wrong[0]!r}, which is not between 0 and 1. "
-            "Give shares: 0.95 for the 95th percentile."
-        )
+def _report(percentiles: object) -> Report:
+    shares: tuple[Any, ...] = (
+        tuple(percentiles) if isinstance(percentiles, Iterable) else (percentiles,)
+    )
+    for share in shares:
+        if not isinstance(share, (int, float)) or not 0 < share < 1:
+            raise UsageError(
+                f"metrics_report() got the percentile {share!r}, which is not between 0 and 1. "
+                "Give shares in a list: [0.95] for the 95th percentile."
+            )
     in_flight()  # counts the executions that have ended by now
     return metrics.report(shares)

@@ -12,8 +12,10 @@ Example:
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import sys
+import threading
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -44,21 +46,25 @@ def _op_by_op(switch: str) -> bool:
     return _flag(f"LAZYVIZ_OPBYOP_{switch}", default=both)
 
 
-def _number(name: str, default: int) -> int:
+def _number(name: str, default: int, least: int = 0) -> int:
     text = os.environ.get(name)
     if text is None:
         return default
     try:
-        return int(text)
+        number = int(text)
     except ValueError:
+        number = least - 1
+    if number < least:
         raise UsageError(
-            f"the environment variable {name} is {text!r}, which is not a whole number. "
+            f"the environment variable {name} is {text!r}, which is not a whole number from "
+            f"{least}. "
             f"Unset it for the default of {default:,}."
-        ) from None
+        )
+    return number
 
 
 def _optional_number(name: str) -> int | None:
-    return _number(name, 0) if os.environ.get(name) else None
+    return _number(name, 0, least=-1) if os.environ.get(name) else None
 
 
 def _default_cache_dir() -> Path | None:
@@ -97,8 +103,8 @@ class Config:
             Environment: LAZYRT_MAX_DECOMPOSITIONS.
         max_cache_bytes: Above this many bytes in `cache_dir` the executables not used for
             longest are deleted. Environment: LAZYRT_MAX_CACHE_BYTES.
-        cache_dir: Folder of the persistent executable cache; None switches it off. An empty
-            LAZYRT_CACHE_DIR does too.
+        cache_dir: Folder of the persistent executable cache, a path or a text; None switches
+            it off. An empty LAZYRT_CACHE_DIR does too.
         max_memory_bytes: How many bytes tensors and a step together may take on the device; a
             step that needs more raises OutOfMemoryError and is not run. None, the default, is
             what the machine has available when the step begins, -1 asks nobody.
@@ -166,18 +172,12 @@ class Config:
     op_by_op_reads: bool = field(default_factory=lambda: _op_by_op("READS"))
     op_by_op_barriers: bool = field(default_factory=lambda: _op_by_op("BARRIERS"))
 
-    def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
-            _check_choice(name, getattr(self, name), choices)
-
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in {f.name for f in fields(self)}:
             raise UsageError(
                 f"lazyrt has no setting {name!r}. The settings are "
                 f"{', '.join(f.name for f in fields(self))}."
             )
-        if name in _CHOICES:
-            _check_choice(name, value, _CHOICES[name])
         self.set(name, value, origin=_assignment(name, value))
 
     def set(self, name: str, value: Any, *, origin: str) -> None:
@@ -187,7 +187,11 @@ class Config:
             name: One of the settings.
             value: Its new value.
             origin: Who sets it, in words, for `origin()` and `table()`.
+
+        Raises:
+            UsageError: The setting takes no such value.
         """
+        value = _checked(name, value)
         object.__setattr__(self, name, value)
         if self is globals().get("config"):
             _origins[name] = origin
@@ -231,11 +235,45 @@ class Config:
                 self.set(name, value, origin=origin)
 
 
-def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UsageError(
-            f"the setting {name} is {value!r}; it takes one of {', '.join(map(repr, choices))}."
-        )
+def _checked(name: str, value: Any) -> Any:
+    """Return a setting's value as the runtime reads it.
+
+    Raises:
+        UsageError: The setting takes no such value.
+    """
+    kind = _KINDS[name]
+    if kind.startswith("int") and hasattr(value, "__index__") and not isinstance(value, bool):
+        value = operator.index(value)
+    elif kind == "Path | None" and isinstance(value, str):
+        value = Path(value).expanduser()
+    allowed, words = _RULES.get(kind) or _choice_of(name)
+    if not allowed(value):
+        raise UsageError(f"the setting {name} is {value!r}; it takes {words}.")
+    return value
+
+
+def _choice_of(name: str) -> tuple[Callable[[Any], bool], str]:
+    choices = _CHOICES[name]
+    return choices.__contains__, f"one of {', '.join(map(repr, choices))}"
+
+
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "bool": (lambda value: isinstance(value, bool), "True or False"),
+    "int": (lambda value: type(value) is int and value >= 0, "a whole number from 0"),
+    "int | None": (
+        lambda value: value is None or (type(value) is int and value >= -1),
+        "a whole number from -1, or None",
+    ),
+    "float": (
+        lambda value: type(value) in {int, float} and 0 <= value <= threading.TIMEOUT_MAX,
+        "a number of seconds from 0",
+    ),
+    "Path | None": (
+        lambda value: value is None or isinstance(value, Path),
+        "a folder, as a path or a text, or None",
+    ),
+}  # fmt: skip
+_KINDS: dict[str, str] = {f.name: str(f.type) for f in fields(Config)}
 
 
 _VARIABLES = {

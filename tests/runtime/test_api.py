@@ -233,7 +233,7 @@ def test_an_op_can_be_sent_to_the_cpu():
 import torch, lazyrt
 x = torch.ones(2, device="lazyrt")
 (x * 2).erf().tolist()
-lazyrt.fallback("aten.erf.default")
+lazyrt.fallback(torch.ops.aten.erf.default)
 y = (x * 2).erf()
 print(lazyrt.counters()["cpu_fallbacks"], torch.allclose(y.cpu(), torch.full((2,), 2.0).erf()))
 """
@@ -321,3 +321,19 @@ print("done")
 """
 
     assert run_python(code) == "done"
+
+
+def test_there_is_one_device():
+    with pytest.raises(UsageError, match=r"index=1; there is one"):
+        lazyrt.device(1)
+
+
+@pytest.mark.parametrize("percentiles", [0.0, [1.5], ["95"], 2])
+def test_percentiles_that_are_no_shares_are_named(percentiles):
+    with pytest.raises(UsageError, match="not between 0 and 1"):
+        lazyrt.metrics_report(percentiles=percentiles)
+
+
+def test_a_hook_that_cannot_be_called_is_refused():
+    with pytest.raises(UsageError, match="'print', which cannot be called"):
+        lazyrt.on_barrier("print")  # type: ignore[arg-type]

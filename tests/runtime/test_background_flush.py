@@ -8,8 +8,9 @@ import torch
 
 import lazyrt
 from lazyrt.errors import UsageError
+from lazyrt.execution import compiler
 from lazyrt.observe import events
-from tests.harness import DEVICE, recorded
+from tests.harness import DEVICE, cold_start, recorded
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +132,32 @@ def test_one_flush_replaces_another_and_none_ends_it():
     assert not second._thread.is_alive()
 
 
-@pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])
+@pytest.mark.not_eager("needs pending values")
+def test_work_dropped_while_it_is_compiled_does_not_end_the_flush(monkeypatch):
+    compiled = []
+    compile_spec = compiler.compile_spec
+
+    def dropping(*args):
+        compiled.append(args)
+        if len(compiled) == 1:
+            lazyrt.discard_pending()
+        return compile_spec(*args)
+
+    monkeypatch.setattr(compiler, "compile_spec", dropping)
+    cold_start()
+    lost = torch.ones(7).to(DEVICE).cosh()
+    with lazyrt.background_flush(0.01) as flush:
+        while not compiled:
+            time.sleep(0.005)
+        y = torch.ones(7, device=DEVICE).sinh() + 2
+        wait_until_flushed(flush)
+
+        assert flush._thread.is_alive()
+        assert torch.allclose(lazyrt.materialise(y), torch.ones(7).sinh() + 2)
+    del lost
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), float("inf"), "soon", True])
 def test_a_pause_that_is_none_is_refused(seconds):
     with pytest.raises(UsageError, match=r"takes the seconds between two looks"):
         lazyrt.background_flush(seconds)

@@ -158,3 +158,43 @@ def test_the_compile_tier_applies_to_graphs_compiled_from_then_on():
     assert [event.tier for event in found] == ["fast", "optimised"]
     assert torch.allclose(y.cpu(), torch.ones(3).cos())
     assert torch.allclose(z.cpu(), torch.ones(3).sin())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "takes"),
+    [
+        ("max_plans", "many", "a whole number from 0"),
+        ("max_plans", -1, "a whole number from 0"),
+        ("max_graphs", True, "a whole number from 0"),
+        ("eager", "no", "True or False"),
+        ("cache_dir", 5, "a folder"),
+        ("progress_after_s", float("inf"), "a number of seconds from 0"),
+        ("progress_after_s", None, "a number of seconds from 0"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_and_changes_nothing(name, value, takes):
+    before = getattr(config, name)
+
+    with pytest.raises(UsageError, match=f"the setting {name} is .*; it takes {takes}"):
+        setattr(config, name, value)
+
+    assert getattr(config, name) == before
+
+
+def test_a_folder_may_be_a_text(tmp_path):
+    with config.scoped(cache_dir=str(tmp_path)):
+        assert config.cache_dir == tmp_path
+
+
+def test_whole_numbers_of_other_libraries_are_whole_numbers():
+    import numpy as np
+
+    with config.scoped(max_plans=np.int64(7)):
+        assert type(config.max_plans) is int
+
+
+def test_a_negative_number_in_the_environment_is_named(monkeypatch):
+    monkeypatch.setenv("LAZYRT_MAX_PLANS", "-3")
+
+    with pytest.raises(UsageError, match="LAZYRT_MAX_PLANS is '-3'"):
+        Config()

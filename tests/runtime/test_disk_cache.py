@@ -224,3 +224,17 @@ def test_a_key_of_several_executables_drops_nothing(folder):
 def test_two_ways_to_choose_are_refused():
     with pytest.raises(UsageError, match="choose in two ways"):
         lazyrt.drop_executables("ab", unused_s=1)
+
+
+@pytest.mark.lazy_only("is about executables of steps")
+def test_a_file_of_another_user_is_never_loaded(folder, monkeypatch):
+    work(9.5)
+    assert files(folder)
+    cold_start()
+    before = compiles()
+    another = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: another)
+
+    work(9.5)
+
+    assert compiles() == before + 1

@@ -16,7 +16,7 @@ from torch import nn
 import lazyrt
 from lazyrt.config import config
 from lazyrt.control import modes
-from lazyrt.errors import UsageError
+from lazyrt.errors import LostValueError, UsageError
 from lazyrt.execution.eager import Guard
 from lazyrt.frontend import kernels, record
 from lazyrt.frontend.buffers import View
@@ -673,3 +673,64 @@ def test_the_pitch_runs_by_call_and_by_variable_and_a_second_process_compiles_no
 
     assert by_call == "eager | enable_eager_execution() | 4 4 0"
     assert by_variable == "eager | environment variable LAZYVIZ_EAGER | 0 4 4"
+
+
+def test_strided_views_and_inputs_leave_nothing_behind():
+    lazyrt.mark_step()
+    with lazyrt.eager_mode():
+        for _ in range(3):
+            x = torch.arange(6.0).to(DEVICE)
+            assert (x.as_strided((2,), (3,), 1) + 1).tolist() == [2.0, 5.0]
+            assert x.unfold(0, 2, 2).tolist() == [[0, 1], [2, 3], [4, 5]]
+
+        assert live.pending.inputs == []
+        assert live.pending.sources == []
+
+
+@pytest.mark.lazy_only("is about origins of inputs")
+def test_inputs_after_an_eager_op_know_where_they_come_from():
+    lazyrt.mark_step()
+    x = torch.ones(3).to(DEVICE)
+    with lazyrt.eager_mode():
+        x = x + 1
+    with lazyrt.step("make"):
+        y = x * 2
+    with lazyrt.eager_mode():
+        z = y + 1
+    made = lazyrt.input_origins(x * 3, y * 3)
+    del z
+
+    assert [origin.step is not None for origin in made] == [False, True]
+
+
+@pytest.mark.not_eager("needs pending values")
+def test_what_was_pending_before_can_be_dropped_in_the_mode():
+    lazyrt.mark_step()
+    x = torch.ones(3).to(DEVICE)
+    y = x * 2
+    with lazyrt.eager_mode():
+        z = x + 1
+        dropped = lazyrt.discard_pending()
+
+    assert dropped == 1
+    assert z.tolist() == [2.0] * 3
+    with pytest.raises(LostValueError, match="discard_pending"):
+        y.cpu()
+
+
+def test_a_coroutine_function_is_refused():
+    async def work():
+        return lazyrt.mode()
+
+    with pytest.raises(UsageError, match="runs in pieces"):
+        lazyrt.eager_mode(work)
+
+
+def test_a_switch_of_op_by_op_mode_that_is_none_is_refused():
+    with (
+        pytest.raises(UsageError, match="op_by_op_reads is 'yes'"),
+        lazyrt.op_by_op_mode(reads="yes"),  # type: ignore[arg-type]
+    ):
+        pass
+
+    assert lazyrt.mode() in modes.MODES

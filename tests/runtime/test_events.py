@@ -1,14 +1,24 @@
 import dataclasses
 import gc
 import logging
+import threading
 from typing import Any
 
 import pytest
 import torch
 
 import lazyrt
+from lazyrt.errors import UsageError
 from lazyrt.observe import events
-from lazyrt.observe.events import BarrierFinished, Event, OpRecorded, Site, subscribe
+from lazyrt.observe.events import (
+    BarrierFinished,
+    CompileFinished,
+    Event,
+    OpRecorded,
+    Site,
+    subscribe,
+)
+from lazyrt.observe.metrics import Metrics
 from tests.harness import DEVICE, cold_start, recorded
 
 KINDS = [
@@ -266,3 +276,31 @@ def test_listening_keeps_no_executable_or_array_alive():
 
         assert len(jax.live_arrays()) == count - 1
     assert found
+
+
+@pytest.mark.parametrize("kind", ["CompileFinished", int, CompileFinished])
+def test_a_listener_that_could_hear_nothing_is_refused_and_not_kept(kind):
+    before = events._subscriptions
+    arguments = (5, kind) if kind is CompileFinished else (print, kind)
+
+    with pytest.raises(UsageError, match=r"^subscribe\(\) got "):
+        events.subscribe(*arguments)
+
+    assert events._subscriptions is before
+
+
+def test_an_event_told_while_one_is_counted_is_counted_too():
+    """A garbage collection inside the count may end a loop, which tells of what it left."""
+    counted = Metrics()
+    hit = events.CacheHit(fingerprint="a", step=1)
+
+    def count_both():
+        with counted._lock:
+            counted(hit)
+
+    thread = threading.Thread(target=count_both, daemon=True)
+    thread.start()
+    thread.join(5)
+
+    assert not thread.is_alive()
+    assert counted.counters()["cache_hits"] == 1

@@ -1,6 +1,7 @@
 import signal
 import threading
 import time
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 import lazyrt
 from lazyrt import jax_compat
 from lazyrt.config import config
+from lazyrt.errors import FrozenError
 from lazyrt.execution import compiler, executor
 from lazyrt.execution.executor import barrier
 from lazyrt.ir import live
@@ -609,7 +611,7 @@ def test_the_fast_tier_compiles_steps_of_its_own():
     x = torch.ones(3, device=DEVICE)
     tiers = []
     for tier in ("optimised", "fast", "fast"):
-        executor.clear_known_plans()
+        executor.clear_plans()
         with (
             config.scoped(compile_tier=tier),
             recorded(events.CompileFinished) as found,
@@ -620,3 +622,73 @@ def test_the_fast_tier_compiles_steps_of_its_own():
         torch.testing.assert_close(y.cpu(), torch.tanh(torch.full((3,), 1.25)))
 
     assert tiers == ["optimised", "fast"]
+
+
+def test_a_compile_that_ends_as_the_wait_for_it_gives_up_is_taken():
+    class JustDone(Future[Any]):
+        """A compile that ends between the end of a wait and the look at it."""
+
+        def result(self, timeout=None):
+            if timeout is not None and not self.done():
+                self.set_result("executable")
+                raise TimeoutError
+            return super().result(timeout)
+
+    waited = JustDone()
+
+    def end():
+        if not waited.done():
+            waited.set_result("late")
+
+    timer = threading.Timer(0.05, end)
+    timer.start()
+    try:
+        assert compiler._wait(waited) in {"executable", "late"}
+    finally:
+        timer.cancel()
+
+
+@pytest.mark.lazy_only("counts graphs and executions of steps")
+@pytest.mark.parametrize("tier", ["optimised", "fast"])
+def test_a_look_at_the_whole_step_leaves_it_its_compile(tier):
+    cold_start()
+    x = torch.full((3, 5), 0.3).to(DEVICE)
+    with config.scoped(compile_tier=tier):
+        y = x
+        for number in range(12):
+            y = (y * (1.5 + number)).cos() + torch.full((3, 5), float(number)).to(
+                DEVICE
+            )
+        lazyrt.node_values(y, mode="lazy")
+        lazyrt.materialise(y)
+        before = lazyrt.counters()
+        with pytest.raises(FrozenError), lazyrt.frozen():
+            lazyrt.mark_step()
+        lazyrt.mark_step()
+
+    assert (lazyrt.counters() - before)["compiles"] == 1
+    assert lazyrt.compiled_graphs()[-1].outputs == 1
+
+
+@pytest.mark.lazy_only("is about the graphs of steps")
+def test_a_graph_whose_compile_was_not_awaited_gets_its_record(monkeypatch):
+    cold_start()
+    wait = compiler._wait
+
+    def interrupted(future, *args):
+        future.result()
+        raise KeyboardInterrupt
+
+    y = torch.ones(3).to(DEVICE) * 2.625
+    monkeypatch.setattr(compiler, "_wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lazyrt.mark_step()
+    monkeypatch.setattr(compiler, "_wait", wait)
+    assert lazyrt.compiled_graphs() == ()
+
+    lazyrt.mark_step()
+
+    (record,) = lazyrt.compiled_graphs()
+    assert record.runs == 1
+    assert record.snapshot is not None
+    assert lazyrt.origin(y).graph == record.name  # type: ignore[union-attr]

@@ -324,3 +324,9 @@ def test_a_graph_taken_earlier_is_inspected_until_its_step_has_run():
     lazyrt.mark_step()
     with pytest.raises(LostValueError, match="no longer pending"):
         lazyrt.inspect(graph)
+
+
+def test_a_graph_without_nodes_takes_no_time():
+    lazyrt.mark_step()
+
+    assert lazyrt.inspect().measure() == {}

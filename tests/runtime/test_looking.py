@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import lazyrt
+from lazyrt.errors import UsageError
 from lazyrt.execution import looking
 from lazyrt.observe import events
 from tests.harness import DEVICE
@@ -138,3 +139,34 @@ def test_positions_beyond_the_end_are_moved_to_it():
 
     assert seen.at == (299, 0)
     assert seen.value.shape == (1, 64)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [1.0, 1.0 + 2**-52],
+        [-1.7e308, 1.7e308],
+        [0.0, 5e-324],
+        [float(2**53), float(2**53 + 2)],
+    ],
+)
+def test_numbers_too_close_or_too_far_apart_for_bins_have_no_histogram(numbers):
+    found = lazyrt.look(torch.tensor(numbers, dtype=torch.float64).to(DEVICE)).summary
+
+    assert found.counts == ()
+    assert (found.low, found.high) == tuple(numbers)
+
+
+def test_axes_of_a_picture_count_from_the_end_too():
+    x = torch.arange(12.0).view(3, 4).to(DEVICE)
+
+    picture = lazyrt.look(x, axes=(-2, -1)).picture
+
+    assert picture is not None
+    assert picture.tolist() == x.tolist()
+
+
+@pytest.mark.parametrize("axes", [(0,), (0, 0), (0, 2), (1, -1), "ab"])
+def test_axes_that_make_no_picture_are_named(axes):
+    with pytest.raises(UsageError, match="a tensor of 2 dimensions"):
+        lazyrt.look(torch.ones(3, 4).to(DEVICE), axes=axes)

@@ -252,15 +252,42 @@ def test_cells_are_named_by_their_execution_count():
         provenance.set_cell_namer(None)
 
 
-def test_code_in_a_library_folder_is_skipped(tmp_path):
-    source = "def inner(x):\n    return x * 6\n"
+def function_of(file):
+    """Return a function whose code, the same each time, is said to stand in a file."""
     namespace: dict[str, Any] = {}
-    exec(compile(source, str(tmp_path / "lib.py"), "exec"), namespace)  # noqa: S102
+    source = "def inner(x):\n    return x * 6\n"
+    exec(compile(source, str(file), "exec"), namespace)  # noqa: S102
+    return namespace["inner"]
+
+
+@pytest.fixture
+def library(tmp_path):
+    """A file in a folder whose code is a library's."""
     before = provenance._library_roots
-    try:
-        provenance.add_library(str(tmp_path))
-        y = namespace["inner"](torch.ones(2).to(DEVICE))
-        assert nodes(y)[0].provenance.site.file == HERE
-    finally:
-        provenance._library_roots = before
-        provenance._library_code.clear()
+    provenance.add_library(str(tmp_path))
+    yield tmp_path / "lib.py"
+    provenance._library_roots = before
+    provenance._library_files.clear()
+
+
+def test_code_in_a_library_folder_is_skipped(library):
+    y = function_of(library)(torch.ones(2).to(DEVICE))
+
+    assert nodes(y)[0].provenance.site.file == HERE
+
+
+def test_code_of_the_user_equal_to_a_librarys_is_the_users(library):
+    function_of(library)(torch.ones(2).to(DEVICE))
+    y = function_of("mine.py")(torch.ones(3).to(DEVICE))
+
+    assert nodes(y)[0].provenance.site.file == "mine.py"
+
+
+def test_places_are_remembered_within_bounds(monkeypatch):
+    monkeypatch.setattr(provenance, "_MAX_PLACES", 3)
+    for number in range(8):
+        y = function_of(f"{number}.py")(torch.ones(number + 1).to(DEVICE))
+
+        assert nodes(y)[0].provenance.site.file == f"{number}.py"
+        assert len(provenance._sites) <= 3
+        assert len(provenance._library_files) <= 3

@@ -239,3 +239,13 @@ def test_states_travel_in_checkpoints():
 
     assert torch.equal(loaded["mine"], g.get_state())
     assert torch.equal(loaded["default"], MODULE.get_rng_state())
+
+
+def test_a_call_that_fails_draws_nothing():
+    weights, out = torch.ones(3).to(DEVICE), torch.zeros(1, dtype=torch.long).to(DEVICE)
+    before = MODULE.get_rng_state()
+
+    with pytest.raises(RuntimeError, match="cannot draw 0 samples"):
+        torch.multinomial(weights, 0, out=out)
+
+    assert torch.equal(MODULE.get_rng_state(), before)

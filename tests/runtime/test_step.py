@@ -5,6 +5,7 @@ import torch
 
 import lazyrt
 from lazyrt.errors import UsageError
+from lazyrt.ir import active
 from lazyrt.observe import events
 from tests.harness import DEVICE, recorded
 
@@ -188,7 +189,7 @@ def test_a_failing_barrier_does_not_mask_the_exception(monkeypatch):
 
     y = work()
     with monkeypatch.context() as patch:
-        patch.setattr(executor, "_run", fail)
+        patch.setattr(executor, "run_plan", fail)
         with pytest.raises(ValueError, match="mine") as caught, lazyrt.step():  # noqa: PT012
             y = work() + 1
             raise ValueError("mine")
@@ -205,7 +206,7 @@ def test_a_failing_barrier_at_the_end_of_a_good_step_is_raised(monkeypatch):
         raise OSError("no memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(executor, "_run", fail)
+        patch.setattr(executor, "run_plan", fail)
         with pytest.raises(OSError, match="no memory"), lazyrt.step():
             y = work() + 1
 
@@ -299,3 +300,26 @@ def test_steps_of_two_threads_do_not_disturb_each_other():
         totals = list(pool.map(train, range(1, 4)))
 
     assert totals == [30.0, 60.0, 90.0]
+
+
+def test_one_step_object_may_be_open_in_two_coroutines():
+    import asyncio
+
+    shared = lazyrt.step("shared")
+
+    async def run(before, inside):
+        await asyncio.sleep(before)
+        with shared:
+            await asyncio.sleep(inside)
+        return active.steps()
+
+    async def both():
+        return await asyncio.gather(run(0, 0.03), run(0.01, 0.05))
+
+    assert asyncio.run(both()) == [(), ()]
+    assert shared._entered == []
+
+
+def test_a_number_that_is_none_is_refused():
+    with pytest.raises(UsageError, match="step_num='third', which is str"):
+        lazyrt.step("train", "third")  # type: ignore[arg-type]

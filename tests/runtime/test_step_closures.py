@@ -3,6 +3,7 @@
 import gc
 import logging
 import threading
+from collections import deque
 from typing import Any
 
 import pytest
@@ -342,3 +343,49 @@ def test_closures_tell_how_long_they_waited_and_took():
     assert not event.failed
     assert event.waited_ns > 0
     assert event.duration_ns > 0
+
+
+def test_a_closure_that_an_asynchronous_one_queues_runs_after_the_next_mark():
+    seen = []
+
+    def outer():
+        seen.append("outer")
+        lazyrt.add_step_closure(lambda: seen.append("inner"))
+
+    with lazyrt.step():
+        lazyrt.add_step_closure(outer, run_async=True)
+    lazyrt.wait_for_closures(30)
+    assert seen == ["outer"]
+
+    lazyrt.mark_step()
+
+    assert seen == ["outer", "inner"]
+
+
+@pytest.mark.parametrize("args", [torch.ones(()), torch.ones(2), "loss", 5])
+def test_arguments_that_are_no_sequence_are_refused(args):
+    with pytest.raises(UsageError, match=r"into a tuple.*print, \(loss,\)"):
+        lazyrt.add_step_closure(print, args)
+
+
+def test_a_closure_that_is_queued_while_others_are_taken_is_kept(monkeypatch):
+    class Busy(deque[Any]):
+        """A queue to which another thread appends while the first closure is taken."""
+
+        def popleft(self):
+            found = super().popleft()
+            if found is first:
+                self.append(second)
+            return found
+
+    seen: list[str] = []
+    first, second = (
+        closures.Closure(seen.append, (name,), {}, None, asynchronous=False)
+        for name in ("a", "b")
+    )
+    monkeypatch.setattr(closures, "_outside", Busy([first]))
+
+    closures.run_queued()
+    assert seen == ["a"]
+    closures.run_queued()
+    assert seen == ["a", "b"]

@@ -279,3 +279,32 @@ def test_discard_pending_drops_what_a_loop_left():
     with pytest.raises(LostValueError, match=r"discard_pending\(\)"):
         y.tolist()
     assert lazyrt.discard_pending() == 0
+
+
+@pytest.mark.lazy_only("is about origins of inputs")
+def test_inputs_after_a_drop_know_where_they_come_from():
+    lazyrt.mark_step()
+    x = torch.ones(3).to(DEVICE)
+    y = x + 1
+    lazyrt.discard_pending()
+    with lazyrt.step("make"):
+        y = x * 2
+    z = x + 5
+    lazyrt.discard_pending()
+    del z
+
+    (origin,) = lazyrt.input_origins(y * 3)
+
+    assert origin.block == "make"
+
+
+@pytest.mark.not_eager("needs pending values")
+def test_every_generator_of_the_device_goes_back():
+    mine = torch.Generator(device=DEVICE)
+    mine.manual_seed(3)
+    with pytest.raises(ZeroDivisionError), lazyrt.step(on_error="rollback"):
+        first = torch.rand(4, device=DEVICE, generator=mine)
+        seen = lazyrt.materialise(first)
+        fail()
+
+    assert torch.equal(torch.rand(4, device=DEVICE, generator=mine).cpu(), seen)

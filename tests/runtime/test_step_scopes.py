@@ -131,3 +131,23 @@ def test_a_scope_needs_a_label(name):
 def test_the_policy_takes_two_words():
     with pytest.raises(UsageError, match="'error', 'split'"):
         config.scope_policy = "join"  # type: ignore[assignment]
+
+
+def test_a_barrier_that_fails_splits_the_scope_all_the_same(monkeypatch):
+    def fail(*_args, **_keywords):
+        raise RuntimeError("no device")
+
+    monkeypatch.setattr("lazyrt.execution.executor.run_plan", fail)
+    with (
+        config.scoped(scope_policy="split", eager=False, op_by_op_barriers=False),
+        recorded(events.ScopeFinished) as found,
+        lazyrt.scope("loop"),
+    ):
+        y = work()
+        with pytest.raises(RuntimeError, match="no device"):
+            lazyrt.mark_step()
+        del y
+
+    assert [event.part for event in found] == [1, 2]
+    first, second = found
+    assert second.started_ns >= first.started_ns + first.duration_ns

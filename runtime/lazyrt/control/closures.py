@@ -7,7 +7,10 @@ keeps the order too, while the program goes on with the next step.
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +21,7 @@ from lazyrt.ir import active
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from lazyrt.observe.events import Site
 
@@ -76,7 +79,8 @@ class Closure:
 
 
 # Closures queued outside of any step; those of a step wait in the step itself.
-_outside: list[Closure] = []
+_outside: deque[Closure] = deque()
+_taking = threading.RLock()
 
 
 def add_step_closure(
@@ -90,8 +94,8 @@ def add_step_closure(
 
     Tensors in `args` make no barrier of their own: all closures of a step share its one
     execution. Inside `step()` they run right after its block; elsewhere after the next
-    `mark_step()`, `optimizer.step()` or batch of a `DeviceLoader`. A step that ends in an
-    exception drops them.
+    `mark_step()`, `optimizer.step()` or batch of a `DeviceLoader`; so do those that an
+    asynchronous closure queues. A step that ends in an exception drops them.
 
     Args:
         function: Called as `function(*args, **kwargs)`; its result is ignored.
@@ -102,7 +106,7 @@ def add_step_closure(
             next mark raises what a closure raised.
 
     Raises:
-        UsageError: `function` cannot be called.
+        UsageError: `function` cannot be called, or `args` is no sequence of arguments.
 
     Example:
         >>> import lazyrt, torch
@@ -117,19 +121,32 @@ def add_step_closure(
             "nothing to run at the end of the step. Pass the function and its arguments "
             "apart: add_step_closure(print, (loss,))."
         )
+    given: object = args
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise UsageError(
+            f"add_step_closure() got {type(args).__name__} as the arguments of the function, which "
+            "is no list of them. Put a single one into a tuple, with its comma: "
+            "add_step_closure(print, (loss,))."
+        )
     closure = Closure(
         function, tuple(args), dict(kwargs or {}), user_site(2), run_async
     )
     step = active.innermost()
-    (_outside if step is None else step.closures).append(closure)
+    # The thread of closures is in no step that ends.
+    if step is None or step.kind == "async closure":
+        _outside.append(closure)
+    else:
+        step.closures.append(closure)
 
 
 def run_queued() -> None:
     """Run what was queued outside of steps; called after a barrier."""
-    if _outside:
-        waiting = _outside.copy()
-        _outside.clear()
-        run(waiting)
+    if not _outside:
+        return
+    # One by one, since other threads queue meanwhile.
+    with _taking:
+        waiting = [_outside.popleft() for _ in range(len(_outside))]
+    run(waiting)
 
 
 def run(waiting: list[Closure]) -> None:

@@ -7,6 +7,7 @@ peeks find what they need, at once.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from typing import TYPE_CHECKING, overload
@@ -91,7 +92,7 @@ def background_flush(seconds: float | None) -> BackgroundFlush | None:
         UsageError: `seconds` is not a positive number.
     """
     global _running
-    if seconds is not None and not seconds > 0:
+    if seconds is not None and not _is_pause(seconds):
         raise UsageError(
             f"background_flush({seconds!r}) takes the seconds between two looks, more than 0; "
             "the flush that may be running goes on. Write `background_flush(0.2)`, or "
@@ -102,6 +103,13 @@ def background_flush(seconds: float | None) -> BackgroundFlush | None:
             _running.close()
         _running = BackgroundFlush(float(seconds)) if seconds is not None else None
         return _running
+
+
+def _is_pause(seconds: object) -> bool:
+    """Return whether a thread can wait so long."""
+    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool):
+        return False
+    return 0 < seconds <= threading.TIMEOUT_MAX
 
 
 def _unknown() -> list[Value]:
@@ -121,15 +129,16 @@ def _unknown() -> list[Value]:
 def _flush_some() -> bool:
     """Compute a few nodes; return whether there is more to do."""
     with lock:
-        number = pending.number
         cone = _next_nodes()
     for node in cone:  # XLA compiles without the lock: the user's thread goes on
         if not compiler.is_compiled(node.spec):
             compiler.compile_spec(node.spec, "background", node)
-    with lock:
-        if pending.number != number:  # a barrier came: these inputs are gone
-            return True
-        return _run(cone)
+    with (
+        lock
+    ):  # asked anew: a barrier may have run those nodes, or somebody dropped them
+        cone = _next_nodes()
+        ready = itertools.takewhile(lambda n: compiler.is_compiled(n.spec), cone)
+        return _run(list(ready)) and bool(cone)
 
 
 def _next_nodes() -> list[Node]:
@@ -141,6 +150,7 @@ def _next_nodes() -> list[Node]:
 
 
 def _run(cone: list[Node]) -> bool:
+    """Run nodes and remember what they give; return whether there is room for more."""
     values: Values = dict(pending.memo)
     with jax_compat.scope():
         for node in cone:
@@ -149,5 +159,5 @@ def _run(cone: list[Node]) -> bool:
             run_and_tell(node, values, "background")
             for output in node.outputs:
                 if output is not None and not remember(output, values[output]):
-                    return False  # no room for more until the next barrier
-    return bool(cone)
+                    return False  # none until the next barrier
+    return True

@@ -66,6 +66,11 @@ def mode() -> Mode:
     return Mode("lazy", config.origin(changed[0]) if changed else "default")
 
 
+_IN_PIECES = (
+    inspect.isgeneratorfunction, inspect.isasyncgenfunction, inspect.iscoroutinefunction,
+)  # fmt: skip
+
+
 class _Scoped:
     """Settings that hold from a call on, for a block, or for each call of a function."""
 
@@ -95,15 +100,18 @@ class _Scoped:
             config.set(name, value, origin=origin)
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorate a function: its ops run in this mode."""
-        label, settings = f"@{self._label} {function.__qualname__}", self._settings
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(
-            function
-        ):
+        """Decorate a function: its ops run in this mode.
+
+        Raises:
+            UsageError: A generator or coroutine function: its body runs in pieces.
+        """
+        name = getattr(function, "__qualname__", repr(function))
+        label, settings = f"@{self._label} {name}", self._settings
+        if any(is_kind(function) for is_kind in _IN_PIECES):
             raise UsageError(
-                f"{label}: a generator's body runs in pieces, between which the mode would "
-                f"hold for its caller. Put `with {self._label}:` around the work between "
-                "two yields."
+                f"{label}: the body of a generator or coroutine runs in pieces, between which "
+                f"the mode would hold for others. Put `with {self._label}:` around the work "
+                "between two of its yields or awaits."
             )
 
         @functools.wraps(function)

@@ -11,6 +11,7 @@ from lazyrt.control import marks
 from lazyrt.execution import undo
 from lazyrt.execution.executor import pending_roots
 from lazyrt.frontend.buffers import state_of
+from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.torch_compat import is_lazy
 from lazyrt.ir import active
 from lazyrt.ir.live import Lost
@@ -123,8 +124,6 @@ def discard_pending() -> int:
     Tensors with data from before keep it; those that only the dropped ops would have made
     are lost, and raise LostValueError where they are used.
     """
-    from lazyrt.frontend.provenance import user_site
-
     global _discarded
     graph = undo.drop_since(
         None, "lazyrt.discard_pending() dropped the ops that would have computed it."

@@ -59,10 +59,12 @@ def torn(cause: str, site: Site | None) -> Iterator[None]:
         raise _error(opened, cause, site)
     for each in reversed(opened):
         _tell_end(each)
-    yield
-    for each in opened:
-        each.part += 1
-        each.started_ns = time.perf_counter_ns()
+    try:
+        yield
+    finally:
+        for each in opened:
+            each.part += 1
+            each.started_ns = time.perf_counter_ns()
 
 
 def _error(

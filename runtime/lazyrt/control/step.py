@@ -30,7 +30,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Entered:
     active: ActiveStep
     number: int
@@ -94,6 +94,11 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`
             )
         _check_choice("on_read", on_read, (*get_args(OnRead), None))
         _check_choice("on_error", on_error, get_args(OnError))
+        if step_num is not None and not hasattr(step_num, "__index__"):
+            raise UsageError(
+                f"step() got step_num={step_num!r}, which is {type(step_num).__name__}, not a "
+                "whole number, so the timeline could not count by it. Pass the loop's number."
+            )
         self.name = name
         self.step_num = step_num
         self.on_read: OnRead | None = on_read
@@ -132,7 +137,8 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        entered = self._entered.pop()
+        entered = self._latest()
+        self._entered.remove(entered)
         opened = entered.active
         active.leave(opened)
         outcome: Outcome = "run"
@@ -159,6 +165,14 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`
                     recompiled=census.reasons(entered.number),
                 )
             )
+
+    def _latest(self) -> _Entered:
+        """Return what this thread or coroutine entered last: others may share the object."""
+        mine = active.steps()
+        return next(
+            (each for each in reversed(self._entered) if each.active in mine),
+            self._entered[-1],
+        )
 
     def _finish(self, opened: ActiveStep, site: Site | None) -> None:
         if opened.undo is not None:

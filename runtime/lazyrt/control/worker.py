@@ -51,12 +51,14 @@ def take_failure() -> BaseException | None:
 
 def depth() -> int:
     """Return how many closures wait or run."""
-    return len(_waiting) + (_running is not None)
+    with _changed:
+        return len(_waiting) + (_running is not None)
 
 
 def oldest_ns() -> int:
     """Return for how long the oldest closure has been due, 0 if there is none."""
-    oldest = _running or next(iter(_waiting), None)
+    with _changed:
+        oldest = _running or next(iter(_waiting), None)
     return time.perf_counter_ns() - oldest.due_ns if oldest is not None else 0
 
 

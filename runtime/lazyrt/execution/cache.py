@@ -117,9 +117,8 @@ def load(key: str) -> Any | None:
     path = _path(key)
     if path is None:
         return None
-    try:
-        data = path.read_bytes()
-    except OSError:
+    data = _read(path)
+    if data is None:
         return None
     try:
         executable = jax_compat.deserialise(data)
@@ -131,6 +130,19 @@ def load(key: str) -> Any | None:
     with contextlib.suppress(OSError):
         os.utime(path)
     return executable
+
+
+def _read(path: Path) -> bytes | None:
+    """Return the contents of a file of this user's; None for another's: loading runs code."""
+    try:
+        with path.open("rb") as file:
+            return file.read() if _is_ours(os.fstat(file.fileno())) else None
+    except OSError:
+        return None
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
 
 
 def store(key: str, executable: Any, facts: Facts) -> None:
@@ -209,8 +221,7 @@ def files() -> Iterator[File]:
             status = path.stat(follow_symlinks=False)
         except OSError:
             continue
-        is_ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
-        if not is_ours or path.parent.name != path.stem[:2]:
+        if not _is_ours(status) or path.parent.name != path.stem[:2]:
             continue
         yield File(
             path=path,

@@ -11,8 +11,8 @@ import atexit
 import queue
 import threading
 import time
+from concurrent import futures
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as StillRunning
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,7 +38,7 @@ _executables: dict[str, Any] = {}
 _facts: dict[str, cache.Facts] = {}
 _hits: dict[str, int] = {}  # how often each was found instead of compiled
 _under_way: dict[str, Future[Any]] = {}
-_lock = threading.Lock()
+_lock = threading.RLock()  # a finaliser that runs below it may read a tensor
 
 
 class _Workers:
@@ -167,6 +167,8 @@ def compile_graph(
         LoweringError: XLA refused the module, by both lowering paths.
     """
     key = graph_key(graph, donated, fast=fast) + "|numbered" * numbered
+    if purpose != "step":  # a step must compile what it would have without the look
+        key += f"|{purpose}"
 
     def build() -> Any:
         ins, outs = argument_types(graph), result_types(graph)
@@ -374,15 +376,7 @@ def _wait(
     timeout = config.progress_after_s
     interrupted = True
     try:
-        while True:
-            try:
-                found = future.result(timeout)
-            except StillRunning:
-                if future.done():
-                    raise
-            else:
-                interrupted = False
-                return found
+        while not futures.wait((future,), timeout).done:
             timeout = _POLL_S
             events.emit(
                 events.CompileProgress(
@@ -393,6 +387,9 @@ def _wait(
                     elapsed_ns=time.perf_counter_ns() - start,
                 )
             )
+        found = future.result()
+        interrupted = False
+        return found
     finally:
         events.emit(
             events.WaitFinished(

@@ -12,13 +12,13 @@ remembered likewise.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lazyrt import jax_compat
 from lazyrt.execution.op_by_op import Values, cone_of, read, run_and_tell
 from lazyrt.execution.peek import remember
-from lazyrt.ir.live import lock, pending, ran_alone
+from lazyrt.ir.live import Sizes, lock, pending, ran_alone
 from lazyrt.ir.node import Leaf, Node, Value, iter_values
 
 if TYPE_CHECKING:
@@ -43,45 +43,33 @@ class _Marks:
     """How much was pending when the op began."""
 
     number: int = 0
-    inputs: int = 0
-    floats: int = 0
-    ints: int = 0
-    rng: int = 0
-    transient: int = 0
+    sizes: Sizes = field(default_factory=Sizes)
     writes: int = 0
 
     def set(self) -> None:
         self.number = pending.number
-        self.inputs = len(pending.inputs)
-        self.floats = len(pending.floats)
-        self.ints = len(pending.ints)
-        self.rng = len(pending.rng)
-        self.transient = len(pending.transient)
+        self.sizes = pending.sizes()
         self.writes = pending.writes
 
     def is_newer(self, leaf: Leaf) -> bool:
         """Return whether the op numbered this input."""
         kinds = {
-            "data": self.inputs,
-            "float": self.floats,
-            "int": self.ints,
-            "rng": self.rng,
+            "data": self.sizes.inputs,
+            "float": self.sizes.floats,
+            "int": self.sizes.ints,
+            "rng": self.sizes.rng,
         }
         return leaf.position >= kinds[leaf.kind]
 
     def restore(self) -> None:
         """Give back the inputs that were numbered since."""
-        for position in range(self.inputs, len(pending.inputs)):
-            owner = pending.owners.pop(position, None)
+        for position in range(self.sizes.inputs, len(pending.inputs)):
+            owner = pending.owners.get(position)
             buffer = owner() if owner is not None else None
             if buffer is not None and buffer.value is not None:
                 buffer.value = None
                 buffer.version += 1
-        del pending.inputs[self.inputs :]
-        del pending.floats[self.floats :]
-        del pending.ints[self.ints :]
-        del pending.rng[self.rng :]
-        del pending.transient[self.transient :]
+        pending.cut_back(self.sizes)
         pending.writes = self.writes
 
 

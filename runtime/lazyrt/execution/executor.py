@@ -196,13 +196,8 @@ def executable_of(fingerprint: str) -> Any:
         return None if plan is None else plan.executable
 
 
-def clear_known_plans() -> None:
-    """Forget the quick look-up by values; the next step is found by its fingerprint."""
-    _plans.clear()
-
-
 def clear_plans() -> None:
-    """Forget which executable belongs to which values; executables stay cached."""
+    """Forget which executable belongs to which values: the next step is found by fingerprint."""
     _plans.clear()
 
 
@@ -307,6 +302,9 @@ def _make_plan(
     if known is not None:
         executable = known
         events.emit(events.CacheHit(fingerprint=graph.fingerprint, step=pending.number))
+        if record is None:  # an interrupted wait left its compile to go on alone
+            record = newgraphs.describe(graph, donated_args, None, boundary, fast=fast)
+            census.admit(key, record)
     else:
         record = newgraphs.describe(graph, donated_args, record, boundary, fast=fast)
         check_frozen(len(graph.nodes), record.cause)

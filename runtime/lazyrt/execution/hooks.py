@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from lazyrt.closing import Closing
+from lazyrt.errors import UsageError
 from lazyrt.ir.live import pending
 from lazyrt.observe.events import BarrierStarted
 
@@ -41,8 +42,16 @@ def on_barrier(function: Callable[[BarrierStarted], object]) -> BarrierHook:
 
     Args:
         function: Takes a `BarrierStarted`.
+
+    Raises:
+        UsageError: `function` cannot be called.
     """
     global _hooks
+    if not callable(function):
+        raise UsageError(
+            f"on_barrier() got {function!r:.60}, which cannot be called, so nothing would run "
+            "before a barrier. Pass a function that takes a BarrierStarted."
+        )
     hook = BarrierHook(function)
     _hooks = (*_hooks, hook)
     return hook

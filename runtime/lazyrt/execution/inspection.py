@@ -233,6 +233,8 @@ class Inspection:
         with lock:
             self._require_current("the step's ops")
             roots = [root for root in self.graph.roots if root.node is not None]
+            if not roots:
+                return {}
             took: dict[int, int] = {}
             start = time.perf_counter_ns()
             ran = [node for node, _ in run_cone(roots, took)]

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from lazyrt import jax_compat
+from lazyrt.errors import UsageError
 from lazyrt.execution import transfer
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Summary:
         low, high, mean, std: Of the finite elements; NaN when there is none.
         nonzero: How many finite elements differ from zero.
         counts: Histogram of the finite elements, `BINS` equal bins from `low` to `high`; empty
-            when they are all alike.
+            when they are all alike, or too close or too far apart for so many bins.
     """
 
     shape: tuple[int, ...]
@@ -95,9 +96,13 @@ def look(
         at: Index along each axis from which on a large array is copied; missing ones are 0.
         axes: Axes of a picture: rows and columns last; other axes are at `at`.
         site: Who asked, for events.
+
+    Raises:
+        UsageError: The axes are not two or more of the array's.
     """
     shape = tuple(data.shape)
     starts = _clamped(at, shape)
+    axes = _checked(axes, len(shape))
     with jax_compat.scope():
         summary = summarise(data, dtype)
         picture = _picture(data, starts, axes) if axes else None
@@ -202,7 +207,9 @@ def _deviation(wide: Any) -> Any:
 
 
 def _histogram(xp: Any, numbers: Any, low: float, high: float) -> tuple[int, ...]:
-    if not (math.isfinite(low) and math.isfinite(high)) or low == high:
+    # Neighbouring numbers, or a range beyond the largest one, have no such bins between them.
+    edges = np.linspace(low, high, BINS + 1)
+    if not (edges[:-1] < edges[1:]).all():
         return ()
     wide = numbers.astype(xp.float64).reshape(-1)
     if xp is np:
@@ -211,6 +218,20 @@ def _histogram(xp: Any, numbers: Any, low: float, high: float) -> tuple[int, ...
         wide = xp.where(xp.isfinite(wide), wide, high + 2 * (high - low))
     counts, _ = xp.histogram(wide, bins=BINS, range=(low, high))
     return tuple(int(count) for count in np.asarray(counts))
+
+
+def _checked(axes: Sequence[object], rank: int) -> list[int]:
+    """Return the axes of a picture, counted from 0."""
+    found = [
+        axis % rank for axis in axes if isinstance(axis, int) and -rank <= axis < rank
+    ]
+    if len(set(found)) < len(axes) or len(axes) == 1:
+        raise UsageError(
+            f"look() got axes={axes!r} for a tensor of {rank} dimensions. A picture has rows and "
+            "columns, each an axis of the tensor, and no axis twice. Pass the numbers of two axes "
+            "or more, rows and columns last, or none for no picture."
+        )
+    return found
 
 
 def _clamped(at: Sequence[int], shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -16,9 +16,10 @@ from lazyrt.ir.graph import Graph
 from lazyrt.ir.live import (
     Buffer,
     Lost,
+    Sizes,
     Type,
     drop_stand_ins,
-    generator,
+    generators,
     live_buffers,
     lock,
     made_in,
@@ -29,7 +30,6 @@ from lazyrt.ir.node import Leaf
 if TYPE_CHECKING:
     from lazyrt.ir.node import Value
 
-_Sizes = tuple[int, int, int, int, int]
 _Source = tuple[Any, int]
 
 
@@ -39,20 +39,20 @@ class Mark:
 
     Attributes:
         number: The pending step's number; after a barrier nothing of the mark is left.
-        written: Buffers that ops made or wrote, with their values.
+        written: Buffers that ops made or wrote, with their values, parked ones included.
         read: Buffers whose data are inputs, with their leaves.
-        sizes: Lengths of its inputs, floats, ints, random states and transient buffers.
+        sizes: How much it had numbered.
         writes: In-place ops.
     """
 
     number: int
     written: list[tuple[weakref.ref[Buffer], Value | None]]
     read: list[tuple[weakref.ref[Buffer], Value | None]]
-    sizes: _Sizes
+    sizes: Sizes
     writes: int
 
 
-_NOTHING = Mark(-1, [], [], (0, 0, 0, 0, 0), 0)
+_NOTHING = Mark(-1, [], [], Sizes(), 0)
 
 
 def mark() -> Mark:
@@ -61,15 +61,16 @@ def mark() -> Mark:
         owners = [owner() for owner in pending.owners.values()]
         return Mark(
             number=pending.number,
-            written=[(weakref.ref(b), b.value) for b in pending.buffers],
+            written=[(weakref.ref(b), b.value) for b in _recorded()],
             read=[(weakref.ref(b), b.value) for b in owners if b is not None],
-            sizes=tuple(map(len, _lists())),  # type: ignore[arg-type]
+            sizes=pending.sizes(),
             writes=pending.writes,
         )
 
 
-def _lists() -> tuple[list[Any], ...]:
-    return pending.inputs, pending.floats, pending.ints, pending.rng, pending.transient
+def _recorded() -> list[Buffer]:
+    """Return what the step made or wrote, and what eager debug mode has set aside of it."""
+    return [*pending.parked, *pending.buffers]
 
 
 def drop_since(before: Mark | None, reason: str) -> Graph:
@@ -95,7 +96,7 @@ def _drop(before: Mark, reason: str) -> None:
     kept = _alive(before.written)
     leaves = _alive(before.read)
     owners = [owner() for owner in pending.owners.values()]
-    touched = dict.fromkeys(pending.buffers)
+    touched = dict.fromkeys(_recorded())
     touched.update(dict.fromkeys(owner for owner in owners if owner is not None))
     for buffer in touched:
         if buffer in kept:
@@ -106,12 +107,10 @@ def _drop(before: Mark, reason: str) -> None:
             _let_go(buffer, reason)
         if buffer not in kept:
             pending.buffers.pop(buffer, None)
+            pending.parked.pop(buffer, None)
         buffer.version += 1
     drop_stand_ins(reason)
-    for items, size in zip(_lists(), before.sizes, strict=True):
-        del items[size:]
-    for position in [p for p in pending.owners if p >= before.sizes[0]]:
-        del pending.owners[position]
+    pending.cut_back(before.sizes)
     pending.memo.clear()
     pending.memo_bytes = 0
     pending.forget_peeks()
@@ -138,7 +137,7 @@ def _let_go(buffer: Buffer, reason: str) -> None:
 
 
 class Snapshot:
-    """The data of every live tensor and the random state, to go back to.
+    """The data of every live tensor and the random states, to go back to.
 
     It keeps the data alive, so steps that end meanwhile cannot reuse their memory. Take it
     while nothing is pending.
@@ -151,7 +150,9 @@ class Snapshot:
                 for buffer in live_buffers()
                 if not isinstance(buffer.data, Lost)
             ]
-            self._random = generator.seed, generator.offset
+            self._random = [
+                (weakref.ref(each), each.seed, each.offset) for each in generators
+            ]
 
     def release(self) -> None:
         """Let go of the data: there is no going back any more."""
@@ -176,6 +177,8 @@ class Snapshot:
                     buffer.data, buffer.meta, buffer.value = data, meta, None
                     buffer.run, buffer.slot = source
                     buffer.version += 1
-                generator.restart(*self._random)
+                for reference, seed, offset in self._random:
+                    if (generator := reference()) is not None:
+                        generator.restart(seed, offset)
             self.release()
             return graph, len(written)

@@ -145,10 +145,13 @@ def _first_running() -> _Execution | None:
 def _has_thread() -> bool:
     """Return whether the thread is there, starting it once somebody needs it."""
     global _thread
-    if _thread is None and events.exact_ends_wanted():
-        _thread = threading.Thread(target=_follow, name="lazyrt-watcher", daemon=True)
-        _thread.start()
-    return _thread is not None
+    with _changed:
+        if _thread is None and events.exact_ends_wanted():
+            _thread = threading.Thread(
+                target=_follow, name="lazyrt-watcher", daemon=True
+            )
+            _thread.start()
+        return _thread is not None
 
 
 def _wait_for_thread(timeout_s: float | None) -> bool:

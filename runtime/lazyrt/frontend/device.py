@@ -9,7 +9,7 @@ import torch
 from lazyrt.config import config
 from lazyrt.execution import forks, watcher
 from lazyrt.execution.budget import keep_within_budget
-from lazyrt.execution.executor import barrier, clear_known_plans, on_crowded
+from lazyrt.execution.executor import barrier, clear_plans, on_crowded
 from lazyrt.execution.looking import WHOLE
 from lazyrt.execution.peek import forget_slices
 from lazyrt.frontend import (
@@ -165,7 +165,7 @@ def register() -> int:
     compat.register_checkpoint_location(special.storage_to_device)
     on_crowded(_forget_if_crowded)
     on_crowded(keep_within_budget)
-    for forget in (reads.forget_checks, forget_slices, clear_known_plans):
+    for forget in (reads.forget_checks, forget_slices, clear_plans):
         record.on_new_run(forget)
     return count
 

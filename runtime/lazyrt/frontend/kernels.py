@@ -551,6 +551,10 @@ def _out_kernel(func: torch._ops.OpOverload, pure: torch._ops.OpOverload) -> Ker
                 made = run_on_cpu(pure, [], pure_args, str(needed))
                 made = made if isinstance(made, (tuple, list)) else [made]
                 result = [value_of(tensor) for tensor in made]
+            except BaseException:
+                if op.is_random:
+                    undo_random(source)
+                raise
             values = list(result) if result.__class__ in (tuple, list) else [result]
             targets = [full[position] for position in outs]
             for target, value in zip(targets, values, strict=True):

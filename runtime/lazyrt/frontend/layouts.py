@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from lazyrt.errors import NoLoweringError
+from lazyrt.frontend import buffers
 from lazyrt.frontend.buffers import (
     State,
     View,
@@ -51,7 +52,7 @@ def root_as(state: State, dtype: torch.dtype) -> State:
         NoLoweringError: The tensor shows the storage conjugated or negated.
     """
     link = state
-    while isinstance(link, View):
+    while isinstance(link, buffers.View):  # eager debug mode gives `View` another class
         if link.op.func in {aten._conj.default, aten._neg_view.default}:
             raise NoLoweringError(
                 f"as_strided on a view made by {link.op.name} has no lowering. The storage holds "

@@ -34,8 +34,10 @@ _INTERNAL = (
 )  # fmt: skip
 
 _cell_namer: Callable[[str], int | None] | None = None
-_library_code: dict[CodeType, bool] = {}
-_sites: dict[tuple[CodeType, int], Site] = {}
+# By names of files: code objects of two files are equal where their code is.
+_library_files: dict[str, bool] = {}
+_sites: dict[tuple[str, int, str], Site] = {}
+_MAX_PLACES = 100_000
 _Names = weakref.WeakKeyDictionary[torch.nn.Module, str]
 _module_names: weakref.WeakKeyDictionary[torch.nn.Module, _Names] = (
     weakref.WeakKeyDictionary()
@@ -58,7 +60,7 @@ def add_library(folder: str) -> None:
     root = folder.rstrip("/") + "/"
     if root not in _library_roots:
         _library_roots = (*_library_roots, root)
-        _library_code.clear()
+        _library_files.clear()
 
 
 def user_site(depth: int = 1) -> Site | None:
@@ -121,9 +123,12 @@ def _is_launcher(name: str) -> bool:
 
 def is_library(code: CodeType) -> bool:
     """Return whether code belongs to torch, to lazyrt or to an installed package."""
-    known = _library_code.get(code)
+    name = code.co_filename
+    known = _library_files.get(name)
     if known is None:
-        known = _library_code[code] = is_library_file(code.co_filename)
+        if len(_library_files) >= _MAX_PLACES:
+            _library_files.clear()
+        known = _library_files[name] = is_library_file(name)
     return known
 
 
@@ -252,12 +257,14 @@ def _newest_forward(args: Any) -> Provenance | None:
 
 def site_of(frame: FrameType) -> Site:
     """Return the place that a frame is at."""
-    key = (frame.f_code, frame.f_lineno)
-    site = _sites.get(key)
+    code = frame.f_code
+    place = (code.co_filename, frame.f_lineno, code.co_name)
+    site = _sites.get(place)
     if site is None:
-        code = frame.f_code
+        if len(_sites) >= _MAX_PLACES:
+            _sites.clear()
         cell = _cell_namer(code.co_filename) if _cell_namer is not None else None
-        site = _sites[key] = Site(code.co_filename, frame.f_lineno, code.co_name, cell)
+        site = _sites[place] = Site(*place, cell)
     return site
 
 

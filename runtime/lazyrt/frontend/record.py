@@ -323,13 +323,16 @@ def on_new_run(forget: Callable[[], None]) -> None:
     _on_new_run.append(forget)
 
 
-def force_fallback(name: str) -> None:
+def force_fallback(name: str | torch._ops.OpOverload) -> None:
     """Run an op on the CPU from now on.
+
+    Args:
+        name: The functional overload, or its qualified name.
 
     Raises:
         UsageError: There is no functional op of that name.
     """
-    parts = name.split(".")
+    parts = str(name).split(".")
     found = getattr(torch.ops, parts[0], None) if len(parts) == 3 else None  # noqa: PLR2004
     func = getattr(getattr(found, parts[1], None), parts[2], None) if found else None
     if not isinstance(func, torch._ops.OpOverload) or func._schema.is_mutable:

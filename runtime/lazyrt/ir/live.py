@@ -60,6 +60,16 @@ class RanAlone(NamedTuple):
     made: tuple[tuple[str, Site | None], ...]
 
 
+class Sizes(NamedTuple):
+    """How much a pending step has numbered so far."""
+
+    inputs: int = 0
+    floats: int = 0
+    ints: int = 0
+    rng: int = 0
+    transient: int = 0
+
+
 class Buffer:
     """The state of one storage.
 
@@ -209,6 +219,27 @@ class PendingStep:
         self.buffers.update(everything)
         self.parked.clear()
 
+    def sizes(self) -> Sizes:
+        """Return how much is numbered now, for `cut_back`."""
+        return Sizes(
+            len(self.inputs),
+            len(self.floats),
+            len(self.ints),
+            len(self.rng),
+            len(self.transient),
+        )
+
+    def cut_back(self, sizes: Sizes) -> None:
+        """Forget the inputs and numbers that came since there were so many."""
+        for position in range(sizes.inputs, len(self.inputs)):
+            self.owners.pop(position, None)
+        del self.inputs[sizes.inputs :]
+        del self.sources[sizes.inputs :]
+        del self.floats[sizes.floats :]
+        del self.ints[sizes.ints :]
+        del self.rng[sizes.rng :]
+        del self.transient[sizes.transient :]
+
     def clear(self) -> None:
         """Forget the step; buffers keep whatever value and data they were given."""
         self.activity += len(self.buffers) + len(self.parked) + self.writes + 1
@@ -356,6 +387,10 @@ def int_leaf(number: int) -> Leaf:
     return _number_leaf("int", position, torch.int64)
 
 
+# Every generator that a program still has.
+generators: weakref.WeakSet[Generator] = weakref.WeakSet()
+
+
 class Generator:
     """A counter-based random state: the n-th random op reads (seed, n).
 
@@ -366,6 +401,7 @@ class Generator:
     def __init__(self) -> None:
         self.seed = 0
         self.offset = 0
+        generators.add(self)
 
     def restart(self, seed: int, offset: int = 0) -> None:
         """Set the seed (taken modulo 2**64) and the number of ops already drawn."""

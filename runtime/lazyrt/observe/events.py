@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lazyrt.closing import Closing
+from lazyrt.errors import UsageError
 
 _log = logging.getLogger(__name__)
 
@@ -451,7 +452,8 @@ class StepFinished(Event):
 
 Listener = Callable[[Event], None]
 
-_lock = threading.Lock()
+# Like every lock here, it can be taken again: a garbage collection runs finalisers anywhere.
+_lock = threading.RLock()
 _subscriptions: tuple[Subscription, ...] = ()
 # Generated kernels test this list's truth for every op: it is non-empty only while somebody
 # listens to OpRecorded, and its identity never changes.
@@ -489,14 +491,33 @@ def subscribe(
         listener: Called on the thread that emits.
         kinds: Classes of events.
         exact: Whether `ExecuteFinished` must come at once, which takes a thread that waits.
+
+    Raises:
+        UsageError: `listener` cannot be called, or one of `kinds` is no class of events.
     """
     global _subscriptions
+    _check(listener, kinds)
     subscription = Subscription(listener, kinds, exact=exact)
     with _lock:
         _subscriptions = (*_subscriptions, subscription)
         if any(issubclass(OpRecorded, kind) for kind in kinds):
             op_listeners.append(subscription)
     return subscription
+
+
+def _check(listener: object, kinds: tuple[object, ...]) -> None:
+    if not callable(listener):
+        raise UsageError(
+            f"subscribe() got {listener!r:.60} as its listener, which cannot be called, so nobody "
+            "would hear of events. Pass a function of one argument, and then kinds of events."
+        )
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, Event)):
+            raise UsageError(
+                f"subscribe() got {kind!r:.60}, which is no class of events, so no event would be "
+                "of that kind. The classes are in `lazyrt.observe.events`, such as "
+                "`CompileFinished`."
+            )
 
 
 def exact_ends_wanted() -> bool:

@@ -97,7 +97,8 @@ class Metrics:
     """Listens to every event and counts."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # An event while one is counted: a finaliser's, which a garbage collection may run.
+        self._lock = threading.RLock()
         self.reset()
 
     def reset(self) -> None:

@@ -30,7 +30,7 @@ _DROPOUTS = (
 )
 _NORMS = ("batch_norm", "instance_norm")
 _WHOLE = 0.8
-_CONCATENATIONS = ("aten.cat", "aten.stack", "aten._foreach")
+_CONCATENATIONS = ("aten.cat", "aten.stack")
 _PARTS = ("aten.slice", "aten.split", "aten.narrow")
 _SHOWN_OPS = 3
 
@@ -56,13 +56,12 @@ def repeats(edits: Edits) -> list[Cause]:
             continue
         if hits < _WHOLE * len(places) or new <= old:
             continue
-        return [_repeat(edits, places, (old, new), extra, sign)]
+        return [_repeat(edits, (old, new), extra, sign)]
     return []
 
 
 def _repeat(
     edits: Edits,
-    places: set[Any],
     counts: tuple[int, int],
     extra: list[int],
     sign: str,
@@ -91,7 +90,6 @@ def _repeat(
         )
     if sign == "removed":
         old, new = new, old
-    del places
     return Cause(
         kind="loop_count",
         text=f"the same {count(len(extra) // max(1, abs(new - old)), 'operation')}{at(site)} "
@@ -183,7 +181,7 @@ def _groups(snapshot: Snapshot, names: Any) -> dict[int, list[int]]:
     return {
         k: [names[_unshaped(snapshot, operand)] for operand, _ in vertex.operands]
         for k, vertex in enumerate(snapshot.vertices)
-        if vertex.op.startswith(_CONCATENATIONS[:2]) and vertex.operands
+        if vertex.op.startswith(_CONCATENATIONS) and vertex.operands
     }
 
 
