@@ -242,7 +242,11 @@ def _checked(name: str, value: Any) -> Any:
         UsageError: The setting takes no such value.
     """
     kind = _KINDS[name]
-    if kind.startswith("int") and hasattr(value, "__index__") and not isinstance(value, bool):
+    if (
+        kind.startswith("int")
+        and hasattr(value, "__index__")
+        and not isinstance(value, bool)
+    ):
         value = operator.index(value)
     elif kind == "Path | None" and isinstance(value, str):
         value = Path(value).expanduser()
