@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from lazyrt.execution.node_values import NodeValues
     from lazyviz.comparison import DiffView, MinimisedView
     from lazyviz.exploring import ExploreView
+    from lazyviz.foreign.evidence import Evidence
     from lazyviz.foreign.metrics import MetricsReport
     from lazyviz.foreign.metrics_diff import Comparable, ReportDiff
     from lazyviz.foreign.quantities import Rounding
-    from lazyviz.foreign.read import Evidence
     from lazyviz.hlo import Graph, ValueTrace
     from lazyviz.numerics import Comparison
     from lazyviz.session_report import Written

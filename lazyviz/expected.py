@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _MAX_GRAPHS = 1_000
 _MAX_SAMPLES = 200
 _MIN_SAMPLES = 3
+_CONSTANT_OPS = 20  # what a compile takes at least, in ops
 _SHOWN_DIGITS = 8  # of a fingerprint, in what the cache on disk remembers
 # Compile time grows about linearly with size: a fit outside of these is noise.
 _EXPONENTS = (0.5, 2.0)
@@ -104,7 +105,8 @@ class Expectations:
 def from_size(samples: Sequence[Sample], nodes: int) -> int | None:
     """Return how long a graph of so many ops takes, None if nothing like it is known.
 
-    With three sizes or more this is the power law through them, else the mean time for an op.
+    With three sizes or more this is the power law through them. Else it is the mean time for an
+    op, where each graph counts as some ops more: XLA takes a while over the smallest one.
 
     Args:
         samples: Ops and nanoseconds of compiles.
@@ -113,14 +115,15 @@ def from_size(samples: Sequence[Sample], nodes: int) -> int | None:
     Example:
         >>> from_size([(10, 10), (100, 100), (1000, 1000)], 500)
         500
-        >>> from_size([(10, 20)], 40), from_size([], 40)
-        (80, None)
+        >>> from_size([(10, 30)], 40), from_size([], 40)
+        (60, None)
     """
     known = [(n, ns) for n, ns in samples if n > 0 and ns > 0]
     if not known or nodes <= 0:
         return None
     if len({n for n, _ in known}) < _MIN_SAMPLES:
-        return round(nodes * sum(ns for _, ns in known) / sum(n for n, _ in known))
+        ops = sum(n + _CONSTANT_OPS for n, _ in known)
+        return round((nodes + _CONSTANT_OPS) * sum(ns for _, ns in known) / ops)
     xs = [math.log(n) for n, _ in known]
     ys = [math.log(ns) for _, ns in known]
     x_mean, y_mean = sum(xs) / len(xs), sum(ys) / len(ys)

@@ -242,11 +242,18 @@ class _ImportWatcher(importlib.abc.MetaPathFinder):
         """Return the real spec of the awaited module, with a loader that reports back."""
         if fullname != self._name:
             return None
-        self.remove()
-        spec = importlib.util.find_spec(fullname)
+        self.remove()  # or the search below would find this watcher
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self.watch()
         if spec is not None and isinstance(spec.loader, importlib.abc.Loader):
             self._report_after(spec.loader)
         return spec
+
+    def watch(self) -> None:
+        """Begin to watch, or go on after an import that failed."""
+        sys.meta_path.insert(0, self)
 
     def remove(self) -> None:
         """Stop watching."""
@@ -259,6 +266,7 @@ class _ImportWatcher(importlib.abc.MetaPathFinder):
         def execute_and_report(module: ModuleType) -> None:
             vars(loader).pop("exec_module", None)
             execute(module)
+            self.remove()
             self._call(module)
 
         vars(loader)["exec_module"] = execute_and_report
@@ -266,5 +274,5 @@ class _ImportWatcher(importlib.abc.MetaPathFinder):
 
 def _when_imported(name: str, call: Callable[[ModuleType], None]) -> Callable[[], None]:
     watcher = _ImportWatcher(name, call)
-    sys.meta_path.insert(0, watcher)
+    watcher.watch()
     return watcher.remove

@@ -8,9 +8,12 @@ nor jax.
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import gzip
 import json
 import sys
+import zlib
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,12 +32,8 @@ _PID = 1
 _PRODUCER = "lazyviz"
 _HEAD_BYTES = 200
 _GZIP = b"\x1f\x8b"
+_UNREADABLE = (OSError, EOFError, zlib.error)
 _MAX_ROWS = 20
-_USAGE = """usage: python -m lazyviz report FILE.json [--cells N]
-
-Prints a summary of a trace that %lazy timeline --export or lazyviz.export_trace() wrote, or of
-another trace-event file (plain or gzip): where the time went, by cell, phase and line.
-"""
 # Tracks from top to bottom: what they hold, by lane and kind.
 _TRACKS = (
     ("cells", "cell", ()),
@@ -84,17 +83,24 @@ def write(
 def _check_target(target: Path) -> None:
     if not target.exists():
         return
-    if target.is_file():
-        head = target.read_bytes()
-        if head.startswith(_GZIP):
-            with gzip.open(target) as file:
-                head = file.read(_HEAD_BYTES)
-        if f'"producer": "{_PRODUCER}'.encode() in head[:_HEAD_BYTES]:
-            return
+    if target.is_file() and f'"producer": "{_PRODUCER}'.encode() in _head(target):
+        return
     raise TraceError(
         f"{target} exists and is no trace of lazyviz, so it is not overwritten. Give another "
         "path, or remove it first."
     )
+
+
+def _head(target: Path) -> bytes:
+    """Return how a file begins, unpacked; empty if it cannot be read."""
+    with contextlib.suppress(*_UNREADABLE):
+        with target.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+        if not head.startswith(_GZIP):
+            return head
+        with gzip.open(target) as unpacked:
+            return unpacked.read(_HEAD_BYTES)
+    return b""
 
 
 def document(
@@ -263,7 +269,7 @@ def load(path: str | Path) -> dict[str, Any]:
     try:
         raw = source.read_bytes()
         data = json.loads(gzip.decompress(raw) if raw.startswith(_GZIP) else raw)
-    except (OSError, ValueError, EOFError) as error:
+    except (*_UNREADABLE, ValueError) as error:
         raise TraceError(
             f"{source} cannot be read as a trace: {error}. It must be a trace-event file, as "
             "%lazy timeline --export writes it."
@@ -377,23 +383,38 @@ def _by_name(found: Sequence[dict[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `python -m lazyviz report`; return the exit status."""
-    words = list(arguments)
-    if not words or words[0] in {"-h", "--help"}:
-        (sys.stdout if words else sys.stderr).write(_USAGE)
-        return 0 if words else 2
-    cells = _MAX_ROWS
-    if len(words) == 3 and words[1] == "--cells" and words[2].isdecimal():  # noqa: PLR2004
-        cells = max(int(words[2]), 1)
-    elif len(words) != 1:
-        sys.stderr.write(_USAGE)
-        return 2
+    """Run `python -m lazyviz report`; return 0, 1 for a file that is no trace, 2 for bad words."""
+    options = _parser().parse_args(arguments)
     try:
-        summary = report(load(words[0]), cells)
-    except (TraceError, KeyError, TypeError) as error:
+        summary = report(load(options.file), options.cells)
+    except (TraceError, KeyError, TypeError, AttributeError) as error:
         broken = isinstance(error, TraceError)
-        message = str(error) if broken else f"{words[0]} is damaged: {error!r}"
+        message = str(error) if broken else f"{options.file} is damaged: {error!r}"
         sys.stderr.write(f"{message}\n")
         return 1
     sys.stdout.write(f"{summary}\n")
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m lazyviz report",
+        description="Summarise a trace that %%lazy timeline --export or "
+        "lazyviz.export_trace() wrote, or another trace-event file (plain or gzip): where the "
+        "time went, by cell, phase and line.",
+    )
+    parser.add_argument("file", type=Path, help="the trace")
+    parser.add_argument(
+        "--cells",
+        type=_positive,
+        default=_MAX_ROWS,
+        metavar="N",
+        help=f"the last N cells; by default {_MAX_ROWS}",
+    )
+    return parser
+
+
+def _positive(word: str) -> int:
+    if not (word.isdecimal() and int(word)):
+        raise argparse.ArgumentTypeError(f"{word!r} is no number of cells from 1 up")
+    return int(word)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from lazyviz.foreign.evidence import user_frame
+from lazyviz.foreign.evidence import Evidence, user_frame
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,8 +73,8 @@ class Unlowered:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class DebugLog:
+@dataclass(frozen=True, slots=True, repr=False)
+class DebugLog(Evidence):
     """What a debug log tells.
 
     Attributes:
@@ -120,12 +120,3 @@ class DebugLog:
         from lazyviz.foreign.debug_log_view import log_dict
 
         return log_dict(self)
-
-    def __str__(self) -> str:
-        return self.text()
-
-    def _repr_html_(self) -> str:
-        return self.to_html()
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002, FBT001
-        printer.text(self.text())

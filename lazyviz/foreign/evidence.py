@@ -1,10 +1,11 @@
-"""What all readers share: the error, Python frames, files."""
+"""What all readers share: the error, how what they found is shown, Python frames."""
 
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,6 +24,37 @@ class EvidenceError(ValueError):
     def __init__(self, message: str, line: int | None = None) -> None:
         super().__init__(message if line is None else f"line {line}: {message}")
         self.line = line
+
+
+class Tables(ABC):
+    """Shows itself as tables: in a terminal, in a notebook."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def text(self) -> str:
+        """Return tables for a terminal."""
+
+    @abstractmethod
+    def to_html(self) -> str:
+        """Return tables for a notebook."""
+
+    def __repr__(self) -> str:
+        """Return the tables: what a prompt shows, and what `print` prints."""
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+
+class Evidence(Tables):
+    """What every reader returns: views for a terminal, a notebook and a program."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lazyviz.foreign.evidence import EvidenceError
+from lazyviz.foreign.evidence import Evidence, EvidenceError
 from lazyviz.foreign.quantities import Quantity
 
 if TYPE_CHECKING:
@@ -116,8 +116,8 @@ class Section:
         return next((m for m in self.metrics if m.name == name), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricsReport:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class MetricsReport(Evidence):
     """What `lazyviz.parse_report` returns.
 
     Attributes:
@@ -187,15 +187,6 @@ class MetricsReport:
         from lazyviz.foreign.metrics_view import report_dict
 
         return report_dict(self)
-
-    def __str__(self) -> str:
-        return self.text()
-
-    def _repr_html_(self) -> str:
-        return self.to_html()
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002, FBT001
-        printer.text(self.text())
 
 
 def from_live(plain: Mapping[str, Any]) -> MetricsReport:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lazyviz.foreign.evidence import EvidenceError
+from lazyviz.foreign.evidence import EvidenceError, Tables
 from lazyviz.foreign.metrics import MetricsReport, Section
 from lazyviz.foreign.metrics_parse import parse_report
 from lazyviz.foreign.metrics_view import number
@@ -24,8 +24,8 @@ _HEADER = ["metric", "samples", "then", "total", "then", "×", "mean", "then", "
 _COUNTER_HEADER = ["counter", "value", "then", "difference"]
 
 
-@dataclass(frozen=True, slots=True)
-class ReportDiff:
+@dataclass(frozen=True, slots=True, repr=False)
+class ReportDiff(Tables):
     """Two reports side by side, by name.
 
     Attributes:
@@ -68,15 +68,6 @@ class ReportDiff:
             parts.append(html.table(_COUNTER_HEADER, self._counter_rows()))
         notes = "".join(f"<p>{markup(note)}</p>" for note in self._notes())
         return f'<div class="lazyviz-metrics">{"".join(parts)}{notes}</div>'
-
-    def __str__(self) -> str:
-        return self.text()
-
-    def _repr_html_(self) -> str:
-        return self.to_html()
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002, FBT001
-        printer.text(self.text())
 
     def _metric_rows(self) -> list[list[object]]:
         return [_row(name, *pair) for name, pair in self.metrics.items()]

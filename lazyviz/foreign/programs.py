@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from lazyviz.foreign.evidence import EvidenceError
+from lazyviz.foreign.evidence import Evidence, EvidenceError
 from lazyviz.foreign.ir_text import ir_text, parse_dot
 from lazyviz.hlo.cost import type_bytes
 from lazyviz.render import html, text
@@ -22,8 +22,8 @@ _MAX_NODES = 2_000
 _MAX_PLACES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Programs:
+@dataclass(frozen=True, slots=True, repr=False)
+class Programs(Evidence):
     """The programs of a text, in its order.
 
     Attributes:
@@ -58,15 +58,6 @@ class Programs:
                 for graph in self.graphs
             ]
         }
-
-    def __str__(self) -> str:
-        return self.text()
-
-    def _repr_html_(self) -> str:
-        return self.to_html()
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002, FBT001
-        printer.text(self.text())
 
     def _rows(self) -> list[list[object]]:
         return [

@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from lazyviz.foreign.debug_log_parse import parse_debug_log
 from lazyviz.foreign.evidence import EvidenceError, shorten
@@ -20,6 +20,8 @@ from lazyviz.render import html
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from lazyviz.foreign.evidence import Evidence
+
 _MAX_BYTES = 512 * 2**20
 _PROBE = 4_096
 _PROGRAM = re.compile(
@@ -27,22 +29,6 @@ _PROGRAM = re.compile(
     re.MULTILINE,
 )
 _ANALYSES = ("Compilation Analysis:", "Execution Analysis:", "pt-xla-profiler:")
-
-
-class Evidence(Protocol):
-    """What every reader returns: views for a terminal, a notebook and a program."""
-
-    def text(self) -> str:
-        """Return tables for a terminal."""
-        ...
-
-    def to_html(self) -> str:
-        """Return tables for a notebook."""
-        ...
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data."""
-        ...
 
 
 def read(source: str | Path) -> Evidence:

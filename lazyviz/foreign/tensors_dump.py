@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from lazyviz.foreign.evidence import EvidenceError, user_frame
+from lazyviz.foreign.evidence import Evidence, EvidenceError, user_frame
 from lazyviz.foreign.ir_text import ir_text, parse_dot, parse_ir
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ class DumpedGraph:
         return sum(" = " in line for line in self.body.splitlines())
 
 
-@dataclass(frozen=True, slots=True)
-class TensorsDump:
+@dataclass(frozen=True, slots=True, repr=False)
+class TensorsDump(Evidence):
     """The graphs of a dump, in the order in which they were written."""
 
     graphs: tuple[DumpedGraph, ...]
@@ -138,12 +138,3 @@ class TensorsDump:
         """Return how often each op stands in the graphs that differ."""
         firsts = [self.graphs[positions[0] - 1] for positions in self.distinct.values()]
         return Counter(node.op for graph in firsts for node in graph.nodes)
-
-    def __str__(self) -> str:
-        return self.text()
-
-    def _repr_html_(self) -> str:
-        return self.to_html()
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002, FBT001
-        printer.text(self.text())

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lazyviz.foreign.evidence import EvidenceError
+from lazyviz.foreign.evidence import Evidence, EvidenceError
 from lazyviz.render import html, text
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ class DumpedModule:
         return {s: path for s, path in sorted(self.files.items()) if _PASS.fullmatch(s)}
 
 
-@dataclass(frozen=True, slots=True)
-class XlaDump:
+@dataclass(frozen=True, slots=True, repr=False)
+class XlaDump(Evidence):
     """The modules of a dump folder, in the order in which XLA numbered them."""
 
     folder: Path
@@ -125,15 +125,6 @@ class XlaDump:
                 for module in self.modules
             ],
         }
-
-    def __str__(self) -> str:
-        return self.text()
-
-    def _repr_html_(self) -> str:
-        return self.to_html()
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002, FBT001
-        printer.text(self.text())
 
     def _summary(self) -> str:
         return (

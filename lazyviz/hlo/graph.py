@@ -244,23 +244,6 @@ class Graph:
                 users[operand].append((node, slot))
         return users
 
-    def without_caches(self) -> Graph:
-        """Return an equal graph that holds nothing but its columns, to keep for long."""
-        return Graph(
-            self.name,
-            self.labels,
-            self.kinds,
-            self.operands,
-            self.outputs,
-            names=self.names,
-            origins=self._origins,
-            read_origin=self._read_origin,
-            read_name=self._read_name,
-            groups=self.groups,
-            numbers=self.numbers,
-            dead=self.dead,
-        )
-
 
 class GraphBuilder:
     """Collects nodes, operands before users, and makes a graph of them.

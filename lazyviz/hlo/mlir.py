@@ -46,15 +46,6 @@ _CALLS = frozenset({"call", "func.call"})
 _DIGEST_BYTES = 8
 
 
-def graph_of_mlir(text: str, source: str = "") -> Graph:
-    """Return the graph of a module's main function.
-
-    Raises:
-        HloSyntaxError: The text does not parse, or is cut off, with line and column.
-    """
-    return MlirModule(text, source).graph()
-
-
 class MlirModule:
     """A module, which knows the functions that its main function calls.
 

@@ -15,7 +15,7 @@ class Barrier:
     """The barriers of one cause at one place that ran something.
 
     Attributes:
-        cause: Why they came, in the runtime's words: `user`, `read`, `optimizer step`, ...
+        cause: Why they came, in the runtime's words: `mark_step()`, `read by .item()`, ...
         site: The user's line, such as `cell 3 line 7`; empty where it is not known.
         nodes: Operations that they ran, all together.
         times: How many there were.

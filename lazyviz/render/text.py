@@ -9,7 +9,7 @@ from lazyviz.render.escape import one_line
 from lazyviz.render.model import type_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from lazyrt.ir.graph import Graph
     from lazyrt.ir.node import Leaf, Node, Value
@@ -21,14 +21,6 @@ _KIB = 1024
 _MINUTE_S = 60
 _HOUR_S = 3600
 _LEAF_PREFIX = {"data": "p", "float": "f", "int": "i", "rng": "rng"}
-_CAUSES = {
-    "user": "mark_step()",
-    "read": "a value was read",
-    "step end": "the step ended",
-    "optimizer step": "the optimizer stepped",
-    "pending limit": "too many ops were pending",
-    "fallback": "an op needed the CPU",
-}
 
 
 def duration(ns: float) -> str:
@@ -256,10 +248,9 @@ def barrier_text(barrier: Barrier) -> str:
         from lazyviz.render import state
 
         return state.cut_text(barrier)
-    cause = _CAUSES.get(barrier.cause, barrier.cause)
     where = f" at {barrier.site}" if barrier.site else ""
     many = f" in {barrier.times:,} barriers" if barrier.times > 1 else ""
-    return f"ran {plural(barrier.nodes, 'op')} here{many}: {cause}{where}"
+    return f"ran {plural(barrier.nodes, 'op')} here{many}: {barrier.cause}{where}"
 
 
 def fallback_text(fallback: Fallback) -> str:
@@ -358,9 +349,3 @@ def _leaf_name(leaf: Any) -> str:
 
 def _type(value: Value) -> str:
     return type_text(value.shape, value.dtype)
-
-
-def report(counts: Mapping[str, int]) -> str:
-    """Return counters as a table of two columns, those that are zero left out."""
-    rows = [(name.replace("_", " "), count) for name, count in counts.items() if count]
-    return table(["counter", "value"], rows) if rows else "nothing counted yet"

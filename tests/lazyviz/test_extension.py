@@ -153,6 +153,26 @@ def test_the_runtime_is_noticed_when_it_is_imported_later():
     assert in_new_process(code) == "1 pending op (+1 here) · 1 live tensor\n"
 
 
+def test_the_runtime_is_noticed_after_an_import_that_failed(tmp_path):
+    (tmp_path / "lazyrt.py").write_text("raise ImportError('torch is missing')")
+    code = (
+        "import sys\n"
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "shell = InteractiveShell.instance()\n"
+        "shell.display_formatter.active_types = ['text/plain']\n"
+        "def run(s): return shell.run_cell(s, store_history=True)\n"
+        "run('%load_ext lazyviz')\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "assert not run('import lazyrt; print(1)').success\n"
+        "sys.path.pop(0)\n"
+        "run('import lazyrt, torch; x = torch.ones(2, device=\"lazyrt\")')\n"
+        "watchers = [each for each in sys.meta_path if 'lazyviz' in repr(each)]\n"
+        "assert not watchers, watchers\n"
+    )
+
+    assert in_new_process(code).endswith("1 pending op (+1 here) · 1 live tensor\n")
+
+
 def test_a_cell_that_records_ops_gets_one_strip(lab):
     run(lab, "y = x + 1\nz = y * 2")
 

@@ -130,7 +130,7 @@ def test_a_graph_that_was_compiled_before_is_expected_to_take_as_long(shell):
     known.add(fakes.compiled(duration_ns=12_000_000_000))
 
     assert str(known.compile("aa", 4)) == "about 12 s (as before)"
-    assert str(known.compile("bb", 8)) == "about 24 s (from size)"
+    assert str(known.compile("bb", 8)) == "about 14 s (from size)"
     assert str(Expectations().compile("bb", 8)) == "unknown"
 
 
@@ -146,14 +146,14 @@ def test_what_the_cache_on_disk_remembers_counts(shell):
     known = Expectations()
 
     assert str(known.compile("0123abcdff", 7, runtime)) == "about 3.0 s (as before)"
-    assert str(known.compile("ee", 200, runtime)) == "about 6.0 s (from size)"
+    assert str(known.compile("ee", 200, runtime)) == "about 5.5 s (from size)"
 
 
 def test_the_law_through_three_sizes_or_more_is_followed():
     squares = [(n, n * n) for n in (10, 20, 40, 80)]
 
     assert from_size(squares, 160) == 160 * 160
-    assert from_size([(10, 7)] * 5, 20) == 14
+    assert from_size([(10, 9)] * 5, 40) == 18
 
 
 def test_an_execution_is_expected_to_take_what_it_took(shell):

@@ -25,8 +25,8 @@ BUSY = Strip(
     ),
     barriers=(
         Barrier(cause="read by .item()", site="cell 3 line 7", nodes=214),
-        Barrier(cause="user", site="train.py:41", nodes=21_400, times=100),
-        Barrier(cause="step end", site="", nodes=1),
+        Barrier(cause="mark_step()", site="train.py:41", nodes=21_400, times=100),
+        Barrier(cause="end of step", site="", nodes=1),
     ),
     steps=1,
     reasons=("input 2 was f32[8], now it is f32[9]",),
@@ -40,7 +40,7 @@ def test_a_strip_names_all_that_happened():
         "2 transfers in 120 µs · 4 CPU fallbacks\n"
         "  ran 214 ops here: read by .item() at cell 3 line 7\n"
         "  ran 21,400 ops here in 100 barriers: mark_step() at train.py:41\n"
-        "  ran 1 op here: the step ended\n"
+        "  ran 1 op here: end of step\n"
         "  aten.foo.default ran on the CPU at cell 3 line 2, which cut the graph\n"
         "  aten.bar.default ran on the CPU 3 times, which cut the graph\n"
         "  recompiled: input 2 was f32[8], now it is f32[9]"

@@ -123,14 +123,19 @@ def test_a_file_of_another_kind_is_not_overwritten(tmp_path):
         (b"no json", "cannot be read as a trace"),
         (b'{"a": 1}', "has no list `traceEvents`"),
         (gzip.compress(b"[1]", mtime=0), "has no list `traceEvents`"),
+        (gzip.compress(b"x" * 99)[:15], "cannot be read as a trace"),
+        (gzip.compress(b"x" * 99)[:12] + b"\xff" * 40, "cannot be read as a trace"),
     ],
 )
-def test_what_is_no_trace_is_refused(tmp_path, content, message):
+def test_what_is_no_trace_is_refused_and_not_overwritten(tmp_path, content, message):
     path = tmp_path / "t.json"
     path.write_bytes(content)
 
     with pytest.raises(TraceError, match=message):
         trace_file.load(path)
+    with pytest.raises(TraceError, match="is no trace of lazyviz"):
+        trace_file.write(path, [CELL], SPANS)
+    assert path.read_bytes() == content
 
 
 def test_a_trace_of_another_program_is_summed_up_by_name():
@@ -161,7 +166,10 @@ def test_the_command_line_needs_neither_torch_nor_jax(tmp_path):
 
     assert "device idle" in done.stdout
     assert missing == 1
-    assert trace_file.main([]) == 2
+    for words in ([], ["t.json", "--cells", "0"], ["t.json", "more"]):
+        with pytest.raises(SystemExit) as ended:
+            trace_file.main(words)
+        assert ended.value.code == 2
 
 
 def test_cells_without_a_number_are_kept():

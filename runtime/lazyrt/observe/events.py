@@ -7,7 +7,7 @@ nothing alive. A listener runs on the thread that emits, so it appends and retur
 Example:
     >>> seen = []
     >>> with subscribe(seen.append, CompileFinished):
-    ...     emit(BarrierFinished(step=1, cause="user", site=None, nodes=0, roots=0,
+    ...     emit(BarrierFinished(step=1, cause="mark_step()", site=None, nodes=0, roots=0,
     ...                          executed=False, duration_ns=5))
     >>> seen
     []
