@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from lazyrt.execution.inspection import Cost
-    from lazyrt.execution.looking import Look, Summary
+    from lazyrt.execution.looking import Look
+    from lazyrt.execution.summaries import Summary
     from lazyviz.render.model import Box
 
 _MAX_NEIGHBOURS = 12

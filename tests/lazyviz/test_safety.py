@@ -13,7 +13,8 @@ import torch
 
 import lazyviz
 from lazyrt.control.live_tensors import Growth, LiveReport, LiveRow, Waiting
-from lazyrt.execution.looking import Look, Summary
+from lazyrt.execution.looking import Look
+from lazyrt.execution.summaries import Summary
 from lazyrt.ir.snapshot import Name
 from lazyrt.observe.events import Site
 from lazyviz.render import dot, escape, html, panel, svg, text

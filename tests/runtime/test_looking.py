@@ -1,6 +1,7 @@
 """Statistics, windows and small pictures of data that stays on the device."""
 
 import math
+import tracemalloc
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import torch
 
 import lazyrt
 from lazyrt.errors import UsageError
-from lazyrt.execution import looking
+from lazyrt.execution import summaries
 from lazyrt.observe import events
 from tests.harness import DEVICE
 
@@ -19,7 +20,7 @@ from tests.harness import DEVICE
 def place(request, monkeypatch):
     """Both ways: data read in place, and data that the device reduces."""
     if request.param == "other":
-        monkeypatch.setattr(looking, "_place", lambda data: (jnp, data))
+        monkeypatch.setattr(summaries, "place", lambda data: (jnp, data))
     return request.param
 
 
@@ -42,7 +43,7 @@ def test_statistics_equal_torchs(place):
     expected = (wide.min(), wide.max(), wide.mean(), wide.std())
     seen = (found.low, found.high, found.mean, found.std)
     assert seen == pytest.approx([float(x) for x in expected], rel=1e-9)
-    counts = torch.histc(wide, looking.BINS)
+    counts = torch.histc(wide, summaries.BINS)
     assert sum(found.counts) == 2_000
     assert (torch.tensor(found.counts) - counts).abs().max() <= 1
 
@@ -55,6 +56,41 @@ def test_what_is_not_finite_is_counted_and_left_out(place):
     assert (found.low, found.high, found.mean) == (1.0, 3.0, 2.0)
     assert found.std == pytest.approx(2**0.5)
     assert sum(found.counts) == 2
+
+
+@pytest.mark.not_eager("takes its data from a pending graph")
+def test_statistics_of_many_stretches_equal_torchs(place):
+    tensor = torch.randn(50_000, generator=torch.Generator().manual_seed(1)) + 100
+    tensor[::7], tensor[3], tensor[49_999] = math.nan, math.inf, 0.0
+
+    found = summary_of(tensor)
+
+    finite = tensor[tensor.isfinite()].double()
+    assert (found.nan, found.infinite) == (int(tensor.isnan().sum()), 1)
+    expected = (finite.min(), finite.max(), finite.mean(), finite.std())
+    seen = (found.low, found.high, found.mean, found.std)
+    assert seen == pytest.approx([float(x) for x in expected], rel=1e-9)
+    assert found.nonzero == finite.numel() - 1
+    counts = torch.histc(finite, summaries.BINS)
+    assert sum(found.counts) == finite.numel()
+    assert (torch.tensor(found.counts) - counts).abs().max() <= 1
+
+
+@pytest.mark.not_eager("takes its data from a pending graph")
+def test_statistics_need_no_copy_of_the_tensor():
+    tensor = torch.ones(2_000_000)
+    tensor[:1_000_000] = 2
+    x = tensor.to(DEVICE)
+    lazyrt.mark_step()
+    lazyrt.look(x)
+
+    tracemalloc.start()
+    seen = lazyrt.look(x)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert seen.summary.mean == 1.5
+    assert peak < 1_000_000  # an eighth of the tensor
 
 
 @pytest.mark.not_eager("takes its data from a pending graph")

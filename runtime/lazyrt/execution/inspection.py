@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lazyrt.errors import LostValueError, UsageError
-from lazyrt.execution import looking, transfer
+from lazyrt.execution import looking, summaries, transfer
 from lazyrt.execution.compiler import is_compiled
 from lazyrt.execution.holdings import holdings
 from lazyrt.execution.op_by_op import cone_of, run_cone
@@ -195,7 +195,7 @@ class Inspection:
             wanted = {v for n in self.graph.nodes for v in n.outputs if v is not None}
             known.update((v, data) for v, data in pending.memo.items() if v in wanted)
             return {
-                value: looking.not_finite(data, value.dtype)
+                value: summaries.not_finite(data, value.dtype)
                 for value, data in known.items()
             }
 
@@ -218,7 +218,7 @@ class Inspection:
             for each, results in run_cone(wanted):
                 ran.append(each)
                 for value, data in results:
-                    found[value] = looking.not_finite(data, value.dtype)
+                    found[value] = summaries.not_finite(data, value.dtype)
             _note(ran, wanted[0], start)
             return found
 

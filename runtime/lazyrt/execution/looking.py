@@ -1,7 +1,7 @@
 """Looking at device data without copying it: statistics, a window, a small picture.
 
-Where the device is the CPU the data is read in place; elsewhere the device reduces it, and only
-the results are copied. Either way a tensor of a gigabyte costs a few kilobytes to look at.
+The data is reduced where it is (`summaries.py`), so that a tensor of a gigabyte costs a few
+kilobytes to look at.
 """
 
 from __future__ import annotations
@@ -16,50 +16,18 @@ import torch
 
 from lazyrt import jax_compat
 from lazyrt.errors import UsageError
-from lazyrt.execution import transfer
+from lazyrt.execution import summaries, transfer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from lazyrt.execution.summaries import Summary
     from lazyrt.observe.events import Site
 
 WHOLE = 65_536  # elements; larger tensors are copied in part
-BINS = 40
 _PIXELS = 96  # a side of a picture
 _ROWS = 64  # of a window's last two dimensions
 _LINE = 4_096  # elements of a window of one dimension
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """Statistics of a tensor. Those of magnitudes for complex numbers.
-
-    Attributes:
-        shape: Sizes.
-        dtype: torch dtype.
-        nan: How many elements are NaN.
-        infinite: How many are infinite.
-        low, high, mean, std: Of the finite elements; NaN when there is none.
-        nonzero: How many finite elements differ from zero.
-        counts: Histogram of the finite elements, `BINS` equal bins from `low` to `high`; empty
-            when they are all alike, or too close or too far apart for so many bins.
-    """
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    nan: int
-    infinite: int
-    low: float
-    high: float
-    mean: float
-    std: float
-    nonzero: int
-    counts: tuple[int, ...] = ()
-
-    @property
-    def elements(self) -> int:
-        """How many elements it has."""
-        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +72,7 @@ def look(
     starts = _clamped(at, shape)
     axes = _checked(axes, len(shape))
     with jax_compat.scope():
-        summary = summarise(data, dtype)
+        summary = summaries.summarise(data, dtype)
         picture = _picture(data, starts, axes) if axes else None
         whole = math.prod(shape) <= WHOLE
         part = data if whole else _window(data, starts)
@@ -138,86 +106,8 @@ def edges(
         for size in data.shape
     ]
     with jax_compat.scope():
-        _, array = _place(data)
+        _, array = summaries.place(data)
         return transfer.to_host(array[np.ix_(*kept)], dtype, site)
-
-
-def summarise(data: Any, dtype: torch.dtype) -> Summary:
-    """Return the statistics of a device array."""
-    xp, array = _place(data)
-    shape = tuple(data.shape)
-    if not array.size:
-        nothing = math.nan
-        return Summary(
-            shape=shape, dtype=dtype, nan=0, infinite=0, low=nothing, high=nothing,
-            mean=nothing, std=nothing, nonzero=0,
-        )  # fmt: skip
-    with np.errstate(all="ignore"):
-        numbers = xp.abs(array) if dtype.is_complex else array
-        is_float = dtype.is_floating_point or dtype.is_complex
-        facts = [float(x) for x in _facts(xp, numbers, is_float=is_float)]
-        nan, infinite, low, high, mean, std, nonzero = facts
-        counts = _histogram(xp, numbers, low, high)
-    return Summary(
-        shape=shape, dtype=dtype, nan=int(nan), infinite=int(infinite), low=low, high=high,
-        mean=mean, std=std, nonzero=int(nonzero), counts=counts,
-    )  # fmt: skip
-
-
-def not_finite(data: Any, dtype: torch.dtype) -> tuple[int, int]:
-    """Return how many elements of a device array are NaN, and how many infinite."""
-    if not (dtype.is_floating_point or dtype.is_complex):
-        return 0, 0
-    with jax_compat.scope():
-        xp, array = _place(data)
-        return int(xp.isnan(array).sum()), int(xp.isinf(array).sum())
-
-
-def _place(data: Any) -> tuple[Any, Any]:
-    """Return the module that reads an array where it is, and the array for it."""
-    if jax_compat.device().platform != "cpu":
-        return jnp, data
-    jax_compat.block(data)
-    return np, np.asarray(data)  # a view: nothing is copied
-
-
-def _facts(xp: Any, numbers: Any, *, is_float: bool) -> list[Any]:
-    """Return NaNs, infinities, lowest, highest, mean, deviation, and how many are not zero."""
-    if not is_float:
-        wide = numbers.astype(xp.float64)
-        return [0, 0, wide.min(), wide.max(), wide.mean(), _deviation(wide), xp.count_nonzero(numbers)]  # fmt: skip
-    nan, infinite = xp.isnan(numbers).sum(), xp.isinf(numbers).sum()
-    if not int(nan) and not int(infinite):
-        wide = numbers.astype(xp.float64)
-        return [nan, infinite, wide.min(), wide.max(), wide.mean(), _deviation(wide), xp.count_nonzero(numbers)]  # fmt: skip
-    finite = xp.isfinite(numbers)
-    count = finite.sum()
-    wide = xp.where(finite, numbers, 0).astype(xp.float64)
-    mean = wide.sum() / count
-    spread = (xp.where(finite, wide - mean, 0) ** 2).sum()
-    has_any = count > 0
-    low = xp.where(has_any, xp.where(finite, wide, xp.inf).min(), xp.nan)
-    high = xp.where(has_any, xp.where(finite, wide, -xp.inf).max(), xp.nan)
-    std = (spread / xp.maximum(count - 1, 1)) ** 0.5
-    return [nan, infinite, low, high, mean, std, xp.count_nonzero(wide)]
-
-
-def _deviation(wide: Any) -> Any:
-    return wide.std(ddof=1) if wide.size > 1 else 0.0
-
-
-def _histogram(xp: Any, numbers: Any, low: float, high: float) -> tuple[int, ...]:
-    # Neighbouring numbers, or a range beyond the largest one, have no such bins between them.
-    edges = np.linspace(low, high, BINS + 1)
-    if not (edges[:-1] < edges[1:]).all():
-        return ()
-    wide = numbers.astype(xp.float64).reshape(-1)
-    if xp is np:
-        wide = wide[np.isfinite(wide)]
-    else:  # out of range, so it is in no bin
-        wide = xp.where(xp.isfinite(wide), wide, high + 2 * (high - low))
-    counts, _ = xp.histogram(wide, bins=BINS, range=(low, high))
-    return tuple(int(count) for count in np.asarray(counts))
 
 
 def _checked(axes: Sequence[object], rank: int) -> list[int]:
@@ -259,7 +149,7 @@ def _picture(data: Any, starts: tuple[int, ...], axes: Sequence[int]) -> Any:
     index = tuple(
         slice(None) if axis in kept else start for axis, start in enumerate(starts)
     )
-    xp, array = _place(data)
+    xp, array = summaries.place(data)
     plane = array[index]
     order = sorted(kept)
     plane = plane.transpose([order.index(axis) for axis in axes])
@@ -267,9 +157,9 @@ def _picture(data: Any, starts: tuple[int, ...], axes: Sequence[int]) -> Any:
         plane = xp.abs(plane)
     *lead, rows, columns = plane.shape
     tall, wide = _block(rows), _block(columns)
-    cut = plane[..., : rows // tall * tall, : columns // wide * wide].astype(xp.float32)
+    cut = plane[..., : rows // tall * tall, : columns // wide * wide]
     blocks = cut.reshape(*lead, rows // tall, tall, columns // wide, wide)
-    return jnp.asarray(blocks.mean(axis=(-3, -1)))
+    return jnp.asarray(blocks.mean(axis=(-3, -1), dtype=xp.float32))
 
 
 def _block(length: int) -> int:

@@ -1,0 +1,181 @@
+"""Statistics of device data, computed where the data is.
+
+Where the device is the CPU the data is read in place, a stretch at a time that stays in the
+processor's cache: no copy as large as the tensor is made. Elsewhere the device reduces it in one
+execution, and some fifty numbers are copied.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lazyrt import jax_compat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+    Numbers = np.ndarray[Any, np.dtype[np.float64]]
+
+BINS = 40
+_STRETCH = 16_384  # elements; 128 KiB as float64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Statistics of a tensor. Those of magnitudes for complex numbers.
+
+    Attributes:
+        shape: Sizes.
+        dtype: torch dtype.
+        nan: How many elements are NaN.
+        infinite: How many are infinite.
+        low, high, mean, std: Of the finite elements; NaN when there is none.
+        nonzero: How many finite elements differ from zero.
+        counts: Histogram of the finite elements, `BINS` equal bins from `low` to `high`; empty
+            when they are all alike, or too close or too far apart for so many bins.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    nan: int
+    infinite: int
+    low: float
+    high: float
+    mean: float
+    std: float
+    nonzero: int
+    counts: tuple[int, ...] = ()
+
+    @property
+    def elements(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.shape)
+
+
+def place(data: Any) -> tuple[Any, Any]:
+    """Return the module that reads an array where it is, and the array for it."""
+    if jax_compat.device().platform != "cpu":
+        return jnp, data
+    jax_compat.block(data)
+    return np, np.asarray(data)  # a view: nothing is copied
+
+
+def summarise(data: Any, dtype: torch.dtype) -> Summary:
+    """Return the statistics of a device array."""
+    xp, array = place(data)
+    with jax_compat.scope(), np.errstate(all="ignore"):
+        facts = _of_host(array) if xp is np else _of_device(array)
+    nan, infinite, low, high, mean, std, nonzero, *counts = facts
+    return Summary(
+        shape=tuple(data.shape), dtype=dtype, nan=int(nan), infinite=int(infinite), low=low,
+        high=high, mean=mean, std=std, nonzero=int(nonzero), counts=tuple(map(int, counts)),
+    )  # fmt: skip
+
+
+def not_finite(data: Any, dtype: torch.dtype) -> tuple[int, int]:
+    """Return how many elements of a device array are NaN, and how many infinite."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return 0, 0
+    xp, array = place(data)
+    with jax_compat.scope():
+        return int(xp.isnan(array).sum()), int(xp.isinf(array).sum())
+
+
+def _of_host(array: Any) -> list[float]:
+    """Return the fields of a `Summary` from `nan` on, the counts one by one."""
+    flat = array.reshape(-1)
+    nan = infinite = nonzero = 0
+    low, high, total = math.inf, -math.inf, 0.0
+    for numbers in _stretches(flat):
+        # The lowest and the highest are NaN if any number is, and infinite likewise.
+        finite = numbers
+        if not math.isfinite(numbers.min()) or not math.isfinite(numbers.max()):
+            nan += int(np.isnan(numbers).sum())
+            infinite += int(np.isinf(numbers).sum())
+            finite = numbers[np.isfinite(numbers)]
+        if finite.size:
+            low, high = min(low, float(finite.min())), max(high, float(finite.max()))
+            total += float(finite.sum())
+            nonzero += int(np.count_nonzero(finite))
+    count = flat.size - nan - infinite
+    if not count:
+        return [nan, infinite, math.nan, math.nan, math.nan, math.nan, 0]
+    mean = total / count
+    squares, counts = _spread(flat, low, high, mean, all_finite=count == flat.size)
+    std = math.sqrt(squares / max(count - 1, 1))
+    return [nan, infinite, low, high, mean, std, nonzero, *counts]
+
+
+def _spread(
+    flat: Any, low: float, high: float, mean: float, *, all_finite: bool
+) -> tuple[float, list[int]]:
+    """Return the sum of squared distances from the mean, and the histogram's counts."""
+    bins = BINS if _has_bins(low, high) else 0
+    scale = bins / (high - low) if bins else 0.0
+    squares = 0.0
+    counts = np.zeros(bins, dtype=np.int64)
+    for stretch in _stretches(flat):
+        numbers = stretch if all_finite else stretch[np.isfinite(stretch)]
+        squares += float(((numbers - mean) ** 2).sum())
+        if bins:
+            which = ((numbers - low) * scale).astype(np.int64)
+            np.minimum(which, bins - 1, out=which)  # the highest is in the last
+            counts += np.bincount(which, minlength=bins)
+    return squares, counts.tolist()
+
+
+def _stretches(flat: Any) -> Iterator[Numbers]:
+    """Yield the numbers as float64, of complex ones the magnitudes, a stretch at a time."""
+    for start in range(0, flat.size, _STRETCH):
+        part = flat[start : start + _STRETCH]
+        plain = np.abs(part) if part.dtype.kind == "c" else part
+        yield plain.astype(np.float64)
+
+
+def _of_device(array: Any) -> list[float]:
+    if not array.size:
+        return [0, 0, math.nan, math.nan, math.nan, math.nan, 0]
+    facts: list[float] = np.asarray(_reduction()(array.reshape(-1))).tolist()
+    low, high = facts[2:4]
+    return facts if _has_bins(low, high) else facts[:-BINS]
+
+
+def _has_bins(low: float, high: float) -> bool:
+    """Return whether there are equal bins between two numbers: not between neighbours."""
+    edges = np.linspace(low, high, BINS + 1)
+    return bool((edges[:-1] < edges[1:]).all())
+
+
+@lru_cache(maxsize=1)
+def _reduction() -> Any:
+    """Return what the device runs, made when it is first asked for."""
+    return jax.jit(_device_facts)
+
+
+def _device_facts(flat: Any) -> Any:
+    """Return the fields of a `Summary` from `nan` on, the counts one by one."""
+    wide = (jnp.abs(flat) if jnp.iscomplexobj(flat) else flat).astype(jnp.float64)
+    finite = jnp.isfinite(wide)
+    count = finite.sum()
+    plain = jnp.where(finite, wide, 0)
+    mean = plain.sum() / count
+    squares = (jnp.where(finite, wide - mean, 0) ** 2).sum()
+    low = jnp.where(count > 0, jnp.where(finite, wide, jnp.inf).min(), jnp.nan)
+    high = jnp.where(count > 0, jnp.where(finite, wide, -jnp.inf).max(), jnp.nan)
+    which = jnp.clip((plain - low) / (high - low) * BINS, 0, BINS - 1).astype(jnp.int32)
+    # Compared with every bin, which fuses with the sum: a scatter to forty places would queue.
+    hits = (which[:, None] == jnp.arange(BINS)) & finite[:, None]
+    facts = [
+        jnp.isnan(wide).sum(), jnp.isinf(wide).sum(), low, high, mean,
+        jnp.sqrt(squares / jnp.maximum(count - 1, 1)), jnp.count_nonzero(plain),
+    ]  # fmt: skip
+    return jnp.concatenate([jnp.stack(facts), hits.sum(axis=0)]).astype(jnp.float64)
