@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 from lazyviz import formatters, programs
 from lazyviz.render import panel, svg, text
 from lazyviz.render.collapse import FOLDINGS, Folding, fold_by
-from lazyviz.render.layout import lay_out
+from lazyviz.render.layout import draws_frames, lay_out
+from lazyviz.render.measure import named_in_frames
 from lazyviz.render.model import FROM_CPU, DrawGraph, path_text
 from lazyviz.render.subgraph import inside, neighbourhood, restrict
 from lazyviz.render.values import look_view, picture_axes
@@ -38,10 +39,11 @@ _MAX_HOPS = 20
 _MAX_AXES = 64
 _WHOLE = "whole graph"
 _FOLDING_NAMES: dict[Folding, str] = {
-    "auto": "as needed",
+    "auto": "to an overview",
     "module": "by module",
     "cell": "by cell",
     "line": "by line",
+    "none": "as little as possible",
 }
 _OVERLAY_NAMES = {
     "": "none",
@@ -131,6 +133,17 @@ class Explorer:
     def drawing(self) -> str:
         """Return the picture of what is shown, as inline SVG."""
         return svg.emit(self._shown, lay_out(self._shown), inline=True, legend=False)
+
+    def overview(self) -> str:
+        """Return what is drawn in words, for a panel that shows nothing else yet, as HTML."""
+        view = self._view
+        boxes = view.graph.boxes
+        return panel.overview_html(
+            view.title,
+            [box for box in boxes if box.members],
+            [box for box in boxes if not box.members],
+            has_values=self._inspection is not None,
+        )
 
     def legend(self) -> str:
         """Return the legend of what is shown, as inline SVG; empty if it needs none."""
@@ -407,13 +420,14 @@ class Explorer:
 
     def _open(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         box = self._shown.boxes[_number(request, "box", len(self._shown.boxes))]
-        if len(box.members) < 2:  # noqa: PLR2004
+        if box.kind != "group" and len(box.members) <= 1:
             yield from self._open_call(box)
             return
         title = path_text(box.path) or box.label
         yield from self._show(
             title, self._program, inside(self._program.drawing, box.members)
         )
+        yield _panel(self.overview(), box=None)
 
     def _open_call(self, box: Box) -> Iterator[Reply]:
         if not box.members or not self._program.inside(box.members[0]):
@@ -432,6 +446,7 @@ class Explorer:
             )
         _, program = found[_number(request, "call", len(found))]
         yield from self._show(program.name, program, program.drawing)
+        yield _panel(self.overview(), box=None)
 
     def _focus(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         node = self._node_number(request)
@@ -449,6 +464,7 @@ class Explorer:
         level = _number(request, "level", len(self._now.views))
         del self._now.views[level + 1 :]
         yield self._drawn()
+        yield _panel(self.overview(), box=None)
 
     def _show(self, title: str, program: Program, graph: DrawGraph) -> Iterator[Reply]:
         self._now.views.append(_View(title=title, program=program, graph=graph))
@@ -481,7 +497,7 @@ class Explorer:
         if "node" in request:
             yield from self._select_node(request)
         else:
-            yield _panel("", box=None)
+            yield _panel(self.overview(), box=None)
 
     def _fold(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         self._view.folding = _choice(request, "by", FOLDINGS)
@@ -528,6 +544,8 @@ class Explorer:
     def _folded(self) -> DrawGraph:
         view = self._view
         graph = fold_by(view.graph, view.folding, self._budget)
+        if draws_frames():
+            graph = named_in_frames(graph)
         name = self._now.overlay
         return view.program.overlay(name).paint(graph) if name else graph
 

@@ -147,15 +147,12 @@ def graph_bundle(graph: Any, hint: str = "") -> dict[str, str]:
         graph: A graph of the runtime.
         hint: A line below the drawing.
     """
-    from lazyviz.render.model import draw_graph
-
     if not graph.nodes:
         return {"text/plain": "<Graph: nothing is pending>"}
     bundle = {"text/plain": text.listing(graph, _MAX_LISTED_OPS)}
     current = session.current()
     if current is not None and wants_html(current.shell):
-        runs = current.runs_of(graph)
-        drawing = draw_graph(graph, names=current.names_in(graph), runs=runs)
+        drawing = current.drawing_of(graph)
         bundle["text/html"] = html.graph_html(drawing, hint=hint)
     return bundle
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from IPython.core.interactiveshell import InteractiveShell
 
+    from lazyrt.execution.holdings import Holding
     from lazyrt.ir.graph import Graph
     from lazyrt.ir.node import Node, Value
     from lazyrt.observe.events import Event, Site, Subscription
@@ -283,7 +284,7 @@ class Session:
         is_new = bool(ids) and (bool(new_ids) or fingerprint != self._shown_fingerprint)
         if is_new:
             self._shown_fingerprint = fingerprint
-        drawing = self._drawing(graph, new_ids) if is_new and self.strips else None
+        drawing = self.drawing_of(graph, new_ids) if is_new and self.strips else None
         live_tensors = len(runtime.live_tensors())
         waiting = self._waiting(graph, anew=bool(tally.executed_barriers))
         state = state_of(runtime)
@@ -342,11 +343,30 @@ class Session:
         self._told_waiting.update(each.cell for each in found)
         return tuple(map(str, found))
 
-    def _drawing(self, graph: Graph, new_ids: frozenset[int]) -> DrawGraph:
+    def drawing_of(
+        self, graph: Graph, new_ids: frozenset[int] | None = None
+    ) -> DrawGraph:
+        """Return the drawing of a graph, nothing folded, with the user's names.
+
+        Args:
+            graph: A graph of the runtime, pending or not.
+            new_ids: Ids of the nodes that the shown cell recorded; None counts all as new.
+        """
         from lazyviz.render.model import draw_graph
 
         names, runs = self.names_in(graph), self.runs_of(graph)
-        return draw_graph(graph, new=new_ids, names=names, runs=runs)
+        held = self._holdings_of(graph)
+        return draw_graph(graph, new=new_ids, names=names, runs=runs, holdings=held)
+
+    def _holdings_of(self, graph: Graph) -> Mapping[Value, Holding] | None:
+        """Return what a graph's inputs and outputs are to the user, if it is small and pending."""
+        if self._runtime is None or len(graph.nodes) > _MAX_NAMED_NODES:
+            return None
+        if not set(self._runtime.pending_graph().nodes).issuperset(graph.nodes):
+            return None
+        from lazyrt.control.live_tensors import holdings_in
+
+        return holdings_in(graph, self.shell.user_ns)
 
     def runs_of(self, graph: Graph) -> dict[Node, int]:
         """Return how often op-by-op mode has run each node since the last barrier."""

@@ -30,6 +30,8 @@ _MIN_BUDGET = 2
 _MAX_NAMED_OPS = 3
 _MAX_EDGES_PER_BOX = 2.2
 _FEW = 24  # a drawing of so many boxes is readable however they are connected
+_READ_WHOLE = 48  # boxes that a reader takes without folding; more are folded to fewer
+_OVERVIEW = _FEW
 
 
 def collapse(graph: DrawGraph, budget: int = DEFAULT_BUDGET) -> DrawGraph:
@@ -50,6 +52,17 @@ def collapse(graph: DrawGraph, budget: int = DEFAULT_BUDGET) -> DrawGraph:
     return _open_within(graph, budget)
 
 
+def overview(graph: DrawGraph, budget: int = DEFAULT_BUDGET) -> DrawGraph:
+    """Return a drawing that is read at a glance: a small one whole, a large one by its parts.
+
+    Args:
+        graph: The drawing with nothing folded.
+        budget: At most so many boxes, where that is fewer than a reader takes.
+    """
+    whole = len(graph.boxes) <= _READ_WHOLE
+    return collapse(graph, min(budget, _READ_WHOLE if whole else _OVERVIEW))
+
+
 def fold_by(graph: DrawGraph, by: Folding, budget: int = DEFAULT_BUDGET) -> DrawGraph:
     """Return the drawing with one box for each module, notebook cell or line.
 
@@ -58,10 +71,12 @@ def fold_by(graph: DrawGraph, by: Folding, budget: int = DEFAULT_BUDGET) -> Draw
 
     Args:
         graph: The drawing with nothing folded.
-        by: `auto` folds no more than the budget asks for, `none` likewise and never by choice.
+        by: `auto` gives an overview, `none` folds no more than the budget asks for.
         budget: At most so many boxes.
     """
-    if by in {"auto", "none"}:
+    if by == "auto":
+        return overview(graph, budget)
+    if by == "none":
         return collapse(graph, budget)
     if by == "module":
         graph = fold_repeats(graph)

@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING
 import graphviz
 
 from lazyviz.render import escape
-from lazyviz.render.measure import box_size, detail_text, frame_depths, label_text
-from lazyviz.render.model import path_text
+from lazyviz.render.measure import (
+    box_size,
+    detail_text,
+    frame_paths,
+    label_text,
+    title_within,
+)
 
 if TYPE_CHECKING:
     from lazyviz.render.model import Box, DrawGraph
 
 _POINTS = 72
-_MAX_FRAME_DEPTH = 4
 _FILL = {
     "op": "#edf3fc",
     "backward": "#e8f5ee",
@@ -48,12 +52,6 @@ def to_dot(graph: DrawGraph, *, labels: bool = True) -> str:
     for start, end in graph.edges:
         source.edge(f"n{start}", f"n{end}")
     return str(source.source)
-
-
-def frame_paths(graph: DrawGraph) -> list[tuple[str, ...]]:
-    """Return the module paths of the clusters, in the order of their numbers."""
-    depths = frame_depths(graph)
-    return [path for path in depths if depths[path] < _MAX_FRAME_DEPTH]
 
 
 def _children(graph: DrawGraph) -> dict[tuple[str, ...], list[int | tuple[str, ...]]]:
@@ -91,7 +89,7 @@ def _add_frame(
             _add_box(source, child, graph.boxes[child], labels=labels)
             continue
         with source.subgraph(name=f"cluster_{numbers[child]}") as inner:
-            title = path_text(child)
+            title = title_within(child, numbers)
             # Without a label a cluster has no room for the title that we draw ourselves.
             inner.attr(margin="8", label=escape.dot(title) if labels else " ")
             inner.attr(labeljust="l", color="#9aa5b4", style="rounded")

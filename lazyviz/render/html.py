@@ -27,6 +27,7 @@ STRIP_BUDGET = 60
 EXPLORE_HINT = "%lazy explore walks through it: click an op to see its value"
 MAX_EMBEDDED_BYTES = 65_536
 
+_MOST_SHRUNK = 1_500  # pixels; about 1,050 are there
 _FONT = "font-size:12px;line-height:1.5"
 _BAR_HEIGHT = 12
 _BAR_WIDTH = 420
@@ -186,7 +187,9 @@ def graph_html(
         budget //= 2
         drawing = svg.draw(graph, budget=budget, engine=engine, hint=hint)
     what = f"{graph.kind}, {text.plural(graph.nodes, 'op')}"
-    picture = _image(drawing.svg, what, css_class=css_class, max_width="none")
+    # A little too wide is made to fit; what would be too small to read scrolls.
+    limit = "100%" if drawing.width <= _MOST_SHRUNK else "none"
+    picture = _image(drawing.svg, what, css_class=css_class, max_width=limit)
     notes = "".join(muted(f"layout: {note}") for note in drawing.notes)
     return (
         f'<div style="max-height:480px;overflow:auto;margin-top:4px">{picture}</div>'

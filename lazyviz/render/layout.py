@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from lazyviz.render import layered
-from lazyviz.render.dot import frame_paths, to_dot
-from lazyviz.render.measure import box_size
-from lazyviz.render.model import path_text
+from lazyviz.render.dot import to_dot
+from lazyviz.render.measure import box_size, frame_paths, title_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,6 +81,11 @@ def engines() -> tuple[Engine, ...]:
     if importlib.util.find_spec("pygraphviz") is not None:
         found.append("pygraphviz")
     return (*found, "layered")
+
+
+def draws_frames(engine: str | None = None) -> bool:
+    """Return whether the engine that is tried first draws modules as frames."""
+    return _order(engine, [])[0] != "layered"
 
 
 def lay_out(
@@ -210,7 +214,8 @@ def _parse(answer: Any, graph: DrawGraph) -> Layout:
         names.append(item["name"])
         if item["name"].startswith("cluster_"):
             path = paths[int(item["name"].removeprefix("cluster_"))]
-            frames.append((path, _frame(path, item["bb"], left, top)))
+            title = title_within(path, paths)
+            frames.append((path, _frame(title, item["bb"], left, top)))
         else:
             centres[int(item["name"][1:])] = point(item["pos"])
     routes = {
@@ -228,9 +233,9 @@ def _parse(answer: Any, graph: DrawGraph) -> Layout:
     )
 
 
-def _frame(path: tuple[str, ...], bounds: str, left: float, top: float) -> Frame:
+def _frame(title: str, bounds: str, left: float, top: float) -> Frame:
     x0, y0, x1, y1 = map(float, bounds.split(","))
-    return Frame(path_text(path), x0 - left, top - y1, x1 - x0, y1 - y0)
+    return Frame(title, x0 - left, top - y1, x1 - x0, y1 - y0)
 
 
 def _route(spline: str, point: Callable[[str], Point]) -> tuple[Point, ...]:

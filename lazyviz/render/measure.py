@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lazyviz.render.model import BACKWARD
+from lazyviz.render.model import BACKWARD, path_text
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from lazyviz.render.model import Box, DrawGraph
 
 LABEL_CHAR = 6.7
@@ -17,13 +20,25 @@ PAD_Y = 6.0
 _MIN_WIDTH = 44.0
 _MAX_LABEL = 30
 _MAX_DETAIL = 32
+_MIN_NAME = 8
+MAX_FRAME_DEPTH = 4
 
 
 def label_text(box: Box) -> str:
     """Return the first line of a box, cut to fit, with its repetition."""
-    is_path = box.kind == "group"  # the end of a module path says most
-    label = (clip_start if is_path else clip)(box.label, _MAX_LABEL)
+    label = _fitted(box)
     return f"{label} ×{box.count}" if box.count > 1 else label
+
+
+def _fitted(box: Box) -> str:
+    """Return a label of limited length; of a path or a long name the end says most."""
+    if box.kind in {"group", "parameter"}:
+        return clip_start(box.label, _MAX_LABEL)
+    name, equals, op = box.label.rpartition(" = ")
+    room = _MAX_LABEL - len(equals) - len(op)
+    if room < _MIN_NAME:
+        return clip(box.label, _MAX_LABEL)
+    return f"{clip_start(name, room)}{equals}{op}"
 
 
 def detail_text(box: Box) -> str:
@@ -61,6 +76,35 @@ def box_size(box: Box) -> tuple[float, float]:
     width = max(len(label_text(box)) * LABEL_CHAR, len(detail) * DETAIL_CHAR)
     lines = 2 if detail else 1
     return max(_MIN_WIDTH, width + 2 * PAD_X), lines * LINE + 2 * PAD_Y
+
+
+def frame_paths(graph: DrawGraph) -> list[tuple[str, ...]]:
+    """Return the module paths that are drawn as frames, in the order of their numbers."""
+    depths = frame_depths(graph)
+    return [path for path in depths if depths[path] < MAX_FRAME_DEPTH]
+
+
+def named_in_frames(graph: DrawGraph) -> DrawGraph:
+    """Return the drawing with folded modules called as in the frame round them.
+
+    In the frame of `encoder.layer.0` the module `encoder.layer.0.attention` is `attention`.
+    """
+    frames = set(frame_paths(graph))
+    boxes = tuple(
+        replace(box, label=title_within(box.path, frames))
+        if box.kind == "group" and box.label == path_text(box.path)
+        else box
+        for box in graph.boxes
+    )
+    return replace(graph, boxes=boxes)
+
+
+def title_within(path: tuple[str, ...], frames: Container[tuple[str, ...]]) -> str:
+    """Return what a module is called inside the innermost of the frames round it."""
+    for depth in range(len(path) - 1, 0, -1):
+        if path[:depth] in frames:
+            return path_text(path[depth:])
+    return path_text(path)
 
 
 def frame_depths(graph: DrawGraph) -> dict[tuple[str, ...], int]:

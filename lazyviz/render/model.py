@@ -107,6 +107,7 @@ class DrawGraph:
         updates: Pairs of an output and the input that it overwrites; no edges.
         kind: What is drawn, for titles: `IR graph`, `StableHLO`, ...
         legend: CSS class and words of each shade of an overlay; empty without one.
+        dimmed: What the boxes are that are not new, for the legend.
     """
 
     boxes: tuple[Box, ...]
@@ -117,6 +118,7 @@ class DrawGraph:
     updates: tuple[tuple[int, int], ...] = ()
     kind: str = "IR graph"
     legend: tuple[tuple[str, str], ...] = ()
+    dimmed: str = "earlier cell"
 
     def rewired(
         self,

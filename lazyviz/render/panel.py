@@ -252,15 +252,45 @@ def statistics_text(summary: Summary) -> str:
     return " · ".join(parts)
 
 
-def group_panel(box: Box, index: int, members: Sequence[Box]) -> str:
-    """Return what a folded box holds, and a button that opens it."""
-    kinds = Counter(each.label.rpartition(" = ")[2] for each in members).most_common()
-    shown = ", ".join(f"{count}× {name}" for name, count in kinds[:_MAX_KINDS])
+def overview_html(
+    title: str, ops: Sequence[Box], inputs: Sequence[Box], *, has_values: bool
+) -> str:
+    """Return what a program reads, holds and makes, before anything of it is chosen.
+
+    Args:
+        title: One line about it.
+        ops: All its ops.
+        inputs: All its inputs.
+        has_values: Whether a click computes a value.
+    """
+    # What has a name comes first: a step keeps many values for its backward pass.
+    inputs = sorted(inputs, key=lambda box: not box.name)
+    outputs = sorted((box for box in ops if box.is_root), key=lambda box: not box.name)
+    rows = [
+        ("ops", markup(_kinds_text(ops))),
+        ("outputs", _neighbours(outputs)),
+        ("inputs", _neighbours(inputs)),
+    ]
+    shows = "see its value. The step stays as it is" if has_values else "see its facts"
+    hint = f"Click an op, or walk to it with Tab and press Enter, to {shows}."
+    opens = "A folded box opens with a double click, or with o."
+    return f"{_heading(title)}{_facts(rows)}{note_html(hint)}{note_html(opens)}"
+
+
+def _kinds_text(boxes: Sequence[Box]) -> str:
+    """Return how many ops of which kind there are, the most frequent first."""
+    kinds = Counter(each.label.rpartition(" = ")[2] for each in boxes).most_common()
+    shown = ", ".join(f"{count:,}× {name}" for name, count in kinds[:_MAX_KINDS])
     if len(kinds) > _MAX_KINDS:
         shown += f" and {text.plural(len(kinds) - _MAX_KINDS, 'other kind')}"
+    return shown
+
+
+def group_panel(box: Box, index: int, members: Sequence[Box]) -> str:
+    """Return what a folded box holds, and a button that opens it."""
     lines = sorted({each.site for each in members if each.site})
     rows = [
-        ("holds", markup(f"{text.plural(len(members), 'op')}: {shown}")),
+        ("holds", markup(f"{text.plural(len(members), 'op')}: {_kinds_text(members)}")),
         ("module", markup(path_text(box.path))),
         ("repeats", f"{box.count} times alike" if box.count > 1 else ""),
         ("lines", markup(", ".join(lines[:_MAX_KINDS]))),
@@ -350,7 +380,7 @@ def _facts(rows: Sequence[tuple[str, str]]) -> str:
 def _neighbours(boxes: Sequence[Box]) -> str:
     links = [_link(box) for box in boxes[:_MAX_NEIGHBOURS]]
     if len(boxes) > _MAX_NEIGHBOURS:
-        links.append(f"and {len(boxes) - _MAX_NEIGHBOURS:,} more")
+        links.append(f"<span>and {len(boxes) - _MAX_NEIGHBOURS:,} more</span>")
     return f'<span class="lzl">{" ".join(links)}</span>' if links else ""
 
 

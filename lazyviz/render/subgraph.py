@@ -60,4 +60,5 @@ def inside(graph: DrawGraph, members: Collection[int]) -> DrawGraph:
         box if i in within else replace(box, is_new=False)
         for i, box in enumerate(graph.boxes)
     )
-    return restrict(replace(graph, boxes=boxes, edges=edges), around)
+    part = replace(graph, boxes=boxes, edges=edges, dimmed="outside this part")
+    return restrict(part, around)

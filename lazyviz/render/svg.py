@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lazyviz.render import text
-from lazyviz.render.collapse import DEFAULT_BUDGET, collapse, fold_earlier
+from lazyviz.render.collapse import DEFAULT_BUDGET, fold_earlier, overview
 from lazyviz.render.escape import markup
-from lazyviz.render.layout import Layout, lay_out
+from lazyviz.render.layout import Layout, draws_frames, lay_out
 from lazyviz.render.measure import (
     DETAIL_CHAR,
     LINE,
@@ -16,8 +16,9 @@ from lazyviz.render.measure import (
     clip,
     detail_text,
     label_text,
+    named_in_frames,
 )
-from lazyviz.render.model import path_text
+from lazyviz.render.model import BACKWARD, path_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -61,6 +62,7 @@ _LIGHT = {
     "p": ("#fdf4e1", "#d8b468", "#5a4108"),
     "c": ("#f3f4f6", "#b4bac4", "#444c58"),
     "g": ("#dce7f8", "#6487c0", "#142c50"),
+    "gb": ("#d3ecdd", "#5fa583", "#10382a"),
 }
 _DARK = {
     "o": ("#1f2b40", "#56759f", "#d8e4f7"),
@@ -69,6 +71,7 @@ _DARK = {
     "p": ("#3a2e14", "#a0813a", "#f6e4b8"),
     "c": ("#2a2e35", "#6b7380", "#d6dae1"),
     "g": ("#283b5b", "#7d9dd0", "#e6eefb"),
+    "gb": ("#1f4636", "#6bb391", "#dcf5e8"),
 }
 _ROOT = ("#c2456b", "#ef7fa2")  # light, dark
 _SELECTED = ("#0b5fd0", "#7cc0ff")
@@ -131,7 +134,9 @@ def draw(
             an image of its own it follows the system's.
         hint: A line below the legend.
     """
-    folded = collapse(fold_earlier(graph), budget)
+    folded = overview(fold_earlier(graph), budget)
+    if draws_frames(engine):
+        folded = named_in_frames(folded)
     layout = lay_out(folded, engine)
     width, height = _size(folded, layout, legend=True, hint=hint)
     return Drawing(
@@ -393,6 +398,8 @@ def _gauge(level: int, x: float, y: float, width: float) -> str:
 
 def _classes(box: Box, *, shaded: bool) -> str:
     names = [_KINDS[box.kind][0]]
+    if _is_backward_group(box):
+        names.append("gb")
     if shaded:
         names.append("kn" if box.level is None else f"k{box.level}")
     if _OWNED.intersection(box.marks):
@@ -406,6 +413,10 @@ def _classes(box: Box, *, shaded: bool) -> str:
     if box.runs > 1:
         names.append("again")
     return " ".join(names)
+
+
+def _is_backward_group(box: Box) -> bool:
+    return box.kind == "group" and box.path[:1] == (BACKWARD,)
 
 
 def _data(box: Box) -> str:
@@ -443,6 +454,8 @@ def _legend_items(graph: DrawGraph) -> list[tuple[str, str]]:
     present = {box.kind for box in boxes}
     marks = {mark for box in boxes for mark in box.marks}
     items = [_KINDS[kind] for kind in _KINDS if kind in present]
+    if any(map(_is_backward_group, boxes)):
+        items.append(("g gb", "folded, backward"))
     if marks & _OWNED:
         items.append(("p w", "parameter or state"))
     if marks & _TAKEN:
@@ -450,7 +463,7 @@ def _legend_items(graph: DrawGraph) -> list[tuple[str, str]]:
     if any(box.is_root for box in boxes) and len(boxes) > 1:
         items.append(("o q", "output"))
     if any(not box.is_new for box in boxes):
-        items.append(("o old", "earlier cell"))
+        items.append(("o old", graph.dimmed))
     if any(box.runs > 1 for box in boxes):
         items.append(("o again", "executed again"))
     return items if len(items) > 1 else []

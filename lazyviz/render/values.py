@@ -100,7 +100,7 @@ def drawn_picture(planes: Array, sizes: tuple[int, int]) -> str:
     words = f"{what} of {sizes[0]:,} rows and {sizes[1]:,} columns"
     return (
         f'<img class="lzp" alt="{words}" title="{words}" width="{columns * scale}" '
-        f'height="{rows * scale}" src="data:image/png;base64,{data}">'
+        f'height="{rows * scale}" style="image-rendering:pixelated" src="data:image/png;base64,{data}">'
     )
 
 

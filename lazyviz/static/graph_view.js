@@ -9,13 +9,35 @@ const HELP = [
   ["Backspace", "back"], ["/", "search"], ["?", "this help"],
 ];
 const SELECTS = [["form", "show", "form"], ["fold", "fold", "by"], ["overlay", "colour", "name"]];
-const SMALLEST = 0.62; // of a drawing's own size
-const CLOSEST = 2.2; // that a drawing begins nearer than all of it
+const SMALLEST = 0.8; // of a drawing's own size, at first
 const HOPS = [1, 2, 3, 4, 5, 6, 7, 8, 9];
 
-function panAndZoom(host) {
-  let svg = null, whole = [0, 0, 1, 1], box = [...whole], drag = null, moved = false;
-  const set = () => svg && svg.setAttribute("viewBox", box.join(" "));
+function panAndZoom(host, chart) {
+  let svg = null, whole = [0, 0, 1, 1], box = [...whole], drag = null, moved = false, eye = null;
+  const set = () => {
+    if (!svg) return;
+    svg.setAttribute("viewBox", box.join(" "));
+    ["x", "y", "width", "height"].forEach((name, i) => eye.setAttribute(name, box[i]));
+    chart.hidden = box[2] >= whole[2] && box[3] >= whole[3];
+  };
+  // A small map of the whole drawing, where only a part of it is seen.
+  const survey = () => {
+    const made = (name) => document.createElementNS(svg.namespaceURI, name), map = made("svg");
+    const scale = Math.min(120 / whole[2], 110 / whole[3]);
+    map.setAttribute("viewBox", whole.join(" ")); map.setAttribute("width", whole[2] * scale); map.setAttribute("height", whole[3] * scale);
+    for (const each of svg.querySelectorAll("[data-b]")) {
+      const { x, y, width, height } = each.getBBox(), dot = made("rect");
+      for (const [name, value] of Object.entries({ x, y, width, height })) dot.setAttribute(name, value);
+      map.append(dot);
+    }
+    eye = made("rect"); eye.setAttribute("class", "eye"); map.append(eye); chart.replaceChildren(map);
+  };
+  const steer = (e) => {
+    if (!e.buttons) return;
+    const map = chart.firstChild, p = new DOMPoint(e.clientX, e.clientY).matrixTransform(map.getScreenCTM().inverse());
+    box[0] = p.x - box[2] / 2; box[1] = p.y - box[3] / 2; set();
+  };
+  for (const turn of ["pointerdown", "pointermove"]) chart.addEventListener(turn, steer);
   const unit = () => { const r = svg.getBoundingClientRect(); return Math.max(box[2] / r.width, box[3] / r.height) || 1; };
   const zoom = (factor, x, y) => {
     const f = Math.min(Math.max(factor, whole[2] / box[2] / 60), (whole[2] / box[2]) * 4);
@@ -46,7 +68,8 @@ function panAndZoom(host) {
       whole = [whole[0] - (w - whole[2]) / 2, whole[1] - (h - whole[3]) / 2, w, h];
       box = [...whole];
       // Large ones begin at the top, as large as they must be to be read; 0 shows all.
-      const k = Math.min(Math.max(w / (r.width || 600), h / (r.height || 440)) * SMALLEST, CLOSEST);
+      const k = Math.max(w / (r.width || 600), h / (r.height || 440)) * SMALLEST;
+      survey();
       if (k > 1) {
         const seen = [...svg.querySelectorAll("[data-b]")].map((each) => each.getBBox()).filter((b) => b.y < whole[1] + h / k);
         const middles = seen.map((b) => b.x + b.width / 2).sort((a, b) => a - b);
@@ -92,8 +115,9 @@ function render({ model, el }) {
   for (const count of HOPS) { const one = element("option", "", String(count)); one.value = count; hops.append(one); }
   hops.value = 2;
   choices.append(labelled("hops", hops));
-  const stage = element("div", "lzg-stage"), host = element("div", "lzg-host"), legend = element("div", "lzg-legend"), panel = element("section", "lzg-panel");
-  const zooms = element("span", "lzg-zoom");
+  const stage = element("div", "lzg-stage"), drawing = element("div", "lzg-drawing"), host = element("div", "lzg-host"), legend = element("div", "lzg-legend"), panel = element("section", "lzg-panel");
+  const zooms = element("span", "lzg-zoom"), chart = element("div", "lzg-map"), head = element("div", "lzg-head"), tools = element("div", "lzg-tools");
+  chart.setAttribute("aria-hidden", "true"); chart.title = "the whole drawing: drag to move";
   for (const [key, text, label] of [["+", "+", "zoom in"], ["-", "−", "zoom out"], ["0", "⤢", "whole drawing"]]) {
     const one = element("button", "", text); one.type = "button"; one.title = label; one.setAttribute("aria-label", label);
     one.addEventListener("click", () => view.key(key)); zooms.append(one);
@@ -106,12 +130,13 @@ function render({ model, el }) {
   panel.setAttribute("aria-live", "polite"); panel.setAttribute("aria-label", "details");
   help.hidden = true; waiting.hidden = true; waiting.setAttribute("role", "status");
   for (const [key, does] of HELP) { const one = element("span", "", ` ${does}  `); one.prepend(element("kbd", "", key)); help.append(one); }
-  bar.append(title, choices, search, zooms, question, crumbs); row.append(stage, panel); stage.append(host, legend); root.append(bar, help, waiting, row); el.append(root);
+  head.append(title, question); tools.append(choices, search);
+  bar.append(head, tools, crumbs); row.append(stage, panel); drawing.append(host, zooms, chart); stage.append(drawing, legend); root.append(bar, help, waiting, row); el.append(root);
   root.dataset.lmSuppressShortcuts = "true"; // JupyterLab's own keys stay out of the view
   // The static copy above is for pages without a kernel.
   const twins = [...document.getElementsByClassName(model.get("twin") || "lzg-none")];
   for (const twin of twins) twin.style.display = "none";
-  const view = panAndZoom(host);
+  const view = panAndZoom(host, chart);
   const { ask, close } = channel(model, root, (text) => { waiting.textContent = text; waiting.hidden = !text; });
   const boxes = () => host.querySelectorAll("[data-b]");
   const mark = (name, numbers) => { for (const each of boxes()) each.classList.toggle(name, numbers.includes(Number(each.dataset.b))); };
@@ -134,7 +159,6 @@ function render({ model, el }) {
   const explain = () => { const drawn = model.get("legend"); legend.replaceChildren(...(drawn ? safe(drawn, "image/svg+xml") : [])); };
   const fill = () => {
     const html = model.get("panel");
-    if (!html) { panel.textContent = "Click an op, or walk to it with Tab and press Enter, to see its value. The step stays as it is."; return; }
     panel.replaceChildren(...safe(html, "text/html"));
     for (const listing of panel.querySelectorAll("details > pre")) {
       const copy = element("button", "", "copy"); copy.type = "button";

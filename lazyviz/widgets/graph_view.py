@@ -53,6 +53,7 @@ class GraphView(anywidget.AnyWidget):
             svg=explorer.drawing(),
             legend=explorer.legend(),
             crumbs=explorer.crumbs,
+            panel=explorer.overview(),
             controls=explorer.controls,
             twin=twin,
         )

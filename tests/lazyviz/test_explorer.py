@@ -125,12 +125,24 @@ def test_a_folded_box_opens_and_the_way_back_is_kept(network):
     index = next(i for i, b in enumerate(explorer.shown.boxes) if len(b.members) > 1)
 
     (group,) = ask(explorer, kind="select", box=index)
-    (opened,) = ask(explorer, kind="open", box=index)
+    opened, said = ask(explorer, kind="open", box=index)
 
     assert 'data-kind="open"' in group["html"]
     assert len(opened["crumbs"]) == 2
-    (back,) = ask(explorer, kind="back", level=0)
+    assert f"<h4>{opened['crumbs'][1]}</h4>" in said["html"]
+    back, said = ask(explorer, kind="back", level=0)
     assert back["crumbs"] == ["whole graph"]
+    assert said["html"] == explorer.overview()
+
+
+def test_before_anything_is_chosen_the_panel_tells_what_the_program_holds(explorer):
+    words = explorer.overview()
+
+    assert "6× t, 6× addmm, 1× relu, 1× sum" in words
+    assert "see its value. The step stays as it is." in words
+    output = node_named(explorer, "aten.sum.default")
+    assert f'data-kind="node" data-node="{output}">%{output} network[2] = sum' in words
+    assert 'data-kind="input"' in words
 
 
 def test_focus_shows_what_is_near(explorer):

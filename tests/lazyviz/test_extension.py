@@ -1,5 +1,7 @@
+import base64
 import io
 import os
+import re
 import subprocess
 import sys
 import time
@@ -509,3 +511,19 @@ def fingerprints(seen):
         for event in seen
         if isinstance(event, events.ExecuteStarted) and event.purpose == "step"
     ]
+
+
+def test_the_graph_of_a_strip_names_inputs_and_outputs_as_the_user_does(lab):
+    lab.run_cell(
+        "from torch import nn\nnet = nn.Linear(3, 2).to('lazyrt')\n"
+        "data = torch.ones(4, 3).to('lazyrt')\nlazyrt.mark_step()"
+    )
+    lab.display_pub.outputs.clear()
+
+    lab.run_cell("scores = net(data)")
+
+    (page,) = displayed(lab, "text/html")
+    (picture,) = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', page)[-1:]
+    drawn = base64.b64decode(picture).decode()
+    for name in (">data<", ">net.weight<", ">net.bias<", ">scores = addmm<"):
+        assert name in drawn

@@ -1,7 +1,9 @@
 import pytest
 
-from lazyviz.render.collapse import collapse, fold_earlier, fold_repeats
-from lazyviz.render.model import BACKWARD, Box, DrawGraph, draw_graph
+from lazyviz.render.collapse import collapse, fold_earlier, fold_repeats, overview
+from lazyviz.render.measure import frame_paths, named_in_frames
+from lazyviz.render.model import BACKWARD, Box, DrawGraph, draw_graph, path_text
+from lazyviz.render.subgraph import restrict
 from tests.lazyviz.ir_builder import chain, perceptron, transformer
 
 
@@ -140,3 +142,30 @@ def test_one_or_no_earlier_op_is_drawn_as_it_is(new):
 def test_a_budget_of_one_box_is_refused():
     with pytest.raises(ValueError, match="cannot be folded into 1 boxes"):
         collapse(draw_graph(perceptron()), 1)
+
+
+def test_a_small_drawing_is_shown_whole_and_a_large_one_by_its_parts():
+    small, large = draw_graph(transformer(1)), draw_graph(transformer(12))
+
+    whole = overview(restrict(small, range(40)))
+    parts = overview(large)
+
+    assert len(whole.boxes) == 40
+    assert len(parts.boxes) <= 24
+    assert members(parts) == members(large)
+
+
+def test_in_the_frame_of_a_module_its_parts_have_short_names():
+    folded = overview(draw_graph(transformer(12)))
+
+    named = named_in_frames(folded)
+
+    frames = set(frame_paths(folded))
+    assert frames
+    for before, after in zip(folded.boxes, named.boxes, strict=True):
+        inside = [n for n in range(1, len(before.path)) if before.path[:n] in frames]
+        if before.kind == "group" and before.label == path_text(before.path) and inside:
+            assert after.label == path_text(before.path[max(inside) :])
+        else:
+            assert after.label == before.label
+    assert [box.label for box in named.boxes] != [box.label for box in folded.boxes]

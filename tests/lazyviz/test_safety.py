@@ -53,7 +53,10 @@ class Shape(HTMLParser):
         self.tags.append((tag, *names))
         for name, value in attrs:
             if name == "style":
-                self.styles.append(value or "")
+                # Longer texts make a picture wider, and one that is too wide scrolls.
+                self.styles.append(
+                    (value or "").replace("max-width:none", "max-width:100%")
+                )
             elif name in {"src", "href"}:
                 self._address(value or "")
             elif name in {"aria-label", "alt", "title"}:

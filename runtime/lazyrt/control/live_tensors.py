@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 from lazyrt.control.keeping import line_of_keeping
 from lazyrt.errors import UsageError
 from lazyrt.execution import memory
+from lazyrt.execution.holdings import holdings
 from lazyrt.frontend.holders import (
     AUTOGRAD,
     BACKWARD_OF,
     TRACEBACK,
     holders_of_buffers,
 )
+from lazyrt.frontend.names import Walk
 from lazyrt.ir.cones import cone_sizes, nodes_under
 from lazyrt.ir.graph import Graph
 from lazyrt.ir.live import Buffer, Lost, live_buffers, lock, pending
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from lazyrt.execution.holdings import Holding
     from lazyrt.ir.node import Node, Value
     from lazyrt.ir.snapshot import Name
     from lazyrt.observe.events import Site
@@ -522,6 +525,21 @@ def waiting_cells(graph: Graph, names: Mapping[Value, str]) -> tuple[Waiting, ..
                 Waiting(cell=cell, names=called, count=len(held), nodes=len(alone))
             )
     return tuple(found)
+
+
+def holdings_in(graph: Graph, namespace: Mapping[str, Any]) -> dict[Value, Holding]:
+    """Return what stands behind the inputs and outputs of a graph, named from one namespace.
+
+    Args:
+        graph: A graph of the step that is pending now.
+        namespace: The user's variables, where no frame of the user's is running.
+    """
+    walk = Walk()
+    with lock:
+        walk.add_namespace(namespace)
+        walk.run()
+        names = {key: found[0] for key, found in walk.holders.items()}
+        return holdings(graph, names)
 
 
 def _node(row: LiveRow) -> Node | None:
