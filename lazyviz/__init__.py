@@ -194,22 +194,30 @@ def export_trace(path: str | Path) -> Path:
     return timing.timeline().export(path)
 
 
-def explore(*things: Any) -> ExploreView:
+def explore(*things: Any, **options: Any) -> ExploreView:
     """Return a view to walk through a program; a notebook shows it live, with a static copy.
 
-    A click on an op of a pending graph shows its value; the step stays as it is.
+    A click on an op of a pending graph shows its value; the step stays as it is. Of a module
+    with inputs the graph of that one call is shown: it is recorded and taken back, so nothing of
+    it runs, no random number is drawn, and what was pending stays as it was. What the call does
+    to Python objects stays.
 
     Args:
         things: Nothing for all that is pending; lazy tensors; a graph; a computation; HLO or
-            StableHLO as text or a path; or the number of a step of this session.
+            StableHLO as text or a path; the number of a step of this session; a module, for
+            what is pending of its parameters, buffers and gradients; or a module or a function
+            and what to call it with.
+        options: Arguments of that call by name.
 
     Raises:
-        HloError: There is no such step or file, or it is no program.
-        UsageError: A tensor is not on the lazy device.
+        HloError: There is no such step or file, it is no program, or nothing of the module is
+            pending.
+        UsageError: A tensor is not on the lazy device, or the call gives no pending one.
+        StepSyncError: The call needs a value, which only running a part of it would give.
     """
     from lazyviz import exploring
 
-    return exploring.explore(*things)
+    return exploring.explore(*things, options=options)
 
 
 def trace_value(program: Any, name: str) -> ValueTrace:

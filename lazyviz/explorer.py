@@ -247,9 +247,7 @@ class Explorer:
     def _no_value(self, node: int) -> str:
         """Say where values are, with buttons for the IR ops that a node came from."""
         if self._subject.inspection is None:
-            return panel.note_html(
-                "No values: the step of this program has run, or it was never recorded here."
-            )
+            return panel.note_html(self._subject.no_values)
         ir = cast("IrProgram", self._subject.program("ir"))
         ids = [
             node_id

@@ -13,6 +13,7 @@ from lazyviz.programs import pending_subject, subject_of
 from lazyviz.render import html
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from lazyviz.widgets.graph_view import GraphView
@@ -116,13 +117,15 @@ class ExploreView:
 
 
 @uncollected
-def explore(*things: Any, shell: Any = None) -> ExploreView:
+def explore(
+    *things: Any, shell: Any = None, options: Mapping[str, Any] | None = None
+) -> ExploreView:
     """Return a view of what is pending, of tensors, or of a program; see `lazyviz.explore`."""
     current = session.current()
     runtime = session.runtime()
-    subject = subject_of(*things, runtime=runtime)
+    subject = subject_of(*things, runtime=runtime, options=options)
     inspection = subject.inspection
     if current is not None and inspection is not None:
-        names = current.names_in(inspection.graph)
+        names = {**subject.names, **current.names_in(inspection.graph)}
         subject = pending_subject(inspection, names, subject.first)
     return ExploreView(Explorer(subject), shell)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from lazyrt import Graph, Inspection
+    from lazyrt.execution.holdings import Holding
     from lazyrt.lowering.computation import Computation
     from lazyviz.render.overlay import Overlay
 
@@ -123,8 +124,10 @@ class IrProgram(Program):
         graph: Graph,
         inspection: Inspection | None = None,
         names: Mapping[Any, str] | None = None,
+        held: Mapping[Any, Holding] | None = None,
     ) -> None:
-        held = inspection.holdings if inspection is not None else None
+        if inspection is not None:
+            held = inspection.holdings
         drawing = draw_graph(graph, names=names, holdings=held)
         super().__init__(f"IR graph {graph.fingerprint[:8]}", drawing)
         self.graph = graph
@@ -323,6 +326,9 @@ def _site_text(site: str) -> str:
 
 
 _MAX_LISTED = 60
+_NO_VALUES = (
+    "No values: the step of this program has run, or it was never recorded here."
+)
 _MAX_ATTRIBUTES = 400
 
 
@@ -372,6 +378,8 @@ class Subject:
         forms: The forms that it has.
         first: The one to begin with.
         inspection: Of a graph that is pending; values come from it.
+        no_values: Why there are none without an inspection.
+        names: What its values and inputs are called.
     """
 
     def __init__(
@@ -380,7 +388,11 @@ class Subject:
         first: Form,
         inspection: Inspection | None = None,
         computation: Computation | None = None,
+        no_values: str = "",
+        names: Mapping[Any, str] | None = None,
     ) -> None:
+        self.names = names or {}
+        self.no_values = no_values or _NO_VALUES
         self.forms = tuple(form for form in FORMS if form in makers)
         self.first = first
         self.inspection = inspection
@@ -409,18 +421,26 @@ class Subject:
         )
 
 
-def subject_of(*things: Any, runtime: ModuleType | None = None) -> Subject:
+def subject_of(
+    *things: Any,
+    runtime: ModuleType | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Subject:
     """Return what is to be explored.
 
     Args:
         things: Nothing for all that is pending; lazy tensors; a graph; a computation; HLO or
-            StableHLO as text or a path; or the number of a step that has run.
+            StableHLO as text or a path; the number of a step that has run; a module, or a module
+            or a function and what to call it with.
         runtime: The module `lazyrt`; by default the imported one.
+        options: Arguments of that call by name.
 
     Raises:
         HloError: There is no such step, or it is nothing of the above.
     """
     runtime = runtime or session.runtime()
+    if things and _is_call(things, options):
+        return _call_subject(things[0], things[1:], options or {}, runtime)
     if len(things) == 1 and not _is_tensor(things[0]):
         return _subject_of_one(things[0], runtime)
     if runtime is None:
@@ -443,6 +463,67 @@ def _subject_of_one(thing: Any, runtime: ModuleType | None) -> Subject:
     if hasattr(thing, "nodes") and hasattr(thing, "lower"):
         return _graph_subject(thing, runtime)
     return _text_subject(graph_of(thing))
+
+
+def _is_call(things: tuple[Any, ...], options: Mapping[str, Any] | None) -> bool:
+    """Return whether a module is given, or something else to call with arguments."""
+    torch = sys.modules.get("torch")
+    first = things[0]
+    if torch is not None and isinstance(first, torch.nn.Module):
+        return True
+    is_program = isinstance(first, str) or _is_tensor(first)
+    return callable(first) and not is_program and bool(things[1:] or options)
+
+
+def _call_subject(
+    function: Any,
+    arguments: tuple[Any, ...],
+    options: Mapping[str, Any],
+    runtime: ModuleType | None,
+) -> Subject:
+    """Return the graph of a call, of which nothing runs, or what a module's tensors wait for."""
+    name = getattr(function, "__qualname__", type(function).__name__)
+    if runtime is None:
+        raise HloError(
+            f"lazyrt is not imported, so {name} has no graph. Import it, and move the module and "
+            "its inputs with .to('lazyrt')."
+        )
+    if not arguments and not options:
+        return _module_subject(function, name, runtime)
+    from lazyrt.control.rehearsal import rehearse
+
+    session.be_library(runtime)  # the names are those of the caller's frame
+    found = rehearse(function, *arguments, **options)
+    held = {value: each.name for value, each in found.holdings.items()}
+    names = {**held, **found.outputs}
+    return _lowered(
+        found.graph,
+        lambda: IrProgram(found.graph, names=names, held=found.holdings),
+        "ir",
+        names,
+        None,
+        f"No values: this call of {name} was recorded to be seen, and nothing of it has run. Call "
+        "it, and explore what is pending then.",
+    )
+
+
+def _module_subject(module: Any, name: str, runtime: ModuleType) -> Subject:
+    """Return what is pending of a module's parameters, buffers and gradients."""
+    named = [*module.named_parameters(), *module.named_buffers()]
+    named += [(f"{path}.grad", t.grad) for path, t in named if t.grad is not None]
+    waiting = {path: t for path, t in named if runtime.is_pending(t)}
+    if not waiting:
+        raise HloError(
+            f"no parameter, buffer or gradient of {name} is pending, so it has no graph of its "
+            "own now. Give what it is to be called with, `lazyviz.explore(module, input)`, to "
+            "see the graph of that call; nothing of it runs."
+        )
+    names = {
+        root: path
+        for path, tensor in waiting.items()
+        for root in runtime.pending_graph(tensor).roots
+    }
+    return pending_subject(runtime.inspect(*waiting.values()), names)
 
 
 def _is_tensor(thing: Any) -> bool:
@@ -485,6 +566,7 @@ def _lowered(
     first: Form,
     names: Mapping[Any, str],
     inspection: Inspection | None,
+    no_values: str = "",
 ) -> Subject:
     computation = graph.lower()
 
@@ -509,7 +591,7 @@ def _lowered(
             "optimised", lambda: computation.known_hlo() or computation.as_text("hlo")
         ),
     }
-    return Subject(makers, first, inspection, computation)
+    return Subject(makers, first, inspection, computation, no_values, names)
 
 
 def _step_subject(step: int, runtime: ModuleType | None) -> Subject:

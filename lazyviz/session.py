@@ -152,7 +152,7 @@ class Session:
         if hasattr(runtime, "on_barrier"):
             self._hook = runtime.on_barrier(self.progress.barrier)
         _name_cells(runtime, self.cell_of_file)
-        _be_library(runtime)
+        be_library(runtime)
 
     def close(self) -> None:
         """Stop listening and forget the running cell."""
@@ -408,7 +408,7 @@ class Session:
                 cell.tally.quiet(start_ns, end_ns, site)
 
 
-def _be_library(runtime: ModuleType) -> None:
+def be_library(runtime: ModuleType) -> None:
     """Keep our own lines out of the places that the runtime shows."""
     provenance = sys.modules.get(f"{runtime.__name__}.frontend.provenance")
     if provenance is not None:

@@ -202,6 +202,41 @@ def test_what_holds_no_program_is_refused(clean_runtime, thing, message):
         lazyviz.explore(thing)
 
 
+def test_a_module_and_its_input_show_the_graph_of_that_call(step):
+    model, x, _ = step
+    before = lazyrt.pending_graph().fingerprint, lazyrt.counters()
+
+    explorer = lazyviz.explore(model, x).explorer
+
+    assert (lazyrt.pending_graph().fingerprint, lazyrt.counters()) == before
+    labels = {box.label for box in explorer.unfolded.boxes}
+    assert {"output = addmm", "relu"} <= labels
+    names = {box.name for box in explorer.unfolded.boxes if not box.members}
+    assert {"x", "model.0.weight", "model.2.bias"} <= names
+    (said,) = ask(explorer, kind="node", node=node_named(explorer, "aten.relu.default"))
+    assert "nothing of it has run" in said["html"]
+    ask(explorer, kind="form", form="stablehlo")
+    assert explorer.title.startswith("StableHLO")
+    assert lazyviz.explore(torch.sin, x).explorer.title.startswith("IR graph")
+
+
+def test_a_module_alone_shows_what_is_pending_of_it(clean_runtime):
+    model = torch.nn.Linear(2, 2).to("lazyrt")
+    lazyrt.mark_step()
+    with pytest.raises(
+        HloError, match=r"no parameter.*explore\(module, input\).*nothing of it runs"
+    ):
+        lazyviz.explore(model)
+
+    model(torch.ones(1, 2, device="lazyrt")).sum().backward()
+
+    explorer = lazyviz.explore(model).explorer
+    outputs = {
+        box.label.split(" = ")[0] for box in explorer.unfolded.boxes if box.is_root
+    }
+    assert outputs == {"weight.grad", "bias.grad"}
+
+
 def test_the_static_twin_needs_no_script_and_the_page_no_other_file(step, tmp_path):
     view = lazyviz.explore()
     view.save(tmp_path / "view.html", "a <title>")

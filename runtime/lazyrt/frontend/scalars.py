@@ -9,10 +9,14 @@ numbers like any other.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lazyrt.ir.live import float_leaf, int_leaf, pending
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _MAX_SITES = 50_000
 
@@ -28,6 +32,8 @@ class _Site:
 
 
 _sites: dict[Any, _Site] = {}
+# While a call is recorded to be taken back: the constants' nodes that it made.
+_rehearsed: list[tuple[dict[Any, Any], Any]] | None = None
 
 
 def scalar_key(number: Any) -> Any:
@@ -75,6 +81,9 @@ def should_lift(
     if pending.eager:
         return not pending.parked
     site = _sites.get(where)
+    if _rehearsed is not None and (site is None or not site.lifted):
+        _rehearsed.append((cache, key))
+        return False
     if site is None:
         if len(_sites) > _MAX_SITES:
             _sites.clear()
@@ -97,6 +106,19 @@ def lift(component: Any) -> Any:
         value = component[1]
         return float_leaf(float(value))
     return int_leaf(component)
+
+
+@contextlib.contextmanager
+def unnoticed() -> Iterator[None]:
+    """Record ops of which no line remembers its numbers: they will be taken back."""
+    global _rehearsed
+    before, _rehearsed = _rehearsed, []
+    try:
+        yield
+    finally:
+        for table, key in _rehearsed:
+            table.pop(key, None)
+        _rehearsed = before
 
 
 def forget() -> None:

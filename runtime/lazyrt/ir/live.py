@@ -337,6 +337,11 @@ def exempt(buffer: Buffer) -> None:
     _stand_ins.add(buffer)
 
 
+def stand_ins() -> list[Buffer]:
+    """Return the stand-ins that something still holds."""
+    return list(_stand_ins)
+
+
 def drop_stand_ins(reason: str) -> None:
     """Take the pending values from stand-ins; called by the barrier that leaves them out."""
     if len(_stand_ins) == 0:
