@@ -216,7 +216,17 @@ def node_values(*tensors: torch.Tensor, mode: Literal["eager", "lazy"]) -> NodeV
 
 
 def times_run(graph: Graph) -> dict[Node, int]:
-    """Return how often op-by-op mode has run each node of a graph since the last barrier."""
+    """Return how often op-by-op mode has run each node of a graph since the last barrier.
+
+    Raises:
+        UsageError: `graph` is no graph.
+    """
+    given: object = graph
+    if not isinstance(given, Graph):
+        raise UsageError(
+            f"times_run() got {given!r:.60}, which is {type(given).__name__}, not a graph, so it "
+            "has no nodes. Pass what `lazyrt.pending_graph()` gives."
+        )
     with lock:
         return {node: pending.runs.get(node, 0) for node in graph.nodes}
 

@@ -337,3 +337,14 @@ def test_percentiles_that_are_no_shares_are_named(percentiles):
 def test_a_hook_that_cannot_be_called_is_refused():
     with pytest.raises(UsageError, match="'print', which cannot be called"):
         lazyrt.on_barrier("print")  # type: ignore[arg-type]
+
+
+def test_arguments_of_another_kind_are_named():
+    with pytest.raises(UsageError, match="got 3, which is int"):
+        lazyrt.times_run(3)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="key=5, which is int"):
+        lazyrt.drop_executables(5)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="unused_s='day', which is no number"):
+        lazyrt.drop_executables(unused_s="day")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="function, not the name of an op"):
+        lazyrt.lowers(lambda ctx, x: x)  # type: ignore[arg-type]

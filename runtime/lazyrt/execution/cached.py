@@ -104,8 +104,10 @@ def chosen(key: str | None, unused_s: float | None) -> tuple[CachedExecutable, .
     """Return the executables of a key's first digits, or those unused for so long.
 
     Raises:
-        UsageError: No executable, or several, have a key that begins so.
+        UsageError: No executable, or several, have a key that begins so, or an argument is
+            none of these.
     """
+    _check(key, unused_s)
     entries = cached()
     if unused_s is not None:
         return tuple(entry for entry in entries if entry.unused_s >= unused_s)
@@ -125,6 +127,19 @@ def chosen(key: str | None, unused_s: float | None) -> tuple[CachedExecutable, .
         f"{len(found)} executables have keys that begin with {key!r} ({several}, ...), so "
         "nothing was dropped. Give more digits."
     )
+
+
+def _check(key: object, unused_s: object) -> None:
+    if key is not None and not isinstance(key, str):
+        raise UsageError(
+            f"drop_executables() got key={key!r}, which is {type(key).__name__}, not text, so "
+            "nothing was dropped. Keys are texts: give the first digits as one."
+        )
+    if unused_s is not None and not isinstance(unused_s, (int, float)):
+        raise UsageError(
+            f"drop_executables() got unused_s={unused_s!r}, which is no number of seconds, so "
+            "nothing was dropped. 86_400 drops what nobody used for a day."
+        )
 
 
 def drop(entries: tuple[CachedExecutable, ...]) -> None:

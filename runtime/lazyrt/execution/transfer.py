@@ -19,6 +19,15 @@ if TYPE_CHECKING:
 
 
 _MOST_DIMENSIONS = 64
+# Types that NumPy has from another package: they change hands as integers of their size.
+_AS_WORDS: dict[torch.dtype, tuple[torch.dtype, Any]] = {
+    torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
+    torch.float8_e4m3fn: (torch.int8, ml_dtypes.float8_e4m3fn),
+    torch.float8_e4m3fnuz: (torch.int8, ml_dtypes.float8_e4m3fnuz),
+    torch.float8_e5m2: (torch.int8, ml_dtypes.float8_e5m2),
+    torch.float8_e5m2fnuz: (torch.int8, ml_dtypes.float8_e5m2fnuz),
+}
+_NO_DLPACK = _AS_WORDS.keys() - {torch.bfloat16}
 
 
 def to_device(tensor: torch.Tensor, site: Site | None = None) -> Any:
@@ -32,10 +41,7 @@ def to_device(tensor: torch.Tensor, site: Site | None = None) -> Any:
         )
     memory.make_sure(tensor.numel() * tensor.itemsize, "a copy to the device")
     host = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    if host.dtype is torch.bfloat16:
-        array = host.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    else:
-        array = host.numpy()
+    array = as_array(host)
     with memory.explained("a copy to the device"):
         data = jax_compat.put(array)
     _tell("to_device", array.nbytes, start, site)
@@ -49,10 +55,9 @@ def to_host(data: Any, dtype: torch.dtype, site: Site | None = None) -> torch.Te
     memory.make_sure(data.nbytes, "a copy to the host")
     with memory.explained("what this tensor comes from"):
         array = jax_compat.to_numpy(data)
-    if dtype is torch.bfloat16:
-        tensor = torch.from_numpy(array.view(np.int16).reshape(array.shape)).view(
-            torch.bfloat16
-        )
+    if dtype in _AS_WORDS:
+        words = array.view(np.dtype(f"i{array.itemsize}")).reshape(array.shape)
+        tensor = torch.from_numpy(words).view(dtype)
     else:
         tensor = torch.from_numpy(array)
     _tell("to_host", array.nbytes, start, site)
@@ -64,7 +69,7 @@ def borrowed(data: Any, dtype: torch.dtype) -> torch.Tensor:
 
     Where the device is the CPU it is the array's own memory; elsewhere it is a copy.
     """
-    if jax_compat.device().platform != "cpu":
+    if jax_compat.device().platform != "cpu" or dtype in _NO_DLPACK:
         return to_host(data, dtype)
     found: torch.Tensor = torch.utils.dlpack.from_dlpack(data)
     return found
@@ -80,8 +85,9 @@ def own_copy(borrowed_part: torch.Tensor, site: Site | None = None) -> torch.Ten
 
 def as_array(tensor: torch.Tensor) -> Any:
     """Return a CPU tensor as a NumPy array that shares its memory."""
-    if tensor.dtype is torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    words = _AS_WORDS.get(tensor.dtype)
+    if words is not None:
+        return tensor.view(words[0]).numpy().view(words[1])
     return tensor.detach().numpy()
 
 

@@ -12,13 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from lazyrt.lowering.dtypes import Array, cast, to_jax_dtype
 from lazyrt.lowering.registry import lowers
+from lazyrt.lowering.shaping import expand, scalar_like
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from lazyrt.lowering.context import OpContext
-    from lazyrt.lowering.dtypes import Array
 
 
 def _bins_of(points: Array, edges: Sequence[Array]) -> tuple[Array, Array]:
@@ -152,6 +153,86 @@ def histogramdd_of_edges(
     density: bool = False,
 ) -> Array:
     return _histogram(_rows(x), bins, weight, density=density)
+
+
+@lowers("aten.searchsorted.Tensor", "aten.searchsorted.Scalar")
+def searchsorted(
+    ctx: OpContext,
+    sorted_sequence: Array,
+    x: Any,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Array | None = None,
+) -> Array:
+    dtype = ctx.promoted(0, 1)
+    x = expand(cast(x, dtype), ctx.out.shape)
+    edges = cast(sorted_sequence, dtype)
+    if sorter is not None:
+        edges = jnp.take_along_axis(edges, sorter, -1)
+    beyond = lax.gt if right or side == "right" else lax.ge
+    if edges.ndim > 1:
+        return _search(edges, x, beyond)
+    return lax.reshape(_search(edges, lax.reshape(x, (x.size,)), beyond), x.shape)
+
+
+def _search(
+    edges: Array, values: Array, beyond: Callable[[Array, Array], Array]
+) -> Array:
+    """Return where each value belongs along the last dimension, by bisection.
+
+    Halved as torch halves it, so that NaN and unsorted edges give what they give there.
+    """
+    count = edges.shape[-1]
+    low = jnp.zeros(values.shape, np.int64)
+    if not count:
+        return low
+
+    def halve(_: Any, limits: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = limits
+        middle = lax.div(low + high, np.int64(2))
+        edge = jnp.take_along_axis(edges, middle, -1, mode="clip")
+        is_open, is_beyond = low < high, beyond(edge, values)
+        up, down = is_open & ~is_beyond, is_open & is_beyond
+        return jnp.where(up, middle + 1, low), jnp.where(down, middle, high)
+
+    start = low, jnp.full_like(low, count)
+    result: Array = lax.fori_loop(0, count.bit_length(), halve, start)[0]
+    return result
+
+
+@lowers("aten.bucketize.Tensor", "aten.bucketize.Scalar")
+def bucketize(
+    ctx: OpContext,
+    x: Any,
+    boundaries: Array,
+    out_int32: bool = False,
+    right: bool = False,
+) -> Array:
+    return searchsorted(ctx, boundaries, x, out_int32, right)
+
+
+@lowers("aten.histc.default")
+def histc(
+    ctx: OpContext, x: Array, bins: int = 100, low: Any = 0, high: Any = 0
+) -> Array:
+    (x,) = ctx.cast(lax.reshape(x, (x.size,)))
+    bottom, top = (
+        scalar_like(jnp.zeros((), x.dtype), low),
+        scalar_like(jnp.zeros((), x.dtype), high),
+    )
+    if low == high and x.size:
+        bottom, top = lax.reduce_min(x, (0,)), lax.reduce_max(x, (0,))
+        equal = bottom == top
+        bottom, top = (
+            jnp.where(equal, bottom - 1, bottom),
+            jnp.where(equal, top + 1, top),
+        )
+    place = jnp.floor((x - bottom) / (top - bottom) * bins).astype(np.int64)
+    place = jnp.where(x == top, bins - 1, place)
+    inside = (x >= bottom) & (x <= top)
+    weight = lax.convert_element_type(inside, to_jax_dtype(ctx.compute))
+    return jnp.zeros((bins,), x.dtype).at[jnp.clip(place, 0, bins - 1)].add(weight)
 
 
 # Runs: consecutive elements along one dimension, given by lengths or by offsets.

@@ -14,7 +14,6 @@ from lazyrt.ir.node import type_text
 from lazyrt.lowering.dtypes import (
     Array,
     cast,
-    is_integral,
     number_dtype,
     opmath_dtype,
     promote,
@@ -86,11 +85,6 @@ class OpContext:
         """Return torch's result type of the arguments at `positions`, of all if none given."""
         chosen = [self.args[k] for k in positions] if positions else self.args
         return result_type(chosen)
-
-    def float_promoted(self, *positions: int) -> torch.dtype:
-        """Return the promoted dtype in which to compute, a float even for integers."""
-        dtype = opmath_dtype(self.promoted(*positions))
-        return torch.get_default_dtype() if is_integral(dtype) else dtype
 
     def cast(self, *values: Any) -> list[Array]:
         """Return values as arrays of the dtype to compute the result in."""

@@ -27,7 +27,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lazyrt.errors import NoLoweringError
 from lazyrt.ir.budgets import make_room
 from lazyrt.lowering.context import Aval, OpContext, Unsupported
-from lazyrt.lowering.registry import rule_for
 
 if TYPE_CHECKING:
     from lazyrt.lowering.dtypes import Array
@@ -35,13 +34,6 @@ if TYPE_CHECKING:
 Evaluate = Callable[..., list[Any]]
 
 _DYNAMIC = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
-
-
-def is_lowerable(func: torch._ops.OpOverload) -> bool:
-    """Return whether an op has a rule or a decomposition; a decomposition may still fail."""
-    if rule_for(func) is not None:
-        return True
-    return not _DYNAMIC & set(func.tags) and _decomposition(func) is not None
 
 
 def apply(ctx: OpContext, values: Sequence[Any], evaluate: Evaluate) -> list[Any]:

@@ -46,6 +46,8 @@ _OPMATH = {
     torch.float8_e5m2fnuz: torch.float32,
 }
 
+_E4M3_MAX = torch.finfo(torch.float8_e4m3fn).max
+
 _REAL_OF = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 _COMPLEX_OF = {
     torch.float16: torch.complex64,  # complex32 has no counterpart in XLA
@@ -119,7 +121,16 @@ def cast(value: Any, dtype: torch.dtype) -> Array:
     if dtype is torch.uint8 and jnp.issubdtype(array.dtype, jnp.floating):
         # torch goes through int64 and wraps around; XLA would clamp at zero.
         array = lax.convert_element_type(array, np.int64)
+    if dtype is torch.float8_e4m3fn:
+        # It has no infinity: torch stays at its largest number, XLA would give NaN.
+        array = jnp.clip(_as_float(array), -_E4M3_MAX, _E4M3_MAX)
     return lax.convert_element_type(array, target)
+
+
+def _as_float(array: Array) -> Array:
+    if jnp.issubdtype(array.dtype, jnp.floating):
+        return array
+    return lax.convert_element_type(array, np.float32)
 
 
 def _constant(value: Any, dtype: torch.dtype, target: Any) -> Array:

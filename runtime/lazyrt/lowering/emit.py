@@ -23,7 +23,8 @@ _ELEMENT = {
     "float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16", "int64": "i64",
     "int32": "i32", "int16": "i16", "int8": "i8", "uint8": "ui8", "uint16": "ui16",
     "uint32": "ui32", "uint64": "ui64", "bool": "i1", "complex64": "complex<f32>",
-    "complex128": "complex<f64>",
+    "complex128": "complex<f64>", "float8_e4m3fn": "f8E4M3FN", "float8_e4m3fnuz": "f8E4M3FNUZ",
+    "float8_e5m2": "f8E5M2", "float8_e5m2fnuz": "f8E5M2FNUZ",
 }  # fmt: skip
 
 

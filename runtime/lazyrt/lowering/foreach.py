@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 # The overload of the single op that an overload of the foreach op repeats, where it is not
 # simply Tensor for List, Scalar for Scalar and ScalarList.
 _SINGLE = {
-    "addcmul": {"Scalar": "default", "ScalarList": "default", "Tensor": "default"},
-    "addcdiv": {"Scalar": "default", "ScalarList": "default", "Tensor": "default"},
+    "addcmul": {"Scalar": "default", "ScalarList": "default"},
+    "addcdiv": {"Scalar": "default", "ScalarList": "default"},
+    "copy": {},  # below, as is addcmul with a tensor of factors
     "pow": {"List": "Tensor_Tensor", "Scalar": "Tensor_Scalar", "ScalarList": "Tensor_Scalar",
             "ScalarAndTensor": "Scalar"},
     "maximum": {"List": "default", "Scalar": "default", "ScalarList": "default"},

@@ -18,14 +18,12 @@ from lazyrt.lowering.dtypes import (
     cast,
     is_integral,
     opmath_dtype,
-    to_jax_dtype,
     to_torch_dtype,
 )
 from lazyrt.lowering.registry import lowers
 from lazyrt.lowering.shaping import (
     axes,
     axis,
-    broadcast,
     expand,
     iota_along,
     isnan,
@@ -48,18 +46,6 @@ def reduce_sum(x: Array, dims: Sequence[int]) -> Array:
 def _finish(ctx: OpContext, x: Array) -> Array:
     """Give a reduced array the result's shape: size-1 dimensions where they are kept."""
     return lax.reshape(x, ctx.out.shape)
-
-
-def _lowest(dtype: torch.dtype) -> Any:
-    if dtype is torch.bool:
-        return False
-    return torch.iinfo(dtype).min if is_integral(dtype) else -math.inf
-
-
-def _highest(dtype: torch.dtype) -> Any:
-    if dtype is torch.bool:
-        return True
-    return torch.iinfo(dtype).max if is_integral(dtype) else math.inf
 
 
 @lowers("aten.sum.default")
@@ -478,109 +464,3 @@ def mode(ctx: OpContext, x: Array, dim: int = -1, *_: Any) -> tuple[Array, Array
     value = jnp.take_along_axis(values, best, d)
     hits = jnp.where(x == value, iota_along(x.shape, d), np.int64(-1))
     return _finish(ctx, value), _finish(ctx, lax.reduce_max(hits, (d,)))
-
-
-@lowers("aten.searchsorted.Tensor", "aten.searchsorted.Scalar")
-def searchsorted(
-    ctx: OpContext,
-    sorted_sequence: Array,
-    x: Any,
-    out_int32: bool = False,
-    right: bool = False,
-    side: str | None = None,
-    sorter: Array | None = None,
-) -> Array:
-    dtype = ctx.promoted(0, 1)
-    x = expand(cast(x, dtype), ctx.out.shape)
-    edges = cast(sorted_sequence, dtype)
-    if sorter is not None:
-        edges = jnp.take_along_axis(edges, sorter, -1)
-    if edges.ndim == 1:
-        edges = expand(edges, (*x.shape, edges.shape[0]))
-    else:
-        edges = jnp.expand_dims(edges, -2)
-    edges, values = broadcast(edges, jnp.expand_dims(x, -1))
-    is_right = right or side == "right"
-    below = ~(edges > values) if is_right else edges < values
-    return reduce_sum(lax.convert_element_type(below, np.int64), (below.ndim - 1,))
-
-
-@lowers("aten.bucketize.Tensor", "aten.bucketize.Scalar")
-def bucketize(
-    ctx: OpContext,
-    x: Any,
-    boundaries: Array,
-    out_int32: bool = False,
-    right: bool = False,
-) -> Array:
-    return searchsorted(ctx, boundaries, x, out_int32, right)
-
-
-@lowers("aten.histc.default")
-def histc(
-    ctx: OpContext, x: Array, bins: int = 100, low: Any = 0, high: Any = 0
-) -> Array:
-    (x,) = ctx.cast(lax.reshape(x, (x.size,)))
-    bottom, top = (
-        scalar_like(jnp.zeros((), x.dtype), low),
-        scalar_like(jnp.zeros((), x.dtype), high),
-    )
-    if low == high and x.size:
-        bottom, top = lax.reduce_min(x, (0,)), lax.reduce_max(x, (0,))
-        equal = bottom == top
-        bottom, top = (
-            jnp.where(equal, bottom - 1, bottom),
-            jnp.where(equal, top + 1, top),
-        )
-    place = jnp.floor((x - bottom) / (top - bottom) * bins).astype(np.int64)
-    place = jnp.where(x == top, bins - 1, place)
-    inside = (x >= bottom) & (x <= top)
-    weight = lax.convert_element_type(inside, to_jax_dtype(ctx.compute))
-    return jnp.zeros((bins,), x.dtype).at[jnp.clip(place, 0, bins - 1)].add(weight)
-
-
-def _counted(
-    x: Array, edges: Array, weight: Array | None, *, is_density: bool
-) -> tuple[Array, Array]:
-    """Return how much of x falls between neighbouring edges, the last of which belongs."""
-    flat = lax.reshape(x, (x.size,))
-    bins = edges.shape[0] - 1
-    place = jnp.searchsorted(edges, flat, side="right") - 1
-    place = jnp.where(flat == edges[-1], bins - 1, place)
-    inside = (flat >= edges[0]) & (flat <= edges[-1])
-    share = jnp.ones_like(flat) if weight is None else lax.reshape(weight, flat.shape)
-    place = jnp.where(inside, place, bins)  # dropped: out of range
-    counts = jnp.zeros((bins,), x.dtype).at[place].add(share)
-    if is_density:
-        counts = counts / jnp.sum(counts) / jnp.diff(edges)
-    return counts, edges
-
-
-@lowers("aten.histogram.bins_tensor")
-def histogram(
-    ctx: OpContext,
-    x: Array,
-    bins: Array,
-    weight: Array | None = None,
-    density: bool = False,
-) -> tuple[Array, Array]:
-    return _counted(x, bins, weight, is_density=density)
-
-
-@lowers("aten.histogram.bin_ct")
-def histogram_of_count(
-    ctx: OpContext,
-    x: Array,
-    bins: int = 100,
-    range: Sequence[float] | None = None,
-    weight: Array | None = None,
-    density: bool = False,
-) -> tuple[Array, Array]:
-    if range is None:
-        low, high = (jnp.min(x), jnp.max(x)) if x.size else (0.0, 1.0)
-    else:
-        low, high = range
-    equal = low == high
-    low, high = jnp.where(equal, low - 0.5, low), jnp.where(equal, high + 0.5, high)
-    edges = jnp.linspace(low, high, bins + 1, dtype=x.dtype)
-    return _counted(x, edges, weight, is_density=density)

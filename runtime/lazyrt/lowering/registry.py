@@ -38,9 +38,15 @@ def lowers(*names: str) -> Callable[[_R], _R]:
         names: Qualified overloads, such as `aten.add.Tensor`.
 
     Raises:
-        UsageError: A name lacks its overload.
+        UsageError: A name lacks its overload, or is none.
     """
-    for name in names:
+    given: tuple[object, ...] = names
+    for name in given:
+        if not isinstance(name, str):
+            raise UsageError(
+                f"lowers() got {name!r:.60}, which is {type(name).__name__}, not the name of an op, "
+                "so there is no op to lower. Name it: @lowers('aten.relu.default')."
+            )
         if name.count(".") != 2:  # noqa: PLR2004
             raise UsageError(
                 f"lowers({name!r}) names no overload, so it would never be found. Write "

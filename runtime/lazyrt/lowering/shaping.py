@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -59,11 +58,6 @@ def keep_dims(x: Array, dims: Sequence[int], rank: int) -> Array:
     return lax.expand_dims(x, dims) if rank else x
 
 
-def positions(size: int, dtype: Any = np.int64) -> Array:
-    """Return 0, 1, ..., size - 1."""
-    return lax.iota(dtype, size)
-
-
 def zeros_like(x: Array) -> Array:
     """Return zeros of an array's shape and dtype."""
     return lax.full_like(x, 0)
@@ -88,8 +82,3 @@ def pair(value: Any, count: int = 2) -> list[int]:
 def iota_along(shape: Sequence[int], dim: int, dtype: Any = np.int64) -> Array:
     """Return an array whose elements are their own index along a dimension."""
     return lax.broadcasted_iota(dtype, tuple(shape), dim)
-
-
-def move_last(x: Array, dim: int) -> Array:
-    """Return the array with one dimension moved to the end."""
-    return jnp.moveaxis(x, dim, -1)

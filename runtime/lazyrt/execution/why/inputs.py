@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from lazyrt.execution.why.causes import Cause
@@ -20,8 +19,6 @@ _CREATIONS = (
     "aten.zeros", "aten.ones", "aten.full", "aten.empty", "aten.zero.", "aten.arange",
     "aten.scalar_tensor", "aten.rand", "aten.normal", "aten.uniform", "aten.bernoulli",
 )  # fmt: skip
-_SUFFIX = re.compile(r"\.(grad|exp_avg|exp_avg_sq|max_exp_avg_sq|momentum_buffer|step|square_avg"
-                     r"|sum|acc_delta|grad_avg)$")  # fmt: skip
 
 
 def modules(edits: Edits) -> list[Cause]:
