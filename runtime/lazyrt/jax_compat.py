@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import pickle
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -24,7 +25,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func as func_dialect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
 # The fast compile tier: a quarter of the compile time, three times the run time. Peeks and
 # single ops use it.
@@ -40,6 +41,9 @@ FAST_OPTIONS: dict[str, Any] = {
 _OPTIONS: dict[str, Any] = {"xla_disable_hlo_passes": "constant_folding"}
 
 Array = jax.Array
+
+Donated = Mapping[int, int | None]
+"""Arguments that give up their memory, and for each the result that takes it, where one does."""
 
 
 def scope() -> contextlib.AbstractContextManager[None]:
@@ -107,7 +111,7 @@ def compile_text(
     text: str,
     ins: Sequence[Any],
     outs: Sequence[Any],
-    donated: Sequence[int],
+    donated: Donated,
     *,
     fast: bool,
     names: Mapping[int, str] | None = None,
@@ -121,7 +125,7 @@ def compile_text(
         text: The module.
         ins: jax.ShapeDtypeStruct of each argument.
         outs: jax.ShapeDtypeStruct of each result.
-        donated: Positions of arguments whose memory results may take.
+        donated: Arguments that give up their memory.
         fast: Whether to use the fast tier.
         names: What the user calls arguments, by position; they end up in the HLO's metadata.
     """
@@ -156,7 +160,7 @@ def hlo_text(
 def compile_function(
     function: Callable[..., Any],
     ins: Sequence[Any],
-    donated: Sequence[int],
+    donated: Donated,
     *,
     fast: bool,
     names: Mapping[int, str] | None = None,
@@ -172,6 +176,7 @@ def compile_function(
         jitted = jax.jit(function, donate_argnums=tuple(donated), keep_unused=True)
         lowered = jitted.lower(*ins)
         _name_arguments(lowered, names)
+        _pair(lowered, donated)
         return lowered.compile(compiler_options=options)
 
 
@@ -181,10 +186,49 @@ def _name_arguments(lowered: Any, names: Mapping[int, str] | None) -> None:
         return
     module = lowered.compiler_ir("stablehlo")
     with module.context:
-        for function in module.body.operations:
-            if function.attributes["sym_name"].value == "main":
-                for number, name in names.items():
-                    function.arguments[number].set_location(ir.Location.name(name))
+        function = _main_of(module)
+        for number, name in names.items():
+            function.arguments[number].set_location(ir.Location.name(name))
+
+
+def _pair(lowered: Any, donated: Donated) -> None:
+    """Let each result take the memory of the argument that it overwrites.
+
+    jax hands memory on to the first result of equal type. A parameter's memory then goes to some
+    gradient, and XLA copies what is still read: 198 copies in a BERT's step, 20 with pairs.
+    """
+    if not donated:
+        return
+    module = lowered.compiler_ir("stablehlo")
+    with module.context:
+        function = _main_of(module)
+        kinds = function.type
+        attributes = [
+            {item.name: item.attr for item in each} for each in function.arg_attrs
+        ]
+        taken: set[int] = set()
+        for argument, result in donated.items():
+            own = attributes[argument]
+            own.pop("tf.aliasing_output", None)
+            own.pop("jax.buffer_donor", None)
+            fits = (
+                result is not None and kinds.inputs[argument] == kinds.results[result]
+            )
+            if result is None or result in taken or not fits:
+                own["jax.buffer_donor"] = ir.BoolAttr.get(True)
+                continue
+            taken.add(result)
+            number = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), result)
+            own["tf.aliasing_output"] = number
+        function.arg_attrs = ir.ArrayAttr.get(
+            [ir.DictAttr.get(own) for own in attributes]
+        )
+
+
+def _main_of(module: Any) -> Any:
+    """Return the function of a module that is called `main`."""
+    functions = module.body.operations
+    return next(f for f in functions if f.attributes["sym_name"].value == "main")
 
 
 def stablehlo_of(function: Callable[..., Any], ins: Sequence[Any]) -> str:

@@ -1,3 +1,4 @@
+import re
 import signal
 import threading
 import time
@@ -692,3 +693,21 @@ def test_a_graph_whose_compile_was_not_awaited_gets_its_record(monkeypatch):
     assert record.runs == 1
     assert record.snapshot is not None
     assert lazyrt.origin(y).graph == record.name  # type: ignore[union-attr]
+
+
+def test_a_result_takes_the_memory_of_what_it_overwrites() -> None:
+    """Gradients that stay alive have the types of parameters, and take none of their memory."""
+    layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))).to("lazyrt")
+    x = torch.randn(8, 8).to("lazyrt")
+    optimizer = torch.optim.AdamW(layers.parameters())
+    with recorded(events.GraphCaptured) as graphs:
+        for _ in range(2):
+            optimizer.zero_grad()
+            layers(x).square().mean().backward()
+            optimizer.step()
+    text = executor.executable_of(graphs[-1].fingerprint).as_text()
+    head, entry = text[: text.index("\n")], text[text.index("ENTRY") :]
+
+    overwritten = 3 * len(list(layers.parameters()))  # each with two moments
+    assert head.count("alias)") == overwritten
+    assert len(re.findall(r" copy\(", entry)) <= overwritten // 4

@@ -15,7 +15,7 @@ from tests.harness import DEVICE, lazy
 
 
 def run_by_text(graph):
-    return compiler.compile_graph(graph, (), fast=True, purpose="peek")
+    return compiler.compile_graph(graph, {}, fast=True, purpose="peek")
 
 
 def results(executable, graph):
@@ -39,7 +39,7 @@ def results(executable, graph):
 def both_paths(*tensors):
     graph = lazyrt.pending_graph(*tensors).canonical
     by_text = results(run_by_text(graph), graph)
-    interpreted = results(compiler.compile_interpreted(graph), graph)
+    interpreted = results(compiler.compile_interpreted(graph, {}), graph)
     return by_text, interpreted
 
 

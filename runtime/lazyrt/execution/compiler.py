@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from lazyrt.ir.fingerprint import Canonical
     from lazyrt.ir.node import Node
+    from lazyrt.jax_compat import Donated
     from lazyrt.observe.events import Purpose, Tier
 
 _POLL_S = 0.5
@@ -133,15 +134,18 @@ def drop(keys: Iterable[str]) -> None:
     forget_executables()
 
 
-def graph_key(graph: Canonical, donated: Sequence[int], *, fast: bool) -> str:
-    """Return the cache key of a graph's executable."""
+def graph_key(graph: Canonical, donated: Iterable[int], *, fast: bool) -> str:
+    """Return the cache key of a graph's executable.
+
+    Which result takes a donated argument's memory is not part of it: results are the same.
+    """
     tier = "fast" if fast else "optimised"
     return f"{graph.fingerprint}|{','.join(map(str, donated))}|{tier}"
 
 
 def compile_graph(
     graph: Canonical,
-    donated: Sequence[int],
+    donated: Donated,
     *,
     fast: bool,
     purpose: Purpose,
@@ -156,7 +160,7 @@ def compile_graph(
 
     Args:
         graph: What to compute.
-        donated: Positions of arguments whose memory results may take.
+        donated: Arguments that give up their memory, and for each the root that takes it.
         fast: Whether to use the fast compile tier.
         purpose: For events and counters.
         reason: Why the graph is new, in words.
@@ -200,7 +204,7 @@ def compile_graph(
 
 
 def compile_interpreted(
-    graph: Canonical, donated: Sequence[int] = (), *, fast: bool = True
+    graph: Canonical, donated: Donated, *, fast: bool = True
 ) -> Any:
     """Compile a graph by re-interpreting its rules under `jax.jit`: the second path."""
     import jax.numpy as jnp
@@ -223,7 +227,7 @@ def compile_spec(spec: Spec, purpose: Purpose = "op", node: Node | None = None) 
 
         def build() -> Any:
             return jax_compat.compile_function(
-                spec.apply, spec.signature, (), fast=True
+                spec.apply, spec.signature, {}, fast=True
             )
 
         key = _spec_key(spec)
@@ -270,7 +274,7 @@ def compile_uncounted(
     return _wait(
         _workers.submit(
             lambda: jax_compat.compile_text(
-                text, ins, outs, (), fast=False, names=names
+                text, ins, outs, {}, fast=False, names=names
             )
         )
     )
@@ -286,7 +290,7 @@ def clear_memory() -> None:
 
 
 def _compile_by_interpretation(
-    graph: Canonical, donated: Sequence[int], first: Exception, *, fast: bool
+    graph: Canonical, donated: Donated, first: Exception, *, fast: bool
 ) -> Any:
     try:
         return compile_interpreted(graph, donated, fast=fast)

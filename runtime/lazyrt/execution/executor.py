@@ -291,8 +291,7 @@ def _make_plan(
     boundary: newgraphs.Boundary,
 ) -> Plan:
     graph = canonicalise(wanted)
-    given_up = frozenset(donated)
-    donated_args = [k for k, leaf in enumerate(graph.data) if leaf.position in given_up]
+    donated_args = _takers(graph, frozenset(donated))
     fast = config.compile_tier == "fast"
     key = compiler.graph_key(graph, donated_args, fast=fast)
     known = compiler.lookup(key)
@@ -303,10 +302,14 @@ def _make_plan(
         executable = known
         events.emit(events.CacheHit(fingerprint=graph.fingerprint, step=pending.number))
         if record is None:  # an interrupted wait left its compile to go on alone
-            record = newgraphs.describe(graph, donated_args, None, boundary, fast=fast)
+            record = newgraphs.describe(
+                graph, list(donated_args), None, boundary, fast=fast
+            )
             census.admit(key, record)
     else:
-        record = newgraphs.describe(graph, donated_args, record, boundary, fast=fast)
+        record = newgraphs.describe(
+            graph, list(donated_args), record, boundary, fast=fast
+        )
         check_frozen(len(graph.nodes), record.cause)
         with census.compiling(key, record):
             executable = compiler.compile_graph(
@@ -320,6 +323,17 @@ def _make_plan(
     return plan_of(
         graph, executable, wanted, donated=len(donated_args), record=record, ops=ops
     )
+
+
+def _takers(graph: Canonical, donated: frozenset[int]) -> dict[int, int | None]:
+    """Return which of a graph's arguments are donated, and the root that overwrites each."""
+    rank: dict[Value | None, int] = {root: k for k, root in enumerate(graph.roots)}
+    takers: dict[int, int | None] = {}
+    for argument, leaf in enumerate(graph.data):
+        if leaf.position in donated:
+            owner = pending.owners[leaf.position]()
+            takers[argument] = None if owner is None else rank.get(owner.value)
+    return takers
 
 
 def plan_of(

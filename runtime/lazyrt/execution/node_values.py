@@ -183,7 +183,7 @@ def _run(
 ) -> tuple[Values, Any]:
     """Run a graph with XLA's full optimisation; return its roots' data and the executable."""
     executable = compiler.compile_graph(
-        graph, (), fast=False, purpose="peek", numbered=numbered
+        graph, {}, fast=False, purpose="peek", numbered=numbered
     )
     plan = plan_of(graph, executable, roots)
     plan.make_sure_it_fits()

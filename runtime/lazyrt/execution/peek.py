@@ -143,7 +143,7 @@ def _run_slice(
 ) -> list[Any]:
     if plan is None:
         graph = canonicalise(values)
-        executable = compiler.compile_graph(graph, (), fast=True, purpose="peek")
+        executable = compiler.compile_graph(graph, {}, fast=True, purpose="peek")
         make_room("slices", _slices, "max_slices")
         plan = _slices[_key(values)] = plan_of(graph, executable, values)
     plan.make_sure_it_fits()

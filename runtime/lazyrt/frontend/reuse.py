@@ -170,7 +170,7 @@ def _run(wanted: Iterable[Value]) -> dict[Value, Any]:
     roots = list(wanted)
     graph = canonicalise(roots)
     fast = config.compile_tier == "fast"
-    executable = compiler.compile_graph(graph, (), fast=fast, purpose="peek")
+    executable = compiler.compile_graph(graph, {}, fast=fast, purpose="peek")
     plan = plan_of(graph, executable, roots)
     plan.make_sure_it_fits()
     return dict(zip(roots, run_plan(plan, "peek"), strict=True))
