@@ -134,7 +134,8 @@ def diff(a: Any, b: Any) -> DiffView:
     Names, layouts, dead code and the order of parameters, outputs and lines make none.
 
     Args:
-        a: HLO or StableHLO text, a path, a graph, or the number of a step of this session.
+        a: HLO or StableHLO text, a path, a graph, a lazy tensor (for what is pending under it), or
+            the number of a step of this session.
         b: Likewise.
 
     Raises:
@@ -151,7 +152,7 @@ def minimise(program: Any, shows: Callable[[Graph], bool]) -> MinimisedView:
     What is cut off becomes an input; no single instruction of the answer can be left out.
 
     Args:
-        program: HLO or StableHLO text, a path, a graph, or the number of a step of this session.
+        program: As for `diff`.
         shows: Whether a `lazyviz.hlo.Graph` still shows what is looked for, such as
             `lambda part: any(op.startswith("aten.cumsum") for op in part.ops)`.
 

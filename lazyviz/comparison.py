@@ -12,6 +12,7 @@ from lazyviz import session
 from lazyviz.hlo import Graph, GraphDiff, HloError, graph_of, read
 from lazyviz.hlo import diff as graph_diff
 from lazyviz.hlo import minimise as smallest
+from lazyviz.lazytensors import is_lazy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,7 +66,8 @@ def compare(a: Any, b: Any) -> DiffView:
     """Return the difference of two programs.
 
     Args:
-        a: HLO or StableHLO text, a path, a graph, or the number of a step of this session.
+        a: HLO or StableHLO text, a path, a graph, a lazy tensor (for what is pending under it), or
+            the number of a step of this session.
         b: Likewise.
 
     Raises:
@@ -105,7 +107,7 @@ def minimise(program: Any, shows: Callable[[Graph], bool]) -> MinimisedView:
     """Return the smallest part of a program for which a predicate still holds.
 
     Args:
-        program: HLO or StableHLO text, a path, a graph, or the number of a step.
+        program: As for `compare`.
         shows: Whether a graph still shows what is looked for.
 
     Raises:
@@ -116,9 +118,11 @@ def minimise(program: Any, shows: Callable[[Graph], bool]) -> MinimisedView:
 
 
 def _graph(thing: Any) -> Graph:
+    runtime = session.runtime()
+    if runtime is not None and is_lazy(thing):
+        return graph_of(runtime.pending_graph(thing))
     if isinstance(thing, bool) or not isinstance(thing, int):
         return graph_of(thing)
-    runtime = session.runtime()
     if runtime is None:
         raise HloError(
             f"there is no step {thing}: lazyrt is not imported. Give a text, a path or a graph."

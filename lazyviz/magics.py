@@ -57,7 +57,7 @@ class LazyMagics(Magics):
         %lazy metrics          counts and times of the whole session, and what stands out
         %lazy live             tensors on the device: size, age, line, who holds them, what
                                grows; --sort COLUMN, --reverse, --above N pending ops
-        %lazy diff A B         what differs between two steps' graphs, or two programs
+        %lazy diff A B         what differs between two steps, pending tensors, or programs
         %lazy diff last        the same for the last step that ran another graph
         %lazy step [N]         the last N steps: what ended each, what it cost
         %lazy eager on|off     compile and run each op by itself from now on, or record again;

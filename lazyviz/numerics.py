@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from lazyrt.errors import UsageError
+from lazyrt.execution.node_values import NodeValues
 from lazyviz.lifetimes import Timeline, of_hlo
 from lazyviz.render import html, text
 from lazyviz.render.escape import markup
 
 if TYPE_CHECKING:
-    from lazyrt.execution.node_values import NodeValues
     from lazyrt.ir.node import Node, Value
 
 # Relative and absolute tolerance, as `torch.testing.assert_close` has them.
@@ -28,6 +28,9 @@ _TOLERANCES = {
     torch.bfloat16: (1.6e-2, 1e-5),
     torch.float32: (1.3e-6, 1e-5),
     torch.float64: (1e-7, 1e-7),
+    torch.complex32: (1e-3, 1e-5),
+    torch.complex64: (1.3e-6, 1e-5),
+    torch.complex128: (1e-7, 1e-7),
 }
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MAX_FUSED = 6
@@ -210,6 +213,13 @@ def compare(
     Raises:
         UsageError: The runs are of different graphs.
     """
+    for run in (eager, lazy):
+        if not isinstance(run, NodeValues):
+            raise UsageError(
+                f"compare() got an object of type {type(run).__name__}, which is no run of a "
+                "graph. Take both from lazyrt.node_values(t, mode=...), or use "
+                "lazyviz.compare_modes(t)."
+            )
     if eager.graph.fingerprint != lazy.graph.fingerprint:
         raise UsageError(
             f"compare() got runs of two graphs, {eager.graph.fingerprint[:12]} and "

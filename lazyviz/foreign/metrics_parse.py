@@ -7,16 +7,14 @@ import math
 import re
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from lazyviz.foreign.evidence import EvidenceError, shorten
 from lazyviz.foreign.metrics import WINDOW, Metric, MetricsReport, Section, from_live
-from lazyviz.foreign.quantities import Quantity, parse_quantity
+from lazyviz.foreign.quantities import Quantity, Rounding, parse_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-
-    from lazyviz.foreign.quantities import Rounding
 
 _EXACT_MARK = "lazyrt::exact_durations"
 _OURS = "lazyrt::"
@@ -58,6 +56,11 @@ def parse_report(
             "its fields in the lines below. Paste it whole."
         )
     if rounding is not None:
+        if rounding not in get_args(Rounding):
+            raise EvidenceError(
+                f"rounding is {rounding!r}, and nobody prints so. It is one of "
+                f"{', '.join(map(repr, get_args(Rounding)))}; without it that is found out."
+            )
         return _assemble(blocks, rounding, "as the caller says")
     return _decide(blocks)
 

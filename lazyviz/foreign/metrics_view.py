@@ -34,7 +34,7 @@ def report_text(report: MetricsReport) -> str:
         if section.counters:
             rows = sorted(section.counters.items())
             tables.append(text.table(["counter", "value"], rows))
-        parts.append(title + "\n\n".join(tables))
+        parts.append(title + "\n\n".join(tables or ["nothing counted yet"]))
     notes = [f"{_WINDOW_NOTE}.", *_notes(report), *map(str, report.findings())]
     return "\n\n".join([*parts, "\n".join(notes)])
 

@@ -43,7 +43,7 @@ def read(source: str | Path) -> Evidence:
     Raises:
         EvidenceError: It is none of these, or is broken.
     """
-    if isinstance(source, str) and "\n" in source:
+    if isinstance(source, str) and ("\n" in source or not source):
         return _reader(source)(source)
     path = Path(source)
     if path.is_dir():

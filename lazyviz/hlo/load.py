@@ -130,13 +130,13 @@ def graph_of(thing: Any) -> Graph:
     if hasattr(thing, "as_text"):
         return parse(thing.as_text())
     raise HloError(
-        f"a {type(thing).__name__} holds no graph. Give HLO or StableHLO text, a path, or a "
+        f"an object of type {type(thing).__name__} holds no graph. Give HLO or StableHLO text, a path, or a "
         "graph of the runtime such as lazyrt.pending_graph()."
     )
 
 
 def _is_path(text: str) -> bool:
-    return "\n" not in text and len(text) < 4_096 and "=" not in text  # noqa: PLR2004
+    return bool(text) and "\n" not in text and len(text) < 4_096 and "=" not in text  # noqa: PLR2004
 
 
 class _Named(Protocol):

@@ -3,7 +3,9 @@
 import json
 
 import pytest
+import torch
 
+import lazyrt
 import lazyviz
 from lazyviz.__main__ import main
 from lazyviz.hlo import HloError
@@ -27,9 +29,25 @@ def test_texts_paths_and_graphs_can_be_compared(files):
     assert str(from_texts) == str(from_files) == str(mixed)
 
 
-def test_what_holds_no_graph_is_refused():
-    with pytest.raises(HloError, match="a list holds no graph"):
-        lazyviz.diff([], BEFORE)
+@pytest.mark.parametrize(
+    ("thing", "message"),
+    [([], "type list holds no graph"), ("", "the text is empty")],
+)
+def test_what_holds_no_graph_is_refused(thing, message):
+    with pytest.raises(HloError, match=message):
+        lazyviz.diff(thing, BEFORE)
+
+
+def test_what_is_pending_under_two_tensors_can_be_compared():
+    x = torch.ones(3).to("lazyrt")
+    one, two = x * 2, x * 2 + 1
+    before = lazyrt.pending_graph().fingerprint
+
+    found = lazyviz.diff(one, two).diff
+
+    assert [found.b.ops[node] for node in found.added] == ["aten.add.Tensor"]
+    assert not found.removed
+    assert lazyrt.pending_graph().fingerprint == before
 
 
 def test_the_command_prints_text_and_tells_a_difference_by_its_status(files, capsys):

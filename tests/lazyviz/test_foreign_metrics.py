@@ -317,3 +317,8 @@ def test_a_comparison_names_new_fallbacks_and_changed_counters():
 def test_a_text_of_several_reports_cannot_be_compared_as_one(old):
     with pytest.raises(EvidenceError, match="the second text holds 4 reports"):
         lazyviz.compare_reports("Counter: X\nValue: 1\n", old)
+
+
+def test_a_printer_that_is_not_known_is_refused():
+    with pytest.raises(EvidenceError, match="rounding is 'old', and nobody prints so"):
+        lazyviz.parse_report("Counter: A\n  Value: 1\n", rounding="old")  # type: ignore[arg-type]

@@ -71,6 +71,20 @@ def test_within_the_usual_tolerance_the_runs_agree():
     assert found.summary.startswith("2 values agree; the largest difference is ")
 
 
+def test_complex_numbers_have_their_tolerance():
+    x = torch.randn(4, 8).to(DEVICE)
+
+    found = lazyviz.compare_modes(torch.softmax(x * 3, -1).to(torch.complex64) * 2)
+
+    assert found.rows[-1].type.startswith("c64")
+    assert found.first_over is None
+
+
+def test_what_is_no_run_is_refused():
+    with pytest.raises(UsageError, match="got an object of type int, which is no run"):
+        lazyviz.compare(1, 2)  # type: ignore[arg-type]
+
+
 def test_a_fusion_is_named_with_its_ops():
     """S0.18: the fusion that a difference comes from."""
     x = torch.linspace(-3, 3, 200).to(DEVICE)
