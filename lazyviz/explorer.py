@@ -7,12 +7,12 @@ thing that changes on the screen. `lazyviz.widgets.graph_view` carries both.
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from lazyviz import formatters, programs
+from lazyviz.protocol import RequestError, answered, choice, number, position
 from lazyviz.render import panel, svg, text
 from lazyviz.render.collapse import FOLDINGS, Folding, fold_by
 from lazyviz.render.layout import draws_frames, lay_out
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
     from lazyrt import Inspection
     from lazyviz.programs import Form, IrProgram, Program, Subject
+    from lazyviz.protocol import Reply
     from lazyviz.render.model import Box
-
-Reply = dict[str, Any]
 
 _ASK_ABOVE_NS = 1_000_000_000  # a longer wait is the reader's own decision
 _BUDGET = 150  # boxes; a reader takes fewer than an engine can place
@@ -36,7 +35,6 @@ MOST_BOXES = 300
 _MAX_FOUND = 50
 _MAX_SEARCH = 200
 _MAX_HOPS = 20
-_MAX_AXES = 64
 _WHOLE = "whole graph"
 _FOLDING_NAMES: dict[Folding, str] = {
     "auto": "to an overview",
@@ -53,10 +51,6 @@ _OVERLAY_NAMES = {
     "nan": "NaN and Inf",
     "fallback": "CPU fallback",
 }
-
-
-class RequestError(ValueError):
-    """A request that no page of ours sends, or that no longer fits what is drawn."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -155,18 +149,10 @@ class Explorer:
         Raises:
             RequestError: It is none of ours.
         """
-        kind = request.get("kind") if isinstance(request, dict) else None
-        answer = self._answers().get(kind) if isinstance(kind, str) else None
-        if answer is None:
-            raise RequestError(
-                f"{request!r:.80} is no request that the graph view knows. Reload the page: it "
-                "may be of another version."
-            )
-        yield from answer(request)
+        yield from answered(request, self._answers(), "graph view")
 
     def _answers(self) -> dict[str, Callable[[Any], Iterator[Reply]]]:
         return {
-            "hello": _hello,
             "select": self._select_box,
             "node": self._select_node,
             "input": self._select_input,
@@ -202,7 +188,7 @@ class Explorer:
     # --- selecting
 
     def _select_box(self, request: Mapping[str, Any]) -> Iterator[Reply]:
-        index = _number(request, "box", len(self._shown.boxes))
+        index = number(request, "box", len(self._shown.boxes))
         box = self._shown.boxes[index]
         if not box.members:
             yield from self._input(box, index, ())
@@ -229,7 +215,7 @@ class Explorer:
             ),
             None,
         )
-        yield from self._input(box, index, _position(request))
+        yield from self._input(box, index, position(request))
 
     def _node(self, node: int, index: int | None) -> Iterator[Reply]:
         """Tell the facts and the cost first, then the value, unless it would take long."""
@@ -261,8 +247,8 @@ class Explorer:
         node = self._node_number(request)
         inspection = self._require_values()
         outputs = len(inspection.node(node).outputs)
-        output = _number(request, "output", outputs) if "output" in request else 0
-        body = self._facts(node) + self._value(node, output, _position(request))
+        output = number(request, "output", outputs) if "output" in request else 0
+        body = self._facts(node) + self._value(node, output, position(request))
         yield _panel(body, box=self._drawn_at(node))
 
     def _value(self, node: int, output: int, at: tuple[int, ...]) -> str:
@@ -417,7 +403,7 @@ class Explorer:
     # --- moving
 
     def _open(self, request: Mapping[str, Any]) -> Iterator[Reply]:
-        box = self._shown.boxes[_number(request, "box", len(self._shown.boxes))]
+        box = self._shown.boxes[number(request, "box", len(self._shown.boxes))]
         if box.kind != "group" and len(box.members) <= 1:
             yield from self._open_call(box)
             return
@@ -442,13 +428,13 @@ class Explorer:
             raise RequestError(
                 f"node %{node} calls nothing. Choose a call or a fusion."
             )
-        _, program = found[_number(request, "call", len(found))]
+        _, program = found[number(request, "call", len(found))]
         yield from self._show(program.name, program, program.drawing)
         yield _panel(self.overview(), box=None)
 
     def _focus(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         node = self._node_number(request)
-        hops = _number(request, "hops", _MAX_HOPS + 1)
+        hops = number(request, "hops", _MAX_HOPS + 1)
         program = self._program
         centre = program.place[node]
         near = neighbourhood(program.drawing, [centre], hops)
@@ -459,7 +445,7 @@ class Explorer:
         yield from self._node(node, self._drawn_at(node))
 
     def _back(self, request: Mapping[str, Any]) -> Iterator[Reply]:
-        level = _number(request, "level", len(self._now.views))
+        level = number(request, "level", len(self._now.views))
         del self._now.views[level + 1 :]
         yield self._drawn()
         yield _panel(self.overview(), box=None)
@@ -472,7 +458,7 @@ class Explorer:
 
     def _form(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         """Show another form; one that must be compiled is offered first, with its cost."""
-        form = _choice(request, "form", self._subject.forms)
+        form = choice(request, "form", self._subject.forms)
         price = self._subject.price(form)
         if price and request.get("go") is not True:
             yield _panel(
@@ -498,11 +484,11 @@ class Explorer:
             yield _panel(self.overview(), box=None)
 
     def _fold(self, request: Mapping[str, Any]) -> Iterator[Reply]:
-        self._view.folding = _choice(request, "by", FOLDINGS)
+        self._view.folding = choice(request, "by", FOLDINGS)
         yield self._drawn()
 
     def _overlay(self, request: Mapping[str, Any]) -> Iterator[Reply]:
-        name = _choice(request, "name", ("", *self._program.overlays))
+        name = choice(request, "name", ("", *self._program.overlays))
         self._now.overlay = name
         yield self._drawn()
         if name == "time" and self._inspection is not None:
@@ -604,65 +590,12 @@ class Explorer:
         )
 
 
-def _hello(_request: Mapping[str, Any]) -> Iterator[Reply]:
-    """Tell a page whether it is answered while a cell runs; it asks until it is.
-
-    ipykernel 7.4 sends a page's messages to the thread that last answered it, the main one at
-    first. Once the answer to a message that came by way of a subshell has gone out, later ones
-    are taken on the subshell's thread.
-    """
-    concurrent = threading.current_thread() is not threading.main_thread()
-    yield {"kind": "ready", "concurrent": concurrent}
-
-
 def _panel(body: str, *, box: int | None) -> Reply:
     return {"kind": "panel", "html": body, "box": box}
 
 
 def _busy(words: str) -> Reply:
     return _panel(panel.busy_html(words), box=None)
-
-
-def _number(request: Mapping[str, Any], name: str, count: int) -> int:
-    number = request.get(name)
-    if (
-        not isinstance(number, int)
-        or isinstance(number, bool)
-        or not 0 <= number < count
-    ):
-        raise RequestError(
-            f"{name} is {number!r:.40}, which is not a number from 0 to {count - 1}. Reload the "
-            "page: it may show another graph."
-        )
-    return number
-
-
-def _choice(request: Mapping[str, Any], name: str, allowed: tuple[Any, ...]) -> Any:
-    wanted = request.get(name)
-    if not isinstance(wanted, str) or wanted not in allowed:
-        known = ", ".join(repr(each) for each in allowed)
-        raise RequestError(
-            f"{name} is {wanted!r:.40}, which is none of {known}. Reload the page: it may show "
-            "another graph."
-        )
-    return wanted
-
-
-def _position(request: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the index that a slice begins at; what is beyond a tensor's end is moved to it."""
-    at = request.get("at", [])
-    if (
-        not isinstance(at, list)
-        or len(at) > _MAX_AXES
-        or not all(
-            isinstance(k, int) and not isinstance(k, bool) and k >= 0 for k in at
-        )
-    ):
-        raise RequestError(
-            f"at is {at!r:.60}, which is no list of positions. Give one number from 0 up for "
-            "each axis."
-        )
-    return tuple(at)
 
 
 def _haystack(box: Box) -> str:

@@ -7,11 +7,11 @@ names between two requests, and no tensor.
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from lazyviz import live, session
+from lazyviz.protocol import RequestError, answered
 from lazyviz.render import live as drawing
 from lazyviz.render import text
 
@@ -19,15 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from types import ModuleType
 
-Reply = dict[str, Any]
+    from lazyviz.protocol import Reply
 
 # A table that takes longer is not made anew after each cell without being asked for.
 MAX_AUTOMATIC_NS = 100_000_000
 _MAX_NAME = 200
-
-
-class RequestError(ValueError):
-    """A request that no page of ours sends, or that cannot be done now."""
 
 
 class LiveTable:
@@ -51,21 +47,13 @@ class LiveTable:
         Raises:
             RequestError: It is none of ours, or cannot be done.
         """
-        kind = request.get("kind") if isinstance(request, dict) else None
         answers = {
-            "hello": _hello,
             "sort": self._sort,
             "refresh": self._refresh,
             "drop": self._drop,
             "keep": _keep,
         }
-        answer = answers.get(kind) if isinstance(kind, str) else None
-        if answer is None:
-            raise RequestError(
-                f"{request!r:.80} is no request that the live table knows. Reload the page: it "
-                "may be of another version."
-            )
-        yield from answer(request)  # type: ignore[arg-type]
+        yield from answered(request, answers, "live table")
 
     def table(self) -> Reply:
         """Return the table as it is now."""
@@ -142,12 +130,6 @@ class LiveTable:
 
 def _keep(_request: Mapping[str, Any]) -> Iterator[Reply]:
     yield _note("")
-
-
-def _hello(_request: Mapping[str, Any]) -> Iterator[Reply]:
-    """Tell a page whether it is answered while a cell runs; see `lazyviz.explorer`."""
-    concurrent = threading.current_thread() is not threading.main_thread()
-    yield {"kind": "ready", "concurrent": concurrent}
 
 
 def _note(body: str) -> Reply:

@@ -348,7 +348,12 @@ def value_html(
 
 def error_html(error: BaseException) -> str:
     """Return why there is no value to show."""
-    return f'<p class="lzx" role="alert">{markup(str(error))}</p>'
+    return refusal_html(str(error))
+
+
+def refusal_html(why: str) -> str:
+    """Return why a request was not done."""
+    return f'<p class="lzx" role="alert">{markup(why)}</p>'
 
 
 def found_html(wanted: str, found: Sequence[Box], count: int) -> str:

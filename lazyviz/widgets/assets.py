@@ -1,12 +1,8 @@
-"""What all widgets share: the files of their pages as text, and the end of an answer."""
+"""The files of the widgets' pages, as text."""
 
 from __future__ import annotations
 
 from importlib import resources
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import anywidget
 
 
 def page(name: str) -> str:
@@ -21,9 +17,3 @@ def style(name: str) -> str:
 
 def _read(name: str) -> str:
     return resources.files("lazyviz").joinpath(f"static/{name}").read_text("utf-8")
-
-
-def acknowledge(widget: anywidget.AnyWidget, request: object) -> None:
-    """Tell the page that its request is dealt with; without, it says that nobody answers."""
-    if not (isinstance(request, dict) and request.get("kind") == "hello"):
-        widget.send({"kind": "done"})

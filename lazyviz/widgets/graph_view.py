@@ -6,25 +6,22 @@ checked by the explorer; what it is sent is escaped HTML and SVG.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
-import anywidget
 import traitlets
 
-from lazyviz.explorer import RequestError
 from lazyviz.render import panel
 from lazyviz.widgets import assets
+from lazyviz.widgets.page import Page
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from lazyviz.explorer import Explorer
+    from lazyviz.protocol import Reply
 
-_log = logging.getLogger(__name__)
 
-
-class GraphView(anywidget.AnyWidget):
+class GraphView(Page):
     """A program with pan, zoom, search and a panel that shows what is clicked.
 
     It holds IR and texts and no tensor, so it changes neither what is pending nor what is
@@ -32,7 +29,6 @@ class GraphView(anywidget.AnyWidget):
 
     Attributes:
         controls: What the reader can choose, and what is chosen; see `Explorer.controls`.
-        twin: CSS class of the static copies that the page hides while it is live.
     """
 
     _esm = assets.page("graph_view")
@@ -44,7 +40,6 @@ class GraphView(anywidget.AnyWidget):
     crumbs = traitlets.List(traitlets.Unicode()).tag(sync=True)
     panel = traitlets.Unicode().tag(sync=True)
     controls = traitlets.Dict().tag(sync=True)
-    twin = traitlets.Unicode().tag(sync=True)
 
     def __init__(self, explorer: Explorer, twin: str = "") -> None:
         self._explorer = explorer
@@ -57,23 +52,16 @@ class GraphView(anywidget.AnyWidget):
             controls=explorer.controls,
             twin=twin,
         )
-        self.on_msg(self._received)
 
     def __repr__(self) -> str:
         """Return the same text in each run, so that notebooks compare."""
         return f"<{self.title}>"
 
-    def _received(self, _widget: object, content: object, _buffers: object) -> None:
-        try:
-            for reply in self._explorer.handle(content):
-                self._apply(reply)
-        except RequestError as error:
-            self._apply({"kind": "panel", "html": panel.error_html(error), "box": None})
-        except Exception as error:  # noqa: BLE001 - the page says it
-            _log.exception("a request of the graph view failed")
-            self._apply({"kind": "panel", "html": panel.error_html(error), "box": None})
-        finally:
-            assets.acknowledge(self, content)
+    def _replies(self, request: object) -> Iterable[Reply]:
+        return self._explorer.handle(request)
+
+    def _refused(self, why: str) -> None:
+        self._apply({"kind": "panel", "html": panel.refusal_html(why), "box": None})
 
     def _apply(self, reply: Mapping[str, Any]) -> None:
         """Keep the state that a page opened later needs, and tell the open ones."""
@@ -91,4 +79,4 @@ class GraphView(anywidget.AnyWidget):
             self.panel = reply["html"]
             self.send({"kind": "panel", "box": reply["box"]})
         else:
-            self.send(dict(reply))
+            super()._apply(reply)

@@ -6,28 +6,27 @@ shows it and that is cheap; otherwise it says that it is of an earlier moment.
 
 from __future__ import annotations
 
-import logging
 import weakref
 from typing import TYPE_CHECKING, Any
 
-import anywidget
 import traitlets
 
-from lazyviz.live_table import MAX_AUTOMATIC_NS, LiveTable, RequestError
+from lazyviz.live_table import MAX_AUTOMATIC_NS, LiveTable
 from lazyviz.render import live as drawing
 from lazyviz.widgets import assets
+from lazyviz.widgets.page import Page
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from types import ModuleType
 
     from lazyviz.live import Options
+    from lazyviz.protocol import Reply
 
-_log = logging.getLogger(__name__)
 _views: weakref.WeakSet[LiveView] = weakref.WeakSet()
 
 
-class LiveView(anywidget.AnyWidget):
+class LiveView(Page):
     """A table of the live tensors; it holds names and numbers, and no tensor.
 
     Attributes:
@@ -35,7 +34,6 @@ class LiveView(anywidget.AnyWidget):
         table: The table, as HTML.
         note: What came of the latest request, as HTML.
         stale: Whether the table is of a moment before the latest cell.
-        twin: CSS class of the static copies that the page hides while it is live.
     """
 
     _esm = assets.page("live_view")
@@ -45,7 +43,6 @@ class LiveView(anywidget.AnyWidget):
     table = traitlets.Unicode().tag(sync=True)
     note = traitlets.Unicode().tag(sync=True)
     stale = traitlets.Bool().tag(sync=True)
-    twin = traitlets.Unicode().tag(sync=True)
 
     def __init__(
         self,
@@ -59,7 +56,6 @@ class LiveView(anywidget.AnyWidget):
         self._visible = False
         first = self._live.table()
         super().__init__(title=first["title"], table=first["html"], twin=twin)
-        self.on_msg(self._received)
         _views.add(self)
 
     def __repr__(self) -> str:
@@ -79,16 +75,13 @@ class LiveView(anywidget.AnyWidget):
         if isinstance(content, dict) and content.get("kind") == "visible":
             self._seen(is_visible=content.get("visible") is True)
             return
-        try:
-            for reply in self._live.handle(content):
-                self._apply(reply)
-        except RequestError as error:
-            self.note = drawing.answer(str(error), failed=True)
-        except Exception as error:  # noqa: BLE001 - the page says it
-            _log.exception("a request of the live table failed")
-            self.note = drawing.answer(f"{type(error).__name__}: {error}", failed=True)
-        finally:
-            assets.acknowledge(self, content)
+        super()._received(_widget, content, _buffers)
+
+    def _replies(self, request: object) -> Iterable[Reply]:
+        return self._live.handle(request)
+
+    def _refused(self, why: str) -> None:
+        self.note = drawing.answer(why, failed=True)
 
     def _seen(self, *, is_visible: bool) -> None:
         self._visible = is_visible
@@ -104,7 +97,7 @@ class LiveView(anywidget.AnyWidget):
         elif reply["kind"] == "note":
             self.note = reply["html"]
         else:
-            self.send(dict(reply))
+            super()._apply(reply)
 
 
 def cell_ended(shell: Any) -> None:

@@ -57,7 +57,7 @@ def test_executables_are_dropped_by_key_by_age_and_all(lab, folder):
     ("line", "message"),
     [
         ("clear", "%lazy cache has no subcommand 'clear'"),
-        ("drop", "%lazy cache drop  names no executable"),
+        ("drop", "%lazy cache drop names no executable"),
         ("drop older", "%lazy cache drop older names no executable"),
         ("drop older soon", "'soon' is no span of time, so nothing was dropped"),
         ("drop zz", "no executable has a key that begins with 'zz'"),
@@ -178,25 +178,25 @@ def test_a_click_evicts_what_the_kernel_knows(view):
 
 
 @pytest.mark.parametrize(
-    "message",
+    ("message", "what"),
     [
-        None,
-        "evict",
-        {"kind": "evict"},
-        {"kind": "evict", "key": "f"},
-        {"kind": "evict", "key": "F" * 32},
-        {"kind": "evict", "key": ["f" * 32]},
-        {"kind": "evict", "key": "../../../../etc/passwd"},
-        {"kind": "drop all"},
+        (None, "no request that the table of executables knows"),
+        ("evict", "no request that the table of executables knows"),
+        ({"kind": "drop all"}, "no request that the table of executables knows"),
+        ({"kind": "evict"}, "no key of an executable"),
+        ({"kind": "evict", "key": "f"}, "no key of an executable"),
+        ({"kind": "evict", "key": "F" * 32}, "no key of an executable"),
+        ({"kind": "evict", "key": ["f" * 32]}, "no key of an executable"),
+        ({"kind": "evict", "key": "../../../etc/passwd"}, "no key of an executable"),
     ],
 )
-def test_a_message_of_no_page_of_ours_drops_nothing(view, message):
+def test_a_message_of_no_page_of_ours_drops_nothing(view, message, what):
     widget, runtime, _ = view
 
     widget._handle_custom_msg(message, [])
 
     assert runtime.dropped == []
-    assert "is no request that this table knows" in widget.note
+    assert what in widget.note
 
 
 def test_names_are_text_and_a_page_says_hello(view):

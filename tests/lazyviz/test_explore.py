@@ -10,9 +10,10 @@ from torch import nn
 import lazyrt
 import lazyviz
 from lazyrt.observe import events
-from lazyviz.explorer import MOST_BOXES, Explorer, RequestError
+from lazyviz.explorer import MOST_BOXES, Explorer
 from lazyviz.hlo import HloError
 from lazyviz.programs import pending_subject, subject_of
+from lazyviz.protocol import RequestError
 from lazyviz.render.collapse import fold_by
 from lazyviz.render.model import Box, DrawGraph
 from lazyviz.render.python import python_call

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 import lazyrt
-from lazyviz.explorer import Explorer, RequestError
+from lazyviz.explorer import Explorer
 from lazyviz.programs import pending_subject
+from lazyviz.protocol import RequestError
 from lazyviz.render.model import Box, DrawGraph
 from lazyviz.render.subgraph import inside, neighbourhood, restrict
 

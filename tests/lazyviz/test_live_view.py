@@ -8,7 +8,8 @@ import pytest
 
 import lazyrt
 from lazyviz import live
-from lazyviz.live_table import LiveTable, RequestError
+from lazyviz.live_table import LiveTable
+from lazyviz.protocol import RequestError
 from lazyviz.render.live import live_table
 
 EVIL = "<img src=x onerror=alert(1)>"
