@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ import lazyrt
 from lazyrt.observe import events
 from lazyviz import extension, session
 from tests.conftest import displayed
+from tests.harness import bytecodes_of
 
 
 def run(shell, source, **options):
@@ -208,19 +208,20 @@ def test_a_cell_that_did_nothing_on_the_device_gets_no_output(lab, source):
     assert displayed(lab) == []
 
 
-def test_an_idle_cell_costs_less_than_a_tenth_of_a_millisecond(lab):
+def test_a_cell_that_does_nothing_on_the_device_costs_little(lab):
     hooked = vars(lab)["_lazyviz_extension"]
     info = type("Info", (), {"store_history": True, "raw_cell": "1"})()
     result = type("Result", (), {})()
     result.info, result.error_before_exec, result.error_in_exec = info, None, None
-    times = []
-    for _ in range(200):
-        start = time.perf_counter_ns()
+
+    def cell():
         hooked._before_cell(info)
         hooked._after_cell(result)
-        times.append(time.perf_counter_ns() - start)
 
-    assert min(times) < 100_000
+    cell()
+
+    # Most of it forgets the nodes of the cell before, op by op: 0.1 ms in all.
+    assert 0 < bytecodes_of(cell) < 20_000
 
 
 def test_a_read_names_its_cause_and_line(lab):

@@ -119,22 +119,42 @@ def test_a_barrier_around_its_compile_is_not_counted_twice():
     assert parts["compile"] + parts["dispatch"] < 2_100_000_000
 
 
-def test_waiting_for_a_value_is_not_tracing():
+class Clock:
+    """A clock that a test moves; nothing waits."""
+
+    def __init__(self):
+        self.now = 10**12
+
+    def perf_counter_ns(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr("lazyviz.tally.time", made)
+    return made
+
+
+def test_waiting_for_a_value_is_not_tracing(clock):
     tally = Tally()
     read = events.TransferFinished(direction="to_host", nbytes=4, duration_ns=1_000)
 
     tally.add(fakes.barrier())
-    time.sleep(0.02)
+    clock.now += 20_000_000
     tally.add(read)
-    assert tally.ledger.claimed_ns > 20_000_000
+    assert tally.ledger.parts(clock.now) == {
+        "transfer": 1_000,
+        "execute": 20_000_000 - 1_000,
+    }
     assert tally.peek_ns == 0
 
-    time.sleep(0.02)
+    clock.now += 20_000_000
     tally.add(read)
-    assert tally.ledger.claimed_ns < 40_000_000
+    assert tally.ledger.claimed_ns == 20_000_000 + 1_000
 
 
-def test_waiting_for_a_peek_is_the_peeks():
+def test_waiting_for_a_peek_is_the_peeks(clock):
     tally = Tally()
 
     tally.add(
@@ -142,10 +162,11 @@ def test_waiting_for_a_peek_is_the_peeks():
             node_id=1, strategy="slice", nodes=1, reused=0, duration_ns=1_000
         )
     )
-    time.sleep(0.02)
+    clock.now += 20_000_000
     tally.add(events.TransferFinished(direction="to_host", nbytes=4, duration_ns=1_000))
 
-    assert 20_000_000 < tally.peek_ns < tally.ledger.claimed_ns + 1_000
+    assert tally.peek_ns == 1_000 + 20_000_000 - 1_000
+    assert tally.ledger.claimed_ns == 20_000_000
 
 
 def test_other_threads_do_not_take_time_from_the_cell():
