@@ -171,7 +171,7 @@ def timeline(cells: int = 12) -> TimelineShown:
         cells: How many of them; the one that runs now counts.
 
     Raises:
-        UsageError: lazyviz is not loaded in a shell.
+        UsageError: lazyviz is not loaded in a shell, or it is no number of cells.
     """
     from lazyviz import timing
 

@@ -63,16 +63,7 @@ class DiffView:
 
 
 def compare(a: Any, b: Any) -> DiffView:
-    """Return the difference of two programs.
-
-    Args:
-        a: HLO or StableHLO text, a path, a graph, a lazy tensor (for what is pending under it), or
-            the number of a step of this session.
-        b: Likewise.
-
-    Raises:
-        HloError: One of them is no program, or no step that is known.
-    """
+    """Return the difference of two programs; see `lazyviz.diff`."""
     return DiffView(graph_diff(_graph(a), _graph(b)))
 
 
@@ -104,15 +95,7 @@ class MinimisedView:
 
 
 def minimise(program: Any, shows: Callable[[Graph], bool]) -> MinimisedView:
-    """Return the smallest part of a program for which a predicate still holds.
-
-    Args:
-        program: As for `compare`.
-        shows: Whether a graph still shows what is looked for.
-
-    Raises:
-        HloError: It is no program, or does not show it as a whole.
-    """
+    """Return the smallest part of a program that shows something; see `lazyviz.minimise`."""
     graph = _graph(program)
     return MinimisedView(smallest(graph, shows), len(graph))
 

@@ -23,6 +23,7 @@ TRACEBACK = "traceback"
 _RESULT = re.compile(r"(?:Out\[(\d+)\]|_(\d+)|(_{1,3}))")
 _LAST_ERROR = ("last_exc", "last_value", "last_type", "last_traceback")
 _COLUMNS = {"bytes": "size", "nodes": "ops", "site": "made at", "holder": "held by"}
+_OF_USER = frozenset(("variable", "list", "dict", "tuple", "set", "deque", "gradient"))
 _MAX_STILL = 3
 _UNDERSCORES = ("_", "__", "___")
 _USAGE = (
@@ -129,9 +130,6 @@ def targets(row: LiveRow, namespace: Mapping[str, Any]) -> tuple[Target, ...]:
             asks = name != TRACEBACK and result is None
             found.setdefault(name, Target(name=name, asks=asks))
     return tuple(found.values())
-
-
-_OF_USER = frozenset(("variable", "list", "dict", "tuple", "set", "deque", "gradient"))
 
 
 def drop(runtime: ModuleType, shell: Any, name: str) -> str:

@@ -283,14 +283,10 @@ class LazyMagics(Magics):
         self._print("\n".join(lines))
 
     def _why(self, rest: str) -> None:
-        if rest and not rest.isdecimal():
-            raise UsageError(
-                f"%lazy why {rest}: {rest!r} is not a step's number. %lazy step lists them; "
-                "%lazy why alone explains the latest compile."
-            )
+        step = _step("why", rest, "alone, it explains the latest compile.")
         runtime = _runtime()
         try:
-            found = runtime.explain(int(rest) if rest else None)
+            found = runtime.explain(step)
         except ValueError as error:
             raise UsageError(str(error)) from None
         self._print(
@@ -323,19 +319,16 @@ class LazyMagics(Magics):
     def _compile(self, rest: str) -> None:
         from lazyviz import compile_share
 
-        if rest and not rest.isdecimal():
-            raise UsageError(
-                f"%lazy compile {rest}: {rest!r} is not a step's number. %lazy step lists "
-                "them; alone, it tells of what is pending, or of the latest compile."
-            )
+        alone = "alone, it tells of what is pending, or of the latest compile."
+        step = _step("compile", rest, alone)
         runtime = _runtime()
-        graph = None if rest else runtime.pending_graph()
+        graph = runtime.pending_graph() if step is None else None
         if graph is not None and graph.nodes:
             expectations = self._session.progress.expectations
             self._print(compile_share.of_pending(runtime, graph, expectations))
             return
         try:
-            self._print(compile_share.of_step(runtime, int(rest) if rest else None))
+            self._print(compile_share.of_step(runtime, step))
         except ValueError as error:
             raise UsageError(str(error)) from None
 
@@ -486,6 +479,18 @@ def _runtime() -> ModuleType:
             "Run `import lazyrt` and make tensors with device='lazyrt'."
         )
     return runtime
+
+
+def _step(command: str, rest: str, alone: str) -> int | None:
+    """Return the number of a step that a line names, None if it names none."""
+    if not rest:
+        return None
+    if not rest.isdecimal():
+        raise UsageError(
+            f"%lazy {command} {rest}: {rest!r} is not a step's number. %lazy step lists "
+            f"them; {alone}"
+        )
+    return int(rest)
 
 
 def _without_tables(hlo: str) -> str:

@@ -202,17 +202,7 @@ def compare(
     rtol: float | None = None,
     atol: float | None = None,
 ) -> Comparison:
-    """Compare two runs of one graph, node by node.
-
-    Args:
-        eager: `lazyrt.node_values(t, mode="eager")`: the reference.
-        lazy: `lazyrt.node_values(t, mode="lazy")`, of the same graph.
-        rtol: Relative tolerance; by default torch's own for each dtype.
-        atol: Absolute tolerance, likewise.
-
-    Raises:
-        UsageError: The runs are of different graphs.
-    """
+    """Compare two runs of one graph, node by node; see `lazyviz.compare`."""
     for run in (eager, lazy):
         if not isinstance(run, NodeValues):
             raise UsageError(
@@ -266,13 +256,7 @@ def _timelines(eager: NodeValues, lazy: NodeValues) -> tuple[Timeline, ...]:
 def compare_modes(
     *tensors: torch.Tensor, rtol: float | None = None, atol: float | None = None
 ) -> Comparison:
-    """Run what some pending tensors need in both ways and compare; the step stays as it is.
-
-    Args:
-        tensors: Lazy tensors; none given means all live ones.
-        rtol: See `compare`.
-        atol: See `compare`.
-    """
+    """Run what some pending tensors need in both ways and compare; see `lazyviz.compare_modes`."""
     import lazyrt
 
     eager = lazyrt.node_values(*tensors, mode="eager")

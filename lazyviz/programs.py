@@ -44,7 +44,12 @@ FORM_NAMES: dict[Form, str] = {
     "hlo": "HLO",
     "optimised": "optimised HLO",
 }
-# What a rough machine does in a second, for shares of an estimate.
+_MAX_LISTED = 60
+_MAX_ATTRIBUTES = 400
+_NO_VALUES = (
+    "No values: the step of this program has run, or it was never recorded here."
+)
+# What a rough machine does in a nanosecond, for shares of an estimate.
 _FLOPS_PER_NS = 10.0
 _BYTES_PER_NS = 10.0
 
@@ -323,13 +328,6 @@ def _site_text(site: str) -> str:
     current = session.current() if colon else None
     cell = current.cell_of_file(file) if current is not None else None
     return f"cell {cell} line {line}" if cell is not None else site.rsplit("/", 1)[-1]
-
-
-_MAX_LISTED = 60
-_NO_VALUES = (
-    "No values: the step of this program has run, or it was never recorded here."
-)
-_MAX_ATTRIBUTES = 400
 
 
 def _estimated(flops: float, nbytes: float) -> float:

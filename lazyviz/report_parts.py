@@ -7,6 +7,7 @@ import datetime as dt
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -498,7 +499,5 @@ def _clip_text(line: str) -> str:
 
 
 def _without_ids(fragment: str) -> str:
-    import re
-
     fragment = re.sub(r' id="[ab]\d+"', "", fragment)
     return re.sub(r'<a href="#[ab]\d+">(.*?)</a>', r"\1", fragment)

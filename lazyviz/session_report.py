@@ -53,16 +53,7 @@ class Written:
 
 
 def write(path: str | Path, *, source: bool = True, force: bool = False) -> Written:
-    """Write a page about the session.
-
-    Args:
-        path: Ends in `.html`. A report that is there already is replaced.
-        source: Whether the source of the cells is part of it.
-        force: Replace any other file, too.
-
-    Raises:
-        ReportError: The file is not one that a report may be written to.
-    """
+    """Write a page about the session; see `lazyviz.report`."""
     target = Path(path).expanduser()
     _check(target, force=force)
     facts = collect(session.runtime(), session.current(), source=source)

@@ -132,12 +132,16 @@ def timeline(cells: int = CELLS) -> TimelineShown:
     """Return the timeline of the running shell's session.
 
     Raises:
-        UsageError: lazyviz is not loaded in a shell.
+        UsageError: lazyviz is not loaded in a shell, or it is no number of cells.
     """
     from IPython.core.error import UsageError
 
     from lazyviz import session
 
+    if cells < 1:
+        raise UsageError(
+            f"timeline() takes a number of cells from 1 up, not {cells!r}."
+        )
     found = session.current()
     if found is None:
         raise UsageError(

@@ -1,7 +1,9 @@
 import pytest
 from IPython.core.completer import provisionalcompleter
+from IPython.core.error import UsageError
 
 import lazyrt
+import lazyviz
 from lazyrt.observe import events
 from lazyviz import completion, magics
 from tests.conftest import displayed
@@ -305,6 +307,11 @@ def test_ops_of_a_step_cell_have_the_cells_lines(lab):
 )
 def test_mistakes_are_explained(lab, capsys, source, message):
     assert usage_error(lab, capsys, source) == message
+
+
+def test_a_timeline_has_cells(lab):
+    with pytest.raises(UsageError, match="a number of cells from 1 up, not 0"):
+        lazyviz.timeline(0)
 
 
 def test_without_the_runtime_the_error_says_what_to_import(shell, capsys, monkeypatch):
