@@ -19,7 +19,7 @@ from benchmarks import program_lines as lines
 from lazyrt.config import config
 from lazyrt.execution.executor import clear_plans
 from lazyrt.execution.peek import forget_slices
-from lazyrt.frontend import reads, record
+from lazyrt.frontend import record, small_checks
 from lazyrt.ir import live
 from lazyrt.observe import events
 
@@ -307,7 +307,7 @@ def _forget() -> None:
     record.forget_nodes()
     live.forget_leaves()
     forget_slices()
-    reads.forget_checks()
+    small_checks.forget()
     clear_plans()
 
 

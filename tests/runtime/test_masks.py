@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import lazyrt
+from lazyrt.frontend import small_checks
+from lazyrt.frontend.buffers import value_of
 from lazyrt.observe import events
 from tests.harness import DEVICE, assert_same, cold_start, recorded
 
@@ -154,3 +156,20 @@ def test_a_users_own_mask_cuts_with_its_line():
     ]
     assert all(event.site.file == __file__ for event in cuts)
     assert_same(found, DATA.tanh()[MASKS[0] == 1], 1e-6)
+
+
+@pytest.mark.not_eager("looks at what is pending")
+def test_what_packages_asked_is_remembered_within_bounds(monkeypatch):
+    monkeypatch.setattr(small_checks, "_MAX_RESULTS", 2)
+    small_checks.forget()
+    x = torch.ones(3).to(DEVICE)
+    answers = []
+    for number in range(5):
+        check = (x == number).all()
+        value = value_of(check)
+        assert small_checks.known(value) is None
+        small_checks.remember(value, lazyrt.materialise(check))
+        answers.append(small_checks.known(value).item())  # type: ignore[union-attr]
+        assert len(small_checks._results) <= 2
+
+    assert answers == [False, True, False, False, False]

@@ -17,10 +17,12 @@ from lazyrt.frontend import (
     dlpack,
     generators,
     guard,
+    onlookers,
     provenance,
     reads,
     record,
     refusals,
+    small_checks,
     special,
     storages,
 )
@@ -165,7 +167,7 @@ def register() -> int:
     compat.register_checkpoint_location(special.storage_to_device)
     on_crowded(_forget_if_crowded)
     on_crowded(keep_within_budget)
-    for forget in (reads.forget_checks, forget_slices, clear_plans):
+    for forget in (small_checks.forget, forget_slices, clear_plans):
         record.on_new_run(forget)
     return count
 
@@ -277,7 +279,7 @@ def _forget_if_crowded() -> bool:
     record.forget_nodes()
     forget_specs()
     forget_slices()
-    reads.forget_checks()
+    small_checks.forget()
     return True
 
 
@@ -299,7 +301,7 @@ def _print(tensor: torch.Tensor, original: Any) -> str:
         # Every op on it raises, and an error below torch's printing keeps torch's guards alive.
         shape = tuple(tensor.shape)
         return f"<lazyrt {tensor.layout} of shape {shape}: the device has dense arrays only>"
-    if reads.behind_the_users_back():
+    if onlookers.behind_the_users_back():
         return reads.describe(tensor)
     if tensor.numel() == 0:
         return str(original(tensor, tensor_contents=None))
@@ -328,7 +330,7 @@ def _tolist(original: Any, self: torch.Tensor) -> Any:
 
 
 def _format(original: Any, self: torch.Tensor, spec: str) -> str:
-    if reads.behind_the_users_back():
+    if onlookers.behind_the_users_back():
         return reads.describe(self)
     if self.dim() == 0 and spec:
         return format(reads.peek(self, provenance.user_site(2)).item(), spec)

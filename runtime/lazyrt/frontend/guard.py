@@ -41,8 +41,8 @@ def check_read(how: str, tensor: torch.Tensor) -> None:
     Raises:
         StepSyncError: The innermost step has `on_read="error"`.
     """
-    step = active.innermost()
-    if step is None or step.on_read == "allow":
+    step = _forbidding()
+    if step is None:
         return
     call = user_call()
     notes: tuple[str, ...] = ()
@@ -86,14 +86,20 @@ def _note_on_others(names: list[str]) -> tuple[str, ...]:
     return (f"pending in the same step: {shown}{more}",)
 
 
+def _forbidding() -> ActiveStep | None:
+    """Return the innermost step, unless it allows to be cut."""
+    step = active.innermost()
+    return None if step is None or step.on_read == "allow" else step
+
+
 def check_barrier(how: str) -> None:
     """Stop a barrier that the program asks for in the middle of a step.
 
     Raises:
         StepSyncError: The innermost step has `on_read="error"`.
     """
-    step = active.innermost()
-    if step is None or step.on_read == "allow":
+    step = _forbidding()
+    if step is None:
         return
     call = user_call()
     fix = (
@@ -110,8 +116,8 @@ def check_shape(op: str) -> None:
     Raises:
         StepSyncError: The innermost step has `on_read="error"`.
     """
-    step = active.innermost()
-    if step is None or step.on_read == "allow":
+    step = _forbidding()
+    if step is None:
         return
     call = user_call()
     fix = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,18 +13,17 @@ from lazyrt.errors import LostValueError, UsageError
 from lazyrt.execution import looking, memory, op_by_op, transfer
 from lazyrt.execution.executor import barrier
 from lazyrt.execution.peek import peek_together, peek_value
-from lazyrt.frontend import promptcost, provenance, reuse
+from lazyrt.frontend import onlookers, promptcost, provenance, reuse, small_checks
 from lazyrt.frontend.buffers import State, View, state_of, value_of
 from lazyrt.frontend.callsite import user_call
 from lazyrt.frontend.guard import check_read
 from lazyrt.frontend.infer import call_arguments
 from lazyrt.frontend.torch_compat import is_lazy
 from lazyrt.ir.live import Buffer, Lost, exempt, lock, pending
-from lazyrt.ir.node import Leaf, Node, Value, type_text
+from lazyrt.ir.node import Value, type_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from types import FrameType
+    from collections.abc import Sequence
 
     from lazyrt.execution.looking import Look
     from lazyrt.observe.events import Site
@@ -154,7 +152,7 @@ def _start_read(tensor: torch.Tensor, how: str, site: Site | None) -> Any:
     state = state_of(tensor)
     if not state.is_pending:
         return _start_peek(tensor, site)
-    if at_debugger_prompt():
+    if onlookers.at_debugger_prompt():
         return _start_peek(tensor, site)
     is_library = provenance.called_by_package(3)
     if config.op_by_op_reads:  # the whole cone, whatever earlier reads have run of it
@@ -185,7 +183,7 @@ def _start_peek(tensor: torch.Tensor, site: Site | None) -> Any:
         return _chain(state)
     value = state.value
     assert value is not None
-    debugger = _debugger_at_prompt()
+    debugger = onlookers.debugger_at_prompt()
     if debugger is not None:
         promptcost.tell_after_command(debugger)
     return peek_value(value, site, user_call().tensor)
@@ -210,7 +208,7 @@ def value_to_save(tensor: torch.Tensor) -> torch.Tensor:
     """
     with lock:
         state = state_of(tensor)
-        if state.is_pending and not at_debugger_prompt():
+        if state.is_pending and not onlookers.at_debugger_prompt():
             check_read("save", tensor)
     return peek(tensor, provenance.user_site(2))
 
@@ -221,19 +219,12 @@ def mask_on_host(mask: torch.Tensor) -> torch.Tensor | None:
     What a package has asked for once is known to its derivatives, too, while the data lasts.
     """
     state = state_of(mask)
-    if state.value is None or at_debugger_prompt():
+    if state.value is None or onlookers.at_debugger_prompt():
         return None
-    known = _known_check(state.value)
+    known = small_checks.known(state.value)
     if known is not None or not provenance.called_by_package(2):
         return known
     return _small_check(mask, state, provenance.user_site(2))
-
-
-_MAX_CHECK_NODES = 32
-_MAX_CHECKS = 1_000
-_MAX_CHECK_BYTES = 16_384
-_check_inputs: dict[Value, tuple[Leaf, ...] | None] = {}
-_check_results: dict[Any, tuple[tuple[Any, ...], torch.Tensor]] = {}
 
 
 def _small_check(
@@ -245,72 +236,12 @@ def _small_check(
     """
     value = state.value
     assert value is not None
-    known = _known_check(value)
-    if known is not None or _leaves_read(value) is None:
+    known = small_checks.known(value)
+    if known is not None or not small_checks.is_small(value):
         return known
     found = peek(tensor, site)
-    if found.nbytes <= _MAX_CHECK_BYTES and len(_check_results) < _MAX_CHECKS:
-        key, arrays = _check_key(value)
-        _check_results[key] = (tuple(map(weakref.ref, arrays)), found)
+    small_checks.remember(value, found)
     return found.clone()
-
-
-def _known_check(value: Value) -> torch.Tensor | None:
-    """Return what an earlier small check of a value found on the same arrays and numbers."""
-    if _leaves_read(value) is None:
-        return None
-    key, arrays = _check_key(value)
-    known = _check_results.get(key)
-    if known is None or any(
-        old() is not new for old, new in zip(known[0], arrays, strict=True)
-    ):
-        return None
-    return known[1].clone()
-
-
-def _check_key(value: Value) -> tuple[Any, list[Any]]:
-    """Return a value with the numbers that it reads, and the arrays that it reads."""
-    leaves = _leaves_read(value) or ()
-    arrays = [pending.inputs[leaf.position] for leaf in leaves if leaf.kind == "data"]
-    return (value, *(_number(leaf) for leaf in leaves if leaf.kind != "data")), arrays
-
-
-def _leaves_read(value: Value) -> tuple[Leaf, ...] | None:
-    """Return the inputs that a small cone reads; None if it is large or draws at random."""
-    if value not in _check_inputs:
-        cone = _small_cone(value)
-        read = [operand for node in cone or () for operand in node.operands]
-        operands = [value, *read]
-        leaves = tuple(dict.fromkeys(o for o in operands if isinstance(o, Leaf)))
-        draws = any(leaf.kind == "rng" for leaf in leaves)
-        _check_inputs[value] = None if cone is None or draws else leaves
-    return _check_inputs[value]
-
-
-def _number(leaf: Leaf) -> float:
-    numbers = pending.floats if leaf.kind == "float" else pending.ints
-    return numbers[leaf.position]
-
-
-def _small_cone(value: Value) -> set[Node] | None:
-    """Return the nodes under a value, None if there are too many."""
-    found: set[Node] = set()
-    stack = [value]
-    while stack:
-        node = stack.pop().node
-        if node is None or node in found:
-            continue
-        if len(found) == _MAX_CHECK_NODES:
-            return None
-        found.add(node)
-        stack.extend(node.operands)
-    return found
-
-
-def forget_checks() -> None:
-    """Empty the memory of small checks."""
-    _check_inputs.clear()
-    _check_results.clear()
 
 
 def snapshot(tensor: torch.Tensor) -> torch.Tensor:
@@ -479,97 +410,6 @@ def _made_in(base: Buffer) -> str:
 
 def _remembered_value(state: State) -> Value | None:
     return state._value if isinstance(state, View) else state.value
-
-
-# Files whose code looks at variables without being asked for their value by the user.
-_INSPECTORS = (
-    "/IPython/core/oinspect.py", "/IPython/core/magics/namespace.py",
-    "/IPython/core/completer.py", "/IPython/core/guarded_eval.py", "/jedi/",
-    "/_pydevd_bundle/", "/pydevd_plugins/", "/ipykernel/debugger.py", "/spyder_kernels/",
-    "/IPython/core/ultratb.py", "/stack_data/", "/variable_inspector", "/pandas/io/clipboard",
-)  # fmt: skip
-_IPYTHON = "ipy"
-_TRACEBACK_FUNCTIONS = frozenset(
-    (
-        "_showtraceback",
-        "showtraceback",
-        "_format_exception_for_storage",
-        "structured_traceback",
-    )
-)
-_DEBUGGER_EVALUATION = (
-    "evaluate_expression", "internal_exec_on_thread", "internal_evaluate_expression",
-    "internal_evaluate_expression_json", "exec_on_thread",
-)  # fmt: skip
-_PROMPT_FUNCTIONS = frozenset(
-    ("default", "_getval", "_getval_except", "do_p", "do_pp", "message", "displayhook",
-     "do_display", "do_whatis")
-)  # fmt: skip
-_PROMPT_FILES = ("/pdb.py", "/IPython/core/debugger.py", "/IPython/terminal/debugger.py",
-                 "/bdb.py", "/code.py")  # fmt: skip
-
-
-def behind_the_users_back() -> bool:
-    """Return whether an inspector, a completer or a debugger's variable list is asking.
-
-    Printing a traceback is looking, too: `raise ValueError(t)` must not compute `t`.
-    """
-    return _any_frame(_is_inspector) and not at_debugger_prompt()
-
-
-def at_debugger_prompt() -> bool:
-    """Return whether the call comes from an expression typed at a debugger's prompt."""
-    return _any_frame(_is_prompt)
-
-
-def _debugger_at_prompt() -> Any:
-    """Return the pdb, or IPython's, whose prompt asks; None elsewhere."""
-    pdb = sys.modules.get("pdb")
-    frame: FrameType | None = sys._getframe(1) if pdb is not None else None
-    while frame is not None:
-        if _is_prompt(frame):
-            asks = frame.f_locals.get("self")
-            return asks if isinstance(asks, vars(pdb)["Pdb"]) else None
-        frame = frame.f_back
-    return None
-
-
-def _is_inspector(frame: FrameType) -> bool:
-    code = frame.f_code
-    name = code.co_filename
-    if code.co_name in _TRACEBACK_FUNCTIONS and _IPYTHON in name.lower():
-        return True
-    if not any(part in name for part in _INSPECTORS):
-        return False
-    return code.co_name not in _DEBUGGER_EVALUATION and not _evaluates(frame)
-
-
-def _evaluates(frame: FrameType) -> bool:
-    """Return whether a debugger runs what the user typed, farther up the stack."""
-    outer = frame.f_back
-    while outer is not None:
-        if outer.f_code.co_name in _DEBUGGER_EVALUATION:
-            return True
-        outer = outer.f_back
-    return False
-
-
-def _is_prompt(frame: FrameType) -> bool:
-    code = frame.f_code
-    if code.co_name in _DEBUGGER_EVALUATION and "/_pydevd" in code.co_filename:
-        return True
-    return code.co_name in _PROMPT_FUNCTIONS and code.co_filename.endswith(
-        _PROMPT_FILES
-    )
-
-
-def _any_frame(test: Callable[[FrameType], bool]) -> bool:
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        if test(frame):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def stand_in(tensor: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lazyrt.ir.node import Leaf, Node, Value, iter_values
+from lazyrt.ir.node import Leaf, Node, Value, iter_values, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -187,7 +187,7 @@ def _reach(root: Value, numbering: _Numbering) -> list[str]:
 
 
 def _colour(roots: list[Value]) -> dict[Value, bytes]:
-    nodes = _topological(roots)
+    nodes, _ = walk(roots)
     from_above = _colour_from_above(roots, nodes)
     below: dict[Any, bytes] = {}
     for node in nodes:
@@ -207,7 +207,7 @@ def _colour(roots: list[Value]) -> dict[Value, bytes]:
     return colours
 
 
-def _colour_from_above(roots: list[Value], nodes: list[Node]) -> dict[Any, bytes]:
+def _colour_from_above(roots: list[Value], nodes: Sequence[Node]) -> dict[Any, bytes]:
     """Colour nodes and leaves by how they are used, consumers first."""
     uses: dict[Any, list[bytes]] = {}
     for root in roots:
@@ -232,25 +232,3 @@ def _digest(parts: Iterable[bytes]) -> bytes:
     for part in parts:
         digest.update(part)
     return digest.digest()
-
-
-def _topological(roots: list[Value]) -> list[Node]:
-    done: dict[Node, None] = {}
-    for root in roots:
-        stack = [root.node] if root.node is not None else []
-        while stack:
-            node = stack[-1]
-            if node in done:
-                stack.pop()
-                continue
-            waiting = [
-                value.node
-                for value in iter_values(node.args)
-                if value.node is not None and value.node not in done
-            ]
-            if waiting:
-                stack.extend(waiting)
-            else:
-                done[node] = None
-                stack.pop()
-    return list(done)

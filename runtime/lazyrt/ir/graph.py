@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lazyrt.ir.fingerprint import Canonical, canonicalise
-from lazyrt.ir.node import Leaf, Node, Value, iter_values, map_values, type_text
+from lazyrt.ir.node import Leaf, Node, Value, map_values, type_text, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from lazyrt.lowering.computation import Computation
 
@@ -28,7 +28,7 @@ class Graph:
 
     def __init__(self, roots: Iterable[Value]) -> None:
         self.roots: tuple[Value, ...] = tuple(dict.fromkeys(roots))
-        self.nodes, self.parameters = _walk(self.roots)
+        self.nodes, self.parameters = walk(self.roots)
         self._canonical: Canonical | None = None
 
     @property
@@ -74,34 +74,6 @@ class Graph:
             f"<Graph {self.fingerprint[:12]}: {len(self.nodes)} nodes, "
             f"{len(self.parameters)} parameters, {len(self.roots)} roots>"
         )
-
-
-def _walk(roots: Sequence[Value]) -> tuple[tuple[Node, ...], tuple[Leaf, ...]]:
-    """Return nodes in post order and leaves by first use, without recursion."""
-    done: dict[Node, None] = {}
-    leaves: dict[Leaf, None] = {}
-    for root in roots:
-        if root.node is None:
-            leaves[root] = None  # type: ignore[index]
-            continue
-        stack = [root.node]
-        while stack:
-            node = stack[-1]
-            if node in done:
-                stack.pop()
-                continue
-            waiting = []
-            for value in iter_values(node.args):
-                if value.node is None:
-                    leaves[value] = None  # type: ignore[index]
-                elif value.node not in done:
-                    waiting.append(value.node)
-            if waiting:
-                stack.extend(reversed(waiting))
-            else:
-                done[node] = None
-                stack.pop()
-    return tuple(done), tuple(leaves)
 
 
 def _leaf_name(leaf: Leaf) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from lazyrt.observe.events import Site
 
@@ -183,6 +183,34 @@ def map_values(args: Any, function: Callable[[Value], Any]) -> Any:
     if args.__class__ is tuple:
         return tuple([map_values(arg, function) for arg in args])
     return args
+
+
+def walk(roots: Iterable[Value]) -> tuple[tuple[Node, ...], tuple[Leaf, ...]]:
+    """Return nodes in post order and leaves by first use, without recursion."""
+    done: dict[Node, None] = {}
+    leaves: dict[Leaf, None] = {}
+    for root in roots:
+        if root.node is None:
+            leaves[root] = None  # type: ignore[index]
+            continue
+        stack = [root.node]
+        while stack:
+            node = stack[-1]
+            if node in done:
+                stack.pop()
+                continue
+            waiting = []
+            for value in iter_values(node.args):
+                if value.node is None:
+                    leaves[value] = None  # type: ignore[index]
+                elif value.node not in done:
+                    waiting.append(value.node)
+            if waiting:
+                stack.extend(reversed(waiting))
+            else:
+                done[node] = None
+                stack.pop()
+    return tuple(done), tuple(leaves)
 
 
 def value_digest(value: Value) -> bytes:

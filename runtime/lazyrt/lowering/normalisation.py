@@ -227,79 +227,43 @@ def _typed_statistics(ctx: OpContext, found: Sequence[Any]) -> tuple[Any, ...]:
 
 
 @lowers("aten._native_batch_norm_legit_functional.default")
-def batch_norm_functional(
-    ctx: OpContext,
-    x: Array,
-    weight: Array | None,
-    bias: Array | None,
-    running_mean: Array,
-    running_var: Array,
-    *rest: Any,
-) -> tuple[Any, ...]:
-    return _batch_norm(ctx, x, weight, bias, running_mean, running_var, *rest)
+def batch_norm_functional(ctx: OpContext, *args: Any) -> tuple[Any, ...]:
+    return _batch_norm(ctx, *args)
 
 
 @lowers("aten._batch_norm_with_update_functional.default")
-def batch_norm_with_update(
-    ctx: OpContext,
-    x: Array,
-    weight: Array | None,
-    bias: Array | None,
-    running_mean: Array,
-    running_var: Array,
-    momentum: Any,
-    eps: float,
-) -> tuple[Any, ...]:
-    rest = (running_mean, running_var, True, momentum, eps)
-    *results, new_mean, new_var = _batch_norm(ctx, x, weight, bias, *rest)
+def batch_norm_with_update(ctx: OpContext, *args: Any) -> tuple[Any, ...]:
+    *operands, momentum, eps = args
+    rest: tuple[Any, ...] = (True, momentum, eps)
+    found = _batch_norm(ctx, *operands, *rest)
+    *results, new_mean, new_var = found
     return *results, jnp.zeros((0,), np.uint8), new_mean, new_var
 
 
 @lowers("aten._native_batch_norm_legit_no_training.default")
-def batch_norm_no_training(
-    ctx: OpContext,
-    x: Array,
-    weight: Array | None,
-    bias: Array | None,
-    running_mean: Array,
-    running_var: Array,
-    momentum: Any,
-    eps: float,
-) -> tuple[Any, ...]:
-    rest = (False, momentum, eps)
-    found = _batch_norm(ctx, x, weight, bias, running_mean, running_var, *rest)[:3]
-    return _typed_statistics(ctx, found)
+def batch_norm_no_training(ctx: OpContext, *args: Any) -> tuple[Any, ...]:
+    *operands, momentum, eps = args
+    rest: tuple[Any, ...] = (False, momentum, eps)
+    found = _batch_norm(ctx, *operands, *rest)
+    return _typed_statistics(ctx, found[:3])
 
 
 @lowers("aten._native_batch_norm_legit.no_stats")
 def batch_norm_no_stats(
-    ctx: OpContext,
-    x: Array,
-    weight: Array | None,
-    bias: Array | None,
-    *rest: Any,
+    ctx: OpContext, x: Array, weight: Array | None, bias: Array | None, *rest: Any
 ) -> tuple[Any, ...]:
     return _batch_norm(ctx, x, weight, bias, None, None, *rest)[:3]
 
 
 @lowers("aten.native_batch_norm.default", "aten._native_batch_norm_legit.default",
         "aten.cudnn_batch_norm.default")  # fmt: skip
-def native_batch_norm(
-    ctx: OpContext,
-    x: Array,
-    weight: Array | None,
-    bias: Array | None,
-    running_mean: Array | None,
-    running_var: Array | None,
-    *rest: Any,
-) -> tuple[Any, ...]:
+def native_batch_norm(ctx: OpContext, *args: Any) -> tuple[Any, ...]:
     """Lower batch norm without the update of the running statistics.
 
     The schema of the op updates them in place; a front end that keeps them up to date
     records the functional form.
     """
-    found = _batch_norm(ctx, x, weight, bias, running_mean, running_var, *rest)[:3]
-    return _typed_statistics(ctx, found)
+    return _typed_statistics(ctx, _batch_norm(ctx, *args)[:3])
 
 
 @lowers("aten.native_batch_norm_backward.default")
