@@ -6,7 +6,7 @@ import re
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from lazyviz import formatters, session
+from lazyviz import formatters, session, twofold
 from lazyviz.explorer import Explorer
 from lazyviz.hlo.collecting import uncollected
 from lazyviz.programs import pending_subject, subject_of
@@ -84,9 +84,7 @@ class ExploreView:
         publish = self._shell_now().display_pub.publish
         publish(self._repr_mimebundle_(), metadata={})
         if not self.is_empty and self._is_live():
-            from IPython.display import display
-
-            display(self.widget)  # type: ignore[no-untyped-call]
+            twofold.show_live(self._shell_now(), lambda: self.widget)
 
     def _is_live(self) -> bool:
         shell = self._shell_now()

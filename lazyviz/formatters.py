@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from lazyviz import executables, live, session
+from lazyviz import session
 from lazyviz.lazytensors import is_lazy
 from lazyviz.render import html, panel, text
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 _TENSOR = ("torch", "Tensor")
 _GRAPH = ("lazyrt.ir.graph", "Graph")
 _PLAN = "<lazyrt "
-_CACHE_TWIN = "lzx-twin"
-_LIVE_TWIN = "lzl-twin"
 _MAX_STATISTICS = 10_000_000
 _MAX_LISTED_OPS = 60
 _MIN_PICTURED = 16
@@ -155,43 +153,6 @@ def graph_bundle(graph: Any, hint: str = "") -> dict[str, str]:
         drawing = current.drawing_of(graph)
         bundle["text/html"] = html.graph_html(drawing, hint=hint)
     return bundle
-
-
-def show_live(shell: InteractiveShell, runtime: Any, chosen: live.Options) -> None:
-    """Display the live tensors: a table that stays, and one to sort and let go by."""
-    report = live.report(runtime, shell, chosen)
-    bundle = {"text/plain": report.to_text()}
-    publish: Any = shell.display_pub.publish
-    if not wants_html(shell):
-        publish(bundle, metadata={})
-        return
-    bundle["text/html"] = f'<div class="{_LIVE_TWIN}">{report.to_html()}</div>'
-    publish(bundle, metadata={})
-    if report.rows and hasattr(getattr(shell, "kernel", None), "comm_manager"):
-        from IPython.display import display
-
-        from lazyviz.widgets.live_view import LiveView
-
-        display(LiveView(runtime, shell, chosen, _LIVE_TWIN))  # type: ignore[no-untyped-call]
-
-
-def show_executables(shell: InteractiveShell, runtime: Any) -> None:
-    """Display the executables: a static table, and where there is a page one with buttons."""
-    entries = runtime.cached_executables()
-    bundle = {"text/plain": executables.table(entries)}
-    publish: Any = shell.display_pub.publish
-    if not wants_html(shell):
-        publish(bundle, metadata={})
-        return
-    copy = executables.to_html(entries)
-    bundle["text/html"] = f'<div class="{_CACHE_TWIN}">{copy}</div>'
-    publish(bundle, metadata={})
-    if entries and hasattr(getattr(shell, "kernel", None), "comm_manager"):
-        from IPython.display import display
-
-        from lazyviz.widgets.cache_view import CacheView
-
-        display(CacheView(runtime, _CACHE_TWIN))  # type: ignore[no-untyped-call]
 
 
 def _registered(formatter: Any, name: tuple[str, str]) -> Any:

@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lazyviz import twofold
 from lazyviz.lazytensors import is_lazy
 from lazyviz.render import text
 from lazyviz.render.live import Target
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from lazyrt.control.live_tensors import LiveRow
 
 TRACEBACK = "traceback"
+_TWIN = "lzl-twin"
 _RESULT = re.compile(r"(?:Out\[(\d+)\]|_(\d+)|(_{1,3}))")
 _LAST_ERROR = ("last_exc", "last_value", "last_type", "last_traceback")
 _COLUMNS = {"bytes": "size", "nodes": "ops", "site": "made at", "holder": "held by"}
@@ -106,6 +108,19 @@ def report(
         wanted.above, namespace=shell.user_ns
     )
     return found.sorted(wanted.sort, reverse=wanted.reverse)
+
+
+def show(runtime: ModuleType, shell: Any, chosen: Options) -> None:
+    """Display the live tensors: a table that stays, and one to sort and let go by."""
+    found = report(runtime, shell, chosen)
+
+    def view() -> Any:
+        from lazyviz.widgets.live_view import LiveView
+
+        return LiveView(runtime, shell, chosen, _TWIN)
+
+    make = view if found.rows else None
+    twofold.show(shell, found.to_text(), found.to_html, _TWIN, make)
 
 
 # --- letting go

@@ -225,7 +225,7 @@ class LazyMagics(Magics):
             chosen = live.options(rest)
         except ValueError as error:
             raise UsageError(str(error)) from None
-        formatters.show_live(self._shell, runtime, chosen)
+        live.show(runtime, self._shell, chosen)
 
     def _diff(self, rest: str) -> None:
         from lazyviz import comparison
@@ -314,7 +314,7 @@ class LazyMagics(Magics):
         elif command:
             raise UsageError(executables.unknown(rest))
         else:
-            formatters.show_executables(self._shell, runtime)
+            executables.show(runtime, self._shell)
 
     def _compile(self, rest: str) -> None:
         from lazyviz import compile_share

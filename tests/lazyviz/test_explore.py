@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 
 import pytest
 import torch
@@ -556,3 +557,20 @@ def test_exploring_keeps_no_tensor_alive_and_adds_no_root(step):
 
     assert lazyrt.pending_graph().fingerprint == key
     assert len(lazyrt.live_tensors()) == live
+
+
+def test_without_widgets_the_copy_stays_and_a_line_says_what_is_missing(
+    lab, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "anywidget", None)
+    for name in ("graph_view", "page"):
+        monkeypatch.delitem(sys.modules, f"lazyviz.widgets.{name}", raising=False)
+    lab.run_cell("y = x + 1")
+    lab.display_pub.outputs.clear()
+
+    assert lab.run_cell("%lazy explore y").success
+
+    copy, note = [output["data"] for output in lab.display_pub.outputs[:2]]
+    assert "aten.add" in copy["text/plain"]
+    assert "<img " in copy["text/html"]
+    assert "Run `pip install ipywidgets anywidget`" in note["text/plain"]
