@@ -397,18 +397,20 @@ class _Reader:
             computation.instructions[position] = instruction._replace(
                 operands=tuple(found), operand_names=tuple(names)
             )
-            if any(each > position for each in found):
+            if any(each >= position for each in found):
                 reordered[computation.name] = computation
         for computation in reordered.values():
             self._sort(computation)
 
     def _sort(self, computation: Computation) -> None:
-        order = _topological(computation)
-        if order is None:
-            self._at = computation.line - 1
+        order, waits_for_itself = _topological(computation)
+        if waits_for_itself is not None:
+            self._at = waits_for_itself.line - 1
             raise self._error(
-                f"the computation %{computation.name} has a cycle: its instructions cannot "
-                "be computed in any order. The dump was edited."
+                f"the computation %{computation.name} has a cycle through "
+                f"%{waits_for_itself.name}, which cannot be computed in any order. The dump "
+                "was edited.",
+                at=waits_for_itself.name,
             )
         rank = {old: new for new, old in enumerate(order)}
         rank[-1] = -1
@@ -499,8 +501,8 @@ def _closing(text: str, at: int) -> int:
     )
 
 
-def _topological(computation: Computation) -> list[int] | None:
-    """Return positions with operands first, keeping the text's order; None for a cycle."""
+def _topological(computation: Computation) -> tuple[list[int], Instruction | None]:
+    """Return positions with operands first, keeping the text's order, or who is in a cycle."""
     instructions = computation.instructions
     done: dict[int, None] = {}
     for start in range(len(instructions)):
@@ -520,11 +522,11 @@ def _topological(computation: Computation) -> list[int] | None:
                 done[position] = None
                 stack.pop()
             elif position in under_way:
-                return None
+                return [], instructions[position]
             else:
                 under_way.add(position)
                 stack.extend(waiting)
-    return list(done)
+    return list(done), None
 
 
 def _clip(text: str, length: int = 40) -> str:

@@ -207,6 +207,7 @@ def test_several_modules_are_read_one_by_one_or_chosen():
         (HLO[: HLO.index("(0), metadata={") + 1], 10, 27, "never closed"),
         (HLO.replace("*/%q)", "*/%r)"), 15, 54, "%add.3 reads %r, which"),
         (HLO.replace("ENTRY ", ""), 20, 1, "has no ENTRY computation"),
+        (HLO.replace("*/%q)", "*/%add.3)"), 15, 3, "cycle through %add.3, which"),
         (HLO.replace("%zero.4 =", "%p ="), 16, 3, "%p is defined a second time"),
         (HLO.replace("f32[] constant(0)", "constant(0)"), 16, 13, "has no type"),
         (HLO.replace("  %zero.4 =", "  ? %zero.4"), 16, 3, "is no instruction"),

@@ -308,3 +308,89 @@ def test_of_two_causes_both_are_named(changes, kinds):
 
     assert found is not None
     assert kinds <= {cause.kind for cause in found.causes}, str(found)
+
+
+class Encoder(nn.Module):
+    """Attention in which a batch of 4 and 2 heads make 8 rows, as many as tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(20, 16)
+        self.drop = nn.Dropout(0.1)
+        self.project = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, ids):
+        x = self.drop(self.embed(ids))
+        rows, length, _ = x.shape
+        q, k, v = (
+            layer(x).view(rows, length, 2, 8).transpose(1, 2)
+            for layer in self.project[:3]
+        )
+        scores = (q @ k.transpose(-1, -2) / 8**0.5).softmax(-1)
+        mixed = (scores @ v).transpose(1, 2).reshape(rows, length, 16)
+        return self.project[3](mixed) + x
+
+
+def encoder_steps():
+    """Return a model, and functions that train and evaluate it, each a step at its line."""
+    model = Encoder().to(DEVICE).train()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train(ids):
+        with lazyrt.step():
+            sgd.zero_grad()
+            model(ids).square().mean().backward()
+            sgd.step()
+
+    def evaluate(ids):
+        model.eval()
+        with lazyrt.step(), torch.no_grad():
+            value = model(ids).mean()
+        model.train()
+        return value
+
+    return train, evaluate
+
+
+def tokens(rows):
+    return torch.arange(rows * 8).reshape(rows, 8).remainder(20).to(DEVICE)
+
+
+def test_of_an_incomplete_last_batch_the_input_is_the_only_cause():
+    """Views, transposes and the factors 1/N of its gradients follow from it."""
+    train, _ = encoder_steps()
+    train(tokens(4))
+    train(tokens(3))
+
+    found = lazyrt.explain()
+
+    assert found is not None
+    assert [cause.kind for cause in found.causes] == ["input_shape"], str(found)
+    assert found.top.text.startswith("input `ids` i64[4,8] is now i64[3,8]: ")
+    assert found.unexplained == 0
+
+
+def test_an_evaluation_between_training_steps_is_a_step_of_its_own_and_no_cut():
+    train, evaluate = encoder_steps()
+    ids = tokens(4)
+    train(ids)
+    evaluate(ids)
+
+    found = lazyrt.explain()
+
+    assert found is not None
+    assert [cause.kind for cause in found.causes] == ["other_step", "train_eval"]
+    top = found.top
+    assert top.now is not None
+    assert top.before is not None
+    assert top.text.startswith(f"the step at {top.now} is a program of its own: ")
+    assert top.text.endswith(
+        f" operations fewer than graph.1 of the step at {top.before}"
+    )
+    assert top.now.line > top.before.line
+    assert "nothing to do" in top.fix
+    assert "runs in evaluation mode" in found.causes[1].text
+    compiled = len(lazyrt.compiled_graphs())
+    train(ids)
+    evaluate(ids)
+    assert len(lazyrt.compiled_graphs()) == compiled

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from lazyviz.hlo.matching.bridge import bridge
 from lazyviz.hlo.matching.colours import Ties, pair_by_colour
 from lazyviz.hlo.matching.labels import Interner
+from lazyviz.hlo.matching.order import pair_in_reading_order
 from lazyviz.hlo.matching.refine import refine, script_cost
 from lazyviz.hlo.matching.residual import (
     pair_by_gain,
@@ -35,7 +36,7 @@ _WORTHWHILE = 50
 
 # Graphs of at most so many nodes are worth a second look.
 _SMALL = 5_000
-_OTHER_STARTS = ("colours", "cones")
+_OTHER_STARTS = ("colours", "cones", "order")
 _EXACT_ROUNDS = (2, 1, 4, 2, 1)
 
 
@@ -66,6 +67,8 @@ def _match(a: Graph, b: Graph, start: str = "hints") -> Matching:
         _by_exact_colours(matching)
     elif start == "hints":
         _by_hints(matching)
+    elif start == "order":
+        pair_in_reading_order(matching)
     pair_equal_cones(matching, "full")
     if _is_done(matching):
         return matching

@@ -29,6 +29,8 @@ _DETECTORS = (
     program.random_numbers,
     program.other_path,
 )
+# Of two steps of the program, other results and paths are what is to be expected.
+_BETWEEN_STEPS = (types_and_constants, key.other_step, program.train_or_eval)
 
 
 def explain(record: CompiledGraph, census: Census) -> Explanation:
@@ -81,7 +83,7 @@ def differences(
     causes = key.of_key(before, now)
     if before.fingerprint != now.fingerprint:
         edits = Edits(before, now)
-        for detect in _DETECTORS:
+        for detect in _BETWEEN_STEPS if key.is_other_step(edits) else _DETECTORS:
             causes += detect(edits)
         unexplained = edits.remaining
     else:

@@ -1,13 +1,14 @@
 """Matching two snapshots: which vertex of one is which vertex of the other.
 
 Tiers, from certain to likely: equal computations from equal inputs, bottom up; roots and
-operands of the same name, top down; vertices that the same module and line recorded; and
-vertices whose neighbours are matched already, by votes. Lines and names are hints that break
-ties: a graph without them is matched by structure alone.
+operands of the same name, top down; equal computations in other sizes; vertices that the same
+module and line recorded; and vertices whose neighbours are matched already, by votes. Lines and
+names are hints that break ties: a graph without them is matched by structure alone.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ _ROUNDS = 6
 # A vertex with more users than this gives no vote to them: a constant or a mask.
 _MAX_FAN_OUT = 64
 _NONE = -1
+# Lists of sizes, and floats: the factor of a mean's gradient is 1/N.
+_SIZES = re.compile(r"\[[^\]]*\]|-?\d+(?:\.\d*(?:e[+-]?\d+)?|e[+-]?\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,7 @@ def match(before: Snapshot, now: Snapshot) -> Match:
     matcher = _Matcher(before, now)
     matcher.equal_computations()
     matcher.same_names()
+    matcher.equal_but_for_sizes()
     matcher.by_neighbours(_exact)
     for key in (_exact_origin, _origin, _exact_scope):
         matcher.by_key(key)
@@ -166,10 +170,17 @@ class _Matcher:
         """Match what is left and applies the same ops in the same way, types aside."""
         table: dict[Any, int] = {}
         ours, theirs = _outlines(self.now, table), _outlines(self.before, table)
-        leaves = {ours[k] for k, v in enumerate(self.now.vertices) if v.is_leaf}
-        free_ours = [-1 if self.to_before[k] >= 0 else n for k, n in enumerate(ours)]
-        free_theirs = [-1 if self.to_now[k] >= 0 else n for k, n in enumerate(theirs)]
-        self._zip(free_theirs, free_ours, leaves | {-1})
+        self._zip_free(theirs, ours)
+
+    def equal_but_for_sizes(self) -> None:
+        """Match what computes the same from inputs of the same name, in whatever sizes.
+
+        A batch of another size changes the types of most vertices and the program of none.
+        """
+        table: dict[Any, int] = {}
+        ours = _sizeless(self.now, table)
+        theirs = _sizeless(self.before, table)
+        self._zip_free(theirs, ours)
 
     def same_names(self) -> None:
         """Match roots of the same name, and inputs of the same name."""
@@ -269,6 +280,13 @@ class _Matcher:
                 for one, other in zip(ones, members, strict=True):
                     self.pair(one, other)
 
+    def _zip_free(self, theirs: list[int], ours: list[int]) -> None:
+        """Match free vertices of equal numbers that are no inputs."""
+        leaves = {ours[k] for k, v in enumerate(self.now.vertices) if v.is_leaf}
+        free_ours = [-1 if self.to_before[k] >= 0 else n for k, n in enumerate(ours)]
+        free_theirs = [-1 if self.to_now[k] >= 0 else n for k, n in enumerate(theirs)]
+        self._zip(free_theirs, free_ours, leaves | {-1})
+
     @staticmethod
     def _free_groups(
         snapshot: Snapshot, partners: list[int], key: Callable[[Vertex], Hashable]
@@ -289,6 +307,19 @@ def _classes(snapshot: Snapshot, names: set[str], table: dict[Any, int]) -> list
         known = name.text if name is not None and name.text in names else ""
         operands = tuple((classes[one], index) for one, index in vertex.operands)
         key = (vertex.label, known, operands)
+        classes.append(table.setdefault(key, len(table)))
+    return classes
+
+
+def _sizeless(snapshot: Snapshot, table: dict[Any, int]) -> list[int]:
+    """Number the vertices so that computations that differ in sizes alone share a number."""
+    classes: list[int] = []
+    for k, vertex in enumerate(snapshot.vertices):
+        name = snapshot.leaf_names.get(k)
+        known = name.text if name is not None else ""
+        attrs = tuple(_SIZES.sub("#", attr) for attr in vertex.attrs)
+        operands = tuple((classes[one], index) for one, index in vertex.operands)
+        key = (vertex.op, attrs, known, operands)
         classes.append(table.setdefault(key, len(table)))
     return classes
 

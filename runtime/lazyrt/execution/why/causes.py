@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 Kind = Literal[
     "first_trace", "new_program", "cache_evicted", "mode", "tier", "device", "sharding",
-    "donation", "fallback", "step_cut", "missing_boundary", "module_added", "module_removed",
+    "donation", "fallback", "other_step", "step_cut", "missing_boundary", "module_added", "module_removed",
     "module_recreated", "state_became_input", "carried_over", "input_shape", "input_dtype",
     "parameter_shape", "shape", "dtype", "loop_count", "regrouped", "train_eval",
     "live_tensor", "live_tensor_gone", "closure", "rng", "baked_constant", "lifted_number",
@@ -24,7 +24,7 @@ _RANK: dict[str, int] = {
         (
             ("first_trace", "new_program", "cache_evicted", "mode", "tier", "device", "sharding",
              "donation"),
-            ("fallback", "step_cut", "missing_boundary", "carried_over"),
+            ("fallback", "other_step", "step_cut", "missing_boundary", "carried_over"),
             ("module_added", "module_removed", "module_recreated", "parameter_shape",
              "state_became_input", "regrouped"),
             ("input_shape", "input_dtype", "loop_count", "train_eval"),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from lazyrt.execution.why.causes import Cause, Taken
 from lazyrt.execution.why.edits import at, count, listed
+from lazyrt.execution.why.program import is_mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from lazyrt.observe.events import Site
 
 _FALLBACK = "CPU fallback of "
+_BLOCK = "end of step"
 _CUT_FIX = (
     "read values after the step has ended (or print them: a print never cuts a step), so that "
     "each step ends at one place"
@@ -129,6 +131,8 @@ def cuts(edits: Edits) -> list[Cause]:
     fallback = _new_fallback(old, new)
     if fallback is not None:
         return [_by_fallback(edits, fallback)]
+    if is_other_step(edits):
+        return []
     gone = sum(not edits.a.vertices[k].is_leaf for k in edits.removed)
     came = sum(not edits.b.vertices[k].is_leaf for k in edits.added)
     # What a read cut off is missing, however little it is, and the read adds what it reads.
@@ -138,6 +142,58 @@ def cuts(edits: Edits) -> list[Cause]:
     if _is_part(came, gone, edits.now.nodes):
         return _longer(edits, old, new)
     return []
+
+
+def other_step(edits: Edits) -> list[Cause]:
+    """Return that the graph is of another step of the program, such as the evaluation's."""
+    if not is_other_step(edits):
+        return []
+    came = [edits.b.vertices[k] for k in edits.added]
+    gone = [edits.a.vertices[k] for k in edits.removed]
+    parts = [
+        f"{count(sum(not v.is_leaf for v in side), 'operation')} {word}"
+        for side, word in ((came, "more"), (gone, "fewer"))
+        if any(not v.is_leaf for v in side)
+    ]
+    edits.new_roots, edits.gone_roots = [], []
+    return [
+        Cause(
+            kind="other_step",
+            text=f"{_named(edits.now.key.ended_by)} is a program of its own: "
+            f"{' and '.join(parts) or 'other operations'} than {edits.before.name} of "
+            f"{_named(edits.before.key.ended_by)}",
+            fix="nothing to do: it compiles once and is found again whenever this step comes back",
+            now=edits.now.key.ended_by[1],
+            before=edits.before.key.ended_by[1],
+            # Dropout that only one of the two has says more: the model's mode.
+            taken=edits.take(
+                [k for k in edits.added if not is_mode(edits.b.vertices[k])],
+                [k for k in edits.removed if not is_mode(edits.a.vertices[k])],
+                tuple(edits.changed),
+            ),
+        )
+    ]
+
+
+def is_other_step(edits: Edits) -> bool:
+    """Return whether two graphs that differ in much end two different steps of the program."""
+    old, new = edits.before.key, edits.now.key
+    if not _is_block(old.ended_by) or not _is_block(new.ended_by):
+        return False
+    if not _differs(old.ended_by, new.ended_by) or _cuts(new.began_after):
+        return False
+    edited = len(edits.added) + len(edits.removed)
+    return edited >= _CUT_SHARE * max(edits.before.nodes, edits.now.nodes)
+
+
+def _is_block(boundary: tuple[str, Site | None]) -> bool:
+    """Return whether a boundary is the end of a `with` block or of a function."""
+    return boundary[0].startswith(_BLOCK)
+
+
+def _named(boundary: tuple[str, Site | None]) -> str:
+    name = boundary[0].removeprefix(_BLOCK).strip()
+    return f"the step{f' `{name}`' if name else ''}{at(boundary[1])}"
 
 
 def began_after_a_cut(

@@ -309,12 +309,12 @@ def _root(snapshot: Snapshot, k: int) -> tuple[str, str]:
 
 def train_or_eval(edits: Edits) -> list[Cause]:
     """Return whether dropout or batch norm switched between training and evaluation."""
-    more = [k for k in edits.added if _is_mode(edits.b.vertices[k])]
-    fewer = [k for k in edits.removed if _is_mode(edits.a.vertices[k])]
+    more = [k for k in edits.added if is_mode(edits.b.vertices[k])]
+    fewer = [k for k in edits.removed if is_mode(edits.a.vertices[k])]
     flags = [
         k
         for k, partner in edits.changed.items()
-        if _is_mode(edits.b.vertices[k])
+        if is_mode(edits.b.vertices[k])
         and edits.b.vertices[k].attrs != edits.a.vertices[partner].attrs
     ]
     if not more and not fewer and not flags:
@@ -350,7 +350,8 @@ def _norms_and_dropouts(vertices: list[Vertex]) -> str:
     return ", ".join(f"{number} {op}" for op, number in ops.most_common(_SHOWN_OPS))
 
 
-def _is_mode(vertex: Vertex) -> bool:
+def is_mode(vertex: Vertex) -> bool:
+    """Return whether training and evaluation do something else in an op."""
     return vertex.op.startswith(_DROPOUTS) or any(norm in vertex.op for norm in _NORMS)
 
 
