@@ -8,6 +8,7 @@ from lazyrt.execution.why import inputs, key, program
 from lazyrt.execution.why.causes import Cause, Explanation, Taken, ranked
 from lazyrt.execution.why.edits import Edits, at, count
 from lazyrt.execution.why.types import types_and_constants
+from lazyrt.execution.why.updates import updates
 
 if TYPE_CHECKING:
     from lazyrt.execution.census import Census, CompiledGraph
@@ -19,6 +20,7 @@ _DETECTORS = (
     key.cuts,
     inputs.modules,
     inputs.state,
+    updates,
     inputs.carried_over,
     program.regrouped,
     program.repeats,

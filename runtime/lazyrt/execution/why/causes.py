@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 Kind = Literal[
     "first_trace", "new_program", "cache_evicted", "mode", "tier", "device", "sharding",
     "donation", "fallback", "other_step", "step_cut", "missing_boundary", "module_added", "module_removed",
-    "module_recreated", "state_became_input", "carried_over", "input_shape", "input_dtype",
+    "module_recreated", "state_became_input", "carried_over", "update", "input_shape", "input_dtype",
     "parameter_shape", "shape", "dtype", "loop_count", "regrouped", "train_eval",
     "live_tensor", "live_tensor_gone", "closure", "rng", "baked_constant", "lifted_number",
     "code_path", "wiring",
@@ -26,7 +26,7 @@ _RANK: dict[str, int] = {
              "donation"),
             ("fallback", "other_step", "step_cut", "missing_boundary", "carried_over"),
             ("module_added", "module_removed", "module_recreated", "parameter_shape",
-             "state_became_input", "regrouped"),
+             "state_became_input", "update", "regrouped"),
             ("input_shape", "input_dtype", "loop_count", "train_eval"),
             ("live_tensor", "live_tensor_gone", "closure", "rng", "shape", "dtype",
              "baked_constant", "lifted_number"),

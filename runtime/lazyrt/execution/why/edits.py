@@ -214,6 +214,17 @@ def first_site(vertices: Iterable[Vertex]) -> Site | None:
     return (forward or found)[0].site if found else None
 
 
+Place = tuple[str, int, str]
+
+
+def place(site: Site | None) -> Place | None:
+    """Return what tells lines apart; a cell that runs again is the same place."""
+    if site is None:
+        return None
+    file = "" if site.cell is not None else site.file
+    return (file, site.line, site.function)
+
+
 def at(site: Site | None) -> str:
     """Return ` at cell 3 line 2`, or nothing for an unknown line."""
     return f" at {site}" if site is not None else ""

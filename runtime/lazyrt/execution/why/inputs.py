@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lazyrt.execution.why.causes import Cause
+from lazyrt.execution.why.causes import Cause, Taken
 from lazyrt.execution.why.edits import at, connected, count, first_site, listed
+from lazyrt.execution.why.program import is_mode
+from lazyrt.execution.why.updates import take_updates_of
 from lazyrt.ir.match import cone
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from lazyrt.execution.why.edits import Edits
-    from lazyrt.ir.snapshot import Snapshot
+    from lazyrt.ir.snapshot import Name, Snapshot
     from lazyrt.observe.events import Site
 
 _CREATIONS = (
     "aten.zeros", "aten.ones", "aten.full", "aten.empty", "aten.zero.", "aten.arange",
     "aten.scalar_tensor", "aten.rand", "aten.normal", "aten.uniform", "aten.bernoulli",
 )  # fmt: skip
+_FINISH = "finish it before the step ends (flush the buckets, run the callbacks)"
+_ACCUMULATES = (
+    "nothing to do where it comes back: the first batch of an update and the later ones are one "
+    "graph each; `zero_grad(set_to_none=False)` makes it one graph for all"
+)
 
 
 def modules(edits: Edits) -> list[Cause]:
@@ -39,7 +46,7 @@ def modules(edits: Edits) -> list[Cause]:
         seeds = [leaf for leaf in new.values() if leaf in free]
         if not paths or not seeds:
             continue
-        near = connected(snapshot, seeds, free)
+        near = _within(snapshot, connected(snapshot, seeds, free), free)
         site = first_site(snapshot.vertices[k] for k in sorted(near))
         verb = "added" if kind == "module_added" else "removed"
         noun = "module" if len(paths) == 1 else "modules"
@@ -49,6 +56,7 @@ def modules(edits: Edits) -> list[Cause]:
             if kind == "module_added"
             else edits.take(removed=near, added=_touching(edits, near, added=False))
         )
+        updated = take_updates_of(edits, paths)
         causes.append(
             Cause(
                 kind=kind,  # type: ignore[arg-type]
@@ -59,7 +67,7 @@ def modules(edits: Edits) -> list[Cause]:
                 variable=paths[0],
                 now=site if kind == "module_added" else None,
                 before=site if kind == "module_removed" else None,
-                taken=taken,
+                taken=Taken(*map(sum, zip(taken, updated, strict=True))),
             )
         )
     return causes
@@ -67,12 +75,37 @@ def modules(edits: Edits) -> list[Cause]:
 
 def _touching(edits: Edits, near: set[int], *, added: bool) -> set[int]:
     """Return the few free vertices of the other side that sat where a module is now."""
-    free = edits.removed if added else edits.added
-    return set(free) if len(free) <= max(4, len(near) // 4) else set()
+    free = set(edits.removed if added else edits.added)
+    snapshot = edits.a if added else edits.b
+    # Dropout that is gone has a reason of its own.
+    free -= {k for k in free if is_mode(snapshot.vertices[k])}
+    return free if len(free) <= max(4, len(near) // 4) else set()
+
+
+def _within(snapshot: Snapshot, near: set[int], free: set[int]) -> set[int]:
+    """Return free vertices with those that the same modules record, backward too."""
+    scopes = {snapshot.vertices[k].scope for k in near} - {""}
+    inside = {k for k, v in enumerate(snapshot.vertices) if v.scope in scopes}
+    users = snapshot.users()
+    beside = {
+        k
+        for k in free
+        if snapshot.vertices[k].backward
+        and not inside.isdisjoint(
+            [*(k for k, _ in snapshot.vertices[k].operands), *(u for u, _ in users[k])]
+        )
+    }
+    return near | (inside & free) | beside
 
 
 def _module_names(snapshot: Snapshot) -> dict[str, int]:
-    return {
+    """Return the vertex of each parameter: an input, or what the step makes it from."""
+    made = {
+        name.text: snapshot.roots[k][0]
+        for k, name in snapshot.root_names.items()
+        if name.in_module
+    }
+    return made | {
         name.text: leaf for leaf, name in snapshot.leaf_names.items() if name.in_module
     }
 
@@ -239,19 +272,33 @@ def carried_over(edits: Edits) -> list[Cause]:
     ]
     called = f" ({listed(names)})" if names else ""
     verb = "is an input" if len(left) == 1 else "are inputs"
+    accumulates = bool(names) and all(name.endswith(".grad") for name in names)
+    if accumulates:  # a result that is an input now is not gone
+        edits.gone_roots = [
+            k for k in edits.gone_roots if _text(edits.a.root_names.get(k)) not in names
+        ]
+    what = count(len(left), "gradient" if accumulates else "tensor")
     return [
         Cause(
             kind="carried_over",
-            text=f"{count(len(left), 'tensor') if left else 'no tensor'}{called} that step {previous} computed"
+            text=f"{what if left else 'no tensor'}{called} that step {previous} computed"
             f"{at(origin.site)} {verb} of this step, {len(before)} in {edits.before.name}: "
-            "the work of a step is finished in the next one",
-            fix="finish it before the step ends (flush the buckets, run the callbacks)",
+            + (
+                "gradients accumulate over steps"
+                if accumulates
+                else "the work of a step is finished in the next one"
+            ),
+            fix=(_ACCUMULATES if accumulates else _FINISH),
             variable=names[0] if names else "",
             now=first_site(edits.b.vertices[k] for k in sorted(free)),
             before=origin.site,
             taken=edits.take(added=free, removed=gone),
         )
     ]
+
+
+def _text(name: Name | None) -> str:
+    return name.text if name is not None else ""
 
 
 def _left_over(snapshot: Snapshot) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lazyrt.execution.why.causes import Cause, Taken
-from lazyrt.execution.why.edits import at, count, listed
+from lazyrt.execution.why.edits import at, count, listed, place
 from lazyrt.execution.why.program import is_mode
 
 if TYPE_CHECKING:
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from lazyrt.execution.census import CompiledGraph, StepKey
     from lazyrt.execution.why.edits import Edits
+    from lazyrt.ir.snapshot import Name
     from lazyrt.observe.events import Site
 
 _FALLBACK = "CPU fallback of "
@@ -136,7 +137,9 @@ def cuts(edits: Edits) -> list[Cause]:
     gone = sum(not edits.a.vertices[k].is_leaf for k in edits.removed)
     came = sum(not edits.b.vertices[k].is_leaf for k in edits.added)
     # What a read cut off is missing, however little it is, and the read adds what it reads.
-    read = _cuts(new.ended_by) and not _cuts(old.ended_by) and 1 <= came <= gone
+    began_alike = place(edits.before.lines[0]) == place(edits.now.lines[0])
+    read = _cuts(new.ended_by) and not _cuts(old.ended_by) and gone >= 1
+    read = read and (came <= gone or began_alike)
     if read or _is_part(gone, came, edits.before.nodes):
         return _shorter(edits, old, new)
     if _is_part(came, gone, edits.now.nodes):
@@ -245,8 +248,34 @@ def _by_fallback(edits: Edits, fallback: tuple[str, Site | None]) -> Cause:
         fix=f"register a lowering with @lowers('{op}'), or move the op out of the step",
         now=site,
         before=edits.before.key.ended_by[1],
-        taken=edits.take(tuple(edits.added), tuple(edits.removed)),
+        taken=_cut_away(edits),
     )
+
+
+def _cut_away(edits: Edits) -> Taken:
+    """Take out what a cut explains: what is missing, what is read of the other part, the rest.
+
+    Variables that are alive at the cut are results of the first part, and inputs of the second.
+    """
+    edits.gone_roots = []
+    edits.new_roots = [
+        k for k in edits.new_roots if _is_kept(edits.b.root_names.get(k))
+    ]
+    vertices = edits.b.vertices
+    read = place(edits.now.key.ended_by[1])
+    leaves = {k for k in edits.added if vertices[k].op == "data"}
+    others = {
+        k
+        for k in edits.added
+        if any(operand in leaves for operand, _ in vertices[k].operands)
+        or (not vertices[k].is_leaf and place(vertices[k].site) == read)
+    }
+    return edits.take(leaves | others, tuple(edits.removed))
+
+
+def _is_kept(name: Name | None) -> bool:
+    """Return whether something holds a tensor beyond the variables of the running code."""
+    return name is not None and not name.holder.startswith(("variable", "local"))
 
 
 def _moved(before: CompiledGraph, now: CompiledGraph) -> str:
@@ -259,8 +288,8 @@ def _moved(before: CompiledGraph, now: CompiledGraph) -> str:
         return ""
     old, new = before.key.ended_by, now.key.ended_by
     same_mark = old[0] == new[0] and not _cuts(new) and _differs(old, new)
-    same_start = _place(first_before) == _place(first_now)
-    if not (same_mark and same_start) or _place(last_before) == _place(last_now):
+    same_start = place(first_before) == place(first_now)
+    if not (same_mark and same_start) or place(last_before) == place(last_now):
         return ""
     lines = str(last_before), str(last_now)
     if (last_before.file, last_before.cell) == (last_now.file, last_now.cell):
@@ -286,7 +315,7 @@ def _shorter(edits: Edits, old: StepKey, new: StepKey) -> list[Cause]:
             fix=_CUT_FIX,
             now=new.ended_by[1],
             before=old.ended_by[1],
-            taken=edits.take(tuple(edits.added), tuple(edits.removed)),
+            taken=_cut_away(edits),
         )
     ]
 
@@ -316,14 +345,7 @@ def _cuts(boundary: tuple[str, Site | None]) -> bool:
 
 def _differs(one: tuple[str, Site | None], other: tuple[str, Site | None]) -> bool:
     """Return whether two boundaries are different places; a cell run again is the same one."""
-    return one[0] != other[0] or _place(one[1]) != _place(other[1])
-
-
-def _place(site: Site | None) -> tuple[str, int, str] | None:
-    if site is None:
-        return None
-    file = "" if site.cell is not None else site.file
-    return (file, site.line, site.function)
+    return one[0] != other[0] or place(one[1]) != place(other[1])
 
 
 def _what(boundary: tuple[str, Site | None]) -> str:

@@ -14,6 +14,7 @@ from lazyrt.execution.why.edits import (
     exclusive,
     first_site,
     listed,
+    place,
 )
 
 if TYPE_CHECKING:
@@ -42,14 +43,17 @@ def repeats(edits: Edits) -> list[Cause]:
         (edits.a, edits.b, edits.removed, "removed"),
     )
     # Types help to tell places apart, unless an input's shape has changed all of them.
-    for (more, fewer, free, sign), place in product(sides, (_typed_place, _place)):
-        extra = [k for k in free if not more.vertices[k].is_leaf]
+    for (more, fewer, free, sign), spot in product(sides, (_typed_spot, _spot)):
+        has, had = _count_by(spot, more), _count_by(spot, fewer)
+        # What came nowhere before has another cause.
+        extra = [
+            k
+            for k in free
+            if not more.vertices[k].is_leaf and had.get(spot(more.vertices[k]))
+        ]
         if not extra:
             continue
-        has, had = _count_by(place, more), _count_by(place, fewer)
-        places = {place(more.vertices[k]) for k in extra}
-        if not all(had.get(found) for found in places):
-            continue
+        places = {spot(more.vertices[k]) for k in extra}
         counts = Counter((had[found], has[found]) for found in places)
         (old, new), hits = counts.most_common(1)[0]
         if len(extra) % max(1, new - old):
@@ -73,8 +77,10 @@ def _repeat(
         not v.is_leaf for v in (edits.a if sign == "added" else edits.b).vertices
     )
     taken = edits.take(
-        added=connected(edits.b, extra, edits.added) if sign == "added" else (),
-        removed=connected(edits.a, extra, edits.removed) if sign == "removed" else (),
+        added=_with_leaves(edits.b, extra, edits.added) if sign == "added" else (),
+        removed=_with_leaves(edits.a, extra, edits.removed)
+        if sign == "removed"
+        else (),
     )
     # Where every operation comes k times as often, the boundary between them is missing.
     if whole and sign == "added" and new % old == 0:
@@ -101,18 +107,32 @@ def _repeat(
     )
 
 
-def _count_by(place: Callable[[Vertex], Any], snapshot: Snapshot) -> Counter[Any]:
-    return Counter(place(v) for v in snapshot.vertices if not v.is_leaf)
+def _with_leaves(
+    snapshot: Snapshot, vertices: Iterable[int], free: set[int]
+) -> set[int]:
+    """Return free vertices with the free inputs that only they read."""
+    found = set(vertices)
+    users = snapshot.users()
+    found |= {
+        k
+        for k in free
+        if snapshot.vertices[k].is_leaf and all(user in found for user, _ in users[k])
+    }
+    return found
 
 
-def _place(vertex: Vertex) -> Any:
+def _count_by(spot: Callable[[Vertex], Any], snapshot: Snapshot) -> Counter[Any]:
+    return Counter(spot(v) for v in snapshot.vertices if not v.is_leaf)
+
+
+def _spot(vertex: Vertex) -> Any:
     site = vertex.site
     where = (site.line, site.function) if site is not None else None
     return (vertex.op, vertex.scope, vertex.backward, where)
 
 
-def _typed_place(vertex: Vertex) -> Any:
-    return (*_place(vertex), vertex.types)
+def _typed_spot(vertex: Vertex) -> Any:
+    return (*_spot(vertex), vertex.types)
 
 
 def regrouped(edits: Edits) -> list[Cause]:
@@ -385,17 +405,32 @@ def random_numbers(edits: Edits) -> list[Cause]:
             now=first_site(vertices),
             before=first_site(old),
             taken=edits.take(
-                added=connected(edits.b, more, edits.added),
-                removed=connected(edits.a, fewer, edits.removed),
+                added=_on_lines_of(edits.b, more, edits.added),
+                removed=_on_lines_of(edits.a, fewer, edits.removed),
             ),
         )
     ]
 
 
+def _on_lines_of(
+    snapshot: Snapshot, vertices: Iterable[int], free: set[int]
+) -> set[int]:
+    """Return what is connected with vertices and stands on their lines, backward with it."""
+    lines = {place(snapshot.vertices[k].site) for k in vertices}
+    near = connected(snapshot, vertices, free)
+    mine = [
+        k
+        for k in near
+        if snapshot.vertices[k].backward or place(snapshot.vertices[k].site) in lines
+    ]
+    return _with_leaves(snapshot, mine, near)
+
+
 def lifted_numbers(edits: Edits) -> list[Cause]:
     """Return Python numbers that varied and are inputs from now on."""
     more = [k for k in edits.added if edits.b.vertices[k].op in {"float", "int"}]
-    if not more:
+    gone = [k for k in edits.removed if edits.a.vertices[k].op in {"float", "int"}]
+    if len(more) <= len(gone):
         return []
     readers = [edits.b.vertices[k] for k in _readers(edits.b, more)]
     site = first_site(readers)

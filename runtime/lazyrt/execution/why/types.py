@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from lazyrt.execution.why.causes import Cause
 from lazyrt.execution.why.edits import at, count
 from lazyrt.execution.why.inputs import leaf_site
+from lazyrt.ir.snapshot import OPERAND
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 _FLOAT = re.compile(r"-?(?:\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+|inf|nan)")
+_SHOWN_CHARS = 60
 _TYPE = re.compile(r"(\w+)\[([\d,]*)\]")
 
 
@@ -35,7 +37,32 @@ def types_and_constants(edits: Edits) -> list[Cause]:
     for (kind, _), vertices in groups.items():
         follow = [k for k, source in sources.of.items() if source in set(vertices)]
         causes.append(_cause(edits, kind, vertices, follow))
+        if kind == "input_dtype":
+            causes += _shape_too(edits, vertices)
     return causes
+
+
+def _shape_too(edits: Edits, leaves: list[int]) -> list[Cause]:
+    """Return a cause of its own where an input of another dtype has another shape as well."""
+    for leaf in leaves:
+        now = edits.b.vertices[leaf]
+        before = edits.a.vertices[edits.match.to_before[leaf]]
+        if _shapes(now) == _shapes(before):
+            continue
+        name = edits.b.leaf_names.get(leaf)
+        old, new = (list(_shapes(vertex)[0]) for vertex in (before, now))
+        return [
+            Cause(
+                kind="input_shape",
+                text=f"input {f'`{name.text}`' if name else leaf} has another shape too: "
+                f"{old} is now {new}",
+                fix=_FIXES["input_shape"],
+                variable=name.text if name else "",
+                now=leaf_site(edits.b, leaf),
+                before=leaf_site(edits.a, edits.match.to_before[leaf]),
+            )
+        ]
+    return []
 
 
 def _group(edits: Edits, vertex: int, kind: Kind) -> object:
@@ -48,6 +75,10 @@ def _group(edits: Edits, vertex: int, kind: Kind) -> object:
         return None
     if kind == "dtype":
         return (_dtypes(before), _dtypes(now))
+    if kind == "baked_constant":
+        # The gradient of an op has the number that the op has.
+        op = now.op.removesuffix(".default").replace("_backward", "")
+        return (*_first_difference(before, now), op)
     return (before.attrs, now.attrs, now.op, now.site and now.site.line)
 
 
@@ -184,9 +215,10 @@ def _cause(
         )
         text = f"{what} {called} {change}{others}{follows}"
     elif kind == "shape":
+        old, new = _types(before, now)
         text = (
-            f"{now.op}{at(now.site)} gives {', '.join(now.types)} where it gave "
-            f"{', '.join(before.types)}{_argument(before, now)}{follows}"
+            f"{now.op}{at(now.site)} gives {new} where it gave {old}"
+            f"{_argument(before, now)}{follows}"
         )
     elif kind == "dtype":
         text = (
@@ -208,8 +240,16 @@ def _cause(
     )
 
 
+def _types(before: Vertex, now: Vertex) -> tuple[str, str]:
+    """Return the first types that differ, or how many there are on either side."""
+    if len(before.types) != len(now.types):
+        return tuple(count(len(v.types), "tensor") for v in (before, now))  # type: ignore[return-value]
+    pairs = zip(before.types, now.types, strict=True)
+    return next(pair for pair in pairs if pair[0] != pair[1])
+
+
 def _constant(before: Vertex, now: Vertex, times: int) -> str:
-    old, new = _first_difference(before, now)
+    old, new = _short_numbers(*_first_difference(before, now))
     repeated = f" ({times} times)" if times > 1 else ""
     return (
         f"a Python number is part of the graph: {now.op}{at(now.site)} has {new} where it had "
@@ -221,7 +261,21 @@ def _argument(before: Vertex, now: Vertex) -> str:
     if before.attrs == now.attrs:
         return ""
     old, new = _first_difference(before, now)
-    return f" ({old} became {new})"
+    if OPERAND in old + new:  # a list of tensors of another length
+        return ""
+    return f" ({_clipped(old)} became {_clipped(new)})"
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 3]}..."
+
+
+def _short_numbers(old: str, new: str) -> tuple[str, str]:
+    """Return two numbers without digits that only say how floats are stored."""
+    if not (_FLOAT.fullmatch(old) and _FLOAT.fullmatch(new)):
+        return old, new
+    shown = f"{float(old):.6g}", f"{float(new):.6g}"
+    return shown if shown[0] != shown[1] else (old, new)
 
 
 def _first_difference(before: Vertex, now: Vertex) -> tuple[str, str]:

@@ -1,0 +1,172 @@
+"""Causes in the optimizer's update: whether it ran, which one, and what it updated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lazyrt.execution.why.causes import Cause, Taken
+from lazyrt.execution.why.edits import at, connected, count, first_site, listed, place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from lazyrt.execution.why.edits import Edits, Place
+    from lazyrt.ir.snapshot import Snapshot
+    from lazyrt.observe.events import Site
+
+_BESIDE_FIX = (
+    "nothing to do where both come back: with and without the update is one graph each"
+)
+_OTHER_FIX = "make the optimizer once, before the loop; each one costs a compile"
+_PART_FIX = "choose the parameters that are trained before the loop; each choice costs a compile"
+
+
+def updates(edits: Edits) -> list[Cause]:
+    """Return whether the update ran on one side only, by another optimizer, or in part."""
+    before, now = _state(edits.a), _state(edits.b)
+    for old, new, other, is_gain in (
+        (before, now, edits.b, False),
+        (now, before, edits.a, True),
+    ):
+        known = _parameters(other)  # those of other modules have their own cause
+        lost = [name for name in old if name not in new and _owner(name) in known]
+        if lost:
+            return _update(edits, lost, has_others=bool(new), is_gain=is_gain)
+    return []
+
+
+def take_updates_of(edits: Edits, paths: Iterable[str]) -> Taken:
+    """Take out gradients and updates of the parameters of modules that one side lacks."""
+    starts = tuple(f"{path}." for path in paths)
+    names = [
+        name.text
+        for side in (edits.a, edits.b)
+        for name in (*side.leaf_names.values(), *side.root_names.values())
+        if name.holder in {"optimizer", "gradient"} and name.text.startswith(starts)
+    ]
+    return _take(edits, names, with_gradients=True) if names else Taken()
+
+
+def _update(
+    edits: Edits, lost: list[str], *, has_others: bool, is_gain: bool
+) -> list[Cause]:
+    snapshot, other = (edits.b, edits.a) if is_gain else (edits.a, edits.b)
+    site = _site_of(snapshot, lost)
+    if site is None:
+        return []
+    runs_on_both = any(place(v.site) == place(site) for v in other.vertices)
+    line = at(site)
+    state = f"{count(len(lost), 'tensor')} of its state ({listed(lost)})"
+    if not runs_on_both:
+        which = "runs in this step and did not" if is_gain else "ran"
+        ends = "" if is_gain else " and does not run in this step"
+        text = f"the optimizer's update{line} {which} in {edits.before.name}{ends}: {state}"
+        fix = _BESIDE_FIX
+    elif not has_others:
+        change = "has" if is_gain else "are not read any more"
+        text = (
+            f"another optimizer updates the parameters{line}: it has {state}"
+            if is_gain
+            else f"another optimizer updates the parameters{line}: {state} {change}"
+        )
+        fix = _OTHER_FIX
+    else:
+        owners = list(dict.fromkeys(map(_owner, lost)))
+        more = "more are" if is_gain else "fewer are"
+        text = (
+            f"{count(len(owners), 'parameter')} {more} updated{line}: {listed(owners)}"
+        )
+        fix = _PART_FIX
+    return [
+        Cause(
+            kind="update",
+            text=text,
+            fix=fix,
+            variable=lost[0],
+            now=site if is_gain or runs_on_both else None,
+            before=None if is_gain and not runs_on_both else site,
+            taken=_take(edits, lost, with_gradients=fix is _PART_FIX),
+        )
+    ]
+
+
+def _state(snapshot: Snapshot) -> dict[str, None]:
+    """Return the names of the optimizer's state that a graph reads or writes."""
+    names = (*snapshot.leaf_names.values(), *snapshot.root_names.values())
+    return dict.fromkeys(name.text for name in names if name.holder == "optimizer")
+
+
+def _parameters(snapshot: Snapshot) -> set[str]:
+    names = (*snapshot.leaf_names.values(), *snapshot.root_names.values())
+    return {name.text for name in names if name.holder not in {"optimizer", "gradient"}}
+
+
+def _owner(state: str) -> str:
+    """Return the parameter whose state it is."""
+    return state.rpartition(".")[0]
+
+
+def _site_of(snapshot: Snapshot, names: Iterable[str]) -> Site | None:
+    """Return the line that computes the first of these states."""
+    wanted = set(names)
+    return first_site(
+        snapshot.vertices[snapshot.roots[k][0]]
+        for k, name in snapshot.root_names.items()
+        if name.text in wanted
+    )
+
+
+def _take(edits: Edits, states: list[str], *, with_gradients: bool) -> Taken:
+    """Take out the lines that update these states, and the gradients of their parameters."""
+    names = set(states)
+    states = [name for name in states if not name.endswith(".grad")]
+    if with_gradients:
+        names |= {f"{_owner(name)}.grad" for name in states}
+    places = {
+        place(side.vertices[side.roots[k][0]].site)
+        for side in (edits.a, edits.b)
+        for k, name in side.root_names.items()
+        if name.text in states
+    } - {None}
+    added = _region(edits.b, edits.added, names, places)
+    removed = _region(edits.a, edits.removed, names, places)
+    changed = [k for k in edits.changed if place(edits.b.vertices[k].site) in places]
+    edits.new_roots = _others(edits.b, edits.new_roots, names, places)
+    edits.gone_roots = _others(edits.a, edits.gone_roots, names, places)
+    return edits.take(added=added, removed=removed, changed=changed)
+
+
+def _others(
+    snapshot: Snapshot, roots: list[int], names: set[str], places: set[Place | None]
+) -> list[int]:
+    """Return the roots that have none of the names and stand on none of the lines."""
+    return [
+        k
+        for k in roots
+        if not (k in snapshot.root_names and snapshot.root_names[k].text in names)
+        and place(snapshot.vertices[snapshot.roots[k][0]].site) not in places
+    ]
+
+
+def _region(
+    snapshot: Snapshot, free: set[int], names: set[str], places: set[Place | None]
+) -> set[int]:
+    """Return the free vertices of some lines, what only they read, and named gradients."""
+    found = {k for k in free if place(snapshot.vertices[k].site) in places}
+    gradients = [
+        vertex
+        for k, (vertex, _) in enumerate(snapshot.roots)
+        if k in snapshot.root_names and snapshot.root_names[k].text in names
+    ]
+    found |= connected(
+        snapshot, gradients, {k for k in free if snapshot.vertices[k].backward}
+    )
+    users = snapshot.users()
+    for k in free:
+        vertex = snapshot.vertices[k]
+        if vertex.is_leaf and all(
+            user in found or place(snapshot.vertices[user].site) in places
+            for user, _ in users[k]
+        ):
+            found.add(k)
+    return found
