@@ -13,6 +13,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class
 
 from lazyviz import completion, executables, formatters, live, parse_report, reports
 from lazyviz import session as sessions
+from lazyviz.cuts import cut_of
 from lazyviz.expressions import (
     ExpressionFailed,
     names_hint,
@@ -22,6 +23,7 @@ from lazyviz.expressions import (
 )
 from lazyviz.inplace import run_in_place
 from lazyviz.render import text
+from lazyviz.render.cuts import cut_text
 from lazyviz.render.escape import printable
 
 if TYPE_CHECKING:
@@ -289,9 +291,13 @@ class LazyMagics(Magics):
             found = runtime.explain(step)
         except ValueError as error:
             raise UsageError(str(error)) from None
-        self._print(
+        lines = [
             reports.why(found, runtime.graph_of_step(found.step) if found else None)
-        )
+        ]
+        cut = cut_of(runtime, found.step) if found else None
+        if cut is not None:
+            lines.append(cut_text(cut))
+        self._print("\n".join(lines))
 
     def _graphs(self, rest: str) -> None:
         _refuse("graphs", rest)

@@ -21,7 +21,7 @@ from lazyviz.render.strip import Strip
 from lazyviz.standing import state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from types import ModuleType
 
     from IPython.core.interactiveshell import InteractiveShell
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lazyrt.observe.events import Event, Site, Subscription
     from lazyviz.history import Timeline
     from lazyviz.pulse import Pulse
+    from lazyviz.render.cuts import Cut
     from lazyviz.render.model import DrawGraph
     from lazyviz.render.spans import CellTime
     from lazyviz.steplog import StepLog, StepRow
@@ -221,7 +222,11 @@ class Session:
         strip, fingerprint = self._summary(runtime, wall_ns, parts, cell.tally, error)
         self._note_time(cell, ended_ns, strip)
         self.cells.append(
-            CellRecord(cell.number, dataclasses.replace(strip, graph=None), fingerprint)
+            CellRecord(
+                cell.number,
+                dataclasses.replace(strip, graph=None, cuts=()),
+                fingerprint,
+            )
         )
         return strip
 
@@ -288,6 +293,7 @@ class Session:
         live_tensors = len(runtime.live_tensors())
         waiting = self._waiting(graph, anew=bool(tally.executed_barriers))
         state = state_of(runtime)
+        cuts = self._cuts(runtime, tally.new_steps)
         # The runtime is not called under our lock: its threads wait for it in `_listen`.
         with self._lock:
             strip = Strip(
@@ -310,6 +316,7 @@ class Session:
                 barriers=tally.barriers,
                 parts=tuple(parts.items()),
                 wall_ns=wall_ns,
+                own_ns=tally.own_ns,
                 steps=tally.steps,
                 error=type(error).__name__ if error is not None else None,
                 interrupted=isinstance(error, KeyboardInterrupt),
@@ -324,6 +331,7 @@ class Session:
                 looks=tally.looks,
                 apart=tally.apart,
                 waiting=waiting,
+                cuts=cuts,
             )
         return strip, fingerprint
 
@@ -342,6 +350,14 @@ class Session:
         ]
         self._told_waiting.update(each.cell for each in found)
         return tuple(map(str, found))
+
+    def _cuts(self, runtime: ModuleType, steps: Sequence[int]) -> tuple[Cut, ...]:
+        """Return where the cell's new graphs are parts of one step."""
+        if not (steps and self.strips):
+            return ()
+        from lazyviz.cuts import cuts_of
+
+        return cuts_of(runtime, steps)
 
     def drawing_of(
         self, graph: Graph, new_ids: frozenset[int] | None = None
@@ -400,12 +416,21 @@ class Session:
         # What the program does before its next op is not tracing.
         if self._pulse is not None and type(event).__name__ == "BarrierFinished":
             self._pulse.ask()
+        self._count_own(cell, now)
 
     def _quiet(self, start_ns: int, end_ns: int, site: Site | None) -> None:
+        now = time.perf_counter_ns()
         cell = self._running
         with self._lock:
             if cell is not None and cell.tally is not None:
                 cell.tally.quiet(start_ns, end_ns, site)
+        self._count_own(cell, now)
+
+    def _count_own(self, cell: _RunningCell | None, since_ns: int) -> None:
+        """Count the time that listening took from the cell's own thread."""
+        tally = cell.tally if cell is not None else None
+        if tally is not None and threading.get_ident() == tally.thread:
+            tally.own_ns += time.perf_counter_ns() - since_ns
 
 
 def be_library(runtime: ModuleType) -> None:

@@ -93,6 +93,8 @@ class Tally:
             the user's line.
         single_mode: `eager` or `op by op` once ops ran one by one, or eager debug mode found
             a barrier with nothing to do.
+        own_ns: What listening took from the cell's own thread.
+        new_steps: Steps whose graph had no executable in memory.
     """
 
     seen: int = 0
@@ -115,10 +117,12 @@ class Tally:
     single_repeats: int = 0
     single_ns: int = 0
     idle_barriers: int = 0
+    own_ns: int = 0
     compiling: BusyTime = field(default_factory=BusyTime)
     ledger: Ledger = field(default_factory=lambda: Ledger(time.perf_counter_ns()))
     told: Callable[[str, list[Piece], str], None] = _nobody
     reasons: dict[str, None] = field(default_factory=dict)
+    new_steps: list[int] = field(default_factory=list)
     thread: int = field(default_factory=threading.get_ident)
     # End of a read's barrier or computation: until the value is copied, the host waits.
     _awaited_since: int | None = None
@@ -250,6 +254,9 @@ class Tally:
                 self._executed.append((end - duration, end))
             case events.CacheHit():
                 self.cache_hits += 1
+            case events.GraphCaptured(cache_hit=False, step=step):
+                if len(self.new_steps) < _MAX_REASONS:
+                    self.new_steps.append(step)
             case events.LoweringFinished():
                 self._lower(event)
             case events.WaitFinished():

@@ -92,6 +92,10 @@ def _strip_details(strip: Strip, css_class: str) -> str:
     if notes:
         items = "".join(f"<li>{markup(note)}</li>" for note in notes)
         parts.append(f'<ul style="margin:4px 0;padding-left:20px">{items}</ul>')
+    if strip.cuts:
+        from lazyviz.render.cuts import cut_html
+
+        parts += map(cut_html, strip.cuts)
     if strip.graph is not None and strip.graph.boxes:
         parts.append(
             graph_html(
@@ -116,6 +120,8 @@ def timing_html(strip: Strip) -> str:
         for name, ns in times.items()
     )
     total = f"&ensp;= cell {text.duration(strip.wall_ns)}" if strip.wall_ns else ""
+    if total and strip.own_ns:
+        total += f", {text.duration(strip.own_ns)} of it listening by lazyviz"
     device = muted(device_text(strip)) if strip.execute_ns else ""
     return (
         f'<div style="margin:4px 0">{_image(bar, "the time of the cell by phase")}'

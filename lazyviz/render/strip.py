@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lazyviz.render.cuts import Cut
     from lazyviz.render.model import DrawGraph
     from lazyviz.render.state import Apart, Left, Looked, Redundant, Repeat, State
 
@@ -83,6 +84,7 @@ class Strip:
             `wall_ns`: see `lazyviz.ledger`. Its `execute` is waiting for the device, so what
             ran while the thread did something else is in `execute_ns` alone.
         wall_ns: From the cell's start to its end.
+        own_ns: How much of it lazyviz took by listening.
         steps: `step()` blocks that ended.
         error: Name of the exception that ended the cell, or None.
         interrupted: Whether that was the user's interrupt.
@@ -97,6 +99,7 @@ class Strip:
         looks: Looks that had much to compute.
         apart: Values that were read one by one; None where none were.
         waiting: Earlier cells' tensors that make the next step's graph bigger, in words.
+        cuts: Where new graphs are parts of one step, drawn on its source.
     """
 
     pending_ops: int = 0
@@ -118,6 +121,7 @@ class Strip:
     barriers: tuple[Barrier, ...] = ()
     parts: tuple[tuple[str, int], ...] = ()
     wall_ns: int = 0
+    own_ns: int = 0
     steps: int = 0
     error: str | None = None
     interrupted: bool = False
@@ -132,3 +136,4 @@ class Strip:
     looks: tuple[Looked, ...] = ()
     apart: Apart | None = None
     waiting: tuple[str, ...] = ()
+    cuts: tuple[Cut, ...] = ()

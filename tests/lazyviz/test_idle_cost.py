@@ -1,11 +1,16 @@
 """S0.17: what the extension costs a program while it is loaded and nothing is looked at."""
 
+import re
+
 import torch
 
 import lazyrt
 from lazyrt.observe import events
-from lazyviz import pulse
-from tests.harness import DEVICE, bytecodes_of
+from lazyviz import pulse, session
+from lazyviz.render import html, text
+from lazyviz.render.strip import Strip
+from tests.conftest import displayed
+from tests.harness import DEVICE, ROOT, bytecodes_of
 
 
 def record(x):
@@ -61,3 +66,29 @@ def test_a_closed_pulse_asks_nothing_more():
     beat.ask(sample=True)  # as the ticker does that was about to
 
     assert not events.op_listeners
+
+
+def test_s0_17_each_strip_says_what_listening_took(lab):
+    """What it took from the cell's own thread, measured and not estimated."""
+    lab.run_cell("y = (x + 1).tolist()")
+
+    (page,) = displayed(lab, "text/html")[-1:]
+    took = re.search(r"= cell ([\d.,]+) (\w+), ([\d.,]+) (\w+) of it listening", page)
+    assert took is not None
+    strip = session.current(lab).cells[-1].strip  # type: ignore[union-attr]
+    assert 0 < strip.own_ns < strip.wall_ns
+    assert text.duration(strip.own_ns) == f"{took[3]} {took[4]}"
+
+
+def test_the_sanitiser_of_notebooks_takes_the_times_of_a_cell_away():
+    """What listening took is never compared."""
+    parts = (("trace", 5), ("execute", 7))
+    told = html.timing_html(
+        Strip(parts=parts, wall_ns=12, own_ns=3, execute_ns=5, executions=1)
+    )
+
+    cfg = (ROOT / "notebooks/sanitize.cfg").read_text(encoding="utf-8")
+    (rule,) = [r for r in re.findall(r"regex: (.*)", cfg) if "device busy" in r]
+
+    assert "3 ns of it listening by lazyviz" in told
+    assert re.sub(rule, "", told) == ""

@@ -1,0 +1,211 @@
+"""Where steps are cut: the graphs of neighbouring steps put side by side, on their source.
+
+A program that is cut at one place is two graphs; a cut that moves makes two more. The
+sentences say so, and here is what is drawn: the parts in a row, before and now, and a line
+across the source. Everything comes from the records of compiled graphs: no tensor is asked.
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from lazyviz.render.cuts import Cut, Listing, Part, Row, Rule, SourceLine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from types import ModuleType
+
+# Boundaries between two graphs at which nothing of the program ends by itself.
+_MARK = "mark_step()"
+_CUTTING = (_MARK, "read", "more than", "CPU fallback")
+_MAX_PARTS = 6
+_AROUND = 1
+_MAX_LINES = 60
+_MAX_SOURCE = 120
+
+
+def cuts_of(runtime: ModuleType, steps: Sequence[int]) -> tuple[Cut, ...]:
+    """Return where the steps that compiled a graph were cut, or cut at another place.
+
+    Args:
+        runtime: The module `lazyrt`.
+        steps: Numbers of the steps that found no executable, in order.
+    """
+    found = []
+    done: set[int] = set()
+    for step in steps:
+        record = runtime.graph_of_step(step)
+        if record is None or record.first_step != step or step in done:
+            continue
+        parts = _row(runtime, record)
+        done.update(range(step, step + len(parts)))
+        before = _before(runtime, record)
+        if len(parts) > 1 or before:
+            found.append(_drawn(parts, before))
+    return tuple(found)
+
+
+def cut_of(runtime: ModuleType, step: int) -> Cut | None:
+    """Return where the program around a compiled step is cut; None if it is in one piece."""
+    for _ in range(_MAX_PARTS):
+        record, earlier = runtime.graph_of_step(step), runtime.graph_of_step(step - 1)
+        if record is None or earlier is None or not _goes_on(earlier, record):
+            break
+        step -= 1
+    return next(iter(cuts_of(runtime, [step])), None)
+
+
+def _row(runtime: ModuleType, first: Any, step: int | None = None) -> list[Any]:
+    """Return the graphs that ran one after the other, up to a boundary that cuts nothing.
+
+    Args:
+        runtime: The module `lazyrt`.
+        first: The graph to begin with.
+        step: The step that ran it; by default the first one that did.
+    """
+    row, step = [first], first.first_step if step is None else step
+    places = {_place(first.key.ended_by)}
+    while len(row) < _MAX_PARTS:
+        step += 1
+        following = runtime.graph_of_step(step)
+        if following is None or not _goes_on(row[-1], following):
+            break
+        place = _place(following.key.ended_by)
+        if place in places:
+            break  # the next round of a loop: its end is no cut
+        places.add(place)
+        row.append(following)
+    return row
+
+
+def _goes_on(record: Any, following: Any) -> bool:
+    """Return whether a graph goes on with the piece of program that another one was cut from."""
+    (cause, site), (next_cause, end) = record.key.ended_by, following.key.ended_by
+    if site is None or end is None or not cause.startswith(_CUTTING):
+        return False
+    if cause.startswith(_MARK) and not next_cause.startswith(_MARK):
+        return False  # what is in front of a `with step():`, or of the optimizer
+    is_round = _place(record.key.ended_by) == _place(following.key.ended_by)
+    return not is_round and (site.file, site.cell) == (end.file, end.cell)
+
+
+def _before(runtime: ModuleType, record: Any) -> list[Any]:
+    """Return the graphs of the program before its cut was moved; empty if none was."""
+    explanation = record.explanation
+    causes = explanation.causes if explanation is not None else ()
+    if not any(cause.kind == "step_cut" for cause in causes):
+        return []
+    named = {each.name: each for each in runtime.compiled_graphs()}
+    nearest = named.get(explanation.against)
+    if nearest is None or _place(nearest.key.ended_by) == _place(record.key.ended_by):
+        return []
+    return [
+        each
+        for each in _row(runtime, nearest, min(nearest.last_step, record.first_step))
+        if each.first_step < record.first_step
+    ]
+
+
+def _place(boundary: tuple[str, Any]) -> tuple[str, str]:
+    cause, site = boundary
+    return cause, str(site or "")
+
+
+def _drawn(now: Sequence[Any], before: Sequence[Any]) -> Cut:
+    rows = [("before", before), ("now", now)] if before else [("now", now)]
+    return Cut(
+        title=_title(now, before),
+        rows=tuple(Row(when, tuple(map(_part, records))) for when, records in rows),
+        listings=tuple(_listings(rows)),
+    )
+
+
+def _title(now: Sequence[Any], before: Sequence[Any]) -> str:
+    if before:
+        causes = now[0].explanation.causes
+        moved = next(cause.text for cause in causes if cause.kind == "step_cut")
+        return f"where the cut lies: {moved}"
+    sizes = " and ".join(f"{record.nodes:,}" for record in now)
+    return f"where the program is cut: {len(now)} graphs of {sizes} ops"
+
+
+def _part(record: Any) -> Part:
+    first, last = record.lines
+    return Part(record.nodes, _lines(first, last), _boundary(record))
+
+
+def _lines(first: Any, last: Any) -> str:
+    if first is None or last is None:
+        return ""
+    if (first.file, first.line) == (last.file, last.line):
+        return f"line {first.line}"
+    if first.file != last.file:
+        return f"{first} to {last}"
+    low, high = sorted((first.line, last.line))
+    return f"lines {low} to {high}"
+
+
+def _boundary(record: Any) -> str:
+    cause, site = record.key.ended_by
+    return f"{cause} at {site}" if site is not None else str(cause)
+
+
+def _listings(rows: Sequence[tuple[str, Sequence[Any]]]) -> Iterator[Listing]:
+    """Yield the files on which the cuts lie, the latest program's first."""
+    rules: dict[str, dict[int, list[Rule]]] = {}
+    places: dict[str, str] = {}
+    for when, records in reversed(rows):
+        for record in records[:-1] or records:
+            last = record.lines[1]
+            if last is None or not linecache.getlines(last.file):
+                continue
+            rule = Rule(when, record.nodes, _boundary(record))
+            rules.setdefault(last.file, {}).setdefault(last.line, []).append(rule)
+            name = last.file.rsplit("/", maxsplit=1)[-1]
+            places[last.file] = name if last.cell is None else f"cell {last.cell}"
+    for file, of_file in rules.items():
+        # Where both lie on one file, the counts are those of the program as it is now.
+        records = next(r for _, r in reversed(rows) if file in _files(r))
+        ops = _ops_by_line(records, file)
+        yield Listing(places[file], tuple(_source(file, ops, of_file)))
+
+
+def _files(records: Iterable[Any]) -> set[str]:
+    return {each.lines[1].file for each in records if each.lines[1] is not None}
+
+
+def _ops_by_line(records: Iterable[Any], file: str) -> Counter[int]:
+    return Counter(
+        vertex.site.line
+        for record in records
+        if record.snapshot is not None
+        for vertex in record.snapshot.vertices
+        if not vertex.is_leaf and vertex.site is not None and vertex.site.file == file
+    )
+
+
+def _source(
+    file: str, ops: Counter[int], rules: dict[int, list[Rule]]
+) -> Iterable[SourceLine]:
+    text = linecache.getlines(file)
+    wanted = sorted(
+        {
+            near
+            for number in (*ops, *rules)
+            for near in range(number - _AROUND, number + _AROUND + 1)
+            if 1 <= near <= len(text)
+        }
+    )[:_MAX_LINES]
+    previous = wanted[0] - 1 if wanted else 0
+    for number in wanted:
+        if number > previous + 1:
+            yield SourceLine(0)
+        previous = number
+        yield SourceLine(
+            number,
+            text[number - 1].rstrip()[:_MAX_SOURCE],
+            ops[number],
+            tuple(rules.get(number, ())),
+        )

@@ -1,0 +1,147 @@
+"""S0.02, S0.03: where a step is cut, and where it was before, drawn on rows and on the source."""
+
+import re
+from base64 import b64decode
+from xml.etree import ElementTree as ET
+
+import pytest
+
+import lazyrt
+from lazyviz.cuts import cut_of, cuts_of
+from lazyviz.render import html
+from lazyviz.render.cuts import Cut, Part, Row, cut_html, cut_text
+from lazyviz.render.strip import Strip
+from tests.conftest import displayed
+from tests.harness import cold_start
+
+CHAIN = """
+import torch
+x = torch.ones(4).to("lazyrt")
+lazyrt.mark_step()
+
+
+a = x.exp().tanh()
+{first}b = a.sin().cos()
+{second}c = b.relu().square()
+d = c.sqrt().neg()
+lazyrt.mark_step()
+"""
+MARK = "lazyrt.mark_step(); "
+
+
+def run(shell, source):
+    shell.display_pub.outputs.clear()
+    shell.run_cell(source, store_history=True)
+    return displayed(shell), displayed(shell, "text/html")
+
+
+@pytest.fixture
+def fresh(lab):
+    cold_start()
+    return lab
+
+
+def test_s0_02_a_mark_in_the_middle_is_drawn_across_the_cell(fresh):
+    """Two graphs of four ops; a line between the lines with the sizes of both halves."""
+    _, (page, *_) = run(fresh, CHAIN.format(first="", second=MARK))
+
+    (cut,) = cuts_of(lazyrt, [lazyrt.compiled_graphs()[-2].first_step])
+    number = fresh.execution_count - 1
+    assert cut_text(cut).splitlines() == [
+        "where the program is cut: 2 graphs of 4 and 4 ops",
+        "now  4 ops (lines 6 to 7) │ 4 ops (lines 8 to 9)",
+        f"cell {number}",
+        " 5 │",
+        " 6 │ a = x.exp().tanh()   ← 2 ops",
+        " 7 │ b = a.sin().cos()   ← 2 ops",
+        f"   ├──────────── cut after 4 ops: mark_step() at cell {number} line 8",
+        " 8 │ lazyrt.mark_step(); c = b.relu().square()   ← 2 ops",
+        " 9 │ d = c.sqrt().neg()   ← 2 ops",
+        "10 │ lazyrt.mark_step()",
+    ]
+    assert "where the program is cut: 2 graphs of 4 and 4 ops" in page
+    assert f"cut after 4 ops: mark_step() at cell {number} line 8" in page
+
+
+def test_s0_03_a_moved_mark_is_drawn_where_it_was_and_where_it_is(fresh, capsys):
+    run(fresh, CHAIN.format(first="", second=MARK))
+    before = fresh.execution_count - 1
+    capsys.readouterr()
+    _, (page, *_) = run(fresh, CHAIN.format(first=MARK, second=""))
+    now = fresh.execution_count - 1
+
+    moved = f"the step was cut after cell {before} line 7 before, after cell {now} line 6 now"
+    assert f"where the cut lies: {moved}" in page
+    why = run(fresh, "%lazy why")[0][0].splitlines()
+    drawn = why[why.index(f"where the cut lies: {moved}") + 1 :]
+    assert drawn[:2] == [
+        "before  4 ops (lines 6 to 7) │ 4 ops (lines 8 to 9)",
+        "now     2 ops (line 6) │ 6 ops (lines 7 to 9)",
+    ]
+    assert (
+        f"   ├──────────── cut after 2 ops: mark_step() at cell {now} line 7" in drawn
+    )
+    old = (
+        f"   ├┄┄┄┄┄┄┄┄┄┄┄┄ cut before, after 4 ops: mark_step() at cell {before} line 8"
+    )
+    assert drawn.index(old) > drawn.index(f"cell {before}") > drawn.index(f"cell {now}")
+
+
+def test_both_places_lie_on_one_source_where_it_is_the_same_file(fresh, tmp_path):
+    script = tmp_path / "train.py"
+    for marks in ({"first": "", "second": MARK}, {"first": MARK, "second": ""}):
+        script.write_text(
+            CHAIN.format(**marks).replace("\nimport", "\nimport lazyrt,", 1)
+        )
+        code = compile(script.read_text(), str(script), "exec")
+        exec(code, {"__name__": "__main__"})  # noqa: S102
+
+    cut = cut_of(lazyrt, lazyrt.compiled_graphs()[-1].first_step)
+
+    assert cut is not None
+    (listing,) = cut.listings
+    assert listing.place == "train.py"
+    rules = {line.number: [r.when for r in line.rules] for line in listing.lines}
+    assert (rules[7], rules[8]) == (["now"], ["before"])
+
+
+def test_the_drawing_is_a_picture_and_text_without_a_script_and_escaped():
+    parts = (Part(30, "lines 1 to 2", "read by <b>"), Part(10, "", "mark_step()"))
+    rows = (Row("before", (Part(40, "", "mark"),)), Row("now", parts))
+    page = html.strip_html(Strip(cuts=(Cut("a <title>", rows),)))
+
+    assert cut_html(Cut("a <title>", rows)) in page
+    assert "a &lt;title&gt;" in page
+    assert "<script" not in page
+    (encoded,) = re.findall(r"base64,([^\"]+)", page)
+    picture = ET.fromstring(b64decode(encoded))
+    boxes = [box for box in picture.iter() if box.tag.endswith("rect")]
+    assert [float(box.get("width") or 0) for box in boxes] == [420.0, 315.0, 105.0]
+    (line,) = [each for each in picture.iter() if each.tag.endswith("line")]
+    assert float(line.get("x1") or 0) == 56 + 315
+    assert "now: 30 ops (lines 1 to 2) │ 10 ops" in page
+
+
+def test_rounds_of_a_loop_and_steps_that_end_by_themselves_are_no_cuts(fresh):
+    _, pages = run(
+        fresh,
+        "import torch\nx = torch.ones(3).to('lazyrt')\n"
+        "for n in (1, 2, 3):\n    y = x\n"
+        "    for _ in range(n):\n        y = y.tanh()\n    lazyrt.mark_step()\n"
+        "with lazyrt.step():\n    z = x.exp()\n"
+        "with lazyrt.step():\n    z = x.sin()\n",
+    )
+
+    assert lazyrt.counters()["compiles"] >= 4
+    assert "where the" not in pages[0].replace("where the time went", "")
+
+
+def test_the_sessions_record_of_a_cell_keeps_no_source(fresh):
+    run(fresh, CHAIN.format(first="", second=MARK))
+
+    from lazyviz import session
+
+    current = session.current()
+    assert current is not None
+    assert current.cells[-1].strip.cuts == ()
+    assert current.cells[-1].strip.compiles == 2
