@@ -25,11 +25,26 @@ class Call:
         site: The user's line that caused it.
         graph: Fingerprint of its graph.
         reason: Why it happened, in words.
+        step: Number of its step; None where it is not known.
     """
 
     site: str
     graph: str
     reason: str
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """The samples behind a percentile: above the percentile below it, and up to its own.
+
+    Attributes:
+        count: How many there are.
+        largest: The largest of them, each with the call that it belongs to.
+    """
+
+    count: int
+    largest: tuple[tuple[Quantity, Call], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +65,7 @@ class Metric:
         percentiles: Samples by percent.
         calls: For each percentile the line, graph and reason of that very sample; only from a
             live report.
+        behind: For each percentile the samples that lead to it; only from a live report.
         sites: Lines that caused samples, with how many; only from a live report.
         reasons: Reasons given for samples, likewise.
         upper_bounds: How many samples may be larger than what they measure, likewise.
@@ -65,6 +81,7 @@ class Metric:
     rate: float | None = None
     percentiles: Mapping[float, Quantity] = field(default_factory=dict)
     calls: Mapping[float, Call] = field(default_factory=dict)
+    behind: Mapping[float, Behind] = field(default_factory=dict)
     sites: Mapping[str, int] = field(default_factory=dict)
     reasons: Mapping[str, int] = field(default_factory=dict)
     upper_bounds: int = 0
@@ -223,12 +240,23 @@ def _live_metric(name: str, plain: Mapping[str, Any]) -> Metric:
             for share, value in window["percentiles"].items()
         },
         calls={
-            float(share.rstrip("%")): Call(
-                call["site"] or "", call["graph"], call["reason"]
-            )
+            float(share.rstrip("%")): _call(call)
             for share, call in window["calls"].items()
+        },
+        behind={
+            float(share.rstrip("%")): Behind(
+                each["samples"],
+                tuple((Quantity(unit, s["value"]), _call(s)) for s in each["largest"]),
+            )
+            for share, each in window.get("behind", {}).items()
         },
         sites=window["sites"],
         reasons=window["reasons"],
         upper_bounds=everything["upper_bounds"],
+    )
+
+
+def _call(sample: Mapping[str, Any]) -> Call:
+    return Call(
+        sample["site"] or "", sample["graph"], sample["reason"], sample.get("step")
     )

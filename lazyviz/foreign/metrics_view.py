@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from lazyviz.render import html, text
 from lazyviz.render.escape import markup
+from lazyviz.render.html import Fragment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from lazyviz.foreign.metrics import Metric, MetricsReport, Section
+    from lazyviz.foreign.metrics import Call, Metric, MetricsReport, Section
     from lazyviz.foreign.quantities import Quantity
 
 _HEADER = ["metric", "samples", "total", "printed as", "mean", "std dev", "a second", "50 %", "99 %"]  # fmt: skip
@@ -145,19 +146,34 @@ def _percentiles_html(section: Section) -> str:
 
 
 def _calls_html(metric: Metric) -> str:
-    """Return which call each percentile is."""
+    """Return which call each percentile is; a click on one shows the samples behind it."""
     rows = [
-        [
-            f"{share:g} %",
-            number(quantity),
-            call.site,
-            call.graph[:_GRAPH_DIGITS],
-            call.reason,
-        ]
+        [_percentile(metric, share), *_sample(quantity, call)]
         for share, quantity in metric.percentiles.items()
         if (call := metric.calls.get(share)) is not None
     ]
-    return html.table(["percentile", "value", "at", "graph", "because"], rows)
+    return html.table(["percentile", *_SAMPLE], rows)
+
+
+_SAMPLE = ("value", "step", "at", "graph", "because")
+
+
+def _sample(quantity: Quantity, call: Call) -> list[object]:
+    step = "" if call.step is None else call.step
+    graph = call.graph[:_GRAPH_DIGITS]
+    return [number(quantity), step, call.site, graph, call.reason]
+
+
+def _percentile(metric: Metric, share: float) -> str:
+    """Return `95 %`, folding the samples above the percentile below and up to this one."""
+    title, behind = f"{share:g} %", metric.behind.get(share)
+    if behind is None or behind.count < 2:  # noqa: PLR2004 - the row is the only one
+        return title
+    rows = html.table(_SAMPLE, [_sample(*each) for each in behind.largest])
+    left = behind.count - len(behind.largest)
+    more = html.muted(f"and {left:,} smaller ones") if left else ""
+    many = text.plural(behind.count, "sample")
+    return Fragment(html.folded(f"{title}, {many}", rows + more))
 
 
 def _notes(report: MetricsReport) -> Iterable[str]:

@@ -322,3 +322,22 @@ def test_a_text_of_several_reports_cannot_be_compared_as_one(old):
 def test_a_printer_that_is_not_known_is_refused():
     with pytest.raises(EvidenceError, match="rounding is 'old', and nobody prints so"):
         lazyviz.parse_report("Counter: A\n  Value: 1\n", rounding="old")  # type: ignore[arg-type]
+
+
+def test_s0_21_a_live_report_folds_the_samples_behind_each_percentile():
+    series = Series("ns")
+    for k in range(40):
+        series.add(Sample(k, k * 1_000, f"graph{k}", "why <b>", None, k))
+    plain = Report({"CompileTime": summarise(series)}, {}, {}, {}).to_dict()
+    report = lazyviz.parse_report(plain)
+
+    page = report.to_html()
+
+    ET.fromstring(page)
+    assert "<b>" not in page
+    assert "25 %, 11 samples</summary>" in page
+    assert "and 6 smaller ones" in page
+    assert ">graph10</td>" in page
+    assert lazyviz.parse_report(json.dumps(plain)).to_html() == page
+    del plain["metrics"]["CompileTime"]["window"]["behind"]  # as an older one wrote it
+    assert "samples</summary>" not in lazyviz.parse_report(plain).to_html()

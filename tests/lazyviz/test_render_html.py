@@ -75,7 +75,7 @@ def test_a_strip_folds_its_details_under_its_line():
     assert shown.startswith(
         " 9 pending ops (+9 here) · 2 live tensors · compiled 1 in 40 ms · executed 1 in 10 ms"
     )
-    assert "ran 214 ops here: a value was read at cell 3 line 7" in shown
+    assert "ran 214 ops here: read at cell 3 line 7" in shown
     assert checker.tags.count("details") == checker.tags.count("summary") == 1
 
 

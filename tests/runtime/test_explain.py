@@ -568,7 +568,9 @@ def test_reads_that_op_by_op_mode_answered_are_the_cause_of_a_longer_graph():
         step()
 
     assert latest().top.kind == "mode"
-    assert "is `opbyop` now" in latest().top.text
+    assert "is `opbyop` now: a read in that mode is answered op by op and does not" in (
+        latest().top.text
+    )
 
 
 def test_a_mode_that_ran_nothing_of_the_step_is_no_cause():

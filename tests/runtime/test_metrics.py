@@ -374,3 +374,72 @@ def test_watching_the_recording_leaves_the_kernels_as_they_were():
     assert all(
         scope["lock"] is was for scope, was in zip(kernels.scopes, before, strict=True)
     )
+
+
+def test_s0_21_a_percentile_leads_to_the_samples_behind_it():
+    values = [(n * 37) % 100 * 1_000 for n in range(100)]  # 0 to 99 us in another order
+    metrics = sampled(*values)
+    report = metrics.report()
+
+    behind = report.metrics["CompileTime"].behind
+    ranks = [(n, [s.value // 1_000 for s in some]) for n, some in behind.values()]
+
+    assert list(behind) == [0.25, 0.5, 0.8, 0.9, 0.95, 0.99]
+    assert ranks[0] == (26, [25, 24, 23, 22, 21])
+    assert ranks[-1] == (4, [99, 98, 97, 96])
+    assert sum(count for count, _ in ranks) == 100
+    page = ET.fromstring(report.to_html())
+    (row,) = (r for r in page.iter("tr") if r.findtext("td") == "CompileTime")
+    outer = row.find(".//details")
+    assert outer is not None
+    inner = outer.findall("ul/li/details")
+    assert len(inner) == 6
+    shown = [item.text or "" for item in inner[0].findall("ul/li")]
+    assert shown[0].startswith("025.000us")
+    assert shown[-1] == "and 21 smaller ones"
+    plain = report.as_form("dict")["metrics"]["CompileTime"]["window"]["behind"]
+    assert plain["25%"]["samples"] == 26
+    assert [s["value"] for s in plain["99%"]["largest"]] == [
+        99_000,
+        98_000,
+        97_000,
+        96_000,
+    ]
+
+
+def test_s0_21_one_sample_and_equal_shares_stand_for_themselves():
+    one = summarise(sampled(5)._series["CompileTime"], (0.5, 0.9))
+    equal = summarise(sampled(5, 6)._series["CompileTime"], (0.5, 0.5))
+
+    assert {share: n for share, (n, _) in one.behind.items()} == {0.5: 1, 0.9: 1}
+    assert [s.value for s in equal.behind[0.5][1]] == [6]
+
+
+@pytest.mark.lazy_only("counts graphs and executions of steps")
+def test_s0_21_samples_of_steps_and_of_single_ops_know_their_line_and_step():
+    cold_start()
+    lazyrt.reset_counters()
+    x = torch.ones(3).to(DEVICE)
+    with lazyrt.watch_executions():
+        for _ in range(3):
+            (x * 2).tolist()
+        with lazyrt.eager_mode():
+            x.exp()
+        lazyrt.wait()
+    metrics = lazyrt.metrics_report("dict")["metrics"]
+
+    here = "test_metrics.py:"
+    of_steps = ("CompileTime", "ExecuteTime", "TensorsGraphSize", "lazyrt::BarrierTime",
+                "lazyrt::DispatchTime", "lazyrt::GraphCaptureTime", "lazyrt::LoweringTime")  # fmt: skip
+    for name in of_steps:
+        largest = metrics[name]["window"]["largest"]
+        assert largest["site"].startswith(here), name
+        assert largest["step"] is not None, name
+    steps = {
+        s["step"]
+        for b in metrics["ExecuteTime"]["window"]["behind"].values()
+        for s in b["largest"]
+    }
+    assert len(steps) == 3
+    for name in ("EagerOpCompileTime", "EagerOpExecuteTime"):
+        assert metrics[name]["window"]["largest"]["site"].startswith(here), name

@@ -166,12 +166,13 @@ def run_and_tell(
             times=times,
             nbytes=sum(result.nbytes for result in results),
             dispatch_ns=time.perf_counter_ns() - start,
+            site=node.provenance.site,
         )
     )
     if results:
         watcher.watch(
             results[0], fingerprint=node.spec.symbol, purpose=mode, step=pending.number,
-            started_ns=start,
+            started_ns=start, site=node.provenance.site,
         )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from lazyrt.observe import events
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lazyrt.observe.events import Purpose
+    from lazyrt.observe.events import Purpose, Site
 
 _POLL_S = 0.5
 _SHORT_POLL_S = 0.001
@@ -37,6 +37,7 @@ class _Execution:
     purpose: Purpose
     step: int
     started_ns: int
+    site: Site | None
 
 
 _running: deque[_Execution] = deque()
@@ -46,11 +47,17 @@ _thread: threading.Thread | None = None
 
 
 def watch(
-    token: Any, *, fingerprint: str, purpose: Purpose, step: int, started_ns: int
+    token: Any,
+    *,
+    fingerprint: str,
+    purpose: Purpose,
+    step: int,
+    started_ns: int,
+    site: Site | None = None,
 ) -> None:
     """Follow an execution that was just dispatched."""
     with _changed:
-        _running.append(_Execution(token, fingerprint, purpose, step, started_ns))
+        _running.append(_Execution(token, fingerprint, purpose, step, started_ns, site))
         if _has_thread():
             _changed.notify_all()
             return
@@ -209,6 +216,7 @@ def _tell_end(execution: _Execution, *, exact: bool) -> None:
             step=execution.step,
             duration_ns=now - started,
             exact=exact,
+            site=execution.site,
         )
     )
 

@@ -210,6 +210,7 @@ class ExecuteFinished(Event):
             the execution before it) to its end.
         exact: Whether the end was noticed at once. Without a listener to this event no
             thread watches, and `duration_ns` runs until the next dispatch or wait.
+        site: For an op that ran by itself, the line that recorded it.
     """
 
     fingerprint: str
@@ -217,6 +218,7 @@ class ExecuteFinished(Event):
     step: int
     duration_ns: int
     exact: bool = True
+    site: Site | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +231,7 @@ class OpExecuted(Event):
         cache_hit: Whether its executable was in memory.
         times: How often op-by-op mode has run this node since the last barrier; 1 elsewhere.
         nbytes: Size of its results.
+        site: The line that recorded it.
     """
 
     node_id: int
@@ -238,6 +241,7 @@ class OpExecuted(Event):
     times: int
     nbytes: int
     dispatch_ns: int
+    site: Site | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,8 +111,9 @@ class Metrics:
             self._fallbacks: dict[str, Counter[str]] = {}
             self._sites: dict[int, Site | None] = {}
             self._waiting: dict[int, list[Sample]] = {}
-            self._compiled: list[Sample] = []
+            self._in_barrier: list[Sample] = []
             self._peeked: list[Sample] = []
+            self._single: list[Sample] = []
             self._ops: Counter[str] = Counter()
             self._runs: dict[str, int] = {}
             self._ops_of: dict[str, events.OpCounts] = {}
@@ -130,7 +131,8 @@ class Metrics:
     def _count_dispatch(self, event: events.ExecuteStarted) -> None:
         step = event.purpose == "step"
         self.counts["executions" if step else "peek_executions"] += 1
-        self._add("lazyrt::DispatchTime", event.dispatch_ns, event.fingerprint)
+        sample = self._add("lazyrt::DispatchTime", event.dispatch_ns, event.fingerprint)
+        (self._in_barrier if step else self._peeked).append(sample)
 
     def _count_eviction(self, _: events.CacheEvicted) -> None:
         self.counts["evictions"] += 1
@@ -152,9 +154,11 @@ class Metrics:
 
     def _count_capture(self, event: events.GraphCaptured) -> None:
         graph = event.fingerprint
-        self._compiled.clear()  # of a barrier that failed
-        self._add("TensorsGraphSize", event.nodes, graph, unit="count")
-        self._add("lazyrt::GraphCaptureTime", event.duration_ns, graph)
+        self._in_barrier.clear()  # of a barrier that failed
+        self._in_barrier += [
+            self._add("TensorsGraphSize", event.nodes, graph, unit="count"),
+            self._add("lazyrt::GraphCaptureTime", event.duration_ns, graph),
+        ]
         if graph in self._runs:
             self._runs[graph] += 1
             return
@@ -168,10 +172,12 @@ class Metrics:
 
     def _count_step(self, event: events.StepFinished) -> None:
         self.counts["steps"] += 1
-        self._add("lazyrt::StepTime", event.duration_ns)
+        self._add("lazyrt::StepTime", event.duration_ns).step = event.step
 
     def _count_lowering(self, event: events.LoweringFinished) -> None:
-        self._add("lazyrt::LoweringTime", event.duration_ns, event.fingerprint)
+        sample = self._add("lazyrt::LoweringTime", event.duration_ns, event.fingerprint)
+        if event.purpose == "step":
+            self._in_barrier.append(sample)
 
     def _count_peek(self, event: events.TensorMaterialised) -> None:
         self._add("lazyrt::PeekTime", event.duration_ns, site=event.site)
@@ -184,6 +190,9 @@ class Metrics:
         self.counts[f"{mode}_executions"] += 1
         self.counts[f"{mode}_cache_hits"] += event.cache_hit
         self._ops[events.base_name(event.op)] += mode != "background"
+        for sample in self._single:
+            sample.site = event.site
+        self._single.clear()
         if event.times > 1:
             self.counts["op_by_op_repeats"] += 1
 
@@ -210,17 +219,19 @@ class Metrics:
             name = _COMPILE_NAMES[purpose]
         sample = self._add(name, ns, graph, reason=event.reason)
         if purpose == "step":
-            self._compiled.append(sample)
-        elif purpose in {"peek", "op"}:
-            self._peeked.append(sample)
+            self._in_barrier.append(sample)
+        else:
+            (self._peeked if purpose in {"peek", "op"} else self._single).append(sample)
 
     def _count_execution(self, event: events.ExecuteFinished) -> None:
         name, step = _EXECUTE_NAMES[event.purpose], event.step
-        sample = self._add(
-            name, event.duration_ns, event.fingerprint, site=self._sites.get(step)
-        )
+        site = event.site if event.site is not None else self._sites.get(step)
+        sample = self._add(name, event.duration_ns, event.fingerprint, site=site)
         self._series[name].upper_bounds += not event.exact
-        if event.purpose == "step" and step not in self._sites:
+        if event.purpose != "step":
+            return
+        sample.step = step
+        if step not in self._sites:
             self._waiting.setdefault(step, []).append(sample)
 
     def _count_barrier(self, event: events.BarrierFinished) -> None:
@@ -231,10 +242,11 @@ class Metrics:
             self._read_barriers[str(event.site or "")] += 1
         if not event.executed:
             return
-        self._add("lazyrt::BarrierTime", event.duration_ns, site=event.site)
-        for sample in (*self._compiled, *self._waiting.pop(event.step, ())):
-            sample.site = event.site
-        self._compiled.clear()
+        whole = self._add("lazyrt::BarrierTime", event.duration_ns)
+        self._in_barrier.append(whole)
+        for sample in (*self._in_barrier, *self._waiting.pop(event.step, ())):
+            sample.site, sample.step = event.site, event.step
+        self._in_barrier.clear()
         self._sites[event.step] = event.site
         if len(self._sites) > _MAX_STEPS:
             del self._sites[next(iter(self._sites))]

@@ -186,6 +186,10 @@ def _as_dict(summary: Summary) -> dict[str, Any]:
             "calls": {
                 percent(p): _sample_dict(s) for p, s in summary.percentiles.items()
             },
+            "behind": {
+                percent(p): {"samples": n, "largest": list(map(_sample_dict, some))}
+                for p, (n, some) in summary.behind.items()
+            },
             "largest": _sample_dict(summary.largest),
             "sites": summary.sites,
             "reasons": summary.reasons,
@@ -198,6 +202,7 @@ def _sample_dict(sample: Sample) -> dict[str, Any]:
         "value": sample.value,
         "graph": sample.graph,
         "reason": sample.reason,
+        "step": sample.step,
         "site": str(sample.site) if sample.site else None,
     }
 
@@ -215,19 +220,35 @@ def _html_row(name: str, summary: Summary) -> str:
 
 
 def _percentiles(summary: Summary) -> str:
-    """Return the percentiles, each with its call, under the largest sample."""
-    calls = {percent(share): sample for share, sample in summary.percentiles.items()}
+    """Return the percentiles, each leading to the samples behind it, under the largest sample."""
     items = "".join(
-        f"<li>{html.escape(f'{share} {_call(sample, summary.unit)}')}</li>"
-        for share, sample in calls.items()
+        f"<li>{_percentile(share, summary)}</li>" for share in summary.percentiles
     )
     largest = html.escape(f"at most {_call(summary.largest, summary.unit)}")
     return f"<details><summary>{largest}</summary><ul>{items}</ul></details>"
 
 
+def _percentile(share: float, summary: Summary) -> str:
+    """Return one percentile's call; a click on it shows the samples up to it."""
+    sample = summary.percentiles[share]
+    title = html.escape(f"{percent(share)} {_call(sample, summary.unit)}")
+    count, some = summary.behind[share]
+    if count < 2:  # noqa: PLR2004 - the title is the only one
+        return title
+    items = "".join(
+        f"<li>{html.escape(_call(each, summary.unit))}</li>" for each in some
+    )
+    more = (
+        f"<li>and {count - len(some):,} smaller ones</li>" if count > len(some) else ""
+    )
+    return f"<details><summary>{title}</summary><ul>{items}{more}</ul></details>"
+
+
 def _call(sample: Sample, unit: Unit) -> str:
-    """Return `27ms160.091us at train.py:41, graph fce78766, the first of this process`."""
+    """Return `27ms160.091us in step 3 at train.py:41, graph fce78766, the first of this process`."""
     parts = [number_text(sample.value, unit)]
+    if sample.step is not None:
+        parts[0] += f" in step {sample.step}"
     if sample.site is not None:
         parts[0] += f" at {sample.site}"
     if sample.graph:

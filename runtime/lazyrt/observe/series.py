@@ -16,6 +16,7 @@ Unit = Literal["ns", "bytes", "count"]
 
 WINDOW = 1024
 PERCENTILES = (0.25, 0.5, 0.8, 0.9, 0.95, 0.99)
+SHOWN_SAMPLES = 5
 
 
 @dataclass(slots=True)
@@ -28,6 +29,7 @@ class Sample:
         graph: Fingerprint of the graph that it belongs to, or an empty text.
         reason: Why it happened, in words, or an empty text.
         site: The user's line that caused it, None when it is not known (yet).
+        step: The runtime's number of the step that it belongs to, None for none.
     """
 
     time_ns: int
@@ -35,6 +37,7 @@ class Sample:
     graph: str = ""
     reason: str = ""
     site: Site | None = None
+    step: int | None = None
 
 
 class Series:
@@ -76,6 +79,8 @@ class Summary:
         std_dev: Standard deviation of the population.
         rate: Samples a second from the first to the last; None when they are one moment.
         percentiles: For each share, the sample at `int(share * window)` in order of size.
+        behind: For each share, the samples up to that one and above the share before, the
+            largest first, at most five of them; and how many there are.
         largest: The largest sample.
         sites: The lines that caused samples, with how many, the most frequent first.
         reasons: The reasons given, with how many.
@@ -90,6 +95,7 @@ class Summary:
     std_dev: float
     rate: float | None
     percentiles: dict[float, Sample]
+    behind: dict[float, tuple[int, tuple[Sample, ...]]]
     largest: Sample
     sites: dict[str, int]
     reasons: dict[str, int]
@@ -97,7 +103,7 @@ class Summary:
 
 def summarise(series: Series, percentiles: Iterable[float] = PERCENTILES) -> Summary:
     """Return the summary of a series that is not empty."""
-    samples = list(series.window)
+    samples, shares = list(series.window), tuple(percentiles)
     count = len(samples)
     ordered = sorted(samples, key=lambda sample: sample.value)
     mean = sum(sample.value for sample in samples) / count
@@ -112,11 +118,25 @@ def summarise(series: Series, percentiles: Iterable[float] = PERCENTILES) -> Sum
         mean=mean,
         std_dev=math.sqrt(spread),
         rate=count / elapsed * 1e9 if elapsed > 0 else None,
-        percentiles={share: ordered[int(share * count)] for share in percentiles},
+        percentiles={share: ordered[int(share * count)] for share in shares},
+        behind=_behind(ordered, shares),
         largest=ordered[-1],
         sites=_ranked(str(sample.site) for sample in samples if sample.site),
         reasons=_ranked(sample.reason for sample in samples if sample.reason),
     )
+
+
+def _behind(
+    ordered: list[Sample], shares: Iterable[float]
+) -> dict[float, tuple[int, tuple[Sample, ...]]]:
+    """Return for each share the samples from the share below up to its own, largest first."""
+    found, low = {}, 0
+    for share in sorted(shares):
+        rank = int(share * len(ordered))
+        part = ordered[min(low, rank) : rank + 1]
+        found[share] = (len(part), tuple(part[: -SHOWN_SAMPLES - 1 : -1]))
+        low = rank + 1
+    return found
 
 
 def _ranked(names: Iterable[str]) -> dict[str, int]:

@@ -22,6 +22,11 @@ _CUT_FIX = (
     "read values after the step has ended (or print them: a print never cuts a step), so that "
     "each step ends at one place"
 )
+_BY_MODE = {
+    "eager": "what the debug mode ran by itself is an input of this graph or of none",
+    "opbyop": "a read in that mode is answered op by op and does not end the step, as it "
+    "would in lazy mode",
+}
 # A cut takes at least this share of the larger graph away, and adds little.
 _CUT_SHARE = 0.2
 _ADDED_SHARE = 0.25
@@ -36,7 +41,7 @@ def of_key(before: CompiledGraph, now: CompiledGraph) -> list[Cause]:
             Cause(
                 kind="mode",
                 text=f"the mode was `{old.mode}` for {before.name} and is `{new.mode}` now: "
-                "what the debug mode ran by itself is an input of this graph or of none",
+                + _BY_MODE["opbyop" if "opbyop" in {old.mode, new.mode} else "eager"],
                 fix="leave the mode as it is over whole steps, or expect one compile at each switch",
                 now=new.ended_by[1],
                 before=old.ended_by[1],
