@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import bert, idle_cost, machine
+from benchmarks import bert, extra_barriers, idle_cost, machine
 from benchmarks.pool import BenchmarkError
 from benchmarks.report import Cell, Goal, Report, Table, ratio_goal
 
@@ -23,6 +23,7 @@ LAYERS = (2, 4, 8)
 _MODES = ("eager", "lazy")
 _MAX_COMPILE_RATIO, _MIN_EXECUTION_RATIO, _LAZY_COMPILES = 1.3, 3.0, 2
 _MAX_IDLE_RATIO = 1.02
+_MAX_BARRIER_SHARE = 0.02
 _MIB = 2**20
 
 Findings = dict[tuple[int, str], dict[str, Any]]
@@ -45,11 +46,21 @@ def run(options: Namespace) -> Report:
         for mode in _MODES
     }
     idle: dict[str, list[float]] = _ask("benchmarks.idle_cost")
+    extra: dict[str, Any] = _ask("benchmarks.extra_barriers")
     return Report(
         name=f"modes: {SUMMARY}",
         facts=facts,
-        tables=[_counts_table(found), _times_table(found), _idle_table(idle)],
-        goals=[*_goals(found, options.steps), *_idle_goals(idle)],
+        tables=[
+            _counts_table(found),
+            _times_table(found),
+            _idle_table(idle),
+            _barrier_table(extra),
+        ],
+        goals=[
+            *_goals(found, options.steps),
+            *_idle_goals(idle),
+            _barrier_goal(extra),
+        ],
         notes=(
             f"{bert.SHAPE_TEXT.replace(f'{bert.LAYERS} layers', 'so many layers')} AdamW",
             "each run in a new process, nothing on disk; a step ends when its loss is read",
@@ -159,6 +170,32 @@ def _idle_table(idle: dict[str, list[float]]) -> Table:
     ]
     columns = ("", "minimum", "median", "ratio")
     return Table("µs to record an add while nothing is switched on", columns, rows)
+
+
+def _barrier_table(extra: dict[str, Any]) -> Table:
+    rows: list[list[Cell]] = [
+        [
+            name,
+            1e3 * min(extra[name]),
+            1e3 * statistics.median(extra[name]),
+            *(extra["counts"][name][kind] for kind in ("executions", "empty_barriers")),
+        ]
+        for name in ("loader", "step in loader")
+    ]
+    columns = ("", "minimum", "median", "executions", "empty barriers")
+    return Table(
+        "ms a step, with and without a step() in the loader's loop", columns, rows
+    )
+
+
+def _barrier_goal(extra: dict[str, Any]) -> Goal:
+    share = extra_barriers.share(extra)
+    return Goal(
+        "a barrier that finds nothing to run, of a step",
+        f"< {_MAX_BARRIER_SHARE:.0%}",
+        f"{share:.2%} ({1e6 * extra['empty']:.1f} µs)",
+        share < _MAX_BARRIER_SHARE,
+    )
 
 
 def _idle_goals(idle: dict[str, list[float]]) -> list[Goal]:

@@ -27,7 +27,7 @@ def measure(layers: int, mode: str, iterations: int) -> dict[str, Any]:
     import lazyrt
 
     lazyrt.config.cache_dir = None
-    training = _Training(layers)
+    training = Training(layers)
     lazyrt.reset_counters()
     seconds, losses = [], []
     with lazyrt.eager_mode(mode == "eager"):
@@ -50,7 +50,7 @@ def measure(layers: int, mode: str, iterations: int) -> dict[str, Any]:
     }
 
 
-class _Training:
+class Training:
     """The model, its batch and its optimizer."""
 
     def __init__(self, layers: int) -> None:
@@ -68,11 +68,15 @@ class _Training:
 
     def step(self) -> float:
         """Run one step; its end is the read of the loss."""
+        return float(self.record().detach())
+
+    def record(self) -> torch.Tensor:
+        """Record one step and return its loss."""
         self.optimizer.zero_grad(set_to_none=True)
         loss: torch.Tensor = self.model(**self.batch).loss
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
-        return float(loss.detach())
+        return loss
 
     def stop_at(self, name: str) -> None:
         """Run one step with a barrier and a read in the middle, where there was none before."""

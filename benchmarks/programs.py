@@ -8,6 +8,7 @@ nothing there.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ import torch
 import lazyrt
 from benchmarks import program_lines as lines
 from lazyrt.config import config
+from lazyrt.control.modes import MODES, Name, in_mode
 from lazyrt.execution.executor import clear_plans
 from lazyrt.execution.peek import forget_slices
 from lazyrt.frontend import record, small_checks
@@ -233,12 +235,23 @@ class Mode:
         looks: Which looks take place.
         scope: Returns the context in which the program runs.
         fingerprints: Whether its steps have the graphs of the mode `lazy`.
+        turns: Execution modes that take turns, line by line; empty for one mode throughout.
     """
 
     name: str
     looks: int
     scope: Callable[[], contextlib.AbstractContextManager[Any]]
     fingerprints: bool = False
+    turns: tuple[Name, ...] = ()
+
+    def turn(self, line: int) -> contextlib.AbstractContextManager[Any]:
+        """Return the context in which one line of a program runs, the first of them 1."""
+        if not self.turns:
+            return contextlib.nullcontext()
+        context: contextlib.AbstractContextManager[Any] = in_mode(
+            self.turns[line % len(self.turns)]
+        )
+        return context
 
 
 def modes() -> list[Mode]:
@@ -259,7 +272,10 @@ def modes() -> list[Mode]:
     if "op_by_op_reads" in known:
         both = setting(op_by_op_reads=True, op_by_op_barriers=True)
         found.append(Mode("op by op", Looks.ALL, both))
-    return found
+    return found + [
+        Mode(f"{a} and {b} in turns", Looks.ALL, contextlib.nullcontext, turns=(a, b))
+        for a, b in itertools.combinations(MODES, 2)
+    ]
 
 
 @dataclass(slots=True)
@@ -322,7 +338,8 @@ def _step(
     raised: BaseException | None = None
     code = compile(line, f"<line {number}>", "exec")
     try:
-        exec(code, names)  # noqa: S102 - our own line
+        with mode.turn(number):
+            exec(code, names)  # noqa: S102 - our own line
     except Exception as error:  # noqa: BLE001 - what programs raise is compared
         raised = error
     if expected is None and raised is not None:
@@ -337,11 +354,13 @@ def _step(
 def check(program: Program, chosen: Sequence[Mode] | None = None) -> None:
     """Run a program on the CPU and in all modes and compare what it leaves.
 
-    A program that draws random numbers on the device is compared with the first mode.
+    Each mode is compared with the CPU and with each other mode. A program that draws random
+    numbers on the device is compared among the modes alone.
 
     Raises:
         Mismatch: They differ.
     """
+    left: list[tuple[Mode, Tensors]] = []
     expected = run_on_cpu(program)
     plain: list[str] = []
     for number, mode in enumerate(chosen if chosen is not None else modes()):
@@ -355,6 +374,11 @@ def check(program: Program, chosen: Sequence[Mode] | None = None) -> None:
             raise Mismatch(_report(text, program, mode))
         for text in _differences(found.tensors, expected):
             raise Mismatch(_report(text, program, mode))
+        for other, tensors in left:
+            for text in _differences(found.tensors, tensors):
+                told = f"beside mode {other.name}: {text}"
+                raise Mismatch(_report(told, program, mode))
+        left.append((mode, found.tensors))
 
 
 def _differences(actual: Tensors, expected: Tensors) -> Iterator[str]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import lazyrt
+from benchmarks import programs
 from benchmarks.fuzz import LENGTH, search, shortest
 from benchmarks.programs import (
     CHOICES,
@@ -20,6 +21,7 @@ from benchmarks.programs import (
     check,
     modes,
     run_lazily,
+    run_on_cpu,
     write_program,
 )
 from lazyrt.lowering import registry, spec
@@ -68,6 +70,42 @@ def test_the_modes_are_those_of_the_runtime():
     assert names[0] == "lazy"
     assert len(names) == len(set(names)) >= 4
     assert ("eager" in names) == hasattr(lazyrt, "eager_mode")
+    pairs = {mode.turns for mode in modes() if mode.turns}
+    assert pairs == {("lazy", "eager"), ("lazy", "opbyop"), ("eager", "opbyop")}
+
+
+def test_m_18_two_modes_that_differ_are_found_where_each_is_near_the_cpu(monkeypatch):
+    """The difference of two modes is held to the bound that holds for the CPU."""
+    program = Program((*START, "a.mul_(1.0)"))
+    real = programs.run_lazily
+
+    def shifted(program, mode):
+        outcome = real(program, mode)
+        shift = {"lazy": 0.9e-4, "eager": -0.9e-4}.get(mode.name, 0.0)
+        with torch.no_grad():
+            outcome.tensors["b"] = torch.zeros_like(outcome.tensors["b"]) + shift
+        return outcome
+
+    monkeypatch.setattr(programs, "run_lazily", shifted)
+    monkeypatch.setattr(programs, "run_on_cpu", lambda _: zeroed(program))
+    with pytest.raises(Mismatch, match="in mode eager: beside mode lazy: b is"):
+        check(program)
+
+
+def zeroed(program):
+    tensors = run_on_cpu(program)
+    tensors["b"] = torch.zeros_like(tensors["b"])
+    return tensors
+
+
+def test_m_18_modes_take_turns_line_by_line():
+    turns = next(mode for mode in modes() if mode.turns == ("lazy", "eager"))
+    found = []
+    for line in (1, 2, 3):
+        with turns.turn(line):
+            found.append(str(lazyrt.mode()))
+
+    assert found == ["eager", "lazy", "eager"]
 
 
 def test_an_error_of_the_cpu_must_be_one_on_the_device():
