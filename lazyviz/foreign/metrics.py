@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from lazyviz.foreign.evidence import Evidence, EvidenceError
 from lazyviz.foreign.quantities import Quantity
@@ -139,12 +139,13 @@ class MetricsReport(Evidence):
 
     Attributes:
         sections: One for each report in the text.
-        rounding: Whether its durations are printed exactly or as wrongly as torch_xla does.
+        rounding: Whether its durations are printed exactly or as wrongly as torch_xla does;
+            `mixed` for a text with reports of both kinds, each read as it was printed.
         evidence: How that was found out.
     """
 
     sections: tuple[Section, ...]
-    rounding: Rounding
+    rounding: Rounding | Literal["mixed"]
     evidence: str
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, get_args
@@ -14,14 +15,18 @@ from lazyviz.foreign.metrics import WINDOW, Metric, MetricsReport, Section, from
 from lazyviz.foreign.quantities import Quantity, Rounding, parse_quantity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
 _EXACT_MARK = "lazyrt::exact_durations"
 _OURS = "lazyrt::"
-_BLOCK = re.compile(r"\s*(Metric|Counter): (\S+)\s*")
-_FIELD = re.compile(
-    r"\s*(TotalSamples|Accumulator|Mean|StdDev|ValueRate|Rate|Percentiles|Value): (.*?)\s*"
-)
+_BLOCK = re.compile(r"(.*?)(Metric|Counter): (\S+)\s*")
+_FIELDS = "TotalSamples|Accumulator|Mean|StdDev|ValueRate|Rate|Percentiles|Value"
+_FIELD = re.compile(rf"\s*({_FIELDS}): (.*?)\s*")
+_PREFIXED_FIELD = re.compile(rf"(?:.*?[^\w.])?({_FIELDS}): (.*?)\s*")
+# A terminal breaks a long line of percentiles where it likes.
+_MORE_SHARES = re.compile(r"\s*;?\s*\d+(?:\.\d+)?%=.*")
+_COLOURS = re.compile(r"\x1b\[[\d;]*m")
+_TAGS = re.compile(r"</?(?:pre|code|tt|samp)\b[^>]*>")
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)%=(\S+)")
 # Printed to a nanosecond each; a rate has six digits.
 _MEAN_TOLERANCE = 1_000.0
@@ -29,7 +34,7 @@ _RATE_TOLERANCE = 1e-4
 
 
 def parse_report(
-    report: str | Mapping[str, Any], *, rounding: Rounding | None = None
+    report: str | bytes | Mapping[str, Any], *, rounding: Rounding | None = None
 ) -> MetricsReport:
     """Read a metrics report: torch_xla's, lazyrt's, or several with text in between.
 
@@ -43,9 +48,20 @@ def parse_report(
 
     Raises:
         EvidenceError: There is no report in the text, or one that breaks off.
+
+    What a terminal, a log or a mail has put around the lines (colours, times, `>`) is left out.
+    A text may hold reports of both printers: each is read as its own printer prints.
     """
-    if not isinstance(report, str):
+    if isinstance(report, (bytes, bytearray)):
+        report = bytes(report).decode("utf-8", errors="replace")
+    if isinstance(report, Mapping):
         return from_live(report)
+    if not isinstance(report, str):
+        raise EvidenceError(
+            f"parse_report() got {type(report).__name__}, which is no report. Give its text, its "
+            'JSON, or the result of lazyrt.metrics_report("dict").'
+        )
+    report = _plain(report)
     if report.lstrip().startswith("{"):
         return from_live(_json(report))
     blocks = list(_blocks(report.splitlines()))
@@ -63,6 +79,15 @@ def parse_report(
             )
         return _assemble(blocks, rounding, "as the caller says")
     return _decide(blocks)
+
+
+def _plain(text: str) -> str:
+    """Return a text without what a copy, a terminal or a page has added to it."""
+    text = text.removeprefix("\ufeff").replace("\xa0", " ")
+    text = _TAGS.sub("", _COLOURS.sub("", text))
+    if "\n" not in text.strip() and "\\n" in text:  # the repr of a text
+        text = text.strip().strip("'\"").replace("\\n", "\n")
+    return text
 
 
 @dataclass(slots=True)
@@ -88,15 +113,26 @@ class _Block:
 def _blocks(lines: list[str]) -> Iterator[_Block]:
     headings: list[str] = []
     block: _Block | None = None
+    is_prefixed = False
     for number, line in enumerate(lines, 1):
         start = _BLOCK.fullmatch(line)
-        if start is not None:
+        if start is not None and (
+            not start[1].strip() or _has_field(lines, number, start[2])
+        ):
             if block is not None:
                 yield block
-            block = _Block(start[1], start[2], number, headings)
+            is_prefixed = bool(start[1].strip())
+            block = _Block(start[2], start[3], number, headings)
             headings = []
             continue
-        found = _FIELD.fullmatch(line)
+        found = (_PREFIXED_FIELD if is_prefixed else _FIELD).fullmatch(line)
+        if block is not None and "Percentiles" in block.fields:
+            more = _MORE_SHARES.fullmatch(line)
+            if more is not None:
+                at, shares = block.fields["Percentiles"]
+                whole = f"{shares.rstrip(' ;')}; {line.strip(' ;')}"
+                block.fields["Percentiles"] = (at, whole)
+                continue
         if found is not None and block is not None and found[1] not in block.fields:
             block.fields[found[1]] = (number, found[2])
         elif line.strip():
@@ -105,9 +141,63 @@ def _blocks(lines: list[str]) -> Iterator[_Block]:
         yield block
 
 
+def _has_field(lines: list[str], number: int, kind: str) -> bool:
+    """Return whether the first field stands below a line that something is in front of."""
+    below = next((line for line in lines[number:] if line.strip()), "")
+    first = _PREFIXED_FIELD.fullmatch(below)
+    wanted = "Value" if kind == "Counter" else "TotalSamples"
+    return first is not None and first[1] == wanted
+
+
 def _decide(blocks: list[_Block]) -> MetricsReport:
-    if any(block.name == _EXACT_MARK for block in blocks):
-        return _assemble(blocks, "exact", f"the counter {_EXACT_MARK}")
+    """Find out who printed the reports: those with lazyrt's mark, and all the others."""
+    parts = [list(part) for part in _parts(blocks)]
+    marked = [any(block.name == _EXACT_MARK for block in part) for part in parts]
+    if not any(marked):
+        return _judge(blocks)
+    ours = [
+        mark or any(block.name.startswith(_OURS) for block in part)
+        for part, mark in zip(parts, marked, strict=True)
+    ]
+    by_mark = f"the counter {_EXACT_MARK}"
+    if all(ours):
+        return _assemble(blocks, "exact", by_mark)
+    others = [b for part, own in zip(parts, ours, strict=True) if not own for b in part]
+    judged = _judge(others)
+    if judged.rounding == "exact":
+        return _assemble(blocks, "exact", f"{by_mark}; the others: {judged.evidence}")
+    found = [
+        _assemble(part, "exact" if own else "legacy", "").sections
+        for part, own in zip(parts, ours, strict=True)
+    ]
+    titles = _assemble(blocks, "exact", "").sections
+    each = [section for sections in found for section in sections]
+    return MetricsReport(
+        sections=tuple(
+            replace(section, title=titled.title)
+            for section, titled in zip(each, titles, strict=True)
+        ),
+        rounding="mixed",
+        evidence=f"{sum(ours)} of {len(ours)} reports by {by_mark}; the others: {judged.evidence}",
+    )
+
+
+def _parts(blocks: list[_Block]) -> Iterator[list[_Block]]:
+    """Yield the blocks of one report after the other, as `_assemble` parts them."""
+    part: list[_Block] = []
+    names: set[tuple[str, str]] = set()
+    for block in blocks:
+        has_title = any(line.endswith(":") for line in block.headings)
+        if part and (has_title or (block.kind, block.name) in names):
+            yield part
+            part, names = [], set()
+        part.append(block)
+        names.add((block.kind, block.name))
+    if part:
+        yield part
+
+
+def _judge(blocks: list[_Block]) -> MetricsReport:
     legacy = _assemble(blocks, "legacy", "")
     exact = _assemble(blocks, "exact", "")
     against_legacy, against_exact = _contradictions(legacy), _contradictions(exact)
@@ -158,6 +248,8 @@ def _mean_fits(metric: Metric) -> bool:
 def _assemble(
     blocks: Iterable[_Block], rounding: Rounding, evidence: str
 ) -> MetricsReport:
+    blocks = list(blocks)
+    _check_whole(blocks)
     sections: list[_SectionDraft] = []
     outer = ""
     for block in blocks:
@@ -176,6 +268,15 @@ def _assemble(
         rounding=rounding,
         evidence=evidence,
     )
+
+
+def _check_whole(blocks: list[_Block]) -> None:
+    """Refuse a text whose last metric lacks the percentiles that the others have."""
+    metrics = [block for block in blocks if block.kind == "Metric"]
+    if len(metrics) > 1 and metrics[-1] is blocks[-1]:
+        had = all("Percentiles" in block.fields for block in metrics[:-1])
+        if had and metrics[-1].fields:
+            metrics[-1].get("Percentiles")
 
 
 @dataclass(slots=True)
