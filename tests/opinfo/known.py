@@ -37,6 +37,13 @@ RANDOM: dict[str, str] = {
 }  # fmt: skip
 """Ops whose values cannot be compared: shapes and dtypes are."""
 
+RANDOM_MODULES: dict[str, str] = dict.fromkeys(
+    ("nn.AlphaDropout", "nn.Dropout", "nn.Dropout1d", "nn.Dropout2d", "nn.Dropout3d",
+     "nn.FeatureAlphaDropout", "nn.RReLU"),
+    _DRAWS,
+)  # fmt: skip
+"""Likewise modules in training."""
+
 UNDEFINED: dict[str, str] = dict.fromkeys(
     ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"),
     _LEAVES,
@@ -103,6 +110,11 @@ FALLBACKS: dict[str, str] = {
     "linalg.lstsq.grad_oriented": f"residuals: {_BY_DATA}",
 }
 """Ops that the CPU runs, forward, backward or both: a counted cut of the graph."""
+
+MODULE_FALLBACKS: dict[str, str] = {
+    "nn.LinearCrossEntropyLoss": "torch's own code selects the labels that count, by a mask",
+}
+"""Modules whose samples cut the graph: a counted fallback."""
 
 _SPARSE = "sparse tensors are refused with an error that says so"
 _CUDA = "compiles CUDA source: the CPU refuses it, too"

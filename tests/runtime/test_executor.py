@@ -145,6 +145,26 @@ def test_a_tensor_whose_value_is_anothers_input_gets_that_data():
     assert b.tolist() == [6.0] * 3
 
 
+def test_a_copy_of_what_a_tensor_holds_already_ends_with_its_step():
+    source = torch.ones(3, device=DEVICE)
+    copy = torch.zeros(3, device=DEVICE)
+    other = torch.zeros(2, device=DEVICE)
+    rows = copy[1:]
+    for _ in range(2):  # the second copy brings the very array that is there
+        lazyrt.mark_step()
+        copy.copy_(source)
+    lazyrt.mark_step()
+    found = (other + 1, copy * 2 + source, rows + 1)
+    lazyrt.mark_step()
+
+    assert [t.tolist() for t in found] == [[1.0] * 2, [3.0] * 3, [2.0] * 2]
+    assert [t.tolist() for t in (copy, rows, other)] == [
+        [1.0] * 3,
+        [1.0] * 2,
+        [0.0] * 2,
+    ]
+
+
 def test_swapping_two_tensors_works():
     a = torch.full((3,), 1.0).to(DEVICE)
     b = torch.full((3,), 2.0).to(DEVICE)

@@ -18,6 +18,7 @@ import torch
 import lazyrt
 from tests.opinfo import distributions, errors, known
 from tests.opinfo.cases import cases, name_of, table
+from tests.opinfo.modules import module_cases, record_module
 from tests.opinfo.sweep import GROUP, Outcome, sweep
 
 if TYPE_CHECKING:
@@ -229,3 +230,46 @@ def test_wrong_calls_are_refused_at_the_call_as_on_the_cpu():
 
     assert len(found) > 600
     assert differing == {name: list(n) for name, (n, _) in known.ACCEPTED.items()}
+
+
+# ------------------------------------------------------------------ modules
+
+SAMPLED_MODULES = (
+    "nn.Linear",
+    "nn.LayerNorm",
+    "nn.GELU",
+    "nn.LazyConv1d",
+    "nn.BatchNorm1d",
+)
+
+
+def swept_modules(names: Collection[str] | None, count: int) -> list[Outcome]:
+    return list(sweep(module_cases(names), count=count, record=record_module))
+
+
+def test_sampled_modules_run_on_lowerings_of_their_own():
+    found = swept_modules(SAMPLED_MODULES, 1)
+
+    assert len(found) == 2 * (len(SAMPLED_MODULES) + 1)  # one of them evaluates, too
+    assert not [o for o in found if o.kind != "own"], describe(found)
+
+
+def test_a_module_that_computes_something_else_is_found(monkeypatch):
+    monkeypatch.setattr(
+        torch.nn.GELU, "forward", lambda _, x: x + (x.device.type == "lazyrt")
+    )
+
+    found = swept_modules(["nn.GELU"], 1)
+
+    assert [o.kind for o in found] == ["gap", "own"]
+
+
+@pytest.mark.slow
+def test_every_module_of_torch_computes_what_it_computes_on_the_cpu():
+    found = swept_modules(None, 3)
+
+    gaps = [outcome for outcome in found if outcome.kind == "gap"]
+    cut = {outcome.case.name for outcome in found if outcome.kind == "fallback"}
+    assert len(found) > 200
+    assert not gaps, describe(gaps)
+    assert cut == set(known.MODULE_FALLBACKS)

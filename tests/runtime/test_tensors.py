@@ -1065,6 +1065,19 @@ def test_modules_move_with_their_buffers_dtype_and_gradients():
     assert model[0].weight.device.type == "cpu"
 
 
+def test_a_module_without_shapes_moves_and_takes_them_from_its_first_call():
+    model = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d()).to(DEVICE)
+    before = list(model.parameters())
+
+    result = model(torch.ones(2, 4, device=DEVICE))
+
+    assert result.shape == (2, 3)
+    assert [type(parameter) for parameter in before] == [nn.Parameter] * 4
+    assert list(map(id, before)) == list(map(id, model.parameters()))
+    assert {p.device.type for p in (*before, *model.buffers())} == {DEVICE}
+    assert model[0].weight.shape == (3, 4)
+
+
 def test_to_empty_and_meta_modules_can_be_filled():
     with torch.device("meta"):
         model = nn.Linear(3, 2)

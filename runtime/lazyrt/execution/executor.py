@@ -437,7 +437,11 @@ def _commit(
                 buffer.value = None
             buffer.run = run
             buffer.slot = slot
-        elif isinstance(value, Leaf) and buffer.data is not inputs[value.position]:
+        elif isinstance(value, Leaf):
+            if buffer.data is inputs[value.position]:  # a copy of what it held already
+                buffer.value = None
+                buffer.version += 1
+                continue
             buffer.store(inputs[value.position], _type(buffer, value))
             buffer.run, buffer.slot = pending.sources[value.position]
     drop_stand_ins(

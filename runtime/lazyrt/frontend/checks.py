@@ -173,6 +173,14 @@ def _narrow_copy(x: Tensor, dim: int, *_: Any) -> None:
     )
 
 
+def _fractional(x: Tensor, _kernel: Any, _size: Any, samples: Tensor) -> None:
+    _require(
+        samples.dtype is x.dtype,
+        "Expect _random_samples to have the same dtype as input: fractional pooling of "
+        f"{x.dtype} got samples of {samples.dtype}. Convert them with `.to(x.dtype)`.",
+    )
+
+
 _CHECKS: dict[str, Callable[..., None]] = {
     "aten.amax.default": _extremes,
     "aten.amin.default": _extremes,
@@ -190,6 +198,7 @@ _CHECKS: dict[str, Callable[..., None]] = {
     "aten.bucketize.Scalar": _bucketize,
     "aten.cat.default": _cat,
     "aten.embedding.default": _embedding,
+    "aten.fractional_max_pool3d.default": _fractional,
     "aten.narrow_copy.default": _narrow_copy,
     "aten.as_strided_scatter.default": _as_strided_scatter,
 }

@@ -37,6 +37,7 @@ from lazyrt.frontend.kernels import (
     in_place_kernel,
     view_kernel,
 )
+from lazyrt.frontend.repeats import allowing_repeats
 from lazyrt.lowering.registry import rule_for
 from lazyrt.lowering.spec import forget_specs
 from lazyrt.observe import events
@@ -203,7 +204,7 @@ def _mutating_kernel(name: str, func: torch._ops.OpOverload) -> Any:
     pure = find_pure(func)
     composite = compat.is_composite(name, implicit=False)
     if pure is not None and not (composite and rule_for(pure) is None):
-        return in_place_kernel(func, pure)
+        return allowing_repeats(name, in_place_kernel(func, pure))
     return None if composite else _cpu_kernel(func)
 
 

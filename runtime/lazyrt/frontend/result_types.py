@@ -48,6 +48,20 @@ def _like_second(_grad: Tensor, x: Tensor, *_: Any, **__: Any) -> Types:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+def _multi_margin(
+    x: Tensor, target: Tensor, p: Any = 1, margin: Any = 1, weight: Any = None,
+    reduction: int = 1,
+) -> Types:  # fmt: skip
+    result = _aten.multi_margin_loss.default(x, target, p, margin, weight, reduction)
+    return result if target.dim() else result.new_empty(())
+
+
+def _multilabel_margin(x: Tensor, target: Tensor, reduction: int) -> Types:
+    forward = _aten.multilabel_margin_loss_forward.default
+    result, marks = forward(x, target, reduction)
+    return result if target.dim() > 1 else result.new_empty(()), marks
+
+
 def _geqrf(x: Tensor) -> Types:
     *batch, rows, columns = x.shape
     factors = x.new_empty((*batch, columns, rows)).mT
@@ -142,6 +156,8 @@ RESULT_TYPES: dict[str, Callable[..., Types]] = {
     "aten._fused_sgd.tensor_lr": _fused_sgd,
     "aten._fused_adagrad.default": _fused_adagrad,
     "aten._fused_adagrad.tensor_lr": _fused_adagrad_tensor,
+    "aten.multi_margin_loss.default": _multi_margin,
+    "aten.multilabel_margin_loss_forward.default": _multilabel_margin,
     "aten.multi_margin_loss_backward.default": _like_second,
     "aten.multilabel_margin_loss_backward.default": _like_second,
     "aten.fractional_max_pool3d_backward.default": _like_second,

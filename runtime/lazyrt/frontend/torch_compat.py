@@ -336,7 +336,7 @@ def _conversion(original: Callable[..., Any], name: str) -> Callable[..., Any]:
         to_lazy = name == DEVICE_TYPE or _names_lazy_device((*args, *kwargs.values()))
         if not to_lazy and not any(map(is_lazy, self.parameters())):
             return original(self, *args, **kwargs)
-        tied = _shared_places(self)
+        tied, unshaped = _shared_places(self), _without_shape(self)
         before = torch.__future__.get_swap_module_params_on_conversion()
         torch.__future__.set_swap_module_params_on_conversion(True)
         try:
@@ -349,9 +349,17 @@ def _conversion(original: Callable[..., Any], name: str) -> Callable[..., Any]:
         finally:
             torch.__future__.set_swap_module_params_on_conversion(before)
         _tie(tied)
+        for parameter in unshaped:
+            parameter.__class__ = torch.nn.UninitializedParameter  # type: ignore[assignment]
         return result
 
     return convert
+
+
+def _without_shape(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Return the parameters whose shape the first call decides; a swap changes their class."""
+    kind = torch.nn.UninitializedParameter
+    return [p for p in module.parameters() if isinstance(p, kind)]
 
 
 def _names_lazy_device(args: tuple[Any, ...]) -> bool:

@@ -235,6 +235,24 @@ def _label_places(target: Array) -> tuple[Array, Array]:
     return jnp.where(kept, target, 0), kept
 
 
+@lowers("aten.multi_margin_loss.default")
+def multi_margin_loss(
+    ctx: OpContext,
+    x: Array,
+    target: Array,
+    p: Any = 1,
+    margin: Any = 1,
+    weight: Array | None = None,
+    reduction: int = 1,
+) -> Array:
+    (x,) = ctx.cast(x)
+    gap, counted, _ = _margins(x, target, margin)
+    costs = jnp.where(counted, gap if p == 1 else gap * gap, 0)
+    costs = _by_label(ctx, costs, weight, target)
+    losses = jnp.sum(costs, axis=1) / gap.shape[1]
+    return lax.reshape(_reduced(losses, reduction), ctx.out.shape)
+
+
 @lowers("aten.multi_margin_loss_backward.default")
 def multi_margin_loss_backward(
     ctx: OpContext,
@@ -247,17 +265,31 @@ def multi_margin_loss_backward(
     reduction: int = 1,
 ) -> Array:
     grad, x = ctx.cast(grad, x)
+    gap, counted, is_target = _margins(x, target, margin)
+    push = jnp.where(counted, 1 if p == 1 else 2 * gap, 0)
+    push = _by_label(ctx, push, weight, target)
+    pull = jnp.sum(push, axis=1, keepdims=True)
+    slope = jnp.where(is_target, -pull, push) / gap.shape[1]
+    spread = _spread(grad, (gap.shape[0],), reduction)
+    return lax.reshape(spread[:, None] * slope, x.shape)
+
+
+def _margins(x: Array, target: Array, margin: Any) -> tuple[Array, Array, Array]:
+    """Return how far each class is within the margin, which count, and which is the target."""
     rows, labels = jnp.atleast_2d(x), jnp.atleast_1d(target)
     is_target = labels[:, None] == jnp.arange(rows.shape[1])
     scores = jnp.take_along_axis(rows, labels[:, None], axis=1)
     gap = margin - scores + rows
-    push = jnp.where((gap > 0) & ~is_target, 1 if p == 1 else 2 * gap, 0)
-    if weight is not None:
-        push = push * cast(weight, ctx.compute)[labels][:, None]
-    pull = jnp.sum(push, axis=1, keepdims=True)
-    slope = jnp.where(is_target, -pull, push) / rows.shape[1]
-    spread = _spread(grad, (rows.shape[0],), reduction)
-    return lax.reshape(spread[:, None] * slope, x.shape)
+    return gap, (gap > 0) & ~is_target, is_target
+
+
+def _by_label(
+    ctx: OpContext, rows: Array, weight: Array | None, target: Array
+) -> Array:
+    """Return rows times the weights of their labels."""
+    if weight is None:
+        return rows
+    return rows * cast(weight, ctx.compute)[jnp.atleast_1d(target)][:, None]
 
 
 @lowers("aten.multilabel_margin_loss_forward.default")
