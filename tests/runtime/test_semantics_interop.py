@@ -298,7 +298,6 @@ def test_fake_quantisation_works_on_dense_numbers():
     on_both(
         lambda d, x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127),
         torch.linspace(-20, 20, 9),
-        fallbacks=None,
     )
 
 

@@ -102,6 +102,26 @@ def transformer_encoder_layer(
     return norm(x + feed_forward(x), norm_weight_2, norm_bias_2)
 
 
+def kaiser_window(
+    window_length: int, periodic: bool = True, beta: float = 12.0, **kind: Any
+) -> torch.Tensor:
+    """`aten.kaiser_window` in all its forms; torch's calls a kernel that only its devices have.
+
+    Args:
+        window_length: Elements of the result.
+        periodic: Whether to leave out the last element of the symmetric window.
+        beta: How narrow it is.
+        kind: dtype, layout, device, pin_memory.
+    """
+    if window_length <= 1:
+        return torch.ones(window_length, **kind)
+    count = window_length + periodic
+    places = torch.arange(count, **kind) * (2 / (count - 1)) - 1
+    heights: torch.Tensor = torch.special.i0(beta * (1 - places.square()).sqrt())
+    highest = float(torch.special.i0(torch.tensor(beta, dtype=torch.float64)))
+    return heights[:window_length] / highest
+
+
 def is_left_aligned(_tensor: torch.Tensor, _mask: torch.Tensor) -> bool:
     """`aten._nested_tensor_from_mask_left_aligned`: whether to go on with a nested tensor.
 
@@ -112,6 +132,9 @@ def is_left_aligned(_tensor: torch.Tensor, _mask: torch.Tensor) -> bool:
 
 COMPOSITES: dict[str, Callable[..., Any]] = {
     "combinations": combinations,
+    "kaiser_window": kaiser_window,
+    "kaiser_window.periodic": kaiser_window,
+    "kaiser_window.beta": kaiser_window,
     "_native_multi_head_attention": native_multi_head_attention,
     "_transformer_encoder_layer_fwd": transformer_encoder_layer,
     "_nested_tensor_from_mask_left_aligned": is_left_aligned,

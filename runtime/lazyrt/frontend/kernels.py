@@ -763,7 +763,12 @@ def find_pure(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
 
 
 # In-place forms whose functional ones torch names in another way.
-_PURE = {
+_PURE: dict[str, torch._ops.OpOverload | None] = {
+    **{
+        f"aten.__i{way}shift__.{kind}": getattr(getattr(aten, f"__{way}shift__"), kind)
+        for way in "lr"
+        for kind in ("Scalar", "Tensor")
+    },
     "aten.normal_.default": find_overload("normal_functional"),
     "aten._native_batch_norm_legit.default": aten._native_batch_norm_legit_functional.default,
     "aten._batch_norm_with_update.default": aten._batch_norm_with_update_functional.default,

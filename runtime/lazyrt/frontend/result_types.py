@@ -62,6 +62,17 @@ def _multilabel_margin(x: Tensor, target: Tensor, reduction: int) -> Types:
     return result if target.dim() > 1 else result.new_empty(()), marks
 
 
+def _fake_quantize(x: Tensor, *_: Any) -> Types:
+    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+
+
+def _lstm_cell(inputs: Tensor, hidden: Tensor, cell: Tensor, *biases: Any) -> Types:
+    """The types of a cell with or without biases; torch's own takes one with biases only."""
+    given = [bias for bias in biases if bias is not None]
+    zeros = given or [inputs.new_empty(inputs.shape[1])] * 2
+    return _aten._thnn_fused_lstm_cell.default(inputs, hidden, cell, *zeros)
+
+
 def _geqrf(x: Tensor) -> Types:
     *batch, rows, columns = x.shape
     factors = x.new_empty((*batch, columns, rows)).mT
@@ -156,6 +167,10 @@ RESULT_TYPES: dict[str, Callable[..., Types]] = {
     "aten._fused_sgd.tensor_lr": _fused_sgd,
     "aten._fused_adagrad.default": _fused_adagrad,
     "aten._fused_adagrad.tensor_lr": _fused_adagrad_tensor,
+    "aten._thnn_fused_lstm_cell.default": _lstm_cell,
+    "aten.fake_quantize_per_tensor_affine_cachemask.default": _fake_quantize,
+    "aten.fake_quantize_per_channel_affine_cachemask.default": _fake_quantize,
+    "aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default": _fake_quantize,
     "aten.multi_margin_loss.default": _multi_margin,
     "aten.multilabel_margin_loss_forward.default": _multilabel_margin,
     "aten.multi_margin_loss_backward.default": _like_second,

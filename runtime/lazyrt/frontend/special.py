@@ -99,6 +99,17 @@ def new_zeros_like_tangent(
     return torch.zeros((*batch, *other.shape), dtype=other.dtype, device=other.device)
 
 
+def factory_out(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return the kernel of a factory's out= form, such as `aten.arange.start_out`."""
+
+    def kernel(*args: Any, out: torch.Tensor) -> torch.Tensor:
+        made = factory(*args, dtype=out.dtype, device=out.device)
+        resize_(out, made.shape)
+        return copy_(out, made)
+
+    return kernel
+
+
 def _strides_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
     return None if tensor.is_contiguous() else tuple(tensor.stride())
 
@@ -408,6 +419,12 @@ IN_PLACE_VIEWS: dict[str, torch._ops.OpOverload] = {
 }
 
 SPECIAL: dict[str, Callable[..., Any]] = {
+    "arange.start_out": factory_out(torch.arange),
+    "eye.out": factory_out(torch.eye),
+    "eye.m_out": factory_out(torch.eye),
+    "linspace.out": factory_out(torch.linspace),
+    "logspace.out": factory_out(torch.logspace),
+    "range.out": factory_out(torch.ops.aten.range.step),
     "empty.memory_format": empty,
     "empty_strided": empty_strided,
     "_new_zeros_with_same_feature_meta": new_zeros_like_tangent,

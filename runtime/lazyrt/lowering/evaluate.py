@@ -31,6 +31,7 @@ from lazyrt.lowering import (  # noqa: F401 - each module registers its rules
     normalisation,
     optimizers,
     pooling,
+    quantisation,
     random,
     recurrent,
     reductions,

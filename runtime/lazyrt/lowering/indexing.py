@@ -15,6 +15,7 @@ from jax import lax
 
 from lazyrt.lowering.context import OpContext, Unsupported
 from lazyrt.lowering.dtypes import Array, cast, to_jax_dtype, to_torch_dtype
+from lazyrt.lowering.reductions import norm_of
 from lazyrt.lowering.registry import lowers
 from lazyrt.lowering.shaping import axis, expand, iota_along, scalar_like, zeros_like
 
@@ -331,6 +332,17 @@ def masked_scatter_backward(
 @lowers("aten.embedding.default")
 def embedding(ctx: OpContext, weight: Array, indices: Array, *_: Any) -> Array:
     return weight.at[indices].get(mode=_READ, wrap_negative_indices=False)
+
+
+@lowers("aten.embedding_renorm.default")
+def embedding_renorm(
+    ctx: OpContext, weight: Array, indices: Array, limit: Any, order: Any
+) -> Array:
+    rows = cast(weight, ctx.compute)
+    norms = lax.expand_dims(norm_of(lax.abs(rows), (1,), order), (1,))
+    used = jnp.zeros((rows.shape[0], 1), bool).at[indices.reshape(-1)].set(True)
+    scale = jnp.where(used & (norms > limit), limit / (norms + 1e-7), 1)
+    return rows * scale
 
 
 @lowers("aten.embedding_dense_backward.default")

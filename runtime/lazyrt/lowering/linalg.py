@@ -46,6 +46,11 @@ def mm(ctx: OpContext, a: Array, b: Array) -> Array:
     return contract(ctx, a, b)
 
 
+@lowers("aten._int_mm.default")
+def int_mm(ctx: OpContext, a: Array, b: Array) -> Array:
+    return lax.dot(*(lax.convert_element_type(x, np.int32) for x in (a, b)))
+
+
 @lowers("aten.vdot.default")
 def vdot(ctx: OpContext, a: Array, b: Array) -> Array:
     return contract(ctx, lax.conj(a) if jnp.iscomplexobj(a) else a, b)
