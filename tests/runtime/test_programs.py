@@ -25,7 +25,7 @@ def weights_are_fake_quantised(d, x):
             x, torch.tensor(0.07, device=d), low[2], 0, 15
         ),
     ]
-    sum(part.square().sum() for part in parts).backward()
+    torch.stack(parts).square().sum().backward()
     return parts
 
 
@@ -107,7 +107,7 @@ def margins_of_a_single_sample(d, x):
         functional.multi_margin_loss(row, label[None], p=2, reduction="none"),
         functional.multilabel_margin_loss(row, labels.to(d), reduction="none"),
     ]
-    sum(loss.sum() for loss in losses).backward()
+    torch.stack([loss.sum() for loss in losses]).sum().backward()
     return losses
 
 
