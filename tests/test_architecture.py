@@ -1,6 +1,7 @@
 """Rules about the code as a whole: who imports whom, and what an import costs."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -93,3 +94,42 @@ def test_files_are_part_of_a_package(package):
     assert {
         str(f.relative_to(ROOT)) for f in folders if not (f / "__init__.py").exists()
     } == set()
+
+
+def test_private_names_of_torch_and_jax_stand_in_few_files():
+    private = re.compile(r"\btorch\._(?!ops\b|_)|\bjax\._src")
+    found = {
+        str(path.relative_to(RUNTIME))
+        for path in RUNTIME.rglob("*.py")
+        if private.search(path.read_text("utf-8"))
+    }
+
+    assert found == {
+        "frontend/torch_compat.py",
+        "jax_compat.py",
+        "lowering/decompose.py",
+        "lowering/foreach.py",
+    }
+
+
+def test_imports_run_one_way():
+    order = ("ir", "lowering", "execution", "frontend", "control", "api")
+    upwards = {
+        f"{path.relative_to(RUNTIME)}: {name}"
+        for level, part in enumerate(order[:-1])
+        for path in (RUNTIME / part).rglob("*.py")
+        for name in imports_at_the_top(path)
+        if name.split(".")[1:2] and name.split(".")[1] in order[level + 1 :]
+    }
+
+    assert upwards == set()
+
+
+def imports_at_the_top(path):
+    """Yield lazyrt's modules that importing a file imports; those for types alone are none."""
+    for statement in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(statement, ast.ImportFrom) and statement.module:
+            if statement.module == "lazyrt":
+                yield from (f"lazyrt.{alias.name}" for alias in statement.names)
+            elif statement.module.startswith("lazyrt."):
+                yield statement.module

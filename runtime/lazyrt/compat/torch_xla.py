@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
+    from lazyrt.ir.active import OnRead
+
 __all__ = [
     "compile", "device", "device_count", "devices", "launch", "manual_seed", "real_devices",
     "step", "sync",
@@ -118,14 +120,13 @@ class Compiled:
 
     def __enter__(self) -> Self:
         lazyrt.mark_step()  # what is pending is none of this block's work
-        stack = contextlib.ExitStack()
-        self._entered.append(stack)
-        if self._max_graphs is not None:
-            stack.enter_context(events.subscribe(self._note, events.GraphCaptured))
-        stack.enter_context(in_mode("lazy"))
-        stack.enter_context(
-            lazyrt.step(self._name, on_read="error" if self._full_graph else "allow")
-        )
+        on_read: OnRead = "error" if self._full_graph else "allow"
+        with contextlib.ExitStack() as stack:
+            if self._max_graphs is not None:
+                stack.enter_context(events.subscribe(self._note, events.GraphCaptured))
+            stack.enter_context(in_mode("lazy"))
+            stack.enter_context(lazyrt.step(self._name, on_read=on_read))
+            self._entered.append(stack.pop_all())
         return self
 
     def __exit__(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ from lazyrt.ir.match import labels, shared
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Iterable, Iterator
 
     from lazyrt.execution.why.causes import Explanation
@@ -375,9 +374,7 @@ def _closeness(one: CompiledGraph, other: CompiledGraph) -> float:
 
 
 def _by_op(counts: Counter[Any]) -> Counter[str]:
-    from collections import Counter as Counts
-
-    found: Counter[str] = Counts()
+    found: Counter[str] = Counter()
     for (op, _), count in counts.items():
         found[op] += count
     return found

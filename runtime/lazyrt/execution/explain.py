@@ -42,19 +42,18 @@ def explain(record: CompiledGraph, census: Census) -> Explanation:
         record: The new graph, with its snapshot.
         census: The graphs before; the nearest of all is compared.
     """
-    step = record.first_step
     if not len(census):
-        return Explanation(step=step, graph=record.name, causes=(_first_trace(record),), ended_at=record.key.ended_by[1])  # fmt: skip
+        return _alone(record, _first_trace(record))
     found = census.nearest(record)
     if found is None or found[1] < _RELATED:
         cut = key.began_after_a_cut(record, census)
         if cut is not None:
-            return Explanation(step=step, graph=record.name, causes=(cut,), ended_at=record.key.ended_by[1])  # fmt: skip
-        return Explanation(step=step, graph=record.name, causes=(_new_program(record),), ended_at=record.key.ended_by[1])  # fmt: skip
+            return _alone(record, cut)
+        return _alone(record, _new_program(record))
     nearest, similarity = found
     causes, unexplained = differences(nearest, record)
     return Explanation(
-        step=step,
+        step=record.first_step,
         graph=record.name,
         against=nearest.name,
         similarity=similarity,
@@ -62,6 +61,16 @@ def explain(record: CompiledGraph, census: Census) -> Explanation:
         unexplained=unexplained,
         ended_at=record.key.ended_by[1],
         against_ended_at=nearest.key.ended_by[1],
+    )
+
+
+def _alone(record: CompiledGraph, cause: Cause) -> Explanation:
+    """Return the explanation of a graph that is compared with no other."""
+    return Explanation(
+        step=record.first_step,
+        graph=record.name,
+        causes=(cause,),
+        ended_at=record.key.ended_by[1],
     )
 
 

@@ -1,7 +1,8 @@
 """What a step-cache miss finds out besides the executable.
 
-The new graph gets a name, its tensors the user's names, and its compile a reason. Nothing here runs on a hit, and nothing here may stop a step: an explanation that fails is
-logged, and the step goes on without it.
+The new graph gets a name, its tensors the user's names, and its compile a reason. Nothing here
+runs on a hit, and nothing here may stop a step: an explanation that fails is logged, and the
+step goes on without it.
 """
 
 from __future__ import annotations

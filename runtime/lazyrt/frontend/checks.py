@@ -165,9 +165,8 @@ def _as_strided_scatter(
 
 
 def _narrow_copy(x: Tensor, dim: int, *_: Any) -> None:
-    _require(
-        dim
-        < max(x.dim(), 1),  # one too far below zero is an IndexError, as of other ops
+    _require(  # one too far below zero is an IndexError, as of other ops
+        dim < max(x.dim(), 1),
         f"narrow_copy got dimension {dim} of a tensor with {x.dim()} dimensions. They count from 0, "
         "or from -1 backwards. Pass one that is there.",
     )

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from lazyrt.errors import NoLoweringError, UsageError
 from lazyrt.frontend import infer, provenance, scalars
 from lazyrt.frontend import positions as positions_of_slices
 from lazyrt.frontend.infer import Result
 from lazyrt.frontend.result_types import RESULT_TYPES
+from lazyrt.frontend.torch_compat import DynamicOutputShapeException
 from lazyrt.ir.live import lock, pending
 from lazyrt.ir.node import Node, Op, Value, iter_values, map_values
 from lazyrt.lowering.spec import SpecFailure, check_spec, spec_of

@@ -16,6 +16,7 @@ import torch
 import torch._tensor_str
 import torch.autograd.graph
 import torch.utils.dlpack
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 DEVICE_TYPE = "lazyrt"
+
+DynamicOutputShapeException = fake_tensor.DynamicOutputShapeException
 
 aten = torch.ops.aten
 # torch's own class, whatever name `torch.Generator` stands for later.
