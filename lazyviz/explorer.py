@@ -498,15 +498,20 @@ class Explorer:
                     panel.measure_offer(self._inspection.cost_of_all()), box=None
                 )
         elif name == "nan":
-            yield _panel(panel.nan_help(), box=None)
+            is_ir = self._program.form == "ir"
+            yield _panel(panel.nan_help(is_ir=is_ir), box=None)
         elif name == "fallback":
             yield _panel(panel.fallbacks_html(self._fallbacks()), box=None)
 
     def _fallbacks(self) -> list[tuple[Box, str]]:
         """Return the inputs that the CPU computed, with the op and its line."""
+        boxes = [box for box in self._program.drawing.boxes if not box.members]
+        painted = self._program.overlay("fallback").paint(
+            DrawGraph(boxes=tuple(boxes), edges=())
+        )
         found = []
-        for box in self._program.drawing.boxes:
-            if FROM_CPU in box.marks:
+        for box, shade in zip(boxes, painted.boxes, strict=True):
+            if shade.note == FROM_CPU:
                 held = dict(self._input_rows(box))
                 found.append((box, held.get("came from", "")))
         return found[:_MAX_FOUND]

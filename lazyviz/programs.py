@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from lazyviz import session
 from lazyviz.hlo import Graph as HloGraph
@@ -244,6 +245,19 @@ class IrProgram(Program):
         return Findings(title="computed values", nodes=nodes, inputs=inputs)
 
 
+@dataclass(frozen=True, slots=True)
+class LoweredFrom:
+    """The pending graph that a program was lowered from, for what only its IR knows.
+
+    Attributes:
+        ir: Its IR, with what is known of its values.
+        leaves: The name in the IR of each of the program's inputs; empty for a part of it.
+    """
+
+    ir: Callable[[], IrProgram]
+    leaves: tuple[str, ...] = ()
+
+
 class HloProgram(Program):
     """StableHLO, HLO, or the graph of a step that has run."""
 
@@ -254,7 +268,11 @@ class HloProgram(Program):
         name: str = "",
         inputs: Mapping[int, str] | None = None,
         outputs: Mapping[int, str] | None = None,
+        source: LoweredFrom | None = None,
     ) -> None:
+        self._source = source
+        if source is not None:
+            self.overlays = (*self.overlays, "nan", "fallback")
         kind = FORM_NAMES[form]
         super().__init__(
             name or kind, draw_hlo(graph, kind, inputs, outputs, _site_text)
@@ -296,8 +314,9 @@ class HloProgram(Program):
         """Return the functions, fused computations or loop bodies that a node calls."""
         if "#" not in self.graph.attrs[node]:
             return []
+        source = self._source and replace(self._source, leaves=())
         return [
-            (name, HloProgram(inner, self.form, f"%{name}"))
+            (name, HloProgram(inner, self.form, f"%{name}", source=source))
             for name, inner in inside_of(self.graph, node)
         ]
 
@@ -310,7 +329,9 @@ class HloProgram(Program):
         return HloCosts(self.graph)
 
     def overlay(self, name: str) -> Overlay:
-        """Return an overlay from the types in the text."""
+        """Return an overlay from the types in the text, or from the IR that it came from."""
+        if self._source is not None and name in {"nan", "fallback"}:
+            return self._from_ir(self._source, name)
         if name == "bytes":
             return Amounts(title="bytes of results", nodes=self._costs.bytes())
         flops = self._costs.flops()
@@ -320,6 +341,31 @@ class HloProgram(Program):
             )
         nbytes = self._costs.bytes()
         return _shares({k: _estimated(flops[k], nbytes[k]) for k in flops})
+
+    def _from_ir(self, source: LoweredFrom, name: str) -> Findings:
+        """Return what is known of the IR ops and inputs that stand behind the program's."""
+        ir = source.ir()
+        found = cast("Findings", ir.overlay(name))
+        marked = {box.op for box in ir.drawing.boxes if FROM_CPU in box.marks}
+        leaves = dict.fromkeys(marked, FROM_CPU) if name == "fallback" else found.inputs
+        inputs = {
+            self.graph.names[node]: leaves[source.leaves[number]]
+            for node, number in self.graph.numbers.items()
+            if number < len(source.leaves) and source.leaves[number] in leaves
+        }
+        nodes = {}
+        for node in self.place:
+            ids = {i for o in self.origins(node) for i in ir.by_origin.get(o, ())}
+            known = [found.nodes[i] for i in sorted(ids) if i in found.nodes]
+            if known:
+                nodes[node] = next(filter(None, known), "")
+        return Findings(
+            title=f"{found.title}, of the IR ops behind an instruction",
+            nodes=nodes,
+            inputs=inputs,
+            good=found.good,
+            bad=found.bad,
+        )
 
 
 def _site_text(site: str) -> str:
@@ -568,18 +614,24 @@ def _lowered(
 ) -> Subject:
     computation = graph.lower()
 
-    def lowered(form: Form, source: Callable[[], str]) -> Callable[[], Program]:
+    def lowered(form: Form, text_of: Callable[[], str]) -> Callable[[], Program]:
         def make() -> Program:
             canonical = graph.canonical
             inputs = {k: names.get(leaf, "") for k, leaf in enumerate(canonical.data)}
             outputs = {k: names.get(root, "") for k, root in enumerate(canonical.roots)}
             if form == "optimised":
                 outputs[len(canonical.roots)] = "ready"  # by which the runtime waits
-            found = unwrapped(graph_of(source()))
+            found = unwrapped(graph_of(text_of()))
             title = f"{FORM_NAMES[form]} {graph.fingerprint[:8]}"
-            return HloProgram(found, form, title, inputs, outputs)
+            return HloProgram(found, form, title, inputs, outputs, source())
 
         return make
+
+    def source() -> LoweredFrom | None:
+        if inspection is None:
+            return None
+        leaves = tuple(leaf_name(leaf) for leaf in graph.canonical.data)
+        return LoweredFrom(lambda: cast("IrProgram", subject.program("ir")), leaves)
 
     makers: dict[Form, Callable[[], Program]] = {
         "ir": ir,
@@ -589,7 +641,8 @@ def _lowered(
             "optimised", lambda: computation.known_hlo() or computation.as_text("hlo")
         ),
     }
-    return Subject(makers, first, inspection, computation, no_values, names)
+    subject = Subject(makers, first, inspection, computation, no_values, names)
+    return subject
 
 
 def _step_subject(step: int, runtime: ModuleType | None) -> Subject:

@@ -178,8 +178,18 @@ def checked_html(bad: Sequence[Box], values: int) -> str:
     )
 
 
-def nan_help() -> str:
-    """Return what the NaN overlay shows."""
+def nan_help(*, is_ir: bool) -> str:
+    """Return what the NaN overlay shows.
+
+    Args:
+        is_ir: Whether the ops that are shown are those that have values.
+    """
+    if not is_ir:
+        return (
+            f"{_heading('NaN and infinities')}<p>Values are those of the IR. An instruction "
+            "shows what is known of the IR ops behind it, which have its module, name and line: "
+            "a fusion is bad if one of them is. Select it to go to them.</p>"
+        )
     return (
         f"{_heading('NaN and infinities')}<p>Shown are values that are computed already: inputs, "
         "and what was looked at. Nothing is computed for it. Select an op and choose "

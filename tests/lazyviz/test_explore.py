@@ -390,6 +390,30 @@ def test_what_the_cpu_computed_is_marked(clean_runtime):
     assert "computed on the CPU by aten.nonzero.default" in listing["html"]
 
 
+@pytest.mark.parametrize("form", ["stablehlo", "hlo"])
+def test_lowered_programs_show_what_is_known_of_the_ir_behind_them(clean_runtime, form):
+    x = torch.tensor([1.0, -1.0]).to("lazyrt")
+    from_cpu = torch.nonzero(x)
+    bad = torch.log(x) + from_cpu.sum()
+    explorer = Explorer(subject_of(bad, runtime=lazyrt))
+    ask(explorer, kind="check", node=node_named(explorer, "aten.add"))
+    compiles = lazyrt.counters()["compiles"]
+
+    ask(explorer, kind="form", form=form)
+    _, said = ask(explorer, kind="overlay", name="nan")
+
+    notes = {b.label: b.note for b in explorer.shown.boxes}
+    assert notes["x"] == "finite"
+    assert {note for label, note in notes.items() if "log" in label} == {"1 NaN"}
+    assert "of the IR ops behind an instruction" in explorer.shown.legend[0][1]
+    assert "Values are those of the IR" in said["html"]
+    _, said = ask(explorer, kind="overlay", name="fallback")
+    marked = [b.label for b in explorer.shown.boxes if b.note == "from the CPU"]
+    assert marked == ["from_cpu"]
+    assert "1 input from the CPU" in said["html"]
+    assert lazyrt.counters()["compiles"] == compiles
+
+
 def test_every_shade_of_an_overlay_has_words():
     graph = DrawGraph(boxes=(Box(label="a", members=(1,)),), edges=(), nodes=1)
     from lazyviz.render.overlay import Amounts
