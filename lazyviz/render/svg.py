@@ -229,7 +229,7 @@ _RULES = (
     ".lzv .q .l{font-weight:800}"
     ".lzv .d{font-size:10px;opacity:.85}"
     ".lzv .q>rect{stroke:var(--root);stroke-width:2.2}"
-    ".lzv .old{opacity:.55}"
+    ".lzv .old{opacity:.8}.lzv .old .d{opacity:1}"
     ".lzv .again>rect{stroke:#d14d72;stroke-width:2.2}"
     ".lzv .e{fill:none;stroke:#8b97a8;stroke-width:1.1}"
     ".lzv .a{fill:#8b97a8;stroke:none}"

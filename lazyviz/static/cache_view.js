@@ -24,7 +24,7 @@ function render({ model, el }) {
     });
   };
   const draw = () => { armed = null; host.replaceChildren(...safe(model.get("table"))); sort(); };
-  const say = () => { note.textContent = model.get("note"); };
+  const say = () => { note.textContent = brief(model.get("note")); };
   root.addEventListener("click", (e) => {
     const button = e.target.closest("button");
     if (!button) return;

@@ -7,19 +7,28 @@ function element(tag, className, text) {
   return made;
 }
 
+// A browser takes a minute to break a line of a hundred thousand letters.
+const MOST_LETTERS = 2000;
+const brief = (text) => (text.length > MOST_LETTERS ? `${text.slice(0, MOST_LETTERS)}…` : text);
+
+const HARMFUL = new Set("script style foreignobject iframe object embed link base meta form template".split(" "));
+const DRAWN = new Set("svg g path rect text title style".split(" ")); // what our drawings are made of
+
 // The kernel escapes all text; what could run or load something is dropped here once more.
 function safe(markup, type = "text/html") {
   const parsed = new DOMParser().parseFromString(markup, type);
-  const bad = "script,foreignObject,iframe,object,embed,link,base,meta,form" + (type === "text/html" ? ",style" : "");
-  for (const each of parsed.querySelectorAll(bad)) each.remove();
+  const isHtml = type === "text/html";
   for (const each of parsed.querySelectorAll("*")) {
+    const name = each.localName.toLowerCase();
+    for (const child of each.childNodes) if (child.nodeType === 3 && !each.closest("pre,style")) child.data = brief(child.data);
+    if (isHtml ? HARMFUL.has(name) : !DRAWN.has(name)) { each.remove(); continue; }
     for (const { name, value } of [...each.attributes]) {
       const elsewhere = /^(href|src|srcset|action|formaction|xlink:href)$/i.test(name) && !/^(data:image\/png|#)/.test(value);
       const loads = name === "style" && /url\(|image\(|@/i.test(value);
       if (/^on/i.test(name) || elsewhere || loads) each.removeAttribute(name);
     }
   }
-  return type === "text/html" ? [...parsed.body.childNodes] : [document.importNode(parsed.documentElement, true)];
+  return isHtml ? [...parsed.body.childNodes] : [parsed.documentElement].filter(Boolean).map((each) => document.importNode(each, true));
 }
 
 const PATIENCE_MS = 4000;

@@ -155,7 +155,7 @@ function render({ model, el }) {
     }
   };
 
-  const draw = () => { const [drawn] = safe(model.get("svg"), "image/svg+xml"); host.replaceChildren(drawn); view.show(drawn); };
+  const draw = () => { const [drawn] = safe(model.get("svg"), "image/svg+xml"); host.replaceChildren(); if (drawn?.hasAttribute("viewBox")) { host.append(drawn); view.show(drawn); } };
   const explain = () => { const drawn = model.get("legend"); legend.replaceChildren(...(drawn ? safe(drawn, "image/svg+xml") : [])); };
   const fill = () => {
     const html = model.get("panel");
@@ -171,12 +171,12 @@ function render({ model, el }) {
     if (names.length < 2) return;
     names.forEach((name, level) => {
       if (level) crumbs.append(" › ");
-      if (level === names.length - 1) { crumbs.append(element("b", "", name)); return; }
-      const button = element("button", "", name); button.type = "button"; button.dataset.kind = "back"; button.dataset.level = level;
+      if (level === names.length - 1) { crumbs.append(element("b", "", brief(name))); return; }
+      const button = element("button", "", brief(name)); button.type = "button"; button.dataset.kind = "back"; button.dataset.level = level;
       crumbs.append(button);
     });
   };
-  const name = () => { title.textContent = model.get("title"); };
+  const name = () => { title.textContent = brief(model.get("title")); };
   const received = (message) => {
     if (message.kind === "panel" && message.box !== null) { choose(message.box); const shown = numbered(message.box); if (shown) view.reveal(shown); }
     if (message.kind === "state") control();

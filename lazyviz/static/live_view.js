@@ -40,7 +40,7 @@ function render({ model, el }) {
     const sure = note.querySelector("[data-confirmed]");
     if (sure) sure.focus();
   };
-  const name = () => { title.textContent = model.get("title"); };
+  const name = () => { title.textContent = brief(model.get("title")); };
   const age = () => { stale.hidden = !model.get("stale"); };
 
   root.addEventListener("click", (e) => {

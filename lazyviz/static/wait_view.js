@@ -32,7 +32,7 @@ function render({ model, el }) {
   };
   const show = () => {
     began = performance.now() - model.get("elapsed_ms");
-    what.textContent = model.get("what"); where.textContent = model.get("where");
+    what.textContent = brief(model.get("what")); where.textContent = brief(model.get("where"));
     phases.replaceChildren();
     const current = PHASES.indexOf(model.get("phase"));
     PHASES.forEach((name, i) => {

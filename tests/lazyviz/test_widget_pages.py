@@ -1,0 +1,279 @@
+"""The page of each widget in a browser: texts that would do harm, contrast, keyboard, names, motion."""
+
+import random
+from itertools import product
+from typing import get_args
+
+import pytest
+
+import lazyrt
+from lazyviz.render import panel, svg
+from lazyviz.render.escape import markup
+from lazyviz.render.layout import lay_out
+from lazyviz.render.live import Target, answer, live_table, question
+from lazyviz.render.model import BACKWARD, Box, DrawGraph, Kind
+from tests.lazyviz import test_safety
+from tests.lazyviz.widget_pages import (
+    THEMES,
+    browsing_pages,
+    contrasts,
+    mount,
+    moving,
+    tell,
+    unnamed,
+    walked,
+)
+from tests.payloads import MARK, PAYLOADS
+
+WIDGETS = ("graph_view", "live_view", "wait_view", "cache_view")
+
+
+def state(name, text):
+    """Return the traits of a widget in which every text is `text`."""
+    if name == "graph_view":
+        graph = test_safety.drawing(text)
+        box, group = graph.boxes
+        parts = [
+            panel.node_facts(box, upstream=[box], downstream=[group], python=text),
+            panel.group_panel(group, 0, [box]),
+            panel.found_html(text, graph.boxes, 9),
+            panel.error_html(ValueError(text)),
+        ]
+        choice = [["ir", text], ["hlo", "HLO"]]
+        controls = {"form": choice, "fold": choice, "overlay": choice, "chosen": {"form": "ir", "fold": "ir", "overlay": "ir"}}  # fmt: skip
+        return {
+            "title": text,
+            "svg": svg.emit(graph, lay_out(graph, "layered"), inline=True, legend=False),
+            "legend": svg.legend_svg(graph),
+            "crumbs": ["whole graph", text],
+            "panel": "".join(parts),
+            "controls": controls,
+            "twin": text,
+        }  # fmt: skip
+    if name == "live_view":
+        report = test_safety.live_report(text)
+        targets = {1: [Target(name=text, asks=True)]}
+        table = live_table(report, targets, "size", reverse=False)
+        note = question(text, 2, text) + answer(text, failed=True)
+        return {
+            "title": text,
+            "table": table,
+            "note": note,
+            "stale": True,
+            "twin": text,
+        }
+    if name == "wait_view":
+        return {
+            "number": 1, "active": True, "what": text, "phase": "compile", "where": text,
+            "elapsed_ms": 2_000.0, "expected_ms": 8_000.0, "expected": text,
+        }  # fmt: skip
+    head = "".join(
+        f"<th><button type=button data-sort={k}>{k}</button></th>" for k in (0, 1)
+    )
+    row = markup(text)
+    cell = f'<td data-v="{row}">{row}</td><td><button type="button" data-key="{row}">evict</button></td>'
+    table = (
+        f"<table><thead><tr>{head}</tr></thead><tbody><tr>{cell}</tr></tbody></table>"
+    )
+    return {"table": table, "note": text, "twin": text}
+
+
+def all_kinds(what):
+    """Return a drawing with boxes of all kinds, also dimmed ones, or its legend."""
+    kinds = get_args(Kind)
+    paths = ("net",), (BACKWARD, "net")
+    boxes = [
+        Box(
+            label="a",
+            detail="f32[2]",
+            kind=kind,
+            path=path,
+            members=(k,),
+            is_new=is_new,
+        )
+        for k, (kind, path, is_new) in enumerate(product(kinds, paths, (True, False)))
+    ]
+    graph = DrawGraph(boxes=tuple(boxes), edges=(), nodes=len(boxes))
+    if what == "legend":
+        return svg.legend_svg(graph)
+    return svg.emit(graph, lay_out(graph, "layered"), inline=True, legend=False)
+
+
+def raw(name, text):
+    """Return the same with texts in the places of HTML and SVG, as if nothing were escaped."""
+    html = {
+        "graph_view": ("panel", "svg", "legend"),
+        "live_view": ("table", "note"),
+        "cache_view": ("table",),
+    }.get(name, ())
+    picture = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9"><text>{}</text></svg>'
+    return {
+        each: picture.format(text) if each in {"svg", "legend"} else text
+        for each in html
+    }
+
+
+@pytest.fixture(scope="module")
+def tab():
+    from tests.conftest import find_browser
+
+    with browsing_pages(find_browser()) as found:
+        yield found
+
+
+_HARM = (
+    "() => ({ ran: window.MARK !== undefined, title: document.title,"
+    " elements: [...document.querySelectorAll('#root script, #root iframe, #root object,"
+    " #root embed, #root base, #root link, #root meta, #root form, #root a[href],"
+    ' #root foreignObject, #root image, #root video source[src], #root img:not([src^="data:"])[src],'
+    ' #root [style*="url("]\')].map((e) => e.outerHTML.slice(0, 80)),'
+    " handlers: [...document.querySelectorAll('#root *')].filter((e) =>"
+    " [...e.attributes].some((a) => /^on/i.test(a.name))).map((e) => e.outerHTML.slice(0, 80)) })"
+).replace("MARK", MARK)
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WIDGETS)
+def test_no_text_becomes_an_element_or_runs_in_any_widget(tab, name):
+    """P.34, section 9: the corpus in every place of every widget, escaped and not."""
+    harmless = state(name, "harmless")
+    mount(tab, name, harmless)
+    shape = (
+        "() => [...document.querySelectorAll('#root *')].map((e) => e.tagName).join()"
+    )
+    plain = tab.evaluate(shape)
+    tab.asked.clear()
+
+    for text in PAYLOADS:
+        tell(
+            tab,
+            **{key: value for key, value in state(name, text).items() if key != "twin"},
+        )
+        if "\n" not in text and text.strip():
+            assert tab.evaluate(shape).count(",") >= plain.count(",") - 8, text
+        tell(tab, **raw(name, text))
+        tab.evaluate(
+            "() => document.querySelectorAll('#root details').forEach((d) => { d.open = true; })"
+        )
+        found = tab.evaluate(_HARM)
+        assert not found["ran"], text
+        assert found["elements"] == [], text
+        assert found["handlers"] == [], text
+        tell(tab, **{key: harmless[key] for key in raw(name, text)})
+    tab.mouse.move(300, 200)
+    tab.keyboard.press("Tab")
+
+    assert not tab.evaluate(f"() => window.{MARK} !== undefined")
+    assert [one for one in tab.asked if not one.startswith("data:")] == []
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("name", WIDGETS)
+def test_every_text_of_every_widget_can_be_read(tab, name, theme):
+    """WCAG AA in JupyterLab's own colours: 4.5 to 1, opacities included."""
+    shown = state(name, "harmless")
+    if name == "graph_view":
+        shown |= {"svg": all_kinds("svg"), "legend": all_kinds("legend")}
+    mount(tab, name, shown, theme)
+    tab.evaluate(
+        "() => document.querySelectorAll('#root details').forEach((d) => { d.open = true; })"
+    )
+    if name == "graph_view":
+        tab.locator(".lzg-head button").click()  # the keys
+
+    found = contrasts(tab)
+
+    assert len(found) >= 5
+    assert [text for ratio, text in found if ratio < 4.5] == [], found[:5]
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WIDGETS)
+def test_a_keyboard_reaches_all_and_a_screen_reader_names_all(tab, name):
+    mount(tab, name, state(name, "harmless"))
+
+    count, seen = walked(tab)
+
+    assert len(seen) == count >= 1
+    assert [what for is_seen, what in seen if not is_seen] == []
+    assert unnamed(tab) == []
+    assert moving(tab) == []
+    tab.emulate_media(reduced_motion="no-preference")
+
+
+# --- what a page sends
+
+
+ATOMS: list[object] = [
+    None, True, -1, 0, 1, 10**30, 1.5, float("nan"), "", "0", b"x", [], {}, [[]], {"kind": "hello"},
+    "x" * 100_000, *PAYLOADS[:12], "drop", "evict", "cancel", "sort", "select", "value",
+]  # fmt: skip
+KEYS = (
+    "kind", "box", "node", "output", "hops", "level", "text", "form", "by", "name", "at", "column",
+    "confirmed", "visible", "key", "wait", "go", "call", "__class__",
+)  # fmt: skip
+KINDS = (
+    "hello", "select", "node", "value", "check", "measure", "open", "inside", "focus", "back",
+    "search", "form", "fold", "overlay", "input", "refresh", "sort", "drop", "keep", "visible",
+    "evict", "cancel", "__init__", "_apply",
+)  # fmt: skip
+
+
+def messages(seed, count):
+    chance = random.Random(seed)  # noqa: S311 - which messages are tried
+    for _ in range(count):
+        made: object = {
+            key: chance.choice(ATOMS)
+            for key in chance.sample(KEYS, chance.randrange(6))
+        }
+        if isinstance(made, dict) and chance.random() < 0.8:
+            made["kind"] = chance.choice(KINDS)
+        yield made if chance.random() < 0.9 else chance.choice(ATOMS)
+
+
+@pytest.fixture
+def widgets(lab):
+    """One widget of each kind, with what each sends."""
+    from lazyviz import exploring
+    from lazyviz.widgets.cache_view import CacheView
+    from lazyviz.widgets.live_view import LiveView
+    from lazyviz.widgets.wait_view import WaitView
+
+    lab.run_cell(
+        "a = torch.ones(2, device='lazyrt')\nlazyrt.mark_step()\nb = a * 2 + 1"
+    )
+    made = [
+        exploring.explore(lab.user_ns["b"]).widget,
+        LiveView(lazyrt, lab),
+        CacheView(lazyrt),
+        WaitView(),
+    ]
+    yield made
+    for each in made:
+        each.close()
+
+
+def test_no_message_of_a_page_breaks_a_widget_or_changes_the_program(
+    lab, widgets, monkeypatch
+):
+    from lazyviz.widgets import wait_view
+
+    interrupts: list[int] = []
+    monkeypatch.setattr(wait_view, "interrupt", lambda: interrupts.append(1))
+    before = lazyrt.pending_graph().fingerprint
+    names = sorted(name for name in lab.user_ns if not name.startswith("_"))
+    kept = {entry.key for entry in lazyrt.cached_executables()}
+    for widget in widgets:
+        said: list[object] = []
+        widget.send = lambda content, buffers=None, said=said: said.append(content)
+        for message in messages(type(widget).__name__, 400):
+            widget._received(widget, message, [])
+
+    assert interrupts == []
+    assert lazyrt.pending_graph().fingerprint == before
+    assert sorted(name for name in lab.user_ns if not name.startswith("_")) == names
+    assert {entry.key for entry in lazyrt.cached_executables()} >= kept
