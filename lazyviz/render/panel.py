@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lazyviz.render.model import Box
 
 _MAX_NEIGHBOURS = 12
+_MAX_OVERVIEW = 6
 _MAX_KINDS = 8
 _MAX_SLOWEST = 15
 _PLANE = 2
@@ -278,13 +279,13 @@ def overview_html(
     outputs = sorted((box for box in ops if box.is_root), key=lambda box: not box.name)
     rows = [
         ("ops", markup(_kinds_text(ops))),
-        ("outputs", _neighbours(outputs)),
-        ("inputs", _neighbours(inputs)),
+        ("outputs", _neighbours(outputs, _MAX_OVERVIEW)),
+        ("inputs", _neighbours(inputs, _MAX_OVERVIEW)),
     ]
     shows = "see its value. The step stays as it is" if has_values else "see its facts"
     hint = f"Click an op, or walk to it with Tab and press Enter, to {shows}."
     opens = "A folded box opens with a double click, or with o."
-    return f"{_heading(title)}{_facts(rows)}{note_html(hint)}{note_html(opens)}"
+    return f"{_heading(title)}{note_html(hint)}{note_html(opens)}{_facts(rows)}"
 
 
 def _kinds_text(boxes: Sequence[Box]) -> str:
@@ -392,10 +393,10 @@ def _facts(rows: Sequence[tuple[str, str]]) -> str:
     return f"<table>{cells}</table>"
 
 
-def _neighbours(boxes: Sequence[Box]) -> str:
-    links = [_link(box) for box in boxes[:_MAX_NEIGHBOURS]]
-    if len(boxes) > _MAX_NEIGHBOURS:
-        links.append(f"<span>and {len(boxes) - _MAX_NEIGHBOURS:,} more</span>")
+def _neighbours(boxes: Sequence[Box], most: int = _MAX_NEIGHBOURS) -> str:
+    links = [_link(box) for box in boxes[:most]]
+    if len(boxes) > most:
+        links.append(f"<span>and {len(boxes) - most:,} more</span>")
     return f'<span class="lzl">{" ".join(links)}</span>' if links else ""
 
 
