@@ -10,9 +10,17 @@ import platform
 import re
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from lazyviz import __version__, executables, parse_report, privacy, reports, standing
+from lazyviz import (
+    __version__,
+    executables,
+    parse_report,
+    privacy,
+    reports,
+    sourceless,
+    standing,
+)
 from lazyviz.render import html, text
 from lazyviz.render.escape import markup
 from lazyviz.render.html import Fragment
@@ -22,10 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import ModuleType
 
-    from lazyrt.observe import events
-    from lazyviz.render.spans import Span
-    from lazyviz.render.state import Apart, Looked, Repeat
-    from lazyviz.render.strip import Barrier
     from lazyviz.session import CellRecord, Session
     from lazyviz.steplog import StepRow
 
@@ -93,12 +97,12 @@ def collect(
     runtime: ModuleType | None, current: Session | None, *, source: bool
 ) -> Facts:
     """Return what is known of a session; outside of one, what the runtime knows."""
-    tell = _as_it_is if source else _without_source
+    steps = current.steps if current is not None else ()
     now = dt.datetime.now(tz=dt.UTC)
     return Facts(
         runtime=runtime,
         cells=_cells_of(current, source=source) if current is not None else (),
-        steps=tuple(map(tell, current.steps)) if current is not None else (),
+        steps=steps if source else tuple(map(sourceless.step, steps)),
         graphs=tuple(runtime.compiled_graphs()) if runtime is not None else (),
         source=source,
         session=current,
@@ -109,7 +113,9 @@ def collect(
 def _cells_of(
     current: Session, *, source: bool
 ) -> tuple[tuple[int | None, str, CellRecord | None], ...]:
-    records = [record if source else _bare(record) for record in current.cells]
+    records = [
+        record if source else sourceless.cell(record) for record in current.cells
+    ]
     sources = _sources(current.shell) if source else {}
     # Front ends that run cells without a history give several the same number.
     last = {record.number: record for record in records}
@@ -121,57 +127,6 @@ def _cells_of(
         is_last = number is not None and last[number] is record
         found.append((number, sources.get(number or 0, "") if is_last else "", record))
     return tuple(sorted(found, key=lambda cell: -1 if cell[0] is None else cell[0]))
-
-
-_Told = TypeVar("_Told", "StepRow", "Barrier", "Repeat", "Looked", "events.Repeat")
-
-
-def _as_it_is(row: StepRow) -> StepRow:
-    return row
-
-
-def _without_source(told: _Told) -> _Told:
-    """Return it without the source of the expression that was read; a name may stay."""
-    repeats = getattr(told, "repeats", None)
-    changes: dict[str, Any] = {"tensor": _name_only(told.tensor)}
-    if repeats:
-        changes["repeats"] = tuple(map(_without_source, repeats))
-    return dataclasses.replace(told, **changes)
-
-
-def _name_only(expression: str) -> str:
-    return expression if expression.replace(".", "_").isidentifier() else ""
-
-
-def _bare_span(span: Span) -> Span:
-    """Return a span of the timeline without the source of what was read."""
-    what, _, tensor = span.name.partition(" of ")
-    kept = span.name if _name_only(tensor) else what
-    return span._replace(name=kept, detail="")
-
-
-def _named_only(apart: Apart | None) -> Apart | None:
-    if apart is None:
-        return None
-    names = tuple(filter(None, map(_name_only, apart.tensors)))
-    return dataclasses.replace(apart, tensors=names)
-
-
-def _bare(record: CellRecord) -> CellRecord:
-    """Return a record whose strip names no source."""
-    strip = record.strip
-    state = strip.state
-    if state is not None:
-        state = dataclasses.replace(state, last_barrier="")
-    strip = dataclasses.replace(
-        strip,
-        state=state,
-        barriers=tuple(map(_without_source, strip.barriers)),
-        repeats=tuple(map(_without_source, strip.repeats)),
-        looks=tuple(map(_without_source, strip.looks)),
-        apart=_named_only(strip.apart),
-    )
-    return dataclasses.replace(record, strip=strip)
 
 
 def _sources(shell: Any) -> dict[int, str]:
@@ -401,7 +356,7 @@ def _timeline(facts: Facts) -> str:
         return html.muted("There is no session, so no cell was timed.")
     shown = TimelineShown(facts.session, _TIMELINE_CELLS)
     if not facts.source:  # the lines that recorded most are quoted
-        spans = [_bare_span(span) for span in shown.view.spans]
+        spans = list(map(sourceless.span, shown.view.spans))
         shown.view = dataclasses.replace(shown.view, lines=[], spans=spans)
     return shown.to_html()
 

@@ -1,5 +1,6 @@
 """`%lazy report`: one file about the session, bounded, offline, and safe to look at."""
 
+import base64
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -152,6 +153,30 @@ def test_without_source_no_line_of_a_cell_is_told(pages):
     assert "torch.ones" not in pages["bare"]
     assert "hf_token" not in pages["bare"]
     assert "executed 3 in" in pages["bare"]
+
+
+def test_without_source_what_was_looked_at_and_read_is_told_by_name_alone(
+    lab, tmp_path
+):
+    cells = (
+        "def hush(t):\n    return t * 3",
+        "print(hush(x).sum())\nprint(f'{hush(x).mean():.2f}')\nhush(x)",
+        "lazyrt.materialise(hush(x))",
+        "hush(x).sum().item()",
+        "for _ in range(5):\n    hush(x).sum().item()",
+        "with lazyrt.step(on_read='allow'):\n    hush(x).sum().item()",
+    )
+    for cell in cells:
+        assert lab.run_cell(cell, store_history=True).success
+
+    page = lazyviz.report(tmp_path / "r.html", source=False).path.read_text("utf-8")
+
+    assert "hush" not in page
+    assert "hush" not in " ".join(map(decoded, Outline(page).values("src")))
+
+
+def decoded(picture):
+    return base64.b64decode(picture.partition("base64,")[2]).decode("utf-8", "replace")
 
 
 def test_a_file_of_somebody_else_is_never_replaced_unasked(lab, tmp_path, monkeypatch):
