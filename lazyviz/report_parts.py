@@ -17,14 +17,14 @@ from lazyviz import (
     executables,
     parse_report,
     privacy,
+    quotations,
     reports,
-    sourceless,
     standing,
 )
 from lazyviz.render import html, text
 from lazyviz.render.escape import markup
 from lazyviz.render.html import Fragment
-from lazyviz.render.state import now_text, state_text
+from lazyviz.render.state import state_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -98,11 +98,12 @@ def collect(
 ) -> Facts:
     """Return what is known of a session; outside of one, what the runtime knows."""
     steps = current.steps if current is not None else ()
+    tell = _tell(source=source)
     now = dt.datetime.now(tz=dt.UTC)
     return Facts(
         runtime=runtime,
         cells=_cells_of(current, source=source) if current is not None else (),
-        steps=steps if source else tuple(map(sourceless.step, steps)),
+        steps=tuple(quotations.step(row, tell) for row in steps),
         graphs=tuple(runtime.compiled_graphs()) if runtime is not None else (),
         source=source,
         session=current,
@@ -110,12 +111,16 @@ def collect(
     )
 
 
+def _tell(*, source: bool) -> Callable[[str], str]:
+    """Return how expressions of the user's source are told."""
+    return privacy.masked if source else quotations.name_only
+
+
 def _cells_of(
     current: Session, *, source: bool
 ) -> tuple[tuple[int | None, str, CellRecord | None], ...]:
-    records = [
-        record if source else sourceless.cell(record) for record in current.cells
-    ]
+    tell = _tell(source=source)
+    records = [quotations.cell(record, tell) for record in current.cells]
     sources = _sources(current.shell) if source else {}
     # Front ends that run cells without a history give several the same number.
     last = {record.number: record for record in records}
@@ -168,8 +173,8 @@ def _findings(facts: Facts) -> str:
             if "cut" in note
         ]
     counts = runtime.counters()
-    now = standing.state_of(runtime)
-    state = html.muted(state_text(now) if facts.source else now_text(now))
+    now = quotations.state(standing.state_of(runtime), _tell(source=facts.source))
+    state = html.muted(state_text(now))
     counted = ", ".join(
         f"{name.replace('_', ' ')} {counts[name]:,}" for name in counts if counts[name]
     )
@@ -355,9 +360,13 @@ def _timeline(facts: Facts) -> str:
     if facts.session is None:
         return html.muted("There is no session, so no cell was timed.")
     shown = TimelineShown(facts.session, _TIMELINE_CELLS)
-    if not facts.source:  # the lines that recorded most are quoted
-        spans = list(map(sourceless.span, shown.view.spans))
-        shown.view = dataclasses.replace(shown.view, lines=[], spans=spans)
+    tell = _tell(source=facts.source)
+    spans = [quotations.span(each, tell) for each in shown.view.spans]
+    # The lines that recorded most are quoted.
+    lines = [(at, tell(line), share) for at, line, share in shown.view.lines]
+    if not facts.source:
+        spans, lines = [each._replace(detail="") for each in spans], []
+    shown.view = dataclasses.replace(shown.view, lines=lines, spans=spans)
     return shown.to_html()
 
 

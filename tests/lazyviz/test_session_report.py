@@ -175,6 +175,26 @@ def test_without_source_what_was_looked_at_and_read_is_told_by_name_alone(
     assert "hush" not in " ".join(map(decoded, Outline(page).values("src")))
 
 
+def test_secrets_in_what_was_looked_at_or_read_are_masked_too(lab, tmp_path):
+    token = "hf_abcdefghijklmnopqrstu"  # noqa: S105 - made up
+    cells = (
+        "def pick(t, key='', password=''):\n    return t * 3",
+        f"print(pick(x, key='{token}').sum())",
+        f"print(pick(x, '{token}').sum(), pick(x, password='sesame-7').sum())",
+        f"for _ in range(5):\n    pick(x, key='{token}').sum().item()",
+        f"with lazyrt.step(on_read='allow'):\n    pick(x, '{token}').sum().item()",
+    )
+    for cell in cells:
+        assert lab.run_cell(cell, store_history=True).success
+
+    page = lazyviz.report(tmp_path / "r.html").path.read_text("utf-8")
+
+    shown = page + " ".join(map(decoded, Outline(page).values("src")))
+    assert token not in shown
+    assert "sesame-7" not in shown
+    assert "look at pick(x, key=&#x27;•••&#x27;).sum()" in page
+
+
 def decoded(picture):
     return base64.b64decode(picture.partition("base64,")[2]).decode("utf-8", "replace")
 
