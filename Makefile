@@ -2,6 +2,7 @@
 #   make tour    run the first notebook from top to bottom, write tour.html
 #   make lab     open the notebooks in JupyterLab
 #   make test    the whole suite: tests, notebooks, ruff, mypy
+#   make test-modes  the suite of the runtime in eager debug mode and op by op
 #   make lint    ruff and mypy only
 #   make bench   the benchmarks
 #   make clean   remove .venv and what the tools left behind
@@ -15,7 +16,7 @@ INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $(INDEX) -c c
 # One line for each package that pip downloads; the full output only when it fails.
 PROGRESS = tee $(VENV)/install.log | sed -n -e 's/^Collecting \([A-Za-z0-9._-]*\).*/  \1/p' -e 's/^\(Installing collected\).*/  \1 packages/p'
 
-.PHONY: help tour lab test lint bench clean
+.PHONY: help tour lab test test-modes lint bench clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -29,6 +30,10 @@ lab: $(VENV)/.lab
 test: $(VENV)/.dev
 	@sh .ci/system-packages
 	@BIN=$(BIN) sh .ci/suite
+
+test-modes: $(VENV)/.dev
+	@for mode in EAGER OPBYOP; do echo "== LAZYVIZ_$$mode=1"; \
+	  env LAZYVIZ_$$mode=1 $(BIN)/python -m pytest -q tests/runtime -m "not slow and not browser" || exit 1; done
 
 lint: $(VENV)/.dev
 	@BIN=$(BIN) sh .ci/suite lint

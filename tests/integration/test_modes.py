@@ -74,6 +74,10 @@ def test_lazy_mode_compiles_twice_in_ten_iterations():
 
     counts = lazyrt.counters()
     assert (counts["compiles"], counts["executions"]) == (2, 10)
+    second = lazyrt.compiled_graphs()[-1].explanation
+    assert second is not None
+    assert second.top.kind == "state_became_input"
+    assert "is an input from now on" in second.top.text
 
 
 @pytest.mark.parametrize(
