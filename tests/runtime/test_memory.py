@@ -167,6 +167,7 @@ def test_copies_are_checked_before_they_are_made():
     refused(lambda: source.to(DEVICE), r"a copy to the device needs 4\.0 TiB")
 
 
+@pytest.mark.lazy_only("a mode runs the op at its line")
 def test_a_look_at_the_holders_that_fails_does_not_hide_the_error(monkeypatch):
     def broken():
         raise ValueError("no names today")
