@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -12,11 +13,15 @@ from lazyviz import session
 from lazyviz.hlo import Graph, GraphDiff, HloError, graph_of, read
 from lazyviz.hlo import diff as graph_diff
 from lazyviz.hlo import minimise as smallest
+from lazyviz.hlo.graph import PARAMETER
 from lazyviz.lazytensors import is_lazy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import ModuleType
+
+
+_FINGERPRINT = re.compile(r"[0-9a-f]{8,64}")
 
 
 class DiffView:
@@ -100,10 +105,31 @@ def minimise(program: Any, shows: Callable[[Graph], bool]) -> MinimisedView:
     return MinimisedView(smallest(graph, shows), len(graph))
 
 
+def lacked_by(other: Any) -> Callable[[Graph], bool]:
+    """Return a predicate: whether a graph computes something that another program does not.
+
+    Raises:
+        HloError: `other` is no program, or no step that is known.
+    """
+    known = _graph(other)
+
+    def shows(part: Graph) -> bool:
+        found = graph_diff(known, part)
+        mine = [*found.added, *(node for _, node in found.changed)]
+        return any(part.ops[node] != PARAMETER for node in mine)
+
+    return shows
+
+
 def _graph(thing: Any) -> Graph:
     runtime = session.runtime()
-    if runtime is not None and is_lazy(thing):
-        return graph_of(runtime.pending_graph(thing))
+    if runtime is not None:
+        if is_lazy(thing):
+            return graph_of(runtime.pending_graph(thing))
+        if isinstance(thing, (list, tuple)) and thing and all(map(is_lazy, thing)):
+            return graph_of(runtime.pending_graph(*thing))
+        if isinstance(thing, str):
+            thing = _compiled(runtime, thing) or thing
     if isinstance(thing, bool) or not isinstance(thing, int):
         return graph_of(thing)
     if runtime is None:
@@ -111,6 +137,25 @@ def _graph(thing: Any) -> Graph:
             f"there is no step {thing}: lazyrt is not imported. Give a text, a path or a graph."
         )
     return graph_of_step(runtime, thing)
+
+
+def _compiled(runtime: ModuleType, text: str) -> Any:
+    """Return the compiled graph of a name, `graph.3`, or of a fingerprint or its beginning."""
+    is_fingerprint = _FINGERPRINT.fullmatch(text) is not None
+    found = [
+        record
+        for record in runtime.compiled_graphs()
+        if record.name == text
+        or (is_fingerprint and record.key.fingerprint.startswith(text))
+    ]
+    if not found or Path(text).exists():
+        return None
+    if found[-1].snapshot is None:
+        raise HloError(
+            f"the graph {text} is no longer kept: too many graphs were compiled since. "
+            "%lazy graphs lists those that are."
+        )
+    return found[-1]
 
 
 def graph_of_step(runtime: ModuleType, step: int) -> Graph:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.completer import SimpleCompletion, context_matcher
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 NAME = "lazy"
 SUBCOMMANDS = (
-    "status", "explore", "graph", "ir", "hlo", "metrics", "live", "diff", "step", "eager",
-    "why", "graphs", "cache", "reuse", "drop", "compile", "timeline", "report", "on", "off",
+    "status", "explore", "graph", "ir", "hlo", "metrics", "live", "diff", "minimise",
+    "step", "eager", "why", "graphs", "cache", "reuse", "drop", "compile", "timeline", "report", "on", "off",
     "help",
 )  # fmt: skip
 CELL_COMMANDS = ("eager", "step", "time")
@@ -64,6 +65,11 @@ def _offered(given: list[str], start: str, namespace: dict[str, Any]) -> Iterabl
             return METRICS_OPTIONS
         case ["diff"]:
             return ("last", *names)
+        case ["minimise"]:
+            return names
+        case ["minimise", _]:
+            functions = (k for k, v in namespace.items() if inspect.isfunction(v))
+            return (*names, *functions)
         case ["cache"]:
             return ("--sort", "drop")
         case ["cache", "--sort"]:

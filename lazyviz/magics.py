@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from lazyviz.session import Session
 
+_GRAPH = re.compile(r"graph\.\d+")
 _HLO_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
 
@@ -61,6 +62,8 @@ class LazyMagics(Magics):
                                grows; --sort COLUMN, --reverse, --above N pending ops
         %lazy diff A B         what differs between two steps, pending tensors, or programs
         %lazy diff last        the same for the last step that ran another graph
+        %lazy minimise A B     the smallest part of program A that B lacks, or, where B is a
+                               function of a graph, the smallest for which it is true
         %lazy step [N]         the last N steps: what ended each, what it cost
         %lazy eager on|off     compile and run each op by itself from now on, or record again;
                                alone, say which mode holds, and every setting with its origin
@@ -249,13 +252,37 @@ class LazyMagics(Magics):
                 f"variables, or paths in quotes; it got {rest!r}. %lazy step lists the steps."
             )
         try:
-            view = comparison.compare(*[self._program(word) for word in words])
+            view = comparison.compare(*[self._program("diff", word) for word in words])
         except HloError as error:
             raise UsageError(f"%lazy diff {rest}: {error}") from None
         self._shell.display_pub.publish(view._repr_mimebundle_(), metadata={})
 
-    def _program(self, word: str) -> Any:
-        return int(word) if word.isdecimal() else value_of(self._shell, "diff", word)
+    def _minimise(self, rest: str) -> None:
+        from lazyviz import comparison
+        from lazyviz.hlo import HloError
+
+        _runtime()
+        words = rest.split()
+        if len(words) != 2:  # noqa: PLR2004
+            raise UsageError(
+                f"%lazy minimise takes a program and what to look for, such as %lazy minimise "
+                f"12 11 (what step 12 has and step 11 lacks) or %lazy minimise 12 shows (a "
+                f"function of a graph); it got {rest!r}. %lazy step lists the steps."
+            )
+        program, wanted = (self._program("minimise", word) for word in words)
+        try:
+            shows = wanted if callable(wanted) else comparison.lacked_by(wanted)
+            view = comparison.minimise(program, shows)
+        except HloError as error:
+            raise UsageError(f"%lazy minimise {rest}: {error}") from None
+        self._shell.display_pub.publish(view._repr_mimebundle_(), metadata={})
+
+    def _program(self, command: str, word: str) -> Any:
+        if word.isdecimal():
+            return int(word)
+        if _GRAPH.fullmatch(word):
+            return word
+        return value_of(self._shell, command, word)
 
     def _step(self, rest: str) -> None:
         if rest and not (rest.isdecimal() and int(rest)):

@@ -2,7 +2,8 @@
 
 ```
 HloError (RuntimeError, ValueError)   a text, file or graph that cannot be used
-└── HloSyntaxError                    a text that does not parse, with line and column
+├── HloSyntaxError                    a text that does not parse, with line and column
+└── MisplacedError                    an instruction that cannot be, before its column is known
 ```
 """
 
@@ -29,3 +30,17 @@ class HloSyntaxError(HloError):
         self.source = source
         where = f"{source}, line" if source else "line"
         super().__init__(f"{where} {line}, column {column}: {message}")
+
+
+class MisplacedError(HloError):
+    """An instruction is wrong; `parse`, which has the text, finds its column.
+
+    Attributes:
+        line: Of the instruction, from 1.
+        name: What is wrong in it.
+    """
+
+    def __init__(self, message: str, line: int, name: str) -> None:
+        self.line = line
+        self.name = name
+        super().__init__(message)

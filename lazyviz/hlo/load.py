@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from lazyviz.hlo import torch_ir
 from lazyviz.hlo.collecting import uncollected
-from lazyviz.hlo.errors import HloError, HloSyntaxError
+from lazyviz.hlo.errors import HloError, HloSyntaxError, MisplacedError
 from lazyviz.hlo.graph import Graph
 from lazyviz.hlo.ir import from_ir, from_snapshot
 from lazyviz.hlo.mlir import MlirModule
@@ -42,14 +43,13 @@ def parse(text: str | bytes, *, module: str | int = "", source: str = "") -> Gra
     """
     _check_size(len(text), source or "the text")
     if isinstance(text, bytes):
-        if looks_like_proto(text):
-            text = text_of_proto(text, source)
-        else:
-            text = text.decode("utf-8", "replace")
+        text = text_of_proto(text, source) if looks_like_proto(text) else _decoded(text)
     try:
-        return _parsed(text, module, source)
+        return _parsed(text.removeprefix("\ufeff"), module, source)
     except HloSyntaxError:
         raise
+    except MisplacedError as error:
+        raise _placed(error, text, source) from error
     except HloError as error:
         raise _at_source(error, source) from error
     except ValueError as error:  # Python reads no number of more than 4,300 digits
@@ -75,6 +75,20 @@ def _parsed(text: str, module: str | int, source: str) -> Graph:
     if _MLIR.search(text):
         return MlirModule(text, source).graph()
     raise HloSyntaxError(_no_program(text), source=source)
+
+
+def _decoded(data: bytes) -> str:
+    """Return a file's text; some editors save it in two bytes for each character."""
+    marks = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    return data.decode("utf-16" if data.startswith(marks) else "utf-8", "replace")
+
+
+def _placed(error: MisplacedError, text: str, source: str) -> HloSyntaxError:
+    """Return an error of an instruction with the column of what is wrong in its line."""
+    line = text.split("\n", error.line)[error.line - 1] if error.line else ""
+    return HloSyntaxError(
+        str(error), error.line, line.find(error.name) + 1 or 1, source
+    )
 
 
 def _at_source(error: HloError, source: str) -> HloError:
@@ -129,6 +143,10 @@ def graph_of(thing: Any) -> Graph:
         return from_ir(thing)
     if hasattr(thing, "as_text"):
         return parse(thing.as_text())
+    if hasattr(thing, "holdings") and hasattr(thing, "graph"):  # an inspection
+        return graph_of(thing.graph)
+    if type(thing).__module__.startswith("jaxlib.mlir."):
+        return parse(str(thing))
     raise HloError(
         f"an object of type {type(thing).__name__} holds no graph. Give HLO or StableHLO text, a path, or a "
         "graph of the runtime such as lazyrt.pending_graph()."

@@ -11,7 +11,7 @@ import hashlib
 import re
 from typing import TYPE_CHECKING
 
-from lazyviz.hlo.errors import HloError
+from lazyviz.hlo.errors import HloError, MisplacedError
 from lazyviz.hlo.graph import PARAMETER, DeadNode, Graph, GraphBuilder, Label
 from lazyviz.hlo.module import HloModule, name_in, without_layout
 
@@ -222,12 +222,25 @@ class _Normaliser:
         name = found[1]
         if name not in self._module.computations:
             if found[0].startswith("%"):
-                raise HloError(
+                raise MisplacedError(
                     f"the module {self._module.name} calls %{name}, which it does not "
-                    "define. The dump was cut off; save it again."
+                    "define. The dump was cut off; save it again.",
+                    self._line_that_calls(name),
+                    f"%{name}",
                 )
             return name
         return self.fingerprint(name)
+
+    def _line_that_calls(self, name: str) -> int:
+        return next(
+            (
+                row.line
+                for computation in self._module.computations.values()
+                for row in computation.instructions
+                if name in _NAME.findall(row.attrs)
+            ),
+            1,
+        )
 
     def fingerprint(self, start: str) -> str:
         """Return a digest of a computation without names, order and dead code."""
@@ -250,9 +263,11 @@ class _Normaliser:
                 self._fingerprints[name] = self._digest(computation)
                 stack.pop()
             elif name in under_way:
-                raise HloError(
+                raise MisplacedError(
                     f"the computation %{name} of {self._module.name} calls itself, which "
-                    "HLO does not allow. The dump was edited."
+                    "HLO does not allow. The dump was edited.",
+                    self._line_that_calls(name),
+                    f"%{name}",
                 )
             else:
                 under_way.add(name)

@@ -380,6 +380,7 @@ LINES = {
     "metrics": ["metrics", "metrics --raw"],
     "live": ["live", "live --sort age --above 1"],
     "diff": ["diff last"],
+    "minimise": ["minimise h len"],
     "step": ["step 5"],
     "eager": ["eager"],
     "why": ["why"],

@@ -1,7 +1,12 @@
 """`lazyviz.diff` and `python -m lazyviz diff`."""
 
 import json
+import os
+import subprocess
+import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
 import torch
 
@@ -9,6 +14,8 @@ import lazyrt
 import lazyviz
 from lazyviz.__main__ import main
 from lazyviz.hlo import HloError
+from lazyviz.render.diff_text import summary
+from tests.harness import cold_start
 from tests.lazyviz.test_render_diff import AFTER, BEFORE
 
 
@@ -102,3 +109,95 @@ def test_a_module_of_several_can_be_named(files, tmp_path, capsys):
     assert main(["diff", files[0], str(both), "--module-b", "before"]) == 0
     assert main(["diff", files[0], str(both), "--module-b", "1"]) == 1
     capsys.readouterr()
+
+
+def test_whatever_holds_a_program_of_the_session_can_be_compared():
+    """Names and fingerprints of graphs, records, pending tensors, inspections, jax's objects."""
+    cold_start()
+    x = torch.ones(2, 2).to("lazyrt")
+    with lazyrt.step():
+        kept = (x @ x).tanh()
+    (record,) = [each for each in lazyrt.compiled_graphs() if each.nodes > 1]
+    pending = (x @ x).tanh()
+    lowered = jax.jit(lambda a: jnp.tanh(a @ a)).lower(jnp.ones((2, 2)))
+    alike = [
+        record, record.name, record.key.fingerprint, record.key.fingerprint[:10],
+        record.snapshot, record.last_step, pending, [pending], lazyrt.pending_graph(pending),
+        lazyrt.inspect(pending),
+    ]  # fmt: skip
+    from_jax = [lowered, lowered.compiler_ir(), lowered.as_text()]
+
+    for one, *others in (alike, from_jax):
+        for other in others:
+            assert lazyviz.diff(one, other).diff.is_empty, type(other)
+    assert lazyviz.diff(lowered.compile(), lowered).diff is not None
+    assert lazyrt.is_pending(pending)
+    assert not lazyrt.is_pending(kept)
+    for wrong in (None, True, 1.5, len, torch.ones(2), [1], -1, "deadbeef00"):
+        with pytest.raises(HloError):
+            lazyviz.diff(wrong, record)
+
+
+@pytest.mark.parametrize(
+    "encode",
+    [
+        lambda text: b"\xef\xbb\xbf" + text.encode(),
+        lambda text: text.encode("utf-16"),
+        lambda text: text.replace("\n", "\r\n").encode(),
+    ],
+)
+def test_files_that_an_editor_saved_anew_are_read(files, encode, tmp_path, capsys):
+    again = tmp_path / "again.hlo"
+    again.write_bytes(encode(BEFORE))
+
+    assert main(["diff", files[0], str(again)]) == 0
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("callee", "message"),
+    [("gone", "calls %gone, which it does not define"), ("f", "%f of m calls itself")],
+)
+def test_a_wrong_call_is_named_with_line_and_column(callee, message, tmp_path, capsys):
+    body = f"  %p = f32[] parameter(0)\n  ROOT %c = f32[] call(%p), to_apply=%{callee}\n}}\n"
+    broken = tmp_path / "broken.hlo"
+    broken.write_text(
+        "HloModule m\n\n%f (p: f32[]) -> f32[] {\n" + body
+        + "\nENTRY %e (p: f32[]) -> f32[] {\n" + body.replace(callee, "f"), "utf-8",
+    )  # fmt: skip
+
+    assert main(["diff", str(broken), str(broken)]) == 2
+    error = capsys.readouterr().err
+    assert f"{broken}, line 5, column 38: " in error
+    assert message in error
+
+
+_SHARDED = """
+import sys
+from pathlib import Path
+import jax, jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+both = Mesh(jax.devices(), ("rows",))
+sums = jax.jit(lambda a: jnp.tanh(a).sum(0))
+rows = NamedSharding(both, PartitionSpec("rows"))
+whole = NamedSharding(both, PartitionSpec())
+for name, place in (("rows", rows), ("whole", whole), ("one", jax.devices()[0])):
+    text = sums.lower(jax.device_put(jnp.ones((8, 4)), place)).compile().as_text()
+    (Path(sys.argv[1]) / name).write_text(text)
+"""
+
+
+@pytest.mark.slow
+def test_programs_that_xla_compiled_for_two_devices_differ_by_placement(tmp_path):
+    """M.05: sharding and devices, from XLA's own dumps: lazyrt itself has one device."""
+    environment = dict(os.environ, XLA_FLAGS="--xla_force_host_platform_device_count=2")
+    subprocess.run(
+        [sys.executable, "-c", _SHARDED, str(tmp_path)], check=True, env=environment
+    )
+
+    more = summary(lazyviz.diff(tmp_path / "one", tmp_path / "whole").diff)
+    assert "the number of partitions (num_partitions) was not given and is 2" in more
+    laid_out = summary(lazyviz.diff(tmp_path / "whole", tmp_path / "rows").diff)
+    assert "sharding of %param was {replicated} and is {devices=[2,1]<=[2]}" in laid_out
+    assert "input a was f32[8,4] and is f32[4,4]" in laid_out

@@ -168,6 +168,7 @@ MAGICS = {
     "compile": "compil",
     "reuse y": "peek",
     "diff last": "instructions",
+    "minimise y len": "instructions",
     "report page.html": "Wrote",
 }
 QUIET = {"on", "off", "drop"}  # they show nothing, or a sentence

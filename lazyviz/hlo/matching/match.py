@@ -47,7 +47,7 @@ def match(a: Graph, b: Graph) -> Matching:
     looks alike, no one order of the tiers is best.
     """
     best = _match(a, b)
-    if len(a) > _SMALL:
+    if max(len(a), len(b)) > _SMALL:
         return best
     lowest = script_cost(best)
     for start in _OTHER_STARTS:
