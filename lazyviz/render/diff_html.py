@@ -30,11 +30,12 @@ from lazyviz.render.escape import markup
 from lazyviz.render.html import Section, folded, page_html, pre
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Sequence
 
     from lazyviz.hlo.difference import GraphDiff
     from lazyviz.hlo.graph import Graph
     from lazyviz.hlo.hunks import HunkGroup
+    from lazyviz.render.diff_model import UnionGraph
 
 _MAX_GROUPS = 20
 _MAX_LINES = 60
@@ -69,6 +70,7 @@ def diff_page(found: GraphDiff, title: str = "", *, budget: int = 120) -> str:
             )
         )
     sections += _places(found, _MAX_GROUPS, _MAX_LINES)
+    sections += _around(found, union)
     return page_html(title or f"{found.a.name} → {found.b.name}", sections)
 
 
@@ -102,14 +104,36 @@ def _summary(found: GraphDiff) -> str:
     return f"<p><b>{first}</b></p>" + (f"<ul>{items}</ul>" if items else "")
 
 
-def _places(found: GraphDiff, groups: int, lines: int) -> list[Section]:
-    alike = group_hunks(found.hunks())
-    shown = {
+def _shown(
+    found: GraphDiff, alike: Sequence[HunkGroup], lines: int
+) -> set[tuple[str, int]]:
+    """Return the nodes that have an entry among the places."""
+    return {
         (side, node)
-        for group in alike[:groups]
+        for group in alike
         for line in list(hunk_lines(found, group.exemplar))[:lines]
         for side, node in (("a", line.node_a), ("b", line.node_b))
     }
+
+
+def _around(found: GraphDiff, union: UnionGraph) -> list[Section]:
+    """Return an entry for each other box of the picture, so that a click on it leads to one."""
+    listed = _shown(found, group_hunks(found.hunks())[:_MAX_GROUPS], _MAX_LINES)
+    drawn = {node.spot for node in union.nodes}
+    entries = []
+    for side, node in sorted(drawn - listed):
+        graph = found.a if side == "a" else found.b
+        line = instruction(graph, node)
+        entries.append(_side(graph, node, side, line, listed | drawn))
+    if not entries:
+        return []
+    body = f'<div style="{_CELL}">{"".join(entries)}</div>'
+    return [Section(title="Also in the picture", body=body)]
+
+
+def _places(found: GraphDiff, groups: int, lines: int) -> list[Section]:
+    alike = group_hunks(found.hunks())
+    shown = _shown(found, alike[:groups], lines)
     sections = [
         Section(
             title=heading(group).removeprefix("@@ "),
@@ -150,15 +174,12 @@ def _group(
 
 def _row(found: GraphDiff, row: Line, shown: Container[tuple[str, int]]) -> str:
     colour = _COLOURS[row.mark]
-    anchor = f"b{row.node_b}" if row.node_b >= 0 else f"a{row.node_a}"
     left = _side(found.a, row.node_a, "a", row.a, shown)
     right = _side(found.b, row.node_b, "b", row.b, shown)
     if row.mark == CHANGED:
         right += _nested(found, row)
-    both = row.node_a >= 0 and row.node_b >= 0
-    other = f'<span id="a{row.node_a}"></span>' if both else ""
     return (
-        f'<tr id="{anchor}"><td style="{_CELL}">{other}<b>{row.mark}</b></td>'
+        f'<tr><td style="{_CELL}"><b>{row.mark}</b></td>'
         f'<td style="{_CELL};background:{colour if row.a else "none"}">{left}</td>'
         f'<td style="{_CELL};background:{colour if row.b else "none"}">{right}</td></tr>'
     )
@@ -190,7 +211,8 @@ def _side(
     )
     return (
         f'<details><summary style="cursor:pointer">{markup(line)}</summary>'
-        f'<div style="margin:2px 0 6px 12px;opacity:.9">{rows}</div></details>'
+        # A link to what is folded unfolds it, without a script.
+        f'<div id="{side}{node}" style="margin:2px 0 6px 12px;opacity:.9">{rows}</div></details>'
     )
 
 

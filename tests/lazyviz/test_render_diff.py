@@ -171,3 +171,46 @@ def test_a_notebook_gets_text_and_a_picture():
 
     assert bundle["text/plain"].startswith("before → after")
     assert "data:image/svg+xml;base64," in bundle["text/html"]
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_in_a_browser_a_click_on_each_box_unfolds_its_entry(
+    browser_path, tmp_path, scheme
+):
+    """Source line, module path, both sides; from there on to what it reads, and into calls."""
+    sync_api = pytest.importorskip("playwright.sync_api")
+    path = tmp_path / "page.html"
+    path.write_text(diff_page(found()), encoding="utf-8")
+
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=browser_path,
+            args=["--headless", "--no-sandbox", "--disable-gpu"],
+        )
+        page = browser.new_page(color_scheme=scheme)
+        page.goto(path.as_uri())
+        entries = {}
+        for link in page.locator("svg a").all():
+            link.click()
+            entries[link.get_attribute("href")] = page.locator(":target").inner_text()
+            assert page.locator(":target").is_visible()
+        changed = page.locator("tr", has=page.locator("#b1"))
+        both = changed.inner_text()
+        page.locator("#b3 a[href='#b2']").click()  # what the last one reads
+        followed = page.url
+        page.get_by_text("differs within calls: %fused → %fused").click()
+        within = page.get_by_text("%t = f32[4] sine(%p)")
+        assert within.is_visible()
+        page.locator("#b2 a[href='#b1']").click()
+        assert page.url.endswith("#b1")
+        browser.close()
+
+    assert sorted(entries) == ["#b0", "#b1", "#b2", "#b3"]
+    assert "read by" in entries["#b0"]
+    assert "source m.py:3" in entries["#b1"]
+    assert "module enc.0" in entries["#b1"]
+    assert both.count("fusion(%x)") == 2
+    assert "source m.py:5" in entries["#b3"]
+    assert followed.endswith("#b2")
