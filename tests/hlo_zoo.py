@@ -171,6 +171,18 @@ def _plain(p, spec, x, params):
     return p.add(spec.act, p.type(y), y)
 
 
+def _by_rows(p, spec, op, x, start):
+    """Reduce the second dimension."""
+    return p.add(
+        "reduce",
+        typed(spec.dtype, spec.batch),
+        x,
+        _const(p, spec, start),
+        attrs="dimensions={1}",
+        calls=[("to_apply", _scalar(spec, op))],
+    )
+
+
 def _attention(p, spec, x, params):
     q, k, v = (
         _dot(p, spec, x, _weight(p, spec, params, spec.width, spec.width))
@@ -184,27 +196,13 @@ def _attention(p, spec, x, params):
     )
     scores = _dot(p, spec, q, turned)
     scores = p.add("multiply", p.type(scores), scores, _filled(p, spec, 0.125, scores))
-    rows = typed(spec.dtype, spec.batch)
-    top = p.add(
-        "reduce",
-        rows,
-        scores,
-        _const(p, spec, "-inf"),
-        attrs="dimensions={1}",
-        calls=[("to_apply", _scalar(spec, "maximum"))],
-    )
+    typed(spec.dtype, spec.batch)
+    top = _by_rows(p, spec, "maximum", scores, "-inf")
     top = p.add("broadcast", p.type(scores), top, attrs="dimensions={0}")
     e = p.add(
         "exponential", p.type(scores), p.add("subtract", p.type(scores), scores, top)
     )
-    total = p.add(
-        "reduce",
-        rows,
-        e,
-        _const(p, spec, 0),
-        attrs="dimensions={1}",
-        calls=[("to_apply", _scalar(spec, "add"))],
-    )
+    total = _by_rows(p, spec, "add", e, 0)
     e = p.add(
         "divide",
         p.type(e),
@@ -359,14 +357,7 @@ def _dropped(p, spec, x, params):
 
 def _normed(p, spec, x, params):
     rows = typed(spec.dtype, spec.batch)
-    total = p.add(
-        "reduce",
-        rows,
-        x,
-        _const(p, spec, 0),
-        attrs="dimensions={1}",
-        calls=[("to_apply", _scalar(spec, "add"))],
-    )
+    total = _by_rows(p, spec, "add", x, 0)
     mean = p.add("divide", rows, total, _filled(p, spec, spec.width, total))
     y = p.add(
         "subtract",
@@ -375,14 +366,7 @@ def _normed(p, spec, x, params):
         p.add("broadcast", p.type(x), mean, attrs="dimensions={0}"),
     )
     square = p.add("multiply", p.type(y), y, y)
-    var = p.add(
-        "reduce",
-        rows,
-        square,
-        _const(p, spec, 0),
-        attrs="dimensions={1}",
-        calls=[("to_apply", _scalar(spec, "add"))],
-    )
+    var = _by_rows(p, spec, "add", square, 0)
     y = p.add(
         "multiply",
         p.type(y),
