@@ -196,7 +196,6 @@ def _attention(p, spec, x, params):
     )
     scores = _dot(p, spec, q, turned)
     scores = p.add("multiply", p.type(scores), scores, _filled(p, spec, 0.125, scores))
-    typed(spec.dtype, spec.batch)
     top = _by_rows(p, spec, "maximum", scores, "-inf")
     top = p.add("broadcast", p.type(scores), top, attrs="dimensions={0}")
     e = p.add(
