@@ -92,7 +92,7 @@ def test_one_step_has_nothing_to_be_compared_with(lab, capsys):
     lab.run_cell("%lazy diff 3", store_history=True)
 
     assert (
-        "%lazy diff takes two steps, such as %lazy diff 11 12"
+        "%lazy diff takes `last`, or two programs, such as %lazy diff 11 12"
         in capsys.readouterr().err
     )
 
