@@ -55,6 +55,9 @@ def _update(
     if site is None:
         return []
     runs_on_both = any(place(v.site) == place(site) for v in other.vertices)
+    taken = _take(edits, lost, with_gradients=runs_on_both and has_others)
+    if not sum(taken):  # a cut has taken it away
+        return []
     line = at(site)
     state = f"{count(len(lost), 'tensor')} of its state ({listed(lost)})"
     if not runs_on_both:
@@ -85,7 +88,7 @@ def _update(
             variable=lost[0],
             now=site if is_gain or runs_on_both else None,
             before=None if is_gain and not runs_on_both else site,
-            taken=_take(edits, lost, with_gradients=fix is _PART_FIX),
+            taken=taken,
         )
     ]
 
