@@ -286,6 +286,11 @@ class Outcome:
     steps: list[str]
 
 
+def is_as_said(program: Program) -> bool:
+    """Return whether the CPU raises just what the program says, and at its last line."""
+    return _as_it_runs(Program(program.lines)) == program
+
+
 def run_on_cpu(program: Program) -> Tensors:
     """Run a program on the CPU and return the tensors at its end."""
     names = namespace("cpu", Looks.NONE)

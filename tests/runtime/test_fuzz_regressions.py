@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.programs import START, Program, check
+from benchmarks.programs import START, Program, check, is_as_said
 
 PROGRAMS = {
     "a write to a part of an expanded view that shows each element once": (
@@ -49,3 +49,18 @@ def test_a_write_to_repeated_elements_is_refused_as_on_the_cpu():
     lines = (*START, "d = a[:1].expand(2, 4)", "d.mul_(2)")
 
     check(Program(lines, RuntimeError))
+
+
+def test_a_list_op_in_place_spoils_what_autograd_has_saved_as_on_the_cpu():
+    lines = ("d = w.softmax(-1)", "torch._foreach_mul_([d], 0.5)", "d.sum().backward()")
+
+    check(Program((*START, *lines), RuntimeError))
+
+
+def test_a_shorter_program_must_end_as_it_says():
+    write = ("d = w.softmax(-1)", "torch._foreach_mul_([d], 0.5)")
+    end = "d.sum().backward()"
+
+    assert is_as_said(Program((*START, *write, end), RuntimeError))
+    assert not is_as_said(Program((*START, *write, end)))
+    assert not is_as_said(Program((*START, end), RuntimeError))

@@ -34,6 +34,7 @@ from lazyrt.frontend.torch_compat import (
     aten,
     create_empty_tensor,
     find_overload,
+    increment_version,
     is_lazy,
     place,
     reshape_alias,
@@ -408,7 +409,9 @@ def _list_in_place(source: _Source, func: torch._ops.OpOverload) -> Kernel:
         f"if ({shared}) and shares([{', '.join(source.names[p] for p in lists)}]):",
         f"  return one_by_one(func, [{', '.join(source.names)}])",
     ]
-    source.scope.update(shares=_shares, one_by_one=_one_by_one)
+    source.scope.update(
+        shares=_shares, one_by_one=_one_by_one, count_write=increment_version
+    )
     names = ", ".join(source.names[p] for p in lists)
     everything = ", ".join(source.names)
     lines = source.look_up(called=True)
@@ -417,7 +420,8 @@ def _list_in_place(source: _Source, func: torch._ops.OpOverload) -> Kernel:
         lines.index("if r is None:") + 1,
         f"  if shares([{names}]): return one_by_one(func, [{everything}])",
     )
-    return source.build([*lines, "write_all(a0, r)", *_AFTER, "return None"])
+    written = ["write_all(a0, r)", "count_write(a0)"]
+    return source.build([*lines, *written, *_AFTER, "return None"])
 
 
 def _shares(lists: list[Any]) -> bool:

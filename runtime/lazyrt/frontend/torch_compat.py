@@ -160,6 +160,11 @@ def is_composite(name: str, *, implicit: bool) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key))
 
 
+def increment_version(tensors: Sequence[torch.Tensor]) -> None:
+    """Count a write to each tensor, which torch leaves to the kernel of a foreach op."""
+    torch._C._increment_version(tensors)
+
+
 def find_overload(name: str) -> torch._ops.OpOverload | None:
     """Return the overload of a name such as `add.Tensor` or `relu`, None if Python has none."""
     packet_name, _, overload = name.partition(".")
