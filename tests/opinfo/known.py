@@ -111,11 +111,6 @@ FALLBACKS: dict[str, str] = {
 }
 """Ops that the CPU runs, forward, backward or both: a counted cut of the graph."""
 
-MODULE_FALLBACKS: dict[str, str] = {
-    "nn.LinearCrossEntropyLoss": "torch's own code selects the labels that count, by a mask",
-}
-"""Modules whose samples cut the graph: a counted fallback."""
-
 _SPARSE = "sparse tensors are refused with an error that says so"
 _CUDA = "compiles CUDA source: the CPU refuses it, too"
 
