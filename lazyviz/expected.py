@@ -32,7 +32,7 @@ class Expected(NamedTuple):
 
     Attributes:
         ns: How long, None if nothing is known.
-        basis: `as before`, `from size`, or empty.
+        basis: `as before`, `from size`, `at its speed so far`, or empty.
     """
 
     ns: int | None = None

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from lazyviz.expected import Expectations, Expected
+from lazyviz.interrupted import shorten
 from lazyviz.render import text
 
 if TYPE_CHECKING:
@@ -23,7 +24,12 @@ if TYPE_CHECKING:
 
     from IPython.core.interactiveshell import InteractiveShell
 
-    from lazyrt.observe.events import BarrierStarted, CompileProgress, Event
+    from lazyrt.observe.events import (
+        BarrierStarted,
+        CompileProgress,
+        Event,
+        TransferProgress,
+    )
     from lazyrt.observe.events import WaitFinished as Waited
     from lazyviz.widgets.wait_view import WaitView
 
@@ -39,6 +45,7 @@ _VERBS = {
     "compile": "compiling",
     "execute": "running",
 }
+_COPIES = {"to_device": "to the device", "to_host": "to the host"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +53,13 @@ class Wait:
     """A wait under way.
 
     Attributes:
-        phase: `load`, `lower`, `compile` or `execute`.
+        phase: `load`, `lower`, `compile`, `execute` or `transfer`.
         nodes: Ops of the graph; 0 if not known.
         look: Whether it is for showing a value, which leaves the step alone.
         elapsed_ns: So far.
         expected: How long it will take.
         cause, site: The barrier that waits; empty for a look.
+        copy, done: What is copied where, and how much of it by now; for a transfer.
     """
 
     phase: str
@@ -61,10 +69,14 @@ class Wait:
     expected: Expected
     cause: str = ""
     site: str = ""
+    copy: str = ""
+    done: str = ""
 
     @property
     def what(self) -> str:
         """What is going on, such as `compiling 214 ops`."""
+        if self.copy:
+            return f"copying {self.copy}"
         ops = f" {text.plural(self.nodes, 'op')}" if self.nodes else ""
         return f"{_VERBS[self.phase]}{ops}{' to show a value' if self.look else ''}"
 
@@ -74,13 +86,12 @@ class Wait:
         took = text.duration(self.elapsed_ns)
         known = self.expected.ns is not None
         expected = f" of {self.expected}" if known else " · expected: unknown"
-        return f"{self.what} · {took}{expected}" + (
-            f" · {self.site}" if self.site else ""
-        )
+        parts = (f"{self.what} · {took}{expected}", self.done, self.site)
+        return " · ".join(filter(None, parts))
 
 
 class Progress:
-    """Shows `CompileProgress` events of the main thread until any other event follows.
+    """Shows events of progress on the main thread until any other event follows.
 
     Attributes:
         expectations: What compiles and executions took so far.
@@ -118,6 +129,10 @@ class Progress:
         if kind == "CompileProgress":
             if _on_main_thread():
                 self._show(self._wait(event))  # type: ignore[arg-type]
+            return True
+        if kind == "TransferProgress":
+            if _on_main_thread():
+                self._show(_transfer(event))  # type: ignore[arg-type]
             return True
         self.expectations.add(event)
         self._note_phase(kind, event)
@@ -201,6 +216,8 @@ class Progress:
 
     def _note_wait(self, event: Waited) -> None:
         """Keep a line about a wait that was long."""
+        if event.interrupted:
+            self._interrupted(event)
         if event.duration_ns < _NOTED_NS or len(self._waits) >= _MAX_WAITS:
             return
         now = self._now
@@ -215,6 +232,13 @@ class Progress:
         if event.interrupted:
             line += "; interrupted, and it goes on in the background"
         self._waits.append(line)
+
+    def _interrupted(self, event: Waited) -> None:
+        """Make the KeyboardInterrupt that ended a wait short and clear; called while it rises."""
+        error = sys.exception()
+        if isinstance(error, KeyboardInterrupt):
+            what = self._now.what if self._now is not None else _VERBS[event.phase]
+            shorten(error, self._shell, what)
 
     def _show(self, wait: Wait) -> None:
         self._now = wait
@@ -256,6 +280,22 @@ class Progress:
         self._shell.display_pub.publish(
             data, metadata={}, transient=transient, update=update
         )
+
+
+def _transfer(event: TransferProgress) -> Wait:
+    """Return how far a copy is; its own speed tells how long it will take."""
+    whole = event.elapsed_ns * event.nbytes // max(event.done, 1)
+    size = text.size(event.nbytes)
+    return Wait(
+        phase="transfer",
+        nodes=0,
+        look=False,
+        elapsed_ns=event.elapsed_ns,
+        expected=Expected(whole, "at its speed so far"),
+        site=str(event.site or ""),
+        copy=f"{size} {_COPIES[event.direction]}",
+        done=f"{text.size(event.done)} done",
+    )
 
 
 def _on_main_thread() -> bool:

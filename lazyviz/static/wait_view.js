@@ -35,12 +35,12 @@ function render({ model, el }) {
     what.textContent = brief(model.get("what")); where.textContent = brief(model.get("where"));
     phases.replaceChildren();
     const current = PHASES.indexOf(model.get("phase"));
-    PHASES.forEach((name, i) => {
+    for (const [i, name] of (current < 0 ? [model.get("phase")] : PHASES).entries()) {
       const one = element("span", i === current ? "lzw-now" : i < current ? "lzw-done" : "", name);
       if (i === current) one.setAttribute("aria-current", "step");
       if (i) phases.append(" → ");
       phases.append(one);
-    });
+    }
     const said = `${model.get("what")}, expected: ${model.get("expected")}`;
     if (spoken.textContent !== said) spoken.textContent = said;
     tick();

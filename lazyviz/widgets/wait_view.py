@@ -69,7 +69,8 @@ class WaitView(anywidget.AnyWidget):
                 self.active = True
             self.what = wait.what
             self.phase = wait.phase
-            self.where = f"{wait.cause} at {wait.site}" if wait.site else wait.cause
+            barrier = " at ".join(filter(None, (wait.cause, wait.site)))
+            self.where = " · ".join(filter(None, (wait.done, barrier)))
             self.elapsed_ms = wait.elapsed_ns / 1e6
             self.expected_ms = (wait.expected.ns or 0) / 1e6
             self.expected = str(wait.expected)

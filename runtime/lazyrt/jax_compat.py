@@ -303,8 +303,13 @@ def is_initialised() -> bool:
 
 def put(array: np.ndarray[Any, Any]) -> Array:
     """Copy a NumPy array to the device; the copy never aliases the argument."""
+    return give(np.array(array, copy=True))
+
+
+def give(array: np.ndarray[Any, Any]) -> Array:
+    """Hand a NumPy array to the device, which may keep its memory: nobody else may use it."""
     with scope():
-        data: Array = jax.device_put(np.array(array, copy=True), device())
+        data: Array = jax.device_put(array, device())
     return data
 
 
@@ -322,5 +327,10 @@ def block(array: Array) -> None:
 
 def to_numpy(array: Array) -> np.ndarray[Any, Any]:
     """Copy an array to the host; waits for it first, interruptibly."""
+    return np.array(on_host(array), copy=True)
+
+
+def on_host(array: Array) -> np.ndarray[Any, Any]:
+    """Wait for an array and return it for reading; on the CPU it is the array's own memory."""
     block(array)
-    return np.array(array, copy=True)
+    return np.asarray(array)

@@ -5,7 +5,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+import lazyrt
 from lazyrt.observe import events
 from lazyrt.observe.events import Site
 from lazyviz.expected import Expectations, from_size
@@ -192,3 +194,57 @@ def test_a_short_wait_leaves_no_line(notebook):
     progress.take(fakes.waited(duration_ns=900_000_000))
 
     assert not progress.waits
+
+
+def test_a_long_copy_says_how_far_it_is(notebook):
+    progress = Progress(notebook)
+    event = events.TransferProgress(
+        direction="to_device",
+        nbytes=4 * 2**30,
+        done=2**30,
+        elapsed_ns=2_000_000_000,
+        site=None,
+    )
+
+    assert progress.take(event)
+
+    line = "copying 4.0 GiB to the device · 2.0 s of about 8.0 s (at its speed so far)"
+    assert published(notebook)[-1] == (True, f"{line} · 1.0 GiB done")
+    progress.take(fakes.waited())
+    assert not progress.shown
+
+
+def test_an_interrupt_shows_the_users_line_and_what_goes_on(lab, capsys):
+    """P.46: eleven frames of the runtime tell nobody anything and take long to draw."""
+    source = (
+        "from unittest.mock import Mock\nfrom lazyrt.execution import compiler\n"
+        "y, stop = x.exp(), Mock(side_effect=KeyboardInterrupt)\n"
+        "real, compiler.Future.result = compiler.Future.result, stop\n"
+        "try:\n    y.sum().item()\nfinally:\n    compiler.Future.result = real"
+    )
+
+    lab.run_cell(source, store_history=True)
+
+    shown = capsys.readouterr().out
+    assert "y.sum().item()" in shown
+    assert "runtime/lazyrt" not in shown
+    assert "interrupted while compiling; that goes on in the background" in shown
+    lab.run_cell("y.sum().item()", store_history=True)
+    assert round(lab.user_ns["_"], 3) == 16.31
+
+
+def test_frames_of_a_users_function_under_the_runtime_stay():
+    from lazyviz.interrupted import cut
+
+    def closure():
+        raise KeyboardInterrupt
+
+    hook = lazyrt.on_barrier(lambda _: closure())
+    torch.ones(2, device="lazyrt").add(1)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        lazyrt.mark_step()
+    hook.close()
+    cut(caught.value.__traceback__)
+
+    names = [entry.frame.raw.f_code.co_name for entry in caught.traceback]
+    assert names[-1] == "closure"

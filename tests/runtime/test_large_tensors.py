@@ -1,10 +1,13 @@
 """U.10, P.35: large tensors are looked at without copying them; many are read at once."""
 
+from typing import Any
+
 import pytest
 import torch
 
 import lazyrt
 from lazyrt.errors import UsageError
+from lazyrt.execution import transfer
 from lazyrt.execution.looking import WHOLE
 from lazyrt.observe import events
 from tests.harness import DEVICE, recorded
@@ -208,3 +211,42 @@ def test_a_snapshot_moves_nothing_to_the_host():
     assert copies[1].stride() == y.stride()
     x.add_(1)
     assert not torch.equal(copies[0].cpu(), x.cpu())
+
+
+def test_a_large_copy_tells_how_far_it_is_and_is_exact(monkeypatch):
+    monkeypatch.setattr(transfer, "_PIECE", 1024)
+    monkeypatch.setattr(transfer, "_PAUSE_NS", 0)
+    host = torch.randn(1000, 3)
+    seen: list[Any] = []
+
+    with (
+        lazyrt.config.scoped(progress_after_s=0.0),
+        lazyrt.subscribe(seen.append, events.TransferProgress),
+    ):
+        there = host.to(DEVICE)
+        back = there.cpu()
+
+    assert torch.equal(back, host)
+    assert torch.equal(there.bfloat16().cpu(), host.bfloat16())
+    for direction in ("to_device", "to_host"):
+        found = [e for e in seen if e.direction == direction]
+        assert [e.done for e in found] == [min(n * 1024, 12_000) for n in range(1, 13)]
+        assert {e.nbytes for e in found} == {12_000}
+
+
+def test_a_copy_that_is_stopped_leaves_everything(monkeypatch):
+    monkeypatch.setattr(transfer, "_PIECE", 1024)
+    monkeypatch.setattr(transfer, "_PAUSE_NS", 0)
+    there = torch.ones(1000, 3, device=DEVICE)
+    lazyrt.mark_step()
+
+    def stop(_event):
+        raise KeyboardInterrupt
+
+    with lazyrt.config.scoped(progress_after_s=0.0):
+        with (
+            lazyrt.subscribe(stop, events.TransferProgress),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            there.cpu()
+        assert there.cpu().sum() == 3000

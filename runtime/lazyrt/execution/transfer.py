@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from lazyrt import jax_compat
+from lazyrt.config import config
 from lazyrt.errors import DeviceError
 from lazyrt.execution import forks, memory
 from lazyrt.observe import events
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 
 _MOST_DIMENSIONS = 64
+_PIECE = 64 * 2**20
+_PAUSE_NS = 500_000_000  # between two notes of progress
 # Types that NumPy has from another package: they change hands as integers of their size.
 _AS_WORDS: dict[torch.dtype, tuple[torch.dtype, Any]] = {
     torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
@@ -43,7 +46,7 @@ def to_device(tensor: torch.Tensor, site: Site | None = None) -> Any:
     host = tensor.detach().resolve_conj().resolve_neg().contiguous()
     array = as_array(host)
     with memory.explained("a copy to the device"):
-        data = jax_compat.put(array)
+        data = jax_compat.give(_copy(array, "to_device", start, site))
     _tell("to_device", array.nbytes, start, site)
     return data
 
@@ -54,7 +57,7 @@ def to_host(data: Any, dtype: torch.dtype, site: Site | None = None) -> torch.Te
     start = time.perf_counter_ns()
     memory.make_sure(data.nbytes, "a copy to the host")
     with memory.explained("what this tensor comes from"):
-        array = jax_compat.to_numpy(data)
+        array = _copy(jax_compat.on_host(data), "to_host", start, site)
     if dtype in _AS_WORDS:
         words = array.view(np.dtype(f"i{array.itemsize}")).reshape(array.shape)
         tensor = torch.from_numpy(words).view(dtype)
@@ -89,6 +92,36 @@ def as_array(tensor: torch.Tensor) -> Any:
     if words is not None:
         return tensor.view(words[0]).numpy().view(words[1])
     return tensor.detach().numpy()
+
+
+def _copy(
+    array: np.ndarray[Any, Any], direction: Direction, start: int, site: Site | None
+) -> np.ndarray[Any, Any]:
+    """Return a copy; a large one is made in pieces, between which it tells how far it is.
+
+    Ctrl-C ends it between two pieces, too.
+    """
+    if array.nbytes <= 2 * _PIECE or not array.flags.c_contiguous:
+        return np.array(array, copy=True)
+    copied = np.empty(array.shape, array.dtype)
+    source, target = array.reshape(-1), copied.reshape(-1)
+    step = _PIECE // array.itemsize
+    told = start + int(config.progress_after_s * 1e9) - _PAUSE_NS
+    for begin in range(0, source.size, step):
+        target[begin : begin + step] = source[begin : begin + step]
+        now = time.perf_counter_ns()
+        if now - told >= _PAUSE_NS:
+            told = now
+            events.emit(
+                events.TransferProgress(
+                    direction=direction,
+                    nbytes=array.nbytes,
+                    done=min(begin + step, source.size) * array.itemsize,
+                    elapsed_ns=now - start,
+                    site=site,
+                )
+            )
+    return copied
 
 
 def _tell(direction: Direction, nbytes: int, start: int, site: Site | None) -> None:

@@ -139,6 +139,11 @@ def is_library_file(name: str) -> bool:
     )
 
 
+def is_own_file(name: str) -> bool:
+    """Return whether a file is one of lazyrt's."""
+    return name.startswith(_OWN_ROOT)
+
+
 def _is_installed(name: str) -> bool:
     return "/site-packages/" in name or "/dist-packages/" in name
 

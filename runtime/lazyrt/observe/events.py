@@ -145,6 +145,22 @@ class CompileProgress(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TransferProgress(Event):
+    """A copy that has been going on for a while; repeated about twice a second.
+
+    Attributes:
+        nbytes: Size of all of it.
+        done: How much is copied.
+    """
+
+    direction: Direction
+    nbytes: int
+    done: int
+    elapsed_ns: int
+    site: Site | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WaitFinished(Event):
     """A thread waited for an executable or for the device; comes from that thread.
 
