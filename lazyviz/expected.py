@@ -24,6 +24,9 @@ _SHOWN_DIGITS = 8  # of a fingerprint, in what the cache on disk remembers
 # Compile time grows about linearly with size: a fit outside of these is noise.
 _EXPONENTS = (0.5, 2.0)
 
+LEARNT_FROM = frozenset(("CompileFinished", "ExecuteStarted", "ExecuteFinished"))
+"""Names of the events that tell how long something took."""
+
 Sample = tuple[int, int]
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from lazyrt.observe import events
 from lazyviz.render import text
 from lazyviz.render.spans import CellTime, Span
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _MAX_SPANS = 6_000
 _MAX_CELLS = 1_000
@@ -78,44 +78,48 @@ class Timeline:
 
     def add(self, event: events.Event, now: int, cell: int | None) -> None:
         """Take in one event that came at `now`."""
-        match event:
-            case events.ExecuteStarted():
-                self._started(event, cell)
-            case events.ExecuteFinished():
-                self._finished(event, now)
-            case events.LoweringFinished() | events.CompileFinished():
-                self._compiled(event, now, cell)
-            case events.TransferFinished():
-                name = f"{text.size(event.nbytes)} {event.direction.replace('_', ' ')}"
-                self._keep("transfer", event.direction, name, now, event, cell)
-            case events.BarrierFinished():
-                self._barrier(event, now, cell)
-            case events.TensorMaterialised() if event.strategy != "memo":
-                name = f"look at {event.tensor or 'a tensor'}"
-                detail = f"{text.plural(event.nodes, 'op')}, {event.strategy}"
-                self._keep("step", "look", name, now, event, cell, detail)
-            case events.FallbackUsed():
-                site = str(event.site or "")
-                name = f"{event.op} on the CPU"
-                self.keep(
-                    Span("step", "fallback", name, now, now, cell, site, event.reason)
-                )
-            case events.ClosureFinished():
-                kind = "asynchronous closure" if event.asynchronous else "closure"
-                detail = "failed" if event.failed else ""
-                self._keep("step", kind, event.name, now, event, cell, detail)
-            case events.StepFinished():
-                name = f"step {event.name or ''}".strip()
-                if event.step_num is not None:
-                    name += f" {event.step_num}"
-                start = now - event.duration_ns
-                self.keep(Span("step", "block", name, start, now, cell))
-            case events.ScopeFinished():
-                self._keep("step", "scope", event.path, now, event, cell)
-            case events.WorkDropped():
-                name = f"{text.plural(event.nodes, 'op')} dropped: {event.cause}"
-                site = str(event.site or "")
-                self.keep(Span("step", "dropped", name, now, now, cell, site))
+        take = self._TAKES.get(type(event))
+        if take is not None:
+            take(self, event, now, cell)
+
+    def _transfer(
+        self, event: events.TransferFinished, now: int, cell: int | None
+    ) -> None:
+        name = f"{text.size(event.nbytes)} {event.direction.replace('_', ' ')}"
+        self._keep("transfer", event.direction, name, now, event, cell)
+
+    def _look(
+        self, event: events.TensorMaterialised, now: int, cell: int | None
+    ) -> None:
+        if event.strategy != "memo":
+            name = f"look at {event.tensor or 'a tensor'}"
+            detail = f"{text.plural(event.nodes, 'op')}, {event.strategy}"
+            self._keep("step", "look", name, now, event, cell, detail)
+
+    def _fallback(self, event: events.FallbackUsed, now: int, cell: int | None) -> None:
+        name, site = f"{event.op} on the CPU", str(event.site or "")
+        self.keep(Span("step", "fallback", name, now, now, cell, site, event.reason))
+
+    def _closure(
+        self, event: events.ClosureFinished, now: int, cell: int | None
+    ) -> None:
+        kind = "asynchronous closure" if event.asynchronous else "closure"
+        detail = "failed" if event.failed else ""
+        self._keep("step", kind, event.name, now, event, cell, detail)
+
+    def _block(self, event: events.StepFinished, now: int, cell: int | None) -> None:
+        name = f"step {event.name or ''}".strip()
+        if event.step_num is not None:
+            name += f" {event.step_num}"
+        self.keep(Span("step", "block", name, now - event.duration_ns, now, cell))
+
+    def _scope(self, event: events.ScopeFinished, now: int, cell: int | None) -> None:
+        self._keep("step", "scope", event.path, now, event, cell)
+
+    def _dropped(self, event: events.WorkDropped, now: int, cell: int | None) -> None:
+        name = f"{text.plural(event.nodes, 'op')} dropped: {event.cause}"
+        site = str(event.site or "")
+        self.keep(Span("step", "dropped", name, now, now, cell, site))
 
     def _keep(
         self,
@@ -133,7 +137,9 @@ class Timeline:
         start, site = now - event.duration_ns, str(event.site or "")
         self.keep(Span(lane, kind, name, start, now, cell, site, detail))
 
-    def _started(self, event: events.ExecuteStarted, cell: int | None) -> None:
+    def _started(
+        self, event: events.ExecuteStarted, _now: int, cell: int | None
+    ) -> None:
         self._flows += 1
         key = event.fingerprint, event.purpose, event.step
         self._flying.append(_Flying(key, self._flows, event.nodes, cell))
@@ -143,7 +149,9 @@ class Timeline:
             Span("host", "handover", name, event.time_ns, end, cell, flow=self._flows)
         )
 
-    def _finished(self, event: events.ExecuteFinished, now: int) -> None:
+    def _finished(
+        self, event: events.ExecuteFinished, now: int, _cell: int | None
+    ) -> None:
         key = event.fingerprint, event.purpose, event.step
         found = next((each for each in self._flying if each.key == key), None)
         if found is not None:
@@ -207,3 +215,19 @@ class Timeline:
         self._step_from_ns = now
         kind = "barrier" if event.cause.startswith(_EXPLICIT) else "implicit barrier"
         self.keep(Span("step", kind, cause, now, now, cell, site, detail))
+
+    # By kind, since a loop of short steps has thousands of events a second.
+    _TAKES: ClassVar[dict[type[events.Event], Callable[..., None]]] = {
+        events.ExecuteStarted: _started,
+        events.ExecuteFinished: _finished,
+        events.LoweringFinished: _compiled,
+        events.CompileFinished: _compiled,
+        events.TransferFinished: _transfer,
+        events.BarrierFinished: _barrier,
+        events.TensorMaterialised: _look,
+        events.FallbackUsed: _fallback,
+        events.ClosureFinished: _closure,
+        events.StepFinished: _block,
+        events.ScopeFinished: _scope,
+        events.WorkDropped: _dropped,
+    }

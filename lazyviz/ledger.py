@@ -70,9 +70,7 @@ class Ledger:
         return {name: totals[name] for name in PHASES if totals.get(name, 0) > 0}
 
     def _unclaimed(self, start_ns: int, end_ns: int) -> Iterator[Piece]:
-        for claimed_start, claimed_end in self._claimed:
-            if claimed_end <= start_ns:
-                continue
+        for claimed_start, claimed_end in self._claimed[self._from(start_ns + 1) :]:
             if claimed_start >= end_ns:
                 break
             if claimed_start > start_ns:
@@ -82,12 +80,23 @@ class Ledger:
             yield start_ns, end_ns
 
     def _claim(self, start_ns: int, end_ns: int) -> None:
-        before = [piece for piece in self._claimed if piece[1] < start_ns]
-        after = [piece for piece in self._claimed if piece[0] > end_ns]
-        for start, end in self._claimed[len(before) : len(self._claimed) - len(after)]:
-            start_ns, end_ns = min(start_ns, start), max(end_ns, end)
-        self._claimed = [*before, (start_ns, end_ns), *after]
+        claimed = self._claimed
+        first, last = self._from(start_ns), len(claimed)
+        while last > first and claimed[last - 1][0] > end_ns:
+            last -= 1
+        if last > first:
+            start_ns = min(start_ns, claimed[first][0])
+            end_ns = max(end_ns, claimed[last - 1][1])
+        claimed[first:last] = [(start_ns, end_ns)]
         self._bound()
+
+    def _from(self, start_ns: int) -> int:
+        """Return which piece is the first that ends no earlier; nearly always one of the last."""
+        claimed = self._claimed
+        first = len(claimed)
+        while first and claimed[first - 1][1] >= start_ns:
+            first -= 1
+        return first
 
     def _bound(self) -> None:
         if len(self._claimed) > _MAX_OPEN:

@@ -15,6 +15,7 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
+from lazyviz.expected import LEARNT_FROM as _LEARNT_FROM
 from lazyviz.expected import Expectations, Expected
 from lazyviz.interrupted import shorten
 from lazyviz.render import text
@@ -45,6 +46,9 @@ _VERBS = {
     "compile": "compiling",
     "execute": "running",
 }
+_SHOWN = frozenset(("CompileProgress", "TransferProgress"))
+_PHASES = frozenset(("CompileStarted", "LoweringFinished", "CompileFinished"))
+_FOLLOWED = _SHOWN | {"WaitFinished", "BarrierFinished", "TensorMaterialised"}
 _COPIES = {"to_device": "to the device", "to_host": "to the host"}
 
 
@@ -126,18 +130,16 @@ class Progress:
     def take(self, event: Event) -> bool:
         """Show a progress event; return whether it was one."""
         kind = type(event).__name__
-        if kind == "CompileProgress":
-            if _on_main_thread():
-                self._show(self._wait(event))  # type: ignore[arg-type]
+        if kind in _LEARNT_FROM:
+            self.expectations.add(event)
+        if kind in _PHASES:
+            self._note_phase(kind, event)
+        if not (kind in _FOLLOWED or self.shown) or not _on_main_thread():
+            return kind in _SHOWN
+        if kind in _SHOWN:
+            is_copy = kind == "TransferProgress"
+            self._show(_transfer(event) if is_copy else self._wait(event))  # type: ignore[arg-type]
             return True
-        if kind == "TransferProgress":
-            if _on_main_thread():
-                self._show(_transfer(event))  # type: ignore[arg-type]
-            return True
-        self.expectations.add(event)
-        self._note_phase(kind, event)
-        if not _on_main_thread():
-            return False
         if kind == "WaitFinished":
             self._note_wait(event)  # type: ignore[arg-type]
         elif kind in {"BarrierFinished", "TensorMaterialised"}:

@@ -405,16 +405,17 @@ class Session:
         if self.progress.take(event):
             return
         cell = self._running
-        number = cell.number if cell is not None else None
+        number = tally = None
+        if cell is not None:
+            number, tally = cell.number, cell.tally
         with self._lock:
-            if cell is not None and cell.tally is not None:
-                cell.tally.add(event)
-            if self._steps is not None:
+            if tally is not None:
+                tally.add(event)
+            if self._steps is not None and self.timeline is not None:
                 self._steps.add(event, number)
-            if self.timeline is not None:
                 self.timeline.add(event, now, number)
         # What the program does before its next op is not tracing.
-        if self._pulse is not None and type(event).__name__ == "BarrierFinished":
+        if type(event).__name__ == "BarrierFinished" and self._pulse is not None:
             self._pulse.ask()
         self._count_own(cell, now)
 

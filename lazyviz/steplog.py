@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from lazyrt.observe import events
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _MAX_STEPS = 1_000
 
@@ -62,33 +66,40 @@ class StepLog:
 
     def add(self, event: events.Event, cell: int | None) -> None:
         """Take in one event that happened in `cell`."""
-        match event:
-            case events.GraphCaptured(step=step, fingerprint=fingerprint):
-                self._step_of_graph = {fingerprint: step}
-                self._row(step, cell)
-            case events.LoweringFinished() | events.CompileFinished():
-                self._compiled(event)
-            case events.ExecuteFinished(
-                purpose="step", step=step, duration_ns=duration
-            ):
-                if step in self._rows:
-                    self._rows[step].execute_ns = duration
-            case events.ExecuteStarted(purpose="step", step=step):
-                self._row(step, cell)
-                self._open = step
-            case events.BarrierFinished(executed=True):
-                row = self._row(event.step if self._open is None else self._open, cell)
-                self._open = None
-                row.cause = event.cause
-                row.site = str(event.site or "")
-                row.nodes = event.nodes
-                row.tensor, row.cut = event.tensor, event.cut
-                row.caller = str(event.caller or "")
-                row.barrier_ns = event.duration_ns if event.cut is not None else 0
-                row.repeats = event.repeats
+        take = self._TAKES.get(type(event))
+        if take is not None:
+            take(self, event, cell)
+
+    def _captured(self, event: events.GraphCaptured, cell: int | None) -> None:
+        self._step_of_graph = {event.fingerprint: event.step}
+        self._row(event.step, cell)
+
+    def _started(self, event: events.ExecuteStarted, cell: int | None) -> None:
+        if event.purpose == "step":
+            self._row(event.step, cell)
+            self._open = event.step
+
+    def _finished(self, event: events.ExecuteFinished, _cell: int | None) -> None:
+        if event.purpose == "step" and event.step in self._rows:
+            self._rows[event.step].execute_ns = event.duration_ns
+
+    def _barrier(self, event: events.BarrierFinished, cell: int | None) -> None:
+        if not event.executed:
+            return
+        row = self._row(event.step if self._open is None else self._open, cell)
+        self._open = None
+        row.cause = event.cause
+        row.site = str(event.site or "")
+        row.nodes = event.nodes
+        row.tensor, row.cut = event.tensor, event.cut
+        row.caller = str(event.caller or "")
+        row.barrier_ns = event.duration_ns if event.cut is not None else 0
+        row.repeats = event.repeats
 
     def _compiled(
-        self, event: events.LoweringFinished | events.CompileFinished
+        self,
+        event: events.LoweringFinished | events.CompileFinished,
+        _cell: int | None,
     ) -> None:
         step = self._step_of_graph.get(event.fingerprint)
         if event.purpose != "step" or step is None or step not in self._rows:
@@ -106,3 +117,13 @@ class StepLog:
             if len(self._rows) > _MAX_STEPS:
                 self._rows.popitem(last=False)
         return row
+
+    # By kind, since a loop of short steps has thousands of events a second.
+    _TAKES: ClassVar[dict[type[events.Event], Callable[..., None]]] = {
+        events.GraphCaptured: _captured,
+        events.LoweringFinished: _compiled,
+        events.CompileFinished: _compiled,
+        events.ExecuteStarted: _started,
+        events.ExecuteFinished: _finished,
+        events.BarrierFinished: _barrier,
+    }

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from lazyrt.observe import events
 from lazyviz.ledger import Ledger, Piece
@@ -241,71 +241,70 @@ class Tally:
 
     def add(self, event: events.Event) -> None:
         """Count one event."""
-        if "background" in {getattr(event, "purpose", ""), getattr(event, "mode", "")}:
+        marks = getattr(event, "purpose", ""), getattr(event, "mode", "")
+        if marks[0] == "background" or marks[1] == "background":
             return  # a background flush's work, which the cell did not ask for
-        self.seen += not isinstance(event, events.ExecuteFinished)
-        match event:
-            case events.ExecuteStarted(purpose="step"):
-                self.executions += 1
-            case events.ExecuteFinished(purpose="step", duration_ns=duration):
-                self.finished += 1
-                self.execute_ns += duration
-                end = time.perf_counter_ns()
-                self._executed.append((end - duration, end))
-            case events.CacheHit():
-                self.cache_hits += 1
-            case events.GraphCaptured(cache_hit=False, step=step):
-                if len(self.new_steps) < _MAX_REASONS:
-                    self.new_steps.append(step)
-            case events.LoweringFinished():
-                self._lower(event)
-            case events.WaitFinished():
-                self._wait(event)
-            case events.CompileFinished(
-                purpose="step", source="disk", duration_ns=duration
-            ):
-                self.loads += 1
-                self.load_ns += duration
-            case events.CompileFinished(
-                purpose="eager" | "op by op", source="xla", duration_ns=duration
-            ):
-                self._compiled(duration)
-            case events.CompileFinished(purpose="step", duration_ns=duration):
-                self.compiles += 1
-                self._compiled(duration)
-                if event.reason and len(self.reasons) < _MAX_REASONS:
-                    self.reasons[event.reason] = None
-            case events.TensorMaterialised(duration_ns=duration):
-                self._awaited_since = self._spend("peek", duration, event.site)
-                self._awaits_peek = event.strategy in {"slice", "op by op", "reuse"}
-                # A value that an earlier peek or a barrier computed costs only its copy.
-                self.peeks += event.strategy in {"slice", "op by op", "reuse"}
-                end = time.perf_counter_ns()
-                self.peek_ns += self._without_executions(end - duration, end)
-                self._look(event)
-            case events.TransferFinished():
-                self._transfer(event)
-            case events.FallbackUsed(op=op, site=site):
-                key = (op, str(site or ""))
-                self._fallbacks[key] = self._fallbacks.get(key, 0) + 1
-            case events.OpExecuted(mode="eager" | "op by op" as mode):
-                self._single(event, mode)
-            case events.BarrierFinished(executed=False, eager=True):
-                self.single_mode = "eager"
-                self.idle_barriers += 1
-            case events.BarrierFinished():
-                self._barrier(event)
-            case events.StepFinished():
-                self.steps += 1
-            case events.WorkLeft(nodes=nodes, nbytes=nbytes, site=site):
-                self._left.append(
-                    Left(nodes=nodes, nbytes=nbytes, site=str(site or ""))
-                )
-            case events.WorkDropped():
-                self._left.clear()
+        kind = type(event)
+        self.seen += kind is not events.ExecuteFinished
+        count = self._COUNTS.get(kind)
+        if count is not None:
+            count(self, event)
 
-    def _single(self, event: events.OpExecuted, mode: str) -> None:
-        self.single_mode = mode
+    def _started(self, event: events.ExecuteStarted) -> None:
+        self.executions += event.purpose == "step"
+
+    def _finished(self, event: events.ExecuteFinished) -> None:
+        if event.purpose == "step":
+            self.finished += 1
+            self.execute_ns += event.duration_ns
+            end = time.perf_counter_ns()
+            self._executed.append((end - event.duration_ns, end))
+
+    def _hit(self, _event: events.CacheHit) -> None:
+        self.cache_hits += 1
+
+    def _captured(self, event: events.GraphCaptured) -> None:
+        if not event.cache_hit and len(self.new_steps) < _MAX_REASONS:
+            self.new_steps.append(event.step)
+
+    def _compile(self, event: events.CompileFinished) -> None:
+        if event.purpose == "step" and event.source == "disk":
+            self.loads += 1
+            self.load_ns += event.duration_ns
+        elif event.purpose == "step":
+            self.compiles += 1
+            self._compiled(event.duration_ns)
+            if event.reason and len(self.reasons) < _MAX_REASONS:
+                self.reasons[event.reason] = None
+        elif event.purpose in {"eager", "op by op"} and event.source == "xla":
+            self._compiled(event.duration_ns)
+
+    def _materialised(self, event: events.TensorMaterialised) -> None:
+        duration = event.duration_ns
+        self._awaited_since = self._spend("peek", duration, event.site)
+        # A value that an earlier peek or a barrier computed costs only its copy.
+        self._awaits_peek = event.strategy in {"slice", "op by op", "reuse"}
+        self.peeks += self._awaits_peek
+        end = time.perf_counter_ns()
+        self.peek_ns += self._without_executions(end - duration, end)
+        self._look(event)
+
+    def _fallback(self, event: events.FallbackUsed) -> None:
+        key = (event.op, str(event.site or ""))
+        self._fallbacks[key] = self._fallbacks.get(key, 0) + 1
+
+    def _step(self, _event: events.StepFinished) -> None:
+        self.steps += 1
+
+    def _work_left(self, event: events.WorkLeft) -> None:
+        site = str(event.site or "")
+        self._left.append(Left(nodes=event.nodes, nbytes=event.nbytes, site=site))
+
+    def _dropped(self, _event: events.WorkDropped) -> None:
+        self._left.clear()
+
+    def _single(self, event: events.OpExecuted) -> None:
+        self.single_mode = event.mode
         self.single_ops += 1
         self.single_hits += event.cache_hit
         self.single_repeats += event.times > 1
@@ -379,6 +378,10 @@ class Tally:
         del row[_MAX_APART:]
 
     def _barrier(self, event: events.BarrierFinished) -> None:
+        if event.eager and not event.executed:
+            self.single_mode = "eager"
+            self.idle_barriers += 1
+            return
         end = self._spend("dispatch", event.duration_ns, event.site)
         self._awaited_since = end if event.cause.startswith("read") else None
         site = str(event.site or "")
@@ -432,3 +435,22 @@ class Tally:
         pieces = self.ledger.add(phase, start_ns, end_ns)
         if pieces:
             self.told(phase, pieces, site)
+
+    # By kind, since a loop of short steps has thousands of events a second.
+    _COUNTS: ClassVar[dict[type[events.Event], Callable[..., None]]] = {
+        events.ExecuteStarted: _started,
+        events.ExecuteFinished: _finished,
+        events.CacheHit: _hit,
+        events.GraphCaptured: _captured,
+        events.LoweringFinished: _lower,
+        events.WaitFinished: _wait,
+        events.CompileFinished: _compile,
+        events.TensorMaterialised: _materialised,
+        events.TransferFinished: _transfer,
+        events.FallbackUsed: _fallback,
+        events.OpExecuted: _single,
+        events.BarrierFinished: _barrier,
+        events.StepFinished: _step,
+        events.WorkLeft: _work_left,
+        events.WorkDropped: _dropped,
+    }

@@ -48,6 +48,33 @@ def test_s0_17_recording_costs_the_same_with_the_extension_loaded_and_unloaded(
     assert not listening
 
 
+def test_s0_17_a_step_costs_a_bounded_number_of_instructions_more(shell, monkeypatch):
+    """Measured: about 1,500 for the events of a step, whatever the step's size."""
+    monkeypatch.setattr(pulse, "PERIOD_S", 3600)
+    x = torch.ones(8).to(DEVICE)
+    kept = []
+
+    def step():
+        kept.append(record(x))
+        lazyrt.mark_step()
+        kept.clear()
+
+    def cost():
+        for _ in range(80):  # the ledger and the tables are as full as they get
+            step()
+        return min(bytecodes_of(step) for _ in range(3))
+
+    alone = cost()
+    shell.run_line_magic("load_ext", "lazyviz")
+    try:
+        session.current(shell).start_cell(1)
+        loaded = cost()
+    finally:
+        shell.run_line_magic("unload_ext", "lazyviz")
+
+    assert 500 < loaded - alone < 2_300
+
+
 def test_s0_17_listening_to_each_op_is_what_would_cost():
     """The measure sees a listener: it is no number that cannot change."""
     x = torch.ones(8).to(DEVICE)
