@@ -325,11 +325,6 @@ def block(array: Array) -> None:
     jax.block_until_ready(array)
 
 
-def to_numpy(array: Array) -> np.ndarray[Any, Any]:
-    """Copy an array to the host; waits for it first, interruptibly."""
-    return np.array(on_host(array), copy=True)
-
-
 def on_host(array: Array) -> np.ndarray[Any, Any]:
     """Wait for an array and return it for reading; on the CPU it is the array's own memory."""
     block(array)

@@ -67,7 +67,9 @@ def test_s0_17_a_step_costs_a_bounded_number_of_instructions_more(shell, monkeyp
     alone = cost()
     shell.run_line_magic("load_ext", "lazyviz")
     try:
-        session.current(shell).start_cell(1)
+        found = session.current(shell)
+        assert found is not None
+        found.start_cell(1)
         loaded = cost()
     finally:
         shell.run_line_magic("unload_ext", "lazyviz")
