@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
     from lazyrt import LiveReport
     from lazyrt.control.live_tensors import LiveRow
+    from lazyrt.ir.snapshot import Name
 
 TRACEBACK = "traceback"
 _TWIN = "lzl-twin"
 _RESULT = re.compile(r"(?:Out\[(\d+)\]|_(\d+)|(_{1,3}))")
 _LAST_ERROR = ("last_exc", "last_value", "last_type", "last_traceback")
 _COLUMNS = {"bytes": "size", "nodes": "ops", "site": "made at", "holder": "held by"}
-_OF_USER = frozenset(("variable", "list", "dict", "tuple", "set", "deque", "gradient"))
+_OF_USER = frozenset(("variable", "list", "dict", "tuple", "set", "deque"))
 _MAX_STILL = 3
 _UNDERSCORES = ("_", "__", "___")
 _USAGE = (
@@ -137,7 +138,7 @@ def targets(row: LiveRow, namespace: Mapping[str, Any]) -> tuple[Target, ...]:
         elif result is not None:
             number = result[1] or result[2]
             name = f"Out[{number}]" if number else result[3]
-        elif root is not None and root[0] in namespace and holder.holder in _OF_USER:
+        elif root is not None and _is_of_user(holder, namespace.get(root[0])):
             name = root[0]
         else:
             name = ""
@@ -145,6 +146,16 @@ def targets(row: LiveRow, namespace: Mapping[str, Any]) -> tuple[Target, ...]:
             asks = name != TRACEBACK and result is None
             found.setdefault(name, Target(name=name, asks=asks))
     return tuple(found.values())
+
+
+def _is_of_user(holder: Name, root: object) -> bool:
+    """Return whether letting go of a variable is a way to free what it leads to.
+
+    A tensor's gradient goes with the tensor; nobody deletes a model to free a gradient.
+    """
+    if holder.holder == "gradient":
+        return is_lazy(root)
+    return root is not None and holder.holder in _OF_USER
 
 
 def drop(runtime: ModuleType, shell: Any, name: str) -> str:

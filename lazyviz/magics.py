@@ -373,7 +373,7 @@ class LazyMagics(Magics):
         except ValueError as error:
             raise UsageError(str(error)) from None
         if isinstance(shown, timing.TimelineShown):
-            self._shell.display_pub.publish(shown._repr_mimebundle_(), metadata={})
+            shown.show(self._shell)
         else:
             self._print(f"Written to {shown}. https://ui.perfetto.dev opens it.")
 

@@ -367,7 +367,7 @@ def _timeline(facts: Facts) -> str:
     if not facts.source:
         spans, lines = [each._replace(detail="") for each in spans], []
     shown.view = dataclasses.replace(shown.view, lines=lines, spans=spans)
-    return shown.to_html()
+    return shown.to_html(is_detailed=True)
 
 
 def _fallbacks(facts: Facts) -> str:

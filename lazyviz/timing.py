@@ -6,7 +6,7 @@ import linecache
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from lazyviz import trace_file
+from lazyviz import trace_file, twofold
 from lazyviz.render import html, text
 from lazyviz.render.gaps import gaps
 from lazyviz.render.timeline import TimelineView, timeline_svg, timeline_text
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lazyviz.session import Session
 
 CELLS = 12
+TWIN = html.TIMELINE_CLASS
 _USAGE = (
     "%lazy timeline shows the last 12 cells, %lazy timeline 40 the last 40, and "
     "%lazy timeline --export FILE.json writes all that is kept, for Perfetto."
@@ -64,16 +65,16 @@ class TimelineShown:
         """Return it as tables."""
         return timeline_text(self.view)
 
-    def svg(self) -> str:
-        """Return the picture; empty without cells."""
-        return timeline_svg(self.view)
+    def svg(self, *, is_detailed: bool = False) -> str:
+        """Return the picture; empty without cells. A detailed one is for pages that zoom."""
+        return timeline_svg(self.view, is_detailed=is_detailed)
 
-    def to_html(self) -> str:
+    def to_html(self, *, is_detailed: bool = False) -> str:
         """Return the picture with its tables folded below; needs no script."""
-        picture = self.svg()
+        picture = self.svg(is_detailed=is_detailed)
         if not picture:
             return html.pre(self.text())
-        shown = html.picture(picture, "timeline: the tables below say the same")
+        shown = html.picture(picture, "timeline: the tables below say the same", TWIN)
         title = f"{text.plural(len(self.view.cells), 'cell')} as tables"
         folded = html.folded(title, html.pre(self.text()))
         notes = "".join(map(html.muted, self._notes()))
@@ -90,6 +91,17 @@ class TimelineShown:
             )
             lines.append(f"recording by line: {top}")
         return lines
+
+    def show(self, shell: Any) -> None:
+        """Display it; where there is a page, a picture that zooms takes the picture's place."""
+        shell.display_pub.publish(self._repr_mimebundle_(), metadata={})
+        if self.view.cells and twofold.has_page(shell):
+            twofold.show_live(shell, self._widget)
+
+    def _widget(self) -> Any:
+        from lazyviz.widgets.timeline_view import TimelineView
+
+        return TimelineView(svg=self.svg(is_detailed=True), twin=TWIN)
 
     def export(self, path: str | Path) -> Path:
         """Write all that the session keeps, not only these cells, as a trace-event file.

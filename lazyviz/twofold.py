@@ -30,9 +30,14 @@ def show(
     if wants_html(shell):
         bundle["text/html"] = f'<div class="{twin}">{copy()}</div>'
     shell.display_pub.publish(bundle, metadata={})
-    has_page = hasattr(getattr(shell, "kernel", None), "comm_manager")
-    if make is not None and has_page and wants_html(shell):
+    if make is not None and has_page(shell):
         show_live(shell, make)
+
+
+def has_page(shell: Any) -> bool:
+    """Return whether a page that shows live views may be looking."""
+    has_comms = hasattr(getattr(shell, "kernel", None), "comm_manager")
+    return has_comms and wants_html(shell)
 
 
 def show_live(shell: Any, make: Callable[[], Any]) -> None:

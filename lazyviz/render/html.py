@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from dataclasses import dataclass
+from hashlib import sha256
 from importlib import resources
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 STRIP_BUDGET = 60
 EXPLORE_HINT = "%lazy explore walks through it: click an op to see its value"
 MAX_EMBEDDED_BYTES = 65_536
+TIMELINE_CLASS = "lazyviz-timeline-static"
 
 _MOST_SHRUNK = 1_500  # pixels; about 1,050 are there
 _FONT = "font-size:12px;line-height:1.5"
@@ -215,10 +217,17 @@ def _image(picture: str, what: str, css_class: str = "", max_width: str = "") ->
     )
 
 
-def picture(svg_text: str, what: str) -> str:
-    """Return a drawing as an image that is never wider than the page."""
+def picture(svg_text: str, what: str, css_class: str = "") -> str:
+    """Return a drawing as an image that is never wider than the page.
+
+    Args:
+        svg_text: The drawing.
+        what: What it shows, for those who do not see it.
+        css_class: By which a page finds it, to put a live one in its place.
+    """
     shown = _image(svg_text, what, max_width="100%")
-    return f'<div style="overflow:auto;margin-top:4px">{shown}</div>'
+    name = f' class="{css_class}"' if css_class else ""
+    return f'<div{name} style="overflow:auto;margin-top:4px">{shown}</div>'
 
 
 def line(words: str) -> str:
@@ -291,33 +300,58 @@ def page_html(
         sections: Heading and HTML of each part; the headings are escaped. Those with an anchor
             are listed in a table of contents.
         generator: What made the page, so that it can be told from other files.
-        is_locked: Whether a browser is to run no script in it and to fetch nothing for it.
+        is_locked: Whether a browser is to run no script in it but our own, which makes timelines
+            zoom, and to fetch nothing for it.
     """
-    style = resources.files("lazyviz").joinpath("static/page.css").read_text("utf-8")
+    style = _static("page.css")
     made = [
         part if isinstance(part, Section) else Section(title=part[0], body=part[1])
         for part in sections
     ]
     parts = "\n".join([*_contents(made), *map(_section, made)])
+    script = ""
+    if TIMELINE_CLASS in parts:
+        script = timeline_script()
+        style += _static("timeline_view.css")
     heading = markup(title)
     head = (
         f'<meta name="generator" content="{markup(generator)}">\n' if generator else ""
     )
     if is_locked:
-        head += _LOCK
+        head += _LOCK.format(scripts=_allowed(script))
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n{head}'
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
         f"<title>{heading}</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
-        f"<main>\n<h1>{heading}</h1>\n{parts}\n</main>\n</body>\n</html>\n"
+        f"<main>\n<h1>{heading}</h1>\n{parts}\n</main>\n"
+        + (f"<script>{script}</script>\n" if script else "")
+        + "</body>\n</html>\n"
     )
 
 
 _LOCK = (
     '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-    "img-src data:; style-src 'unsafe-inline'\">\n"
+    "img-src data:; style-src 'unsafe-inline'{scripts}\">\n"
 )
+
+
+def _allowed(script: str) -> str:
+    """Return what lets a browser run exactly this script of ours in a locked page."""
+    if not script:
+        return ""
+    digest = b64encode(sha256(script.encode()).digest()).decode("ascii")
+    return f"; script-src 'sha256-{digest}'"
+
+
+def timeline_script() -> str:
+    """Return what makes static timelines zoom; where no script runs they stay as they are."""
+    parts = map(_static, ("common.js", "timeline.js", "timeline_page.js"))
+    return "(() => {\n" + "\n".join(parts) + "})();"
+
+
+def _static(name: str) -> str:
+    return resources.files("lazyviz").joinpath(f"static/{name}").read_text("utf-8")
 
 
 def _contents(sections: Sequence[Section]) -> list[str]:

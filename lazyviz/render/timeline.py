@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lazyviz.render.spans import CellTime, Span
 
 MAX_SVG_BYTES = 60_000
+MAX_DETAILED_BYTES = 400_000
 _WIDTH = 940
 _LABELS = 74
 _ROW = 18
@@ -119,14 +120,22 @@ class _Shape(NamedTuple):
     title: str
 
 
-def timeline_svg(view: TimelineView) -> str:
-    """Return the picture, at most `MAX_SVG_BYTES` large; empty without cells."""
+def timeline_svg(view: TimelineView, *, is_detailed: bool = False) -> str:
+    """Return the picture; empty without cells.
+
+    Args:
+        view: What it shows.
+        is_detailed: Whether it is for a page that zooms: also what is much narrower than a
+            pixel is drawn by itself then, and the picture may be `MAX_DETAILED_BYTES` large
+            instead of `MAX_SVG_BYTES`.
+    """
     if not view.cells:
         return ""
-    grain = 1.5
+    grain = 0.01 if is_detailed else 1.5
+    most = MAX_DETAILED_BYTES if is_detailed else MAX_SVG_BYTES
     while True:
         picture = _draw(view, grain)
-        if len(picture) <= MAX_SVG_BYTES or grain > _WIDTH:
+        if len(picture) <= most or grain > _WIDTH:
             return picture
         grain *= 2
 
@@ -146,7 +155,8 @@ def _draw(view: TimelineView, grain: float) -> str:
     start = (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="lzt" width="{_WIDTH}" '
         f'height="{height}" viewBox="0 0 {_WIDTH} {height}" role="img" '
-        f'aria-label="{markup(_summary(view))}"><style>{_STYLE}</style>'
+        f'aria-label="{markup(_summary(view))}" data-left="{_LABELS}" '
+        f'data-floor="{_FLOOR}" data-cells="{_pieces_text(axis)}"><style>{_STYLE}</style>'
     )
     parts = [start]
     parts += _scale(axis)
@@ -155,14 +165,16 @@ def _draw(view: TimelineView, grain: float) -> str:
         parts.append(
             f'<text class="l" x="0" y="{y + 12:.0f}">{_ROW_NAMES[name]}</text>'
         )
+        parts.append(f'<g data-row="{_ROW_NAMES[name]}">')
         if name == "cell":
-            parts += _cells(view, axis, y)
+            parts += [_rect(shape, y, name, grain) for shape in _cells(view, axis)]
         else:
             if name == "host":
-                parts += _tracing(axis, y)
+                parts += [_rect(shape, y, name, grain) for shape in _tracing(axis)]
             spans = _side_by_side(rows[name]) if name == "compile" else rows[name]
             shapes = _shapes(spans, axis, grain)
-            parts += [_rect(shape, y, name) for shape in shapes]
+            parts += [_rect(shape, y, name, grain) for shape in shapes]
+        parts.append("</g>")
         if name == "step":
             parts += _drawn_marks(marks, axis, y + _ROW, max(grain, 5.0))
             y += 14
@@ -182,21 +194,31 @@ _STYLE = (
 )
 
 
+_FLOOR = _AXIS + len(_ROWS) * (_ROW + _GAP) + 8
+
+
+def _pieces_text(axis: _Axis) -> str:
+    """Return where each cell stands and how long it took, for a page that zooms."""
+    return ";".join(
+        f"{x:.3f},{width:.3f},{end - start}" for start, end, x, width in axis.pieces
+    )
+
+
 def _scale(axis: _Axis) -> list[str]:
-    bottom = _AXIS + len(_ROWS) * (_ROW + _GAP) + 8
     parts = []
     for number, (start, end, x, width) in enumerate(axis.pieces):
         if number:
             middle = x - _BREAK / 2
             parts.append(
-                f'<path class="p" d="M{middle - 4:.1f} {_AXIS + 14}l4 -10m1 10l4 -10">'
+                f'<path class="p" data-x="{middle:.1f}" '
+                f'd="M{middle - 4:.1f} {_AXIS + 14}l4 -10m1 10l4 -10">'
                 "<title>time between cells, not to scale</title></path>"
             )
         for offset, label in _ticks(end - start, width):
             at = x + offset
             parts.append(
-                f'<path class="a" d="M{at:.1f} {_AXIS - 4}V{bottom}"/>'
-                f'<text class="k" x="{at + 2:.1f}" y="10">{label}</text>'
+                f'<path class="a" d="M{at:.1f} {_AXIS - 4}V{_FLOOR}"/>'
+                f'<text class="k" data-tick="" x="{at + 2:.1f}" y="10">{label}</text>'
             )
     return parts
 
@@ -215,23 +237,23 @@ def _ticks(span_ns: int, width: float) -> list[tuple[float, str]]:
     ]
 
 
-def _cells(view: TimelineView, axis: _Axis, y: float) -> list[str]:
+def _cells(view: TimelineView, axis: _Axis) -> list[_Shape]:
     shapes = []
     for cell, (_, _, x, width) in zip(view.cells, axis.pieces, strict=True):
         parts = ", ".join(f"{k} {text.duration(ns)}" for k, ns in cell.parts.items())
         title = f"{_cell_name(cell)}: {text.duration(cell.end_ns - cell.start_ns)} = {parts}"
         shapes.append(_Shape(x, width, "cell", _cell_name(cell), title))
-    return [_rect(shape, y, "cell") for shape in shapes]
+    return shapes
 
 
 def _cell_name(cell: CellTime) -> str:
     return f"cell {cell.number}" if cell.number is not None else "a cell"
 
 
-def _tracing(axis: _Axis, y: float) -> list[str]:
+def _tracing(axis: _Axis) -> list[_Shape]:
     """Return the ground of the host's row: what nothing else has claimed was tracing."""
     return [
-        _rect(_Shape(x, width, "trace", "", "trace: recording ops"), y, "host")
+        _Shape(x, width, "trace", "", "trace: recording ops")
         for _, _, x, width in axis.pieces
     ]
 
@@ -319,12 +341,14 @@ def span_title(span: Span) -> str:
     return f"{clip(span.name, 120)}{took}{where}{detail}"
 
 
-def _rect(shape: _Shape, y: float, row: str) -> str:
+def _rect(shape: _Shape, y: float, row: str, grain: float) -> str:
+    digits, least = (1, 0.8) if grain >= 1 else (3, 0.001)
     colour = _colour(shape.kind, row)
     thin = shape.kind in {"scope", "block"}
     top, height = (y - 3, 4) if thin else (y, _ROW - (2 if row == "step" else 0))
     rect = (
-        f'<rect x="{shape.x:.1f}" y="{top:.0f}" width="{max(shape.width, 0.8):.1f}" '
+        f'<rect x="{shape.x:.{digits}f}" y="{top:.0f}" '
+        f'width="{max(shape.width, least):.{digits}f}" '
         f'height="{height}" fill="{colour}"><title>{markup(shape.title)}</title></rect>'
     )
     room = int((shape.width - 6) / _CHAR)
@@ -356,7 +380,7 @@ def _drawn_marks(
         if len(members) > 1:
             title = f"{len(members):,} × here, the last: {title}"
         parts.append(
-            f'<path d="{_glyph(kind, x, y)}" {_paint(kind)}>'
+            f'<path data-x="{x:.3f}" d="{_glyph(kind, x, y)}" {_paint(kind)}>'
             f"<title>{markup(title)}</title></path>"
         )
     return parts

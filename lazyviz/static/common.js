@@ -31,6 +31,17 @@ function safe(markup, type = "text/html") {
   return isHtml ? [...parsed.body.childNodes] : [parsed.documentElement].filter(Boolean).map((each) => document.importNode(each, true));
 }
 
+// The static copy above a widget is for pages without a kernel; returned is what shows it again.
+function hideTwins(model, el) {
+  let twins = [];
+  requestAnimationFrame(() => {
+    const cell = el.closest(".jp-Cell, .cell") || el.parentElement, name = model.get("twin");
+    twins = cell && name ? [...cell.getElementsByClassName(name)] : [];
+    for (const twin of twins) twin.style.display = "none";
+  });
+  return () => { for (const twin of twins) twin.style.display = ""; };
+}
+
 const PATIENCE_MS = 4000;
 const SILENCE = "No answer yet. The kernel may be at work; if it was restarted, run the cell again.";
 

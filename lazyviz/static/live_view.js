@@ -12,15 +12,7 @@ function render({ model, el }) {
   bar.append(title, stale, refresh); root.append(bar, waiting, note, table); el.append(root);
   const { ask, send, close } = channel(model, root, (text) => { waiting.textContent = text; waiting.hidden = !text; });
 
-  // The static copy above is for pages without a kernel.
-  let twins = [];
-  const hide = () => {
-    const cell = el.closest(".jp-Cell, .cell") || el.parentElement;
-    const name = model.get("twin");
-    twins = cell && name ? [...cell.getElementsByClassName(name)] : [];
-    for (const twin of twins) twin.style.display = "none";
-  };
-  requestAnimationFrame(hide);
+  const showTwins = hideTwins(model, el);
 
   const place = () => {
     const now = document.activeElement;
@@ -67,7 +59,7 @@ function render({ model, el }) {
   seen.observe(root);
   return () => {
     seen.disconnect(); close();
-    for (const twin of twins) twin.style.display = "";
+    showTwins();
     for (const [event, answer] of Object.entries(watched)) model.off(event, answer);
   };
 }

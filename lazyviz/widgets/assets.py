@@ -5,9 +5,14 @@ from __future__ import annotations
 from importlib import resources
 
 
-def page(name: str) -> str:
-    """Return a widget's JavaScript module, with what all pages share in front."""
-    return f"{_read('common.js')}\n{_read(f'{name}.js')}"
+def page(name: str, *parts: str) -> str:
+    """Return a widget's JavaScript module, with what all pages share in front.
+
+    Args:
+        name: Of the module.
+        parts: Further files that it shares with others, in between.
+    """
+    return "\n".join(_read(f"{each}.js") for each in ("common", *parts, name))
 
 
 def style(name: str) -> str:

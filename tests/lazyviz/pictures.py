@@ -94,6 +94,10 @@ def take(tab, address, folder):
     tab.locator(".lzg-host g[aria-label*='aten.tanh']").first.click()
     tab.locator(".lzg-panel [data-value]").first.wait_for(timeout=60_000)
     cells += [run_cell(tab, index) for index in range(4, len(CELLS))]
+    # The live views, which take the place of the static ones.
+    for live in (".lzl-table tbody tr", ".lzt-view svg"):
+        tab.locator(live).first.wait_for(timeout=60_000)
+    show_a_span(tab)
     for theme, suffix in _THEMES.items():
         set_theme(tab, theme)
         # Pictures within an output follow the system's theme.
@@ -103,6 +107,13 @@ def take(tab, address, folder):
             tab.mouse.move(5, 5)
             tab.wait_for_timeout(300)
             cells[number].screenshot(path=folder / f"{name}{suffix}.png")
+
+
+def show_a_span(tab):
+    """Zoom the timeline to a compile, whose details stand below then."""
+    tab.locator(".lzt-view svg").focus()
+    for key in ("ArrowDown", "ArrowDown", "ArrowDown", "Enter", "-", "-"):
+        tab.keyboard.press(key)
 
 
 if __name__ == "__main__":

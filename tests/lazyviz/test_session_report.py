@@ -1,6 +1,7 @@
 """`%lazy report`: one file about the session, bounded, offline, and safe to look at."""
 
 import base64
+import hashlib
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import lazyrt
 import lazyviz
 from lazyviz import privacy, report_parts, session_report
+from lazyviz.render.html import timeline_script
 from lazyviz.session_report import MAX_BYTES, ReportError
 from tests.conftest import displayed
 
@@ -128,14 +130,19 @@ def test_the_contents_and_all_links_lead_somewhere_on_the_page(pages):
     assert set(targets) <= set(ids)
 
 
-def test_a_report_holds_no_script_and_no_address(pages):
+def test_a_report_holds_no_script_but_ours_and_no_address(pages):
     outline = Outline(pages["whole"])
 
-    assert "script" not in outline.tags
+    (script,) = re.findall(r"<script>(.*?)</script>", pages["whole"], re.DOTALL)
+    assert pages["whole"].lower().count("<script") == 1
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    (policy,) = [c for c in outline.values("content") if "default-src" in c]
+    assert policy.endswith(f"; script-src 'sha256-{digest}'")
+    assert script == timeline_script()
     assert not [name for _, name, _ in outline.attributes if name.startswith("on")]
     assert not [s for s in outline.values("src") if not s.startswith("data:image/")]
     assert not [h for h in outline.values("href") if not h.startswith("#")]
-    assert "default-src 'none'" in " ".join(outline.values("content"))
+    assert policy.startswith("default-src 'none'; img-src data:;")
     assert HOSTILE in outline.text
 
 

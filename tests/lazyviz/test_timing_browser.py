@@ -12,6 +12,7 @@ from tests.lazyviz.labs import (
     browsing,
     open_notebook,
     run_cell,
+    screenshot,
     serving,
     start_cell,
     wait_until_idle,
@@ -163,9 +164,18 @@ def test_waits_executables_and_the_timeline(page):
     assert "Dropped 1 executable" in page.locator(".lzx-note").inner_text()
     assert "[*]" in busy.locator(".jp-InputPrompt").inner_text()
 
-    # The timeline is a picture that needs no kernel.
+    # The timeline zooms, while the cell above still runs or not; its picture needs no kernel.
     shown = run_cell(page, 7)
-    picture = shown.locator(".lazyviz-timeline img")
-    picture.wait_for(state="visible", timeout=20_000)
-    assert picture.evaluate("image => image.naturalWidth") > 600
+    zooming = shown.locator(".lzt-view svg")
+    zooming.wait_for(state="visible", timeout=20_000)
+    assert not shown.locator(".lazyviz-timeline img").is_visible()
+    zooming.focus()
+    for key in ("ArrowDown", "Enter"):
+        page.keyboard.press(key)
+    page.wait_for_function(
+        "() => Number(document.querySelector('.lzt-view svg').dataset.zoom) > 1.05",
+        timeout=10_000,
+    )
+    assert " · " in shown.locator(".lzt-tell").inner_text()
     assert "device idle" in shown.inner_text()
+    screenshot(shown, "timeline-zoomed")

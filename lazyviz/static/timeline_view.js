@@ -1,0 +1,14 @@
+// The page of lazyviz.widgets.timeline_view.
+
+function render({ model, el }) {
+  const root = element("div", "lzt-box");
+  root.dataset.lmSuppressShortcuts = "true"; // JupyterLab's own keys stay out of the picture
+  el.append(root);
+  const [svg] = safe(model.get("svg"), "image/svg+xml");
+  for (const each of svg.querySelectorAll("style")) each.remove(); // the widget's own follows the theme
+  zoomable(svg, root);
+  const show = hideTwins(model, el);
+  return show;
+}
+
+export default { render };

@@ -1,0 +1,204 @@
+"""The timeline that zooms: in a notebook a widget, in a page of ours a script, else a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from lazyviz.render import html
+from lazyviz.render.spans import CellTime
+from lazyviz.render.timeline import (
+    MAX_DETAILED_BYTES,
+    MAX_SVG_BYTES,
+    TimelineView,
+    timeline_svg,
+)
+from tests.conftest import displayed
+from tests.lazyviz.test_render_timeline import CELL, MS, SPANS, VIEW, span, titles
+
+TINY = tuple(
+    span("step", "run", 82 + n * 0.01, 82 + n * 0.01 + 0.008, f"step {n}: mark_step()")
+    for n in range(2, 500)
+)
+LATER = CellTime(
+    number=4,
+    start_ns=900 * MS,
+    end_ns=950 * MS,
+    parts={"trace": 50 * MS},
+    device_ns=0,
+)
+FULL = dataclasses.replace(VIEW, cells=[CELL, LATER], spans=(*SPANS, *TINY))
+EVIL = "<img src=x onerror=document.title=1>"
+
+
+def test_a_detailed_picture_has_each_short_span_by_itself_and_a_bound():
+    plain, detailed = timeline_svg(FULL), timeline_svg(FULL, is_detailed=True)
+
+    assert len(plain) <= MAX_SVG_BYTES
+    assert len(detailed) <= MAX_DETAILED_BYTES
+    assert "step 77: mark_step() · 8.0 µs" not in titles(plain)
+    assert "step 77: mark_step() · 8.0 µs" in titles(detailed)
+
+
+def test_a_session_of_thousands_of_spans_stays_within_the_bound():
+    spans = tuple(
+        span("step", "run", n * 0.01, n * 0.01 + 0.009, f"step {n}: mark_step()" * 3)
+        for n in range(6_000)
+    )
+    view = TimelineView(cells=[CELL], spans=spans)
+
+    assert len(timeline_svg(view, is_detailed=True)) <= MAX_DETAILED_BYTES
+
+
+def test_a_page_without_a_timeline_has_no_script():
+    page = html.page_html("t", [("", "<p>words</p>")], is_locked=True)
+
+    assert "<script" not in page
+    assert "script-src" not in page
+
+
+def test_a_notebook_without_a_page_gets_the_picture_alone(lab):
+    lab.run_cell("%lazy timeline", store_history=True)
+
+    found = displayed(lab, "text/html")
+    assert any(html.TIMELINE_CLASS in each for each in found)
+    assert not any("widget-view" in kind for o in lab.display_pub.outputs for kind in o)
+
+
+def test_the_widget_asks_the_kernel_for_nothing():
+    from lazyviz.widgets.timeline_view import TimelineView as Widget
+
+    widget = Widget(svg=timeline_svg(FULL, is_detailed=True), twin="twin")
+
+    assert repr(widget) == "<timeline>"
+    assert "model.send" not in str(Widget._esm).partition("// A timeline")[2]
+    widget.close()
+
+
+def page_of(view):
+    picture = html.picture(
+        timeline_svg(view, is_detailed=True), "t", html.TIMELINE_CLASS
+    )
+    body = f'<div class="lazyviz-timeline">{picture}</div>'
+    return html.page_html("Report", [("Timeline", body)], is_locked=True)
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    from tests.conftest import find_browser
+
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as driver:
+        browser = driver.chromium.launch(
+            executable_path=find_browser(), args=["--no-sandbox", "--disable-gpu"]
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(chromium, tmp_path):
+    """Yield what opens a view as a locked page, offline; what it asked for is checked."""
+    contexts, asked = [], []
+
+    def open_it(view, **options):
+        path = tmp_path / "report.html"
+        path.write_text(page_of(view), "utf-8")
+        context = chromium.new_context(offline=True, **options)
+        contexts.append(context)
+        tab = context.new_page()
+        tab.on("request", lambda request: asked.append(request.url))
+        tab.on("console", lambda message: asked.append(message.text))
+        tab.on("pageerror", lambda error: asked.append(str(error)))
+        tab.goto(path.as_uri())
+        return tab
+
+    yield open_it
+    for context in contexts:
+        context.close()
+    assert [each for each in asked if not each.startswith(("file:", "data:"))] == []
+
+
+def zoom_of(tab):
+    tab.wait_for_timeout(60)  # a drawing waits for the next frame
+    return float(tab.locator(".lzt-view svg").get_attribute("data-zoom"))
+
+
+def labels(tab):
+    return tab.locator(".lzt-view svg .t").all_text_contents()
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_a_report_zooms_by_keyboard_wheel_and_button_and_tells_what_is_there(open_page):
+    """U.45, S0.07: offline, in a page that runs no other script."""
+    tab = open_page(FULL)
+    svg = tab.locator(".lzt-view svg")
+    tell = tab.locator(".lzt-tell")
+    svg.wait_for()
+    assert zoom_of(tab) == 1.0
+    assert "cell 3" in labels(tab)
+    assert not any(label.startswith("step 77") for label in labels(tab))
+
+    # Keyboard: to the steps, to the second of them, into it.
+    svg.focus()
+    for key in ("ArrowDown", "Shift+ArrowRight"):
+        tab.keyboard.press(key)
+    assert tell.inner_text().startswith("step 2: mark_step()")
+    tab.keyboard.press("Enter")
+    assert zoom_of(tab) > 1_000
+    assert any(label.startswith("step 2") for label in labels(tab))
+    tab.keyboard.press("ArrowRight")
+    tab.keyboard.press("-")
+    tab.keyboard.press("0")
+    assert zoom_of(tab) == 1.0
+
+    # Pointer: what it is over is told; a wheel zooms there with Ctrl only; a drag pans.
+    box = svg.bounding_box()
+    rect = tab.locator(".lzt-view g[data-row=compiles] rect").first.bounding_box()
+    tab.mouse.move(rect["x"] + rect["width"] / 2, rect["y"] + 5)
+    assert tell.inner_text() == "compile 214 ops · 50 ms · a new shape"
+    tab.mouse.wheel(0, -300)
+    assert zoom_of(tab) == 1.0
+    tab.keyboard.down("Control")
+    tab.mouse.wheel(0, -300)
+    tab.keyboard.up("Control")
+    zoomed = zoom_of(tab)
+    assert zoomed > 1.3
+    before = tab.locator(".lzt-view g[data-row=compiles] rect").first.bounding_box()
+    tab.mouse.down()
+    tab.mouse.move(box["x"] + box["width"] * 0.9, rect["y"] + 5, steps=4)
+    tab.mouse.up()
+    after = tab.locator(".lzt-view g[data-row=compiles] rect").first.bounding_box()
+    assert zoom_of(tab) == pytest.approx(zoomed, rel=0.01)
+    assert after["x"] > before["x"] + 20
+    tab.get_by_role("button", name="show all").click()
+    assert zoom_of(tab) == 1.0
+    tab.get_by_role("button", name="zoom in").click()
+    assert zoom_of(tab) > 1.5
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_without_scripts_the_picture_stays(open_page):
+    tab = open_page(FULL, java_script_enabled=False)
+
+    picture = tab.locator(".lazyviz-timeline img")
+    assert picture.is_visible()
+    assert tab.locator(".lzt-view").count() == 0
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_names_stay_text_in_a_page_that_zooms(open_page):
+    hostile = (*SPANS, span("compile", "compile", 10, 20, EVIL, detail=EVIL))
+    tab = open_page(dataclasses.replace(VIEW, spans=hostile))
+    tab.locator(".lzt-view svg").focus()
+    for _ in range(4):
+        tab.keyboard.press("ArrowDown")
+        if EVIL in tab.locator(".lzt-tell").inner_text():
+            break
+
+    assert tab.title() == "Report"
+    assert tab.locator("img").count() == 0
