@@ -293,6 +293,9 @@ class Tally:
         key = (event.op, str(event.site or ""))
         self._fallbacks[key] = self._fallbacks.get(key, 0) + 1
 
+    def _fell_back(self, event: events.FallbackFinished) -> None:
+        self._spend("fallback", event.duration_ns, event.site)
+
     def _step(self, _event: events.StepFinished) -> None:
         self.steps += 1
 
@@ -448,6 +451,7 @@ class Tally:
         events.TensorMaterialised: _materialised,
         events.TransferFinished: _transfer,
         events.FallbackUsed: _fallback,
+        events.FallbackFinished: _fell_back,
         events.OpExecuted: _single,
         events.BarrierFinished: _barrier,
         events.StepFinished: _step,

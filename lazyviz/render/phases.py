@@ -11,6 +11,7 @@ MEANINGS = {
     "compile": "waiting for XLA, or for an executable from disk",
     "peek": "computing values to show them",
     "transfer": "copying between host and device",
+    "fallback": "ops without a lowering, on the CPU",
     "execute": "waiting for the device",
 }
 PHASES = tuple(MEANINGS)
@@ -22,5 +23,6 @@ COLOURS = {
     "compile": "#d99a3d",
     "peek": "#a27fce",
     "transfer": "#4aa3a8",
+    "fallback": "#d17f62",
     "execute": "#5b86d6",
 }

@@ -7,6 +7,7 @@ which the event names.
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,7 +55,10 @@ def run_on_cpu(
     if "device" in host_kwargs:
         host_kwargs["device"] = torch.device("cpu")
     with torch.no_grad(), _random_numbers(func, host_args, host_kwargs):
+        start = time.perf_counter_ns()
         result = func(*host_args, **host_kwargs)
+        took = time.perf_counter_ns() - start
+        events.emit(events.FallbackFinished(op=str(func), site=site, duration_ns=took))
         originals = {id(host): lazy for lazy, host in copies}
         written = _written(func, host_args, host_kwargs)
         for lazy, host in copies:

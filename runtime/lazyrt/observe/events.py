@@ -301,6 +301,15 @@ class FallbackUsed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FallbackFinished(Event):
+    """The op of the last `FallbackUsed` is done; its copies are told apart."""
+
+    op: str
+    site: Site | None
+    duration_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Repeat:
     """Ops that a peek had computed before the step ran them again.
 
