@@ -53,6 +53,7 @@ _OTHERS = {
     "peek": "#a27fce",
 }
 _DEVICE_OTHER = "#8fa9d8"
+_DARK = frozenset((COLOURS["dispatch"],))  # labels on these are white
 _MARK_COLOURS = {kind: f"var(--m{k})" for k, kind in enumerate(_MARKS)}
 _MARK_NAMES = {
     "barrier": "▼ barrier you wrote",
@@ -190,7 +191,7 @@ _STYLE = (
     "@media(prefers-color-scheme:dark){.lzt{--q:#a7b1bf;--g:#3a4250;"
     "--m0:#9dbdf2;--m1:#ef7fa2;--m2:#c3a3ea;--m3:#f0a070;--m4:#c3cad4}}"
     ".lzt .l,.lzt .k{fill:var(--q)}.lzt .t{fill:#14202e;pointer-events:none}"
-    ".lzt .a{stroke:var(--g)}.lzt .p{stroke:var(--q);fill:none}"
+    ".lzt .i{fill:#fff}.lzt .a{stroke:var(--g)}.lzt .p{stroke:var(--q);fill:none}"
 )
 
 
@@ -355,9 +356,10 @@ def _rect(shape: _Shape, y: float, row: str, grain: float) -> str:
     if thin or room < 3 or not shape.label:  # noqa: PLR2004
         return rect
     label = markup(clip(shape.label, room))
+    light = " i" if colour in _DARK else ""
     return (
         rect
-        + f'<text class="t" x="{shape.x + 3:.1f}" y="{y + 12.5:.1f}">{label}</text>'
+        + f'<text class="t{light}" x="{shape.x + 3:.1f}" y="{y + 12.5:.1f}">{label}</text>'
     )
 
 

@@ -2,6 +2,7 @@
 
 const CHARACTER = 6; // width of a label's
 const CLOSEST_IN = 3000;
+const DARK = new Set(["#5d6878"]); // labels on these are white
 const HELP_TEXT = "drag or ← → pan · Ctrl+wheel or + − zoom · 0 all · ↑ ↓ row · Shift+← → span · Enter goes to it";
 
 function drawn(name, attributes, parent) {
@@ -72,7 +73,7 @@ function zoomable(svg, host) {
       if (seen) { each.el.setAttribute("x", start.toFixed(2)); each.el.setAttribute("width", Math.max(wide, 0.8).toFixed(2)); }
       const letters = seen && each.label ? Math.floor((wide - 6) / CHARACTER) : 0;
       if (letters < 3) { if (each.text) { each.text.remove(); each.text = null; } continue; }
-      each.text = each.text || drawn("text", { class: "t", y: each.y + 12.5 }, each.el.parentNode);
+      each.text = each.text || drawn("text", { class: DARK.has(each.el.getAttribute("fill")) ? "t i" : "t", y: each.y + 12.5 }, each.el.parentNode);
       each.text.setAttribute("x", (start + 3).toFixed(1));
       each.text.textContent = each.label.length > letters ? `${each.label.slice(0, letters - 1)}…` : each.label;
     }
