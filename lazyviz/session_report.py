@@ -1,6 +1,7 @@
 """`%lazy report FILE.html` and `lazyviz.report(path)`: the session as one file for a bug report.
 
-The page needs no script, no other file and no network, and a browser is told to allow none.
+The page needs no script, no other file and no network. A browser is told to allow none but the
+one script of ours that makes the timeline zoom, by its hash.
 It holds no tensor's value. Nothing is computed, compiled or recorded for it.
 """
 
