@@ -107,6 +107,28 @@ def test_the_table_sorts_by_click_and_by_keyboard(page):
     sorted_by(page, "name", "ascending")
 
 
+def test_each_column_sorts_by_click_and_turns_round_by_keyboard(page):
+    heads = page.locator(".lzl-table th button[data-column]")
+    columns = [heads.nth(k).get_attribute("data-column") for k in range(heads.count())]
+    assert len(columns) == 8
+    for column in columns:
+        first, second = (
+            ("descending", "ascending")
+            if column in {"id", "size", "ops", "age"}
+            else ("ascending", "descending")
+        )
+        page.locator(f".lzl-table button[data-column='{column}']").click()
+        sorted_by(page, column, first)
+        page.locator(f".lzl-table button[data-column='{column}']").focus()
+        page.keyboard.press("Enter")
+        sorted_by(page, column, second)
+    numbers = [int(text) for text in cells_of(page, "id")]
+    assert len(set(numbers)) == len(numbers) > 5
+    page.locator(".lzl-table button[data-column=id]").click()
+    sorted_by(page, "id", "descending")
+    assert [int(text) for text in cells_of(page, "id")] == sorted(numbers)[::-1]
+
+
 def test_growth_and_names_are_text(page):
     notes = page.locator(".lzl-notes").first.inner_text()
 
