@@ -397,7 +397,7 @@ def _neighbours(boxes: Sequence[Box], most: int = _MAX_NEIGHBOURS) -> str:
     links = [_link(box) for box in boxes[:most]]
     if len(boxes) > most:
         links.append(f"<span>and {len(boxes) - most:,} more</span>")
-    return f'<span class="lzl">{" ".join(links)}</span>' if links else ""
+    return f'<span class="lzg-links">{" ".join(links)}</span>' if links else ""
 
 
 def _link(box: Box) -> str:
