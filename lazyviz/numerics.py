@@ -32,7 +32,15 @@ _TOLERANCES = {
     torch.complex64: (1.3e-6, 1e-5),
     torch.complex128: (1e-7, 1e-7),
 }
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_FLOAT8 = frozenset(
+    (
+        torch.float8_e4m3fn,
+        torch.float8_e4m3fnuz,
+        torch.float8_e5m2,
+        torch.float8_e5m2fnuz,
+    )
+)
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MAX_FUSED = 6
 
 
@@ -284,7 +292,9 @@ def _difference(
     usual = _TOLERANCES.get(value.dtype, (0.0, 0.0))
     relative = usual[0] if rtol is None else rtol
     absolute = usual[1] if atol is None else atol
-    close = torch.isclose(lazy, eager, relative, absolute, equal_nan=True)
+    # `isclose` knows no numbers of a byte.
+    x, y = [t.float() if t.dtype in _FLOAT8 else t for t in (lazy, eager)]
+    close = torch.isclose(x, y, relative, absolute, equal_nan=True)
     return NodeDifference(
         node_id=node.id,
         op=node.op.name,

@@ -80,6 +80,14 @@ def test_complex_numbers_have_their_tolerance():
     assert found.first_over is None
 
 
+def test_numbers_of_a_byte_are_compared():
+    x = torch.randn(3, 4).to(DEVICE)
+    found = lazyviz.compare_modes(x.to(torch.float8_e4m3fn), rtol=0.1, atol=0.1)
+
+    assert [row.max_ulp for row in found.rows] == [0]
+    assert found.first_over is None
+
+
 def test_what_is_no_run_is_refused():
     with pytest.raises(UsageError, match="got an object of type int, which is no run"):
         lazyviz.compare(1, 2)  # type: ignore[arg-type]
@@ -253,12 +261,14 @@ def test_ulps_count_the_numbers_between_two(a, b, expected):
     assert numerics._max_ulp(one, other) == expected
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e5m2]
+)
 def test_neighbours_are_one_ulp_apart(dtype):
     a = torch.tensor([1.0, -2.0], dtype=dtype)
     step = torch.finfo(dtype).eps
 
-    assert numerics._max_ulp(a, a * (1 + step)) == 1
+    assert numerics._max_ulp(a, (a.double() * (1 + step)).to(dtype)) == 1
 
 
 def test_differences_of_infinities_integers_and_nothing():
