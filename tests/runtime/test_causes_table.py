@@ -370,6 +370,29 @@ def test_of_an_incomplete_last_batch_the_input_is_the_only_cause():
     assert found.unexplained == 0
 
 
+def test_the_step_after_the_first_is_no_other_program_though_another_line_ends_it():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = torch.ones(2, 4).to(DEVICE)
+
+    def train():
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    with lazyrt.step("first"):
+        train()
+    for _ in range(2):
+        with lazyrt.step():
+            train()
+
+    found = lazyrt.explain()
+
+    assert found is not None
+    assert [cause.kind for cause in found.causes] == ["state_became_input"], str(found)
+    assert found.unexplained == 0
+
+
 def test_an_evaluation_between_training_steps_is_a_step_of_its_own_and_no_cut():
     train, evaluate = encoder_steps()
     ids = tokens(4)
