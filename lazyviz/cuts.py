@@ -42,7 +42,9 @@ def cuts_of(runtime: ModuleType, steps: Sequence[int]) -> tuple[Cut, ...]:
         parts = _row(runtime, record)
         done.update(range(step, step + len(parts)))
         before = _before(runtime, record)
-        if len(parts) > 1 or before:
+        if (
+            max(len(parts), len(before)) > 1
+        ):  # else nothing was cut off: an evaluation, say
             found.append(_drawn(parts, before))
     return tuple(found)
 

@@ -87,6 +87,15 @@ def test_s0_03_a_moved_mark_is_drawn_where_it_was_and_where_it_is(fresh, capsys)
     assert drawn.index(old) > drawn.index(f"cell {before}") > drawn.index(f"cell {now}")
 
 
+def test_an_evaluation_that_reads_is_not_drawn_as_a_cut_of_the_training(fresh):
+    """One graph now and one before: neither has a rest that was cut off."""
+    run(fresh, CHAIN.format(first="", second=""))
+    _, (page, *_) = run(fresh, "x.exp().tanh().sin().sum().item()")
+
+    assert lazyrt.explain().top.kind == "step_cut"
+    assert "cut before" not in page
+
+
 def test_both_places_lie_on_one_source_where_it_is_the_same_file(fresh, tmp_path):
     script = tmp_path / "train.py"
     for marks in ({"first": "", "second": MARK}, {"first": MARK, "second": ""}):

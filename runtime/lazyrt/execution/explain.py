@@ -94,7 +94,9 @@ def differences(
     causes = key.of_key(before, now)
     if before.fingerprint != now.fingerprint:
         edits = Edits(before, now)
-        if key.is_other_step(edits):  # or only the first one, that made the optimizer's state
+        if key.is_other_step(
+            edits
+        ):  # or only the first one, that made the optimizer's state
             causes += inputs.state(edits)
         for detect in _BETWEEN_STEPS if key.is_other_step(edits) else _DETECTORS:
             causes += detect(edits)
