@@ -6,6 +6,7 @@ import re
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lazyviz.hlo.cost import flops, type_bytes
 from lazyviz.hlo.errors import HloError
 
 if TYPE_CHECKING:
@@ -45,6 +46,16 @@ class Origin(NamedTuple):
     op_name: str = ""
 
 
+class InheritedOrigin(Origin):
+    """The origin of an instruction of which the dump says nothing: that of its neighbour.
+
+    XLA makes instructions that nobody wrote, such as those of random bits. Within a fusion
+    they have the origin of what they are computed for, else that of the fusion.
+    """
+
+    __slots__ = ()
+
+
 class Node(NamedTuple):
     """One node of a graph, for reading.
 
@@ -74,11 +85,21 @@ class DeadNode(NamedTuple):
         name: Its name in the text.
         label: What it is.
         origin: Where it came from.
+        bytes: Size of its result.
+        flops: Operations to compute it.
     """
 
     name: str
     label: Label
     origin: Origin
+    bytes: int
+    flops: int
+
+
+def dead_node(name: str, label: Label, origin: Origin, operands: list[str]) -> DeadNode:
+    """Return a node that was set aside; `operands` are the types of what it reads."""
+    work = flops(label.op, label.type, operands, label.attrs)
+    return DeadNode(name, label, origin, type_bytes(label.type), work)
 
 
 _NO_ORIGIN = Origin()
@@ -365,10 +386,11 @@ class GraphBuilder:
 
     def _drop(self, live: bytearray) -> list[DeadNode]:
         dead = [
-            DeadNode(
+            dead_node(
                 self.names[node],
                 self.labels[self.kinds[node]],
                 self._read_origin(self.origins[node]),
+                [self.labels[self.kinds[each]].type for each in self.operands[node]],
             )
             for node, is_live in enumerate(live)
             if not is_live

@@ -7,13 +7,16 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from lazyviz.hlo.graph import Origin
+from lazyviz.hlo.graph import InheritedOrigin, Origin
 
 _LAYOUT = re.compile(r"\{[^{}]*\}")
 _BLANK = re.compile(r"\s+")
 _QUOTED = re.compile(r'((?:[^"\\]|\\.)*)')
 _NUMBER = re.compile(r"\d+")
 _ESCAPE = re.compile(r"\\(.)")
+# Stands before the metadata of an instruction that has another's.
+INHERITED = "inherited "
+_CALLED = re.compile(r"%([\w.\-]+)")
 _PROGRAM_PART = re.compile(r"(?:jit|pjit|jvp|vmap|transpose)\(.*\)|lazyrt_graph")
 
 
@@ -78,13 +81,28 @@ class HloModule:
     entry: str = ""
     frames: dict[int, str] = field(default_factory=dict)
     header: str = ""
+    _callers: dict[str, Instruction] | None = field(
+        default=None, repr=False, compare=False
+    )
 
     def origin(self, metadata: str) -> Origin:
         """Return what an instruction's metadata says of where it came from."""
         if not metadata:
             return Origin()
+        if metadata.startswith(INHERITED):
+            return InheritedOrigin(*self.origin(metadata.removeprefix(INHERITED)))
         scope, name = name_in(metadata)
         return Origin(scope, self._site(metadata), name)
+
+    def caller(self, computation: str) -> Instruction | None:
+        """Return the first instruction that calls a computation."""
+        if self._callers is None:
+            self._callers = {}
+            for each in self.computations.values():
+                for row in each.instructions:
+                    for name in _CALLED.findall(row.attrs) if row.attrs else ():
+                        self._callers.setdefault(name, row)
+        return self._callers.get(computation)
 
     def _site(self, metadata: str) -> str:
         frame = _number_field(metadata, "stack_frame_id=")
@@ -103,7 +121,7 @@ class HloModule:
 
 def name_in(metadata: str | None) -> tuple[str, str]:
     """Return the scope and the operation that an instruction's metadata names."""
-    if not metadata:
+    if not metadata or metadata.startswith(INHERITED):
         return "", ""
     _, _, rest = metadata.partition('op_name="')
     name = rest[: rest.find('"')]

@@ -12,7 +12,8 @@ import re
 from typing import TYPE_CHECKING
 
 from lazyviz.hlo.errors import HloError, MisplacedError
-from lazyviz.hlo.graph import PARAMETER, DeadNode, Graph, GraphBuilder, Label
+from lazyviz.hlo.graph import PARAMETER, Graph, GraphBuilder, Label, dead_node
+from lazyviz.hlo.inherited import filled
 from lazyviz.hlo.module import HloModule, name_in, without_layout
 
 if TYPE_CHECKING:
@@ -119,12 +120,18 @@ class _Normaliser:
         effects = [k for k, row in enumerate(rows) if _has_effect(row)]
         live = _live(rows, [computation.root, *effects])
         dead = [
-            DeadNode(each.name, self.label(each), self._module.origin(each.metadata))
+            dead_node(
+                each.name,
+                self.label(each),
+                self._module.origin(each.metadata),
+                [rows[operand].type for operand in each.operands],
+            )
             for each, is_live in zip(rows, live, strict=True)
             if not is_live
         ]
         seen = _SeeThrough(rows, live, computation.root)
-        ids = self._build(builder, rows, live, seen)
+        origins = filled(self._module, computation)
+        ids = self._build(builder, rows, live, seen, origins)
         outputs = [ids[each] for each in seen.outputs(computation.root)]
         outputs += [ids[each] for each in effects if each != computation.root]
         return builder.finish(outputs, dead=dead, source=self._module)
@@ -135,6 +142,7 @@ class _Normaliser:
         rows: Sequence[Instruction],
         live: bytearray,
         seen: _SeeThrough,
+        origins: Sequence[str],
     ) -> list[int]:
         ids = [-1] * len(rows)
         kinds: dict[tuple[str, str, str, str], int] = {}
@@ -163,7 +171,7 @@ class _Normaliser:
             builder.kinds.append(kind)
             builder.operands.append(tuple([ids[alias[each]] for each in row.operands]))
             builder.names.append(f"%{row.name}")
-            builder.origins.append(row.metadata)
+            builder.origins.append(origins[position])
             if row.op == PARAMETER:
                 builder.numbers[ids[position]] = _number(row)
         return ids

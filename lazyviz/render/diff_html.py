@@ -9,6 +9,7 @@ from __future__ import annotations
 from base64 import b64encode
 from typing import TYPE_CHECKING
 
+from lazyviz.hlo.graph import InheritedOrigin
 from lazyviz.hlo.hunks import group_hunks
 from lazyviz.hlo.nested import nested_diffs
 from lazyviz.render.diff_model import union_graph
@@ -25,6 +26,7 @@ from lazyviz.render.diff_text import (
     instruction,
     output_lines,
     summary,
+    wasted,
 )
 from lazyviz.render.escape import markup
 from lazyviz.render.html import Section, folded, page_html, pre
@@ -51,6 +53,9 @@ _COLOURS = {
     CHANGED: "rgba(240,228,66,.28)",
     REWIRED: "rgba(127,127,127,.16)",
 }
+_INHERITED = (
+    "the dump says nothing of it; module, source and operation are its neighbour's"
+)
 _CELL = "vertical-align:top;padding:2px 8px;text-align:left;font:12px/1.45 ui-monospace,Menlo,Consolas,monospace;overflow-wrap:anywhere"
 
 
@@ -149,6 +154,7 @@ def _places(found: GraphDiff, groups: int, lines: int) -> list[Section]:
         sections.append(Section(title="Outputs", body=pre("\n".join(outputs))))
     dead = [
         f"{mark} {node.name} = {node.label.type} {node.label.op}({node.label.literal})"
+        f"  # {', '.join(part for part in (wasted([node]), *node.origin) if part)}"
         for mark, nodes in zip((REMOVED, ADDED), found.dead, strict=True)
         for node in nodes[:lines]
     ]
@@ -196,6 +202,7 @@ def _side(
         ("module", markup(origin.scope)),
         ("source", markup(origin.site)),
         ("from", markup(origin.op_name)),
+        ("inherited", _INHERITED if isinstance(origin, InheritedOrigin) else ""),
         ("type", markup(label.type)),
         ("attributes", markup(label.attrs)),
         ("literal", markup(label.literal[:400])),

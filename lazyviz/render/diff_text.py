@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from lazyviz.hlo.causes import sentences
 from lazyviz.hlo.hunks import group_hunks
 from lazyviz.render.measure import clip
-from lazyviz.render.text import plural
+from lazyviz.render.text import plural, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -88,7 +88,7 @@ def _remarks(found: GraphDiff) -> Iterator[str]:
 
 
 def dead_text(dead: Sequence[DeadNode]) -> str:
-    """Return dead nodes by kind: `12 constant(9) s32[] of aten__sum`."""
+    """Return dead nodes by kind: `12 constant(9) s32[] of aten__sum (48 B)`."""
     kinds = Counter(
         (
             node.label.op, node.label.literal, node.label.type, node.origin.op_name,
@@ -103,7 +103,13 @@ def dead_text(dead: Sequence[DeadNode]) -> str:
         parts.append(f"{count:,} {shown} {type_text}{by}")
     if len(kinds) > len(parts):
         parts.append("others")
-    return ", ".join(parts)
+    return f"{', '.join(parts)} ({wasted(dead)})" if parts else ""
+
+
+def wasted(dead: Sequence[DeadNode]) -> str:
+    """Return what dead nodes would cost: `48.0 KiB, 12,288 FLOP`."""
+    work = sum(node.flops for node in dead)
+    return size(sum(node.bytes for node in dead)) + (f", {work:,} FLOP" if work else "")
 
 
 def diff_text(

@@ -19,6 +19,9 @@ from lazyviz.hlo import (
     read,
     unused_values,
 )
+from lazyviz.hlo.graph import InheritedOrigin, Origin
+from lazyviz.hlo.normal import graph_of_module
+from lazyviz.hlo.scan import modules
 from tests.hlo_pairs import text_of, transformer
 
 HLO = """\
@@ -354,3 +357,42 @@ def test_a_program_reads_the_same_with_and_without_metadata():
     )
 
     assert diff(with_it, without).is_empty
+
+
+def test_what_xla_adds_within_a_fusion_has_its_neighbours_origin_marked_as_such():
+    """S4.20: that of its reader, of what it reads, or of the fusion; inputs have none."""
+    (module,) = modules("""HloModule m
+
+%bits (p: u32[4]) -> u32[4] {
+  %p = u32[4] parameter(0)
+  %one = u32[] constant(1)
+  %b = u32[4] broadcast(%one), dimensions={}
+  %x = u32[4] xor(%p, %b)
+  %d = u32[4] add(%x, %x), metadata={op_name="net.0/aten.rand" source_file="m.py" source_line=3}
+  ROOT %c = u32[4] copy(%d)
+}
+
+%bare (q: u32[4]) -> u32[4] {
+  %q = u32[4] parameter(0)
+  ROOT %n = u32[4] not(%q)
+}
+
+ENTRY %main (x: u32[4]) -> u32[4] {
+  %x = u32[4] parameter(0)
+  %f = u32[4] fusion(%x), kind=kLoop, calls=%bits
+  %g = u32[4] fusion(%f), kind=kLoop, calls=%bare, metadata={op_name="net.1/aten.not" source_file="m.py" source_line=4}
+  ROOT %h = u32[4] add(%f, %g)
+}
+""")
+    bits, bare, entry = (
+        graph_of_module(module, name) for name in ("bits", "bare", "main")
+    )
+
+    known = {node.name: bits.origin(node.id) for node in bits}
+    assert known.pop("%p") == Origin()
+    assert set(known.values()) == {Origin("net.0", "m.py:3", "aten.rand")}
+    written = [k for k, o in known.items() if not isinstance(o, InheritedOrigin)]
+    assert written == ["%d"]
+    assert bare.origin(1) == InheritedOrigin("net.1", "m.py:4", "aten.not")
+    assert isinstance(bare.origin(1), InheritedOrigin)
+    assert [entry.origin(k).op_name for k in range(4)] == ["", "", "aten.not", ""]

@@ -47,7 +47,7 @@ def test_a_diff_as_text():
     assert diff_text(found()).split("\n") == [
         "before → after",
         "3 → 4 instructions; +1 −0 ~1 ⇄1; outputs +0 −0; 1 place",
-        "dead code on both sides, no effect on results: 1 constant(9) s32[] of aten__sum",
+        "dead code on both sides, no effect on results: 1 constant(9) s32[] of aten__sum (4 bytes)",
         "@@ enc.0  m.py:3  (3 instructions)",
         f" ~ %f = f32[4] fusion(%x), {found().b.attrs[1]}",
         f"   was %f = f32[4] fusion(%x), {found().a.attrs[1]}",
@@ -55,6 +55,20 @@ def test_a_diff_as_text():
         " ⇄ %e = f32[4] exponential(%n)",
         "   was %e = f32[4] exponential(%f)",
     ]
+
+
+def test_dead_code_says_what_it_would_cost_and_who_made_it():
+    """S4.07."""
+    wasted = '  %sq = f32[4]{0} multiply(%x, %x), metadata={op_name="enc.0/aten.mul" source_file="m.py" source_line=8}\n'
+    after = BEFORE.replace("  %dead =", f"{wasted}  %dead =")
+    different = diff(parse(BEFORE), parse(after))
+
+    assert different.cost == 0
+    (remark,) = [line for line in diff_text(different).split("\n") if "dead" in line]
+    assert remark.endswith("of aten__sum (4 bytes) → 1 multiply f32[4] of aten.mul at m.py:8, "
+                           "1 constant(9) s32[] of aten__sum (20 bytes, 4 FLOP)")  # fmt: skip
+    page = diff_page(different)
+    assert "sq = f32[4] multiply()  # 16 bytes, 4 FLOP, enc.0, m.py:8, aten.mul" in page
 
 
 def test_equal_programs_as_text():

@@ -7,6 +7,8 @@ from torch import nn
 import lazyrt
 from lazyrt.execution.dumps import text_of
 from lazyviz.hlo import parse
+from lazyviz.hlo.graph import InheritedOrigin
+from lazyviz.hlo.inherited import filled
 from lazyviz.hlo.scan import modules
 from tests.harness import DEVICE, cold_start
 
@@ -41,23 +43,28 @@ def trained(dropout):
     return graph
 
 
-def instructions(graph, form):
-    """Return (place, instruction, origin) of each instruction of a dump that computes."""
+def instructions(graph, form, *, inherited=False):
+    """Return (place, instruction, origin) of each instruction of a dump that computes.
+
+    With `inherited`, those within fusions have what the reader gives them.
+    """
     (module,) = modules(text_of(graph, form))
     found = [
-        (computation, each)
+        (computation, each, known if inherited else each.metadata)
         for computation in module.computations.values()
-        for each in computation.instructions
+        for each, known in zip(
+            computation.instructions, filled(module, computation), strict=True
+        )
     ]
-    attrs = " ".join(each.attrs for _, each in found if each.op == "fusion") + ","
-    for computation, each in found:
+    attrs = " ".join(each.attrs for _, each, _ in found if each.op == "fusion") + ","
+    for computation, each, metadata in found:
         place = "elsewhere"
         if computation.name == module.entry:
             place = "entry"
         elif f"calls=%{computation.name}," in attrs.replace(" ", ","):
             place = "fusion"
         if each.op not in _NO_OPS:
-            yield place, each, module.origin(each.metadata)
+            yield place, each, module.origin(metadata)
 
 
 def share(origins, *, scope=False):
@@ -94,14 +101,23 @@ def test_optimised_instructions_lead_back_to_op_and_line():
 
 
 @pytest.mark.slow
-def test_random_bits_are_what_xla_expands_without_metadata():
-    found = list(instructions(trained(0.1), "hlo_after"))
+def test_random_bits_that_xla_expands_have_the_origin_of_the_op_that_draws():
+    """S4.20."""
+    graph = trained(0.1)
+    found = list(instructions(graph, "hlo_after"))
     fused = [(each, o) for place, each, o in found if place == "fusion"]
     lost = [each.op for each, o in fused if not o.op_name]
     bits = {"xor", "or", "shift-left", "shift-right-logical", "add"}
 
     assert share([o for _, o in fused]) >= 0.7
     assert sum(op in bits for op in lost) >= 0.7 * len(lost)
+    read = instructions(graph, "hlo_after", inherited=True)
+    within = [(each.op, o) for place, each, o in read if place == "fusion"]
+    assert share([o for _, o in within]) >= 0.99
+    drawn = [o for op, o in within if op == "xor" and isinstance(o, InheritedOrigin)]
+    assert len(drawn) > 100
+    assert {o.op_name for o in drawn} == {"aten.native_dropout.default"}
+    assert all("encoder.layers." in o.scope for o in drawn)
 
 
 @pytest.mark.slow
