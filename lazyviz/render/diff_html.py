@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from lazyviz.hlo.graph import InheritedOrigin
 from lazyviz.hlo.hunks import group_hunks
 from lazyviz.hlo.nested import nested_diffs
+from lazyviz.render.diff_inputs import pairing_lines
 from lazyviz.render.diff_model import union_graph
 from lazyviz.render.diff_svg import diff_svg
 from lazyviz.render.diff_text import (
@@ -152,6 +153,11 @@ def _places(found: GraphDiff, groups: int, lines: int) -> list[Section]:
     outputs = output_lines(found)
     if outputs:
         sections.append(Section(title="Outputs", body=pre("\n".join(outputs))))
+    inputs = pairing_lines(found)
+    if inputs:
+        more = [f"… {len(inputs) - lines:,} more"] if len(inputs) > lines else []
+        body = folded("by use, not by number", pre("\n".join([*inputs[:lines], *more])))
+        sections.append(Section(title="Inputs moved or changed", body=body))
     dead = [
         f"{mark} {node.name} = {node.label.type} {node.label.op}({node.label.literal})"
         f"  # {', '.join(part for part in (wasted([node]), *node.origin) if part)}"

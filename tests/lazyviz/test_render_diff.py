@@ -1,5 +1,6 @@
 """What is shown of a diff: text, DOT, SVG, HTML."""
 
+import random
 import shutil
 import subprocess
 from html.parser import HTMLParser
@@ -10,6 +11,7 @@ import pytest
 from lazyviz.hlo import diff, parse
 from lazyviz.render.diff_dot import diff_dot
 from lazyviz.render.diff_html import diff_bundle, diff_fragment, diff_page
+from lazyviz.render.diff_inputs import pairing_lines
 from lazyviz.render.diff_model import union_graph
 from lazyviz.render.diff_svg import diff_svg
 from lazyviz.render.diff_text import diff_text
@@ -69,6 +71,51 @@ def test_dead_code_says_what_it_would_cost_and_who_made_it():
                            "1 constant(9) s32[] of aten__sum (20 bytes, 4 FLOP)")  # fmt: skip
     page = diff_page(different)
     assert "sq = f32[4] multiply()  # 16 bytes, 4 FLOP, enc.0, m.py:8, aten.mul" in page
+
+
+def readers(numbers, first="p", rows=None):
+    """Return a program in which each of equal inputs is read by another number of ops."""
+    order = list(numbers)
+    lines = [
+        f"  %{first}{k} = f32[{(rows or {}).get(k, 4)}] parameter({place})"
+        for place, k in enumerate(order)
+    ]
+    for k in sorted(order):
+        size, last = (rows or {}).get(k, 4), f"%{first}{k}"
+        for turn in range(k + 1):
+            lines.append(f"  %t{k}.{turn} = f32[{size}] tanh({last})")
+            last = f"%t{k}.{turn}"
+    ends = ", ".join(f"%t{k}.{k}" for k in sorted(order))
+    types = ", ".join(f"f32[{(rows or {}).get(k, 4)}]" for k in sorted(order))
+    body = "\n".join(lines)
+    return f"HloModule m\n\nENTRY %main {{\n{body}\n  ROOT %o = ({types}) tuple({ends})\n}}\n"
+
+
+def test_permuted_inputs_are_paired_by_use_and_each_row_says_why():
+    """S4.03 and S4.04."""
+    order = random.Random(3).sample(range(26), 26)  # noqa: S311
+    moved = sum(place != k for place, k in enumerate(order))
+    permuted = diff(parse(readers(range(26))), parse(readers(order, first="q8")))
+
+    assert permuted.cost == 0
+    assert permuted.changed == []
+    text = diff_text(permuted)
+    assert f"equal up to another order of {moved} parameters" in text
+    assert {permuted.a.names[x][2:] for x, _ in permuted.moved_parameters} == {
+        permuted.b.names[y][3:] for _, y in permuted.moved_parameters
+    }
+    lines = pairing_lines(permuted)
+    assert len(lines) == moved
+    for line in lines:
+        k, partner = int(line.split()[0][2:]), line.split(" → ")[1]
+        assert partner.startswith(
+            f"%q8{k} ({order.index(k)}): same shape, same reader %t{k}.0"
+        )
+    assert "same reader %t" in diff_page(permuted)
+
+    wider = diff(parse(readers(range(4))), parse(readers(range(4), rows={2: 8})))
+    (line,) = pairing_lines(wider)
+    assert line == "%p2 (2) → %p2 (2): f32[4] → f32[8], same reader %t2.0 (tanh)"
 
 
 def test_equal_programs_as_text():
