@@ -14,7 +14,7 @@ from benchmarks.report import Cell, Goal, Report, Table
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tests.opinfo.cases import Case
     from tests.opinfo.errors import Refusal
@@ -50,6 +50,8 @@ def run(options: Namespace) -> Report:
             )
     start = time.monotonic()
     found = {name: _sweep(name, options.samples) for name in chosen}
+    if "float32" in chosen:
+        found["modules, float32"] = _sweep_modules(options.samples)
     refused = _refusals()
     facts = {**machine.facts(), "seconds": f"{time.monotonic() - start:.0f}"}
     missing = [o for outcomes in found.values() for o in outcomes if o.kind != "own"]
@@ -70,15 +72,31 @@ def _sweep(dtype: str, count: int) -> list[Outcome]:
     from tests.opinfo.sweep import sweep
 
     chosen = cases(getattr(torch, dtype))
-    numbers = iter(range(1, len(chosen) + 1))
-
-    def tell(case: Case) -> None:
-        _progress(f"{dtype} {next(numbers, 0)}/{len(chosen)} {case.name}")
-
     count = count if dtype == "float32" else 1
-    found = list(sweep(chosen, count=count, progress=tell))
+    found = list(sweep(chosen, count=count, progress=_teller(dtype, len(chosen))))
     _progress("")
     return found
+
+
+def _sweep_modules(count: int) -> list[Outcome]:
+    """Run torch's own modules, in training and where they differ in evaluation."""
+    from tests.opinfo.modules import module_cases, record_module
+    from tests.opinfo.sweep import sweep
+
+    chosen = module_cases()
+    tell = _teller("modules", len(chosen))
+    found = list(sweep(chosen, count=count, progress=tell, record=record_module))
+    _progress("")
+    return found
+
+
+def _teller(what: str, total: int) -> Callable[[Case], None]:
+    numbers = iter(range(1, total + 1))
+
+    def tell(case: Case) -> None:
+        _progress(f"{what} {next(numbers, 0)}/{total} {case.name}")
+
+    return tell
 
 
 def _refusals() -> list[Refusal]:

@@ -37,13 +37,6 @@ RANDOM: dict[str, str] = {
 }  # fmt: skip
 """Ops whose values cannot be compared: shapes and dtypes are."""
 
-RANDOM_MODULES: dict[str, str] = dict.fromkeys(
-    ("nn.AlphaDropout", "nn.Dropout", "nn.Dropout1d", "nn.Dropout2d", "nn.Dropout3d",
-     "nn.FeatureAlphaDropout", "nn.RReLU"),
-    _DRAWS,
-)  # fmt: skip
-"""Likewise modules in training."""
-
 UNDEFINED: dict[str, str] = dict.fromkeys(
     ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"),
     _LEAVES,

@@ -258,6 +258,28 @@ def test_autocast_gives_products_the_low_dtype_as_on_the_cpu(dtype):
     on_both(program, X, randn(1, 3, 8, 8))
 
 
+def attend_with_a_short_mask(d, heads, mask, **options):
+    heads.requires_grad_()
+    result = functional.scaled_dot_product_attention(
+        heads, heads, heads, attn_mask=mask, **options
+    )
+    result.square().sum().backward()
+    return result.detach()
+
+
+@pytest.mark.parametrize("mask", [torch.tensor(0.5), torch.tensor([1.0, -2.0, 0.5])])
+def test_a_mask_of_few_axes_is_refused_where_the_cpu_refuses_it(mask):
+    heads = randn(1, 2, 3, 4)
+
+    with pytest.raises(IndexError):
+        attend_with_a_short_mask("cpu", heads.clone(), mask)
+    with pytest.raises(
+        IndexError, match=r"attn_mask of shape .* Expand it to \(3, 3\)"
+    ):
+        attend_with_a_short_mask(DEVICE, heads.to(DEVICE), mask.to(DEVICE))
+    on_both(attend_with_a_short_mask, heads[0], mask)
+
+
 def test_nested_autocast_regions_end_where_they_should():
     x, layer = torch.ones(2, 4, device=DEVICE), network(DEVICE)[0]
     with torch.autocast(DEVICE, dtype=torch.bfloat16):

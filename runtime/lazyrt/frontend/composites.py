@@ -122,6 +122,34 @@ def kaiser_window(
     return heights[:window_length] / highest
 
 
+_FUSED_AXES = 4  # of a query that the CPU's own attention kernel takes
+_MASK_AXES = 2  # at least, there
+
+
+def scaled_dot_product_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
+    **options: Any,
+) -> torch.Tensor:  # fmt: skip
+    """`aten.scaled_dot_product_attention`: torch's composite, with the check of the CPU's kernel.
+
+    Raises:
+        IndexError: Query and so on are [batch, heads, length, size], there is no dropout, and the
+            mask has fewer than two axes. The CPU takes such a mask in all other calls.
+    """
+    is_fused = query.dim() == _FUSED_AXES and not dropout_p
+    if is_fused and attn_mask is not None and attn_mask.dim() < _MASK_AXES:
+        raise IndexError(
+            f"scaled_dot_product_attention got an attn_mask of shape {tuple(attn_mask.shape)}. A "
+            "mask needs at least two axes, queries and keys. Expand it to "
+            f"({query.shape[-2]}, {key.shape[-2]})."
+        )
+    call = torch.ops.aten.scaled_dot_product_attention.default
+    args = (query, key, value, attn_mask, dropout_p, is_causal)
+    result: torch.Tensor = call.decompose(*args, **options)
+    return result
+
+
 def is_left_aligned(_tensor: torch.Tensor, _mask: torch.Tensor) -> bool:
     """`aten._nested_tensor_from_mask_left_aligned`: whether to go on with a nested tensor.
 
@@ -135,6 +163,7 @@ COMPOSITES: dict[str, Callable[..., Any]] = {
     "kaiser_window": kaiser_window,
     "kaiser_window.periodic": kaiser_window,
     "kaiser_window.beta": kaiser_window,
+    "scaled_dot_product_attention": scaled_dot_product_attention,
     "_native_multi_head_attention": native_multi_head_attention,
     "_transformer_encoder_layer_fwd": transformer_encoder_layer,
     "_nested_tensor_from_mask_left_aligned": is_left_aligned,
