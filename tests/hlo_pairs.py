@@ -365,18 +365,21 @@ def _ordered(program, rng):
         missing[step.key] = len(needed)
         for key in needed:
             users[key].append(step.key)
+    return [program.steps[key] for key in drawn(missing, users, rng)]
+
+
+def drawn(missing, users, rng):
+    """The keys in a random order, each once nothing is missing: `missing` counts, `users` wait."""
     ready = [key for key, count in missing.items() if not count]
-    order = []
     while ready:
         k = rng.randrange(len(ready))
         ready[k], ready[-1] = ready[-1], ready[k]
         key = ready.pop()
-        order.append(program.steps[key])
+        yield key
         for user in users[key]:
             missing[user] -= 1
             if not missing[user]:
                 ready.append(user)
-    return order
 
 
 def graph_of_program(program, **options):

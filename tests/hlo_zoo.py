@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from lazyviz.hlo import parse
+from tests.hlo_pairs import drawn
 
 
 class Row(NamedTuple):
@@ -879,18 +880,7 @@ def _in_order(p, rng):
             users[operand].append(row.key)
     for each in users.values():
         each.sort()
-    ready = [key for key, count in missing.items() if not count]
-    found = []
-    while ready:
-        k = rng.randrange(len(ready))
-        ready[k], ready[-1] = ready[-1], ready[k]
-        key = ready.pop()
-        found.append(p.rows[key])
-        for user in users[key]:
-            missing[user] -= 1
-            if not missing[user]:
-                ready.append(user)
-    return found
+    return [p.rows[key] for key in drawn(missing, users, rng)]
 
 
 # --- pairs -------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import numpy as np
 from lazyrt import jax_compat
 from lazyrt.execution import compiler, memory, watcher
 from lazyrt.ir.live import pending
-from lazyrt.ir.node import Leaf, Node, Value, iter_values
+from lazyrt.ir.node import Leaf, Node, Value, iter_values, visit
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
@@ -42,13 +42,8 @@ def cone_of(
     """
     done: dict[Node, None] = {}
     reused: set[Value] = set()
-    stack = [root.node for root in roots if root.node is not None]
-    stack.reverse()
-    while stack:
-        node = stack[-1]
-        if node in done:
-            stack.pop()
-            continue
+
+    def needs(node: Node) -> list[Node]:
         waiting = []
         for operand in iter_values(node.args):
             if operand.node is None or operand.node in done:
@@ -57,11 +52,11 @@ def cone_of(
                 reused.add(operand)
             else:
                 waiting.append(operand.node)
-        if waiting:
-            stack.extend(reversed(waiting))
-        else:
-            done[node] = None
-            stack.pop()
+        return waiting
+
+    for root in roots:
+        if root.node is not None:
+            visit(root.node, done, needs)
     return list(done), reused
 
 

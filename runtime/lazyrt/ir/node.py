@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from lazyrt.observe.events import Site
 
@@ -185,31 +185,49 @@ def map_values(args: Any, function: Callable[[Value], Any]) -> Any:
     return args
 
 
+def visit(
+    root: Node, done: dict[Node, None], needs: Callable[[Node], Sequence[Node]]
+) -> None:
+    """Add a node to `done`, after all that it needs; without recursion.
+
+    Args:
+        root: Where to begin.
+        done: The nodes visited so far, in post order.
+        needs: Returns the nodes that one needs first, without those in `done`.
+    """
+    stack = [root]
+    while stack:
+        node = stack[-1]
+        if node in done:
+            stack.pop()
+            continue
+        waiting = needs(node)
+        if waiting:
+            stack.extend(reversed(waiting))
+        else:
+            done[node] = None
+            stack.pop()
+
+
 def walk(roots: Iterable[Value]) -> tuple[tuple[Node, ...], tuple[Leaf, ...]]:
-    """Return nodes in post order and leaves by first use, without recursion."""
+    """Return nodes in post order and leaves by first use."""
     done: dict[Node, None] = {}
     leaves: dict[Leaf, None] = {}
+
+    def needs(node: Node) -> list[Node]:
+        waiting = []
+        for value in iter_values(node.args):
+            if value.node is None:
+                leaves[value] = None  # type: ignore[index]
+            elif value.node not in done:
+                waiting.append(value.node)
+        return waiting
+
     for root in roots:
         if root.node is None:
             leaves[root] = None  # type: ignore[index]
-            continue
-        stack = [root.node]
-        while stack:
-            node = stack[-1]
-            if node in done:
-                stack.pop()
-                continue
-            waiting = []
-            for value in iter_values(node.args):
-                if value.node is None:
-                    leaves[value] = None  # type: ignore[index]
-                elif value.node not in done:
-                    waiting.append(value.node)
-            if waiting:
-                stack.extend(reversed(waiting))
-            else:
-                done[node] = None
-                stack.pop()
+        else:
+            visit(root.node, done, needs)
     return tuple(done), tuple(leaves)
 
 
