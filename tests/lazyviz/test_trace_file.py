@@ -123,9 +123,10 @@ def test_a_file_of_another_kind_is_not_overwritten(tmp_path):
         (b"no json", "cannot be read as a trace"),
         (b'{"a": 1}', "has no list `traceEvents`"),
         (gzip.compress(b"[1]", mtime=0), "has no list `traceEvents`"),
-        (gzip.compress(b"x" * 99)[:15], "cannot be read as a trace"),
-        (gzip.compress(b"x" * 99)[:12] + b"\xff" * 40, "cannot be read as a trace"),
+        (gzip.compress(b"x" * 99, mtime=0)[:15], "cannot be read as a trace"),
+        (gzip.compress(b"x" * 99, mtime=0)[:12] + b"\xff" * 40, "cannot be read as a trace"),
     ],
+    ids=["text", "another object", "a packed list", "cut short", "damaged"],
 )
 def test_what_is_no_trace_is_refused_and_not_overwritten(tmp_path, content, message):
     path = tmp_path / "t.json"
