@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from lazyrt.execution.node_values import NodeValues
-    from lazyviz.comparison import DiffView, MinimisedView
-    from lazyviz.exploring import ExploreView
+    from lazyviz.documents.session_report import Written
     from lazyviz.foreign.evidence import Evidence
     from lazyviz.foreign.metrics import MetricsReport
     from lazyviz.foreign.metrics_diff import Comparable, ReportDiff
     from lazyviz.foreign.quantities import Rounding
     from lazyviz.hlo import Graph, ValueTrace
-    from lazyviz.numerics import Comparison
-    from lazyviz.session_report import Written
-    from lazyviz.timing import TimelineShown
+    from lazyviz.inspection.comparison import DiffView, MinimisedView
+    from lazyviz.inspection.exploring import ExploreView
+    from lazyviz.inspection.numerics import Comparison
+    from lazyviz.timing.timeline import TimelineShown
 
 __all__ = [
     "__version__",
@@ -123,7 +123,7 @@ def report(path: str | Path, *, source: bool = True, force: bool = False) -> Wri
     Raises:
         ReportError: The file is not one that a report may be written to.
     """
-    from lazyviz import session_report
+    from lazyviz.documents import session_report
 
     return session_report.write(path, source=source, force=force)
 
@@ -141,7 +141,7 @@ def diff(a: Any, b: Any) -> DiffView:
     Raises:
         HloError: One of them is no program, or no step that is known.
     """
-    from lazyviz import comparison
+    from lazyviz.inspection import comparison
 
     return comparison.compare(a, b)
 
@@ -159,7 +159,7 @@ def minimise(program: Any, shows: Callable[[Graph], bool]) -> MinimisedView:
     Raises:
         HloError: It is no program, no step that is known, or does not show it as a whole.
     """
-    from lazyviz import comparison
+    from lazyviz.inspection import comparison
 
     return comparison.minimise(program, shows)
 
@@ -173,9 +173,9 @@ def timeline(cells: int = 12) -> TimelineShown:
     Raises:
         UsageError: lazyviz is not loaded in a shell, or it is no number of cells.
     """
-    from lazyviz import timing
+    from lazyviz.timing import timeline as timelines
 
-    return timing.timeline(cells)
+    return timelines.timeline(cells)
 
 
 def export_trace(path: str | Path) -> Path:
@@ -190,9 +190,9 @@ def export_trace(path: str | Path) -> Path:
         TraceError: The path has a file of another kind, or cannot be written.
         UsageError: lazyviz is not loaded in a shell.
     """
-    from lazyviz import timing
+    from lazyviz.timing import timeline as timelines
 
-    return timing.timeline().export(path)
+    return timelines.timeline().export(path)
 
 
 def explore(*things: Any, **options: Any) -> ExploreView:
@@ -216,7 +216,7 @@ def explore(*things: Any, **options: Any) -> ExploreView:
         UsageError: A tensor is not on the lazy device, or the call gives no pending one.
         StepSyncError: The call needs a value, which only running a part of it would give.
     """
-    from lazyviz import exploring
+    from lazyviz.inspection import exploring
 
     return exploring.explore(*things, options=options)
 
@@ -254,7 +254,7 @@ def compare(
     Raises:
         UsageError: The runs are of different graphs.
     """
-    from lazyviz import numerics
+    from lazyviz.inspection import numerics
 
     return numerics.compare(eager, lazy, rtol=rtol, atol=atol)
 
@@ -269,6 +269,6 @@ def compare_modes(
         rtol: See `compare`.
         atol: See `compare`.
     """
-    from lazyviz import numerics
+    from lazyviz.inspection import numerics
 
     return numerics.compare_modes(*tensors, rtol=rtol, atol=atol)

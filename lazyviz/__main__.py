@@ -21,7 +21,7 @@ commands:
 def main(arguments: Sequence[str]) -> int:
     """Run one command; return the exit status."""
     if arguments and arguments[0] == "tour":
-        from lazyviz import tour
+        from lazyviz.documents import tour
 
         return tour.main(arguments[1:])
     if arguments and arguments[0] == "read":
@@ -29,11 +29,11 @@ def main(arguments: Sequence[str]) -> int:
 
         return read.main(arguments[1:])
     if arguments and arguments[0] == "report":
-        from lazyviz import trace_file
+        from lazyviz.timing import trace_file
 
         return trace_file.main(arguments[1:])
     if arguments and arguments[0] == "diff":
-        from lazyviz import comparison
+        from lazyviz.inspection import comparison
 
         return comparison.main(arguments[1:])
     asked = bool(arguments) and arguments[0] in {"-h", "--help"}

@@ -3,7 +3,7 @@
 | hook | why |
 |---|---|
 | `pre_run_cell`, `post_run_cell` | begin and end a cell's record; the strip |
-| display hook | `Out` keeps snapshots (`lazyviz.displayed`) |
+| display hook | `Out` keeps snapshots (`lazyviz.shell.displayed`) |
 | formatters | lazy tensors and graphs (`lazyviz.formatters`) |
 | magics, completer | `%lazy` (`lazyviz.magics`) |
 | `sys.meta_path` | notice that the user's program imports `lazyrt` |
@@ -18,9 +18,10 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
-from lazyviz import displayed, formatters, magics, postmortem, session
+from lazyviz import formatters, magics, session
 from lazyviz.render import html, text
 from lazyviz.session import SHELL_ATTRIBUTE, Session
+from lazyviz.shell import displayed, postmortem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -11,8 +11,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from lazyviz import session
-from lazyviz.lazytensors import is_lazy
 from lazyviz.render import html, panel, text
+from lazyviz.shell.lazytensors import is_lazy
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,20 +11,22 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 
-from lazyviz import completion, executables, formatters, live, parse_report, reports
+from lazyviz import formatters, parse_report
 from lazyviz import session as sessions
-from lazyviz.cuts import cut_of
-from lazyviz.expressions import (
+from lazyviz.inspection import executables, live, tables
+from lazyviz.inspection.cuts import cut_of
+from lazyviz.render import text
+from lazyviz.render.cuts import cut_text
+from lazyviz.render.escape import printable
+from lazyviz.shell import completion
+from lazyviz.shell.expressions import (
     ExpressionFailed,
     names_hint,
     no_tensors,
     tensors_in,
     value_of,
 )
-from lazyviz.inplace import run_in_place
-from lazyviz.render import text
-from lazyviz.render.cuts import cut_text
-from lazyviz.render.escape import printable
+from lazyviz.shell.inplace import run_in_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,7 +142,7 @@ class LazyMagics(Magics):
 
     def _time(self, rest: str, cell: str) -> None:
         __tracebackhide__ = True
-        from lazyviz import celltimer
+        from lazyviz.timing import celltimer
 
         runtime = _runtime()
         try:
@@ -156,7 +158,7 @@ class LazyMagics(Magics):
 
     def _status(self, rest: str) -> None:
         _refuse("status", rest)
-        self._print(reports.status(sessions.runtime(), self._session))
+        self._print(tables.status(sessions.runtime(), self._session))
 
     def _graph(self, rest: str) -> None:
         graph = self._graph_of("graph", rest)
@@ -166,8 +168,8 @@ class LazyMagics(Magics):
             self._shell.display_pub.publish(bundle, metadata={})
 
     def _explore(self, rest: str) -> None:
-        from lazyviz import exploring
         from lazyviz.hlo import HloError
+        from lazyviz.inspection import exploring
 
         things = self._explored(rest)
         try:
@@ -233,8 +235,8 @@ class LazyMagics(Magics):
         live.show(runtime, self._shell, chosen)
 
     def _diff(self, rest: str) -> None:
-        from lazyviz import comparison
         from lazyviz.hlo import HloError
+        from lazyviz.inspection import comparison
 
         runtime = _runtime()
         words = rest.split()
@@ -258,8 +260,8 @@ class LazyMagics(Magics):
         self._shell.display_pub.publish(view._repr_mimebundle_(), metadata={})
 
     def _minimise(self, rest: str) -> None:
-        from lazyviz import comparison
         from lazyviz.hlo import HloError
+        from lazyviz.inspection import comparison
 
         _runtime()
         words = rest.split()
@@ -291,7 +293,7 @@ class LazyMagics(Magics):
                 f"%lazy step {rest}: {rest!r} is not a number of steps. To run a cell as "
                 f"a step, start it with %%lazy step{name}."
             )
-        self._print(reports.steps(self._session.steps, int(rest or 10)))
+        self._print(tables.steps(self._session.steps, int(rest or 10)))
 
     def _eager(self, rest: str) -> None:
         runtime = _runtime()
@@ -319,7 +321,7 @@ class LazyMagics(Magics):
         except ValueError as error:
             raise UsageError(str(error)) from None
         lines = [
-            reports.why(found, runtime.graph_of_step(found.step) if found else None)
+            tables.why(found, runtime.graph_of_step(found.step) if found else None)
         ]
         cut = cut_of(runtime, found.step) if found else None
         if cut is not None:
@@ -328,7 +330,7 @@ class LazyMagics(Magics):
 
     def _graphs(self, rest: str) -> None:
         _refuse("graphs", rest)
-        self._print(reports.graphs(_runtime().compiled_graphs()))
+        self._print(tables.graphs(_runtime().compiled_graphs()))
 
     def _cache(self, rest: str) -> None:
         runtime = _runtime()
@@ -350,7 +352,7 @@ class LazyMagics(Magics):
             executables.show(runtime, self._shell)
 
     def _compile(self, rest: str) -> None:
-        from lazyviz import compile_share
+        from lazyviz.timing import compile_share
 
         alone = "alone, it tells of what is pending, or of the latest compile."
         step = _step("compile", rest, alone)
@@ -366,13 +368,13 @@ class LazyMagics(Magics):
             raise UsageError(str(error)) from None
 
     def _timeline(self, rest: str) -> None:
-        from lazyviz import timing
+        from lazyviz.timing import timeline as timelines
 
         try:
-            shown = timing.run_magic(self._session, rest)
+            shown = timelines.run_magic(self._session, rest)
         except ValueError as error:
             raise UsageError(str(error)) from None
-        if isinstance(shown, timing.TimelineShown):
+        if isinstance(shown, timelines.TimelineShown):
             shown.show(self._shell)
         else:
             self._print(f"Written to {shown}. https://ui.perfetto.dev opens it.")
@@ -407,7 +409,7 @@ class LazyMagics(Magics):
         )
 
     def _report(self, rest: str) -> None:
-        from lazyviz import session_report
+        from lazyviz.documents import session_report
 
         try:
             words = shlex.split(rest)

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lazyviz.lazytensors import named_tensors
-from lazyviz.progress import Progress
+from lazyviz.inspection.standing import state_of
 from lazyviz.render.strip import Strip
-from lazyviz.standing import state_of
+from lazyviz.shell.lazytensors import named_tensors
+from lazyviz.shell.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from lazyrt.ir.graph import Graph
     from lazyrt.ir.node import Node, Value
     from lazyrt.observe.events import Event, Site, Subscription
-    from lazyviz.history import Timeline
-    from lazyviz.pulse import Pulse
     from lazyviz.render.cuts import Cut
     from lazyviz.render.model import DrawGraph
     from lazyviz.render.spans import CellTime
-    from lazyviz.steplog import StepLog, StepRow
-    from lazyviz.tally import Tally
+    from lazyviz.timing.history import Timeline
+    from lazyviz.timing.pulse import Pulse
+    from lazyviz.timing.steplog import StepLog, StepRow
+    from lazyviz.timing.tally import Tally
 
 SHELL_ATTRIBUTE = "_lazyviz_session"
 
@@ -136,9 +136,9 @@ class Session:
         """Listen to the runtime from now on."""
         if self.attached:
             return
-        from lazyviz.history import Timeline
-        from lazyviz.pulse import Pulse
-        from lazyviz.steplog import StepLog
+        from lazyviz.timing.history import Timeline
+        from lazyviz.timing.pulse import Pulse
+        from lazyviz.timing.steplog import StepLog
 
         self._steps = StepLog()
         self.timeline = Timeline()
@@ -174,8 +174,8 @@ class Session:
 
     def _begin_tally(self, cell: _RunningCell) -> Tally:
         """Return the sums of a cell that begins; what it does goes to the timeline."""
-        from lazyviz.ledger import Ledger
-        from lazyviz.tally import Tally
+        from lazyviz.timing.ledger import Ledger
+        from lazyviz.timing.tally import Tally
 
         def told(phase: str, pieces: list[tuple[int, int]], site: str) -> None:
             if self.timeline is not None:
@@ -355,7 +355,7 @@ class Session:
         """Return where the cell's new graphs are parts of one step."""
         if not (steps and self.strips):
             return ()
-        from lazyviz.cuts import cuts_of
+        from lazyviz.inspection.cuts import cuts_of
 
         return cuts_of(runtime, steps)
 

@@ -81,7 +81,7 @@ class Strip:
         fallbacks: Operations that ran on the CPU.
         barriers: What made pending operations run, and where.
         parts: Phases of the cell's own thread and their nanoseconds, which add up to
-            `wall_ns`: see `lazyviz.ledger`. Its `execute` is waiting for the device, so what
+            `wall_ns`: see `lazyviz.timing.ledger`. Its `execute` is waiting for the device, so what
             ran while the thread did something else is in `execute_ns` alone.
         wall_ns: From the cell's start to its end.
         own_ns: How much of it lazyviz took by listening.

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import traitlets
 
-from lazyviz import executables
-from lazyviz.protocol import RequestError, answered
+from lazyviz.inspection import executables
+from lazyviz.inspection.protocol import RequestError, answered
 from lazyviz.widgets import assets
 from lazyviz.widgets.page import Page
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from types import ModuleType
 
-    from lazyviz.protocol import Reply
+    from lazyviz.inspection.protocol import Reply
 
 _KEY = re.compile("[0-9a-f]{32}")
 

@@ -1,4 +1,4 @@
-"""The graph that can be walked through: an anywidget around `lazyviz.explorer`.
+"""The graph that can be walked through: an anywidget around `lazyviz.inspection.explorer`.
 
 The page is one module without any import, and nothing is fetched. What the browser sends is
 checked by the explorer; what it is sent is escaped HTML and SVG.
@@ -17,8 +17,8 @@ from lazyviz.widgets.page import Page
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from lazyviz.explorer import Explorer
-    from lazyviz.protocol import Reply
+    from lazyviz.inspection.explorer import Explorer
+    from lazyviz.inspection.protocol import Reply
 
 
 class GraphView(Page):

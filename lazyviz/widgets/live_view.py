@@ -1,4 +1,4 @@
-"""The live tensors as a widget around `lazyviz.live_table`: sort, refresh, let go.
+"""The live tensors as a widget around `lazyviz.inspection.live_table`: sort, refresh, let go.
 
 The page is one module without any import. After each cell the table is made anew if a page
 shows it and that is cheap; otherwise it says that it is of an earlier moment.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import traitlets
 
-from lazyviz.live_table import MAX_AUTOMATIC_NS, LiveTable
+from lazyviz.inspection.live_table import MAX_AUTOMATIC_NS, LiveTable
 from lazyviz.render import live as drawing
 from lazyviz.widgets import assets
 from lazyviz.widgets.page import Page
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from types import ModuleType
 
-    from lazyviz.live import Options
-    from lazyviz.protocol import Reply
+    from lazyviz.inspection.live import Options
+    from lazyviz.inspection.protocol import Reply
 
 _views: weakref.WeakSet[LiveView] = weakref.WeakSet()
 

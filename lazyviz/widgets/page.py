@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import anywidget
 import traitlets
 
-from lazyviz.protocol import RequestError
+from lazyviz.inspection.protocol import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from lazyviz.protocol import Reply
+    from lazyviz.inspection.protocol import Reply
 
 _log = logging.getLogger(__name__)
 

@@ -439,7 +439,7 @@ def run_program(shell, look):
 def test_every_view_of_the_extension_leaves_the_program_as_it_is_without_it(
     shell, tmp_path, monkeypatch, capsys
 ):
-    from lazyviz import completion
+    from lazyviz.shell import completion
 
     # A new subcommand cannot be forgotten.
     assert set(LINES) == set(completion.SUBCOMMANDS)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lazyviz import celltimer
-from lazyviz.celltimer import Run
+from lazyviz.timing import celltimer
+from lazyviz.timing.celltimer import Run
 from tests.conftest import displayed
 
 MS = 1_000_000

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from lazyviz import compile_share
-from lazyviz.expected import Expectations
+from lazyviz.timing import compile_share
+from lazyviz.timing.expected import Expectations
 from tests.conftest import displayed
 from tests.lazyviz import fakes
 

@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import lazyrt
-from lazyviz.cuts import cut_of, cuts_of
+from lazyviz.inspection.cuts import cut_of, cuts_of
 from lazyviz.render import html
 from lazyviz.render.cuts import Cut, Part, Row, cut_html, cut_text
 from lazyviz.render.strip import Strip

@@ -1,6 +1,6 @@
 from types import ModuleType
 
-from lazyviz import displayed
+from lazyviz.shell import displayed
 from tests.lazyviz.fakes import fake_tensor
 
 

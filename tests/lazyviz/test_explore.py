@@ -11,10 +11,10 @@ from torch import nn
 import lazyrt
 import lazyviz
 from lazyrt.observe import events
-from lazyviz.explorer import MOST_BOXES, Explorer
 from lazyviz.hlo import HloError
-from lazyviz.programs import pending_subject, subject_of
-from lazyviz.protocol import RequestError
+from lazyviz.inspection.explorer import MOST_BOXES, Explorer
+from lazyviz.inspection.programs import pending_subject, subject_of
+from lazyviz.inspection.protocol import RequestError
 from lazyviz.render.collapse import fold_by
 from lazyviz.render.model import Box, DrawGraph
 from lazyviz.render.python import python_call

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 import lazyrt
-from lazyviz.explorer import Explorer
-from lazyviz.programs import pending_subject
-from lazyviz.protocol import RequestError
+from lazyviz.inspection.explorer import Explorer
+from lazyviz.inspection.programs import pending_subject
+from lazyviz.inspection.protocol import RequestError
 from lazyviz.render.model import Box, DrawGraph
 from lazyviz.render.subgraph import inside, neighbourhood, restrict
 
@@ -63,7 +63,7 @@ def test_a_known_value_says_so(explorer):
 
 
 def test_a_slow_value_is_computed_when_asked(explorer, monkeypatch):
-    monkeypatch.setattr("lazyviz.explorer._ASK_ABOVE_NS", 0)
+    monkeypatch.setattr("lazyviz.inspection.explorer._ASK_ABOVE_NS", 0)
     node = node_named(explorer, "aten.relu.default")
     before = lazyrt.counters()["peek_executions"]
 

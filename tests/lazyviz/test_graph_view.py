@@ -12,8 +12,8 @@ from tests.conftest import displayed
 
 @pytest.fixture
 def view(clean_runtime):
-    from lazyviz.explorer import Explorer
-    from lazyviz.programs import pending_subject
+    from lazyviz.inspection.explorer import Explorer
+    from lazyviz.inspection.programs import pending_subject
     from lazyviz.widgets.graph_view import GraphView
 
     x = torch.ones(2, 3, device="lazyrt")

@@ -6,7 +6,7 @@ from typing import Any
 
 from lazyrt.observe import events
 from lazyrt.observe.events import Site
-from lazyviz.history import Timeline
+from lazyviz.timing.history import Timeline
 from tests.lazyviz import fakes
 
 SITE = Site("c", 7, "<lambda>", 3)

@@ -8,9 +8,10 @@ import torch
 
 import lazyrt
 from lazyrt.observe import events
-from lazyviz import pulse, session
+from lazyviz import session
 from lazyviz.render import html, text
 from lazyviz.render.strip import Strip
+from lazyviz.timing import pulse
 from tests.conftest import displayed
 from tests.harness import DEVICE, ROOT, bytecodes_of
 

@@ -1,6 +1,6 @@
 import torch
 
-from lazyviz.lazytensors import is_lazy, lazy_tensors, named_tensors, replaced
+from lazyviz.shell.lazytensors import is_lazy, lazy_tensors, named_tensors, replaced
 from tests.lazyviz.fakes import fake_tensor
 
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from lazyviz.ledger import Ledger
 from lazyviz.render.phases import PHASES
+from lazyviz.timing.ledger import Ledger
 
 
 def test_inner_intervals_keep_their_time_and_the_outer_gets_the_rest():

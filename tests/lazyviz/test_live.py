@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import lazyrt
-from lazyviz import live
+from lazyviz.inspection import live
 from tests.conftest import displayed
 
 

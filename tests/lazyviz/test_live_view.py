@@ -7,9 +7,9 @@ from importlib import resources
 import pytest
 
 import lazyrt
-from lazyviz import live
-from lazyviz.live_table import LiveTable
-from lazyviz.protocol import RequestError
+from lazyviz.inspection import live
+from lazyviz.inspection.live_table import LiveTable
+from lazyviz.inspection.protocol import RequestError
 from lazyviz.render.live import live_table
 
 EVIL = "<img src=x onerror=alert(1)>"

@@ -5,7 +5,8 @@ from IPython.core.error import UsageError
 import lazyrt
 import lazyviz
 from lazyrt.observe import events
-from lazyviz import completion, magics
+from lazyviz import magics
+from lazyviz.shell import completion
 from tests.conftest import displayed
 from tests.lazyviz.fakes import fake_tensor
 

@@ -1,4 +1,4 @@
-from lazyviz import markdown
+from lazyviz.documents import markdown
 
 
 def test_headings_paragraphs_and_emphasis():

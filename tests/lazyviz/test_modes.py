@@ -4,10 +4,10 @@ import pytest
 
 import lazyrt
 from lazyrt.observe import events
-from lazyviz import reports
+from lazyviz.inspection import tables
 from lazyviz.render import model, svg, text
 from lazyviz.render.strip import SingleOps, Strip
-from lazyviz.tally import Tally
+from lazyviz.timing.tally import Tally
 from tests.conftest import displayed
 
 
@@ -156,10 +156,10 @@ def test_the_op_cache_claims_no_time_that_was_not_measured():
     """S0.06: every op came from disk, so that none was compiled."""
     counters = {"lazyrt::op_by_op_executions": 3, "lazyrt::op_by_op_cache_hits": 1}
 
-    assert reports.op_cache({"metrics": {}, "counters": counters}) == (
+    assert tables.op_cache({"metrics": {}, "counters": counters}) == (
         "33 % of 3 ops served by the op cache"
     )
-    assert reports.op_cache({"metrics": {}, "counters": {}}) == ""
+    assert tables.op_cache({"metrics": {}, "counters": {}}) == ""
 
 
 def test_what_reusing_a_look_would_cost_is_told_before_it_runs(lab, capsys):

@@ -3,7 +3,7 @@ import json
 import pytest
 from IPython import get_ipython
 
-from lazyviz import notebook
+from lazyviz.documents import notebook
 
 
 def write(path, *cells):

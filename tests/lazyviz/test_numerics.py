@@ -10,7 +10,7 @@ import lazyrt
 import lazyviz
 from lazyrt.errors import UsageError
 from lazyrt.observe import events
-from lazyviz import lifetimes, numerics
+from lazyviz.inspection import lifetimes, numerics
 from tests.harness import DEVICE, fresh_runtime, recorded
 
 

@@ -175,7 +175,7 @@ QUIET = {"on", "off", "drop"}  # they show nothing, or a sentence
 
 
 def test_no_magic_is_forgotten():
-    from lazyviz import completion
+    from lazyviz.shell import completion
 
     assert (
         set(completion.SUBCOMMANDS) <= {line.split(" ")[0] for line in MAGICS} | QUIET

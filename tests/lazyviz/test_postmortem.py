@@ -2,7 +2,7 @@ import gc
 import types
 import weakref
 
-from lazyviz import postmortem
+from lazyviz.shell import postmortem
 from tests.lazyviz.fakes import fake_tensor
 
 

@@ -10,8 +10,8 @@ import torch
 import lazyrt
 from lazyrt.observe import events
 from lazyrt.observe.events import Site
-from lazyviz.expected import Expectations, from_size
-from lazyviz.progress import Progress
+from lazyviz.shell.progress import Progress
+from lazyviz.timing.expected import Expectations, from_size
 from tests.lazyviz import fakes
 
 
@@ -234,7 +234,7 @@ def test_an_interrupt_shows_the_users_line_and_what_goes_on(lab, capsys):
 
 
 def test_frames_of_a_users_function_under_the_runtime_stay():
-    from lazyviz.interrupted import cut
+    from lazyviz.shell.interrupted import cut
 
     def closure():
         raise KeyboardInterrupt

@@ -308,9 +308,9 @@ def test_a_program_with_such_names_is_shown_and_reported_as_text(
 def test_what_the_page_of_a_widget_sends_is_checked_before_it_is_used(clean_runtime):
     import torch
 
-    from lazyviz.explorer import Explorer
-    from lazyviz.programs import pending_subject
-    from lazyviz.protocol import RequestError
+    from lazyviz.inspection.explorer import Explorer
+    from lazyviz.inspection.programs import pending_subject
+    from lazyviz.inspection.protocol import RequestError
 
     x = torch.ones(2, 3, device="lazyrt")
     inspection = clean_runtime.inspect(torch.relu(x * 2 + 1))

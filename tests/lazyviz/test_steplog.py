@@ -1,5 +1,5 @@
 from lazyrt.observe.events import Site
-from lazyviz.steplog import StepLog, StepRow
+from lazyviz.timing.steplog import StepLog, StepRow
 from tests.lazyviz import fakes
 
 

@@ -5,9 +5,9 @@ import pytest
 
 from lazyrt.observe import events
 from lazyrt.observe.events import Site
-from lazyviz.ledger import Ledger
 from lazyviz.render.strip import Barrier, Fallback
-from lazyviz.tally import BusyTime, Tally
+from lazyviz.timing.ledger import Ledger
+from lazyviz.timing.tally import BusyTime, Tally
 from tests.lazyviz import fakes
 
 
@@ -132,7 +132,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    monkeypatch.setattr("lazyviz.tally.time", made)
+    monkeypatch.setattr("lazyviz.timing.tally.time", made)
     return made
 
 

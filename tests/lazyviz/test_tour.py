@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lazyviz import __main__ as command_line
-from lazyviz import tour
+from lazyviz.documents import tour
 from tests.lazyviz.test_notebook import write
 
 READ = "from pathlib import Path\nprint(Path('data.txt').read_text())"

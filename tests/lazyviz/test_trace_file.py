@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from lazyviz import trace_file
 from lazyviz.render.spans import CellTime, Span
-from lazyviz.trace_file import TraceError
+from lazyviz.timing import trace_file
+from lazyviz.timing.trace_file import TraceError
 from tests.harness import ROOT
 from tests.lazyviz.test_render_timeline import CELL, HOSTILE, SPANS, span
 
@@ -124,7 +124,10 @@ def test_a_file_of_another_kind_is_not_overwritten(tmp_path):
         (b'{"a": 1}', "has no list `traceEvents`"),
         (gzip.compress(b"[1]", mtime=0), "has no list `traceEvents`"),
         (gzip.compress(b"x" * 99, mtime=0)[:15], "cannot be read as a trace"),
-        (gzip.compress(b"x" * 99, mtime=0)[:12] + b"\xff" * 40, "cannot be read as a trace"),
+        (
+            gzip.compress(b"x" * 99, mtime=0)[:12] + b"\xff" * 40,
+            "cannot be read as a trace",
+        ),
     ],
     ids=["text", "another object", "a packed list", "cut short", "damaged"],
 )

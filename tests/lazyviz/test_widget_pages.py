@@ -238,7 +238,7 @@ def messages(seed, count):
 @pytest.fixture
 def widgets(lab):
     """One widget of each kind, with what each sends."""
-    from lazyviz import exploring
+    from lazyviz.inspection import exploring
     from lazyviz.widgets.cache_view import CacheView
     from lazyviz.widgets.live_view import LiveView
     from lazyviz.widgets.wait_view import WaitView

@@ -10,8 +10,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from lazyviz import live, session
-from lazyviz.protocol import RequestError, answered
+from lazyviz import session
+from lazyviz.inspection import live
+from lazyviz.inspection.protocol import RequestError, answered
 from lazyviz.render import live as drawing
 from lazyviz.render import text
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from types import ModuleType
 
-    from lazyviz.protocol import Reply
+    from lazyviz.inspection.protocol import Reply
 
 # A table that takes longer is not made anew after each cell without being asked for.
 MAX_AUTOMATIC_NS = 100_000_000

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.completer import SimpleCompletion, context_matcher
 
-from lazyviz import executables, live
-from lazyviz.lazytensors import named_tensors
+from lazyviz.inspection import executables, live
+from lazyviz.shell.lazytensors import named_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -15,10 +15,10 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from lazyviz.expected import LEARNT_FROM as _LEARNT_FROM
-from lazyviz.expected import Expectations, Expected
-from lazyviz.interrupted import shorten
 from lazyviz.render import text
+from lazyviz.shell.interrupted import shorten
+from lazyviz.timing.expected import LEARNT_FROM as _LEARNT_FROM
+from lazyviz.timing.expected import Expectations, Expected
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from lazyviz import markdown, notebook
+from lazyviz.documents import markdown, notebook
 from lazyviz.render import html, text
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _first_notebook() -> Path | None:
-    places = (Path.cwd(), Path(__file__).parent.parent)
+    places = (Path.cwd(), Path(__file__).parents[2])
     return next(
         (place / _FIRST for place in places if (place / _FIRST).is_file()), None
     )

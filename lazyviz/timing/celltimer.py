@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lazyrt.observe import events
-from lazyviz.ledger import Ledger
-from lazyviz.pulse import Pulse
 from lazyviz.render import text
 from lazyviz.render.phases import MEANINGS, PHASES
-from lazyviz.tally import Tally
+from lazyviz.timing.ledger import Ledger
+from lazyviz.timing.pulse import Pulse
+from lazyviz.timing.tally import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from lazyviz.hlo import Graph, GraphDiff, HloError, graph_of, read
 from lazyviz.hlo import diff as graph_diff
 from lazyviz.hlo import minimise as smallest
 from lazyviz.hlo.graph import PARAMETER
-from lazyviz.lazytensors import is_lazy
+from lazyviz.shell.lazytensors import is_lazy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

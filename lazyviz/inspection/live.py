@@ -8,10 +8,10 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lazyviz import twofold
-from lazyviz.lazytensors import is_lazy
 from lazyviz.render import text
 from lazyviz.render.live import Target
+from lazyviz.shell import twofold
+from lazyviz.shell.lazytensors import is_lazy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

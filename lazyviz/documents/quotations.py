@@ -2,7 +2,7 @@
 
 A record names what was read or looked at by its expression, such as `model(x)[0].item()`. Each
 function here returns a record whose expressions have been told otherwise: with secrets masked
-(`lazyviz.privacy.masked`), or, for a report without source, by name alone (`name_only`).
+(`lazyviz.documents.privacy.masked`), or, for a report without source, by name alone (`name_only`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from lazyviz.render.state import Apart, Looked, Repeat, State
     from lazyviz.render.strip import Barrier
     from lazyviz.session import CellRecord
-    from lazyviz.steplog import StepRow
+    from lazyviz.timing.steplog import StepRow
 
     Tell = Callable[[str], str]
 
-# How the timeline names what was read or looked at; see `lazyviz.history`.
+# How the timeline names what was read or looked at; see `lazyviz.timing.history`.
 _QUOTED = re.compile(
     r"look at (?P<seen>.+)|(?P<what>.*\bread by .*?) of (?P<read>.+)", re.DOTALL
 )

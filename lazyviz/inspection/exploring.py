@@ -6,11 +6,12 @@ import re
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from lazyviz import formatters, session, twofold
-from lazyviz.explorer import Explorer
+from lazyviz import formatters, session
 from lazyviz.hlo.collecting import uncollected
-from lazyviz.programs import pending_subject, subject_of
+from lazyviz.inspection.explorer import Explorer
+from lazyviz.inspection.programs import pending_subject, subject_of
 from lazyviz.render import html
+from lazyviz.shell import twofold
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +29,7 @@ class ExploreView:
     show the copy, terminals a listing.
 
     Attributes:
-        explorer: What answers the page; see `lazyviz.explorer`.
+        explorer: What answers the page; see `lazyviz.inspection.explorer`.
     """
 
     def __init__(self, explorer: Explorer, shell: Any = None) -> None:

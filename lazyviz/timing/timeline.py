@@ -6,10 +6,11 @@ import linecache
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from lazyviz import trace_file, twofold
 from lazyviz.render import html, text
 from lazyviz.render.gaps import gaps
 from lazyviz.render.timeline import TimelineView, timeline_svg, timeline_text
+from lazyviz.shell import twofold
+from lazyviz.timing import trace_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,7 +13,7 @@ import inspect
 import sys
 from typing import TYPE_CHECKING, Any
 
-from lazyviz.lazytensors import is_lazy, lazy_tensors, replaced
+from lazyviz.shell.lazytensors import is_lazy, lazy_tensors, replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -15,7 +15,7 @@ import torch
 
 from lazyrt.errors import UsageError
 from lazyrt.execution.node_values import NodeValues
-from lazyviz.lifetimes import Timeline, of_hlo
+from lazyviz.inspection.lifetimes import Timeline, of_hlo
 from lazyviz.render import html, text
 from lazyviz.render.escape import markup
 

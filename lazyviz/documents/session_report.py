@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lazyviz import privacy, session
+from lazyviz import session
+from lazyviz.documents import privacy
+from lazyviz.documents.parts import PARTS, Facts, collect
 from lazyviz.render import html, text
-from lazyviz.report_parts import PARTS, Facts, collect
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -646,7 +646,7 @@ def _lowered(
 
 
 def _step_subject(step: int, runtime: ModuleType | None) -> Subject:
-    from lazyviz.comparison import graph_of_step
+    from lazyviz.inspection.comparison import graph_of_step
 
     if runtime is None:
         raise HloError(

@@ -21,7 +21,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets import Type
 from traitlets.config import Config
 
-from lazyviz import extension, markdown
+from lazyviz import extension
+from lazyviz.documents import markdown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lazyviz import twofold
 from lazyviz.render import html, text
 from lazyviz.render.escape import markup
+from lazyviz.shell import twofold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

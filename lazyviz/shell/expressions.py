@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
-from lazyviz.lazytensors import is_lazy, lazy_tensors, named_tensors
+from lazyviz.shell.lazytensors import is_lazy, lazy_tensors, named_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import ModuleType
 
-    from lazyviz.expected import Expectations, Expected
+    from lazyviz.timing.expected import Expectations, Expected
 
 _MAX_ROWS = 15
 _NUMBER = re.compile(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lazyviz import __version__, standing
+from lazyviz import __version__
+from lazyviz.inspection import standing
 from lazyviz.render import state, text
 from lazyviz.render.escape import one_line
 from lazyviz.render.state import now_text
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from lazyviz.session import Session
-    from lazyviz.steplog import StepRow
+    from lazyviz.timing.steplog import StepRow
 
 _COUNTERS = (
     ("compiles", "compile", "compiles"),

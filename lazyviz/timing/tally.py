@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from lazyrt.observe import events
-from lazyviz.ledger import Ledger, Piece
 from lazyviz.render.state import Apart, Left, Looked, Redundant, Repeat
 from lazyviz.render.strip import Barrier, Fallback, SingleOps
+from lazyviz.timing.ledger import Ledger, Piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,8 +11,9 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from lazyviz import formatters, programs
-from lazyviz.protocol import RequestError, answered, choice, number, position
+from lazyviz import formatters
+from lazyviz.inspection import programs
+from lazyviz.inspection.protocol import RequestError, answered, choice, number, position
 from lazyviz.render import panel, svg, text
 from lazyviz.render.collapse import FOLDINGS, Folding, fold_by
 from lazyviz.render.layout import draws_frames, lay_out
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from lazyrt import Inspection
-    from lazyviz.programs import Form, IrProgram, Program, Subject
-    from lazyviz.protocol import Reply
+    from lazyviz.inspection.programs import Form, IrProgram, Program, Subject
+    from lazyviz.inspection.protocol import Reply
     from lazyviz.render.model import Box
 
 _ASK_ABOVE_NS = 1_000_000_000  # a longer wait is the reader's own decision

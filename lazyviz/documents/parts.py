@@ -12,15 +12,9 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lazyviz import (
-    __version__,
-    executables,
-    parse_report,
-    privacy,
-    quotations,
-    reports,
-    standing,
-)
+from lazyviz import __version__, parse_report
+from lazyviz.documents import privacy, quotations
+from lazyviz.inspection import executables, standing, tables
 from lazyviz.render import html, text
 from lazyviz.render.escape import markup
 from lazyviz.render.html import Fragment
@@ -31,7 +25,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from lazyviz.session import CellRecord, Session
-    from lazyviz.steplog import StepRow
+    from lazyviz.timing.steplog import StepRow
 
 _KIB, _MIB = 2**10, 2**20
 _MAX_CELLS = 500
@@ -241,7 +235,7 @@ def _steps(facts: Facts) -> str:
     rows = facts.steps[-_MAX_STEPS:]
     if not rows:
         return html.muted("No step has run.")
-    header, cells = reports.step_table(rows)
+    header, cells = tables.step_table(rows)
     at = header.index("cell") if "cell" in header else -1
     shown_cells = {cell[0] for cell in facts.cells[-_MAX_CELLS:]}
     for row in cells:
@@ -255,7 +249,7 @@ def _steps(facts: Facts) -> str:
         if earlier
         else ""
     )
-    return before + shown + _list(map(_clip_text, reports.step_notes(rows)))
+    return before + shown + _list(map(_clip_text, tables.step_notes(rows)))
 
 
 def _compiles(facts: Facts) -> str:
@@ -273,7 +267,7 @@ def _graphs(facts: Facts) -> str:
     if not facts.graphs:
         return html.muted("No step graph was compiled.")
     latest = facts.graphs[-_MAX_GRAPHS:]
-    header, rows = reports.graph_table(latest)
+    header, rows = tables.graph_table(latest)
     steps = {row.step for row in facts.steps[-_MAX_STEPS:]}
     for row in rows:
         name = markup(str(row[0]))
@@ -309,7 +303,7 @@ def _listing(record: Any) -> str:
 
 
 def _differences(facts: Facts) -> str:
-    from lazyviz import comparison
+    from lazyviz.inspection import comparison
     from lazyviz.render.diff_html import diff_fragment
 
     named = {graph.name: graph for graph in facts.graphs}
@@ -355,7 +349,7 @@ def _live(facts: Facts) -> str:
 
 
 def _timeline(facts: Facts) -> str:
-    from lazyviz.timing import TimelineShown
+    from lazyviz.timing.timeline import TimelineShown
 
     if facts.session is None:
         return html.muted("There is no session, so no cell was timed.")

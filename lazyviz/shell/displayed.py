@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from lazyviz import session
-from lazyviz.lazytensors import is_lazy, lazy_tensors, replaced
+from lazyviz.shell.lazytensors import is_lazy, lazy_tensors, replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,0 +1,1 @@
+"""What is asked about programs and tensors: explore, compare, list, let go."""
