@@ -1,8 +1,11 @@
 """Scripts written for torch_xla run with only their import lines changed."""
 
+import asyncio
 import importlib
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
@@ -22,6 +25,7 @@ from lazyrt.errors import (
     StepSyncError,
     TooManyGraphsError,
 )
+from lazyrt.ir import active
 from tests.harness import DEVICE, cold_start
 
 ROOT = Path(__file__).parent.parent.parent
@@ -283,6 +287,62 @@ def test_a_compiled_block_is_lazy_in_eager_mode():
 
     assert executions == 1
     assert y.tolist() == [3.0] * 4
+
+
+@pytest.mark.parametrize(
+    "block",
+    [torch_xla.compile(full_graph=True), xp.Trace("loss"), xp.StepTrace("loss")],
+)
+def test_a_block_that_two_threads_have_entered_is_left_by_each(block):
+    second_entered, first_left = Event(), Event()
+
+    def first():
+        with block:
+            second_entered.wait(60)
+        first_left.set()
+        return active.steps(), active.scopes()
+
+    def second():
+        with block:
+            inside = len(active.steps()) + len(active.scopes())
+            second_entered.set()
+            first_left.wait(60)
+            still = len(active.steps()) + len(active.scopes())
+        return inside == still > 0, active.steps(), active.scopes()
+
+    with ThreadPoolExecutor(2) as threads:
+        one = threads.submit(first)
+        other = threads.submit(second)
+
+        assert one.result() == ((), ())
+        assert other.result() == (True, (), ())
+
+
+def test_a_block_that_two_coroutines_have_entered_is_left_by_each():
+    block, left = xp.Trace("loss"), []
+
+    async def scoped(name, waits):
+        with block:
+            await asyncio.sleep(0.01 * waits)
+        left.append(name)
+        return active.scopes()
+
+    async def both():
+        return await asyncio.gather(scoped("first", 1), scoped("second", 3))
+
+    assert asyncio.run(both()) == [(), ()]
+    assert left == ["first", "second"]
+
+
+def test_a_block_may_lie_in_itself():
+    block = xp.Trace("loss")
+
+    with block:
+        with block:
+            assert [scope.name for scope in active.scopes()] == ["loss", "loss"]
+        assert [scope.name for scope in active.scopes()] == ["loss"]
+
+    assert active.scopes() == ()
 
 
 def test_one_replica_is_the_master_and_needs_no_collectives(tmp_path, capsys):

@@ -684,7 +684,7 @@ def test_strided_views_and_inputs_leave_nothing_behind():
             assert x.unfold(0, 2, 2).tolist() == [[0, 1], [2, 3], [4, 5]]
 
         assert live.pending.inputs == []
-        assert live.pending.sources == []
+        assert live.pending.sources == {}
 
 
 @pytest.mark.lazy_only("is about origins of inputs")

@@ -1,3 +1,5 @@
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -188,6 +190,63 @@ def test_each_layer_of_a_deep_model_keeps_its_own_backward_ops():
     ]
 
     assert sorted(found) == ["0.1", "1.1", "2.1", "3.1"]
+
+
+class Left(nn.Module):
+    def forward(self, x):
+        return torch.tanh(x * 2).sum()
+
+
+class Right(nn.Module):
+    def forward(self, x):
+        return torch.sigmoid(x + 2).exp().sum()
+
+
+def in_thread(function, *args):
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(function, *args).result()
+
+
+def modules_of_backward(tensor):
+    return {
+        node.provenance.module
+        for node in nodes(tensor)
+        if node.provenance.backward is not None and "backward" in str(node.op)
+    }
+
+
+def test_backward_ops_of_two_threads_are_joined_to_their_own_threads_forward_ops():
+    both = Barrier(2)
+
+    def train(model):
+        x = torch.ones(3, device=DEVICE, requires_grad=True)
+        loss = model(x)
+        both.wait()  # autograd counts each thread's ops from zero
+        loss.backward()
+        return x.grad
+
+    with ThreadPoolExecutor(2) as threads:
+        left, right = threads.map(train, (Left(), Right()))
+
+    assert modules_of_backward(left) == {"Left"}
+    assert modules_of_backward(right) == {"Right"}
+
+
+def test_a_backward_that_another_thread_calls_is_joined_to_its_forward_ops():
+    def forward(model):
+        x = torch.ones(3, device=DEVICE, requires_grad=True)
+        return x, model(x)
+
+    def backward_after_a_forward():
+        own = forward(Right())
+        loss.backward()
+        return own
+
+    x, loss = in_thread(forward, Left())
+    own = in_thread(backward_after_a_forward)  # whose numbers are the first thread's
+
+    assert modules_of_backward(x.grad) == {"Left"}
+    assert own[0].grad is None
 
 
 def test_recorded_again_from_another_line_an_op_shows_the_new_one_in_a_new_cell():

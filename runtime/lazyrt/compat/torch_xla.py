@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import lazyrt
 from lazyrt.compat import xla_model as _xm
+from lazyrt.compat.blocks import Block
 from lazyrt.compat.refusals import INTERNAL, only_one, refuse
 from lazyrt.control.modes import in_mode
 from lazyrt.errors import TooManyGraphsError
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
+    import contextlib
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
@@ -102,7 +103,7 @@ def compile(  # noqa: A001 - the original's name
     return compiled if f is None else compiled(f)
 
 
-class Compiled:
+class Compiled(Block):
     """A block that is one step; also a decorator. See `compile`."""
 
     def __init__(
@@ -112,22 +113,19 @@ class Compiled:
         full_graph: bool = False,
         max_graphs: int | None = None,
     ) -> None:
+        super().__init__()
         self._name = name
         self._full_graph = full_graph
         self._max_graphs = max_graphs
         self._graphs: set[str] = set()
-        self._entered: list[contextlib.ExitStack] = []
 
-    def __enter__(self) -> Self:
+    def _enter(self, stack: contextlib.ExitStack) -> None:
         lazyrt.mark_step()  # what is pending is none of this block's work
         on_read: OnRead = "error" if self._full_graph else "allow"
-        with contextlib.ExitStack() as stack:
-            if self._max_graphs is not None:
-                stack.enter_context(events.subscribe(self._note, events.GraphCaptured))
-            stack.enter_context(in_mode("lazy"))
-            stack.enter_context(lazyrt.step(self._name, on_read=on_read))
-            self._entered.append(stack.pop_all())
-        return self
+        if self._max_graphs is not None:
+            stack.enter_context(events.subscribe(self._note, events.GraphCaptured))
+        stack.enter_context(in_mode("lazy"))
+        stack.enter_context(lazyrt.step(self._name, on_read=on_read))
 
     def __exit__(
         self,
@@ -135,7 +133,7 @@ class Compiled:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._entered.pop().__exit__(kind, error, traceback)
+        super().__exit__(kind, error, traceback)
         found = len(self._graphs)
         if error is None and self._max_graphs is not None and found > self._max_graphs:
             raise TooManyGraphsError(

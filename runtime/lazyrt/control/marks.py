@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from lazyrt.control import closures, scopes
 from lazyrt.execution.executor import barrier
+from lazyrt.frontend import finalisers
 from lazyrt.frontend.guard import check_barrier
 from lazyrt.frontend.provenance import library_caller, user_site
 from lazyrt.ir import active
@@ -33,7 +34,12 @@ def mark_step() -> None:
 
 
 def mark(cause: str, site: Site | None, *, caller: Site | None = None) -> None:
-    """End the work outside of steps in a barrier; inside a step, cut it."""
+    """End the work outside of steps in a barrier; inside a step, cut it.
+
+    What a finaliser asks for in the middle of an op is left to the next barrier.
+    """
+    if finalisers.interrupts_an_op():
+        return
     closures.raise_failure()
     inside = active.innermost() is not None
     if active.scopes():
@@ -47,6 +53,8 @@ def mark(cause: str, site: Site | None, *, caller: Site | None = None) -> None:
 
 def mark_quietly(cause: str, site: Site | None) -> None:
     """Do what `mark` does, for a barrier that nobody wrote down: it never tears a scope."""
+    if finalisers.interrupts_an_op():
+        return
     closures.raise_failure()
     barrier(cause, site)
     closures.run_queued()

@@ -13,6 +13,7 @@ from lazyrt.control.rollback import OnError, Outcome, Undo
 from lazyrt.errors import UsageError
 from lazyrt.execution.census import census, check_step_limit
 from lazyrt.execution.executor import barrier, pending_roots
+from lazyrt.frontend import finalisers
 from lazyrt.frontend.provenance import user_site
 from lazyrt.ir import active
 from lazyrt.ir.active import ActiveStep, OnRead
@@ -178,7 +179,8 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`
         if opened.undo is not None:
             opened.undo.forget()
         closures.raise_failure()
-        barrier(self._label, site, ended=opened)
+        if not finalisers.interrupts_an_op():
+            barrier(self._label, site, ended=opened)
         closures.run(opened.closures)
 
     def _recover(

@@ -57,6 +57,11 @@ def on_barrier(function: Callable[[BarrierStarted], object]) -> BarrierHook:
     return hook
 
 
+def are_running() -> bool:
+    """Return whether a barrier is calling the registered functions."""
+    return _running
+
+
 def run_hooks(cause: str, site: Site | None) -> None:
     """Call the registered functions, unless one of them asked for this very barrier."""
     global _running

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazyrt.config import config
 from lazyrt.execution.executor import barrier
-from lazyrt.frontend import onlookers, provenance, reads
+from lazyrt.frontend import finalisers, onlookers, provenance, reads
 from lazyrt.frontend.buffers import state_of, value_of
 from lazyrt.frontend.kernels import emit, functional_kernel
 from lazyrt.frontend.record import functional, operation
@@ -32,7 +32,11 @@ def check_errors(info: torch.Tensor, api_name: str, *, is_matrix: bool) -> None:
     if not info.numel():
         return
     site = provenance.user_site(2)
-    peeks = config.read_policy == "peek" or onlookers.at_debugger_prompt()
+    peeks = (
+        config.read_policy == "peek"
+        or onlookers.at_debugger_prompt()
+        or finalisers.interrupts_an_op()
+    )
     with lock:
         if state_of(info).is_pending and not peeks:
             barrier(f"{api_name}, which checks for errors", site)

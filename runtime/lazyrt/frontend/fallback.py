@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyrt.execution.executor import barrier
-from lazyrt.frontend import generators, provenance
+from lazyrt.frontend import finalisers, generators, provenance
 from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.guard import check_shape
 from lazyrt.frontend.masks import by_positions
@@ -47,7 +47,8 @@ def run_on_cpu(
             return recorded
         if torch.Tag.dynamic_output_shape in func.tags:
             check_shape(str(func))
-        barrier(f"CPU fallback of {func}", site)
+        if not finalisers.interrupts_another_op():
+            barrier(f"CPU fallback of {func}", site)
     events.emit(events.FallbackUsed(op=str(func), reason=reason, site=site))
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
     host_args = [_to_host(arg, copies) for arg in args]

@@ -15,7 +15,7 @@ import torch
 
 from lazyrt.config import config
 from lazyrt.errors import DeviceError
-from lazyrt.frontend import generators, record, scalars
+from lazyrt.frontend import finalisers, generators, record, scalars
 from lazyrt.frontend.buffers import (
     State,
     View,
@@ -177,10 +177,12 @@ def _uploaded(tensor: torch.Tensor) -> Value:
 
 
 def over_limit() -> None:
-    """Run a barrier once too much is pending."""
+    """Run a barrier once too much is pending; a finaliser's op leaves it to the next one."""
     from lazyrt.execution.executor import barrier
     from lazyrt.frontend.provenance import user_site
 
+    if finalisers.interrupts_another_op():
+        return
     barrier(f"more than {config.max_pending_nodes:,} pending ops", user_site(2))
 
 
@@ -325,7 +327,7 @@ class _Source:
     def build(self, lines: list[str]) -> Kernel:
         body = "\n".join(f"    {line}" for line in lines)
         source = f"def kernel({', '.join(self.params)}):\n  with lock:\n{body}\n"
-        code = compile(source, f"<lazyrt kernel {self.func}>", "exec")
+        code = compile(source, f"{finalisers.KERNEL}{self.func}>", "exec")
         exec(code, self.scope)  # noqa: S102 - our own source, from torch's schemas
         scopes.append(self.scope)
         kernel: Kernel = self.scope["kernel"]

@@ -6,9 +6,11 @@ Captured once for each new node, so its 3 to 10 µs are paid only on an internin
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 import threading
 import weakref
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,9 +44,24 @@ _Names = weakref.WeakKeyDictionary[torch.nn.Module, str]
 _module_names: weakref.WeakKeyDictionary[torch.nn.Module, _Names] = (
     weakref.WeakKeyDictionary()
 )
-_forward_of: dict[int, Provenance] = {}
-# The number that a thread's last op was noted under; numbers are counted by thread.
-_noted = threading.local()
+
+
+class _Forwards(threading.local):
+    """The forward ops of one thread, by the sequence numbers that autograd gave them.
+
+    Each thread counts its own. `noted` is the number under which its last op was noted.
+    """
+
+    def __init__(self) -> None:
+        self.noted = -1
+        self.ops: dict[int, tuple[str, Provenance]] = {}
+        _tables.append(self.ops)
+
+
+_MAX_THREADS = 64
+# Of all threads, as backward may run on another one than forward.
+_tables: deque[dict[int, tuple[str, Provenance]]] = deque(maxlen=_MAX_THREADS)
+_forwards = _Forwards()
 
 
 def set_cell_namer(namer: Callable[[str], int | None] | None) -> None:
@@ -144,6 +161,11 @@ def is_own_file(name: str) -> bool:
     return name.startswith(_OWN_ROOT)
 
 
+def is_of_torch(name: str) -> bool:
+    """Return whether a file is one of torch's, or of what counts as its like."""
+    return name.startswith(_library_roots)
+
+
 def _is_installed(name: str) -> bool:
     return "/site-packages/" in name or "/dist-packages/" in name
 
@@ -187,7 +209,7 @@ def capture(args: Any, depth: int = 2) -> Provenance:
     if running is None:
         return Provenance(site, _path(modules), None, tuple(stack), scope, name)
     node, sequence = running
-    forward = _forward_of.get(sequence) or _newest_forward(args)
+    forward = _forward_of(node, sequence, args)
     backward = BackwardOf(node, sequence, forward)
     if forward is None:
         return Provenance(site, "", backward, tuple(stack), scope, name)
@@ -241,12 +263,43 @@ def remember_forward(node: Node) -> None:
     """
     if node.provenance.backward is None and torch.is_grad_enabled():
         number = sequence_number() - 1
-        if number == getattr(_noted, "number", None):
+        if number == _forwards.noted:
             return
-        _noted.number = number
-        if len(_forward_of) > _MAX_SEQUENCES:
-            _forward_of.clear()
-        _forward_of[number] = node.provenance
+        _forwards.noted = number
+        ops = _forwards.ops
+        if len(ops) > _MAX_SEQUENCES:
+            ops.clear()
+        ops[number] = (node.op.name, node.provenance)
+
+
+def _forward_of(autograd_node: str, sequence: int, args: Any) -> Provenance | None:
+    """Return where the forward op of a running backward node came from.
+
+    Two threads may have given the same number to ops of theirs. Then the op that is called like
+    the backward node is meant, of two such that of the module whose values are read, and else
+    that of this thread.
+    """
+    own = _forwards.ops
+    found = own.get(sequence)
+    others = [t[sequence] for t in tuple(_tables) if t is not own and sequence in t]
+    if not others:
+        return found[1] if found is not None else _newest_forward(args)
+    newest = _newest_forward(args)
+    wanted = _BACKWARD.sub("", autograd_node).lower()
+
+    def rank(op: tuple[str, Provenance]) -> tuple[bool, bool]:
+        name, origin = op
+        same_module = newest is not None and newest.module == origin.module
+        return name.split(".")[1].replace("_", "") == wanted, same_module
+
+    candidates = [*([found] if found is not None else []), *others]
+    best = max(candidates, key=rank)
+    if best is found or rank(best)[0]:
+        return best[1]
+    return newest
+
+
+_BACKWARD = re.compile(r"Backward\d*$")
 
 
 def _newest_forward(args: Any) -> Provenance | None:

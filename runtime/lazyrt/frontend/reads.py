@@ -13,7 +13,14 @@ from lazyrt.errors import LostValueError, UsageError
 from lazyrt.execution import looking, memory, op_by_op, transfer
 from lazyrt.execution.executor import barrier
 from lazyrt.execution.peek import peek_together, peek_value
-from lazyrt.frontend import onlookers, promptcost, provenance, reuse, small_checks
+from lazyrt.frontend import (
+    finalisers,
+    onlookers,
+    promptcost,
+    provenance,
+    reuse,
+    small_checks,
+)
 from lazyrt.frontend.buffers import State, View, state_of, value_of
 from lazyrt.frontend.callsite import user_call
 from lazyrt.frontend.guard import check_read
@@ -111,8 +118,8 @@ def _view_in_place(chain: _Chain) -> Any:
 def read(tensor: torch.Tensor, how: str) -> torch.Tensor:
     """Return a lazy tensor's value for the program itself, as a new CPU tensor.
 
-    What is pending runs first, once, unless the read policy or a debugger's prompt makes this
-    a peek. A tensor whose value is known is copied without a barrier. So is what an installed
+    What is pending runs first, once, unless the read policy, a debugger's prompt or a finaliser
+    in the middle of an op makes this a peek. A tensor whose value is known is copied without a barrier. So is what an installed
     package asks of constants and inputs: libraries look whether a mask is all ones, and a cut
     for that would run each of the user's steps in two pieces.
 
@@ -126,8 +133,9 @@ def read(tensor: torch.Tensor, how: str) -> torch.Tensor:
         StepSyncError: It is pending inside a step that forbids reads.
     """
     site = provenance.user_site(2)
+    in_op = finalisers.interrupts_an_op()
     with lock:
-        found = _start_read(tensor, how, site)
+        found = _start_read(tensor, how, site, in_op=in_op)
     return found if isinstance(found, torch.Tensor) else _finish(found, tensor, site)
 
 
@@ -147,7 +155,9 @@ class _Chain(NamedTuple):
     views: list[View]
 
 
-def _start_read(tensor: torch.Tensor, how: str, site: Site | None) -> Any:
+def _start_read(
+    tensor: torch.Tensor, how: str, site: Site | None, *, in_op: bool
+) -> Any:
     """Run what a read must run; the result is what `_finish` takes, or a finished tensor."""
     state = state_of(tensor)
     if not state.is_pending:
@@ -166,7 +176,7 @@ def _start_read(tensor: torch.Tensor, how: str, site: Site | None) -> Any:
         if found is not None:
             return found
     check_read(how, tensor)
-    if config.read_policy == "peek":
+    if in_op or config.read_policy == "peek":
         return _start_peek(tensor, site)
     barrier(f"read by {how}", site, user_call().tensor)
     return _start_peek(tensor, site)

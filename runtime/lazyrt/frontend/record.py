@@ -150,7 +150,11 @@ def _data_decides(op: Op) -> str | None:
 
 def _make_node(op: Op, args: tuple[Any, ...], result: Any) -> Node:
     global _node_count, _interned
-    node = Node(_node_count, op, args, provenance.capture(args, 3))
+    number = (
+        _node_count  # taken first: a finaliser may record an op of its own meanwhile
+    )
+    _node_count += 1
+    node = Node(number, op, args, provenance.capture(args, 3))
     outputs: list[Value | None] = []
     _collect(node, result, outputs)
     node.outputs = tuple(outputs)
@@ -159,7 +163,6 @@ def _make_node(op: Op, args: tuple[Any, ...], result: Any) -> Node:
         check_spec(node.spec)
     except SpecFailure as failure:
         raise FallbackNeeded(str(failure)) from failure
-    _node_count += 1
     _interned += 1
     provenance.remember_forward(node)
     return node

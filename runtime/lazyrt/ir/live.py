@@ -180,7 +180,7 @@ class PendingStep:
         self.buffers: dict[Buffer, None] = {}
         self.parked: dict[Buffer, None] = {}
         self.inputs: list[Any] = []
-        self.sources: list[tuple[Any, int]] = []
+        self.sources: dict[int, tuple[Any, int]] = {}
         self.owners: dict[int, weakref.ref[Buffer]] = {}
         self.floats: list[float] = []
         self.ints: list[int] = []
@@ -233,8 +233,8 @@ class PendingStep:
         """Forget the inputs and numbers that came since there were so many."""
         for position in range(sizes.inputs, len(self.inputs)):
             self.owners.pop(position, None)
+            self.sources.pop(position, None)
         del self.inputs[sizes.inputs :]
-        del self.sources[sizes.inputs :]
         del self.floats[sizes.floats :]
         del self.ints[sizes.ints :]
         del self.rng[sizes.rng :]
@@ -247,7 +247,7 @@ class PendingStep:
         self.buffers.clear()
         self.parked.clear()
         self.inputs = []
-        self.sources = []
+        self.sources = {}
         self.owners = {}
         self.floats = []
         self.ints = []
@@ -364,7 +364,11 @@ def leaf_of(buffer: Buffer) -> Leaf:
     if data is None or data.__class__ is Lost:
         raise LostValueError(data.reason if data is not None else _NEVER)
     assert buffer.meta is not None
-    position = len(pending.inputs)
+    inputs = pending.inputs
+    position = len(inputs)
+    inputs.append(data)
+    if inputs[position] is not data:  # a finaliser's op came in between
+        position = _place_of(data, inputs, position)
     key = (position, buffer.meta)
     leaf = _leaves.get(key)
     if leaf is None:
@@ -372,23 +376,33 @@ def leaf_of(buffer: Buffer) -> Leaf:
         leaf = _leaves[key] = Leaf("data", position, shape, dtype)
         leaf.strides = strides
     pending.owners[position] = weakref.ref(buffer)
-    pending.inputs.append(data)
-    pending.sources.append((buffer.run, buffer.slot))
+    pending.sources[position] = (buffer.run, buffer.slot)
     buffer.value = leaf
     return leaf
 
 
+def _place_of(item: Any, items: list[Any], start: int) -> int:
+    """Return where something stands that was appended when a list had `start` items or more."""
+    return next(k for k in range(start, len(items)) if items[k] is item)
+
+
 def float_leaf(number: float) -> Leaf:
     """Make a Python float an input of the pending step."""
-    position = len(pending.floats)
-    pending.floats.append(number)
+    floats = pending.floats
+    position = len(floats)
+    floats.append(number)
+    if floats[position] is not number:
+        position = _place_of(number, floats, position)
     return _number_leaf("float", position, torch.float64)
 
 
 def int_leaf(number: int) -> Leaf:
     """Make a Python int an input of the pending step."""
-    position = len(pending.ints)
-    pending.ints.append(number)
+    ints = pending.ints
+    position = len(ints)
+    ints.append(number)
+    if ints[position] is not number:
+        position = _place_of(number, ints, position)
     return _number_leaf("int", position, torch.int64)
 
 
@@ -425,9 +439,13 @@ def undo_random(source: Generator = generator) -> None:
 
 def random_leaf(source: Generator = generator) -> Leaf:
     """Make the next state of a generator an input of the pending step."""
-    position = len(pending.rng)
-    pending.rng.append((source.seed, source.offset))
-    source.offset += 1
+    drawn = source.offset
+    source.offset = drawn + 1
+    state, states = (source.seed, drawn), pending.rng
+    position = len(states)
+    states.append(state)
+    if states[position] is not state:
+        position = _place_of(state, states, position)
     return _number_leaf("rng", position, torch.uint64)
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import lazyrt
+from lazyrt.compat.blocks import Block
 from lazyrt.compat.refusals import INTERNAL, NO_SERVER, refuse
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    import contextlib
 
 __all__ = ["StepTrace", "Trace", "start_server", "start_trace", "stop_trace"]
 
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 _MAX_PORT = 65_535
 
 
-class Trace:
+class Trace(Block):
     """A labelled block: on the timeline, and as a scope of its ops.
 
     A barrier inside raises ScopeError, whose text is the original's with the lines and the fix.
@@ -39,29 +39,15 @@ class Trace:
     """
 
     def __init__(self, name: str, **kwargs: Any) -> None:
+        super().__init__()
         self.name = name
         self._facts = kwargs
-        self._entered: list[contextlib.ExitStack] = []
-
-    def __enter__(self) -> Self:
-        stack = contextlib.ExitStack()
-        self._enter(stack)
-        self._entered.append(stack)
-        return self
 
     def _enter(self, stack: contextlib.ExitStack) -> None:
         import jax
 
         stack.enter_context(jax.profiler.TraceAnnotation(self.name, **self._facts))
         stack.enter_context(lazyrt.scope(self.name))
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._entered.pop().__exit__(kind, error, traceback)
 
 
 class StepTrace(Trace):

@@ -1,0 +1,47 @@
+"""Finalisers: the user's code that a garbage collection runs in the middle of an op.
+
+A `__del__` may read a tensor, or ask for a barrier. Beneath a kernel that has just numbered its
+inputs a barrier would take the numbers away, and the op would read other data. So a finaliser's
+reads are peeks there, and what else would end the step is left to the next barrier.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from lazyrt.execution import hooks
+from lazyrt.frontend.provenance import is_of_torch, is_own_file
+from lazyrt.ir.live import lock
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+KERNEL = "<lazyrt kernel "
+
+
+def interrupts_an_op() -> bool:
+    """Return whether this thread is in the middle of an op or a barrier.
+
+    To be asked before the lock is taken. Functions given to `on_barrier` are in the middle of
+    nothing: a barrier calls them before it begins.
+    """
+    return lock._is_owned() and not hooks.are_running()  # type: ignore[attr-defined]
+
+
+def interrupts_another_op() -> bool:
+    """Return whether the op that this kernel records was called in the middle of another one.
+
+    A kernel that calls an op itself has no code of others between the two.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    is_others = False
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(KERNEL):
+            if is_others:
+                return True
+        elif not is_own_file(name) and not is_of_torch(name):
+            is_others = True
+        frame = frame.f_back
+    return False
