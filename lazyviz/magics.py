@@ -359,7 +359,7 @@ class LazyMagics(Magics):
         runtime = _runtime()
         graph = runtime.pending_graph() if step is None else None
         if graph is not None and graph.nodes:
-            expectations = self._session.progress.expectations
+            expectations = self._session.expectations
             self._print(compile_share.of_pending(runtime, graph, expectations))
             return
         try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import threading
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lazyviz.inspection.standing import state_of
-from lazyviz.render.strip import Strip
 from lazyviz.shell.lazytensors import named_tensors
 from lazyviz.shell.progress import Progress
 
@@ -29,19 +27,20 @@ if TYPE_CHECKING:
     from lazyrt.execution.holdings import Holding
     from lazyrt.ir.graph import Graph
     from lazyrt.ir.node import Node, Value
-    from lazyrt.observe.events import Event, Site, Subscription
+    from lazyrt.observe.events import Subscription
     from lazyviz.render.cuts import Cut
     from lazyviz.render.model import DrawGraph
     from lazyviz.render.spans import CellTime
+    from lazyviz.render.strip import Strip
+    from lazyviz.timing.expected import Expectations
     from lazyviz.timing.history import Timeline
-    from lazyviz.timing.pulse import Pulse
-    from lazyviz.timing.steplog import StepLog, StepRow
+    from lazyviz.timing.intake import Intake
+    from lazyviz.timing.steplog import StepRow
     from lazyviz.timing.tally import Tally
 
 SHELL_ATTRIBUTE = "_lazyviz_session"
 
 _MAX_CELLS = 1_000
-_MAX_WAIT_S = 0.2
 # Names cost one walk of the graph each, so large graphs do without.
 _MAX_NAMED_NODES = 2_000
 _MAX_NAMES = 50
@@ -94,7 +93,6 @@ class Session:
         shell: The shell.
         strips: Whether a strip follows each cell that touched the device.
         cells: The last thousand cells that touched the device.
-        timeline: What happened when; None until the runtime is imported.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
@@ -104,23 +102,36 @@ class Session:
         self.shell: Any = shell
         self._runtime: ModuleType | None = None
         self._subscription: Subscription | None = None
-        self.timeline: Timeline | None = None
-        self._steps: StepLog | None = None
-        self._pulse: Pulse | None = None
+        self._intake: Intake | None = None
         self._hook: Any = None
         self._running: _RunningCell | None = None
         self._pending_ids: frozenset[int] = frozenset()
         self._shown_fingerprint = ""
         self._told_waiting: set[int] = set()
-        self._lock = threading.RLock()
 
     @property
     def steps(self) -> tuple[StepRow, ...]:
         """The last thousand steps that ran something, the earliest first."""
-        if self._steps is None:
+        if self._intake is None:
             return ()
-        with self._lock:
-            return tuple(dataclasses.replace(row) for row in self._steps.rows)
+        self._intake.settle()
+        with self._intake.lock:
+            return self._intake.steps.rows
+
+    @property
+    def expectations(self) -> Expectations:
+        """What compiles and executions took, up to now."""
+        if self._intake is not None:
+            self._intake.settle()
+        return self.progress.expectations
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """What happened when, up to now; None until the runtime is imported."""
+        if self._intake is None:
+            return None
+        self._intake.settle()
+        return self._intake.timeline
 
     @property
     def cell_number(self) -> int | None:
@@ -136,18 +147,14 @@ class Session:
         """Listen to the runtime from now on."""
         if self.attached:
             return
-        from lazyviz.timing.history import Timeline
-        from lazyviz.timing.pulse import Pulse
-        from lazyviz.timing.steplog import StepLog
+        from lazyviz.timing.intake import Intake
 
-        self._steps = StepLog()
-        self.timeline = Timeline()
-        self._pulse = Pulse(self._quiet)
+        intake = self._intake = Intake(self.progress)
         self._runtime = runtime
-        self._subscription = runtime.subscribe(self._listen)
+        self._subscription = runtime.subscribe(intake.note)
         cell = self._running
         if cell is not None and cell.tally is None:
-            cell.tally = self._begin_tally(cell)
+            cell.tally = self._begin_tally(cell, intake)
             cell.activity = runtime.activity()
         self.progress.attach(runtime)
         if hasattr(runtime, "on_barrier"):
@@ -166,25 +173,20 @@ class Session:
         if self._runtime is not None:
             _name_cells(self._runtime, None)
             self._runtime = None
-        if self._pulse is not None:
-            self._pulse.close()
-            self._pulse = None
+        if self._intake is not None:
+            self._intake.pulse.close()
         self.progress.close()
         self._running = None
 
-    def _begin_tally(self, cell: _RunningCell) -> Tally:
+    def _begin_tally(self, cell: _RunningCell, intake: Intake) -> Tally:
         """Return the sums of a cell that begins; what it does goes to the timeline."""
         from lazyviz.timing.ledger import Ledger
         from lazyviz.timing.tally import Tally
 
         def told(phase: str, pieces: list[tuple[int, int]], site: str) -> None:
-            if self.timeline is not None:
-                self.timeline.host(phase, pieces, cell.number, site)
+            intake.timeline.host(phase, pieces, cell.number, site)
 
-        if self.timeline is not None:
-            self.timeline.begin_cell(cell.started_ns)
-        if self._pulse is not None:
-            self._pulse.begin()
+        intake.begin_cell(cell, cell.started_ns)
         return Tally(ledger=Ledger(cell.started_ns), told=told)
 
     def cell_of_file(self, filename: str) -> int | None:
@@ -196,8 +198,8 @@ class Session:
         """Note the state at the start of a cell."""
         self.progress.begin_cell()
         cell = _RunningCell(number, time.perf_counter_ns(), None, None)
-        if self._runtime is not None:
-            cell.tally = self._begin_tally(cell)
+        if self._runtime is not None and self._intake is not None:
+            cell.tally = self._begin_tally(cell, self._intake)
             cell.activity = self._runtime.activity()
             # Equal ops and equal code of two cells would both show the earlier cell.
             self._runtime.begin_cell()
@@ -206,21 +208,39 @@ class Session:
 
     def finish_cell(self, error: BaseException | None) -> Strip | None:
         """Record the running cell; return its strip, or None if it did not touch the device."""
-        if self._pulse is not None:
-            self._pulse.end()
+        from lazyviz.render.spans import CellTime
+
+        intake, runtime = self._intake, self._runtime
+        if intake is not None:
+            intake.pulse.end()
         ended_ns = time.perf_counter_ns()
         cell, self._running = self._running, None
         self.progress.end_cell()
-        runtime = self._runtime
-        if cell is None or cell.tally is None or runtime is None:
+        if intake is not None:
+            intake.end_cell()
+        if cell is None or cell.tally is None or intake is None or runtime is None:
             return None
         if runtime.activity() == cell.activity and not cell.tally.seen:
             return None
-        wall_ns = ended_ns - cell.started_ns
         parts = cell.tally.ledger.parts(ended_ns)
-        self._await_executions(runtime, cell)  # which is no part of the cell
-        strip, fingerprint = self._summary(runtime, wall_ns, parts, cell.tally, error)
-        self._note_time(cell, ended_ns, strip)
+        intake.await_executions(runtime, cell)  # which is no part of the cell
+        with intake.lock:
+            figures = dataclasses.replace(
+                cell.tally.strip(),
+                parts=tuple(parts.items()),
+                wall_ns=ended_ns - cell.started_ns,
+            )
+        strip, fingerprint = self._summary(runtime, figures, cell.tally, error)
+        intake.timeline.end_cell(
+            CellTime(
+                number=cell.number,
+                start_ns=cell.started_ns,
+                end_ns=ended_ns,
+                parts=parts,
+                device_ns=strip.execute_ns,
+                lines=intake.pulse.lines,
+            )
+        )
         self.cells.append(
             CellRecord(
                 cell.number,
@@ -235,10 +255,13 @@ class Session:
         from lazyviz.render.spans import CellTime
 
         cell = self._running
-        if cell is None or cell.tally is None or not cell.tally.seen:
+        if cell is None or cell.tally is None or self._intake is None:
             return None
+        self._intake.settle()
         now = time.perf_counter_ns()
-        with self._lock:
+        with self._intake.lock:
+            if not cell.tally.seen:
+                return None
             return CellTime(
                 number=cell.number,
                 start_ns=cell.started_ns,
@@ -247,36 +270,10 @@ class Session:
                 device_ns=cell.tally.execute_ns,
             )
 
-    def _note_time(self, cell: _RunningCell, ended_ns: int, strip: Strip) -> None:
-        from lazyviz.render.spans import CellTime
-
-        if self.timeline is None or self._pulse is None:
-            return
-        self.timeline.end_cell(
-            CellTime(
-                number=cell.number,
-                start_ns=cell.started_ns,
-                end_ns=ended_ns,
-                parts=dict(strip.parts),
-                device_ns=strip.execute_ns,
-                lines=self._pulse.lines,
-            )
-        )
-
-    def _await_executions(self, runtime: ModuleType, cell: _RunningCell) -> None:
-        if not runtime.in_flight():
-            return
-        self._running = cell  # what ends now still counts
-        try:
-            runtime.wait(_MAX_WAIT_S)
-        finally:
-            self._running = None
-
     def _summary(
         self,
         runtime: ModuleType,
-        wall_ns: int,
-        parts: Mapping[str, int],
+        figures: Strip,
         tally: Tally,
         error: BaseException | None,
     ) -> tuple[Strip, str]:
@@ -290,49 +287,19 @@ class Session:
         if is_new:
             self._shown_fingerprint = fingerprint
         drawing = self.drawing_of(graph, new_ids) if is_new and self.strips else None
-        live_tensors = len(runtime.live_tensors())
-        waiting = self._waiting(graph, anew=bool(tally.executed_barriers))
-        state = state_of(runtime)
-        cuts = self._cuts(runtime, tally.new_steps)
-        # The runtime is not called under our lock: its threads wait for it in `_listen`.
-        with self._lock:
-            strip = Strip(
-                pending_ops=len(ids),
-                new_ops=len(new_ids),
-                live_tensors=live_tensors,
-                compiles=tally.compiles,
-                compile_ns=tally.compiling.total_ns,
-                loads=tally.loads,
-                load_ns=tally.load_ns,
-                executions=tally.executions,
-                execute_ns=tally.execute_ns,
-                running=tally.running,
-                cache_hits=tally.cache_hits,
-                peeks=tally.peeks,
-                peek_ns=tally.peek_ns,
-                transfers=tally.transfers,
-                transfer_ns=tally.transfer_ns,
-                fallbacks=tally.fallbacks,
-                barriers=tally.barriers,
-                parts=tuple(parts.items()),
-                wall_ns=wall_ns,
-                own_ns=tally.own_ns,
-                steps=tally.steps,
-                error=type(error).__name__ if error is not None else None,
-                interrupted=isinstance(error, KeyboardInterrupt),
-                reasons=tuple(tally.reasons),
-                graph=drawing,
-                singles=tally.singles,
-                state=state,
-                repeats=tally.repeats,
-                left=tally.left,
-                redundant=tally.redundant,
-                waits=self.progress.waits,
-                looks=tally.looks,
-                apart=tally.apart,
-                waiting=waiting,
-                cuts=cuts,
-            )
+        strip = dataclasses.replace(
+            figures,
+            pending_ops=len(ids),
+            new_ops=len(new_ids),
+            live_tensors=len(runtime.live_tensors()),
+            error=type(error).__name__ if error is not None else None,
+            interrupted=isinstance(error, KeyboardInterrupt),
+            graph=drawing,
+            state=state_of(runtime),
+            waits=self.progress.waits,
+            waiting=self._waiting(graph, anew=bool(tally.executed_barriers)),
+            cuts=self._cuts(runtime, tally.new_steps),
+        )
         return strip, fingerprint
 
     def _waiting(self, graph: Graph, *, anew: bool) -> tuple[str, ...]:
@@ -399,39 +366,6 @@ class Session:
                 for root in self._runtime.pending_graph(tensor).roots:
                     names.setdefault(root, name)
         return names
-
-    def _listen(self, event: Event) -> None:
-        now = time.perf_counter_ns()
-        if self.progress.take(event):
-            return
-        cell = self._running
-        number = tally = None
-        if cell is not None:
-            number, tally = cell.number, cell.tally
-        with self._lock:
-            if tally is not None:
-                tally.add(event)
-            if self._steps is not None and self.timeline is not None:
-                self._steps.add(event, number)
-                self.timeline.add(event, now, number)
-        # What the program does before its next op is not tracing.
-        if type(event).__name__ == "BarrierFinished" and self._pulse is not None:
-            self._pulse.ask()
-        self._count_own(cell, now)
-
-    def _quiet(self, start_ns: int, end_ns: int, site: Site | None) -> None:
-        now = time.perf_counter_ns()
-        cell = self._running
-        with self._lock:
-            if cell is not None and cell.tally is not None:
-                cell.tally.quiet(start_ns, end_ns, site)
-        self._count_own(cell, now)
-
-    def _count_own(self, cell: _RunningCell | None, since_ns: int) -> None:
-        """Count the time that listening took from the cell's own thread."""
-        tally = cell.tally if cell is not None else None
-        if tally is not None and threading.get_ident() == tally.thread:
-            tally.own_ns += time.perf_counter_ns() - since_ns
 
 
 def be_library(runtime: ModuleType) -> None:

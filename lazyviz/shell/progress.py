@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from lazyviz.render import text
 from lazyviz.shell.interrupted import shorten
-from lazyviz.timing.expected import LEARNT_FROM as _LEARNT_FROM
 from lazyviz.timing.expected import Expectations, Expected
 
 if TYPE_CHECKING:
@@ -130,8 +129,6 @@ class Progress:
     def take(self, event: Event) -> bool:
         """Show a progress event; return whether it was one."""
         kind = type(event).__name__
-        if kind in _LEARNT_FROM:
-            self.expectations.add(event)
         if kind in _PHASES:
             self._note_phase(kind, event)
         if not (kind in _FOLLOWED or self.shown) or not _on_main_thread():

@@ -16,7 +16,7 @@ from lazyrt.observe import events
 from lazyviz.render import text
 from lazyviz.render.phases import MEANINGS, PHASES
 from lazyviz.timing.ledger import Ledger
-from lazyviz.timing.pulse import Pulse
+from lazyviz.timing.pulse import Pulse, Quiet
 from lazyviz.timing.tally import Tally
 
 if TYPE_CHECKING:
@@ -82,9 +82,9 @@ def timed(runtime: ModuleType, body: Callable[[], Any]) -> Run:
         if isinstance(event, events.BarrierFinished):
             pulse.ask()
 
-    def quiet(begin: int, end: int, site: events.Site | None) -> None:
+    def quiet(stretch: Quiet) -> None:
         with lock:
-            tally.quiet(begin, end, site)
+            tally.add(stretch)
 
     pulse = Pulse(quiet)
     with runtime.subscribe(listen):

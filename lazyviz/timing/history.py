@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazyrt.observe import events
 from lazyviz.render import text
@@ -24,6 +25,27 @@ _MAX_FLYING = 64
 _EXPLICIT = ("mark_step()", "end of ", "sync()", "torch.lazyrt.synchronize()")
 
 
+class _Note(NamedTuple):
+    """What becomes a span once somebody looks.
+
+    Attributes:
+        made: Makes the span of the note.
+        event: What happened.
+        now: When it was told.
+        cell: Execution count of the cell, None outside cells.
+        start_ns: When it began, if the event does not say it.
+        flow, nodes: Number and ops of an execution; else 0.
+    """
+
+    made: Callable[[_Note], Span]
+    event: Any
+    now: int
+    cell: int | None
+    start_ns: int = 0
+    flow: int = 0
+    nodes: int = 0
+
+
 class _Flying(NamedTuple):
     key: tuple[str, str, int]
     flow: int
@@ -34,25 +56,48 @@ class _Flying(NamedTuple):
 class Timeline:
     """The latest spans and cells of a session.
 
+    What is told is noted as it is, since a loop of short steps has thousands of events a second
+    of which few are ever drawn; `spans` puts it into words.
+
     Attributes:
         cells: The cells that touched the device, the latest thousand.
-        dropped: How many spans have given way to later ones.
+        takes: What takes an event, when it came, and the cell's number, by kind of event; to
+            be called under the lock.
+
+    Args:
+        lock: Guards it; by default one of its own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lock: threading.RLock | None = None) -> None:
         self.cells: deque[CellTime] = deque(maxlen=_MAX_CELLS)
-        self.dropped = 0
-        self._spans: deque[Span] = deque(maxlen=_MAX_SPANS)
+        self._notes: deque[_Note | Span] = deque(maxlen=_MAX_SPANS)
+        self._told = 0
         self._flying: deque[_Flying] = deque(maxlen=_MAX_FLYING)
         self._flows = 0
         self._step_from_ns = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock() if lock is None else lock
+        self.takes: dict[type[events.Event], Callable[..., None]] = {
+            **{kind: partial(self._note, made) for kind, made in _MADE.items()},
+            events.ExecuteStarted: self._started,
+            events.ExecuteFinished: self._finished,
+            events.BarrierFinished: self._barrier,
+            events.TensorMaterialised: self._look,
+        }
 
     @property
     def spans(self) -> tuple[Span, ...]:
         """The spans that are kept, in the order of their ends."""
         with self._lock:
-            return tuple(self._spans)
+            notes = tuple(self._notes)
+        return tuple(
+            note if isinstance(note, Span) else note.made(note) for note in notes
+        )
+
+    @property
+    def dropped(self) -> int:
+        """How many spans have given way to later ones."""
+        with self._lock:
+            return self._told - len(self._notes)
 
     def begin_cell(self, now_ns: int) -> None:
         """Note that a cell begins: a step that it goes on with is drawn from here."""
@@ -62,172 +107,200 @@ class Timeline:
         """Take in a cell that touched the device."""
         self.cells.append(cell)
 
-    def keep(self, span: Span) -> None:
-        """Add a span."""
-        with self._lock:
-            if len(self._spans) == _MAX_SPANS:
-                self.dropped += 1
-            self._spans.append(span)
-
     def host(
         self, phase: str, pieces: Sequence[tuple[int, int]], cell: int | None, site: str
     ) -> None:
         """Add what the cell's thread did in some stretches of time."""
-        for start, end in pieces:
-            self.keep(Span("host", phase, phase, start, end, cell, site))
+        with self._lock:
+            for start, end in pieces:
+                self._keep(Span("host", phase, phase, start, end, cell, site))
 
     def add(self, event: events.Event, now: int, cell: int | None) -> None:
         """Take in one event that came at `now`."""
-        take = self._TAKES.get(type(event))
+        take = self.takes.get(type(event))
         if take is not None:
-            take(self, event, now, cell)
+            with self._lock:
+                take(event, now, cell)
 
-    def _transfer(
-        self, event: events.TransferFinished, now: int, cell: int | None
+    def _note(
+        self,
+        made: Callable[[_Note], Span],
+        event: events.Event,
+        now: int,
+        cell: int | None,
     ) -> None:
-        name = f"{text.size(event.nbytes)} {event.direction.replace('_', ' ')}"
-        self._keep("transfer", event.direction, name, now, event, cell)
+        self._keep(_Note(made, event, now, cell))
+
+    def _keep(self, note: _Note | Span) -> None:
+        self._told += 1
+        self._notes.append(note)
 
     def _look(
         self, event: events.TensorMaterialised, now: int, cell: int | None
     ) -> None:
         if event.strategy != "memo":
-            name = f"look at {event.tensor or 'a tensor'}"
-            detail = f"{text.plural(event.nodes, 'op')}, {event.strategy}"
-            self._keep("step", "look", name, now, event, cell, detail)
-
-    def _fallback(self, event: events.FallbackUsed, now: int, cell: int | None) -> None:
-        name, site = f"{event.op} on the CPU", str(event.site or "")
-        self.keep(Span("step", "fallback", name, now, now, cell, site, event.reason))
-
-    def _closure(
-        self, event: events.ClosureFinished, now: int, cell: int | None
-    ) -> None:
-        kind = "asynchronous closure" if event.asynchronous else "closure"
-        detail = "failed" if event.failed else ""
-        self._keep("step", kind, event.name, now, event, cell, detail)
-
-    def _block(self, event: events.StepFinished, now: int, cell: int | None) -> None:
-        name = f"step {event.name or ''}".strip()
-        if event.step_num is not None:
-            name += f" {event.step_num}"
-        self.keep(Span("step", "block", name, now - event.duration_ns, now, cell))
-
-    def _scope(self, event: events.ScopeFinished, now: int, cell: int | None) -> None:
-        self._keep("step", "scope", event.path, now, event, cell)
-
-    def _dropped(self, event: events.WorkDropped, now: int, cell: int | None) -> None:
-        name = f"{text.plural(event.nodes, 'op')} dropped: {event.cause}"
-        site = str(event.site or "")
-        self.keep(Span("step", "dropped", name, now, now, cell, site))
-
-    def _keep(
-        self,
-        lane: str,
-        kind: str,
-        name: str,
-        now: int,
-        event: events.TransferFinished
-        | events.TensorMaterialised
-        | events.ClosureFinished
-        | events.ScopeFinished,
-        cell: int | None,
-        detail: str = "",
-    ) -> None:
-        start, site = now - event.duration_ns, str(event.site or "")
-        self.keep(Span(lane, kind, name, start, now, cell, site, detail))
+            self._keep(_Note(_look, event, now, cell))
 
     def _started(
-        self, event: events.ExecuteStarted, _now: int, cell: int | None
+        self, event: events.ExecuteStarted, now: int, cell: int | None
     ) -> None:
         self._flows += 1
         key = event.fingerprint, event.purpose, event.step
         self._flying.append(_Flying(key, self._flows, event.nodes, cell))
-        name = f"dispatch {text.plural(event.nodes, 'op')}"
-        end = event.time_ns + event.dispatch_ns
-        self.keep(
-            Span("host", "handover", name, event.time_ns, end, cell, flow=self._flows)
-        )
+        self._keep(_Note(_handover, event, now, cell, flow=self._flows))
 
     def _finished(
         self, event: events.ExecuteFinished, now: int, _cell: int | None
     ) -> None:
         key = event.fingerprint, event.purpose, event.step
-        found = next((each for each in self._flying if each.key == key), None)
-        if found is not None:
-            self._flying.remove(found)
-        nodes = found.nodes if found is not None else 0
-        what = "step" if event.purpose == "step" else event.purpose
-        name = f"{what} {event.step}" + (
-            f", {text.plural(nodes, 'op')}" if nodes else ""
-        )
-        detail = f"graph {event.fingerprint[:8]}"
-        if not event.exact:
-            detail += "; its end was noticed late"
-        self.keep(
-            Span(
-                "device",
-                event.purpose,
-                name,
-                now - event.duration_ns,
-                now,
-                found.cell if found is not None else None,
-                detail=detail,
-                flow=found.flow if found is not None else 0,
-            )
-        )
-
-    def _compiled(
-        self,
-        event: events.LoweringFinished | events.CompileFinished,
-        now: int,
-        cell: int | None,
-    ) -> None:
-        ops = text.plural(event.nodes, "op")
-        if isinstance(event, events.LoweringFinished):
-            kind, name, reason = "lower", f"lower {ops}", ""
+        for found in self._flying:
+            if found.key == key:
+                self._flying.remove(found)
+                break
         else:
-            loaded = event.source == "disk"
-            kind = "load" if loaded else "compile"
-            name = f"load {ops} from disk" if loaded else f"compile {ops}"
-            reason = "" if loaded else event.reason
-        if event.purpose != "step":
-            name += f" ({event.purpose})"
-        detail = reason or f"graph {event.fingerprint[:8]}"
-        start = now - event.duration_ns
-        self.keep(Span("compile", kind, name, start, now, cell, detail=detail))
+            found = _Flying(key, 0, 0, None)
+        self._keep(_Note(_run, event, now, found.cell, 0, found.flow, found.nodes))
 
     def _barrier(
         self, event: events.BarrierFinished, now: int, cell: int | None
     ) -> None:
-        if not event.executed:
-            return
-        site = str(event.site or "")
-        cause = f"{event.cause} of {event.tensor}" if event.tensor else event.cause
-        detail = text.plural(event.nodes, "op")
-        if event.site is not None and event.caller is not None:
-            detail += f", {event.site.function} called back by {event.caller}"
-        if event.cut is not None:
-            detail += f", cut the step {event.cut}".rstrip()
-        start = self._step_from_ns or now - event.duration_ns
-        ended = f"step {event.step}: {cause}"
-        self.keep(Span("step", "run", ended, start, now, cell, site, detail))
-        self._step_from_ns = now
-        kind = "barrier" if event.cause.startswith(_EXPLICIT) else "implicit barrier"
-        self.keep(Span("step", kind, cause, now, now, cell, site, detail))
+        if event.executed:
+            self._keep(_Note(_step, event, now, cell, self._step_from_ns))
+            self._keep(_Note(_mark, event, now, cell))
+            self._step_from_ns = now
 
-    # By kind, since a loop of short steps has thousands of events a second.
-    _TAKES: ClassVar[dict[type[events.Event], Callable[..., None]]] = {
-        events.ExecuteStarted: _started,
-        events.ExecuteFinished: _finished,
-        events.LoweringFinished: _compiled,
-        events.CompileFinished: _compiled,
-        events.TransferFinished: _transfer,
-        events.BarrierFinished: _barrier,
-        events.TensorMaterialised: _look,
-        events.FallbackUsed: _fallback,
-        events.ClosureFinished: _closure,
-        events.StepFinished: _block,
-        events.ScopeFinished: _scope,
-        events.WorkDropped: _dropped,
-    }
+
+def _transfer(note: _Note) -> Span:
+    event = note.event
+    name = f"{text.size(event.nbytes)} {event.direction.replace('_', ' ')}"
+    return _lasting(note, "transfer", event.direction, name)
+
+
+def _look(note: _Note) -> Span:
+    event = note.event
+    name = f"look at {event.tensor or 'a tensor'}"
+    detail = f"{text.plural(event.nodes, 'op')}, {event.strategy}"
+    return _lasting(note, "step", "look", name, detail)
+
+
+def _fallback(note: _Note) -> Span:
+    event = note.event
+    return _moment(note, "fallback", f"{event.op} on the CPU", event.reason)
+
+
+def _closure(note: _Note) -> Span:
+    event = note.event
+    kind = "asynchronous closure" if event.asynchronous else "closure"
+    return _lasting(note, "step", kind, event.name, "failed" if event.failed else "")
+
+
+def _block(note: _Note) -> Span:
+    event = note.event
+    name = f"step {event.name or ''}".strip()
+    if event.step_num is not None:
+        name += f" {event.step_num}"
+    return Span(
+        "step", "block", name, note.now - event.duration_ns, note.now, note.cell
+    )
+
+
+def _scope(note: _Note) -> Span:
+    return _lasting(note, "step", "scope", note.event.path)
+
+
+def _dropped(note: _Note) -> Span:
+    event = note.event
+    name = f"{text.plural(event.nodes, 'op')} dropped: {event.cause}"
+    return _moment(note, "dropped", name)
+
+
+def _handover(note: _Note) -> Span:
+    event = note.event
+    name = f"dispatch {text.plural(event.nodes, 'op')}"
+    end = event.time_ns + event.dispatch_ns
+    return Span("host", "handover", name, event.time_ns, end, note.cell, flow=note.flow)
+
+
+def _run(note: _Note) -> Span:
+    event = note.event
+    what = "step" if event.purpose == "step" else event.purpose
+    ops = f", {text.plural(note.nodes, 'op')}" if note.nodes else ""
+    late = "" if event.exact else "; its end was noticed late"
+    return Span(
+        "device",
+        event.purpose,
+        f"{what} {event.step}{ops}",
+        note.now - event.duration_ns,
+        note.now,
+        note.cell,
+        detail=f"graph {event.fingerprint[:8]}{late}",
+        flow=note.flow,
+    )
+
+
+def _compiled(note: _Note) -> Span:
+    event = note.event
+    ops = text.plural(event.nodes, "op")
+    if isinstance(event, events.LoweringFinished):
+        kind, name, reason = "lower", f"lower {ops}", ""
+    else:
+        loaded = event.source == "disk"
+        kind = "load" if loaded else "compile"
+        name = f"load {ops} from disk" if loaded else f"compile {ops}"
+        reason = "" if loaded else event.reason
+    if event.purpose != "step":
+        name += f" ({event.purpose})"
+    detail = reason or f"graph {event.fingerprint[:8]}"
+    start = note.now - event.duration_ns
+    return Span("compile", kind, name, start, note.now, note.cell, detail=detail)
+
+
+def _step(note: _Note) -> Span:
+    event = note.event
+    start = note.start_ns or note.now - event.duration_ns
+    name = f"step {event.step}: {_cause(event)}"
+    site = str(event.site or "")
+    return Span("step", "run", name, start, note.now, note.cell, site, _ran(event))
+
+
+def _mark(note: _Note) -> Span:
+    event = note.event
+    kind = "barrier" if event.cause.startswith(_EXPLICIT) else "implicit barrier"
+    return _moment(note, kind, _cause(event), _ran(event))
+
+
+def _cause(event: events.BarrierFinished) -> str:
+    return f"{event.cause} of {event.tensor}" if event.tensor else event.cause
+
+
+def _ran(event: events.BarrierFinished) -> str:
+    """Return what a barrier ran, who called back, and which step it cut."""
+    told = text.plural(event.nodes, "op")
+    if event.site is not None and event.caller is not None:
+        told += f", {event.site.function} called back by {event.caller}"
+    if event.cut is not None:
+        told += f", cut the step {event.cut}".rstrip()
+    return told
+
+
+def _lasting(note: _Note, lane: str, kind: str, name: str, detail: str = "") -> Span:
+    event = note.event
+    start, site = note.now - event.duration_ns, str(event.site or "")
+    return Span(lane, kind, name, start, note.now, note.cell, site, detail)
+
+
+def _moment(note: _Note, kind: str, name: str, detail: str = "") -> Span:
+    site = str(note.event.site or "")
+    return Span("step", kind, name, note.now, note.now, note.cell, site, detail)
+
+
+_MADE: dict[type[events.Event], Callable[[_Note], Span]] = {
+    events.LoweringFinished: _compiled,
+    events.CompileFinished: _compiled,
+    events.TransferFinished: _transfer,
+    events.FallbackUsed: _fallback,
+    events.ClosureFinished: _closure,
+    events.StepFinished: _block,
+    events.ScopeFinished: _scope,
+    events.WorkDropped: _dropped,
+}

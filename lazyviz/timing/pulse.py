@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lazyrt.frontend.provenance import user_site
 from lazyrt.observe import events
@@ -28,17 +28,37 @@ _MAX_LINES = 500
 _SELDOM_NS = 5_000_000
 
 
+def _rest() -> None:
+    """Do nothing."""
+
+
+class Quiet(NamedTuple):
+    """A stretch in which the cell's thread recorded no op.
+
+    Attributes:
+        start_ns, end_ns: On the clock of `time.perf_counter_ns`.
+        site: The line that ended it; None for the end of the cell.
+    """
+
+    start_ns: int
+    end_ns: int
+    site: Site | None
+
+
 class Pulse:
     """Samples one cell after the other.
 
     Args:
-        quiet: Called with start, end and line of a stretch in which no op was recorded, on
-            the cell's thread.
+        quiet: Called with each stretch in which no op was recorded, on the cell's thread.
+        beat: Called at each beat while a cell records, on the pulse's thread.
     """
 
-    def __init__(self, quiet: Callable[[int, int, Site | None], None]) -> None:
+    def __init__(
+        self, quiet: Callable[[Quiet], None], beat: Callable[[], None] = _rest
+    ) -> None:
         self.lines: Counter[Site] = Counter()
         self._quiet = quiet
+        self._beat = beat
         self._subscription: Subscription | None = None
         self._lock = threading.Lock()
         self._asked_ns = 0
@@ -117,7 +137,7 @@ class Pulse:
 
     def _tell(self, start_ns: int, end_ns: int, site: Site | None) -> None:
         if end_ns - start_ns > QUIET_NS:
-            self._quiet(start_ns, end_ns, site)
+            self._quiet(Quiet(start_ns, end_ns, site))
 
     def _start(self) -> None:
         if self._ticker is None:
@@ -133,4 +153,5 @@ class Pulse:
             if self._stop.wait(PERIOD_S):
                 return
             if self._wake.is_set():
+                self._beat()
                 self.ask(sample=True)

@@ -7,23 +7,27 @@ user's program has imported it.
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lazyrt.observe import events
 from lazyviz.render.state import Apart, Left, Looked, Redundant, Repeat
-from lazyviz.render.strip import Barrier, Fallback, SingleOps
+from lazyviz.render.strip import Barrier, Fallback, SingleOps, Strip
+from lazyviz.timing.busy import BusyTime
 from lazyviz.timing.ledger import Ledger, Piece
+from lazyviz.timing.pulse import Quiet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    Told = events.Event | Quiet
+
 _MAX_REASONS = 8
 _MAX_EXECUTIONS = 16
-_MAX_OPEN_INTERVALS = 64
 _MIN_EMPTY = 2
 _MAX_LOWERED = 8
 _MIN_LOOKED = 100
@@ -33,47 +37,17 @@ _MAX_APART = 1_000
 # Waits for a compile on behalf of these are part of showing a value.
 _LOOKS = ("peek", "op")
 
+# Nothing that the cell itself caused at that moment.
+_UNSEEN = (events.ExecuteFinished, Quiet)
+# What says on whose behalf something was done.
+_MARKS: dict[type[Any], Callable[[Any], str]] = {
+    kind: operator.attrgetter(name)
+    for kind in events.Event.__subclasses__()
+    for name in ("purpose", "mode")
+    if name in kind.__annotations__
+}
+
 _BarrierKey = tuple[str, str, str, str | None]
-
-
-class BusyTime:
-    """Length of a union of time intervals that arrive in order of their ends.
-
-    An interval that encloses earlier ones, such as a barrier's around its compile, is not
-    counted twice.
-
-    Example:
-        >>> busy = BusyTime()
-        >>> busy.add(10, 20)
-        >>> busy.add(30, 40)
-        >>> busy.add(5, 25)
-        >>> busy.total_ns
-        35
-    """
-
-    def __init__(self) -> None:
-        self._settled_ns = 0
-        self._recent: list[tuple[int, int]] = []
-
-    def add(self, start_ns: int, end_ns: int) -> None:
-        """Count the interval from `start_ns` to `end_ns`."""
-        recent = self._recent
-        kept: list[tuple[int, int]] = []
-        while recent and recent[-1][1] > start_ns:
-            earlier = recent.pop()
-            if earlier[0] < start_ns:
-                kept.append((earlier[0], start_ns))
-            end_ns = max(end_ns, earlier[1])
-        recent.extend(reversed(kept))
-        recent.append((start_ns, end_ns))
-        if len(recent) > _MAX_OPEN_INTERVALS:
-            start, end = recent.pop(0)
-            self._settled_ns += end - start
-
-    @property
-    def total_ns(self) -> int:
-        """Nanoseconds covered by at least one interval."""
-        return self._settled_ns + sum(end - start for start, end in self._recent)
 
 
 def _nobody(_phase: str, _pieces: list[Piece], _site: str) -> None:
@@ -82,7 +56,7 @@ def _nobody(_phase: str, _pieces: list[Piece], _site: str) -> None:
 
 @dataclass(slots=True)
 class Tally:
-    """Running sums over one cell's events; `add` is called on whichever thread emits.
+    """Running sums over one cell's events, which are added in the order in which they came.
 
     Attributes:
         seen: How many events there were that the cell itself caused.
@@ -138,6 +112,9 @@ class Tally:
     _looks: list[Looked] = field(default_factory=list)
     _peeked: list[str] = field(default_factory=list)
     _read: list[str] = field(default_factory=list)
+    # When the event that is being added came, and from which thread.
+    _now: int = 0
+    _thread: int = 0
     _most_apart: list[str] = field(default_factory=list)
     _fallbacks: dict[tuple[str, str], int] = field(default_factory=dict)
 
@@ -239,15 +216,54 @@ class Tally:
             idle_barriers=self.idle_barriers,
         )
 
-    def add(self, event: events.Event) -> None:
-        """Count one event."""
-        marks = getattr(event, "purpose", ""), getattr(event, "mode", "")
-        if marks[0] == "background" or marks[1] == "background":
-            return  # a background flush's work, which the cell did not ask for
+    def strip(self) -> Strip:
+        """Return the figures as a strip that knows neither the graph nor the cell's end."""
+        return Strip(
+            compiles=self.compiles,
+            compile_ns=self.compiling.total_ns,
+            loads=self.loads,
+            load_ns=self.load_ns,
+            executions=self.executions,
+            execute_ns=self.execute_ns,
+            running=self.running,
+            cache_hits=self.cache_hits,
+            peeks=self.peeks,
+            peek_ns=self.peek_ns,
+            transfers=self.transfers,
+            transfer_ns=self.transfer_ns,
+            fallbacks=self.fallbacks,
+            barriers=self.barriers,
+            own_ns=self.own_ns,
+            steps=self.steps,
+            reasons=tuple(self.reasons),
+            singles=self.singles,
+            repeats=self.repeats,
+            left=self.left,
+            redundant=self.redundant,
+            looks=self.looks,
+            apart=self.apart,
+        )
+
+    def add(
+        self, event: Told, now: int | None = None, thread: int | None = None
+    ) -> None:
+        """Count one event.
+
+        Args:
+            event: What happened.
+            now: When it came, of `time.perf_counter_ns`; by default this moment.
+            thread: Id of the thread that sent it; by default this one.
+        """
         kind = type(event)
-        self.seen += kind is not events.ExecuteFinished
+        mark = _MARKS.get(kind)
+        if mark is not None and mark(event) == "background":
+            return  # a background flush's work, which the cell did not ask for
+        if kind not in _UNSEEN:
+            self.seen += 1
         count = self._COUNTS.get(kind)
         if count is not None:
+            self._now = time.perf_counter_ns() if now is None else now
+            self._thread = threading.get_ident() if thread is None else thread
             count(self, event)
 
     def _started(self, event: events.ExecuteStarted) -> None:
@@ -257,7 +273,7 @@ class Tally:
         if event.purpose == "step":
             self.finished += 1
             self.execute_ns += event.duration_ns
-            end = time.perf_counter_ns()
+            end = self._now
             self._executed.append((end - event.duration_ns, end))
 
     def _hit(self, _event: events.CacheHit) -> None:
@@ -285,7 +301,7 @@ class Tally:
         # A value that an earlier peek or a barrier computed costs only its copy.
         self._awaits_peek = event.strategy in {"slice", "op by op", "reuse"}
         self.peeks += self._awaits_peek
-        end = time.perf_counter_ns()
+        end = self._now
         self.peek_ns += self._without_executions(end - duration, end)
         self._look(event)
 
@@ -315,11 +331,11 @@ class Tally:
         self._spend("dispatch", event.dispatch_ns)
 
     def _compiled(self, duration_ns: int) -> None:
-        end = time.perf_counter_ns()
+        end = self._now
         self.compiling.add(end - duration_ns, end)
 
     def _lower(self, event: events.LoweringFinished) -> None:
-        end = time.perf_counter_ns()
+        end = self._now
         self._lowered.append((end - event.duration_ns, end))
         if event.purpose == "step":
             self._compiled(event.duration_ns)
@@ -329,11 +345,11 @@ class Tally:
             self._spend("execute", event.duration_ns)
             return
         looks = event.purpose in _LOOKS
-        end = time.perf_counter_ns()
+        end = self._now
         since = end - event.duration_ns
         while self._lowered:  # by a worker, while this thread waited for it
             start, done = self._lowered.popleft()
-            if threading.get_ident() == self.thread and not looks:
+            if self._thread == self.thread and not looks:
                 self._claim("lower", max(start, since), min(done, end), "")
         self._spend("peek" if looks else "compile", event.duration_ns)
 
@@ -420,17 +436,16 @@ class Tally:
         entry[2] += repeat.duration_ns
         entry[3] += 1
 
-    def quiet(self, start_ns: int, end_ns: int, site: events.Site | None) -> None:
-        """Count time in which the cell's thread recorded nothing."""
-        self._claim("python", start_ns, end_ns, str(site or ""))
+    def _quiet(self, event: Quiet) -> None:
+        self._claim("python", event.start_ns, event.end_ns, str(event.site or ""))
 
     def _spend(
         self, phase: str, duration_ns: int, site: events.Site | None = None
     ) -> int | None:
         """Count time up to now; return now, or None on a thread that is not the cell's."""
-        if threading.get_ident() != self.thread:
+        if self._thread != self.thread:
             return None
-        end = time.perf_counter_ns()
+        end = self._now
         self._claim(phase, end - duration_ns, end, str(site or ""))
         return end
 
@@ -440,7 +455,7 @@ class Tally:
             self.told(phase, pieces, site)
 
     # By kind, since a loop of short steps has thousands of events a second.
-    _COUNTS: ClassVar[dict[type[events.Event], Callable[..., None]]] = {
+    _COUNTS: ClassVar[dict[type[Any], Callable[..., None]]] = {
         events.ExecuteStarted: _started,
         events.ExecuteFinished: _finished,
         events.CacheHit: _hit,
@@ -457,4 +472,5 @@ class Tally:
         events.StepFinished: _step,
         events.WorkLeft: _work_left,
         events.WorkDropped: _dropped,
+        Quiet: _quiet,
     }
