@@ -1,4 +1,6 @@
+import builtins
 import io
+import linecache
 import pdb  # noqa: T100
 import re
 import sys
@@ -400,6 +402,68 @@ def test_what_is_typed_at_a_pdb_prompt_is_a_peek(typed, shown):
     assert lazyrt.pending_graph(y).fingerprint == fingerprint
     assert lazyrt.counters()["executions"] == 0
     assert lazyrt.counters()["barriers"] == 0
+
+
+@pytest.mark.not_eager("reads what is pending")
+def test_what_is_typed_into_pdbs_interpreter_is_a_peek(monkeypatch, capsys):
+    typed = iter(["t.tolist()"])
+
+    def answer(_prompt=""):
+        line = next(typed, None)
+        if line is None:
+            raise EOFError
+        return line
+
+    monkeypatch.setattr(builtins, "input", answer)
+    y = torch.ones(2, device=DEVICE) * 2
+    lazyrt.reset_counters()
+
+    at_pdb(["interact"], y)
+
+    assert "[2.0, 2.0]" in capsys.readouterr().out
+    assert lazyrt.is_pending(y)
+    assert lazyrt.counters()["barriers"] == 0
+
+
+@pytest.mark.not_eager("reads what is pending")
+def test_the_condition_of_a_breakpoint_cuts_nothing():
+    """S0.01: it is evaluated each time that its line is reached."""
+    program = "def loop(t, stop):\n    stop()\n    for _ in range(4):\n        t = t + 1\n    return t\n"
+    file = "/x/loop.py"
+    linecache.cache[file] = (
+        len(program),
+        None,
+        program.splitlines(keepends=True),
+        file,
+    )
+    typed = [
+        f"b {file}:4, t.sum().item() > 5",
+        "c",
+        "p t.sum().item()",
+        "cl 1",
+        "c",
+        "",
+    ]
+    screen = io.StringIO()
+    debugger = pdb.Pdb(
+        stdin=io.StringIO("\n".join(typed)), stdout=screen, nosigint=True, readrc=False
+    )
+    debugger.use_rawinput = False
+    namespace: dict[str, Any] = {}
+    exec(compile(program, file, "exec"), namespace)  # noqa: S102
+    y = torch.ones(2, device=DEVICE) * 2
+    before = sys.gettrace()
+    lazyrt.reset_counters()
+    try:
+        end = namespace["loop"](y, lambda: debugger.set_trace(sys._getframe(1)))
+    finally:
+        sys.settrace(before)
+        vars(debugger).clear()
+        del linecache.cache[file]
+
+    assert "\n(Pdb) 6.0\n" in screen.getvalue()
+    assert lazyrt.counters()["barriers"] == 0
+    assert lazyrt.is_pending(end)
 
 
 @pytest.mark.not_eager("reads what is pending")

@@ -31,10 +31,10 @@ _DEBUGGER_EVALUATION = (
 )  # fmt: skip
 _PROMPT_FUNCTIONS = frozenset(
     ("default", "_getval", "_getval_except", "do_p", "do_pp", "message", "displayhook",
-     "do_display", "do_whatis")
+     "do_display", "do_whatis", "do_interact", "effective")
 )  # fmt: skip
 _PROMPT_FILES = ("/pdb.py", "/IPython/core/debugger.py", "/IPython/terminal/debugger.py",
-                 "/bdb.py", "/code.py")  # fmt: skip
+                 "/bdb.py")  # fmt: skip
 
 
 def behind_the_users_back() -> bool:
