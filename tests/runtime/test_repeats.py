@@ -94,6 +94,75 @@ def test_a_boolean_index_puts_tensors_into_repeated_elements_by_a_counted_cut():
     on_both(program, grid(12), fallbacks=1)
 
 
+def matrices(d, *shape):
+    return (grid(*shape) / 8).to(d)
+
+
+RUN_BY_THE_CPU = {
+    "products are added to one number": lambda d, x: (
+        x[1:2].expand(3).addmv_(matrices(d, 3, 3), matrices(d, 3), beta=0.5)
+    ),
+    "columns are added to one number": lambda d, x: (
+        x[1:2].expand(3).addmv_(matrices(d, 3, 3).t(), matrices(d, 3), alpha=2)
+    ),
+    "products are added to one matrix": lambda d, x: (
+        x[:4].view(2, 2).expand(3, 2, 2).baddbmm_(matrices(d, 3, 2, 2), matrices(d, 3, 2, 2))
+    ),
+    "products are added to one column": lambda d, x: (
+        x[2:4].view(2, 1).expand(3, 2, 2).baddbmm_(matrices(d, 3, 2, 2), matrices(d, 3, 2, 2))
+    ),
+    "rows of one vector are shortened": lambda d, x: torch.embedding_renorm_(
+        x.expand(4, 12), torch.tensor([1, 2, 1], device=d), 2.0, 2.0
+    ),
+    "columns that are short enough stay": lambda d, x: torch.embedding_renorm_(
+        x[:, None].expand(12, 3), torch.tensor([1, 2], device=d), 200.0, 2.0
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "call", slow_but(RUN_BY_THE_CPU, {"columns are added to one number"})
+)
+def test_sums_over_repeated_elements_are_those_of_the_cpu_by_a_counted_cut(call):
+    on_both(RUN_BY_THE_CPU[call], grid(12), fallbacks=1)
+
+
+def test_columns_to_be_shortened_are_refused_as_on_the_cpu():
+    def program(d, x):
+        index = torch.tensor([1], device=d)
+        with pytest.raises(RuntimeError, match="single memory location"):
+            torch.embedding_renorm_(x[:, None].expand(12, 3), index, 0.5, 2.0)
+        return x
+
+    on_both(program, grid(12), fallbacks=1)
+
+
+SHAPES_OF_TRIANGLES = {
+    "one matrix, first of four": lambda x: x[:4].view(2, 2).expand(2, 1, 2, 2),
+    "one matrix, second of four": lambda x: x[:4].view(2, 2).expand(2, 3, 2, 2),
+    "rows of five": lambda x: x[:4].view(2, 1, 2).expand(1, 1, 2, 2, 2),
+    "batches apart": lambda x: x[:12].view(3, 4)[:, None, None, :2].expand(3, 1, 2, 2),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES_OF_TRIANGLES)
+@pytest.mark.parametrize("cut", [torch.Tensor.tril_, torch.Tensor.triu_])
+def test_triangles_of_batches_are_cut_or_refused_as_on_the_cpu(shape, cut):
+    results = []
+    for device in ("cpu", DEVICE):
+        x = grid(12).to(device)
+        found = outcome(lambda x=x: cut(SHAPES_OF_TRIANGLES[shape](x)))
+        results.append((x.tolist(), found if isinstance(found, type) else None))
+
+    (expected, refused), (found, raised) = results
+    assert found == expected
+    if refused is None:
+        assert raised is None
+    else:
+        assert raised is not None
+        assert issubclass(raised, refused)
+
+
 REFUSED = {
     "sum": lambda x: x.add_(1),
     "conjugate": lambda x: x[:1].to(torch.complex64).expand(3, 4).conj_physical_(),
@@ -101,6 +170,12 @@ REFUSED = {
     "copy": lambda x: x.copy_(torch.zeros(3, 4, device=x.device)),
     "scatter": lambda x: x.scatter_(0, torch.zeros(1, 4).long().to(x.device), 1.0),
     "random": lambda x: x.normal_(),
+    "a mask of more axes": lambda x: x.masked_fill_(
+        torch.ones(2, 3, 4, device=x.device).bool(), 1.0
+    ),
+    "a mask of another size": lambda x: x.masked_fill_(
+        torch.ones(5, device=x.device).bool(), 1.0
+    ),
 }
 
 

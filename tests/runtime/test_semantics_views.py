@@ -200,6 +200,67 @@ def out_is_resized(d, x):
     return target, result is target, values, where, joined, wide
 
 
+def strided_copies_go_by_the_storage(d, x):
+    rows, nine = x.view(3, 4).t(), torch.full((2,), 9.0, device=d)
+    written = torch.as_strided_scatter(x[2:], nine, (2,), (3,), 1)
+    return (
+        torch.as_strided_copy(x[2:], (2,), (1,), 1), torch.as_strided_copy(rows, (6,), (2,)),
+        torch.as_strided_copy(rows + 1, (3,), (1,)),
+        torch.as_strided_scatter(x, nine, (2,), (5,)), written, written.storage_offset(),
+        torch.as_strided_scatter(rows, nine, (2,), (1,), 4),
+        torch.as_strided_scatter(x[1:3].expand(2, 2), nine, (2,), (1,)),
+    )  # fmt: skip
+
+
+def strided_copies_are_differentiated(d, x):
+    x.requires_grad_()
+    y = x * 2
+    part = torch.as_strided_copy(y[3:], (3,), (2,), 2)
+    (part * part).sum().backward()
+
+
+def out_forms_that_write_through_views(d, x):
+    a, b = x[:4].view(2, 2), x[4:10].view(2, 3)
+    pieces = [torch.zeros(size, device=d) for size in (5, 0)]
+    rows = [torch.zeros(4, device=d) for _ in range(3)]
+    torch.split_with_sizes_copy(x, [5, 7], out=pieces)
+    torch.unbind_copy(x.view(3, 4), out=rows)
+    mean, variance = torch.zeros(2, device=d), torch.ones(2, device=d)
+    statistics = [torch.zeros(0, device=d) for _ in range(3)]
+    torch.native_batch_norm(
+        x.view(2, 2, 3),
+        None,
+        None,
+        mean,
+        variance,
+        training=True,
+        momentum=0.5,
+        eps=1e-5,
+        out=statistics,
+    )
+    return (
+        torch.kron(a, b, out=torch.zeros(4, 6, device=d)),
+        torch.kron(a, b, out=torch.zeros(6, 4, device=d).t()),
+        torch.matmul(x.view(3, 2, 2), a[0], out=torch.zeros(0, device=d)),
+        torch.matmul(x.view(3, 2, 2), b, out=torch.zeros(3, 4, 3, device=d)[:, ::2]),
+        pieces, rows, statistics, mean, variance,
+    )  # fmt: skip
+
+
+def out_gets_the_strides_of_a_new_result(d, x):
+    square = x[:9].view(3, 3) + 4 * torch.eye(3, device=d)
+    large = torch.zeros(0, device=d).resize_(12)
+    same = torch.zeros(3, 3, device=d)
+    torch.linalg.inv(square, out=same)
+    large.resize_(0)
+    return (
+        torch.linalg.inv(square, out=torch.zeros(0, device=d)), same,
+        torch.linalg.inv(square, out=large),
+        torch.cat([x.view(1, 3, 2, 2).to(memory_format=torch.channels_last)] * 2,
+                  out=torch.zeros(0, device=d)),
+    )  # fmt: skip
+
+
 def storage_of_any_strides(d, x):
     gaps = torch.empty_strided((2, 3), (10, 2), device=d).fill_(3.0)
     gaps[0, 1] = 7
@@ -251,7 +312,9 @@ PROGRAMS = [
     metadata_changes_in_place, metadata_of_a_view_changes_in_place, bits_are_viewed_and_written,
     gradients_through_written_views, gradients_through_overlapping_views, data_is_swapped,
     data_is_written_under_a_graph, set_shows_another_storage, resize_keeps_the_storage,
-    out_is_a_view, out_is_resized, storage_of_any_strides, storage_offsets_are_those_of_the_cpu,
+    out_is_a_view, out_is_resized, strided_copies_go_by_the_storage,
+    strided_copies_are_differentiated, out_forms_that_write_through_views,
+    out_gets_the_strides_of_a_new_result, storage_of_any_strides, storage_offsets_are_those_of_the_cpu,
     versions_count_writes_through_views, writes_read_before_they_write,
 ]  # fmt: skip
 # The others are slow: each program is compiled by XLA.
@@ -307,6 +370,22 @@ def test_views_of_complex_numbers_match_the_cpu(program):
 REFUSED_ON_BOTH = {
     "write to an expanded tensor": lambda x: x[:1].expand(4).add_(1),
     "view across a gap": lambda x: x.view(3, 4)[:, :2].view(6),
+    "strided view beyond the end": lambda x: x.as_strided((4, 4), (4, 1)),
+    "strided view beyond a view's storage": lambda x: x[2:].as_strided((11,), (1,)),
+    "strided view of bits beyond the end": lambda x: x.view(torch.int16).as_strided(
+        (25,), (1,)
+    ),
+    "strided view in place beyond the end": lambda x: x.as_strided_((13,), (1,)),
+    "strided copy beyond the end": lambda x: torch.as_strided_copy(x, (2,), (12,)),
+    "strided scatter beyond the end": lambda x: torch.as_strided_scatter(
+        x, x, (12,), (2,)
+    ),
+    "strided scatter of another shape": lambda x: torch.as_strided_scatter(
+        x, x[:1], (3,), (1,)
+    ),
+    "out of a product that needs gradients": lambda x: torch.kron(
+        x.requires_grad_(), x, out=torch.zeros(0, device=x.device)
+    ),
     "stride of minus one": lambda x: x[::-1],
     "negative window": lambda x: x.unfold(0, -1, 1),
     "write to a leaf": lambda x: x.requires_grad_().add_(1),

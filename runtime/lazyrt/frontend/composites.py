@@ -1,4 +1,4 @@
-"""Ops that torch composes of others by way of data or in C++, composed here without either.
+"""Ops that torch composes of others by way of data, storages or C++, composed here without these.
 
 They are registered above autograd, so that the ops they are made of get the derivatives.
 """
@@ -12,6 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
+
+from lazyrt.frontend.buffers import value_of
+from lazyrt.frontend.kernels import write_out
+from lazyrt.frontend.torch_compat import find_overload, increment_version
+from lazyrt.ir.live import lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,23 +136,112 @@ def scaled_dot_product_attention(
     attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
     **options: Any,
 ) -> torch.Tensor:  # fmt: skip
-    """`aten.scaled_dot_product_attention`: torch's composite, with the check of the CPU's kernel.
+    """`aten.scaled_dot_product_attention`: torch's composite, for what it leaves to a kernel, too.
+
+    The CPU's own kernel takes a mask and `is_causal` together, which the composite refuses, and
+    needs a mask of two axes, which the composite does not.
 
     Raises:
-        IndexError: Query and so on are [batch, heads, length, size], there is no dropout, and the
-            mask has fewer than two axes. The CPU takes such a mask in all other calls.
+        IndexError: That kernel would run, and the mask has fewer than two axes.
     """
-    is_fused = query.dim() == _FUSED_AXES and not dropout_p
-    if is_fused and attn_mask is not None and attn_mask.dim() < _MASK_AXES:
-        raise IndexError(
-            f"scaled_dot_product_attention got an attn_mask of shape {tuple(attn_mask.shape)}. A "
-            "mask needs at least two axes, queries and keys. Expand it to "
-            f"({query.shape[-2]}, {key.shape[-2]})."
-        )
+    if attn_mask is not None and _is_fused(query, key, value, dropout_p, **options):
+        if attn_mask.dim() < _MASK_AXES:
+            raise IndexError(
+                "scaled_dot_product_attention got an attn_mask of shape "
+                f"{tuple(attn_mask.shape)}. A mask needs at least two axes, queries and keys. "
+                f"Expand it to ({query.shape[-2]}, {key.shape[-2]})."
+            )
+        if is_causal and _is_fused_mask(attn_mask, query, key, value):
+            attn_mask, is_causal = _without_future(attn_mask, query, key), False
     call = torch.ops.aten.scaled_dot_product_attention.default
     args = (query, key, value, attn_mask, dropout_p, is_causal)
     result: torch.Tensor = call.decompose(*args, **options)
     return result
+
+
+def _is_fused(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float,
+    enable_gqa: bool = False, **_: Any,
+) -> bool:  # fmt: skip
+    """Return whether the CPU's own kernel takes these, which are [batch, heads, length, size]."""
+    if dropout_p or not torch.backends.cuda.flash_sdp_enabled():
+        return False
+    if {query.dim(), key.dim(), value.dim()} != {_FUSED_AXES}:
+        return False
+    heads, served = query.shape[1], key.shape[1]
+    is_served = bool(served) and heads % served == 0 if enable_gqa else heads == served
+    return (
+        is_served
+        and served == value.shape[1]
+        and query.shape[0] == key.shape[0] == value.shape[0]
+    )
+
+
+def _is_fused_mask(
+    mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> bool:
+    """Return whether the CPU's own kernel takes a mask: two axes or four, no gradient of its own.
+
+    All vectors have one size, and their numbers lie side by side.
+    """
+    whole = (*query.shape[:3], key.shape[2])
+    return (
+        not mask.requires_grad
+        and query.shape[-1] == key.shape[-1] == value.shape[-1]
+        and (mask.dtype is torch.bool or mask.is_floating_point())
+        and all(tensor.stride(-1) == 1 for tensor in (query, key, value))
+        and mask.dim() in {_MASK_AXES, _FUSED_AXES}
+        and 0 not in whole[2:]
+        and all(
+            size in {1, wanted}
+            for size, wanted in zip(reversed(mask.shape), reversed(whole), strict=False)
+        )
+    )
+
+
+def _without_future(
+    mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+) -> torch.Tensor:
+    """Return a mask that hides from each query the keys behind its own place, too."""
+    shape = (query.shape[-2], key.shape[-2])
+    past = torch.ones(shape, dtype=torch.bool, device=mask.device).tril()
+    if mask.dtype is torch.bool:
+        return mask & past
+    return mask.masked_fill(~past, -torch.inf)
+
+
+def into_out(name: str, pure: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the out= form of an op whose own composite writes through what is no view here.
+
+    It asks the result's storage whether a view shares it, or writes to `_unsafe_view` of it.
+
+    Args:
+        name: Of the form, such as `matmul.out`.
+        pure: Computes what is written.
+    """
+    func = find_overload(name)
+    assert func is not None
+    outs = [argument.name for argument in func._schema.arguments if argument.is_out]
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        targets = [kwargs.pop(out) for out in outs]
+        tensors = [t for t in (*args, *targets) if isinstance(t, torch.Tensor)]
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            raise RuntimeError(
+                f"{name.partition('.')[0]}(): functions with out=... arguments don't support "
+                "automatic differentiation, but one of the arguments requires grad. Leave out= "
+                "away, or call it under torch.no_grad()."
+            )
+        with torch.no_grad():
+            made = pure(*args, **kwargs)
+        made = made if isinstance(made, tuple) else (made,)
+        with lock:
+            for target, result in zip(targets, made, strict=True):
+                write_out(func, target, value_of(result))
+        increment_version(targets)
+        return targets[0] if len(targets) == 1 else tuple(targets)
+
+    return kernel
 
 
 def is_left_aligned(_tensor: torch.Tensor, _mask: torch.Tensor) -> bool:
@@ -164,6 +258,9 @@ COMPOSITES: dict[str, Callable[..., Any]] = {
     "kaiser_window.periodic": kaiser_window,
     "kaiser_window.beta": kaiser_window,
     "scaled_dot_product_attention": scaled_dot_product_attention,
+    "matmul.out": into_out("matmul.out", torch.matmul),
+    "kron.out": into_out("kron.out", torch.kron),
+    "native_batch_norm.out": into_out("native_batch_norm.out", torch.native_batch_norm),
     "_native_multi_head_attention": native_multi_head_attention,
     "_transformer_encoder_layer_fwd": transformer_encoder_layer,
     "_nested_tensor_from_mask_left_aligned": is_left_aligned,

@@ -51,8 +51,9 @@ def run_on_cpu(
             barrier(f"CPU fallback of {func}", site)
     events.emit(events.FallbackUsed(op=str(func), reason=reason, site=site))
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-    host_args = [_to_host(arg, copies) for arg in args]
-    host_kwargs = {name: _to_host(arg, copies) for name, arg in kwargs.items()}
+    targets = _written(func, args, kwargs)
+    host_args = [_to_host(arg, copies, targets) for arg in args]
+    host_kwargs = {name: _to_host(arg, copies, targets) for name, arg in kwargs.items()}
     if "device" in host_kwargs:
         host_kwargs["device"] = torch.device("cpu")
     with torch.no_grad(), _random_numbers(func, host_args, host_kwargs):
@@ -61,9 +62,8 @@ def run_on_cpu(
         took = time.perf_counter_ns() - start
         events.emit(events.FallbackFinished(op=str(func), site=site, duration_ns=took))
         originals = {id(host): lazy for lazy, host in copies}
-        written = _written(func, host_args, host_kwargs)
         for lazy, host in copies:
-            if id(host) in written:
+            if id(lazy) in targets:
                 _write_back(lazy, host)
         return _to_device(result, originals, FromCpu(str(func), site))
 
@@ -116,25 +116,48 @@ def _any_lazy(arg: Any) -> bool:
     return is_lazy(arg)
 
 
-def _to_host(arg: Any, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
+def _to_host(
+    arg: Any, copies: list[tuple[torch.Tensor, torch.Tensor]], targets: set[int]
+) -> Any:
+    """Return an argument with CPU copies of its lazy tensors, which `copies` gets.
+
+    Args:
+        arg: Of the op that was called.
+        copies: Pairs of a lazy tensor and its copy.
+        targets: The ids of the tensors that the op writes.
+    """
+    from lazyrt.frontend.layouts import shows_twice
     from lazyrt.frontend.reads import peek
 
     if is_lazy(arg):
-        host = peek(arg)
+        is_repeating = id(arg) in targets and shows_twice(arg)
+        host = _laid_out_alike(arg) if is_repeating else peek(arg)
         copies.append((arg, host))
         return host
     if isinstance(arg, (list, tuple)):
-        return [_to_host(part, copies) for part in arg]
+        return [_to_host(part, copies, targets) for part in arg]
     if isinstance(arg, torch.device):
         return torch.device("cpu")
     return arg
 
 
+def _laid_out_alike(lazy: torch.Tensor) -> torch.Tensor:
+    """Return a CPU tensor that shows a copy of the storage just as `lazy` shows its own."""
+    from lazyrt.frontend.layouts import flat_storage
+    from lazyrt.frontend.reads import peek
+
+    host = peek(flat_storage(lazy))
+    return host.as_strided(lazy.shape, lazy.stride(), lazy.storage_offset())
+
+
 def _write_back(lazy: torch.Tensor, host: torch.Tensor) -> None:
-    from lazyrt.frontend.layouts import resize
+    from lazyrt.frontend.layouts import flat_storage, resize, shows_twice
 
     if lazy.shape != host.shape:
         resize(lazy, tuple(host.shape))
+    if shows_twice(lazy):
+        flat = flat_storage(lazy)
+        lazy, host = flat, host.as_strided(flat.shape, (1,), 0)
     lazy.copy_(host)
 
 

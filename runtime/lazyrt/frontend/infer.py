@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lazyrt.frontend import warned
 from lazyrt.frontend.checks import check
 from lazyrt.frontend.result_types import RESULT_TYPES
 from lazyrt.frontend.torch_compat import plain_dispatch
@@ -93,6 +94,7 @@ def _run_meta(func: torch._ops.OpOverload, args: Sequence[Any]) -> Any:
     if _takes_device(func):
         keywords["device"] = torch.device("meta")
     check(str(func), positional, keywords)
+    warned.of_op(str(func))
     run = RESULT_TYPES.get(str(func), func)
     with plain_dispatch():
         out = run(*positional, **keywords)

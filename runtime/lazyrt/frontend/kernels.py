@@ -15,7 +15,7 @@ import torch
 
 from lazyrt.config import config
 from lazyrt.errors import DeviceError
-from lazyrt.frontend import finalisers, generators, record, scalars
+from lazyrt.frontend import finalisers, generators, record, scalars, warned
 from lazyrt.frontend.buffers import (
     State,
     View,
@@ -561,14 +561,20 @@ def _out_kernel(func: torch._ops.OpOverload, pure: torch._ops.OpOverload) -> Ker
                 if op.is_random:
                     undo_random(source)
                 raise
-            values = list(result) if result.__class__ in (tuple, list) else [result]
             targets = [full[position] for position in outs]
+            is_one = result.__class__ not in (tuple, list) or _is_list(targets[0])
+            values = [result] if is_one else list(result)
             for target, value in zip(targets, values, strict=True):
-                _check_out(func, target, value)
-                _write_out(target, value)
+                write_out(func, target, value)
+        if not func._schema.returns:
+            return None
         return targets[0] if len(targets) == 1 else tuple(targets)
 
     return kernel
+
+
+def _is_list(arg: Any) -> bool:
+    return arg.__class__ in (list, tuple)
 
 
 def _source_among(args: list[Any]) -> Generator:
@@ -631,6 +637,17 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     return start * tensor.itemsize, stop * tensor.itemsize
 
 
+def write_out(func: torch._ops.OpOverload, target: Any, value: Any) -> None:
+    """Write what an op has computed to its `out=`, which is resized where it must be.
+
+    Raises:
+        RuntimeError: It repeats elements, or the dtypes do not fit.
+        DeviceError: It lives on another device.
+    """
+    _check_out(func, target, value)
+    _write_out(target, value)
+
+
 def _check_out(func: torch._ops.OpOverload, target: Any, value: Any) -> None:
     if not isinstance(target, torch.Tensor) or not isinstance(value, Value):
         return
@@ -653,7 +670,7 @@ def _check_out(func: torch._ops.OpOverload, target: Any, value: Any) -> None:
 def _write_out(target: Any, value: Any) -> None:
     from lazyrt.frontend.layouts import resize
 
-    if target.__class__ in (list, tuple):
+    if _is_list(target):
         for inner, part in zip(target, value, strict=True):
             _write_out(inner, part)
         return
@@ -667,7 +684,8 @@ def _write_out(target: Any, value: Any) -> None:
             f"result type {value.dtype} can't be cast to the desired output type {target.dtype}"
         )
     if tuple(target.shape) != value.shape:
-        resize(target, value.shape)
+        warned.of_resize(tuple(target.shape), value.shape)
+        resize(target, value.shape, value.strides)
     write(target, value)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lazyrt.errors import NoLoweringError
 from lazyrt.frontend import buffers
@@ -42,7 +42,88 @@ def as_strided(
         start = state.offset if offset is None else offset
         root = root_as(state, self.dtype)
         args = (tuple(size), tuple(stride), start)
+        check_bounds(root, args)
         return make_view(self, aten.as_strided.default, args, root)
+
+
+def check_bounds(root: State, places: tuple[Any, ...]) -> None:
+    """Refuse places beyond the end of a storage, as the CPU does.
+
+    Args:
+        root: The whole storage.
+        places: Sizes, strides and offset, in elements of it.
+
+    Raises:
+        RuntimeError: The last place lies beyond.
+    """
+    size, stride, offset = places
+    shape, dtype, _ = root.type
+    if 0 in size or len(size) != len(stride):
+        return  # the second torch refuses in words of its own
+    reach = offset + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+    if reach > math.prod(shape):
+        raise RuntimeError(
+            f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {offset}, and "
+            f"itemsize {dtype.itemsize} requiring a storage size of {reach * dtype.itemsize} are out "
+            f"of bounds for storage of size {math.prod(shape) * dtype.itemsize}. The storage ends "
+            f"before the last element. Pass smaller sizes or strides, or make a larger tensor."
+        )
+
+
+def as_strided_copy(
+    self: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    offset: int | None = None,
+) -> torch.Tensor:
+    """`aten.as_strided_copy`: a copy of what the storage at the root shows in these places."""
+    return as_strided(self, size, stride, offset).contiguous().clone()
+
+
+def as_strided_scatter(
+    self: torch.Tensor,
+    source: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    offset: int | None = None,
+) -> torch.Tensor:
+    """`aten.as_strided_scatter`: a copy of the storage with `source` written to some places.
+
+    The result shows of it what `self` shows of its own. Of an expanded tensor the copy is plain,
+    as on the CPU.
+    """
+    if 0 in self.stride() and shows_twice(self):
+        place = self.contiguous().clone()
+    else:
+        storage = flat_storage(self).clone()
+        place = storage.as_strided(self.shape, self.stride(), self.storage_offset())
+    target = place.as_strided(size, stride, offset)
+    if target.shape != source.shape:
+        raise RuntimeError(
+            f"expected src to have a size equal to the slice of self: the slice has the shape "
+            f"{tuple(target.shape)}, src {tuple(source.shape)}. Reshape src to that."
+        )
+    target.copy_(source)
+    return place
+
+
+def shows_twice(tensor: torch.Tensor) -> bool:
+    """Return whether a lazy tensor may show an element of its storage more than once."""
+    if isinstance(state_of(tensor), Buffer):
+        return False
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
+    return False
+
+
+def flat_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """Return all elements of a lazy tensor's storage, flat: a view of it."""
+    count = tensor.untyped_storage().nbytes() // tensor.itemsize
+    return tensor.as_strided((count,), (1,), 0)
 
 
 def root_as(state: State, dtype: torch.dtype) -> State:
@@ -88,16 +169,25 @@ def _in_memory_order(base: Buffer) -> State:
     return View(base, operation(aten.permute.default), (order,), value)
 
 
-def resize(tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+def resize(
+    tensor: torch.Tensor,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None = None,
+) -> None:
     """Give a lazy tensor another shape: a part of its storage, where that is large enough.
 
     Else the tensor gets new storage with the old elements, then zeros; views of the old storage
     stay behind, unlike on the CPU.
+
+    Args:
+        tensor: Gets the shape.
+        shape: Sizes.
+        strides: Without gaps or overlaps, in elements; None for contiguous ones.
     """
     state = state_of(tensor)
     held, dtype, _ = state.base.type
     if tensor.dtype is dtype and state.offset + math.prod(shape) <= math.prod(held):
-        strides = contiguous_strides(shape)
+        strides = strides or contiguous_strides(shape)
         tensor.data = as_strided(tensor, shape, strides, state.offset)
         return
     old = operand(tensor)
@@ -114,3 +204,5 @@ def resize(tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
     buffer = Buffer(value)
     pending.buffers[buffer] = None
     tensor.data = wrap(buffer, value)
+    if strides is not None:
+        tensor.data = as_strided(tensor, shape, strides, 0)

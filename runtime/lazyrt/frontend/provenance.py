@@ -98,10 +98,15 @@ def call_site(depth: int = 1) -> tuple[CodeType, int] | None:
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
         code = frame.f_code
-        if not code.co_filename.startswith((_OWN_ROOT, *_INTERNAL)):
+        if not is_own(code):
             return code, frame.f_lineno
         frame = frame.f_back
     return None
+
+
+def is_own(code: CodeType) -> bool:
+    """Return whether code is lazyrt's, written or generated."""
+    return code.co_filename.startswith((_OWN_ROOT, *_INTERNAL))
 
 
 def called_by_package(depth: int = 1) -> bool:

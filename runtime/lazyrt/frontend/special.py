@@ -8,7 +8,7 @@ import torch
 
 from lazyrt.errors import NoLoweringError
 from lazyrt.execution.transfer import to_device
-from lazyrt.frontend import provenance, reads, record, refusals
+from lazyrt.frontend import provenance, reads, record, refusals, warned
 from lazyrt.frontend.buffers import (
     current_value,
     state_of,
@@ -23,7 +23,14 @@ from lazyrt.frontend.kernels import (
     wrap,
     write,
 )
-from lazyrt.frontend.layouts import as_strided, resize, root_as
+from lazyrt.frontend.layouts import (
+    as_strided,
+    as_strided_copy,
+    as_strided_scatter,
+    check_bounds,
+    resize,
+    root_as,
+)
 from lazyrt.frontend.record import functional, operation
 from lazyrt.frontend.torch_compat import (
     DEVICE_TYPE,
@@ -110,6 +117,13 @@ def factory_out(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
     return kernel
 
 
+def arange_out(*args: Any, out: torch.Tensor) -> torch.Tensor:
+    """`aten.arange.start_out`."""
+    made = torch.arange(*args, dtype=out.dtype, device=out.device)
+    warned.of_count(out, made.numel())
+    return copy_(resize_(out, made.shape), made)
+
+
 def _strides_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
     return None if tensor.is_contiguous() else tuple(tensor.stride())
 
@@ -119,13 +133,15 @@ def copy_(
 ) -> torch.Tensor:
     """`aten.copy_`, in all directions."""
     if dst.device.type != DEVICE_TYPE:
-        dst.copy_(reads.read(src, "copy_ to another device"))
+        host = reads.read(src, "copy_ to another device")
+        dst.copy_(_converted(host, dst.dtype))
         return dst
     if src.device.type == DEVICE_TYPE:
+        warned.of_cast(src, dst.dtype)
         with lock:
             write(dst, value_of(src))
         return dst
-    host = src.to(dst.dtype) if src.dtype is not dst.dtype else src
+    host = _converted(src, dst.dtype)
     with lock:
         state = state_of(dst)
         shape = tuple(dst.shape)
@@ -139,6 +155,14 @@ def copy_(
         pending.transient.append(source)
         write(dst, leaf_of(source))
     return dst
+
+
+def _converted(host: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor of another device in a dtype, itself where it has it already."""
+    warned.of_cast(host, dtype)
+    if host.is_complex() and not dtype.is_complex and dtype is not torch.bool:
+        host = host.real  # torch would warn again, of a line of ours
+    return host.to(dtype)
 
 
 def copy_from(
@@ -166,8 +190,9 @@ def to_copy(
     if device is not None and device.type != DEVICE_TYPE:
         host = reads.read(self, ".cpu()")
         if device.type != "cpu" or (dtype is not None and dtype is not host.dtype):
-            return host.to(device=device, dtype=dtype or host.dtype)
+            return _converted(host, dtype or host.dtype).to(device)
         return host
+    warned.of_cast(self, dtype or self.dtype)
     with lock:
         key = (
             value_of(self), dtype or self.dtype, None, None, None, False, memory_format,
@@ -181,7 +206,7 @@ def _upload(
     """Copy a tensor of another device into new storage."""
     refusals.check_layout(source)
     keep = torch.preserve_format if memory_format is None else memory_format
-    host = source.detach().to(device="cpu", dtype=dtype)
+    host = _converted(source.detach().cpu(), dtype)
     like = torch.empty_like(host, device="meta", memory_format=keep)
     buffer = Buffer(None)
     with lock:
@@ -320,6 +345,7 @@ def set_storage_(
     else:
         root = root_as(state.base, self.dtype)
         args = (tuple(size), tuple(stride), offset)
+        check_bounds(root, args)
         self.data = make_view(self, aten.as_strided.default, args, root)
     return self
 
@@ -419,7 +445,7 @@ IN_PLACE_VIEWS: dict[str, torch._ops.OpOverload] = {
 }
 
 SPECIAL: dict[str, Callable[..., Any]] = {
-    "arange.start_out": factory_out(torch.arange),
+    "arange.start_out": arange_out,
     "eye.out": factory_out(torch.eye),
     "eye.m_out": factory_out(torch.eye),
     "linspace.out": factory_out(torch.linspace),
@@ -439,6 +465,8 @@ SPECIAL: dict[str, Callable[..., Any]] = {
     "is_set_to": is_set_to,
     "native_batch_norm": native_batch_norm,
     "as_strided": as_strided,
+    "as_strided_copy": as_strided_copy,
+    "as_strided_scatter": as_strided_scatter,
     "unfold": unfold,
     "split.Tensor": split,
     "split_with_sizes": split_with_sizes,

@@ -1,0 +1,100 @@
+"""torch's own warnings, told at the line that torch names: the innermost one that is not ours.
+
+These are the warnings of torch's kernels for the CPU. What torch says above a device it says
+for this one, too.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import TYPE_CHECKING
+
+import torch
+
+from lazyrt.frontend.provenance import is_own
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+_said: set[str] = set()
+
+_OF_OPS = {
+    "aten.cholesky.default": "torch.cholesky is deprecated in favor of torch.linalg.cholesky and "
+    "will be removed in a future PyTorch release.",
+    "aten.index_reduce.default": "index_reduce() is in beta and the API may change at any time.",
+}
+_DISCARDS = "Casting complex values to real discards the imaginary part"
+
+
+def say(text: str) -> None:
+    """Warn at the caller's line, as often as Python's filters let it through.
+
+    Raises:
+        UserWarning: A filter makes errors of such warnings.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and is_own(frame.f_code):
+        frame = frame.f_back
+    if frame is None:
+        warnings.warn(text, UserWarning, stacklevel=2)
+        return
+    names = frame.f_globals
+    warnings.warn_explicit(
+        text,
+        UserWarning,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        module=names.get("__name__"),
+        registry=names.setdefault("__warningregistry__", {}),
+    )
+
+
+def say_once(text: str) -> None:
+    """Warn for the first time in a process, as torch does with most of what it warns of.
+
+    Raises:
+        UserWarning: A filter makes errors of such warnings.
+    """
+    if text in _said and not torch.is_warn_always_enabled():
+        return
+    _said.add(text)
+    say(text)
+
+
+def of_resize(held: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    """Warn that an op gives its `out=` another shape; one without elements gets it silently."""
+    if 0 in held:
+        return
+    say(
+        "An output with one or more elements was resized since it had shape "
+        f"{list(held)}, which does not match the required output shape {list(wanted)}. This "
+        "behavior is deprecated, and in a future PyTorch release outputs will not be resized "
+        "unless they have zero elements. You can explicitly reuse an out tensor t by resizing "
+        "it, inplace, to zero elements with t.resize_(0)."
+    )
+
+
+def of_cast(source: torch.Tensor, target: torch.dtype) -> None:
+    """Warn if a conversion keeps the real parts of complex numbers alone."""
+    if not source.is_complex() or target.is_complex or target is torch.bool:
+        return
+    if source.numel():
+        say_once(_DISCARDS)
+
+
+def of_count(out: torch.Tensor, count: int) -> None:
+    """Warn that `arange` computes another number of elements than its `out=` has."""
+    if out.numel() not in {0, count}:
+        say(
+            f"The number of elements in the out tensor of shape {list(out.shape)} is {out.numel()} "
+            f"which does not match the computed number of elements {count}. Note that this may "
+            "occur as a result of rounding error. The out tensor will be resized to a tensor of "
+            f"shape ({count},)."
+        )
+
+
+def of_op(name: str) -> None:
+    """Warn of a functional op that torch warns of whenever it is called."""
+    if name in _OF_OPS:
+        say_once(_OF_OPS[name])
