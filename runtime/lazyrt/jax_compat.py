@@ -132,9 +132,20 @@ def compile_text(
     module = _Module(text, outs)
 
     def main(*args: Any) -> Any:
-        return [*_splice.bind(*args, module=module), jnp.zeros((), jnp.bool_)]
+        return _splice.bind(*args, module=module)
 
-    return compile_function(main, ins, donated, fast=fast, names=names)
+    return compile_function(
+        with_ready_scalar(main), ins, donated, fast=fast, names=names
+    )
+
+
+def with_ready_scalar(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of one result more: a scalar that is ready when all of them are."""
+
+    def main(*args: Any) -> Any:
+        return [*function(*args), jnp.zeros((), jnp.bool_)]
+
+    return main
 
 
 def hlo_text(

@@ -1,3 +1,4 @@
+import math
 import re
 import signal
 import threading
@@ -13,7 +14,7 @@ import lazyrt
 from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import FrozenError
-from lazyrt.execution import compiler, executor
+from lazyrt.execution import compiler, executor, peek, watcher
 from lazyrt.execution.executor import barrier
 from lazyrt.ir import live
 from lazyrt.observe import events
@@ -212,6 +213,47 @@ def test_overwritten_inputs_are_donated():
     assert donated(lambda: x.add_(1)) == 1
     assert donated(lambda: x.mul_(2)) == 1
     assert x.sum().item() == 4096.0
+
+
+def eager_op():
+    with lazyrt.eager_mode():
+        return torch.arange(2.0**19, device=DEVICE).sin()
+
+
+def op_by_op():
+    with lazyrt.config.scoped(op_by_op_barriers=True):
+        made = torch.arange(2.0**19, device=DEVICE).sin()
+        lazyrt.mark_step()
+        return made
+
+
+@pytest.mark.parametrize("make", [eager_op, op_by_op])
+def test_watching_an_op_that_ran_alone_keeps_no_large_result(make, monkeypatch):
+    """While it runs, the next barrier may overwrite what it makes."""
+    monkeypatch.setattr(watcher, "_notice", lambda: None)  # nothing ends before a look
+    x = make()
+
+    try:
+        assert watcher.in_flight() > 0
+        assert donated(lambda: x.add_(1)) == 1
+        assert x[2].item() == pytest.approx(math.sin(2) + 1)
+    finally:
+        monkeypatch.undo()
+
+
+def test_watching_a_peek_keeps_no_large_result(monkeypatch):
+    x = torch.ones(2**19, device=DEVICE) + 1
+    y = x * 2
+    lazyrt.materialise(y)  # its executables are known, so the next one runs op by op
+    monkeypatch.setattr(watcher, "_notice", lambda: None)
+    monkeypatch.setattr(peek, "_slice_is_cheaper", lambda cone: False)
+    monkeypatch.setattr(lazyrt.config, "peek_memo_bytes", 0)
+    before = len(watcher._running)
+
+    lazyrt.materialise(x * 3)
+    held = [each.token.nbytes for each in list(watcher._running)[before:]]
+
+    assert held == [1]
 
 
 def test_inputs_that_somebody_still_needs_are_not_donated():

@@ -207,16 +207,18 @@ def compile_interpreted(
     graph: Canonical, donated: Donated, *, fast: bool = True
 ) -> Any:
     """Compile a graph by re-interpreting its rules under `jax.jit`: the second path."""
-    import jax.numpy as jnp
 
-    def main(*args: Any) -> Any:
-        return [*interpret(graph, *args), jnp.zeros((), jnp.bool_)]
+    def interpreted(*args: Any) -> Any:
+        return interpret(graph, *args)
 
+    main = jax_compat.with_ready_scalar(interpreted)
     return jax_compat.compile_function(main, argument_types(graph), donated, fast=fast)
 
 
 def compile_spec(spec: Spec, purpose: Purpose = "op", node: Node | None = None) -> Any:
-    """Return the executable of a single op; its results are followed by no ready scalar.
+    """Return the executable of a single op.
+
+    Only large results are followed by a ready scalar: waiting for a small one keeps few bytes.
 
     Args:
         spec: The op on operands of certain types.
@@ -226,9 +228,9 @@ def compile_spec(spec: Spec, purpose: Purpose = "op", node: Node | None = None) 
     if spec.executable is None:
 
         def build() -> Any:
-            return jax_compat.compile_function(
-                spec.apply, spec.signature, {}, fast=True
-            )
+            apply = spec.apply
+            main = jax_compat.with_ready_scalar(apply) if spec.is_large else apply
+            return jax_compat.compile_function(main, spec.signature, {}, fast=True)
 
         key = _spec_key(spec)
         operands = ", ".join(map(str, spec.operands))
@@ -256,7 +258,8 @@ def is_compiled(spec: Spec) -> bool:
 
 
 def _spec_key(spec: Spec) -> str:
-    return f"op|{spec_identity(spec)}"
+    kind = "op with ready scalar" if spec.is_large else "op"
+    return f"{kind}|{spec_identity(spec)}"
 
 
 def spec_identity(spec: Spec) -> str:

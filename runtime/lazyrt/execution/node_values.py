@@ -131,7 +131,7 @@ def _eager(graph: Graph) -> NodeValues:
     born: dict[Value, tuple[int, int]] = {}
     with jax_compat.scope():
         for number, node in enumerate(graph.nodes):
-            results = run_node(node, found)
+            results, _ = run_node(node, found)
             live += sum(result.nbytes for result in results)
             peak = max(peak, live)
             for output in node.outputs:

@@ -10,7 +10,7 @@ is what the mode is there to show. `pending.runs` counts it.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -60,7 +60,14 @@ def cone_of(
     return list(done), reused
 
 
-def run_node(node: Node, values: Values, purpose: Purpose = "op") -> list[Any]:
+class Ran(NamedTuple):
+    """What running a node gave: its results, and what is ready when they are; None for none."""
+
+    results: list[Any]
+    token: Any
+
+
+def run_node(node: Node, values: Values, purpose: Purpose = "op") -> Ran:
     """Run one node, add its results to `values` and return them.
 
     To be called in `jax_compat.scope()`, for the width of 64-bit types.
@@ -70,11 +77,12 @@ def run_node(node: Node, values: Values, purpose: Purpose = "op") -> list[Any]:
     operands = [read(operand, values) for operand in iter_values(node.args)]
     with memory.explained(node.op.name):
         results: list[Any] = jax_compat.dispatcher(executable)(*operands)
+    token = results.pop() if node.spec.is_large else next(iter(results), None)
     found = iter(results)
     for output in node.outputs:
         if output is not None:
             values[output] = next(found)
-    return results
+    return Ran(results, token)
 
 
 def read(value: Value, values: Values) -> Any:
@@ -138,7 +146,7 @@ def _timed(node: Node, values: Values) -> int:
         if not isinstance(operand, Leaf):
             jax_compat.block(values[operand])
     start = time.perf_counter_ns()
-    for result in run_node(node, values):
+    for result in run_node(node, values).results:
         jax_compat.block(result)
     return time.perf_counter_ns() - start
 
@@ -151,7 +159,7 @@ def run_and_tell(
     hit = compiler.is_compiled(node.spec)
     compiler.compile_spec(node.spec, mode, node)
     start = time.perf_counter_ns()
-    results = run_node(node, values, mode)
+    results, token = run_node(node, values, mode)
     events.emit(
         events.OpExecuted(
             node_id=node.id,
@@ -164,9 +172,9 @@ def run_and_tell(
             site=node.provenance.site,
         )
     )
-    if results:
+    if token is not None:
         watcher.watch(
-            results[0], fingerprint=node.spec.symbol, purpose=mode, step=pending.number,
+            token, fingerprint=node.spec.symbol, purpose=mode, step=pending.number,
             started_ns=start, site=node.provenance.site,
         )  # fmt: skip
 

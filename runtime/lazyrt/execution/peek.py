@@ -161,17 +161,18 @@ def _run_slice(
 def _run_op_by_op(wanted: tuple[Value, ...], cone: list[Node]) -> list[Any]:
     values = dict(pending.memo)
     last_use = last_uses(cone, wanted)
+    token: Any = None
     started = time.perf_counter_ns()
     with jax_compat.scope():
         for number, node in enumerate(cone):
-            run_node(node, values)
+            token = run_node(node, values).token
             for operand in last_use.get(number, ()):
                 if not remember(operand, values[operand]):
                     del values[operand]
     found = [values[value] for value in wanted]
     for value, data in zip(wanted, found, strict=True):
         remember(value, data)
-    _tell_execution("op by op", len(cone), len(cone), found[-1], started)
+    _tell_execution("op by op", len(cone), len(cone), token, started)
     return found
 
 

@@ -15,7 +15,7 @@ import jax
 
 from lazyrt import jax_compat
 from lazyrt.errors import LazyRuntimeError
-from lazyrt.ir.node import Leaf, Node, Value
+from lazyrt.ir.node import Leaf, Node, Value, nbytes_of
 from lazyrt.lowering import dynamic  # noqa: F401 - registers its rules
 from lazyrt.lowering.context import Aval
 from lazyrt.lowering.dtypes import has_jax_dtype, to_jax_dtype
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
+
+
+_LARGE_BYTES = 2**20
 
 
 class SpecFailure(Exception):  # noqa: N818 - a signal to the recorder
@@ -51,12 +54,14 @@ class Spec:
         operands: Type of each operand, repeats included.
         outs: Type of each result, None for an undefined tensor.
         symbol: Name of the private StableHLO function.
+        is_large: Whether its results take so much memory that nobody but the program should
+            hold them.
         executable: The compiled single op, None until something runs it.
     """
 
     __slots__ = (
-        "_args", "_avals", "_failure", "_func", "_is_random", "_text", "executable", "name",
-        "operands", "outs", "symbol",
+        "_args", "_avals", "_failure", "_func", "_is_random", "_text", "executable", "is_large",
+        "name", "operands", "outs", "symbol",
     )  # fmt: skip
 
     def __init__(self, node: Node, number: int) -> None:
@@ -69,6 +74,7 @@ class Spec:
         self.outs = tuple(
             None if out is None else Aval(out.shape, out.dtype) for out in node.outputs
         )
+        self.is_large = sum(map(nbytes_of, filter(None, node.outputs))) >= _LARGE_BYTES
         self.symbol = f"{re.sub(r'[^A-Za-z0-9_]', '_', self.name)}_{number}"
         self._failure: str | None = None
         self._text: str | None = None
