@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import linecache
 from collections import Counter
+from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
 from lazyviz.render.cuts import Cut, Listing, Part, Row, Rule, SourceLine
@@ -24,6 +25,7 @@ _MAX_PARTS = 6
 _AROUND = 1
 _MAX_LINES = 60
 _MAX_SOURCE = 120
+_MAX_ALIGNED = 2_000
 
 
 def cuts_of(runtime: ModuleType, steps: Sequence[int]) -> tuple[Cut, ...]:
@@ -51,12 +53,80 @@ def cuts_of(runtime: ModuleType, steps: Sequence[int]) -> tuple[Cut, ...]:
 
 def cut_of(runtime: ModuleType, step: int) -> Cut | None:
     """Return where the program around a compiled step is cut; None if it is in one piece."""
+    return next(iter(cuts_of(runtime, [_beginning(runtime, step)])), None)
+
+
+def _beginning(runtime: ModuleType, step: int) -> int:
+    """Return the step that ran the first part of the program that a step is a part of."""
     for _ in range(_MAX_PARTS):
         record, earlier = runtime.graph_of_step(step), runtime.graph_of_step(step - 1)
         if record is None or earlier is None or not _goes_on(earlier, record):
             break
         step -= 1
-    return next(iter(cuts_of(runtime, [step])), None)
+    return step
+
+
+def moved_ops(runtime: ModuleType, step: int) -> dict[tuple[str, str], str]:
+    """Return the ops of a step that ran in another part before the cut was moved.
+
+    Both programs are laid side by side in the order of their lines: cells have other files when
+    they run again, so lines alone do not tell which op is which.
+
+    Returns:
+        Words by line and op, for the lines of which some did. Empty if no cut was moved.
+    """
+    record = runtime.graph_of_step(step)
+    first = runtime.graph_of_step(_beginning(runtime, step))
+    parts = _row(runtime, first) if first is not None else []
+    before = _before(runtime, first) if first is not None else []
+    number = next((k for k, each in enumerate(parts) if each is record), None)
+    now, then = _in_order(parts), _in_order(before)
+    if number is None or not then or max(len(now), len(then)) > _MAX_ALIGNED:
+        return {}
+    matcher = SequenceMatcher(None, _labels(now), _labels(then), autojunk=False)
+    places: dict[tuple[str, str], list[int | None]] = {}
+    other = {
+        start + k: then[old + k][0]
+        for start, old, size in matcher.get_matching_blocks()
+        for k in range(size)
+    }
+    for k, (part, vertex) in enumerate(now):
+        if part == number:
+            places.setdefault(_key(vertex), []).append(other.get(k))
+    return {key: words for key, old in places.items() if (words := _came(old, number))}
+
+
+def _in_order(records: Sequence[Any]) -> list[tuple[int, Any]]:
+    """Return the ops of a row of graphs in the order of their lines, with their parts' numbers."""
+    return [
+        (number, vertex)
+        for number, record in enumerate(records)
+        if record.snapshot is not None
+        for vertex in sorted(
+            (v for v in record.snapshot.vertices if not v.is_leaf and v.site), key=_line
+        )
+    ]
+
+
+def _labels(row: Sequence[tuple[int, Any]]) -> list[Any]:
+    return [vertex.label for _, vertex in row]
+
+
+def _line(vertex: Any) -> int:
+    return int(vertex.site.line)
+
+
+def _key(vertex: Any) -> tuple[str, str]:
+    return str(vertex.site), vertex.op
+
+
+def _came(old: Sequence[int | None], number: int) -> str:
+    """Say in which part the ops of one line and kind were; empty if in this one."""
+    elsewhere = [part for part in old if part is not None and part != number]
+    if not elsewhere:
+        return ""
+    share = "" if len(elsewhere) == len(old) else f"{len(elsewhere)} of {len(old)} "
+    return f"{share}in part {elsewhere[0] + 1} before"
 
 
 def _row(runtime: ModuleType, first: Any, step: int | None = None) -> list[Any]:

@@ -16,6 +16,7 @@ from lazyviz.inspection import programs
 from lazyviz.inspection.protocol import RequestError, answered, choice, number, position
 from lazyviz.render import panel, svg, text
 from lazyviz.render.collapse import FOLDINGS, Folding, fold_by
+from lazyviz.render.cuts import cut_panel
 from lazyviz.render.layout import draws_frames, lay_out
 from lazyviz.render.measure import named_in_frames
 from lazyviz.render.model import FROM_CPU, DrawGraph, path_text
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from lazyrt import Inspection
     from lazyviz.inspection.programs import Form, IrProgram, Program, Subject
     from lazyviz.inspection.protocol import Reply
+    from lazyviz.render.cuts import Cut
     from lazyviz.render.model import Box
 
 _ASK_ABOVE_NS = 1_000_000_000  # a longer wait is the reader's own decision
@@ -51,6 +53,7 @@ _OVERLAY_NAMES = {
     "flops": "FLOPs",
     "nan": "NaN and Inf",
     "fallback": "CPU fallback",
+    "cut": "moved cut",
 }
 
 
@@ -90,6 +93,11 @@ class Explorer:
     def title(self) -> str:
         """One line about the form that is shown."""
         return self._subject.program(self._now.form).title
+
+    @property
+    def cut(self) -> Cut | None:
+        """Where the program is cut that this is a part of; None if it is whole."""
+        return self._subject.cut
 
     @property
     def crumbs(self) -> list[str]:
@@ -133,12 +141,14 @@ class Explorer:
         """Return what is drawn in words, for a panel that shows nothing else yet, as HTML."""
         view = self._view
         boxes = view.graph.boxes
-        return panel.overview_html(
+        words = panel.overview_html(
             view.title,
             [box for box in boxes if box.members],
             [box for box in boxes if not box.members],
             has_values=self._inspection is not None,
         )
+        is_whole = len(self._now.views) == 1
+        return words + cut_panel(self.cut) if self.cut and is_whole else words
 
     def legend(self) -> str:
         """Return the legend of what is shown, as inline SVG; empty if it needs none."""

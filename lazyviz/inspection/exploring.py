@@ -11,6 +11,7 @@ from lazyviz.hlo.collecting import uncollected
 from lazyviz.inspection.explorer import Explorer
 from lazyviz.inspection.programs import pending_subject, subject_of
 from lazyviz.render import html
+from lazyviz.render.cuts import cut_html, cut_text
 from lazyviz.shell import twofold
 
 if TYPE_CHECKING:
@@ -62,21 +63,25 @@ class ExploreView:
             return html.muted("Nothing is pending.")
         drawing = html.graph_html(self.explorer.unfolded)
         title = f"{self.explorer.title}, static copy"
-        return html.folded(title, drawing, css_class=self._twin)
+        return html.folded(title, drawing + self._cut_html(), css_class=self._twin)
+
+    def _cut_html(self) -> str:
+        return cut_html(self.explorer.cut) if self.explorer.cut is not None else ""
 
     def to_text(self) -> str:
         """Return a line about the program and its listing."""
         if self.is_empty:
             return "Nothing is pending."
-        return f"{self.explorer.title}\n{self.explorer.listing()}"
+        cut = self.explorer.cut
+        drawn = f"\n{cut_text(cut)}" if cut is not None else ""
+        return f"{self.explorer.title}\n{self.explorer.listing()}{drawn}"
 
     def save(self, path: str | Path, title: str = "") -> None:
         """Write the static copy as a page that needs no other file."""
         from pathlib import Path
 
-        body = html.graph_html(self.explorer.unfolded) + html.pre(
-            self.explorer.listing()
-        )
+        listing = html.pre(self.explorer.listing())
+        body = html.graph_html(self.explorer.unfolded) + listing + self._cut_html()
         page = html.page_html(title or self.explorer.title, [("", body)])
         Path(path).write_text(page, encoding="utf-8")
 

@@ -16,6 +16,7 @@ from lazyviz import session
 from lazyviz.hlo import Graph as HloGraph
 from lazyviz.hlo import HloError, graph_of
 from lazyviz.hlo.graph import CONSTANT
+from lazyviz.inspection.cuts import cut_of, moved_ops
 from lazyviz.render import ir_costs, text
 from lazyviz.render.hlo_model import (
     HloCosts,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from lazyrt import Graph, Inspection
     from lazyrt.execution.holdings import Holding
     from lazyrt.lowering.computation import Computation
+    from lazyviz.render.cuts import Cut
     from lazyviz.render.overlay import Overlay
 
 Form = Literal["ir", "stablehlo", "hlo", "optimised"]
@@ -269,8 +271,12 @@ class HloProgram(Program):
         inputs: Mapping[int, str] | None = None,
         outputs: Mapping[int, str] | None = None,
         source: LoweredFrom | None = None,
+        moved: Mapping[tuple[str, str], str] | None = None,
     ) -> None:
         self._source = source
+        self._moved = moved or {}
+        if moved:
+            self.overlays = (*self.overlays, "cut")
         if source is not None:
             self.overlays = (*self.overlays, "nan", "fallback")
         kind = FORM_NAMES[form]
@@ -332,6 +338,8 @@ class HloProgram(Program):
         """Return an overlay from the types in the text, or from the IR that it came from."""
         if self._source is not None and name in {"nan", "fallback"}:
             return self._from_ir(self._source, name)
+        if name == "cut":
+            return self._moved_ops()
         if name == "bytes":
             return Amounts(title="bytes of results", nodes=self._costs.bytes())
         flops = self._costs.flops()
@@ -341,6 +349,19 @@ class HloProgram(Program):
             )
         nbytes = self._costs.bytes()
         return _shares({k: _estimated(flops[k], nbytes[k]) for k in flops})
+
+    def _moved_ops(self) -> Findings:
+        """Return which ops were in another part of the program before its cut was moved."""
+        graph = self.graph
+        return Findings(
+            title="where ops were before the cut was moved",
+            nodes={
+                node: self._moved.get((graph.site(node), graph.ops[node]), "")
+                for node in self.place
+            },
+            good="in this part",
+            bad="in another part",
+        )
 
     def _from_ir(self, source: LoweredFrom, name: str) -> Findings:
         """Return what is known of the IR ops and inputs that stand behind the program's."""
@@ -424,6 +445,7 @@ class Subject:
         inspection: Of a graph that is pending; values come from it.
         no_values: Why there are none without an inspection.
         names: What its values and inputs are called.
+        cut: Where the program is cut that the graph is a part of, and was cut before.
     """
 
     def __init__(
@@ -434,8 +456,10 @@ class Subject:
         computation: Computation | None = None,
         no_values: str = "",
         names: Mapping[Any, str] | None = None,
+        cut: Cut | None = None,
     ) -> None:
         self.names = names or {}
+        self.cut = cut
         self.no_values = no_values or _NO_VALUES
         self.forms = tuple(form for form in FORMS if form in makers)
         self.first = first
@@ -656,11 +680,15 @@ def _step_subject(step: int, runtime: ModuleType | None) -> Subject:
     graph = runtime.graph_of_step(step).graph
 
     def ir() -> Program:
-        return HloProgram(snapshot, "ir", f"IR of {snapshot.name}")
+        moved = moved_ops(runtime, step)
+        return HloProgram(snapshot, "ir", f"IR of {snapshot.name}", moved=moved)
 
     if graph is None:
-        return Subject({"ir": ir}, "ir")
-    return _lowered(graph, ir, "ir", {}, None)
+        subject = Subject({"ir": ir}, "ir")
+    else:
+        subject = _lowered(graph, ir, "ir", {}, None)
+    subject.cut = cut_of(runtime, step)
+    return subject
 
 
 def _text_subject(graph: HloGraph) -> Subject:

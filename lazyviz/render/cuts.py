@@ -119,6 +119,13 @@ def cut_html(cut: Cut) -> str:
     return html.folded(cut.title, html.picture(_svg(cut), _alt(cut)) + source)
 
 
+def cut_panel(cut: Cut) -> str:
+    """Return the drawing as HTML for the panel beside a graph, whose page has the colours."""
+    source = "\n".join(map(one_line, _listed(cut)))
+    listing = f"<pre>{markup(source)}</pre>" if source else ""
+    return f"<h4>{markup(cut.title)}</h4>{_svg(cut, inline=True)}{listing}"
+
+
 def _alt(cut: Cut) -> str:
     return "; ".join(f"{row.when}: {_row_text(row)}" for row in cut.rows)
 
@@ -156,17 +163,27 @@ def _rule_text(rule: Rule) -> str:
     return f"├{dash} {when} {text.plural(rule.ops, 'op')}: {rule.ended}"
 
 
-def _svg(cut: Cut) -> str:
-    """Return one bar for each row, parts as long as they have ops, cuts as lines."""
+def _svg(cut: Cut, *, inline: bool = False) -> str:
+    """Return one bar for each row, parts as long as they have ops, cuts as lines.
+
+    Args:
+        cut: What is drawn.
+        inline: Whether it becomes a part of a page that has its style.
+    """
     total = max(sum(part.ops for part in row.parts) for row in cut.rows) or 1
     shapes = []
     for number, row in enumerate(cut.rows):
         y = number * _ROW
         shapes.append(f'<text x="0" y="{y + 19}">{markup(row.when)}</text>')
         shapes += _bar(row, y, total)
-    height = len(cut.rows) * _ROW
+    width, height = _LABEL + _WIDTH + 4, len(cut.rows) * _ROW
+    if inline:
+        return (
+            f'<svg class="lzg-cut" viewBox="0 0 {width} {height}" role="img" '
+            f'aria-label="{markup(_alt(cut))}">{"".join(shapes)}</svg>'
+        )
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LABEL + _WIDTH + 4}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" '
         f'height="{height}"><style>{_STYLE}</style>{"".join(shapes)}</svg>'
     )
 

@@ -8,6 +8,7 @@ import pytest
 
 import lazyrt
 from lazyviz.inspection.cuts import cut_of, cuts_of
+from lazyviz.inspection.exploring import explore
 from lazyviz.render import html
 from lazyviz.render.cuts import Cut, Part, Row, cut_html, cut_text
 from lazyviz.render.strip import Strip
@@ -114,6 +115,63 @@ def test_both_places_lie_on_one_source_where_it_is_the_same_file(fresh, tmp_path
     assert listing.place == "train.py"
     rules = {line.number: [r.when for r in line.rules] for line in listing.lines}
     assert (rules[7], rules[8]) == (["now"], ["before"])
+
+
+def explored(step):
+    """Return a view of a step: what is drawn, the first panel, and the text."""
+    view = explore(step)
+    return view.explorer, view.explorer.overview(), view
+
+
+def test_s0_03_the_explorer_draws_the_cut_and_colours_the_ops_that_it_moved(fresh):
+    for marks in ({"first": "", "second": MARK}, {"first": MARK, "second": ""}):
+        run(fresh, CHAIN.format(**marks))
+    first, second = [each.first_step for each in lazyrt.compiled_graphs()[-2:]]
+
+    explorer, panel, view = explored(second)
+    (reply, *_) = explorer.handle({"kind": "overlay", "name": "cut"})
+
+    assert ["cut", "moved cut"] in explorer.controls["overlay"]
+    notes = {box.label.split(" = ")[-1]: box.note for box in explorer.shown.boxes}
+    assert (notes["sin"], notes["cos"]) == ("in part 1 before", "in part 1 before")
+    assert {notes[op] for op in ("relu", "pow", "sqrt", "neg")} == {"in this part"}
+    assert "where ops were before the cut was moved" in reply["legend"]
+    assert 'class="lzg-cut"' in panel
+    assert "before: 4 ops (lines 6 to 7) │ 4 ops (lines 8 to 9); now: 2 ops" in panel
+    assert "cut before, after 4 ops: mark_step()" in panel
+    assert "cut before, after 4 ops: mark_step()" in view.to_text()
+    assert "cut before, after 4 ops: mark_step()" in view.to_html()
+    assert "cut" not in dict(explored(first)[0].controls["overlay"])  # nothing came
+
+
+def test_s0_02_the_explorer_draws_a_cut_that_has_not_moved_without_its_colours(fresh):
+    run(fresh, CHAIN.format(first="", second=MARK))
+    last = lazyrt.compiled_graphs()[-1].first_step
+
+    explorer, panel, _ = explored(last)
+
+    assert "where the program is cut: 2 graphs of 4 and 4 ops" in panel
+    assert "cut" not in dict(explorer.controls["overlay"])
+
+
+def test_a_part_of_the_graph_has_no_drawing_of_the_cut_beside_it(fresh):
+    run(fresh, CHAIN.format(first="", second=MARK))
+    explorer, _, _ = explored(lazyrt.compiled_graphs()[-1].first_step)
+    node = explorer.shown.boxes[-1].members[0]
+    list(explorer.handle({"kind": "focus", "node": node, "hops": 1}))
+
+    assert "lzg-cut" not in explorer.overview()
+    (_, back) = explorer.handle({"kind": "back", "level": 0})
+    assert "lzg-cut" in back["html"]
+
+
+def test_a_step_in_one_piece_is_explored_without_a_cut(fresh):
+    run(fresh, CHAIN.format(first="", second=""))
+
+    explorer, panel, view = explored(lazyrt.compiled_graphs()[-1].first_step)
+
+    assert explorer.cut is None
+    assert "cut" not in panel + view.to_text()
 
 
 def test_the_drawing_is_a_picture_and_text_without_a_script_and_escaped():
