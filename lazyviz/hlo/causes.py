@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from lazyviz.hlo.graph import CONSTANT, PARAMETER
+from lazyviz.hlo.mlir import MlirModule
+from lazyviz.hlo.mlir_attrs import split_commas
+from lazyviz.hlo.mlir_text import closing
 from lazyviz.hlo.module import HloModule
-from lazyviz.hlo.normal import attributes
+from lazyviz.hlo.nested import nested_diffs
+from lazyviz.hlo.normal import attributes, meshes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -19,24 +24,38 @@ if TYPE_CHECKING:
 _SETTINGS = {
     "num_partitions": "the number of partitions",
     "replica_count": "the number of replicas",
-    "input_output_alias": "the inputs whose memory results take",
-    "buffer_donor": "the inputs that give up their memory",
     "allow_spmd_sharding_propagation_to_parameters": "how sharding spreads to parameters",
     "allow_spmd_sharding_propagation_to_output": "how sharding spreads to outputs",
+    "output_shardings": "how results are placed on devices",
+    "mesh": "the devices",
+    "notation": "the notation, in which attributes read otherwise,",
 }
-_PLACEMENT = ("sharding", "replica_groups", "source_target_pairs", "device_list")
+_DONATIONS = ("input_output_alias", "buffer_donor")
+_ALIASED = re.compile(r"\((\d+),")
+_EFFECT = re.compile(r"has_side_effect\s*=\s*true")
+_PLACEMENT = (
+    "sharding", "replica_groups", "source_target_pairs", "device_list", "xla.sdy.sharding",
+    "xla.sdy.in_shardings", "xla.sdy.out_shardings",
+)  # fmt: skip
+_MLIR_PLACEMENT = re.compile(
+    r"\b((?:sdy\.|mhlo\.)?sharding|(?:in|out)_shardings|replica_groups|source_target_pairs)\s*=\s*"
+)
 _MAX_SENTENCES = 8
 _CLIP = 60
+_FEW = 3
+_MAX_INSIDE = 12
 
 
-def sentences(found: GraphDiff) -> list[str]:
+def sentences(found: GraphDiff, depth: int = 3) -> list[str]:
     """Return why the second program is another one, the most basic reason first.
 
     A reason counts what follows from it: types that changed with an input's are no reason
     of their own. What is left has no sentence; the places list it.
     """
-    said = [*_settings(found), *_inputs(found), *_placement(found), *_constants(found)]
-    said += _outputs(found)
+    said = [*_settings(found), *_donations(found), *_inputs(found)]
+    said += [*_placement(found), *_constants(found), *_outputs(found)]
+    if depth and len(said) < _FEW:
+        said += _inside(found, depth)
     return said[:_MAX_SENTENCES]
 
 
@@ -49,11 +68,61 @@ def _settings(found: GraphDiff) -> Iterator[str]:
 
 
 def _header(graph: Graph) -> dict[str, str]:
-    if not isinstance(graph.source, HloModule):
+    source = graph.source
+    if isinstance(source, MlirModule):
+        return source.settings
+    if not isinstance(source, HloModule):
         return {}
-    return {
-        key: " ".join(value.split()) for key, value in attributes(graph.source.header)
+    said = {key: " ".join(value.split()) for key, value in attributes(source.header)}
+    more = {
+        "output_shardings": _root_sharding(source),
+        "mesh": ", ".join(sorted(meshes_of(source.header).values())),
     }
+    return said | {key: value for key, value in more.items() if value}
+
+
+def _root_sharding(module: HloModule) -> str:
+    """Return how a tuple of results is placed, which no node of the graph says."""
+    entry = module.computations.get(module.entry)
+    if entry is None or entry.instructions[entry.root].op != "tuple":
+        return ""
+    return dict(attributes(entry.instructions[entry.root].attrs)).get("sharding", "")
+
+
+def _donations(found: GraphDiff) -> Iterator[str]:
+    """Yield which inputs give up their memory to results in one program only."""
+    before, now = _donated(found.a), _donated(found.b)
+    partner = found.partner_a
+    kept = {partner[x] for x in before}
+    sides = (
+        (
+            found.b,
+            sorted(y for y in now - kept if found.partner_b[y] >= 0),
+            "now gives",
+        ),
+        (
+            found.a,
+            sorted(x for x in before if partner[x] >= 0 and partner[x] not in now),
+            "no longer gives",
+        ),
+    )
+    for graph, nodes, what in sides:
+        if nodes:
+            others = f" and {len(nodes) - 1:,} more, each" if len(nodes) > 1 else ""
+            yield f"input {_name(graph, nodes[0])}{others} {what} up its memory to a result (donation)"
+
+
+def _donated(graph: Graph) -> set[int]:
+    source = graph.source
+    if isinstance(source, MlirModule):
+        numbers = set(source.donated())
+    elif isinstance(source, HloModule):
+        said = dict(attributes(source.header))
+        text = "".join(said.get(key, "") for key in _DONATIONS)
+        numbers = {int(each) for each in _ALIASED.findall(text)}
+    else:
+        numbers = set()
+    return {node for node, number in graph.numbers.items() if number in numbers}
 
 
 def _shown(value: str | None) -> str:
@@ -86,13 +155,15 @@ def _placement(found: GraphDiff) -> Iterator[str]:
     """Yield how instructions are laid out over devices, where that changed."""
     changes: Counter[tuple[str, str | None, str | None]] = Counter()
     first: dict[tuple[str, str | None, str | None], int] = {}
+    mesh_a, mesh_b = (_header(graph).get("mesh") for graph in (found.a, found.b))
     for x, y in found.changed:
-        before, now = (
-            dict(attributes(g.attrs[n])) for g, n in ((found.a, x), (found.b, y))
-        )
-        for key in _PLACEMENT:
-            if before.get(key) != now.get(key):
-                change = (key, before.get(key), now.get(key))
+        before, now = _placed(found.a, x), _placed(found.b, y)
+        for key in before.keys() | now.keys():
+            old, new = before.get(key), now.get(key)
+            if old and mesh_a and mesh_b:  # another mesh is said already
+                old = old.replace(mesh_a, mesh_b)
+            if old != new:
+                change = (key, old, new)
                 changes[change] += 1
                 first.setdefault(change, y)
     for change, count in changes.most_common(3):
@@ -104,6 +175,22 @@ def _placement(found: GraphDiff) -> Iterator[str]:
             else f" of {found.b.names[first[change]]}"
         )
         yield f"{key}{of}{where} was {_shown(old)} and is {_shown(new)}"
+
+
+def _placed(graph: Graph, node: int) -> dict[str, str]:
+    """Return what an instruction says of its place on devices."""
+    attrs = graph.attrs[node]
+    if not isinstance(graph.source, MlirModule):
+        said = dict(attributes(attrs))
+        return {key: said[key] for key in _PLACEMENT if key in said}
+    if graph.ops[node] == "sdy.sharding_constraint":
+        return {"sharding": attrs}
+    found = {}
+    for each in _MLIR_PLACEMENT.finditer(attrs):
+        start = each.end()
+        end = closing(attrs, start) if attrs.startswith("[", start) else len(attrs)
+        found[each[1]] = split_commas(attrs[start:end])[0].rstrip("}")
+    return found
 
 
 def _constants(found: GraphDiff) -> Iterator[str]:
@@ -119,6 +206,18 @@ def _constants(found: GraphDiff) -> Iterator[str]:
         yield f"a constant was {_shown(old)} and is {_shown(new)}{times}{_where(found.b, nodes)}{hint}"
 
 
+def _inside(found: GraphDiff, depth: int) -> Iterator[str]:
+    """Yield what is said of loops, functions and fusions that changed within."""
+    known: set[str] = set()
+    for x, y in found.changed[:_MAX_INSIDE]:
+        for name, inner in nested_diffs(found, x, y):
+            within = name.partition(":")[0]
+            for each in sentences(inner, depth - 1):
+                if each not in known and len(known) < _FEW:
+                    known.add(each)
+                    yield f"in the {within} of {found.b.names[y]}{_where(found.b, [y])}: {each}"
+
+
 def _outputs(found: GraphDiff) -> Iterator[str]:
     sides = (
         ("one more output", found.b, found.outputs.added, found.added, "+"),
@@ -132,10 +231,13 @@ def _outputs(found: GraphDiff) -> Iterator[str]:
         ):
             continue
         count = len(_cone(graph, outputs, mine))
-        many = (
-            what if len(outputs) == 1 else what.replace("one", f"{len(outputs):,}", 1)
-        )
-        many = many.replace("output", "outputs") if len(outputs) > 1 else many
+        many = what
+        if len(outputs) > 1:
+            many = what.replace("one", f"{len(outputs):,}", 1).replace(
+                "output", "outputs"
+            )
+        elif _EFFECT.search(graph.attrs[outputs[0]]):
+            many = what.replace("output", "call with an effect")
         node = outputs[0]
         yield (
             f"{many}: {graph.names[node]} {graph.types[node]}{_where(graph, [node])}, "

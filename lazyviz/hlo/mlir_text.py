@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lazyviz.hlo.errors import HloSyntaxError
 from lazyviz.hlo.graph import Origin
@@ -17,6 +17,14 @@ _FUNCTION = re.compile(
     r'^[ \t]*"?func\.func"?\s+(?:(public|private|nested)\s+)?@("(?:[^"\\]|\\.)*"|[\w$.\-]+)',
     re.MULTILINE,
 )
+_GENERIC = re.compile(r'^[ \t]*"func\.func"\(\)', re.MULTILINE)
+_SYMBOL_NAME = re.compile(r'\bsym_name = "((?:[^"\\]|\\.)*)"')
+_MODULE_NAME = re.compile(
+    r'^\s*"builtin\.module"\(\) <\{sym_name = "((?:[^"\\]|\\.)*)"'
+)
+_BLOCK = re.compile(r"\s*\^[\w$.\-]+(\(|:)")
+_ARGUMENT = re.compile(r"%([\w$.\-]+)\s*:\s*")
+_BRACE = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}]', re.DOTALL)
 _MODULE = re.compile(
     r'^\s*"?(?:builtin\.)?module"?\s+@("(?:[^"\\]|\\.)*"|[\w$.\-]+)', re.MULTILINE
 )
@@ -33,12 +41,11 @@ _REFERENCE = re.compile(r"#loc\d*")
 _MAX_EXPANSIONS = 40
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
+class Statement(NamedTuple):
     """One operation with everything between it and the next one.
 
     Attributes:
-        text: As written, without the locations.
+        text: As written; of one line without the location.
         location: What its own `loc(...)` holds, empty without one.
         line, column: Its start, from 1.
     """
@@ -59,6 +66,8 @@ class Function:
         body: Its statements.
         line: Line of its head, from 1.
         is_public: Whether it says so.
+        results: The text after its arrow: types and notes of what it returns.
+        given: Its inputs, where they are known already, as `arguments` gives them.
     """
 
     name: str
@@ -66,20 +75,29 @@ class Function:
     body: tuple[Statement, ...]
     line: int
     is_public: bool
+    results: str = ""
+    given: tuple[tuple[str, str, str, str], ...] = ()
+
+    def inputs(self) -> list[tuple[str, str, str, str]]:
+        """Return name, type, location and notes of each argument."""
+        return [*self.given, *arguments(self.arguments)]
 
 
 def functions(text: str, source: str = "") -> list[Function]:
-    """Return the functions of an MLIR module.
+    """Return the functions of an MLIR module, in the usual notation or the generic one.
 
     Raises:
         HloSyntaxError: Brackets do not pair up: the text is cut off or edited.
     """
-    return [_function(text, found, source) for found in _FUNCTION.finditer(text)]
+    usual = [_function(text, found, source) for found in _FUNCTION.finditer(text)]
+    if usual or '"func.func"()' not in text:
+        return usual
+    return [_generic(text, found, source) for found in _GENERIC.finditer(text)]
 
 
 def module_name(text: str) -> str:
     """Return the name of the module, `module` without one."""
-    found = _MODULE.search(text)
+    found = _MODULE.search(text) or _MODULE_NAME.search(text)
     return found[1].strip('"') if found else "module"
 
 
@@ -167,16 +185,103 @@ def _function(text: str, found: re.Match[str], source: str) -> Function:
         )
         raise HloSyntaxError(message, *position(text, found.start()), source)
     end = closing(text, start, source)
+    name, given = found[2].strip('"'), text[start + 1 : end - 1]
     body = _body_start(text, end, source)
     if body < 0:
-        arguments = text[start + 1 : end - 1]
-        return Function(found[2].strip('"'), arguments, (), line, is_public=False)
-    stop = closing(text, body, source)
+        return Function(name, given, (), line, is_public=False)
+    stop = _body_end(text, body, source)
     first = text.count("\n", 0, body) + 1
-    statements = tuple(_statements(text[body + 1 : stop - 1], first, source))
+    rows = tuple(statements(text[body + 1 : stop - 1], first, source))
     is_public = found[1] == "public" or found[1] is None
-    name = found[2].strip('"')
-    return Function(name, text[start + 1 : end - 1], statements, line, is_public)
+    results = text[end:body].partition("->")[2]
+    return Function(name, given, rows, line, is_public, results)
+
+
+def _generic(text: str, found: re.Match[str], source: str) -> Function:
+    """Return a function in the notation that names every part."""
+    line = text.count("\n", 0, found.start()) + 1
+    start = opening(text, found.end())
+    head = ""
+    if start > 0 and text[start - 1] == "<":
+        stop = closing(text, start, source)
+        head, start = text[start:stop], opening(text, stop)
+    if start < 0:
+        raise HloSyntaxError(
+            "the function has no body. The text was cut off; save it again.",
+            line,
+            1,
+            source,
+        )
+    stop = closing(text, start, source)
+    name = _SYMBOL_NAME.search(head or text[stop : text.find("\n", stop)])
+    inputs, rows = block(text[start:stop], text.count("\n", 0, start) + 1, source)
+    notes = re.search(r"\barg_attrs = (?=\[)", head)
+    if notes is not None:
+        stop = closing(head, notes.end(), source)
+        each = _dictionaries(head[notes.end() + 1 : stop - 1])
+        inputs = [(*given[:3], note) for given, note in zip(inputs, each, strict=False)]
+    return Function(
+        name[1] if name else "main", "", rows, line, is_public=True, given=tuple(inputs)
+    )
+
+
+def _dictionaries(text: str) -> Iterator[str]:
+    at = 0
+    while (start := opening(text, at)) >= 0:
+        at = closing(text, start)
+        yield text[start:at]
+
+
+def block(
+    text: str, line: int, source: str
+) -> tuple[list[tuple[str, str, str, str]], tuple[Statement, ...]]:
+    """Return the arguments and the operations of a region of one block, braces and all.
+
+    Args:
+        text: The region.
+        line: In which line of the file it starts.
+        source: Name of the file, for errors.
+    """
+    found = _BLOCK.match(text, 1)
+    if found is None:
+        return [], tuple(statements(text[1:-1], line, source))
+    end, given = found.end(), ""
+    if found[1] == "(":
+        end = closing(text, end - 1, source)
+        given = text[found.end() : end - 1]
+        end = text.find(":", end) + 1 or end
+    first = line + text.count("\n", 0, end)
+    return list(arguments(given)), tuple(statements(text[end:-1], first, source))
+
+
+def arguments(text: str) -> Iterator[tuple[str, str, str, str]]:
+    """Yield name, type, location and notes of each argument of a function or block."""
+    found = list(_ARGUMENT.finditer(text))
+    for number, each in enumerate(found):
+        end = found[number + 1].start() if number + 1 < len(found) else len(text)
+        part, location = without_locations(text[each.end() : end].rstrip(", \n"))
+        type_text, brace, notes = part.partition("{")
+        yield each[1], type_text.strip(), location, (brace + notes).strip()
+
+
+def opening(text: str, at: int) -> int:
+    """Return where the next opening brace outside of quotes is; -1 without one."""
+    return next((f.start() for f in _BRACE.finditer(text, at) if f[0] == "{"), -1)
+
+
+def _body_end(text: str, at: int, source: str) -> int:
+    """Return the position after the brace that closes the one at `at`."""
+    depth = 0
+    for found in _BRACE.finditer(text, at):
+        mark = found[0]
+        if mark == "{":
+            depth += 1
+        elif mark == "}":
+            depth -= 1
+            if not depth:
+                return found.end()
+    message = "'{' is never closed. The text was cut off; save it again."
+    raise HloSyntaxError(message, *position(text, at), source)
 
 
 def _body_start(text: str, at: int, source: str) -> int:
@@ -190,32 +295,54 @@ def _body_start(text: str, at: int, source: str) -> int:
         at = closing(text, mark.end() - 1, source)
 
 
-def _statements(body: str, line: int, source: str) -> Iterator[Statement]:
+def statements(body: str, line: int, source: str) -> Iterator[Statement]:
+    """Yield the operations of a text; one with regions is one.
+
+    Raises:
+        HloSyntaxError: The brackets of one do not pair up.
+    """
     lines = body.split("\n")
-    at = 0
-    while at < len(lines):
+    lines.append("")
+    at, end = 0, len(lines) - 1
+    while at < end:
         first, start = lines[at], at
-        if not first.strip() or first.lstrip().startswith("//"):
-            at += 1
-            continue
-        text, depth = first, _depth(first)
         at += 1
-        while at < len(lines) and (depth > 0 or _CONTINUATION.match(lines[at])):
-            text += f"\n{lines[at]}"
+        stripped = first.lstrip()
+        if not stripped or stripped.startswith("//"):
+            continue
+        column = len(first) - len(stripped) + 1
+        depth = _depth(first)
+        following = lines[at]
+        if not depth and not (following and _CONTINUATION.match(following)):
+            plain, location = _without_location(stripped)
+            yield Statement(plain.rstrip(), location, line + start, column)
+            continue
+        text = [stripped]
+        while at < end and (depth > 0 or _CONTINUATION.match(lines[at])):
+            text.append(lines[at])
             depth += _depth(lines[at])
             at += 1
         if depth:
             message = "brackets do not pair up in this operation. The text was edited."
             raise HloSyntaxError(message, line + start, 1, source)
-        plain, location = without_locations(text)
-        column = len(first) - len(first.lstrip()) + 1
-        yield Statement(plain.strip(), location, line + start, column)
+        yield Statement("\n".join(text).strip(), "", line + start, column)
+
+
+def _without_location(line: str) -> tuple[str, str]:
+    """Return a line without its location, and what that holds."""
+    start = line.rfind(" loc(")
+    if start < 0:
+        return line, ""
+    inside = line[start + 5 : -1]
+    # A location as most are: a name for one that the end of the text has.
+    if line.endswith(")") and inside.startswith("#loc") and "loc(" not in line[:start]:
+        return line[:start], inside
+    return without_locations(line)
 
 
 def _depth(line: str) -> int:
     if '"' in line:
         line = re.sub(r'"(?:[^"\\]|\\.)*"', "", line)
-    return (
-        line.count("(") + line.count("[") + line.count("{")
-        - line.count(")") - line.count("]") - line.count("}")
-    )  # fmt: skip
+    count = line.count
+    depth = count("(") - count(")") + count("[") - count("]")
+    return depth + count("{") - count("}") if "{" in line or "}" in line else depth

@@ -74,6 +74,7 @@ class HloModule:
         entry: Name of the entry computation.
         frames: For each stack frame id its source line, innermost, such as `train.py:41`.
         header: The module's attributes as written.
+        effectful: The computations in which something has an effect; None: not yet asked.
     """
 
     name: str
@@ -81,6 +82,7 @@ class HloModule:
     entry: str = ""
     frames: dict[int, str] = field(default_factory=dict)
     header: str = ""
+    effectful: set[str] | None = field(default=None, repr=False, compare=False)
     _callers: dict[str, Instruction] | None = field(
         default=None, repr=False, compare=False
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lazyviz.hlo.difference import diff
+from lazyviz.hlo.graph import GraphBuilder
 from lazyviz.hlo.mlir import MlirModule
 from lazyviz.hlo.module import HloModule
 from lazyviz.hlo.normal import called, graph_of_module
@@ -57,6 +58,27 @@ def nested_diffs(found: GraphDiff, a: int, b: int) -> list[tuple[str, GraphDiff]
         if inner_a is None or inner_b is None:
             continue
         inner = diff(inner_a, inner_b)
+        if inner.is_empty:  # what differs is which input or result is which
+            inner = diff(_numbered(inner_a), _numbered(inner_b))
         if not inner.is_empty:
             diffs.append((f"{key}: %{name} → %{other}", inner))
     return diffs
+
+
+def _numbered(graph: Graph) -> Graph:
+    """Return a graph in which the places of inputs and results make a difference."""
+    builder = GraphBuilder(graph.name)
+    for node, operands in enumerate(graph.operands):
+        label = graph.label(node)
+        if node in graph.numbers:
+            label = label._replace(literal=str(graph.numbers[node]))
+        builder.add(
+            builder.label(*label),
+            operands,
+            name=graph.names[node],
+            origin=graph.origin(node),
+            number=graph.numbers.get(node),
+            group=graph.groups.get(node),
+        )
+    results = builder.add(builder.label("return", "()"), graph.outputs, name="%results")
+    return builder.finish([results], source=graph.source)

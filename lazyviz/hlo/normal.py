@@ -29,10 +29,15 @@ VARIADIC = frozenset({
 })  # fmt: skip
 # Attributes that do not change what is computed.
 _NOISE = frozenset({
-    "metadata", "channel_id", "backend_config", "frontend_attributes", "origin",
+    "metadata", "channel_id", "backend_config", "origin",
     "control-predecessors", "statistics", "operand_layout_constraints", "layout",
     "parameter_replication", "outer_dimension_partitions", "result_layout",
 })  # fmt: skip
+# Notes of the framework that decide where something is computed, or as what.
+_NOTES = "frontend_attributes"
+_KEPT_NOTES = ("xla.sdy.", "composite.", "_xla_compute_type", "_xla_buffer_placement")
+_MESHES = re.compile(r"xla\.sdy\.meshes=")
+_MESH = re.compile(r"([\w$.\-]+)\s*=\s*(#sdy\.mesh<(?:[^<>\"]|\"[^\"]*\")*>)")
 _CUSTOM = "custom-call"
 _SIDE_EFFECT = "custom_call_has_side_effect=true"
 _EFFECTS = frozenset({"outfeed", "send", "send-done"})
@@ -43,6 +48,7 @@ _CALLEES = frozenset({
 _MARK = re.compile(r'[,()\[\]{}]|"(?:[^"\\]|\\.)*"?')
 _INDEX = re.compile(r"\bindex=(\d+)")
 _NAME = re.compile(r"%?([\w.\-]+)")
+_REFERENCE = re.compile(r"@([\w$.\-]+)")
 _BLANK = re.compile(r"\s+")
 _DIGEST_BYTES = 8
 
@@ -113,12 +119,18 @@ class _Normaliser:
         self._fingerprints: dict[str, str] = {}
         self._attrs: dict[tuple[str, bool], str] = {}
         self._types: dict[str, str] = {}
+        self._meshes = meshes_of(module.header)
+        if module.effectful is None:
+            module.effectful = _effectful(module)
+        self._effectful = module.effectful
 
     def graph(self, computation: Computation) -> Graph:
         builder = GraphBuilder(self._module.name, self._module.origin, name_in)
         rows = computation.instructions
-        effects = [k for k, row in enumerate(rows) if _has_effect(row)]
-        live = _live(rows, [computation.root, *effects])
+        live = _live(rows, [computation.root])
+        effects = [k for k in self._effects(rows) if not live[k]]
+        if effects:
+            live = _live(rows, [computation.root, *effects])
         dead = [
             dead_node(
                 each.name,
@@ -133,8 +145,18 @@ class _Normaliser:
         origins = filled(self._module, computation)
         ids = self._build(builder, rows, live, seen, origins)
         outputs = [ids[each] for each in seen.outputs(computation.root)]
-        outputs += [ids[each] for each in effects if each != computation.root]
+        outputs += [ids[each] for each in effects]
         return builder.finish(outputs, dead=dead, source=self._module)
+
+    def _effects(self, rows: Sequence[Instruction]) -> list[int]:
+        """Return which instructions do something besides giving a result."""
+        inside = self._effectful
+        return [
+            k
+            for k, row in enumerate(rows)
+            if _has_effect(row)
+            or (inside and any(name in inside for _, name in called(row, self._module)))
+        ]
 
     def _build(
         self,
@@ -219,12 +241,27 @@ class _Normaliser:
         for key, value in attributes(text):
             if key in _NOISE and not (is_custom and key == "backend_config"):
                 continue
+            if key == _NOTES:
+                kept += self._notes(value, is_custom)
+                continue
             plain = _BLANK.sub("", value) if '"' not in value else value
             if key in _CALLEES:
                 plain = _NAME.sub(self._fingerprint_of, plain)
             kept.append(f"{key}={plain}" if plain else key)
         kept.sort()
         return kept
+
+    def _notes(self, value: str, is_custom: bool) -> list[str]:  # noqa: FBT001
+        """Return the notes that matter; a name of a mesh as the devices it stands for."""
+        inside = value.strip()[1:-1]
+        kept = []
+        for key, said in attributes(inside):
+            if is_custom or key.startswith(_KEPT_NOTES):
+                kept.append(f"{key}={_REFERENCE.sub(self._mesh, said)}")
+        return kept
+
+    def _mesh(self, found: re.Match[str]) -> str:
+        return self._meshes.get(found[1], found[0])
 
     def _fingerprint_of(self, found: re.Match[str]) -> str:
         name = found[1]
@@ -293,7 +330,14 @@ class _Normaliser:
                 text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES
             )
             digests.append(digest.hexdigest())
-        return f"#{digests[computation.root]}"
+        effects = self._effects(computation.instructions)
+        ends = sorted(digests[each] for each in effects if each != computation.root)
+        if not ends:
+            return f"#{digests[computation.root]}"
+        text = "".join([digests[computation.root], *ends])
+        return (
+            f"#{hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()}"
+        )
 
 
 class _SeeThrough:
@@ -388,6 +432,38 @@ def _splittable(rows: Sequence[Instruction], live: bytearray, root: int) -> set[
     for position, row in enumerate(rows):
         if live[position] and row.op != _ELEMENT:
             found.difference_update(row.operands)
+    return found
+
+
+def meshes_of(header: str) -> dict[str, str]:
+    """Return the meshes of devices that a module's shardings speak of."""
+    found = _MESHES.search(header)
+    return {} if found is None else dict(_MESH.findall(header[found.end() :]))
+
+
+def _effectful(module: HloModule) -> set[str]:
+    """Return the computations in which something has an effect, called ones included."""
+    computations = module.computations
+    found = {
+        name
+        for name, each in computations.items()
+        if name != module.entry and any(_has_effect(row) for row in each.instructions)
+    }
+    waiting = bool(found)
+    while waiting:
+        more = {
+            name
+            for name, each in computations.items()
+            if name not in found
+            and any(
+                callee in found
+                for row in each.instructions
+                if row.attrs
+                for _, callee in called(row, module)
+            )
+        }
+        found |= more
+        waiting = bool(more)
     return found
 
 

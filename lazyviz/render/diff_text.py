@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from lazyviz.hlo.causes import sentences
 from lazyviz.hlo.hunks import group_hunks
+from lazyviz.hlo.nested import nested_diffs
 from lazyviz.render.measure import clip
 from lazyviz.render.text import plural, size
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from lazyviz.hlo.difference import GraphDiff
-    from lazyviz.hlo.graph import DeadNode, Graph
+    from lazyviz.hlo.graph import DeadNode, Graph, Label
     from lazyviz.hlo.hunks import Hunk, HunkGroup
 
 ADDED, REMOVED, CHANGED, REWIRED, SAME = "+", "−", "~", "⇄", "="
@@ -23,6 +24,8 @@ _MAX_GROUPS = 12
 _MAX_LINES = 8
 _MAX_OPERANDS = 6
 _MAX_ATTRS = 48
+_MAX_INNER = 6
+_MAX_NESTING = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +130,8 @@ def diff_text(
     for group in alike[:groups]:
         shown.append(heading(group))
         rows = list(hunk_lines(found, group.exemplar))
-        shown += [_one_line(row) for row in rows[:lines]]
+        for row in rows[:lines]:
+            shown += [_one_line(row), *_within(found, row, _MAX_NESTING)]
         if len(rows) > lines:
             shown.append(f"   … {len(rows) - lines:,} more")
     if len(alike) > groups:
@@ -135,6 +139,20 @@ def diff_text(
         shown.append(f"… and {plural(rest, 'smaller place')}")
     shown += output_lines(found)
     return "\n".join(shown)
+
+
+def _within(found: GraphDiff, row: Line, depth: int) -> Iterator[str]:
+    """Yield what differs in what a changed instruction calls, indented."""
+    if row.mark != CHANGED or not depth:
+        return
+    for name, inner in nested_diffs(found, row.node_a, row.node_b):
+        yield f"   within {name}:"
+        rows = [each for hunk in inner.hunks() for each in hunk_lines(inner, hunk)]
+        for each in rows[:_MAX_INNER]:
+            lines = [_one_line(each), *_within(inner, each, depth - 1)]
+            yield from (f"    {line}" for text in lines for line in text.split("\n"))
+        if len(rows) > _MAX_INNER:
+            yield f"       … {len(rows) - _MAX_INNER:,} more"
 
 
 def heading(group: HunkGroup) -> str:
@@ -194,10 +212,12 @@ def hunk_lines(found: GraphDiff, hunk: Hunk) -> Iterator[Line]:
     ]
     rows.sort(key=lambda row: row[0])
     for _, mark, x, y in rows:
+        was = found.a.label(x) if x >= 0 else None
+        now = found.b.label(y) if y >= 0 else None
         yield Line(
             mark,
-            instruction(found.a, x) if x >= 0 else "",
-            instruction(found.b, y) if y >= 0 else "",
+            instruction(found.a, x, now) if x >= 0 else "",
+            instruction(found.b, y, was) if y >= 0 else "",
             x,
             y,
         )
@@ -216,18 +236,41 @@ def _one_line(row: Line) -> str:
     return f" {row.mark} {row.b}\n   was {row.a}"
 
 
-def instruction(graph: Graph, node: int) -> str:
-    """Return a node as one line: `%add.3 = f32[4] add(%x, %y)`."""
+def instruction(graph: Graph, node: int, other: Label | None = None) -> str:
+    """Return a node as one line: `%add.3 = f32[4] add(%x, %y)`.
+
+    Args:
+        graph: The graph.
+        node: Its node.
+        other: What it was or is on the other side: of long texts the part that differs is shown.
+    """
     label = graph.label(node)
+    other = other or label
     operands = [graph.names[operand] for operand in graph.operands[node]]
     if len(operands) > _MAX_OPERANDS:
         hidden = len(operands) - _MAX_OPERANDS
         operands = [*operands[:_MAX_OPERANDS], f"… {hidden} more"]
-    inside = clip(label.literal, _MAX_ATTRS) if label.literal else ", ".join(operands)
+    literal = _clip_to_change(label.literal, other.literal)
+    inside = literal if label.literal else ", ".join(operands)
     number = graph.numbers.get(node)
     if number is not None:
         inside = str(number)
-    attrs = f", {clip(label.attrs, _MAX_ATTRS)}" if label.attrs else ""
+    attrs = f", {_clip_to_change(label.attrs, other.attrs)}" if label.attrs else ""
     name = graph.origin(node).op_name
     shown = f"{label.op}" if label.op != "call" or not name else name
     return f"{graph.names[node]} = {label.type} {shown}({inside}){attrs}"
+
+
+def _clip_to_change(text: str, other: str) -> str:
+    """Return the part of a long text in which it differs from another one."""
+    if len(text) <= _MAX_ATTRS or text == other:
+        return clip(text, _MAX_ATTRS)
+    both = zip(text, other, strict=False)
+    same = next(
+        (k for k, (one, two) in enumerate(both) if one != two),
+        min(len(text), len(other)),
+    )
+    start = max(0, same - _MAX_ATTRS // 2)
+    start = min(start, len(text) - _MAX_ATTRS)
+    head = "…" if start else ""
+    return head + clip(text[start:], _MAX_ATTRS)

@@ -44,7 +44,7 @@ PLAIN = {"header": "", "sharding": "{replicated}", "groups": "{{0,1}}"}
         ),
         (
             {"header": ", input_output_alias={ {}: (0, {}, may-alias) }"},
-            "the inputs whose memory results take (input_output_alias) was not given and is { {}: (0, {}, may-alias) }",
+            "input %p now gives up its memory to a result (donation)",
             0,
         ),
     ],

@@ -1,0 +1,245 @@
+"""StableHLO as jax writes it: loops, branches, meshes of devices, effects, two notations."""
+
+import random
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from lazyviz.hlo import diff, parse
+from lazyviz.hlo.causes import sentences
+from lazyviz.hlo.nested import nested_diffs
+from lazyviz.render.diff_text import diff_text
+from tests import mlir_dress
+
+LOOP = """module @jit_step attributes {mhlo.num_partitions = 8 : i32} {
+  sdy.mesh @mesh = <["x"=4, "y"=2]>
+  func.func public @main(%arg0: tensor<4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}, %arg1: tensor<4xf32>) -> (tensor<4xf32> {jax.result_info = "r"}) {
+    %c = stablehlo.constant dense<0> : tensor<i32>
+    %s = stablehlo.sine %arg1 : tensor<4xf32>
+    %0:2 = stablehlo.while(%iterArg = %c, %iterArg_0 = %arg0) : tensor<i32>, tensor<4xf32>
+    cond {
+      %c_1 = stablehlo.constant dense<10> : tensor<i32>
+      %1 = stablehlo.compare LT, %iterArg, %c_1, SIGNED : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %1 : tensor<i1>
+    } do {
+      %c_1 = stablehlo.constant dense<1> : tensor<i32>
+      %1 = stablehlo.add %iterArg, %c_1 : tensor<i32>
+      %2 = stablehlo.subtract %iterArg_0, %s : tensor<4xf32>
+      %3 = stablehlo.divide %2, %arg1 : tensor<4xf32>
+      stablehlo.custom_call @log(%3) {has_side_effect = true, mhlo.backend_config = {level = 1 : i32}, operand_layouts = [dense<[0]> : tensor<1xindex>]} : (tensor<4xf32>) -> ()
+      stablehlo.return %1, %3 : tensor<i32>, tensor<4xf32>
+    }
+    %4 = sdy.manual_computation(%0#1) in_shardings=[<@mesh, [{"x", "y"}]>] out_shardings=[<@mesh, [{}]>] manual_axes={"x", "y"} (%arg2: tensor<4xf32>) {
+      %5 = stablehlo.tanh %arg2 : tensor<4xf32>
+      sdy.return %5 : tensor<4xf32>
+    } : (tensor<4xf32>) -> tensor<4xf32>
+    return %4 : tensor<4xf32>
+  }
+}
+"""
+
+
+def within(a, b):
+    """The differences within the one instruction that changed."""
+    found = diff(parse(a), parse(b))
+    assert found.cost == 1
+    (pair,) = found.changed
+    return nested_diffs(found, *pair)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_names_order_and_dead_lines_are_no_difference_in_regions_either(seed):
+    rng = random.Random(seed)  # noqa: S311
+
+    dressed = LOOP
+    for change in (mlir_dress.shuffled, mlir_dress.renamed, mlir_dress.deadened):
+        dressed = change(dressed, rng)
+
+    assert dressed != LOOP
+    assert diff(parse(LOOP), parse(dressed)).is_empty
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where", "said"),
+    [
+        ("dense<10>", "dense<12>", "condition", "a constant was 10 and is 12"),
+        ("subtract %iterArg_0, %s", "subtract %s, %iterArg_0", "body", ""),
+        ("level = 1", "level = 2", "body", ""),
+        ("stablehlo.tanh", "stablehlo.sine", "body", ""),
+    ],
+)
+def test_a_change_in_a_region_is_found_there(old, new, where, said):
+    edited = LOOP.replace(old, new)
+
+    inner = within(LOOP, edited)
+
+    assert [name.partition(":")[0] for name, _ in inner] == [where]
+    assert inner[0][1].cost == (2 if "%s" in old else 1)
+    text = diff_text(diff(parse(LOOP), parse(edited)))
+    assert f"within {where}: " in text
+    assert said in text
+
+
+def test_results_of_a_loop_in_another_order_are_found_there():
+    text = LOOP.replace("tensor<4xf32>", "tensor<i32>").replace("divide", "add")
+    swapped = text.replace("return %1, %3", "return %3, %1")
+
+    ((_, inner),) = within(text, swapped)
+
+    assert [(inner.b.ops[each.b], each.slot) for each in inner.rewired] == [
+        ("return", 0),
+        ("return", 1),
+    ]
+
+
+def test_layouts_in_a_region_are_no_difference():
+    assert diff(parse(LOOP), parse(LOOP.replace("dense<[0]>", "dense<[1]>"))).is_empty
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"x"=4, "y"=2', '"x"=2, "y"=4', 'the devices (mesh) was <["x"=4, "y"=2]>'),
+        ('[{"x"}]>}', '[{"y"}]>}', "sharding of %arg0 was"),
+        ('[{"x", "y"}]', '[{"y", "x"}]', "in_shardings of %4 was"),
+        ("num_partitions = 8", "num_partitions = 4", "(num_partitions) was 8 and is 4"),
+        ("{jax.result_info", '{mhlo.sharding = "{replicated}", jax.result_info',
+         'how results are placed on devices (output_shardings) was not given and is 0: "{replicated}"'),
+    ],
+)  # fmt: skip
+def test_another_placement_on_devices_is_a_difference_and_said(old, new, said):
+    found = diff(parse(LOOP), parse(LOOP.replace(old, new)))
+
+    assert any(said in each for each in sentences(found)), sentences(found)
+    assert found.cost == (2 if "mesh" in said else "sharding" in said.split()[0])
+
+
+def test_inputs_that_give_up_their_memory_are_named_whatever_their_number():
+    given = LOOP.replace(
+        "%arg1: tensor<4xf32>)", "%arg1: tensor<4xf32> {tf.aliasing_output = 0 : i32})"
+    )
+    swapped = given.replace(
+        '%arg0: tensor<4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}, %arg1: tensor<4xf32> {tf.aliasing_output = 0 : i32}',
+        '%arg1: tensor<4xf32> {tf.aliasing_output = 0 : i32}, %arg0: tensor<4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}',
+    )
+
+    assert swapped != given
+    assert sentences(diff(parse(LOOP), parse(given))) == [
+        "input %arg1 now gives up its memory to a result (donation)"
+    ]
+    assert sentences(diff(parse(given), parse(LOOP))) == [
+        "input %arg1 no longer gives up its memory to a result (donation)"
+    ]
+    assert sentences(diff(parse(given), parse(swapped))) == []
+
+
+EFFECT = """HloModule step
+
+%body (p: (s32[], f32[4])) -> (s32[], f32[4]) {{
+  %p = (s32[], f32[4]) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %v = f32[4] get-tuple-element(%p), index=1
+  %n = f32[4] negate(%v)
+  {log}
+  ROOT %t = (s32[], f32[4]) tuple(%i, %n)
+}}
+
+%condition (p: (s32[], f32[4])) -> pred[] {{
+  %p = (s32[], f32[4]) parameter(0)
+  ROOT %done = pred[] constant(false)
+}}
+
+ENTRY %main (x: f32[4]) -> f32[4] {{
+  %x = f32[4] parameter(0)
+  %zero = s32[] constant(0)
+  %start = (s32[], f32[4]) tuple(%zero, %x)
+  %loop = (s32[], f32[4]) while(%start), condition=%condition, body=%body
+  ROOT %result = f32[4] {root}
+}}
+"""
+LOG = '%log = () custom-call(%n), custom_call_target="log", custom_call_has_side_effect=true'
+
+
+@pytest.mark.parametrize(
+    "root", ["get-tuple-element(%loop), index=1", "exponential(%x)"]
+)
+def test_a_call_with_an_effect_in_a_loop_of_hlo_is_no_dead_code(root):
+    plain, logged = (parse(EFFECT.format(log=log, root=root)) for log in ("", LOG))
+
+    found = diff(plain, logged)
+
+    assert found.cost >= 1
+    if "loop" in root:
+        assert len(found.changed) == found.cost == 1
+    else:
+        assert "one more output" in sentences(found)[0]
+
+
+def test_a_call_with_an_effect_at_the_top_is_said_to_be_one():
+    plain = LOOP.replace("return %4", "return %4")
+    line = "    stablehlo.custom_call @log(%4) {has_side_effect = true} : (tensor<4xf32>) -> ()\n"
+    logged = LOOP.replace("    return %4", f"{line}    return %4")
+
+    found = diff(parse(plain), parse(logged))
+
+    assert found.cost == 2
+    assert sentences(found)[0].startswith("one more call with an effect: ")
+
+
+def test_the_notation_that_names_every_part_is_read():
+    lowered = jax.jit(lambda x: jax.lax.fori_loop(0, 3, lambda _, v: jnp.sin(v), x))
+    module: Any = lowered.lower(jnp.ones(4)).compiler_ir("stablehlo")
+    usual = parse(str(module))
+    generic = parse(module.operation.get_asm(print_generic_op_form=True))
+    scaled = module.operation.get_asm(print_generic_op_form=True).replace(
+        "sine", "tanh"
+    )
+
+    found = diff(generic, parse(scaled))
+
+    assert len(generic) == len(usual)
+    assert generic.name == usual.name
+    assert found.cost == 1
+    assert "] tanh(%arg" in diff_text(found)
+    assert any("the notation" in each for each in sentences(diff(usual, generic)))
+
+
+def test_complex_types_read_as_in_hlo():
+    text = LOOP.replace("4xf32", "4xcomplex<f32>")
+
+    assert "c64[4]" in parse(text).types
+
+
+def test_of_long_attributes_the_part_that_differs_is_shown():
+    text = """HloModule m
+
+ENTRY %main (x: f32[8]) -> f32[8] {{
+  %x = f32[8] parameter(0)
+  ROOT %g = f32[8] all-gather(%x), channel_id=1, replica_groups={{{{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}},{{{last}}}}}, dimensions={{0}}
+}}
+"""
+    found = diff(parse(text.format(last="16,17")), parse(text.format(last="16,18")))
+
+    (line,) = (row for row in diff_text(found).split("\n") if row.startswith(" ~ "))
+    assert "16,18" in line
+
+
+@pytest.mark.slow
+def test_real_programs_in_other_clothes_are_the_same():
+    def step(weights, x):
+        def layer(carry, weight):
+            carry = jnp.where(carry.sum() > 0, jnp.tanh(carry @ weight), carry)
+            return carry, jax.lax.cond(carry[0, 0] > 0, jnp.sin, jnp.cos, carry)
+
+        last, rows = jax.lax.scan(layer, x, weights)
+        return (jnp.sort(rows, 0) + last).sum(), jnp.argmax(rows), jax.nn.softmax(last)
+
+    args = jnp.ones((3, 4, 4)), jnp.ones((2, 4))
+    text = jax.jit(jax.grad(lambda w, x: step(w, x)[0])).lower(*args).as_text()
+    for seed in range(12):
+        rng = random.Random(seed)  # noqa: S311
+        dressed = mlir_dress.renamed(mlir_dress.shuffled(text, rng), rng)
+        found = diff(parse(text), parse(mlir_dress.deadened(dressed, rng)))
+        assert found.is_empty, found
