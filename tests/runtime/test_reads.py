@@ -354,6 +354,20 @@ def test_what_is_evaluated_in_a_debugger_is_shown_in_full():
     assert lazyrt.is_pending(y)
 
 
+@pytest.mark.not_eager("reads what is pending")
+def test_the_condition_of_a_debuggers_breakpoint_is_a_peek():
+    y = torch.ones(2, device=DEVICE) * 2
+    file = "/x/debugpy/_vendored/pydevd/pydevd.py"
+    source = "def handle_breakpoint_condition(t):\n    return t.sum().item() > 3\n"
+    lazyrt.reset_counters()
+
+    found = call_from(file, "handle_breakpoint_condition", source, y)
+
+    assert found is True
+    assert lazyrt.is_pending(y)
+    assert lazyrt.counters()["barriers"] == 0
+
+
 def at_pdb(commands, tensor):
     """Stop in a function with a local `t`, type the commands, return what pdb wrote."""
     typed = io.StringIO("\n".join([*commands, "c", ""]))

@@ -27,7 +27,8 @@ _TRACEBACK_FUNCTIONS = frozenset(
 )
 _DEBUGGER_EVALUATION = (
     "evaluate_expression", "internal_exec_on_thread", "internal_evaluate_expression",
-    "internal_evaluate_expression_json", "exec_on_thread",
+    "internal_evaluate_expression_json", "exec_on_thread", "handle_breakpoint_condition",
+    "handle_breakpoint_expression",
 )  # fmt: skip
 _PROMPT_FUNCTIONS = frozenset(
     ("default", "_getval", "_getval_except", "do_p", "do_pp", "message", "displayhook",
@@ -84,7 +85,7 @@ def _evaluates(frame: FrameType) -> bool:
 
 def _is_prompt(frame: FrameType) -> bool:
     code = frame.f_code
-    if code.co_name in _DEBUGGER_EVALUATION and "/_pydevd" in code.co_filename:
+    if code.co_name in _DEBUGGER_EVALUATION and "/pydevd" in code.co_filename:
         return True
     return code.co_name in _PROMPT_FUNCTIONS and code.co_filename.endswith(
         _PROMPT_FILES
