@@ -33,6 +33,13 @@ def on_device(*shape, dtype=torch.float32):
 kept: list[Any] = []
 
 
+@pytest.fixture(autouse=True)
+def _nothing_kept():
+    """No tensor outlives its test: others count what lives."""
+    yield
+    kept.clear()
+
+
 def step(
     *, rows=4, dtype=torch.float32, slope=0.25, rounds=2, branch=False, noise=False,
     keep=False, early=False, odd=False, held=False,
@@ -225,7 +232,6 @@ _ONE_SIDED = {"module_recreated", "cache_evicted", "module_added", "rng"}
 @pytest.mark.parametrize("name", TABLE)
 def test_the_top_cause_is_the_planted_one_and_complete(name):
     plant, kind, variable, counted = TABLE[name]
-    kept.clear()
 
     known = len(lazyrt.compiled_graphs())
     plant()
@@ -300,7 +306,6 @@ def test_what_makes_no_other_program_compiles_nothing():
     ],
 )
 def test_of_two_causes_both_are_named(changes, kinds):
-    kept.clear()
     step()
     step(**changes)
 
