@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import shlex
+from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -150,10 +151,10 @@ class LazyMagics(Magics):
         except ValueError as error:
             raise UsageError(str(error)) from None
         number = self._session.cell_number or 0
-        runs = [
-            celltimer.timed(runtime, lambda: run_in_place(self._shell, cell, number))
-            for _ in range(count)
-        ]
+        run = partial(run_in_place, self._shell, cell, number)
+        runs = []
+        for _ in range(count):  # no comprehension: its frame would be in tracebacks
+            runs.append(celltimer.timed(runtime, run))  # noqa: PERF401
         self._print(celltimer.report(runs))
 
     def _status(self, rest: str) -> None:

@@ -71,6 +71,7 @@ def timed(runtime: ModuleType, body: Callable[[], Any]) -> Run:
     What was running before is waited for first. Work that is pending at the end stays pending:
     a body without a barrier only records.
     """
+    __tracebackhide__ = True
     runtime.wait()
     lock = threading.Lock()
     start = time.perf_counter_ns()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lazyrt.observe import events
-from lazyviz.render.state import Apart, Left, Looked, Redundant, Repeat
+from lazyviz.render.state import Apart, Left, Looked, Redundant, Repeat, is_check
 from lazyviz.render.strip import Barrier, Fallback, SingleOps, Strip
 from lazyviz.timing.busy import BusyTime
 from lazyviz.timing.ledger import Ledger, Piece
@@ -384,7 +384,7 @@ class Tally:
                     tensor=event.tensor, site=site, nodes=event.nodes, duration_ns=took
                 )
             )
-        if len(self._peeked) < _MAX_APART:
+        if len(self._peeked) < _MAX_APART and not is_check(event.tensor):
             self._peeked.append(event.tensor)
 
     def _end_of_peeks(self) -> None:

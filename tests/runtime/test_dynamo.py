@@ -212,3 +212,35 @@ def test_importing_the_runtime_does_not_load_the_compiler_of_graphs():
     loaded = run_python("import sys, lazyrt; print('torch._dynamo' in sys.modules)")
 
     assert loaded == "False"
+
+
+@pytest.mark.lazy_only("is about what is recorded")
+def test_s1_21_torch_compile_without_a_backend_records_lazy_graphs_and_leaves_others():
+    model = network().to(DEVICE).eval()
+    x = torch.ones(5, 3, device=DEVICE)
+    lazyrt.mark_step()
+    lazyrt.reset_counters()
+
+    found = torch.compile(model)(x)
+    zeros = torch.compile(lambda: torch.zeros(2, device=DEVICE) + 1)()
+
+    assert lazyrt.counters()["executions"] == 0
+    assert_same(found, network().eval()(torch.ones(5, 3)), 1e-5)
+    assert zeros.tolist() == [1.0, 1.0]
+
+
+def test_s1_21_torch_compile_of_cpu_tensors_goes_where_it_went(monkeypatch):
+    import torch._inductor.compile_fx
+
+    asked = []
+
+    def compile_fx(graph, inputs, **options):
+        asked.append(options)
+        return graph.forward
+
+    monkeypatch.setattr(torch._inductor.compile_fx, "compile_fx", compile_fx)
+
+    found = torch.compile(lambda x: x + 1)(torch.ones(2))
+
+    assert found.tolist() == [2.0, 2.0]
+    assert len(asked) == 1

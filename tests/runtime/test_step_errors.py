@@ -276,8 +276,14 @@ def test_discard_pending_drops_what_a_loop_left():
     assert dropped == 2
     assert len(lazyrt.pending_graph().nodes) == 0
     assert x.tolist() == [1.0, 1.0]
-    with pytest.raises(LostValueError, match=r"discard_pending\(\)"):
+    said = (
+        r"this tensor has no value: lazyrt.discard_pending\(\) dropped .* make it again"
+    )
+    with pytest.raises(LostValueError, match=said):
         y.tolist()
+    with pytest.raises(LostValueError, match=said):
+        y + 1
+    assert lazyrt.stand_in(y) is y  # for a traceback that holds it
     assert lazyrt.discard_pending() == 0
 
 

@@ -1,4 +1,6 @@
-"""`torch.compile(f, backend="lazyrt")`: a compiled function's ops are recorded like any others.
+"""`torch.compile(f)`: a compiled function's ops are recorded like any others.
+
+The backend is `lazyrt`; where none is named, graphs of lazy tensors come here, too.
 
 TorchDynamo finds the function's graph, AOTAutograd its backward, both once; a call then
 records their ops without running the function's Python. Nothing is computed by the call:
@@ -11,7 +13,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lazyrt.frontend import compiled_code
-from lazyrt.frontend.torch_compat import aot_backend, dynamo_is_loaded, name_backend
+from lazyrt.frontend.torch_compat import (
+    aot_backend,
+    dynamo_is_loaded,
+    name_backend,
+    patch_default_compiler,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,10 +57,11 @@ def _record(graph: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Any:
 
 
 def install() -> None:
-    """Give the backend its names where TorchDynamo is loaded already.
+    """Give the backend its names where TorchDynamo is loaded already, and the lazy graphs.
 
-    Elsewhere TorchDynamo finds them as entry points, when it is loaded.
+    Elsewhere TorchDynamo finds the names as entry points, when it is loaded.
     """
+    patch_default_compiler(dynamo_backend)
     if dynamo_is_loaded():
         for name in NAMES:
             name_backend(name, dynamo_backend)

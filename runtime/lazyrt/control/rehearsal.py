@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from lazyrt.ir.node import Value
 
 _MAX_DEPTH = 6
-_REASON = "the call that made it was only recorded to see its graph, and taken back."
+_REASON = (
+    "the call that made it was only recorded to see its graph, and taken back. Make the call to "
+    "have it."
+)
 
 
 @dataclass(frozen=True, slots=True)

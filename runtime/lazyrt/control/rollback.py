@@ -126,7 +126,9 @@ def discard_pending() -> int:
     """
     global _discarded
     graph = undo.drop_since(
-        None, "lazyrt.discard_pending() dropped the ops that would have computed it."
+        None,
+        "lazyrt.discard_pending() dropped the ops that would have computed it. Run the lines "
+        "that make it again.",
     )
     _discarded = graph
     events.emit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 
 from lazyrt import jax_compat
 from lazyrt.errors import LazyRuntimeError
@@ -35,5 +36,17 @@ def _after_fork() -> None:
     _bad = _bad or jax_compat.is_initialised()
 
 
+def quieten() -> None:
+    """Leave out jax's warning that a fork will likely hang.
+
+    Each `DataLoader` with workers would print it. A worker that uses the device gets an error
+    of `check()` instead of hanging, and one that does not is fine.
+    """
+    warnings.filterwarnings(
+        "ignore", r"os\.fork\(\) was called\..* JAX is multithreaded", RuntimeWarning
+    )
+
+
 if hasattr(os, "register_at_fork"):
+    quieten()
     os.register_at_fork(after_in_child=_after_fork)

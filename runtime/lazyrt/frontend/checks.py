@@ -180,7 +180,28 @@ def _fractional(x: Tensor, _kernel: Any, _size: Any, samples: Tensor) -> None:
     )
 
 
+def _product(*operands: Any, **_: Any) -> None:
+    kinds = [operand.dtype for operand in operands if isinstance(operand, torch.Tensor)]
+    _require(
+        all(kind is kinds[0] for kind in kinds),
+        "expected m1 and m2 to have the same dtype, but got: "
+        f"{' != '.join(str(kind).removeprefix('torch.') for kind in kinds)}. A matrix product "
+        "converts nothing. Convert one operand with `.to()`, or run it under torch.autocast.",
+    )
+
+
+def _index_select(x: Tensor, dim: int, index: Tensor) -> None:
+    if index.dim() > 1:
+        raise IndexError(
+            "index_select(): Index is supposed to be a vector, and it got one of shape "
+            f"{list(index.shape)}. It chooses whole slices. Flatten it, or index with `x[index]`."
+        )
+
+
+_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot")
 _CHECKS: dict[str, Callable[..., None]] = {
+    **{f"aten.{name}.default": _product for name in _PRODUCTS},
+    "aten.index_select.default": _index_select,
     "aten.amax.default": _extremes,
     "aten.amin.default": _extremes,
     "aten.aminmax.default": _extremes,

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from lazyrt.ir.active import ActiveStep
 
 _MAX_NAMED = 4
+# How torch.distributions reads, in causes of barriers; its checks can be left out.
+ARGUMENT_CHECK = "torch.distributions, which checks its arguments"
 
 
 def check_read(how: str, tensor: torch.Tensor) -> None:
@@ -56,7 +58,15 @@ def check_read(how: str, tensor: torch.Tensor) -> None:
     if held not in {"", call.tensor}:
         said = f"{call.tensor} (`{held}`), {kind},"
     what = f"{_operation(call, how)} reads {said}"
-    _stop(step, call, what, _read_fixes(step, call), notes)
+    fix = _read_fixes(step, call)
+    if how == ARGUMENT_CHECK:
+        what = f"{_operation(call, how)} checks its arguments, which reads {said}"
+        fix = (
+            "Leave the check out with validate_args=False, or for all distributions with "
+            "torch.distributions.Distribution.set_default_validate_args(False); or make the "
+            'distribution behind the block; or allow it with step(on_read="allow")'
+        )
+    _stop(step, call, what, fix, notes)
 
 
 # Holders that outlast a line: their names say more than a loop's variable.
@@ -159,7 +169,7 @@ def _warn(message: str, call: Call) -> None:
 
 
 def _operation(call: Call, how: str) -> str:
-    return f"`{call.text}`" if call.text else how
+    return f"`{call.text}`" if call.text else how.split(",", maxsplit=1)[0]
 
 
 def _read_fixes(step: ActiveStep, call: Call) -> str:

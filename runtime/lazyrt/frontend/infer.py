@@ -1,7 +1,8 @@
 """Result types of an op, asked of torch's meta kernels once and remembered.
 
 A meta call costs 11 to 300 µs, so it happens only for an op on argument types not seen
-before. Bad calls raise here, on the user's own line, with the exception that the CPU raises.
+before. Bad calls raise here, on the user's own line, with the exception that the CPU raises
+(`cpu_errors.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 
 from lazyrt.frontend import warned
 from lazyrt.frontend.checks import check
+from lazyrt.frontend.cpu_errors import blank, in_words_of_the_cpu
 from lazyrt.frontend.result_types import RESULT_TYPES
 from lazyrt.frontend.torch_compat import plain_dispatch
 from lazyrt.ir.budgets import make_room
@@ -96,9 +98,34 @@ def _run_meta(func: torch._ops.OpOverload, args: Sequence[Any]) -> Any:
     check(str(func), positional, keywords)
     warned.of_op(str(func))
     run = RESULT_TYPES.get(str(func), func)
-    with plain_dispatch():
-        out = run(*positional, **keywords)
+    try:
+        with plain_dispatch():
+            out = run(*positional, **keywords)
+    except _WRONG_CALLS as error:
+        if torch.Tag.dynamic_output_shape in func.tags:
+            raise
+        raise in_words_of_the_cpu(lambda: _run_on_cpu(func, args), error) from None
     return _describe(out)
+
+
+# What a kernel raises for a wrong call; others, such as NotImplementedError, have a meaning here.
+_WRONG_CALLS = (RuntimeError, IndexError, ValueError, TypeError)
+
+
+def _run_on_cpu(func: torch._ops.OpOverload, args: Sequence[Any]) -> None:
+    """Call an op on blank CPU tensors, for what it says of a wrong call."""
+    positional, keywords = call_arguments(func, [_to_cpu(arg) for arg in args])
+    if _takes_device(func):
+        keywords["device"] = torch.device("cpu")
+    with plain_dispatch():
+        func(*positional, **keywords)
+
+
+def _to_cpu(arg: Any) -> Any:
+    if isinstance(arg, Value):
+        is_number = isinstance(arg, Leaf) and arg.kind in {"float", "int"}
+        return _to_meta(arg) if is_number else blank(arg)
+    return decode(arg, _to_cpu)
 
 
 def _takes_device(func: torch._ops.OpOverload) -> bool:

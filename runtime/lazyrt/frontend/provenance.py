@@ -30,6 +30,7 @@ _MAX_STACK = 16
 _MAX_SEQUENCES = 100_000
 
 _library_roots: tuple[str, ...] = (str(Path(torch.__file__).parent) + "/",)
+_DISTRIBUTIONS = str(Path(torch.__file__).parent / "distributions") + "/"
 _OWN_ROOT = str(Path(__file__).parent.parent) + "/"
 _INTERNAL = (
     "<lazyrt ", "<frozen ", "<string>", "<__array_function__", compiled_code.PREFIX,
@@ -110,14 +111,28 @@ def is_own(code: CodeType) -> bool:
 
 
 def called_by_package(depth: int = 1) -> bool:
-    """Return whether the innermost caller outside torch and lazyrt is an installed package."""
-    frame: FrameType | None = sys._getframe(depth)
+    """Return whether the innermost caller outside torch and lazyrt is an installed package.
+
+    `torch.distributions` counts as one: it checks the values of each distribution's arguments.
+    """
+    name = _caller(sys._getframe(depth))
+    return name.startswith(_DISTRIBUTIONS) or _is_installed(name)
+
+
+def called_by_distributions(depth: int = 1) -> bool:
+    """Return whether it is `torch.distributions` that calls, to check its arguments."""
+    return _caller(sys._getframe(depth)).startswith(_DISTRIBUTIONS)
+
+
+def _caller(frame: FrameType | None) -> str:
+    """Return the file of the innermost caller outside torch and lazyrt, empty if none."""
     own = (*_library_roots, _OWN_ROOT, *_INTERNAL)
-    while frame is not None and frame.f_code.co_filename.startswith(own):
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(_DISTRIBUTIONS) or not name.startswith(own):
+            return name
         frame = frame.f_back
-    if frame is None:
-        return False
-    return _is_installed(frame.f_code.co_filename)
+    return ""
 
 
 def library_caller(depth: int = 1) -> Site | None:

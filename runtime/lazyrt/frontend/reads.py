@@ -23,10 +23,10 @@ from lazyrt.frontend import (
 )
 from lazyrt.frontend.buffers import State, View, state_of, value_of
 from lazyrt.frontend.callsite import user_call
-from lazyrt.frontend.guard import check_read
+from lazyrt.frontend.guard import ARGUMENT_CHECK, check_read
 from lazyrt.frontend.infer import call_arguments
 from lazyrt.frontend.torch_compat import is_lazy
-from lazyrt.ir.live import Buffer, Lost, exempt, lock, pending
+from lazyrt.ir.live import Buffer, Lost, exempt, lock, pending, why_lost
 from lazyrt.ir.node import Value, type_text
 
 if TYPE_CHECKING:
@@ -119,9 +119,10 @@ def read(tensor: torch.Tensor, how: str) -> torch.Tensor:
     """Return a lazy tensor's value for the program itself, as a new CPU tensor.
 
     What is pending runs first, once, unless the read policy, a debugger's prompt or a finaliser
-    in the middle of an op makes this a peek. A tensor whose value is known is copied without a barrier. So is what an installed
-    package asks of constants and inputs: libraries look whether a mask is all ones, and a cut
-    for that would run each of the user's steps in two pieces.
+    in the middle of an op makes this a peek. A tensor whose value is known is copied without a
+    barrier. So is what an installed package asks of constants and inputs: libraries look whether
+    a mask is all ones, distributions whether a scale is positive, and a cut for that would run
+    each of the user's steps in two pieces.
 
     Other threads may record while this one waits for the device.
 
@@ -175,6 +176,8 @@ def _start_read(
         found = _small_check(tensor, state, site)
         if found is not None:
             return found
+        if provenance.called_by_distributions(3):
+            how = ARGUMENT_CHECK
     check_read(how, tensor)
     if in_op or config.read_policy == "peek":
         return _start_peek(tensor, site)
@@ -249,7 +252,10 @@ def _small_check(
     known = small_checks.known(value)
     if known is not None or not small_checks.is_small(value):
         return known
-    found = peek(tensor, site)
+    by_distributions = provenance.called_by_distributions(2)
+    checker = "torch.distributions" if by_distributions else "an installed package"
+    data = peek_value(value, site, f"what {checker} checks")
+    found = _finish(data, tensor, site)
     small_checks.remember(value, found)
     return found.clone()
 
@@ -346,8 +352,8 @@ def _known_data(state: State) -> Any:
     if value is not None:
         return pending.inputs[value.position]  # type: ignore[attr-defined]
     if state.data is None or isinstance(state.data, Lost):
-        reason = state.data.reason if state.data is not None else "it was never written"
-        raise LostValueError(f"this tensor has no value: {reason}")
+        never = "this tensor has no value: it was never written"
+        raise LostValueError(never if state.data is None else why_lost(state.data))
     return state.data
 
 
@@ -434,7 +440,8 @@ def stand_in(tensor: torch.Tensor) -> torch.Tensor:
     with lock:
         state = state_of(tensor)
         if not state.is_pending:
-            return snapshot(tensor)
+            is_lost = isinstance(state.base.data, Lost) and state.base.value is None
+            return tensor if is_lost else snapshot(tensor)
         value = value_of(tensor)
         buffer = Buffer(value)
         exempt(buffer)

@@ -218,11 +218,18 @@ def _upload(
 
 def item(self: torch.Tensor) -> Any:
     """`aten._local_scalar_dense`: `.item()`, `float(t)`, `bool(t)`."""
+    if self.numel() != 1:
+        raise RuntimeError(
+            f"a Tensor with {self.numel()} elements cannot be converted to Scalar"
+        )
     return reads.read(self, ".item()").item()
 
 
 def is_nonzero(self: torch.Tensor) -> bool:
     """`aten.is_nonzero`: `bool(t)`, `if t:`."""
+    if self.numel() != 1:
+        many = "more than one value" if self.numel() else "no values"
+        raise RuntimeError(f"Boolean value of Tensor with {many} is ambiguous")
     return bool(reads.read(self, "bool()").item())
 
 
@@ -249,6 +256,10 @@ def unfold(self: torch.Tensor, dimension: int, size: int, step: int) -> torch.Te
         with lock:
             return make_view(self, aten.unfold.default, (dimension, size, step))
     shape, strides = list(self.shape), list(self.stride())
+    if size > shape[dim]:
+        raise RuntimeError(
+            f"maximum size for tensor at dimension {dim} is {shape[dim]} but size is {size}"
+        )
     count = (shape[dim] - size) // step + 1
     return as_strided(
         self,

@@ -80,6 +80,25 @@ def name_backend(name: str, backend: Callable[..., Any]) -> None:
         registry.register_backend(backend, name)
 
 
+def patch_default_compiler(backend: Callable[..., Any]) -> None:
+    """Hand what `torch.compile` captures of lazy tensors to `backend`, not to TorchInductor.
+
+    The default backend writes code for devices that it knows, and fails over others with the
+    name of a table's key. Graphs without a lazy tensor go where they went.
+    """
+    wrapper = torch._TorchCompileInductorWrapper
+    original = wrapper.__call__
+
+    @functools.wraps(original)
+    def compile_graph(self: Any, graph: Any, inputs: Any, **options: Any) -> Any:
+        values = (node.meta.get("example_value") for node in graph.graph.nodes)
+        if any(is_lazy(value) for value in (*inputs, *values)):
+            return backend(graph, inputs)
+        return original(self, graph, inputs, **options)
+
+    setattr(wrapper, "__call__", compile_graph)  # noqa: B010 - mypy takes it for a new signature
+
+
 @contextlib.contextmanager
 def plain_dispatch() -> Iterator[None]:
     """Run torch ops untouched by modes, autograd and autocast: for calls on meta tensors."""

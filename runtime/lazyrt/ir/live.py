@@ -354,6 +354,11 @@ def drop_stand_ins(reason: str) -> None:
     _stand_ins.clear()
 
 
+def why_lost(lost: Lost) -> str:
+    """Return what to say where a tensor is used whose value is lost."""
+    return f"this tensor has no value: {lost.reason}"
+
+
 def leaf_of(buffer: Buffer) -> Leaf:
     """Make a ready buffer's data the next input of the pending step.
 
@@ -362,7 +367,7 @@ def leaf_of(buffer: Buffer) -> Leaf:
     """
     data = buffer.data
     if data is None or data.__class__ is Lost:
-        raise LostValueError(data.reason if data is not None else _NEVER)
+        raise LostValueError(_NEVER if data is None else why_lost(data))
     assert buffer.meta is not None
     inputs = pending.inputs
     position = len(inputs)

@@ -279,7 +279,8 @@ class TensorMaterialised(Event):
             `op by op`; `reuse` where the rest of the step reads what was computed.
         nodes: Nodes that were run.
         reused: Values that were known from an earlier peek.
-        tensor: What was looked at, as the user's source names it; empty if not known.
+        tensor: What was looked at, as the user's source names it; empty if not known. `what ...
+            checks` for a look that a library takes, such as `what torch.distributions checks`.
     """
 
     node_id: int | None

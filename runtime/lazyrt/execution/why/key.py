@@ -22,6 +22,10 @@ _CUT_FIX = (
     "read values after the step has ended (or print them: a print never cuts a step), so that "
     "each step ends at one place"
 )
+_CHECK_FIX = (
+    "leave the check out with validate_args=False, or for all distributions with "
+    "torch.distributions.Distribution.set_default_validate_args(False)"
+)
 _BY_MODE = {
     "eager": "what the debug mode ran by itself is an input of this graph or of none",
     "opbyop": "a read in that mode is answered op by op and does not end the step, as it "
@@ -217,7 +221,7 @@ def began_after_a_cut(
                 kind="step_cut",
                 text=f"the step began later: {_what(now.key.began_after)} ran its first part "
                 f"alone, which {other.name} ran as one with the rest",
-                fix=_CUT_FIX,
+                fix=_cut_fix(now.key.began_after),
                 now=now.key.began_after[1],
                 before=other.key.ended_by[1],
                 taken=Taken(added=now.nodes),
@@ -283,6 +287,10 @@ def _is_kept(name: Name | None) -> bool:
     return name is not None and not name.holder.startswith(("variable", "local"))
 
 
+def _cut_fix(cut: tuple[str, Site | None]) -> str:
+    return _CHECK_FIX if "torch.distributions" in cut[0] else _CUT_FIX
+
+
 def _moved(before: CompiledGraph, now: CompiledGraph) -> str:
     """Return between which lines a mark of the program has moved; empty if none has.
 
@@ -303,7 +311,9 @@ def _moved(before: CompiledGraph, now: CompiledGraph) -> str:
 
 
 def _shorter(edits: Edits, old: StepKey, new: StepKey) -> list[Cause]:
+    cut = new.ended_by
     if _cuts(new.began_after) and not _cuts(old.began_after):
+        cut = new.began_after
         text = (
             f"the step began later: {_what(new.began_after)} ran its first part alone"
         )
@@ -317,7 +327,7 @@ def _shorter(edits: Edits, old: StepKey, new: StepKey) -> list[Cause]:
         Cause(
             kind="step_cut",
             text=text,
-            fix=_CUT_FIX,
+            fix=_cut_fix(cut),
             now=new.ended_by[1],
             before=old.ended_by[1],
             taken=_cut_away(edits),

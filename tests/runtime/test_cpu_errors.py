@@ -1,0 +1,66 @@
+"""S0.14: a wrong call says on the lazy device what it says on the CPU."""
+
+import pytest
+import torch
+from torch.nn import functional as F  # noqa: N812 - torch's own name for it
+
+import lazyrt
+from tests.harness import DEVICE
+
+CALLS = {
+    "convolution": lambda x: F.conv2d(x[None, None], x.new_ones(1, 2, 3, 3)),
+    "product": lambda x: x @ x,
+    "linear": lambda x: F.linear(x, x.new_ones(4, 4)),
+    "sum": lambda x: x + x.new_ones(4),
+    "cat": lambda x: torch.cat([x, x.new_ones(2, 2, 2)]),
+    "stack": lambda x: torch.stack([x, x[0]]),
+    "layer norm": lambda x: F.layer_norm(x, (4,)),
+    "in place": lambda x: x.add_(x.new_ones(3, 2, 3)),
+    "gather": lambda x: x.gather(1, x.long().T),
+    "mask": lambda x: x.masked_fill(x, 0.0),
+    "topk": lambda x: x.topk(9),
+    "windows": lambda x: x.unfold(0, 5, 1),
+    "embedding": lambda x: F.embedding(x, x),
+    "zeros": lambda x: torch.zeros(-1, device=x.device),
+    "truth": bool,
+    "item": lambda x: x.item(),
+    "truth of nothing": lambda x: bool(x[:0]),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_s0_14_a_wrong_call_says_what_the_cpu_says(name):
+    with pytest.raises((RuntimeError, IndexError)) as expected:
+        CALLS[name](torch.ones(2, 3))
+    lazyrt.reset_counters()
+
+    with pytest.raises(type(expected.value)) as found:
+        CALLS[name](torch.ones(2, 3, device=DEVICE))
+
+    assert str(found.value) == str(expected.value)
+    assert lazyrt.counters()["executions"] == 0
+
+
+def test_s0_14_a_wrong_call_draws_no_random_number():
+    before = torch.get_rng_state()
+
+    with pytest.raises(RuntimeError):
+        torch.normal(torch.ones(2, device=DEVICE), torch.ones(3, device=DEVICE))
+
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", ["mm", "mv", "dot"])
+def test_s0_14_matrix_products_of_two_dtypes_are_refused(name):
+    x = torch.ones(3, 3, device=DEVICE)
+    first, second = {"mm": (x, x), "mv": (x, x[0]), "dot": (x[0], x[0])}[name]
+
+    with pytest.raises(RuntimeError, match="same dtype, but got: float32 != float64"):
+        getattr(torch, name)(first, second.double())
+
+
+def test_s0_14_an_index_of_two_axes_selects_nothing():
+    x = torch.ones(2, 3, device=DEVICE)
+
+    with pytest.raises(IndexError, match="Index is supposed to be a vector"):
+        x.index_select(0, x.long())
