@@ -32,18 +32,31 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
-def _flag(name: str, *, default: bool) -> bool:
+_YES = frozenset(("1", "true", "on", "yes"))
+_NO = frozenset(("", "0", "false", "off", "no"))
+
+
+def flag(name: str, *, default: bool) -> bool:
+    """Return whether an environment variable says yes.
+
+    Raises:
+        UsageError: It says neither yes nor no.
+    """
     text = os.environ.get(name)
-    return (
-        default
-        if text is None
-        else text.strip().lower() not in {"", "0", "false", "off", "no"}
-    )
+    if text is None:
+        return default
+    word = text.strip().lower()
+    if word not in _YES | _NO:
+        raise UsageError(
+            f"the environment variable {name} is {text!r}, which says neither yes nor no. Set it to "
+            f"1 or 0, or unset it for the default, {int(default)}."
+        )
+    return word in _YES
 
 
 def _op_by_op(switch: str) -> bool:
-    both = _flag("LAZYVIZ_OPBYOP", default=False)
-    return _flag(f"LAZYVIZ_OPBYOP_{switch}", default=both)
+    both = flag("LAZYVIZ_OPBYOP", default=False)
+    return flag(f"LAZYVIZ_OPBYOP_{switch}", default=both)
 
 
 def _number(name: str, default: int, least: int = 0) -> int:
@@ -133,7 +146,7 @@ class Config:
         default_factory=lambda: os.environ.get("LAZYRT_COMPILE_TIER", "optimised")  # type: ignore[arg-type,return-value]
     )
     barrier_after_optimizer: bool = field(
-        default_factory=lambda: _flag("LAZYRT_BARRIER_AFTER_OPTIMIZER", default=True)
+        default_factory=lambda: flag("LAZYRT_BARRIER_AFTER_OPTIMIZER", default=True)
     )
     max_pending_nodes: int = field(
         default_factory=lambda: _number("LAZYRT_MAX_PENDING_NODES", 200_000)
@@ -168,7 +181,7 @@ class Config:
         default_factory=lambda: _number("LAZYRT_MAX_ASYNC_CLOSURES", 100)
     )
     progress_after_s: float = 1.0
-    eager: bool = field(default_factory=lambda: _flag("LAZYVIZ_EAGER", default=False))
+    eager: bool = field(default_factory=lambda: flag("LAZYVIZ_EAGER", default=False))
     op_by_op_reads: bool = field(default_factory=lambda: _op_by_op("READS"))
     op_by_op_barriers: bool = field(default_factory=lambda: _op_by_op("BARRIERS"))
 

@@ -12,7 +12,7 @@ import torch
 
 import lazyrt
 from lazyrt import compat
-from lazyrt.compat import experimental, runtime, torch_xla
+from lazyrt.compat import experimental, runtime, switches, torch_xla
 from lazyrt.compat import xla_model as xm
 from lazyrt.compat.debug import metrics as met
 from lazyrt.compat.debug import profiler as xp
@@ -24,6 +24,7 @@ from lazyrt.errors import (
     ScopeError,
     StepSyncError,
     TooManyGraphsError,
+    UsageError,
 )
 from lazyrt.ir import active
 from tests.harness import DEVICE, cold_start
@@ -98,6 +99,71 @@ def test_seed_000_the_pitch_runs_as_it_was_written():
         experimental.eager_mode(enable=False)
 
     assert names["first"].shape == (2, 30)
+
+
+OP_BY_OP = """
+import torch
+import torch_xla.core.xla_model as xm
+import os
+
+os.environ["XLA_GET_TENSORS_OPBYOP"] = "1"
+os.environ["XLA_SYNC_TENSORS_OPBYOP"] = "1"
+dev = xm.xla_device()
+linear1 = torch.nn.Linear(10,30).to(dev)
+linear2 = torch.nn.Linear(30,20).to(dev)
+linear3 = torch.nn.Linear(20,10).to(dev)
+linear4 = torch.nn.Linear(10,1).to(dev)
+inp = torch.randn(2,10).to(dev)
+output1 = linear1(inp)
+output2 = linear2(output1)
+output3 = linear3(output2)
+output4 = linear4(output3)
+output4.to('cpu')
+output3.to('cpu')
+"""
+
+
+@pytest.fixture
+def switches_of_torch_xla(monkeypatch):
+    """Put the modes back that a script's variables have set."""
+    monkeypatch.setattr(switches, "_taken", {})
+    before = {n: (getattr(config, n), config.origin(n)) for n in _MODES}
+    yield monkeypatch
+    for name, (value, origin) in before.items():
+        config.set(name, value, origin=origin)
+
+
+_MODES = ("eager", "op_by_op_reads", "op_by_op_barriers")
+
+
+@pytest.mark.lazy_only("counts executions of one mode")
+def test_seed_000_the_variables_that_a_script_sets_switch_its_mode(
+    switches_of_torch_xla,
+):
+    """S0.14, S0.15: 8 nodes for `output4`, and 6 of them again for `output3`."""
+    lazyrt.reset_counters()
+
+    run_script(OP_BY_OP)
+
+    counts = lazyrt.counters()
+    assert (counts["op_by_op_executions"], counts["op_by_op_repeats"]) == (14, 6)
+    assert lazyrt.mode() == "opbyop"
+    assert lazyrt.mode().scope == "environment variable XLA_GET_TENSORS_OPBYOP"
+
+
+@pytest.mark.lazy_only("sets the mode")
+def test_a_variable_of_torch_xla_is_taken_once(switches_of_torch_xla):
+    switches_of_torch_xla.setenv("XLA_USE_EAGER_DEBUG_MODE", "1")
+    torch_xla.device()
+    assert lazyrt.mode() == "eager"
+
+    lazyrt.eager_mode(False)  # noqa: FBT003 - what a user types
+    xm.xla_device()  # asks again, as every function of a script does
+    assert lazyrt.mode() == "lazy"
+
+    switches_of_torch_xla.setenv("XLA_USE_EAGER_DEBUG_MODE", "maybe")
+    with pytest.raises(UsageError, match="XLA_USE_EAGER_DEBUG_MODE is 'maybe'"):
+        xm.xla_device()
 
 
 RESNET_BEFORE = """

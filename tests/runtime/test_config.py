@@ -193,6 +193,24 @@ def test_whole_numbers_of_other_libraries_are_whole_numbers():
         assert type(config.max_plans) is int
 
 
+@pytest.mark.parametrize(
+    "name", ["LAZYVIZ_EAGER", "LAZYVIZ_OPBYOP", "LAZYRT_BARRIER_AFTER_OPTIMIZER"]
+)
+def test_a_word_that_is_neither_yes_nor_no_is_named(monkeypatch, name):
+    """S0.09: a mode is not switched on by a word that nobody meant so."""
+    monkeypatch.setenv(name, "lazy")
+
+    with pytest.raises(UsageError, match=f"{name} is 'lazy', which says neither"):
+        Config()
+
+
+@pytest.mark.parametrize("word", ["1", "true", "ON", " yes "])
+def test_s0_09_words_for_yes_switch_eager_debug_mode_on(monkeypatch, word):
+    monkeypatch.setenv("LAZYVIZ_EAGER", word)
+
+    assert Config().eager
+
+
 def test_a_negative_number_in_the_environment_is_named(monkeypatch):
     monkeypatch.setenv("LAZYRT_MAX_PLANS", "-3")
 

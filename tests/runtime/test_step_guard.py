@@ -200,9 +200,9 @@ def test_the_peek_policy_applies_to_allowed_reads():
 
 def test_wrong_policies_are_refused_with_the_right_ones():
     with pytest.raises(lazyrt.errors.UsageError, match=r"on_read='never'.*'allow'"):
-        lazyrt.step(on_read="never")  # type: ignore[arg-type]
+        lazyrt.step(on_read="never")  # type: ignore[call-overload]
     with pytest.raises(lazyrt.errors.UsageError, match=r"on_error='keep'.*'rollback'"):
-        lazyrt.step(on_error="keep")  # type: ignore[arg-type]
+        lazyrt.step(on_error="keep")  # type: ignore[call-overload]
 
 
 def test_other_threads_are_not_in_the_step():

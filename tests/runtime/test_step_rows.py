@@ -219,6 +219,34 @@ def test_s1_23_a_decorated_function_returns_lazy_tensors_that_are_computed_once(
     assert lazyrt.counters()["executions"] == 2
 
 
+@pytest.mark.lazy_only("counts graphs and executions of steps")
+def test_s1_23_a_function_is_decorated_with_or_without_a_call():
+    @lazyrt.step
+    def double(x):
+        """Double."""
+        return x * 2
+
+    class Model:
+        @lazyrt.step
+        def triple(self, x):
+            return x * 3
+
+    @lazyrt.step
+    async def quadruple(x):
+        return x * 4
+
+    x = torch.ones(2).to(DEVICE)
+    with recorded(events.StepFinished) as found:
+        made = double(x), Model().triple(x), asyncio.run(quadruple(x))
+
+    assert not any(map(lazyrt.is_pending, made))
+    assert [y[0].item() for y in made] == [2.0, 3.0, 4.0]
+    names = ("double", "Model.triple", "quadruple")
+    assert [e.name.rsplit("<locals>.")[-1] for e in found] == list(names)
+    assert (double.__name__, double.__doc__) == ("double", "Double.")
+    assert lazyrt.counters()["executions"] == 3
+
+
 @pytest.mark.lazy_only("counts executions of steps")
 def test_s1_23_the_outputs_of_a_step_know_their_step():
     @lazyrt.step("train", step_num=7)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import lazyrt
+from lazyrt.compat import switches
 from lazyrt.compat import xla_model as _xm
 from lazyrt.compat.blocks import Block
 from lazyrt.compat.refusals import INTERNAL, only_one, refuse
@@ -34,6 +35,7 @@ __getattr__ = refuse("torch_xla", REFUSED)
 def device(index: int | None = None) -> torch.device:
     """Return the lazy device; `index` is None or 0."""
     only_one("device()", "index", index, allowed=0)
+    switches.take()
     return lazyrt.device()
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import lazyrt
+from lazyrt.compat import switches
 from lazyrt.compat.refusals import INTERNAL, ONE_DEVICE, only_one, refuse
 from lazyrt.config import config
 from lazyrt.frontend.torch_compat import is_lazy
@@ -57,6 +58,7 @@ __getattr__ = refuse("torch_xla.core.xla_model", REFUSED)
 def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device:
     """Return the lazy device; `n` is None or 0."""
     only_one("xla_device()", "n", n, allowed=0)
+    switches.take()
     return lazyrt.device()
 
 

@@ -6,7 +6,7 @@ import functools
 import inspect
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, get_args, overload
 
 from lazyrt.control import closures
 from lazyrt.control.rollback import OnError, Outcome, Undo
@@ -38,7 +38,7 @@ class _Entered:
     start_ns: int
 
 
-class step:  # noqa: N801 - used like a function: `with step():`, `@step()`
+class step:  # noqa: N801 - used like a function: `with step():`, `@step()`, `@step`
     """Run a block, or each call of a function, as one step: it ends in a barrier.
 
     The barrier comes however the block ends: normally, by `break` or `return`, or by an
@@ -79,19 +79,45 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`
         False
     """
 
-    def __init__(
-        self,
+    name: str | None
+    step_num: int | None
+    on_read: OnRead | None
+    on_error: OnError
+    max_graphs: int | None
+    _function: str
+    _entered: list[_Entered]
+
+    @overload
+    def __new__(cls, name: Callable[P, R], /) -> Callable[P, R]: ...  # type: ignore[misc]
+
+    @overload
+    def __new__(
+        cls,
         name: str | None = None,
         step_num: int | None = None,
         *,
         on_read: OnRead | None = None,
         on_error: OnError = "flush",
         max_graphs: int | None = None,
-    ) -> None:
+    ) -> Self: ...
+
+    def __new__(
+        cls,
+        name: Any = None,
+        step_num: int | None = None,
+        *,
+        on_read: OnRead | None = None,
+        on_error: OnError = "flush",
+        max_graphs: int | None = None,
+    ) -> Any:
+        """Return a step, or for `@step` without a call the function that it decorates."""
+        if inspect.isroutine(name):
+            return cls()(name)
+        self = super().__new__(cls)
         if name is not None and not isinstance(name, str):
             raise UsageError(
                 f"step() got {name!r} as its name, which is {type(name).__name__}, not text. "
-                "To decorate a function, call it: `@step()`."
+                "Pass a name, or nothing."
             )
         _check_choice("on_read", on_read, (*get_args(OnRead), None))
         _check_choice("on_error", on_error, get_args(OnError))
@@ -102,11 +128,12 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`
             )
         self.name = name
         self.step_num = step_num
-        self.on_read: OnRead | None = on_read
-        self.on_error: OnError = on_error
+        self.on_read = on_read
+        self.on_error = on_error
         self.max_graphs = _checked_limit(max_graphs)
         self._function = ""
-        self._entered: list[_Entered] = []
+        self._entered = []
+        return self
 
     def __enter__(self) -> Self:
         around = active.innermost()
