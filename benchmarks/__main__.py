@@ -14,6 +14,7 @@ from benchmarks import (
     explore,
     families,
     fuzz,
+    lab,
     memory,
     modes,
     prints,
@@ -36,6 +37,7 @@ BENCHMARKS = {
     "coverage": coverage,
     "diff": diff,
     "explore": explore,
+    "lab": lab,
     "fuzz": fuzz,
     "memory": memory,
 }

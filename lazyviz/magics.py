@@ -258,7 +258,7 @@ class LazyMagics(Magics):
             view = comparison.compare(*[self._program("diff", word) for word in words])
         except HloError as error:
             raise UsageError(f"%lazy diff {rest}: {error}") from None
-        self._shell.display_pub.publish(view._repr_mimebundle_(), metadata={})
+        view.show(self._shell)
 
     def _minimise(self, rest: str) -> None:
         from lazyviz.hlo import HloError

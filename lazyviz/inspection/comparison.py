@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import sys
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import ModuleType
 
+    from lazyviz.inspection.diff_explorer import DiffExplorer
 
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9]+")
 _FINGERPRINT = re.compile(r"[0-9a-f]{8,64}")
 
 
@@ -54,6 +58,32 @@ class DiffView:
         """Return the difference as data of JSON's types."""
         return as_json(self.diff)
 
+    @cached_property
+    def explorer(self) -> DiffExplorer:
+        """What answers the clicks of a page."""
+        from lazyviz.inspection.diff_explorer import DiffExplorer
+
+        return DiffExplorer(self.diff)
+
+    def show(self, shell: Any) -> None:
+        """Display it; where there is a page, a picture that answers clicks takes its place."""
+        from lazyviz.shell import twofold
+
+        shell.display_pub.publish(self._repr_mimebundle_(), metadata={})
+        if not self.diff.is_empty and twofold.has_page(shell):
+            twofold.show_live(shell, self._widget)
+
+    def _widget(self) -> Any:
+        from lazyviz.widgets.graph_view import GraphView
+
+        return GraphView(self.explorer, self._twin)
+
+    @property
+    def _twin(self) -> str:
+        """CSS class of the static copy, which the live view hides."""
+        names = f"{self.diff.a.name}-{self.diff.b.name}"
+        return f"lzt-diff-{_UNSAFE.sub('-', names)[:60]}"
+
     def __str__(self) -> str:
         from lazyviz.render.diff_text import diff_text
 
@@ -61,10 +91,15 @@ class DiffView:
 
     __repr__ = __str__
 
+    def _ipython_display_(self) -> None:
+        from lazyviz.shell import twofold
+
+        twofold.display(self, self.show)
+
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         from lazyviz.render.diff_html import diff_bundle
 
-        return diff_bundle(self.diff)
+        return diff_bundle(self.diff, self._twin)
 
 
 def compare(a: Any, b: Any) -> DiffView:

@@ -80,9 +80,18 @@ def diff_page(found: GraphDiff, title: str = "", *, budget: int = 120) -> str:
     return page_html(title or f"{found.a.name} → {found.b.name}", sections)
 
 
-def diff_bundle(found: GraphDiff) -> dict[str, str]:
-    """Return a diff for a notebook: HTML that survives distrust, and text."""
-    return {"text/plain": diff_text(found), "text/html": diff_fragment(found)}
+def diff_bundle(found: GraphDiff, twin: str = "") -> dict[str, str]:
+    """Return a diff for a notebook: HTML that survives distrust, and text.
+
+    Args:
+        found: The diff.
+        twin: CSS class of the HTML, by which a live view finds it.
+    """
+    body = diff_fragment(found)
+    return {
+        "text/plain": diff_text(found),
+        "text/html": f'<div class="{twin}">{body}</div>' if twin else body,
+    }
 
 
 def diff_fragment(found: GraphDiff) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from lazyviz.hlo.difference import GraphDiff
     from lazyviz.hlo.graph import Graph
-    from lazyviz.hlo.hunks import Hunk
+    from lazyviz.hlo.hunks import Hunk, HunkGroup
 
 DEFAULT_BUDGET = 120
 _MAX_NEIGHBOURS = 6
@@ -77,6 +77,23 @@ def union_graph(found: GraphDiff, budget: int = DEFAULT_BUDGET) -> UnionGraph:
     return _Union(found).select(budget)
 
 
+def union_near(found: GraphDiff, spot: Spot, hops: int, budget: int) -> UnionGraph:
+    """Return what is near a node of a diff, on both sides; the nearest if it is too much.
+
+    Args:
+        found: The diff.
+        spot: The node in the middle.
+        hops: How many edges away something may be.
+        budget: At most so many nodes.
+    """
+    return _Union(found).near(spot, hops, budget)
+
+
+def union_of(found: GraphDiff, group: HunkGroup, budget: int) -> UnionGraph:
+    """Return one place of those that look alike, with its surroundings."""
+    return _Union(found).place(group, budget)
+
+
 class _Union:
     def __init__(self, found: GraphDiff) -> None:
         self._found = found
@@ -95,6 +112,27 @@ class _Union:
             for spot in spots:
                 chosen[spot] = None
                 self._places[spot] = group.places
+        return self._with_context(chosen, budget)
+
+    def place(self, group: HunkGroup, budget: int) -> UnionGraph:
+        spots = self._connected(group.exemplar, budget)
+        self._places = dict.fromkeys(spots, group.places)
+        return self._with_context(dict.fromkeys(spots), budget)
+
+    def near(self, spot: Spot, hops: int, budget: int) -> UnionGraph:
+        found, edge = {spot: None}, [spot]
+        for _ in range(hops):
+            edge = [
+                near
+                for each in edge
+                for near in self._neighbours(each)
+                if near not in found
+            ]
+            for each in edge[: budget - len(found)]:
+                found[each] = None
+        return self._graph(list(found))
+
+    def _with_context(self, chosen: dict[Spot, None], budget: int) -> UnionGraph:
         context: dict[Spot, None] = {}
         for spot in chosen:
             for near in self._neighbours(spot)[:_MAX_NEIGHBOURS]:

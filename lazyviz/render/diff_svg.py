@@ -20,7 +20,9 @@ from lazyviz.render.model import Box, DrawGraph
 from lazyviz.render.text import plural
 
 if TYPE_CHECKING:
-    from lazyviz.render.diff_model import UnionGraph, UnionNode
+    from collections.abc import Callable
+
+    from lazyviz.render.diff_model import Spot, UnionGraph, UnionNode
     from lazyviz.render.layered import Point
     from lazyviz.render.layout import Layout
 
@@ -42,6 +44,14 @@ _STYLE = (
 )
 
 
+_LIVE = (
+    ".lzd .h,.lzd .s{fill:var(--lz-quiet)}.lzd .same rect,.lzd .rew rect{fill:#fff}"
+    ".lzd [data-b]{cursor:pointer}.lzd [data-b]:focus{outline:none}"
+    ".lzd .sel rect,.lzd [data-b]:focus-visible rect{stroke:var(--lz-accent);stroke-width:4}"
+    ".lzd .mate rect{stroke-width:3}"
+)
+
+
 def draw_graph_of(union: UnionGraph) -> DrawGraph:
     """Return a union graph as a drawing of boxes."""
     boxes = tuple(
@@ -60,7 +70,11 @@ def draw_graph_of(union: UnionGraph) -> DrawGraph:
 
 
 def diff_svg(
-    union: UnionGraph, *, engine: str | None = None, links: bool = True
+    union: UnionGraph,
+    *,
+    engine: str | None = None,
+    links: bool = True,
+    live: Callable[[Spot], int] | None = None,
 ) -> str:
     """Return the picture of a union graph, one element.
 
@@ -68,27 +82,32 @@ def diff_svg(
         union: What to draw.
         engine: Layout engine to try first.
         links: Whether boxes link to `#b12` or `#a12`, the entry of the node.
+        live: For a page that answers, the number by which it asks for a node. Boxes are
+            buttons then, the page's theme colours what stands between them, and the legend is
+            left to `diff_legend`.
     """
     drawing = draw_graph_of(union)
     layout = lay_out(drawing, engine)
-    legend = [mark for mark in STYLES if any(n.mark == mark for n in union.nodes)]
+    legend = [] if live else _marks(union)
     width = max(layout.width, _legend_width(legend)) + 2 * _MARGIN
-    height = layout.height + _LEGEND_HEIGHT + 2 * _MARGIN
+    height = layout.height + (0 if live else _LEGEND_HEIGHT) + 2 * _MARGIN
     start = (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="lzd" width="{width:.0f}" '
         f'height="{height:.0f}" viewBox="{-_MARGIN} {-_MARGIN} {width:.0f} {height:.0f}" '
         f'role="group" aria-label="difference of two graphs, '
-        f'{plural(len(union.nodes), "node")}"><style>{_STYLE}</style>'
+        f'{plural(len(union.nodes), "node")}"><style>{_STYLE}{_LIVE if live else ""}</style>'
     )
     parts = [
         start,
         *_frames(layout),
         *_edges(union, drawing, layout),
     ]
-    for node, box, centre in zip(
-        union.nodes, drawing.boxes, layout.centres, strict=True
+    mates = _mates(union) if live else []
+    for k, (node, box, centre) in enumerate(
+        zip(union.nodes, drawing.boxes, layout.centres, strict=True)
     ):
-        parts.append(_box(node, box, centre, links=links))
+        button = _button(k, live(node.spot), node, box, mates[k]) if live else ""
+        parts.append(_box(node, box, centre, button, links=links and not live))
     parts.append(_legend(legend, layout.height))
     return "".join([*parts, "</svg>"])
 
@@ -133,7 +152,45 @@ def _head(route: tuple[Point, ...], colour: str) -> str:
     )
 
 
-def _box(node: UnionNode, box: Box, centre: Point, *, links: bool) -> str:
+def diff_legend(union: UnionGraph) -> str:
+    """Return what the colours of a union graph mean, as inline SVG."""
+    marks = _marks(union)
+    width = _legend_width(marks)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="lzd" width="{width:.0f}" height="18" '
+        f'viewBox="0 0 {width:.0f} 18"><style>{_STYLE}{_LIVE}</style>'
+        f"{_legend(marks, -5)}</svg>"
+    )
+
+
+def _marks(union: UnionGraph) -> list[str]:
+    return [mark for mark in STYLES if any(n.mark == mark for n in union.nodes)]
+
+
+def _mates(union: UnionGraph) -> list[list[int]]:
+    """Return for each node those that it reads or that read it."""
+    mates: list[list[int]] = [[] for _ in union.nodes]
+    for start, end, _ in union.edges:
+        mates[start].append(end)
+        mates[end].append(start)
+    return mates
+
+
+def _button(
+    index: int, number: int, node: UnionNode, box: Box, mates: list[int]
+) -> str:
+    """Return the attributes of a box that answers; see `static/graph_view.js`."""
+    said = " ".join(
+        part for part in (_LEGEND[node.mark], box.label, box.detail) if part
+    )
+    near = " ".join(map(str, mates))
+    return (
+        f' data-b="{index}" data-n="{number}" data-u="{near}" tabindex="0" role="button" '
+        f'aria-label="{markup(said)}"'
+    )
+
+
+def _box(node: UnionNode, box: Box, centre: Point, button: str, *, links: bool) -> str:
     (x, y), (width, height) = centre, box_size(box)
     fill, line, style, thick = STYLES[node.mark]
     dash = ' stroke-dasharray="5 3"' if "dashed" in style else ""
@@ -150,7 +207,7 @@ def _box(node: UnionNode, box: Box, centre: Point, *, links: bool) -> str:
     detail = detail_text(box)
     first = y - 2 if detail else y + 4
     shape = (
-        f'<g class="{_CLASSES[node.mark]}"><title>{title}</title><rect x="{x - width / 2:.0f}" '
+        f'<g class="{_CLASSES[node.mark]}"{button}><title>{title}</title><rect x="{x - width / 2:.0f}" '
         f'y="{y - height / 2:.0f}" width="{width:.0f}" height="{height:.0f}" rx="6" '
         f'fill="{fill}" stroke="{line}" stroke-width="{thick}"{dash}/>'
         f'<text x="{x:.0f}" y="{first:.0f}">{markup(label_text(box))}</text>'
@@ -165,7 +222,11 @@ def _box(node: UnionNode, box: Box, centre: Point, *, links: bool) -> str:
 
 
 def _legend_width(marks: list[str]) -> float:
-    return sum(34 + len(_LEGEND[mark]) * DETAIL_CHAR for mark in marks)
+    return sum(map(_legend_step, marks))
+
+
+def _legend_step(mark: str) -> float:
+    return 40 + (len(_LEGEND[mark]) + 2 * (mark != SAME)) * DETAIL_CHAR
 
 
 def _legend(marks: list[str], height: float) -> str:
@@ -179,5 +240,5 @@ def _legend(marks: list[str], height: float) -> str:
             f'stroke="{line}"{dash}/><text class="h" x="{x + 19:.0f}" y="{y:.0f}">'
             f"{mark if mark != SAME else ''} {_LEGEND[mark]}</text>"
         )
-        x += 34 + len(_LEGEND[mark]) * DETAIL_CHAR
+        x += _legend_step(mark)
     return "".join(parts)

@@ -65,11 +65,11 @@ def node_facts(
         ("output", "a live tensor" if box.is_root else ""),
     ]
     buttons = [
-        _button(f"inside %{name}", kind="inside", node=node, call=call)
+        button_html(f"inside %{name}", kind="inside", node=node, call=call)
         for call, name in enumerate(inside)
     ]
     buttons.append(
-        _button(
+        button_html(
             "What is near",
             kind="focus",
             node=node,
@@ -78,9 +78,9 @@ def node_facts(
         )
     )
     if has_values:
-        buttons.append(_button("Check the cone for NaN", kind="check", node=node))
+        buttons.append(button_html("Check the cone for NaN", kind="check", node=node))
     code = _code("op as Python", python) if python else ""
-    return f"{_heading(f'%{node} {box.label}')}{_facts(shown)}<p>{' '.join(buttons)}</p>{code}"
+    return f"{heading_html(f'%{node} {box.label}')}{facts_table(shown)}<p>{' '.join(buttons)}</p>{code}"
 
 
 def input_facts(
@@ -103,7 +103,7 @@ def input_facts(
         ("first read in", markup(path_text(box.path))),
         ("read by", _neighbours(downstream)),
     ]
-    return f"{_heading(box.label)}{_facts(shown)}"
+    return f"{heading_html(box.label)}{facts_table(shown)}"
 
 
 def note_html(words: str) -> str:
@@ -121,7 +121,7 @@ def ir_html(boxes: Sequence[Box]) -> str:
     if not boxes:
         return note_html("No values here, and no IR op has its module, name and line.")
     items = "".join(
-        f"<li>{_button(_title(box), kind='form', form='ir', node=box.members[0], go='true')} "
+        f"<li>{button_html(_title(box), kind='form', form='ir', node=box.members[0], go='true')} "
         f"<small>{markup(box.site)}</small></li>"
         for box in boxes[:_MAX_NEIGHBOURS]
     )
@@ -132,8 +132,8 @@ def ir_html(boxes: Sequence[Box]) -> str:
 
 def form_offer(name: str, form: str, price: str) -> str:
     """Return what another form costs, and the button that pays for it."""
-    button = _button(f"Compile and show {name}", kind="form", form=form, go="true")
-    return f"{_heading(name)}<p>{markup(price)}</p><p>{button}</p>"
+    button = button_html(f"Compile and show {name}", kind="form", form=form, go="true")
+    return f"{heading_html(name)}<p>{markup(price)}</p><p>{button}</p>"
 
 
 def measure_offer(cost: Cost) -> str:
@@ -144,9 +144,9 @@ def measure_offer(cost: Cost) -> str:
     )
     if cost.compiles:
         facts += f" with {text.plural(cost.compiles, 'kind')} of op to compile"
-    button = _button("Measure each op", kind="measure", go="true")
+    button = button_html("Measure each op", kind="measure", go="true")
     return (
-        f"{_heading('Time')}<p>{markup(facts)}. The step stays as it is. Fused, ops take less "
+        f"{heading_html('Time')}<p>{markup(facts)}. The step stays as it is. Fused, ops take less "
         f"time than alone.</p><p>{button}</p>"
     )
 
@@ -161,7 +161,7 @@ def measured_html(slowest: Sequence[Box], took: Mapping[int, int]) -> str:
     total = text.duration(sum(took.values()))
     count = text.plural(len(took), "op")
     return (
-        f"{_heading(f'{count} in {total}')}"
+        f"{heading_html(f'{count} in {total}')}"
         f'<p class="lzc">Each op ran alone; the better of two runs counts.</p><table class="lzr">{rows}</table>'
     )
 
@@ -187,12 +187,12 @@ def nan_help(*, is_ir: bool) -> str:
     """
     if not is_ir:
         return (
-            f"{_heading('NaN and infinities')}<p>Values are those of the IR. An instruction "
+            f"{heading_html('NaN and infinities')}<p>Values are those of the IR. An instruction "
             "shows what is known of the IR ops behind it, which have its module, name and line: "
             "a fusion is bad if one of them is. Select it to go to them.</p>"
         )
     return (
-        f"{_heading('NaN and infinities')}<p>Shown are values that are computed already: inputs, "
+        f"{heading_html('NaN and infinities')}<p>Shown are values that are computed already: inputs, "
         "and what was looked at. Nothing is computed for it. Select an op and choose "
         "<i>Check the cone for NaN</i> to compute all that it needs.</p>"
     )
@@ -209,7 +209,7 @@ def fallbacks_html(found: Sequence[tuple[Box, str]]) -> str:
         f"<li>{_link(box)} <small>{markup(words)}</small></li>" for box, words in found
     )
     title = f"{text.plural(len(found), 'input')} from the CPU"
-    return f"{_heading(title)}<ul>{items}</ul>"
+    return f"{heading_html(title)}<ul>{items}</ul>"
 
 
 def slice_chooser(look: Look, **request: object) -> str:
@@ -285,7 +285,9 @@ def overview_html(
     shows = "see its value. The step stays as it is" if has_values else "see its facts"
     hint = f"Click an op, or walk to it with Tab and press Enter, to {shows}."
     opens = "A folded box opens with a double click, or with o."
-    return f"{_heading(title)}{note_html(hint)}{note_html(opens)}{_facts(rows)}"
+    return (
+        f"{heading_html(title)}{note_html(hint)}{note_html(opens)}{facts_table(rows)}"
+    )
 
 
 def _kinds_text(boxes: Sequence[Box]) -> str:
@@ -306,8 +308,8 @@ def group_panel(box: Box, index: int, members: Sequence[Box]) -> str:
         ("repeats", f"{box.count} times alike" if box.count > 1 else ""),
         ("lines", markup(", ".join(lines[:_MAX_KINDS]))),
     ]
-    opens = _button("Open", kind="open", box=index)
-    return f"{_heading(path_text(box.path) or box.label)}{_facts(rows)}<p>{opens}</p>"
+    opens = button_html("Open", kind="open", box=index)
+    return f"{heading_html(path_text(box.path) or box.label)}{facts_table(rows)}<p>{opens}</p>"
 
 
 def cost_html(cost: Cost, node: int, *, asks: bool) -> str:
@@ -324,7 +326,7 @@ def cost_html(cost: Cost, node: int, *, asks: bool) -> str:
         facts += ", compiled already"
     if not asks:
         return f'<p class="lzc" aria-busy="true">{markup(facts)} …</p>'
-    button = _button("Compute this value", kind="value", node=node, output=0)
+    button = button_html("Compute this value", kind="value", node=node, output=0)
     return (
         f'<p class="lzc">{markup(facts)}; the step stays as it is.</p><p>{button}</p>'
     )
@@ -347,7 +349,7 @@ def value_html(
         buttons = (
             f"<b>{k}</b>"
             if k == output
-            else _button(str(k), kind="value", node=node, output=k)
+            else button_html(str(k), kind="value", node=node, output=k)
             for k in outputs
         )
         others = f" · result {' '.join(buttons)}"
@@ -378,14 +380,17 @@ def found_html(wanted: str, found: Sequence[Box], count: int) -> str:
         for box in found
     )
     more = f"<p>and {count - len(found):,} more</p>" if count > len(found) else ""
-    return f"{_heading(text.plural(count, 'match', 'matches'))}<ul>{items}</ul>{more}"
+    return (
+        f"{heading_html(text.plural(count, 'match', 'matches'))}<ul>{items}</ul>{more}"
+    )
 
 
-def _heading(title: str) -> str:
+def heading_html(title: str) -> str:
+    """Return the first line of a panel."""
     return f"<h4>{markup(title)}</h4>"
 
 
-def _facts(rows: Sequence[tuple[str, str]]) -> str:
+def facts_table(rows: Sequence[tuple[str, str]]) -> str:
     """Return a table of names and HTML, the empty rows left out."""
     cells = "".join(
         f"<tr><th>{name}</th><td>{body}</td></tr>" for name, body in rows if body
@@ -402,8 +407,8 @@ def _neighbours(boxes: Sequence[Box], most: int = _MAX_NEIGHBOURS) -> str:
 
 def _link(box: Box) -> str:
     if not box.members:
-        return _button(box.label, kind="input", name=box.op)
-    return _button(_title(box), kind="node", node=box.members[0])
+        return button_html(box.label, kind="input", name=box.op)
+    return button_html(_title(box), kind="node", node=box.members[0])
 
 
 def _title(box: Box) -> str:
@@ -414,7 +419,8 @@ def _code(title: str, lines: str) -> str:
     return f"<details><summary>{title}</summary><pre>{markup(lines)}</pre></details>"
 
 
-def _button(label: str, *, title: str = "", **request: object) -> str:
+def button_html(label: str, *, title: str = "", **request: object) -> str:
+    """Return a button that asks for something; `request` becomes its `data-` attributes."""
     tip = f' title="{markup(title)}"' if title else ""
     data = tip + "".join(
         f' data-{key}="{markup(str(value))}"' for key, value in request.items()

@@ -54,3 +54,19 @@ def show_live(shell: Any, make: Callable[[], Any]) -> None:
         shell.display_pub.publish({"text/plain": note}, metadata={})
         return
     display(view)  # type: ignore[no-untyped-call]
+
+
+def display(view: Any, show: Callable[[Any], None]) -> None:
+    """Display a view that is a cell's result, or print it where no shell can show more.
+
+    Args:
+        view: The view.
+        show: Displays it in a shell.
+    """
+    from IPython.core.getipython import get_ipython
+
+    shell = get_ipython()
+    if shell is None:
+        print(view)  # noqa: T201 - what a shell without displays shows
+        return
+    show(shell)

@@ -121,6 +121,9 @@ class TimelineShown:
     def __repr__(self) -> str:
         return self.text()
 
+    def _ipython_display_(self) -> None:
+        twofold.display(self, self.show)
+
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return {"text/plain": self.text(), "text/html": self.to_html()}
 

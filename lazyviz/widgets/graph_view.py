@@ -17,6 +17,7 @@ from lazyviz.widgets.page import Page
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from lazyviz.inspection.diff_explorer import DiffExplorer
     from lazyviz.inspection.explorer import Explorer
     from lazyviz.inspection.protocol import Reply
 
@@ -41,7 +42,7 @@ class GraphView(Page):
     panel = traitlets.Unicode().tag(sync=True)
     controls = traitlets.Dict().tag(sync=True)
 
-    def __init__(self, explorer: Explorer, twin: str = "") -> None:
+    def __init__(self, explorer: Explorer | DiffExplorer, twin: str = "") -> None:
         self._explorer = explorer
         super().__init__(
             title=explorer.title,

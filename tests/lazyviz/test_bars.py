@@ -61,6 +61,35 @@ PARTS = {
 }
 
 
+def clocked(lab, cell):
+    """Run a cell; return its strip, and its time by a clock within and by one around it."""
+    clock = "time.perf_counter_ns()"
+    started = time.perf_counter_ns()
+    result = lab.run_cell(
+        f"import time\nbegan = {clock}\n{cell}\nended = {clock}", store_history=True
+    )
+    outer_ns = time.perf_counter_ns() - started
+    assert result.success
+    found = session.current(lab)
+    assert found is not None
+    inner_ns = lab.user_ns["ended"] - lab.user_ns["began"]
+    return found.cells[-1].strip, inner_ns, outer_ns
+
+
+@pytest.mark.slow
+def test_the_sum_of_the_bars_is_the_cells_time_within_a_tenth(lab):
+    """By a clock that the cell reads itself; a busy machine gets three tries."""
+    off = []
+    for _ in range(3):
+        strip, inner_ns, _ = clocked(lab, KINDS["python"])
+        assert sum(dict(strip.parts).values()) == strip.wall_ns >= inner_ns
+        off.append(strip.wall_ns / inner_ns - 1)
+        if off[-1] < 0.1:
+            break
+
+    assert min(off) < 0.1, off
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_parts_of_a_cell_add_up_to_its_time_and_the_long_one_is_named(lab, kind):
@@ -68,18 +97,12 @@ def test_the_parts_of_a_cell_add_up_to_its_time_and_the_long_one_is_named(lab, k
         "y = x * 1\ny.sum().item()", store_history=True
     )  # loads what loads once
 
-    started = time.perf_counter_ns()
-    result = lab.run_cell(KINDS[kind], store_history=True)
-    took = time.perf_counter_ns() - started
+    strip, inner_ns, outer_ns = clocked(lab, KINDS[kind])
 
-    assert result.success
-    found = session.current(lab)
-    assert found is not None
-    strip = found.cells[-1].strip
     parts = dict(strip.parts)
-    assert sum(parts.values()) == pytest.approx(strip.wall_ns, rel=0.001)
-    # Around the cell are IPython's own work and the strip.
-    assert 0.7 * took < strip.wall_ns <= took
+    # Each nanosecond belongs to one part; around the cell are IPython's own work and the strip.
+    assert sum(parts.values()) == strip.wall_ns
+    assert inner_ns <= strip.wall_ns <= outer_ns
     slept = sum(parts.get(name, 0) for name in PARTS[kind])
     assert slept > SLEEP_S * 0.9e9
     others = strip.wall_ns - slept
@@ -98,6 +121,6 @@ def test_a_cell_that_waits_for_the_device_says_so(lab):
     assert found is not None
     strip = found.cells[-1].strip
     parts = dict(strip.parts)
-    assert sum(parts.values()) == pytest.approx(strip.wall_ns, rel=0.001)
+    assert sum(parts.values()) == strip.wall_ns
     assert parts["execute"] == max(parts.values()), parts
     assert parts["execute"] <= 1.1 * strip.execute_ns

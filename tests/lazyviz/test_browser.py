@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.lazyviz.labs import (
+    LAB,
+    NOTEBOOK,
     browsing,
     open_notebook,
     run_cell,
+    screenshot,
     serving,
     start_cell,
     write_notebook,
@@ -41,6 +44,20 @@ FORMS = [
     ),
     "lazyviz.explore()",
 ]
+DIFF = [
+    "%load_ext lazyviz\nimport torch, lazyrt, lazyviz",
+    (
+        "from torch import nn\n"
+        "net = nn.Linear(4, 4).to('lazyrt')\nx = torch.ones(2, 4, device='lazyrt')\n"
+        "lazyrt.mark_step()\n"
+        "def step(scale):\n"
+        "    return torch.tanh(net(x) * scale)\n"
+        "kept = [step(2)]\nlazyrt.mark_step()\n"
+        "kept.append(torch.relu(step(2)))\nlazyrt.mark_step()"
+    ),
+    "%lazy diff last",
+    "lazyviz.timeline()",
+]
 # Of a small cone whose kinds of op have run; a busy machine takes several times as long.
 CLICK_MS = 1_000
 
@@ -52,8 +69,9 @@ def page(tmp_path, browser_path):
     write_notebook(tmp_path / "strip.ipynb", STRIP)
     write_notebook(tmp_path / "explore.ipynb", EXPLORE)
     write_notebook(tmp_path / "forms.ipynb", FORMS)
+    write_notebook(tmp_path / "diff.ipynb", DIFF)
     with (
-        serving(tmp_path) as address,
+        serving(tmp_path, "notebook") as address,
         browsing(browser_path, tmp_path) as (tab, foreign),
     ):
         tab.server = address
@@ -201,3 +219,31 @@ def test_forms_colours_and_parts_are_chosen_in_the_view(page, record_property):
     panel.locator("button[data-form=ir]").first.click()
     panel.locator("[data-value]").wait_for(timeout=30_000)
     assert form.input_value() == "ir"
+
+
+@pytest.mark.parametrize("front", [LAB, NOTEBOOK], ids=lambda front: front.name)
+def test_a_diff_answers_clicks_and_a_timeline_as_a_result_zooms(page, front):
+    """U.31: where the script of a static page is not run, as in an output."""
+    open_notebook(page, page.server, "diff.ipynb", front)
+    for index in range(len(DIFF)):
+        run_cell(page, index)
+    shown = page.locator(".jp-Notebook .jp-CodeCell").nth(2)
+    shown.locator(".lzg-host svg").wait_for(timeout=60_000)
+    assert not shown.locator("div[class*=lzt-diff]").first.is_visible()
+    panel = shown.locator(".lzg-panel")
+    assert "Where they differ" in panel.inner_text()
+
+    shown.locator(".lzg-host g[aria-label*='+ relu']").first.click()
+    panel.get_by_text("aten.relu.default: only in the second").wait_for(timeout=30_000)
+    told = panel.inner_text()
+    assert "cell 2 line 9" in told
+    panel.get_by_role("button", name="Follow the value").click()
+    panel.get_by_text("The way of").wait_for(timeout=30_000)
+    panel.locator(".lzg-way button").first.click()  # what it comes from, on both sides
+    panel.get_by_text("aten.tanh.default").first.wait_for(timeout=30_000)
+    assert "the same in both" in panel.inner_text()
+    screenshot(shown, f"{front.name}-diff")
+
+    timeline = page.locator(".jp-Notebook .jp-CodeCell").nth(3)
+    timeline.locator(".lzt-view svg").wait_for(timeout=30_000)
+    assert not timeline.locator(".lazyviz-timeline img").is_visible()

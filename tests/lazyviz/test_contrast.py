@@ -5,7 +5,8 @@ from importlib import resources
 
 import pytest
 
-from lazyviz.render import svg
+from lazyviz.render import phases, svg, timeline
+from tests.lazyviz.test_render_timeline import VIEW
 
 PAPER = {"light": "#ffffff", "dark": "#111111"}
 THEMES = {
@@ -87,3 +88,28 @@ def test_the_words_of_a_page_stand_out_in_every_theme():
                 assert contrast(theme[ink], theme[ground]) >= 4.5, (ink, ground, theme)
         # html.muted() is three quarters opaque.
         assert contrast(theme["ink"], theme["paper"], 0.75) >= 4.5
+
+
+def test_each_label_on_a_timeline_stands_out_from_its_bar():
+    """SD.05: whatever lane and kind a bar is of."""
+    colours = {**phases.COLOURS, **timeline._OTHERS, "other": timeline._DEVICE_OTHER}
+    style = timeline_svg_style()
+    (dark_ink,) = re.findall(r"\.lzt \.t\{fill:(#\w+)", style)
+    (light_ink,) = re.findall(r"\.lzt \.i\{fill:(#\w+)", style)
+
+    for kind, colour in colours.items():
+        ink = light_ink if colour in timeline._DARK else dark_ink
+        assert contrast(ink, colour) >= 4.5, kind
+
+
+@pytest.mark.parametrize("theme", PAPER)
+def test_axes_and_marks_of_a_timeline_stand_out_from_the_page(theme):
+    inks = re.findall(r"--(q|m\d):(#\w+)", timeline_svg_style())
+    half = len(inks) // 2  # light, then dark
+
+    for name, ink in inks[:half] if theme == "light" else inks[half:]:
+        assert contrast(ink, PAPER[theme]) >= (4.5 if name == "q" else 3), name
+
+
+def timeline_svg_style():
+    return timeline.timeline_svg(VIEW).partition("<style>")[2].partition("</style>")[0]

@@ -17,6 +17,9 @@ from lazyrt.execution.looking import Look
 from lazyrt.execution.summaries import Summary
 from lazyrt.ir.snapshot import Name
 from lazyrt.observe.events import Site
+from lazyviz.hlo import diff
+from lazyviz.hlo.graph import PARAMETER, GraphBuilder, Origin
+from lazyviz.inspection.diff_explorer import DiffExplorer
 from lazyviz.render import dot, escape, html, panel, svg, text
 from lazyviz.render.html import timeline_script
 from lazyviz.render.live import Target, answer, live_table, question
@@ -170,6 +173,21 @@ def live_report(payload):
     return LiveReport(rows=(row,), step=1, growth=(growth,), waiting=(waiting,))
 
 
+def difference(payload):
+    """Return a diff in which every text is the payload."""
+
+    def graph(shape, *, longer):
+        made = GraphBuilder(payload)
+        origin = Origin(payload, payload, payload)
+        label = made.label(payload, f"f32[{shape}]{payload}", payload, payload)
+        node = made.add(made.label(PARAMETER, "f32[2]"), name=f"a{payload}", number=0)
+        for k in range(3 if longer else 2):
+            node = made.add(label, [node], name=f"{k}{payload}", origin=origin)
+        return made.finish([node])
+
+    return diff(graph(2, longer=False), graph(3, longer=True))
+
+
 def pages(payload):
     """Yield each way in which a text gets into HTML."""
     graph = drawing(payload)
@@ -194,6 +212,11 @@ def pages(payload):
     yield "group", panel.group_panel(group, 0, [first])
     yield "error", panel.error_html(ValueError(payload))
     yield "found", panel.found_html(payload, graph.boxes, 9)
+    explorer = DiffExplorer(difference(payload))
+    yield "diff", explorer.drawing() + explorer.legend() + explorer.overview()
+    for kind in ("node", "follow"):
+        *_, told = explorer.handle({"kind": kind, "node": 4})
+        yield f"diff {kind}", told["html"]
     yield "nothing found", panel.found_html(payload, [], 0)
 
 

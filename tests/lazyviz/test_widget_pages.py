@@ -7,11 +7,15 @@ from typing import get_args
 import pytest
 
 import lazyrt
+from lazyviz.inspection.diff_explorer import DiffExplorer
 from lazyviz.render import panel, svg
 from lazyviz.render.escape import markup
 from lazyviz.render.layout import lay_out
 from lazyviz.render.live import Target, answer, live_table, question
 from lazyviz.render.model import BACKWARD, Box, DrawGraph, Kind
+from lazyviz.render.phases import PHASES
+from lazyviz.render.spans import CellTime, Span
+from lazyviz.render.timeline import TimelineView, timeline_svg
 from tests.lazyviz import test_safety
 from tests.lazyviz.widget_pages import (
     THEMES,
@@ -25,7 +29,15 @@ from tests.lazyviz.widget_pages import (
 )
 from tests.payloads import MARK, PAYLOADS
 
-WIDGETS = ("graph_view", "live_view", "wait_view", "cache_view")
+WIDGETS = (
+    "graph_view",
+    "diff",
+    "live_view",
+    "wait_view",
+    "cache_view",
+    "timeline_view",
+)
+PAGES = {"diff": "graph_view"}  # a diff is carried by the graph's page
 
 
 def state(name, text):
@@ -50,6 +62,10 @@ def state(name, text):
             "controls": controls,
             "twin": text,
         }  # fmt: skip
+    if name == "diff":
+        return diff_state(text)
+    if name == "timeline_view":
+        return {"svg": timeline_svg(timeline_of(text), is_detailed=True), "twin": text}
     if name == "live_view":
         report = test_safety.live_report(text)
         targets = {1: [Target(name=text, asks=True)]}
@@ -78,6 +94,64 @@ def state(name, text):
     return {"table": table, "note": text, "twin": text}
 
 
+def diff_state(text):
+    """Return the traits of the view of a diff, with all that its panel can show."""
+    explorer = DiffExplorer(test_safety.difference(text))
+    kinds = [{"kind": "select", "box": k} for k in range(len(explorer.shown.nodes))]
+    kinds += [{"kind": "follow", "node": 0}, {"kind": "search", "text": "add"}]
+    panels = [
+        reply["html"]
+        for request in kinds
+        for reply in explorer.handle(request)
+        if reply["kind"] == "panel"
+    ]
+    return {
+        "title": explorer.title,
+        "svg": explorer.drawing(),
+        "legend": explorer.legend(),
+        "crumbs": ["all places", text],
+        "panel": explorer.overview() + "".join(panels),
+        "controls": explorer.controls,
+        "twin": text,
+    }
+
+
+def timeline_of(text):
+    """Return a timeline with a span of each kind, each long enough for a label."""
+    second = 10**9
+    kinds = [("host", kind) for kind in PHASES]
+    kinds += [
+        ("step", k)
+        for k in (
+            "run",
+            "block",
+            "scope",
+            "closure",
+            "barrier",
+            "implicit barrier",
+            "look",
+            "fallback",
+            "dropped",
+        )
+    ]
+    kinds += [
+        ("compile", "lower"),
+        ("compile", "load"),
+        ("transfer", "to_device"),
+        ("transfer", "to_host"),
+        ("device", "step"),
+        ("device", "peek"),
+        ("device", "eager"),
+    ]
+    spans = [
+        Span(lane, kind, f"{kind} {text}", k * second, (k + 1) * second, 3, text, text)
+        for k, (lane, kind) in enumerate(kinds)
+    ]  # fmt: skip
+    end = len(kinds) * second
+    cell = CellTime(number=3, start_ns=0, end_ns=end, parts={"trace": end}, device_ns=0)
+    return TimelineView(cells=[cell], spans=tuple(spans))
+
+
 def all_kinds(what):
     """Return a drawing with boxes of all kinds, also dimmed ones, or its legend."""
     kinds = get_args(Kind)
@@ -103,7 +177,9 @@ def raw(name, text):
     """Return the same with texts in the places of HTML and SVG, as if nothing were escaped."""
     html = {
         "graph_view": ("panel", "svg", "legend"),
+        "diff": ("panel", "svg", "legend"),
         "live_view": ("table", "note"),
+        "timeline_view": (),
         "cache_view": ("table",),
     }.get(name, ())
     picture = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9"><text>{}</text></svg>'
@@ -138,7 +214,7 @@ _HARM = (
 def test_no_text_becomes_an_element_or_runs_in_any_widget(tab, name):
     """P.34, section 9: the corpus in every place of every widget, escaped and not."""
     harmless = state(name, "harmless")
-    mount(tab, name, harmless)
+    mount(tab, PAGES.get(name, name), harmless)
     shape = (
         "() => [...document.querySelectorAll('#root *')].map((e) => e.tagName).join()"
     )
@@ -177,11 +253,11 @@ def test_every_text_of_every_widget_can_be_read(tab, name, theme):
     shown = state(name, "harmless")
     if name == "graph_view":
         shown |= {"svg": all_kinds("svg"), "legend": all_kinds("legend")}
-    mount(tab, name, shown, theme)
+    mount(tab, PAGES.get(name, name), shown, theme)
     tab.evaluate(
         "() => document.querySelectorAll('#root details').forEach((d) => { d.open = true; })"
     )
-    if name == "graph_view":
+    if name in {"graph_view", "diff"}:
         tab.locator(".lzg-head button").click()  # the keys
 
     found = contrasts(tab)
@@ -194,7 +270,7 @@ def test_every_text_of_every_widget_can_be_read(tab, name, theme):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WIDGETS)
 def test_a_keyboard_reaches_all_and_a_screen_reader_names_all(tab, name):
-    mount(tab, name, state(name, "harmless"))
+    mount(tab, PAGES.get(name, name), state(name, "harmless"))
 
     count, seen = walked(tab)
 

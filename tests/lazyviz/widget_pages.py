@@ -15,6 +15,7 @@ from lazyviz.widgets import assets
 from tests.lazyviz.labs import FLAGS
 
 THEMES = ("light", "dark")
+PARTS = {"timeline_view": ("timeline",)}  # as the widget puts its page together
 _THEME_FILES = "share/jupyter/lab/themes/@jupyterlab/theme-{}-extension/index.css"
 
 # A model as anywidget hands it to a page: `tell` changes traits, `say` sends a message.
@@ -62,9 +63,12 @@ _CONTRASTS = """
     const layers = [];
     for (let e = element; e && e.nodeType === 1; e = e.parentElement) {
       if (e.tagName === "g") {
-        const rects = [...e.children].filter((c) => c.tagName === "rect" && !c.classList.contains("u"));
+        // A row of a timeline has many: that which lies behind the text's middle counts.
+        const t = element.getBoundingClientRect(), x = t.x + t.width / 2, y = t.y + t.height / 2;
+        const holds = (r) => r.left <= x && x <= r.right && r.top <= y && y <= r.bottom;
+        const rects = [...e.children].filter((c) => c.tagName === "rect" && !c.classList.contains("u") && holds(c.getBoundingClientRect()));
         const rect = rects[rects.length - 1], fill = rect && parse(getComputedStyle(rect).fill);
-        if (fill) layers.push([fill, fill[3] * fade(rect)]);
+        if (fill) layers.push([fill, fill[3] * fade(rect) * Number(getComputedStyle(rect).fillOpacity)]);
         continue;
       }
       const c = parse(getComputedStyle(e).backgroundColor);
@@ -140,7 +144,7 @@ def mount(tab, name, state, theme="light"):
         "body{margin:0;background:var(--jp-layout-color0)}</style>"
         f"<body data-jp-theme-light={is_light}><div id=root></div></body>"
     )
-    named = f"{assets.page(name)}\n//# sourceURL={name}.js"
+    named = f"{assets.page(name, *PARTS.get(name, ()))}\n//# sourceURL={name}.js"
     source = b64encode(named.encode()).decode()
     tab.evaluate(_MOUNT, [f"data:text/javascript;base64,{source}", state])
 

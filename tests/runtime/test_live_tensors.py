@@ -115,6 +115,20 @@ def test_a_view_is_held_with_its_base():
     assert ("view", "local of test_a_view_is_held_with_its_base") in holders(view)
 
 
+def test_a_row_has_the_shape_of_the_tensor_that_is_held():
+    """Autograd makes a bias's gradient as a view of a sum of shape [1, n]."""
+    layer = torch.nn.Linear(3, 5).to(DEVICE)
+    layer(torch.ones(2, 3).to(DEVICE)).sum().backward()
+    part = made().reshape(1, -1)[:, :1]  # a part: its storage's own shape is told
+
+    lazyrt.mark_step()
+
+    shapes = {row.name: row.shape for row in lazyrt.live_tensors_report().rows}
+    assert shapes["layer.bias.grad"] == (5,)
+    assert shapes["layer.weight.grad"] == (5, 3)
+    assert shapes["part"] == tuple(state_of(part).base.type[0]) != tuple(part.shape)
+
+
 def test_locals_lists_dicts_and_tuples_are_named_with_their_paths():
     tensor = made()
     log = {"loss": [tensor], "pair": Pair(1, tensor)}

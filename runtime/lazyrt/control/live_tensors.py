@@ -22,6 +22,7 @@ from lazyrt.frontend.holders import (
     AUTOGRAD,
     BACKWARD_OF,
     TRACEBACK,
+    Held,
     holders_of_buffers,
 )
 from lazyrt.frontend.names import Walk
@@ -59,7 +60,7 @@ class LiveRow:
     Attributes:
         id: Its number, the same in each report.
         names: What the user calls it, the shortest path first; empty where nobody knows.
-        shape: Sizes.
+        shape: Sizes, those of the tensor that its holders have.
         dtype: torch dtype.
         device: Such as `lazyrt:0`.
         nbytes: Size of its data, in bytes.
@@ -345,16 +346,16 @@ def live_tensors_report(
             "nodes. 0 lists all tensors, 500 those that hold large graphs."
         )
     with lock:
-        holders = holders_of_buffers(namespace, depth=2)
-        return _report(live_buffers(), holders, threshold)
+        held = holders_of_buffers(namespace, depth=2)
+        return _report(live_buffers(), held, threshold)
 
 
 def _report(
-    buffers: Sequence[Buffer], holders: Mapping[int, tuple[Name, ...]], threshold: int
+    buffers: Sequence[Buffer], held: Mapping[int, Held], threshold: int
 ) -> LiveReport:
     alive = [buffer for buffer in buffers if buffer.data.__class__ is not Lost]
     # Numbers are given in this order, so that two runs of a program have the same ones.
-    alive.sort(key=lambda buffer: _birth(buffer, holders.get(id(buffer), ())))
+    alive.sort(key=lambda buffer: _birth(buffer, held.get(id(buffer), Held()).places))
     values = {
         id(buffer): buffer.value
         for buffer in alive
@@ -365,7 +366,7 @@ def _report(
     for buffer in alive:
         value = values.get(id(buffer))
         nodes = sizes[value] if value is not None else 0
-        rows.append(_row(buffer, value, nodes, holders.get(id(buffer), ())))
+        rows.append(_row(buffer, value, nodes, held.get(id(buffer), Held())))
     growth, marked = _growth(rows)
     listed = [row for row in marked if not threshold or row.ir_nodes > threshold]
     listed.sort(key=lambda row: (-row.nbytes, row.id))
@@ -380,15 +381,14 @@ def _report(
     )
 
 
-def _row(
-    buffer: Buffer, value: Value | None, nodes: int, holders: tuple[Name, ...]
-) -> LiveRow:
-    shape, dtype, _ = buffer.type
+def _row(buffer: Buffer, value: Value | None, nodes: int, held: Held) -> LiveRow:
+    own_shape, dtype, _ = buffer.type
+    shape = own_shape if held.shape is None else held.shape
     provenance = value.node.provenance if value is not None and value.node else None
     made_at: Site | None = getattr(buffer, "made_at", None)
     return LiveRow(
         id=_number(buffer),
-        names=tuple(each.text for each in holders if _is_name(each)),
+        names=tuple(each.text for each in held.places if _is_name(each)),
         shape=shape,
         dtype=dtype,
         device="lazyrt:0",
@@ -399,7 +399,7 @@ def _row(
         age=pending.number - getattr(buffer, "born", pending.number),
         site=made_at or (provenance.site if provenance is not None else None),
         frames=provenance.stack if provenance is not None else (),
-        holders=holders,
+        holders=held.places,
         _value=value,
     )
 

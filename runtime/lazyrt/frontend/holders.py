@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import sys
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazyrt.frontend import names
 from lazyrt.frontend.buffers import state_of
@@ -39,10 +40,23 @@ _MAX_FUNCTIONS = 20_000
 _MAX_SUBGRAPHS = 1_000
 
 
+class Held(NamedTuple):
+    """Who holds a buffer.
+
+    Attributes:
+        places: The places, the shortest first.
+        shape: Sizes of the tensor that they hold: of a view of the whole buffer, where nobody
+            holds the buffer's own tensor, as autograd makes a bias's gradient.
+    """
+
+    places: tuple[Name, ...] = ()
+    shape: tuple[int, ...] | None = None
+
+
 def holders_of_buffers(
     extra: Mapping[str, Any] | None = None, depth: int = 1
-) -> dict[int, tuple[Name, ...]]:
-    """Return by the identity of each buffer the places that hold it, the shortest first.
+) -> dict[int, Held]:
+    """Return by the identity of each buffer who holds it, and as what.
 
     Args:
         extra: A namespace to search beside those of the calling frames, such as a shell's.
@@ -61,7 +75,10 @@ def holders_of_buffers(
         walk.add_last_error()
         walk.run()
         walk.run_autograd()
-        return {key: _distinct(found) for key, found in walk.holders.items()}
+        return {
+            key: Held(_distinct(found), walk.shapes.get(key))
+            for key, found in walk.holders.items()
+        }
 
 
 def _distinct(found: list[Name]) -> tuple[Name, ...]:
@@ -86,6 +103,7 @@ class _HolderWalk(Walk):
 
     def __init__(self) -> None:
         super().__init__()
+        self.shapes: dict[int, tuple[int, ...]] = {}
         self._functions: list[tuple[str, Any]] = []
 
     def add_last_error(self) -> None:
@@ -103,9 +121,20 @@ class _HolderWalk(Walk):
 
     def _visit_tensor(self, name: Name, tensor: torch.Tensor) -> None:
         super()._visit_tensor(name, tensor)
+        self._note_shape(tensor)
         function = tensor.grad_fn if tensor.device.type == "lazyrt" else None
         if function is not None:
             self._functions.append((name.text, function))
+
+    def _note_shape(self, tensor: torch.Tensor) -> None:
+        if not is_lazy(tensor):
+            return
+        state = state_of(tensor)
+        own = state.base.type[0]
+        if state is state.base:
+            self.shapes[id(state.base)] = own
+        elif math.prod(tensor.shape) == math.prod(own):
+            self.shapes.setdefault(id(state.base), tuple(tensor.shape))
 
     def _visit_function(self, name: str, function: Any, seen: set[Any]) -> None:
         stack = [function]

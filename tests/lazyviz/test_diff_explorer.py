@@ -1,0 +1,237 @@
+"""U.31, S4.09: walking through a difference, request by request, without a browser."""
+
+import html
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import lazyrt
+import lazyviz
+from lazyviz.hlo import diff, parse
+from lazyviz.inspection.diff_explorer import DiffExplorer
+from lazyviz.inspection.protocol import RequestError
+from tests.conftest import displayed
+from tests.lazyviz.test_render_diff import AFTER, BEFORE
+
+
+@pytest.fixture
+def explorer():
+    return DiffExplorer(diff(parse(BEFORE), parse(AFTER)))
+
+
+def ask(explorer, **request):
+    return list(explorer.handle(request))
+
+
+def panel_of(replies):
+    (told,) = [reply for reply in replies if reply["kind"] == "panel"]
+    return told["html"]
+
+
+def words(markup):
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", markup)).split())
+
+
+def box_of(explorer, mark):
+    return next(k for k, node in enumerate(explorer.shown.nodes) if node.mark == mark)
+
+
+def select(explorer, mark):
+    return ask(explorer, kind="select", box=box_of(explorer, mark))
+
+
+def numbers(markup, kind="node"):
+    return [
+        int(n) for n in re.findall(rf'data-kind="{kind}" data-node="(\d+)"', markup)
+    ]
+
+
+def test_it_begins_with_what_the_diff_comes_to_and_its_places(explorer):
+    told = words(explorer.overview())
+
+    assert told.startswith("before → after 3 → 4 instructions; +1 −0 ~1 ⇄1")
+    assert "Where they differ enc.0 m.py:3 (3 instructions)" in told
+    assert explorer.crumbs == ["all places"]
+
+
+def test_each_box_is_a_button_that_says_what_became_of_it(explorer):
+    drawn = explorer.drawing()
+
+    labels = re.findall(r'data-b="\d+"[^>]*role="button" aria-label="([^"]*)"', drawn)
+    assert len(labels) == len(explorer.shown.nodes)
+    assert any(label.startswith("added + negate f32[4]") for label in labels)
+    assert "<a " not in drawn  # a link in an output leads somewhere else
+
+
+def test_a_changed_node_has_both_sides_its_line_and_its_module(explorer):
+    told = panel_of(select(explorer, "~"))
+    a, b = explorer._program.found.a, explorer._program.found.b
+
+    assert words(told).startswith("fusion: changed")
+    # What differs is told of both, what agrees once.
+    assert (
+        f"attributes − {a.attrs[1]} + {b.attrs[1]} line m.py:3 module enc.0"
+        in words(told)
+    )
+    assert words(told).count("f32[4] fusion") == 2
+    assert words(told).count("type f32[4]") == 1
+
+
+def test_what_reads_another_value_names_the_old_and_the_new(explorer):
+    told = words(panel_of(select(explorer, "⇄")))
+
+    assert told.startswith("exponential: reads another value")
+    assert "reads − %f fusion + %n negate" in told
+    assert "module enc.1 from <b>" in told
+
+
+def test_what_only_one_side_has_says_so(explorer):
+    assert words(panel_of(select(explorer, "+"))).startswith(
+        "negate: only in the second"
+    )
+
+
+def test_what_it_reads_leads_on_and_what_is_not_drawn_is_drawn(explorer):
+    ask(explorer, kind="focus", node=explorer._program.number("b", 2), hops=0)
+    assert [node.label for node in explorer.shown.nodes] == ["+ negate"]
+    told = panel_of(ask(explorer, kind="node", node=explorer._program.number("b", 2)))
+
+    drawn, shown = ask(explorer, kind="node", node=numbers(told)[0])
+
+    assert drawn["kind"] == "drawing"
+    assert words(shown["html"]).startswith("fusion: changed")
+    assert explorer.crumbs == ["all places", "%n ±0", "%f ±1"]
+    ask(explorer, kind="back", level=0)
+    assert explorer.crumbs == ["all places"]
+
+
+def test_a_node_of_the_first_graph_is_that_of_its_pair(explorer):
+    (told,) = ask(explorer, kind="node", node=2)
+
+    assert words(told["html"]).startswith("exponential: reads another value")
+
+
+def test_a_place_is_drawn_alone(explorer):
+    drawn, told = ask(explorer, kind="place", level=0)
+
+    assert drawn["crumbs"] == ["all places", "enc.0"]
+    assert told["box"] is not None
+
+
+def test_what_a_changed_fusion_computes_is_compared_as_well(explorer):
+    told = panel_of(select(explorer, "~"))
+    assert "differs within calls: %fused → %fused" in words(told)
+    (number,) = numbers(told, "inside")
+
+    drawn, overview = ask(explorer, kind="inside", node=number, call=0)
+
+    assert "tanh → sine" in html.unescape(drawn["svg"])
+    assert words(overview["html"]).startswith("calls: %fused → %fused 2 → 2")
+    inner = panel_of(select(explorer, "~"))
+    assert "op − tanh + sine" in words(inner)
+    # And back to the whole programs, whose numbers are others.
+    ask(explorer, kind="back", level=0)
+    assert words(panel_of(select(explorer, "+"))).startswith("negate")
+
+
+def test_a_double_click_opens_a_changed_fusion_only(explorer):
+    ask(explorer, kind="open", box=box_of(explorer, "~"))
+    assert len(explorer.crumbs) == 2
+    ask(explorer, kind="back", level=0)
+
+    with pytest.raises(RequestError, match="nothing differs within this box"):
+        ask(explorer, kind="open", box=box_of(explorer, "+"))
+
+
+def test_a_value_is_followed_through_tuples_and_fusions(explorer):
+    """S4.05: the way of a value, by a click."""
+    number = explorer._program.number("b", 1)
+
+    told = panel_of(ask(explorer, kind="follow", node=number))
+
+    assert words(told).startswith("The way of %f f32[4], fusion")
+    assert "operand 0 of %n" in words(told)
+    assert "← the root of %fused: %t = sine" in words(told)
+    assert "result 1 of the program" in words(told)
+    assert explorer._program.number("b", 2) in numbers(told)
+    back = numbers(told)[-1]
+    assert words(panel_of(ask(explorer, kind="node", node=back))).startswith("fusion")
+
+
+def test_a_search_finds_on_both_sides_what_differs_first(explorer):
+    found, told = ask(explorer, kind="search", text="f32[4] m.py")
+
+    assert found["count"] == 2
+    assert {explorer.shown.nodes[k].label for k in found["boxes"]} == {
+        "~ fusion",
+        "⇄ exponential",
+    }
+    assert words(told["html"]).startswith("2 matches")
+    (_, nothing) = ask(explorer, kind="search", text="conv <b>")
+    assert "None of 4 instructions has 'conv <b>'" in words(nothing["html"])
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"kind": "select", "box": 99},
+        {"kind": "node", "node": 7},
+        {"kind": "node", "node": True},
+        {"kind": "inside", "node": 0, "call": 0},
+        {"kind": "place", "level": 5},
+        {"kind": "back", "level": -1},
+        {"kind": "search", "text": 3},
+        {"kind": "value", "node": 0},
+        "x",
+    ],
+)
+def test_what_no_page_of_ours_asks_is_refused(explorer, request_):
+    with pytest.raises(RequestError):
+        list(explorer.handle(request_))
+
+
+def test_a_diff_of_two_steps_is_shown_with_lines_modules_and_a_live_view(lab):
+    lab.run_cell(
+        "from torch import nn\nimport lazyviz\n"
+        "net = nn.Linear(4, 4).to('lazyrt')\nlazyrt.mark_step()\n"
+        "kept = [net(torch.ones(2, 4, device='lazyrt'))]\nlazyrt.mark_step()\n"
+        "kept.append(torch.relu(net(torch.ones(2, 4, device='lazyrt'))))\nlazyrt.mark_step()\n"
+        "last, = [r.first_step for r in lazyrt.compiled_graphs()][-1:]\nview = lazyviz.diff(last - 1, last)",
+        store_history=True,
+    )
+    view = lab.user_ns["view"]
+    widget = view._widget()
+
+    assert widget.twin == view._twin != ""
+    assert view._twin in view._repr_mimebundle_()["text/html"]
+    told = panel_of(select(view.explorer, "+"))
+    assert "aten.relu.default: only in the second" in words(told)
+    assert "line cell" in words(told)
+    widget.close()
+
+
+def test_showing_a_diff_holds_no_tensor_and_runs_nothing(lab):
+    x = torch.ones(3, device="lazyrt")
+    net = nn.Linear(3, 3).to("lazyrt")
+    lazyrt.mark_step()
+    one, two = net(x), torch.relu(net(x))
+    before = lazyrt.counters(), lazyrt.pending_graph().fingerprint
+
+    explorer = lazyviz.diff(one, two).explorer
+    for k in range(len(explorer.shown.nodes)):
+        ask(explorer, kind="select", box=k)
+    after = lazyrt.counters(), lazyrt.pending_graph().fingerprint
+    live = len(lazyrt.live_tensors())
+    del one, two
+
+    assert after == before
+    assert len(lazyrt.live_tensors()) == live - 2
+
+
+def test_a_diff_as_a_cells_result_is_shown_once(lab):
+    lab.run_cell("import lazyviz\nlazyviz.diff(x + 1, x * 2)", store_history=True)
+
+    shown = [page for page in displayed(lab, "text/html") if "lzt-diff" in page]
+    assert len(shown) == 1
