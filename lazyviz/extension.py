@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from lazyviz import formatters, magics, session
 from lazyviz.render import html, text
 from lazyviz.session import SHELL_ATTRIBUTE, Session
-from lazyviz.shell import displayed, postmortem
+from lazyviz.shell import displayed, postmortem, tracebacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -74,6 +74,7 @@ class Extension:
         self._undo.append(displayed.install(shell.displayhook))
         self._undo += formatters.install(shell)
         self._undo += magics.install(shell, self.session)
+        self._undo += tracebacks.install(shell)
         # Loaded from within a cell, what that cell goes on to do is recorded too.
         self.session.start_cell(shell.execution_count - 1)
         self._last_error = _last_error()

@@ -115,8 +115,8 @@ def read(path: str | Path, *, module: str | int = "") -> Graph:
         data = file.read_bytes()
     except OSError as error:
         raise HloError(
-            f"{file} cannot be read: {error.strerror}. Give the path of a dump."
-        ) from error
+            f"{file} cannot be read: {error.strerror}. Give the path of a dump, or its text."
+        ) from None
     return parse(data, module=module, source=str(file))
 
 

@@ -26,7 +26,9 @@ def module_of(program: Any) -> tuple[HloModule, bool]:
         try:
             text = Path(program).read_text("utf-8", "replace")
         except OSError as error:
-            raise HloError(f"{program} cannot be read: {error.strerror}.") from error
+            raise HloError(
+                f"{program} cannot be read: {error.strerror}. Give the path of a dump, or its text."
+            ) from None
         return _module_of_text(text)
     graph = graph_of(program)
     if isinstance(graph.source, HloModule):

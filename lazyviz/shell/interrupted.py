@@ -7,11 +7,14 @@ IPython takes half a second to draw them: longer than the interrupt itself.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+_ROOT = str(Path(__file__).parent.parent) + "/"
+_KERNEL = "<lazyrt kernel "
 _STILL = (
     "interrupted while {what}; that goes on in the background, and every tensor is as it was. "
     "Run the cell again to take it up."
@@ -45,16 +48,15 @@ def shorten(error: BaseException, shell: Any, what: str) -> None:
 def cut(traceback: TracebackType | None) -> None:
     """Take the runtime's innermost frames off a traceback: those that no user's code follows."""
     provenance = sys.modules.get("lazyrt.frontend.provenance")
-    if provenance is None:
-        return
     last: TracebackType | None = None
     inside = False
     while traceback is not None:
         name = traceback.tb_frame.f_code.co_filename
-        if not provenance.is_library_file(name):
-            inside = False
-        elif provenance.is_own_file(name):
+        is_ours = name.startswith((_ROOT, _KERNEL))
+        if is_ours or (provenance and provenance.is_own_file(name)):
             inside = True
+        elif not (provenance and provenance.is_library_file(name)):
+            inside = False
         if not inside:
             last = traceback
         traceback = traceback.tb_next

@@ -81,7 +81,8 @@ class Wait:
         if self.copy:
             return f"copying {self.copy}"
         ops = f" {text.plural(self.nodes, 'op')}" if self.nodes else ""
-        return f"{_VERBS[self.phase]}{ops}{' to show a value' if self.look else ''}"
+        verb = _VERBS[self.phase] if ops else _VERBS[self.phase].removesuffix(" of")
+        return f"{verb}{ops}{' to show a value' if self.look else ''}"
 
     @property
     def line(self) -> str:

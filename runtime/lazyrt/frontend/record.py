@@ -116,7 +116,10 @@ def miss(
     if dynamic is not None:
         func, new_args = dynamic
         return functional(operation(func), new_args)
-    result = _infer(op, args[1:] if op.is_random else args, called)
+    try:
+        result = _infer(op, args[1:] if op.is_random else args, called)
+    except (RuntimeError, IndexError) as error:
+        raise error.with_traceback(None)  # noqa: B904 - the steps of the search tell nothing
     node = _make_node(op, args, result)
     found = cache[args] = _structured(node, result)
     return found

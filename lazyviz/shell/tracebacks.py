@@ -1,0 +1,55 @@
+"""Tracebacks of errors that the device raises on purpose end at the user's own line.
+
+Between that line and a refusal lie frames of the runtime's, which tell nobody anything, and in
+the innermost of which `%debug` would begin. An error that nobody meant to raise keeps them.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from lazyviz.shell.interrupted import cut
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_OURS = frozenset(("lazyrt", "lazyviz"))
+
+
+def install(shell: Any) -> list[Callable[[], None]]:
+    """Shorten what a shell shows; return what undoes it."""
+    before = vars(shell).get("showtraceback")
+    original = shell.showtraceback
+
+    def showtraceback(*args: Any, **options: Any) -> Any:
+        error = sys.exception()
+        if error is not None and is_meant(error):
+            cut(error.__traceback__)
+        return original(*args, **options)
+
+    def undo() -> None:
+        if vars(shell).get("showtraceback") is not showtraceback:
+            return  # somebody has wrapped it since
+        if before is None:
+            del shell.showtraceback
+        else:
+            shell.showtraceback = before
+
+    shell.showtraceback = showtraceback
+    return [undo]
+
+
+def is_meant(error: BaseException) -> bool:
+    """Return whether an error says what is wrong with a call, and not what is wrong with us."""
+    if type(error).__module__.partition(".")[0] in _OURS:
+        return True
+    innermost = error.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    if innermost is None or not isinstance(error, (RuntimeError, IndexError)):
+        return False
+    where = innermost.tb_frame.f_globals.get("__name__", "")
+    if where == "lazyrt.frontend.record":  # a call that torch refuses
+        return True
+    return type(error) is RuntimeError and where.partition(".")[0] in _OURS
