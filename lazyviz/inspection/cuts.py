@@ -173,9 +173,12 @@ def _before(runtime: ModuleType, record: Any) -> list[Any]:
     nearest = named.get(explanation.against)
     if nearest is None or _place(nearest.key.ended_by) == _place(record.key.ended_by):
         return []
+    ran = nearest.last_step
+    if ran >= record.first_step:  # it has run again since
+        ran = nearest.first_step
     return [
         each
-        for each in _row(runtime, nearest, min(nearest.last_step, record.first_step))
+        for each in _row(runtime, nearest, ran)
         if each.first_step < record.first_step
     ]
 

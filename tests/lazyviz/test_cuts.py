@@ -144,6 +144,19 @@ def test_s0_03_the_explorer_draws_the_cut_and_colours_the_ops_that_it_moved(fres
     assert "cut" not in dict(explored(first)[0].controls["overlay"])  # nothing came
 
 
+def test_s0_03_both_programs_are_drawn_whole_after_both_have_run_again(fresh):
+    for _ in range(2):
+        for marks in ({"first": "", "second": MARK}, {"first": MARK, "second": ""}):
+            run(fresh, CHAIN.format(**marks))
+    last = lazyrt.compiled_graphs()[-1].first_step
+
+    cut = cut_of(lazyrt, last)
+
+    assert cut is not None
+    sizes = {row.when: [part.ops for part in row.parts] for row in cut.rows}
+    assert sizes == {"before": [4, 4], "now": [2, 6]}
+
+
 def test_s0_02_the_explorer_draws_a_cut_that_has_not_moved_without_its_colours(fresh):
     run(fresh, CHAIN.format(first="", second=MARK))
     last = lazyrt.compiled_graphs()[-1].first_step
