@@ -15,6 +15,8 @@ from lazyviz.foreign.metrics_parse import parse_report
 from lazyviz.foreign.programs import parse_programs
 from lazyviz.foreign.tensors_dump_parse import BEGIN, parse_tensors_dump
 from lazyviz.foreign.xla_dump import read_xla_dump
+from lazyviz.hlo.errors import HloError
+from lazyviz.hlo.load import unprinted
 from lazyviz.render import html
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ def main(arguments: Sequence[str], out: TextIO | None = None) -> int:
             sys.stdin.read() + "\n" if str(options.path) == "-" else options.path
         )
         shown = _shown(found, options)
-    except EvidenceError as error:
+    except (EvidenceError, HloError) as error:
         sys.stderr.write(f"{options.path}: {error}\n")
         return 2
     if options.html:
@@ -125,6 +127,7 @@ def _binary(path: Path, data: bytes) -> Evidence:
 
 
 def _reader(contents: str) -> Callable[[str], Evidence]:
+    contents = unprinted(contents)
     if BEGIN in contents:
         return parse_tensors_dump
     if any(mark in contents for mark in _ANALYSES):

@@ -36,11 +36,13 @@ class MisplacedError(HloError):
     """An instruction is wrong; `parse`, which has the text, finds its column.
 
     Attributes:
+        message: Without the line.
         line: Of the instruction, from 1.
         name: What is wrong in it.
     """
 
     def __init__(self, message: str, line: int, name: str) -> None:
+        self.message = message
         self.line = line
         self.name = name
-        super().__init__(message)
+        super().__init__(f"line {line}: {message}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import codecs
 import re
 from pathlib import Path
@@ -44,8 +45,9 @@ def parse(text: str | bytes, *, module: str | int = "", source: str = "") -> Gra
     _check_size(len(text), source or "the text")
     if isinstance(text, bytes):
         text = text_of_proto(text, source) if looks_like_proto(text) else _decoded(text)
+    text = unprinted(text.removeprefix("\ufeff"))
     try:
-        return _parsed(text.removeprefix("\ufeff"), module, source)
+        return _parsed(text, module, source)
     except HloSyntaxError:
         raise
     except MisplacedError as error:
@@ -59,6 +61,7 @@ def parse(text: str | bytes, *, module: str | int = "", source: str = "") -> Gra
 @uncollected
 def parse_all(text: str, *, source: str = "") -> list[Graph]:
     """Return the graphs of all programs in a text, in its order."""
+    text = unprinted(text)
     if _HLO.search(text):
         return [graph_of_module(each) for each in modules(text, source=source)]
     if torch_ir.START.search(text):
@@ -77,6 +80,22 @@ def _parsed(text: str, module: str | int, source: str) -> Graph:
     raise HloSyntaxError(_no_program(text), source=source)
 
 
+def unprinted(text: str) -> str:
+    r"""Return a text as it was, if it is what Python prints of bytes: `b'module ...'`.
+
+    Example:
+        >>> unprinted(r"b'HloModule m\n'"), unprinted("HloModule m")
+        ('HloModule m\n', 'HloModule m')
+    """
+    if text[:2] not in {"b'", 'b"'}:
+        return text
+    try:
+        data = ast.literal_eval(text.strip())
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return text
+    return _decoded(data) if isinstance(data, bytes) else text
+
+
 def _decoded(data: bytes) -> str:
     """Return a file's text; some editors save it in two bytes for each character."""
     marks = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -87,7 +106,7 @@ def _placed(error: MisplacedError, text: str, source: str) -> HloSyntaxError:
     """Return an error of an instruction with the column of what is wrong in its line."""
     line = text.split("\n", error.line)[error.line - 1] if error.line else ""
     return HloSyntaxError(
-        str(error), error.line, line.find(error.name) + 1 or 1, source
+        error.message, error.line, line.find(error.name) + 1 or 1, source
     )
 
 

@@ -91,9 +91,11 @@ def element_index(instruction: Instruction) -> int:
     """Return which element a get-tuple-element takes."""
     found = _INDEX.search(instruction.attrs)
     if found is None:
-        raise HloError(
-            f"line {instruction.line}: %{instruction.name} takes an element of a tuple and "
-            "does not say which. Add `index=`."
+        raise MisplacedError(
+            f"%{instruction.name} takes an element of a tuple and does not say which. Add "
+            "`index=`.",
+            instruction.line,
+            instruction.name,
         )
     return int(found[1])
 
@@ -371,9 +373,11 @@ class _SeeThrough:
         if inner.op != _TUPLE and whole not in split:
             return
         if element >= len(inner.operands):
-            raise HloError(
-                f"line {row.line}: %{row.name} takes element {element} of %{inner.name}, "
-                f"which has {len(inner.operands)}. Elements count from 0."
+            raise MisplacedError(
+                f"%{row.name} takes element {element} of %{inner.name}, which has "
+                f"{len(inner.operands)}. Elements count from 0.",
+                row.line,
+                row.name,
             )
         if inner.op == _TUPLE:
             self.alias[position] = self.alias[inner.operands[element]]
@@ -485,8 +489,10 @@ def _live(rows: Sequence[Instruction], roots: Sequence[int]) -> bytearray:
 
 def _number(row: Instruction) -> int:
     if not row.literal.strip().isdecimal():
-        raise HloError(
-            f"line {row.line}: %{row.name} is parameter({row.literal}), and a parameter's "
-            "number is a whole number. The dump was edited."
+        raise MisplacedError(
+            f"%{row.name} is parameter({row.literal}), and a parameter's number is a whole "
+            "number. The dump was edited.",
+            row.line,
+            row.name,
         )
     return int(row.literal)

@@ -1,13 +1,14 @@
 """StableHLO as jax writes it: loops, branches, meshes of devices, effects, two notations."""
 
 import random
+import re
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from lazyviz.hlo import diff, parse
+from lazyviz.hlo import HloSyntaxError, diff, parse
 from lazyviz.hlo.causes import sentences
 from lazyviz.hlo.nested import nested_diffs
 from lazyviz.render.diff_text import diff_text
@@ -204,6 +205,27 @@ def test_the_notation_that_names_every_part_is_read():
     assert found.cost == 1
     assert "] tanh(%arg" in diff_text(found)
     assert any("the notation" in each for each in sentences(diff(usual, generic)))
+
+
+def test_bytes_as_python_prints_them_are_read():
+    assert diff(parse(repr(LOOP.encode())), parse(LOOP)).is_empty
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (", index=1", "", "line 22, column 9: %result takes an element of a tuple and"),
+        ("index=1", "index=7", "line 22, column 9: %result takes element 7 of %start"),
+        ("parameter(0)", "parameter(x)", "line 18, column 4: %x is parameter(x), and"),
+    ],
+)
+def test_what_is_wrong_with_an_instruction_has_line_and_column(old, new, said):
+    text = EFFECT.format(log="", root="get-tuple-element(%start), index=1")
+    head, entry = text.split("ENTRY")
+    text = f"{head}ENTRY{entry.replace(old, new)}"
+
+    with pytest.raises(HloSyntaxError, match=re.escape(said)):
+        parse(text)
 
 
 def test_complex_types_read_as_in_hlo():

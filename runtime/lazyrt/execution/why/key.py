@@ -254,7 +254,7 @@ def _by_fallback(edits: Edits, fallback: tuple[str, Site | None]) -> Cause:
         kind="fallback",
         text=f"{op}{at(site)} ran on the CPU and cut the step: what is before it and what is "
         "after it are graphs of their own",
-        fix=f"register a lowering with @lowers('{op}'), or move the op out of the step",
+        fix=_cut_fix((f"{_FALLBACK}{op}", site)),
         now=site,
         before=edits.before.key.ended_by[1],
         taken=_cut_away(edits),
@@ -288,6 +288,9 @@ def _is_kept(name: Name | None) -> bool:
 
 
 def _cut_fix(cut: tuple[str, Site | None]) -> str:
+    op = _fallback_op(cut[0])
+    if op:
+        return f"register a lowering with @lowers('{op}'), or move the op out of the step"
     return _CHECK_FIX if "torch.distributions" in cut[0] else _CUT_FIX
 
 

@@ -55,7 +55,11 @@ def repeats(edits: Edits) -> list[Cause]:
             continue
         places = {spot(more.vertices[k]) for k in extra}
         counts = Counter((had[found], has[found]) for found in places)
-        (old, new), hits = counts.most_common(1)[0]
+        old, new = min(counts)
+        # A line of a loop may record an op several times a round.
+        hits = sum(n for (x, y), n in counts.items() if x * new == y * old)
+        if hits < _WHOLE * len(places):
+            (old, new), hits = counts.most_common(1)[0]
         if len(extra) % max(1, new - old):
             continue
         if hits < _WHOLE * len(places) or new <= old:
@@ -82,8 +86,10 @@ def _repeat(
         if sign == "removed"
         else (),
     )
-    # Where every operation comes k times as often, the boundary between them is missing.
-    if whole and sign == "added" and new % old == 0:
+    # Where every operation comes k times as often, the boundary between them is missing; a loop
+    # within the step ends where it ended before.
+    is_within = edits.now.key.ended_by == edits.before.key.ended_by
+    if whole and sign == "added" and new % old == 0 and not is_within:
         return Cause(
             kind="missing_boundary",
             text=f"this graph is {edits.before.name} {new // old} times over: no step boundary "
@@ -250,6 +256,9 @@ def kept_results(edits: Edits) -> list[Cause]:
 def _kept(edits: Edits) -> list[Cause]:
     roots = edits.new_roots
     together, each = exclusive(edits.b, roots, edits.added)
+    # What others need too, and the graph before did not compute, came with another path.
+    roots = [k for k in roots if each[k] or edits.b.roots[k][0] not in edits.added]
+    edits.new_roots = roots
     by_holder: dict[str, list[int]] = {}
     for k in sorted(roots, key=lambda k: -len(each[k])):
         name = edits.b.root_names.get(k)
@@ -343,7 +352,7 @@ def train_or_eval(edits: Edits) -> list[Cause]:
     vertices = [edits.b.vertices[k] for k in sorted([*more, *flags])]
     old = [edits.a.vertices[k] for k in sorted(fewer)]
     scopes = [v.scope for v in (*vertices, *old) if v.scope]
-    where = f" ({listed(scopes)})" if scopes else ""
+    where = f" (in module {listed(scopes)})" if scopes else ""
     old_mode, new_mode = (
         ("evaluation", "training") if to_train else ("training", "evaluation")
     )

@@ -135,10 +135,31 @@ class _Sources:
         follows = self._follows(now, before)
         if changed and follows:
             return changed[0]
-        if follows and not changed and now.attrs != before.attrs and self.of:
-            # 1/N of a mean's gradient reads nothing that changed, and follows all the same.
+        # 1/N of a mean's gradient reads nothing that changed, and follows all the same; so does
+        # what reads only what another cause has added.
+        if (
+            follows
+            and not changed
+            and self.of
+            and (now.attrs != before.attrs or self._is_resized(now, before))
+        ):
             return next(iter(self.of.values()))
         return vertex
+
+    def _is_resized(self, now: Vertex, before: Vertex) -> bool:
+        """Return whether a vertex reads what is new and differs in sizes that others have too."""
+        to_before = self.edits.match.to_before
+        if all(to_before[operand] >= 0 for operand, _ in now.operands):
+            return False
+        pairs = list(zip(_shapes(before), _shapes(now), strict=False))
+        return _dtypes(now) == _dtypes(before) and all(
+            len(old) == len(new)
+            and all(
+                x == y or (str(x), str(y)) in self._sizes
+                for x, y in zip(old, new, strict=True)
+            )
+            for old, new in pairs
+        )
 
     def _upstream(self, vertex: int, source: int) -> int:
         """Return the origin of the types of a vertex whose own change is a number."""
@@ -201,7 +222,8 @@ def _cause(
     now = edits.b.vertices[first]
     before = edits.a.vertices[edits.match.to_before[first]]
     names = [edits.b.leaf_names[k].text for k in vertices if k in edits.b.leaf_names]
-    taken = edits.take(changed=follow)
+    casts = _casts(edits, now, before) if kind == "dtype" else (set(), set())
+    taken = edits.take(casts[0], casts[1], follow)
     more = taken.changed - len(vertices)
     follows = f": {count(more, 'operation')} changed with it" if more > 0 else ""
     if kind in {"input_shape", "input_dtype", "parameter_shape"}:
@@ -223,7 +245,7 @@ def _cause(
     elif kind == "dtype":
         text = (
             f"{now.op}{at(now.site)} computes in {', '.join(_dtypes(now))} where it computed "
-            f"in {', '.join(_dtypes(before))}{follows}"
+            f"in {', '.join(_dtypes(before))}{_cast_text(*map(len, casts))}{follows}"
         )
     else:
         text = _constant(before, now, len(vertices))
@@ -238,6 +260,25 @@ def _cause(
         else leaf_site(edits.a, edits.match.to_before[first]),
         taken=taken,
     )
+
+
+def _casts(edits: Edits, now: Vertex, before: Vertex) -> tuple[set[int], set[int]]:
+    """Return the conversions on either side that go with other dtypes, as autocast's do."""
+    dtypes = {*_dtypes(now), *_dtypes(before)}
+    return (
+        {k for k in edits.added if _is_cast(edits.b.vertices[k], dtypes)},
+        {k for k in edits.removed if _is_cast(edits.a.vertices[k], dtypes)},
+    )
+
+
+def _is_cast(vertex: Vertex, dtypes: set[str]) -> bool:
+    return vertex.op.startswith("aten._to_copy") and dtypes.issuperset(_dtypes(vertex))
+
+
+def _cast_text(more: int, fewer: int) -> str:
+    parts = [f"{n} {what}" for n, what in ((more, "more"), (fewer, "fewer")) if n]
+    noun = "conversion" if more + fewer == 1 else "conversions"
+    return f" ({' and '.join(parts)} {noun}, as under autocast)" if parts else ""
 
 
 def _types(before: Vertex, now: Vertex) -> tuple[str, str]:

@@ -32,7 +32,48 @@ def updates(edits: Edits) -> list[Cause]:
         lost = [name for name in old if name not in new and _owner(name) in known]
         if lost:
             return _update(edits, lost, has_others=bool(new), is_gain=is_gain)
+    return [] if before or now else _without_state(edits)
+
+
+def _without_state(edits: Edits) -> list[Cause]:
+    """Return whether an optimizer without state updates other parameters than before."""
+    before, now = _written(edits.a), _written(edits.b)
+    for old, new, snapshot, is_gain in (
+        (before, now, edits.a, False),
+        (now, before, edits.b, True),
+    ):
+        known = _parameters(edits.a if is_gain else edits.b)
+        lost = [name for name in old if name not in new and name in known]
+        site = _site_of(snapshot, lost)
+        if not lost or not new or site is None:
+            continue
+        gradients = [f"{name}.grad" for name in lost]
+        taken = _take(edits, lost, gradients)
+        if sum(taken):
+            return [_in_part(lost, site, taken, is_gain=is_gain)]
     return []
+
+
+def _written(snapshot: Snapshot) -> dict[str, None]:
+    """Return the names of the parameters that a graph reads and gives anew."""
+    read = {name.text for name in snapshot.leaf_names.values()}
+    names = snapshot.root_names.values()
+    return dict.fromkeys(n.text for n in names if n.in_module and n.text in read)
+
+
+def _in_part(owners: list[str], site: Site, taken: Taken, *, is_gain: bool) -> Cause:
+    more = "more" if is_gain else "fewer"
+    verb = "is" if len(owners) == 1 else "are"
+    return Cause(
+        kind="update",
+        text=f"{count(len(owners), 'parameter')} {more} {verb} updated{at(site)}: "
+        f"{listed(owners)}",
+        fix=_PART_FIX,
+        variable=owners[0],
+        now=site,
+        before=site,
+        taken=taken,
+    )
 
 
 def take_updates_of(edits: Edits, paths: Iterable[str]) -> Taken:
@@ -44,7 +85,14 @@ def take_updates_of(edits: Edits, paths: Iterable[str]) -> Taken:
         for name in (*side.leaf_names.values(), *side.root_names.values())
         if name.holder in {"optimizer", "gradient"} and name.text.startswith(starts)
     ]
-    return _take(edits, names, with_gradients=True) if names else Taken()
+    # An optimizer without state leaves the parameters themselves as results.
+    names += [
+        name.text
+        for side in (edits.a, edits.b)
+        for name in side.root_names.values()
+        if name.in_module and name.text.startswith(starts)
+    ]
+    return _take(edits, names, _gradients(names)) if names else Taken()
 
 
 def _update(
@@ -55,7 +103,8 @@ def _update(
     if site is None:
         return []
     runs_on_both = any(place(v.site) == place(site) for v in other.vertices)
-    taken = _take(edits, lost, with_gradients=runs_on_both and has_others)
+    with_gradients = runs_on_both and has_others
+    taken = _take(edits, lost, _gradients(lost) if with_gradients else ())
     if not sum(taken):  # a cut has taken it away
         return []
     line = at(site)
@@ -75,11 +124,8 @@ def _update(
         fix = _OTHER_FIX
     else:
         owners = list(dict.fromkeys(map(_owner, lost)))
-        more = "more are" if is_gain else "fewer are"
-        text = (
-            f"{count(len(owners), 'parameter')} {more} updated{line}: {listed(owners)}"
-        )
-        fix = _PART_FIX
+        part = _in_part(owners, site, taken, is_gain=is_gain)
+        text, fix = part.text, part.fix
     return [
         Cause(
             kind="update",
@@ -119,12 +165,14 @@ def _site_of(snapshot: Snapshot, names: Iterable[str]) -> Site | None:
     )
 
 
-def _take(edits: Edits, states: list[str], *, with_gradients: bool) -> Taken:
-    """Take out the lines that update these states, and the gradients of their parameters."""
-    names = set(states)
+def _gradients(states: Iterable[str]) -> set[str]:
+    return {f"{_owner(each)}.grad" for each in states if not each.endswith(".grad")}
+
+
+def _take(edits: Edits, states: list[str], gradients: Iterable[str]) -> Taken:
+    """Take out the lines that update these states, and the gradients with these names."""
+    names = {*states, *gradients}
     states = [name for name in states if not name.endswith(".grad")]
-    if with_gradients:
-        names |= {f"{_owner(name)}.grad" for name in states}
     places = {
         place(side.vertices[side.roots[k][0]].site)
         for side in (edits.a, edits.b)
