@@ -145,6 +145,13 @@ def _inputs(found: GraphDiff) -> Iterator[str]:
         yield f"input {_name(b, y)} was {a.types[x]} and is {b.types[y]}{more}"
     if len(changed) > 3:  # noqa: PLR2004
         yield f"{len(changed) - 3:,} more inputs changed their types"
+    for graph, lone, what in ((b, found.added, "more"), (a, found.removed, "fewer")):
+        nodes = [node for node in lone if graph.ops[node] == PARAMETER]
+        if nodes:
+            noun = "input" if len(nodes) == 1 else "inputs"
+            shown = ", ".join(f"{_name(graph, n)} {graph.types[n]}" for n in nodes[:3])
+            rest = " and others" if len(nodes) > 3 else ""  # noqa: PLR2004
+            yield f"{len(nodes):,} {noun} {what}: {shown}{rest}"
 
 
 def _name(graph: Graph, node: int) -> str:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from lazyviz.hlo.graph import Graph
     from lazyviz.hlo.hunks import HunkGroup
     from lazyviz.render.diff_model import UnionGraph
+from lazyviz.render.text import plural
 
 _MAX_GROUPS = 20
 _MAX_LINES = 60
@@ -68,7 +69,9 @@ def diff_page(found: GraphDiff, title: str = "", *, budget: int = 120) -> str:
         picture = diff_svg(union)
         note = ""
         if union.left_out:
-            note = f"<p>{union.left_out:,} more changed nodes are listed below, or are alike.</p>"
+            are = "is" if union.left_out == 1 else "are"
+            more = plural(union.left_out, "more changed node")
+            note = f"<p>{more} {are} listed below, or alike.</p>"
         sections.append(
             Section(
                 title="Where they differ",

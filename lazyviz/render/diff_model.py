@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from lazyviz.hlo.graph import Graph
     from lazyviz.hlo.hunks import Hunk, HunkGroup
 
+_CALLED = re.compile(r"(\w+)=#[0-9a-f]{16}")
 DEFAULT_BUDGET = 120
 _MAX_NEIGHBOURS = 6
 
@@ -258,10 +260,28 @@ class _Union:
 def _change(before: tuple[str, ...], after: tuple[str, ...]) -> str:
     """Return the first part of a label that changed: op, type, attributes or literal."""
     for old, new in zip(
-        (before[1], before[3], before[0], before[2]),
-        (after[1], after[3], after[0], after[2]),
+        (before[1], before[3], before[0]),
+        (after[1], after[3], after[0]),
         strict=True,
     ):
         if old != new:
             return f"{old} → {new}"
-    return after[1]
+    return _changed_attributes(before[2], after[2])
+
+
+def _changed_attributes(before: str, after: str) -> str:
+    """Return the attributes that changed; of what is called, that it differs within.
+
+    Example:
+        >>> _changed_attributes("dim=0, kind=kLoop", "dim=1, kind=kLoop")
+        'dim=0 → dim=1'
+        >>> _changed_attributes("body=#0123456789abcdef", "body=#fedcba9876543210")
+        'differs within body'
+    """
+    old, new = before.split(", "), after.split(", ")
+    gone = [part for part in old if part not in new]
+    came = [part for part in new if part not in old]
+    called = [_CALLED.fullmatch(part) for part in (*gone, *came)]
+    if called and all(called):
+        return "differs within " + ", ".join(dict.fromkeys(c[1] for c in called if c))
+    return f"{', '.join(gone) or 'none'} → {', '.join(came) or 'none'}"

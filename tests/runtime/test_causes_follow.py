@@ -77,7 +77,7 @@ def test_frozen_parameters_are_named_without_an_optimizer_that_has_state():
     trainer.fit()
 
     for parameter in trainer.net[0].parameters():
-        parameter.requires_grad_(requires_grad=False)
+        parameter.requires_grad = False
     trainer.fit()
 
     cause, *others = last_causes()
