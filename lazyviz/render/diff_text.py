@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from lazyviz.hlo.causes import sentences
@@ -70,7 +71,7 @@ def summary(found: GraphDiff) -> list[str]:
 
 def _remarks(found: GraphDiff) -> Iterator[str]:
     moved = len(found.moved_parameters)
-    if moved:
+    if moved and not _keeps_order(found):
         same = "equal up to" if found.cost == 0 else "also:"
         yield f"{same} another order of {plural(moved, 'parameter')}"
     regrouped = found.regrouped
@@ -88,6 +89,13 @@ def _remarks(found: GraphDiff) -> Iterator[str]:
         yield f"dead code on both sides, no effect on results: {dead_a}"
     elif dead_a or dead_b:
         yield f"dead code, no effect on results: {dead_a or 'none'} → {dead_b or 'none'}"
+
+
+def _keeps_order(found: GraphDiff) -> bool:
+    """Return whether inputs have other numbers only because some came or went before them."""
+    a, b, partner = found.a.numbers, found.b.numbers, found.partner_a
+    paired = sorted((a[x], b[partner[x]]) for x in a if b.get(partner[x]) is not None)
+    return all(one[1] < other[1] for one, other in pairwise(paired))
 
 
 def dead_text(dead: Sequence[DeadNode]) -> str:

@@ -100,3 +100,14 @@ def test_two_reasons_are_both_named():
 
 def test_equal_programs_have_no_reason():
     assert sentences(pair({}, {})) == []
+
+
+def test_inputs_that_one_side_has_alone_are_named_and_move_no_others():
+    a, b = parse(text_of(transformer(2))[0]), parse(text_of(transformer(3))[0])
+
+    said = diff_text(diff(a, b))
+
+    count = len(b.inputs) - len(a.inputs)
+    assert f"{count} inputs more: " in said
+    assert "another order" not in said
+    assert f"{count} inputs fewer: " in diff_text(diff(b, a))

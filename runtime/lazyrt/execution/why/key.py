@@ -290,7 +290,9 @@ def _is_kept(name: Name | None) -> bool:
 def _cut_fix(cut: tuple[str, Site | None]) -> str:
     op = _fallback_op(cut[0])
     if op:
-        return f"register a lowering with @lowers('{op}'), or move the op out of the step"
+        return (
+            f"register a lowering with @lowers('{op}'), or move the op out of the step"
+        )
     return _CHECK_FIX if "torch.distributions" in cut[0] else _CUT_FIX
 
 
