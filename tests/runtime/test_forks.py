@@ -1,7 +1,9 @@
-"""Forked processes, such as a DataLoader's workers."""
+"""Other processes: a DataLoader's workers, and what is sent to them."""
 
 import os
+import pickle
 import warnings
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
@@ -38,3 +40,27 @@ def test_a_fork_warns_of_nothing_and_its_use_of_the_device_is_refused():
 
     assert statuses == (0, 3)
     assert told == []
+
+
+def sent(tensor):
+    """Return what a process receives that gets a tensor through a queue."""
+    return pickle.loads(ForkingPickler.dumps(tensor))  # noqa: S301 - made one line before
+
+
+def test_a_tensor_goes_to_another_process_by_its_value():
+    x = torch.ones(2, device=DEVICE) + 1
+    weight = torch.nn.Parameter(torch.full((3,), 5.0, device=DEVICE))
+
+    assert sent(x).tolist() == [2.0, 2.0]
+    assert sent(x).device == x.device
+    assert isinstance(sent(weight), torch.nn.Parameter)
+    assert sent(weight).tolist() == [5.0, 5.0, 5.0]
+    assert sent(weight).requires_grad
+    assert sent(torch.ones(2)).device.type == "cpu"
+
+
+def test_a_tensor_with_a_history_is_not_sent():
+    x = torch.ones(2, device=DEVICE, requires_grad=True) * 2
+
+    with pytest.raises(RuntimeError, match="call detach"):
+        sent(x)

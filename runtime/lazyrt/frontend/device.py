@@ -294,6 +294,7 @@ def _patch() -> None:
     compat.patch_backward()
     compat.patch_module_conversion()
     compat.patch_pickling(reads.value_to_save)
+    compat.patch_sharing()
     storages.install()
     dlpack.install()
 

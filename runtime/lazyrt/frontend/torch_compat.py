@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import math
 import sys
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +20,7 @@ import torch.autograd.graph
 import torch.utils.dlpack
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.multiprocessing import reductions
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 if TYPE_CHECKING:
@@ -470,6 +473,31 @@ def patch_pickling(to_host: Callable[[torch.Tensor], torch.Tensor]) -> None:
 
     patch_tensor_method("_reduce_ex_internal", reduce)
     patch_tensor_method("__deepcopy__", deepcopy)
+
+
+def patch_sharing() -> None:
+    """Let queues and arguments of other processes carry lazy tensors by their values.
+
+    torch shares the memory of a CPU tensor and knows no such memory here. A tensor travels as
+    a checkpoint, and the process that receives it has it on its own device.
+    """
+
+    def reduce(tensor: torch.Tensor) -> Any:
+        is_refused = tensor.requires_grad and not tensor.is_leaf
+        if is_refused or not is_lazy(tensor):
+            return reductions.reduce_tensor(tensor)
+        contents = io.BytesIO()
+        torch.save(tensor, contents)
+        return received, (contents.getvalue(),)
+
+    for kind in (torch.Tensor, torch.nn.Parameter):
+        ForkingPickler.register(kind, reduce)
+
+
+def received(contents: bytes) -> torch.Tensor:
+    """Return a lazy tensor that another process has sent."""
+    tensor: torch.Tensor = torch.load(io.BytesIO(contents), weights_only=True)
+    return tensor
 
 
 def register_checkpoint_location(
