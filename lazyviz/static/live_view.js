@@ -26,7 +26,17 @@ function render({ model, el }) {
     }
     refresh.focus();
   };
-  const fill = () => { const spot = place(); table.replaceChildren(...safe(model.get("table"))); back(spot); };
+  // A long path breaks between its parts, not within a word.
+  const breakable = (cell) => {
+    const parts = cell.textContent.split(/(?<=\.)/);
+    cell.replaceChildren(...parts.flatMap((part, k) => (k ? [element("wbr"), part] : [part])));
+  };
+  const fill = () => {
+    const spot = place();
+    table.replaceChildren(...safe(model.get("table")));
+    for (const cell of table.querySelectorAll("tbody td:nth-child(2)")) breakable(cell);
+    back(spot);
+  };
   const say = () => {
     note.replaceChildren(...safe(model.get("note"))); note.hidden = !model.get("note");
     const sure = note.querySelector("[data-confirmed]");
