@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 SHELL_ATTRIBUTE = "_lazyviz_session"
 
 _MAX_CELLS = 1_000
+_MAX_WAIT_S = 0.2
 # Names cost one walk of the graph each, so large graphs do without.
 _MAX_NAMED_NODES = 2_000
 _MAX_NAMES = 50
@@ -211,19 +212,23 @@ class Session:
         from lazyviz.render.spans import CellTime
 
         intake, runtime = self._intake, self._runtime
-        if intake is not None:
-            intake.pulse.end()
+        if intake is None or runtime is None:
+            self._running = None
+            self.progress.end_cell()
+            return None
+        intake.pulse.end()
         ended_ns = time.perf_counter_ns()
         cell, self._running = self._running, None
         self.progress.end_cell()
-        if intake is not None:
+        # What ends from now on still counts as the cell's, but for its time.
+        intake.settle()
+        if cell is None or cell.tally is None or not self._has_touched(cell):
             intake.end_cell()
-        if cell is None or cell.tally is None or intake is None or runtime is None:
-            return None
-        if runtime.activity() == cell.activity and not cell.tally.seen:
             return None
         parts = cell.tally.ledger.parts(ended_ns)
-        intake.await_executions(runtime, cell)  # which is no part of the cell
+        if runtime.in_flight():
+            runtime.wait(_MAX_WAIT_S)
+        intake.end_cell()
         with intake.lock:
             figures = dataclasses.replace(
                 cell.tally.strip(),
@@ -249,6 +254,12 @@ class Session:
             )
         )
         return strip
+
+    def _has_touched(self, cell: _RunningCell) -> bool:
+        """Return whether a cell did anything on the device; its events have been added up."""
+        if self._runtime is None or cell.tally is None:
+            return False
+        return bool(cell.tally.seen) or self._runtime.activity() != cell.activity
 
     def cell_so_far(self) -> CellTime | None:
         """Return the time of the running cell up to now; None if it did nothing yet."""

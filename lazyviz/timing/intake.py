@@ -21,7 +21,6 @@ from lazyviz.timing.steplog import StepLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
 
     from lazyrt.observe.events import Event
     from lazyviz.shell.progress import Progress
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _MANY = 4_096  # the pulse sleeps, or cannot keep up
-_MAX_WAIT_S = 0.2
 _LEARNT_FROM = [getattr(events, name) for name in sorted(LEARNT_FROM)]
 # Shown, or needed for what is shown, while the program waits.
 _URGENT = frozenset(
@@ -110,16 +108,6 @@ class Intake:
         """What happens from now on belongs to no cell; all before is added up."""
         self.cell = None
         self.settle()
-
-    def await_executions(self, runtime: ModuleType, cell: Cell) -> None:
-        """Wait a moment for what a cell that has ended still runs, and count it as the cell's."""
-        if not runtime.in_flight():
-            return
-        self.cell = cell
-        try:
-            runtime.wait(_MAX_WAIT_S)
-        finally:
-            self.end_cell()
 
     def _shown(self, kind: str, event: Any) -> bool:
         if kind.endswith("Progress"):

@@ -180,3 +180,23 @@ def test_while_a_cell_records_the_pulse_adds_up(shell):
     shell.run_line_magic("unload_ext", "lazyviz")
 
     assert "lazyviz-pulse" in adding
+
+
+def test_what_ends_while_a_cell_is_added_up_is_the_cells(lab, monkeypatch):
+    """An execution that ends just after the cell is no longer running in its strip."""
+    real = Intake.settle
+
+    def slow(self):
+        real(self)
+        time.sleep(0.3)  # the device ends meanwhile
+
+    monkeypatch.setattr(Intake, "settle", slow)
+    lab.run_cell(
+        "z = torch.rand(500, 500).to('lazyrt')\n"
+        "for _ in range(20):\n    z = torch.tanh(z @ z)\nlazyrt.mark_step()"
+    )
+
+    found: Any = session.current(lab)
+    strip = found.cells[-1].strip
+    assert (strip.executions, strip.running) == (1, 0)
+    assert strip.execute_ns > 0
