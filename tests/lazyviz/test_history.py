@@ -1,8 +1,11 @@
 """SD.05, U.11, U.12, S1.18: what happened when."""
 
+import re
 import threading
 import time
 from typing import Any
+
+import pytest
 
 from lazyrt.observe import events
 from lazyrt.observe.events import Site
@@ -210,7 +213,8 @@ def test_a_real_compile_fills_its_cell(lab):
 
     assert sum(parts.values()) == strip.wall_ns
     assert parts["compile"] >= 0.95e9
-    assert parts["compile"] + parts["lower"] >= strip.compile_ns * 0.9
-    # All but the named parts is small beside them.
-    assert parts["compile"] + parts["lower"] > 0.5 * strip.wall_ns
-    assert strip.waits[0].startswith("waited 1.")
+    # The strip leaves out a part that is small beside the others.
+    assert parts["compile"] + parts.get("lower", 0) >= strip.compile_ns * 0.9
+    waited = re.match(r"waited (\d+\.\d+) s", strip.waits[0])
+    assert waited is not None
+    assert float(waited[1]) * 1e9 == pytest.approx(parts["compile"], rel=0.2)
