@@ -49,7 +49,7 @@ def share_compiles() -> None:
             _made.popitem(last=False)
         return made
 
-    compiler.compile_or_get_cached = compile_once
+    setattr(compiler, "compile_or_get_cached", compile_once)  # noqa: B010 - the types differ in names
 
 
 def _bytecode(computation: Any) -> bytes:

@@ -51,7 +51,7 @@ def _freeze_between_files(item: pytest.Item) -> None:
 
     Whoever asks whether something is freed collects, and thousands of tests do: 0.3 s a time.
     """
-    global _last_file
+    global _last_file  # noqa: PLW0603 - the file of the test before
     if item.path != _last_file:
         _last_file = item.path
         gc.collect()

@@ -103,7 +103,7 @@ def nothing(step, place, tensor):
     pass
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
 def test_ten_prints_at_moving_places_change_nothing(dropout, capsys):
     def look(step, place, tensor):
         if place == step:

@@ -64,6 +64,17 @@ def test_s0_02_a_mark_in_the_middle_is_drawn_across_the_cell(fresh):
     assert f"cut after 4 ops: mark_step() at cell {number} line 8" in page
 
 
+def test_a_step_that_compiled_nothing_and_one_that_is_gone_have_no_cut(fresh):
+    run(fresh, CHAIN.format(first="", second=MARK))
+    first = lazyrt.compiled_graphs()[-2].first_step
+    run(fresh, CHAIN.format(first="", second=MARK))
+
+    assert lazyrt.graph_of_step(first + 3) is lazyrt.graph_of_step(first)
+    assert cuts_of(lazyrt, [first + 3, 10**9]) == ()
+    assert cut_of(lazyrt, 10**9) is None
+    assert len(cuts_of(lazyrt, [first, first + 1, first])) == 1
+
+
 def test_s0_03_a_moved_mark_is_drawn_where_it_was_and_where_it_is(fresh, capsys):
     run(fresh, CHAIN.format(first="", second=MARK))
     before = fresh.execution_count - 1

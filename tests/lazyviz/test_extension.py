@@ -155,6 +155,7 @@ def test_the_runtime_is_noticed_when_it_is_imported_later():
     assert in_new_process(code) == "1 pending op (+1 here) · 1 live tensor\n"
 
 
+@pytest.mark.slow
 def test_the_runtime_is_noticed_after_an_import_that_failed(tmp_path):
     (tmp_path / "lazyrt.py").write_text("raise ImportError('torch is missing')")
     code = (

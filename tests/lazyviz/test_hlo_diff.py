@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
-from lazyviz.hlo import GraphBuilder, apply_script, diff, group_hunks, parse
+from lazyviz.hlo import (
+    Edit,
+    GraphBuilder,
+    HloError,
+    apply_script,
+    diff,
+    group_hunks,
+    parse,
+)
 from tests.hlo_pairs import edited, graph_of_program, text_of, transformer, truth
 
 LAYERS = 4
@@ -105,6 +113,25 @@ def test_the_script_makes_the_second_graph_of_the_first(seed):
     assert len(found.script()) == found.cost
     assert signature(made) == signature(b)
     assert diff(made, b).cost == 0
+
+
+@pytest.mark.parametrize(
+    ("edits", "message"),
+    [
+        ([Edit("remove", ("old", 1))], "node 2 of .* reads node 1, which was removed"),
+        (
+            [Edit("rewire", ("old", 1), slot=0, source=("old", 3))],
+            "has a cycle through node 1",
+        ),
+        (
+            [Edit("remove", ("old", 3)), Edit("remove", ("old", 3))],
+            "the edit remove concerns node 3, which the graph does not have",
+        ),
+    ],
+)
+def test_a_script_of_another_graph_is_refused(edits, message):
+    with pytest.raises(HloError, match=message):
+        apply_script(chain(3), edits)
 
 
 def test_dead_code_is_set_aside_and_listed():

@@ -430,9 +430,9 @@ def interrupted_once(entered):
     main = threading.get_ident()
     sender = threading.Thread(target=interrupt, daemon=True)
     sender.start()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - a late one ends no other test
         yield
-        sender.join()  # no Ctrl-C that comes late may end another test
+        sender.join()
     sender.join()
 
 
