@@ -232,8 +232,12 @@ def apart_text(apart: Apart) -> str:
         >>> apart_text(Apart(tensors=("a", "b", "c", "d"), times=7))
         '7 values were read one by one: 7 executions. lazyrt.materialise(a, b, c, ...) reads \
 them in one'
+        >>> apart_text(Apart(tensors=("[p.grad.norm() for p in ps]",) * 4, times=4))
+        '4 values were read one by one: 4 executions. lazyrt.materialise(a, b, ...) reads them in one'
     """
-    names = [*dict.fromkeys(name for name in apart.tensors if name)]
+    # A comprehension that is a cell's result is no tensor's name.
+    named = (name for name in apart.tensors if name and " for " not in name)
+    names = [*dict.fromkeys(named)]
     shown = ", ".join([*(names or ["a", "b"])[:_MAX_READ], "..."])
     many = f"{apart.times:,}"
     return (

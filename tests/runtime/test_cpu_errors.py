@@ -59,6 +59,13 @@ def test_s0_14_matrix_products_of_two_dtypes_are_refused(name):
         getattr(torch, name)(first, second.double())
 
 
+def test_s0_14_a_convolution_of_two_dtypes_is_refused():
+    x = torch.ones(1, 1, 3, 3, device=DEVICE)
+
+    with pytest.raises(RuntimeError, match="weight type"):
+        F.conv2d(x.double(), x)
+
+
 def test_s0_14_an_index_of_two_axes_selects_nothing():
     x = torch.ones(2, 3, device=DEVICE)
 

@@ -58,6 +58,11 @@ def _convolution(
         f"negative padding is not supported: a convolution got {list(padding)}. Padding adds "
         "zeros around its input. Slice the input to make it smaller.",
     )
+    _require(
+        x.dtype is weight.dtype,
+        f"Input type ({x.dtype}) and weight type ({weight.dtype}) should be the same. A "
+        "convolution converts nothing. Convert one with `.to()`, or run it under torch.autocast.",
+    )
 
 
 def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, **_: Any) -> None:
