@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import machine
 from benchmarks.pool import BenchmarkError
 from benchmarks.report import Cell, Goal, Report, Table, ratio_goal
-from tests import hlo_pairs
+from lazyviz.hlo import diff
+from tests import hlo_pairs, hlo_zoo
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -111,6 +112,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="repetitions; the fastest counts (default 3)",
     )
     parser.add_argument(
+        "--small-pairs",
+        type=int,
+        default=200,
+        help="small programs of all kinds, for the script's size (default 200)",
+    )
+    parser.add_argument(
         "--no-ir", action="store_true", help="leave out the runtime's graphs in memory"
     )
 
@@ -126,6 +133,11 @@ def run(options: Namespace) -> Report:
             rows.append(_row(name, first, second, Path(folder), options.rounds))
     goals = _goals(rows)
     tables = [Table("dumps as text, lines and parameters shuffled", _COLUMNS, rows)]
+    if options.small_pairs:
+        table, worst = _small_pairs(options.small_pairs)
+        tables.append(table)
+        goals.append(ratio_goal("small structured pairs, script", worst[0], 1.1))
+        goals.append(ratio_goal("small edited pairs, script", worst[1], 2.0))
     if not options.no_ir:
         found = _child(_IR_CHILD, str(_IR_LAYERS), str(options.rounds))
         a, b = found["sizes"]
@@ -144,6 +156,25 @@ def run(options: Namespace) -> Report:
         "git diff lines: added and removed, of the same two files",
     )
     return Report(f"diff: {SUMMARY}", facts, tables, goals, notes)
+
+
+def _small_pairs(count: int) -> tuple[Table, list[float]]:
+    """Return how long scripts are for small programs of all kinds, and the worst ratios."""
+    zoo: Any = hlo_zoo
+    found: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
+    for seed in range(count):
+        pair = zoo.pair(5_000 + seed, 1 + seed % 8)
+        a, b, truth = pair.graphs()
+        found[pair.is_structured].append((diff(a, b).cost, int(truth)))
+    rows: list[list[Cell]] = []
+    worst = []
+    for is_structured, costs in found.items():
+        worst.append(max((cost / max(1, truth) for cost, truth in costs), default=0.0))
+        name = "whole blocks edited" if is_structured else "single rows edited too"
+        sums = (sum(cost for cost, _ in costs), sum(truth for _, truth in costs))
+        rows.append([name, len(costs), *sums, worst[-1]])
+    columns = ("", "pairs", "script", "generator's", "worst ratio")
+    return Table("small programs of a second generator", columns, rows), worst
 
 
 def _pairs(layers: int) -> list[tuple[str, Any, Any]]:
