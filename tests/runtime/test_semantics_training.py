@@ -239,23 +239,35 @@ def test_a_gradient_scaler_cuts_a_step_at_most_once_and_says_where(fused, cuts):
     assert {Path(event.site.file).name for event in found} == {Path(__file__).name}
 
 
+def under_autocast(d, x, image, dtype):
+    square = x[:4]
+    heads = square[None, None]
+    with torch.autocast(d, dtype=dtype):
+        return [
+            square @ square, functional.linear(square, square), torch.bmm(square[None], square[None]),
+            functional.conv2d(image, torch.ones(2, 3, 3, 3, device=d)), torch.addmm(square, square, square),
+            functional.conv_transpose2d(image, torch.ones(3, 2, 3, 3, device=d)),
+            functional.scaled_dot_product_attention(heads, heads, heads),
+            torch.einsum("ij,jk", square, square), torch.matmul(square, square[0]),
+            square + square.to(dtype), torch.cat([square, square.to(dtype)]), square.relu(),
+        ]  # fmt: skip
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_gives_products_the_low_dtype_as_on_the_cpu(dtype):
     def program(d, x, image):
-        square = x[:4]
-        heads = square[None, None]
-        with torch.autocast(d, dtype=dtype):
-            results = [
-                square @ square, functional.linear(square, square), torch.bmm(square[None], square[None]),
-                functional.conv2d(image, torch.ones(2, 3, 3, 3, device=d)), torch.addmm(square, square, square),
-                functional.conv_transpose2d(image, torch.ones(3, 2, 3, 3, device=d)),
-                functional.scaled_dot_product_attention(heads, heads, heads),
-                torch.einsum("ij,jk", square, square), torch.matmul(square, square[0]),
-                square + square.to(dtype), torch.cat([square, square.to(dtype)]), square.relu(),
-            ]  # fmt: skip
+        results = under_autocast(d, x, image, dtype)
         return [(str(result.dtype), tuple(result.shape)) for result in results]
 
     on_both(program, X, randn(1, 3, 8, 8))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_under_autocast_have_the_values_of_the_cpu(dtype):
+    program = partial(under_autocast, dtype=dtype)
+
+    on_both(program, X / 2, randn(1, 3, 8, 8) / 2, tolerance=2e-2)
 
 
 def attend_with_a_short_mask(d, heads, mask, **options):
@@ -401,15 +413,37 @@ def test_every_kind_of_checkpoint_matches_the_cpu():
         chosen = checkpoint(
             lambda t: torch.sin(t @ t).cos(), x, use_reentrant=False, context_fn=keep
         ).sum()
-        (plain + parts + chosen).backward()
+        again = checkpoint(lambda t: t.cos() * t, x, use_reentrant=True).sum()
+        (plain + parts + chosen + again).backward()
         return (
             plain,
             parts,
             chosen,
+            again,
             [parameter.grad for parameter in model.parameters()],
         )
 
     on_both(program, X[:4].clone().requires_grad_())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:torch.utils.checkpoint")
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_draws_the_same_numbers_when_it_runs_again(reentrant):
+    x = torch.ones(64, device=DEVICE, requires_grad=True)
+    torch.manual_seed(0)
+    run = partial(functional.dropout, p=0.5, training=True)
+
+    y = checkpoint(run, x, use_reentrant=reentrant)
+    after = torch.rand(3, device=DEVICE)
+    y.sum().backward()
+
+    assert x.grad is not None
+    assert x.grad.tolist() == y.tolist()
+    assert set(y.tolist()) == {0.0, 2.0}
+    torch.manual_seed(0)
+    run(x)
+    assert torch.rand(3, device=DEVICE).tolist() == after.tolist()
 
 
 def test_hooks_of_tensors_and_nodes_match_the_cpu():
