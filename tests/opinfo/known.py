@@ -98,7 +98,6 @@ FALLBACKS: dict[str, str] = {
     "masked_fill": f"masked_select, in the derivative by the filled value: {_BY_DATA}",
     "index_fill": f"unique, in the derivative by the filled value: {_BY_DATA}",
     "index_put": "a boolean mask with many values: the CPU checks how many it needs",
-    "prod": f"nonzero, in the derivative: {_BY_DATA}",
     "linalg.lstsq": f"residuals: {_BY_DATA}",
     "linalg.lstsq.grad_oriented": f"residuals: {_BY_DATA}",
 }

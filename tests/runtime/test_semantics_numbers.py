@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import distributions, fft, linalg, special
 
-from tests.harness import DEVICE, lazy
+from lazyrt.observe import events
+from tests.harness import DEVICE, lazy, recorded
 from tests.runtime.semantics import grid, on_both, outcome
 
 NAN, INF = math.nan, math.inf
@@ -194,12 +195,22 @@ def gradients_of_linear_algebra(d, x):
     return loss, a.grad
 
 
+def products_are_differentiated(d, x):
+    y = torch.tensor([[2.0, 0, 3], [0, -1, 0], [1, 4, 2]], device=d).requires_grad_()
+    rows, wide = y.prod(1), y.prod(0, keepdim=True, dtype=torch.float64)
+    total = y.prod() + rows.square().sum() + wide.sum() + y[1, 1].prod(0, keepdim=True)
+    (first,) = torch.autograd.grad(rows.sum(), y, create_graph=True)
+    (second,) = torch.autograd.grad(first[2].sum(), y, retain_graph=True)
+    total.backward()
+    return total, rows, wide, first, second, y.grad, y[:0].prod(0), y[:, :0].prod()
+
+
 PROGRAMS = [
     special_values_go_through, special_values_are_ordered_and_reduced,
     integers_overflow_as_the_machine_does, integers_divide_as_on_the_cpu,
     wide_integers_keep_their_digits, scalars_of_no_dimensions, no_elements, complex_arithmetic,
     gradients_of_complex_programs, special_functions, fourier_transforms, linear_algebra,
-    gradients_of_linear_algebra,
+    gradients_of_linear_algebra, products_are_differentiated,
 ]  # fmt: skip
 
 
@@ -218,6 +229,31 @@ def test_numbers_match_the_cpu(program):
         1e-4 if program in {linear_algebra, gradients_of_linear_algebra} else None
     )
     on_both(program, ODD, tolerance=tolerance, fallbacks=CUTS.get(program, 0))
+
+
+@pytest.mark.slow
+@pytest.mark.lazy_only("counts the cuts of a step")
+def test_the_gradient_of_a_product_cuts_nothing():
+    x = lazy(torch.tensor([[2.0, 0, 3], [1, 4, 2]])).requires_grad_()
+
+    with recorded(events.BarrierFinished) as cuts:
+        (x.prod() + x.prod(1).sum()).backward()
+
+    assert not cuts
+    assert x.grad.tolist() == [[0.0, 54.0, 0.0], [8.0, 2.0, 4.0]]
+
+
+REFUSED_PRODUCTS = {
+    "no such dimension": lambda x: x.requires_grad_().prod(5),
+    "of one number": lambda x: x.requires_grad_()[0].prod(1),
+}
+
+
+@pytest.mark.parametrize("call", REFUSED_PRODUCTS)
+def test_products_that_the_cpu_refuses_are_refused_in_its_words(call):
+    for x in (grid(4), lazy(grid(4))):
+        with pytest.raises(IndexError, match="Dimension out of range"):
+            REFUSED_PRODUCTS[call](x)
 
 
 def densities(d, x):

@@ -30,7 +30,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import lazyrt
 from tests.harness import DEVICE, lazy
-from tests.runtime.semantics import on_both
+from tests.runtime.semantics import grid, on_both, slow_but
 from tests.runtime.test_semantics_training import X, filled, network, randn
 
 V, B = randn(3), randn(4, 3)
@@ -123,6 +123,23 @@ def test_forward_mode_derivatives_match_the_cpu():
             return [(pair.primal.detach(), pair.tangent.detach()) for pair in pairs]
 
     on_both(program, V, B[0])
+
+
+@pytest.mark.parametrize("mode", slow_but([jvp, hessian], {jvp}))
+def test_forward_derivatives_go_through_views_of_views(mode):
+    def program(d, x):
+        def derived(f, primal):
+            if mode is hessian:
+                return hessian(f)(primal)
+            return jvp(f, (primal,), (torch.ones_like(primal),))
+
+        return (
+            derived(lambda t: (t[1:] ** 3).sum(), x[2]),
+            derived(lambda t: (t.reshape(-1) ** 3).sum(), x[1:].t()),
+            derived(lambda t: (t.view(2, 2)[1] * t[:2]).sum(), x[1]),
+        )
+
+    on_both(program, grid(3, 4))
 
 
 @pytest.mark.slow

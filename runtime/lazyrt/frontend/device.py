@@ -28,7 +28,7 @@ from lazyrt.frontend import (
     storages,
 )
 from lazyrt.frontend import torch_compat as compat
-from lazyrt.frontend.composites import COMPOSITES
+from lazyrt.frontend.composites import COMPOSITES, DIFFERENTIATED
 from lazyrt.frontend.factorisations import FACTORISATIONS
 from lazyrt.frontend.fallback import run_on_cpu
 from lazyrt.frontend.kernels import (
@@ -165,6 +165,8 @@ def register() -> int:
     for name, composite in COMPOSITES.items():
         for key in (compat.DISPATCH_KEY, compat.AUTOGRAD_KEY):
             library.impl(name, composite, key)
+    for name, composite in DIFFERENTIATED.items():
+        library.impl(name, composite, compat.AUTOGRAD_KEY)
     _register_autocast(library)
     _patch()
     compat.register_checkpoint_location(special.storage_to_device)

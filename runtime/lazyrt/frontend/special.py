@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +11,7 @@ from lazyrt.errors import NoLoweringError
 from lazyrt.execution.transfer import to_device
 from lazyrt.frontend import provenance, reads, record, refusals, warned
 from lazyrt.frontend.buffers import (
+    contiguous_strides,
     current_value,
     state_of,
     value_of,
@@ -100,10 +102,22 @@ def new_zeros_like_tangent(
 ) -> torch.Tensor:
     """`aten._new_zeros_with_same_feature_meta`: zeros for the tangent of `other`.
 
-    torch's own goes by the bytes of the storage, of which the device has none.
+    They lie in a storage as `other` lies in its own, since views of both must do so. torch's own
+    kernel goes by the bytes of the storage, of which the device has none.
+
+    Args:
+        self: A tangent, whose first dimensions may be a batch of tangents.
+        other: The primal.
+        self_num_batch_dims: How many dimensions of `self` are the batch.
     """
     batch = tuple(self.shape[:self_num_batch_dims])
-    return torch.zeros((*batch, *other.shape), dtype=other.dtype, device=other.device)
+    if other.is_contiguous() and not other.storage_offset():
+        return self.new_zeros((*batch, *other.shape), dtype=other.dtype)
+    count = other.untyped_storage().nbytes() // other.itemsize
+    steps = [count * step for step in contiguous_strides(batch)]
+    flat = self.new_zeros(math.prod(batch) * count, dtype=other.dtype)
+    places = ((*batch, *other.shape), (*steps, *other.stride()))
+    return flat.as_strided(*places, other.storage_offset())
 
 
 def factory_out(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

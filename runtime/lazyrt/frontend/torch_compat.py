@@ -25,6 +25,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
 DEVICE_TYPE = "lazyrt"
 
@@ -150,6 +151,12 @@ def below_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return call
+
+
+def below_autograd() -> AbstractContextManager[None]:
+    """Return a context in which ops go to their kernels, past autograd."""
+    context: AbstractContextManager[None] = torch._C._AutoDispatchBelowAutograd()
+    return context
 
 
 def register_device(module: Any) -> None:
