@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import lazyrt
+from lazyrt.config import config
 from lazyrt.ir import live
 from lazyrt.observe.events import BarrierFinished, OpRecorded
 
@@ -66,7 +67,7 @@ def test_a_finaliser_that_reads_leaves_the_op_beneath_it_its_inputs(interrupt):
         result = record_one(*operands)
 
     assert (seen, barriers) == ([6.0], [])
-    assert lazyrt.is_pending(looked_at)
+    assert lazyrt.is_pending(looked_at) != config.eager
     assert torch.equal(result.cpu(), torch.tensor([3.0, 10.5]))
 
 
@@ -96,7 +97,7 @@ def test_a_finaliser_that_asks_for_a_barrier_leaves_it_to_the_next_one(
     result = record_one(*operands)
 
     assert asked == [None]
-    assert lazyrt.is_pending(result)
+    assert lazyrt.is_pending(result) != config.eager
     assert torch.equal(result.cpu(), torch.tensor([3.0, 10.5]))
 
 
@@ -176,6 +177,7 @@ def test_the_step_that_a_finaliser_reads_in_is_the_same_graph(interrupt):
     del kept
 
 
+@pytest.mark.lazy_only("counts barriers")
 def test_a_read_in_a_barrier_hook_is_a_barrier_of_its_own():
     """It is in the middle of nothing: the barrier that calls it has not begun."""
     x = fresh(1.0) + 1

@@ -116,8 +116,20 @@ class Guard:
         """Run what the op has recorded."""
         if self._marks.number != pending.number:  # a barrier came in between
             self._marks = _Marks()
-        fresh = pending.fresh()
+        # A second round is for what a finaliser has recorded during the first one.
+        while self._run_fresh():
+            pass
+        for buffer in pending.fresh():
+            pending.parked.pop(buffer, None)
+        pending.buffers.clear()
+        self._marks.restore()
+        pending.activity += 1
+
+    def _run_fresh(self) -> bool:
+        """Run what is recorded and make it ready; return whether there was anything."""
+        fresh = [buffer for buffer in pending.fresh() if buffer.value is not None]
         views = [view for view in self.views if view.result is not None]
+        self.views.clear()
         wanted = [buffer.value for buffer in fresh] + [view.result for view in views]
         roots = {value: None for value in wanted if value is not None and value.node}
         values = self._run(roots) if roots else {}
@@ -127,14 +139,10 @@ class Guard:
                 type_ = buffer.meta or (value.shape, value.dtype, value.strides)
                 buffer.store(read(value, values), type_)
                 buffer.run = ran_alone(EAGER, value) if value.node else None
-            pending.parked.pop(buffer, None)
         for view in views:
             if view.result is not None:
                 view.keep(read(view.result, values))
-        self.views.clear()
-        pending.buffers.clear()
-        self._marks.restore()
-        pending.activity += 1
+        return bool(fresh or views)
 
     def _run(self, roots: dict[Value, None]) -> Values:
         """Return the data of the op's results, and of everything computed for them."""
