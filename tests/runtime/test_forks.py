@@ -29,7 +29,7 @@ def in_a_fork(call):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork()")
-def test_a_fork_warns_of_nothing_and_its_use_of_the_device_is_refused():
+def test_jax_warns_of_no_fork_and_its_use_of_the_device_is_refused():
     x = torch.ones(2, device=DEVICE) + 1
     lazyrt.materialise(x)
 
@@ -39,7 +39,8 @@ def test_a_fork_warns_of_nothing_and_its_use_of_the_device_is_refused():
         statuses = in_a_fork(lambda: None), in_a_fork((x * 3).tolist)
 
     assert statuses == (0, 3)
-    assert told == []
+    # Python 3.12 and later warn by themselves that the process has threads.
+    assert [str(each.message) for each in told if "JAX" in str(each.message)] == []
 
 
 def sent(tensor):

@@ -33,7 +33,8 @@ def test_s1_14_a_barrier_in_a_scope_fails_in_the_words_of_the_original():
     assert opened.startswith(
         "the scope 'train_loop' was opened at test_step_scopes.py:"
     )
-    assert 5 <= line - int(opened.rsplit(":")[-1]) <= 7
+    # Which line of the `with` statement it is, depends on the version of Python.
+    assert 3 <= line - int(opened.rsplit(":")[-1]) <= 7
     assert called == f"mark_step() was called at test_step_scopes.py:{line}"
     assert f"Move line {line} out of the `with` block" in str(caught.value)
     assert lazyrt.is_pending(y)
