@@ -33,7 +33,7 @@ BINARY: dict[str, Any] = {
     "mul": lambda x, y: torch.mul(x, y).tanh(),
     "max": torch.maximum,
     "where": lambda x, y: torch.where(x > y, x, y / 2),
-    "mm": lambda x, y: (x @ y.t()).tanh() @ y,
+    "mm": lambda x, y: (x @ y.to(x.dtype).t()).tanh() @ y.to(x.dtype),
     "cat": lambda x, y: torch.cat([x[:1], y[1:]]),
     "atan2": torch.atan2,
 }
