@@ -22,11 +22,8 @@ _CLICKS = 8  # as many ops as are in view
 _CELLS = [
     "%load_ext lazyviz\nimport torch, lazyrt\nlazyrt.config.cache_dir = None",
     "%lazy explore 1 + torch.ones(2, device='lazyrt')",  # loads what loads once
-    (
-        "import time\nfrom benchmarks.explore import large_model\nout = large_model()\n"
-        "start = time.process_time()"
-    ),
-    "%lazy explore out",
+    ("import time\nfrom benchmarks.explore import large_model\nout = large_model()"),
+    "start = time.process_time()\n%lazy explore out",
     (
         "print('CPU', time.process_time() - start)\ndel out\nlazyrt.mark_step()\nx = torch.rand(64, 64, device='lazyrt')\nlazyrt.mark_step()\n"
         "y = x\nfor _ in range(8): y = torch.relu(y * 2 - x)"
@@ -153,8 +150,8 @@ def _report(opened: _Opened, clicks: list[float]) -> Report:
     ]
     goals = [
         ratio_goal(
-            "10,000 nodes open, CPU of kernel and page",
-            opened.kernel + opened.page,
+            "10,000 nodes open, from Ctrl+Enter to the drawing",
+            opened.wall,
             _OPEN_MS,
             " ms",
         ),

@@ -15,7 +15,7 @@ from lazyviz import formatters
 from lazyviz.inspection import programs
 from lazyviz.inspection.protocol import RequestError, answered, choice, number, position
 from lazyviz.render import panel, svg, text
-from lazyviz.render.collapse import FOLDINGS, Folding, fold_by
+from lazyviz.render.collapse import FOLDINGS, READ_WHOLE, Folding, fold_by
 from lazyviz.render.cuts import cut_panel
 from lazyviz.render.layout import draws_frames, lay_out
 from lazyviz.render.measure import named_in_frames
@@ -128,6 +128,14 @@ class Explorer:
     def unfolded(self) -> DrawGraph:
         """What is drawn now, with nothing folded, of any size."""
         return self._view.graph
+
+    @property
+    def copied(self) -> DrawGraph:
+        """What a static copy draws: the overview if one is shown, else all, of any size."""
+        is_overview = (
+            self._view.folding == "auto" and len(self._plain.boxes) <= READ_WHOLE
+        )
+        return self._plain if is_overview else self._view.graph
 
     def listing(self) -> str:
         """Return the form that is shown as text."""
@@ -543,7 +551,7 @@ class Explorer:
 
     def _folded(self) -> DrawGraph:
         view = self._view
-        graph = fold_by(view.graph, view.folding, self._budget)
+        graph = self._plain = fold_by(view.graph, view.folding, self._budget)
         if draws_frames():
             graph = named_in_frames(graph)
         name = self._now.overlay

@@ -61,7 +61,7 @@ class ExploreView:
         """Return the static copy: a picture under a line that folds it."""
         if self.is_empty:
             return html.muted("Nothing is pending.")
-        drawing = html.graph_html(self.explorer.unfolded)
+        drawing = html.graph_html(self.explorer.copied)
         title = f"{self.explorer.title}, static copy"
         return html.folded(title, drawing + self._cut_html(), css_class=self._twin)
 
@@ -81,7 +81,7 @@ class ExploreView:
         from pathlib import Path
 
         listing = html.pre(self.explorer.listing())
-        body = html.graph_html(self.explorer.unfolded) + listing + self._cut_html()
+        body = html.graph_html(self.explorer.copied) + listing + self._cut_html()
         page = html.page_html(title or self.explorer.title, [("", body)])
         Path(path).write_text(page, encoding="utf-8")
 

@@ -30,7 +30,7 @@ _MIN_BUDGET = 2
 _MAX_NAMED_OPS = 3
 _MAX_EDGES_PER_BOX = 2.2
 _FEW = 24  # a drawing of so many boxes is readable however they are connected
-_READ_WHOLE = 48  # boxes that a reader takes without folding; more are folded to fewer
+READ_WHOLE = 48  # boxes that a reader takes without folding; more are folded to fewer
 _OVERVIEW = _FEW
 
 
@@ -59,8 +59,8 @@ def overview(graph: DrawGraph, budget: int = DEFAULT_BUDGET) -> DrawGraph:
         graph: The drawing with nothing folded.
         budget: At most so many boxes, where that is fewer than a reader takes.
     """
-    whole = len(graph.boxes) <= _READ_WHOLE
-    return collapse(graph, min(budget, _READ_WHOLE if whole else _OVERVIEW))
+    whole = len(graph.boxes) <= READ_WHOLE
+    return collapse(graph, min(budget, READ_WHOLE if whole else _OVERVIEW))
 
 
 def fold_by(graph: DrawGraph, by: Folding, budget: int = DEFAULT_BUDGET) -> DrawGraph:
