@@ -14,7 +14,7 @@ from lazyviz.hlo.errors import HloError
 from lazyviz.hlo.hunks import group_hunks
 from lazyviz.hlo.nested import nested_diffs
 from lazyviz.hlo.trace import trace_value
-from lazyviz.inspection.protocol import RequestError, answered, number
+from lazyviz.inspection.protocol import RequestError, answered, number, search_text
 from lazyviz.render import diff_panel
 from lazyviz.render.diff_model import UnionGraph, union_graph, union_near, union_of
 from lazyviz.render.diff_panel import Side
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 _BUDGET = 60
 _MOST_BOXES = 150
 _MAX_FOUND = 50
-_MAX_SEARCH = 200
 _MAX_HOPS = 20
 _WHOLE = "all places"
 
@@ -302,11 +301,7 @@ class DiffExplorer:
     # --- finding
 
     def _search(self, request: Mapping[str, Any]) -> Iterator[Reply]:
-        wanted = request.get("text")
-        if not isinstance(wanted, str) or len(wanted) > _MAX_SEARCH:
-            raise RequestError(
-                f"a search takes a text of at most {_MAX_SEARCH} characters, not {wanted!r:.60}."
-            )
+        wanted = search_text(request)
         program, words = self._program, wanted.lower().split()
         spots: list[Spot] = [("b", node) for node in range(len(program.found.b))]
         spots += [("a", node) for node in program.found.removed]

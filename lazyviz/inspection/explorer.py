@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from lazyviz import formatters
 from lazyviz.inspection import programs
-from lazyviz.inspection.protocol import RequestError, answered, choice, number, position
+from lazyviz.inspection.protocol import (
+    RequestError,
+    answered,
+    choice,
+    number,
+    position,
+    search_text,
+)
 from lazyviz.render import panel, svg, text
 from lazyviz.render.collapse import FOLDINGS, READ_WHOLE, Folding, fold_by
 from lazyviz.render.cuts import cut_panel
@@ -36,7 +43,6 @@ _ASK_ABOVE_NS = 1_000_000_000  # a longer wait is the reader's own decision
 _BUDGET = 150  # boxes; a reader takes fewer than an engine can place
 MOST_BOXES = 300
 _MAX_FOUND = 50
-_MAX_SEARCH = 200
 _MAX_HOPS = 20
 _WHOLE = "whole graph"
 _FOLDING_NAMES: dict[Folding, str] = {
@@ -560,11 +566,7 @@ class Explorer:
     # --- finding
 
     def _search(self, request: Mapping[str, Any]) -> Iterator[Reply]:
-        wanted = request.get("text")
-        if not isinstance(wanted, str) or len(wanted) > _MAX_SEARCH:
-            raise RequestError(
-                f"a search takes a text of at most {_MAX_SEARCH} characters, not {wanted!r:.60}."
-            )
+        wanted = search_text(request)
         words = wanted.lower().split()
         found = [
             box

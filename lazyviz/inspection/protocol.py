@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 Reply = dict[str, Any]
 
 _MAX_AXES = 64
+_MAX_SEARCH = 200
 _RELOAD = "Reload the page: it may show another graph."
 
 
@@ -86,6 +87,20 @@ def choice(request: Mapping[str, Any], name: str, allowed: Sequence[Any]) -> Any
         known = ", ".join(repr(each) for each in allowed)
         raise RequestError(
             f"{name} is {wanted!r:.40}, which is none of {known}. {_RELOAD}"
+        )
+    return wanted
+
+
+def search_text(request: Mapping[str, Any]) -> str:
+    """Return what a request searches for.
+
+    Raises:
+        RequestError: It is no text, or an overlong one.
+    """
+    wanted = request.get("text")
+    if not isinstance(wanted, str) or len(wanted) > _MAX_SEARCH:
+        raise RequestError(
+            f"a search takes a text of at most {_MAX_SEARCH} characters, not {wanted!r:.60}."
         )
     return wanted
 
