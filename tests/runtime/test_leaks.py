@@ -63,11 +63,11 @@ class Loop:
 @pytest.mark.parametrize(
     ("optimiser", "steps"),
     [
-        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 1000),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 10_000),
         (lambda p: torch.optim.AdamW(p, lr=0.1), 200),
     ],
 )
-def test_a_thousand_steps_leave_nothing_behind(optimiser, steps):
+def test_thousands_of_steps_leave_nothing_behind(optimiser, steps):
     loop = Loop(optimiser)
     for number in range(10):
         loop.step(number)
