@@ -14,7 +14,13 @@ from lazyviz.hlo.errors import HloError
 from lazyviz.hlo.hunks import group_hunks
 from lazyviz.hlo.nested import nested_diffs
 from lazyviz.hlo.trace import trace_value
-from lazyviz.inspection.protocol import RequestError, answered, number, search_text
+from lazyviz.inspection.protocol import (
+    RequestError,
+    answered,
+    number,
+    panel_reply,
+    search_text,
+)
 from lazyviz.render import diff_panel
 from lazyviz.render.diff_model import UnionGraph, union_graph, union_near, union_of
 from lazyviz.render.diff_panel import Side
@@ -210,7 +216,9 @@ class DiffExplorer:
         program = self._program
         inner = [name for name, _ in program.inner(spot)]
         mark = program.marks.get(spot, SAME)
-        return _panel(diff_panel.node_html(mark, *program.sides(spot), inner), index)
+        return panel_reply(
+            diff_panel.node_html(mark, *program.sides(spot), inner), index
+        )
 
     def _follow(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         """Tell where a value comes from and goes, through tuples, calls and fusions."""
@@ -227,7 +235,7 @@ class DiffExplorer:
             return program.number(side, found) if found is not None else None
 
         body = diff_panel.way_html(way, number_of, program.number(side, node))
-        yield _panel(body, self._drawn_at(spot))
+        yield panel_reply(body, self._drawn_at(spot))
 
     def _drawn_at(self, spot: Spot) -> int | None:
         spots = (node.spot for node in self.shown.nodes)
@@ -276,13 +284,13 @@ class DiffExplorer:
         name, found = inner[number(request, "call", len(inner))]
         view = self._whole(name, _Program(found))
         yield self._show(view.title, view.program, view.union)
-        yield _panel(self.overview(), None)
+        yield panel_reply(self.overview(), None)
 
     def _back(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         level = number(request, "level", len(self._views))
         del self._views[level + 1 :]
         yield self._drawn()
-        yield _panel(self.overview(), None)
+        yield panel_reply(self.overview(), None)
 
     def _show(self, title: str, program: _Program, union: UnionGraph) -> Reply:
         self._views.append(_View(title=title, program=program, union=union))
@@ -316,7 +324,9 @@ class DiffExplorer:
         ]
         hits = [k for k, node in enumerate(self.shown.nodes) if node.spot in drawn]
         yield {"kind": "found", "boxes": hits, "count": len(found)}
-        yield _panel(diff_panel.found_html(wanted, rows, len(found), len(spots)), None)
+        yield panel_reply(
+            diff_panel.found_html(wanted, rows, len(found), len(spots)), None
+        )
 
     def _spot(self, request: Mapping[str, Any]) -> Spot:
         return self._program.spot(number(request, "node", self._program.count))
@@ -327,7 +337,3 @@ def _has(graph: Graph, node: int, words: list[str]) -> bool:
     parts = (*graph.label(node), graph.names[node], *origin)
     text = " ".join(parts).lower()
     return all(word in text for word in words)
-
-
-def _panel(body: str, box: int | None) -> Reply:
-    return {"kind": "panel", "html": body, "box": box}

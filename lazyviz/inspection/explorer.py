@@ -18,6 +18,7 @@ from lazyviz.inspection.protocol import (
     answered,
     choice,
     number,
+    panel_reply,
     position,
     search_text,
 )
@@ -218,7 +219,9 @@ class Explorer:
         if not box.members:
             yield from self._input(box, index, ())
         elif len(box.members) > 1:
-            yield _panel(panel.group_panel(box, index, self._ops_in(box)), box=index)
+            yield panel_reply(
+                panel.group_panel(box, index, self._ops_in(box)), box=index
+            )
         else:
             yield from self._node(box.members[0], index)
 
@@ -247,13 +250,13 @@ class Explorer:
         facts = self._facts(node)
         inspection = self._inspection
         if inspection is None:
-            yield _panel(facts + self._no_value(node), box=index)
+            yield panel_reply(facts + self._no_value(node), box=index)
             return
         cost = inspection.cost(node)
         asks = cost.estimate_ns > _ASK_ABOVE_NS
-        yield _panel(facts + panel.cost_html(cost, node, asks=asks), box=index)
+        yield panel_reply(facts + panel.cost_html(cost, node, asks=asks), box=index)
         if not asks:
-            yield _panel(facts + self._value(node, 0, ()), box=index)
+            yield panel_reply(facts + self._value(node, 0, ()), box=index)
 
     def _no_value(self, node: int) -> str:
         """Say where values are, with buttons for the IR ops that a node came from."""
@@ -274,7 +277,7 @@ class Explorer:
         outputs = len(inspection.node(node).outputs)
         output = number(request, "output", outputs) if "output" in request else 0
         body = self._facts(node) + self._value(node, output, position(request))
-        yield _panel(body, box=self._drawn_at(node))
+        yield panel_reply(body, box=self._drawn_at(node))
 
     def _value(self, node: int, output: int, at: tuple[int, ...]) -> str:
         inspection = self._require_values()
@@ -302,16 +305,16 @@ class Explorer:
         inspection = self._inspection
         leaf = self._leaf(box)
         if inspection is None or leaf is None or leaf.kind != "data":
-            yield _panel(facts, box=index)
+            yield panel_reply(facts, box=index)
             return
         try:
             look = inspection.look_at_input(leaf, at, picture_axes(leaf.shape))
         except RuntimeError as error:
-            yield _panel(facts + panel.error_html(error), box=index)
+            yield panel_reply(facts + panel.error_html(error), box=index)
             return
         chooser = panel.slice_chooser(look, kind="input", name=box.op)
         value = look_view(look, formatters.facts(look), chooser, at)
-        yield _panel(
+        yield panel_reply(
             f'{facts}<div data-value="{leaf.position}">{value}</div>', box=index
         )
 
@@ -389,7 +392,7 @@ class Explorer:
         try:
             found = inspection.check_cone(node)
         except RuntimeError as error:
-            yield _panel(self._facts(node) + panel.error_html(error), box=index)
+            yield panel_reply(self._facts(node) + panel.error_html(error), box=index)
             return
         program = cast("IrProgram", self._program)
         program.checked.update(found)
@@ -401,7 +404,7 @@ class Explorer:
         boxes = [program.drawing.boxes[program.place[k]] for k in dict.fromkeys(bad)]
         self._now.overlay = "nan"
         yield self._drawn()
-        yield _panel(
+        yield panel_reply(
             self._facts(node) + panel.checked_html(boxes, len(found)),
             box=self._drawn_at(node),
         )
@@ -410,20 +413,20 @@ class Explorer:
         """Offer to run each op alone and time it; do so once the reader agrees."""
         inspection = self._require_values()
         if request.get("go") is not True:
-            yield _panel(panel.measure_offer(inspection.cost_of_all()), box=None)
+            yield panel_reply(panel.measure_offer(inspection.cost_of_all()), box=None)
             return
         yield _busy("running each op alone …")
         try:
             took = inspection.measure()
         except RuntimeError as error:
-            yield _panel(panel.error_html(error), box=None)
+            yield panel_reply(panel.error_html(error), box=None)
             return
         cast("IrProgram", self._program).measured = took
         self._now.overlay = "time"
         yield self._drawn()
         slowest = sorted(took, key=lambda node: -took[node])[:_MAX_FOUND]
         boxes = [self._program.drawing.boxes[self._program.place[k]] for k in slowest]
-        yield _panel(panel.measured_html(boxes, took), box=None)
+        yield panel_reply(panel.measured_html(boxes, took), box=None)
 
     # --- moving
 
@@ -436,7 +439,7 @@ class Explorer:
         yield from self._show(
             title, self._program, inside(self._program.drawing, box.members)
         )
-        yield _panel(self.overview(), box=None)
+        yield panel_reply(self.overview(), box=None)
 
     def _open_call(self, box: Box) -> Iterator[Reply]:
         if not box.members or not self._program.inside(box.members[0]):
@@ -455,7 +458,7 @@ class Explorer:
             )
         _, program = found[number(request, "call", len(found))]
         yield from self._show(program.name, program, program.drawing)
-        yield _panel(self.overview(), box=None)
+        yield panel_reply(self.overview(), box=None)
 
     def _focus(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         node = self._node_number(request)
@@ -473,7 +476,7 @@ class Explorer:
         level = number(request, "level", len(self._now.views))
         del self._now.views[level + 1 :]
         yield self._drawn()
-        yield _panel(self.overview(), box=None)
+        yield panel_reply(self.overview(), box=None)
 
     def _show(self, title: str, program: Program, graph: DrawGraph) -> Iterator[Reply]:
         self._now.views.append(_View(title=title, program=program, graph=graph))
@@ -486,7 +489,7 @@ class Explorer:
         form = choice(request, "form", self._subject.forms)
         price = self._subject.price(form)
         if price and request.get("go") is not True:
-            yield _panel(
+            yield panel_reply(
                 panel.form_offer(programs.FORM_NAMES[form], form, price), box=None
             )
             yield self._state()
@@ -495,7 +498,7 @@ class Explorer:
         try:
             program = self._subject.program(form)
         except RuntimeError as error:
-            yield _panel(panel.error_html(error), box=None)
+            yield panel_reply(panel.error_html(error), box=None)
             yield self._state()
             return
         self._now.form = form
@@ -506,7 +509,7 @@ class Explorer:
         if "node" in request:
             yield from self._select_node(request)
         else:
-            yield _panel(self.overview(), box=None)
+            yield panel_reply(self.overview(), box=None)
 
     def _fold(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         self._view.folding = choice(request, "by", FOLDINGS)
@@ -519,14 +522,14 @@ class Explorer:
         if name == "time" and self._inspection is not None:
             program = cast("IrProgram", self._program)
             if not program.measured and self._inspection.is_current:
-                yield _panel(
+                yield panel_reply(
                     panel.measure_offer(self._inspection.cost_of_all()), box=None
                 )
         elif name == "nan":
             is_ir = self._program.form == "ir"
-            yield _panel(panel.nan_help(is_ir=is_ir), box=None)
+            yield panel_reply(panel.nan_help(is_ir=is_ir), box=None)
         elif name == "fallback":
-            yield _panel(panel.fallbacks_html(self._fallbacks()), box=None)
+            yield panel_reply(panel.fallbacks_html(self._fallbacks()), box=None)
 
     def _fallbacks(self) -> list[tuple[Box, str]]:
         """Return the inputs that the CPU computed, with the op and its line."""
@@ -582,7 +585,7 @@ class Explorer:
         ]
         body = panel.found_html(wanted, found[:_MAX_FOUND], len(found))
         yield {"kind": "found", "boxes": marked, "count": len(found)}
-        yield _panel(body, box=None)
+        yield panel_reply(body, box=None)
 
     # --- checking requests
 
@@ -616,12 +619,8 @@ class Explorer:
         )
 
 
-def _panel(body: str, *, box: int | None) -> Reply:
-    return {"kind": "panel", "html": body, "box": box}
-
-
 def _busy(words: str) -> Reply:
-    return _panel(panel.busy_html(words), box=None)
+    return panel_reply(panel.busy_html(words), box=None)
 
 
 def _haystack(box: Box) -> str:

@@ -62,6 +62,11 @@ def hello() -> Reply:
     return {"kind": "ready", "concurrent": concurrent}
 
 
+def panel_reply(body: str, box: int | None) -> Reply:
+    """Return what fills a page's panel, as HTML, and which drawn box it is about."""
+    return {"kind": "panel", "html": body, "box": box}
+
+
 def number(request: Mapping[str, Any], name: str, count: int) -> int:
     """Return a number from 0 to below `count` that a request has under a name.
 

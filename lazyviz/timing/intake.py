@@ -2,7 +2,8 @@
 
 A note is taken on the thread that emits. Notes are added to the cell, the steps and the timeline
 in the order in which they came: by the thread of the pulse while a cell runs, so that its own
-thread records on, at the end of the cell, and whenever somebody asks. This module needs `lazyrt` and is imported once the user's program has.
+thread records on, at the end of the cell, and whenever somebody asks. This module needs `lazyrt`
+and is imported once the user's program has.
 """
 
 from __future__ import annotations
