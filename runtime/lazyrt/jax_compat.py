@@ -314,6 +314,24 @@ def is_initialised() -> bool:
     return bool(xla_bridge.backends_are_initialized())
 
 
+def take_fork_hook() -> Callable[[], None] | None:
+    """Return jax's hook that warns of forks, which jax will then not install by itself.
+
+    None where it is installed already, as in a program that used jax before lazyrt.
+    """
+    flag = "_at_fork_handler_installed"
+    hook: Callable[[], None] | None = getattr(xla_bridge, "_at_fork", None)
+    if hook is None or getattr(xla_bridge, flag, True):
+        return None
+    setattr(xla_bridge, flag, True)
+    return hook
+
+
+def on_durations(listener: Callable[..., None]) -> None:
+    """Call a function with the name of whatever jax has measured and its duration, in seconds."""
+    jax.monitoring.register_event_duration_secs_listener(listener)
+
+
 def put(array: np.ndarray[Any, Any]) -> Array:
     """Copy a NumPy array to the device; the copy never aliases the argument."""
     return give(np.array(array, copy=True))

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
-import warnings
+import sys
+from typing import TYPE_CHECKING
 
 from lazyrt import jax_compat
 from lazyrt.errors import LazyRuntimeError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
 _bad = False
+# jax's hook that warns of forks, until the user's own code has used jax.
+_withheld: Callable[[], None] | None = None
 
 
 def is_bad() -> bool:
@@ -36,17 +43,34 @@ def _after_fork() -> None:
     _bad = _bad or jax_compat.is_initialised()
 
 
-def quieten() -> None:
-    """Leave out jax's warning that a fork will likely hang.
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+# Packages whose frames say nothing about who uses jax: they are called by both.
+_BETWEEN = frozenset(("jax", "jaxlib", "contextlib", "functools", "threading"))
 
-    Each `DataLoader` with workers would print it. A worker that uses the device gets an error
-    of `check()` instead of hanging, and one that does not is fine.
-    """
-    warnings.filterwarnings(
-        "ignore", r"os\.fork\(\) was called\..* JAX is multithreaded", RuntimeWarning
-    )
+
+def _notice_the_users_jax(event: str, _duration: float, **_: object) -> None:
+    """Give jax its warning of forks back once code that is not ours compiles something."""
+    global _withheld
+    if _withheld is not None and event == _COMPILED and _caller() != "lazyrt":
+        hook, _withheld = _withheld, None
+        os.register_at_fork(before=hook)
+
+
+def _caller() -> str:
+    """Return the top-level package of the innermost frame that uses jax."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in _BETWEEN:
+            return package
+        frame = frame.f_back
+    return ""
 
 
 if hasattr(os, "register_at_fork"):
-    quieten()
     os.register_at_fork(after_in_child=_after_fork)
+    # Each `DataLoader` with workers would print that it may hang. A worker that uses the device
+    # gets an error of `check()` instead, and one that does not is fine.
+    _withheld = jax_compat.take_fork_hook()
+    if _withheld is not None:
+        jax_compat.on_durations(_notice_the_users_jax)
