@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import (
@@ -22,9 +21,11 @@ from benchmarks import (
     trace,
 )
 from benchmarks.pool import BenchmarkError
+from lazyviz.command_line import output_file, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from benchmarks.report import Report
 
@@ -87,7 +88,7 @@ def _parser() -> ArgumentParser:
 
 def _add_common(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="also write the report as JSON"
+        "--json", type=output_file, metavar="FILE", help="also write the report as JSON"
     )
     parser.add_argument(
         "--check", action="store_true", help="exit with status 1 when a goal is missed"
@@ -126,4 +127,4 @@ def _write(path: Path, reports: Sequence[Report]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run(main, sys.argv[1:], "benchmarks"))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
+import importlib
 import sys
 from typing import TYPE_CHECKING
+
+from lazyviz.command_line import run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,31 +19,40 @@ commands:
   read    show a metrics report, a debug log or a dump of torch_xla or XLA (read --help)
   report  summarise a trace that %lazy timeline --export wrote (report --help)
   diff    compare two dumps of HLO or StableHLO (diff --help)
+
+--version tells which lazyviz this is. Exit statuses: 0; 1 where something differs or a cell failed;
+2 for what cannot be read, written or understood; 130 after Ctrl-C.
 """
+# Loaded when asked for: a trace is read without what runs a notebook.
+_COMMANDS = {
+    "tour": "lazyviz.documents.tour",
+    "read": "lazyviz.foreign.read",
+    "report": "lazyviz.timing.trace_file",
+    "diff": "lazyviz.inspection.comparison",
+}
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command; return the exit status."""
-    if arguments and arguments[0] == "tour":
-        from lazyviz.documents import tour
+    match list(arguments):
+        case [command, *rest] if command in _COMMANDS:
+            status: int = importlib.import_module(_COMMANDS[command]).main(rest)
+            return status
+        case ["-h" | "--help", *_]:
+            sys.stdout.write(_USAGE)
+            return 0
+        case ["--version"]:
+            from lazyviz import __version__
 
-        return tour.main(arguments[1:])
-    if arguments and arguments[0] == "read":
-        from lazyviz.foreign import read
-
-        return read.main(arguments[1:])
-    if arguments and arguments[0] == "report":
-        from lazyviz.timing import trace_file
-
-        return trace_file.main(arguments[1:])
-    if arguments and arguments[0] == "diff":
-        from lazyviz.inspection import comparison
-
-        return comparison.main(arguments[1:])
-    asked = bool(arguments) and arguments[0] in {"-h", "--help"}
-    (sys.stdout if asked else sys.stderr).write(_USAGE)
-    return 0 if asked else 2
+            sys.stdout.write(f"lazyviz {__version__}\n")
+            return 0
+        case [command, *_]:
+            sys.stderr.write(f"lazyviz: there is no command {command!r:.80}.")
+            near = difflib.get_close_matches(command, _COMMANDS, n=1)
+            sys.stderr.write(f" Did you mean {near[0]}?\n\n" if near else "\n\n")
+    sys.stderr.write(_USAGE)
+    return 2
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run(main, sys.argv[1:], "lazyviz"))

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from lazyviz.command_line import output_file
 from lazyviz.documents import markdown, notebook
 from lazyviz.render import html, text
 
@@ -28,15 +29,15 @@ def main(arguments: Sequence[str], out: TextIO | None = None) -> int:
     options = _parser().parse_args(arguments)
     path = options.notebook or _first_notebook()
     if path is None or not path.is_file():
-        out.write(
-            f"There is no notebook at {path or _FIRST}. Run the tour from a checkout of "
+        sys.stderr.write(
+            f"lazyviz tour: there is no notebook at {path or _FIRST}. Run the tour from a checkout of "
             f"lazyviz, or name one with --notebook PATH.\n"
         )
         return 2
     try:
         cells = notebook.read(path)
     except ValueError as error:
-        out.write(f"{error}\n")
+        sys.stderr.write(f"lazyviz tour: {error}\n")
         return 2
     output = options.output.absolute()
     started = time.perf_counter_ns()
@@ -54,9 +55,15 @@ def _parser() -> argparse.ArgumentParser:
         description="Run a notebook in this process, print each cell's strip, and write "
         "everything to one self-contained web page.",
     )
-    parser.add_argument("--notebook", type=Path, help=f"by default {_FIRST}")
     parser.add_argument(
-        "--output", type=Path, default=Path("tour.html"), help="by default tour.html"
+        "--notebook", type=Path, metavar="FILE", help=f"by default {_FIRST}"
+    )
+    parser.add_argument(
+        "--output",
+        type=output_file,
+        default=Path("tour.html"),
+        metavar="FILE",
+        help="by default tour.html",
     )
     return parser
 

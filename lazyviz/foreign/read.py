@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from lazyviz.command_line import output_file
 from lazyviz.foreign.debug_log_parse import parse_debug_log
 from lazyviz.foreign.evidence import EvidenceError, shorten
 from lazyviz.foreign.metrics_parse import parse_report
@@ -70,7 +71,12 @@ def main(arguments: Sequence[str], out: TextIO | None = None) -> int:
         "log, an XLA_SAVE_TENSORS_FILE dump, a folder of --xla_dump_to, or a program.",
     )
     parser.add_argument("path", type=Path, help="the file or folder; - for stdin")
-    parser.add_argument("--html", type=Path, help="write a page instead of text")
+    parser.add_argument(
+        "--html",
+        type=output_file,
+        metavar="FILE",
+        help="write a page instead of text",
+    )
     parser.add_argument("--json", action="store_true", help="print plain data")
     options = parser.parse_args(arguments)
     try:
@@ -79,7 +85,7 @@ def main(arguments: Sequence[str], out: TextIO | None = None) -> int:
         )
         shown = _shown(found, options)
     except (EvidenceError, HloError) as error:
-        sys.stderr.write(f"{options.path}: {error}\n")
+        sys.stderr.write(f"lazyviz read: {error}\n")
         return 2
     if options.html:
         title = f"{options.path.name or options.path}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from lazyviz import session
+from lazyviz.command_line import output_file
 from lazyviz.hlo import Graph, GraphDiff, HloError, graph_of, read
 from lazyviz.hlo import diff as graph_diff
 from lazyviz.hlo import minimise as smallest
@@ -306,7 +307,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("a", type=Path, help="the first file")
     parser.add_argument("b", type=Path, help="the second file")
     parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="also write a web page"
+        "--html", type=output_file, metavar="FILE", help="also write a web page"
     )
     parser.add_argument(
         "--json", action="store_true", help="print data instead of text"

@@ -269,9 +269,10 @@ def load(path: str | Path) -> dict[str, Any]:
     try:
         raw = source.read_bytes()
         data = json.loads(gzip.decompress(raw) if raw.startswith(_GZIP) else raw)
-    except (*_UNREADABLE, ValueError) as error:
+    except (*_UNREADABLE, ValueError, RecursionError) as error:
+        why = getattr(error, "strerror", None) or error
         raise TraceError(
-            f"{source} cannot be read as a trace: {error}. It must be a trace-event file, as "
+            f"{source} cannot be read as a trace: {why}. It must be a trace-event file, as "
             "%lazy timeline --export writes it."
         ) from error
     if isinstance(data, list):
@@ -383,15 +384,15 @@ def _by_name(found: Sequence[dict[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `python -m lazyviz report`; return 0, 1 for a file that is no trace, 2 for bad words."""
+    """Run `python -m lazyviz report`; return 0, or 2 for a file that is no trace or bad words."""
     options = _parser().parse_args(arguments)
     try:
         summary = report(load(options.file), options.cells)
     except (TraceError, KeyError, TypeError, AttributeError) as error:
         broken = isinstance(error, TraceError)
         message = str(error) if broken else f"{options.file} is damaged: {error!r}"
-        sys.stderr.write(f"{message}\n")
-        return 1
+        sys.stderr.write(f"lazyviz report: {message}\n")
+        return 2
     sys.stdout.write(f"{summary}\n")
     return 0
 

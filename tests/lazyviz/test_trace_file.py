@@ -169,7 +169,7 @@ def test_the_command_line_needs_neither_torch_nor_jax(tmp_path):
     missing = trace_file.main([str(tmp_path / "none.json")])
 
     assert "device idle" in done.stdout
-    assert missing == 1
+    assert missing == 2
     for words in ([], ["t.json", "--cells", "0"], ["t.json", "more"]):
         with pytest.raises(SystemExit) as ended:
             trace_file.main(words)

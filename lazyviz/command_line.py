@@ -1,0 +1,66 @@
+"""What the command lines share: where they may write, and how they end when nobody reads on."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+# As a shell reports a process that a signal has ended: 128 and the signal's number.
+INTERRUPTED = 130
+UNREAD = 141
+
+
+def run(
+    main: Callable[[Sequence[str]], int], arguments: Sequence[str], name: str
+) -> int:
+    """Run a command; return its exit status, also where it is stopped from outside.
+
+    Args:
+        main: Takes the arguments, returns the exit status.
+        arguments: As in `sys.argv[1:]`.
+        name: Of the program, for the line that says that it was interrupted.
+
+    Returns:
+        The status of `main`; 130 after Ctrl-C; 141 when whoever read the output has gone, as
+        `head` has after its last line.
+    """
+    try:
+        try:
+            return main(arguments)
+        finally:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{name}: interrupted\n")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The interpreter flushes once more at its end, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNREAD
+
+
+def output_file(word: str) -> Path:
+    """Return the path of a file to be written; for argparse's `type`.
+
+    A command that works for minutes says at its start that its result has no place.
+
+    Raises:
+        argparse.ArgumentTypeError: It is a folder, or is in a folder that does not exist or
+            takes no files.
+    """
+    path = Path(word)
+    folder = path.absolute().parent
+    if path.is_dir():
+        why = "it is a folder. Name a file in it"
+    elif not folder.is_dir():
+        why = f"there is no folder {folder}. Make it, or name a file in one that exists"
+    elif not os.access(path if path.exists() else folder, os.W_OK):
+        why = "you may not write there. Name a file in a folder of yours"
+    else:
+        return path
+    raise argparse.ArgumentTypeError(f"{word!r} cannot be written: {why}.")
