@@ -7,26 +7,48 @@ never from a frame's variables: asking a frame for those can keep tensors alive.
 from __future__ import annotations
 
 import ast
+import dis
+import functools
 import itertools
 import linecache
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
 
 from lazyrt.frontend.provenance import is_library, site_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Mapping
     from types import FrameType
 
     from lazyrt.observe.events import Site
 
 _MAX_TEXT = 60
 _OF_FIRST_ARGUMENT = frozenset(
-    ("float", "int", "bool", "complex", "range", "print", "str", "repr", "format", "len",
-     "max", "min", "sum", "round", "list", "tuple")
+    (
+        "float",
+        "int",
+        "bool",
+        "complex",
+        "print",
+        "str",
+        "repr",
+        "format",
+        "len",
+        "round",
+    )
+)
+# Methods that read something else than what they are called on: what it is compared with.
+_COMPARING = frozenset(("index", "count", "remove", "equal", "allclose"))
+# Functions that read what lies within their argument.
+_SAVING = frozenset(("save", "dump", "dumps"))
+_TENSOR_LIKE = (
+    ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.BinOp, ast.UnaryOp, ast.Compare,
 )  # fmt: skip
+# Short names that programs give to modules in functions, too.
 _MODULES = frozenset(("torch", "np", "numpy", "pickle", "lazyrt"))
+_STORES_ITEM = dis.opmap["STORE_SUBSCR"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,63 +73,154 @@ def user_call() -> Call:
         frame = frame.f_back
     if frame is None:
         return Call(None)
-    source = _source_under_execution(frame)
-    if len(source) > _MAX_TEXT:
-        return Call(site_of(frame), f"{source[: _MAX_TEXT - 3]}...", operand_of(source))
-    return Call(site_of(frame), source, operand_of(source))
+    position = _position(frame)
+    if frame.f_code.co_code[frame.f_lasti] == _STORES_ITEM:
+        first = (
+            position.first or frame.f_lineno
+        )  # what is read stands to the right of it
+        return Call(site_of(frame), _cut(_lines(frame, first, first)[0].strip()))
+    source = _source_of(frame, position)
+    return Call(site_of(frame), _cut(source), operand_of(source, frame.f_globals))
 
 
-def operand_of(source: str) -> str:
+def operand_of(source: str, scope: Mapping[str, object] | None = None) -> str:
     """Return the source of the tensor that an expression reads, empty if that is unclear.
+
+    Args:
+        source: The expression.
+        scope: The global names, which tell a module's function from a tensor's method.
 
     Example:
         >>> operand_of("loss.mean().item()"), operand_of("float(t[0])")
         ('loss.mean()', 't[0]')
-        >>> operand_of("loss < best")
-        'loss < best'
+        >>> operand_of("loss < best"), operand_of("0 < loss < best")
+        ('loss < best', '0 < loss')
+        >>> operand_of("math.sqrt(loss)", {"math": ast})
+        'loss'
     """
     try:
-        tree = ast.parse(source, mode="eval").body
+        tree = _Plain().visit(ast.parse(source, mode="eval")).body
     except (SyntaxError, ValueError):
         return ""
-    if not isinstance(tree, ast.Call):
-        return _short(tree)
-    function = tree.func
+    found = _of_call(tree, scope or {}) if isinstance(tree, ast.Call) else _tested(tree)
+    return "" if found is None else _cut(ast.unparse(found))
+
+
+class _Plain(ast.NodeTransformer):
+    """Puts what a name is given in the place of `(name := value)`."""
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.AST:
+        value: ast.AST = self.visit(node.value)
+        return value
+
+
+def _tested(tree: ast.expr) -> ast.expr | None:
+    """Return what is read where an expression's truth, or its text, is asked for."""
+    match tree:
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return _tested(operand)
+        case ast.BoolOp(values=[first, _]):
+            return _tested(first)
+        case ast.BoolOp() | ast.Compare(ops=[ast.In() | ast.NotIn(), *_]):
+            return None
+        case ast.Compare(left=left, ops=[first, _], comparators=[second, _]):
+            return ast.Compare(left=left, ops=[first], comparators=[second])
+        case ast.Compare(ops=[_, _, *_]):
+            return None
+        case ast.BinOp(left=ast.Constant(value=str()), op=ast.Mod(), right=right):
+            return right if isinstance(right, _TENSOR_LIKE) else None
+    return tree
+
+
+def _of_call(tree: ast.Call, scope: Mapping[str, object]) -> ast.expr | None:
+    """Return what a call reads: what its method belongs to, or its argument."""
+    function, args = tree.func, tree.args
     if isinstance(function, ast.Name):
-        known = function.id in _OF_FIRST_ARGUMENT and tree.args
-        return _short(tree.args[0]) if known else ""
-    if not isinstance(function, ast.Attribute):
-        return ""
-    if tree.args and (
-        function.attr == "copy_" or _is_module(function.value, {"lazyrt"})
-    ):
-        return _short(tree.args[0])
-    if not _is_module(function.value, _MODULES):
-        return _short(function.value)
-    return ""
+        if function.id == "range":
+            return _only_tensor(args)
+        return args[0] if function.id in _OF_FIRST_ARGUMENT and args else None
+    if not isinstance(function, ast.Attribute) or function.attr in _COMPARING | _SAVING:
+        return None
+    root = _root(function.value)
+    if args and (function.attr == "copy_" or root == "lazyrt"):
+        return args[0]
+    is_module = root in _MODULES or isinstance(
+        scope.get(root, sys.modules.get(root)), ModuleType
+    )
+    if root and is_module and (found := _only_tensor(args)) is not None:
+        return found
+    return (
+        None if is_module and isinstance(function.value, ast.Name) else function.value
+    )
 
 
-def _is_module(tree: ast.expr, names: Collection[str]) -> bool:
-    return isinstance(tree, ast.Name) and tree.id in names
+def _root(tree: ast.expr) -> str:
+    """Return the name that a chain of attributes begins with; empty for anything else."""
+    while isinstance(tree, ast.Attribute):
+        tree = tree.value
+    return tree.id if isinstance(tree, ast.Name) else ""
 
 
-def _short(tree: ast.expr) -> str:
-    text = ast.unparse(tree)
+def _only_tensor(args: list[ast.expr]) -> ast.expr | None:
+    """Return the argument that may be a tensor, if there is one and no more."""
+    found = [arg for arg in args if not isinstance(arg, ast.Constant)]
+    return found[0] if len(found) == 1 and isinstance(found[0], _TENSOR_LIKE) else None
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
 
 
-def _source_under_execution(frame: FrameType) -> str:
-    """Return the source of the instruction that a frame is at, on one line."""
-    positions = itertools.islice(
-        frame.f_code.co_positions(), frame.f_lasti // 2, frame.f_lasti // 2 + 1
-    )
-    first, last, start, end = next(positions, (None, None, None, None))
-    if first is None or last is None or start is None or end is None:
-        return ""
-    lines = [
-        linecache.getline(frame.f_code.co_filename, number, frame.f_globals).encode()
+class _Position(NamedTuple):
+    """Where an instruction stands in the source: lines, and offsets in bytes."""
+
+    first: int | None
+    last: int | None
+    start: int | None
+    end: int | None
+
+
+def _position(frame: FrameType) -> _Position:
+    """Return the place of the instruction that a frame is at."""
+    instruction = frame.f_lasti // 2
+    found = itertools.islice(frame.f_code.co_positions(), instruction, instruction + 1)
+    return _Position(*next(found, (None, None, None, None)))
+
+
+def _lines(frame: FrameType, first: int, last: int) -> list[str]:
+    return [
+        linecache.getline(frame.f_code.co_filename, number, frame.f_globals)
         for number in range(first, last + 1)
     ]
+
+
+def _source_of(frame: FrameType, position: _Position) -> str:
+    """Return the source of the instruction that a frame is at, on one line."""
+    first, last, start, end = position
+    if first is None or last is None or start is None or end is None:
+        return ""
+    lines = [line.encode() for line in _lines(frame, first, last)]
+    if lines[0][:start].endswith(b"."):  # a method on a line below its object
+        file = frame.f_code.co_filename
+        whole = _call_ending_at(tuple(linecache.getlines(file)), last, end)
+        return " ".join(whole.split())
     lines[-1] = lines[-1][:end]
     lines[0] = lines[0][start:]
     return " ".join(b" ".join(lines).decode(errors="replace").split())
+
+
+@functools.lru_cache(maxsize=64)
+def _call_ending_at(lines: tuple[str, ...], last: int, end: int) -> str:
+    """Return the source of the longest call that ends there; empty if there is none."""
+    try:
+        tree = ast.parse("".join(lines))
+    except (SyntaxError, ValueError):
+        return ""
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and (node.end_lineno, node.end_col_offset) == (last, end)
+        and isinstance(node.func, ast.Attribute)
+    ]
+    return ast.unparse(calls[0]) if calls else ""
