@@ -224,6 +224,17 @@ print([batch[0].to("lazyrt").sum().item() for batch in loader])
     assert run_python(code) == "[6.0, 22.0]"
 
 
+def test_a_loader_pins_memory_also_where_no_tensor_is_lazy():
+    code = """
+import torch, lazyrt
+data = torch.utils.data.TensorDataset(torch.arange(8.0, requires_grad=True).detach())
+loader = torch.utils.data.DataLoader(data, batch_size=4, pin_memory=True)
+print([batch[0].sum().item() for batch in loader], lazyrt.counters()["executions"])
+"""
+
+    assert run_python(code) == "[6.0, 22.0] 0"
+
+
 def test_importing_twice_registers_nothing_twice():
     code = """
 import importlib, sys, torch, lazyrt

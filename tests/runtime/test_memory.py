@@ -117,7 +117,7 @@ def test_a_limit_counts_what_lives_and_what_a_step_adds():
     kept = torch.ones(1000, device=DEVICE)
     lazyrt.mark_step()
     lazyrt.wait()
-    with config.scoped(max_memory_bytes=memory._in_use() + 10_000):
+    with config.scoped(max_memory_bytes=memory.in_use() + 10_000):
         fits = kept * 2
         lazyrt.mark_step()
         large = torch.cat([kept, kept, kept]).exp()
@@ -137,7 +137,7 @@ def test_memory_that_results_take_over_is_not_asked_for():
     weight = torch.ones(50_000, device=DEVICE)
     lazyrt.mark_step()
     lazyrt.wait()
-    with config.scoped(max_memory_bytes=memory._in_use() + 150_000):
+    with config.scoped(max_memory_bytes=memory.in_use() + 150_000):
         weight.mul_(3)
         lazyrt.mark_step()
         assert weight[0].item() == 3.0

@@ -1,4 +1,5 @@
 import builtins
+import importlib
 import io
 import linecache
 import pdb  # noqa: T100
@@ -566,3 +567,67 @@ def test_activity_stays_while_nothing_happens():
     lazyrt.counters()
 
     assert lazyrt.activity() == before
+
+
+LIBRARY = """
+def is_small(value):
+    return bool(value < 1e9)
+"""
+
+
+@pytest.fixture
+def checking(tmp_path, monkeypatch):
+    package = tmp_path / "site-packages"
+    package.mkdir()
+    (package / "checking.py").write_text(LIBRARY, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(package))
+    yield importlib.import_module("checking")
+    del sys.modules["checking"]
+
+
+@pytest.mark.lazy_only("reads what is pending")
+def test_a_cut_within_a_library_names_the_librarys_line(checking):
+    x = torch.ones(40, device=DEVICE)
+    for _ in range(40):
+        x = x * 1.5
+
+    with recorded(events.BarrierFinished) as barriers:
+        assert checking.is_small(x.sum())
+
+    (barrier,) = barriers
+    assert barrier.cause == "read by bool() in checking.py:3"
+    assert barrier.site.file == __file__
+    assert barrier.tensor == ""  # the line here does not name what is read
+
+
+@pytest.mark.lazy_only("reads what is pending")
+def test_torchs_optimizers_count_as_a_library_that_reads():
+    x = torch.ones(3, device=DEVICE, requires_grad=True)
+    optimizer = torch.optim.LBFGS([x], max_iter=1)
+
+    def closure():
+        loss = x.square().sum()
+        loss.backward()
+        return loss
+
+    with recorded(events.BarrierFinished) as barriers:
+        optimizer.step(closure)
+
+    reads = [each.cause for each in barriers if each.cause.startswith("read")]
+    assert reads
+    assert all(re.search(r" in torch/optim/lbfgs\.py:\d+$", each) for each in reads)
+
+
+@pytest.mark.lazy_only("reads what is pending")
+def test_a_step_names_the_librarys_line_that_would_cut_it():
+    parameter = torch.ones(3, device=DEVICE, requires_grad=True)
+
+    loss = parameter.square().sum()
+
+    with lazyrt.step():
+        loss.backward()
+        with pytest.raises(lazyrt.errors.StepSyncError) as found:
+            nn.utils.clip_grad_norm_([parameter], 1.0, error_if_nonfinite=True)
+
+    assert " (in torch/nn/utils/clip_grad.py:" in str(found.value)
+    assert "torch.nn.utils, " not in str(found.value)

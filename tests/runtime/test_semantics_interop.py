@@ -307,3 +307,47 @@ def test_a_sparse_tensor_that_came_to_the_device_can_be_printed():
 
     assert "sparse_csr" in text
     assert "dense arrays only" in text
+
+
+# ---------------------------------------------------------------- torch.accelerator
+
+
+def test_the_accelerator_waits_for_what_is_pending():
+    t = torch.arange(3.0, device=DEVICE) + 1
+
+    torch.accelerator.synchronize()
+
+    assert not lazyrt.is_pending(t)
+
+
+def test_the_accelerator_counts_the_bytes_of_live_data():
+    before = torch.accelerator.memory_allocated()
+    t = torch.ones(1000, device=DEVICE)
+    pending = torch.accelerator.memory_allocated()
+    lazyrt.mark_step()
+
+    assert pending == before
+    assert torch.accelerator.memory_allocated() == before + t.nbytes
+    assert torch.get_device_module(DEVICE).memory_allocated() == before + t.nbytes
+    free, total = torch.accelerator.get_memory_info()
+    assert 0 < free < total
+    torch.accelerator.empty_cache()
+    torch.accelerator.reset_peak_memory_stats()
+
+
+def test_a_peak_of_memory_that_nobody_records_is_refused():
+    with pytest.raises(
+        lazyrt.errors.UsageError, match=r"max_memory_allocated.* nobody records"
+    ):
+        torch.accelerator.max_memory_allocated()
+
+
+def test_pinning_gives_a_copy_that_keeps_its_gradient():
+    t = torch.ones(3, requires_grad=True)
+
+    pinned = t.pin_memory()
+    pinned.sum().backward()
+
+    assert pinned.data_ptr() != t.data_ptr()
+    assert t.grad is not None
+    assert t.grad.tolist() == [1, 1, 1]

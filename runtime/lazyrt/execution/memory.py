@@ -106,7 +106,7 @@ def available() -> int | None:
     """Return how many bytes can be allocated now; None where nobody knows."""
     limit = config.max_memory_bytes
     if limit is not None:
-        return max(limit - _in_use(), 0) if limit >= 0 else None
+        return max(limit - in_use(), 0) if limit >= 0 else None
     target = jax_compat.device()
     if target.platform != "cpu":
         stats = target.memory_stats() or {}
@@ -115,7 +115,7 @@ def available() -> int | None:
     return min(_of_machine(), default=None)
 
 
-def _in_use() -> int:
+def in_use() -> int:
     """Return the size of the data of all live tensors, each counted once."""
     sizes = {
         id(data): data.nbytes

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
-from lazyrt.frontend.provenance import is_library, site_of
+from lazyrt.frontend.provenance import is_library, package_line, site_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,7 +80,9 @@ def user_call() -> Call:
         )  # what is read stands to the right of it
         return Call(site_of(frame), _cut(_lines(frame, first, first)[0].strip()))
     source = _source_of(frame, position)
-    return Call(site_of(frame), _cut(source), operand_of(source, frame.f_globals))
+    # What a package reads, the user's line does not name.
+    tensor = "" if package_line(2) else operand_of(source, frame.f_globals)
+    return Call(site_of(frame), _cut(source), tensor)
 
 
 def operand_of(source: str, scope: Mapping[str, object] | None = None) -> str:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyrt.config import config
-from lazyrt.execution import forks, watcher
+from lazyrt.execution import forks, memory, watcher
 from lazyrt.execution.budget import keep_within_budget
 from lazyrt.execution.executor import barrier, clear_plans, on_crowded
 from lazyrt.execution.looking import WHOLE
 from lazyrt.execution.peek import forget_slices
 from lazyrt.frontend import (
+    accelerator,
     device_guard,
     dlpack,
     finalisers,
@@ -142,13 +143,22 @@ class DeviceModule:
             barrier("torch.lazyrt.synchronize()", provenance.user_site(2))
         watcher.wait()
 
+    def empty_cache(self) -> None:
+        """Do nothing: memory that no tensor needs has been given back already."""
+
+    def memory_allocated(self, device: Any = None) -> int:
+        """Return the bytes of the data of live tensors; what is pending has none yet."""
+        return memory.in_use()
+
 
 _libraries: list[torch.library.Library] = []
 
 
 def register() -> int:
     """Register the device and its kernels; return how many kernels there are."""
-    compat.register_device(DeviceModule())
+    module = DeviceModule()
+    compat.register_device(module)
+    accelerator.install(module.synchronize)
     device_guard.install()
     generators.install()
     generators.default_generator.manual_seed(torch.initial_seed())

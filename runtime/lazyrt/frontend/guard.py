@@ -19,6 +19,7 @@ from lazyrt.errors import StepSyncError, StepSyncWarning
 from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.callsite import Call, user_call
 from lazyrt.frontend.names import all_names
+from lazyrt.frontend.provenance import package_line
 from lazyrt.ir import active
 from lazyrt.ir.live import pending
 from lazyrt.ir.node import type_text
@@ -57,7 +58,9 @@ def check_read(how: str, tensor: torch.Tensor) -> None:
     said = f"{call.tensor}, {kind}," if call.tensor else f"a pending {kind}"
     if held not in {"", call.tensor}:
         said = f"{call.tensor} (`{held}`), {kind},"
-    what = f"{_operation(call, how)} reads {said}"
+    line = package_line(3)
+    within = f" (in {line})" if line else ""
+    what = f"{_operation(call, how)}{within} reads {said}"
     fix = _read_fixes(step, call)
     if how == ARGUMENT_CHECK:
         what = f"{_operation(call, how)} checks its arguments, which reads {said}"

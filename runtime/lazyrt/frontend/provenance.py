@@ -31,6 +31,9 @@ _MAX_SEQUENCES = 100_000
 
 _library_roots: tuple[str, ...] = (str(Path(torch.__file__).parent) + "/",)
 _DISTRIBUTIONS = str(Path(torch.__file__).parent / "distributions") + "/"
+_PARTS_OF_TORCH = tuple(
+    str(Path(torch.__file__).parent / part) + "/" for part in ("amp", "nn", "optim")
+)
 _OWN_ROOT = str(Path(__file__).parent.parent) + "/"
 _INTERNAL = (
     "<lazyrt ", "<frozen ", "<string>", "<__array_function__", compiled_code.PREFIX,
@@ -126,13 +129,34 @@ def called_by_distributions(depth: int = 1) -> bool:
 
 def _caller(frame: FrameType | None) -> str:
     """Return the file of the innermost caller outside torch and lazyrt, empty if none."""
+    found = _outside(frame, (_DISTRIBUTIONS,))
+    return "" if found is None else found.f_code.co_filename
+
+
+def package_line(depth: int = 1) -> str:
+    """Return the line below the user's that calls, if a package has it, else empty text.
+
+    Torch's optimizers, modules and scalers count as a package here.
+
+    Returns:
+        Such as `transformers/trainer.py:1954`.
+    """
+    frame = _outside(sys._getframe(depth), _PARTS_OF_TORCH)
+    if frame is None or not _is_installed(frame.f_code.co_filename):
+        return ""
+    path = re.split(r"/(?:site|dist)-packages/", frame.f_code.co_filename)[-1]
+    return f"{path}:{frame.f_lineno}"
+
+
+def _outside(frame: FrameType | None, allowed: tuple[str, ...]) -> FrameType | None:
+    """Return the innermost frame outside torch and lazyrt, or in one of torch's folders."""
     own = (*_library_roots, _OWN_ROOT, *_INTERNAL)
     while frame is not None:
         name = frame.f_code.co_filename
-        if name.startswith(_DISTRIBUTIONS) or not name.startswith(own):
-            return name
+        if name.startswith(allowed) or not name.startswith(own):
+            return frame
         frame = frame.f_back
-    return ""
+    return None
 
 
 def library_caller(depth: int = 1) -> Site | None:

@@ -181,7 +181,9 @@ def _start_read(
     check_read(how, tensor)
     if in_op or config.read_policy == "peek":
         return _start_peek(tensor, site)
-    barrier(f"read by {how}", site, user_call().tensor)
+    line = provenance.package_line(3)
+    within = f" in {line}" if line else ""
+    barrier(f"read by {how}{within}", site, user_call().tensor)
     return _start_peek(tensor, site)
 
 

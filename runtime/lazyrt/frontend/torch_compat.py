@@ -335,6 +335,58 @@ def patch_to_dlpack(to_host: Callable[[torch.Tensor], torch.Tensor]) -> None:
         setattr(module, "to_dlpack", export)  # noqa: B010 - not an exported name to mypy
 
 
+def patch_accelerator(
+    *,
+    synchronize: Callable[[], None],
+    allocated_bytes: Callable[[], int],
+    free_bytes: Callable[[], int],
+    refuse: Callable[[str], None],
+) -> None:
+    """Answer what `torch.accelerator` asks of C++, where a Python backend has no say.
+
+    Args:
+        synchronize: Runs what is pending and waits.
+        allocated_bytes: Returns the size of the data of live tensors.
+        free_bytes: Returns how much more there is room for.
+        refuse: Raises for the function of a name that cannot be answered.
+    """
+
+    def stats(_device: int) -> dict[str, Any]:
+        used = allocated_bytes()
+        return {
+            f"{kind}_bytes": {"all": {"current": used}}
+            for kind in ("active", "allocated", "reserved")
+        }
+
+    def info(_device: int) -> tuple[int, int]:
+        free = free_bytes()
+        return free, free + allocated_bytes()
+
+    def nothing(*_: Any) -> None:
+        pass
+
+    answers: dict[str, Callable[..., Any]] = {
+        "synchronizeDevice": lambda _device: synchronize(),
+        "isAllocatorInitialized": lambda: True,
+        "getDeviceStats": stats,
+        "getMemoryInfo": info,
+        "emptyCache": nothing,
+        "emptyHostCache": nothing,
+        "resetAccumulatedStats": nothing,
+        "resetPeakStats": nothing,
+    }
+    for name, answer in answers.items():
+        setattr(torch._C, f"_accelerator_{name}", answer)
+    for peak in ("max_memory_allocated", "max_memory_reserved"):
+        original = getattr(torch.accelerator, peak)
+
+        @functools.wraps(original)
+        def refused(*_: Any, name: str = peak) -> None:
+            refuse(name)
+
+        setattr(torch.accelerator, peak, refused)
+
+
 def patch_backward() -> None:
     """Run backward of lazy tensors on the calling thread.
 
