@@ -14,6 +14,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class
 
 from lazyviz import formatters, parse_report
 from lazyviz import session as sessions
+from lazyviz.hlo.frames import with_lines, with_named_files
 from lazyviz.inspection import executables, live, tables
 from lazyviz.inspection.cuts import cut_of
 from lazyviz.render import text
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from lazyviz.session import Session
 
 _GRAPH = re.compile(r"graph\.\d+")
-_HLO_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
 
 @magics_class
@@ -211,7 +211,8 @@ class LazyMagics(Magics):
         expression = rest.replace(completion.STABLEHLO, "").strip()
         graph = self._graph_of("hlo", expression)
         if graph is not None:
-            self._print(_without_tables(graph.lower().as_text(dialect)))
+            shown = with_named_files if dialect == "stablehlo" else with_lines
+            self._print(shown(graph.lower().as_text(dialect), _file_text))
 
     def _metrics(self, rest: str) -> None:
         if rest and rest not in completion.METRICS_OPTIONS:
@@ -529,11 +530,11 @@ def _step(command: str, rest: str, alone: str) -> int | None:
     return int(rest)
 
 
-def _without_tables(hlo: str) -> str:
-    """Return HLO text without XLA's tables of Python files and stack frames."""
-    paragraphs = re.split(r"\n{2,}", hlo.strip())
-    kept = [part for part in paragraphs if not part.startswith(_HLO_TABLES)]
-    return re.sub(r" ?stack_frame_id=\d+", "", "\n\n".join(kept))
+def _file_text(file: str) -> str:
+    """Return what the reader knows a file as: `cell 3`, else its path."""
+    current = sessions.current()
+    cell = current.cell_of_file(file) if current is not None else None
+    return file if cell is None else f"cell {cell}"
 
 
 def _refuse(command: str, rest: str, percents: str = "%") -> None:

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _SECTIONS = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 _ENTRY = re.compile(r"(\d+) (.*)")
 _FIELD = re.compile(r"(\w+)=(\d+)")
+_METADATA = re.compile(r',? metadata=\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\}')
+# What XLA calls the text that it was given, and the line of that text.
+_OWN_TEXT = re.compile(r'source_file="-?"(?: source_(?:end_)?(?:line|column)=\d+)*')
+_FRAME = re.compile(r"stack_frame_id=(\d+)")
+_SPACES = re.compile(" {2,}")
+_MLIR_PLACE = re.compile(r'\("((?:[^"\\]|\\.)*)":(\d+):\d+\)')
 
 
 class FrameTables:
@@ -53,3 +63,39 @@ class FrameTables:
             if file in self._files and self._files[file] not in {"", "-"}:
                 found[frame] = f"{self._files[file]}:{line}"
         return found
+
+
+def with_lines(hlo: str, called: Callable[[str], str]) -> str:
+    """Return HLO text in which each instruction names the user's line, without the tables.
+
+    XLA names the line of the text that it was given, and the user's only in its tables.
+
+    Args:
+        hlo: The text as XLA prints it.
+        called: Returns what the reader knows a file as, such as `cell 3`.
+    """
+    tables, kept = FrameTables(), []
+    for line in hlo.strip().splitlines():
+        if tables.take(line):
+            continue
+        tables.end_section()
+        if line or (kept and kept[-1]):  # one empty line where the tables stood
+            kept.append(line)
+    sites = tables.sites()
+
+    def place(found: re.Match[str]) -> str:
+        file, colon, line = sites.get(int(found[1]), "").rpartition(":")
+        return f'source_file="{called(file)}" source_line={line}' if colon else ""
+
+    def metadata(found: re.Match[str]) -> str:
+        body = _FRAME.sub(place, _OWN_TEXT.sub("", found[1])).strip()
+        return f", metadata={{{_SPACES.sub(' ', body)}}}" if body else ""
+
+    return _METADATA.sub(metadata, "\n".join(kept))
+
+
+def with_named_files(stablehlo: str, called: Callable[[str], str]) -> str:
+    """Return StableHLO text whose locations have the reader's names of files."""
+    return _MLIR_PLACE.sub(
+        lambda found: f'("{called(found[1])}":{found[2]}:0)', stablehlo
+    )

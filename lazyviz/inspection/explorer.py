@@ -93,6 +93,7 @@ class Explorer:
         self._subject = subject
         self._budget = min(budget, MOST_BOXES)
         self._now = _Choices(subject.first)
+        self._tells_overlay = False  # whether the panel is about what was coloured
         self._begin(subject.program(subject.first))
         self._shown = self._folded()
 
@@ -175,7 +176,10 @@ class Explorer:
         Raises:
             RequestError: It is none of ours.
         """
-        yield from answered(request, self._answers(), "graph view")
+        for reply in answered(request, self._answers(), "graph view"):
+            if reply["kind"] == "panel":
+                self._tells_overlay = False
+            yield reply
 
     def _answers(self) -> dict[str, Callable[[Any], Iterator[Reply]]]:
         return {
@@ -519,17 +523,26 @@ class Explorer:
         name = choice(request, "name", ("", *self._program.overlays))
         self._now.overlay = name
         yield self._drawn()
-        if name == "time" and self._inspection is not None:
-            program = cast("IrProgram", self._program)
-            if not program.measured and self._inspection.is_current:
-                yield panel_reply(
-                    panel.measure_offer(self._inspection.cost_of_all()), box=None
-                )
-        elif name == "nan":
-            is_ir = self._program.form == "ir"
-            yield panel_reply(panel.nan_help(is_ir=is_ir), box=None)
-        elif name == "fallback":
-            yield panel_reply(panel.fallbacks_html(self._fallbacks()), box=None)
+        told = self._told_of(name)
+        if told:
+            yield panel_reply(told, box=None)
+            self._tells_overlay = True
+        elif (
+            self._tells_overlay
+        ):  # what was said of another overlay is not true of this one
+            yield panel_reply(self.overview(), box=None)
+
+    def _told_of(self, overlay: str) -> str:
+        """Return what a reader has to know of an overlay, or can ask for; empty if nothing."""
+        inspection = self._inspection
+        if overlay == "nan":
+            return panel.nan_help(is_ir=self._program.form == "ir")
+        if overlay == "fallback":
+            return panel.fallbacks_html(self._fallbacks())
+        if overlay != "time" or inspection is None or not inspection.is_current:
+            return ""
+        is_measured = bool(cast("IrProgram", self._program).measured)
+        return "" if is_measured else panel.measure_offer(inspection.cost_of_all())
 
     def _fallbacks(self) -> list[tuple[Box, str]]:
         """Return the inputs that the CPU computed, with the op and its line."""

@@ -266,7 +266,10 @@ def compare_modes(
 ) -> Comparison:
     """Run what some pending tensors need in both ways and compare; see `lazyviz.compare_modes`."""
     import lazyrt
+    from lazyrt.frontend.reads import require_lazy
 
+    for tensor in tensors:
+        require_lazy(tensor, "compare_modes()")
     eager = lazyrt.node_values(*tensors, mode="eager")
     lazy = lazyrt.node_values(*tensors, mode="lazy")
     return compare(eager, lazy, rtol=rtol, atol=atol)

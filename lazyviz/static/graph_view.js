@@ -13,7 +13,8 @@ const SMALLEST = 0.8; // of a drawing's own size, at first
 const HOPS = [1, 2, 3, 4, 5, 6, 7, 8, 9];
 
 function panAndZoom(host, chart) {
-  let svg = null, whole = [0, 0, 1, 1], box = [...whole], drag = null, moved = false, eye = null;
+  let svg = null, own = [0, 0, 1, 1], whole = [...own], box = [...own], drag = null, moved = false, eye = null;
+  let placed = false, steered = false; // seen on a page that has a size; moved by the reader since
   const set = () => {
     if (!svg) return;
     svg.setAttribute("viewBox", box.join(" "));
@@ -35,13 +36,13 @@ function panAndZoom(host, chart) {
   const steer = (e) => {
     if (!e.buttons) return;
     const map = chart.firstChild, p = new DOMPoint(e.clientX, e.clientY).matrixTransform(map.getScreenCTM().inverse());
-    box[0] = p.x - box[2] / 2; box[1] = p.y - box[3] / 2; set();
+    box[0] = p.x - box[2] / 2; box[1] = p.y - box[3] / 2; steered = true; set();
   };
   for (const turn of ["pointerdown", "pointermove"]) chart.addEventListener(turn, steer);
   const unit = () => { const r = svg.getBoundingClientRect(); return Math.max(box[2] / r.width, box[3] / r.height) || 1; };
   const zoom = (factor, x, y) => {
     const f = Math.min(Math.max(factor, whole[2] / box[2] / 60), (whole[2] / box[2]) * 4);
-    box = [x - (x - box[0]) * f, y - (y - box[1]) * f, box[2] * f, box[3] * f]; set();
+    box = [x - (x - box[0]) * f, y - (y - box[1]) * f, box[2] * f, box[3] * f]; steered = true; set();
   };
   const place = (e) => { const p = new DOMPoint(e.clientX, e.clientY).matrixTransform(svg.getScreenCTM().inverse()); return [p.x, p.y]; };
   host.addEventListener("wheel", (e) => {
@@ -54,47 +55,54 @@ function panAndZoom(host, chart) {
     const dx = e.clientX - drag[0], dy = e.clientY - drag[1];
     if (!moved && Math.hypot(dx, dy) < 4) return;
     if (!moved) { moved = true; host.setPointerCapture(e.pointerId); }
-    const k = unit(); box = [drag[2] - dx * k, drag[3] - dy * k, box[2], box[3]]; set();
+    const k = unit(); steered = true; box = [drag[2] - dx * k, drag[3] - dy * k, box[2], box[3]]; set();
   });
   for (const end of ["pointerup", "pointercancel"]) host.addEventListener(end, () => { drag = null; });
   host.addEventListener("click", (e) => { if (moved) { e.stopPropagation(); moved = false; } }, true);
   const centre = () => [box[0] + box[2] / 2, box[1] + box[3] / 2];
+  const fit = () => {
+    // Small drawings keep their size: a box as wide as the page is hard to read.
+    const r = host.getBoundingClientRect(), w = Math.max(own[2], r.width || 600), h = Math.max(own[3], r.height || 440);
+    whole = [own[0] - (w - own[2]) / 2, own[1] - (h - own[3]) / 2, w, h];
+    box = [...whole]; placed = r.width > 0; steered = false;
+    // Large ones begin at the top, as large as they must be to be read; 0 shows all.
+    const k = Math.max(w / (r.width || 600), h / (r.height || 440)) * SMALLEST;
+    survey();
+    if (k > 1) {
+      const seen = [...svg.querySelectorAll("[data-b]")].map((each) => each.getBBox()).filter((b) => b.y < whole[1] + h / k);
+      const middles = seen.map((b) => b.x + b.width / 2).sort((a, b) => a - b);
+      const x = middles.length ? middles[middles.length >> 1] : whole[0] + w / 2;
+      box = [Math.min(Math.max(x - w / k / 2, whole[0]), whole[0] + w - w / k), whole[1], w / k, h / k];
+    }
+    set();
+  };
+  // A page may draw before it is laid out, or in a tab that is not seen: nothing has a size then.
+  const sized = new ResizeObserver(() => { if (svg && host.clientWidth && !(placed && steered)) fit(); });
+  sized.observe(host);
   return {
+    stop() { sized.disconnect(); },
     show(drawn) {
-      svg = drawn; whole = svg.getAttribute("viewBox").split(" ").map(Number);
+      svg = drawn; own = svg.getAttribute("viewBox").split(" ").map(Number);
       svg.removeAttribute("width"); svg.removeAttribute("height");
-      // Small drawings keep their size: a box as wide as the page is hard to read.
-      const r = host.getBoundingClientRect(), w = Math.max(whole[2], r.width || 600), h = Math.max(whole[3], r.height || 440);
-      whole = [whole[0] - (w - whole[2]) / 2, whole[1] - (h - whole[3]) / 2, w, h];
-      box = [...whole];
-      // Large ones begin at the top, as large as they must be to be read; 0 shows all.
-      const k = Math.max(w / (r.width || 600), h / (r.height || 440)) * SMALLEST;
-      survey();
-      if (k > 1) {
-        const seen = [...svg.querySelectorAll("[data-b]")].map((each) => each.getBBox()).filter((b) => b.y < whole[1] + h / k);
-        const middles = seen.map((b) => b.x + b.width / 2).sort((a, b) => a - b);
-        const x = middles.length ? middles[middles.length >> 1] : whole[0] + w / 2;
-        box = [Math.min(Math.max(x - w / k / 2, whole[0]), whole[0] + w - w / k), whole[1], w / k, h / k];
-      }
-      set();
+      fit();
     },
     // Bring a box into view without changing the zoom; nothing moves if it is there already.
     reveal(target) {
       if (!svg) return;
       const r = target.getBoundingClientRect(), h = host.getBoundingClientRect();
-      if (r.left >= h.left && r.right <= h.right && r.top >= h.top && r.bottom <= h.bottom) return;
+      if (!h.width || r.left >= h.left && r.right <= h.right && r.top >= h.top && r.bottom <= h.bottom) return;
       const k = unit();
       box[0] += (r.left + r.width / 2 - h.left - h.width / 2) * k;
       box[1] += (r.top + r.height / 2 - h.top - h.height / 2) * k;
-      set();
+      steered = true; set();
     },
     key(key) {
       const d = svg ? unit() * 60 : 0;
       const moves = { ArrowLeft: [-d, 0], ArrowRight: [d, 0], ArrowUp: [0, -d], ArrowDown: [0, d] };
-      if (moves[key]) { box[0] += moves[key][0]; box[1] += moves[key][1]; set(); }
+      if (moves[key]) { box[0] += moves[key][0]; box[1] += moves[key][1]; steered = true; set(); }
       else if (key === "+" || key === "=") zoom(0.8, ...centre());
       else if (key === "-" || key === "−") zoom(1.25, ...centre());
-      else if (key === "0") { box = [...whole]; set(); }
+      else if (key === "0") { box = [...whole]; steered = true; set(); }
       else return false;
       return true;
     },
@@ -141,9 +149,17 @@ function render({ model, el }) {
   const boxes = () => host.querySelectorAll("[data-b]");
   const mark = (name, numbers) => { for (const each of boxes()) each.classList.toggle(name, numbers.includes(Number(each.dataset.b))); };
   const numbered = (number) => host.querySelector(`[data-b="${Number(number)}"]`);
+  // The chosen op stays chosen and in sight while the same part is coloured or folded in another way.
+  const where = () => JSON.stringify([model.get("title"), model.get("crumbs")]);
+  let chosen = null;
   const choose = (number) => {
+    const node = numbered(number)?.dataset.n; chosen = node === undefined ? null : [where(), node];
     mark("sel", [number]);
     mark("mate", (numbered(number)?.dataset.u ?? "").split(" ").filter(Boolean).map(Number));
+  };
+  const rechoose = () => {
+    const box = chosen && chosen[0] === where() && host.querySelector(`[data-n="${Number(chosen[1])}"]`);
+    if (box) { choose(Number(box.dataset.b)); view.reveal(box); }
   };
   const control = () => {
     const all = model.get("controls") ?? {};
@@ -155,7 +171,7 @@ function render({ model, el }) {
     }
   };
 
-  const draw = () => { const [drawn] = safe(model.get("svg"), "image/svg+xml"); host.replaceChildren(); if (drawn?.hasAttribute("viewBox")) { host.append(drawn); view.show(drawn); } };
+  const draw = () => { const [drawn] = safe(model.get("svg"), "image/svg+xml"); host.replaceChildren(); if (drawn?.hasAttribute("viewBox")) { host.append(drawn); view.show(drawn); rechoose(); } };
   const explain = () => { const drawn = model.get("legend"); legend.replaceChildren(...(drawn ? safe(drawn, "image/svg+xml") : [])); };
   const fill = () => {
     const html = model.get("panel");
@@ -238,7 +254,7 @@ function render({ model, el }) {
 
   const watched = { "change:svg": draw, "change:legend": explain, "change:panel": fill, "change:crumbs": walk, "change:title": name, "change:controls": control, "msg:custom": received };
   for (const [event, answer] of Object.entries(watched)) { model.on(event, answer); if (event !== "msg:custom") answer(); }
-  return () => { close(); for (const twin of twins) twin.style.display = ""; for (const [event, answer] of Object.entries(watched)) model.off(event, answer); };
+  return () => { close(); view.stop(); for (const twin of twins) twin.style.display = ""; for (const [event, answer] of Object.entries(watched)) model.off(event, answer); };
 }
 
 export default { render };

@@ -190,8 +190,12 @@ def pending_graph(*tensors: torch.Tensor) -> Graph:
     Raises:
         UsageError: One of them is not on the lazy device.
     """
+    return _pending_graph(tensors, "pending_graph()")
+
+
+def _pending_graph(tensors: tuple[torch.Tensor, ...], asked: str) -> Graph:
     for tensor in tensors:
-        reads.require_lazy(tensor, "pending_graph()")
+        reads.require_lazy(tensor, asked)
     with lock:
         if not tensors:
             return Graph(pending_roots())
@@ -212,7 +216,7 @@ def node_values(*tensors: torch.Tensor, mode: Literal["eager", "lazy"]) -> NodeV
     Raises:
         UsageError: Nothing is pending for them, or there is no such mode.
     """
-    return run_nodes(pending_graph(*tensors), mode)
+    return run_nodes(_pending_graph(tensors, "node_values()"), mode)
 
 
 def times_run(graph: Graph) -> dict[Node, int]:
@@ -254,7 +258,7 @@ def inspect(*tensors: torch.Tensor | Graph) -> Inspection:
                     "barrier."
                 )
         else:
-            graph = pending_graph(*tensors)  # type: ignore[arg-type]
+            graph = _pending_graph(tensors, "inspect()")  # type: ignore[arg-type]
         return Inspection(graph, names_of_buffers(2))
 
 

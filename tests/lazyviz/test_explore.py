@@ -358,6 +358,19 @@ def test_time_is_estimated_and_says_so_until_it_is_measured(explorer):
     assert counts() == before
 
 
+def test_what_is_said_of_a_colour_goes_with_it_and_a_value_stays(explorer):
+    """P.36: the panel never tells of a colour that is not shown."""
+    ask(explorer, kind="overlay", name="time")
+
+    drawing, said = ask(explorer, kind="overlay", name="bytes")
+
+    assert "bytes of results" in drawing["legend"]
+    assert said["html"] == explorer.overview()
+    ask(explorer, kind="node", node=node_named(explorer, "aten.relu"))
+    assert len(ask(explorer, kind="overlay", name="flops")) == 1
+    assert len(ask(explorer, kind="overlay", name="")) == 1
+
+
 def test_nan_shows_computed_values_only_and_the_cone_on_request(clean_runtime):
     x = torch.tensor([1.0, -1.0]).to("lazyrt")
     lazyrt.mark_step()

@@ -19,6 +19,7 @@ from lazyviz.hlo import (
     read,
     unused_values,
 )
+from lazyviz.hlo.frames import with_lines
 from lazyviz.hlo.graph import InheritedOrigin, Origin
 from lazyviz.hlo.normal import graph_of_module
 from lazyviz.hlo.scan import modules
@@ -396,3 +397,30 @@ ENTRY %main (x: u32[4]) -> u32[4] {
     assert bare.origin(1) == InheritedOrigin("net.1", "m.py:4", "aten.not")
     assert isinstance(bare.origin(1), InheritedOrigin)
     assert [entry.origin(k).op_name for k in range(4)] == ["", "", "aten.not", ""]
+
+
+def test_text_with_lines_has_neither_tables_nor_places_in_the_text_itself():
+    """U.31: what surrounds an instruction's metadata stays as XLA wrote it."""
+    text = (
+        'HloModule m\n\nFileNames\n1 "/a b/t.py"\n\nFunctionNames\n1 "f"\n\nFileLocations\n'
+        "1 {file_name_id=1 function_name_id=1 line=7 end_line=7 column=0 end_column=0}\n\n"
+        "StackFrames\n1 {file_location_id=1 parent_frame_id=1}\n\n\n"
+        "ENTRY %main (x: f32[]) -> f32[] {\n"
+        '  %x = f32[] parameter(0), metadata={source_file="-" source_line=3}\n'
+        '  %a = f32[] negate(%x), metadata={op_name="a }\\" b" source_file="-" source_line=4 '
+        'source_end_line=4 stack_frame_id=1}, backend_config={"k": {} }\n'
+        '  ROOT %b = f32[] negate(%a), metadata={source_file="kept.py" source_line=2}\n}\n'
+    )
+
+    shown = with_lines(text, {"/a b/t.py": "cell 9"}.__getitem__)
+
+    assert shown.splitlines() == [
+        "HloModule m",
+        "",
+        "ENTRY %main (x: f32[]) -> f32[] {",
+        "  %x = f32[] parameter(0)",
+        '  %a = f32[] negate(%x), metadata={op_name="a }\\" b" source_file="cell 9" '
+        'source_line=7}, backend_config={"k": {} }',
+        '  ROOT %b = f32[] negate(%a), metadata={source_file="kept.py" source_line=2}',
+        "}",
+    ]

@@ -116,6 +116,22 @@ def test_hlo_and_stablehlo_leave_the_graph_alone(lab):
     assert lazyrt.pending_graph().fingerprint == fingerprint
 
 
+def test_hlo_names_the_users_lines_and_never_those_of_its_own_text(lab):
+    """U.31: which Python line made this instruction."""
+    run(lab, "z = x * 2\n\ny = torch.tanh(z).sum()")
+    number = lab.execution_count - 1
+
+    optimised = printed(lab, "%lazy hlo y")
+    lowered = printed(lab, "%lazy hlo --stablehlo y")
+
+    (tanh,) = [line for line in optimised.splitlines() if " tanh(" in line]
+    assert f'source_file="cell {number}" source_line=3' in tanh
+    assert 'source_file="-"' not in optimised
+    assert "stack_frame_id" not in optimised
+    assert "metadata={}" not in optimised
+    assert f'loc("aten.tanh.default"("cell {number}":3:0))' in lowered
+
+
 def test_step_shows_the_last_steps(lab):
     assert printed(lab, "%lazy step").lstrip().startswith("step  cell  ended by")
     run(lab, "y = x + 1\ny.sum().item()")

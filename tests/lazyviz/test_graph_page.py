@@ -1,0 +1,146 @@
+"""The page of the graph view in a browser, without a kernel: where the reader looks.
+
+P.36, P.37 and section 1: pan, zoom, the small map, pages that are drawn before they are seen.
+"""
+
+import pytest
+
+from lazyviz.render import svg
+from lazyviz.render.layout import lay_out
+from lazyviz.render.model import Box, DrawGraph
+from tests.conftest import find_browser
+from tests.lazyviz.widget_pages import browsing_pages, mount, tell
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+LENGTH = 60
+_SEEN = """
+() => {
+  const dots = [...document.querySelectorAll(".lzg-map rect:not(.eye)")];
+  return {
+    box: document.querySelector(".lzg-host svg").getAttribute("viewBox").split(" ").map(Number),
+    dots: dots.filter((dot) => Number(dot.getAttribute("width")) > 0).length,
+    map: !document.querySelector(".lzg-map").hidden,
+  };
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def browser_tab():
+    with browsing_pages(find_browser()) as tab:
+        yield tab
+
+
+@pytest.fixture
+def tab(browser_tab):
+    """A page that shows a drawing much higher than itself."""
+    browser_tab.asked.clear()
+    browser_tab.set_viewport_size({"width": 1200, "height": 900})
+    boxes = tuple(Box(label=f"op{i}", members=(i,)) for i in range(LENGTH))
+    edges = tuple((i, i + 1) for i in range(LENGTH - 1))
+    graph = DrawGraph(boxes=boxes, edges=edges, nodes=LENGTH)
+    drawn = svg.emit(graph, lay_out(graph, "layered"), inline=True, legend=False)
+    choice = {"form": [], "fold": [], "overlay": [], "chosen": {}}
+    texts = dict.fromkeys(("title", "legend", "panel", "twin"), "")
+    browser_tab.state = {"svg": drawn, "crumbs": [], "controls": choice, **texts}
+    mount(browser_tab, "graph_view", browser_tab.state)
+    yield browser_tab
+    assert not [one for one in browser_tab.asked if not one.startswith("data:")]
+
+
+def seen(tab):
+    return tab.evaluate(_SEEN)
+
+
+def test_a_drag_pans_and_wheel_keys_and_buttons_zoom(tab):
+    start = seen(tab)["box"]
+    host = tab.locator(".lzg-host").bounding_box()
+    x, y = host["x"] + 60, host["y"] + 300
+
+    tab.mouse.move(x, y)
+    tab.mouse.wheel(0, 200)  # scrolls the notebook: the view has no focus
+    tab.wait_for_timeout(200)
+    assert seen(tab)["box"] == start
+    tab.mouse.down()
+    tab.mouse.move(x, y - 100, steps=4)
+    tab.mouse.up()
+
+    panned = seen(tab)["box"]
+    assert panned[1] > start[1]
+    assert panned[2:] == start[2:]
+    assert not tab.evaluate("() => window.sent.some((m) => m.kind === 'select')")
+    tab.keyboard.down("Control")
+    tab.mouse.wheel(0, -200)
+    tab.keyboard.up("Control")
+    tab.wait_for_function(f"() => ({_SEEN})().box[2] < {panned[2]}", timeout=5_000)
+    closer = seen(tab)["box"]
+    tab.locator(".lzg-host").focus()
+    tab.keyboard.press("-")
+    assert seen(tab)["box"][2] > closer[2]
+    tab.keyboard.press("ArrowRight")
+    assert seen(tab)["box"][0] > closer[0] - (seen(tab)["box"][2] - closer[2])
+    tab.get_by_role("button", name="whole drawing").click()
+    assert seen(tab)["box"][3] > start[3]
+    assert not seen(tab)["map"]  # all is seen
+
+
+def test_the_small_map_moves_the_view(tab):
+    start = seen(tab)
+    assert start["map"]
+    assert start["dots"] == LENGTH
+
+    small = tab.locator(".lzg-map").bounding_box()
+    tab.mouse.click(small["x"] + small["width"] / 2, small["y"] + small["height"] * 0.9)
+
+    assert seen(tab)["box"][1] > start["box"][1] + start["box"][3]
+
+
+def test_a_drawing_that_comes_while_the_page_is_not_seen_is_placed_once_it_is(tab):
+    start = seen(tab)
+    show = "how => { document.getElementById('root').style.display = how; }"
+
+    tab.evaluate(show, "none")
+    tell(tab, svg=tab.state["svg"])
+    assert seen(tab)["dots"] == 0
+    tab.evaluate(show, "")
+    tab.wait_for_function(f"() => ({_SEEN})().dots > 0", timeout=5_000)
+
+    assert seen(tab) == start
+
+
+def test_a_window_that_is_made_narrow_shows_the_drawing_in_its_middle(tab):
+    tab.set_viewport_size({"width": 480, "height": 900})
+    tab.wait_for_timeout(200)
+    untouched = seen(tab)["box"]
+    tab.locator(".lzg-host").focus()
+    tab.keyboard.press("ArrowDown")
+    moved = seen(tab)["box"]
+
+    tab.set_viewport_size({"width": 1200, "height": 900})
+    tab.wait_for_timeout(200)
+
+    middle = tab.evaluate(
+        "() => { const b = document.querySelector('[data-b]').getBBox();"
+        " return b.x + b.width / 2; }"
+    )
+    assert abs(untouched[0] + untouched[2] / 2 - middle) < untouched[2] / 10
+    assert moved[1] > untouched[1]
+    assert seen(tab)["box"] == moved  # where the reader had gone, it stays
+
+
+def test_a_chosen_op_stays_chosen_and_in_sight_when_it_is_drawn_anew(tab):
+    last = tab.locator(f".lzg-host [data-n='{LENGTH - 1}']")
+    last.focus()
+    tab.evaluate("box => window.model.say({ kind: 'panel', box })", LENGTH - 1)
+
+    tell(tab, svg=tab.state["svg"])
+
+    inside = """g => { const r = g.getBoundingClientRect(),
+      h = document.querySelector(".lzg-host").getBoundingClientRect();
+      return r.top >= h.top && r.bottom <= h.bottom; }"""
+    assert "sel" in last.get_attribute("class").split()
+    assert last.evaluate(inside)
+    tell(tab, title="another program", svg=tab.state["svg"])
+    assert "sel" not in last.get_attribute("class").split()
+    assert not last.evaluate(inside)
