@@ -419,8 +419,10 @@ def test_text_with_lines_has_neither_tables_nor_places_in_the_text_itself():
         "",
         "ENTRY %main (x: f32[]) -> f32[] {",
         "  %x = f32[] parameter(0)",
-        '  %a = f32[] negate(%x), metadata={op_name="a }\\" b" source_file="cell 9" '
-        'source_line=7}, backend_config={"k": {} }',
+        (
+            '  %a = f32[] negate(%x), metadata={op_name="a }\\" b" source_file="cell 9" '
+            'source_line=7}, backend_config={"k": {} }'
+        ),
         '  ROOT %b = f32[] negate(%a), metadata={source_file="kept.py" source_line=2}',
         "}",
     ]
