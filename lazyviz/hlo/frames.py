@@ -74,7 +74,8 @@ def with_lines(hlo: str, called: Callable[[str], str]) -> str:
         hlo: The text as XLA prints it.
         called: Returns what the reader knows a file as, such as `cell 3`.
     """
-    tables, kept = FrameTables(), []
+    tables = FrameTables()
+    kept: list[str] = []
     for line in hlo.strip().splitlines():
         if tables.take(line):
             continue

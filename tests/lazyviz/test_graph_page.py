@@ -41,7 +41,7 @@ def tab(browser_tab):
     edges = tuple((i, i + 1) for i in range(LENGTH - 1))
     graph = DrawGraph(boxes=boxes, edges=edges, nodes=LENGTH)
     drawn = svg.emit(graph, lay_out(graph, "layered"), inline=True, legend=False)
-    choice = {"form": [], "fold": [], "overlay": [], "chosen": {}}
+    choice: dict[str, object] = {"form": [], "fold": [], "overlay": [], "chosen": {}}
     texts = dict.fromkeys(("title", "legend", "panel", "twin"), "")
     browser_tab.state = {"svg": drawn, "crumbs": [], "controls": choice, **texts}
     mount(browser_tab, "graph_view", browser_tab.state)
