@@ -26,19 +26,10 @@ if TYPE_CHECKING:
 
 _MAX_TEXT = 60
 _OF_FIRST_ARGUMENT = frozenset(
-    (
-        "float",
-        "int",
-        "bool",
-        "complex",
-        "print",
-        "str",
-        "repr",
-        "format",
-        "len",
-        "round",
-    )
+    ("float", "int", "bool", "complex", "str", "repr", "format", "len", "round")
 )
+# Functions of several arguments, of which one may be a tensor.
+_OF_ANY_ARGUMENT = frozenset(("print", "range"))
 # Methods that read something else than what they are called on: what it is compared with.
 _COMPARING = frozenset(("index", "count", "remove", "equal", "allclose"))
 # Functions that read what lies within their argument.
@@ -48,6 +39,7 @@ _TENSOR_LIKE = (
 )  # fmt: skip
 # Short names that programs give to modules in functions, too.
 _MODULES = frozenset(("torch", "np", "numpy", "pickle", "lazyrt"))
+_PLAIN = (int, float, complex, str, bytes)
 _STORES_ITEM = dis.opmap["STORE_SUBSCR"]
 
 
@@ -99,6 +91,8 @@ def operand_of(source: str, scope: Mapping[str, object] | None = None) -> str:
         ('loss < best', '0 < loss')
         >>> operand_of("math.sqrt(loss)", {"math": ast})
         'loss'
+        >>> operand_of("print('loss', i, loss)", {"i": 3}), operand_of("print(a, b)")
+        ('loss', '')
     """
     try:
         tree = _Plain().visit(ast.parse(source, mode="eval")).body
@@ -138,8 +132,8 @@ def _of_call(tree: ast.Call, scope: Mapping[str, object]) -> ast.expr | None:
     """Return what a call reads: what its method belongs to, or its argument."""
     function, args = tree.func, tree.args
     if isinstance(function, ast.Name):
-        if function.id == "range":
-            return _only_tensor(args)
+        if function.id in _OF_ANY_ARGUMENT:
+            return _only_tensor(args, scope)
         return args[0] if function.id in _OF_FIRST_ARGUMENT and args else None
     if not isinstance(function, ast.Attribute) or function.attr in _COMPARING | _SAVING:
         return None
@@ -149,7 +143,7 @@ def _of_call(tree: ast.Call, scope: Mapping[str, object]) -> ast.expr | None:
     is_module = root in _MODULES or isinstance(
         scope.get(root, sys.modules.get(root)), ModuleType
     )
-    if root and is_module and (found := _only_tensor(args)) is not None:
+    if root and is_module and (found := _only_tensor(args, scope)) is not None:
         return found
     return (
         None if is_module and isinstance(function.value, ast.Name) else function.value
@@ -163,10 +157,17 @@ def _root(tree: ast.expr) -> str:
     return tree.id if isinstance(tree, ast.Name) else ""
 
 
-def _only_tensor(args: list[ast.expr]) -> ast.expr | None:
+def _only_tensor(args: list[ast.expr], scope: Mapping[str, object]) -> ast.expr | None:
     """Return the argument that may be a tensor, if there is one and no more."""
-    found = [arg for arg in args if not isinstance(arg, ast.Constant)]
+    found = [arg for arg in args if not _is_plain(arg, scope)]
     return found[0] if len(found) == 1 and isinstance(found[0], _TENSOR_LIKE) else None
+
+
+def _is_plain(arg: ast.expr, scope: Mapping[str, object]) -> bool:
+    """Return whether an argument is a constant, a text, or the name of a plain value."""
+    if isinstance(arg, ast.Name):
+        return isinstance(scope.get(arg.id), _PLAIN)
+    return isinstance(arg, ast.Constant | ast.JoinedStr)
 
 
 def _cut(text: str) -> str:
