@@ -64,6 +64,9 @@ CALLS = {
     "copied": lambda d: torch.zeros(3, device=d).copy_(PAIRS.to(d)),
     "an item": lambda d: torch.zeros(3, device=d).__setitem__(0, PAIRS.to(d)[1]),
     "nothing": lambda d: PAIRS[:0].to(d).float(),
+    "deprecated": lambda d: torch.triangular_solve(
+        torch.ones(2, 1, device=d), torch.ones(2, 2, device=d)
+    ),
     "in beta": lambda d: torch.ones(3, device=d).index_reduce_(
         0, torch.tensor([0], device=d), torch.ones(1, device=d), "mean"
     ),

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 
 from lazyrt.frontend.buffers import value_of
-from lazyrt.frontend.kernels import write_out
+from lazyrt.frontend.outs import check_outs, write_out
 from lazyrt.frontend.torch_compat import (
     below_autograd,
     find_overload,
@@ -278,8 +278,10 @@ def into_out(name: str, pure: Callable[..., Any]) -> Callable[..., Any]:
             made = pure(*args, **kwargs)
         made = made if isinstance(made, tuple) else (made,)
         with lock:
-            for target, result in zip(targets, made, strict=True):
-                write_out(func, target, value_of(result))
+            values = [value_of(result) for result in made]
+            check_outs(func, args, targets, values)
+            for target, value in zip(targets, values, strict=True):
+                write_out(target, value)
         increment_version(targets)
         return targets[0] if len(targets) == 1 else tuple(targets)
 

@@ -33,13 +33,13 @@ from lazyrt.frontend.composites import COMPOSITES, DIFFERENTIATED
 from lazyrt.frontend.factorisations import FACTORISATIONS
 from lazyrt.frontend.fallback import run_on_cpu
 from lazyrt.frontend.kernels import (
-    VIEW_OPS,
     find_pure,
     functional_kernel,
     in_place_kernel,
-    view_kernel,
 )
+from lazyrt.frontend.outs import out_kernel
 from lazyrt.frontend.repeats import allowing_repeats
+from lazyrt.frontend.views import VIEW_OPS, view_kernel
 from lazyrt.lowering.registry import rule_for
 from lazyrt.lowering.spec import forget_specs
 from lazyrt.observe import events
@@ -218,7 +218,9 @@ def _mutating_kernel(name: str, func: torch._ops.OpOverload) -> Any:
     pure = find_pure(func)
     composite = compat.is_composite(name, implicit=False)
     if pure is not None and not (composite and rule_for(pure) is None):
-        return allowing_repeats(name, in_place_kernel(func, pure))
+        has_out = any(argument.is_out for argument in func._schema.arguments)
+        make = out_kernel if has_out else in_place_kernel
+        return allowing_repeats(name, make(func, pure))
     return None if composite else _cpu_kernel(func)
 
 

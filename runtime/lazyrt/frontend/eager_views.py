@@ -6,7 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from lazyrt.execution.eager import EAGER, guard
-from lazyrt.frontend import factorisations, kernels, layouts, special
+from lazyrt.frontend import factorisations, kernels, layouts, outs, special, views
 from lazyrt.frontend.buffers import View
 from lazyrt.ir.live import Buffer, leaf_of, lock, pending, ran_alone
 from lazyrt.ir.node import Leaf
@@ -111,7 +111,10 @@ def _lock(*, on: bool) -> Any:
 
 def _replace(names: dict[str, Any]) -> None:
     """Give global names of every kernel other values."""
-    written = [vars(module) for module in (kernels, layouts, special, factorisations)]
+    written = [
+        vars(module)
+        for module in (kernels, layouts, outs, special, factorisations, views)
+    ]
     for scope in (*kernels.scopes, *written):
         for name, value in names.items():
             if name in scope:

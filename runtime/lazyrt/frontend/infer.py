@@ -7,6 +7,7 @@ before. Bad calls raise here, on the user's own line, with the exception that th
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,7 @@ def infer(
             out= form is run instead, for the checks that only it makes.
     """
     called = func or op.func
-    key = (called, _type_key(args), torch.get_default_dtype())
+    key = (called, type_key(args), torch.get_default_dtype())
     found = _remembered.get(key, _remembered)
     if found is _remembered:
         make_room("result types", _remembered, "max_result_types")
@@ -104,7 +105,7 @@ def _run_meta(func: torch._ops.OpOverload, args: Sequence[Any]) -> Any:
     except _WRONG_CALLS as error:
         if torch.Tag.dynamic_output_shape in func.tags:
             raise
-        raise in_words_of_the_cpu(lambda: _run_on_cpu(func, args), error) from None
+        raise in_words_of_the_cpu(lambda: run_blank(func, args), error) from None
     return _describe(out)
 
 
@@ -112,13 +113,34 @@ def _run_meta(func: torch._ops.OpOverload, args: Sequence[Any]) -> Any:
 _WRONG_CALLS = (RuntimeError, IndexError, ValueError, TypeError)
 
 
-def _run_on_cpu(func: torch._ops.OpOverload, args: Sequence[Any]) -> None:
-    """Call an op on blank CPU tensors, for what it says of a wrong call."""
-    positional, keywords = call_arguments(func, [_to_cpu(arg) for arg in args])
+def run_blank(
+    func: torch._ops.OpOverload,
+    args: Sequence[Any],
+    outs: Sequence[Any] = (),
+    *,
+    device: str = "cpu",
+) -> None:
+    """Call an op on blank tensors of a device, for what it says of a wrong call.
+
+    Args:
+        func: The op.
+        args: Components of a key.
+        outs: Tensors, or lists of them, for its arguments `out=`.
+        device: `cpu` or `meta`.
+    """
+    convert = _to_cpu if device == "cpu" else _to_meta
+    positional, keywords = call_arguments(func, [*map(convert, args), *outs])
     if _takes_device(func):
-        keywords["device"] = torch.device("cpu")
+        keywords["device"] = torch.device(device)
     with plain_dispatch():
         func(*positional, **keywords)
+
+
+def elements_of(args: Any) -> int:
+    """Return how many elements the values among components of a key have."""
+    if isinstance(args, Value):
+        return math.prod(args.shape)
+    return sum(map(elements_of, args)) if isinstance(args, (tuple, list)) else 0
 
 
 def _to_cpu(arg: Any) -> Any:
@@ -164,7 +186,8 @@ def decode(arg: Any, inner: Any) -> Any:
     return arg
 
 
-def _type_key(args: Any) -> Any:
+def type_key(args: Any) -> Any:
+    """Return what infers the same result: components of a key, with types for values."""
     parts: list[Any] = []
     for arg in args:
         if isinstance(arg, Value):
@@ -173,7 +196,7 @@ def _type_key(args: Any) -> Any:
             else:
                 parts.append((arg.shape, arg.dtype, arg.strides, Value))
         elif arg.__class__ is tuple:
-            parts.append(_type_key(arg))
+            parts.append(type_key(arg))
         else:
             parts.append((arg.__class__, arg))
     return tuple(parts)

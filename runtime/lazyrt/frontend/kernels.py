@@ -15,17 +15,15 @@ import torch
 
 from lazyrt.config import config
 from lazyrt.errors import DeviceError
-from lazyrt.frontend import finalisers, generators, record, scalars, warned
+from lazyrt.frontend import finalisers, generators, record, scalars
 from lazyrt.frontend.buffers import (
     State,
     View,
     contiguous_strides,
-    current_value,
     state_of,
-    value_of,
 )
 from lazyrt.frontend.fallback import run_on_cpu
-from lazyrt.frontend.infer import call_arguments, infer
+from lazyrt.frontend.infer import call_arguments
 from lazyrt.frontend.record import FallbackNeeded, functional, miss, operation
 from lazyrt.frontend.torch_compat import (
     CPU_KEYS,
@@ -41,7 +39,6 @@ from lazyrt.frontend.torch_compat import (
 )
 from lazyrt.ir.live import (
     Buffer,
-    Generator,
     float_leaf,
     leaf_of,
     lock,
@@ -189,7 +186,7 @@ def over_limit() -> None:
 # ------------------------------------------------------------------ source generation
 
 
-class _Source:
+class Source:
     """Builds the source of one kernel: parameters, key components, globals."""
 
     def __init__(self, func: torch._ops.OpOverload, op: Op, *, in_place: bool) -> None:
@@ -293,6 +290,7 @@ class _Source:
         return value
 
     def fallback(self) -> str:
+        """Return the line that hands the call over to the CPU."""
         positional = [n for n, a in zip(self.names, self.func._schema.arguments, strict=True)
                       if not a.kwarg_only]  # fmt: skip
         keywords = [n for n in self.names if n not in positional]
@@ -325,6 +323,7 @@ class _Source:
         ]
 
     def build(self, lines: list[str]) -> Kernel:
+        """Return the kernel that has these lines, below its lock."""
         body = "\n".join(f"    {line}" for line in lines)
         source = f"def kernel({', '.join(self.params)}):\n  with lock:\n{body}\n"
         code = compile(source, f"{finalisers.KERNEL}{self.func}>", "exec")
@@ -342,7 +341,7 @@ _AFTER = [
 
 def functional_kernel(func: torch._ops.OpOverload) -> Kernel:
     """Return the kernel of an op that makes new tensors."""
-    source = _Source(func, operation(func), in_place=False)
+    source = Source(func, operation(func), in_place=False)
     lines = source.look_up()
     if _is_factory(func):
         lines.insert(0, "check_default()")
@@ -373,10 +372,8 @@ def in_place_kernel(
         position for position, argument in enumerate(func._schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     ]  # fmt: skip
-    if any(argument.is_out for argument in func._schema.arguments):
-        return _out_kernel(func, pure)
     kinds = [str(func._schema.arguments[position].type) for position in mutated]
-    source = _Source(func, operation(pure), in_place=True)
+    source = Source(func, operation(pure), in_place=True)
     if mutated == [0] and kinds == ["Tensor"]:
         return source.build(
             [
@@ -393,7 +390,7 @@ def in_place_kernel(
     return _many_in_place(source, func, mutated)
 
 
-def _list_in_place(source: _Source, func: torch._ops.OpOverload) -> Kernel:
+def _list_in_place(source: Source, func: torch._ops.OpOverload) -> Kernel:
     """A foreach op: all new values come from the old ones, unless its lists share tensors."""
     source.scope["write_all"] = _write_all
     lists = [
@@ -451,7 +448,7 @@ def _one_by_one(func: torch._ops.OpOverload, args: list[Any]) -> None:
 
 
 def _many_in_place(
-    source: _Source, func: torch._ops.OpOverload, mutated: list[int]
+    source: Source, func: torch._ops.OpOverload, mutated: list[int]
 ) -> Kernel | None:
     """Several mutated arguments: their new values are the last results of the pure op."""
     source.scope["write_results"] = _write_results
@@ -526,244 +523,6 @@ def cast(value: Value, dtype: torch.dtype) -> Value:
     """Record a conversion to another dtype."""
     result: Value = functional(operation(aten._to_copy.default), (value, dtype))
     return result
-
-
-def _out_kernel(func: torch._ops.OpOverload, pure: torch._ops.OpOverload) -> Kernel:
-    """Return the kernel of `foo.out(..., out=t)`: t is resized where it must be, and written."""
-    arguments = func._schema.arguments
-    outs = [position for position, argument in enumerate(arguments) if argument.is_out]
-    first_out = outs[0]
-    op = operation(pure)
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        full = [
-            *args,
-            *(kwargs.get(a.name, a.default_value) for a in arguments[len(args) :]),
-        ]
-        with lock:
-            if str(func) in _APART:
-                _check_apart(func, full[:first_out], [full[k] for k in outs])
-            parts = tuple([component(arg) for arg in full[:first_out]])
-            source = _source_among(full)
-            key = (random_leaf(source), *parts) if op.is_random else parts
-            try:
-                result = functional(op, key)
-            except FallbackNeeded as needed:
-                if op.is_random:
-                    undo_random(source)
-                pure_args = dict(
-                    zip((a.name for a in arguments), full[:first_out], strict=False)
-                )
-                made = run_on_cpu(pure, [], pure_args, str(needed))
-                made = made if isinstance(made, (tuple, list)) else [made]
-                result = [value_of(tensor) for tensor in made]
-            except BaseException:
-                if op.is_random:
-                    undo_random(source)
-                raise
-            targets = [full[position] for position in outs]
-            is_one = result.__class__ not in (tuple, list) or _is_list(targets[0])
-            values = [result] if is_one else list(result)
-            for target, value in zip(targets, values, strict=True):
-                write_out(func, target, value)
-        if not func._schema.returns:
-            return None
-        return targets[0] if len(targets) == 1 else tuple(targets)
-
-    return kernel
-
-
-def _is_list(arg: Any) -> bool:
-    return arg.__class__ in (list, tuple)
-
-
-def _source_among(args: list[Any]) -> Generator:
-    """Return what an op with these arguments draws from."""
-    given = [arg for arg in args if isinstance(arg, TorchGenerator)]
-    return generators.source(given[0] if given else None)
-
-
-# Ops that write an out= of the result's own dtype only; the others convert.
-_EXACT_OUT = frozenset(
-    ("gather", "multinomial", "complex", "aminmax", "take", "index_select")
-)
-
-
-# Ops whose out= may share no memory with an operand; others read everything first.
-_APART = frozenset(
-    ("aten.cat.out", "aten.gather.out", "aten.index_select.out", "aten.kthvalue.values",
-     "aten.masked_select.out", "aten.max.dim_max", "aten.median.dim_values", "aten.min.dim_min",
-     "aten.mode.values", "aten.stack.out", "aten.take.out")
-)  # fmt: skip
-
-
-def _check_apart(
-    func: torch._ops.OpOverload, operands: list[Any], targets: list[Any]
-) -> None:
-    flat = [
-        part
-        for arg in operands
-        for part in (arg if isinstance(arg, (list, tuple)) else (arg,))
-        if isinstance(part, torch.Tensor)
-    ]
-    for target in targets:
-        if any(_overlap(target, operand) for operand in flat):
-            raise RuntimeError(
-                "unsupported operation: some elements of the input tensor and the written-to "
-                f"tensor refer to a single memory location: out= of {func} shares memory with "
-                "an operand. Please clone() the tensor before performing the operation."
-            )
-
-
-def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors' ranges of a storage have an element in common."""
-    if one is other:
-        return True
-    if not is_lazy(one) or not is_lazy(other):
-        return False
-    if state_of(one).base is not state_of(other).base:
-        return False
-    (first, last), (begin, end) = _extent(one), _extent(other)
-    return first < end and begin < last
-
-
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the first byte of a tensor in its storage, and the one behind its last."""
-    start = int(tensor.storage_offset())
-    reach = sum(
-        int((n - 1) * s) for n, s in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-    stop = start + reach + 1 if tensor.numel() else start
-    return start * tensor.itemsize, stop * tensor.itemsize
-
-
-def write_out(func: torch._ops.OpOverload, target: Any, value: Any) -> None:
-    """Write what an op has computed to its `out=`, which is resized where it must be.
-
-    Raises:
-        RuntimeError: It repeats elements, or the dtypes do not fit.
-        DeviceError: It lives on another device.
-    """
-    _check_out(func, target, value)
-    _write_out(target, value)
-
-
-def _check_out(func: torch._ops.OpOverload, target: Any, value: Any) -> None:
-    if not isinstance(target, torch.Tensor) or not isinstance(value, Value):
-        return
-    if any(
-        stride == 0 and size > 1
-        for stride, size in zip(target.stride(), target.shape, strict=True)
-    ):
-        raise RuntimeError(
-            "unsupported operation: more than one element of the written-to tensor refers to a "
-            f"single memory location: out= of {func} has strides {tuple(target.stride())}. "
-            "Please clone() the tensor before performing the operation."
-        )
-    if func._opname in _EXACT_OUT and target.dtype is not value.dtype:
-        raise RuntimeError(
-            f"Expected out tensor to have dtype {value.dtype}, but got {target.dtype} instead: "
-            f"{func} does not convert what it writes. Pass an out= of the result's dtype."
-        )
-
-
-def _write_out(target: Any, value: Any) -> None:
-    from lazyrt.frontend.layouts import resize
-
-    if _is_list(target):
-        for inner, part in zip(target, value, strict=True):
-            _write_out(inner, part)
-        return
-    if target.device.type != DEVICE_TYPE:
-        raise DeviceError(
-            f"Expected all tensors to be on the same device, but out= is on {target.device}. An "
-            f"op on {DEVICE_TYPE} writes there only. Leave out= away and copy the result."
-        )
-    if not torch.can_cast(value.dtype, target.dtype):
-        raise RuntimeError(
-            f"result type {value.dtype} can't be cast to the desired output type {target.dtype}"
-        )
-    if tuple(target.shape) != value.shape:
-        warned.of_resize(tuple(target.shape), value.shape)
-        resize(target, value.shape, value.strides)
-    write(target, value)
-
-
-# ------------------------------------------------------------------ views
-
-VIEW_OPS = frozenset(
-    ("view", "transpose.int", "t", "permute", "select.int", "slice.Tensor", "unsqueeze",
-     "squeeze", "squeeze.dim", "squeeze.dims", "expand", "diagonal", "view.dtype", "unfold",
-     "_reshape_alias", "view_as_real", "view_as_complex", "_conj", "_neg_view")
-)  # fmt: skip
-
-
-def view_kernel(func: torch._ops.OpOverload) -> Kernel:
-    """Return the kernel of an op whose result aliases its first argument."""
-    op = operation(func)
-    source = _Source(func, op, in_place=False)
-    rest = "".join(f"{part}, " for part in source.parts[1:])
-    source.scope.update(
-        track=track_offset,
-        wrap_view=wrap_view,
-        inferring=torch.is_inference_mode_enabled,
-    )
-    return source.build(
-        [
-            "s = a0.untyped_storage()._lazyrt; v = s.value",
-            "if v is None: v = leaf_of(s)",
-            f"a = ({rest})",
-            "key = (v, *a)",
-            "r = cache.get(key)",
-            "if r is None: r = miss(op, key)",
-            "if listeners: note(r)",
-            "w = View(s, op, a, r)",
-            "if s.offset or op.name in SHIFTS:",
-            "  track(w, key)",
-            "  if w.offset: return wrap_view(w, r, a0)",
-            "if inferring() and not a0.is_inference(): return wrap_view(w, r, a0)",
-            "t = create(r.shape, r.dtype)",
-            "t.untyped_storage()._lazyrt = w",
-            "return t if r.strides is None else RA(CPU_KEYS, t, r.shape, r.strides)",
-        ]
-    )
-
-
-def wrap_view(view: View, value: Value, viewed: torch.Tensor) -> torch.Tensor:
-    """Return a view's tensor; that of a normal tensor is a normal one in inference mode, too."""
-    if not torch.is_inference_mode_enabled() or viewed.is_inference():
-        return wrap(view, value)
-    with torch.inference_mode(mode=False):
-        return wrap(view, value)
-
-
-def track_offset(view: View, key: tuple[Any, ...]) -> None:
-    """Note where in its base's storage a view begins, in elements of the view's own dtype."""
-    before, result = key[0].dtype.itemsize, infer(view.op, key)
-    start = view.parent.offset * before // result.dtype.itemsize
-    view.offset = start + result.offset
-
-
-def view_state(
-    state: State, func: torch._ops.OpOverload, args: tuple[Any, ...]
-) -> View:
-    """Return a view of a storage, by recording the view op."""
-    op = operation(func)
-    key = record.complete(op, (current_value(state), *args))
-    view = View(state, op, key[1:], functional(op, key))
-    track_offset(view, key)
-    return view
-
-
-def make_view(
-    viewed: torch.Tensor,
-    func: torch._ops.OpOverload,
-    args: tuple[Any, ...],
-    state: State | None = None,
-) -> torch.Tensor:
-    """Return a view of a tensor, or of another state of its storage, by recording the view op."""
-    view = view_state(state if state is not None else state_of(viewed), func, args)
-    return wrap_view(view, view.value, viewed)
 
 
 def find_pure(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:

@@ -15,13 +15,12 @@ from lazyrt.frontend.buffers import (
     state_of,
 )
 from lazyrt.frontend.kernels import (
-    make_view,
     operand,
-    view_state,
     wrap,
 )
 from lazyrt.frontend.record import functional, operation
 from lazyrt.frontend.torch_compat import aten
+from lazyrt.frontend.views import make_view, view_state
 from lazyrt.ir.live import Buffer, lock, pending
 
 if TYPE_CHECKING:

@@ -20,8 +20,6 @@ from lazyrt.frontend.kernels import (
     component,
     emit,
     functional_kernel,
-    make_view,
-    view_kernel,
     wrap,
     write,
 )
@@ -39,6 +37,7 @@ from lazyrt.frontend.torch_compat import (
     aten,
     create_empty_tensor,
 )
+from lazyrt.frontend.views import make_view, view_kernel
 from lazyrt.ir.live import Buffer, leaf_of, lock, pending
 from lazyrt.ir.node import Value
 from lazyrt.lowering import dynamic

@@ -22,6 +22,11 @@ _said: set[str] = set()
 _OF_OPS = {
     "aten.cholesky.default": "torch.cholesky is deprecated in favor of torch.linalg.cholesky and "
     "will be removed in a future PyTorch release.",
+    "aten.triangular_solve.default": "torch.triangular_solve is deprecated in favor of "
+    "torch.linalg.solve_triangularand will be removed in a future PyTorch release.\n"
+    "torch.linalg.solve_triangular has its arguments reversed and does not return a copy of one "
+    "of the inputs.\nX = torch.triangular_solve(B, A).solution\nshould be replaced with\n"
+    "X = torch.linalg.solve_triangular(A, B).",
     "aten.index_reduce.default": "index_reduce() is in beta and the API may change at any time.",
 }
 _DISCARDS = "Casting complex values to real discards the imaginary part"
