@@ -149,6 +149,7 @@ class Session:
         if self.attached:
             return
         from lazyviz.timing.intake import Intake
+        from lazyviz.timing.pulse import Quiet
 
         intake = self._intake = Intake(self.progress)
         self._runtime = runtime
@@ -157,6 +158,8 @@ class Session:
         if cell is not None and cell.tally is None:
             cell.tally = self._begin_tally(cell, intake)
             cell.activity = runtime.activity()
+            # Imports took until now: nothing could be recorded.
+            intake.note(Quiet(cell.started_ns, time.perf_counter_ns(), None))
         self.progress.attach(runtime)
         if hasattr(runtime, "on_barrier"):
             self._hook = runtime.on_barrier(self.progress.barrier)

@@ -18,6 +18,7 @@ _TWIN = "lzx-twin"
 _MAX_ROWS = 40
 _MAX_LIVE_ROWS = 300
 _KEY_DIGITS = 8
+_MINUTE_S = 60
 _DAY_S = 86_400
 _UNITS_S = {"m": 60, "h": 3_600, "d": _DAY_S, "w": 7 * _DAY_S}
 _USAGE = (
@@ -225,7 +226,8 @@ def span(seconds: float) -> str:
     """
     if seconds >= 2 * _DAY_S:
         return text.plural(int(seconds // _DAY_S), "day")
-    return text.duration(int(seconds) * 1e9) if seconds >= 1 else "0 s"
+    whole = int(seconds)
+    return f"{whole} s" if whole < _MINUTE_S else text.duration(whole * 1e9)
 
 
 def _place(entry: Any) -> str:

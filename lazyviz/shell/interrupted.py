@@ -52,8 +52,7 @@ def cut(traceback: TracebackType | None) -> None:
     inside = False
     while traceback is not None:
         name = traceback.tb_frame.f_code.co_filename
-        is_ours = name.startswith((_ROOT, _KERNEL))
-        if is_ours or (provenance and provenance.is_own_file(name)):
+        if is_ours(name):
             inside = True
         elif not (provenance and provenance.is_library_file(name)):
             inside = False
@@ -62,3 +61,10 @@ def cut(traceback: TracebackType | None) -> None:
         traceback = traceback.tb_next
     if last is not None:
         last.tb_next = None
+
+
+def is_ours(file: str) -> bool:
+    """Return whether a frame with this file is one of lazyviz, the runtime or its kernels."""
+    provenance = sys.modules.get("lazyrt.frontend.provenance")
+    is_own = provenance is not None and provenance.is_own_file(file)
+    return is_own or file.startswith((_ROOT, _KERNEL))

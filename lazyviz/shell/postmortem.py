@@ -7,12 +7,14 @@ of a failed cell, and with them every local tensor. Each is replaced by a stand-
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import inspect
 import sys
 from typing import TYPE_CHECKING, Any
 
+from lazyviz.shell.interrupted import is_ours
 from lazyviz.shell.lazytensors import is_lazy, lazy_tensors, replaced
 
 if TYPE_CHECKING:
@@ -48,6 +50,11 @@ def let_go(error: BaseException, stand_in: Callable[[Any], Any]) -> int:
             if frame not in seen_frames and id(frame) not in alive:
                 seen_frames.add(frame)
                 _clear_frame(frame, replacement)
+    for frame in _callers(seen_frames, alive):
+        if is_ours(frame.f_code.co_filename):
+            _empty(frame)
+        else:
+            _clear_frame(frame, replacement)
     return len(known)
 
 
@@ -69,6 +76,27 @@ def _frames(traceback: TracebackType | None) -> Iterator[FrameType]:
     while traceback is not None:
         yield traceback.tb_frame
         traceback = traceback.tb_next
+
+
+def _callers(frames: set[FrameType], alive: set[int]) -> Iterator[FrameType]:
+    """Yield the dead frames that called others and are in no traceback themselves.
+
+    A frame keeps its callers. An error that is caught and told in other words, with the traceback
+    cut at the user's line, leaves such a row of frames behind it.
+    """
+    seen = set(frames)
+    for each in frames:
+        frame = each.f_back
+        while frame is not None and frame not in seen and id(frame) not in alive:
+            seen.add(frame)
+            yield frame
+            frame = frame.f_back
+
+
+def _empty(frame: FrameType) -> None:
+    """Take all locals from a frame of ours, where nobody looks: states of tensors, too."""
+    with contextlib.suppress(RuntimeError):  # a generator that could go on
+        frame.clear()
 
 
 def _running_frames() -> set[int]:

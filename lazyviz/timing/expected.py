@@ -21,8 +21,10 @@ _MAX_SAMPLES = 200
 _MIN_SAMPLES = 3
 _CONSTANT_OPS = 20  # what a compile takes at least, in ops
 _SHOWN_DIGITS = 8  # of a fingerprint, in what the cache on disk remembers
-# Compile time grows about linearly with size: a fit outside of these is noise.
-_EXPONENTS = (0.5, 2.0)
+# Compile time grows about linearly with size, give or take this exponent: a fit of few, scattered
+# times is drawn there. Much larger graphs than any before may be of another kind.
+_EXPONENT_SPREAD = 0.3
+_FARTHEST = 4
 
 LEARNT_FROM = frozenset(("CompileFinished", "ExecuteStarted", "ExecuteFinished"))
 """Names of the events that tell how long something took."""
@@ -106,10 +108,11 @@ class Expectations:
 
 
 def from_size(samples: Sequence[Sample], nodes: int) -> int | None:
-    """Return how long a graph of so many ops takes, None if nothing like it is known.
+    """Return how long a graph of so many ops takes, None if nothing like its size is known.
 
-    With three sizes or more this is the power law through them. Else it is the mean time for an
-    op, where each graph counts as some ops more: XLA takes a while over the smallest one.
+    With three sizes or more this is the power law through them, the nearer to a linear one the
+    more they scatter. Else it is the mean time for an op, where each graph counts as some ops
+    more: XLA takes a while over the smallest one.
 
     Args:
         samples: Ops and nanoseconds of compiles.
@@ -118,11 +121,11 @@ def from_size(samples: Sequence[Sample], nodes: int) -> int | None:
     Example:
         >>> from_size([(10, 10), (100, 100), (1000, 1000)], 500)
         500
-        >>> from_size([(10, 30)], 40), from_size([], 40)
-        (60, None)
+        >>> from_size([(10, 30)], 40), from_size([], 40), from_size([(10, 30)], 800)
+        (60, None, None)
     """
     known = [(n, ns) for n, ns in samples if n > 0 and ns > 0]
-    if not known or nodes <= 0:
+    if not known or not 0 < nodes <= _FARTHEST * max(n for n, _ in known):
         return None
     if len({n for n, _ in known}) < _MIN_SAMPLES:
         ops = sum(n + _CONSTANT_OPS for n, _ in known)
@@ -130,10 +133,18 @@ def from_size(samples: Sequence[Sample], nodes: int) -> int | None:
     xs = [math.log(n) for n, _ in known]
     ys = [math.log(ns) for _, ns in known]
     x_mean, y_mean = sum(xs) / len(xs), sum(ys) / len(ys)
-    spread = sum((x - x_mean) ** 2 for x in xs)
-    slope = sum((x - x_mean) * (y - y_mean) for x, y in zip(xs, ys, strict=True))
-    exponent = min(max(slope / spread, _EXPONENTS[0]), _EXPONENTS[1])
+    exponent = _exponent([x - x_mean for x in xs], [y - y_mean for y in ys])
     return round(math.exp(y_mean + exponent * (math.log(nodes) - x_mean)))
+
+
+def _exponent(xs: Sequence[float], ys: Sequence[float]) -> float:
+    """Return the slope of a line through centred points, drawn to 1 by what they scatter."""
+    spread = sum(x * x for x in xs)
+    shared = sum(x * y for x, y in zip(xs, ys, strict=True))
+    slope = shared / spread
+    rest = sum((y - slope * x) ** 2 for x, y in zip(xs, ys, strict=True))
+    pull = rest / (len(xs) - 2) / _EXPONENT_SPREAD**2
+    return (shared + pull) / (spread + pull)
 
 
 def _on_disk(entries: Iterable[Any]) -> tuple[dict[str, int], list[Sample]]:

@@ -37,7 +37,7 @@ class Quiet(NamedTuple):
 
     Attributes:
         start_ns, end_ns: On the clock of `time.perf_counter_ns`.
-        site: The line that ended it; None for the end of the cell.
+        site: The line that ended it; None for the end of the cell or of its imports.
     """
 
     start_ns: int

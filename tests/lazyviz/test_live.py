@@ -1,5 +1,6 @@
 """S4.11, U.36: `%lazy live` names holders in a notebook's words, `%lazy drop` lets go."""
 
+import gc
 import re
 import sys
 
@@ -221,6 +222,27 @@ def test_dropping_the_traceback_frees_what_it_kept(space):
     assert re.match(r"Dropped traceback: \d tensors?, [\d.]+ KiB, freed\.", text)
     assert [row.names for row in live.report(lazyrt, space).rows] == [("x",)]
     assert getattr(sys, "last_value", None) is None
+
+
+@pytest.mark.parametrize(
+    "call", ["t.reshape(7)", "t[0].reshape(7)", "t @ t", "t + t[:, :1][:3]"]
+)
+def test_an_error_that_the_device_raises_keeps_no_tensor_of_the_failed_cell(
+    space, call
+):
+    """U.36: neither the traceback nor the runtime's own frames behind it keep one."""
+    run(space, "x = torch.ones(4, 5, device='lazyrt')\nlazyrt.mark_step()")
+    gc.disable()
+    try:
+        run(
+            space, f"def fails():\n    t = x * 2\n    u = t.relu()\n    {call}\nfails()"
+        )
+        names = [row.names for row in live.report(lazyrt, space).rows]
+    finally:
+        gc.enable()
+
+    assert space.last_execution_result.error_in_exec is not None
+    assert names == [("x",)]
 
 
 def test_targets_ask_for_variables_alone(space):

@@ -187,6 +187,32 @@ def test_causes_contexts_and_groups_are_followed():
     assert frame_of(member, "fails").f_locals["t"] == "stand-in"
 
 
+def test_callers_that_the_traceback_no_longer_names_are_cleared():
+    """U.36: an error told in other words, whose traceback was cut at the user's line."""
+
+    def inner():
+        raise KeyError("in torch's words")
+
+    def kernel(tensor):
+        try:
+            inner()
+        except KeyError:
+            raise ValueError("in the words of the CPU") from None
+
+    def fails():
+        kernel(fake_tensor(1.0))
+
+    error = caught(fails)
+    assert error.__traceback__.tb_next is not None
+    callers = error.__context__.__traceback__.tb_next.tb_frame.f_back
+    error.__traceback__.tb_next.tb_next = None
+
+    count = postmortem.let_go(error, stand_in)
+
+    assert count == 1
+    assert callers.f_locals["tensor"] == "stand-in"
+
+
 def test_a_chain_that_is_a_circle_ends():
     first, second = ValueError(), ValueError()
     first.__context__, second.__context__ = second, first

@@ -158,6 +158,19 @@ def test_the_law_through_three_sizes_or_more_is_followed():
     assert from_size([(10, 9)] * 5, 40) == 18
 
 
+def test_scattered_times_of_small_graphs_promise_nothing_of_a_large_one():
+    """SD.05: a session whose compiles of 7 to 39 ops took 0.2 to 2.4 s; 802 took 1.0 s."""
+    took = [(39, 2200), (35, 2400), (11, 975), (7, 188), (13, 655)]
+
+    assert from_size(took, 802) is None
+    at_four_times = from_size(took, 150)
+    assert at_four_times is not None
+    assert at_four_times < 12_000  # the plain fit says 14,000 and more
+    assert from_size([(n, ns * 10) for n, ns in took], 150) == pytest.approx(
+        10 * at_four_times, rel=1e-3
+    )
+
+
 def test_an_execution_is_expected_to_take_what_it_took(shell):
     known = Expectations()
 

@@ -145,6 +145,23 @@ def test_attaching_in_the_middle_of_a_cell_records_the_rest(shell, fake):
     assert strip.executions == 1
 
 
+def test_imports_in_front_of_the_first_op_are_no_tracing(shell, fake):
+    """SD.05: a cell that imports torch and lazyrt for ten seconds records in the rest."""
+    session = Session(shell)
+    session.start_cell(1)
+    session._running.started_ns -= 10**10  # type: ignore[union-attr]
+    session.attach(fake)
+    fake.act(fakes.started())
+
+    strip = session.finish_cell(None)
+    session.close()
+
+    assert strip is not None
+    parts = dict(strip.parts)
+    assert parts["python"] >= 10**10
+    assert sum(parts.values()) == strip.wall_ns
+
+
 def test_a_closed_session_hears_nothing(session, fake):
     session.start_cell(1)
     session.close()

@@ -1,4 +1,6 @@
 import gc
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -183,6 +185,29 @@ def test_looking_keeps_no_tensor_alive(look):
 
     assert reference() is None
     del kept
+
+
+FIRST_OP = """
+import gc
+gc.disable()
+import torch, lazyrt
+
+def first():
+    hidden = torch.ones(3, device="lazyrt")
+    return (hidden + 1).exp().sum().item()
+
+first()
+print(len(lazyrt.live_tensors()))
+"""
+
+
+def test_what_the_first_op_loads_keeps_no_frame_of_the_users():
+    """U.36: torch keeps the frames from which it loads TorchDynamo."""
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_OP], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == "0\n"
 
 
 def test_dead_pending_tensors_are_gone_after_the_barrier():

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyrt.observe.numbers import bytes_text, time_text, value_text
+from lazyrt.observe.numbers import bytes_text, duration_text, time_text, value_text
+from lazyviz.render.text import duration
 
 # F1: what an old report printed, and what had been measured, in nanoseconds.
 PRINTED = [
@@ -51,3 +52,23 @@ def test_bytes_and_values_have_two_decimals():
         "3.00PB",
     ]
     assert value_text(14_492) == "14492.00"
+
+
+def test_the_runtime_and_the_views_say_a_duration_in_one_way():
+    """SD.05: `%lazy why`, a strip and a table never tell one compile's time in two ways."""
+    edges = [
+        0,
+        9.949,
+        9.95,
+        99.5,
+        999.4,
+        999.6,
+        59_499,
+        59_500,
+        60_000,
+        3_599_400,
+        3_599_600,
+    ]
+    spans = [scale * edge for edge in edges for scale in (1, 1e3, 1e6, 1e9)]
+
+    assert [duration_text(ns) for ns in spans] == [duration(ns) for ns in spans]

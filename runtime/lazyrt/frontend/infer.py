@@ -17,7 +17,7 @@ from lazyrt.frontend import warned
 from lazyrt.frontend.checks import check
 from lazyrt.frontend.cpu_errors import blank, in_words_of_the_cpu
 from lazyrt.frontend.result_types import RESULT_TYPES
-from lazyrt.frontend.torch_compat import plain_dispatch
+from lazyrt.frontend.torch_compat import freeing_importers, plain_dispatch
 from lazyrt.ir.budgets import make_room
 from lazyrt.ir.node import Leaf, Op, Value
 
@@ -57,7 +57,8 @@ def infer(
     found = _remembered.get(key, _remembered)
     if found is _remembered:
         make_room("result types", _remembered, "max_result_types")
-        found = _remembered[key] = _run_meta(called, args)
+        with freeing_importers():
+            found = _remembered[key] = _run_meta(called, args)
     return found
 
 

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from lazyrt.observe.metrics import metrics
+from lazyrt.observe.numbers import duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,5 +48,5 @@ def cost_line(used: Mapping[str, int], spent_ns: int) -> str:
     executions = sum(used.get(name, 0) for name in _EXECUTIONS)
     return (
         f"[lazyrt: {compiles} compile{'s' * (compiles != 1)}, "
-        f"{executions} execution{'s' * (executions != 1)}, {spent_ns / 1e6:.0f} ms]"
+        f"{executions} execution{'s' * (executions != 1)}, {duration_text(spent_ns)}]"
     )

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import io
 import math
 import sys
+import types
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +76,25 @@ def aot_backend(compiler: Callable[..., Any]) -> Callable[..., Any]:
 def dynamo_is_loaded() -> bool:
     """Return whether TorchDynamo's table of backends is there; loading it takes seconds."""
     return "torch._dynamo.backends.registry" in sys.modules
+
+
+@contextlib.contextmanager
+def freeing_importers() -> Iterator[None]:
+    """Free the frames that torch keeps where a meta kernel is the first to need TorchDynamo.
+
+    `torch.fx.wrap`, which its modules call, has its own frame among its variables, and so keeps
+    all callers and their locals until the garbage collector runs. Among them are the user's:
+    their dead tensors would be roots of the next steps.
+    """
+    was_loaded = "torch._dynamo" in sys.modules
+    try:
+        yield
+    finally:
+        if not was_loaded and "torch._dynamo" in sys.modules:
+            code = torch.fx.wrap.__code__
+            for each in gc.get_objects():
+                if type(each) is types.FrameType and each.f_code is code:
+                    each.clear()
 
 
 def name_backend(name: str, backend: Callable[..., Any]) -> None:

@@ -1,4 +1,4 @@
-"""Numbers as torch_xla's metrics report prints them: durations, bytes, plain values.
+"""Numbers for people, and as torch_xla's metrics report prints them.
 
 The original's durations are wrong: it rounds each part to the nearest whole number, and
 then goes on with what the part's floor leaves, so that a part whose remainder is a half or
@@ -19,6 +19,8 @@ _PARTS = (
 )
 _US = 1_000
 _KB = 1024
+_MINUTE_S = 60
+_HOUR_S = 3600
 
 
 def time_text(ns: float, *, legacy: bool = False) -> str:
@@ -89,6 +91,31 @@ def plural(count: int, noun: str) -> str:
         ('1 op', '1,200 ops')
     """
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def duration_text(ns: float) -> str:
+    """Return a time span with two or three digits, as everything but the metrics report does.
+
+    `lazyviz.render.text.duration` says the same without loading torch.
+
+    Example:
+        >>> [duration_text(ns) for ns in (850, 4_130_000, 999_600_000, 13_899_000_000)]
+        ['850 ns', '4.1 ms', '1.0 s', '14 s']
+        >>> duration_text(125e9), duration_text(3_723e9)
+        ('2 min 5 s', '1 h 2 min')
+    """
+    seconds = round(ns / 1e9)
+    if seconds >= _HOUR_S:
+        return f"{seconds // _HOUR_S:,} h {seconds % _HOUR_S // _MINUTE_S} min"
+    if seconds >= _MINUTE_S:
+        return f"{seconds // _MINUTE_S} min {seconds % _MINUTE_S} s"
+    value, unit = float(ns), "ns"
+    for larger in ("µs", "ms", "s"):
+        if round(value) < 1000:  # noqa: PLR2004
+            break
+        value, unit = value / 1000, larger
+    digits = int(unit != "ns" and value < 9.95)  # noqa: PLR2004
+    return f"{value:.{digits}f} {unit}"
 
 
 def size_text(nbytes: float) -> str:

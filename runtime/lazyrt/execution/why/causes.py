@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from lazyrt.observe.numbers import duration_text
+
 if TYPE_CHECKING:
     from lazyrt.observe.events import Site
 
@@ -142,7 +144,7 @@ class Explanation:
         if self.against:
             head += f", nearest {self.against} ({self.similarity:.0%} alike)"
         if self.compile_ns:
-            head += f", {self.compile_ns / 1e6:,.0f} ms"
+            head += f", {duration_text(self.compile_ns)}"
         head += self._ends
         lines = [head]
         for number, cause in enumerate(self.causes, 1):
