@@ -18,25 +18,26 @@ def filled(module: HloModule, computation: Computation) -> list[str]:
     that of what it reads, and if nothing of the computation has any that of its caller.
     Inputs, and the entry computation, which no instruction calls, stay as they are written.
     """
-    rows = computation.instructions
-    found = [row.metadata for row in rows]
-    if computation.name == module.entry or all(found):
-        return found
+    rows, written = computation.operands, computation.metadata
+    if computation.name == module.entry or all(written):
+        return written
+    found = list(written)
     for position in range(len(rows) - 1, -1, -1):
-        for operand in rows[position].operands:
-            if operand >= 0 and found[position] and not rows[operand].metadata:
+        for operand in rows[position]:
+            if operand >= 0 and found[position] and not written[operand]:
                 found[operand] = _inherited(found[position])
     for position, row in enumerate(rows):
         if not found[position]:
-            near = (found[each] for each in row.operands if each >= 0)
+            near = (found[each] for each in row if each >= 0)
             found[position] = _inherited(next(filter(None, near), ""))
     if not all(found):
         caller = module.caller(computation.name)
         rest = _inherited(caller.metadata if caller is not None else "")
         found = [each or rest for each in found]
+    table = computation.table
     return [
-        row.metadata if row.op == PARAMETER else each
-        for row, each in zip(rows, found, strict=True)
+        written[position] if table[form].op == PARAMETER else found[position]
+        for position, form in enumerate(computation.forms)
     ]
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lazyviz.hlo.graph import InheritedOrigin, Origin
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _LAYOUT = re.compile(r"\{[^{}]*\}")
 _BLANK = re.compile(r"\s+")
@@ -47,21 +50,103 @@ class Instruction(NamedTuple):
     operand_names: tuple[str, ...] = ()
 
 
+class Form(NamedTuple):
+    """What instructions that differ in name, operands and metadata alone share.
+
+    Attributes:
+        op, type, attrs, literal: As those of an `Instruction`.
+    """
+
+    op: str
+    type: str
+    attrs: str = ""
+    literal: str = ""
+
+
 @dataclass(slots=True)
 class Computation:
     """The instructions of one computation, operands before users.
 
+    They are kept as columns, one entry for each instruction. `instructions` makes rows of
+    them for who reads one by one.
+
     Attributes:
         name: Without `%`.
-        root: Position of the root instruction.
         line: Line of its header in the text.
+        root: Position of the root instruction.
+        table: The forms of the module.
+        index: For each name its position.
+        names: Without `%`.
+        forms: Positions in `table`.
+        operands, metadata, lines: As those of an `Instruction`.
+        operand_names: Of the instructions that have them, by position.
     """
 
     name: str
     line: int = 0
     root: int = -1
-    instructions: list[Instruction] = field(default_factory=list)
-    index: dict[str, int] = field(default_factory=dict)
+    table: list[Form] = field(default_factory=list, repr=False)
+    index: dict[str, int] = field(default_factory=dict, repr=False)
+    names: list[str] = field(default_factory=list, repr=False)
+    forms: list[int] = field(default_factory=list, repr=False)
+    operands: list[tuple[int, ...]] = field(default_factory=list, repr=False)
+    metadata: list[str] = field(default_factory=list, repr=False)
+    lines: list[int] = field(default_factory=list, repr=False)
+    operand_names: dict[int, tuple[str, ...]] = field(default_factory=dict, repr=False)
+    _rows: list[Instruction] = field(default_factory=list, repr=False, compare=False)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def instructions(self) -> list[Instruction]:
+        """The instructions as rows; made when somebody asks for the first time."""
+        if len(self._rows) != len(self.names):
+            self._rows = [self.row(position) for position in range(len(self.names))]
+        return self._rows
+
+    def row(self, position: int) -> Instruction:
+        """Return one instruction."""
+        op, type_text, attrs, literal = self.table[self.forms[position]]
+        return Instruction(
+            self.names[position], op, type_text, self.operands[position], attrs, literal,
+            self.metadata[position], self.lines[position],
+            self.operand_names.get(position, ()),
+        )  # fmt: skip
+
+    def add(
+        self,
+        name: str,
+        form: int,
+        operands: tuple[int, ...],
+        metadata: str = "",
+        line: int = 0,
+    ) -> int:
+        """Add an instruction, whose form is in the table; return its position."""
+        position = self.index[name] = len(self.names)
+        self.names.append(name)
+        self.forms.append(form)
+        self.operands.append(operands)
+        self.metadata.append(metadata)
+        self.lines.append(line)
+        return position
+
+    def reorder(self, order: Sequence[int]) -> None:
+        """Put the instructions in another order, given by their present positions."""
+        rank = {old: new for new, old in enumerate(order)}
+        rank[-1] = -1
+        self.names = [self.names[old] for old in order]
+        self.forms = [self.forms[old] for old in order]
+        self.operands = [tuple(rank[o] for o in self.operands[old]) for old in order]
+        self.metadata = [self.metadata[old] for old in order]
+        self.lines = [self.lines[old] for old in order]
+        self.operand_names = {rank[k]: v for k, v in self.operand_names.items()}
+        self.index = {name: rank[position] for name, position in self.index.items()}
+        self.root = rank[self.root]
+        self._rows = []
 
 
 @dataclass(slots=True)
@@ -72,6 +157,7 @@ class HloModule:
         name: Of the module.
         computations: By name.
         entry: Name of the entry computation.
+        forms: The forms of all its instructions, each once.
         frames: For each stack frame id its source line, innermost, such as `train.py:41`.
         header: The module's attributes as written.
         effectful: The computations in which something has an effect; None: not yet asked.
@@ -80,6 +166,7 @@ class HloModule:
     name: str
     computations: dict[str, Computation] = field(default_factory=dict)
     entry: str = ""
+    forms: list[Form] = field(default_factory=list, repr=False)
     frames: dict[int, str] = field(default_factory=dict)
     header: str = ""
     effectful: set[str] | None = field(default=None, repr=False, compare=False)
@@ -101,9 +188,10 @@ class HloModule:
         if self._callers is None:
             self._callers = {}
             for each in self.computations.values():
-                for row in each.instructions:
-                    for name in _CALLED.findall(row.attrs) if row.attrs else ():
-                        self._callers.setdefault(name, row)
+                for position, form in enumerate(each.forms):
+                    attrs = each.table[form].attrs
+                    for name in _CALLED.findall(attrs) if attrs else ():
+                        self._callers.setdefault(name, each.row(position))
         return self._callers.get(computation)
 
     def _site(self, metadata: str) -> str:
@@ -117,7 +205,7 @@ class HloModule:
         return f"{file}:{line}" if line else file
 
     def __repr__(self) -> str:
-        count = sum(len(c.instructions) for c in self.computations.values())
+        count = sum(len(c) for c in self.computations.values())
         return f"<HloModule {self.name}: {count} instructions>"
 
 

@@ -12,14 +12,21 @@ import re
 from typing import TYPE_CHECKING
 
 from lazyviz.hlo.errors import HloError, MisplacedError
-from lazyviz.hlo.graph import PARAMETER, Graph, GraphBuilder, Label, dead_node
+from lazyviz.hlo.graph import (
+    PARAMETER,
+    DeadNode,
+    Graph,
+    GraphBuilder,
+    Label,
+    dead_node,
+)
 from lazyviz.hlo.inherited import filled
 from lazyviz.hlo.module import HloModule, name_in, without_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Container, Iterator, Sequence
 
-    from lazyviz.hlo.module import Computation, Instruction
+    from lazyviz.hlo.module import Computation, Form, Instruction
 
 _TUPLE = "tuple"
 _ELEMENT = "get-tuple-element"
@@ -76,7 +83,7 @@ def attributes(text: str) -> Iterator[tuple[str, str]]:
             yield key, value if equals else ""
 
 
-def called(instruction: Instruction, module: HloModule) -> list[tuple[str, str]]:
+def called(instruction: Instruction | Form, module: HloModule) -> list[tuple[str, str]]:
     """Return what an instruction calls: pairs of the attribute and a computation."""
     return [
         (key, name)
@@ -119,123 +126,138 @@ class _Normaliser:
     def __init__(self, module: HloModule) -> None:
         self._module = module
         self._fingerprints: dict[str, str] = {}
-        self._attrs: dict[tuple[str, bool], str] = {}
         self._types: dict[str, str] = {}
         self._meshes = meshes_of(module.header)
         if module.effectful is None:
             module.effectful = _effectful(module)
-        self._effectful = module.effectful
+        # What is worked out once for each form.
+        self._labels: dict[int, Label] = {}
+        self._calls: dict[int, list[str]] = {}
+        self._effects_of: dict[int, bool] = {}
 
     def graph(self, computation: Computation) -> Graph:
         builder = GraphBuilder(self._module.name, self._module.origin, name_in)
-        rows = computation.instructions
-        live = _live(rows, [computation.root])
-        effects = [k for k in self._effects(rows) if not live[k]]
+        live = _live(computation.operands, [computation.root])
+        effects = [k for k in self._effects(computation) if not live[k]]
         if effects:
-            live = _live(rows, [computation.root, *effects])
+            live = _live(computation.operands, [computation.root, *effects])
         dead = [
-            dead_node(
-                each.name,
-                self.label(each),
-                self._module.origin(each.metadata),
-                [rows[operand].type for operand in each.operands],
-            )
-            for each, is_live in zip(rows, live, strict=True)
-            if not is_live
+            self._dead(computation, k) for k, is_live in enumerate(live) if not is_live
         ]
-        seen = _SeeThrough(rows, live, computation.root)
-        origins = filled(self._module, computation)
-        ids = self._build(builder, rows, live, seen, origins)
+        seen = _SeeThrough(computation, live)
+        ids = self._build(builder, computation, live, seen)
         outputs = [ids[each] for each in seen.outputs(computation.root)]
         outputs += [ids[each] for each in effects]
         return builder.finish(outputs, dead=dead, source=self._module)
 
-    def _effects(self, rows: Sequence[Instruction]) -> list[int]:
+    def _dead(self, computation: Computation, position: int) -> DeadNode:
+        table, forms = computation.table, computation.forms
+        return dead_node(
+            computation.names[position],
+            self.label(forms[position]),
+            self._module.origin(computation.metadata[position]),
+            [table[forms[each]].type for each in computation.operands[position]],
+        )
+
+    def _effects(self, computation: Computation) -> list[int]:
         """Return which instructions do something besides giving a result."""
-        inside = self._effectful
-        return [
-            k
-            for k, row in enumerate(rows)
-            if _has_effect(row)
-            or (inside and any(name in inside for _, name in called(row, self._module)))
-        ]
+        forms = set(computation.forms)
+        found = {form for form in forms if self._has_effect(form)}
+        if not found:
+            return []
+        return [k for k, form in enumerate(computation.forms) if form in found]
+
+    def _has_effect(self, form: int) -> bool:
+        found = self._effects_of.get(form)
+        if found is None:
+            inside = self._module.effectful
+            found = _has_effect(self._module.forms[form]) or (
+                bool(inside) and any(name in inside for name in self._callees(form))
+            )
+            self._effects_of[form] = found
+        return found
+
+    def _callees(self, form: int) -> list[str]:
+        """Return the computations that a form calls."""
+        found = self._calls.get(form)
+        if found is None:
+            row = self._module.forms[form]
+            found = [name for _, name in called(row, self._module)] if row.attrs else []
+            self._calls[form] = found
+        return found
 
     def _build(
         self,
         builder: GraphBuilder,
-        rows: Sequence[Instruction],
+        computation: Computation,
         live: bytearray,
         seen: _SeeThrough,
-        origins: Sequence[str],
     ) -> list[int]:
-        ids = [-1] * len(rows)
-        kinds: dict[tuple[str, str, str, str], int] = {}
-        alias, members, erased = seen.alias, seen.members, seen.erased
-        for position, row in enumerate(rows):
-            if erased[position] or not live[position]:
-                continue
-            member = members.get(position)
-            if member is not None:
-                whole, element = member
-                ids[position] = self._member(
-                    builder,
-                    row,
-                    rows[whole],
-                    whole,
-                    alias[rows[whole].operands[element]],
-                    ids,
-                )
-                continue
-            literal = "" if row.op == PARAMETER else row.literal
-            key = (row.op, row.type, row.attrs, literal)
-            kind = kinds.get(key)
-            if kind is None:
-                kind = kinds[key] = builder.label(*self.label(row))
-            ids[position] = len(builder.kinds)
-            builder.kinds.append(kind)
-            builder.operands.append(tuple([ids[alias[each]] for each in row.operands]))
-            builder.names.append(f"%{row.name}")
-            builder.origins.append(origins[position])
-            if row.op == PARAMETER:
-                builder.numbers[ids[position]] = _number(row)
+        """Add the instructions that are nodes; return the node of each instruction.
+
+        Whole columns at a time: a large program is read in a second, or is not.
+        """
+        forms, operands, erased = computation.forms, computation.operands, seen.erased
+        kept = [k for k, is_live in enumerate(live) if is_live and not erased[k]]
+        ids = [-1] * len(forms)
+        for node, position in enumerate(kept):
+            ids[position] = node
+        # What reads an instruction reads the node of what that stands for.
+        node_of = [ids[each] for each in seen.alias]
+        kinds = self._kinds(builder, computation, kept)
+        builder.kinds = [kinds[forms[k]] for k in kept]
+        builder.operands = [
+            tuple([node_of[each] for each in operands[k]]) for k in kept
+        ]
+        builder.names = [f"%{computation.names[k]}" for k in kept]
+        origins = filled(self._module, computation)
+        builder.origins = [origins[k] for k in kept]
+        for position, (whole, element) in seen.members.items():
+            self._split(builder, computation, ids[position], position, whole)
+            builder.operands[ids[position]] = (node_of[operands[whole][element]],)
+        table = computation.table
+        inputs = {form for form in kinds if table[form].op == PARAMETER}
+        builder.numbers = {
+            ids[k]: _number(computation, k) for k in kept if forms[k] in inputs
+        }
         return ids
 
-    def _member(
+    def _kinds(
+        self, builder: GraphBuilder, computation: Computation, kept: list[int]
+    ) -> dict[int, int]:
+        """Return the builder's number of each form that occurs."""
+        forms = dict.fromkeys([computation.forms[k] for k in kept])
+        return {form: builder.label(*self.label(form)) for form in forms}
+
+    def _split(
         self,
         builder: GraphBuilder,
-        row: Instruction,
-        whole: Instruction,
-        group: int,
-        operand: int,
-        ids: Sequence[int],
-    ) -> int:
-        """Add one operand's part of a collective of several."""
-        kind = builder.label(whole.op, self._type(row.type), self._attrs_of(whole))
-        return builder.add(
-            kind,
-            [ids[operand]],
-            name=f"%{row.name}",
-            origin=whole.metadata,
-            group=group,
-        )
+        computation: Computation,
+        node: int,
+        position: int,
+        whole: int,
+    ) -> None:
+        """Make a node one operand's part of a collective of several."""
+        form = computation.forms[whole]
+        own = computation.table[computation.forms[position]]
+        label = self.label(form)
+        builder.kinds[node] = builder.label(label.op, self._type(own.type), label.attrs)
+        builder.origins[node] = computation.metadata[whole]
+        builder.groups[node] = whole
 
-    def label(self, row: Instruction) -> Label:
-        literal = "" if row.op == PARAMETER else _BLANK.sub(" ", row.literal.strip())
-        return Label(row.op, self._type(row.type), self._attrs_of(row), literal)
+    def label(self, form: int) -> Label:
+        found = self._labels.get(form)
+        if found is None:
+            op, type_text, attrs, literal = self._module.forms[form]
+            literal = "" if op == PARAMETER else _BLANK.sub(" ", literal.strip())
+            kept = ", ".join(self._kept(attrs, op == _CUSTOM)) if attrs else ""
+            found = self._labels[form] = Label(op, self._type(type_text), kept, literal)
+        return found
 
     def _type(self, text: str) -> str:
         found = self._types.get(text)
         if found is None:
             found = self._types[text] = without_layout(text)
-        return found
-
-    def _attrs_of(self, row: Instruction) -> str:
-        if not row.attrs:
-            return ""
-        key = row.attrs, row.op == _CUSTOM
-        found = self._attrs.get(key)
-        if found is None:
-            found = self._attrs[key] = ", ".join(self._kept(*key))
         return found
 
     def _kept(self, text: str, is_custom: bool) -> list[str]:  # noqa: FBT001
@@ -281,10 +303,10 @@ class _Normaliser:
     def _line_that_calls(self, name: str) -> int:
         return next(
             (
-                row.line
+                line
                 for computation in self._module.computations.values()
-                for row in computation.instructions
-                if name in _NAME.findall(row.attrs)
+                for form, line in zip(computation.forms, computation.lines, strict=True)
+                if name in _NAME.findall(self._module.forms[form].attrs)
             ),
             1,
         )
@@ -301,9 +323,8 @@ class _Normaliser:
             computation = self._module.computations[name]
             waiting = [
                 callee
-                for row in computation.instructions
-                if row.attrs
-                for _, callee in called(row, self._module)
+                for form in computation.forms
+                for callee in self._callees(form)
                 if callee not in self._fingerprints
             ]
             if not waiting:
@@ -323,16 +344,16 @@ class _Normaliser:
 
     def _digest(self, computation: Computation) -> str:
         digests: list[str] = []
-        for row in computation.instructions:
-            label = self.label(row)
-            number = row.literal if row.op == PARAMETER else ""
-            operands = "".join([digests[each] for each in row.operands])
-            text = f"{tuple(label)}{number}{operands}"
+        table = computation.table
+        for form, row in zip(computation.forms, computation.operands, strict=True):
+            number = table[form].literal if table[form].op == PARAMETER else ""
+            operands = "".join([digests[each] for each in row])
+            text = f"{tuple(self.label(form))}{number}{operands}"
             digest = hashlib.blake2b(
                 text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES
             )
             digests.append(digest.hexdigest())
-        effects = self._effects(computation.instructions)
+        effects = self._effects(computation)
         ends = sorted(digests[each] for each in effects if each != computation.root)
         if not ends:
             return f"#{digests[computation.root]}"
@@ -351,92 +372,97 @@ class _SeeThrough:
         erased: Which instructions are no nodes.
     """
 
-    def __init__(self, rows: Sequence[Instruction], live: bytearray, root: int) -> None:
-        self._rows = rows
-        self.alias = list(range(len(rows)))
+    def __init__(self, computation: Computation, live: bytearray) -> None:
+        self._computation = computation
+        self._rows = computation.operands
+        self.alias = list(range(len(computation)))
         self.members: dict[int, tuple[int, int]] = {}
-        self.erased = bytearray(len(rows))
-        split = _splittable(rows, live, root)
-        for position, row in enumerate(rows):
-            if not live[position]:
-                continue
-            if row.op == _ELEMENT and row.operands:
-                self._element(position, row, split)
-            elif row.op == _TUPLE or position in split:
-                self.erased[position] = 1
-        self._restore_tuples(live, root)
+        self.erased = bytearray(len(computation))
+        self._tuples = _of_ops(computation, live, {_TUPLE})
+        self._elements = _of_ops(computation, live, {_ELEMENT})
+        split = self._splittable(live)
+        for position in self._tuples | split:
+            self.erased[position] = 1
+        for position in sorted(self._elements):
+            if self._rows[position]:
+                self._element(position, split)
+        self._restore_tuples(live)
 
-    def _element(self, position: int, row: Instruction, split: set[int]) -> None:
-        whole = self.alias[row.operands[0]]
-        element = element_index(row)
+    def _splittable(self, live: bytearray) -> set[int]:
+        """Return the collectives of several operands that only get-tuple-elements read."""
+        rows, root = self._rows, self._computation.root
+        collectives = _of_ops(self._computation, live, VARIADIC)
+        found = {k for k in collectives if len(rows[k]) > 1 and k != root}
+        if not found:
+            return found
+        for position, row in enumerate(rows):
+            if live[position] and position not in self._elements:
+                found.difference_update(row)
+        return found
+
+    def _element(self, position: int, split: set[int]) -> None:
+        whole = self.alias[self._rows[position][0]]
+        element = element_index(self._computation.row(position))
         inner = self._rows[whole]
-        if inner.op != _TUPLE and whole not in split:
+        if whole not in self._tuples and whole not in split:
             return
-        if element >= len(inner.operands):
+        if element >= len(inner):
+            names = self._computation.names
             raise MisplacedError(
-                f"%{row.name} takes element {element} of %{inner.name}, which has "
-                f"{len(inner.operands)}. Elements count from 0.",
-                row.line,
-                row.name,
+                f"%{names[position]} takes element {element} of %{names[whole]}, which has "
+                f"{len(inner)}. Elements count from 0.",
+                self._computation.lines[position],
+                names[position],
             )
-        if inner.op == _TUPLE:
-            self.alias[position] = self.alias[inner.operands[element]]
+        if whole in self._tuples:
+            self.alias[position] = self.alias[inner[element]]
             self.erased[position] = 1
         else:
             self.members[position] = (whole, element)
 
-    def _restore_tuples(self, live: bytearray, root: int) -> None:
+    def _restore_tuples(self, live: bytearray) -> None:
         """Keep the tuples that something else than get-tuple-element reads."""
-        tuples = {
-            k for k, row in enumerate(self._rows) if row.op == _TUPLE and self.erased[k]
-        }
-        if tuples <= {root}:
+        root = self._computation.root
+        if self._tuples <= {root}:
             return
         split = {whole for whole, _ in self.members.values()}
         for position, row in enumerate(self._rows):
-            if not live[position] or row.op in {_ELEMENT, _TUPLE} or position in split:
+            if not live[position] or position in split:
                 continue
-            for each in row.operands:
+            if position in self._elements or position in self._tuples:
+                continue
+            for each in row:
                 self._restore(self.alias[each])
-        if self._rows[root].op != _TUPLE:
+        if root not in self._tuples:
             self._restore(self.alias[root])
 
     def _restore(self, start: int) -> None:
         stack = [start]
         while stack:
             position = stack.pop()
-            row = self._rows[position]
-            if row.op == _TUPLE and self.erased[position]:
+            if position in self._tuples and self.erased[position]:
                 self.erased[position] = 0
-                stack.extend(self.alias[each] for each in row.operands)
+                stack.extend(self.alias[each] for each in self._rows[position])
 
     def outputs(self, root: int) -> list[int]:
         """Return what the root gives, tuples taken apart."""
         found, stack = [], [root]
         while stack:
             position = self.alias[stack.pop()]
-            row = self._rows[position]
-            if row.op == _TUPLE and self.erased[position]:
-                stack.extend(reversed(row.operands))
+            if position in self._tuples and self.erased[position]:
+                stack.extend(reversed(self._rows[position]))
             else:
                 found.append(position)
         return found
 
 
-def _splittable(rows: Sequence[Instruction], live: bytearray, root: int) -> set[int]:
-    """Return the collectives of several operands that only get-tuple-elements read."""
-    found = {
-        position
-        for position, row in enumerate(rows)
-        if live[position] and row.op in VARIADIC and len(row.operands) > 1
-    }
-    found.discard(root)
-    if not found:
-        return found
-    for position, row in enumerate(rows):
-        if live[position] and row.op != _ELEMENT:
-            found.difference_update(row.operands)
-    return found
+def _of_ops(computation: Computation, live: bytearray, ops: Container[str]) -> set[int]:
+    """Return the live instructions of some opcodes."""
+    table = computation.table
+    wanted = {form for form in set(computation.forms) if table[form].op in ops}
+    if not wanted:
+        return set()
+    return {k for k, form in enumerate(computation.forms) if form in wanted and live[k]}
 
 
 def meshes_of(header: str) -> dict[str, str]:
@@ -447,52 +473,51 @@ def meshes_of(header: str) -> dict[str, str]:
 
 def _effectful(module: HloModule) -> set[str]:
     """Return the computations in which something has an effect, called ones included."""
-    computations = module.computations
-    found = {
-        name
-        for name, each in computations.items()
-        if name != module.entry and any(_has_effect(row) for row in each.instructions)
+    having = {k for k, form in enumerate(module.forms) if _has_effect(form)}
+    if not having:
+        return set()
+    others = {n: c for n, c in module.computations.items() if n != module.entry}
+    found = {name for name, each in others.items() if not having.isdisjoint(each.forms)}
+    calls = [[name for _, name in called(form, module)] for form in module.forms]
+    callees = {
+        name: {callee for form in set(each.forms) for callee in calls[form]}
+        for name, each in module.computations.items()
     }
-    waiting = bool(found)
-    while waiting:
+    more = found
+    while more:
         more = {
             name
-            for name, each in computations.items()
-            if name not in found
-            and any(
-                callee in found
-                for row in each.instructions
-                if row.attrs
-                for _, callee in called(row, module)
-            )
+            for name in module.computations
+            if name not in found and not callees[name].isdisjoint(found)
         }
-        found |= more
-        waiting = bool(more)
+        found = found | more
     return found
 
 
-def _has_effect(row: Instruction) -> bool:
+def _has_effect(form: Form) -> bool:
     """Return whether an instruction does something besides giving a result."""
-    return row.op in _EFFECTS or (row.op == _CUSTOM and _SIDE_EFFECT in row.attrs)
+    return form.op in _EFFECTS or (form.op == _CUSTOM and _SIDE_EFFECT in form.attrs)
 
 
-def _live(rows: Sequence[Instruction], roots: Sequence[int]) -> bytearray:
-    live = bytearray(len(rows))
+def _live(operands: Sequence[tuple[int, ...]], roots: Sequence[int]) -> bytearray:
+    live = bytearray(len(operands))
     for root in roots:
         live[root] = 1
     for position in range(max(roots), -1, -1):
         if live[position]:
-            for each in rows[position].operands:
+            for each in operands[position]:
                 live[each] = 1
     return live
 
 
-def _number(row: Instruction) -> int:
-    if not row.literal.strip().isdecimal():
+def _number(computation: Computation, position: int) -> int:
+    literal = computation.table[computation.forms[position]].literal
+    if not literal.strip().isdecimal():
+        name = computation.names[position]
         raise MisplacedError(
-            f"%{row.name} is parameter({row.literal}), and a parameter's number is a whole "
+            f"%{name} is parameter({literal}), and a parameter's number is a whole "
             "number. The dump was edited.",
-            row.line,
-            row.name,
+            computation.lines[position],
+            name,
         )
-    return int(row.literal)
+    return int(literal)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lazyviz.hlo import torch_ir
 from lazyviz.hlo.errors import HloError, HloSyntaxError
 from lazyviz.hlo.load import graph_of, parse
-from lazyviz.hlo.module import Computation, HloModule, Instruction
+from lazyviz.hlo.module import Computation, Form, HloModule
 from lazyviz.hlo.scan import modules
 
 if TYPE_CHECKING:
@@ -56,17 +56,13 @@ def _module_of_text(text: str) -> tuple[HloModule, bool]:
 
 def _module_of_graph(graph: Graph) -> HloModule:
     """Return a graph in the form of a module of one computation."""
-    rows = [
-        Instruction(
-            graph.names[node.id].lstrip("%"), node.op, node.type, node.operands,
-            node.attrs, str(graph.numbers.get(node.id, node.literal)), "", 0,
-        )
-        for node in graph
-    ]  # fmt: skip
+    module = HloModule(graph.name, entry="main")
+    main = module.computations["main"] = Computation("main", table=module.forms)
+    for node in graph:
+        literal = str(graph.numbers.get(node.id, node.literal))
+        module.forms.append(Form(node.op, node.type, node.attrs, literal))
+        main.add(graph.names[node.id].lstrip("%"), node.id, node.operands)
     types = ", ".join(graph.types[node] for node in graph.outputs)
-    rows.append(
-        Instruction("return", "tuple", f"({types})", graph.outputs, "", "", "", 0)
-    )
-    index = {row.name: position for position, row in enumerate(rows)}
-    main = Computation("main", 0, len(rows) - 1, rows, index)
-    return HloModule(graph.name, {"main": main}, "main")
+    module.forms.append(Form("tuple", f"({types})"))
+    main.root = main.add("return", len(graph), graph.outputs)
+    return module

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from typing import TYPE_CHECKING
 
 from lazyviz.hlo.errors import HloError, HloSyntaxError
 from lazyviz.hlo.frames import FrameTables
-from lazyviz.hlo.module import Computation, HloModule, Instruction
+from lazyviz.hlo.module import Computation, Form, HloModule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,11 +29,10 @@ _PLAIN_NAME = re.compile(r"[\w.\-]+")
 _TYPED = re.compile(r"(?<![\w.\-])[a-z]\w*\[[^\[\]]*\](?:\{[^{}]*\})?")
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _METADATA = re.compile(r',?\s*metadata=\{((?:[^"{}]|"(?:[^"\\]|\\.)*"|\{[^{}]*\})*)\}')
+_ALL_NAMES = re.compile(r"[\w.\-\n]*")
 _BRACKET = re.compile(r'[()\[\]{}]|"(?:[^"\\]|\\.)*"?', re.DOTALL)
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _LITERAL_OPS = frozenset({"constant", "parameter", "iota"})
-# The constructor without its check of arguments: a third of the time for each line.
-_new = partial(tuple.__new__, Instruction)
 _MAX_JOINED_LINES = 100_000
 _MAX_DEPTH = 200
 
@@ -77,6 +75,10 @@ class _Reader:
         self._computation: Computation | None = None
         self._tables = FrameTables()
         self._late: list[tuple[Computation, int, Sequence[str]]] = []
+        # Types with opcodes, as they stand in the text, that were taken apart before; and
+        # whether what follows in parentheses is a literal.
+        self._heads: dict[str, bool] = {}
+        self._forms: dict[tuple[str, ...], int] = {}
         self._at = 0
 
     def read(self) -> list[HloModule]:
@@ -137,6 +139,7 @@ class _Reader:
             raise self._error("`HloModule` needs a name after it.")
         self._finish_module()
         self._module = HloModule(found[1], header=found[2].lstrip(", "))
+        self._forms = {}
         self._tables = FrameTables()
 
     def _finish_module(self) -> None:
@@ -159,13 +162,14 @@ class _Reader:
     def _start_computation(self, found: re.Match[str]) -> None:
         if self._module is None:
             self._module = HloModule("excerpt")
+            self._forms = {}
         name = found[2]
         if name in self._module.computations:
             raise self._error(
                 f"the computation %{name} is defined a second time. Names of computations "
                 "are unique in a module; two dumps may have been mixed."
             )
-        self._computation = Computation(name, self._at + 1)
+        self._computation = Computation(name, self._at + 1, table=self._module.forms)
         self._module.computations[name] = self._computation
         if found[1]:
             if self._module.entry:
@@ -178,10 +182,11 @@ class _Reader:
     def _start_excerpt(self) -> None:
         if self._module is None:
             self._module = HloModule("excerpt")
+            self._forms = {}
         name = "excerpt"
         computation = self._module.computations.get(name)
         if computation is None:
-            computation = Computation(name, self._at + 1)
+            computation = Computation(name, self._at + 1, table=self._module.forms)
             self._module.computations[name] = computation
         self._computation = computation
 
@@ -189,54 +194,83 @@ class _Reader:
         """Take the lines of a computation up to its end.
 
         Lines of the common form are dealt with here: this loop is the time that reading takes.
+        What it meets for the first time, or does not understand, goes to `_inside`.
         """
         lines, end, at = self._lines, len(self._lines), self._at
-        index, rows = computation.index, computation.instructions
-        match, literal_ops, partial = _INSTRUCTION.match, _LITERAL_OPS, self._partial
+        index, heads, forms = computation.index, self._heads, self._forms
+        position_of, partial = index.__getitem__, self._partial
+        add_name, add_form = computation.names.append, computation.forms.append
+        add_operands, add_line = computation.operands.append, computation.lines.append
+        add_metadata = computation.metadata.append
         while at < end and self._computation is computation:
             line = lines[at]
             at += 1
-            if not line:
-                continue
-            if "/*" in line:
-                line = _COMMENT.sub("", line)
-            found = match(line)
-            plain = found is not None
-            if found is not None:
-                root, name, type_text, op, body, rest = found.groups()
-                operands: tuple[int, ...] = ()
-                if op in literal_ops:
-                    plain = '"' not in body and "(" not in body
-                elif body:
-                    try:
-                        operands = tuple([index[n] for n in body[1:].split(", %")])
-                    except KeyError:  # typed operands, later ones, names without `%`
-                        plain = False
-                    plain = plain and body[0] == "%"
-            if not plain or name in index or partial:
+            left, _, right = line.partition(" = ")
+            head, _, inner = right.partition("(")
+            is_literal = heads.get(head)
+            name = left[3:]
+            body, closed, rest = inner.partition(")")
+            operands: tuple[int, ...] | None = ()
+            if is_literal is None or not closed or left[:3] != "  %" or partial:
+                operands = None
+            elif is_literal:
+                if "(" in body or '"' in body or "/*" in body:
+                    operands = None
+            elif body:
+                try:
+                    if ", " in body:
+                        operands = tuple(map(position_of, body[1:].split(", %")))
+                    else:
+                        operands = (index[body[1:]],)
+                except KeyError:  # typed operands, later ones, names without `%`
+                    operands = None
+                if body[0] != "%":
+                    operands = None
+            if operands is None or name in index:
                 self._at = at - 1
-                self._inside(line, found)
+                self._inside(line)
                 at = self._at + 1
-                rows = computation.instructions
                 continue
             metadata = ""
-            if rest and "metadata=" in rest:
-                rest, metadata = _without_metadata(rest)
-            index[name] = position = len(rows)
-            if root:
-                computation.root = position
-            literal = body if op in literal_ops else ""
-            rows.append(
-                _new((name, op, type_text, operands, rest, literal, metadata, at, ()))
-            )
+            if rest:
+                cut = rest.find(", metadata={")
+                if (
+                    cut >= 0
+                    and rest.find("}", cut) == len(rest) - 1
+                    and rest.find("{", cut + 12) < 0
+                ):
+                    metadata = rest[cut + 12 : -1]
+                    rest = rest[:cut]
+                elif "metadata=" in rest:
+                    rest, metadata = _without_metadata(rest)
+            key = (head, rest, body) if is_literal else (head, rest)
+            form = forms.get(key)
+            if form is None:
+                form = self._form_of(key)
+            index[name] = len(index)
+            add_name(name)
+            add_form(form)
+            add_operands(operands)
+            add_metadata(metadata)
+            add_line(at)
         self._at = at
 
-    def _inside(self, line: str, found: re.Match[str] | None = None) -> None:
+    def _form_of(self, key: tuple[str, ...]) -> int:
+        """Return the number of a new form, given by its head, attributes and literal."""
+        module = self._module
+        assert module is not None  # noqa: S101 - narrows the type
+        type_text, _, op = key[0].rpartition(" ")
+        number = self._forms[key] = len(module.forms)
+        attrs = _COMMENT.sub("", key[1]) if "/*" in key[1] else key[1]
+        module.forms.append(Form(op, type_text, attrs, *key[2:]))
+        return number
+
+    def _inside(self, line: str) -> None:
         computation = self._computation
         assert computation is not None  # noqa: S101 - narrows the type
         if "/*" in line:
             line = _COMMENT.sub("", line)
-        found = found or _INSTRUCTION.match(line)
+        found = _INSTRUCTION.match(line)
         if found is None:
             self._unusual(line)
             return
@@ -244,6 +278,8 @@ class _Reader:
         if '"' in body or (op in _LITERAL_OPS and body.count("(") != body.count(")")):
             self._unusual(line)
             return
+        if "(" not in type_text:
+            self._heads[f"{type_text} {op}"] = op in _LITERAL_OPS
         self._add(computation, root, name, type_text, op, body, rest)
 
     def _add(
@@ -261,40 +297,28 @@ class _Reader:
             rest, metadata = _without_metadata(rest)
         index = computation.index
         operands: tuple[int, ...] = ()
-        literal = ""
-        names: Sequence[str] = ()
+        head = f"{type_text} {op}"
+        key: tuple[str, ...] = (head, rest)
         if op in _LITERAL_OPS:
-            literal = body
+            key = (head, rest, body)
         elif body:
             names = _NAME.findall(body) if "%" in body else _plain_names(body)
             try:
                 operands = tuple([index[each] for each in names])
             except KeyError:
-                self._late.append((computation, len(computation.instructions), names))
+                self._late.append((computation, len(computation), names))
         if name in index and not self._partial:
             raise self._error(
                 f"the instruction %{name} is defined a second time in the computation "
                 f"%{computation.name}. Two dumps may have been mixed.",
                 at=name,
             )
-        index[name] = len(computation.instructions)
+        form = self._forms.get(key)
+        if form is None:
+            form = self._form_of(key)
+        position = computation.add(name, form, operands, metadata, self._at + 1)
         if root:
-            computation.root = index[name]
-        computation.instructions.append(
-            _new(
-                (
-                    name,
-                    op,
-                    type_text,
-                    operands,
-                    rest,
-                    literal,
-                    metadata,
-                    self._at + 1,
-                    (),
-                )
-            )
-        )
+            computation.root = position
 
     def _unusual(self, line: str) -> None:
         stripped = line.strip()
@@ -308,10 +332,7 @@ class _Reader:
             if self._partial:
                 self._leave_excerpt()
                 return
-            raise self._error(
-                f"{_clip(stripped)!r} is no instruction. One reads `name = type op(operands)`.",
-                column=len(line) - len(line.lstrip()) + 1,
-            )
+            raise self._no_instruction(line)
         first = self._at
         text = self._joined(line)
         try:
@@ -369,7 +390,9 @@ class _Reader:
         computation = self._computation
         assert computation is not None  # noqa: S101 - narrows the type
         self._computation = None
-        if not computation.instructions:
+        if _ALL_NAMES.fullmatch("\n".join(computation.names)) is None:
+            self._refuse_name(computation)
+        if not len(computation):
             if self._partial:
                 return
             raise self._error(
@@ -377,51 +400,53 @@ class _Reader:
                 "least its root."
             )
         if computation.root < 0:
-            computation.root = len(computation.instructions) - 1
+            computation.root = len(computation) - 1
+
+    def _refuse_name(self, computation: Computation) -> None:
+        names = enumerate(computation.names)
+        bad = next(k for k, name in names if not _PLAIN_NAME.fullmatch(name))
+        self._at = computation.lines[bad] - 1
+        raise self._no_instruction(self._lines[self._at])
+
+    def _no_instruction(self, line: str) -> HloSyntaxError:
+        return self._error(
+            f"{_clip(line.strip())!r} is no instruction. One reads `name = type op(operands)`.",
+            column=len(line) - len(line.lstrip()) + 1,
+        )
 
     def _resolve_late(self) -> None:
         """Resolve operands that are defined after their users, or not at all."""
         late, self._late = self._late, []
         reordered: dict[str, Computation] = {}
         for computation, position, names in late:
-            instruction = computation.instructions[position]
             found = [computation.index.get(each, -1) for each in names]
             if -1 in found and not self._partial:
                 missing = names[found.index(-1)]
-                self._at = instruction.line - 1
+                self._at = computation.lines[position] - 1
                 raise self._error(
-                    f"%{instruction.name} reads %{missing}, which the computation "
+                    f"%{computation.names[position]} reads %{missing}, which the computation "
                     f"%{computation.name} does not define. The dump was cut or edited.",
                     at=missing,
                 )
-            computation.instructions[position] = instruction._replace(
-                operands=tuple(found), operand_names=tuple(names)
-            )
+            computation.operands[position] = tuple(found)
+            computation.operand_names[position] = tuple(names)
             if any(each >= position for each in found):
                 reordered[computation.name] = computation
         for computation in reordered.values():
             self._sort(computation)
 
     def _sort(self, computation: Computation) -> None:
-        order, waits_for_itself = _topological(computation)
-        if waits_for_itself is not None:
-            self._at = waits_for_itself.line - 1
+        order, waits_for_itself = _topological(computation.operands)
+        if waits_for_itself >= 0:
+            self._at = computation.lines[waits_for_itself] - 1
+            name = computation.names[waits_for_itself]
             raise self._error(
                 f"the computation %{computation.name} has a cycle through "
-                f"%{waits_for_itself.name}, which cannot be computed in any order. The dump "
+                f"%{name}, which cannot be computed in any order. The dump "
                 "was edited.",
-                at=waits_for_itself.name,
+                at=name,
             )
-        rank = {old: new for new, old in enumerate(order)}
-        rank[-1] = -1
-        computation.instructions = [
-            each._replace(operands=tuple(rank[o] for o in each.operands))
-            for each in (computation.instructions[old] for old in order)
-        ]
-        computation.index = {
-            name: rank[position] for name, position in computation.index.items()
-        }
-        computation.root = rank[computation.root]
+        computation.reorder(order)
 
     def _error(
         self, message: str, *, line: int = 0, column: int = 1, at: str = ""
@@ -501,11 +526,10 @@ def _closing(text: str, at: int) -> int:
     )
 
 
-def _topological(computation: Computation) -> tuple[list[int], Instruction | None]:
+def _topological(operands: Sequence[tuple[int, ...]]) -> tuple[list[int], int]:
     """Return positions with operands first, keeping the text's order, or who is in a cycle."""
-    instructions = computation.instructions
     done: dict[int, None] = {}
-    for start in range(len(instructions)):
+    for start in range(len(operands)):
         stack = [start]
         under_way: set[int] = set()
         while stack:
@@ -514,19 +538,17 @@ def _topological(computation: Computation) -> tuple[list[int], Instruction | Non
                 stack.pop()
                 continue
             waiting = [
-                each
-                for each in instructions[position].operands
-                if each >= 0 and each not in done
+                each for each in operands[position] if each >= 0 and each not in done
             ]
             if not waiting:
                 done[position] = None
                 stack.pop()
             elif position in under_way:
-                return [], instructions[position]
+                return [], position
             else:
                 under_way.add(position)
                 stack.extend(waiting)
-    return list(done), None
+    return list(done), -1
 
 
 def _clip(text: str, length: int = 40) -> str:
