@@ -250,11 +250,17 @@ def split_op_name(op_name: str) -> tuple[str, str]:
         >>> split_op_name("args[3]"), split_op_name("forward.1/xla__device_data")
         (('', 'args[3]'), ('forward.1', 'xla__device_data'))
     """
-    first = op_name.partition(";")[0]
-    parts = first.split("/")
-    while len(parts) > 1 and _PROGRAM_PART.fullmatch(parts[0]):
+    path, _, last = op_name.partition(";")[0].rpartition("/")
+    return _scope_of(path), last
+
+
+@lru_cache(maxsize=65_536)
+def _scope_of(path: str) -> str:
+    """Return a path without the programs that it starts with."""
+    parts = path.split("/")
+    while parts and _PROGRAM_PART.fullmatch(parts[0]):
         del parts[0]
-    return "/".join(parts[:-1]), parts[-1]
+    return "/".join(parts)
 
 
 def without_layout(type_text: str) -> str:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 _MAX_USERS = 64
 _MAX_SLOT = 7
+# Nodes that could be paired, if fewer than one in so many, are worth finding out who is near.
+_SPARSE = 4
 
 Ties = Literal["leave", "equal", "any"]
 
@@ -60,19 +62,51 @@ def _classes(
     labels_a, labels_b = (a.full, b.full) if exact else (a.skeleton, b.skeleton)
     colours_a = {n: numbers["first", labels_a[n], a.is_output[n]] for n in mine}
     colours_b = {n: numbers["first", labels_b[n], b.is_output[n]] for n in theirs}
-    for _ in range(rounds):
-        colours_a = _refined(a, colours_a, numbers, own=True)
-        colours_b = _refined(b, colours_b, numbers, own=False)
+    shared = set(colours_a.values()).intersection(colours_b.values())
+    if not shared:
+        return {}, {}
+    reach_a = _reach(a, colours_a, shared, rounds)
+    reach_b = _reach(b, colours_b, shared, rounds)
+    for wanted_a, wanted_b in zip(reach_a, reach_b, strict=True):
+        colours_a = _refined(a, colours_a, wanted_a, numbers, own=True)
+        colours_b = _refined(b, colours_b, wanted_b, numbers, own=False)
     return _by_colour(colours_a), _by_colour(colours_b)
 
 
+def _reach(
+    side: Side, colours: dict[int, int], shared: set[int], rounds: int
+) -> list[list[int]]:
+    """Return for each round the nodes whose colour matters: for what the other side has too."""
+    wanted = [node for node, colour in colours.items() if colour in shared]
+    found = [wanted]
+    if len(wanted) * _SPARSE > len(colours):
+        return [list(colours)] * (rounds - 1) + found
+    near = dict.fromkeys(wanted)
+    edge = wanted
+    for _ in range(rounds - 1):
+        reached: dict[int, None] = {}
+        for node in edge:
+            reached.update(dict.fromkeys(side.operands[node]))
+            if len(side.users[node]) <= _MAX_USERS:
+                reached.update(dict.fromkeys([user for user, _ in side.users[node]]))
+        edge = [node for node in reached if node in colours and node not in near]
+        near.update(dict.fromkeys(edge))
+        found.append(list(near))
+    return found[::-1]
+
+
 def _refined(
-    side: Side, colours: dict[int, int], numbers: Interner, *, own: bool
+    side: Side,
+    colours: dict[int, int],
+    wanted: list[int],
+    numbers: Interner,
+    *,
+    own: bool,
 ) -> dict[int, int]:
     partner = side.partner
     refined = {}
-    for node, colour in colours.items():
-        seen: list[int | None] = [colour]
+    for node in wanted:
+        seen: list[int | None] = [colours[node]]
         for operand in side.operands[node]:
             other = partner[operand]
             pair = operand if own else other

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from lazyviz.hlo.graph import CONSTANT, PARAMETER
 from lazyviz.hlo.matching.state import UNPAIRED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from lazyviz.hlo.matching.state import Matching
 
@@ -20,6 +21,8 @@ _MAX_CHAIN = 10
 _MAX_EXCHANGES = 5_000
 # Graphs of so many nodes are so ambiguous, and so cheap, that all pairs are tried.
 _TINY = 48
+# Pairs that are looked at together; most have no edit.
+_BLOCK = 128
 
 
 class _Exchange(NamedTuple):
@@ -34,9 +37,9 @@ class _Exchange(NamedTuple):
 def refine(matching: Matching) -> None:
     """Improve the assignment until no chain of exchanges makes the script shorter."""
     search = _Search(matching)
+    edited = search.edited()
     for _ in range(_MAX_PASSES):
         improved = False
-        edited = search.edited()
         matching.rewired = edited
         for x, y in list(search.suspects(edited)):
             improved |= search.chain(x, y)
@@ -48,6 +51,7 @@ def refine(matching: Matching) -> None:
                 improved |= search.part(x, y)
         if not improved:
             return
+        edited = search.still_edited(edited)
     matching.rewired = None
 
 
@@ -57,6 +61,8 @@ class _Search:
         self._a = matching.a
         self._b = matching.b
         self.exchanges = 0
+        # Nodes of a that have, or had, another partner since `edited` was asked.
+        self._touched: set[int] = set()
 
     def suspects(self, edited: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         """Yield the nodes that rewired slots read: pairing those would mend the slot."""
@@ -82,12 +88,40 @@ class _Search:
 
     def edited(self) -> list[tuple[int, int]]:
         """Return the pairs that read no partners somewhere."""
-        a, b = self._a, self._b
-        partner, operands_b = a.partner, b.operands
+        partner = self._a.partner
+        paired = [x for x, y in enumerate(partner) if y >= 0]
+        found: list[tuple[int, int]] = []
+        for start in range(0, len(paired), _BLOCK):
+            block = paired[start : start + _BLOCK]
+            if not self._reads_partners(block):
+                found += self._edited_among(block)
+        return found
+
+    def still_edited(self, edited: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return what `edited` would, given its last answer."""
+        users = self._a.users
+        nodes = {x for x, _ in edited} | self._touched
+        nodes.update([user for node in self._touched for user, _ in users[node]])
+        self._touched.clear()
+        return self._edited_among(sorted(nodes))
+
+    def _reads_partners(self, block: Sequence[int]) -> bool:
+        """Return whether all slots of some pairs read partners; without a loop of ours."""
+        partner = self._a.partner
+        rows_a = [self._a.operands[x] for x in block]
+        rows_b = [self._b.operands[partner[x]] for x in block]
+        if list(map(len, rows_a)) != list(map(len, rows_b)):
+            return False
+        read = map(partner.__getitem__, chain.from_iterable(rows_a))
+        return list(read) == list(chain.from_iterable(rows_b))
+
+    def _edited_among(self, nodes: Iterable[int]) -> list[tuple[int, int]]:
+        partner, rows_a, rows_b = self._a.partner, self._a.operands, self._b.operands
         return [
-            (x, y)
-            for (x, y), row in zip(enumerate(partner), a.operands, strict=True)
-            if y >= 0 and tuple([partner[c] for c in row]) != operands_b[y]
+            (x, partner[x])
+            for x in nodes
+            if partner[x] >= 0
+            and tuple([partner[c] for c in rows_a[x]]) != rows_b[partner[x]]
         ]
 
     def _suspect_outputs(self) -> Iterator[tuple[int, int]]:
@@ -150,6 +184,7 @@ class _Search:
         a, b = self._a, self._b
         undo = _Exchange(x, y, b.partner[y], a.partner[x])
         old_x, old_y = undo.old_x, undo.old_y
+        self._touched |= {x, old_x} - {UNPAIRED}
         near = self._neighbourhood((x, old_x), (y, old_y))
         before = self._cost(near)
         if old_x >= 0:
@@ -177,6 +212,7 @@ class _Search:
         near = self._neighbourhood((x,), (y,))
         before = self._cost(near)
         a.partner[x], b.partner[y] = UNPAIRED, UNPAIRED
+        self._touched.add(x)
         if self._cost(near) < before:
             return True
         a.partner[x], b.partner[y] = y, x

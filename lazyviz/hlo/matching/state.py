@@ -16,6 +16,8 @@ UNPAIRED = -1
 # Users of one node that are looked at. What everybody reads says little about who reads it.
 _MAX_FAN_OUT = 256
 _MAX_WITNESSES = 12
+# Up to this share of paired nodes it is quicker to ask who is near one of them.
+_FEW = 0.1
 
 
 class Side:
@@ -144,6 +146,15 @@ class Matching:
         """Return the pairs that have unpaired neighbours on both sides."""
         near_a, near_b = _near(self.a), _near(self.b)
         return [(x, y) for x, y in found if x in near_a and y in near_b]
+
+    def near_pairs(self) -> tuple[set[int] | None, set[int]]:
+        """Return the neighbours of paired nodes on both sides; None if most are paired."""
+        if self.pairs > _FEW * len(self.a.partner):
+            return None, set()
+        partner = self.a.partner
+        found = [(x, y) for x, y in enumerate(partner) if y >= 0]
+        near_a = _neighbours(self.a, [x for x, _ in found])
+        return near_a, _neighbours(self.b, [y for _, y in found])
 
     def note_operands(self, x: int, y: int) -> None:
         """Note what follows from a pair for its operands."""
@@ -309,8 +320,12 @@ class Matching:
 
 def _near(side: Side) -> set[int]:
     """Return the neighbours of unpaired nodes."""
+    return _neighbours(side, side.unpaired())
+
+
+def _neighbours(side: Side, nodes: Iterable[int]) -> set[int]:
     near: set[int] = set()
-    for node in side.unpaired():
+    for node in nodes:
         near.update(side.operands[node])
         near.update([user for user, _ in side.users[node]])
     return near

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import chain
+from operator import ne
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -48,14 +50,16 @@ def pair_local_cones(
 
 
 def _agree(matching: Matching, found: list[tuple[int, int]]) -> bool:
-    """Return whether pairs read each other, which those of misleading scopes do not."""
+    """Return whether pairs read each other, which those of misleading scopes do not.
+
+    Equal cones have equally many operands, so that all slots can be laid in one row.
+    """
     partner = dict(found)
-    rows_a, rows_b = matching.a.operands, matching.b.operands
-    disputed = 0
-    for x, y in found:
-        for c, d in zip(rows_a[x], rows_b[y], strict=False):
-            if partner.get(c, d) != d:
-                disputed += 1
+    slots_a = chain.from_iterable(map(matching.a.operands.__getitem__, partner))
+    slots_b = list(
+        chain.from_iterable(map(matching.b.operands.__getitem__, partner.values()))
+    )
+    disputed = sum(map(ne, map(partner.get, slots_a, slots_b), slots_b))
     return disputed <= _MAX_DISPUTED * len(found)
 
 
@@ -76,11 +80,10 @@ def _pair_cones(
     matching: Matching, found: list[tuple[int, int]], heights: list[int]
 ) -> None:
     matching.pair_all(found if not matching.pairs else _undisputed(matching, found))
-    rows, free = matching.a.operands, matching.a.partner
+    partner, users = matching.a.partner, matching.a.users
+    reading = {user for node in matching.a.unpaired() for user, _ in users[node]}
     open_pairs = [
-        (-heights[x], -x, y)
-        for x, y in found
-        if free[x] == y and any(free[operand] < 0 for operand in rows[x])
+        (-heights[x], -x, y) for x, y in found if x in reading and partner[x] == y
     ]
     open_pairs.sort()
     # What several nodes compute alike is told apart by who reads it, the tallest first.
@@ -95,7 +98,12 @@ def _undisputed(
 ) -> list[tuple[int, int]]:
     """Return the pairs that earlier pairs do not contradict."""
     kept = []
+    # Where few are paired, most have no neighbour that could say anything.
+    near_a, near_b = matching.near_pairs()
     for x, y in found:
+        if near_a is not None and x not in near_a and y not in near_b:
+            kept.append((x, y))
+            continue
         agree, conflict = matching.evidence(x, y)
         if not conflict or conflict < agree:
             kept.append((x, y))
@@ -107,18 +115,26 @@ def _cone_ids(
 ) -> tuple[list[int], list[int]]:
     """Return cone and height of each node; a paired one is a cone of its own, of height 0."""
     partner, operands = side.partner, side.operands
-    if own:
-        cones = [-1 - node if other >= 0 else 0 for node, other in enumerate(partner)]
-    else:
-        cones = [-1 - other for other in partner]
-    heights = [0] * len(partner)
+    cones, heights = [0] * len(partner), [0] * len(partner)
     number = ids.setdefault
-    for node in side.unpaired():
+    free = side.unpaired()
+    if len(free) < len(partner):
+        for node in free:
+            for operand in operands[node]:
+                other = partner[operand]
+                if other >= 0:
+                    cones[operand] = -1 - (operand if own else other)
+    for node in free:
         row = operands[node]
         if len(row) == 1:
             (one,) = row
             cones[node] = number((labels[node], cones[one]), len(ids))
             heights[node] = heights[one] + 1
+        elif len(row) == 2:  # noqa: PLR2004 - most nodes have one or two
+            one, two = row
+            cones[node] = number((labels[node], cones[one], cones[two]), len(ids))
+            up, other = heights[one], heights[two]
+            heights[node] = (max(other, up)) + 1
         elif row:
             cones[node] = number((labels[node], *[cones[o] for o in row]), len(ids))
             heights[node] = max([heights[o] for o in row]) + 1
@@ -137,6 +153,15 @@ def _local_cone_ids(
     for node, row in enumerate(side.operands):
         scope = scopes[node]
         if not scope or not row:
+            continue
+        if len(row) == 1:
+            (one,) = row
+            if scopes[one] == scope:
+                cones[node] = number((labels[node], cones[one]), len(ids))
+                heights[node] = heights[one] + 1
+            else:
+                cones[node] = number((labels[node], -1 - labels[one]), len(ids))
+                heights[node] = 1
             continue
         seen = [cones[o] if scopes[o] == scope else -1 - labels[o] for o in row]
         cones[node] = number((labels[node], *seen), len(ids))
