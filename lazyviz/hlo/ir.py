@@ -26,9 +26,15 @@ def from_ir(graph: Any, name: str = "") -> Graph:
 
     Args:
         graph: A `lazyrt.Graph`, or its canonical form: what has `nodes` and `roots`.
-        name: By default the fingerprint, shortened.
+        name: By default the fingerprint, shortened, if it is known already: to work it out
+            takes longer than all the rest.
     """
-    return _Reader(name or graph.fingerprint[:12]).read(graph)
+    return _Reader(name or _known_name(graph)).read(graph)
+
+
+def _known_name(graph: Any) -> str:
+    known = getattr(graph, "known_fingerprint", None)
+    return (graph.fingerprint if known is None else known)[:12] or "pending graph"
 
 
 def from_snapshot(snapshot: Any, name: str = "") -> Graph:
@@ -139,6 +145,7 @@ class _Reader:
         # Provenances are numbered by what is shown of them; most nodes share theirs.
         self._provenances: list[Any] = []
         self._number_of: dict[Any, int] = {}
+        self._number_near: dict[Any, int] = {}
         self._builder = GraphBuilder(name, self._origin, self._name)
         self._ids: dict[Any, int] = {}
         # This spares all but a hundred nodes the texts.
@@ -154,32 +161,44 @@ class _Reader:
         return _scope(found.module, is_backward=found.backward is not None), ""
 
     def read(self, graph: Any) -> Graph:
+        ids, known, builder = self._ids, self._known, self._builder
+        add_kind, add_operands = builder.kinds.append, builder.operands.append
+        add_name, add_origin = builder.names.append, builder.origins.append
         for node in graph.nodes:
-            self._node(node)
-        return self._builder.finish([self._id(root) for root in graph.roots])
+            spec, args = node.spec, node.args
+            seen = known.get(spec)
+            if seen is None:
+                seen = self._meet(node)
+            kind, places, single = seen
+            try:
+                operands = tuple([ids[args[place]] for place in places])  # type: ignore[union-attr]
+            except (KeyError, TypeError):  # read for the first time, or nested
+                operands = tuple([self._id(value) for value in _values(args)])
+            ids[node.outputs[0] if single else node] = len(builder.kinds)
+            add_kind(kind)
+            add_operands(operands)
+            add_name(f"%{node.id}")
+            add_origin(self._numbered(node.provenance))
+        return builder.finish([self._id(root) for root in graph.roots])
 
-    def _node(self, node: Any) -> None:
-        spec, args, ids = node.spec, node.args, self._ids
-        known = self._known.get(spec)
-        if known is None:
-            known = _Known(self._label(node), _places(args), len(node.outputs) == 1)
-            if spec is not None:
-                self._known[spec] = known
-        kind, places, single = known
-        try:
-            operands = tuple([ids[args[place]] for place in places])  # type: ignore[union-attr]
-        except (KeyError, TypeError):  # read for the first time, or nested
-            operands = tuple([self._id(value) for value in _values(args)])
-        builder = self._builder
-        ids[node.outputs[0] if single else node] = len(builder.kinds)
-        builder.kinds.append(kind)
-        builder.operands.append(operands)
-        builder.names.append(f"%{node.id}")
-        builder.origins.append(self._numbered(node.provenance))
+    def _meet(self, node: Any) -> _Known:
+        """Return what nodes of a spec share that is met for the first time."""
+        found = _Known(self._label(node), _places(node.args), len(node.outputs) == 1)
+        if node.spec is not None:
+            self._known[node.spec] = found
+        return found
 
     def _numbered(self, provenance: Any) -> int | None:
         if provenance is None:
             return None
+        # There is one object for each source line, which the graph holds while it is read.
+        near = (id(provenance.site), provenance.module, provenance.backward is None)
+        number = self._number_near.get(near)
+        if number is None:
+            number = self._number_near[near] = self._numbered_place(provenance)
+        return number
+
+    def _numbered_place(self, provenance: Any) -> int:
         site = provenance.site
         where = (site.file, site.line, site.cell) if site is not None else None
         key = (where, provenance.module, provenance.backward is None)

@@ -214,7 +214,7 @@ def name_in(metadata: str | None) -> tuple[str, str]:
     if not metadata or metadata.startswith(INHERITED):
         return "", ""
     _, _, rest = metadata.partition('op_name="')
-    name = rest[: rest.find('"')]
+    name, _, _ = rest.partition('"')
     if "\\" in name:
         name = _text_field(metadata, 'op_name="')
     return split_op_name(name)

@@ -170,7 +170,7 @@ class _Normaliser:
     def _has_effect(self, form: int) -> bool:
         found = self._effects_of.get(form)
         if found is None:
-            inside = self._module.effectful
+            inside = self._module.effectful or ()
             found = _has_effect(self._module.forms[form]) or (
                 bool(inside) and any(name in inside for name in self._callees(form))
             )

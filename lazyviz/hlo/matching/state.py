@@ -162,10 +162,23 @@ class Matching:
         partner_a, partner_b = a.partner, b.partner
         for c, d in zip(a.operands[x], b.operands[y], strict=False):
             if partner_a[c] < 0 and partner_b[d] < 0:
-                if a.full[c] == b.full[d]:
+                if a.full[c] != b.full[d]:
+                    if a.skeleton[c] == b.skeleton[d]:
+                        self._similar.append((c, d))
+                elif self._is_own_leaf(c, d):
+                    partner_a[c], partner_b[d] = d, c
+                    self.pairs += 1
+                else:
                     self._equal_operands.append((c, d))
-                elif a.skeleton[c] == b.skeleton[d]:
-                    self._similar.append((c, d))
+
+    def _is_own_leaf(self, x: int, y: int) -> bool:
+        """Return whether two nodes read nothing and one node alone reads each of them.
+
+        If those two are a pair nothing can speak against this one, and nothing follows from it.
+        """
+        a, b = self.a, self.b
+        reads = a.operands[x] or b.operands[y]
+        return not reads and len(a.users[x]) == 1 == len(b.users[y])
 
     def descend(self) -> None:
         """Pair what follows from operand slots alone."""
@@ -181,9 +194,8 @@ class Matching:
         """
         spread: list[tuple[int, int]] = []
         while True:
-            if self._equal_operands:
-                self._try(*self._equal_operands.popleft())
-            elif self._equal_users:
+            self.descend()
+            if self._equal_users:
                 self._try(*self._equal_users.popleft())
             elif self._fresh:
                 lead = self._fresh.popleft()
@@ -230,14 +242,14 @@ class Matching:
         partner_a, partner_b = a.partner, b.partner
         if partner_a[x] >= 0 or partner_b[y] >= 0:
             return
-        leads = []
+        leads = False
         for c, d in zip(a.operands[x], b.operands[y], strict=False):
             other = partner_a[c]
             if other != d:
                 if other >= 0 or partner_b[d] >= 0:
                     self.contested[x, y] = None
                     return
-                leads.append((c, d))
+                leads = True
         if self._readers_contradict(x, y):
             self.contested[x, y] = None
             return
@@ -245,11 +257,8 @@ class Matching:
         self.pairs += 1
         self.recent.append((x, y))
         self._fresh.append((x, y))
-        for c, d in leads:
-            if a.full[c] == b.full[d]:
-                self._equal_operands.append((c, d))
-            elif a.skeleton[c] == b.skeleton[d]:
-                self._similar.append((c, d))
+        if leads:
+            self.note_operands(x, y)
 
     def _readers_contradict(self, x: int, y: int) -> bool:
         """Return whether a pair that reads x reads another node than y."""

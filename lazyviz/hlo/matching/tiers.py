@@ -59,7 +59,7 @@ def _agree(matching: Matching, found: list[tuple[int, int]]) -> bool:
     slots_b = list(
         chain.from_iterable(map(matching.b.operands.__getitem__, partner.values()))
     )
-    disputed = sum(map(ne, map(partner.get, slots_a, slots_b), slots_b))
+    disputed: int = sum(map(ne, map(partner.get, slots_a, slots_b), slots_b))
     return disputed <= _MAX_DISPUTED * len(found)
 
 

@@ -47,6 +47,11 @@ class Graph:
         """
         return self.canonical.fingerprint
 
+    @property
+    def known_fingerprint(self) -> str:
+        """The fingerprint if somebody has asked for it before, else an empty string."""
+        return self._canonical.fingerprint if self._canonical is not None else ""
+
     def to_text(self) -> str:
         """Return one line for each node: id, op, operands, type, and where it came from."""
         names = {leaf: _leaf_name(leaf) for leaf in self.parameters}
