@@ -28,7 +28,7 @@ def _cold():
 PLANTED: dict[str, tuple[dict[str, Any], str, str]] = {
     "shape": ({"rows": 5}, "input_shape", "x"),
     "dtype": ({"dtype": torch.float64}, "input_dtype", "x"),
-    "number": ({"slope": 0.75}, "baked_constant", ""),
+    "number": ({"slope": 0.75}, "baked_constant", "slope"),
     "rounds": ({"rounds": 3}, "loop_count", ""),
     "branch": ({"branch": True}, "code_path", ""),
     "noise": ({"noise": True}, "rng", ""),

@@ -204,7 +204,7 @@ def optimizer():
 TABLE: dict[str, tuple[Any, str, str | None, bool]] = {
     "shape": (planted(rows=5), "input_shape", "x", True),
     "dtype": (planted(dtype=torch.float64), "input_dtype", "x", True),
-    "scalar baked": (planted(slope=0.75), "baked_constant", None, True),
+    "scalar baked": (planted(slope=0.75), "baked_constant", "slope", True),
     "extra root": (planted(keep=True), "live_tensor", "kept[0]", True),
     "vanished root": (gone, "live_tensor_gone", "kept[0]", True),
     "control flow": (planted(branch=True), "code_path", None, True),
@@ -212,7 +212,7 @@ TABLE: dict[str, tuple[Any, str, str | None, bool]] = {
     "loop count": (planted(rounds=3), "loop_count", None, True),
     "random numbers": (planted(noise=True), "rng", None, True),
     "buckets regrouped": (buckets, "regrouped", None, True),
-    "mode": (debug_mode, "mode", None, False),
+    "mode": (debug_mode, "mode", None, True),
     "fallback": (planted(odd=True), "fallback", None, True),
     "module made again": (modules(0, again=True), "module_recreated", "model.0.", True),
     "module added": (modules(1), "module_added", "model.2", True),

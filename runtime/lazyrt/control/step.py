@@ -219,7 +219,8 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`, `@s
                 outcome: Outcome = opened.undo.apply(self._title, error, site)
                 return outcome
             nodes = len(Graph(pending_roots()).nodes)
-            if barrier(self._label, site, ended=opened):
+            label = f"{self._label}, left by {type(error).__name__}"
+            if barrier(label, site, ended=opened):
                 error.add_note(_committed(self._title, nodes, error))
         except Exception as failure:  # noqa: BLE001 - the user's error goes first
             error.add_note(f"the barrier at the end of the step failed too: {failure}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
@@ -190,6 +191,17 @@ class Census:
         """Return the numbers of the last thousand steps that ran something."""
         return tuple(self._of_step)
 
+    @property
+    def latest(self) -> CompiledGraph | None:
+        """The graph that ran last."""
+        return next(reversed(self._of_step.values()), None)
+
+    def successions(self) -> list[tuple[CompiledGraph, CompiledGraph]]:
+        """Return which graph ran right after which, each pair once, the latest first."""
+        runs = list(self._of_step.values())
+        pairs = dict.fromkeys(itertools.pairwise(runs))
+        return list(pairs)[::-1]
+
     def estimate_compile_ns(self, nodes: int) -> int:
         """Return how long a graph of so many nodes takes to compile, by those that were."""
         known = [(r.compile_ns / r.compiles, r.nodes) for r in self if r.compile_ns]
@@ -307,7 +319,7 @@ class Census:
             enumerate(others), key=lambda item: (_ops_alike(record, item[1]), item[0])
         )
         scored = [
-            (_closeness(record, other), age, other)
+            (closeness(record, other), age, other)
             for age, other in by_size[-_SHORT_LIST:]
         ]
         if not scored:
@@ -363,7 +375,7 @@ def _ops_alike(one: CompiledGraph, other: CompiledGraph) -> float:
     return _similarity(_by_op(one.labels), _by_op(other.labels))
 
 
-def _closeness(one: CompiledGraph, other: CompiledGraph) -> float:
+def closeness(one: CompiledGraph, other: CompiledGraph) -> float:
     """Return the similarity by ops and types; the same ops on other sizes are close too."""
     assert one.labels is not None
     assert other.labels is not None

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lazyrt.config import config
+from lazyrt.execution.census import closeness
 from lazyrt.execution.why import inputs, key, program
 from lazyrt.execution.why.causes import Cause, Explanation, Taken, ranked
 from lazyrt.execution.why.edits import Edits, at, count
+from lazyrt.execution.why.sequence import moved_boundary
 from lazyrt.execution.why.types import types_and_constants
 from lazyrt.execution.why.updates import updates
 
@@ -22,6 +25,7 @@ _DETECTORS = (
     inputs.state,
     updates,
     inputs.carried_over,
+    inputs.same_input,
     program.regrouped,
     program.repeats,
     program.kept_results,
@@ -44,6 +48,10 @@ def explain(record: CompiledGraph, census: Census) -> Explanation:
     """
     if not len(census):
         return _alone(record, _first_trace(record))
+    moved = moved_boundary(record, census)
+    if moved is not None:
+        cause, old, rest = moved
+        return _compared(record, old, min(1.0, closeness(record, old)), (cause,), rest)
     found = census.nearest(record)
     if found is None or found[1] < _RELATED:
         cut = key.began_after_a_cut(record, census)
@@ -52,6 +60,16 @@ def explain(record: CompiledGraph, census: Census) -> Explanation:
         return _alone(record, _new_program(record))
     nearest, similarity = found
     causes, unexplained = differences(nearest, record)
+    return _compared(record, nearest, similarity, causes, unexplained)
+
+
+def _compared(
+    record: CompiledGraph,
+    nearest: CompiledGraph,
+    similarity: float,
+    causes: tuple[Cause, ...],
+    unexplained: int = 0,
+) -> Explanation:
     return Explanation(
         step=record.first_step,
         graph=record.name,
@@ -80,7 +98,8 @@ def evicted(record: CompiledGraph, step: int) -> Explanation:
         kind="cache_evicted",
         text=f"{record.name} was compiled before, in step {record.first_step}, but its "
         "executable is not in memory any more",
-        fix="keep the caches (`clear_caches()` drops them), or set `config.cache_dir`: "
+        fix="keep the caches (`clear_caches()` drops them, and what is beyond "
+        f"`config.max_executables`, {config.max_executables} now), or set `config.cache_dir`: "
         "reading from disk takes a fraction of a compile",
         now=record.key.ended_by[1],
     )
@@ -94,10 +113,11 @@ def differences(
     causes = key.of_key(before, now)
     if before.fingerprint != now.fingerprint:
         edits = Edits(before, now)
+        causes = key.with_what_ran_alone(edits, causes)
         if key.is_other_step(
             edits
         ):  # or only the first one, that made the optimizer's state
-            causes += inputs.state(edits)
+            causes += inputs.state(edits, of_optimizer=True)
         for detect in _BETWEEN_STEPS if key.is_other_step(edits) else _DETECTORS:
             causes += detect(edits)
         unexplained = edits.remaining

@@ -33,6 +33,7 @@ Boundary = tuple[str, Site | None]
 
 _began_after: Boundary = ("", None)
 _fallbacks: deque[tuple[str, Site | None]] = deque(maxlen=_MAX_FALLBACKS)
+_modules: frozenset[str] = frozenset()
 _namer: Callable[[], dict[int, Name]] = dict
 _mode: Callable[[], str] = lambda: "lazy"  # noqa: E731 - replaced by `set_mode`
 
@@ -78,7 +79,7 @@ def describe(
     if known is not None:
         known.explanation = evicted(known, step)
         return known
-    names, origins = _names_and_origins(graph)
+    names, origins, modules = _names_and_origins(graph)
     key = StepKey(
         fingerprint=graph.fingerprint,
         donated=tuple(donated),
@@ -89,7 +90,9 @@ def describe(
         began_after=_began_after,
         fallbacks=tuple(_fallbacks),
     )
-    record = census.create(key, graph, snapshot_of(graph, names, origins), step)
+    record = census.create(
+        key, graph, snapshot_of(graph, names, origins, modules), step
+    )
     record.explanation = _explanation(record)
     return record
 
@@ -109,8 +112,9 @@ def _explanation(record: CompiledGraph) -> Explanation:
 
 def _names_and_origins(
     graph: Canonical,
-) -> tuple[dict[Value, Name], dict[Value, Origin]]:
-    """Return names of a graph's roots and inputs, and origins of its inputs."""
+) -> tuple[dict[Value, Name], dict[Value, Origin], frozenset[str]]:
+    """Return names of a graph's roots and inputs, origins of its inputs, and names in modules."""
+    global _modules
     try:
         by_buffer = _namer()
     except Exception:  # noqa: BLE001 - the step goes on
@@ -128,7 +132,10 @@ def _names_and_origins(
         if name is not None:
             names[leaf] = name
         origins[leaf] = _origin(leaf.position, dropped=owner is None)
-    return names, origins
+    modules = frozenset(name.text for name in by_buffer.values() if name.in_module)
+    if modules != _modules:  # else one set serves all graphs
+        _modules = modules
+    return names, origins, _modules
 
 
 def _origin(position: int, *, dropped: bool) -> Origin:

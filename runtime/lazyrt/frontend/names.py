@@ -23,7 +23,7 @@ from lazyrt.frontend.torch_compat import is_lazy
 from lazyrt.ir.snapshot import Name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from types import FrameType
 
 _MAX_VISITED = 50_000
@@ -123,6 +123,7 @@ class Walk:
 
     def run(self) -> None:
         """Find every buffer that the queue leads to, and let go of all objects."""
+        self._put_off_members()
         while self._queue or self._late:
             if not self._queue:
                 self._queue.extend(self._late)
@@ -139,6 +140,20 @@ class Walk:
         self._queue.clear()
         self._late.clear()
         self._optimizers.clear()
+
+    def _put_off_members(self) -> None:
+        """Let a module that has a number in a list or a module be called by it.
+
+        A loop's variable (`for block in model.blocks`) is another module's name in each round.
+        """
+        members = _numbered_modules(thing for _, thing, _ in self._queue)
+        if not members:
+            return
+        first: deque[tuple[Name, Any, int]] = deque()
+        for entry in self._queue:
+            is_member = _is_module(entry[1]) and id(entry[1]) in members
+            (self._late if is_member else first).append(entry)
+        self._queue = first
 
     def _visit(self, name: Name, thing: Any, depth: int) -> None:
         if type(thing) in _TENSORS:
@@ -185,6 +200,39 @@ class Walk:
             return None
         found = self.holders.get(id(state_of(tensor).base))
         return found[0].text if found else None
+
+
+def _numbered_modules(things: Iterable[Any]) -> set[int]:
+    """Return the identities of modules that stand in a list, or in a module under a number."""
+    found: set[int] = set()
+    seen: set[int] = set()
+    stack = [part for thing in things for part in (thing, *_attributes(thing))]
+    while stack:
+        thing = stack.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if _is_module(thing):
+            children = list(vars(thing).get("_modules", {}).items())
+            found |= {id(child) for key, child in children if key.isdigit()}
+            stack += [child for _, child in children]
+        elif type(thing) in {list, tuple}:
+            modules = [item for item in thing[:_MAX_ITEMS] if _is_module(item)]
+            found |= {id(module) for module in modules}
+            stack += modules
+    return found
+
+
+def _is_module(thing: Any) -> bool:
+    """Return whether a thing is a module, without asking the thing."""
+    return issubclass(type(thing), torch.nn.Module)
+
+
+def _attributes(thing: Any) -> list[Any]:
+    """Return what an object of the user's holds by name."""
+    if issubclass(type(thing), (type, torch.Tensor)) or _is_installed(type(thing)):
+        return []
+    return list(_own(thing).values())[:_MAX_ITEMS]
 
 
 def _is_twin(name: str, namespace: Mapping[str, Any]) -> bool:
@@ -277,13 +325,17 @@ def _of_object(text: str, thing: Any) -> Iterator[tuple[Name, Any]]:
                     yield Name(f"{text}.{key}", "object"), member.__get__(thing)
                 except AttributeError:  # not set
                     continue
+    for key, item in list(_own(thing).items())[:_MAX_ITEMS]:
+        yield Name(f"{text}.{key}", "object"), item
+
+
+def _own(thing: Any) -> dict[str, Any]:
+    """Return an object's attributes, without running code of its class."""
     try:
         own = object.__getattribute__(thing, "__dict__")
     except AttributeError:
-        return
-    if type(own) is dict:
-        for key, item in list(own.items())[:_MAX_ITEMS]:
-            yield Name(f"{text}.{key}", "object"), item
+        return {}
+    return own if type(own) is dict else {}
 
 
 def _is_installed(kind: type) -> bool:

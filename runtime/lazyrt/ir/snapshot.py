@@ -109,6 +109,8 @@ class Snapshot:
         leaf_names, root_names: What the user calls them, by vertex and by position in `roots`.
         origins: Where the data of a leaf came from, by vertex.
         random: Names of the ops that draw random numbers.
+        modules: What the user calls all parameters and buffers of modules that there were then,
+            read by the graph or not.
     """
 
     fingerprint: str
@@ -118,6 +120,7 @@ class Snapshot:
     root_names: Mapping[int, Name] = field(default_factory=dict)
     origins: Mapping[int, Origin] = field(default_factory=dict)
     random: frozenset[str] = frozenset()
+    modules: frozenset[str] = frozenset()
 
     @property
     def nodes(self) -> int:
@@ -137,6 +140,7 @@ def snapshot_of(
     graph: Canonical,
     names: Mapping[Value, Name] | None = None,
     origins: Mapping[Value, Origin] | None = None,
+    modules: frozenset[str] = frozenset(),
 ) -> Snapshot:
     """Return the snapshot of a graph.
 
@@ -145,6 +149,7 @@ def snapshot_of(
         names: What the user calls its leaves and roots. A buffer that the step overwrites is
             both, as a parameter is.
         origins: Where the data of its leaves came from.
+        modules: Names of all parameters and buffers of modules.
     """
     names, origins = names or {}, origins or {}
     leaves = (*graph.data, *graph.floats, *graph.ints, *graph.rng)
@@ -162,6 +167,7 @@ def snapshot_of(
         {k: names[root] for k, root in enumerate(graph.roots) if root in names},
         {numbers[leaf]: origins[leaf] for leaf in graph.data if leaf in origins},
         frozenset(node.op.name for node in graph.nodes if node.op.is_random),
+        modules,
     )
 
 

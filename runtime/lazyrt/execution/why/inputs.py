@@ -11,8 +11,9 @@ from lazyrt.execution.why.updates import take_updates_of
 from lazyrt.ir.match import cone
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from lazyrt.execution.why.causes import Kind
     from lazyrt.execution.why.edits import Edits
     from lazyrt.ir.snapshot import Name, Snapshot
     from lazyrt.observe.events import Site
@@ -22,6 +23,19 @@ _CREATIONS = (
     "aten.scalar_tensor", "aten.rand", "aten.normal", "aten.uniform", "aten.bernoulli",
 )  # fmt: skip
 _FINISH = "finish it before the step ends (flush the buckets, run the callbacks)"
+_BUILT = {True: "added", False: "removed"}
+_BUILD_FIX = (
+    "build the model before the loop and leave it as it is; one compile for each structure is "
+    "what it costs"
+)
+_CALLED = {
+    True: "called in this step and not in {}",
+    False: "not called in this step and was in {}",
+}
+_CALL_FIX = (
+    "call the same modules in each step, and end each step at one place; one compile for each "
+    "choice of modules is what it costs"
+)
 _ACCUMULATES = (
     "nothing to do where it comes back: the first batch of an update and the later ones are one "
     "graph each; `zero_grad(set_to_none=False)` makes it one graph for all"
@@ -29,48 +43,63 @@ _ACCUMULATES = (
 
 
 def modules(edits: Edits) -> list[Cause]:
-    """Return which modules were added, removed or made again."""
+    """Return which modules were added, removed, made again, or called on one side only."""
     recreated = _recreated(edits)
     if recreated:
         return recreated
     causes = []
-    for kind, snapshot, other, free in (
-        ("module_added", edits.b, edits.a, edits.added),
-        ("module_removed", edits.a, edits.b, edits.removed),
-    ):
-        names = _module_names(snapshot)
-        known = _module_names(other)
+    for is_gain in (True, False):
+        snapshot, other = (edits.b, edits.a) if is_gain else (edits.a, edits.b)
+        names, known = _module_names(snapshot), _module_names(other)
         new = {name: leaf for name, leaf in names.items() if name not in known}
-        paths = _new_prefixes(new, known)
         # A model under another name is no other model: its parameters are matched.
-        seeds = [leaf for leaf in new.values() if leaf in free]
-        if not paths or not seeds:
-            continue
-        near = _within(snapshot, connected(snapshot, seeds, free), free)
-        site = first_site(snapshot.vertices[k] for k in sorted(near))
-        verb = "added" if kind == "module_added" else "removed"
-        noun = "module" if len(paths) == 1 else "modules"
-        # What merely joins the neighbours anew goes with the module.
-        taken = (
-            edits.take(added=near, removed=_touching(edits, near, added=True))
-            if kind == "module_added"
-            else edits.take(removed=near, added=_touching(edits, near, added=False))
-        )
-        updated = take_updates_of(edits, paths)
-        causes.append(
-            Cause(
-                kind=kind,  # type: ignore[arg-type]
-                text=f"{noun} {listed(paths)} {'was' if len(paths) == 1 else 'were'} {verb}: "
-                f"{count(len(new), 'parameter')}, {count(len(near) - len(seeds), 'operation')}",
-                fix="build the model before the loop and leave it as it is; one compile for "
-                "each structure is what it costs",
-                variable=paths[0],
-                now=site if kind == "module_added" else None,
-                before=site if kind == "module_removed" else None,
-                taken=Taken(*map(sum, zip(taken, updated, strict=True))),
-            )
-        )
+        free = edits.added if is_gain else edits.removed
+        new = {name: leaf for name, leaf in new.items() if leaf in free}
+        paths = _new_prefixes(new, known)
+        there = {prefix for name in other.modules for prefix in _prefixes(name)}
+        for mine, exists in (
+            ([path for path in paths if path not in there], False),
+            ([path for path in paths if path in there], True),
+        ):
+            seeds = [new[name] for name in new if _is_under(name, mine)]
+            if seeds:
+                causes.append(
+                    _modules(edits, mine, seeds, exists=exists, is_gain=is_gain)
+                )
     return causes
+
+
+def _is_under(name: str, paths: list[str]) -> bool:
+    return any(name.startswith(f"{path}.") for path in paths)
+
+
+def _modules(
+    edits: Edits, paths: list[str], seeds: list[int], *, exists: bool, is_gain: bool
+) -> Cause:
+    """Return that modules came or went; with `exists`, that the program has them all the same."""
+    snapshot, free = (edits.b, edits.added) if is_gain else (edits.a, edits.removed)
+    near = _within(snapshot, connected(snapshot, seeds, free), free)
+    site = first_site(snapshot.vertices[k] for k in sorted(near))
+    # What merely joins the neighbours anew goes with the module.
+    taken = (
+        edits.take(added=near, removed=_touching(edits, near, added=True))
+        if is_gain
+        else edits.take(removed=near, added=_touching(edits, near, added=False))
+    )
+    updated = take_updates_of(edits, paths)
+    kind: Kind = "module_added" if is_gain else "module_removed"
+    return Cause(
+        kind="module_call" if exists else kind,
+        text=f"{'module' if len(paths) == 1 else 'modules'} {listed(paths)} "
+        f"{'was' if len(paths) == 1 else 'were'} "
+        f"{_CALLED[is_gain].format(edits.before.name) if exists else _BUILT[is_gain]}: "
+        f"{count(len(seeds), 'parameter')}, {count(len(near) - len(seeds), 'operation')}",
+        fix=_CALL_FIX if exists else _BUILD_FIX,
+        variable=paths[0],
+        now=site if is_gain else None,
+        before=None if is_gain else site,
+        taken=Taken(*map(sum, zip(taken, updated, strict=True))),
+    )
 
 
 def _touching(edits: Edits, near: set[int], *, added: bool) -> set[int]:
@@ -162,9 +191,19 @@ def _recreated(edits: Edits) -> list[Cause]:
     ]
 
 
-def state(edits: Edits) -> list[Cause]:
-    """Return which inputs are results of the nearest graph: it created, this one goes on."""
+def state(edits: Edits, *, of_optimizer: bool = False) -> list[Cause]:
+    """Return which inputs are results of the nearest graph: it created, this one goes on.
+
+    Args:
+        edits: The differences.
+        of_optimizer: Whether only an optimizer's state counts.
+    """
     earlier = _results_of(edits, edits.before.name)
+    if of_optimizer:
+        called = edits.b.leaf_names
+        earlier = [
+            k for k in earlier if k in called and called[k].holder == "optimizer"
+        ]
     created = [leaf for leaf in earlier if _was_removed(edits, leaf)]
     if not created:
         return []
@@ -243,6 +282,63 @@ def _was_removed(edits: Edits, leaf: int) -> bool:
 
 def _leaf_name(snapshot: Snapshot, leaf: int) -> str:
     return snapshot.leaf_names[leaf].text if leaf in snapshot.leaf_names else ""
+
+
+def same_input(edits: Edits) -> list[Cause]:
+    """Return which two inputs are one tensor now, or were before."""
+    causes = []
+    for is_gain, free in ((False, edits.removed), (True, edits.added)):
+        snapshot, other = (edits.b, edits.a) if is_gain else (edits.a, edits.b)
+        partners = edits.match.to_before if is_gain else edits.match.to_now
+        for leaf in sorted(free):
+            twin = _twin(snapshot, other, partners, leaf)
+            if twin is None:
+                continue
+            pair = [_called(snapshot, k) for k in (twin, leaf)]
+            one = f"{' and '.join(pair)} {{}} one tensor"
+            text = (
+                f"{one.format('were')} and are two now"
+                if is_gain
+                else f"{one.format('are')} now and were two"
+            )
+            causes.append(
+                Cause(
+                    kind="same_input",
+                    text=text,
+                    fix="give both as tensors of their own (`y.clone()`), or as one, in every "
+                    "step; tensors of equal values are no difference",
+                    variable=_leaf_name(snapshot, leaf),
+                    now=leaf_site(edits.b, leaf if is_gain else partners[twin]),
+                    before=leaf_site(edits.a, partners[twin] if is_gain else leaf),
+                    taken=edits.take(**{"added" if is_gain else "removed": [leaf]}),
+                )
+            )
+    return causes
+
+
+def _twin(
+    snapshot: Snapshot, other: Snapshot, partners: Sequence[int], leaf: int
+) -> int | None:
+    """Return the input whose partner is read wherever `leaf` is, by the partners of its readers."""
+    if snapshot.vertices[leaf].op != "data":
+        return None
+    read = set()
+    for user, slot in snapshot.users()[leaf]:
+        operands = (
+            other.vertices[partners[user]].operands if partners[user] >= 0 else ()
+        )
+        read.add(operands[slot][0] if slot < len(operands) else -1)
+    if len(read) != 1:
+        return None
+    found = read.pop()
+    is_input = found >= 0 and other.vertices[found].op == "data"
+    return partners.index(found) if is_input and found in partners else None
+
+
+def _called(snapshot: Snapshot, leaf: int) -> str:
+    """Return how a sentence calls an input: by its name, else by the line that reads it."""
+    name = _leaf_name(snapshot, leaf)
+    return f"`{name}`" if name else f"the one read{at(leaf_site(snapshot, leaf))}"
 
 
 def carried_over(edits: Edits) -> list[Cause]:

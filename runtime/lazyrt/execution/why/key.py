@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from lazyrt.execution.why.causes import Cause, Taken
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _FALLBACK = "CPU fallback of "
 _BLOCK = "end of step"
+_LEFT = ", left by "
 _CUT_FIX = (
     "read values after the step has ended (or print them: a print never cuts a step), so that "
     "each step ends at one place"
@@ -25,6 +27,10 @@ _CUT_FIX = (
 _CHECK_FIX = (
     "leave the check out with validate_args=False, or for all distributions with "
     "torch.distributions.Distribution.set_default_validate_args(False)"
+)
+_LEFT_FIX = (
+    "mend the error; or choose with `step(on_error=...)` what becomes of the work of a step that "
+    "an error leaves, which runs as a graph of its own by default"
 )
 _BY_MODE = {
     "eager": "what the debug mode ran by itself is an input of this graph or of none",
@@ -131,6 +137,17 @@ def _first_name(record: CompiledGraph, positions: set[int]) -> str:
     return next((names[k].text for k in sorted(positions) if k in names), "")
 
 
+def with_what_ran_alone(edits: Edits, causes: list[Cause]) -> list[Cause]:
+    """Return causes in which another mode accounts for what it ran by itself."""
+    if edits.before.key.mode == edits.now.key.mode:
+        return causes
+    taken = _cut_away(edits)
+    return [
+        dataclasses.replace(cause, taken=taken) if cause.kind == "mode" else cause
+        for cause in causes
+    ]
+
+
 def cuts(edits: Edits) -> list[Cause]:
     """Return why the step ends or begins at another place than the one before.
 
@@ -147,9 +164,13 @@ def cuts(edits: Edits) -> list[Cause]:
     came = sum(not edits.b.vertices[k].is_leaf for k in edits.added)
     # What a read cut off is missing, however little it is, and the read adds what it reads.
     began_alike = place(edits.before.lines[0]) == place(edits.now.lines[0])
-    read = _cuts(new.ended_by) and not _cuts(old.ended_by) and gone >= 1
+    read = is_cut(new.ended_by) and not is_cut(old.ended_by) and gone >= 1
     read = read and (came <= gone or began_alike)
-    if read or _is_part(gone, came, edits.before.nodes):
+    if (
+        read
+        or (_is_left(new.ended_by) and gone)
+        or _is_part(gone, came, edits.before.nodes)
+    ):
         return _shorter(edits, old, new)
     if _is_part(came, gone, edits.now.nodes):
         return _longer(edits, old, new)
@@ -190,12 +211,56 @@ def other_step(edits: Edits) -> list[Cause]:
 def is_other_step(edits: Edits) -> bool:
     """Return whether two graphs that differ in much end two different steps of the program."""
     old, new = edits.before.key, edits.now.key
-    if not _is_block(old.ended_by) or not _is_block(new.ended_by):
+    if is_cut(old.ended_by) or is_cut(new.ended_by) or is_cut(new.began_after):
         return False
-    if not _differs(old.ended_by, new.ended_by) or _cuts(new.began_after):
+    if _is_left(new.ended_by):
+        return False
+    if not differs(old.ended_by, new.ended_by):
         return False
     edited = len(edits.added) + len(edits.removed)
-    return edited >= _CUT_SHARE * max(edits.before.nodes, edits.now.nodes)
+    if edited < _CUT_SHARE * max(edits.before.nodes, edits.now.nodes):
+        return False
+    are_blocks = _is_block(old.ended_by) and _is_block(new.ended_by)
+    return are_blocks or _changes_mode(edits) or not _may_have_moved(edits)
+
+
+def _changes_mode(edits: Edits) -> bool:
+    """Return whether dropout or the like is on one side only: the other is the evaluation."""
+    return any(is_mode(edits.b.vertices[k]) for k in edits.added) != any(
+        is_mode(edits.a.vertices[k]) for k in edits.removed
+    )
+
+
+def _may_have_moved(edits: Edits) -> bool:
+    """Return whether a mark of the program that stands elsewhere now may have made a graph.
+
+    Then it begins where the other did, or one is a part of the other; of a step that was cut
+    short something is left for the rest to read.
+    """
+    old, new = edits.before.key, edits.now.key
+    if old.began_after[1] is not None and not differs(old.began_after, new.began_after):
+        return True
+    gone = sum(not edits.a.vertices[k].is_leaf for k in edits.removed)
+    came = sum(not edits.b.vertices[k].is_leaf for k in edits.added)
+    is_start = _is_part(gone, came, edits.before.nodes) and _is_read_by_the_rest(edits)
+    return is_start or _is_part(came, gone, edits.now.nodes)
+
+
+def _is_read_by_the_rest(edits: Edits) -> bool:
+    """Return whether a result is what the graph before went on with, in what is gone now."""
+    users = edits.a.users()
+    partners = [edits.match.to_before[vertex] for vertex, _ in edits.b.roots]
+    return any(
+        user in edits.removed
+        for partner in partners
+        if partner >= 0
+        for user, _ in users[partner]
+    )
+
+
+def _is_left(boundary: tuple[str, Site | None]) -> bool:
+    """Return whether an error ended a block."""
+    return _LEFT in boundary[0]
 
 
 def _is_block(boundary: tuple[str, Site | None]) -> bool:
@@ -204,6 +269,8 @@ def _is_block(boundary: tuple[str, Site | None]) -> bool:
 
 
 def _named(boundary: tuple[str, Site | None]) -> str:
+    if not _is_block(boundary):
+        return f"the step that {_what(boundary)} ends"
     name = boundary[0].removeprefix(_BLOCK).strip()
     return f"the step{f' `{name}`' if name else ''}{at(boundary[1])}"
 
@@ -212,16 +279,16 @@ def began_after_a_cut(
     now: CompiledGraph, others: Iterable[CompiledGraph]
 ) -> Cause | None:
     """Return why a graph that is like no other is the rest of a step that was cut."""
-    if not _cuts(now.key.began_after):
+    if not is_cut(now.key.began_after):
         return None
     for other in others:
-        ends_alike = not _differs(other.key.ended_by, now.key.ended_by)
-        if ends_alike and not _cuts(other.key.began_after):
+        ends_alike = not differs(other.key.ended_by, now.key.ended_by)
+        if ends_alike and not is_cut(other.key.began_after):
             return Cause(
                 kind="step_cut",
                 text=f"the step began later: {_what(now.key.began_after)} ran its first part "
                 f"alone, which {other.name} ran as one with the rest",
-                fix=_cut_fix(now.key.began_after),
+                fix=cut_fix(now.key.began_after),
                 now=now.key.began_after[1],
                 before=other.key.ended_by[1],
                 taken=Taken(added=now.nodes),
@@ -254,7 +321,7 @@ def _by_fallback(edits: Edits, fallback: tuple[str, Site | None]) -> Cause:
         kind="fallback",
         text=f"{op}{at(site)} ran on the CPU and cut the step: what is before it and what is "
         "after it are graphs of their own",
-        fix=_cut_fix((f"{_FALLBACK}{op}", site)),
+        fix=cut_fix((f"{_FALLBACK}{op}", site)),
         now=site,
         before=edits.before.key.ended_by[1],
         taken=_cut_away(edits),
@@ -287,12 +354,15 @@ def _is_kept(name: Name | None) -> bool:
     return name is not None and not name.holder.startswith(("variable", "local"))
 
 
-def _cut_fix(cut: tuple[str, Site | None]) -> str:
+def cut_fix(cut: tuple[str, Site | None]) -> str:
+    """Return what to do about a cut."""
     op = _fallback_op(cut[0])
     if op:
         return (
             f"register a lowering with @lowers('{op}'), or move the op out of the step"
         )
+    if _is_left(cut):
+        return _LEFT_FIX
     return _CHECK_FIX if "torch.distributions" in cut[0] else _CUT_FIX
 
 
@@ -305,7 +375,7 @@ def _moved(before: CompiledGraph, now: CompiledGraph) -> str:
     if last_before is None or last_now is None:
         return ""
     old, new = before.key.ended_by, now.key.ended_by
-    same_mark = old[0] == new[0] and not _cuts(new) and _differs(old, new)
+    same_mark = old[0] == new[0] and not is_cut(new) and differs(old, new)
     same_start = place(first_before) == place(first_now)
     if not (same_mark and same_start) or place(last_before) == place(last_now):
         return ""
@@ -317,12 +387,12 @@ def _moved(before: CompiledGraph, now: CompiledGraph) -> str:
 
 def _shorter(edits: Edits, old: StepKey, new: StepKey) -> list[Cause]:
     cut = new.ended_by
-    if _cuts(new.began_after) and not _cuts(old.began_after):
+    if is_cut(new.began_after) and not is_cut(old.began_after):
         cut = new.began_after
         text = (
             f"the step began later: {_what(new.began_after)} ran its first part alone"
         )
-    elif _differs(old.ended_by, new.ended_by):
+    elif differs(old.ended_by, new.ended_by):
         text = _moved(edits.before, edits.now) or (
             f"the step ended earlier: {_what(new.ended_by)} instead of {_what(old.ended_by)}"
         )
@@ -332,7 +402,7 @@ def _shorter(edits: Edits, old: StepKey, new: StepKey) -> list[Cause]:
         Cause(
             kind="step_cut",
             text=text,
-            fix=_cut_fix(cut),
+            fix=cut_fix(cut),
             now=new.ended_by[1],
             before=old.ended_by[1],
             taken=_cut_away(edits),
@@ -341,10 +411,10 @@ def _shorter(edits: Edits, old: StepKey, new: StepKey) -> list[Cause]:
 
 
 def _longer(edits: Edits, old: StepKey, new: StepKey) -> list[Cause]:
-    cut_now = _cuts(new.ended_by) or _cuts(new.began_after)
-    if cut_now or not (_cuts(old.ended_by) or _cuts(old.began_after)):
+    cut_now = is_cut(new.ended_by) or is_cut(new.began_after)
+    if cut_now or not (is_cut(old.ended_by) or is_cut(old.began_after)):
         return []
-    cut = old.ended_by if _cuts(old.ended_by) else old.began_after
+    cut = old.ended_by if is_cut(old.ended_by) else old.began_after
     return [
         Cause(
             kind="step_cut",
@@ -358,12 +428,12 @@ def _longer(edits: Edits, old: StepKey, new: StepKey) -> list[Cause]:
     ]
 
 
-def _cuts(boundary: tuple[str, Site | None]) -> bool:
+def is_cut(boundary: tuple[str, Site | None]) -> bool:
     """Return whether a boundary came by a read or a limit, and not by a mark of the program."""
     return boundary[0].startswith(("read", "more than", _FALLBACK))
 
 
-def _differs(one: tuple[str, Site | None], other: tuple[str, Site | None]) -> bool:
+def differs(one: tuple[str, Site | None], other: tuple[str, Site | None]) -> bool:
     """Return whether two boundaries are different places; a cell run again is the same one."""
     return one[0] != other[0] or place(one[1]) != place(other[1])
 

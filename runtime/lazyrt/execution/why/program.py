@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from lazyrt.execution.why.edits import Edits
     from lazyrt.ir.snapshot import Snapshot, Vertex
+    from lazyrt.observe.events import Site
 
 _DROPOUTS = (
     "aten.native_dropout",
@@ -246,11 +247,29 @@ def _downstream(snapshot: Snapshot, seeds: Iterable[int], free: set[int]) -> set
 def kept_results(edits: Edits) -> list[Cause]:
     """Return which tensors were alive at the boundary on one side only."""
     causes = []
+    if any(is_mode(edits.b.vertices[k]) for k in (*edits.added, *edits.changed)):
+        _forget_counters(edits)  # a part of training, as dropout is
     if edits.new_roots:
         causes += _kept(edits)
     if edits.gone_roots:
         causes.append(_dropped(edits))
     return causes
+
+
+def _forget_counters(edits: Edits) -> None:
+    """What a norm keeps in training mode needs no cause of its own."""
+    edits.new_roots = [k for k in edits.new_roots if k not in _counters(edits.b)]
+    edits.gone_roots = [k for k in edits.gone_roots if k not in _counters(edits.a)]
+
+
+def _counters(snapshot: Snapshot) -> list[int]:
+    """Return the roots that are buffers of modules, or what a norm saves for backward."""
+    return [
+        k
+        for k, (vertex, _) in enumerate(snapshot.roots)
+        if (k in snapshot.root_names and snapshot.root_names[k].holder == "buffer")
+        or (k not in snapshot.root_names and is_mode(snapshot.vertices[vertex]))
+    ]
 
 
 def _kept(edits: Edits) -> list[Cause]:
@@ -366,8 +385,10 @@ def train_or_eval(edits: Edits) -> list[Cause]:
             now=first_site(vertices),
             before=first_site(old),
             taken=edits.take(
-                added=connected(edits.b, more, edits.added),
-                removed=connected(edits.a, fewer, edits.removed),
+                added=connected(edits.b, more, edits.added)
+                | exclusive(edits.b, _counters(edits.b), edits.added)[0],
+                removed=connected(edits.a, fewer, edits.removed)
+                | exclusive(edits.a, _counters(edits.a), edits.removed)[0],
                 changed=_downstream(edits.b, flags, set(edits.changed)),
             ),
         )
@@ -439,10 +460,12 @@ def lifted_numbers(edits: Edits) -> list[Cause]:
     """Return Python numbers that varied and are inputs from now on."""
     more = [k for k in edits.added if edits.b.vertices[k].op in {"float", "int"}]
     gone = [k for k in edits.removed if edits.a.vertices[k].op in {"float", "int"}]
-    if len(more) <= len(gone):
-        return []
     readers = [edits.b.vertices[k] for k in _readers(edits.b, more)]
     site = first_site(readers)
+    if more and len(more) == len(gone):
+        return _other_kind_of_number(edits, more, gone, site)
+    if len(more) <= len(gone):
+        return []
     changed = {k for k in _readers(edits.b, more) if k in edits.changed}
     numbers = "a Python number" if len(more) == 1 else f"{len(more)} Python numbers"
     verb = "varies and is an input" if len(more) == 1 else "vary and are inputs"
@@ -455,6 +478,35 @@ def lifted_numbers(edits: Edits) -> list[Cause]:
             taken=edits.take(added=more, changed=changed),
         )
     ]
+
+
+def _other_kind_of_number(
+    edits: Edits, more: list[int], gone: list[int], site: Site | None
+) -> list[Cause]:
+    """Return that numbers which are inputs were integers and are floats, or the other way."""
+    kinds = [
+        _KINDS[side.vertices[numbers[0]].op]
+        for side, numbers in ((edits.a, gone), (edits.b, more))
+    ]
+    if kinds[0] == kinds[1]:
+        return []
+    changed = {k for k in _readers(edits.b, more) if k in edits.changed}
+    return [
+        Cause(
+            kind="lifted_number",
+            text=f"{'a Python number' if len(more) == 1 else f'{len(more)} Python numbers'}"
+            f"{at(site)} {'is' if len(more) == 1 else 'are'} {kinds[1]} and "
+            f"{'was' if len(more) == 1 else 'were'} {kinds[0]}",
+            fix="write it in one way (`2.0`, not `2`) where it varies; further values of either "
+            "kind compile nothing",
+            now=site,
+            before=first_site(edits.a.vertices[k] for k in _readers(edits.a, gone)),
+            taken=edits.take(added=more, removed=gone, changed=changed),
+        )
+    ]
+
+
+_KINDS = {"int": "an integer", "float": "a float"}
 
 
 def other_path(edits: Edits) -> list[Cause]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from lazyrt.execution.why.causes import Cause
 from lazyrt.execution.why.edits import at, count
 from lazyrt.execution.why.inputs import leaf_site
+from lazyrt.execution.why.source import argument_name, takes_tensor
 from lazyrt.ir.snapshot import OPERAND
 
 if TYPE_CHECKING:
@@ -29,17 +30,33 @@ def types_and_constants(edits: Edits) -> list[Cause]:
     """Return where types and constants changed first; what follows is counted with it."""
     sources = _Sources(edits)
     groups: dict[tuple[Kind, object], list[int]] = {}
+    converted = {
+        _converted(edits, vertex)
+        for vertex in sources.origins
+        if sources.kind(vertex) == "input_dtype"
+    }
+    beside: list[int] = []
     for vertex in sources.origins:
         kind = sources.kind(vertex)
-        if kind is not None:
+        # What reads an added conversion follows from the input all the same.
+        if kind == "dtype" and _converted(edits, vertex) in converted:
+            beside.append(vertex)
+        elif kind is not None:
             groups.setdefault((kind, _group(edits, vertex, kind)), []).append(vertex)
     causes = []
     for (kind, _), vertices in groups.items():
-        follow = [k for k, source in sources.of.items() if source in set(vertices)]
+        mine = {*vertices, *(beside if kind == "input_dtype" else ())}
+        follow = [k for k, source in sources.of.items() if source in mine]
         causes.append(_cause(edits, kind, vertices, follow))
         if kind == "input_dtype":
             causes += _shape_too(edits, vertices)
     return causes
+
+
+def _converted(edits: Edits, vertex: int) -> object:
+    """Return which dtypes became which."""
+    before = edits.a.vertices[edits.match.to_before[vertex]]
+    return (_dtypes(before), _dtypes(edits.b.vertices[vertex]))
 
 
 def _shape_too(edits: Edits, leaves: list[int]) -> list[Cause]:
@@ -54,7 +71,7 @@ def _shape_too(edits: Edits, leaves: list[int]) -> list[Cause]:
         return [
             Cause(
                 kind="input_shape",
-                text=f"input {f'`{name.text}`' if name else leaf} has another shape too: "
+                text=f"input {f'`{name.text}`' if name else f'read{at(leaf_site(edits.b, leaf))}'} has another shape too: "
                 f"{old} is now {new}",
                 fix=_FIXES["input_shape"],
                 variable=name.text if name else "",
@@ -108,11 +125,11 @@ class _Sources:
         if now.is_leaf:
             if _dtypes(now) != _dtypes(before):
                 return "input_dtype"
-            name = self.edits.b.leaf_names.get(vertex)
-            is_parameter = name is not None and (
-                name.in_module or name.holder in {"optimizer", "gradient"}
+            return (
+                "parameter_shape"
+                if _is_parameter(self.edits, vertex)
+                else "input_shape"
             )
-            return "parameter_shape" if is_parameter else "input_shape"
         if now.op != before.op or len(now.attrs) != len(before.attrs):
             return None
         if _is_flag(now, before):
@@ -215,6 +232,13 @@ class _Sources:
             self._ratios |= {other / one, one / other}
 
 
+def _is_parameter(edits: Edits, leaf: int) -> bool:
+    name = edits.b.leaf_names.get(leaf)
+    return name is not None and (
+        name.in_module or name.holder in {"optimizer", "gradient"}
+    )
+
+
 def _cause(
     edits: Edits, kind: Kind, vertices: list[int], follow: Iterable[int]
 ) -> Cause:
@@ -222,37 +246,45 @@ def _cause(
     now = edits.b.vertices[first]
     before = edits.a.vertices[edits.match.to_before[first]]
     names = [edits.b.leaf_names[k].text for k in vertices if k in edits.b.leaf_names]
-    casts = _casts(edits, now, before) if kind == "dtype" else (set(), set())
+    casts = (
+        _casts(edits, now, before)
+        if kind in {"dtype", "input_dtype"}
+        else (set(), set())
+    )
+    are_parameters = now.is_leaf and all(_is_parameter(edits, k) for k in vertices)
     taken = edits.take(casts[0], casts[1], follow)
     more = taken.changed - len(vertices)
     follows = f": {count(more, 'operation')} changed with it" if more > 0 else ""
     if kind in {"input_shape", "input_dtype", "parameter_shape"}:
-        what = "parameter" if kind == "parameter_shape" else "input"
-        called = f"`{names[0]}`" if names else str(min(vertices))
-        change = f"{before.types[0]} is now {now.types[0]}"
+        what = "parameter" if are_parameters else "input"
+        called = f"{what}{f' `{names[0]}`' if names else ''} {before.types[0]}"
+        called += "" if names else f" read{at(leaf_site(edits.b, first))}"
         others = (
             f" (and {count(len(vertices) - 1, 'more ' + what)})"
             if len(vertices) > 1
             else ""
         )
-        text = f"{what} {called} {change}{others}{follows}"
+        text = f"{called} is now {now.types[0]}{others}{follows}"
     elif kind == "shape":
         old, new = _types(before, now)
         text = (
             f"{now.op}{at(now.site)} gives {new} where it gave {old}"
             f"{_argument(before, now)}{follows}"
         )
+        if before.attrs != now.attrs and (name := _number_name(before, now)):
+            names = [name]
     elif kind == "dtype":
         text = (
             f"{now.op}{at(now.site)} computes in {', '.join(_dtypes(now))} where it computed "
             f"in {', '.join(_dtypes(before))}{_cast_text(*map(len, casts))}{follows}"
         )
     else:
-        text = _constant(before, now, len(vertices))
+        names = [name] if (name := _number_name(before, now)) else []
+        text = _constant(before, now, len(vertices), name)
     return Cause(
         kind=kind,
         text=text,
-        fix=_FIXES[kind],
+        fix=_fix(kind, before, now, are_parameters=are_parameters),
         variable=names[0] if names else "",
         now=now.site if not now.is_leaf else leaf_site(edits.b, first),
         before=before.site
@@ -289,11 +321,31 @@ def _types(before: Vertex, now: Vertex) -> tuple[str, str]:
     return next(pair for pair in pairs if pair[0] != pair[1])
 
 
-def _constant(before: Vertex, now: Vertex, times: int) -> str:
+def _fix(kind: Kind, before: Vertex, now: Vertex, *, are_parameters: bool) -> str:
+    if kind == "input_dtype" and are_parameters:
+        return _MODEL_DTYPE
+    if kind == "baked_constant" and not takes_tensor(now.op, _place(before, now)):
+        return _ONLY_NUMBERS
+    return _FIXES[kind]
+
+
+def _number_name(before: Vertex, now: Vertex) -> str:
+    """Return what the source calls the number that differs; empty where it is unknown."""
+    return argument_name(now.site, now.op, _place(before, now))
+
+
+def _place(before: Vertex, now: Vertex) -> int:
+    """Return the position of the first argument that differs."""
+    pairs = enumerate(zip(before.attrs, now.attrs, strict=False))
+    return next((k for k, (old, new) in pairs if old != new), 0)
+
+
+def _constant(before: Vertex, now: Vertex, times: int, name: str) -> str:
     old, new = _short_numbers(*_first_difference(before, now))
     repeated = f" ({times} times)" if times > 1 else ""
+    called = f"the Python number `{name}`" if name else "a Python number"
     return (
-        f"a Python number is part of the graph: {now.op}{at(now.site)} has {new} where it had "
+        f"{called} is part of the graph: {now.op}{at(now.site)} has {new} where it had "
         f"{old}{repeated}"
     )
 
@@ -302,9 +354,11 @@ def _argument(before: Vertex, now: Vertex) -> str:
     if before.attrs == now.attrs:
         return ""
     old, new = _first_difference(before, now)
+    name = _number_name(before, now)
     if OPERAND in old + new:  # a list of tensors of another length
         return ""
-    return f" ({_clipped(old)} became {_clipped(new)})"
+    called = f"`{name}`: " if name else ""
+    return f" ({called}{_clipped(old)} became {_clipped(new)})"
 
 
 def _clipped(text: str) -> str:
@@ -356,6 +410,8 @@ def _dtypes(vertex: Vertex) -> tuple[str, ...]:
     return tuple(Counter(type_.partition("[")[0] for type_ in vertex.types))
 
 
+_ONLY_NUMBERS = "keep to one value or to a few: each compiles once, and the op takes no tensor in its place"
+_MODEL_DTYPE = "convert the model once, before the loop (`model.to(dtype)`)"
 _FIXES: dict[str, str] = {
     "input_shape": "give every batch one shape: drop the last incomplete one, pad it, or "
     "sort sizes into a few buckets",
