@@ -5,6 +5,7 @@ cause, with the name that the program has for it.
 """
 
 import contextlib
+import copy
 
 import pytest
 import torch
@@ -345,8 +346,8 @@ def test_an_input_that_nothing_names_is_told_by_the_line_that_reads_it():
     run(3)
 
     text = explained()[-1].text
-    assert text.startswith("input f32[2,4] read at test_causes_programs.py:")
-    assert "is now f32[3,4]" in text
+    assert text.startswith("input (read at test_causes_programs.py:")
+    assert ") f32[2,4] is now f32[3,4]" in text
 
 
 def test_a_step_that_an_error_leaves_is_a_cut_with_the_errors_name():
@@ -379,6 +380,54 @@ def test_an_executable_beyond_the_limit_names_the_limit():
         with lazyrt.step():
             out = x.exp() if number % 2 else x.sin() + 1
 
-    top = lazyrt.explain().top
+    found = lazyrt.explain()
+    assert found is not None
+    top = found.top
     assert top.kind == "cache_evicted", out
     assert "`config.max_executables`, 1 now" in top.fix
+
+
+def test_gradients_that_an_earlier_step_left_are_named_when_they_are_gone():
+    model = nn.Linear(4, 4).to(DEVICE)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = ones(3, 4)
+    with lazyrt.step():
+        model(x).mean().backward()
+        sgd.step()
+    for _ in range(2):
+        with lazyrt.step():
+            for _ in range(3):
+                model(x).square().mean().backward()
+            sgd.step()
+            sgd.zero_grad()
+
+    (top,) = explained()[-1].causes
+    assert top.kind == "carried_over"
+    assert top.variable.endswith(".grad")
+    assert "gradients accumulate" in top.text
+
+
+def test_a_copy_made_in_the_first_step_is_no_module_that_was_left_out():
+    model = nn.Linear(4, 4).to(DEVICE)
+    mean = copy.deepcopy(model)
+    x = ones(2, 4)
+    for _ in range(2):
+        with lazyrt.step():
+            out = model(x).sum()
+
+    (cause,) = explained()[-1].causes
+    assert cause.kind == "module_recreated", out
+    assert "`mean` was made in graph.1" in cause.text
+    assert mean is not model
+
+
+def test_masks_and_what_is_saved_for_backward_follow_from_the_mode():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2)).to(DEVICE)
+    x = ones(2, 4)
+    for train in (True, False):
+        model.train(train)
+        with lazyrt.step():
+            out = model(x)
+            out = out.sum() if train else out.softmax(-1).sum()
+
+    assert kinds(explained()[-1]) == ["train_eval", "code_path"], out

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lazyrt.execution.why.causes import Cause, Taken
-from lazyrt.execution.why.edits import at, connected, count, first_site, listed
+from lazyrt.execution.why.edits import at, connected, count, first_site, listed, place
 from lazyrt.execution.why.program import is_mode
 from lazyrt.execution.why.updates import take_updates_of
 from lazyrt.ir.match import cone
@@ -62,11 +62,32 @@ def modules(edits: Edits) -> list[Cause]:
             ([path for path in paths if path in there], True),
         ):
             seeds = [new[name] for name in new if _is_under(name, mine)]
-            if seeds:
+            made = not is_gain and not any(snapshot.vertices[k].is_leaf for k in seeds)
+            if seeds and made and exists:
+                causes.append(_was_made(edits, mine, seeds))
+            elif seeds:
                 causes.append(
                     _modules(edits, mine, seeds, exists=exists, is_gain=is_gain)
                 )
     return causes
+
+
+def _was_made(edits: Edits, paths: list[str], seeds: list[int]) -> Cause:
+    """Return that the graph before made modules, which are there from now on."""
+    gone = connected(edits.a, seeds, edits.removed)
+    site = first_site(edits.a.vertices[k] for k in sorted(gone))
+    return Cause(
+        kind="module_recreated",
+        text=f"{'module' if len(paths) == 1 else 'modules'} {listed(paths)} "
+        f"{'was' if len(paths) == 1 else 'were'} made in {edits.before.name}{at(site)} and "
+        f"{'is' if len(paths) == 1 else 'are'} not made again: "
+        f"{count(len(seeds), 'parameter')}",
+        fix="nothing to do when it happens once, in the first step; `lazyrt.mark_step()` after "
+        "the model is built keeps it out of that step",
+        variable=paths[0],
+        before=site,
+        taken=edits.take(removed=gone),
+    )
 
 
 def _is_under(name: str, paths: list[str]) -> bool:
@@ -364,20 +385,27 @@ def carried_over(edits: Edits) -> list[Cause]:
     snapshot, one = (edits.b, left[0]) if left else (edits.a, before[0])
     origin = snapshot.origins[one]
     names = [
-        n for k in left if (n := edits.b.origins[k].name or _leaf_name(edits.b, k))
+        n
+        for k in left or before
+        if (n := snapshot.origins[k].name or _leaf_name(snapshot, k))
     ]
     called = f" ({listed(names)})" if names else ""
-    verb = "is an input" if len(left) == 1 else "are inputs"
+    verb = "are inputs" if len(left) > 1 else "is an input"
     accumulates = bool(names) and all(name.endswith(".grad") for name in names)
     if accumulates:  # a result that is an input now is not gone
         edits.gone_roots = [
             k for k in edits.gone_roots if _text(edits.a.root_names.get(k)) not in names
         ]
-    what = count(len(left), "gradient" if accumulates else "tensor")
+        free = _with_backward_beside(edits.b, free, edits.added)
+        gone = _with_backward_beside(edits.a, gone, edits.removed)
+    noun = "gradient" if accumulates else "tensor"
+    what = count(len(left), noun) if left else f"no {noun}"
+    if not left:
+        previous = origin.step
     return [
         Cause(
             kind="carried_over",
-            text=f"{what if left else 'no tensor'}{called} that step {previous} computed"
+            text=f"{what}{called} that step {previous} computed"
             f"{at(origin.site)} {verb} of this step, {len(before)} in {edits.before.name}: "
             + (
                 "gradients accumulate over steps"
@@ -393,16 +421,33 @@ def carried_over(edits: Edits) -> list[Cause]:
     ]
 
 
+def _with_backward_beside(
+    snapshot: Snapshot, near: set[int], free: set[int]
+) -> set[int]:
+    """Return vertices with what backward records on their lines, such as transposes."""
+    lines = {
+        place(snapshot.vertices[k].site) for k in near if snapshot.vertices[k].backward
+    }
+    return near | {
+        k
+        for k in free
+        if snapshot.vertices[k].backward and place(snapshot.vertices[k].site) in lines
+    }
+
+
 def _text(name: Name | None) -> str:
     return name.text if name is not None else ""
 
 
 def _left_over(snapshot: Snapshot) -> list[int]:
-    """Return the inputs that an execution computed and that nothing holds at the end."""
+    """Return the inputs that an execution computed and that nothing holds at the end.
+
+    Gradients are such inputs whoever holds them: the next backward adds to them.
+    """
     return [
         leaf
         for leaf, origin in snapshot.origins.items()
-        if origin.dropped and origin.step >= 0
+        if origin.step >= 0 and (origin.dropped or origin.name.endswith(".grad"))
     ]
 
 

@@ -247,8 +247,10 @@ def _downstream(snapshot: Snapshot, seeds: Iterable[int], free: set[int]) -> set
 def kept_results(edits: Edits) -> list[Cause]:
     """Return which tensors were alive at the boundary on one side only."""
     causes = []
-    if any(is_mode(edits.b.vertices[k]) for k in (*edits.added, *edits.changed)):
-        _forget_counters(edits)  # a part of training, as dropout is
+    came = [edits.b.vertices[k] for k in (*edits.added, *edits.changed)]
+    gone = [edits.a.vertices[k] for k in edits.removed]
+    if any(map(is_mode, (*came, *gone))):
+        _forget_what_training_keeps(edits)
     if edits.new_roots:
         causes += _kept(edits)
     if edits.gone_roots:
@@ -256,20 +258,26 @@ def kept_results(edits: Edits) -> list[Cause]:
     return causes
 
 
-def _forget_counters(edits: Edits) -> None:
-    """What a norm keeps in training mode needs no cause of its own."""
-    edits.new_roots = [k for k in edits.new_roots if k not in _counters(edits.b)]
-    edits.gone_roots = [k for k in edits.gone_roots if k not in _counters(edits.a)]
+def _forget_what_training_keeps(edits: Edits) -> None:
+    """Counters of norms, masks, and what is saved for backward need no cause of their own."""
+    edits.new_roots = [k for k in edits.new_roots if _is_users(edits.b, k, edits.added)]
+    edits.gone_roots = [
+        k for k in edits.gone_roots if _is_users(edits.a, k, edits.removed)
+    ]
+
+
+def _is_users(snapshot: Snapshot, root: int, free: set[int]) -> bool:
+    """Return whether a root is the user's own: named, or work of its own."""
+    name = snapshot.root_names.get(root)
+    vertex = snapshot.roots[root][0]
+    if name is not None:
+        return name.holder != "buffer"
+    return vertex in free and not is_mode(snapshot.vertices[vertex])
 
 
 def _counters(snapshot: Snapshot) -> list[int]:
-    """Return the roots that are buffers of modules, or what a norm saves for backward."""
-    return [
-        k
-        for k, (vertex, _) in enumerate(snapshot.roots)
-        if (k in snapshot.root_names and snapshot.root_names[k].holder == "buffer")
-        or (k not in snapshot.root_names and is_mode(snapshot.vertices[vertex]))
-    ]
+    """Return the roots that are buffers of modules."""
+    return [k for k, name in snapshot.root_names.items() if name.holder == "buffer"]
 
 
 def _kept(edits: Edits) -> list[Cause]:
@@ -386,13 +394,19 @@ def train_or_eval(edits: Edits) -> list[Cause]:
             before=first_site(old),
             taken=edits.take(
                 added=connected(edits.b, more, edits.added)
-                | exclusive(edits.b, _counters(edits.b), edits.added)[0],
+                | exclusive(edits.b, _counters(edits.b), edits.added)[0]
+                | {k for k in edits.added if _is_copy(edits.b.vertices[k])},
                 removed=connected(edits.a, fewer, edits.removed)
                 | exclusive(edits.a, _counters(edits.a), edits.removed)[0],
                 changed=_downstream(edits.b, flags, set(edits.changed)),
             ),
         )
     ]
+
+
+def _is_copy(vertex: Vertex) -> bool:
+    """Return whether a vertex is what dropout leaves of itself in compiled evaluation."""
+    return vertex.op == "aten.clone.default"
 
 
 def _norms_and_dropouts(vertices: list[Vertex]) -> str:

@@ -257,8 +257,8 @@ def _cause(
     follows = f": {count(more, 'operation')} changed with it" if more > 0 else ""
     if kind in {"input_shape", "input_dtype", "parameter_shape"}:
         what = "parameter" if are_parameters else "input"
-        called = f"{what}{f' `{names[0]}`' if names else ''} {before.types[0]}"
-        called += "" if names else f" read{at(leaf_site(edits.b, first))}"
+        name = f"`{names[0]}`" if names else f"(read{at(leaf_site(edits.b, first))})"
+        called = f"{what} {name} {before.types[0]}"
         others = (
             f" (and {count(len(vertices) - 1, 'more ' + what)})"
             if len(vertices) > 1
