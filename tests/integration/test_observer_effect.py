@@ -1,6 +1,6 @@
 """Looking at tensors leaves the steps of a program bit for bit what they were."""
 
-import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +9,7 @@ from torch import nn
 import lazyrt
 from lazyrt.observe import events
 from tests.harness import DEVICE, cold_start, recorded
+from tests.lazyviz.clicks import KINDS, click_everything, kind_of, watched_widgets
 
 STEPS = 10
 
@@ -439,6 +440,7 @@ def run_program(shell, look):
 def test_every_view_of_the_extension_leaves_the_program_as_it_is_without_it(
     shell, tmp_path, monkeypatch, capsys
 ):
+    """M.01: every subcommand, and every request of every widget's page."""
     from lazyviz.shell import completion
 
     # A new subcommand cannot be forgotten.
@@ -448,82 +450,60 @@ def test_every_view_of_the_extension_leaves_the_program_as_it_is_without_it(
     shell.reset()
     shell.run_line_magic("load_ext", "lazyviz")
     widgets = watched_widgets(monkeypatch)
-    shown = set()
+    shell.kernel = SimpleNamespace(comm_manager=None)  # there is a page
+    shown, clicked = set(), set()
 
     def look(number):
-        if not 5 < number < 17:  # the second and the third step, whole
+        if number not in {6, 8, 10, 12, 14}:  # at each part of a step, over two steps
             return
+        seen = len(widgets)
+        lazyrt.config.progress_after_s = 0.0
         shell.run_cell("h\n", store_history=True)
         shell.run_cell("print(loss, h); f'{loss}', [h, loss]", store_history=True)
         for command, lines in LINES.items():
             for line in lines:
                 shell.run_cell(f"%lazy {line}", store_history=True)
                 shown.add(command)
-        for widget in widgets[-2:]:
+        for widget in widgets[seen:]:
             click_everything(widget)
+            clicked.add(kind_of(widget))
+        lazyrt.config.progress_after_s = 1.0
 
     looked = run_program(shell, look)
 
     shell.run_line_magic("unload_ext", "lazyviz")
     assert looked == plain
     assert len(plain["executions"]) == 4
-    assert len(widgets) > 5
+    assert clicked == KINDS
     assert shown >= {"explore", "hlo", "report", "live"}
     assert lazyrt.counters()["peek_executions"] > 5
     assert "tensor(" in capsys.readouterr().out
 
 
-def watched_widgets(monkeypatch):
-    """Return the list into which the graph views go that are made from now on."""
-    from lazyviz.widgets import graph_view
-
-    made = []
-    start = graph_view.GraphView.__init__
-
-    def note(self, *args, **kwargs):
-        start(self, *args, **kwargs)
-        made.append(self)
-
-    monkeypatch.setattr(graph_view.GraphView, "__init__", note)
-    return made
-
-
-def click_everything(widget):
-    """Send each request that a page can send, for the first boxes of what is drawn."""
-    for box in range(4):
-        widget._handle_custom_msg({"kind": "select", "box": box}, [])
-        widget._handle_custom_msg({"kind": "open", "box": box}, [])
-    choices = widget.controls
-    requests = [
-        *({"kind": "fold", "by": by} for by, _ in choices["fold"]),
-        *({"kind": "overlay", "name": name} for name, _ in choices["overlay"]),
-        {"kind": "measure", "go": True},
-        *({"kind": "form", "form": form, "go": True} for form, _ in choices["form"]),
-        {"kind": "form", "form": choices["chosen"]["form"]},
-        {"kind": "search", "text": "tanh"},
-        {"kind": "back", "level": 0},
-        {"kind": "hello"},
-    ]
-    nodes = re.findall(r'data-n="(\d+)"', widget.svg)
-    requests += [{"kind": "check", "node": int(node)} for node in nodes[-2:]]
-    for request in requests:
-        widget._handle_custom_msg(request, [])
-
-
+@pytest.mark.slow
 def test_no_view_keeps_a_tensor_alive(shell, monkeypatch):
+    """M.01: of whatever kind it is, and whatever was clicked."""
     import gc
 
     shell.run_line_magic("load_ext", "lazyviz")
     widgets = watched_widgets(monkeypatch)
+    shell.kernel = SimpleNamespace(comm_manager=None)  # there is a page
     shell.run_cell(
-        "import torch, lazyrt\nx = torch.ones(5, 7, device='lazyrt')",
+        "import torch, lazyrt\nx = torch.ones(5, 7, device='lazyrt')\n"
+        "for k in (1, 2):\n    z = (x + torch.ones(k, 1, device='lazyrt')[0]).sum()\n"
+        "    lazyrt.mark_step()",
         store_history=True,
     )
     shell.run_cell("y = torch.relu(x * 2)\ny", store_history=True)
-    for line in ("explore", "explore y", "graph", "live", "ir"):
+    lazyrt.config.progress_after_s = 0.0
+    for line in (
+        *("explore", "explore y", "graph", "live", "ir", "cache", "timeline"),
+        *("diff last", "step", "why", "hlo"),
+    ):
         shell.run_cell(f"%lazy {line}", store_history=True)
     for widget in widgets:
         click_everything(widget)
+    lazyrt.config.progress_after_s = 1.0
     before = sizes()
 
     shell.run_cell("del x, y", store_history=True)
@@ -532,9 +512,9 @@ def test_no_view_keeps_a_tensor_alive(shell, monkeypatch):
     after = sizes()
     shell.run_line_magic("unload_ext", "lazyviz")
     shell.run_cell("Out.clear(); _ = __ = ___ = _2 = None", store_history=True)
-    assert widgets
-    # What `Out` keeps is a copy of the value that was displayed.
-    assert before == [False, True, True]
+    assert {kind_of(widget) for widget in widgets} == KINDS
+    # `x` is computed, `y` pending; what `Out` keeps is a copy of the value that was displayed.
+    assert before == [False, False, True]
     assert after == [False]
 
 

@@ -1,0 +1,98 @@
+"""All that the page of each widget can ask, sent as the page sends it."""
+
+import re
+
+import anywidget
+
+
+def watched_widgets(monkeypatch):
+    """Return the list into which every widget goes that is made from now on."""
+    made = []
+    start = anywidget.AnyWidget.__init__
+
+    def note(self, *args, **kwargs):
+        start(self, *args, **kwargs)
+        made.append(self)
+
+    monkeypatch.setattr(anywidget.AnyWidget, "__init__", note)
+    return made
+
+
+def kind_of(widget):
+    """Return what a widget shows; one class carries programs and diffs."""
+    explorer = getattr(widget, "_explorer", None)
+    return type(explorer or widget).__name__
+
+
+def click_everything(widget):
+    """Send each request that a page can send, for the first boxes of what is drawn."""
+    for request in _REQUESTS[kind_of(widget)](widget):
+        widget._handle_custom_msg(request, [])
+
+
+def _of_a_program(widget):
+    for box in range(4):
+        yield {"kind": "select", "box": box}
+        yield {"kind": "open", "box": box}
+    choices = widget.controls
+    yield from ({"kind": "fold", "by": by} for by, _ in choices["fold"])
+    yield from ({"kind": "overlay", "name": name} for name, _ in choices["overlay"])
+    yield {"kind": "measure", "go": True}
+    yield from (
+        {"kind": "form", "form": form, "go": True} for form, _ in choices["form"]
+    )
+    yield {"kind": "form", "form": choices["chosen"]["form"]}
+    yield {"kind": "search", "text": "tanh"}
+    yield {"kind": "back", "level": 0}
+    yield {"kind": "hello"}
+    for node in re.findall(r'data-n="(\d+)"', widget.svg)[-2:]:
+        yield {"kind": "check", "node": int(node)}
+
+
+def _of_a_diff(widget):
+    for box in range(min(len(widget._explorer.shown.nodes), 6)):
+        yield {"kind": "select", "box": box}
+    for node in (0, 1, len(widget._explorer.shown.nodes)):
+        yield {"kind": "node", "node": node}
+        yield {"kind": "follow", "node": node}
+        yield {"kind": "focus", "node": node, "hops": 2}
+    yield {"kind": "back", "level": 0}
+    for box in range(3):
+        yield {"kind": "open", "box": box}
+        yield {"kind": "inside", "node": box, "call": 0}
+    yield {"kind": "place", "level": 0}
+    yield {"kind": "search", "text": "tanh"}
+    yield {"kind": "back", "level": 0}
+    yield {"kind": "hello"}
+
+
+def _of_live_tensors(widget):
+    yield {"kind": "hello"}
+    yield {"kind": "visible", "visible": True}
+    for column in re.findall(r'data-column="(\w+)"', widget.table):
+        yield {"kind": "sort", "column": column}
+    for name in re.findall(r'data-name="(\w+)"', widget.table)[:3]:
+        if not name.startswith("_"):
+            yield {"kind": "drop", "name": name}  # it asks whether that is meant
+            yield {"kind": "keep"}
+    yield {"kind": "refresh"}
+
+
+def _of_executables(widget):
+    yield from ({"kind": "hello"}, {"kind": "refresh"})
+    yield {"kind": "evict", "key": "0" * 32}  # there is none, and it is said
+
+
+def _of_a_wait(_widget):
+    yield {"kind": "cancel", "wait": 0}  # an old one
+
+
+_REQUESTS = {
+    "Explorer": _of_a_program,
+    "DiffExplorer": _of_a_diff,
+    "LiveView": _of_live_tensors,
+    "CacheView": _of_executables,
+    "TimelineView": lambda _widget: (),  # it asks for nothing
+    "WaitView": _of_a_wait,
+}
+KINDS = frozenset(_REQUESTS)
