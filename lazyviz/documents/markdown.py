@@ -6,9 +6,10 @@ escaped first; raw HTML in the text shows as text.
 
 from __future__ import annotations
 
-import html
 import re
 from typing import TYPE_CHECKING
+
+from lazyviz.render.escape import markup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,14 +56,14 @@ def inline(text: str) -> str:
     end = 0
     for match in _CODE_SPAN.finditer(text):
         pieces.append(_emphasis(text[end : match.start()]))
-        pieces.append(f"<code>{html.escape(match[2].strip())}</code>")
+        pieces.append(f"<code>{markup(match[2].strip())}</code>")
         end = match.end()
     pieces.append(_emphasis(text[end:]))
     return "".join(pieces)
 
 
 def _emphasis(text: str) -> str:
-    text = html.escape(text)
+    text = markup(text)
     text = _LINK.sub(r'<a href="\2">\1</a>', text)
     text = _BOLD.sub(lambda match: f"<strong>{match[1] or match[2]}</strong>", text)
     return _ITALIC.sub(r"<em>\1</em>", text)
@@ -97,7 +98,7 @@ def _fenced(lines: list[str], start: int) -> tuple[str, int]:
     end = start
     while end < len(lines) and not _FENCE.match(lines[end]):
         end += 1
-    code = html.escape("\n".join(lines[start:end]))
+    code = markup("\n".join(lines[start:end]))
     return f"<pre><code>{code}</code></pre>", end + 1
 
 

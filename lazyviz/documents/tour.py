@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import html as escape_html
 import sys
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 from lazyviz.command_line import output_file
 from lazyviz.documents import markdown, notebook
 from lazyviz.render import html, text
+from lazyviz.render.escape import markup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,7 +128,7 @@ def _indented(shown: str, *, whole: bool) -> str:
 
 
 def _section(number: int, cell: notebook.Cell, ran: notebook.Ran) -> str:
-    source = escape_html.escape(cell.source)
+    source = markup(cell.source)
     parts = [f'<pre class="code" data-cell="{number}"><code>{source}</code></pre>']
     parts += [_output_html(output) for output in ran.outputs]
     return "\n".join(part for part in parts if part)
@@ -147,5 +147,5 @@ def _output_html(output: notebook.Output) -> str:
         case "text/markdown":
             return f'<div class="output">{markdown.to_html(content)}</div>'
         case _:
-            shown = escape_html.escape(str(content))
+            shown = markup(str(content))
             return f'<pre class="output {output.kind}">{shown}</pre>'

@@ -20,6 +20,7 @@ from lazyviz.inspection.protocol import (
     number,
     panel_reply,
     position,
+    quoted,
     search_text,
 )
 from lazyviz.render import panel, svg, text
@@ -618,7 +619,7 @@ class Explorer:
             or node not in self._program.place
         ):
             raise RequestError(
-                f"the graph has no node {node!r:.40}. Reload the page: it may show another graph."
+                f"the graph has no node {quoted(node)}. Reload the page: it may show another graph."
             )
         return node
 
@@ -628,7 +629,7 @@ class Explorer:
             if not box.members and box.op == name:
                 return box
         raise RequestError(
-            f"the graph has no input {name!r:.40}. Reload the page: it may show another graph."
+            f"the graph has no input {quoted(name)}. Reload the page: it may show another graph."
         )
 
 

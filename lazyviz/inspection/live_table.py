@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazyviz import session
 from lazyviz.inspection import live
-from lazyviz.inspection.protocol import RequestError, answered
+from lazyviz.inspection.protocol import RequestError, answered, quoted
 from lazyviz.render import live as drawing
 from lazyviz.render import text
 
@@ -77,7 +77,7 @@ class LiveTable:
         column, chosen = request.get("column"), self._chosen
         if column not in COLUMNS:
             raise RequestError(
-                f"{column!r:.40} is no column of the live table. It has {', '.join(COLUMNS)}."
+                f"{quoted(column)} is no column of the live table. It has {', '.join(COLUMNS)}."
             )
         reverse = column == chosen.sort and not chosen.reverse
         self._chosen = live.Options(above=chosen.above, sort=column, reverse=reverse)
@@ -91,7 +91,7 @@ class LiveTable:
         name = request.get("name")
         if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
             raise RequestError(
-                f"{name!r:.40} is no name that can be let go of. Refresh the table and take one "
+                f"{quoted(name)} is no name that can be let go of. Refresh the table and take one "
                 "of its buttons."
             )
         found = live.report(self._runtime, self._shell)

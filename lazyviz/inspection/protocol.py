@@ -6,6 +6,7 @@ may have sent it. A reply is a plain dict, too, one for each thing that changes 
 
 from __future__ import annotations
 
+import reprlib
 import threading
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -17,10 +18,17 @@ Reply = dict[str, Any]
 _MAX_AXES = 64
 _MAX_SEARCH = 200
 _RELOAD = "Reload the page: it may show another graph."
+_QUOTED = reprlib.Repr()
+_QUOTED.maxlevel, _QUOTED.maxdict, _QUOTED.maxstring = 2, 4, 40
 
 
 class RequestError(ValueError):
     """A request that no page of ours sends, or that cannot be done now."""
+
+
+def quoted(value: object) -> str:
+    """Return what a request has in a place, short whatever it is: it may be nested without end."""
+    return _QUOTED.repr(value)
 
 
 def answered(
@@ -45,7 +53,7 @@ def answered(
     answer = answers.get(kind) if isinstance(kind, str) else None
     if answer is None:
         raise RequestError(
-            f"{request!r:.80} is no request that the {what} knows. Reload the page: it may be "
+            f"{quoted(request)} is no request that the {what} knows. Reload the page: it may be "
             "of another version."
         )
     yield from answer(request)
@@ -76,7 +84,7 @@ def number(request: Mapping[str, Any], name: str, count: int) -> int:
     found = request.get(name)
     if not _is_whole(found) or not 0 <= found < count:
         raise RequestError(
-            f"{name} is {found!r:.40}, which is not a number from 0 to {count - 1}. {_RELOAD}"
+            f"{name} is {quoted(found)}, which is not a number from 0 to {count - 1}. {_RELOAD}"
         )
     return found
 
@@ -91,7 +99,7 @@ def choice(request: Mapping[str, Any], name: str, allowed: Sequence[Any]) -> Any
     if not isinstance(wanted, str) or wanted not in allowed:
         known = ", ".join(repr(each) for each in allowed)
         raise RequestError(
-            f"{name} is {wanted!r:.40}, which is none of {known}. {_RELOAD}"
+            f"{name} is {quoted(wanted)}, which is none of {known}. {_RELOAD}"
         )
     return wanted
 
@@ -105,7 +113,7 @@ def search_text(request: Mapping[str, Any]) -> str:
     wanted = request.get("text")
     if not isinstance(wanted, str) or len(wanted) > _MAX_SEARCH:
         raise RequestError(
-            f"a search takes a text of at most {_MAX_SEARCH} characters, not {wanted!r:.60}."
+            f"a search takes a text of at most {_MAX_SEARCH} characters, not {quoted(wanted)}."
         )
     return wanted
 
@@ -123,7 +131,7 @@ def position(request: Mapping[str, Any]) -> tuple[int, ...]:
         or not all(_is_whole(k) and k >= 0 for k in at)
     ):
         raise RequestError(
-            f"at is {at!r:.60}, which is no list of positions. Give one number from 0 up for "
+            f"at is {quoted(at)}, which is no list of positions. Give one number from 0 up for "
             "each axis."
         )
     return tuple(at)

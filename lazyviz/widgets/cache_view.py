@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import traitlets
 
 from lazyviz.inspection import executables
-from lazyviz.inspection.protocol import RequestError, answered
+from lazyviz.inspection.protocol import RequestError, answered, quoted
 from lazyviz.widgets import assets
 from lazyviz.widgets.page import Page
 
@@ -67,7 +67,7 @@ class CacheView(Page):
         key = request.get("key")
         if not isinstance(key, str) or not _KEY.fullmatch(key):
             raise RequestError(
-                f"{key!r:.40} is no key of an executable. Refresh the table and take one of its "
+                f"{quoted(key)} is no key of an executable. Refresh the table and take one of its "
                 "buttons."
             )
         present = {entry.key for entry in self._runtime.cached_executables()}

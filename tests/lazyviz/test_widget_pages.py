@@ -7,16 +7,16 @@ from typing import get_args
 import pytest
 
 import lazyrt
+from lazyviz.inspection.comparison import DiffView
 from lazyviz.inspection.diff_explorer import DiffExplorer
 from lazyviz.render import panel, svg
 from lazyviz.render.escape import markup
 from lazyviz.render.layout import lay_out
 from lazyviz.render.live import Target, answer, live_table, question
 from lazyviz.render.model import BACKWARD, Box, DrawGraph, Kind
-from lazyviz.render.phases import PHASES
-from lazyviz.render.spans import CellTime, Span
-from lazyviz.render.timeline import TimelineView, timeline_svg
+from lazyviz.render.timeline import timeline_svg
 from tests.lazyviz import test_safety
+from tests.lazyviz.poisoned import timeline_of
 from tests.lazyviz.widget_pages import (
     THEMES,
     browsing_pages,
@@ -114,42 +114,6 @@ def diff_state(text):
         "controls": explorer.controls,
         "twin": text,
     }
-
-
-def timeline_of(text):
-    """Return a timeline with a span of each kind, each long enough for a label."""
-    second = 10**9
-    kinds = [("host", kind) for kind in PHASES]
-    kinds += [
-        ("step", k)
-        for k in (
-            "run",
-            "block",
-            "scope",
-            "closure",
-            "barrier",
-            "implicit barrier",
-            "look",
-            "fallback",
-            "dropped",
-        )
-    ]
-    kinds += [
-        ("compile", "lower"),
-        ("compile", "load"),
-        ("transfer", "to_device"),
-        ("transfer", "to_host"),
-        ("device", "step"),
-        ("device", "peek"),
-        ("device", "eager"),
-    ]
-    spans = [
-        Span(lane, kind, f"{kind} {text}", k * second, (k + 1) * second, 3, text, text)
-        for k, (lane, kind) in enumerate(kinds)
-    ]  # fmt: skip
-    end = len(kinds) * second
-    cell = CellTime(number=3, start_ns=0, end_ns=end, parts={"trace": end}, device_ns=0)
-    return TimelineView(cells=[cell], spans=tuple(spans))
 
 
 def all_kinds(what):
@@ -284,7 +248,16 @@ def test_a_keyboard_reaches_all_and_a_screen_reader_names_all(tab, name):
 # --- what a page sends
 
 
+def bomb(around):
+    """Return something so deep that Python can neither print nor compare it."""
+    made: object = 0
+    for _ in range(20_000):
+        made = around(made)
+    return made
+
+
 ATOMS: list[object] = [
+    bomb(lambda inner: [inner]), bomb(lambda inner: {"kind": inner}), [0] * 100_000, -(10**30), float("inf"),
     None, True, -1, 0, 1, 10**30, 1.5, float("nan"), "", "0", b"x", [], {}, [[]], {"kind": "hello"},
     "x" * 100_000, *PAYLOADS[:12], "drop", "evict", "cancel", "sort", "select", "value",
 ]  # fmt: skip
@@ -295,7 +268,7 @@ KEYS = (
 KINDS = (
     "hello", "select", "node", "value", "check", "measure", "open", "inside", "focus", "back",
     "search", "form", "fold", "overlay", "input", "refresh", "sort", "drop", "keep", "visible",
-    "evict", "cancel", "__init__", "_apply",
+    "evict", "cancel", "follow", "place", "__init__", "_apply",
 )  # fmt: skip
 
 
@@ -324,6 +297,7 @@ def widgets(lab):
     )
     made = [
         exploring.explore(lab.user_ns["b"]).widget,
+        DiffView(test_safety.difference("x"))._widget(),
         LiveView(lazyrt, lab),
         CacheView(lazyrt),
         WaitView(),
@@ -334,8 +308,9 @@ def widgets(lab):
 
 
 def test_no_message_of_a_page_breaks_a_widget_or_changes_the_program(
-    lab, widgets, monkeypatch
+    lab, widgets, monkeypatch, caplog
 ):
+    """Section 9: wrong types, huge numbers, missing keys, bombs of nested lists."""
     from lazyviz.widgets import wait_view
 
     interrupts: list[int] = []
@@ -348,7 +323,11 @@ def test_no_message_of_a_page_breaks_a_widget_or_changes_the_program(
         widget.send = lambda content, buffers=None, said=said: said.append(content)
         for message in messages(type(widget).__name__, 400):
             widget._received(widget, message, [])
+        # Each is answered, most by a refusal; what a page is told stays small.
+        assert len(said) >= (250 if not isinstance(widget, wait_view.WaitView) else 0)
+        assert max((len(repr(each)) for each in said), default=0) < 4_000
 
+    assert not caplog.records  # nothing but refusals that were meant
     assert interrupts == []
     assert lazyrt.pending_graph().fingerprint == before
     assert sorted(name for name in lab.user_ns if not name.startswith("_")) == names
