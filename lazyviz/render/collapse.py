@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from lazyviz.render.model import Box, DrawGraph, path_text
+from lazyviz.render.repeats import fold_repeats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 DEFAULT_BUDGET = 300
 
@@ -28,6 +29,7 @@ FOLDINGS: tuple[Folding, ...] = get_args(Folding)
 _FILE_OR_CELL = re.compile(r"cell \d+|[^:]+(?=:\d+$)")
 _MIN_BUDGET = 2
 _MAX_NAMED_OPS = 3
+_MAX_PIECES, _MAX_PIECEWISE = 6, 200  # of a line, and of the boxes of one
 _MAX_EDGES_PER_BOX = 2.2
 _FEW = 24  # a drawing of so many boxes is readable however they are connected
 READ_WHOLE = 48  # boxes that a reader takes without folding; more are folded to fewer
@@ -124,95 +126,6 @@ def fold_earlier(graph: DrawGraph) -> DrawGraph:
     return _fold(graph, [earlier, *others])
 
 
-def fold_repeats(graph: DrawGraph) -> DrawGraph:
-    """Return the drawing with modules that look alike inside drawn once.
-
-    Sibling modules are alike when they hold the same operations on the same types, wired in
-    the same way. Their boxes carry the number of repetitions; edges from one repetition to
-    the next are left out.
-    """
-    stands_for = _twins(graph)
-    drawn = sorted(set(stands_for))
-    if len(drawn) == len(graph.boxes):
-        return graph
-    members: dict[int, list[int]] = defaultdict(list)
-    for position, twin in enumerate(stands_for):
-        members[twin].append(position)
-    new_position = {old: new for new, old in enumerate(drawn)}
-    edges = {
-        (new_position[stands_for[start]], new_position[stands_for[end]])
-        for start, end in graph.edges
-        if stands_for[start] < stands_for[end]  # else to a later repetition
-    }
-    boxes = [_repeated([graph.boxes[i] for i in members[old]]) for old in drawn]
-    where = {i: new_position[twin] for i, twin in enumerate(stands_for)}
-    return graph.rewired(boxes, edges, where)
-
-
-def _repeated(boxes: Sequence[Box]) -> Box:
-    if len(boxes) == 1:
-        return boxes[0]
-    return replace(
-        boxes[0],
-        count=len(boxes),
-        members=tuple(node for box in boxes for node in box.members),
-        is_root=any(box.is_root for box in boxes),
-        is_new=any(box.is_new for box in boxes),
-        runs=max(box.runs for box in boxes),
-        path=_common_path([box.path for box in boxes]),
-    )
-
-
-def _common_path(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return a path that names the first and the last where the paths differ.
-
-    Example:
-        >>> _common_path([("layer", "0", "fc"), ("layer", "1", "fc"), ("layer", "11", "fc")])
-        ('layer', '0–11', 'fc')
-    """
-    merged = []
-    for parts in zip(*paths, strict=True):
-        first, last = parts[0], parts[-1]
-        merged.append(first if len(set(parts)) == 1 else f"{first}–{last}")
-    return tuple(merged)
-
-
-def _twins(graph: DrawGraph) -> list[int]:
-    """Return for each box the position of the box that is drawn for it."""
-    inputs: list[list[int]] = [[] for _ in graph.boxes]
-    for start, end in graph.edges:
-        inputs[end].append(start)
-    held: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    for position, box in enumerate(graph.boxes):
-        for depth in range(1, len(box.path) + 1):
-            held[box.path[:depth]].append(position)
-    alike: dict[tuple[object, ...], list[list[int]]] = defaultdict(list)
-    for path, positions in sorted(held.items(), key=lambda item: len(item[0])):
-        alike[path[:-1], *_signature(graph, positions, inputs)].append(positions)
-    stands_for = list(range(len(graph.boxes)))
-    for original, *copies in alike.values():
-        for copy in copies:
-            for position, twin in zip(copy, original, strict=True):
-                stands_for[position] = min(stands_for[position], twin)
-    for position, twin in enumerate(
-        stands_for
-    ):  # twins come first, so one look is enough
-        stands_for[position] = stands_for[twin]
-    return stands_for
-
-
-def _signature(
-    graph: DrawGraph, positions: Sequence[int], inputs: Sequence[Sequence[int]]
-) -> Iterator[object]:
-    """Yield what a module's boxes look like from inside, wherever they stand."""
-    index = {position: i for i, position in enumerate(positions)}
-    for position in positions:
-        box = graph.boxes[position]
-        wiring = tuple(index.get(source, -1) for source in inputs[position])
-        # An input's number and name differ from one repetition to the next.
-        yield box.kind, box.op if box.members else "", box.detail, len(box.path), wiring
-
-
 @dataclass(slots=True)
 class _Group:
     """Part of the drawing that is either one box or its children.
@@ -231,6 +144,13 @@ class _Group:
     def has_runs(self) -> bool:
         return bool(self.children) and self.children[0].is_run
 
+    @property
+    def rank(self) -> int:
+        """Which groups are opened before it: 0 holds modules, 2 are runs or hold some."""
+        if self.is_run or self.has_runs:
+            return 2
+        return int(all(child.path == self.path for child in self.children))
+
 
 def _open_within(graph: DrawGraph, budget: int) -> DrawGraph:
     """Return the drawing opened as far as budget and legibility allow."""
@@ -244,15 +164,16 @@ def _open_within(graph: DrawGraph, budget: int) -> DrawGraph:
 
 
 def _open(tree: _Group, budget: int) -> list[_Group]:
-    """Return the groups that are drawn, opened from the coarsest level on.
+    """Return the groups that are drawn: modules are opened first, those that hold most before.
 
-    Runs come last and stay few: a line of a thousand ops is one box rather than many.
+    Lines come next. Runs come last and stay few: a line of a thousand ops is one box rather
+    than many.
     """
-    queue = [(False, 0, tree.boxes[0], tree)]
+    queue = [(0, 0, 0, tree)]
     shown: list[_Group] = []
     visible = 1
     while queue:
-        _, depth, _, group = heapq.heappop(queue)
+        *_, group = heapq.heappop(queue)
         more = len(group.children) - 1
         limit = min(budget, _FEW) if group.is_run or group.has_runs else budget
         if not group.children or visible + more > limit:
@@ -260,14 +181,17 @@ def _open(tree: _Group, budget: int) -> list[_Group]:
             continue
         visible += more
         for child in group.children:
-            last = child.is_run or child.has_runs
-            heapq.heappush(queue, (last, depth + 1, child.boxes[0], child))
+            key = child.rank, -len(child.boxes), child.boxes[0]
+            heapq.heappush(queue, (*key, child))
     return sorted(shown, key=lambda group: group.boxes[0])
 
 
 def _tree(graph: DrawGraph, budget: int) -> _Group:
     """Return the levels of the drawing: modules, then lines, then single boxes."""
     anchors = _anchors(graph)
+    inputs: list[list[int]] = [[] for _ in graph.boxes]
+    for start, end in graph.edges:
+        inputs[end].append(start)
     root = _Group((), "ops", list(range(len(graph.boxes))))
     stack = [(root, 0)]
     while stack:
@@ -275,6 +199,18 @@ def _tree(graph: DrawGraph, budget: int) -> _Group:
         if len(group.boxes) == 1:
             continue
         parts = _split(graph, group, depth, anchors)
+        if len(parts) > 1:
+            parts = [
+                piece
+                for part in parts
+                for piece in (
+                    _pieces(part, anchors, inputs)
+                    if all(
+                        graph.boxes[anchors[k]].path == part.path for k in part.boxes
+                    )
+                    else [part]
+                )
+            ]
         if len(parts) == 1:  # no level of its own for a single part
             if len(parts[0].path) > len(group.path) or not group.path:
                 group.path, group.label = parts[0].path, parts[0].label
@@ -313,6 +249,38 @@ def _split(
             key = (2, position)
         parts.setdefault(key, _Group(path, label, [])).boxes.append(position)
     return list(parts.values())
+
+
+def _pieces(
+    part: _Group, anchors: Sequence[int], inputs: Sequence[Sequence[int]]
+) -> list[_Group]:
+    """Return a line, or a module's own ops, in pieces between which other modules lie.
+
+    As in `relu(conv(relu(x)))`: one box for both would stand in front of the module and behind
+    it. What is passed more often, as in a loop, stays in one.
+    """
+    boxes = part.boxes
+    if not _MIN_BUDGET <= len(boxes) <= _MAX_PIECEWISE:
+        return [part]
+    mine = set(boxes)
+    piece: dict[int, int] = {}  # of each op of the line
+    away: set[int] = set()  # what comes of the current piece elsewhere
+    number = 0
+    for position in range(boxes[0], boxes[-1] + 1):
+        sources = inputs[position]
+        if position not in mine:
+            if any(s in away or piece.get(s) == number for s in sources):
+                away.add(position)
+        elif anchors[position] == position:
+            if not away.isdisjoint(sources):
+                number, away = number + 1, set()
+            piece[position] = number
+    if not 1 <= number < _MAX_PIECES:
+        return [part]
+    pieces = [replace(part, boxes=[]) for _ in range(number + 1)]
+    for position in boxes:
+        pieces[piece.get(anchors[position], 0)].boxes.append(position)
+    return [each for each in pieces if each.boxes]
 
 
 def _runs(group: _Group, parts: list[_Group], budget: int) -> list[_Group]:

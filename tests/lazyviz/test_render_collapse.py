@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
-from lazyviz.render.collapse import collapse, fold_earlier, fold_repeats, overview
+from lazyviz.render.collapse import collapse, fold_earlier, overview
 from lazyviz.render.measure import frame_paths, named_in_frames
 from lazyviz.render.model import BACKWARD, Box, DrawGraph, draw_graph, path_text
+from lazyviz.render.repeats import fold_repeats
 from lazyviz.render.subgraph import restrict
 from tests.lazyviz.ir_builder import chain, perceptron, transformer
 
@@ -74,7 +77,8 @@ def test_a_training_step_folds_into_modules_and_lines():
 
 
 def test_a_folded_box_tells_what_it_holds():
-    box = collapse(draw_graph(transformer(12)), 8).boxes[-1]
+    boxes = collapse(draw_graph(transformer(12)), 8).boxes
+    (box,) = [box for box in boxes if box.label == "cell 3 line 60"]
 
     assert box.kind == "group"
     assert box.is_root
@@ -169,3 +173,123 @@ def test_in_the_frame_of_a_module_its_parts_have_short_names():
         else:
             assert after.label == before.label
     assert [box.label for box in named.boxes] != [box.label for box in folded.boxes]
+
+
+def stacked(layers, between=("add",)):
+    """Layers with a norm and a linear op each, around which something is done."""
+    boxes = [Box(label="x", kind="parameter", op="%p0", path=("layers", "0", "norm"))]
+    edges = []
+    last = 0
+
+    def op(label, path, *sources):
+        boxes.append(Box(label=label, op=label, path=path, members=(len(boxes),)))
+        edges.extend((source, len(boxes) - 1) for source in sources)
+        return len(boxes) - 1
+
+    for layer in range(layers):
+        start = last
+        for name in ("norm", "linear"):
+            last = op(name, ("layers", str(layer), name), last)
+        for name in between:
+            last = op(
+                f"{name}{layer}" if name == "odd" else name, ("Net",), start, last
+            )
+    return DrawGraph(
+        boxes=tuple(boxes), edges=tuple(sorted(edges)), nodes=len(boxes) - 1
+    )
+
+
+def drawn(graph):
+    """Return labels with their counts, and edges by label."""
+    boxes = graph.boxes
+    return (
+        [(box.label, box.count) for box in boxes],
+        [(boxes[start].label, boxes[end].label) for start, end in graph.edges],
+    )
+
+
+def test_p36_what_lies_between_equal_layers_is_drawn_once_with_them():
+    """The additions around residual layers; the last one leads out of them."""
+    boxes, edges = drawn(fold_repeats(stacked(12)))
+
+    assert boxes == [("x", 1), ("norm", 12), ("linear", 12), ("add", 11), ("add", 1)]
+    assert edges == [
+        ("x", "norm"),
+        ("x", "add"),
+        ("norm", "linear"),
+        ("linear", "add"),
+        ("linear", "add"),
+        ("add", "add"),
+    ]
+
+
+def test_p36_layers_with_something_else_between_them_stay_apart():
+    graph = stacked(4, between=("odd",))
+
+    assert fold_repeats(graph) is graph
+    two = stacked(2)  # one addition between two layers repeats nothing
+    assert fold_repeats(two) is two
+
+
+def test_p36_a_row_of_equal_layers_begins_anew_behind_what_differs():
+    graph = stacked(8)
+    odd = next(
+        i for i, box in enumerate(graph.boxes) if box.path[:2] == ("layers", "4")
+    )
+    boxes = list(graph.boxes)
+    boxes[odd - 1] = replace(boxes[odd - 1], op="mul", label="mul")
+
+    labels, _ = drawn(fold_repeats(replace(graph, boxes=tuple(boxes))))
+
+    assert labels[1:4] == [("norm", 4), ("linear", 4), ("add", 3)]
+    assert ("mul", 1) in labels
+    assert labels[5:] == [("norm", 4), ("linear", 4), ("add", 3), ("add", 1)]
+
+
+def test_p36_modules_of_one_kind_with_others_between_them_are_not_one_box():
+    """The two norms of a transformer's layer: attention lies between them."""
+    path = ("h", "0")
+    names = ("ln_1", "attn", "ln_2", "mlp")
+    boxes = tuple(
+        Box(
+            label=name,
+            op=name[:2],
+            path=(*path, name),
+            members=(i,),
+        )
+        for i, name in enumerate(names)
+    )
+    graph = DrawGraph(boxes=boxes, edges=((0, 1), (1, 2), (2, 3)), nodes=4)
+
+    assert fold_repeats(graph) is graph
+    beside = replace(graph, edges=((0, 1), (1, 3), (2, 3)))
+    assert [box.count for box in fold_repeats(beside).boxes] == [2, 1, 1]
+
+
+def test_p36_an_overview_opens_what_holds_most_and_has_no_way_back():
+    """A line on both sides of a module is two boxes, unless a loop passes it again and again."""
+
+    def line(times):
+        boxes = tuple(
+            Box(
+                label="relu" if i % 2 else "conv",
+                op="relu" if i % 2 else f"conv{i}",
+                path=("block",) if i % 2 else ("block", f"c{i}"),
+                site="net.py:7",
+                members=(i,),
+            )
+            for i in range(2 * times)
+        )
+        small = tuple(
+            Box(label="op", op="op", path=("head",), site="net.py:9", members=(99 + i,))
+            for i in range(2)
+        )
+        edges = tuple((i, i + 1) for i in range(2 * times + 1))
+        graph = DrawGraph(boxes=boxes + small, edges=edges, nodes=2 * times + 2)
+        return collapse(graph, times + 3)
+
+    few = line(2)
+    assert [box.label for box in few.boxes] == ["conv", "relu", "conv", "relu", "head"]
+    assert few.edges == ((0, 1), (1, 2), (2, 3), (3, 4))
+    many = line(9)
+    assert [len(box.members) for box in many.boxes].count(9) == 1
