@@ -178,7 +178,7 @@ def test_in_the_frame_of_a_module_its_parts_have_short_names():
 def stacked(layers, between=("add",)):
     """Layers with a norm and a linear op each, around which something is done."""
     boxes = [Box(label="x", kind="parameter", op="%p0", path=("layers", "0", "norm"))]
-    edges = []
+    edges: list[tuple[int, int]] = []
     last = 0
 
     def op(label, path, *sources):
