@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lazyviz.inspection.standing import state_of
+from lazyviz.shell.failures import failure_of
 from lazyviz.shell.lazytensors import named_tensors
 from lazyviz.shell.progress import Progress
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from lazyviz.render.model import DrawGraph
     from lazyviz.render.spans import CellTime
     from lazyviz.render.strip import Strip
+    from lazyviz.shell.failures import Failure
     from lazyviz.timing.expected import Expectations
     from lazyviz.timing.history import Timeline
     from lazyviz.timing.intake import Intake
@@ -57,11 +59,13 @@ class CellRecord:
         number: The cell's execution count.
         strip: Its figures; the graph is left out, so that a long session stays small.
         fingerprint: Of the graph that was pending at its end, empty if none was.
+        failure: The exception that ended it, as text.
     """
 
     number: int | None
     strip: Strip
     fingerprint: str
+    failure: Failure | None = None
 
 
 @dataclass(slots=True)
@@ -254,6 +258,7 @@ class Session:
                 cell.number,
                 dataclasses.replace(strip, graph=None, cuts=()),
                 fingerprint,
+                failure_of(error) if error is not None else None,
             )
         )
         return strip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
 import importlib.metadata
 import os
 import platform
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazyviz import __version__, parse_report
 from lazyviz.documents import privacy, quotations
+from lazyviz.documents.facts import tell_of
 from lazyviz.inspection import executables, standing, tables
 from lazyviz.render import html, text
 from lazyviz.render.escape import markup
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import ModuleType
 
-    from lazyviz.session import CellRecord, Session
-    from lazyviz.timing.steplog import StepRow
+    from lazyviz.documents.facts import Facts
+    from lazyviz.session import CellRecord
+    from lazyviz.shell.failures import Failure
 
 _KIB, _MIB = 2**10, 2**20
 _MAX_CELLS = 500
@@ -48,30 +49,6 @@ _PREFIXES = ("LAZYRT_", "LAZYVIZ_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What a report is about: plain data, and the runtime to ask.
-
-    Attributes:
-        runtime: The module `lazyrt`, None if the program has not imported it.
-        cells: (number, source, record) of each cell; the record is None for one that did not
-            touch the device, the source is empty where it is not to be told.
-        steps: The steps of the session.
-        graphs: The compiled graphs of the process.
-        source: Whether sources are told.
-        session: The session, None outside of one.
-        written: When, in words.
-    """
-
-    runtime: ModuleType | None
-    cells: tuple[tuple[int | None, str, CellRecord | None], ...] = ()
-    steps: tuple[StepRow, ...] = ()
-    graphs: tuple[Any, ...] = ()
-    source: bool = True
-    session: Session | None = None
-    written: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """One part of the page.
 
@@ -85,58 +62,6 @@ class Part:
     anchor: str
     make: Callable[[Facts], str]
     nbytes: int
-
-
-def collect(
-    runtime: ModuleType | None, current: Session | None, *, source: bool
-) -> Facts:
-    """Return what is known of a session; outside of one, what the runtime knows."""
-    steps = current.steps if current is not None else ()
-    tell = _tell(source=source)
-    now = dt.datetime.now(tz=dt.UTC)
-    return Facts(
-        runtime=runtime,
-        cells=_cells_of(current, source=source) if current is not None else (),
-        steps=tuple(quotations.step(row, tell) for row in steps),
-        graphs=tuple(runtime.compiled_graphs()) if runtime is not None else (),
-        source=source,
-        session=current,
-        written=now.strftime("%Y-%m-%d %H:%M UTC"),
-    )
-
-
-def _tell(*, source: bool) -> Callable[[str], str]:
-    """Return how expressions of the user's source are told."""
-    return privacy.masked if source else quotations.name_only
-
-
-def _cells_of(
-    current: Session, *, source: bool
-) -> tuple[tuple[int | None, str, CellRecord | None], ...]:
-    tell = _tell(source=source)
-    records = [quotations.cell(record, tell) for record in current.cells]
-    sources = _sources(current.shell) if source else {}
-    # Front ends that run cells without a history give several the same number.
-    last = {record.number: record for record in records}
-    found: list[tuple[int | None, str, CellRecord | None]] = [
-        (number, shown, None) for number, shown in sources.items() if number not in last
-    ]
-    for record in records:
-        number = record.number
-        is_last = number is not None and last[number] is record
-        found.append((number, sources.get(number or 0, "") if is_last else "", record))
-    return tuple(sorted(found, key=lambda cell: -1 if cell[0] is None else cell[0]))
-
-
-def _sources(shell: Any) -> dict[int, str]:
-    """Return the source of each cell as it was written; without a history, as it ran."""
-    raw = getattr(shell.history_manager, "input_hist_raw", ())
-    inputs = list(raw if any(raw) else shell.user_ns.get("In", ()))
-    return {
-        number: each
-        for number, each in enumerate(inputs)
-        if isinstance(each, str) and each
-    }
 
 
 # --- the parts, in the page's order
@@ -156,18 +81,18 @@ def _findings(facts: Facts) -> str:
         if record is None:
             continue
         strip = record.strip
-        if strip.error is not None:
-            what = (
-                "was interrupted" if strip.interrupted else f"stopped by {strip.error}"
-            )
-            found.append(f"cell {number} {what}")
+        if strip.interrupted:
+            found.append(f"cell {number} was interrupted")
+        elif strip.error is not None:
+            found.append(f"cell {number} stopped by {_headline(facts, record)}")
         found += [
             f"cell {number}: {note}"
             for note in text.strip_notes(strip)
             if "cut" in note
         ]
+    found += map(str, _live_tensors(facts, runtime).growth)
     counts = runtime.counters()
-    now = quotations.state(standing.state_of(runtime), _tell(source=facts.source))
+    now = quotations.state(standing.state_of(runtime), tell_of(source=facts.source))
     state = html.muted(state_text(now))
     counted = ", ".join(
         f"{name.replace('_', ' ')} {counts[name]:,}" for name in counts if counts[name]
@@ -177,6 +102,13 @@ def _findings(facts: Facts) -> str:
         + state
         + html.muted(counted or "Nothing has run.")
     )
+
+
+def _headline(facts: Facts, record: CellRecord) -> str:
+    """Return which exception ended a cell, in one line."""
+    if record.failure is None or not facts.source:
+        return record.strip.error or ""
+    return _clip_text(privacy.masked(record.failure.headline))
 
 
 def _environment(facts: Facts) -> str:
@@ -210,25 +142,40 @@ def _cells(facts: Facts) -> str:
     kept = facts.cells[-_MAX_CELLS:]
     last = {cell[0]: place for place, cell in enumerate(kept)}
     newest = (
-        _cell(kept[place], linked=last[kept[place][0]] == place)
+        _cell(
+            kept[place],
+            linked=last[kept[place][0]] == place,
+            source=facts.source,
+        )
         for place in reversed(range(len(kept)))
     )
     return _latest(newest, len(facts.cells), 2 * _MIB, "earlier cell")
 
 
-def _cell(cell: tuple[int | None, str, CellRecord | None], *, linked: bool) -> str:
-    number, source, record = cell
+def _cell(
+    cell: tuple[int | None, str, CellRecord | None], *, linked: bool, source: bool
+) -> str:
+    number, written, record = cell
     title = "outside the count" if number is None else f"In [{number}]"
     anchor = f' id="cell-{number}"' if linked and number is not None else ""
     parts = [f"<h3{anchor}>{title}</h3>"]
-    if source:
-        shown = privacy.masked(source[:_MAX_SOURCE].rstrip())
-        more = len(source) - _MAX_SOURCE
+    if written:
+        shown = privacy.masked(written[:_MAX_SOURCE].rstrip())
+        more = len(written) - _MAX_SOURCE
         if more > 0:
             shown += f"\n… {more:,} characters more"
         parts.append(f'<pre class="code"><code>{markup(shown)}</code></pre>')
-    parts.append(html.strip_html(record.strip) if record is not None else "")
+    if record is not None:
+        if record.failure is not None:
+            parts.append(_failure(record.failure, source=source))
+        parts.append(html.strip_html(record.strip))
     return "".join(parts)
+
+
+def _failure(failure: Failure, *, source: bool) -> str:
+    """Return an exception and the user's lines that led to it; its message is the user's, too."""
+    told = failure if source else dataclasses.replace(failure, message="")
+    return f'<pre class="error">{markup(privacy.masked(str(told)))}</pre>'
 
 
 def _steps(facts: Facts) -> str:
@@ -343,9 +290,14 @@ def _pending(facts: Facts) -> str:
 def _live(facts: Facts) -> str:
     if facts.runtime is None:
         return html.muted("lazyrt is not imported.")
-    space = facts.session.shell.user_ns if facts.session is not None else None
-    page: str = facts.runtime.live_tensors_report(namespace=space).to_html()
+    page: str = _live_tensors(facts, facts.runtime).to_html()
     return page
+
+
+def _live_tensors(facts: Facts, runtime: ModuleType) -> Any:
+    """Return the live tensors with their holders, the shell's variables among them."""
+    space = facts.session.shell.user_ns if facts.session is not None else None
+    return runtime.live_tensors_report(namespace=space)
 
 
 def _timeline(facts: Facts) -> str:
@@ -354,7 +306,7 @@ def _timeline(facts: Facts) -> str:
     if facts.session is None:
         return html.muted("There is no session, so no cell was timed.")
     shown = TimelineShown(facts.session, _TIMELINE_CELLS)
-    tell = _tell(source=facts.source)
+    tell = tell_of(source=facts.source)
     spans = [quotations.span(each, tell) for each in shown.view.spans]
     # The lines that recorded most are quoted.
     lines = [(at, tell(line), share) for at, line, share in shown.view.lines]

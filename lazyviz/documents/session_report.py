@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from lazyviz import session
 from lazyviz.documents import privacy
-from lazyviz.documents.parts import PARTS, Facts, collect
+from lazyviz.documents.facts import Facts, collect
+from lazyviz.documents.parts import PARTS
 from lazyviz.render import html, text
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ def _introduction(facts: Facts) -> str:
         f"{summary(facts)[0].upper()}{summary(facts)[1:]}. Written {facts.written}."
     ) + html.muted(
         "The home directory is written as ~. What looks like a password or a token in the "
-        "source is masked, which is a best effort: read the page before you pass it on."
+        "source or in what an exception said is masked, which is a best effort: read the page "
+        "before you pass it on."
     )
 
 

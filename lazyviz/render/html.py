@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from lazyviz.render import svg, text
 from lazyviz.render.escape import markup
 from lazyviz.render.phases import COLOURS, PHASES
-from lazyviz.render.state import state_text
+from lazyviz.render.state import batched_source, state_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +35,21 @@ _BAR_HEIGHT = 12
 _BAR_WIDTH = 420
 _SMALL_BAR_WIDTH = 84
 _SMALL_BAR_HEIGHT = 8
+# On a narrow page `cell 3 line 2` and `4.1 MiB` would stand in two lines.
+_WHOLE = frozenset(
+    (
+        "at",
+        "size",
+        "compile",
+        "where",
+        "age",
+        "unused for",
+        "line",
+        "took",
+        "time",
+        "ended at",
+    )
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +109,14 @@ def _strip_details(strip: Strip, css_class: str) -> str:
     if notes:
         items = "".join(f"<li>{markup(note)}</li>" for note in notes)
         parts.append(f'<ul style="margin:4px 0;padding-left:20px">{items}</ul>')
+    if strip.apart is not None:
+        many = f"{strip.apart.times:,}"
+        parts.append(
+            folded(
+                f"{many} reads = {many} executions: batch them",
+                pre(batched_source(strip.apart)),
+            )
+        )
     if strip.cuts:
         from lazyviz.render.cuts import cut_html
 
@@ -271,19 +294,19 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     head = "".join(
         f'<th style="text-align:left">{markup(title)}</th>' for title in header
     )
-    body = "".join(f"<tr>{''.join(map(_table_cell, row))}</tr>" for row in rows)
+    body = "".join(f"<tr>{''.join(map(_table_cell, row, header))}</tr>" for row in rows)
     return (
         f'<table style="{_FONT}"><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table>"
     )
 
 
-def _table_cell(value: object) -> str:
-    if isinstance(value, Fragment):
-        return f'<td style="text-align:left">{value}</td>'
+def _table_cell(value: object, title: str) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f'<td style="text-align:right">{value:,}</td>'
-    return f'<td style="text-align:left">{markup(str(value))}</td>'
+    whole = ";white-space:nowrap" if title in _WHOLE else ""
+    shown = value if isinstance(value, Fragment) else markup(str(value))
+    return f'<td style="text-align:left{whole}">{shown}</td>'
 
 
 def page_html(

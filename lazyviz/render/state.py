@@ -246,6 +246,31 @@ them in one'
     )
 
 
+def batched_source(apart: Apart) -> str:
+    """Return the lines that read the same values by one execution.
+
+    Example:
+        >>> print(batched_source(Apart(tensors=("a", "b", "c", "d"), times=4)))
+        a, b, c, d = lazyrt.materialise(a, b, c, d)  # one execution; CPU tensors from here on
+        >>> print(batched_source(Apart(tensors=("p.norm()",) * 7, times=7)))
+        values = []  # before the reads
+        values.append(p.norm())  # in place of each read
+        for value in lazyrt.materialise(*values):  # one execution
+            print(value.item())
+    """
+    names = list(dict.fromkeys(apart.tensors))
+    if len(names) == apart.times and all(name.isidentifier() for name in names):
+        listed = ", ".join(names)
+        return f"{listed} = lazyrt.materialise({listed})  # one execution; CPU tensors from here on"
+    known = len(names) == 1 and names[0] and " for " not in names[0]
+    return (
+        "values = []  # before the reads\n"
+        f"values.append({names[0] if known else 'value'})  # in place of each read\n"
+        "for value in lazyrt.materialise(*values):  # one execution\n"
+        "    print(value.item())"
+    )
+
+
 def left_text(left: Left) -> str:
     """Return what a loop left behind.
 

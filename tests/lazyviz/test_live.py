@@ -1,6 +1,7 @@
 """S4.11, U.36: `%lazy live` names holders in a notebook's words, `%lazy drop` lets go."""
 
 import gc
+import html
 import re
 import sys
 
@@ -308,6 +309,27 @@ def test_values_read_one_by_one_are_told_with_the_call_that_reads_them_in_one(sp
     ) in peeks
     assert "5 values were read one by one: 5 executions" in reads
     assert "one by one" not in together
+
+
+def test_a_strip_unfolds_the_lines_that_read_the_same_values_in_one_execution(space):
+    """U.10: `7 reads = 7 executions: batch them`, without a script, so it stays when saved."""
+    run(space, "x = torch.arange(12.0).to('lazyrt')\nlazyrt.mark_step()")
+    reads = [f"v{k}" for k in range(7)]
+    record = "\n".join(f"{name} = x[{k}] * 2" for k, name in enumerate(reads))
+    space.display_pub.outputs.clear()
+
+    run(space, f"{record}\n" + "\n".join(f"print({name})" for name in reads))
+    strip = displayed(space, "text/html")[-1]
+    batched = html.unescape(re.sub(r"<[^>]+>", "", strip.partition("batch them")[2]))
+    run(space, f"lazyrt.mark_step()\nx = x + 1\nlazyrt.mark_step()\n{record}")
+    before = lazyrt.counters()["peek_executions"]
+    run(space, batched.splitlines()[0].partition(" in one")[0])
+
+    assert "<summary" in strip.partition("7 reads = 7 executions: batch them")[0]
+    assert lazyrt.counters()["peek_executions"] == before + 1
+    assert [float(space.user_ns[name]) for name in reads] == [
+        2.0 * (k + 1) for k in range(7)
+    ]
 
 
 def test_a_training_loop_that_reads_its_loss_is_left_in_peace(space):

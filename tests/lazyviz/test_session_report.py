@@ -106,7 +106,8 @@ def test_a_report_has_every_part_of_the_session(pages):
         "aten.mm.default",  # the census's ops
         " → graph.",  # what differs
         "aten._unique2.default",  # the fallback
-        "stopped by KeyError",
+        "cell 9 stopped by KeyError: 'late'",  # in what stands out
+        "cell 9 line 2",  # the line that raised it
         "TransferFromDeviceTime",  # metrics
         "max_pending_nodes",  # settings
         "step graph ",  # executables
@@ -180,6 +181,38 @@ def test_without_source_what_was_looked_at_and_read_is_told_by_name_alone(
 
     assert "hush" not in page
     assert "hush" not in " ".join(map(decoded, Outline(page).values("src")))
+
+
+def test_an_exception_is_told_with_the_users_lines_and_without_source_by_its_class(
+    lab, tmp_path, monkeypatch
+):
+    """SD.09: what a bug report needs of a failed cell; the message may quote a value."""
+    monkeypatch.chdir(tmp_path)
+    lab.run_cell(
+        "def fails(t):\n    return t.reshape(7)\n"
+        "def outer(t):\n    return fails(t * 2)\nouter(x)",
+        store_history=True,
+    )
+    lab.run_cell(
+        "losses = []\nfor _ in range(4):\n    losses.append(x.sum())\n    lazyrt.mark_step()\n"
+        "raise ValueError('password=hunter2')",
+        store_history=True,
+    )
+
+    whole, bare = report(lab), report(lab, "bare.html --no-source")
+
+    lines = Outline(whole).text
+    assert re.search(
+        r"cell \d line 5\s+cell \d line 4, in outer\(\)\s+cell \d line 2, in fails\(\)\s+"
+        r"RuntimeError: shape '\[7\]' is invalid for input of size 6",
+        lines,
+    )
+    assert "stopped by RuntimeError: shape '[7]' is invalid" in lines
+    findings = whole[whole.index('id="findings"') : whole.index('id="environment"')]
+    assert "+1 live tensor per step, held by list losses" in findings
+    assert "hunter2" not in whole
+    assert "is invalid for input" not in bare
+    assert "stopped by RuntimeError" in bare
 
 
 def test_secrets_in_what_was_looked_at_or_read_are_masked_too(lab, tmp_path):

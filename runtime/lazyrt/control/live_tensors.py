@@ -610,9 +610,8 @@ _STEERING = re.compile(
 _NUMBERS = frozenset(("id", "size", "ops", "age"))
 # A front end's own style sets words to the right, too.
 _STYLES = {
-    title: "text-align:right;white-space:nowrap"
-    if title in _NUMBERS
-    else "text-align:left"
+    title: ("text-align:right" if title in _NUMBERS else "text-align:left")
+    + (";white-space:nowrap" if title in {*_NUMBERS, "type", "made at"} else "")
     for title in COLUMNS
 }
 

@@ -359,8 +359,12 @@ def _newest_forward(args: Any) -> Provenance | None:
 
 def site_of(frame: FrameType) -> Site:
     """Return the place that a frame is at."""
-    code = frame.f_code
-    place = (code.co_filename, frame.f_lineno, code.co_name)
+    return site_at(frame.f_code, frame.f_lineno)
+
+
+def site_at(code: CodeType, line: int) -> Site:
+    """Return the place of a line of some code, such as one in a traceback."""
+    place = (code.co_filename, line, code.co_name)
     site = _sites.get(place)
     if site is None:
         if len(_sites) >= _MAX_PLACES:
