@@ -1,32 +1,39 @@
-"""The timeline of a session as a picture and as text. Bounded, whatever the session did."""
+"""The timeline of a session as a picture. Bounded, whatever the session did."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lazyviz.render import text
 from lazyviz.render.escape import markup
-from lazyviz.render.gaps import Gaps, gaps_text
 from lazyviz.render.measure import clip
-from lazyviz.render.phases import COLOURS, PHASES
+from lazyviz.render.timeline_legend import (
+    CHARACTER,
+    DARK,
+    LABELS,
+    MARKS,
+    WIDTH,
+    colour_of,
+    glyph,
+    legend,
+    legend_kinds,
+    paint,
+    plain,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from lazyviz.render.spans import CellTime, Span
+    from lazyviz.render.timeline_text import TimelineView
 
 MAX_SVG_BYTES = 60_000
 MAX_DETAILED_BYTES = 400_000
-_WIDTH = 940
-_LABELS = 74
 _ROW = 18
 _GAP = 6
 _BREAK = 14  # width of a pause between cells
 _AXIS = 22
-_LEGEND = 20
-_CHAR = 6.0
 _ROW_NAMES = {
     "cell": "cells",
     "step": "steps",
@@ -36,54 +43,6 @@ _ROW_NAMES = {
     "device": "device",
 }
 _ROWS = tuple(_ROW_NAMES)
-_MARKS = ("barrier", "implicit barrier", "look", "fallback", "dropped")
-# Colours of what is no phase of the host.
-_OTHERS = {
-    "cell": "#dfe6f1",
-    "run": "#b9cbe8",
-    "run2": "#d5e0f2",
-    "block": "#7d9dd0",
-    "scope": "#9fb6da",
-    "closure": "#b78ac6",
-    "asynchronous closure": "#d3b5de",
-    "load": "#f0dba6",
-    "to_device": "#4aa3a8",
-    "to_host": "#86c5c8",
-    "step": "#5b86d6",
-    "peek": "#a27fce",
-}
-_DEVICE_OTHER = "#8fa9d8"
-_DARK = frozenset((COLOURS["dispatch"],))  # labels on these are white
-_MARK_COLOURS = {kind: f"var(--m{k})" for k, kind in enumerate(_MARKS)}
-_MARK_NAMES = {
-    "barrier": "▼ barrier you wrote",
-    "implicit barrier": "◇ barrier by itself",
-    "look": "○ look",
-    "fallback": "✕ CPU fallback",
-    "dropped": "– dropped",
-}
-_TEXT_ROWS = 40
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimelineView:
-    """What is shown of a timeline.
-
-    Attributes:
-        cells: Cells, in order; the picture's time axis is made of them.
-        spans: Spans that ended in or after the first of them.
-        dropped: How many earlier spans of the session are forgotten.
-        gaps: Whom to blame for the device's idle time in these cells.
-        lines: Recording by line: line, source, share.
-        earlier: How many cells of the session came before these.
-    """
-
-    cells: Sequence[CellTime]
-    spans: Sequence[Span]
-    dropped: int = 0
-    gaps: Gaps | None = None
-    lines: Sequence[tuple[str, str, float]] = field(default_factory=list)
-    earlier: int = 0
 
 
 class _Axis:
@@ -92,8 +51,8 @@ class _Axis:
     def __init__(self, cells: Sequence[CellTime]) -> None:
         self._pieces: list[tuple[int, int, float, float]] = []
         total = sum(cell.end_ns - cell.start_ns for cell in cells) or 1
-        room = _WIDTH - _LABELS - _BREAK * (len(cells) - 1)
-        x = float(_LABELS)
+        room = WIDTH - LABELS - _BREAK * (len(cells) - 1)
+        x = float(LABELS)
         for cell in cells:
             width = room * (cell.end_ns - cell.start_ns) / total
             self._pieces.append((cell.start_ns, cell.end_ns, x, width))
@@ -136,7 +95,7 @@ def timeline_svg(view: TimelineView, *, is_detailed: bool = False) -> str:
     most = MAX_DETAILED_BYTES if is_detailed else MAX_SVG_BYTES
     while True:
         picture = _draw(view, grain)
-        if len(picture) <= most or grain > _WIDTH:
+        if len(picture) <= most or grain > WIDTH:
             return picture
         grain *= 2
 
@@ -146,17 +105,16 @@ def _draw(view: TimelineView, grain: float) -> str:
     rows: dict[str, list[Span]] = {name: [] for name in _ROWS}
     marks: list[Span] = []
     for span in view.spans:
-        if span.lane == "step" and span.kind in _MARKS:
+        if span.lane == "step" and span.kind in MARKS:
             marks.append(span)
         elif span.lane in rows and span.kind != "handover":
             rows[span.lane].append(span)
-    legend_kinds = _legend_kinds(view, rows, marks)
-    legend = _legend(legend_kinds)
-    height = _AXIS + len(_ROWS) * (_ROW + _GAP) + 14 + legend[1]
+    draw_legend, legend_height = legend(legend_kinds(view, rows, marks))
+    height = _AXIS + len(_ROWS) * (_ROW + _GAP) + 14 + legend_height
     start = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="lzt" width="{_WIDTH}" '
-        f'height="{height}" viewBox="0 0 {_WIDTH} {height}" role="img" '
-        f'aria-label="{markup(_summary(view))}" data-left="{_LABELS}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="lzt" width="{WIDTH}" '
+        f'height="{height}" viewBox="0 0 {WIDTH} {height}" role="img" '
+        f'aria-label="{markup(_summary(view))}" data-left="{LABELS}" '
         f'data-floor="{_FLOOR}" data-cells="{_pieces_text(axis)}"><style>{_STYLE}</style>'
     )
     parts = [start]
@@ -180,7 +138,7 @@ def _draw(view: TimelineView, grain: float) -> str:
             parts += _drawn_marks(marks, axis, y + _ROW, max(grain, 5.0))
             y += 14
         y += _ROW + _GAP
-    parts += legend[0](y + 4)
+    parts += draw_legend(y + 4)
     parts.append("</svg>")
     return "".join(parts)
 
@@ -310,7 +268,7 @@ def _merged(
         for column in run:
             kinds += narrow[column]
         each = ", ".join(
-            f"{_plain(kind)} {text.duration(ns)}" for kind, ns in kinds.most_common(4)
+            f"{plain(kind)} {text.duration(ns)}" for kind, ns in kinds.most_common(4)
         )
         number = sum(counts[column] for column in run)
         title = f"{text.plural(number, 'short span')}: {each}"
@@ -330,10 +288,6 @@ def _merged(
     return shapes
 
 
-def _plain(kind: str) -> str:
-    return "run" if kind == "run2" else kind.replace("_", " ")
-
-
 def span_title(span: Span) -> str:
     """Return all that is known of a span, in one line."""
     took = f" · {text.duration(span.duration_ns)}" if span.duration_ns else ""
@@ -344,7 +298,7 @@ def span_title(span: Span) -> str:
 
 def _rect(shape: _Shape, y: float, row: str, grain: float) -> str:
     digits, least = (1, 0.8) if grain >= 1 else (3, 0.001)
-    colour = _colour(shape.kind, row)
+    colour = colour_of(shape.kind, row)
     thin = shape.kind in {"scope", "block"}
     top, height = (y - 3, 4) if thin else (y, _ROW - (2 if row == "step" else 0))
     rect = (
@@ -352,21 +306,15 @@ def _rect(shape: _Shape, y: float, row: str, grain: float) -> str:
         f'width="{max(shape.width, least):.{digits}f}" '
         f'height="{height}" fill="{colour}"><title>{markup(shape.title)}</title></rect>'
     )
-    room = int((shape.width - 6) / _CHAR)
+    room = int((shape.width - 6) / CHARACTER)
     if thin or room < 3 or not shape.label:  # noqa: PLR2004
         return rect
     label = markup(clip(shape.label, room))
-    light = " i" if colour in _DARK else ""
+    light = " i" if colour in DARK else ""
     return (
         rect
         + f'<text class="t{light}" x="{shape.x + 3:.1f}" y="{y + 12.5:.1f}">{label}</text>'
     )
-
-
-def _colour(kind: str, row: str) -> str:
-    if row == "device":
-        return _OTHERS.get(kind, _DEVICE_OTHER)
-    return COLOURS.get(kind) or _OTHERS.get(kind, "#c3cad4")
 
 
 def _drawn_marks(
@@ -382,92 +330,10 @@ def _drawn_marks(
         if len(members) > 1:
             title = f"{len(members):,} × here, the last: {title}"
         parts.append(
-            f'<path data-x="{x:.3f}" d="{_glyph(kind, x, y)}" {_paint(kind)}>'
+            f'<path data-x="{x:.3f}" d="{glyph(kind, x, y)}" {paint(kind)}>'
             f"<title>{markup(title)}</title></path>"
         )
     return parts
-
-
-def _paint(kind: str) -> str:
-    colour = _MARK_COLOURS[kind]
-    if kind == "barrier":
-        return f'fill="{colour}"'
-    # The faint ground is what a pointer finds.
-    return f'fill="#fff" fill-opacity=".01" stroke="{colour}" stroke-width="1.6"'
-
-
-def _glyph(kind: str, x: float, y: float) -> str:
-    """Return the outline of a mark; the forms differ, not only the colours."""
-    if kind == "barrier":
-        return f"M{x - 4:.1f} {y + 1:.0f}h8l-4 8z"
-    if kind == "implicit barrier":
-        return f"M{x:.1f} {y:.0f}l4 5l-4 5l-4 -5z"
-    if kind == "look":
-        return f"M{x - 3.5:.1f} {y + 5:.0f}a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0z"
-    if kind == "fallback":
-        return f"M{x - 3.5:.1f} {y + 1.5:.1f}l7 7m0 -7l-7 7"
-    return f"M{x - 4:.1f} {y + 5:.0f}h8"
-
-
-def _legend_kinds(
-    view: TimelineView, rows: dict[str, list[Span]], marks: Sequence[Span]
-) -> list[tuple[str, str]]:
-    """Return (colour, name) of what the picture has; marks have a sign in their name."""
-    phases = {name for cell in view.cells for name in cell.parts} | {
-        span.kind for span in rows["host"]
-    }
-    found = [(COLOURS[name], name) for name in PHASES if name in phases]
-    for row in ("step", "compile", "transfer"):
-        kinds = dict.fromkeys(span.kind for span in rows[row])
-        found += [
-            (_colour(kind, row), _plain(kind).replace("run", "step"))
-            for kind in kinds
-            if kind not in COLOURS
-        ]
-    kinds = dict.fromkeys(span.kind for span in rows["device"])
-    found += [(_colour(kind, "device"), f"device: {kind}") for kind in kinds]
-    present = {mark.kind for mark in marks}
-    found += [
-        (_MARK_COLOURS[kind], _MARK_NAMES[kind]) for kind in _MARKS if kind in present
-    ]
-    return list(dict.fromkeys(found))
-
-
-def _legend(kinds: Sequence[tuple[str, str]]) -> tuple[Any, int]:
-    """Return what draws the legend at a height, and how high it is."""
-    rows: list[list[tuple[float, str, str]]] = [[]]
-    x = float(_LABELS)
-    for colour, name in kinds:
-        width = 22 + len(name) * _CHAR
-        if x + width > _WIDTH:
-            rows.append([])
-            x = float(_LABELS)
-        rows[-1].append((x, colour, name))
-        x += width
-
-    def draw(y: float) -> list[str]:
-        parts = []
-        for number, row in enumerate(rows):
-            top = y + number * 16
-            for x, colour, name in row:
-                sign, rest = name[0], name[1:].strip()
-                if name[:2].strip() == sign and not sign.isalnum():
-                    parts.append(
-                        f'<text x="{x:.0f}" y="{top + 10:.0f}" fill="{colour}">{sign}</text>'
-                    )
-                else:
-                    rest = name
-                    parts.append(
-                        f'<rect x="{x:.0f}" y="{top + 1:.0f}" width="9" height="9" '
-                        f'rx="2" fill="{colour}"/>'
-                    )
-                parts.append(
-                    f'<text class="k" x="{x + 13:.0f}" y="{top + 10:.0f}">'
-                    f"{markup(rest)}</text>"
-                )
-        return parts
-
-    return draw, len(rows) * 16 + 8
 
 
 def _summary(view: TimelineView) -> str:
@@ -477,69 +343,3 @@ def _summary(view: TimelineView) -> str:
         f"timeline of {text.plural(len(view.cells), 'cell')}, {text.duration(wall)}, "
         f"{text.plural(runs, 'step')}"
     )
-
-
-def timeline_text(view: TimelineView, rows: int = _TEXT_ROWS) -> str:
-    """Return the same as tables: the cells by phase, what happened last, and who waited."""
-    if not view.cells:
-        return (
-            "Nothing has happened on the lazy device in a cell that has ended. The timeline "
-            "begins with the first one."
-        )
-    parts = [_cell_table(view.cells)]
-    if view.earlier:
-        parts.append(f"({text.plural(view.earlier, 'cell')} before these)")
-    if view.gaps is not None:
-        parts.append(gaps_text(view.gaps))
-    if view.lines:
-        parts.append(_lines_text(view.lines))
-    events = [span for span in view.spans if span.lane not in {"host", "transfer"}]
-    if events and rows:
-        parts.append(_event_table(events[-rows:], view.cells))
-        hidden = len(events) - rows
-        if hidden > 0 or view.dropped:
-            many = text.plural(max(hidden, 0) + view.dropped, "earlier span")
-            parts.append(f"({many}; %lazy timeline --export FILE.json writes all kept)")
-    return "\n\n".join(part for part in parts if part)
-
-
-def _lines_text(lines: Sequence[tuple[str, str, float]]) -> str:
-    rows = [
-        (site, f"{share:.0%}".replace("%", " %"), clip(source, 60))
-        for site, source, share in lines
-    ]
-    return "recording by line, sampled:\n" + text.table(["at", "share", "line"], rows)
-
-
-def _cell_table(cells: Sequence[CellTime]) -> str:
-    names = [name for name in PHASES if any(name in cell.parts for cell in cells)]
-    header = ["cell", "time", *names, "device"]
-    rows = [
-        (
-            cell.number if cell.number is not None else "",
-            text.duration(cell.end_ns - cell.start_ns),
-            *(
-                text.duration(cell.parts[name]) if name in cell.parts else ""
-                for name in names
-            ),
-            text.duration(cell.device_ns) if cell.device_ns else "",
-        )
-        for cell in cells
-    ]
-    return text.table(header, rows)
-
-
-def _event_table(spans: Sequence[Span], cells: Sequence[CellTime]) -> str:
-    start = cells[0].start_ns
-    rows = [
-        (
-            f"{max(span.end_ns - start, 0) / 1e9:.3f} s",
-            span.cell if span.cell is not None else "",
-            span.lane if span.lane != "step" else span.kind,
-            clip(span.name, 60),
-            text.duration(span.duration_ns) if span.duration_ns else "",
-            span.site,
-        )
-        for span in spans
-    ]
-    return text.table(["ended at", "cell", "what", "name", "took", "line"], rows)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from lazyviz.render import html, text
 from lazyviz.render.gaps import gaps
-from lazyviz.render.timeline import TimelineView, timeline_svg, timeline_text
+from lazyviz.render.timeline import timeline_svg
+from lazyviz.render.timeline_text import TimelineView, timeline_text
 from lazyviz.shell import twofold
 from lazyviz.timing import trace_file
 

@@ -23,7 +23,7 @@ from lazyviz.render import text
 from lazyviz.render.escape import printable
 from lazyviz.render.gaps import gaps
 from lazyviz.render.spans import CellTime, Span
-from lazyviz.render.timeline import TimelineView, timeline_text
+from lazyviz.render.timeline_text import TimelineView, timeline_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -5,7 +5,7 @@ from importlib import resources
 
 import pytest
 
-from lazyviz.render import phases, svg, timeline
+from lazyviz.render import phases, svg, timeline, timeline_legend
 from tests.lazyviz.test_render_timeline import VIEW
 
 PAPER = {"light": "#ffffff", "dark": "#111111"}
@@ -92,13 +92,17 @@ def test_the_words_of_a_page_stand_out_in_every_theme():
 
 def test_each_label_on_a_timeline_stands_out_from_its_bar():
     """SD.05: whatever lane and kind a bar is of."""
-    colours = {**phases.COLOURS, **timeline._OTHERS, "other": timeline._DEVICE_OTHER}
+    colours = {
+        **phases.COLOURS,
+        **timeline_legend._OTHERS,
+        "other": timeline_legend._DEVICE_OTHER,
+    }
     style = timeline_svg_style()
     (dark_ink,) = re.findall(r"\.lzt \.t\{fill:(#\w+)", style)
     (light_ink,) = re.findall(r"\.lzt \.i\{fill:(#\w+)", style)
 
     for kind, colour in colours.items():
-        ink = light_ink if colour in timeline._DARK else dark_ink
+        ink = light_ink if colour in timeline_legend.DARK else dark_ink
         assert contrast(ink, colour) >= 4.5, kind
 
 

@@ -7,12 +7,8 @@ import pytest
 
 from lazyviz.render.gaps import gaps, gaps_text
 from lazyviz.render.spans import CellTime, Span
-from lazyviz.render.timeline import (
-    MAX_SVG_BYTES,
-    TimelineView,
-    timeline_svg,
-    timeline_text,
-)
+from lazyviz.render.timeline import MAX_SVG_BYTES, timeline_svg
+from lazyviz.render.timeline_text import TimelineView, timeline_text
 
 MS = 1_000_000
 HOSTILE = "</svg><script>alert(1)</script>\"' onload=x &"
@@ -56,6 +52,19 @@ def test_the_picture_names_what_it_shows():
     assert "cell 3: 100 ms = python 20 ms, trace 30 ms, compile 50 ms" in shown
     assert "optimizer.step()" in shown
     assert 'aria-label="timeline of 1 cell, 100 ms, 1 step"' in svg
+
+
+def test_the_picture_is_as_high_as_what_it_shows():
+    svg = timeline_svg(VIEW)
+    height = float(ET.fromstring(svg).attrib["height"])
+    lowest = max(
+        float(each.attrib["y"]) + float(each.attrib.get("height", 0))
+        for each in ET.fromstring(svg).iter()
+        if "y" in each.attrib
+    )
+
+    assert "barrier by itself" in svg  # the legend, which is drawn last
+    assert lowest < height < lowest + 16
 
 
 def test_barriers_that_come_by_themselves_have_another_form_not_only_colour():

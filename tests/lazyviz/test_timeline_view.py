@@ -8,12 +8,8 @@ import pytest
 
 from lazyviz.render import html
 from lazyviz.render.spans import CellTime
-from lazyviz.render.timeline import (
-    MAX_DETAILED_BYTES,
-    MAX_SVG_BYTES,
-    TimelineView,
-    timeline_svg,
-)
+from lazyviz.render.timeline import MAX_DETAILED_BYTES, MAX_SVG_BYTES, timeline_svg
+from lazyviz.render.timeline_text import TimelineView
 from tests.conftest import displayed
 from tests.lazyviz.test_render_timeline import CELL, MS, SPANS, VIEW, span, titles
 

@@ -1,5 +1,6 @@
 """SD.10, P.26, P.39: the session as a trace that Perfetto opens, and its summary."""
 
+import dataclasses
 import gzip
 import json
 import subprocess
@@ -94,6 +95,19 @@ def test_a_trace_is_written_read_and_summed_up(tmp_path, name):
     assert "cell 3 line 6  61 %   optimizer.step()" in shown
     assert "1  implicit barrier  optimizer.step()" in shown
     assert "50 ms  compile 214 ops  a new shape" in shown
+
+
+def test_a_session_is_told_from_its_own_start_whenever_that_was():
+    late = 7_000_000_123
+    cell = dataclasses.replace(CELL, start_ns=late, end_ns=late + CELL.end_ns)
+    spans = [
+        each._replace(start_ns=late + each.start_ns, end_ns=late + each.end_ns)
+        for each in SPANS
+    ]
+
+    told = trace_file.report(trace_file.document([cell], spans))
+
+    assert told == trace_file.report(trace_file.document([CELL], SPANS))
 
 
 def test_hostile_names_survive_as_text(tmp_path):
