@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import linecache
 from collections import Counter
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from types import ModuleType
 
+    from lazyrt import Inspection
+
 # Boundaries between two graphs at which nothing of the program ends by itself.
 _MARK = "mark_step()"
-_CUTTING = (_MARK, "read", "more than", "CPU fallback")
+_INNER = ("read", "more than", "CPU fallback")
+_CUTTING = (_MARK, *_INNER)
+_OWNERS = frozenset({"module", "buffer", "optimizer", "gradient"})
 _MAX_PARTS = 6
 _AROUND = 1
 _MAX_LINES = 60
@@ -54,6 +59,72 @@ def cuts_of(runtime: ModuleType, steps: Sequence[int]) -> tuple[Cut, ...]:
 def cut_of(runtime: ModuleType, step: int) -> Cut | None:
     """Return where the program around a compiled step is cut; None if it is in one piece."""
     return next(iter(cuts_of(runtime, [_beginning(runtime, step)])), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """A recorded op, as far as its line counts."""
+
+    site: Any
+    is_leaf: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Vertices:
+    vertices: tuple[_Recorded, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """A pending graph in place of the record that its step will leave."""
+
+    nodes: int
+    lines: tuple[Any, Any]
+    snapshot: _Vertices
+
+
+def cut_before(runtime: ModuleType, inspection: Inspection) -> Cut | None:
+    """Return the cut behind which a pending graph goes on; None if it begins something new.
+
+    It goes on if a read, a limit or a fallback ended the step before it, and it computes with
+    what that step left, or stands behind it in the same cell or file.
+    """
+    earlier = runtime.graph_of_step(inspection.step - 1)
+    if earlier is None or not inspection.graph.nodes or not inspection.is_current:
+        return None
+    cause, site = earlier.key.ended_by
+    if site is None or not cause.startswith(_INNER):
+        return None
+    sites = [node.provenance.site for node in inspection.graph.nodes]
+    follows = any(
+        each is not None
+        and (each.file, each.cell) == (site.file, site.cell)
+        and each.line >= site.line
+        for each in sites
+    )
+    if not follows and not _reads_results(inspection):
+        return None
+    start = _beginning(runtime, inspection.step - 1)
+    parts = [runtime.graph_of_step(k) for k in range(start, inspection.step)]
+    known = [each for each in sites if each is not None]
+    lines = (known[0], known[-1]) if known else (None, None)
+    rest = _Rest(len(sites), lines, _Vertices(tuple(map(_Recorded, sites))))
+    row = (*map(_part, parts), Part(rest.nodes, _lines(*lines), "pending"))
+    return Cut(
+        title=f"this graph goes on behind a cut: {cause} at {site}",
+        rows=(Row("now", row),),
+        listings=tuple(_listings([("now", [*parts, rest])])),
+    )
+
+
+def _reads_results(inspection: Inspection) -> bool:
+    """Return whether an input is what the step before computed, and no state of the model's."""
+    return any(
+        held.origin is not None
+        and held.origin.step == inspection.step - 1
+        and held.holder not in _OWNERS
+        for held in inspection.holdings.values()
+    )
 
 
 def _beginning(runtime: ModuleType, step: int) -> int:

@@ -131,5 +131,7 @@ def explore(
     inspection = subject.inspection
     if current is not None and inspection is not None:
         names = {**subject.names, **current.names_in(inspection.graph)}
+        cut = subject.cut
         subject = pending_subject(inspection, names, subject.first)
+        subject.cut = cut
     return ExploreView(Explorer(subject), shell)

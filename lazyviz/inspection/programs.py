@@ -16,7 +16,7 @@ from lazyviz import session
 from lazyviz.hlo import Graph as HloGraph
 from lazyviz.hlo import HloError, graph_of
 from lazyviz.hlo.graph import CONSTANT
-from lazyviz.inspection.cuts import cut_of, moved_ops
+from lazyviz.inspection.cuts import cut_before, cut_of, moved_ops
 from lazyviz.render import ir_costs, text
 from lazyviz.render.hlo_model import (
     HloCosts,
@@ -516,7 +516,10 @@ def subject_of(
             "lazyrt is not imported, so nothing is pending. Import it and make tensors with "
             "device='lazyrt', or give a text, a path or a graph."
         )
-    return pending_subject(runtime.inspect(*things))
+    inspection = runtime.inspect(*things)
+    subject = pending_subject(inspection)
+    subject.cut = cut_before(runtime, inspection)
+    return subject
 
 
 def _subject_of_one(thing: Any, runtime: ModuleType | None) -> Subject:

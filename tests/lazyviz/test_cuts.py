@@ -178,6 +178,63 @@ def test_s0_02_the_explorer_draws_a_cut_that_has_not_moved_without_its_colours(f
     assert "cut" not in dict(explorer.controls["overlay"])
 
 
+READ = """
+import torch
+x = torch.ones(4).to("lazyrt")
+lazyrt.mark_step()
+a = x.exp().tanh()
+print(a.sum().item())
+b = a.sin().cos()
+"""
+
+
+def test_s0_02_a_pending_graph_is_drawn_behind_the_read_that_cut_it_off(fresh):
+    run(fresh, READ)
+    number = fresh.execution_count - 1
+
+    view = explore()
+    panel = view.explorer.overview()
+
+    assert view.explorer.cut is not None
+    assert cut_text(view.explorer.cut).splitlines() == [
+        f"this graph goes on behind a cut: read by .item() at cell {number} line 5",
+        "now  3 ops (lines 4 to 5) │ 2 ops (line 6)",
+        f"cell {number}",
+        "3 │ lazyrt.mark_step()",
+        "4 │ a = x.exp().tanh()   ← 2 ops",
+        "5 │ print(a.sum().item())   ← 1 op",
+        f"  ├──────────── cut after 3 ops: read by .item() at cell {number} line 5",
+        "6 │ b = a.sin().cos()   ← 2 ops",
+    ]
+    assert "this graph goes on behind a cut" in panel
+    assert 'class="lzg-cut"' in panel
+    assert "cut after 3 ops: read by .item()" in view.to_text() + view.to_html()
+
+
+def test_s0_02_what_a_later_cell_does_with_the_result_goes_on_behind_the_cut(fresh):
+    run(fresh, READ.replace("b = a.sin().cos()", ""))
+    run(fresh, "b = a.sin()")
+
+    cut = explore(fresh.user_ns["b"]).explorer.cut
+
+    assert cut is not None
+    assert [part.ops for part in cut.rows[0].parts] == [3, 1]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "y = torch.ones(3).to('lazyrt')\nlazyrt.mark_step()\nb = y + 1",
+        "b = torch.zeros(2, device='lazyrt') + 1",  # has nothing to do with what was read
+    ],
+)
+def test_a_pending_graph_that_begins_something_new_has_no_cut(fresh, source):
+    run(fresh, READ.replace("b = a.sin().cos()", ""))
+    run(fresh, source)
+
+    assert explore(fresh.user_ns["b"]).explorer.cut is None
+
+
 def test_a_part_of_the_graph_has_no_drawing_of_the_cut_beside_it(fresh):
     run(fresh, CHAIN.format(first="", second=MARK))
     explorer, _, _ = explored(lazyrt.compiled_graphs()[-1].first_step)
