@@ -100,6 +100,9 @@ def test_every_view_has_statistics_and_values(value):
 
     assert "<summary>values</summary>" in html
     assert "lzf" in html
+    # A histogram and a heat map beside each other, of what has them.
+    assert html.count('<div class="lzw"><svg ') == (value.numel() == 12)
+    assert html.count("<img ") == (value.dim() == 2)
 
 
 def test_long_listings_are_cut():
