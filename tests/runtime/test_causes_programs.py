@@ -6,6 +6,8 @@ cause, with the name that the program has for it.
 
 import contextlib
 import copy
+import importlib
+import sys
 
 import pytest
 import torch
@@ -431,3 +433,60 @@ def test_masks_and_what_is_saved_for_backward_follow_from_the_mode():
             out = out.sum() if train else out.softmax(-1).sum()
 
     assert kinds(explained()[-1]) == ["train_eval", "code_path"], out
+
+
+def test_a_length_that_grows_with_each_graph_is_told_as_a_series():
+    tokens = ones(1, 4)
+    for _ in range(4):
+        lazyrt.mark_step()
+        tokens = torch.cat([tokens, tokens[:, -1:] * 2], 1)
+    lazyrt.mark_step()
+
+    third, fourth = (each.top for each in explained()[-2:])
+
+    assert third.kind == fourth.kind == "input_shape"
+    assert third.text.endswith("it grows from graph to graph: 4, 5, 6")
+    assert fourth.text.startswith("input `tokens` f32[1,6] is now f32[1,7]")
+    assert fourth.text.endswith("it grows from graph to graph: 4, 5, 6, 7")
+    assert "fixed length" in fourth.fix
+
+
+def test_batches_of_two_lengths_are_no_series():
+    for size in (4, 6, 5):
+        batch = ones(2, size)
+        lazyrt.mark_step()
+        total = (batch * 2).sum()
+        lazyrt.mark_step()
+        del batch, total
+
+    assert not any("graph to graph" in str(each) for each in explained())
+
+
+GENERATING = """
+import torch
+
+
+def generate(tokens, mark):
+    ids = tokens * 1
+    for _ in range(3):
+        mark()
+        ids = torch.cat([ids, ids[:, -1:] * 2], 1)
+    mark()
+    return ids
+"""
+
+
+def test_what_only_a_library_holds_has_the_librarys_name(tmp_path, monkeypatch):
+    package = tmp_path / "site-packages"
+    package.mkdir()
+    (package / "generating.py").write_text(GENERATING, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(package))
+    generating = importlib.import_module("generating")
+    tokens = ones(1, 4)
+
+    generating.generate(tokens, lazyrt.mark_step)
+    del sys.modules["generating"]
+
+    assert explained()[-1].top.text.startswith("input `ids` f32[1,5] is now f32[1,6]")
+    assert lazyrt.live_tensors()[0].nbytes == tokens.nbytes
+    assert len(lazyrt.live_tensors()) == 1  # the search has kept nothing

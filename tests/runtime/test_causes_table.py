@@ -13,6 +13,7 @@ from torch import nn
 
 import lazyrt
 from lazyrt.execution.explain import differences
+from lazyrt.observe.numbers import duration_text
 from tests.harness import DEVICE, cold_start
 
 pytestmark = pytest.mark.lazy_only("is about compiled steps")
@@ -255,7 +256,7 @@ def test_the_top_cause_is_the_planted_one_and_complete(name):
     before = top.before or explained.against_ended_at
     assert now is not None, sites
     assert before is not None or kind in _ONE_SIDED, sites
-    assert f"{explained.compile_ns / 1e6:,.0f} ms" in sites
+    assert duration_text(explained.compile_ns) in sites
 
 
 @pytest.mark.parametrize(

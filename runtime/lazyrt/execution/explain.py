@@ -9,6 +9,7 @@ from lazyrt.execution.census import closeness
 from lazyrt.execution.why import inputs, key, program
 from lazyrt.execution.why.causes import Cause, Explanation, Taken, ranked
 from lazyrt.execution.why.edits import Edits, at, count
+from lazyrt.execution.why.growth import with_growth
 from lazyrt.execution.why.sequence import moved_boundary
 from lazyrt.execution.why.types import types_and_constants
 from lazyrt.execution.why.updates import updates
@@ -60,6 +61,8 @@ def explain(record: CompiledGraph, census: Census) -> Explanation:
         return _alone(record, _new_program(record))
     nearest, similarity = found
     causes, unexplained = differences(nearest, record)
+    earlier = {each.name: each.explanation for each in census}
+    causes = with_growth(causes, nearest.name, earlier.get)
     return _compared(record, nearest, similarity, causes, unexplained)
 
 

@@ -129,9 +129,11 @@ def _names_and_origins(
     for leaf in graph.data:
         owner = pending.owners[leaf.position]()
         name = by_buffer.get(id(owner))
+        origin = origins[leaf] = _origin(leaf.position, dropped=owner is None)
+        if name is None and origin.name:  # what it was called when it was computed
+            name = Name(origin.name)
         if name is not None:
             names[leaf] = name
-        origins[leaf] = _origin(leaf.position, dropped=owner is None)
     modules = frozenset(name.text for name in by_buffer.values() if name.in_module)
     if modules != _modules:  # else one set serves all graphs
         _modules = modules

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyrt.frontend.buffers import state_of
-from lazyrt.frontend.provenance import is_library
+from lazyrt.frontend.provenance import is_library, is_packages
 from lazyrt.frontend.torch_compat import is_lazy
 from lazyrt.ir.snapshot import Name
 
@@ -57,6 +57,9 @@ def all_names(depth: int = 1) -> dict[int, list[Name]]:
     for namespace, _ in namespaces(depth + 1):
         walk.add_namespace(namespace)
         namespace.clear()
+    for namespace, function in library_namespaces(depth + 1):
+        walk.add_late(namespace, f"local of {function}")
+        namespace.clear()
     walk.run()
     return walk.holders
 
@@ -78,6 +81,21 @@ def namespaces(depth: int) -> Iterator[tuple[dict[str, Any], str]]:
                     seen.add(id(namespace))
                     yield dict(namespace), ""
         frame = frame.f_back
+
+
+def library_namespaces(depth: int) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield copies of the locals of packages that the user's line has called, innermost first.
+
+    A loop of a library, such as one that generates text, holds what the user has no name for.
+    """
+    frame: FrameType | None = sys._getframe(depth)
+    called: list[FrameType] = []
+    while frame is not None and is_library(frame.f_code):
+        if is_packages(frame.f_code.co_filename):
+            called.append(frame)
+        frame = frame.f_back
+    for each in called if frame is not None else ():
+        yield locals_of(each), each.f_code.co_qualname
 
 
 def locals_of(frame: FrameType) -> dict[str, Any]:
@@ -116,6 +134,11 @@ class Walk:
             late = name.startswith("_") or name in _RESULTS
             found = Name(prefix + name, holder)
             (self._late if late else self._queue).append((found, thing, 0))
+
+    def add_late(self, namespace: Mapping[str, Any], holder: str) -> None:
+        """Queue a namespace behind all others."""
+        for name, thing in namespace.items():
+            self.add(Name(name, holder), thing)
 
     def add(self, name: Name, thing: Any) -> None:
         """Queue one object, to be looked at last."""

@@ -210,6 +210,12 @@ def is_of_torch(name: str) -> bool:
     return name.startswith(_library_roots)
 
 
+def is_packages(name: str) -> bool:
+    """Return whether a file belongs to an installed package other than torch and its like."""
+    own = (*_library_roots, _OWN_ROOT, *_INTERNAL)
+    return _is_installed(name) and not name.startswith(own)
+
+
 def _is_installed(name: str) -> bool:
     return "/site-packages/" in name or "/dist-packages/" in name
 

@@ -60,6 +60,7 @@ class Cause:
         variable: What the user calls the tensor that it is about; empty where unknown.
         before, now: Lines on both sides, None where a side has none.
         taken: How many operations and inputs follow from it.
+        sizes: Of inputs that have another size along one axis, that size before and now.
     """
 
     kind: Kind
@@ -69,6 +70,7 @@ class Cause:
     before: Site | None = None
     now: Site | None = None
     taken: Taken = field(default_factory=Taken)
+    sizes: tuple[tuple[int, int], ...] = ()
 
     @property
     def weight(self) -> int:

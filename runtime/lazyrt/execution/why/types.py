@@ -291,7 +291,21 @@ def _cause(
         if not before.is_leaf
         else leaf_site(edits.a, edits.match.to_before[first]),
         taken=taken,
+        sizes=_sizes(edits, vertices) if kind == "input_shape" else (),
     )
+
+
+def _sizes(edits: Edits, leaves: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Return what became of the size of each input that changed along one axis alone."""
+    found = []
+    for leaf in leaves:
+        now = edits.b.vertices[leaf]
+        before = edits.a.vertices[edits.match.to_before[leaf]]
+        old, new = (_shapes(vertex)[0] for vertex in (before, now))
+        changed = [pair for pair in zip(old, new, strict=False) if pair[0] != pair[1]]
+        if len(old) == len(new) and len(changed) == 1:
+            found += changed
+    return tuple(dict.fromkeys(found))
 
 
 def _casts(edits: Edits, now: Vertex, before: Vertex) -> tuple[set[int], set[int]]:
