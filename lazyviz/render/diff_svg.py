@@ -52,6 +52,32 @@ _LIVE = (
 )
 
 
+def _themed(rules: dict[str, str]) -> str:
+    """Return CSS for the dark themes of front ends."""
+    return "".join(
+        ",".join(
+            f"{theme} .lzd {each}"
+            for theme in ("[data-jp-theme-light=false]", ".vscode-dark")
+            for each in selector.split(",")
+        )
+        + f"{{{style}}}"
+        for selector, style in rules.items()
+    )
+
+
+# White paper would shine, and dark lines would not be seen.
+_LIVE += _themed(
+    {
+        ".same rect,.rew rect,rect[fill='#FFFFFF']": "fill:#23282f",
+        ".same .d,.rew .d,.same text:not(.s),.rew text:not(.s)": "fill:#e3e7ee",
+        ".rew rect,.chg rect,path[stroke='#222222']": "stroke:#e3e7ee",
+        "path[fill='#222222']": "fill:#e3e7ee",
+        "path[stroke='#0072B2']": "stroke:#56b4e9",
+        "path[fill='#0072B2']": "fill:#56b4e9",
+    }
+)
+
+
 def draw_graph_of(union: UnionGraph) -> DrawGraph:
     """Return a union graph as a drawing of boxes."""
     boxes = tuple(

@@ -21,8 +21,8 @@ COLOURS = {
     "dispatch": "#5d6878",
     "lower": "#e8c670",
     "compile": "#d99a3d",
-    "peek": "#a27fce",
-    "transfer": "#4aa3a8",
+    "peek": "#dc9aea",
+    "transfer": "#75bdb1",
     "fallback": "#d17f62",
     "execute": "#5b86d6",
 }

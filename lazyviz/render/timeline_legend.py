@@ -27,10 +27,10 @@ _OTHERS = {
     "closure": "#b78ac6",
     "asynchronous closure": "#d3b5de",
     "load": "#f0dba6",
-    "to_device": "#4aa3a8",
-    "to_host": "#86c5c8",
+    "to_device": "#75bdb1",
+    "to_host": "#b5ded8",
     "step": "#5b86d6",
-    "peek": "#a27fce",
+    "peek": "#dc9aea",
 }
 _DEVICE_OTHER = "#8fa9d8"
 DARK = frozenset((COLOURS["dispatch"],))  # labels on these are white

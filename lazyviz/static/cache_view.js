@@ -1,10 +1,18 @@
 // The page of lazyviz.widgets.cache_view: sorts the kernel's table and asks for evictions.
 
+const HELP = [
+  ["Tab", "next button"], ["Enter", "press it: sort by a column, twice to evict"], ["← →", "next column"], ["r", "make the table anew"], ["?", "this help"],
+];
+
 function render({ model, el }) {
   const root = element("div", "lzx-cache"), bar = element("div", "lzx-bar"), host = element("div", "lzx-host");
-  const note = element("span", "lzx-note"), waiting = element("span", "lzx-waiting"), refresh = element("button", "", "refresh");
-  refresh.type = "button"; note.setAttribute("role", "status"); waiting.setAttribute("role", "status");
-  bar.append(refresh, note, waiting); root.append(bar, host); el.append(root);
+  const note = element("span", "lzx-note"), waiting = element("span", "lzx-waiting"), refresh = element("button", "", "Refresh"), title = element("span", "lzx-title", "Executables");
+  const question = element("button", "", "?"), help = element("div", "lzx-help");
+  question.type = "button"; question.title = "keys"; question.setAttribute("aria-label", "keys");
+  help.hidden = true; tellKeys(help, HELP);
+  root.setAttribute("role", "region"); root.setAttribute("aria-label", "executables");
+  refresh.type = "button"; refresh.title = "make the table anew (r)"; note.setAttribute("role", "status"); waiting.setAttribute("role", "status");
+  bar.append(title, note, waiting, refresh, question); root.append(bar, help, host); el.append(root);
   const twins = [...document.getElementsByClassName(model.get("twin") || "lzx-none")];
   for (const twin of twins) twin.style.display = "none";
   const { ask, close } = channel(model, root, (text) => { waiting.textContent = text; });
@@ -41,7 +49,18 @@ function render({ model, el }) {
       } else { button.disabled = true; ask({ kind: "evict", key: button.dataset.key }); }
     }
   });
-  root.dataset.lmSuppressShortcuts = "true";
+  question.addEventListener("click", () => { help.hidden = !help.hidden; });
+  root.addEventListener("keydown", (e) => {
+    if (e.ctrlKey || e.metaKey || e.altKey) return;
+    const columns = [...host.querySelectorAll("th button")], at = columns.indexOf(document.activeElement);
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[e.key];
+    if (e.key === "?") help.hidden = !help.hidden;
+    else if (e.key === "r") ask({ kind: "refresh" });
+    else if (at >= 0 && step) columns[(at + step + columns.length) % columns.length].focus();
+    else return;
+    e.preventDefault(); e.stopPropagation();
+  });
+  root.dataset.lmSuppressShortcuts = "true"; // JupyterLab's own keys stay out of the table
   const watched = { "change:table": draw, "change:note": say };
   for (const [event, answer] of Object.entries(watched)) model.on(event, answer);
   draw(); say();

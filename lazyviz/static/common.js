@@ -31,6 +31,11 @@ function safe(markup, type = "text/html") {
   return isHtml ? [...parsed.body.childNodes] : [parsed.documentElement].filter(Boolean).map((each) => document.importNode(each, true));
 }
 
+// The keys of a view, each with what it does.
+function tellKeys(place, keys) {
+  for (const [key, does] of keys) { const one = element("span", "lz-key", ` ${does}`); one.prepend(element("kbd", "", key)); place.append(one, " "); }
+}
+
 // The static copy above a widget is for pages without a kernel; returned is what shows it again.
 function hideTwins(model, el) {
   let twins = [];

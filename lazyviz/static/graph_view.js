@@ -14,6 +14,7 @@ const HOPS = [1, 2, 3, 4, 5, 6, 7, 8, 9];
 
 function panAndZoom(host, chart) {
   let svg = null, own = [0, 0, 1, 1], whole = [...own], box = [...own], drag = null, moved = false, eye = null;
+  let size = [0, 0]; // of the host when it was last drawn to
   let placed = false, steered = false; // seen on a page that has a size; moved by the reader since
   const set = () => {
     if (!svg) return;
@@ -60,10 +61,24 @@ function panAndZoom(host, chart) {
   for (const end of ["pointerup", "pointercancel"]) host.addEventListener(end, () => { drag = null; });
   host.addEventListener("click", (e) => { if (moved) { e.stopPropagation(); moved = false; } }, true);
   const centre = () => [box[0] + box[2] / 2, box[1] + box[3] / 2];
+  // Small drawings keep their size: a box as wide as the page is hard to read.
+  const surround = (r) => {
+    const w = Math.max(own[2], r.width || 600), h = Math.max(own[3], r.height || 440);
+    whole = [own[0] - (w - own[2]) / 2, own[1] - (h - own[3]) / 2, w, h]; size = [r.width, r.height];
+  };
+  // No empty paper beside the drawing.
+  const inside = () => { for (const i of [0, 1]) if (box[i + 2] <= whole[i + 2]) box[i] = Math.min(Math.max(box[i], whole[i]), whole[i] + whole[i + 2] - box[i + 2]); };
+  // A wider page shows more of what the reader has chosen, not larger letters.
+  const widen = () => {
+    const r = host.getBoundingClientRect(), k = Math.max(box[2] / size[0], box[3] / size[1]);
+    if (r.width === size[0] && r.height === size[1]) return;
+    surround(r); survey();
+    box = [box[0] + (box[2] - r.width * k) / 2, box[1], r.width * k, r.height * k]; inside(); set();
+  };
   const fit = () => {
-    // Small drawings keep their size: a box as wide as the page is hard to read.
-    const r = host.getBoundingClientRect(), w = Math.max(own[2], r.width || 600), h = Math.max(own[3], r.height || 440);
-    whole = [own[0] - (w - own[2]) / 2, own[1] - (h - own[3]) / 2, w, h];
+    const r = host.getBoundingClientRect();
+    surround(r);
+    const [, , w, h] = whole;
     box = [...whole]; placed = r.width > 0; steered = false;
     // Large ones begin at the top, as large as they must be to be read; 0 shows all.
     const k = Math.max(w / (r.width || 600), h / (r.height || 440)) * SMALLEST;
@@ -77,7 +92,7 @@ function panAndZoom(host, chart) {
     set();
   };
   // A page may draw before it is laid out, or in a tab that is not seen: nothing has a size then.
-  const sized = new ResizeObserver(() => { if (svg && host.clientWidth && !(placed && steered)) fit(); });
+  const sized = new ResizeObserver(() => { if (svg && host.clientWidth) (placed && steered ? widen : fit)(); });
   sized.observe(host);
   return {
     stop() { sized.disconnect(); },
@@ -94,7 +109,7 @@ function panAndZoom(host, chart) {
       const k = unit();
       box[0] += (r.left + r.width / 2 - h.left - h.width / 2) * k;
       box[1] += (r.top + r.height / 2 - h.top - h.height / 2) * k;
-      steered = true; set();
+      steered = true; inside(); set();
     },
     key(key) {
       const d = svg ? unit() * 60 : 0;
@@ -137,7 +152,7 @@ function render({ model, el }) {
   host.setAttribute("aria-label", "graph: arrows pan, plus and minus zoom, zero shows all, Tab walks the ops, Enter shows a value");
   panel.setAttribute("aria-live", "polite"); panel.setAttribute("aria-label", "details");
   help.hidden = true; waiting.hidden = true; waiting.setAttribute("role", "status");
-  for (const [key, does] of HELP) { const one = element("span", "", ` ${does}  `); one.prepend(element("kbd", "", key)); help.append(one); }
+  tellKeys(help, HELP);
   head.append(title, question); tools.append(choices, search);
   bar.append(head, tools, crumbs); row.append(stage, panel); drawing.append(host, zooms, chart); stage.append(drawing, legend); root.append(bar, help, waiting, row); el.append(root);
   root.dataset.lmSuppressShortcuts = "true"; // JupyterLab's own keys stay out of the view

@@ -1,6 +1,11 @@
 // The page of lazyviz.widgets.live_view. It shows the table that the kernel makes and sends back
 // what was asked for; it decides nothing about tensors.
 
+const HELP = [
+  ["Tab", "next button"], ["Enter", "press it"], ["← →", "next column"], ["r", "make the table anew"],
+  ["Escape", "keep what was asked about"], ["?", "this help"],
+];
+
 function render({ model, el }) {
   const root = element("div", "lzl"), bar = element("div", "lzl-bar");
   const title = element("span", "lzl-title"), stale = element("span", "lzl-stale", "from before the last cell");
@@ -9,7 +14,10 @@ function render({ model, el }) {
   waiting.hidden = true; waiting.setAttribute("role", "status"); note.setAttribute("role", "status"); title.setAttribute("role", "status");
   root.setAttribute("role", "region"); root.setAttribute("aria-label", "live tensors");
   root.dataset.lmSuppressShortcuts = "true"; // JupyterLab's own keys stay out of the table
-  bar.append(title, stale, refresh); root.append(bar, waiting, note, table); el.append(root);
+  const question = element("button", "", "?"), help = element("div", "lzl-help");
+  question.type = "button"; question.title = "keys"; question.setAttribute("aria-label", "keys");
+  help.hidden = true; tellKeys(help, HELP);
+  bar.append(title, stale, refresh, question); root.append(bar, help, waiting, note, table); el.append(root);
   const { ask, send, close } = channel(model, root, (text) => { waiting.textContent = text; waiting.hidden = !text; });
 
   const showTwins = hideTwins(model, el);
@@ -45,6 +53,7 @@ function render({ model, el }) {
   const name = () => { title.textContent = brief(model.get("title")); };
   const age = () => { stale.hidden = !model.get("stale"); };
 
+  question.addEventListener("click", () => { help.hidden = !help.hidden; });
   root.addEventListener("click", (e) => {
     const button = e.target.closest("button[data-kind]");
     if (!button) return;
@@ -55,6 +64,7 @@ function render({ model, el }) {
   });
   root.addEventListener("keydown", (e) => {
     if (e.ctrlKey || e.metaKey || e.altKey) return;
+    if (e.key === "?") { help.hidden = !help.hidden; e.preventDefault(); }
     if (e.key === "r") { ask({ kind: "refresh" }); e.preventDefault(); }
     if (e.key === "Escape" && !note.hidden) { ask({ kind: "keep" }); refresh.focus(); }
     const columns = [...table.querySelectorAll("th button")], at = columns.indexOf(document.activeElement);

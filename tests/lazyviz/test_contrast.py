@@ -1,11 +1,13 @@
 """Text on drawings and pages can be read: WCAG AA, 4.5 to 1, in light and in dark."""
 
+import math
 import re
 from importlib import resources
+from itertools import combinations
 
 import pytest
 
-from lazyviz.render import phases, svg, timeline, timeline_legend
+from lazyviz.render import diff_dot, phases, svg, timeline, timeline_legend
 from tests.lazyviz.test_render_timeline import VIEW
 
 PAPER = {"light": "#ffffff", "dark": "#111111"}
@@ -104,6 +106,46 @@ def test_each_label_on_a_timeline_stands_out_from_its_bar():
     for kind, colour in colours.items():
         ink = light_ink if colour in timeline_legend.DARK else dark_ink
         assert contrast(ink, colour) >= 4.5, kind
+
+
+# Machado, Oliveira and Fernandes (2009): what linear red, green and blue become.
+SIGHTS = {
+    "all three kinds of cones": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "without red": ((0.152, 1.053, -0.205), (0.115, 0.786, 0.099), (-0.004, -0.048, 1.052)),
+    "without green": ((0.367, 0.861, -0.228), (0.280, 0.673, 0.047), (-0.012, 0.043, 0.969)),
+    "without blue": ((1.256, -0.077, -0.179), (-0.078, 0.931, 0.148), (0.005, 0.691, 0.304)),
+}  # fmt: skip
+XYZ = ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))
+
+
+def seen(colour, sight):
+    """Return a colour in CIE L*a*b*, as somebody with such a sight sees it."""
+    linear = [
+        c / 12.92 if (c := value / 255) <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
+        for value in channels(colour)
+    ]
+    rgb = [min(max(dot(row, linear), 0), 1) for row in SIGHTS[sight]]
+    f = [
+        share ** (1 / 3) if share > 0.008856 else 7.787 * share + 16 / 116
+        for row, white in zip(XYZ, (0.9505, 1, 1.089), strict=True)
+        for share in [dot(row, rgb) / white]
+    ]
+    return 116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])
+
+
+def dot(row, column):
+    return sum(a * b for a, b in zip(row, column, strict=True))
+
+
+@pytest.mark.parametrize("sight", SIGHTS)
+def test_phases_and_marks_of_a_diff_differ_whatever_cones_a_reader_has(sight):
+    """Section 7: a difference of 2 can just be seen; 10 at a glance."""
+    marks = {fill for fill, *_ in diff_dot.STYLES.values()}
+    for colours in (set(phases.COLOURS.values()), marks):
+        assert len(colours) >= 4
+        for one, other in combinations(sorted(colours), 2):
+            apart = math.dist(seen(one, sight), seen(other, sight))
+            assert apart >= 10, (one, other)
 
 
 @pytest.mark.parametrize("theme", PAPER)

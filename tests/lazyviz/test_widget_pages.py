@@ -245,6 +245,74 @@ def test_a_keyboard_reaches_all_and_a_screen_reader_names_all(tab, name):
     tab.emulate_media(reduced_motion="no-preference")
 
 
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WIDGETS)
+def test_high_contrast_and_a_zoom_of_200_percent_lose_nothing(tab, name):
+    """Section 7: the reader's own colours (forced-colors), and half the room."""
+    shown = state(name, "harmless")
+    mount(tab, PAGES.get(name, name), shown, "dark")
+    tab.emulate_media(forced_colors="active", color_scheme="dark")
+    try:
+        found = contrasts(tab)
+        assert len(found) >= 4
+        assert [text for ratio, text in found if ratio < 4.5] == [], found[:5]
+    finally:
+        tab.emulate_media(forced_colors="none")
+
+    mount(tab, PAGES.get(name, name), shown)
+    wide = tab.viewport_size
+    tab.set_viewport_size({"width": 560, "height": 450})
+    try:
+        # What is wider than the page scrolls within its own box.
+        assert tab.evaluate("() => document.documentElement.scrollWidth") <= 560
+        for each in tab.locator("#root button:visible, #root input:visible").all():
+            each.scroll_into_view_if_needed()
+            place = each.bounding_box()
+            assert place["x"] >= 0, each.inner_text()
+            assert place["x"] + min(place["width"], 40) <= 560, each.inner_text()
+    finally:
+        tab.set_viewport_size(wide)
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["graph_view", "diff", "live_view", "cache_view"])
+def test_a_question_mark_tells_the_keys(tab, name):
+    """Section 7: a help overlay in each view that has keys, by button and by key."""
+    mount(tab, PAGES.get(name, name), state(name, "harmless"))
+    button, keys = (
+        tab.locator("button[aria-label=keys]"),
+        tab.locator("#root kbd").first,
+    )
+
+    assert not keys.is_visible()
+    button.click()
+    assert keys.is_visible()
+    host = tab.locator(".lzg-host") if name in {"graph_view", "diff"} else button
+    host.focus()
+    tab.keyboard.press("?")
+    assert not keys.is_visible()
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_a_wider_page_shows_more_of_a_drawing_and_no_larger_letters(tab):
+    """Section 7: also after the reader has chosen a place, where nothing may jump."""
+    mount(tab, "graph_view", state("graph_view", "harmless"))
+    size = "() => document.querySelector('.lzg-host [data-b] text').getBoundingClientRect().height"
+    tab.locator(".lzg-host").focus()
+    tab.keyboard.press("+")
+    before = tab.evaluate(size)
+    try:
+        for width in (1_900, 700, 1_200):
+            tab.set_viewport_size({"width": width, "height": 900})
+            tab.wait_for_timeout(100)
+            assert tab.evaluate(size) == pytest.approx(before, rel=0.03)
+    finally:
+        tab.set_viewport_size({"width": 1_200, "height": 900})
+
+
 # --- what a page sends
 
 
