@@ -69,9 +69,10 @@ class MlirModule:
             return self._regions[name]
         function = self.functions.get(name) if name else self._main()
         if function is None:
+            missing = f"function @{name}" if name else "function"
             raise HloSyntaxError(
-                f"the module {self.name} has no function {'@' + name if name else ''}. "
-                "A program has a `func.func @main`.",
+                f"the module {self.name} has no {missing}. A program has "
+                "a `func.func @main`.",
                 source=self.source,
             )
         return FunctionReader(self, function).read()

@@ -10,7 +10,7 @@ from lazyviz.hlo.mlir_text import closing
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-SYMBOL = re.compile(r'@("(?:[^"\\]|\\.)*"|[\w$.\-]+)')
+SYMBOL = re.compile(r'@("[^"\\]*(?:\\.[^"\\]*)*"|[\w$.\-]+)')
 _BLANK = re.compile(r"\s+")
 _TENSOR = re.compile(r"tensor<((?:[^<>]|<[^<>]*>)*)>")
 _SIZES = re.compile(r"(?:[\d?]+x)+")
@@ -18,9 +18,9 @@ _LITERAL = re.compile(r"dense(?:_resource)?<([^<>]*)>")
 # What stays of operands and regions that were taken out.
 _PLACES = re.compile(r"%\s*,\s*|%")
 _EMPTY = re.compile(r"<>|\((?:[\s,=]|init:)*\)")
-_DICTIONARY_MARK = re.compile(r'"(?:[^"\\]|\\.)*"|->|<(?=\{)|[<(\[{]|[>)\]}]')
-_SEPARATOR = re.compile(r'"(?:[^"\\]|\\.)*"|->|[<({\[]|[>)}\]]|,')
-_TYPE_MARK = re.compile(r'"(?:[^"\\]|\\.)*"|->|[()\[\]{}<>]|\s:\s')
+_DICTIONARY_MARK = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|->|<(?=\{)|[<(\[{]|[>)\]}]')
+_SEPARATOR = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|->|[<({\[]|[>)}\]]|,')
+_TYPE_MARK = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|->|[()\[\]{}<>]|\s:\s')
 _NOISE = frozenset({
     "result_layout", "operand_layouts", "result_layouts", "xla_shape", "channel_handle",
     "channel_id", "jax.result_info", "jax.arg_info", "operandSegmentSizes",

@@ -14,29 +14,30 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _FUNCTION = re.compile(
-    r'^[ \t]*"?func\.func"?\s+(?:(public|private|nested)\s+)?@("(?:[^"\\]|\\.)*"|[\w$.\-]+)',
+    r'^[ \t]*"?func\.func"?\s+(?:(public|private|nested)\s+)?@("[^"\\]*(?:\\.[^"\\]*)*"|[\w$.\-]+)',
     re.MULTILINE,
 )
 _GENERIC = re.compile(r'^[ \t]*"func\.func"\(\)', re.MULTILINE)
-_SYMBOL_NAME = re.compile(r'\bsym_name = "((?:[^"\\]|\\.)*)"')
+_SYMBOL_NAME = re.compile(r'\bsym_name = "([^"\\]*(?:\\.[^"\\]*)*)"')
 _MODULE_NAME = re.compile(
-    r'^\s*"builtin\.module"\(\) <\{sym_name = "((?:[^"\\]|\\.)*)"'
+    r'^\s*"builtin\.module"\(\) <\{sym_name = "([^"\\]*(?:\\.[^"\\]*)*)"'
 )
 _BLOCK = re.compile(r"\s*\^[\w$.\-]+(\(|:)")
 _ARGUMENT = re.compile(r"%([\w$.\-]+)\s*:\s*")
-_BRACE = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}]', re.DOTALL)
+_BRACE = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}]', re.DOTALL)
 _MODULE = re.compile(
-    r'^\s*"?(?:builtin\.)?module"?\s+@("(?:[^"\\]|\\.)*"|[\w$.\-]+)', re.MULTILINE
+    r'^\s*"?(?:builtin\.)?module"?\s+@("[^"\\]*(?:\\.[^"\\]*)*"|[\w$.\-]+)',
+    re.MULTILINE,
 )
 # `->` and the comparisons of affine maps hold no angle brackets that pair up.
-_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"?|[()\[\]{}]', re.DOTALL)
+_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[()\[\]{}]', re.DOTALL)
 _CONTINUATION = re.compile(r"\s*(?:cond|do|reducer|else)\b")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _MAX_DEPTH = 400
 _ALIAS = re.compile(r"^\s*(#loc\d*)\s*=\s*loc\((.*)\)\s*$", re.MULTILINE)
 _LOCATION = re.compile(r"\s*\bloc\(")
-_FILE = re.compile(r'"((?:[^"\\]|\\.)*)":(\d+):\d+')
-_NAMED = re.compile(r'\s*"((?:[^"\\]|\\.)*)"\s*(?:\(|$)')
+_FILE = re.compile(r'"([^"\\]*(?:\\.[^"\\]*)*)":(\d+):\d+')
+_NAMED = re.compile(r'\s*"([^"\\]*(?:\\.[^"\\]*)*)"\s*(?:\(|$)')
 _REFERENCE = re.compile(r"#loc\d*")
 _MAX_EXPANSIONS = 40
 
@@ -342,7 +343,7 @@ def _without_location(line: str) -> tuple[str, str]:
 
 def _depth(line: str) -> int:
     if '"' in line:
-        line = re.sub(r'"(?:[^"\\]|\\.)*"', "", line)
+        line = re.sub(r'"[^"\\]*(?:\\.[^"\\]*)*"', "", line)
     count = line.count
     depth = count("(") - count(")") + count("[") - count("]")
     return depth + count("{") - count("}") if "{" in line or "}" in line else depth

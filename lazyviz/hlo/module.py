@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _LAYOUT = re.compile(r"\{[^{}]*\}")
 _BLANK = re.compile(r"\s+")
-_QUOTED = re.compile(r'((?:[^"\\]|\\.)*)')
+_QUOTED = re.compile(r'([^"\\]*(?:\\.[^"\\]*)*)')
 _NUMBER = re.compile(r"\d+")
 _ESCAPE = re.compile(r"\\(.)")
 # Stands before the metadata of an instruction that has another's.

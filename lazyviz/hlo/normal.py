@@ -52,7 +52,7 @@ _CALLEES = frozenset({
     "to_apply", "calls", "condition", "body", "branch_computations", "true_computation",
     "false_computation", "called_computations", "select", "scatter",
 })  # fmt: skip
-_MARK = re.compile(r'[,()\[\]{}]|"(?:[^"\\]|\\.)*"?')
+_MARK = re.compile(r'[,()\[\]{}]|"[^"\\]*(?:\\.[^"\\]*)*"?')
 _INDEX = re.compile(r"\bindex=(\d+)")
 _NAME = re.compile(r"%?([\w.\-]+)")
 _REFERENCE = re.compile(r"@([\w$.\-]+)")

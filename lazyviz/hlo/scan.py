@@ -28,9 +28,11 @@ _NAME = re.compile(r"%([\w.\-]+)")
 _PLAIN_NAME = re.compile(r"[\w.\-]+")
 _TYPED = re.compile(r"(?<![\w.\-])[a-z]\w*\[[^\[\]]*\](?:\{[^{}]*\})?")
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
-_METADATA = re.compile(r',?\s*metadata=\{((?:[^"{}]|"(?:[^"\\]|\\.)*"|\{[^{}]*\})*)\}')
+_METADATA = re.compile(
+    r',?\s*metadata=\{((?:[^"{}]|"[^"\\]*(?:\\.[^"\\]*)*"|\{[^{}]*\})*)\}'
+)
 _ALL_NAMES = re.compile(r"[\w.\-\n]*")
-_BRACKET = re.compile(r'[()\[\]{}]|"(?:[^"\\]|\\.)*"?', re.DOTALL)
+_BRACKET = re.compile(r'[()\[\]{}]|"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _LITERAL_OPS = frozenset({"constant", "parameter", "iota"})
 _MAX_JOINED_LINES = 100_000
@@ -409,6 +411,19 @@ class _Reader:
         raise self._no_instruction(self._lines[self._at])
 
     def _no_instruction(self, line: str) -> HloSyntaxError:
+        computation, header = self._computation, _HEADER.match(line)
+        stripped = line.rstrip()
+        if (
+            computation
+            and header
+            and self._may_start(header, stripped)
+            and stripped[-1] == "{"
+        ):
+            return self._error(
+                f"%{header[2]} begins before the computation %{computation.name} of line "
+                f"{computation.line} has ended. Put its closing brace back, or save the dump "
+                "again."
+            )
         return self._error(
             f"{_clip(line.strip())!r} is no instruction. One reads `name = type op(operands)`.",
             column=len(line) - len(line.lstrip()) + 1,

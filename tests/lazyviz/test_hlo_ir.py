@@ -42,6 +42,16 @@ def test_the_ir_becomes_a_graph_without_tensors():
     del held
 
 
+def test_to_compare_works_out_no_fingerprint_and_one_that_is_known_is_the_name():
+    ir, held = graph(1)
+
+    assert from_ir(ir).name == "pending graph"
+    assert not ir.known_fingerprint
+    assert from_ir(ir, "mine").name == "mine"
+    assert ir.fingerprint.startswith(from_ir(ir).name)
+    del held
+
+
 def test_a_layer_more_is_what_is_added_in_each_notation():
     (one, held), (two, held_too) = graph(2), graph(3)
 

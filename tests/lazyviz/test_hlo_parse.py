@@ -1,8 +1,10 @@
 """Texts to graphs: every notation, and what is said of broken ones."""
 
+import gc
 import random
 import re
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +217,8 @@ def test_several_modules_are_read_one_by_one_or_chosen():
         (HLO.replace("%zero.4 =", "%p ="), 16, 3, "%p is defined a second time"),
         (HLO.replace("f32[] constant(0)", "constant(0)"), 16, 13, "has no type"),
         (HLO.replace("  %zero.4 =", "  ? %zero.4"), 16, 3, "is no instruction"),
+        (HLO.replace("%add.3 =", "%add 3 ="), 15, 3, "'%add 3 = .* is no instruction"),
+        (HLO.replace("y)\n}\n", "y)\n"), 8, 1, "before the computation %region of line 3"),
         (STABLEHLO[: STABLEHLO.index("    return %2")], 3, 131, "never closed"),
         (STABLEHLO.replace("%1#1", "%7#1"), 15, 21, "%7#1 is used before"),
         (STABLEHLO.replace("@half(%1#1", "@gone(%1#1"), 15, 5, "@gone is called and"),
@@ -338,6 +342,59 @@ def test_a_hostile_text_is_refused_in_linear_time(text):
         parse(text)
 
     assert time.process_time() - started < 5
+
+
+def test_a_long_quotation_is_read_in_linear_time():
+    """S4.16: the configuration of a custom call may be megabytes in one line."""
+    text = HLO.replace(
+        "(%first.2", f'(%first.2, %q), note="{"x y" * 3_000_000}", b=(%q'
+    )
+    started = time.process_time()
+
+    graph = parse(text)
+
+    assert max(len(label.attrs) for label in graph.labels) > 9_000_000
+    assert time.process_time() - started < 3  # 0.3 s; one step for each character: 5 s
+
+
+def test_what_is_compared_is_read_in_columns_and_each_form_once():
+    """S4.16: no object for each instruction, and no work twice."""
+    graph = parse(text_of(transformer(3))[0])
+    main = graph.source.computations[graph.source.entry]
+
+    assert diff(graph, graph).is_empty
+    assert not main._rows
+    assert len(graph.source.forms) == len(set(graph.source.forms)) < len(main) / 2
+    assert [row.name for row in main.instructions] == main.names
+    assert main.instructions is main.instructions
+
+
+def test_what_was_built_is_not_walked_by_the_collector_and_garbage_is_collected():
+    """A pause of the collector ends without a walk, keeps no garbage and frees no frozen object."""
+
+    class Cycle:
+        pass
+
+    text = text_of(transformer(10))[0]
+    garbage = Cycle()
+    garbage.itself = garbage
+    left = weakref.ref(garbage)
+    del garbage
+
+    graph = parse(text)
+
+    young = len(gc.get_objects(generation=0)) + len(gc.get_objects(generation=1))
+    assert gc.isenabled()
+    assert left() is None
+    assert young < len(graph)
+
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        parse(text)
+        assert gc.get_freeze_count() == frozen
+    finally:
+        gc.unfreeze()
 
 
 def test_a_long_chain_needs_no_recursion():
