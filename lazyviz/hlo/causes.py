@@ -63,8 +63,16 @@ def _settings(found: GraphDiff) -> Iterator[str]:
     before, now = _header(found.a), _header(found.b)
     for key, what in _SETTINGS.items():
         old, new = before.get(key), now.get(key)
-        if old != new:
+        if old != new and (key != "notation" or _reads_otherwise(found)):
             yield f"{what} ({key}) was {_shown(old)} and is {_shown(new)}"
+
+
+def _reads_otherwise(found: GraphDiff) -> bool:
+    """Return whether an attribute was left as the generic notation writes it."""
+    labels = [
+        (found.a.label(x).attrs, found.b.label(y).attrs) for x, y in found.changed
+    ]
+    return any(("<{" in a) != ("<{" in b) or "=#" in a for a, b in labels)
 
 
 def _header(graph: Graph) -> dict[str, str]:

@@ -17,6 +17,7 @@ from lazyviz.hlo.mlir_attrs import (
     result_types,
     split_type,
 )
+from lazyviz.hlo.mlir_generic import short_notation
 from lazyviz.hlo.mlir_text import (
     Function,
     Statement,
@@ -211,6 +212,9 @@ class FunctionReader:
         if bound:
             body = _BOUND.sub(_value_alone, body)
         attrs, literal = self._attrs(op[1], body, statement)
+        if attrs.startswith("<{"):
+            texts = [text for text, _ in regions]
+            attrs, inner = short_notation(_short(op[1]), attrs, inner, texts)
         types = result_types(type_text, count)
         whole = types[0] if len(types) == 1 else f"({', '.join(types)})"
         label = (

@@ -200,11 +200,55 @@ def test_the_notation_that_names_every_part_is_read():
 
     found = diff(generic, parse(scaled))
 
-    assert len(generic) == len(usual)
     assert generic.name == usual.name
     assert found.cost == 1
     assert "] tanh(%arg" in diff_text(found)
-    assert any("the notation" in each for each in sentences(diff(usual, generic)))
+    assert diff(usual, generic).is_empty
+
+
+def _many(x):
+    """Return results of every operation whose two notations differ in their attributes."""
+    rows = jnp.concatenate([x[:, ::2], x[1:3, :2].repeat(2, 0)], axis=1)
+    moved = jnp.pad(x.T[::-1], ((1, 0), (0, 2))) + jnp.arange(6.0)[None, :]
+    part = jax.lax.dynamic_slice(x, (jnp.int32(x.sum()), jnp.int32(0)), (2, 2))
+    batched = jax.lax.batch_matmul(x[None], x[None])
+    near = jax.lax.reduce_precision(jax.nn.softmax(x), 5, 10)
+    solved = jax.lax.linalg.triangular_solve(x, x, lower=True)
+    return rows, moved, part, batched, near > 0.5, solved, (x > 0).any(), x.astype(int)
+
+
+@pytest.mark.parametrize("other", [1.5, 2.5])
+def test_both_notations_of_a_program_are_one_program(other):
+    """S4.16: what `print_generic_op_form` writes compares with what jax writes."""
+    shown = []
+    for scale in (1.5, other):
+        lowered = jax.jit(lambda x, by=scale: _many(x * by)).lower(jnp.ones((4, 4)))
+        module: Any = lowered.compiler_ir("stablehlo")
+        shown.append(
+            (str(module), module.operation.get_asm(print_generic_op_form=True))
+        )
+
+    found = diff(parse(shown[0][0]), parse(shown[1][1]))
+
+    assert found.cost == (other != 1.5)
+    assert [found.b[y].literal for _, y in found.changed] == [
+        "2.500000e+00"
+    ] * found.cost
+    assert not any("the notation" in each for each in sentences(found))
+
+
+def test_what_has_no_short_notation_known_here_is_said_to_differ_in_notation():
+    lowered = jax.jit(lambda x: jax.lax.conv(x, x[:, :, :2, :2], (1, 1), "SAME")).lower(
+        jnp.ones((1, 1, 4, 4))
+    )
+    module: Any = lowered.compiler_ir("stablehlo")
+
+    found = diff(
+        parse(str(module)), parse(module.operation.get_asm(print_generic_op_form=True))
+    )
+
+    assert found.cost == 1
+    assert any("the notation" in each for each in sentences(found))
 
 
 def test_bytes_as_python_prints_them_are_read():
