@@ -297,13 +297,12 @@ class _Tracer:
     ) -> list[tuple[str, str, tuple[int, ...]]]:
         """Return the parameters that an operand becomes in what is called."""
         found = []
-        for key, callee in called(row, self._module):
+        for branch, (key, callee) in enumerate(called(row, self._module)):
             number = slot
             if row.op == "while":
                 number = 0
             elif row.op == "conditional":
-                branches = [c for _, c in called(row, self._module)]
-                if slot == 0 or branches.index(callee) != slot - 1:
+                if branch != slot - 1:  # operand 0 says which branch is taken
                     continue
                 number = 0
             elif key not in {"to_apply", "calls", "called_computations"}:

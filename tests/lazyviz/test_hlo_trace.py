@@ -163,3 +163,37 @@ def test_a_name_that_is_not_there_gets_near_ones():
 def test_a_text_without_instructions_is_refused():
     with pytest.raises(HloError, match="has no instruction"):
         trace_value("no program at all\nreally", "x")
+
+
+BRANCHES = """\
+HloModule branches
+
+%up (x: f32[4]) -> f32[4] {
+  %x = f32[4]{0} parameter(0)
+  ROOT %more = f32[4]{0} exponential(%x)
+}
+
+%down (y: f32[4]) -> f32[4] {
+  %y = f32[4]{0} parameter(0)
+  ROOT %less = f32[4]{0} negate(%y)
+}
+
+ENTRY %main (which: s32[], a: f32[4], b: f32[4], c: f32[4]) -> f32[4] {
+  %which = s32[] parameter(0)
+  %a = f32[4]{0} parameter(1)
+  %b = f32[4]{0} parameter(2)
+  %c = f32[4]{0} parameter(3)
+  ROOT %r = f32[4]{0} conditional(%which, %a, %b, %c), branch_computations={%up, %down, %up}
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "inside"),
+    [("a", ["%more"]), ("b", ["%less"]), ("c", ["%more"]), ("which", [])],
+)
+def test_an_operand_of_a_conditional_is_followed_into_its_own_branch(name, inside):
+    """Operand 0 chooses; the others are one for each branch, of which two may be the same."""
+    hops = trace_value(BRANCHES, name).hops
+
+    assert [hop.name for hop in hops if hop.name in {"%more", "%less"}] == inside

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lazyviz.hlo import apply_script, diff, parse
+from lazyviz.hlo import GraphDiff, apply_script, diff, parse
 from lazyviz.hlo.matching.order import common
 from tests import hlo_zoo
 
@@ -15,7 +15,9 @@ def check(found, pair, truth):
     """Of one diff: a short and right script, its mirror image, nothing against itself."""
     mirrored = diff(found.b, found.a)
     made = apply_script(found.a, found.script())
+    looked_at_all = GraphDiff(found.a, found.b, found.partner_a, found.partner_b)
 
+    assert found.rewired == looked_at_all.rewired
     assert len(found.script()) == found.cost
     assert hlo_zoo.identity(made) == hlo_zoo.identity(found.b), pair.edits
     assert mirrored.partner_a == found.partner_b
