@@ -490,3 +490,44 @@ def test_what_only_a_library_holds_has_the_librarys_name(tmp_path, monkeypatch):
     assert explained()[-1].top.text.startswith("input `ids` f32[1,5] is now f32[1,6]")
     assert lazyrt.live_tensors()[0].nbytes == tokens.nbytes
     assert len(lazyrt.live_tensors()) == 1  # the search has kept nothing
+
+
+def test_micro_batches_in_one_graph_are_told_with_their_number_and_lines():
+    """U.18: a step that holds several rounds says so, and the fix makes its graph smaller."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)).to(DEVICE)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = [ones(3, 4) * k for k in range(8)]
+    lazyrt.mark_step()
+
+    def update(*, marks):
+        for x in batches:
+            loss = model(x).square().mean() / 8
+            loss.backward()
+            if marks:
+                lazyrt.mark_step()
+        sgd.step()
+        sgd.zero_grad()
+        lazyrt.mark_step()
+
+    update(marks=False)
+    whole, graph = explained()[-1], lazyrt.compiled_graphs()[-1]
+    line = update.__code__.co_firstlineno + 2
+    assert whole.block is not None
+    assert whole.block.times == 8
+    assert f"-op block 8 times (test_causes_programs.py:{line}-{line + 1})" in str(
+        whole
+    )
+    assert whole.block.ops * 8 < graph.nodes * 1.1
+
+    known = len(explained())
+    update(marks=True)
+    assert all(4 * r.nodes < graph.nodes for r in lazyrt.compiled_graphs()[known:])
+    assert all(each.block is None for each in explained()[known:])
+
+
+def test_layers_of_a_model_are_no_repeated_block():
+    layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(6))).to(DEVICE)
+    with lazyrt.step():
+        out = layers(ones(2, 4)).sum()
+
+    assert explained()[-1].block is None, out

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from lazyrt.config import config
 from lazyrt.execution.census import closeness
 from lazyrt.execution.why import inputs, key, program
+from lazyrt.execution.why.blocks import Block, repeated_block
 from lazyrt.execution.why.causes import Cause, Explanation, Taken, ranked
 from lazyrt.execution.why.edits import Edits, at, count
 from lazyrt.execution.why.growth import with_growth
@@ -82,7 +83,14 @@ def _compared(
         unexplained=unexplained,
         ended_at=record.key.ended_by[1],
         against_ended_at=nearest.key.ended_by[1],
+        block=_block(record),
     )
+
+
+def _block(record: CompiledGraph) -> Block | None:
+    if record.snapshot is None:
+        return None
+    return repeated_block(record.snapshot, record.key.ended_by[1])
 
 
 def _alone(record: CompiledGraph, cause: Cause) -> Explanation:
@@ -92,6 +100,7 @@ def _alone(record: CompiledGraph, cause: Cause) -> Explanation:
         graph=record.name,
         causes=(cause,),
         ended_at=record.key.ended_by[1],
+        block=_block(record),
     )
 
 

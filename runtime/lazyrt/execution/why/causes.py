@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from lazyrt.observe.numbers import duration_text
 
 if TYPE_CHECKING:
+    from lazyrt.execution.why.blocks import Block
     from lazyrt.observe.events import Site
 
 Kind = Literal[
@@ -107,6 +108,7 @@ class Explanation:
         unexplained: Operations that differ for none of these reasons.
         compile_ns: What the compile cost; 0 while it is under way or when read from disk.
         ended_at, against_ended_at: Lines of the boundaries at which both graphs ended.
+        block: What the graph repeats several times over; None if nothing.
     """
 
     step: int
@@ -118,6 +120,7 @@ class Explanation:
     compile_ns: int = 0
     ended_at: Site | None = None
     against_ended_at: Site | None = None
+    block: Block | None = None
 
     @property
     def text(self) -> str:
@@ -155,6 +158,8 @@ class Explanation:
                 lines.append(f"     fix: {cause.fix}")
         if self.unexplained:
             lines.append(f"  {self.unexplained:,} other operations differ too")
+        if self.block is not None:
+            lines.append(f"  note: {self.block}")
         return "\n".join(lines)
 
 

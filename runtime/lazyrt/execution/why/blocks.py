@@ -1,0 +1,96 @@
+"""Whether a graph is the same block several times over: micro-batches, rounds, unrolled steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping
+
+    from lazyrt.ir.snapshot import Snapshot, Vertex
+    from lazyrt.observe.events import Site
+
+_MIN_TIMES = 3
+_MIN_OPS = 5
+# The block makes up at least this share of the graph.
+_SHARE = 0.5
+_MAX_COUNTS = 32
+
+
+class Block(NamedTuple):
+    """Operations that a graph repeats.
+
+    Attributes:
+        ops: How many there are in one round.
+        times: How many rounds.
+        lines: Where they stand, such as `cell 3 lines 4-9`; empty where unknown.
+    """
+
+    ops: int
+    times: int
+    lines: str
+
+    def __str__(self) -> str:
+        """Return the sentence, with what would make the graph smaller."""
+        where = f" ({self.lines})" if self.lines else ""
+        return (
+            f"this graph contains the same {self.ops:,}-op block {self.times} times{where}: "
+            "compile time and memory grow with the rounds. `lazyrt.mark_step()` at the end of "
+            "each round makes it one graph of one round"
+        )
+
+
+def repeated_block(snapshot: Snapshot, ended_at: Site | None) -> Block | None:
+    """Return the block that most of a graph repeats; None if there is none.
+
+    Args:
+        snapshot: The graph.
+        ended_at: The line that ended it: of several functions, lines in its own are told.
+    """
+    nodes = [vertex for vertex in snapshot.vertices if not vertex.is_leaf]
+    counts = Counter(map(_spot, nodes))
+    times, spots = _rounds(counts)
+    if not times:
+        return None
+    ops = sum(round(counts[spot] / times) for spot in spots)
+    covered = sum(counts[spot] for spot in spots)
+    if ops < _MIN_OPS or covered < _SHARE * len(nodes):
+        return None
+    return Block(ops, times, _lines([v for v in nodes if _spot(v) in spots], ended_at))
+
+
+def _spot(vertex: Vertex) -> Hashable:
+    return (vertex.op, vertex.types, vertex.scope, vertex.backward, vertex.site)
+
+
+def _rounds(counts: Mapping[Hashable, int]) -> tuple[int, set[Hashable]]:
+    """Return the number of rounds that accounts for most operations, and which these are."""
+    common = Counter(number for number in counts.values() if number >= _MIN_TIMES)
+    exact = {
+        times: sum(n for n in counts.values() if n % times == 0)
+        for times, _ in common.most_common(_MAX_COUNTS)
+    }
+    if not exact:
+        return 0, set()
+    times = max(exact, key=lambda each: (exact[each], each))
+    # The first round lacks what adds to the one before.
+    return times, {
+        spot for spot, n in counts.items() if n % times == 0 or (n + 1) % times == 0
+    }
+
+
+def _lines(vertices: list[Vertex], ended_at: Site | None) -> str:
+    sites = [vertex.site for vertex in vertices if vertex.site is not None]
+    functions = Counter((site.file, site.function) for site in sites)
+    if not functions:
+        return ""
+    wanted = (ended_at.file, ended_at.function) if ended_at is not None else None
+    if wanted not in functions:
+        wanted = functions.most_common(1)[0][0]
+    found = [site for site in sites if (site.file, site.function) == wanted]
+    first, last = min(s.line for s in found), max(s.line for s in found)
+    span = f"{first}-{last}" if first != last else f"{first}"
+    if found[0].cell is not None:
+        return f"cell {found[0].cell} line{'s' if first != last else ''} {span}"
+    return f"{found[0].file.rsplit('/', 1)[-1]}:{span}"
