@@ -525,6 +525,18 @@ def test_micro_batches_in_one_graph_are_told_with_their_number_and_lines():
     assert all(each.block is None for each in explained()[known:])
 
 
+def test_layers_of_a_functional_model_are_no_repeated_block():
+    """U.18: they have weights of their own."""
+    weights = [ones(4, 4) * k for k in range(6)]
+    lazyrt.mark_step()
+    h = ones(2, 4)
+    with lazyrt.step():
+        for weight in weights:
+            h = (h @ weight + 1).tanh().exp() * 2
+
+    assert explained()[-1].block is None, h
+
+
 def test_layers_of_a_model_are_no_repeated_block():
     layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(6))).to(DEVICE)
     with lazyrt.step():

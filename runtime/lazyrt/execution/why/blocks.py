@@ -36,13 +36,15 @@ class Block(NamedTuple):
         where = f" ({self.lines})" if self.lines else ""
         return (
             f"this graph contains the same {self.ops:,}-op block {self.times} times{where}: "
-            "compile time and memory grow with the rounds. `lazyrt.mark_step()` at the end of "
-            "each round makes it one graph of one round"
+            "compile time and memory grow with the rounds. Where a round can be a step of its "
+            "own, `lazyrt.mark_step()` at its end makes it one graph of one round"
         )
 
 
 def repeated_block(snapshot: Snapshot, ended_at: Site | None) -> Block | None:
     """Return the block that most of a graph repeats; None if there is none.
+
+    Rounds read the same parameters. Layers, which have their own, are no rounds.
 
     Args:
         snapshot: The graph.
@@ -56,6 +58,8 @@ def repeated_block(snapshot: Snapshot, ended_at: Site | None) -> Block | None:
     ops = sum(round(counts[spot] / times) for spot in spots)
     covered = sum(counts[spot] for spot in spots)
     if ops < _MIN_OPS or covered < _SHARE * len(nodes):
+        return None
+    if not _read_alike(snapshot, times):
         return None
     return Block(ops, times, _lines([v for v in nodes if _spot(v) in spots], ended_at))
 
@@ -78,6 +82,16 @@ def _rounds(counts: Mapping[Hashable, int]) -> tuple[int, set[Hashable]]:
     return times, {
         spot for spot, n in counts.items() if n % times == 0 or (n + 1) % times == 0
     }
+
+
+def _read_alike(snapshot: Snapshot, times: int) -> bool:
+    """Return whether some input is read in each round, as it is or turned once for all."""
+    users = snapshot.users()
+    return any(
+        max([len(found), *(len(users[user]) for user, _ in found)], default=0) >= times
+        for leaf, found in enumerate(users)
+        if snapshot.vertices[leaf].op == "data"
+    )
 
 
 def _lines(vertices: list[Vertex], ended_at: Site | None) -> str:

@@ -138,8 +138,8 @@ def _first_name(record: CompiledGraph, positions: set[int]) -> str:
 
 
 def with_what_ran_alone(edits: Edits, causes: list[Cause]) -> list[Cause]:
-    """Return causes in which another mode accounts for what it ran by itself."""
-    if edits.before.key.mode == edits.now.key.mode:
+    """Return causes in which the eager debug mode accounts for what it ran by itself."""
+    if (edits.before.key.mode, edits.now.key.mode) != ("lazy", "eager"):
         return causes
     taken = _cut_away(edits)
     return [
