@@ -109,13 +109,11 @@ def _strip_details(strip: Strip, css_class: str) -> str:
     if notes:
         items = "".join(f"<li>{markup(note)}</li>" for note in notes)
         parts.append(f'<ul style="margin:4px 0;padding-left:20px">{items}</ul>')
-    if strip.apart is not None:
+    batched = batched_source(strip.apart) if strip.apart is not None else ""
+    if strip.apart is not None and batched:
         many = f"{strip.apart.times:,}"
         parts.append(
-            folded(
-                f"{many} reads = {many} executions: batch them",
-                pre(batched_source(strip.apart)),
-            )
+            folded(f"{many} reads = {many} executions: batch them", pre(batched))
         )
     if strip.cuts:
         from lazyviz.render.cuts import cut_html

@@ -247,7 +247,7 @@ them in one'
 
 
 def batched_source(apart: Apart) -> str:
-    """Return the lines that read the same values by one execution.
+    """Return the lines that read the same values by one execution, empty for values without a name.
 
     Example:
         >>> print(batched_source(Apart(tensors=("a", "b", "c", "d"), times=4)))
@@ -262,10 +262,11 @@ def batched_source(apart: Apart) -> str:
     if len(names) == apart.times and all(name.isidentifier() for name in names):
         listed = ", ".join(names)
         return f"{listed} = lazyrt.materialise({listed})  # one execution; CPU tensors from here on"
-    known = len(names) == 1 and names[0] and " for " not in names[0]
+    if len(names) != 1 or not names[0] or " for " in names[0]:
+        return ""
     return (
         "values = []  # before the reads\n"
-        f"values.append({names[0] if known else 'value'})  # in place of each read\n"
+        f"values.append({names[0]})  # in place of each read\n"
         "for value in lazyrt.materialise(*values):  # one execution\n"
         "    print(value.item())"
     )

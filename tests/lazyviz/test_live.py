@@ -296,6 +296,7 @@ def test_looking_at_holders_records_and_runs_nothing(space):
 
 
 def test_values_read_one_by_one_are_told_with_the_call_that_reads_them_in_one(space):
+    """U.10."""
     run(space, "x = torch.arange(12.0).to('lazyrt')")
     metrics = "a, b, c, d = x.mean(), x.std(), x.min(), x.max()"
 
@@ -343,6 +344,7 @@ def test_a_training_loop_that_reads_its_loss_is_left_in_peace(space):
 
 
 def test_a_look_that_runs_many_ops_first_says_so(space):
+    """U.07: a print that takes long says that it ran its ops first."""
     run(space, "x = torch.ones(4, device='lazyrt')\nfor _ in range(120): x = x * 1.01")
 
     strip = said_strip(space, "print(x)")

@@ -27,6 +27,7 @@ def refused(make, match):
 
 @pytest.mark.lazy_only("a mode runs the op at its line")
 def test_p_out_of_memory_lists_size_name_and_line_and_leaves_every_tensor():
+    """U.35: which tensors, who holds them, and where they were made."""
     kept = torch.ones(300, 300, device=DEVICE)
     lazyrt.mark_step()
     huge = torch.ones(HUGE, device=DEVICE)

@@ -314,6 +314,7 @@ INSPECTORS = [
 @pytest.mark.not_eager("reads what is pending")
 @pytest.mark.parametrize("file", INSPECTORS)
 def test_inspectors_get_the_plan_line_and_compute_nothing(file):
+    """U.09: an IDE's list of variables runs nothing."""
     y = torch.ones(8, 10, device=DEVICE) * 2
     fingerprint = lazyrt.pending_graph(y).fingerprint
     source = "def look(t):\n    return repr(t), str(t), f'{t}', '%s' % t\n"
@@ -406,6 +407,7 @@ def at_pdb(commands, tensor):
     ],
 )
 def test_what_is_typed_at_a_pdb_prompt_is_a_peek(typed, shown):
+    """U.08: a tensor at pdb's prompt is no step's compile."""
     y = torch.ones(2, device=DEVICE) * 2
     fingerprint = lazyrt.pending_graph(y).fingerprint
     lazyrt.reset_counters()
