@@ -17,7 +17,7 @@ from lazyviz import session as sessions
 from lazyviz.hlo.frames import with_lines, with_named_files
 from lazyviz.inspection import executables, live, tables
 from lazyviz.inspection.cuts import cut_of
-from lazyviz.render import text
+from lazyviz.render import html, text
 from lazyviz.render.cuts import cut_text
 from lazyviz.render.escape import printable
 from lazyviz.shell import completion
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from lazyviz.session import Session
 
 _GRAPH = re.compile(r"graph\.\d+")
+_TALL_LINES = 60  # a longer listing scrolls
+_MAX_LISTED = 400_000  # characters; what a notebook still opens quickly with
 
 
 @magics_class
@@ -198,7 +200,7 @@ class LazyMagics(Magics):
     def _ir(self, rest: str) -> None:
         graph = self._graph_of("ir", rest)
         if graph is not None:
-            self._print(text.listing(graph))
+            self._list(text.listing(graph), "print(lazyrt.pending_graph().to_text())")
 
     def _hlo(self, rest: str) -> None:
         words = rest.split()
@@ -212,7 +214,9 @@ class LazyMagics(Magics):
         graph = self._graph_of("hlo", expression)
         if graph is not None:
             shown = with_named_files if dialect == "stablehlo" else with_lines
-            self._print(shown(graph.lower().as_text(dialect), _file_text))
+            listing = shown(graph.lower().as_text(dialect), _file_text)
+            call = f"print(lazyrt.pending_graph().lower().as_text({dialect!r}))"
+            self._list(listing, call)
 
     def _metrics(self, rest: str) -> None:
         if rest and rest not in completion.METRICS_OPTIONS:
@@ -467,6 +471,23 @@ class LazyMagics(Magics):
             namespace = self._shell.user_ns
             raise UsageError(no_tensors(command, expression, value, namespace))
         return tensors
+
+    def _list(self, listing: str, whole: str) -> None:
+        """Show a listing; a long one in a box that scrolls, and no more than a notebook takes.
+
+        Args:
+            listing: The text.
+            whole: What gives all of it.
+        """
+        listing = printable(listing)
+        if len(listing) > _MAX_LISTED:
+            end = listing.rfind("\n", 0, _MAX_LISTED)
+            more = text.plural(listing.count("\n", end + 1) + 1, "line")
+            listing = f"{listing[:end]}\n... {more} more; {whole} gives all of them"
+        bundle = {"text/plain": listing}
+        if listing.count("\n") > _TALL_LINES and formatters.wants_html(self._shell):
+            bundle["text/html"] = html.pre(listing)
+        self._shell.display_pub.publish(bundle, metadata={})
 
     def _print(self, shown: str) -> None:
         self._shell.display_pub.publish({"text/plain": printable(shown)}, metadata={})

@@ -156,7 +156,9 @@ class IrProgram(Program):
             holding = held.get(value) if value is not None else None
             if holding is None:
                 continue
-            rows.append(("version", f"{holding.version} of its storage"))
+            version = ("version", f"{holding.version} of its storage")
+            if version not in rows:  # the results of an op begin alike
+                rows.append(version)
             if holding.overwrites is not None:
                 taken = held[holding.overwrites]
                 how = (

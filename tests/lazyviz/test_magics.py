@@ -445,3 +445,26 @@ def test_the_completer_offers_them(lab):
     assert offered("%lazy gr") == ["graph", "graphs"]
     assert offered("%lazy graph lo") == ["loss"]
     assert offered("a = 1\n%lazy sta") == ["status"]
+
+
+def test_a_long_listing_scrolls_in_a_box_and_ends(lab, monkeypatch):
+    """Section 7: sizes are bounded; a terminal and a saved notebook have the same text."""
+    import html
+
+    lab.run_cell("%lazy off\nz = x\nfor k in range(70): z = torch.sin(z)")
+    lab.display_pub.outputs.clear()
+
+    lab.run_cell("%lazy ir z")
+    lab.run_cell("%lazy ir x")
+    monkeypatch.setattr(magics, "_MAX_LISTED", 1_000)
+    lab.run_cell("%lazy hlo z")
+
+    tall, short, cut = (each["data"] for each in lab.display_pub.outputs)
+    assert tall["text/plain"].count("\n") >= 70
+    assert "overflow:auto" in tall["text/html"]
+    assert "max-height" in tall["text/html"]
+    assert html.escape(tall["text/plain"]) in tall["text/html"]
+    assert "text/html" not in short
+    assert len(cut["text/plain"]) < 1_200
+    assert cut["text/plain"].splitlines()[-1].startswith("... ")
+    assert "as_text('hlo')) gives all of them" in cut["text/plain"]
