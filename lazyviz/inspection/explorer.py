@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from lazyrt import Inspection
-    from lazyviz.inspection.programs import Form, IrProgram, Program, Subject
+    from lazyviz.inspection.programs import Form, IrProgram, Program
     from lazyviz.inspection.protocol import Reply
+    from lazyviz.inspection.subjects import Subject
     from lazyviz.render.cuts import Cut
     from lazyviz.render.model import Box
 

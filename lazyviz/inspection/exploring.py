@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lazyviz import formatters, session
 from lazyviz.hlo.collecting import uncollected
 from lazyviz.inspection.explorer import Explorer
-from lazyviz.inspection.programs import pending_subject, subject_of
+from lazyviz.inspection.subjects import pending_subject, subject_of
 from lazyviz.render import html
 from lazyviz.render.cuts import cut_html, cut_text
 from lazyviz.shell import twofold

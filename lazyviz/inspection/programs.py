@@ -1,29 +1,23 @@
 """What can be explored, in each of its forms: IR, StableHLO, HLO, optimised HLO.
 
-A `Subject` is what the user gave. Each form of it is a `Program`: a drawing with nothing folded
-and what is known of its nodes. Forms are made when somebody asks for them, and kept.
+Each form of what the user gave is a `Program`: a drawing with nothing folded and what is known of
+its nodes. `subjects` says what was given, and makes its forms when somebody asks for them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from lazyviz import session
-from lazyviz.hlo import Graph as HloGraph
-from lazyviz.hlo import HloError, graph_of
 from lazyviz.hlo.graph import CONSTANT
-from lazyviz.inspection.cuts import cut_before, cut_of, moved_ops
 from lazyviz.render import ir_costs, text
 from lazyviz.render.hlo_model import (
     HloCosts,
     draw_hlo,
     inside_of,
     origins_of,
-    unwrapped,
 )
 from lazyviz.render.model import BACKWARD, FROM_CPU, DrawGraph, draw_graph
 from lazyviz.render.overlay import Amounts, Findings, count_words, not_finite_words
@@ -31,12 +25,10 @@ from lazyviz.render.python import python_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from types import ModuleType
 
     from lazyrt import Graph, Inspection
     from lazyrt.execution.holdings import Holding
-    from lazyrt.lowering.computation import Computation
-    from lazyviz.render.cuts import Cut
+    from lazyviz.hlo import Graph as HloGraph
     from lazyviz.render.overlay import Overlay
 
 Form = Literal["ir", "stablehlo", "hlo", "optimised"]
@@ -49,9 +41,6 @@ FORM_NAMES: dict[Form, str] = {
 }
 _MAX_LISTED = 60
 _MAX_ATTRIBUTES = 400
-_NO_VALUES = (
-    "No values: the step of this program has run, or it was never recorded here."
-)
 # What a rough machine does in a nanosecond, for shares of an estimate.
 _FLOPS_PER_NS = 10.0
 _BYTES_PER_NS = 10.0
@@ -151,7 +140,7 @@ class IrProgram(Program):
     def facts(self, node: int) -> list[tuple[str, str]]:
         """Return the version and what is overwritten."""
         held = self.inspection.holdings if self.inspection is not None else {}
-        rows = []
+        rows: list[tuple[str, str]] = []
         for value in self._nodes[node].outputs:
             holding = held.get(value) if value is not None else None
             if holding is None:
@@ -436,270 +425,3 @@ def _origin(node: Any) -> tuple[str, str, str]:
         op = f"{op} {BACKWARD}"
     site = provenance.site
     return provenance.module, op, f"{site.file}:{site.line}" if site is not None else ""
-
-
-class Subject:
-    """What the user wants to explore.
-
-    Attributes:
-        forms: The forms that it has.
-        first: The one to begin with.
-        inspection: Of a graph that is pending; values come from it.
-        no_values: Why there are none without an inspection.
-        names: What its values and inputs are called.
-        cut: Where the program is cut that the graph is a part of, and was cut before.
-    """
-
-    def __init__(
-        self,
-        makers: Mapping[Form, Callable[[], Program]],
-        first: Form,
-        inspection: Inspection | None = None,
-        computation: Computation | None = None,
-        no_values: str = "",
-        names: Mapping[Any, str] | None = None,
-        cut: Cut | None = None,
-    ) -> None:
-        self.names = names or {}
-        self.cut = cut
-        self.no_values = no_values or _NO_VALUES
-        self.forms = tuple(form for form in FORMS if form in makers)
-        self.first = first
-        self.inspection = inspection
-        self._makers = makers
-        self._computation = computation
-        self._made: dict[Form, Program] = {}
-
-    def program(self, form: Form) -> Program:
-        """Return one form, made now if nobody has asked for it yet."""
-        found = self._made.get(form)
-        if found is None:
-            found = self._made[form] = self._makers[form]()
-        return found
-
-    def price(self, form: Form) -> str:
-        """Return what making a form costs that has to be compiled for it; else empty."""
-        if form != "optimised" or form in self._made or self._computation is None:
-            return ""
-        if self._computation.known_hlo() is not None:
-            return ""
-        nodes = text.plural(len(self._computation.graph.nodes), "op")
-        about = text.duration(self._computation.estimate_compile_ns())
-        return (
-            f"XLA compiles a copy of {nodes} for the eye, about {about}. The step's own "
-            "executable, its key and its counts stay as they are."
-        )
-
-
-def subject_of(
-    *things: Any,
-    runtime: ModuleType | None = None,
-    options: Mapping[str, Any] | None = None,
-) -> Subject:
-    """Return what is to be explored.
-
-    Args:
-        things: Nothing for all that is pending; lazy tensors; a graph; a computation; HLO or
-            StableHLO as text or a path; the number of a step that has run; a module, or a module
-            or a function and what to call it with.
-        runtime: The module `lazyrt`; by default the imported one.
-        options: Arguments of that call by name.
-
-    Raises:
-        HloError: There is no such step, or it is nothing of the above.
-    """
-    runtime = runtime or session.runtime()
-    if things and _is_call(things, options):
-        return _call_subject(things[0], things[1:], options or {}, runtime)
-    if len(things) == 1 and not _is_tensor(things[0]):
-        return _subject_of_one(things[0], runtime)
-    if runtime is None:
-        raise HloError(
-            "lazyrt is not imported, so nothing is pending. Import it and make tensors with "
-            "device='lazyrt', or give a text, a path or a graph."
-        )
-    inspection = runtime.inspect(*things)
-    subject = pending_subject(inspection)
-    subject.cut = cut_before(runtime, inspection)
-    return subject
-
-
-def _subject_of_one(thing: Any, runtime: ModuleType | None) -> Subject:
-    if isinstance(thing, (list, tuple)) and all(map(_is_tensor, thing)):
-        return subject_of(*thing, runtime=runtime)
-    if isinstance(thing, int) and not isinstance(thing, bool):
-        return _step_subject(thing, runtime)
-    if hasattr(thing, "graph") and hasattr(thing, "holdings"):
-        return pending_subject(thing)
-    if hasattr(thing, "known_hlo"):
-        return _graph_subject(thing.graph, runtime, first="stablehlo")
-    if hasattr(thing, "nodes") and hasattr(thing, "lower"):
-        return _graph_subject(thing, runtime)
-    return _text_subject(graph_of(thing))
-
-
-def _is_call(things: tuple[Any, ...], options: Mapping[str, Any] | None) -> bool:
-    """Return whether a module is given, or something else to call with arguments."""
-    torch = sys.modules.get("torch")
-    first = things[0]
-    if torch is not None and isinstance(first, torch.nn.Module):
-        return True
-    is_program = isinstance(first, str) or _is_tensor(first)
-    return callable(first) and not is_program and bool(things[1:] or options)
-
-
-def _call_subject(
-    function: Any,
-    arguments: tuple[Any, ...],
-    options: Mapping[str, Any],
-    runtime: ModuleType | None,
-) -> Subject:
-    """Return the graph of a call, of which nothing runs, or what a module's tensors wait for."""
-    name = getattr(function, "__qualname__", type(function).__name__)
-    if runtime is None:
-        raise HloError(
-            f"lazyrt is not imported, so {name} has no graph. Import it, and move the module and "
-            "its inputs with .to('lazyrt')."
-        )
-    if not arguments and not options:
-        return _module_subject(function, name, runtime)
-    from lazyrt.control.rehearsal import rehearse
-
-    session.be_library(runtime)  # the names are those of the caller's frame
-    found = rehearse(function, *arguments, **options)
-    held = {value: each.name for value, each in found.holdings.items()}
-    names = {**held, **found.outputs}
-    return _lowered(
-        found.graph,
-        lambda: IrProgram(found.graph, names=names, held=found.holdings),
-        "ir",
-        names,
-        None,
-        f"No values: this call of {name} was recorded to be seen, and nothing of it has run. Call "
-        "it, and explore what is pending then.",
-    )
-
-
-def _module_subject(module: Any, name: str, runtime: ModuleType) -> Subject:
-    """Return what is pending of a module's parameters, buffers and gradients."""
-    named = [*module.named_parameters(), *module.named_buffers()]
-    named += [(f"{path}.grad", t.grad) for path, t in named if t.grad is not None]
-    waiting = {path: t for path, t in named if runtime.is_pending(t)}
-    if not waiting:
-        raise HloError(
-            f"no parameter, buffer or gradient of {name} is pending, so it has no graph of its "
-            "own now. Give what it is to be called with, `lazyviz.explore(module, input)`, to "
-            "see the graph of that call; nothing of it runs."
-        )
-    names = {
-        root: path
-        for path, tensor in waiting.items()
-        for root in runtime.pending_graph(tensor).roots
-    }
-    return pending_subject(runtime.inspect(*waiting.values()), names)
-
-
-def _is_tensor(thing: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(thing, torch.Tensor)
-
-
-def pending_subject(
-    inspection: Inspection, names: Mapping[Any, str] | None = None, first: Form = "ir"
-) -> Subject:
-    """Return a pending graph, whose values can be looked at."""
-    graph = inspection.graph
-    if not graph.nodes:
-        return Subject(
-            {"ir": lambda: IrProgram(graph, inspection, names)}, "ir", inspection
-        )
-    held = {value: each.name for value, each in inspection.holdings.items()}
-    called = {**held, **(names or {})}
-    return _lowered(
-        graph, lambda: IrProgram(graph, inspection, names), first, called, inspection
-    )
-
-
-def _graph_subject(
-    graph: Graph, runtime: ModuleType | None, first: Form = "ir"
-) -> Subject:
-    """Return a graph, with its values as long as its step is pending."""
-    if runtime is not None:
-        from lazyrt.errors import LostValueError
-
-        # Once its step has run, what it is can be seen, its values cannot.
-        with contextlib.suppress(LostValueError):
-            return pending_subject(runtime.inspect(graph), first=first)
-    return _lowered(graph, lambda: IrProgram(graph), first, {}, None)
-
-
-def _lowered(
-    graph: Graph,
-    ir: Callable[[], Program],
-    first: Form,
-    names: Mapping[Any, str],
-    inspection: Inspection | None,
-    no_values: str = "",
-) -> Subject:
-    computation = graph.lower()
-
-    def lowered(form: Form, text_of: Callable[[], str]) -> Callable[[], Program]:
-        def make() -> Program:
-            canonical = graph.canonical
-            inputs = {k: names.get(leaf, "") for k, leaf in enumerate(canonical.data)}
-            outputs = {k: names.get(root, "") for k, root in enumerate(canonical.roots)}
-            if form == "optimised":
-                outputs[len(canonical.roots)] = "ready"  # by which the runtime waits
-            found = unwrapped(graph_of(text_of()))
-            title = f"{FORM_NAMES[form]} {graph.fingerprint[:8]}"
-            return HloProgram(found, form, title, inputs, outputs, source())
-
-        return make
-
-    def source() -> LoweredFrom | None:
-        if inspection is None:
-            return None
-        leaves = tuple(leaf_name(leaf) for leaf in graph.canonical.data)
-        return LoweredFrom(lambda: cast("IrProgram", subject.program("ir")), leaves)
-
-    makers: dict[Form, Callable[[], Program]] = {
-        "ir": ir,
-        "stablehlo": lowered("stablehlo", lambda: computation.as_text("stablehlo")),
-        "hlo": lowered("hlo", lambda: computation.as_text("hlo_before")),
-        "optimised": lowered(
-            "optimised", lambda: computation.known_hlo() or computation.as_text("hlo")
-        ),
-    }
-    subject = Subject(makers, first, inspection, computation, no_values, names)
-    return subject
-
-
-def _step_subject(step: int, runtime: ModuleType | None) -> Subject:
-    from lazyviz.inspection.comparison import graph_of_step
-
-    if runtime is None:
-        raise HloError(
-            f"there is no step {step}: lazyrt is not imported. Give a text, a path or a graph."
-        )
-    snapshot = graph_of_step(runtime, step)
-    graph = runtime.graph_of_step(step).graph
-
-    def ir() -> Program:
-        moved = moved_ops(runtime, step)
-        return HloProgram(snapshot, "ir", f"IR of {snapshot.name}", moved=moved)
-
-    if graph is None:
-        subject = Subject({"ir": ir}, "ir")
-    else:
-        subject = _lowered(graph, ir, "ir", {}, None)
-    subject.cut = cut_of(runtime, step)
-    return subject
-
-
-def _text_subject(graph: HloGraph) -> Subject:
-    shown = unwrapped(graph)
-    form: Form = "stablehlo" if type(graph.source).__name__ == "MlirModule" else "hlo"
-    if any(op.startswith("aten.") for op in shown.ops):
-        form = "ir"
-    name = f"{FORM_NAMES[form]} {graph.name}"
-    return Subject({form: lambda: HloProgram(shown, form, name)}, form)

@@ -13,8 +13,8 @@ import lazyviz
 from lazyrt.observe import events
 from lazyviz.hlo import HloError
 from lazyviz.inspection.explorer import MOST_BOXES, Explorer
-from lazyviz.inspection.programs import pending_subject, subject_of
 from lazyviz.inspection.protocol import RequestError
+from lazyviz.inspection.subjects import pending_subject, subject_of
 from lazyviz.render.collapse import fold_by
 from lazyviz.render.model import Box, DrawGraph
 from lazyviz.render.python import python_call
@@ -464,6 +464,15 @@ def test_parameters_donations_and_versions_are_marked(step):
     assert "data-u=" in explorer.drawing()
 
 
+def test_u38_results_of_one_op_have_one_version_each_is_told_once(clean_runtime):
+    values, places = torch.ones(3, 4, device="lazyrt").mul_(2).max(dim=1)
+    explorer = Explorer(subject_of(values, places, runtime=lazyrt))
+
+    cost, _ = ask(explorer, kind="node", node=node_named(explorer, "aten.max"))
+
+    assert cost["html"].count("of its storage") == 1
+
+
 def test_views_are_joined_to_what_they_share(clean_runtime):
     x = torch.ones(4, 4, device="lazyrt")
     lazyrt.mark_step()
@@ -611,3 +620,13 @@ def test_without_widgets_the_copy_stays_and_a_line_says_what_is_missing(
     assert "aten.add" in copy["text/plain"]
     assert "<img " in copy["text/html"]
     assert "Run `pip install ipywidgets anywidget`" in note["text/plain"]
+
+
+def test_a_model_in_a_tuple_with_its_input_keeps_the_name_of_its_variable(step):
+    model = step[0]
+    pair = (model, step[1])
+
+    explorer = lazyviz.explore(model, pair[1]).explorer
+
+    names = {box.name for box in explorer.unfolded.boxes if not box.members}
+    assert {"model.0.weight", "model.2.bias"} <= names

@@ -6,8 +6,8 @@ from torch import nn
 
 import lazyrt
 from lazyviz.inspection.explorer import Explorer
-from lazyviz.inspection.programs import pending_subject
 from lazyviz.inspection.protocol import RequestError
+from lazyviz.inspection.subjects import pending_subject
 from lazyviz.render.model import Box, DrawGraph
 from lazyviz.render.subgraph import inside, neighbourhood, restrict
 

@@ -13,7 +13,7 @@ from tests.conftest import displayed
 @pytest.fixture
 def view(clean_runtime):
     from lazyviz.inspection.explorer import Explorer
-    from lazyviz.inspection.programs import pending_subject
+    from lazyviz.inspection.subjects import pending_subject
     from lazyviz.widgets.graph_view import GraphView
 
     x = torch.ones(2, 3, device="lazyrt")

@@ -363,8 +363,8 @@ def test_what_the_page_of_a_widget_sends_is_checked_before_it_is_used(clean_runt
     import torch
 
     from lazyviz.inspection.explorer import Explorer
-    from lazyviz.inspection.programs import pending_subject
     from lazyviz.inspection.protocol import RequestError
+    from lazyviz.inspection.subjects import pending_subject
 
     x = torch.ones(2, 3, device="lazyrt")
     inspection = clean_runtime.inspect(torch.relu(x * 2 + 1))

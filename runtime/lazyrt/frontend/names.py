@@ -241,7 +241,10 @@ def _numbered_modules(things: Iterable[Any]) -> set[int]:
             stack += [child for _, child in children]
         elif type(thing) in {list, tuple}:
             modules = [item for item in thing[:_MAX_ITEMS] if _is_module(item)]
-            found |= {id(module) for module in modules}
+            if len(modules) == len(
+                thing[:_MAX_ITEMS]
+            ):  # no pair of a model and its data
+                found |= {id(module) for module in modules}
             stack += modules
     return found
 
