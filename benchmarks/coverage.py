@@ -25,7 +25,7 @@ DTYPES = ("float32", "int64", "bool", "bfloat16", "float16", "complex64", "float
 _FORWARD_GOAL, _BACKWARD_GOAL = 660, 520
 _TORCHAX = 562  # of 677 forward, float32, torchax 0.0.13 with its defaults
 
-_COLUMNS = ("", "ops", "own lowering", "fallback", "gap")
+_COLUMNS = ("", "ops", "own lowering", "fallback", "gap", "cut by a read")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -58,7 +58,12 @@ def run(options: Namespace) -> Report:
     return Report(
         name=f"coverage: {SUMMARY}",
         facts=facts,
-        tables=[_table(found), _missing_table(missing), _refusal_table(refused)],
+        tables=[
+            _table(found),
+            _missing_table(missing),
+            _reads_table(found),
+            _refusal_table(refused),
+        ],
         goals=_goals(found.get("float32")),
         notes=(
             f"float32 with up to {options.samples} samples of each op, other dtypes with one",
@@ -122,13 +127,13 @@ def _table(found: dict[str, list[Outcome]]) -> Table:
     rows: list[Sequence[Cell]] = []
     for dtype, outcomes in found.items():
         for direction in ("forward", "backward"):
-            counts = Counter(o.kind for o in outcomes if o.direction == direction)
+            chosen = [o for o in outcomes if o.direction == direction]
+            counts = Counter(o.kind for o in chosen)
             if counts:
-                total = sum(counts.values())
-                rows.append(
-                    (f"{dtype} {direction}", total, counts["own"], counts["fallback"], counts["gap"])
-                )  # fmt: skip
-    rows.append(("torchax, float32 forward", 677, _TORCHAX, None, None))
+                kinds = (counts["own"], counts["fallback"], counts["gap"])
+                cut = sum(bool(o.reads) for o in chosen)
+                rows.append((f"{dtype} {direction}", len(chosen), *kinds, cut))
+    rows.append(("torchax, float32 forward", 677, _TORCHAX, None, None, None))
     return Table("ops", _COLUMNS, rows)
 
 
@@ -142,6 +147,17 @@ def _missing_table(missing: Sequence[Outcome]) -> Table:
         reason = reasons.get(outcome.case.name, f"NOT LISTED: {outcome.detail[:80]}")
         rows.append((f"{outcome.case} {outcome.direction}", outcome.kind, reason))
     return Table("not on a lowering of its own", ("", "kind", "why"), rows)
+
+
+def _reads_table(found: dict[str, list[Outcome]]) -> Table:
+    """Return the ops that the device computes, in a graph that torch cuts by reading a value."""
+    rows = [
+        (f"{outcome.case} {outcome.direction}", ", ".join(outcome.reads))
+        for outcomes in found.values()
+        for outcome in outcomes
+        if outcome.reads
+    ]
+    return Table("on the device, but cut by a read", ("", "what reads"), rows)
 
 
 def _refusal_table(found: Sequence[Refusal]) -> Table:

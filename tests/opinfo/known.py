@@ -95,13 +95,18 @@ FALLBACKS: dict[str, str] = {
     "unique": _BY_DATA,
     "unique_consecutive": _BY_DATA,
     "argwhere": _BY_DATA,
-    "masked_fill": f"masked_select, in the derivative by the filled value: {_BY_DATA}",
-    "index_fill": f"unique, in the derivative by the filled value: {_BY_DATA}",
     "index_put": "a boolean mask with many values: the CPU checks how many it needs",
     "linalg.lstsq": f"residuals: {_BY_DATA}",
     "linalg.lstsq.grad_oriented": f"residuals: {_BY_DATA}",
 }
 """Ops that the CPU runs, forward, backward or both: a counted cut of the graph."""
+
+READS: dict[str, str] = {
+    "cov": "torch asks whether weights on the device are valid",
+    "linalg.eig": "torch asks, in the derivative, whether it exists",
+    "nn.functional.gaussian_nll_loss": "torch asks whether a variance is negative",
+}
+"""Ops that the device computes in a graph that torch cuts by reading a value."""
 
 _SPARSE = "sparse tensors are refused with an error that says so"
 _CUDA = "compiles CUDA source: the CPU refuses it, too"

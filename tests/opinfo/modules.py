@@ -91,7 +91,7 @@ def _record_sample(run: Run, sample: Any) -> None:
         return
     best, best_grads = _called(exact, widened(args), widened(kwargs))
     seen: list[str] = run.fallbacks.setdefault("forward", [])
-    with counting_fallbacks(seen):
+    with counting_fallbacks(seen, run.reads.setdefault("forward", [])):
         found, found_grads = _called(mine, lazy_args, lazy_kwargs)
     run.fallbacks["backward"] = seen
     rows = (wanted, found, best), (wanted_grads, found_grads, best_grads)

@@ -50,6 +50,7 @@ class Outcome:
             the results are right, `gap` where they are wrong or an exception came.
         fallbacks: The ops that the CPU ran.
         detail: What was wrong; empty otherwise.
+        reads: Why the graph was cut although the device computes everything: torch read a value.
     """
 
     case: Case
@@ -57,6 +58,7 @@ class Outcome:
     kind: Kind
     fallbacks: tuple[str, ...] = ()
     detail: str = ""
+    reads: tuple[str, ...] = ()
 
 
 @dataclass
@@ -83,6 +85,7 @@ class Run:
     results: dict[Direction, list[Recorded]] = field(default_factory=dict)
     fallbacks: dict[Direction, list[str]] = field(default_factory=dict)
     errors: dict[Direction, str] = field(default_factory=dict)
+    reads: dict[Direction, list[str]] = field(default_factory=dict)
 
     def outcomes(self) -> list[Outcome]:
         directions: list[Direction] = ["forward"]
@@ -98,7 +101,8 @@ class Run:
                 "it has no samples" if direction == "forward" else "its forward failed"
             )
         kind: Kind = "gap" if detail else "fallback" if fallbacks else "own"
-        return Outcome(self.case, direction, kind, fallbacks, detail)
+        reads = tuple(dict.fromkeys(self.reads.get(direction, ())))
+        return Outcome(self.case, direction, kind, fallbacks, detail, reads)
 
 
 def sweep(
@@ -188,7 +192,7 @@ def _record_sample(run: Run, sample: Any) -> None:
         lazy_args, lazy_kwargs = to_lazy((args, kwargs))
     seen: list[str] = run.fallbacks.setdefault("forward", [])
     try:
-        with counting_fallbacks(seen):
+        with counting_fallbacks(seen, run.reads.setdefault("forward", [])):
             found = _call(case, sample, lazy_args, lazy_kwargs)
     except Exception as error:  # noqa: BLE001
         run.errors.setdefault("forward", text_of(error))
@@ -201,7 +205,7 @@ def _record_sample(run: Run, sample: Any) -> None:
     seen = run.fallbacks.setdefault("backward", [])
     expected_grads = gradients(wanted, tensors([args, kwargs]))
     try:
-        with counting_fallbacks(seen):
+        with counting_fallbacks(seen, run.reads.setdefault("backward", [])):
             grads = gradients(have, tensors([lazy_args, lazy_kwargs]))
     except Exception as error:  # noqa: BLE001
         run.errors.setdefault("backward", text_of(error))
@@ -275,14 +279,24 @@ def _weights(out: torch.Tensor, rounded: torch.dtype | None) -> torch.Tensor:
 
 
 @contextmanager
-def counting_fallbacks(seen: list[str]) -> Iterator[None]:
-    """Collect the names of the ops that the CPU runs."""
+def counting_fallbacks(
+    seen: list[str], reads: list[str] | None = None
+) -> Iterator[None]:
+    """Collect the names of the ops that the CPU runs, and the causes of other cuts."""
 
     def note(event: events.Event) -> None:
         if isinstance(event, events.FallbackUsed):
             seen.append(event.op)
+        elif (
+            isinstance(event, events.BarrierFinished)
+            and event.executed
+            and not event.cause.startswith("CPU fallback")
+        ):
+            causes.append(event.cause)
 
-    with lazyrt.subscribe(note, events.FallbackUsed, exact=False):
+    causes = [] if reads is None else reads
+    kinds = (events.FallbackUsed, events.BarrierFinished)
+    with lazyrt.subscribe(note, *kinds, exact=False):
         yield
 
 

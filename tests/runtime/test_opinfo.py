@@ -159,6 +159,9 @@ def test_a_group_of_ops_computes_what_the_cpu_computes(group):
     assert not unexpected(found), describe(unexpected(found))
     assert names & set(known.GAPS) == gaps & set(known.GAPS)
     assert names & set(known.FALLBACKS) == cut & set(known.FALLBACKS)
+    assert {o.case.name for o in float32_outcomes(group) if o.reads} == names & set(
+        known.READS
+    )
 
 
 def expected_failures():

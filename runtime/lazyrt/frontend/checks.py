@@ -148,6 +148,29 @@ def _extremes(x: Tensor, dim: Any = (), *_: Any, **__: Any) -> None:
             )
 
 
+def _largest(x: Tensor) -> None:
+    _has_elements("max", x)
+
+
+def _smallest(x: Tensor) -> None:
+    _has_elements("min", x)
+
+
+def _has_elements(name: str, x: Tensor) -> None:
+    _require(
+        bool(x.numel()),
+        f"{name}(): Expected reduction dim to be specified for input.numel() == 0. Specify the "
+        "reduction dim with the 'dim' argument.",
+    )
+
+
+def _median(x: Tensor, dim: int, *_: Any) -> None:
+    if -x.dim() <= dim < x.dim() and x.shape[dim] == 0:
+        raise IndexError(
+            f"median(): Expected reduction dim {dim % x.dim()} to have non-zero size."
+        )
+
+
 def _embedding(weight: Tensor, *_: Any, **__: Any) -> None:
     _require(
         weight.dim() == 2,  # noqa: PLR2004
@@ -207,6 +230,10 @@ _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "v
 _CHECKS: dict[str, Callable[..., None]] = {
     **{f"aten.{name}.default": _product for name in _PRODUCTS},
     "aten.index_select.default": _index_select,
+    "aten.max.default": _largest,
+    "aten.min.default": _smallest,
+    "aten.median.dim": _median,
+    "aten.nanmedian.dim": _median,
     "aten.amax.default": _extremes,
     "aten.amin.default": _extremes,
     "aten.aminmax.default": _extremes,

@@ -11,16 +11,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd import forward_ad
 from torch.nn import functional
 
+from lazyrt.frontend import warned
 from lazyrt.frontend.buffers import value_of
 from lazyrt.frontend.outs import check_outs, write_out
-from lazyrt.frontend.torch_compat import (
-    below_autograd,
-    find_overload,
-    increment_version,
-)
+from lazyrt.frontend.torch_compat import aten, find_overload, increment_version
 from lazyrt.ir.live import lock
 
 if TYPE_CHECKING:
@@ -215,43 +211,6 @@ def _without_future(
     return mask.masked_fill(~past, -torch.inf)
 
 
-def product(self: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """`aten.prod`: torch's derivative of it asks which elements are zero, a cut of the graph."""
-    if not _is_differentiated(self):
-        with below_autograd():
-            return torch.prod(self, dtype=dtype)
-    return _halved(self.to(dtype or self.dtype).reshape(-1), 0)
-
-
-def product_along(
-    self: torch.Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> torch.Tensor:  # fmt: skip
-    """`aten.prod.dim_int`; see `product`."""
-    rank = max(self.dim(), 1)
-    if not _is_differentiated(self) or not -rank <= dim < rank:
-        with below_autograd():
-            return torch.prod(self, dim, keepdim, dtype=dtype)
-    return _halved(self.to(dtype or self.dtype), dim, keepdim=keepdim)
-
-
-def _is_differentiated(tensor: torch.Tensor) -> bool:
-    """Return whether autograd follows what is done to a tensor, in either mode."""
-    is_floating = tensor.is_floating_point() or tensor.is_complex()
-    backward = torch.is_grad_enabled() and tensor.requires_grad
-    return is_floating and (backward or forward_ad._current_level >= 0)
-
-
-def _halved(x: torch.Tensor, dim: int, *, keepdim: bool = False) -> torch.Tensor:
-    """Return the product along a dimension, of halves of halves: each derivative is a product."""
-    while x.dim() and (size := x.shape[dim]) > 1:
-        half = size // 2
-        pairs = x.narrow(dim, 0, half) * x.narrow(dim, half, half)
-        rest = x.narrow(dim, 2 * half, size % 2)
-        x = torch.cat([pairs, rest], dim) if size % 2 else pairs
-    one = x.sum(dim, keepdim)
-    return one if x.numel() or not one.numel() else one + 1
-
-
 def into_out(name: str, pure: Callable[..., Any]) -> Callable[..., Any]:
     """Return the out= form of an op whose own composite writes through what is no view here.
 
@@ -296,22 +255,44 @@ def is_left_aligned(_tensor: torch.Tensor, _mask: torch.Tensor) -> bool:
     return False
 
 
+def covariance(
+    self: torch.Tensor,
+    *,
+    correction: int = 1,
+    fweights: torch.Tensor | None = None,
+    aweights: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`aten.cov`: without weights the count follows from the size; torch reads it back."""
+    is_plain = fweights is None and aweights is None
+    if not is_plain or self.dim() > _AXES_OF_SAMPLES or self.dtype is torch.bool:
+        given = {"correction": correction, "fweights": fweights, "aweights": aweights}
+        result: torch.Tensor = aten.cov.default.decompose(self, **given)
+        return result
+    rows = self.view(1, -1) if self.dim() < _AXES_OF_SAMPLES else self
+    count = rows.shape[1]
+    free = count - correction
+    if free <= 0:
+        warned.say_once(
+            "cov(): degrees of freedom is <= 0. Correction should be strictly less than the "
+            "number of observations."
+        )
+    centred = rows - (rows.sum(1) / count).unsqueeze(1)
+    return (centred @ centred.t().conj() / max(free, 0)).squeeze()
+
+
+_AXES_OF_SAMPLES = 2  # variables and their observations
+
 COMPOSITES: dict[str, Callable[..., Any]] = {
     "combinations": combinations,
     "kaiser_window": kaiser_window,
     "kaiser_window.periodic": kaiser_window,
     "kaiser_window.beta": kaiser_window,
     "scaled_dot_product_attention": scaled_dot_product_attention,
+    "cov": covariance,
     "matmul.out": into_out("matmul.out", torch.matmul),
     "kron.out": into_out("kron.out", torch.kron),
     "native_batch_norm.out": into_out("native_batch_norm.out", torch.native_batch_norm),
     "_native_multi_head_attention": native_multi_head_attention,
     "_transformer_encoder_layer_fwd": transformer_encoder_layer,
     "_nested_tensor_from_mask_left_aligned": is_left_aligned,
-}
-
-# Registered for autograd alone: below it these ops have kernels like any other.
-DIFFERENTIATED: dict[str, Callable[..., Any]] = {
-    "prod": product,
-    "prod.dim_int": product_along,
 }

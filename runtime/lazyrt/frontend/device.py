@@ -29,7 +29,8 @@ from lazyrt.frontend import (
     storages,
 )
 from lazyrt.frontend import torch_compat as compat
-from lazyrt.frontend.composites import COMPOSITES, DIFFERENTIATED
+from lazyrt.frontend.composites import COMPOSITES
+from lazyrt.frontend.derivatives import DIFFERENTIATED
 from lazyrt.frontend.factorisations import FACTORISATIONS
 from lazyrt.frontend.fallback import run_on_cpu
 from lazyrt.frontend.kernels import (

@@ -439,6 +439,11 @@ def _median(x: Array, dim: int, *, skip_nan: bool) -> tuple[Array, Array]:
 
 @lowers("aten.median.default", "aten.nanmedian.default")
 def median(ctx: OpContext, x: Array) -> Array:
+    if not x.size:  # NaN, converted as the CPU does
+        wide = jnp.issubdtype(x.dtype, np.signedinteger) and x.dtype.itemsize >= 4
+        nothing = np.iinfo(x.dtype).min if wide else np.nan
+        is_number = jnp.issubdtype(x.dtype, np.inexact)
+        return jnp.full((), nothing if wide or is_number else 0, x.dtype)
     flat = lax.reshape(x, (x.size,))
     values, _where = _median(flat, 0, skip_nan="nan" in ctx.name)
     return _finish(ctx, values)
