@@ -19,7 +19,14 @@ from lazyrt.execution import compiler, executor, peek, watcher
 from lazyrt.execution.executor import barrier
 from lazyrt.ir import live
 from lazyrt.observe import events
-from tests.harness import DEVICE, cold_start, grad_of, recorded, run_python
+from tests.harness import (
+    DEVICE,
+    bytecodes_of,
+    cold_start,
+    grad_of,
+    recorded,
+    run_python,
+)
 
 pytestmark = pytest.mark.lazy_only("is about the barrier's executable")
 
@@ -75,6 +82,23 @@ def test_each_root_gets_its_own_value_on_symmetric_graphs():
 
 
 # ---------------------------------------------------------------- liveness, sharing
+
+
+@pytest.mark.lazy_only("is about the barrier's executable")
+def test_a_barrier_costs_a_bounded_number_of_instructions_for_each_tensor():
+    """Measured: 138 for a tensor that the step reads, overwrites and hands on, in Python 3.11."""
+
+    def cost(count):
+        tensors = list(torch.ones(count, 3).to(DEVICE).clone().unbind())
+        tensors = [tensor.clone() for tensor in tensors]
+
+        def step():
+            torch._foreach_mul_(tensors, 2.0)
+            return bytecodes_of(lazyrt.mark_step)
+
+        return min([step() for _ in range(4)])
+
+    assert 0 < (cost(60) - cost(20)) / 40 < 145
 
 
 def test_dead_tensors_are_not_computed():

@@ -9,9 +9,12 @@ looked up by fingerprint.
 
 from __future__ import annotations
 
+import itertools
+import operator
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -47,7 +50,7 @@ from lazyrt.ir.node import Leaf, Value
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable
 
     from lazyrt.ir.active import ActiveStep
     from lazyrt.ir.live import RanAlone
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
 _OWN_REFERENCES = 4
 
 
+_Picker = Callable[[Sequence[Any]], Sequence[Any]]
 _Indices = np.ndarray[Any, Any] | None
 
 
@@ -66,9 +70,10 @@ class Plan:
     """How to run one graph: the executable, and where its arguments and results belong.
 
     Attributes:
-        data: For each argument, the position of the input among `PendingStep.inputs`.
+        take: Picks the arguments that are data from `PendingStep.inputs`.
         floats, ints, rng: Likewise for packed numbers, as index arrays; None when empty.
         order: For each wanted value, its position among the results.
+        arrange: Puts results into that order.
         donated: How many arguments give up their memory.
         record: What the census knows of the graph; None for a peek's.
         ops: How often each op stands in the graph; empty for a peek's.
@@ -77,11 +82,12 @@ class Plan:
 
     executable: Any
     graph: Canonical
-    data: tuple[int, ...]
+    take: _Picker
     floats: _Indices
     ints: _Indices
     rng: _Indices
     order: tuple[int, ...]
+    arrange: _Picker
     donated: int
     record: CompiledGraph | None = None
     ops: OpCounts = ()
@@ -123,7 +129,7 @@ def barrier(
         if wanted and config.op_by_op_barriers:
             values, nodes = op_by_op.compute(wanted)
             with deferred_interrupt():
-                results = [values[value] for value in wanted]
+                results: Sequence[Any] = [values[value] for value in wanted]
                 _commit(live, wanted, results, ran_alone("in op-by-op mode", *wanted))
         elif wanted:
             try:
@@ -207,15 +213,10 @@ def _collect() -> tuple[list[Buffer], dict[Value, int], set[int]]:
     A buffer whose value is another one's input takes that data as its own.
     """
     live = [buffer for buffer in pending.live() if buffer.value is not None]
-    wanted: dict[Value, int] = {}
-    kept: set[int] = set()
-    number = wanted.setdefault
-    for buffer in live:
-        value = buffer.value
-        if value.node is None:  # type: ignore[union-attr]
-            kept.add(value.position)  # type: ignore[union-attr]
-        else:
-            number(value, len(wanted))  # type: ignore[arg-type]
+    values: list[Any] = [buffer.value for buffer in live]
+    roots = dict.fromkeys([value for value in values if value.node is not None])
+    wanted = dict(zip(roots, itertools.count()))
+    kept = {value.position for value in values if value.node is None}
     return live, wanted, kept
 
 
@@ -229,11 +230,11 @@ def _donated(kept: set[int]) -> tuple[int, ...]:
     found = []
     for position, owner in pending.owners.items():
         buffer = owner()
-        if buffer is None or buffer.value is None or buffer.value.node is None:
+        if buffer is None:
+            continue
+        if buffer.value is None or buffer.value.node is None or position in kept:
             continue
         data = inputs[position]
-        if position in kept:
-            continue
         if buffer.data is data and count(data) <= _OWN_REFERENCES:
             found.append(position)
     return tuple(found)
@@ -347,19 +348,28 @@ def plan_of(
 ) -> Plan:
     """Return how to run a graph's executable for the values `wanted`, roots of the graph."""
     rank = {root: k for k, root in enumerate(graph.roots)}
+    order = tuple(rank[value] for value in wanted)
     return Plan(
         executable=executable,
         graph=graph,
-        data=tuple(leaf.position for leaf in graph.data),
+        take=_picker([leaf.position for leaf in graph.data]),
         floats=_indices(graph.floats),
         ints=_indices(graph.ints),
         rng=_indices(graph.rng),
-        order=tuple(rank[value] for value in wanted),
+        order=order,
+        arrange=_picker(order),
         donated=donated,
         record=record,
         ops=ops,
         nbytes=memory.planned(executable),
     )
+
+
+def _picker(positions: Sequence[int]) -> _Picker:
+    """Return a function that picks the items at some positions, without Python code for each."""
+    if len(positions) > 1:
+        return operator.itemgetter(*positions)
+    return lambda items: [items[position] for position in positions]
 
 
 def _indices(leaves: tuple[Leaf, ...]) -> _Indices:
@@ -369,7 +379,7 @@ def _indices(leaves: tuple[Leaf, ...]) -> _Indices:
 def pack_arguments(plan: Plan) -> list[Any]:
     """Return the executable's arguments from the pending step's inputs."""
     inputs = pending.inputs
-    args = [inputs[position] for position in plan.data]
+    args = [*plan.take(inputs)]
     if plan.floats is not None:
         args.append(np.array(pending.floats, np.float64)[plan.floats])
     if plan.ints is not None:
@@ -379,7 +389,7 @@ def pack_arguments(plan: Plan) -> list[Any]:
     return args
 
 
-def run_plan(plan: Plan, purpose: Literal["step", "peek"] = "step") -> list[Any]:
+def run_plan(plan: Plan, purpose: Literal["step", "peek"] = "step") -> Sequence[Any]:
     """Hand a plan to the device; return the data of the wanted values, in their order."""
     args = pack_arguments(plan)
     started = time.perf_counter_ns()
@@ -402,7 +412,7 @@ def run_plan(plan: Plan, purpose: Literal["step", "peek"] = "step") -> list[Any]
     watcher.watch(
         token, fingerprint=graph.fingerprint, purpose=purpose, step=pending.number, started_ns=started,
     )  # fmt: skip
-    return [results[rank] for rank in plan.order]
+    return plan.arrange(results)
 
 
 def _note_run(plan: Plan, step: ActiveStep | None) -> Run | None:
@@ -424,8 +434,7 @@ def _commit(
     """Give every live buffer its data, and end the step."""
     inputs = pending.inputs
     for buffer in live:
-        value = buffer.value
-        assert value is not None
+        value: Value = buffer.value  # type: ignore[assignment]
         if value.node is not None:
             slot = wanted[value]
             data = results[slot]

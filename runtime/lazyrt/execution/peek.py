@@ -152,7 +152,7 @@ def _run_slice(
     with memory.explained(memory.what_runs(len(cone))), jax_compat.scope():
         *results, token = jax_compat.dispatcher(plan.executable)(*args)
     _tell_execution(plan.graph.fingerprint, len(cone), len(args), token, started)
-    found = [results[rank] for rank in plan.order]
+    found = [*plan.arrange(results)]
     for value, data in zip(values, found, strict=True):
         remember(value, data)
     return found

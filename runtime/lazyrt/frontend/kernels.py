@@ -419,7 +419,7 @@ def _list_in_place(source: Source, func: torch._ops.OpOverload) -> Kernel:
         lines.index("if r is None:") + 1,
         f"  if shares([{names}]): return one_by_one(func, [{everything}])",
     )
-    written = ["write_all(a0, r)", "count_write(a0)"]
+    written = ["write_all(a0, v0, r)", "count_write(a0)"]
     return source.build([*lines, *written, *_AFTER, "return None"])
 
 
@@ -468,7 +468,7 @@ def _write_results(result: Any, targets: list[Any], plain: int) -> Any:
     new = parts[len(parts) - len(targets) :]
     for target, value in zip(targets, new, strict=True):
         if target.__class__ in (list, tuple):
-            _write_all(target, value)
+            _write_all(target, operands(target), value)
         elif target is not None and value is not None:
             write(target, value)
     fresh = parts[: len(parts) - len(targets)]
@@ -478,17 +478,24 @@ def _write_results(result: Any, targets: list[Any], plain: int) -> Any:
     return results[0] if plain == 1 else tuple(results[:plain])
 
 
-def _write_all(tensors: Any, values: Any) -> None:
-    for tensor, value in zip(tensors, values, strict=True):
-        state = tensor.untyped_storage()._lazyrt
-        old = state.value
+def _write_all(tensors: Any, olds: Any, values: Any) -> None:
+    """Give each tensor a new value, of the type of its old one."""
+    buffers = pending.buffers
+    for tensor, old, value in zip(tensors, olds, values, strict=True):
         if (
             value.strides != old.strides
             or value.shape != old.shape
             or value.dtype is not old.dtype
         ):
             value = fit(value, old.shape, old.dtype, old.strides)  # noqa: PLW2901
-        state.write(value)
+        state = tensor.untyped_storage()._lazyrt
+        if state.__class__ is Buffer:  # what `write` does, for every parameter
+            buffers[state] = None
+            pending.writes += 1
+            state.version += 1
+            state.value = value
+        else:
+            state.write(value)
 
 
 def write(tensor: torch.Tensor, value: Value) -> None:

@@ -368,16 +368,16 @@ def leaf_of(buffer: Buffer) -> Leaf:
     data = buffer.data
     if data is None or data.__class__ is Lost:
         raise LostValueError(_NEVER if data is None else why_lost(data))
-    assert buffer.meta is not None
+    meta: Type = buffer.meta  # type: ignore[assignment]
     inputs = pending.inputs
     position = len(inputs)
     inputs.append(data)
     if inputs[position] is not data:  # a finaliser's op came in between
         position = _place_of(data, inputs, position)
-    key = (position, buffer.meta)
+    key = (position, meta)
     leaf = _leaves.get(key)
     if leaf is None:
-        shape, dtype, strides = buffer.meta
+        shape, dtype, strides = meta
         leaf = _leaves[key] = Leaf("data", position, shape, dtype)
         leaf.strides = strides
     pending.owners[position] = weakref.ref(buffer)
