@@ -101,11 +101,25 @@ FALLBACKS: dict[str, str] = {
 }
 """Ops that the CPU runs, forward, backward or both: a counted cut of the graph."""
 
+_ERRORS = "a failed factorisation raises at its line, as on the CPU"
+_TRUTH = "its result is a bool of Python"
+
 READS: dict[str, str] = {
+    "allclose": _TRUTH,
+    "equal": _TRUTH,
     "cov": "torch asks whether weights on the device are valid",
     "linalg.eig": "torch asks, in the derivative, whether it exists",
     "nn.functional.gaussian_nll_loss": "torch asks whether a variance is negative",
-}
+    "signal.windows.kaiser": "torch reads the ends of a range that it made itself",
+    **dict.fromkeys(
+        (
+            "linalg.cholesky", "linalg.eigvals", "linalg.inv", "linalg.ldl_factor",
+            "linalg.lu_factor", "linalg.matrix_power", "linalg.solve", "linalg.tensorinv",
+            "linalg.tensorsolve",
+        ),
+        _ERRORS,
+    ),
+}  # fmt: skip
 """Ops that the device computes in a graph that torch cuts by reading a value."""
 
 _SPARSE = "sparse tensors are refused with an error that says so"

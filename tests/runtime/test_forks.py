@@ -43,6 +43,21 @@ def test_a_forks_use_of_the_device_is_refused():
     assert statuses == (0, 3)
 
 
+@needs_fork
+@pytest.mark.parametrize("mode", ["op_by_op_reads", "op_by_op_barriers", "eager"])
+def test_a_forks_use_is_refused_in_every_mode(mode):
+    """The op is a new one, which the fork would wait for its parent's threads to compile."""
+    x = torch.ones(2, device=DEVICE) + 1
+    lazyrt.materialise(x)
+    power = ["op_by_op_reads", "op_by_op_barriers", "eager"].index(mode) + 2.5
+
+    with lazyrt.config.scoped(**{mode: True}), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        status = in_a_fork(lambda: (x.pow(power).tolist(), lazyrt.mark_step()))
+
+    assert status == 3
+
+
 USE_LAZYRT = """
 x = torch.ones(2, device="lazyrt") + 1
 (x @ x).tolist()

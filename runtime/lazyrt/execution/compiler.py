@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import LoweringError
-from lazyrt.execution import cache
+from lazyrt.execution import cache, forks
 from lazyrt.lowering.emit import argument_types, emit_text, interpret, result_types
 from lazyrt.lowering.spec import Spec, forget_executables
 from lazyrt.observe import events
@@ -314,6 +314,7 @@ def _obtain(
         found = _used(key)
         if found is not None:
             return found
+        forks.check()  # a fork has none of the workers
         future = _under_way.get(key)
         if future is None:
             job = _job(key, build, fingerprint, purpose, reason, facts, fast=fast)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from lazyrt import jax_compat
-from lazyrt.execution import compiler, memory, watcher
+from lazyrt.execution import compiler, forks, memory, watcher
 from lazyrt.ir.live import pending
 from lazyrt.ir.node import Leaf, Node, Value, iter_values, visit
 from lazyrt.observe import events
@@ -72,6 +72,7 @@ def run_node(node: Node, values: Values, purpose: Purpose = "op") -> Ran:
 
     To be called in `jax_compat.scope()`, for the width of 64-bit types.
     """
+    forks.check()
     executable = compiler.compile_spec(node.spec, purpose, node)
     memory.make_sure(memory.results_of(node), node.op.name, (node,))
     operands = [read(operand, values) for operand in iter_values(node.args)]
