@@ -1546,3 +1546,26 @@ def test_an_error_inside_backward_reaches_the_caller_and_harms_nothing():
     assert run_python(ERRORS_IN_BACKWARD).split() == (
         ["hook", "function", "kernel", "accumulate", "[2.0,", "2.0]", "True"]
     )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda d: torch.ones(3).to(d),
+        lambda d: torch.ones(3, device=DEVICE).to(d),
+        lambda d: torch.ones(3, device=d),
+        lambda d: torch.empty(3, device=d),
+        lambda d: torch.randn(3, device=d),
+        lambda d: torch.arange(3, device=d),
+        lambda d: torch.zeros_like(torch.ones(3), device=d),
+        lambda d: torch.tensor([1.0], device=d),
+        lambda d: nn.Linear(2, 2).to(d),
+    ],
+)
+def test_a_device_of_another_index_is_refused(make):
+    with pytest.raises(
+        lazyrt.errors.DeviceError, match=r"lazyrt:1 was asked for.*'lazyrt'"
+    ):
+        make("lazyrt:1")
+
+    make("lazyrt:0")

@@ -25,6 +25,7 @@ from lazyrt.frontend.buffers import (
 from lazyrt.frontend.fallback import run_on_cpu
 from lazyrt.frontend.infer import call_arguments
 from lazyrt.frontend.record import FallbackNeeded, functional, miss, operation
+from lazyrt.frontend.refusals import check_index
 from lazyrt.frontend.torch_compat import (
     CPU_KEYS,
     DEVICE_TYPE,
@@ -61,7 +62,7 @@ SHIFTS = frozenset(("aten.select.int", "aten.slice.Tensor", "aten.diagonal.defau
 # In-place ops that give all elements one number, so that it does not matter which repeat.
 _FILLS = frozenset(("aten.fill_.Scalar", "aten.zero_.default"))
 # Arguments that say where a result lives, not what it is.
-_PLACEMENT = frozenset(("device", "layout", "pin_memory", "non_blocking"))
+_PLACEMENT = frozenset(("layout", "pin_memory", "non_blocking"))
 # Types of arguments that are their own key components.
 _AS_THEY_ARE = frozenset(
     ("int", "Optional[int]", "str", "Optional[str]", "bool", "Optional[bool]")
@@ -234,6 +235,9 @@ class Source:
             self.scope["source"] = generators.source
             self.generator = f"source({name})"
             return f"component({name})"
+        if argument.name == "device":
+            self.scope["check_index"] = check_index
+            return f"{name} and {name}.index and check_index({name}) or None"
         if argument.name in _PLACEMENT:
             return "None"
         if kind in _AS_THEY_ARE:

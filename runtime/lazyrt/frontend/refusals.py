@@ -81,6 +81,19 @@ def check_layout(tensor: torch.Tensor) -> None:
         raise _error(".to()", kind)
 
 
+def check_index(device: torch.device | None) -> None:
+    """Check the device that an op was asked to put its result on.
+
+    Raises:
+        DeviceError: It is a lazy device of another index than 0.
+    """
+    if device is not None and device.type == compat.DEVICE_TYPE and device.index:
+        raise DeviceError(
+            f"{device} was asked for, and there is no such device: one process has one lazy "
+            f"device, with index 0. Write {compat.DEVICE_TYPE!r}."
+        )
+
+
 def makers() -> dict[str, Callable[..., NoReturn]]:
     """Return the refusing kernel of each op that would make such a tensor, by op name."""
     return {

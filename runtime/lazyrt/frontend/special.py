@@ -72,6 +72,7 @@ def empty(
     device: Any = None, pin_memory: Any = None, memory_format: Any = None,
 ) -> torch.Tensor:  # fmt: skip
     """`aten.empty.memory_format`."""
+    refusals.check_index(device)
     strides = None
     if memory_format in {torch.channels_last, torch.channels_last_3d}:
         strides = torch.empty(size, device="meta", memory_format=memory_format).stride()
@@ -84,6 +85,7 @@ def empty_strided(
     layout: Any = None, device: Any = None, pin_memory: Any = None,
 ) -> torch.Tensor:  # fmt: skip
     """`aten.empty_strided`; strides with gaps or overlaps make a view of flat storage."""
+    refusals.check_index(device)
     like = torch.empty_strided(size, stride, device="meta")
     with lock:
         if like.is_contiguous():
@@ -198,6 +200,7 @@ def to_copy(
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """`aten._to_copy`: a conversion on the device, or a transfer to or from it."""
+    refusals.check_index(device)
     if self.device.type != DEVICE_TYPE:
         return _upload(self, dtype or self.dtype, memory_format)
     if device is not None and device.type != DEVICE_TYPE:
