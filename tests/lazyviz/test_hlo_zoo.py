@@ -53,6 +53,16 @@ def test_a_structured_change_costs_at_most_a_tenth_more_than_its_generator_says(
     assert max(ratios)[0] <= 1.1, max(ratios)
 
 
+@pytest.mark.parametrize("seed", [31, 41, 88])
+def test_after_the_last_exchange_no_rewired_slot_is_forgotten(seed):
+    """Only what an exchange touched is looked at again, and what reads it."""
+    a, b, _ = hlo_zoo.pair(seed, 1 + seed % 8).graphs()
+    found = diff(a, b)
+
+    assert found.rewired
+    assert found.rewired == GraphDiff(a, b, found.partner_a, found.partner_b).rewired
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_dress_is_no_difference(seed):
     """Names, order, layouts, tuples, dead code, comments, metadata: the same program."""
