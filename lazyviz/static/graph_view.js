@@ -20,7 +20,7 @@ function panAndZoom(host, chart) {
     if (!svg) return;
     svg.setAttribute("viewBox", box.join(" "));
     ["x", "y", "width", "height"].forEach((name, i) => eye.setAttribute(name, box[i]));
-    chart.hidden = box[2] >= whole[2] && box[3] >= whole[3];
+    chart.hidden = box[2] >= whole[2] * 0.99 && box[3] >= whole[3] * 0.99; // sizes are rounded
   };
   // A small map of the whole drawing, where only a part of it is seen.
   const survey = () => {
