@@ -271,7 +271,7 @@ def _is_block(boundary: tuple[str, Site | None]) -> bool:
 def _named(boundary: tuple[str, Site | None]) -> str:
     if not _is_block(boundary):
         return f"the step that {_what(boundary)} ends"
-    name = boundary[0].removeprefix(_BLOCK).strip()
+    name = boundary[0].removeprefix(_BLOCK).partition(_LEFT)[0].strip()
     return f"the step{f' `{name}`' if name else ''}{at(boundary[1])}"
 
 
