@@ -18,7 +18,7 @@ from lazyviz.hlo.frames import with_lines, with_named_files
 from lazyviz.inspection import executables, live, tables
 from lazyviz.inspection.cuts import cut_of
 from lazyviz.render import html, text
-from lazyviz.render.cuts import cut_text
+from lazyviz.render.cuts import cut_html, cut_text
 from lazyviz.render.escape import printable
 from lazyviz.shell import completion
 from lazyviz.shell.expressions import (
@@ -299,7 +299,8 @@ class LazyMagics(Magics):
                 f"%lazy step {rest}: {rest!r} is not a number of steps. To run a cell as "
                 f"a step, start it with %%lazy step{name}."
             )
-        self._print(tables.steps(self._session.steps, int(rest or 10)))
+        rows, limit = self._session.steps, int(rest or 10)
+        self._show(tables.steps(rows, limit), lambda: tables.steps_html(rows, limit))
 
     def _eager(self, rest: str) -> None:
         runtime = _runtime()
@@ -326,17 +327,20 @@ class LazyMagics(Magics):
             found = runtime.explain(step)
         except ValueError as error:
             raise UsageError(str(error)) from None
-        lines = [
-            tables.why(found, runtime.graph_of_step(found.step) if found else None)
-        ]
+        why = tables.why(found, runtime.graph_of_step(found.step) if found else None)
         cut = cut_of(runtime, found.step) if found else None
-        if cut is not None:
-            lines.append(cut_text(cut))
-        self._print("\n".join(lines))
+        if cut is None:
+            self._show(why, lambda: html.wrapped(why))
+        else:
+            self._show(
+                f"{why}\n{cut_text(cut)}",
+                lambda: html.wrapped(why) + cut_html(cut, is_open=True),
+            )
 
     def _graphs(self, rest: str) -> None:
         _refuse("graphs", rest)
-        self._print(tables.graphs(_runtime().compiled_graphs()))
+        records = _runtime().compiled_graphs()
+        self._show(tables.graphs(records), lambda: tables.graphs_html(records))
 
     def _cache(self, rest: str) -> None:
         runtime = _runtime()
@@ -487,6 +491,13 @@ class LazyMagics(Magics):
         bundle = {"text/plain": listing}
         if listing.count("\n") > _TALL_LINES and formatters.wants_html(self._shell):
             bundle["text/html"] = html.pre(listing)
+        self._shell.display_pub.publish(bundle, metadata={})
+
+    def _show(self, shown: str, as_html: Callable[[], str]) -> None:
+        """Publish text, and what a page shows in place of it."""
+        bundle = {"text/plain": printable(shown)}
+        if formatters.wants_html(self._shell):
+            bundle["text/html"] = as_html()
         self._shell.display_pub.publish(bundle, metadata={})
 
     def _print(self, shown: str) -> None:

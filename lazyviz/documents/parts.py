@@ -204,7 +204,7 @@ def _compiles(facts: Facts) -> str:
         return html.muted("No step graph was compiled.")
     pieces = (
         f'<h3 id="why-{markup(graph.name)}">{markup(graph.name)}</h3>'
-        f"{html.pre(str(graph.explanation or 'not known'))}"
+        f"{html.wrapped(str(graph.explanation or 'not known'))}"
         for graph in reversed(facts.graphs[-_MAX_GRAPHS:])
     )
     return _latest(pieces, len(facts.graphs), _MIB, "earlier graph")

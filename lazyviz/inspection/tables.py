@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazyviz import __version__
 from lazyviz.inspection import standing
-from lazyviz.render import state, text
+from lazyviz.render import html, state, text
 from lazyviz.render.escape import one_line
 from lazyviz.render.state import now_text
 from lazyviz.render.strip import Barrier
@@ -104,6 +104,15 @@ def steps(rows: Sequence[StepRow], limit: int) -> str:
     return "\n".join(lines)
 
 
+def steps_html(rows: Sequence[StepRow], limit: int) -> str:
+    """Return the same as HTML; it is text alone where no step has run."""
+    if not rows:
+        return html.wrapped(steps(rows, limit))
+    shown = html.table(*step_table(rows[-limit:]))
+    notes = step_notes(rows[-limit:])
+    return shown + (html.wrapped("\n".join(notes)) if notes else "")
+
+
 def step_table(rows: Sequence[StepRow]) -> tuple[list[str], list[list[object]]]:
     """Return header and cells of a table of steps; columns that would be empty are left out."""
     header = ["step", "cell", "ended by", "at", "ops", "compile", "execute"]
@@ -153,15 +162,24 @@ def graphs(records: Sequence[Any]) -> str:
     """Return every compiled graph: its size, runs and cost, why, and the nearest other."""
     if not records:
         return "No step graph was compiled yet."
-    header, rows = graph_table(records)
-    total = text.duration(sum(record.compile_ns for record in records))
-    return "\n".join(
-        [
-            text.table(header, rows),
-            *(f"{record.name}: {record.cause}" for record in records),
-            f"{text.plural(len(records), 'graph')}, compiled in {total}",
-        ]
+    return "\n".join([text.table(*graph_table(records)), *_reasons(records)])
+
+
+def graphs_html(records: Sequence[Any]) -> str:
+    """Return the same as HTML; it is text alone where no graph was compiled."""
+    if not records:
+        return html.wrapped(graphs(records))
+    return html.table(*graph_table(records)) + html.wrapped(
+        "\n".join(_reasons(records))
     )
+
+
+def _reasons(records: Sequence[Any]) -> list[str]:
+    total = text.duration(sum(record.compile_ns for record in records))
+    return [
+        *(f"{record.name}: {record.cause}" for record in records),
+        f"{text.plural(len(records), 'graph')}, compiled in {total}",
+    ]
 
 
 def graph_table(records: Sequence[Any]) -> tuple[list[str], list[list[object]]]:

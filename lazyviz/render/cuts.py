@@ -113,10 +113,11 @@ def cut_text(cut: Cut) -> str:
     return "\n".join(map(one_line, [cut.title, *lines, *_listed(cut)]))
 
 
-def cut_html(cut: Cut) -> str:
+def cut_html(cut: Cut, *, is_open: bool = False) -> str:
     """Return the drawing as HTML that needs no script: a picture, and the source below it."""
     source = html.pre("\n".join(map(one_line, _listed(cut)))) if cut.listings else ""
-    return html.folded(cut.title, html.picture(_svg(cut), _alt(cut)) + source)
+    shown = html.picture(_svg(cut), _alt(cut)) + source
+    return html.folded(cut.title, shown, is_open=is_open)
 
 
 def cut_panel(cut: Cut) -> str:

@@ -267,6 +267,15 @@ def pre(listing: str) -> str:
     return f'<pre style="{style}">{markup(listing)}</pre>'
 
 
+def wrapped(words: str) -> str:
+    """Return text with its own line ends; longer lines end between words."""
+    style = (
+        "font-size:12px;line-height:1.4;margin:4px 0;"
+        "white-space:pre-wrap;word-break:normal;overflow-wrap:break-word"
+    )
+    return f'<pre style="{style}">{markup(words)}</pre>'
+
+
 def folded(
     summary: str, body: str, *, is_open: bool = False, css_class: str = ""
 ) -> str:

@@ -104,13 +104,13 @@ def barrier(step=1, cause="read by .item()", site=None, nodes=4, *, executed=Tru
     )
 
 
-def compiled(duration_ns=5_000, purpose="step", reason="", fingerprint="aa"):
+def compiled(duration_ns=5_000, purpose="step", reason="", fingerprint="aa", nodes=4):
     return events.CompileFinished(
         fingerprint=fingerprint,
         purpose=purpose,
         tier="optimised",
         source="xla",
-        nodes=4,
+        nodes=nodes,
         duration_ns=duration_ns,
         reason=reason,
     )

@@ -97,7 +97,7 @@ def test_many_blocks_are_cut_and_counted():
     runtime: Any = SimpleNamespace(compiled_graphs=list, cached_executables=list)
     graph = SimpleNamespace(nodes=nodes, fingerprint="ab")
     expectations = Expectations()
-    expectations.add(fakes.compiled(duration_ns=4_000_000_000))
+    expectations.add(fakes.compiled(nodes=16, duration_ns=4_000_000_000))
 
     shown = compile_share.of_pending(runtime, graph, expectations)
 

@@ -1,3 +1,5 @@
+import html
+
 import pytest
 from IPython.core.completer import provisionalcompleter
 from IPython.core.error import UsageError
@@ -141,6 +143,20 @@ def test_step_shows_the_last_steps(lab):
     assert "read by .item()" in lines[2]
     assert "cell 5 line 2" in lines[2]
     assert not any("mark_step()" in line for line in lines[2:3])
+
+
+@pytest.mark.parametrize("line", ["%lazy step", "%lazy graphs", "%lazy why"])
+def test_a_page_shows_tables_as_tables_and_breaks_sentences_between_words(lab, line):
+    run(lab, "x.sum().item()\n(x * 2).item if 0 else (x * 2).sum().item()")
+    lab.display_pub.outputs.clear()
+
+    run(lab, line)
+
+    data = lab.display_pub.outputs[0]["data"]
+    page = data["text/html"]
+    assert ("<table" in page) == (line != "%lazy why")
+    assert "word-break:normal" in page
+    assert html.escape("the first graph of this process") in page
 
 
 def test_metrics_is_the_runtimes_report(lab, capsys):
@@ -449,8 +465,6 @@ def test_the_completer_offers_them(lab):
 
 def test_a_long_listing_scrolls_in_a_box_and_ends(lab, monkeypatch):
     """Section 7: sizes are bounded; a terminal and a saved notebook have the same text."""
-    import html
-
     lab.run_cell("%lazy off\nz = x\nfor k in range(70): z = torch.sin(z)")
     lab.display_pub.outputs.clear()
 

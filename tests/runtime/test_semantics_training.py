@@ -1,5 +1,6 @@
 """What training loops use, next to the CPU: optimizers, autocast, hooks, torch.nn.utils."""
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -216,8 +217,11 @@ def test_a_scaled_training_loop_matches_the_cpu_without_a_cut_of_its_own(dtype):
     on_both(program, X, tolerance=3e-2)
 
 
+SCALER = "read by .item() in torch/amp/grad_scaler.py"
+
+
 @pytest.mark.lazy_only("counts barriers of steps")
-@pytest.mark.parametrize(("fused", "cuts"), [(False, ["read by .item()"]), (True, [])])
+@pytest.mark.parametrize(("fused", "cuts"), [(False, [SCALER]), (True, [])])
 def test_a_gradient_scaler_cuts_a_step_at_most_once_and_says_where(fused, cuts):
     """torch reads on every device whether a step overflowed, unless the optimizer is fused."""
     model = nn.Linear(4, 1).to(DEVICE)
@@ -235,7 +239,8 @@ def test_a_gradient_scaler_cuts_a_step_at_most_once_and_says_where(fused, cuts):
             scaler.step(optimizer)
             scaler.update()
 
-    assert [event.cause for event in found] == [*cuts, "optimizer.step()"] * 2
+    causes = [re.sub(r":\d+$", "", event.cause) for event in found]
+    assert causes == [*cuts, "optimizer.step()"] * 2
     assert {Path(event.site.file).name for event in found} == {Path(__file__).name}
 
 
