@@ -101,5 +101,5 @@ def test_many_blocks_are_cut_and_counted():
 
     shown = compile_share.of_pending(runtime, graph, expectations)
 
-    assert "expected compile time: about 10 s (from size)" in shown
+    assert "expected compile time: about 6.7 s (from size)" in shown
     assert "... and 25 smaller blocks" in shown
