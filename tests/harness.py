@@ -11,6 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import lazyrt
@@ -112,6 +113,14 @@ def bytecodes_of(function):
 
 def lazy(tensor):
     return tensor.to(DEVICE)
+
+
+def thinned(cases, keep):
+    """Return cases of a test: one in `keep` for every run, the rest for the slow ones."""
+    return [
+        case if number % keep == 0 else pytest.param(case, marks=pytest.mark.slow)
+        for number, case in enumerate(cases)
+    ]
 
 
 def assert_same(actual, expected, tolerance=1e-6):

@@ -12,7 +12,7 @@ from benchmarks.family_run import STEPS, difference, observe, train
 from benchmarks.family_table import FAMILIES
 from lazyrt.config import config
 
-IN_THE_PLAIN_SUITE = {"lstm", "resnet"}
+IN_THE_PLAIN_SUITE = {"lstm"}
 CASES = [
     pytest.param(
         family,

@@ -16,7 +16,6 @@ OPTIMISERS = {
 }
 
 NOT_SLOW = {("mlp", "sgd"), ("mlp", "adamw"), ("mlp", "adamw-loop"), ("cnn", "sgd")}
-NOT_SLOW |= {("gpt2", "sgd")}
 CASES = [
     pytest.param(
         model,

@@ -20,6 +20,7 @@ from lazyviz.render.model import Box, DrawGraph
 from lazyviz.render.python import python_call
 from lazyviz.render.svg import draw
 from tests.conftest import displayed
+from tests.harness import thinned
 
 HLO = """HloModule m
 
@@ -282,7 +283,9 @@ def layered(count, depth=40):
     return DrawGraph(boxes=boxes, edges=tuple(sorted(set(edges))), nodes=count)
 
 
-@pytest.mark.parametrize("folding", ["auto", "module", "cell", "line", "none"])
+@pytest.mark.parametrize(
+    "folding", thinned(["auto", "module", "cell", "line", "none"], 2)
+)
 def test_ten_thousand_ops_are_never_more_than_300_boxes(folding):
     graph = layered(10_000)
 

@@ -142,6 +142,7 @@ def test_loading_imports_neither_torch_nor_jax():
     assert in_new_process(code).splitlines()[-1] == "[]"
 
 
+@pytest.mark.slow
 def test_the_runtime_is_noticed_when_it_is_imported_later():
     code = (
         "from IPython.core.interactiveshell import InteractiveShell\n"

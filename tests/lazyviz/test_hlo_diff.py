@@ -14,6 +14,7 @@ from lazyviz.hlo import (
     group_hunks,
     parse,
 )
+from tests.harness import thinned
 from tests.hlo_pairs import edited, graph_of_program, text_of, transformer, truth
 
 LAYERS = 4
@@ -55,7 +56,7 @@ def signature(graph):
 
 
 @pytest.mark.parametrize("name", STRUCTURED)
-@pytest.mark.parametrize("metadata", [False, True])
+@pytest.mark.parametrize("metadata", thinned([True, False], 2))
 def test_a_structured_change_costs_what_the_generator_says(name, metadata):
     first, second = (transformer(**options) for options in STRUCTURED[name])
 

@@ -31,6 +31,7 @@ from lazyviz.render.state import Apart, Left, Looked, Redundant, Repeat, State
 from lazyviz.render.strip import Barrier, Fallback, SingleOps, Strip
 from lazyviz.render.tensor import Shown, tensor_html
 from tests.conftest import displayed
+from tests.harness import thinned
 from tests.lazyviz import poisoned
 from tests.lazyviz.widget_pages import browsing_pages
 from tests.payloads import MARK, PAYLOADS
@@ -235,7 +236,7 @@ def pages(payload):
 HARMLESS = dict(pages("harmless"))
 
 
-@pytest.mark.parametrize("number", range(len(PAYLOADS)))
+@pytest.mark.parametrize("number", thinned(range(len(PAYLOADS)), 4))
 def test_a_text_stays_a_text_wherever_it_is_shown(number):
     payload = PAYLOADS[number]
     for name, page in pages(payload):

@@ -304,6 +304,7 @@ def test_the_first_graph_of_a_process_says_so():
 
 
 @pytest.mark.lazy_only("counts executions of steps")
+@pytest.mark.slow
 def test_importing_starts_no_thread_and_the_process_ends_cleanly_with_work_under_way():
     code = """
 import threading

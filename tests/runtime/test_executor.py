@@ -85,6 +85,7 @@ def test_each_root_gets_its_own_value_on_symmetric_graphs():
 
 
 @pytest.mark.lazy_only("is about the barrier's executable")
+@pytest.mark.slow
 def test_a_barrier_costs_a_bounded_number_of_instructions_for_each_tensor():
     """Measured: 138 for a tensor that the step reads, overwrites and hands on, in Python 3.11."""
 

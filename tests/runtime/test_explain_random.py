@@ -105,6 +105,7 @@ def check_pairs(seeds):
 
 
 @pytest.mark.lazy_only("is about compiled steps")
+@pytest.mark.slow
 def test_the_reason_of_a_second_program_is_never_empty():
     assert SHAPE == (3, 4)
     assert check_pairs(range(12)) >= 8

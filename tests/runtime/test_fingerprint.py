@@ -145,6 +145,7 @@ def test_the_position_of_an_input_among_the_steps_inputs_does_not_count():
     assert of((a - b) * 2) == first
 
 
+@pytest.mark.slow
 def test_fingerprints_are_the_same_in_another_process():
     a, b = inputs()
     code = """

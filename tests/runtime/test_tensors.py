@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lazyrt
 from lazyrt.frontend import infer
-from tests.harness import DEVICE, assert_same, grad_of, lazy, run_python
+from tests.harness import DEVICE, assert_same, grad_of, lazy, run_python, thinned
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 DTYPES = [*FLOATS, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32]
@@ -245,7 +245,7 @@ WRITES = {
 }
 
 
-@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("write", thinned(WRITES, 4))
 @pytest.mark.parametrize("view", VIEW_CHAINS)
 def test_writing_through_a_view_changes_its_base_as_on_the_cpu(view, write):
     def program(device, base):
@@ -641,7 +641,7 @@ def test_writing_by_index_matches_the_cpu(index):
 NUMBERS = [2, -1, 2.5, True, 1 + 2j]
 
 
-@pytest.mark.parametrize("number", NUMBERS, ids=str)
+@pytest.mark.parametrize("number", thinned(NUMBERS, 2), ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_results_with_python_numbers_have_the_dtypes_of_the_cpu(dtype, number):
     if dtype is torch.float16 and isinstance(number, complex):
@@ -1542,6 +1542,7 @@ print(x.grad.tolist(), torch.autograd.is_multithreading_enabled())
 """
 
 
+@pytest.mark.slow
 def test_an_error_inside_backward_reaches_the_caller_and_harms_nothing():
     assert run_python(ERRORS_IN_BACKWARD).split() == (
         ["hook", "function", "kernel", "accumulate", "[2.0,", "2.0]", "True"]
