@@ -321,6 +321,7 @@ def test_the_accelerator_waits_for_what_is_pending():
     assert not lazyrt.is_pending(t)
 
 
+@pytest.mark.not_eager("looks at what is pending")
 def test_the_accelerator_counts_the_bytes_of_live_data():
     gc.collect()  # what earlier tests left behind
     lazyrt.mark_step()
