@@ -1,9 +1,19 @@
 import pytest
 
-from tests.harness import fresh_runtime
+import lazyrt
+from tests.harness import cold_start, fresh_runtime
 
 
 @pytest.fixture(autouse=True)
 def _fresh_runtime():
     with fresh_runtime():
         yield
+
+
+@pytest.fixture
+def cold_and_fast():
+    """Nothing is compiled yet, and what will be is compiled quickly."""
+    cold_start()
+    lazyrt.config.compile_tier = "fast"
+    yield
+    lazyrt.config.compile_tier = "optimised"

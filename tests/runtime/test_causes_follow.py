@@ -5,17 +5,12 @@ import torch
 from torch import nn
 
 import lazyrt
-from tests.harness import DEVICE, cold_start
+from tests.harness import DEVICE
 
-pytestmark = pytest.mark.lazy_only("is about compiled steps")
-
-
-@pytest.fixture(autouse=True)
-def _cold():
-    cold_start()
-    lazyrt.config.compile_tier = "fast"
-    yield
-    lazyrt.config.compile_tier = "optimised"
+pytestmark = [
+    pytest.mark.lazy_only("is about compiled steps"),
+    pytest.mark.usefixtures("cold_and_fast"),
+]
 
 
 class Trainer:

@@ -16,17 +16,12 @@ from torch import nn
 import lazyrt
 from lazyrt.execution.why.source import argument_name, takes_tensor
 from lazyrt.observe.events import Site
-from tests.harness import DEVICE, cold_start
+from tests.harness import DEVICE
 
-pytestmark = pytest.mark.lazy_only("is about compiled steps")
-
-
-@pytest.fixture(autouse=True)
-def _cold():
-    cold_start()
-    lazyrt.config.compile_tier = "fast"
-    yield
-    lazyrt.config.compile_tier = "optimised"
+pytestmark = [
+    pytest.mark.lazy_only("is about compiled steps"),
+    pytest.mark.usefixtures("cold_and_fast"),
+]
 
 
 def ones(*shape):

@@ -76,38 +76,36 @@ def cumulative_product(
     return x if size > 1 else x.clone()
 
 
-def largest(self: torch.Tensor) -> torch.Tensor:
-    """`aten.max`: the derivative is shared among equal elements, or among NaN."""
-    if not _is_differentiated(self) or not self.numel():
-        with below_autograd():
-            return torch.max(self)
-    return _chosen(self, torch.amax(self.detach()), -torch.inf, torch.amax)
+def _choosing(
+    op: Callable[[torch.Tensor], torch.Tensor],
+    find: Callable[[torch.Tensor], torch.Tensor],
+    filler: float,
+    reduce: Callable[[torch.Tensor], torch.Tensor],
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return an op that chooses one element: its derivative is shared among equal ones, or NaN.
+
+    Args:
+        op: The op, for where nothing is differentiated.
+        find: Returns its value.
+        filler: See `_chosen`.
+        reduce: See `_chosen`.
+    """
+
+    def chosen(self: torch.Tensor) -> torch.Tensor:
+        if not _is_differentiated(self) or not self.numel():
+            with below_autograd():
+                return op(self)
+        return _chosen(self, find(self.detach()), filler, reduce)
+
+    return chosen
 
 
-def smallest(self: torch.Tensor) -> torch.Tensor:
-    """`aten.min`; see `largest`."""
-    if not _is_differentiated(self) or not self.numel():
-        with below_autograd():
-            return torch.min(self)
-    return _chosen(self, torch.amin(self.detach()), torch.inf, torch.amin)
+def _median(x: torch.Tensor) -> torch.Tensor:
+    return torch.median(x.reshape(-1), 0).values
 
 
-def middle(self: torch.Tensor) -> torch.Tensor:
-    """`aten.median`; see `largest`."""
-    if not _is_differentiated(self) or not self.numel():
-        with below_autograd():
-            return torch.median(self)
-    value = torch.median(self.detach().reshape(-1), 0).values
-    return _chosen(self, value, -torch.inf, torch.amax)
-
-
-def middle_of_numbers(self: torch.Tensor) -> torch.Tensor:
-    """`aten.nanmedian`; see `largest`."""
-    if not _is_differentiated(self) or not self.numel():
-        with below_autograd():
-            return torch.nanmedian(self)
-    value = torch.nanmedian(self.detach().reshape(-1), 0).values
-    return _chosen(self, value, -torch.inf, torch.amax)
+def _nanmedian(x: torch.Tensor) -> torch.Tensor:
+    return torch.nanmedian(x.reshape(-1), 0).values
 
 
 def _chosen(
@@ -161,10 +159,10 @@ DIFFERENTIATED: dict[str, Callable[..., torch.Tensor]] = {
     "prod": product,
     "prod.dim_int": product_along,
     "cumprod": cumulative_product,
-    "max": largest,
-    "min": smallest,
-    "median": middle,
-    "nanmedian": middle_of_numbers,
+    "max": _choosing(torch.max, torch.amax, -torch.inf, torch.amax),
+    "min": _choosing(torch.min, torch.amin, torch.inf, torch.amin),
+    "median": _choosing(torch.median, _median, -torch.inf, torch.amax),
+    "nanmedian": _choosing(torch.nanmedian, _nanmedian, -torch.inf, torch.amax),
     "masked_fill.Tensor": masked_fill,
     "index_fill.int_Tensor": index_fill,
 }
