@@ -40,7 +40,11 @@ class Failure:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return an exception as text; one whose own text fails has its class alone."""
+    """Return an exception as text; one whose own text fails has its class alone.
+
+    A tensor in it is a line that computes nothing: lazyrt knows this file as one that looks
+    behind the user's back.
+    """
     try:
         lines = [str(error), *getattr(error, "__notes__", ())]
         message = "\n".join(map(str, lines))

@@ -1,5 +1,6 @@
 import pytest
 
+import lazyrt
 from lazyrt.observe import events
 from lazyviz.render.strip import Barrier
 from lazyviz.session import Session
@@ -186,3 +187,18 @@ def test_cells_are_found_by_the_file_name_of_their_code(shell, session):
 
     assert session.cell_of_file(name) == 12
     assert session.cell_of_file("train.py") is None
+
+
+def test_an_exceptions_text_computes_no_tensor(lab):
+    """M.01: the report quotes it, and nobody has asked for the values in it."""
+    lab.run_cell("y = x * 2 + 1")
+    before = dict(lazyrt.counters())
+
+    lab.run_cell("raise ValueError('bad', y, y * 3)")
+    lab.run_cell(
+        "class Told(Exception):\n    def __str__(self): return str(y * 5)\nraise Told"
+    )
+
+    assert dict(lazyrt.counters()) == before
+    told = [cell.failure for cell in vars(lab)["_lazyviz_session"].cells[-2:]]
+    assert all("lazyrt" in failure.message for failure in told)
