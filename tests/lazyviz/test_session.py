@@ -200,5 +200,6 @@ def test_an_exceptions_text_computes_no_tensor(lab):
     )
 
     assert dict(lazyrt.counters()) == before
-    told = [cell.failure for cell in vars(lab)["_lazyviz_session"].cells[-2:]]
+    cells = list(vars(lab)["_lazyviz_session"].cells)
+    told = [cell.failure for cell in cells[-2:]]
     assert all("lazyrt" in failure.message for failure in told)
