@@ -14,9 +14,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from lazyviz.render.model import BACKWARD
+from lazyviz.render.unrolled import rounds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from lazyviz.render.model import Box, DrawGraph
 
@@ -24,7 +25,7 @@ _PAIR = 2
 
 
 def fold_repeats(graph: DrawGraph) -> DrawGraph:
-    """Return the drawing with modules that look alike inside drawn once.
+    """Return the drawing with modules that look alike inside, and rounds of a loop, drawn once.
 
     Their boxes carry the number of repetitions; edges from one repetition to the next are left
     out.
@@ -32,7 +33,19 @@ def fold_repeats(graph: DrawGraph) -> DrawGraph:
     Args:
         graph: A drawing with nothing folded, in topological order.
     """
-    stands_for = _twins(graph)
+    modules = _drawn_once(graph, *_twins(graph))
+    stands_for = list(range(len(modules.boxes)))
+    for first, *others in rounds_of(modules):
+        for each in others:
+            for position, twin in zip(each, first, strict=True):
+                stands_for[position] = twin
+    return _drawn_once(modules, stands_for, {})
+
+
+def _drawn_once(
+    graph: DrawGraph, stands_for: Sequence[int], given: Mapping[int, tuple[str, ...]]
+) -> DrawGraph:
+    """Return the drawing with one box for all that one stands for; see `_twins`."""
     drawn = sorted(set(stands_for))
     if len(drawn) == len(graph.boxes):
         return graph
@@ -46,6 +59,10 @@ def fold_repeats(graph: DrawGraph) -> DrawGraph:
         if stands_for[start] < stands_for[end]  # else to a later repetition
     }
     boxes = [_repeated([graph.boxes[i] for i in members[old]]) for old in drawn]
+    for start, end in edges:
+        if drawn[start] in given and boxes[end].count > 1:
+            # What the first copy takes lies beside them all.
+            boxes[start] = replace(boxes[start], path=given[drawn[start]])
     where = {i: new_position[twin] for i, twin in enumerate(stands_for)}
     return graph.rewired(boxes, edges, where)
 
@@ -53,8 +70,13 @@ def fold_repeats(graph: DrawGraph) -> DrawGraph:
 def _repeated(boxes: Sequence[Box]) -> Box:
     if len(boxes) == 1:
         return boxes[0]
+    # The last round's result is what the variable holds.
+    named = next((box for box in reversed(boxes) if box.name), boxes[0])
+    shown = boxes[0] if boxes[0].name else named
     return replace(
         boxes[0],
+        label=shown.label,
+        name=shown.name,
         count=len(boxes),
         members=tuple(node for box in boxes for node in box.members),
         is_root=any(box.is_root for box in boxes),
@@ -78,16 +100,28 @@ def _common_path(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     return tuple(merged)
 
 
-def _twins(graph: DrawGraph) -> list[int]:
-    """Return for each box the position of the box that is drawn for it."""
+def _twins(graph: DrawGraph) -> tuple[list[int], dict[int, tuple[str, ...]]]:
+    """Return for each box the position of the one drawn for it, and what is given to copies.
+
+    The latter are inputs that the first copy of a module takes where others take what the copy
+    before made, each with the path of what holds the copies.
+    """
     wires = _Wires(graph)
     held: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for position, box in enumerate(graph.boxes):
         for depth in range(1, wires.depth_of(position) + 1):
             held[box.path[:depth]].append(position)
-    alike: dict[tuple[object, ...], list[list[int]]] = defaultdict(list)
+    similar: dict[tuple[tuple[str, ...], tuple[object, ...]], list[list[int]]]
+    similar = defaultdict(list)
     for path, positions in sorted(held.items(), key=lambda item: len(item[0])):
-        alike[path[:-1], *wires.signature(positions)].append(positions)
+        similar[path[:-1], tuple(wires.operations(positions))].append(positions)
+    alike: dict[tuple[object, ...], list[list[int]]] = defaultdict(list)
+    given: dict[int, tuple[str, ...]] = {}
+    for (above, _), copies in similar.items():
+        given.update(dict.fromkeys(wires.given_to(copies), above))
+        for copy in copies:
+            own = [position for position in copy if position not in given]
+            alike[above, *wires.signature(own)].append(own)
     stands_for = list(range(len(graph.boxes)))
     for copies in alike.values():
         for original, *others in wires.rows(copies):
@@ -98,7 +132,7 @@ def _twins(graph: DrawGraph) -> list[int]:
         stands_for
     ):  # twins come first, so one look is enough
         stands_for[position] = stands_for[twin]
-    return stands_for
+    return stands_for, given
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +178,44 @@ class _Wires:
                     depth -= 1
         return depth
 
+    def operations(self, positions: Sequence[int]) -> Iterator[object]:
+        """Yield what the operations among some boxes are, whatever they read."""
+        for position in positions:
+            box = self._boxes[position]
+            if box.members:
+                yield box.kind, box.op, box.detail, len(box.path)
+
+    def given_to(self, copies: Sequence[Sequence[int]]) -> set[int]:
+        """Return the inputs that stand for what other copies get from the copy before.
+
+        The first of equal layers often reads the batch itself. An input is such a one where
+        its reader takes more from within than its counterparts in other copies do, and these
+        take something of the same type from outside.
+        """
+        given: set[int] = set()
+        if len(copies) < _PAIR:
+            return given
+        within = [set(copy) for copy in copies]
+        rows = [[p for p in copy if self._boxes[p].members] for copy in copies]
+        for slot in zip(*rows, strict=True):
+            outside = [
+                [s for s in self._inputs[p] if s not in inner or s in given]
+                for p, inner in zip(slot, within, strict=True)
+            ]
+            most = max(outside, key=len)
+            types = " ".join(self._boxes[s].detail for s in most)
+            for position, found in zip(slot, outside, strict=True):
+                leaves = [
+                    s
+                    for s in self._inputs[position]
+                    if s not in found
+                    and not self._boxes[s].members
+                    and self._boxes[s].detail in types
+                ]
+                leaves.sort(key=lambda s: bool(self._boxes[s].marks))
+                given.update(leaves[: len(most) - len(found)])
+        return given
+
     def signature(
         self, positions: Sequence[int], around: Sequence[int] = ()
     ) -> Iterator[object]:
@@ -156,7 +228,8 @@ class _Wires:
         index = {position: i for i, position in enumerate((*around, *positions))}
         for position in positions:
             box = self._boxes[position]
-            wiring = tuple(index.get(source, -1) for source in self._inputs[position])
+            sources = self._inputs[position]  # by place: of operands no order is known
+            wiring = tuple(sorted(index.get(source, -1) for source in sources))
             # An input's number and name differ from one repetition to the next.
             yield (
                 box.kind,
