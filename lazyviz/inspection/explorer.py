@@ -27,6 +27,7 @@ from lazyviz.render import panel, svg, text
 from lazyviz.render.collapse import FOLDINGS, READ_WHOLE, Folding, fold_by
 from lazyviz.render.cuts import cut_panel
 from lazyviz.render.layout import draws_frames, lay_out
+from lazyviz.render.legend import legend_svg
 from lazyviz.render.measure import named_in_frames
 from lazyviz.render.model import FROM_CPU, DrawGraph, path_text
 from lazyviz.render.subgraph import inside, neighbourhood, restrict
@@ -170,7 +171,7 @@ class Explorer:
 
     def legend(self) -> str:
         """Return the legend of what is shown, as inline SVG; empty if it needs none."""
-        return svg.legend_svg(self._shown)
+        return legend_svg(self._shown)
 
     def handle(self, request: object) -> Iterator[Reply]:
         """Answer a request; each reply is ready as soon as it is yielded.

@@ -7,13 +7,13 @@ from itertools import combinations
 
 import pytest
 
-from lazyviz.render import diff_dot, phases, svg, timeline, timeline_legend
+from lazyviz.render import diff_dot, palette, phases, timeline, timeline_legend
 from tests.lazyviz.test_render_timeline import VIEW
 
 PAPER = {"light": "#ffffff", "dark": "#111111"}
 THEMES = {
-    "light": {**svg._LIGHT, **svg._SHADES_LIGHT},
-    "dark": {**svg._DARK, **svg._SHADES_DARK},
+    "light": {**palette.LIGHT, **palette.SHADES_LIGHT},
+    "dark": {**palette.DARK, **palette.SHADES_DARK},
 }
 
 
@@ -56,12 +56,12 @@ def test_the_text_of_a_box_stands_out_from_it(theme, kind):
     fill, _, ink = THEMES[theme][kind]
 
     assert contrast(ink, fill) >= 4.5
-    (detail,) = re.findall(r"\.d\{font-size:10px;opacity:([.\d]+)\}", svg._RULES)
+    (detail,) = re.findall(r"\.d\{font-size:10px;opacity:([.\d]+)\}", palette.RULES)
     assert contrast(ink, fill, float(detail)) >= 4.5
 
 
 def test_each_colour_that_a_drawing_names_is_defined():
-    style = svg.stylesheet(inline=True)
+    style = palette.stylesheet(inline=True)
 
     used = set(re.findall(r"var\(--(\w+)\)", style))
     assert used <= set(re.findall(r"--(\w+):#", style)) | {"f", "s", "t"}
@@ -71,8 +71,8 @@ def test_each_colour_that_a_drawing_names_is_defined():
 def test_legends_and_the_frame_of_an_output_stand_out_from_the_page(theme):
     at = list(PAPER).index(theme)
 
-    assert contrast(svg._QUIET[at], PAPER[theme]) >= 4.5
-    for lines in (svg._ROOT, svg._SELECTED):  # no texts
+    assert contrast(palette.QUIET[at], PAPER[theme]) >= 4.5
+    for lines in (palette.ROOT, palette.SELECTED):  # no texts
         assert contrast(lines[at], PAPER[theme]) >= 3
 
 

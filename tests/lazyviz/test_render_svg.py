@@ -1,10 +1,13 @@
 import re
+from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import pytest
 
+from lazyviz.render.legend import legend_svg
 from lazyviz.render.model import Box, DrawGraph, draw_graph
-from lazyviz.render.svg import draw, stylesheet
+from lazyviz.render.palette import stylesheet
+from lazyviz.render.svg import draw
 from tests.lazyviz.ir_builder import chain, perceptron, transformer
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -71,11 +74,36 @@ def test_hostile_texts_stay_texts(engine):
 
 
 def test_a_large_graph_is_folded_and_says_so():
-    drawing = draw(draw_graph(chain(5000)), engine="layered")
+    whole = draw_graph(chain(5000))
+    others = tuple(replace(box, op=f"{k}") for k, box in enumerate(whole.boxes))
 
-    root = ET.fromstring(drawing.svg)
-    assert root.get("aria-label") == "IR graph, 5,000 ops in 24 boxes"
-    assert len(drawing.svg) < 16_000
+    for graph, boxes in ((whole, 2), (replace(whole, boxes=others), 24)):
+        drawing = draw(graph, engine="layered")
+        root = ET.fromstring(drawing.svg)
+        assert root.get("aria-label") == f"IR graph, 5,000 ops in {boxes} boxes"
+        assert len(drawing.svg) < 16_000
+
+
+def test_the_legend_explains_lines_and_repetitions_where_there_are_some():
+    """P.36: dashed lines are views, dotted ones what overwrites an input."""
+    boxes = (
+        Box(label="x", kind="parameter"),
+        Box(label="t", op="t", members=(1,), count=12),
+        Box(label="add_", op="add_", members=(2,)),
+    )
+    bare = DrawGraph(boxes=boxes, edges=((0, 1), (1, 2)), nodes=2)
+    full = replace(bare, aliases=frozenset({(0, 1)}), updates=((2, 0),))
+    shaded = replace(full, legend=(("", "bytes of results"),))
+
+    for graph, words in (
+        (bare, ["input", "op", "×n: repeats n times"]),
+        (full, ["input", "op", "×n: repeats n times", "view: shares memory", "overwrites"]),
+        (shaded, ["bytes of results", "view: shares memory", "overwrites"]),
+    ):  # fmt: skip
+        root = ET.fromstring(legend_svg(graph))
+        assert [text.text for text in root.iter(f"{SVG}text")] == words
+        lines = [path.get("class") for path in root.iter(f"{SVG}path")]
+        assert lines == ([] if graph is bare else ["e al", "e up"])
 
 
 def test_repeated_boxes_are_stacks_with_their_number():

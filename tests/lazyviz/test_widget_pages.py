@@ -12,6 +12,7 @@ from lazyviz.inspection.diff_explorer import DiffExplorer
 from lazyviz.render import panel, svg
 from lazyviz.render.escape import markup
 from lazyviz.render.layout import lay_out
+from lazyviz.render.legend import legend_svg
 from lazyviz.render.live import Target, answer, live_table, question
 from lazyviz.render.model import BACKWARD, Box, DrawGraph, Kind
 from lazyviz.render.timeline import timeline_svg
@@ -56,7 +57,7 @@ def state(name, text):
         return {
             "title": text,
             "svg": svg.emit(graph, lay_out(graph, "layered"), inline=True, legend=False),
-            "legend": svg.legend_svg(graph),
+            "legend": legend_svg(graph),
             "crumbs": ["whole graph", text],
             "panel": "".join(parts),
             "controls": controls,
@@ -133,7 +134,7 @@ def all_kinds(what):
     ]
     graph = DrawGraph(boxes=tuple(boxes), edges=(), nodes=len(boxes))
     if what == "legend":
-        return svg.legend_svg(graph)
+        return legend_svg(graph)
     return svg.emit(graph, lay_out(graph, "layered"), inline=True, legend=False)
 
 

@@ -1,0 +1,115 @@
+"""Colours of drawings, light and dark, and the CSS that gives them to boxes and lines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lazyviz.render.model import Kind
+
+LEVELS = 5  # shades of an overlay
+
+KINDS: dict[Kind, tuple[str, str]] = {
+    "parameter": ("p", "input"),
+    "constant": ("c", "number"),
+    "random": ("r", "random"),
+    "op": ("o", "op"),
+    "backward": ("b", "backward"),
+    "group": ("g", "folded"),
+}
+# Fill, line and text of each kind.
+LIGHT = {
+    "o": ("#edf3fc", "#88a5d1", "#1d3557"),
+    "b": ("#e8f6ee", "#7fbd9f", "#174a33"),
+    "r": ("#f4edfb", "#b294d6", "#43276b"),
+    "p": ("#fdf4e1", "#d8b468", "#5a4108"),
+    "c": ("#f3f4f6", "#b4bac4", "#444c58"),
+    "g": ("#dce7f8", "#6487c0", "#142c50"),
+    "gb": ("#d3ecdd", "#5fa583", "#10382a"),
+}
+DARK = {
+    "o": ("#1f2b40", "#56759f", "#d8e4f7"),
+    "b": ("#17352a", "#4a8f72", "#cdeedd"),
+    "r": ("#2f2342", "#8465ae", "#e6d9f8"),
+    "p": ("#3a2e14", "#a0813a", "#f6e4b8"),
+    "c": ("#2a2e35", "#6b7380", "#d6dae1"),
+    "g": ("#283b5b", "#7d9dd0", "#e6eefb"),
+    "gb": ("#1f4636", "#6bb391", "#dcf5e8"),
+}
+ROOT = ("#c2456b", "#ef7fa2")  # light, dark
+SELECTED = ("#0b5fd0", "#7cc0ff")
+QUIET = ("#5f6b7a", "#9aa5b4")
+# Shades of an overlay, little to most, then what it says nothing of: one hue, from light to
+# dark (dark to light on dark paper), which every kind of sight can order.
+SHADES_LIGHT = {
+    "k0": ("#f1f6fb", "#a9bfd6", "#1d3557"),
+    "k1": ("#cfe1f2", "#8fb0d0", "#1d3557"),
+    "k2": ("#93bfe3", "#5c92c2", "#10263f"),
+    "k3": ("#2c69a6", "#1d4f82", "#ffffff"),
+    "k4": ("#0f4377", "#0a2f55", "#ffffff"),
+    "kn": ("#f5f6f7", "#c6cbd2", "#4a525d"),
+}
+SHADES_DARK = {
+    "k0": ("#1b2530", "#3d5268", "#d3e2f1"),
+    "k1": ("#1f3c57", "#416c92", "#dcebf9"),
+    "k2": ("#28608f", "#4f8dc0", "#ffffff"),
+    "k3": ("#5fa6da", "#8cc2ea", "#06131f"),
+    "k4": ("#c3e2fa", "#e6f4ff", "#06131f"),
+    "kn": ("#24282e", "#4d545e", "#a6aeb9"),
+}
+
+
+def stylesheet(*, inline: bool = False) -> str:
+    """Return the CSS of drawings; `inline` ones follow Jupyter's and VS Code's theme too."""
+    light = _variables(LIGHT | SHADES_LIGHT, 0)
+    dark = _variables(DARK | SHADES_DARK, 1)
+    themes = f".lzv{{{light}}}@media(prefers-color-scheme:dark){{.lzv{{{dark}}}}}"
+    if inline:
+        themes += (
+            f"[data-jp-theme-light=true] .lzv,.vscode-light .lzv{{{light}}}"
+            f"[data-jp-theme-light=false] .lzv,.vscode-dark .lzv{{{dark}}}"
+        )
+    kinds = "".join(
+        f".lzv .{key}{{--f:var(--{key}f);--s:var(--{key}s);--t:var(--{key}t)}}"
+        for key in LIGHT | SHADES_LIGHT
+    )
+    return themes + kinds + RULES
+
+
+RULES = (
+    ".lzv{font:11px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',"
+    "monospace;max-width:none}"
+    ".lzv rect{fill:var(--f);stroke:var(--s)}"
+    ".lzv text{fill:var(--t);text-anchor:middle}"
+    ".lzv .l{font-weight:500}"
+    ".lzv .q .l{font-weight:800}"
+    ".lzv .d{font-size:10px;opacity:.85}"
+    ".lzv .q>rect{stroke:var(--root);stroke-width:2.2}"
+    ".lzv .old{opacity:.8}.lzv .old .d{opacity:1}"
+    ".lzv .again>rect{stroke:#d14d72;stroke-width:2.2}"
+    ".lzv .e{fill:none;stroke:#8b97a8;stroke-width:1.1}"
+    ".lzv .a{fill:#8b97a8;stroke:none}"
+    ".lzv .e.al{stroke-dasharray:5 3;stroke-width:1.5}"
+    ".lzv .e.up{stroke:var(--root);stroke-dasharray:2 3;stroke-width:1.3}"
+    ".lzv .a.up{fill:var(--root)}"
+    ".lzv .w>rect{stroke-width:1.9}"
+    ".lzv .x>rect{stroke-dasharray:6 3;stroke-width:1.9}"
+    ".lzv rect.u{fill:var(--t);stroke:none;opacity:.75}"
+    ".lzv .mate>rect{stroke:var(--root);stroke-width:2;stroke-dasharray:3 2}"
+    ".lzv .m{fill:#8b97a8;fill-opacity:.07;stroke:#8b97a8;stroke-opacity:.45}"
+    ".lzv .h{fill:var(--quiet);font-size:10px;text-anchor:start}"
+    ".lzv g[tabindex]{cursor:pointer;outline:none}"
+    ".lzv g[tabindex]:hover>rect,.lzv g[tabindex]:focus>rect,.lzv .sel>rect"
+    "{stroke:var(--root);stroke-width:2.4}"
+    ".lzv g.sel[tabindex]>rect{stroke:var(--sel);stroke-width:3}"
+    ".lzv g[tabindex]:focus-visible>rect{stroke:var(--sel);stroke-width:3}"
+)
+
+
+def _variables(colours: dict[str, tuple[str, str, str]], theme: int) -> str:
+    each = (
+        f"--{key}f:{fill};--{key}s:{line};--{key}t:{ink};"
+        for key, (fill, line, ink) in colours.items()
+    )
+    others = {"root": ROOT, "sel": SELECTED, "quiet": QUIET}
+    return "".join(each) + ";".join(f"--{k}:{v[theme]}" for k, v in others.items())
