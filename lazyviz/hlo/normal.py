@@ -405,6 +405,7 @@ class _SeeThrough:
         element = element_index(self._computation.row(position))
         inner = self._rows[whole]
         if whole not in self._tuples and whole not in split:
+            self._check_is_tuple(position, whole)
             return
         if element >= len(inner):
             names = self._computation.names
@@ -419,6 +420,19 @@ class _SeeThrough:
             self.erased[position] = 1
         else:
             self.members[position] = (whole, element)
+
+    def _check_is_tuple(self, position: int, whole: int) -> None:
+        computation = self._computation
+        found = computation.table[computation.forms[whole]].type
+        if found.startswith("("):
+            return
+        name, names = computation.names[position], computation.names
+        raise MisplacedError(
+            f"%{name} takes an element of %{names[whole]}, which is {found} and no tuple. The "
+            "dump was edited.",
+            computation.lines[position],
+            name,
+        )
 
     def _restore_tuples(self, live: bytearray) -> None:
         """Keep the tuples that something else than get-tuple-element reads."""

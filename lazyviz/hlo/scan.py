@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lazyviz.hlo.errors import HloError, HloSyntaxError
 from lazyviz.hlo.frames import FrameTables
@@ -248,6 +248,11 @@ class _Reader:
             key = (head, rest, body) if is_literal else (head, rest)
             form = forms.get(key)
             if form is None:
+                if rest and _fault_of(rest) is not None:
+                    self._at = at - 1
+                    self._inside(line)
+                    at = self._at + 1
+                    continue
                 form = self._form_of(key)
             index[name] = len(index)
             add_name(name)
@@ -277,7 +282,8 @@ class _Reader:
             self._unusual(line)
             return
         root, name, type_text, op, body, rest = found.groups()
-        if '"' in body or (op in _LITERAL_OPS and body.count("(") != body.count(")")):
+        odd = '"' in body or (op in _LITERAL_OPS and body.count("(") != body.count(")"))
+        if odd or (rest and _depth(rest) > 0):
             self._unusual(line)
             return
         if "(" not in type_text:
@@ -317,10 +323,21 @@ class _Reader:
             )
         form = self._forms.get(key)
         if form is None:
+            self._check_attributes(name, rest)
             form = self._form_of(key)
         position = computation.add(name, form, operands, metadata, self._at + 1)
         if root:
             computation.root = position
+
+    def _check_attributes(self, name: str, rest: str) -> None:
+        """Refuse what follows an instruction's operands and is no list of attributes."""
+        if not rest or self._partial:
+            return
+        fault = _fault_of(_COMMENT.sub("", rest))
+        if fault is not None:
+            line = self._lines[self._at]
+            column = line.find(rest[fault.at :].split("\n", 1)[0]) + 1
+            raise self._error(f"after %{name}, {fault.message}", column=column or 1)
 
     def _unusual(self, line: str) -> None:
         stripped = line.strip()
@@ -477,6 +494,48 @@ class _UnclosedError(HloError):
     def __init__(self, message: str, column: int) -> None:
         self.column = column
         super().__init__(message)
+
+
+class _Fault(NamedTuple):
+    """What is wrong with attributes, and from where on."""
+
+    message: str
+    at: int
+
+
+def _fault_of(rest: str) -> _Fault | None:
+    """Return what is wrong with the attributes of an instruction; None if nothing is."""
+    start = len(rest) - len(rest.lstrip())
+    if start < len(rest) and rest[start] != ",":
+        return _Fault(
+            f"{_clip(rest[start:])!r} is no attribute. Attributes follow the operands after a "
+            "comma, as in `, dimensions={0}`.",
+            start,
+        )
+    stack: list[tuple[str, int]] = []
+    for found in _BRACKET.finditer(rest):
+        mark, at = found[0], found.start()
+        if mark in _CLOSING:
+            stack.append((_CLOSING[mark], at))
+            if len(stack) > _MAX_DEPTH:
+                return _Fault(
+                    f"brackets nest more than {_MAX_DEPTH} deep, which no HLO does.", at
+                )
+        elif mark[0] == '"':
+            if len(mark) == 1 or mark[-1] != '"':
+                return _Fault(
+                    "a quotation is never closed. The line was cut off; save the dump again.",
+                    at,
+                )
+        elif not stack or stack.pop()[0] != mark:
+            return _Fault(f"the `{mark}` closes nothing. The dump was edited.", at)
+    if stack:
+        _, at = stack[-1]
+        return _Fault(
+            f"the `{rest[at]}` is never closed. The line was cut off; save the dump again.",
+            at,
+        )
+    return None
 
 
 def _begins(line: str) -> bool:

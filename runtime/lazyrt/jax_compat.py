@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import jaxlib.version
 import numpy as np
 from jax._src import xla_bridge
+from jax._src.lib import _jax
 from jax.experimental import serialize_executable
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
@@ -150,24 +151,41 @@ def with_ready_scalar(function: Callable[..., Any]) -> Callable[..., Any]:
     return main
 
 
-def hlo_text(
-    text: str,
-    ins: Sequence[Any],
-    outs: Sequence[Any],
-    names: Mapping[int, str] | None = None,
-) -> str:
-    """Return the HLO of a StableHLO module as XLA gets it, before any optimisation."""
-    module = _Module(text, outs)
+def hlo_text(text: str, places: Mapping[str, tuple[str, str, int]]) -> str:
+    """Return the HLO of a StableHLO module as XLA gets it, before any optimisation.
 
-    def main(*args: Any) -> Any:
-        return _splice.bind(*args, module=module)
+    Args:
+        text: The module.
+        places: Label, file and line for all that a function of the module holds.
+    """
+    with mlir.make_ir_context():
+        module = ir.Module.parse(text)
+        for function in module.body.operations:
+            if function.name.value in places:
+                label, file, line = places[function.name.value]
+                _place(function, ir.Location.name(label, _line(file, line)))
+        lowered = _jax.mlir.mlir_module_to_xla_computation(
+            str(module.operation.get_asm(enable_debug_info=True)),
+            use_tuple_args=False,
+            return_tuple=False,
+        )
+    # `as_hlo_text` would leave out metadata.
+    return str(lowered.as_hlo_module().to_string())
 
-    with scope():
-        lowered = jax.jit(main, keep_unused=True).lower(*ins)
-        _name_arguments(lowered, names)
-        module_of: Any = lowered.compiler_ir("hlo")
-        # `as_hlo_text` would leave out metadata.
-        return str(module_of.as_hlo_module().to_string())
+
+def _line(file: str, line: int) -> Any:
+    return ir.Location.file(file, line, 0) if file else None
+
+
+def _place(function: Any, place: Any) -> None:
+    """Give a place to all that a function holds, regions included."""
+    stack = [function.operation]
+    while stack:
+        operation = stack.pop()
+        operation.location = place
+        for region in operation.regions:
+            for block in region.blocks:
+                stack.extend(each.operation for each in block.operations)
 
 
 def compile_function(

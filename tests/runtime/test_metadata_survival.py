@@ -1,5 +1,7 @@
 """How many instructions of a real model's HLO lead back to op, module and source line."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -169,3 +171,46 @@ def test_inputs_have_the_users_names_in_every_dump_and_the_key_has_none():
         step(other, again, batch)
 
     assert len(lazyrt.compiled_graphs()) == len(compiled) == 2
+
+
+@pytest.mark.lazy_only("is about executables of steps")
+def test_what_an_ops_function_holds_names_its_callers_before_optimisation():
+    """S4.20: op, module and line of each instruction, a shared function's as a set."""
+    cold_start()
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).to(DEVICE)
+    with lazyrt.step():
+        loss = (net(torch.ones(3, 4).to(DEVICE)) * 0.5).sum()
+        loss.backward()
+    (graph,) = lazyrt.compiled_graphs()
+    text = text_of(graph, "hlo_before")
+    (module,) = modules(text)
+    # XLA gives what it fills a shape with no metadata: a constant and its broadcast.
+    filled_in = {*_NO_OPS, "broadcast"}
+    found = [
+        (each, module.origin(each.metadata))
+        for computation in module.computations.values()
+        for each in computation.instructions
+        if each.op not in filled_in
+    ]
+
+    assert len(found) > 30
+    assert all(o.op_name.startswith(("aten.", "lifted ")) for _, o in found)
+    assert all(
+        o.site.startswith(__file__) for _, o in found if "lifted" not in o.op_name
+    )
+    sets = {
+        frozenset(each.split(";")) for each in re.findall(r'op_name="([^"]*)"', text)
+    }
+    assert {"0/aten.t.default", "2/aten.t.default"} in sets
+    assert "jax_compat.py" not in text
+
+
+@pytest.mark.lazy_only("is about pending graphs")
+def test_a_graph_of_nothing_has_every_text():
+    ready = torch.ones(3).to(DEVICE)
+    lazyrt.mark_step()
+
+    computation = lazyrt.pending_graph(ready).lower()
+
+    assert "return\n" in computation.as_text()
+    assert "ENTRY" in computation.as_text("hlo_before")

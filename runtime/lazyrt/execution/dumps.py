@@ -10,7 +10,12 @@ from lazyrt.errors import UsageError
 from lazyrt.execution import compiler
 from lazyrt.execution.dot import to_dot
 from lazyrt.ir.graph import Graph
-from lazyrt.lowering.emit import argument_types, emit_text, result_types
+from lazyrt.lowering.emit import (
+    argument_types,
+    emit_text,
+    function_places,
+    result_types,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -88,9 +93,8 @@ def text_of(record: CompiledGraph, form: DumpForm) -> str:
 
 
 def _before(record: CompiledGraph, graph: Canonical) -> str:
-    names = record.input_names
-    text = emit_text(graph, names)
-    return jax_compat.hlo_text(text, argument_types(graph), result_types(graph), names)
+    text = emit_text(graph, record.input_names)
+    return jax_compat.hlo_text(text, function_places(graph))
 
 
 def _after(record: CompiledGraph, graph: Canonical) -> str:

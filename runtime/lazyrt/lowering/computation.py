@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lazyrt import jax_compat
 from lazyrt.errors import UsageError
-from lazyrt.lowering.emit import argument_types, emit_text, result_types
+from lazyrt.lowering.emit import (
+    argument_types,
+    emit_text,
+    function_places,
+    result_types,
+)
 
 if TYPE_CHECKING:
     from lazyrt.ir.graph import Graph
@@ -47,9 +52,7 @@ class Computation:
             return self._stablehlo
         if dialect == "hlo_before":
             graph = self._graph.canonical
-            return jax_compat.hlo_text(
-                self._stablehlo, argument_types(graph), result_types(graph)
-            )
+            return jax_compat.hlo_text(self._stablehlo, function_places(graph))
         if dialect == "hlo":
             return str(self._executable.as_text())
         raise UsageError(

@@ -27,6 +27,9 @@ _ELEMENT = {
     "float8_e5m2": "f8E5M2", "float8_e5m2fnuz": "f8E5M2FNUZ",
 }  # fmt: skip
 
+# Labels of a function's callers that are listed.
+_MAX_CALLERS = 8
+
 
 def argument_types(graph: Canonical) -> list[Any]:
     """Return the types of the computation's arguments.
@@ -73,13 +76,36 @@ def emit_text(
             f"module @lazyrt_{graph.fingerprint} {{",
             f"func.func public @main({arguments}) -> ({types}) {{",
             *lines,
-            f"return {results} : {types}",
+            f"return {results} : {types}" if results else "return",
             "}",
             *functions.values(),
             "}",
             "",
         ]
     )
+
+
+def function_places(graph: Canonical) -> dict[str, tuple[str, str, int]]:
+    """Return label, file and line of each private function that `emit_text` writes.
+
+    A function may stand for many nodes, so it has their labels as a set, joined by `;` as XLA
+    joins those of instructions that it merges, and the line of the first; the file is empty
+    where no line is known.
+    """
+    callers: dict[str, dict[str, Node]] = {}
+    for node in graph.nodes:
+        callers.setdefault(node.spec.symbol, {}).setdefault(label_of(node), node)
+    return {symbol: _place(found) for symbol, found in callers.items()}
+
+
+def _place(callers: dict[str, Node]) -> tuple[str, str, int]:
+    labels = list(callers)
+    more = len(labels) - _MAX_CALLERS
+    if more > 0:
+        labels = [*labels[:_MAX_CALLERS], f"and {more} more"]
+    site = next(iter(callers.values())).provenance.site
+    label = ";".join(labels)
+    return (label, "", 0) if site is None else (label, site.file, site.line)
 
 
 def interpret(graph: Canonical, *args: Any) -> list[Any]:
@@ -141,12 +167,13 @@ def _pick(source: str, vector: str, number: int, leaf: Leaf) -> list[str]:
         else ("", f"tensor<1x{element}>")
     )
     name = f"{source}_{number}"
+    place = f'loc("lifted {source.removeprefix("%")}")'
     return [
         (
             f"{name}_row = stablehlo.slice {source} [{number}:{number + 1}{columns}] : "
-            f"({vector}) -> {row}"
+            f"({vector}) -> {row} {place}"
         ),
-        f"{name} = stablehlo.reshape {name}_row : ({row}) -> {_tensor_type(leaf)}",
+        f"{name} = stablehlo.reshape {name}_row : ({row}) -> {_tensor_type(leaf)} {place}",
     ]
 
 
