@@ -18,11 +18,13 @@ class EvidenceError(ValueError):
     """A text that is not what it should be, or that breaks off.
 
     Attributes:
+        message: Without the line.
         line: Number of the line, from 1; None when it concerns the whole text.
     """
 
     def __init__(self, message: str, line: int | None = None) -> None:
         super().__init__(message if line is None else f"line {line}: {message}")
+        self.message = message
         self.line = line
 
 

@@ -8,14 +8,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from lazyviz.foreign.evidence import Evidence, EvidenceError
-from lazyviz.foreign.ir_text import ir_text, parse_dot
 from lazyviz.hlo.cost import type_bytes
 from lazyviz.render import html, text
 
 if TYPE_CHECKING:
     from lazyviz.hlo import Graph
 
-_DOT = "digraph G {"
 _HEADER = ["program", "name", "nodes", "inputs", "input size", "outputs", "dead"]
 _MAX_OPS = 12
 _MAX_NODES = 2_000
@@ -94,8 +92,6 @@ def parse_programs(source: str | bytes) -> Programs:
     try:
         if isinstance(source, bytes):
             return Programs((hlo.parse(source),))
-        if source.lstrip().startswith(_DOT):
-            source = ir_text(parse_dot(source.strip()))
         return Programs(tuple(hlo.parse_all(source)))
     except hlo.HloError as error:
         raise EvidenceError(str(error)) from error

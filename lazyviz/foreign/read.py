@@ -17,7 +17,7 @@ from lazyviz.foreign.programs import parse_programs
 from lazyviz.foreign.tensors_dump_parse import BEGIN, parse_tensors_dump
 from lazyviz.foreign.xla_dump import read_xla_dump
 from lazyviz.hlo.errors import HloError
-from lazyviz.hlo.load import unprinted
+from lazyviz.hlo.load import UTF16_MARKS, readable
 from lazyviz.render import html
 
 if TYPE_CHECKING:
@@ -46,16 +46,17 @@ def read(source: str | Path) -> Evidence:
     Raises:
         EvidenceError: It is none of these, or is broken.
     """
-    if isinstance(source, str) and ("\n" in source or not source):
-        return _reader(source)(source)
+    if isinstance(source, str) and ("\n" in source or "\r" in source or not source):
+        contents = readable(source)
+        return _reader(contents)(contents)
     path = Path(source)
     if path.is_dir():
         return read_xla_dump(path)
     data = _bytes(path)
     try:
-        if b"\0" in data[:_PROBE]:
+        if b"\0" in data[:_PROBE] and not data.startswith(UTF16_MARKS):
             return _binary(path, data)
-        contents = data.decode("utf-8", errors="replace")
+        contents = readable(data)
         return _reader(contents)(contents)
     except EvidenceError as error:
         error.add_note(f"in {path}")
@@ -133,7 +134,6 @@ def _binary(path: Path, data: bytes) -> Evidence:
 
 
 def _reader(contents: str) -> Callable[[str], Evidence]:
-    contents = unprinted(contents)
     if BEGIN in contents:
         return parse_tensors_dump
     if any(mark in contents for mark in _ANALYSES):

@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 # About ten million instructions: beyond that something else than a dump was given.
 MAX_BYTES = 1 << 30
 
+# What gives the text of a lowered or compiled program: jax's and ours, XlaComputation, HloModule.
+_TEXTS = ("as_text", "as_hlo_text", "to_string")
+UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _HLO = re.compile(r"^HloModule\b", re.MULTILINE)
+_DOT_START = "digraph G {"
+_DOT = re.compile(r"^digraph G \{.*?(?:^\}|\Z)", re.MULTILINE | re.DOTALL)
 _MLIR = re.compile(r'^\s*"?(?:builtin\.)?(?:module\b|"?func\.func\b)', re.MULTILINE)
 
 
@@ -43,9 +48,9 @@ def parse(text: str | bytes, *, module: str | int = "", source: str = "") -> Gra
         HloError: It holds several modules, or calls what it does not define.
     """
     _check_size(len(text), source or "the text")
-    if isinstance(text, bytes):
-        text = text_of_proto(text, source) if looks_like_proto(text) else _decoded(text)
-    text = unprinted(text.removeprefix("\ufeff"))
+    if isinstance(text, bytes) and looks_like_proto(text):
+        text = text_of_proto(text, source)
+    text = _undotted(readable(text), source)
     try:
         return _parsed(text, module, source)
     except HloSyntaxError:
@@ -61,7 +66,7 @@ def parse(text: str | bytes, *, module: str | int = "", source: str = "") -> Gra
 @uncollected
 def parse_all(text: str, *, source: str = "") -> list[Graph]:
     """Return the graphs of all programs in a text, in its order."""
-    text = unprinted(text)
+    text = _undotted(readable(text), source)
     if _HLO.search(text):
         return [graph_of_module(each) for each in modules(text, source=source)]
     if torch_ir.START.search(text):
@@ -80,13 +85,40 @@ def _parsed(text: str, module: str | int, source: str) -> Graph:
     raise HloSyntaxError(_no_program(text), source=source)
 
 
-def unprinted(text: str) -> str:
-    r"""Return a text as it was, if it is what Python prints of bytes: `b'module ...'`.
+def readable(text: str | bytes) -> str:
+    r"""Return a file's text as it was meant: decoded, without a mark, its lines ended by `\n`.
+
+    What Python prints of bytes, `b'module ...'`, is text too.
 
     Example:
-        >>> unprinted(r"b'HloModule m\n'"), unprinted("HloModule m")
-        ('HloModule m\n', 'HloModule m')
+        >>> readable(r"b'HloModule m\n'"), readable("HloModule m\r}")
+        ('HloModule m\n', 'HloModule m\n}')
     """
+    if isinstance(text, bytes):
+        text = _decoded(text)
+    text = _unprinted(text.removeprefix("\ufeff"))
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return text
+
+
+def _undotted(text: str, source: str) -> str:
+    """Return a text with graphs of torch_xla's DOT form written in its other form."""
+    if _DOT_START not in text:
+        return text
+    from lazyviz.foreign.evidence import EvidenceError
+    from lazyviz.foreign.ir_text import ir_text, parse_dot
+
+    def written(found: re.Match[str]) -> str:
+        return ir_text(parse_dot(found[0], 1 + text.count("\n", 0, found.start())))
+
+    try:
+        return _DOT.sub(written, text)
+    except EvidenceError as error:
+        raise HloSyntaxError(error.message, error.line or 1, source=source) from error
+
+
+def _unprinted(text: str) -> str:
     if text[:2] not in {"b'", 'b"'}:
         return text
     try:
@@ -98,8 +130,8 @@ def unprinted(text: str) -> str:
 
 def _decoded(data: bytes) -> str:
     """Return a file's text; some editors save it in two bytes for each character."""
-    marks = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    return data.decode("utf-16" if data.startswith(marks) else "utf-8", "replace")
+    coding = "utf-16" if data.startswith(UTF16_MARKS) else "utf-8"
+    return data.decode(coding, "replace")
 
 
 def _placed(error: MisplacedError, text: str, source: str) -> HloSyntaxError:
@@ -160,8 +192,9 @@ def graph_of(thing: Any) -> Graph:
         return from_snapshot(thing)
     if hasattr(thing, "nodes") and hasattr(thing, "roots"):
         return from_ir(thing)
-    if hasattr(thing, "as_text"):
-        return parse(thing.as_text())
+    for name in _TEXTS:
+        if hasattr(thing, name):
+            return parse(getattr(thing, name)())
     if hasattr(thing, "holdings") and hasattr(thing, "graph"):  # an inspection
         return graph_of(thing.graph)
     if type(thing).__module__.startswith("jaxlib.mlir."):
@@ -222,5 +255,5 @@ def _no_program(text: str) -> str:
     start = text.strip().split("\n", 1)[0][:60]
     return (
         f"{start!r} starts no program. HLO text starts with `HloModule`, StableHLO with "
-        "`module`, torch_xla's IR with `IR {`."
+        "`module`, torch_xla's IR with `IR {` or `digraph G {`."
     )

@@ -216,6 +216,13 @@ def test_several_modules_are_read_one_by_one_or_chosen():
         (HLO.replace("*/%q)", "*/%add.3)"), 15, 3, "cycle through %add.3, which"),
         (HLO.replace("%zero.4 =", "%p ="), 16, 3, "%p is defined a second time"),
         (HLO.replace("f32[] constant(0)", "constant(0)"), 16, 13, "has no type"),
+        (HLO.replace("constant(0)", "constant(0) (("), 16, 31, "is no attribute"),
+        (HLO.replace("constant(0)", "constant(0) x=1"), 16, 31, "'x=1' is no attribute"),
+        (HLO.replace("={0}, to_a", "={0, to_a"), 17, 57, "the `{` is never closed"),
+        (HLO.replace("={0}, to_a", "={0}}, to_a"), 17, 60, "the `}` closes nothing"),
+        (HLO.replace(", to_a", ', n="x, to_a'), 17, 64, "a quotation is never closed"),
+        (HLO.replace("{0}, to_a", "{" * 999 + "}" * 999 + ", to_a"), 17, 257, "200 deep"),
+        (HLO.replace("%both.1), index", "%q), index"), 14, 4, r"f32\[4\]\{0\} and no tuple"),
         (HLO.replace("  %zero.4 =", "  ? %zero.4"), 16, 3, "is no instruction"),
         (HLO.replace("%add.3 =", "%add 3 ="), 15, 3, "'%add 3 = .* is no instruction"),
         (HLO.replace("y)\n}\n", "y)\n"), 8, 1, "before the computation %region of line 3"),
@@ -492,3 +499,36 @@ def test_text_with_lines_has_neither_tables_nor_places_in_the_text_itself():
         '  ROOT %b = f32[] negate(%a), metadata={source_file="kept.py" source_line=2}',
         "}",
     ]
+
+
+@pytest.mark.parametrize("text", [HLO, BARE, STABLEHLO, TORCH_IR])
+@pytest.mark.parametrize(
+    "dress",
+    [
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: text.replace("\n", "\r"),
+        lambda text: f"\ufeff{text}",
+        lambda text: text.encode("utf-16"),
+        lambda text: text.encode("utf-8-sig"),
+        lambda text: text.replace("  ", "\t"),
+    ],
+    ids=["crlf", "cr", "mark", "utf-16", "utf-8-sig", "tabs"],
+)
+def test_line_ends_tabs_and_encodings_are_no_difference(text, dress):
+    assert diff(parse(text), parse(dress(text))).is_empty
+
+
+def test_torch_xlas_dot_form_is_a_program_and_what_breaks_it_is_placed():
+    folder = Path(__file__).parents[1] / "data"
+    dots = (folder / "save_tensors.dot").read_text("utf-8")
+    start = dots.index("digraph G {")
+    dot = dots[start : dots.index("\n}", start) + 3]
+
+    graphs = parse_all(dots)
+
+    assert len(parse(dot)) == len(graphs[0]) > 5
+    first = parse_all((folder / "save_tensors.text").read_text("utf-8"))[0]
+    assert diff(graphs[0], first).is_empty
+    with pytest.raises(HloSyntaxError, match="its closing brace is missing") as caught:
+        parse(dot[: dot.rindex("}")])
+    assert caught.value.line == dot.count("\n") - 1
