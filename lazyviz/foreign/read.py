@@ -16,6 +16,7 @@ from lazyviz.foreign.metrics_parse import parse_report
 from lazyviz.foreign.programs import parse_programs
 from lazyviz.foreign.tensors_dump_parse import BEGIN, parse_tensors_dump
 from lazyviz.foreign.xla_dump import read_xla_dump
+from lazyviz.foreign.xplane_parse import SUFFIX, profiles_in, read_profile
 from lazyviz.hlo.errors import HloError
 from lazyviz.hlo.load import UTF16_MARKS, readable
 from lazyviz.render import html
@@ -38,7 +39,7 @@ def read(source: str | Path) -> Evidence:
     """Read what torch_xla, XLA or lazyrt wrote, after finding out what it is.
 
     Knows metrics reports, PT_XLA_DEBUG logs, XLA_SAVE_TENSORS_FILE dumps, the folders of
-    `--xla_dump_to`, and programs: HLO, StableHLO, torch_xla's IR, HLO protos.
+    `--xla_dump_to`, profiles (`*.xplane.pb`, or the folder of `jax.profiler.trace`), and programs: HLO, StableHLO, torch_xla's IR, HLO protos.
 
     Args:
         source: Path of a file or folder, or the text itself (of several lines).
@@ -51,7 +52,10 @@ def read(source: str | Path) -> Evidence:
         return _reader(contents)(contents)
     path = Path(source)
     if path.is_dir():
-        return read_xla_dump(path)
+        is_profile = profiles_in(path)
+        return read_profile(path) if is_profile else read_xla_dump(path)
+    if path.name.endswith(SUFFIX):
+        return read_profile(path)
     data = _bytes(path)
     try:
         if b"\0" in data[:_PROBE] and not data.startswith(UTF16_MARKS):
@@ -69,7 +73,7 @@ def main(arguments: Sequence[str], out: TextIO | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m lazyviz read",
         description="Read what torch_xla or XLA wrote: a metrics report, a PT_XLA_DEBUG "
-        "log, an XLA_SAVE_TENSORS_FILE dump, a folder of --xla_dump_to, or a program.",
+        "log, an XLA_SAVE_TENSORS_FILE dump, a folder of --xla_dump_to, a profile (.xplane.pb), or a program.",
     )
     parser.add_argument("path", type=Path, help="the file or folder; - for stdin")
     parser.add_argument(
@@ -119,11 +123,6 @@ def _bytes(path: Path) -> bytes:
 
 
 def _binary(path: Path, data: bytes) -> Evidence:
-    if path.name.endswith(".xplane.pb"):
-        raise EvidenceError(
-            f"{path} is a profile, which is not read here. Give logs, reports or dumps; "
-            "jax.profiler.ProfileData opens profiles."
-        )
     try:
         return parse_programs(data)
     except EvidenceError as error:

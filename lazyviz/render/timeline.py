@@ -121,14 +121,13 @@ def _draw(view: TimelineView, grain: float) -> str:
     parts += _scale(axis)
     y = float(_AXIS)
     for name in _ROWS:
-        parts.append(
-            f'<text class="l" x="0" y="{y + 12:.0f}">{_ROW_NAMES[name]}</text>'
-        )
+        title = view.whole if view.whole and name == "cell" else _ROW_NAMES[name]
+        parts.append(f'<text class="l" x="0" y="{y + 12:.0f}">{markup(title)}</text>')
         parts.append(f'<g data-row="{_ROW_NAMES[name]}">')
         if name == "cell":
             parts += [_rect(shape, y, name, grain) for shape in _cells(view, axis)]
         else:
-            if name == "host":
+            if name == "host" and not view.whole:
                 parts += [_rect(shape, y, name, grain) for shape in _tracing(axis)]
             spans = _side_by_side(rows[name]) if name == "compile" else rows[name]
             shapes = _shapes(spans, axis, grain)
@@ -200,8 +199,11 @@ def _cells(view: TimelineView, axis: _Axis) -> list[_Shape]:
     shapes = []
     for cell, (_, _, x, width) in zip(view.cells, axis.pieces, strict=True):
         parts = ", ".join(f"{k} {text.duration(ns)}" for k, ns in cell.parts.items())
-        title = f"{_cell_name(cell)}: {text.duration(cell.end_ns - cell.start_ns)} = {parts}"
-        shapes.append(_Shape(x, width, "cell", _cell_name(cell), title))
+        name = view.whole or _cell_name(cell)
+        title = f"{name}: {text.duration(cell.end_ns - cell.start_ns)}"
+        shapes.append(
+            _Shape(x, width, "cell", name, f"{title} = {parts}" if parts else title)
+        )
     return shapes
 
 
@@ -339,7 +341,5 @@ def _drawn_marks(
 def _summary(view: TimelineView) -> str:
     wall = sum(cell.end_ns - cell.start_ns for cell in view.cells)
     runs = sum(span.kind == "run" for span in view.spans)
-    return (
-        f"timeline of {text.plural(len(view.cells), 'cell')}, {text.duration(wall)}, "
-        f"{text.plural(runs, 'step')}"
-    )
+    what = view.whole or text.plural(len(view.cells), "cell")
+    return f"timeline of {what}, {text.duration(wall)}, {text.plural(runs, 'step')}"

@@ -29,6 +29,7 @@ class TimelineView:
         gaps: Whom to blame for the device's idle time in these cells.
         lines: Recording by line: line, source, share.
         earlier: How many cells of the session came before these.
+        whole: What the one cell stands for where no session ran it, such as `profile`.
     """
 
     cells: Sequence[CellTime]
@@ -37,6 +38,7 @@ class TimelineView:
     gaps: Gaps | None = None
     lines: Sequence[tuple[str, str, float]] = field(default_factory=list)
     earlier: int = 0
+    whole: str = ""
 
 
 def timeline_text(view: TimelineView, rows: int = _TEXT_ROWS) -> str:

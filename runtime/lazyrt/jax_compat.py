@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import jaxlib.version
 import numpy as np
 from jax._src import xla_bridge
-from jax._src.lib import _jax
 from jax.experimental import serialize_executable
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
@@ -102,7 +101,14 @@ def _find_initialise_lapack() -> Callable[[], None]:
     return private.initialize_lapack
 
 
+def _find_to_hlo() -> Callable[..., Any]:
+    from jax._src import lib as private
+
+    return private._jax.mlir.mlir_module_to_xla_computation  # type: ignore[attr-defined, no-any-return]  # noqa: SLF001
+
+
 _merge = _find_merge()
+_to_hlo = _find_to_hlo()
 # jax finds LAPACK's functions when it lowers a call of one. An executable from disk was lowered
 # by another process: without them its first call would end this one.
 _initialise_lapack = _find_initialise_lapack()
@@ -160,12 +166,13 @@ def hlo_text(text: str, places: Mapping[str, tuple[str, str, int]]) -> str:
     """
     with mlir.make_ir_context():
         module = ir.Module.parse(text)
-        for function in module.body.operations:
+        functions: list[Any] = list(module.body.operations)
+        for function in functions:
             if function.name.value in places:
                 label, file, line = places[function.name.value]
                 _place(function, ir.Location.name(label, _line(file, line)))
-        lowered = _jax.mlir.mlir_module_to_xla_computation(
-            str(module.operation.get_asm(enable_debug_info=True)),
+        lowered = _to_hlo(
+            module.operation.get_asm(enable_debug_info=True),
             use_tuple_args=False,
             return_tuple=False,
         )

@@ -1,0 +1,335 @@
+"""A profile of XLA as tables and a timeline: threads, steps, instructions, what took the time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lazyviz.foreign.evidence import Evidence
+from lazyviz.render import html, text
+from lazyviz.render.spans import CellTime, Span
+from lazyviz.render.timeline import timeline_svg
+from lazyviz.render.timeline_text import TimelineView
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+_LINES = ["plane", "line", "events", "busy", "from", "to"]
+_STEPS = ["step", "name", "at", "time", "instructions"]
+_OPS = ["instruction", "module", "runs", "time", "share", "mean"]
+_EVENTS = ["event", "times", "time", "own time", "mean"]
+_MAX_ROWS = 20
+_MAX_EVENTS = 200
+# Events of Python's own frames, and of the profiler, are not the user's annotations.
+_FRAME = "$"
+_TRANSFERS = (
+    ("to_device", ("BufferFromHost", "TransferToDevice", "CopyToDevice", "H2D")),
+    ("to_host", ("ToLiteral", "TransferFromDevice", "CopyToHost", "D2H")),
+)
+
+
+class ProfileEvent(NamedTuple):
+    """Something that took time on a thread or a stream.
+
+    Attributes:
+        name: What.
+        start_ns, duration_ns: When, since 1970, and how long.
+        stats: What the profiler noted of it, such as `hlo_op`, `hlo_module`, `step_num`.
+    """
+
+    name: str
+    start_ns: int
+    duration_ns: int
+    stats: Mapping[str, Any]
+
+    @property
+    def end_ns(self) -> int:
+        """When it ended."""
+        return self.start_ns + self.duration_ns
+
+
+class ProfileLine(NamedTuple):
+    """A thread or a stream, with its events in order."""
+
+    name: str
+    events: tuple[ProfileEvent, ...]
+
+
+class ProfilePlane(NamedTuple):
+    """A host or a device, with its lines."""
+
+    name: str
+    lines: tuple[ProfileLine, ...]
+    stats: Mapping[str, Any]
+
+
+class _Used(NamedTuple):
+    times: int
+    ns: int
+    own_ns: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Profile(Evidence):
+    """What a profiler saw.
+
+    Attributes:
+        planes: Hosts and devices, in the file's order.
+    """
+
+    planes: tuple[ProfilePlane, ...]
+
+    def text(self) -> str:
+        """Return tables: the threads, the steps, the instructions, the rest by time."""
+        parts = [self._summary()]
+        for title, header, rows in self._tables():
+            parts.append(f"{title}\n{text.table(header, rows)}")
+        return "\n\n".join(parts)
+
+    def to_html(self) -> str:
+        """Return the same for a notebook below a timeline; each thread's events are folded."""
+        parts = [html.muted(self._summary())]
+        picture = timeline_svg(self._timeline())
+        if picture:
+            parts.append(html.picture(picture, "timeline of the profile"))
+        for title, header, rows in self._tables():
+            parts += [html.muted(title), html.table(header, rows)]
+        for plane, line in self.lines():
+            shown = line.events[:_MAX_EVENTS]
+            title = (
+                f"{plane.name} {line.name}: {text.plural(len(line.events), 'event')}"
+            )
+            parts.append(html.folded(title, html.pre(self._listing(shown))))
+        return f'<div class="lazyviz-profile">{"".join(parts)}</div>'
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all planes, lines and events as plain data."""
+        return {
+            "planes": [
+                {
+                    "name": plane.name,
+                    "stats": dict(plane.stats),
+                    "lines": [
+                        {
+                            "name": line.name,
+                            "events": [
+                                {**event._asdict(), "stats": dict(event.stats)}
+                                for event in line.events
+                            ],
+                        }
+                        for line in plane.lines
+                    ],
+                }
+                for plane in self.planes
+            ]
+        }
+
+    def lines(self) -> Iterator[tuple[ProfilePlane, ProfileLine]]:
+        """Yield the threads and streams that have events, with their planes."""
+        for plane in self.planes:
+            for line in plane.lines:
+                if line.events:
+                    yield plane, line
+
+    @property
+    def steps(self) -> list[ProfileEvent]:
+        """What the program marked as steps, in order."""
+        found = [event for event in self._events() if "step_num" in event.stats]
+        return sorted(found, key=lambda event: event.start_ns)
+
+    @property
+    def instructions(self) -> list[ProfileEvent]:
+        """The runs of instructions of XLA."""
+        return [event for event in self._events() if "hlo_op" in event.stats]
+
+    @property
+    def start_ns(self) -> int:
+        """When the first event began; 0 without events."""
+        return min((event.start_ns for event in self._events()), default=0)
+
+    @property
+    def end_ns(self) -> int:
+        """When the last event ended; 0 without events."""
+        return max((event.end_ns for event in self._events()), default=0)
+
+    def _events(self) -> Iterator[ProfileEvent]:
+        for _, line in self.lines():
+            yield from line.events
+
+    def _summary(self) -> str:
+        events = sum(len(line.events) for _, line in self.lines())
+        lines = sum(1 for _ in self.lines())
+        length = text.duration(self.end_ns - self.start_ns)
+        known: dict[str, Any] = {}
+        for plane in self.planes:
+            known |= plane.stats
+        versions = [
+            f"{name.removesuffix('_version')} {known[name]}"
+            for name in ("jax_version", "jaxlib_version", "libtpu_version")
+            if name in known
+        ]
+        counted = f"{text.plural(events, 'event')} on {text.plural(lines, 'line')}"
+        return " · ".join([f"profile of {length}", counted, *versions])
+
+    def _tables(self) -> Iterator[tuple[str, list[str], list[list[object]]]]:
+        yield "threads and streams", _LINES, self._line_rows()
+        steps, instructions = self.steps, self.instructions
+        if steps:
+            yield _titled("steps", len(steps)), _STEPS, self._step_rows(steps)
+        if instructions:
+            rows = _instruction_rows(instructions)
+            yield _titled("instructions by time", len(rows)), _OPS, rows[:_MAX_ROWS]
+        others = self._other_rows()
+        if others:
+            yield (
+                _titled("the rest by own time", len(others)),
+                _EVENTS,
+                others[:_MAX_ROWS],
+            )
+
+    def _line_rows(self) -> list[list[object]]:
+        zero = self.start_ns
+        return [
+            [
+                plane.name,
+                line.name,
+                len(line.events),
+                text.duration(_busy(line.events)),
+                text.duration(line.events[0].start_ns - zero),
+                text.duration(max(event.end_ns for event in line.events) - zero),
+            ]
+            for plane, line in self.lines()
+        ]
+
+    def _step_rows(self, steps: Sequence[ProfileEvent]) -> list[list[object]]:
+        instructions, zero = self.instructions, self.start_ns
+        return [
+            [
+                step.stats["step_num"],
+                step.name,
+                text.duration(step.start_ns - zero),
+                text.duration(step.duration_ns),
+                sum(
+                    step.start_ns <= each.start_ns < step.end_ns
+                    for each in instructions
+                ),
+            ]
+            for step in steps[:_MAX_ROWS]
+        ]
+
+    def _other_rows(self) -> list[list[object]]:
+        used: dict[str, _Used] = {}
+        for _, line in self.lines():
+            for event, own_ns in _own_times(line.events):
+                if "hlo_op" in event.stats or not event.duration_ns:
+                    continue
+                times, ns, own = used.get(event.name, _Used(0, 0, 0))
+                used[event.name] = _Used(
+                    times + 1, ns + event.duration_ns, own + own_ns
+                )
+        ranked = sorted(used.items(), key=lambda item: (-item[1].own_ns, item[0]))
+        return [
+            [
+                name,
+                times,
+                text.duration(ns),
+                text.duration(own_ns),
+                text.duration(ns / times),
+            ]
+            for name, (times, ns, own_ns) in ranked
+        ]
+
+    def _listing(self, events: Sequence[ProfileEvent]) -> str:
+        zero = self.start_ns
+        return "\n".join(
+            f"{text.duration(event.start_ns - zero):>10} {text.duration(event.duration_ns):>10}  "
+            f"{event.name}"
+            for event in events
+        )
+
+    def _timeline(self) -> TimelineView:
+        whole = CellTime(
+            number=None,
+            start_ns=self.start_ns,
+            end_ns=self.end_ns,
+            parts={},
+            device_ns=_busy(
+                sorted(self.instructions, key=lambda event: event.start_ns)
+            ),
+        )
+        if whole.end_ns <= whole.start_ns:
+            return TimelineView(cells=[], spans=[])
+        spans = [
+            Span(lane, kind, event.name, event.start_ns, event.end_ns, None)
+            for plane, line in self.lines()
+            for event in line.events
+            for lane, kind in _lane(plane, line, event)
+        ]
+        spans.sort(key=lambda span: span.start_ns)
+        return TimelineView(cells=[whole], spans=spans, whole="profile")
+
+
+def _lane(
+    plane: ProfilePlane, line: ProfileLine, event: ProfileEvent
+) -> Iterator[tuple[str, str]]:
+    """Yield row and colour of an event in the picture; most of the host's have none."""
+    if "step_num" in event.stats:
+        yield "step", "run"
+    elif "hlo_op" in event.stats:
+        yield "device", "step"
+    elif "compile" in event.name.lower() and event.duration_ns:
+        yield "compile", "compile"
+    elif kinds := [k for k, marks in _TRANSFERS if any(m in event.name for m in marks)]:
+        yield "transfer", kinds[0]
+    elif line.name == "python" and not event.name.startswith(_FRAME):
+        yield ("host", "runtime") if set(event.name) & set(":(") else ("step", "scope")
+    elif "/device:" in plane.name and line.name.startswith(("XLA Ops", "Stream")):
+        yield "device", "step"
+
+
+def _instruction_rows(events: Sequence[ProfileEvent]) -> list[list[object]]:
+    runs: Counter[tuple[str, str]] = Counter()
+    times: Counter[tuple[str, str]] = Counter()
+    for event in events:
+        key = str(event.stats["hlo_op"]), str(event.stats.get("hlo_module", ""))
+        runs[key] += 1
+        times[key] += event.duration_ns
+    total = sum(times.values()) or 1
+    return [
+        [
+            *key,
+            runs[key],
+            text.duration(ns),
+            f"{round(100 * ns / total)} %",
+            text.duration(ns / runs[key]),
+        ]
+        for key, ns in sorted(times.items(), key=lambda item: (-item[1], item[0]))
+    ]
+
+
+def _own_times(events: Sequence[ProfileEvent]) -> Iterator[tuple[ProfileEvent, int]]:
+    """Yield the events with the time that no event within them took."""
+    stack: list[tuple[ProfileEvent, int]] = []
+    for event in events:
+        while stack and stack[-1][0].end_ns <= event.start_ns:
+            yield stack.pop()
+        if stack:
+            outer, own_ns = stack[-1]
+            inside = min(event.end_ns, outer.end_ns) - event.start_ns
+            stack[-1] = outer, own_ns - inside
+        stack.append((event, event.duration_ns))
+    yield from stack
+
+
+def _busy(events: Sequence[ProfileEvent]) -> int:
+    """Return how long at least one of some events was under way; they are in order."""
+    busy = end = 0
+    for event in events:
+        busy += max(0, event.end_ns - max(event.start_ns, end))
+        end = max(end, event.end_ns)
+    return busy
+
+
+def _titled(title: str, count: int) -> str:
+    return title if count <= _MAX_ROWS else f"{title}, {_MAX_ROWS} of {count:,}"

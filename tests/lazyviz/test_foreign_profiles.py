@@ -1,0 +1,157 @@
+"""Profiles of XLA, from bytes made here and from jax's own profiler."""
+
+import random
+import struct
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import lazyviz
+from lazyviz.foreign.evidence import EvidenceError
+from lazyviz.foreign.xplane import Profile
+
+
+def varint(value):
+    found = b""
+    while value > 127:
+        found += bytes([value & 127 | 128])
+        value >>= 7
+    return found + bytes([value])
+
+
+def message(*fields):
+    """Return fields of (number, int, float, text or bytes) as a protocol buffer."""
+    parts = []
+    for number, value in fields:
+        if isinstance(value, int):
+            parts.append(varint(number << 3) + varint(value % (1 << 64)))
+        elif isinstance(value, float):
+            parts.append(varint(number << 3 | 1) + struct.pack("<d", value))
+        else:
+            data = value.encode() if isinstance(value, str) else value
+            parts.append(varint(number << 3 | 2) + varint(len(data)) + data)
+    return b"".join(parts)
+
+
+def named(number, name):
+    return message((1, number), (2, message((1, number), (2, name))))
+
+
+def event(kind, start_us, us, *stats):
+    parts = [(4, message((1, key), value)) for key, value in stats]
+    return message((1, kind), (2, start_us * 10**6), (3, us * 10**6), *parts)
+
+
+def profile():
+    """Two steps, of which each runs a fusion twice as long as the other's, and a compile."""
+    thread = message(
+        (2, "python"),
+        (3, 5_000),
+        (4, event(1, 0, 100, (1, (4, 7)))),
+        (4, event(2, 10, 60)),
+        (4, event(1, 200, 50, (1, (4, 8)))),
+    )
+    pool = message(
+        (2, "pool"),
+        (3, 5_000),
+        (4, event(3, 20, 40, (2, (5, "fusion.1")), (3, (7, 4)))),
+        (4, event(3, 210, 20, (2, (5, "fusion.1")), (3, (7, 4)))),
+    )
+    tables = [
+        *(
+            (4, named(k, name))
+            for k, name in enumerate(("train", "Compile<x>", "f"), 1)
+        ),
+        *(
+            (5, named(k, name))
+            for k, name in enumerate(("step_num", "hlo_op", "hlo_module", "jit_f"), 1)
+        ),
+    ]
+    return message((1, message((2, "/host:CPU"), (3, thread), (3, pool), *tables)))
+
+
+def test_a_profile_is_tables_and_a_timeline(tmp_path):
+    """M.15: xplane files have the same views as logs and dumps."""
+    path = tmp_path / "vm.xplane.pb"
+    path.write_bytes(profile())
+
+    found = lazyviz.read(path)
+
+    assert isinstance(found, Profile)
+    assert [step.stats["step_num"] for step in found.steps] == [7, 8]
+    assert [each.duration_ns for each in found.instructions] == [40_000, 20_000]
+    assert found.instructions[0].start_ns == 25_000
+    text = found.text()
+    assert text.startswith("profile of 250 µs · 5 events on 2 lines")
+    rows = [line.split() for line in text.splitlines()]
+    assert ["7", "train", "0", "ns", "100", "µs", "1"] in rows
+    assert ["fusion.1", "jit_f", "2", "60", "µs", "100", "%", "30", "µs"] in rows
+    # The steps' own time is what the compile within them did not take.
+    assert ["train", "2", "150", "µs", "90", "µs", "75", "µs"] in rows
+    assert ["Compile<x>", "1", "60", "µs", "60", "µs", "60", "µs"] in rows
+    page = found.to_html()
+    assert "<img" in page
+    assert "Compile&lt;x&gt;" in page
+    assert "Compile<x>" not in page
+    (plane,) = found.to_dict()["planes"]
+    assert plane["lines"][1]["events"][0]["stats"]["hlo_module"] == "jit_f"
+
+
+def test_the_folder_of_a_trace_gives_its_latest_run(tmp_path):
+    """M.15: what `jax.profiler.trace` was given; here by jax itself."""
+    double = jax.jit(lambda x: jnp.tanh(x @ x) * 2)
+    double(jnp.ones((8, 8))).block_until_ready()
+    with jax.profiler.trace(str(tmp_path)):
+        for number in range(2):
+            with jax.profiler.StepTraceAnnotation("train", step_num=number):
+                double(jnp.ones((8, 8))).block_until_ready()
+
+    found = lazyviz.read(tmp_path)
+
+    assert isinstance(found, Profile)
+    assert [(s.name, s.stats["step_num"]) for s in found.steps] == [
+        ("train", 0),
+        ("train", 1),
+    ]
+    assert {each.stats["hlo_module"] for each in found.instructions} >= {"jit__lambda"}
+    (file,) = tmp_path.rglob("*.xplane.pb")
+    theirs = jax.profiler.ProfileData.from_file(str(file))
+    expected = {
+        (plane.name, line.name): [event.name for event in line.events]
+        for plane in theirs.planes
+        for line in plane.lines
+    }
+    mine = {
+        (plane.name, line.name): [event.name for event in line.events]
+        for plane, line in found.lines()
+    }
+    assert {key: sorted(names) for key, names in mine.items()} == {
+        key: sorted(names) for key, names in expected.items() if names
+    }
+
+
+def test_a_damaged_profile_is_read_or_refused(tmp_path):
+    data, rng = profile(), random.Random(3)  # noqa: S311
+    path = tmp_path / "d.xplane.pb"
+    refused = 0
+
+    for turn in range(300):
+        cut = rng.randrange(len(data))
+        broken = (
+            data[:cut] if turn % 2 else data[:cut] + rng.randbytes(3) + data[cut + 3 :]
+        )
+        path.write_bytes(broken)
+        try:
+            shown = lazyviz.read(path)
+            shown.text()
+            shown.to_html()
+        except EvidenceError as error:
+            refused += "profile" in str(error)
+
+    assert refused > 150
+
+
+def test_a_folder_without_a_profile_or_dump_says_what_it_lacks(tmp_path):
+    with pytest.raises(EvidenceError, match="is no dump of XLA"):
+        lazyviz.read(tmp_path)
