@@ -355,7 +355,7 @@ class LazyMagics(Magics):
                 found = executables.ordered(runtime.cached_executables(), words[0])
             except ValueError as error:
                 raise UsageError(str(error)) from None
-            self._print(executables.table(found))
+            self._show(executables.table(found), lambda: executables.to_html(found))
         elif command:
             raise UsageError(executables.unknown(rest))
         else:
@@ -368,14 +368,15 @@ class LazyMagics(Magics):
         step = _step("compile", rest, alone)
         runtime = _runtime()
         graph = runtime.pending_graph() if step is None else None
-        if graph is not None and graph.nodes:
-            expectations = self._session.expectations
-            self._print(compile_share.of_pending(runtime, graph, expectations))
-            return
         try:
-            self._print(compile_share.of_step(runtime, step))
+            if graph is not None and graph.nodes:
+                expected = self._session.expectations
+                shares = compile_share.of_pending(runtime, graph, expected)
+            else:
+                shares = compile_share.of_step(runtime, step)
         except ValueError as error:
             raise UsageError(str(error)) from None
+        self._show(shares.to_text(), shares.to_html)
 
     def _timeline(self, rest: str) -> None:
         from lazyviz.timing import timeline as timelines

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lazyviz.render import text
+from lazyviz.render import html, text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from types import ModuleType
 
     from lazyviz.timing.expected import Expectations, Expected
@@ -38,6 +39,33 @@ class Block(NamedTuple):
     ops: int
     times: int
     site: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """What a compile is for.
+
+    Attributes:
+        head: One line: which graph, and how long it took or will take.
+        header: The titles of the table's columns.
+        rows: One for each block; none where nothing is known.
+        notes: Lines below the table.
+    """
+
+    head: str
+    header: Sequence[str] = ()
+    rows: Sequence[Sequence[object]] = ()
+    notes: Sequence[str] = ()
+
+    def to_text(self) -> str:
+        """Return all of it as text."""
+        table = [text.table(self.header, self.rows)] if self.rows else []
+        return "\n".join([self.head, *table, *self.notes])
+
+    def to_html(self) -> str:
+        """Return the same as a table under a line."""
+        table = html.table(self.header, self.rows) if self.rows else ""
+        return html.line(self.head) + table + "".join(map(html.muted, self.notes))
 
 
 def blocks(ops: Iterable[tuple[str, bool, Any]]) -> list[Block]:
@@ -68,7 +96,7 @@ def blocks(ops: Iterable[tuple[str, bool, Any]]) -> list[Block]:
     ]
 
 
-def of_step(runtime: ModuleType, step: int | None) -> str:
+def of_step(runtime: ModuleType, step: int | None) -> Shares:
     """Return the share of each block in a step's graph, the last one that was compiled if None.
 
     Raises:
@@ -76,7 +104,7 @@ def of_step(runtime: ModuleType, step: int | None) -> str:
     """
     record = _record(runtime, step)
     if record is None:
-        return "No step was compiled yet, and nothing is pending."
+        return Shares(head="No step was compiled yet, and nothing is pending.")
     if record.snapshot is None:
         raise ValueError(
             f"the ops of {record.name} are forgotten, to bound memory. Name a later step; "
@@ -89,7 +117,7 @@ def of_step(runtime: ModuleType, step: int | None) -> str:
     if record.from_disk:
         took = "read from disk"
     head = f"{record.name} of step {record.last_step} · {text.plural(len(ops), 'op')} · {took}"
-    return _table(head, ops, None if record.from_disk else record.compile_ns)
+    return _shares(head, ops, None if record.from_disk else record.compile_ns)
 
 
 def _record(runtime: ModuleType, step: int | None) -> Any:
@@ -105,7 +133,7 @@ def _record(runtime: ModuleType, step: int | None) -> Any:
     return record
 
 
-def of_pending(runtime: ModuleType, graph: Any, expectations: Expectations) -> str:
+def of_pending(runtime: ModuleType, graph: Any, expectations: Expectations) -> Shares:
     """Return what compiling a pending graph will take, and the share of each block."""
     ops = [
         (
@@ -121,7 +149,7 @@ def of_pending(runtime: ModuleType, graph: Any, expectations: Expectations) -> s
     else:
         what, ns = f"expected compile time: {expected}", expected.ns
     head = f"pending graph · {text.plural(len(ops), 'op')} · {what}"
-    return _table(head, ops, ns)
+    return _shares(head, ops, ns)
 
 
 def _expected(
@@ -135,7 +163,9 @@ def _expected(
     return expectations.compile(fingerprint, len(graph.nodes), runtime)
 
 
-def _table(head: str, ops: list[tuple[str, bool, Any]], total_ns: int | None) -> str:
+def _shares(
+    head: str, ops: list[tuple[str, bool, Any]], total_ns: int | None
+) -> Shares:
     found = blocks(ops)
     rows = []
     for block in found[:_MAX_ROWS]:
@@ -145,12 +175,14 @@ def _table(head: str, ops: list[tuple[str, bool, Any]], total_ns: int | None) ->
         rows.append((name, block.ops, f"{100 * share:.0f} %", about, block.site))
     header = ["block", "ops", "share", "about", "at"]
     keep = [k for k, _ in enumerate(header) if any(str(row[k]) for row in rows)]
-    lines = [
-        head,
-        text.table([header[k] for k in keep], [[row[k] for k in keep] for row in rows]),
-    ]
+    notes = []
     if len(found) > _MAX_ROWS:
-        lines.append(f"... and {text.plural(len(found) - _MAX_ROWS, 'smaller block')}")
+        notes.append(f"... and {text.plural(len(found) - _MAX_ROWS, 'smaller block')}")
     if total_ns:
-        lines.append("about: the block's share of the ops, times the compile time")
-    return "\n".join(lines)
+        notes.append("about: the block's share of the ops, times the compile time")
+    return Shares(
+        head=head,
+        header=[header[k] for k in keep],
+        rows=[[row[k] for k in keep] for row in rows],
+        notes=notes,
+    )

@@ -1,4 +1,5 @@
 import html
+import re
 
 import pytest
 from IPython.core.completer import provisionalcompleter
@@ -143,6 +144,26 @@ def test_step_shows_the_last_steps(lab):
     assert "read by .item()" in lines[2]
     assert "cell 5 line 2" in lines[2]
     assert not any("mark_step()" in line for line in lines[2:3])
+
+
+@pytest.mark.parametrize(
+    "line", ["%lazy compile", "%lazy compile 1", "%lazy cache --sort compile"]
+)
+def test_a_page_shows_what_compiling_took_as_tables(lab, line):
+    """P.36: the same facts as in the text, numbers and their headings to the right."""
+    run(lab, "x.sum().item()\ny = x * 2" if line == "%lazy compile" else "x.sum().item()")  # fmt: skip
+    lab.display_pub.outputs.clear()
+
+    run(lab, line)
+
+    data = lab.display_pub.outputs[0]["data"]
+    words, page = data["text/plain"].splitlines(), data["text/html"]
+    titles = [part for part in re.split(" {2,}", next(w for w in words if "ops  " in w)) if part]  # fmt: skip
+    heads = re.findall(r'<th scope="col" style="text-align:(\w+)">([^<]*)</th>', page)
+    assert [title for _, title in heads] == titles
+    assert {side for side, title in heads if title in {"ops", "share", "compile", "hits"}} == {"right"}  # fmt: skip
+    assert {side for side, title in heads if title in {"block", "at", "holds"}} == {"left"}  # fmt: skip
+    assert "text-align:right;font-variant-numeric:tabular-nums" in page
 
 
 @pytest.mark.parametrize("line", ["%lazy step", "%lazy graphs", "%lazy why"])
