@@ -29,6 +29,7 @@ from lazyrt.execution import (
     memory,
     newgraphs,
     op_by_op,
+    sharing,
     watcher,
 )
 from lazyrt.execution.census import CompiledGraph, Run, census
@@ -93,10 +94,10 @@ class Plan:
     ops: OpCounts = ()
     nbytes: int = 0
 
-    def make_sure_it_fits(self) -> None:
-        """Raise OutOfMemoryError if the device has no room for it."""
+    def make_sure_it_fits(self, more: int = 0) -> None:
+        """Raise OutOfMemoryError if the device has no room for it, and some more bytes."""
         nodes = self.graph.nodes
-        memory.make_sure(self.nbytes, memory.what_runs(len(nodes)), nodes)
+        memory.make_sure(self.nbytes + more, memory.what_runs(len(nodes)), nodes)
 
 
 _plans: dict[Any, Plan] = {}
@@ -137,8 +138,9 @@ def barrier(
                 plan = _plan(wanted, donated, start, (cause, site))
                 nodes = len(plan.graph.nodes)
                 repeats = _repeats(plan.graph)
-                plan.make_sure_it_fits()
+                plan.make_sure_it_fits(sharing.to_copy(donated))
                 with deferred_interrupt():
+                    sharing.separate(donated)
                     results = run_plan(plan)
                     _commit(live, wanted, results, _note_run(plan, ended or step))
             except BaseException:
@@ -223,7 +225,8 @@ def _collect() -> tuple[list[Buffer], dict[Value, int], set[int]]:
 def _donated(kept: set[int]) -> tuple[int, ...]:
     """Return the inputs whose memory the results may take.
 
-    Those are the inputs whose buffer this step overwrites, when nobody else holds the data.
+    Those are the inputs whose buffer this step overwrites, when nobody else holds the data but
+    buffers that share it, which then get a copy.
     """
     count = sys.getrefcount
     inputs = pending.inputs
@@ -235,7 +238,10 @@ def _donated(kept: set[int]) -> tuple[int, ...]:
         if buffer.value is None or buffer.value.node is None or position in kept:
             continue
         data = inputs[position]
-        if buffer.data is data and count(data) <= _OWN_REFERENCES:
+        if buffer.data is not data:
+            continue
+        others = count(data) - _OWN_REFERENCES
+        if others <= 0 or others <= sharing.references(position):
             found.append(position)
     return tuple(found)
 

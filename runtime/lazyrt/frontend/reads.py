@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import LostValueError, UsageError
-from lazyrt.execution import looking, memory, op_by_op, transfer
+from lazyrt.execution import looking, memory, op_by_op, sharing, transfer
 from lazyrt.execution.executor import barrier
 from lazyrt.execution.peek import peek_together, peek_value
 from lazyrt.frontend import (
@@ -265,7 +264,8 @@ def _small_check(
 def snapshot(tensor: torch.Tensor) -> torch.Tensor:
     """Return a lazy tensor with the value of `tensor`, computed by a peek.
 
-    It shares nothing with `tensor`: no storage, no autograd graph, no role in any step.
+    It shares nothing with `tensor`: no storage, no autograd graph, no role in any step. The
+    memory of a large one is shared for as long as nobody writes to either.
     """
     from lazyrt.frontend.kernels import wrap
 
@@ -276,9 +276,11 @@ def snapshot(tensor: torch.Tensor) -> torch.Tensor:
         if not isinstance(found, _Chain) and tuple(found.shape) == shape:
             strides = None if tensor.is_contiguous() else tensor.stride()
             if strides is None or _is_dense(tensor):
-                own = Buffer(None)
-                own.store(jax_compat.copy(found), (shape, tensor.dtype, strides))
-                own.made_at = site
+                own, base = Buffer(None), state_of(tensor).base
+                source = base if base.data is found else None
+                meta = (shape, tensor.dtype, strides)
+                sharing.keep(own, found, meta, source)
+                own.made_at = site or getattr(source, "made_at", None)
                 return wrap(own, Value(None, 0, shape, tensor.dtype, strides))
     with torch.no_grad():
         return _finish(found, tensor, site).to(tensor.device)

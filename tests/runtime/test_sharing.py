@@ -1,0 +1,177 @@
+"""What is shown of a large tensor is kept without a copy, and nothing else changes by that."""
+
+import random
+
+import pytest
+import torch
+
+import lazyrt
+from lazyrt.errors import OutOfMemoryError
+from lazyrt.execution import memory, sharing
+from lazyrt.observe import events
+from tests.harness import DEVICE, cold_start, recorded
+
+pytestmark = pytest.mark.usefixtures("everything_is_large")
+
+
+@pytest.fixture
+def everything_is_large(monkeypatch):
+    monkeypatch.setattr(sharing, "_MIN_SHARED", 0)
+
+
+def ready(*sizes):
+    """Return a computed tensor that differs from others of its size."""
+    x = torch.arange(float(torch.Size(sizes).numel())).reshape(sizes).to(DEVICE) + 1
+    lazyrt.mark_step()
+    return x
+
+
+def donations(run):
+    """Return fingerprint and number of donated inputs of each step that a function runs."""
+    with recorded(events.ExecuteStarted) as found:
+        run()
+        lazyrt.mark_step()
+    return [
+        (each.fingerprint, each.donated) for each in found if each.purpose == "step"
+    ]
+
+
+def test_a_large_tensor_that_is_kept_takes_no_memory_of_its_own(monkeypatch):
+    """U.36: showing a gigabyte does not take another one."""
+    monkeypatch.setattr(sharing, "_MIN_SHARED", 2**20)
+    large, small = ready(512, 512), ready(4)
+    before = memory.in_use()
+
+    kept = lazyrt.snapshot(large), lazyrt.snapshot(small)
+
+    assert memory.in_use() - before == small.nbytes
+    del large
+    assert memory.in_use() - before == small.nbytes
+    assert kept[0][511, 511].item() == 512 * 512
+    assert kept[1].tolist() == [1, 2, 3, 4]
+
+
+def test_what_a_look_has_computed_is_kept_without_a_copy():
+    y = ready(8, 8) * 2
+    value = lazyrt.materialise(y)
+    before = memory.in_use()
+
+    kept = lazyrt.snapshot(y)
+    lazyrt.mark_step()
+    y.add_(1)
+    lazyrt.mark_step()
+
+    assert memory.in_use() - before == 2 * y.nbytes
+    assert torch.equal(kept.cpu(), value)
+    assert torch.equal(y.cpu(), value + 1)
+
+
+def test_a_step_gives_the_same_memory_away_whether_somebody_keeps_a_copy_or_not():
+    x = ready(8, 8)
+    plain = donations(lambda: x.add_(1))
+    now = x.cpu()
+
+    kept = lazyrt.snapshot(x)
+    looked = donations(lambda: x.add_(1))
+
+    assert looked == plain
+    assert plain[0][1] == 1
+    assert torch.equal(kept.cpu(), now)
+    assert torch.equal(x.cpu(), now + 1)
+
+
+def test_either_may_be_written_to_alone_and_both_in_one_step():
+    x = ready(8)
+    first, second = lazyrt.snapshot(x), lazyrt.snapshot(x)
+
+    assert donations(lambda: first.mul_(2))[0][1] == 1
+    assert x.tolist() == second.tolist() == list(range(1, 9))
+    assert donations(lambda: (x.add_(1), second.sub_(1)))[0][1] == 2
+
+    assert first.tolist() == list(range(2, 18, 2))
+    assert x.tolist() == list(range(2, 10))
+    assert second.tolist() == list(range(8))
+
+
+def test_a_copy_that_the_step_reads_is_separated_from_what_the_step_overwrites():
+    x = ready(8)
+    kept = lazyrt.snapshot(x)
+    made = []
+
+    def use():
+        made.append(kept * 10)
+        x.add_(kept)
+
+    assert donations(use)[0][1] == 1
+    assert kept.tolist() == list(range(1, 9))
+    assert x.tolist() == list(range(2, 18, 2))
+    assert made[0].tolist() == list(range(10, 90, 10))
+
+
+def test_a_copy_is_told_as_one_that_takes_memory_with_the_step():
+    x = ready(64, 64)
+    kept = lazyrt.snapshot(x)
+    x.add_(1)
+    limit = memory.in_use() + x.nbytes // 2
+
+    with (
+        lazyrt.config.scoped(max_memory_bytes=limit),
+        pytest.raises(OutOfMemoryError, match=r"needs 16\.0 KiB of memory"),
+    ):
+        lazyrt.mark_step()
+
+    lazyrt.mark_step()
+    assert (kept[0, 0].item(), x[0, 0].item()) == (1.0, 2.0)
+
+
+def some_program(seed, *, keeps):
+    """Write to, drop and keep tensors at random; return what a run gave, and what was kept."""
+    pick = random.Random(seed)  # noqa: S311
+    tensors = [torch.full((4, 4), float(k)).to(DEVICE) for k in range(3)]
+    lazyrt.mark_step()
+    kept, expected = [], []
+    with recorded(events.ExecuteStarted) as found:
+        for _ in range(40):
+            k = pick.randrange(len(tensors))
+            match pick.randrange(7):
+                case 0:
+                    tensors[k].add_(1)
+                case 1:
+                    tensors[k][1:].mul_(1.5)
+                case 2:
+                    tensors[k] = tensors[k] + tensors[pick.randrange(len(tensors))]
+                case 3:
+                    tensors[k] = tensors[k].t().clone()
+                case 4 | 5 if keeps:
+                    expected.append(lazyrt.materialise(tensors[k]))
+                    kept.append(lazyrt.snapshot(tensors[k]))
+                case 6:
+                    lazyrt.mark_step()
+        lazyrt.mark_step()
+    runs = [(e.fingerprint, e.donated) for e in found if e.purpose == "step"]
+    return runs, [t.tolist() for t in tensors], kept, expected
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_programs_run_the_same_steps_and_keep_what_was_shown(seed):
+    """M.01: fingerprints, donations and bits, with copies kept at random places."""
+    cold_start()
+    runs, values, _, _ = some_program(seed, keeps=False)
+    cold_start()
+
+    looked, same, kept, expected = some_program(seed, keeps=True)
+
+    assert looked == runs
+    assert same == values
+    assert all(map(torch.equal, [each.cpu() for each in kept], expected))
+
+
+def test_nothing_is_remembered_of_what_is_gone():
+    x = ready(8)
+    kept = lazyrt.snapshot(x)
+    del x, kept
+    other = ready(9)
+
+    lazyrt.snapshot(other)
+
+    assert len(sharing._holders) == 1
