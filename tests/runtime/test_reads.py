@@ -388,6 +388,7 @@ def at_pdb(commands, tensor):
         sys.settrace(before)
         # the outermost frame keeps the debugger, and so its locals
         vars(debugger).clear()
+        vars(builtins).pop("_", None)  # the last value that pdb has shown
     return screen.getvalue()
 
 
@@ -419,6 +420,32 @@ def test_what_is_typed_at_a_pdb_prompt_is_a_peek(typed, shown):
     assert lazyrt.pending_graph(y).fingerprint == fingerprint
     assert lazyrt.counters()["executions"] == 0
     assert lazyrt.counters()["barriers"] == 0
+
+
+@pytest.mark.not_eager("reads what is pending")
+def test_a_tensor_that_a_function_returns_under_pdb_costs_no_compile():
+    """U.08: pdb shows by itself what is returned, and shows it again in `where`."""
+    y = torch.ones(2, device=DEVICE) * 2
+    lazyrt.reset_counters()
+    screen = io.StringIO()
+    typed = io.StringIO("n\nw\nc\n")
+    debugger = pdb.Pdb(stdin=typed, stdout=screen, nosigint=True, readrc=False)
+    debugger.use_rawinput = False
+    before = sys.gettrace()
+
+    def give(t):
+        return t + 1
+
+    try:
+        debugger.runcall(give, y)
+    finally:
+        sys.settrace(before)
+        vars(debugger).clear()
+
+    assert screen.getvalue().count("give()-><lazyrt f32[2") == 2
+    counters = lazyrt.counters()
+    costs = ("compiles", "executions", "peek_compiles", "peek_executions", "barriers")
+    assert [counters[each] for each in costs] == [0, 0, 0, 0, 0]
 
 
 @pytest.mark.not_eager("reads what is pending")

@@ -35,6 +35,8 @@ _PROMPT_FUNCTIONS = frozenset(
     ("default", "_getval", "_getval_except", "do_p", "do_pp", "message", "displayhook",
      "do_display", "do_whatis", "do_interact", "effective")
 )  # fmt: skip
+# A debugger that stops at a function's end shows what it returns; nobody has typed that.
+_STOP_FUNCTION = "format_stack_entry"
 _PROMPT_FILES = ("/pdb.py", "/IPython/core/debugger.py", "/IPython/terminal/debugger.py",
                  "/bdb.py")  # fmt: skip
 
@@ -68,6 +70,8 @@ def _is_inspector(frame: FrameType) -> bool:
     code = frame.f_code
     name = code.co_filename
     if code.co_name in _TRACEBACK_FUNCTIONS and _IPYTHON in name.lower():
+        return True
+    if code.co_name == _STOP_FUNCTION and name.endswith(_PROMPT_FILES):
         return True
     if not any(part in name for part in _INSPECTORS):
         return False
