@@ -327,7 +327,7 @@ class Session:
             self._told_waiting.clear()
         if not graph.nodes:
             return ()
-        from lazyrt.control.live_tensors import waiting_cells
+        from lazyrt.control.live_growth import waiting_cells
 
         found = [
             each

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from lazyrt import LiveReport
-    from lazyrt.control.live_tensors import LiveRow
+    from lazyrt.control.live_rows import LiveRow
     from lazyrt.ir.snapshot import Name
 
 TRACEBACK = "traceback"
@@ -60,7 +60,7 @@ def options(rest: str) -> Options:
         >>> options("--sort age --above 500")
         Options(above=500, sort='age', reverse=False)
     """
-    from lazyrt.control.live_tensors import COLUMNS
+    from lazyrt.control.live_listing import COLUMNS
 
     words = rest.split()
     found: dict[str, Any] = {}
@@ -191,11 +191,19 @@ def _outcome(name: str, before: LiveReport, after: LiveReport, fewer: int) -> st
         alive[row.id] for row in before.rows if row.id in alive and leads(row, name)
     ]
     count = text.plural(len(freed), "tensor")
-    nbytes = text.size(sum(row.nbytes for row in freed))
+    nbytes = _taken(before) - _taken(after)
+    got = f"{text.size(nbytes)}, freed." if nbytes > 0 else "whose memory stays in use."
     lines = [
-        f"Dropped {name}: "
-        + (f"{count}, {nbytes}, freed." if freed else "nothing was freed.")
+        f"Dropped {name}: " + (f"{count}, {got}" if freed else "nothing was freed.")
     ]
+    shared = sorted({row.same_memory_as for row in freed} - {""})
+    if shared:
+        lines[0] += f" {', '.join(shared)} had the same memory."
+    more = after.step_bytes - before.step_bytes
+    if more > 0:
+        lines[0] += (
+            f" The pending step reads {text.size(more)} of it, until it has run."
+        )
     if fewer > 0:
         lines[0] += f" The next step runs {text.plural(fewer, 'op')} fewer."
     lines += [_still(row) for row in held[:_MAX_STILL]]
@@ -204,8 +212,12 @@ def _outcome(name: str, before: LiveReport, after: LiveReport, fewer: int) -> st
     return "\n".join(lines)
 
 
+def _taken(found: LiveReport) -> int:
+    return found.nbytes + found.step_bytes
+
+
 def _still(row: LiveRow) -> str:
-    from lazyrt.control.live_tensors import held_by
+    from lazyrt.control.live_rows import held_by
 
     return f"  {row.type}, {text.size(row.nbytes)}, is still held by {held_by(row)}"
 

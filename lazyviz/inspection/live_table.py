@@ -72,7 +72,7 @@ class LiveTable:
 
     def _sort(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         """Sort by a column; asked for the same one again, turn the order round."""
-        from lazyrt.control.live_tensors import COLUMNS
+        from lazyrt.control.live_listing import COLUMNS
 
         column, chosen = request.get("column"), self._chosen
         if column not in COLUMNS:

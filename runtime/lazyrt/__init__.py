@@ -69,7 +69,7 @@ from lazyrt.config import config
 from lazyrt.control.automatic import optimizer_step
 from lazyrt.control.closures import add_step_closure
 from lazyrt.control.dynamo import dynamo_backend
-from lazyrt.control.live_tensors import LiveReport
+from lazyrt.control.live_listing import LiveReport
 from lazyrt.control.loader import DeviceLoader
 from lazyrt.control.rollback import discard_pending, discarded_graph
 from lazyrt.control.scopes import scope

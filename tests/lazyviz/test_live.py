@@ -187,7 +187,7 @@ def test_dropping_a_variable_tells_what_still_holds_its_tensors(space):
     text = said(space, "%lazy drop a")
 
     assert text == (
-        "Dropped a: nothing was freed.\n  f32[256], 1.0 KiB, is still held by keep[0] (list)"
+        "Dropped a: nothing was freed.\n  f32[256], 1.0 KiB, is still held by keep[0] (list in cell 5)"
     )
     assert said(space, "%lazy drop keep") == "Dropped keep: 1 tensor, 1.0 KiB, freed."
     assert lazyrt.live_tensors() == []
@@ -202,6 +202,62 @@ def test_dropping_a_pending_variable_makes_the_next_step_smaller(space):
         text == "Dropped y: 1 tensor, 16 bytes, freed. The next step runs 2 ops fewer."
     )
     assert len(lazyrt.pending_graph().nodes) == 1
+
+
+def test_dropping_what_the_pending_step_reads_says_that_its_memory_stays(space):
+    """U.35: what no tensor has any more is counted as long as the step needs it."""
+    run(
+        space,
+        "x = torch.ones(64, device='lazyrt')\nlazyrt.mark_step()",
+        "y = x.exp().sum()",
+    )
+
+    text = said(space, "%lazy drop x")
+    listed = said(space, "%lazy live")
+
+    assert text == (
+        "Dropped x: 1 tensor, whose memory stays in use. The pending step reads 256 bytes of it, "
+        "until it has run."
+    )
+    assert listed.endswith("256 bytes more that only the pending step reads")
+    run(space, "lazyrt.mark_step()")
+    assert live.report(lazyrt, space).step_bytes == 0
+
+
+def test_a_large_result_has_the_memory_of_its_variable_until_one_is_written(space):
+    """U.36: `Out` takes no second gigabyte, and the table counts the one once."""
+    run(
+        space,
+        "w = torch.ones(512, 1024, device='lazyrt')\nlazyrt.mark_step()",
+        "w",
+        "def fails():\n    inside = w\n    raise ValueError('no')\nfails()",
+    )
+
+    before = said(space, "%lazy live")
+    run(space, "w.add_(1)\nlazyrt.mark_step()")
+    after = said(space, "%lazy live")
+    text = said(space, "%lazy drop Out[6]")
+
+    assert "_, Out[6]; same memory as w" in before
+    assert "inside in fails() (traceback of ValueError" in before
+    assert before.endswith(" live tensors, 2.0 MiB")
+    # `_` and the traceback have one copy of what `w` was.
+    assert after.endswith(" live tensors, 4.0 MiB")
+    assert text.startswith("Dropped Out[6]: 1 tensor")
+
+
+def test_a_collection_is_named_with_the_cell_that_fills_it(space):
+    """S4.11: `list in cell 3`."""
+    run(
+        space,
+        "class Log:\n    seen = {}\nlog = Log()",
+        "y = torch.ones(3, device='lazyrt')\nlog.seen['y'] = y\nrow = [y.exp(), y.sin()]",
+    )
+
+    text = said(space, "%lazy live")
+
+    assert "y, Log.seen['y'] (dict in cell 6)" in text
+    assert "row[0] (list in cell 6)" in text
 
 
 def test_dropping_the_traceback_frees_what_it_kept(space):

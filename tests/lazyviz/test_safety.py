@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import lazyviz
-from lazyrt.control.live_tensors import Growth, LiveReport, LiveRow, Waiting
+from lazyrt.control.live_listing import LiveReport
+from lazyrt.control.live_rows import Growth, LiveRow, Waiting
 from lazyrt.execution.looking import Look
 from lazyrt.execution.summaries import Summary
 from lazyrt.ir.snapshot import Name

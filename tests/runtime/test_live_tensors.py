@@ -5,7 +5,7 @@ import gc
 import json
 import sys
 import weakref
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from torch import nn
 
 import lazyrt
 from lazyrt.control.keeping import line_of_keeping
-from lazyrt.control.live_tensors import NOT_FOUND, LiveRow, held_by
+from lazyrt.control.live_rows import NOT_FOUND, LiveRow, held_by
 from lazyrt.errors import UsageError
 from lazyrt.frontend import record
 from lazyrt.frontend.buffers import state_of
@@ -70,6 +70,33 @@ def test_a_row_has_type_size_ops_age_and_line():
     assert pending.site == pending.frames[-1]
     assert "aten.exp.default(%" in pending.ir
     assert pending.device == "lazyrt:0"
+
+
+class Shared:
+    """A class with a cache that all its objects share."""
+
+    cache: ClassVar[list[torch.Tensor]] = []
+
+
+def remembers():
+    """Have an attribute of its own."""
+
+
+def test_what_a_class_or_a_function_holds_is_found():
+    """S4.10: caches that no object holds."""
+    x, y = made(), made()
+    Shared.cache.append(x)
+    remembers.last = y  # type: ignore[attr-defined]
+    thing = Shared()
+    try:
+        places = holders(x), holders(y)
+    finally:
+        Shared.cache.clear()
+        del remembers.last  # type: ignore[attr-defined]
+
+    assert thing.cache == []
+    assert ("Shared.cache[0]", "list") in places[0]
+    assert ("remembers.last", "function") in places[1]
 
 
 @pytest.mark.not_eager("looks at what is pending")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import linecache
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -36,7 +37,7 @@ def line_of_keeping(path: str, site: Site | None) -> Site | None:
         return None
     try:
         wanted = _last_name(ast.parse(path, mode="eval").body)
-        tree = ast.parse("".join(lines))
+        tree = _parsed("".join(lines))
     except (SyntaxError, ValueError):
         return None
     found = sorted(_lines(tree, wanted)) if wanted else []
@@ -46,19 +47,36 @@ def line_of_keeping(path: str, site: Site | None) -> Site | None:
     return replace(site, line=later[0] if later else found[-1])
 
 
+@functools.lru_cache(maxsize=16)
+def _parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
 def _lines(tree: ast.AST, wanted: str) -> Iterator[int]:
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(value=owner, attr=attr)) if attr in _PUTS:
                 targets = [owner]
-            case ast.Assign(targets=many):
+            case ast.Assign(targets=many, value=value):
                 targets = [t.value for t in many if isinstance(t, ast.Subscript)]
+                targets += many if _has_items(value) else []
             case ast.AugAssign(target=target):
                 targets = [target]
             case _:
                 continue
         if any(_last_name(target) == wanted for target in targets):
             yield node.lineno
+
+
+def _has_items(node: ast.expr) -> bool:
+    """Return whether an expression writes out a collection with something in it."""
+    match node:
+        case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
+            return bool(items)
+        case ast.Dict(values=values):
+            return bool(values)
+    comprehensions = (ast.ListComp, ast.SetComp, ast.DictComp)
+    return isinstance(node, comprehensions)
 
 
 def _last_name(node: ast.expr) -> str:

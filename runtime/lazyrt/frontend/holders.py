@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazyrt.frontend import names
 from lazyrt.frontend.buffers import state_of
-from lazyrt.frontend.names import Walk, locals_of
+from lazyrt.frontend.names import Walk, is_installed, locals_of
 from lazyrt.frontend.provenance import is_library_file
 from lazyrt.frontend.torch_compat import is_lazy
 from lazyrt.ir.live import lock
@@ -38,6 +38,7 @@ _LAST_ERROR = "sys.last_value"
 _MAX_FRAMES = 200
 _MAX_FUNCTIONS = 20_000
 _MAX_SUBGRAPHS = 1_000
+_MAX_CLASS_DEPTH = 5
 
 
 class Held(NamedTuple):
@@ -155,9 +156,22 @@ class _HolderWalk(Walk):
 
     def _visit(self, name: Name, thing: Any, depth: int) -> None:
         try:
-            super()._visit(name, thing, depth)
+            if isinstance(thing, type):
+                self._visit_class(name, thing, depth)
+            else:
+                super()._visit(name, thing, depth)
         except Exception as error:  # noqa: BLE001 - an object that cannot be looked into
             _log.debug("%s cannot be looked into: %r", name.text, type(error))
+
+    def _visit_class(self, name: Name, kind: type, depth: int) -> None:
+        """Queue what a class of the user's holds: a cache that all its objects share."""
+        if id(kind) in self._seen or depth >= _MAX_CLASS_DEPTH or is_installed(kind):
+            return
+        self._seen.add(id(kind))
+        for key, item in list(vars(kind).items()):
+            if not key.startswith("__"):
+                place = Name(f"{name.text}.{key}", "class")
+                self._queue.append((place, item, depth + 1))
 
     def _children(self, name: Name, thing: Any) -> Iterator[tuple[Name, Any]]:
         if isinstance(thing, BaseException):
@@ -171,6 +185,11 @@ class _HolderWalk(Walk):
                     yield Name(f"{name.text}: {key}", holder), item
         else:
             yield from super()._children(name, thing)
+            if type(thing) is types.FunctionType:
+                for key, item in list(vars(thing).items()):
+                    yield Name(f"{name.text}.{key}", "function"), item
+            elif not is_installed(type(thing)):
+                yield Name(type(thing).__name__, "class"), type(thing)
 
 
 def _of_exception(name: Name, error: BaseException) -> Iterator[tuple[Name, Any]]:

@@ -256,7 +256,7 @@ def _is_module(thing: Any) -> bool:
 
 def _attributes(thing: Any) -> list[Any]:
     """Return what an object of the user's holds by name."""
-    if issubclass(type(thing), (type, torch.Tensor)) or _is_installed(type(thing)):
+    if issubclass(type(thing), (type, torch.Tensor)) or is_installed(type(thing)):
         return []
     return list(_own(thing).values())[:_MAX_ITEMS]
 
@@ -289,7 +289,7 @@ def _children(name: Name, thing: Any) -> Iterator[tuple[Name, Any]]:
         yield from _of_module(text, thing)
     elif kind in _FUNCTIONS:
         yield from _of_function(text, thing)
-    elif not isinstance(thing, torch.optim.Optimizer) and not _is_installed(kind):
+    elif not isinstance(thing, torch.optim.Optimizer) and not is_installed(kind):
         yield from _of_object(text, thing)
 
 
@@ -364,7 +364,7 @@ def _own(thing: Any) -> dict[str, Any]:
     return own if type(own) is dict else {}
 
 
-def _is_installed(kind: type) -> bool:
+def is_installed(kind: type) -> bool:
     """Return whether a class comes with Python, torch or IPython: no place of the user's."""
     package = (kind.__module__ or "").partition(".")[0]
     return package in _INSTALLED
