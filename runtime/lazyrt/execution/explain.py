@@ -10,9 +10,9 @@ from lazyrt.execution.why import inputs, key, program
 from lazyrt.execution.why.blocks import Block, repeated_block
 from lazyrt.execution.why.causes import Cause, Explanation, Taken, ranked
 from lazyrt.execution.why.edits import Edits, at, count
-from lazyrt.execution.why.growth import with_growth
+from lazyrt.execution.why.growth import with_growth, with_lengths
 from lazyrt.execution.why.sequence import moved_boundary
-from lazyrt.execution.why.types import types_and_constants
+from lazyrt.execution.why.types import types_and_constants, types_of_inputs
 from lazyrt.execution.why.updates import updates
 
 if TYPE_CHECKING:
@@ -23,9 +23,11 @@ _RELATED = 0.4
 # In this order: each takes out what it explains, and the next one sees the rest.
 _DETECTORS = (
     key.cuts,
+    inputs.tied_parameters,
     inputs.modules,
     inputs.state,
     updates,
+    inputs.replaced_creations,
     inputs.carried_over,
     inputs.same_input,
     program.regrouped,
@@ -38,7 +40,7 @@ _DETECTORS = (
     program.other_path,
 )
 # Of two steps of the program, other results and paths are what is to be expected.
-_BETWEEN_STEPS = (types_and_constants, key.other_step, program.train_or_eval)
+_BETWEEN_STEPS = (types_of_inputs, key.other_step, program.train_or_eval)
 
 
 def explain(record: CompiledGraph, census: Census) -> Explanation:
@@ -137,7 +139,7 @@ def differences(
         unexplained = 0
     if not causes:
         causes.append(_wiring(before, now))
-    return ranked(causes), unexplained
+    return with_lengths(ranked(causes)), unexplained
 
 
 def _first_trace(record: CompiledGraph) -> Cause:

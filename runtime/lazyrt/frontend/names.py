@@ -165,10 +165,17 @@ class Walk:
         self._optimizers.clear()
 
     def _put_off_members(self) -> None:
-        """Let a module that has a number in a list or a module be called by it.
+        """Let a parameter be called by its module, and a numbered module by its number.
 
-        A loop's variable (`for block in model.blocks`) is another module's name in each round.
+        A loop's variable (`for p in model.parameters()`, `for block in model.blocks`) is another
+        one's name in each round.
         """
+        parameters = [e for e in self._queue if type(e[1]) is torch.nn.Parameter]
+        if parameters:
+            self._queue = deque(
+                e for e in self._queue if type(e[1]) is not torch.nn.Parameter
+            )
+            self._late[:0] = parameters
         members = _numbered_modules(thing for _, thing, _ in self._queue)
         if not members:
             return

@@ -61,7 +61,8 @@ class Cause:
         variable: What the user calls the tensor that it is about; empty where unknown.
         before, now: Lines on both sides, None where a side has none.
         taken: How many operations and inputs follow from it.
-        sizes: Of inputs that have another size along one axis, that size before and now.
+        sizes: Of inputs that have another size along one axis, that size before and now; of a
+            loop its rounds.
     """
 
     kind: Kind

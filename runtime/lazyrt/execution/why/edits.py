@@ -83,7 +83,7 @@ def _unpaired_roots(edits: Edits) -> tuple[list[int], list[int]]:
             ours.discard(other)
             theirs.discard(k)
     _pair_off(ours, theirs, b.root_names.get, a.root_names.get)
-    for kind in (_place, _type):
+    for kind in (_place, _type, _line):
         _pair_off(
             ours,
             theirs,
@@ -158,6 +158,15 @@ def _type(snapshot: Snapshot, k: int, partners: tuple[int, ...]) -> object:
     return snapshot.vertices[vertex].types[index]
 
 
+def _line(snapshot: Snapshot, k: int, _: tuple[int, ...]) -> object:
+    """Return the op, line and sizes of what nothing names, such as what backward needs."""
+    number, index = snapshot.roots[k]
+    vertex = snapshot.vertices[number]
+    if k in snapshot.root_names or vertex.site is None:
+        return None
+    return (vertex.op, place(vertex.site), vertex.types[index].partition("[")[2])
+
+
 def exclusive(
     snapshot: Snapshot, roots: Iterable[int], free: set[int]
 ) -> tuple[set[int], dict[int, set[int]]]:
@@ -212,6 +221,15 @@ def first_site(vertices: Iterable[Vertex]) -> Site | None:
     found = [vertex for vertex in vertices if vertex.site is not None]
     forward = [vertex for vertex in found if not vertex.backward]
     return (forward or found)[0].site if found else None
+
+
+_VIEWS = frozenset(("view", "reshape", "_unsafe_view", "flatten", "ravel", "clone", "t",
+                    "unsqueeze", "squeeze", "alias", "detach"))  # fmt: skip
+
+
+def is_view(vertex: Vertex) -> bool:
+    """Return whether an op gives the same elements in another shape."""
+    return vertex.op.startswith("aten.") and vertex.op.split(".")[1] in _VIEWS
 
 
 Place = tuple[str, int, str]

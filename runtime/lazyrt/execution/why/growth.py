@@ -46,7 +46,12 @@ def _series(
         found = [now, before]
         graph = against
         while len(found) <= _SHOWN and (earlier := explanation_of(graph)) is not None:
-            pairs = [pair for each in earlier.causes for pair in each.sizes]
+            pairs = [
+                pair
+                for each in earlier.causes
+                for pair in each.sizes
+                if each.kind == cause.kind
+            ]
             size = next((old for old, new in pairs if new == found[-1]), None)
             if size is None or (size < found[-1]) != (before < now):
                 break
@@ -59,8 +64,40 @@ def _told(cause: Cause, sizes: list[int]) -> Cause:
     verb = "grows" if sizes[0] < sizes[-1] else "shrinks"
     series = ", ".join(f"{size:,}" for size in sizes[-_SHOWN:])
     start = "..., " if len(sizes) > _SHOWN else ""
+    is_loop = cause.kind == "loop_count"
+    what = "the number" if is_loop else "it"
     return replace(
         cause,
-        text=f"{cause.text}; it {verb} from graph to graph: {start}{series}",
-        fix=_FIX,
+        text=f"{cause.text}; {what} {verb} from graph to graph: {start}{series}",
+        fix=cause.fix if is_loop else _FIX,
     )
+
+
+def with_lengths(causes: tuple[Cause, ...]) -> tuple[Cause, ...]:
+    """Return causes, a loop with as many rounds as an input is long behind that input.
+
+    Example:
+        >>> from lazyrt.execution.why.causes import Cause
+        >>> loop = Cause(kind="loop_count", text="it came 7 times", sizes=((4, 7),))
+        >>> seq = Cause(kind="input_shape", text="", variable="seq", sizes=((4, 7),))
+        >>> [cause.kind for cause in with_lengths((loop, seq))]
+        ['input_shape', 'loop_count']
+        >>> with_lengths((loop, seq))[1].text
+        'it came 7 times, as many as `seq` is long'
+    """
+    loop = next((cause for cause in causes if cause.kind == "loop_count"), None)
+    if loop is None:
+        return causes
+    kinds = {"input_shape", "parameter_shape"}
+    length = next(
+        (c for c in causes if c.kind in kinds and {*loop.sizes} & {*c.sizes}), None
+    )
+    if length is None:
+        return causes
+    told = loop
+    if length.variable:
+        text = f"{loop.text}, as many as `{length.variable}` is long"
+        told = replace(loop, text=text, fix=length.fix)
+    found = [cause for cause in causes if cause is not loop]
+    found.insert(found.index(length) + 1, told)
+    return tuple(found)

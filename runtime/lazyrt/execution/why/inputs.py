@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from lazyrt.execution.why.causes import Cause, Taken
 from lazyrt.execution.why.edits import at, connected, count, first_site, listed, place
 from lazyrt.execution.why.program import is_mode
-from lazyrt.execution.why.updates import take_updates_of
+from lazyrt.execution.why.updates import only_updated, take_updates_of
 from lazyrt.ir.match import cone
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from lazyrt.execution.why.causes import Kind
     from lazyrt.execution.why.edits import Edits
@@ -55,6 +55,7 @@ def modules(edits: Edits) -> list[Cause]:
         # A model under another name is no other model: its parameters are matched.
         free = edits.added if is_gain else edits.removed
         new = {name: leaf for name, leaf in new.items() if leaf in free}
+        new = {k: leaf for k, leaf in new.items() if k not in only_updated(snapshot)}
         paths = _new_prefixes(new, known)
         there = {prefix for name in other.modules for prefix in _prefixes(name)}
         for mine, exists in (
@@ -250,6 +251,58 @@ def state(edits: Edits, *, of_optimizer: bool = False) -> list[Cause]:
     ]
 
 
+def replaced_creations(edits: Edits) -> list[Cause]:
+    """Return which tensors the graph before made anew and are results of the step before now."""
+    pairs = {
+        leaf: made
+        for leaf, origin in edits.b.origins.items()
+        if leaf in edits.added
+        and origin.step >= 0
+        and (made := _creation_before(edits, leaf)) is not None
+    }
+    if not pairs:
+        return []
+    names = [name for leaf in pairs if (name := _leaf_name(edits.b, leaf))]
+    first, made = next(iter(pairs.items()))
+    origin, vertex = edits.b.origins[first], edits.a.vertices[made]
+    what = listed(names) if names else count(len(pairs), "tensor")
+    many = max(len(names), 1 if names else len(pairs)) > 1
+    gone = cone(edits.a, pairs.values(), edits.removed.__contains__)
+    return [
+        Cause(
+            kind="state_became_input",
+            text=f"{what}, which {edits.before.name} made by {vertex.op}{at(vertex.site)}, "
+            f"{'are results' if many else 'is a result'} of step {origin.step}{at(origin.site)} "
+            "now",
+            fix="nothing to do when it happens once, as with a state that each step hands to the "
+            "next; to save the compile, end the step after making the first one "
+            "(`lazyrt.mark_step()`)",
+            variable=names[0] if names else "",
+            now=leaf_site(edits.b, first),
+            before=vertex.site,
+            taken=edits.take(added=pairs, removed=gone),
+        )
+    ]
+
+
+def _creation_before(edits: Edits, leaf: int) -> int | None:
+    """Return the vertex that only made data, where the other graph's reader reads it."""
+    for number, vertex in enumerate(edits.b.vertices):
+        partner = edits.match.to_before[number]
+        if partner < 0 or leaf not in (operand for operand, _ in vertex.operands):
+            continue
+        theirs = edits.a.vertices[partner].operands
+        for slot, (operand, _) in enumerate(vertex.operands):
+            if operand != leaf or slot >= len(theirs):
+                continue
+            made = theirs[slot][0]
+            if made in edits.removed and edits.a.vertices[made].op.startswith(
+                _CREATIONS
+            ):
+                return made
+    return None
+
+
 def _forget_untouched_state(edits: Edits) -> None:
     """State that was created beside the rest and is not read here needs no cause of its own."""
     edits.gone_roots = [
@@ -305,13 +358,31 @@ def _leaf_name(snapshot: Snapshot, leaf: int) -> str:
     return snapshot.leaf_names[leaf].text if leaf in snapshot.leaf_names else ""
 
 
+def tied_parameters(edits: Edits) -> list[Cause]:
+    """Return which parameters of modules are one tensor now, or were before."""
+    return _same_input(edits, _is_parameter)
+
+
 def same_input(edits: Edits) -> list[Cause]:
     """Return which two inputs are one tensor now, or were before."""
+    return _same_input(edits, lambda *_: True)
+
+
+def _is_parameter(snapshot: Snapshot, leaf: int) -> bool:
+    name = snapshot.leaf_names.get(leaf)
+    return name is not None and name.in_module
+
+
+def _same_input(
+    edits: Edits, is_wanted: Callable[[Snapshot, int], bool]
+) -> list[Cause]:
     causes = []
     for is_gain, free in ((False, edits.removed), (True, edits.added)):
         snapshot, other = (edits.b, edits.a) if is_gain else (edits.a, edits.b)
         partners = edits.match.to_before if is_gain else edits.match.to_now
         for leaf in sorted(free):
+            if not is_wanted(snapshot, leaf):
+                continue
             twin = _twin(snapshot, other, partners, leaf)
             if twin is None:
                 continue

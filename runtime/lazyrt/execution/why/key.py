@@ -99,13 +99,15 @@ def _donation(before: CompiledGraph, now: CompiledGraph) -> Cause:
     """The same graph, but other inputs give up their memory."""
     kept = set(before.key.donated) - set(now.key.donated)
     given = set(now.key.donated) - set(before.key.donated)
-    kept_text = _inputs(now, kept)
+    # One graph: its inputs stand in one order. What holds the data may give the name now.
+    was, holder = _inputs(before, kept), _inputs(now, kept)
+    other = holder if holder.startswith("`") and holder != was else "something else"
     parts = []
     if kept:
+        verbs = ("is", "its") if len(kept) == 1 else ("are", "their")
+        holds = "hold" if len(kept) > 1 and other == holder else "holds"
         parts.append(
-            f"{kept_text} is overwritten in place, but something else holds its data now"
-            if len(kept) == 1
-            else f"{kept_text} are overwritten in place, but something else holds their data now"
+            f"{was} {verbs[0]} overwritten in place, but {other} {holds} {verbs[1]} data now"
         )
     if given:
         verb = "gives" if len(given) == 1 else "give"
@@ -116,7 +118,7 @@ def _donation(before: CompiledGraph, now: CompiledGraph) -> Cause:
         + "; ".join(parts),
         fix="drop the other reference (an alias such as `.detach()` or a saved copy of the "
         "state) before the boundary, or keep it in every step",
-        variable=_first_name(now, kept or given),
+        variable=_first_name(before, kept) if kept else _first_name(now, given),
         now=now.key.ended_by[1],
         before=before.key.ended_by[1],
         taken=Taken(changed=len(kept) + len(given)),

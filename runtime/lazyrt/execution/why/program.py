@@ -13,9 +13,11 @@ from lazyrt.execution.why.edits import (
     count,
     exclusive,
     first_site,
+    is_view,
     listed,
     place,
 )
+from lazyrt.execution.why.updates import OPTIONS_FIX, is_of_update
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -35,6 +37,8 @@ _WHOLE = 0.8
 _CONCATENATIONS = ("aten.cat", "aten.stack")
 _PARTS = ("aten.slice", "aten.split", "aten.narrow")
 _SHOWN_OPS = 3
+# Of a line alone, so many kinds of op tell that it is a loop's.
+_LINES_OPS = 4
 
 
 def repeats(edits: Edits) -> list[Cause]:
@@ -43,8 +47,11 @@ def repeats(edits: Edits) -> list[Cause]:
         (edits.b, edits.a, edits.added, "added"),
         (edits.a, edits.b, edits.removed, "removed"),
     )
-    # Types help to tell places apart, unless an input's shape has changed all of them.
-    for (more, fewer, free, sign), spot in product(sides, (_typed_spot, _spot)):
+    # Types help to tell places apart, unless an input's shape has changed all of them; of equal
+    # ops recorded twice, the node says for one only whether it was backward and in which module.
+    for (more, fewer, free, sign), spot in product(
+        sides, (_typed_spot, _spot, _line_spot)
+    ):
         has, had = _count_by(spot, more), _count_by(spot, fewer)
         # What came nowhere before has another cause.
         extra = [
@@ -52,40 +59,69 @@ def repeats(edits: Edits) -> list[Cause]:
             for k in free
             if not more.vertices[k].is_leaf and had.get(spot(more.vertices[k]))
         ]
-        if not extra:
+        if len(extra) < 2:  # noqa: PLR2004 - one op more is no round
             continue
         places = {spot(more.vertices[k]) for k in extra}
-        counts = Counter((had[found], has[found]) for found in places)
-        old, new = min(counts)
-        # A line of a loop may record an op several times a round.
-        hits = sum(n for (x, y), n in counts.items() if x * new == y * old)
-        if hits < _WHOLE * len(places):
-            (old, new), hits = counts.most_common(1)[0]
-        if len(extra) % max(1, new - old):
+        rounds = _rounds(Counter((had[found], has[found]) for found in places))
+        if rounds is None or (spot is _line_spot and len(places) < _LINES_OPS):
             continue
-        if hits < _WHOLE * len(places) or new <= old:
-            continue
-        return [_repeat(edits, (old, new), extra, sign)]
+        number = sum(has[k] - had[k] for k in places) // (rounds[1] - rounds[0])
+        other = edits.removed if sign == "added" else edits.added
+        unmatched = [k for k in other if spot(fewer.vertices[k]) in places]
+        return [_repeat(edits, rounds, number, extra, unmatched, sign)]
     return []
+
+
+def _rounds(counts: Counter[tuple[int, int]]) -> tuple[int, int] | None:
+    """Return how often a loop ran on both sides, from how often each of its ops came.
+
+    A line of a loop may record an op several times a round, and the first round or the last
+    one more or less of them.
+
+    Example:
+        >>> _rounds(Counter({(4, 7): 9, (8, 14): 2, (3, 6): 5}))
+        (4, 7)
+    """
+    found = {
+        pair: sum(n for each, n in counts.items() if _is_of_loop(*each, *pair))
+        for pair in counts
+        if pair[1] > pair[0]
+    }
+    whole = [pair for pair, hits in found.items() if hits >= _WHOLE * counts.total()]
+    # The numbers of most ops are those of the rounds.
+    return max(whole, key=lambda pair: (counts[pair], -pair[0]), default=None)
+
+
+def _is_of_loop(had: int, has: int, old: int, new: int) -> bool:
+    if had * new == has * old:
+        return True
+    times, left = divmod(has - had, new - old)
+    if new - old == 1:  # every difference is a multiple of one
+        return times == 1 and abs(had - old) <= 1
+    return times > 0 and not left and had >= times * (old - 1)
 
 
 def _repeat(
     edits: Edits,
     counts: tuple[int, int],
+    number: int,
     extra: list[int],
+    unmatched: list[int],
     sign: str,
 ) -> Cause:
+    """Return the cause of `number` ops a round, in which `unmatched` are of the other side."""
     old, new = counts
     snapshot = edits.b if sign == "added" else edits.a
     site = first_site(snapshot.vertices[k] for k in sorted(extra))
     whole = len(extra) * old >= _WHOLE * (new - old) * sum(
         not v.is_leaf for v in (edits.a if sign == "added" else edits.b).vertices
     )
+    ours, theirs = (extra, unmatched) if sign == "added" else (unmatched, extra)
+    collects = _collected(edits, ours, theirs)
     taken = edits.take(
-        added=_with_leaves(edits.b, extra, edits.added) if sign == "added" else (),
-        removed=_with_leaves(edits.a, extra, edits.removed)
-        if sign == "removed"
-        else (),
+        added=_with_leaves(edits.b, ours, edits.added),
+        removed=_with_leaves(edits.a, theirs, edits.removed),
+        changed=_downstream(edits.b, collects, set(edits.changed)) if collects else (),
     )
     # Where every operation comes k times as often, the boundary between them is missing; a loop
     # within the step ends where it ended before.
@@ -105,13 +141,28 @@ def _repeat(
         old, new = new, old
     return Cause(
         kind="loop_count",
-        text=f"the same {count(len(extra) // max(1, abs(new - old)), 'operation')}{at(site)} "
+        text=f"the same {count(number, 'operation')}{at(site)} "
         f"came {new} times instead of {old}",
         fix="run the loop a fixed number of times, or put each round in a step of its own",
         now=site if sign == "added" else None,
         before=site if sign == "removed" else None,
         taken=taken,
+        sizes=((old, new),),
     )
+
+
+def _collected(edits: Edits, added: list[int], removed: list[int]) -> list[int]:
+    """Return what joins the results of all rounds: one operand more for each."""
+    came, gone = set(added), set(removed)
+    return [
+        k
+        for k, partner in edits.changed.items()
+        if len(edits.b.vertices[k].operands) != len(edits.a.vertices[partner].operands)
+        and (
+            any(operand in came for operand, _ in edits.b.vertices[k].operands)
+            or any(o in gone for o, _ in edits.a.vertices[partner].operands)
+        )
+    ]
 
 
 def _with_leaves(
@@ -138,6 +189,10 @@ def _spot(vertex: Vertex) -> Any:
     return (vertex.op, vertex.scope, vertex.backward, where)
 
 
+def _line_spot(vertex: Vertex) -> Any:
+    return (vertex.op, vertex.site.line if vertex.site is not None else None)
+
+
 def _typed_spot(vertex: Vertex) -> Any:
     return (*_spot(vertex), vertex.types)
 
@@ -146,9 +201,7 @@ def regrouped(edits: Edits) -> list[Cause]:
     """Return whether the same tensors are joined in other groups, as gradient buckets are."""
     before = _groups(edits.a, edits.match.to_now)
     now = _groups(edits.b, range(len(edits.b.vertices)))
-    members = [
-        {m for g in side.values() for m in g if m >= 0} for side in (before, now)
-    ]
+    members = [_in_one_group(side.values()) for side in (before, now)]
     common = members[0] & members[1]
     if len(common) < 2 or 2 * len(common) < max(map(len, members)):  # noqa: PLR2004
         return []
@@ -184,6 +237,12 @@ def regrouped(edits: Edits) -> list[Cause]:
     ]
 
 
+def _in_one_group(groups: Iterable[list[int]]) -> set[int]:
+    """Return what is joined once: what lies in two groups, as a loop's state does, is no part."""
+    times = Counter(member for group in groups for member in set(group) if member >= 0)
+    return {member for member, number in times.items() if number == 1}
+
+
 def _resized(before: list[int], now: list[int]) -> str:
     """Return how the sizes of groups changed.
 
@@ -216,14 +275,9 @@ def _unshaped(snapshot: Snapshot, vertex: int) -> int:
     """Return what a chain of views shows: buckets join flattened tensors."""
     while True:
         found = snapshot.vertices[vertex]
-        name = found.op.split(".")[1] if found.op.startswith("aten.") else ""
-        if name not in _VIEWS or len(found.operands) != 1:
+        if not is_view(found) or len(found.operands) != 1:
             return vertex
         vertex = found.operands[0][0]
-
-
-_VIEWS = frozenset(("view", "reshape", "_unsafe_view", "flatten", "ravel", "clone", "t",
-                    "unsqueeze", "squeeze", "alias", "detach"))  # fmt: skip
 
 
 def _readers(snapshot: Snapshot, vertices: Iterable[int]) -> list[int]:
@@ -283,8 +337,14 @@ def _counters(snapshot: Snapshot) -> list[int]:
 def _kept(edits: Edits) -> list[Cause]:
     roots = edits.new_roots
     together, each = exclusive(edits.b, roots, edits.added)
-    # What others need too, and the graph before did not compute, came with another path.
-    roots = [k for k in roots if each[k] or edits.b.roots[k][0] not in edits.added]
+    # What others need too, and the graph before did not compute, came with another path; so did
+    # what nothing names and only a new operation reads, which saved it for backward.
+    roots = [
+        k
+        for k in roots
+        if each[k]
+        or (edits.b.roots[k][0] not in edits.added and not _is_saved(edits, k))
+    ]
     edits.new_roots = roots
     by_holder: dict[str, list[int]] = {}
     for k in sorted(roots, key=lambda k: -len(each[k])):
@@ -320,6 +380,17 @@ def _kept(edits: Edits) -> list[Cause]:
         )
         edits.new_roots = [k for k in edits.new_roots if k not in mine]
     return causes
+
+
+def _is_saved(edits: Edits, root: int) -> bool:
+    """Return whether a result has no name and the operations that read it are new."""
+    vertex = edits.b.roots[root][0]
+    if root in edits.b.root_names:
+        return False
+    return any(
+        vertex in (operand for operand, _ in edits.b.vertices[k].operands)
+        for k in edits.added
+    )
 
 
 def _dropped(edits: Edits) -> Cause:
@@ -383,13 +454,22 @@ def train_or_eval(edits: Edits) -> list[Cause]:
     old_mode, new_mode = (
         ("evaluation", "training") if to_train else ("training", "evaluation")
     )
+    text = f"the model runs in {new_mode} mode, before in {old_mode} mode: "
+    fix = (
+        "one graph for training and one for evaluation is what it takes; call `.train()` and "
+        "`.eval()` at the boundary of steps"
+    )
+    if _is_dropout_alone(edits, [*vertices, *old]):
+        text = f"dropout is {'on' if to_train else 'off'}, before it was {'off' if to_train else 'on'}: "
+        fix = (
+            "set the rate once, before the loop; one compile with dropout and one without, "
+            "as after `.train()` and `.eval()`, is what it costs"
+        )
     return [
         Cause(
             kind="train_eval",
-            text=f"the model runs in {new_mode} mode, before in {old_mode} mode: "
-            f"{_norms_and_dropouts([*vertices, *old])} differ{where}",
-            fix="one graph for training and one for evaluation is what it takes; call "
-            "`.train()` and `.eval()` at the boundary of steps",
+            text=f"{text}{_norms_and_dropouts([*vertices, *old])} differ{where}",
+            fix=fix,
             now=first_site(vertices),
             before=first_site(old),
             taken=edits.take(
@@ -402,6 +482,13 @@ def train_or_eval(edits: Edits) -> list[Cause]:
             ),
         )
     ]
+
+
+def _is_dropout_alone(edits: Edits, vertices: list[Vertex]) -> bool:
+    """Return whether both sides train: then a rate of 0 leaves dropout out as well."""
+    return all(vertex.op.startswith(_DROPOUTS) for vertex in vertices) and all(
+        any(vertex.backward for vertex in side.vertices) for side in (edits.a, edits.b)
+    )
 
 
 def _is_copy(vertex: Vertex) -> bool:
@@ -472,7 +559,13 @@ def _on_lines_of(
 
 def lifted_numbers(edits: Edits) -> list[Cause]:
     """Return Python numbers that varied and are inputs from now on."""
-    more = [k for k in edits.added if edits.b.vertices[k].op in {"float", "int"}]
+    users = edits.b.users()
+    more = [
+        k
+        for k in edits.added
+        if edits.b.vertices[k].op in {"float", "int"}
+        and not edits.added.issuperset(user for user, _ in users[k])
+    ]
     gone = [k for k in edits.removed if edits.a.vertices[k].op in {"float", "int"}]
     readers = [edits.b.vertices[k] for k in _readers(edits.b, more)]
     site = first_site(readers)
@@ -535,13 +628,15 @@ def other_path(edits: Edits) -> list[Cause]:
     scopes = {v.scope for v in (*new, *old) if v.scope}
     times = max(places.values(), default=0)
     alike = f", alike in {len(scopes)} modules" if times > 2 and len(scopes) > 2 else ""  # noqa: PLR2004
+    if is_of_update(edits):
+        return [_other_update(edits, new, old)]
     return [
         Cause(
             kind="code_path",
             text="the program took another path: "
             + _ops_text(new, old)
             + at(first_site(new) or first_site(old))
-            + alike,
+            + (f" (in module `{next(iter(scopes))}`)" if len(scopes) == 1 else alike),
             fix="a branch, a flag or a loop decides by the step: make the decision once, or "
             "compute both sides and choose with `torch.where`",
             now=first_site(new),
@@ -549,6 +644,18 @@ def other_path(edits: Edits) -> list[Cause]:
             taken=edits.take_all(),
         )
     ]
+
+
+def _other_update(edits: Edits, new: list[Vertex], old: list[Vertex]) -> Cause:
+    site = first_site(new) or first_site(old)
+    return Cause(
+        kind="update",
+        text=f"the optimizer's update{at(site)} computes something else: {_ops_text(new, old)}",
+        fix=OPTIONS_FIX,
+        now=first_site(new),
+        before=first_site(old),
+        taken=edits.take_all(),
+    )
 
 
 def _ops_text(new: list[Vertex], old: list[Vertex]) -> str:

@@ -14,7 +14,7 @@ from lazyrt.execution.why.source import argument_name, takes_tensor
 from lazyrt.ir.snapshot import OPERAND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from lazyrt.execution.why.causes import Kind
     from lazyrt.execution.why.edits import Edits
@@ -23,29 +23,54 @@ if TYPE_CHECKING:
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 _FLOAT = re.compile(r"-?(?:\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+|inf|nan)")
 _SHOWN_CHARS = 60
+_SIZES_OF_INPUTS = frozenset(("input_shape", "parameter_shape"))
 _TYPE = re.compile(r"(\w+)\[([\d,]*)\]")
+
+
+def types_of_inputs(edits: Edits) -> list[Cause]:
+    """Return which inputs that both sides call alike have other types.
+
+    Two programs of one shape have operations of other sizes wherever one looks.
+    """
+    return _types(edits, lambda vertex: _is_called_alike(edits, vertex))
 
 
 def types_and_constants(edits: Edits) -> list[Cause]:
     """Return where types and constants changed first; what follows is counted with it."""
+    return _types(edits, lambda _: True)
+
+
+def _is_called_alike(edits: Edits, vertex: int) -> bool:
+    name = edits.b.leaf_names.get(vertex)
+    before = edits.a.leaf_names.get(edits.match.to_before[vertex])
+    return name is not None and before is not None and name.text == before.text
+
+
+def _types(edits: Edits, is_wanted: Callable[[int], bool]) -> list[Cause]:
     sources = _Sources(edits)
     groups: dict[tuple[Kind, object], list[int]] = {}
+    exchanged = sources.exchanged()
     converted = {
         _converted(edits, vertex)
         for vertex in sources.origins
         if sources.kind(vertex) == "input_dtype"
     }
     beside: list[int] = []
-    for vertex in sources.origins:
+    resized: list[int] = []
+    for vertex in filter(is_wanted, sources.origins):
         kind = sources.kind(vertex)
         # What reads an added conversion follows from the input all the same.
         if kind == "dtype" and _converted(edits, vertex) in converted:
             beside.append(vertex)
+        elif vertex in exchanged:
+            resized.append(vertex)
         elif kind is not None:
             groups.setdefault((kind, _group(edits, vertex, kind)), []).append(vertex)
     causes = []
     for (kind, _), vertices in groups.items():
         mine = {*vertices, *(beside if kind == "input_dtype" else ())}
+        if kind in _SIZES_OF_INPUTS:
+            mine |= {*resized}
         follow = [k for k, source in sources.of.items() if source in mine]
         causes.append(_cause(edits, kind, vertices, follow))
         if kind == "input_dtype":
@@ -139,6 +164,47 @@ class _Sources:
         if _shapes(now) != _shapes(before):
             return "shape"
         return "dtype" if now.types != before.types else "baked_constant"
+
+    def exchanged(self) -> set[int]:
+        """Return origins that are the others' resized: two views of one line, taken crosswise.
+
+        Where every size of a line has changed, nothing tells which of its views was which.
+        """
+        kinds = {vertex: self.kind(vertex) for vertex in self.origins}
+        if not _SIZES_OF_INPUTS & set(kinds.values()):
+            return set()
+        groups: dict[object, list[int]] = {}
+        for vertex, kind in kinds.items():
+            if kind == "shape":
+                now = self.edits.b.vertices[vertex]
+                groups.setdefault((now.op, now.site and now.site.line), []).append(vertex)  # fmt: skip
+        return {
+            k for group in groups.values() if self._is_permuted(group) for k in group
+        }
+
+    def _is_permuted(self, group: list[int]) -> bool:
+        """Return whether each vertex has the sizes of another's partner, or what became of them."""
+        old = [self._pair(vertex)[1] for vertex in group]
+        for vertex in group:
+            now = self._pair(vertex)[0]
+            place = next((n for n, o in enumerate(old) if self._is_grown(now, o)), -1)
+            if place < 0:
+                return False
+            del old[place]
+        return True
+
+    def _is_grown(self, now: Vertex, before: Vertex) -> bool:
+        """Return whether the same op gives the same sizes, but for those that inputs changed."""
+        texts = [" ".join((*v.attrs, *v.types)) for v in (now, before)]
+        ours, theirs = map(_NUMBER.findall, texts)
+        return (
+            len({_NUMBER.sub("", text) for text in texts}) == 1
+            and len(ours) == len(theirs)
+            and all(
+                x == y or (x, y) in self._sizes
+                for x, y in zip(theirs, ours, strict=True)
+            )
+        )
 
     def _pair(self, vertex: int) -> tuple[Vertex, Vertex]:
         partner = self.edits.match.to_before[vertex]
@@ -266,7 +332,7 @@ def _cause(
         )
         text = f"{called} is now {now.types[0]}{others}{follows}"
     elif kind == "shape":
-        old, new = _types(before, now)
+        old, new = _differing(before, now)
         text = (
             f"{now.op}{at(now.site)} gives {new} where it gave {old}"
             f"{_argument(before, now)}{follows}"
@@ -327,7 +393,7 @@ def _cast_text(more: int, fewer: int) -> str:
     return f" ({' and '.join(parts)} {noun}, as under autocast)" if parts else ""
 
 
-def _types(before: Vertex, now: Vertex) -> tuple[str, str]:
+def _differing(before: Vertex, now: Vertex) -> tuple[str, str]:
     """Return the first types that differ, or how many there are on either side."""
     if len(before.types) != len(now.types):
         return tuple(count(len(v.types), "tensor") for v in (before, now))  # type: ignore[return-value]

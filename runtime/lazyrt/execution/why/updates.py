@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lazyrt.execution.why.causes import Cause, Taken
-from lazyrt.execution.why.edits import at, connected, count, first_site, listed, place
+from lazyrt.execution.why.edits import (
+    at,
+    connected,
+    count,
+    first_site,
+    is_view,
+    listed,
+    place,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,6 +26,11 @@ _BESIDE_FIX = (
     "nothing to do where both come back: with and without the update is one graph each"
 )
 _OTHER_FIX = "make the optimizer once, before the loop; each one costs a compile"
+_OF_OPTIMIZERS = ("aten._foreach", "aten._fused")
+OPTIONS_FIX = (
+    "options of the optimizer, such as weight_decay, momentum or amsgrad, choose what it computes: "
+    "set them before the loop; each choice costs a compile"
+)
 _PART_FIX = "choose the parameters that are trained before the loop; each choice costs a compile"
 
 
@@ -37,28 +50,78 @@ def updates(edits: Edits) -> list[Cause]:
 
 def _without_state(edits: Edits) -> list[Cause]:
     """Return whether an optimizer without state updates other parameters than before."""
-    before, now = _written(edits.a), _written(edits.b)
-    for old, new, snapshot, is_gain in (
-        (before, now, edits.a, False),
-        (now, before, edits.b, True),
+    before, now = written(edits.a), written(edits.b)
+    for old, new, snapshot, other, is_gain in (
+        (before, now, edits.a, edits.b, False),
+        (now, before, edits.b, edits.a, True),
     ):
-        known = _parameters(edits.a if is_gain else edits.b)
+        known = _parameters(other) | other.modules
         lost = [name for name in old if name not in new and name in known]
         site = _site_of(snapshot, lost)
-        if not lost or not new or site is None:
+        if not lost or site is None:
             continue
-        gradients = [f"{name}.grad" for name in lost]
-        taken = _take(edits, lost, gradients)
-        if sum(taken):
+        taken = _take(edits, lost, [f"{name}.grad" for name in lost])
+        if not sum(taken):
+            continue
+        if new:
             return [_in_part(lost, site, taken, is_gain=is_gain)]
+        what = f"{count(len(lost), 'parameter')} ({listed(lost)})"
+        return [
+            Cause(
+                kind="update",
+                text=f"the update{at(site)} {_ran(edits, is_gain=is_gain)}: {what}",
+                fix=_BESIDE_FIX,
+                variable=lost[0],
+                now=site if is_gain else None,
+                before=None if is_gain else site,
+                taken=taken,
+            )
+        ]
     return []
 
 
-def _written(snapshot: Snapshot) -> dict[str, None]:
+def _ran(edits: Edits, *, is_gain: bool) -> str:
+    if is_gain:
+        return f"runs in this step and did not in {edits.before.name}"
+    return f"ran in {edits.before.name} and does not run in this step"
+
+
+def written(snapshot: Snapshot) -> dict[str, None]:
     """Return the names of the parameters that a graph reads and gives anew."""
     read = {name.text for name in snapshot.leaf_names.values()}
     names = snapshot.root_names.values()
-    return dict.fromkeys(n.text for n in names if n.in_module and n.text in read)
+    return dict.fromkeys(
+        n.text for n in names if n.holder == "module" and n.text in read
+    )
+
+
+def only_updated(snapshot: Snapshot) -> set[str]:
+    """Return the parameters that nothing reads but the line that updates them."""
+    names = written(snapshot)
+    lines = {
+        snapshot.root_names[k].text: place(snapshot.vertices[vertex].site)
+        for k, (vertex, _) in enumerate(snapshot.roots)
+        if k in snapshot.root_names
+    }
+    users = snapshot.users()
+    return {
+        name.text
+        for leaf, name in snapshot.leaf_names.items()
+        if name.text in names
+        and all(
+            place(snapshot.vertices[user].site) == lines[name.text]
+            and not snapshot.vertices[user].scope
+            for user, _ in users[leaf]
+        )
+    }
+
+
+def is_of_update(edits: Edits) -> bool:
+    """Return whether all that is left was recorded by an optimizer, many tensors in one op."""
+    left = [edits.b.vertices[k] for k in (*edits.added, *edits.changed)]
+    left += [edits.a.vertices[k] for k in edits.removed]
+    ops = [vertex.op for vertex in left if not vertex.is_leaf]
+    return bool(ops) and all(op.startswith(_OF_OPTIMIZERS) for op in ops)
 
 
 def _in_part(owners: list[str], site: Site, taken: Taken, *, is_gain: bool) -> Cause:
@@ -110,9 +173,7 @@ def _update(
     line = at(site)
     state = f"{count(len(lost), 'tensor')} of its state ({listed(lost)})"
     if not runs_on_both:
-        which = "runs in this step and did not" if is_gain else "ran"
-        ends = "" if is_gain else " and does not run in this step"
-        text = f"the optimizer's update{line} {which} in {edits.before.name}{ends}: {state}"
+        text = f"the optimizer's update{line} {_ran(edits, is_gain=is_gain)}: {state}"
         fix = _BESIDE_FIX
     elif not has_others:
         change = "has" if is_gain else "are not read any more"
@@ -213,9 +274,10 @@ def _region(
         snapshot, gradients, {k for k in free if snapshot.vertices[k].backward}
     )
     users = snapshot.users()
-    for k in free:
+    # Later ones read earlier ones: a gradient is turned before it is read.
+    for k in sorted(free, reverse=True):
         vertex = snapshot.vertices[k]
-        if vertex.is_leaf and all(
+        if (vertex.is_leaf or is_view(vertex)) and all(
             user in found or place(snapshot.vertices[user].site) in places
             for user, _ in users[k]
         ):
