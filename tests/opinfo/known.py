@@ -110,7 +110,6 @@ READS: dict[str, str] = {
     "cov": "torch asks whether weights on the device are valid",
     "linalg.eig": "torch asks, in the derivative, whether it exists",
     "nn.functional.gaussian_nll_loss": "torch asks whether a variance is negative",
-    "signal.windows.kaiser": "torch reads the ends of a range that it made itself",
     **dict.fromkeys(
         (
             "linalg.cholesky", "linalg.eigvals", "linalg.inv", "linalg.ldl_factor",

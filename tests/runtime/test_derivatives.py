@@ -7,7 +7,15 @@ import pytest
 import torch
 
 from lazyrt.observe import events
-from tests.harness import DEVICE, assert_same, recorded
+from tests.harness import DEVICE, assert_same, grad_of, recorded
+
+
+def filled(x, write):
+    """Write to a row of a copy of a tensor that itself needs no gradient, and return it."""
+    copy = x.detach().clone()
+    write(copy[1])
+    return copy
+
 
 NAN, INF = math.nan, math.inf
 MASK = [[True, False, True], [False, False, True]]
@@ -30,6 +38,15 @@ OPS = {
     "index_fill": lambda x, v: x.index_fill(1, torch.tensor([2, 0, 2]).to(x.device), v),
     "index_fill of rows": lambda x, v: x.index_fill(
         -2, torch.tensor([1]).to(x.device), v
+    ),
+    "masked_fill_": lambda x, v: (x * 1).masked_fill_(
+        torch.tensor(MASK).to(x.device), v
+    ),
+    "masked_fill_ of a row of constants": lambda x, v: filled(
+        x, lambda row: row.masked_fill_(row > 0, v)
+    ),
+    "index_fill_": lambda x, v: filled(
+        x, lambda row: row.index_fill_(0, torch.tensor([2, 0]).to(x.device), v)
     ),
 }
 DATA = {
@@ -79,6 +96,40 @@ def test_values_and_gradients_are_those_of_the_cpu_without_a_cut(op, data):
             assert one is other or not (other if one is None else one).any()
         else:
             assert_same(one, other, 1e-12)
+
+
+@pytest.mark.parametrize("op", ["max", "min", "median", "nanmedian"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_infinities_share_a_gradient_among_themselves_alone(op, sign):
+    """S0.18: what is chosen may be the number that marks what is not."""
+    numbers = torch.tensor([-INF, 1.0, -INF, NAN if op == "nanmedian" else -INF, -INF])
+    found = []
+    for device in ("cpu", DEVICE):
+        x = (numbers * sign).to(device).requires_grad_()
+        getattr(x, op)().backward()
+        found.append(grad_of(x))
+
+    assert torch.equal(found[0], found[1])
+
+
+def test_filling_in_place_counts_as_a_write_and_keeps_its_refusals():
+    def program(device):
+        x = torch.ones(2, 3, device=device)
+        v = torch.tensor(7.0, device=device)
+        mask = torch.tensor(MASK, device=device)
+        before = x._version
+        x.masked_fill_(mask, v).index_fill_(1, torch.tensor([1], device=device), v)
+        with torch.no_grad():
+            leaf = torch.ones(2, 3, device=device, requires_grad=True)
+            leaf.masked_fill_(mask, v)
+        said = []
+        for target, value in ((leaf, v), (x, torch.ones(2, device=device))):
+            with pytest.raises(RuntimeError) as caught:
+                target.masked_fill_(mask, value)
+            said.append(str(caught.value))
+        return x._version - before, leaf._version, x.tolist(), leaf.tolist(), said
+
+    assert program(DEVICE) == program("cpu")
 
 
 @pytest.mark.parametrize("op", ["max", "min", "median", "nanmedian", "cumprod"])

@@ -14,7 +14,7 @@ from torch.utils.dlpack import from_dlpack
 
 import lazyrt
 from lazyrt.observe import events
-from tests.harness import DEVICE, lazy, recorded
+from tests.harness import DEVICE, assert_same, lazy, recorded
 from tests.runtime.semantics import grid, on_both
 
 # ---------------------------------------------------------------- numpy and DLPack
@@ -355,3 +355,77 @@ def test_pinning_gives_a_copy_that_keeps_its_gradient():
     assert pinned.data_ptr() != t.data_ptr()
     assert t.grad is not None
     assert t.grad.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("make", [
+    lambda: torch.empty(3, pin_memory=True).fill_(2.0),
+    lambda: torch.tensor([1.0, 2.0], pin_memory=True),
+    lambda: torch.zeros_like(torch.ones(2, 3), pin_memory=True),
+    lambda: torch.full((2, 2), 4, pin_memory=True).pin_memory(),
+])  # fmt: skip
+def test_pinned_memory_is_ordinary_memory(make):
+    host = make()
+
+    moved = host.to(DEVICE, non_blocking=True)
+
+    assert host.device.type == "cpu"
+    assert not host.is_pinned()
+    assert torch.equal((moved + 1).cpu(), host + 1)
+
+
+def test_a_host_tensor_that_was_pinned_may_change_after_its_transfer():
+    host = torch.zeros(1000, pin_memory=True)
+    moved = host.to(DEVICE, non_blocking=True)
+    host.fill_(5)
+
+    assert not moved.cpu().any()
+
+
+def test_events_of_the_one_stream_are_no_reason_to_compute():
+    stream = torch.Stream(DEVICE)
+    event = stream.record_event()
+    x = torch.ones(3, device=DEVICE) + 1
+    later = torch.Event(DEVICE)
+    later.record(stream)
+    stream.wait_event(event)
+    later.wait(stream)
+    later.synchronize()
+
+    assert event.query()
+    assert lazyrt.is_pending(x)
+    with torch.Stream(DEVICE):
+        assert (x * 2).tolist() == [4.0] * 3
+
+
+def test_events_do_not_tell_a_time():
+    first, second = (torch.Event(DEVICE, enable_timing=True) for _ in range(2))
+    first.record()
+    second.record()
+
+    with pytest.raises(RuntimeError, match="elapsedTime"):
+        first.elapsed_time(second)
+
+
+@pytest.mark.lazy_only("counts cuts")
+@pytest.mark.parametrize("steps", [0, 1, 2, 5, 10])
+def test_a_range_between_ends_on_the_device_reads_neither(steps):
+    def program(device):
+        low = torch.tensor([3.0, 0.5]).to(device).amin()
+        high = torch.tensor(8.0, dtype=torch.float64).to(device) * 2
+        both = torch.linspace(low, high, steps, device=device)
+        one = torch.linspace(1, high, steps, dtype=torch.float64, device=device)
+        return both, one, torch.signal.windows.kaiser(steps, beta=5.0, device=device)
+
+    expected = program("cpu")
+    with recorded(events.BarrierFinished) as cuts:
+        found = program(DEVICE)
+
+    assert not cuts
+    for mine, theirs in zip(found, expected, strict=True):
+        assert_same(mine, theirs, 1e-6)
+
+
+def test_the_end_of_a_range_is_one_number():
+    for device in ("cpu", DEVICE):
+        with pytest.raises(RuntimeError, match=r"got end with 1 dimension\(s\)"):
+            torch.linspace(0, torch.ones(2, device=device), 3, device=device)

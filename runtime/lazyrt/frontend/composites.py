@@ -16,7 +16,12 @@ from torch.nn import functional
 from lazyrt.frontend import warned
 from lazyrt.frontend.buffers import value_of
 from lazyrt.frontend.outs import check_outs, write_out
-from lazyrt.frontend.torch_compat import aten, find_overload, increment_version
+from lazyrt.frontend.torch_compat import (
+    DEVICE_TYPE,
+    aten,
+    find_overload,
+    increment_version,
+)
 from lazyrt.ir.live import lock
 
 if TYPE_CHECKING:
@@ -126,6 +131,39 @@ def kaiser_window(
     heights: torch.Tensor = torch.special.i0(beta * (1 - places.square()).sqrt())
     highest = float(torch.special.i0(torch.tensor(beta, dtype=torch.float64)))
     return heights[:window_length] / highest
+
+
+def linspace(
+    start: torch.Tensor | float, end: torch.Tensor | float, steps: int, **kind: Any
+) -> torch.Tensor:
+    """`aten.linspace` between ends of which one or both are tensors; torch's reads them.
+
+    As on the CPU the first half counts from the start and the rest from the end.
+
+    Raises:
+        RuntimeError: An end is no single number.
+    """
+    ends = (start, end)
+    for name, given_end in zip(("start", "end"), ends, strict=True):
+        if isinstance(given_end, torch.Tensor) and given_end.dim():
+            raise RuntimeError(
+                "linspace only supports 0-dimensional start and end tensors, but got "
+                f"{name} with {given_end.dim()} dimension(s)."
+            )
+    given = kind.get("dtype") or torch.get_default_dtype()
+    is_real = not any(torch.is_complex(x) for x in ends if isinstance(x, torch.Tensor))
+    on_device = torch.device(kind.get("device") or "cpu").type == DEVICE_TYPE
+    if not (is_real and on_device and given.is_floating_point) or steps < 0:
+        first, last = (x.item() if isinstance(x, torch.Tensor) else x for x in ends)
+        return torch.linspace(first, last, steps, **kind)
+    wide = torch.promote_types(given, torch.float32)
+    with torch.no_grad():
+        places = torch.arange(steps, **{**kind, "dtype": wide})
+        low, high = (x.to(wide) if isinstance(x, torch.Tensor) else x for x in ends)
+        step = (high - low) / max(steps - 1, 1)
+        from_end = high - step * (steps - 1 - places)
+        result = torch.where(places < max(steps // 2, 1), low + step * places, from_end)
+        return result.to(given)
 
 
 _FUSED_AXES = 4  # of a query that the CPU's own attention kernel takes
@@ -287,6 +325,9 @@ COMPOSITES: dict[str, Callable[..., Any]] = {
     "kaiser_window": kaiser_window,
     "kaiser_window.periodic": kaiser_window,
     "kaiser_window.beta": kaiser_window,
+    "linspace.Tensor_Tensor": linspace,
+    "linspace.Tensor_Scalar": linspace,
+    "linspace.Scalar_Tensor": linspace,
     "scaled_dot_product_attention": scaled_dot_product_attention,
     "cov": covariance,
     "matmul.out": into_out("matmul.out", torch.matmul),

@@ -79,23 +79,21 @@ def cumulative_product(
 def _choosing(
     op: Callable[[torch.Tensor], torch.Tensor],
     find: Callable[[torch.Tensor], torch.Tensor],
-    filler: float,
-    reduce: Callable[[torch.Tensor], torch.Tensor],
+    share: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return an op that chooses one element: its derivative is shared among equal ones, or NaN.
 
     Args:
         op: The op, for where nothing is differentiated.
         find: Returns its value.
-        filler: See `_chosen`.
-        reduce: See `_chosen`.
+        share: Returns the value that a mask chooses, with a derivative shared among them.
     """
 
     def chosen(self: torch.Tensor) -> torch.Tensor:
         if not _is_differentiated(self) or not self.numel():
             with below_autograd():
                 return op(self)
-        return _chosen(self, find(self.detach()), filler, reduce)
+        return _chosen(self, find(self.detach()), share)
 
     return chosen
 
@@ -108,24 +106,35 @@ def _nanmedian(x: torch.Tensor) -> torch.Tensor:
     return torch.nanmedian(x.reshape(-1), 0).values
 
 
+def _largest(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return torch.amax(torch.where(mask, x, -torch.inf))
+
+
+def _smallest(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return torch.amin(torch.where(mask, x, torch.inf))
+
+
+def _either(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Share among the elements of a mask that may be of either infinity: none is like the rest."""
+    smallest = _smallest(x, mask)
+    return torch.where(smallest == -torch.inf, smallest, _largest(x, mask))
+
+
 def _chosen(
     x: torch.Tensor,
     value: torch.Tensor,
-    filler: float,
-    reduce: Callable[[torch.Tensor], torch.Tensor],
+    share: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
     """Return a value that stands among the elements, with its derivative by each of them.
 
     Args:
         x: The elements.
         value: One of them, without a derivative.
-        filler: Put in the place of the others, so that `reduce` gives the value.
-        reduce: Shares its derivative among equal elements.
+        share: Of `_choosing`.
     """
     is_nan = x.isnan()
-    numbers = reduce(torch.where(x == value, x, filler))
     nans = torch.where(is_nan, x, 0).sum() / is_nan.sum().clamp(min=1)
-    return torch.where(value.isnan(), nans.to(x.dtype), numbers)
+    return torch.where(value.isnan(), nans.to(x.dtype), share(x, x == value))
 
 
 def masked_fill(
@@ -154,15 +163,37 @@ def index_fill(
     )
 
 
+def masked_fill_in_place(
+    self: torch.Tensor, mask: torch.Tensor, value: torch.Tensor
+) -> torch.Tensor:
+    """`aten.masked_fill_.Tensor`; see `masked_fill`."""
+    if value.dim() or not (_is_differentiated(self) or _is_differentiated(value)):
+        with below_autograd():
+            return self.masked_fill_(mask, value)
+    return self.copy_(masked_fill(self, mask, value))
+
+
+def index_fill_in_place(
+    self: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor
+) -> torch.Tensor:
+    """`aten.index_fill_.int_Tensor`; see `index_fill`."""
+    if value.dim() or not (_is_differentiated(self) or _is_differentiated(value)):
+        with below_autograd():
+            return self.index_fill_(dim, index, value)
+    return self.copy_(index_fill(self, dim, index, value))
+
+
 # Registered for autograd alone: below it these ops have kernels like any other.
 DIFFERENTIATED: dict[str, Callable[..., torch.Tensor]] = {
     "prod": product,
     "prod.dim_int": product_along,
     "cumprod": cumulative_product,
-    "max": _choosing(torch.max, torch.amax, -torch.inf, torch.amax),
-    "min": _choosing(torch.min, torch.amin, torch.inf, torch.amin),
-    "median": _choosing(torch.median, _median, -torch.inf, torch.amax),
-    "nanmedian": _choosing(torch.nanmedian, _nanmedian, -torch.inf, torch.amax),
+    "max": _choosing(torch.max, torch.amax, _largest),
+    "min": _choosing(torch.min, torch.amin, _smallest),
+    "median": _choosing(torch.median, _median, _either),
+    "nanmedian": _choosing(torch.nanmedian, _nanmedian, _either),
     "masked_fill.Tensor": masked_fill,
+    "masked_fill_.Tensor": masked_fill_in_place,
     "index_fill.int_Tensor": index_fill,
+    "index_fill_.int_Tensor": index_fill_in_place,
 }

@@ -161,6 +161,7 @@ def register() -> int:
     compat.register_device(module)
     accelerator.install(module.synchronize)
     device_guard.install()
+    device_guard.pin_as_the_cpu_allocates()
     generators.install()
     generators.default_generator.manual_seed(torch.initial_seed())
     library = torch.library.Library("aten", "IMPL")
