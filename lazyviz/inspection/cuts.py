@@ -87,22 +87,22 @@ def cut_before(runtime: ModuleType, inspection: Inspection) -> Cut | None:
     """Return the cut behind which a pending graph goes on; None if it begins something new.
 
     It goes on if a read, a limit or a fallback ended the step before it, and it computes with
-    what that step left, or stands behind it in the same cell or file.
+    what that step left, or stands behind it in the same cell or file. Behind a `mark_step()`
+    both must hold: the mark at the end of a loop's round cuts nothing.
     """
     earlier = runtime.graph_of_step(inspection.step - 1)
     if earlier is None or not inspection.graph.nodes or not inspection.is_current:
         return None
     cause, site = earlier.key.ended_by
-    if site is None or not cause.startswith(_INNER):
+    if site is None or not cause.startswith(_CUTTING):
         return None
     sites = [node.provenance.site for node in inspection.graph.nodes]
-    follows = any(
-        each is not None
-        and (each.file, each.cell) == (site.file, site.cell)
-        and each.line >= site.line
-        for each in sites
-    )
-    if not follows and not _reads_results(inspection):
+    behind = [each is not None and _is_behind(each, site) for each in sites]
+    reads = _reads_results(inspection)
+    is_cut = any(behind) or reads
+    if cause.startswith(_MARK):
+        is_cut = all(behind) and reads
+    if not is_cut:
         return None
     start = _beginning(runtime, inspection.step - 1)
     parts = [runtime.graph_of_step(k) for k in range(start, inspection.step)]
@@ -115,6 +115,11 @@ def cut_before(runtime: ModuleType, inspection: Inspection) -> Cut | None:
         rows=(Row("now", row),),
         listings=tuple(_listings([("now", [*parts, rest])])),
     )
+
+
+def _is_behind(site: Any, cut: Any) -> bool:
+    place = (site.file, site.cell) == (cut.file, cut.cell)
+    return place and bool(site.line >= cut.line)
 
 
 def _reads_results(inspection: Inspection) -> bool:

@@ -221,6 +221,36 @@ def test_s0_02_what_a_later_cell_does_with_the_result_goes_on_behind_the_cut(fre
     assert [part.ops for part in cut.rows[0].parts] == [3, 1]
 
 
+def test_s0_02_a_pending_graph_is_drawn_behind_the_mark_that_cut_it_off(fresh):
+    """Where it goes on with what was computed in front of the mark, in the same cell."""
+    run(fresh, READ.replace("print(a.sum().item())", "lazyrt.mark_step()"))
+    number = fresh.execution_count - 1
+
+    view = explore()
+
+    assert view.explorer.cut is not None
+    assert cut_text(view.explorer.cut).splitlines() == [
+        f"this graph goes on behind a cut: mark_step() at cell {number} line 5",
+        "now  2 ops (line 4) │ 2 ops (line 6)",
+        f"cell {number}",
+        "3 │ lazyrt.mark_step()",
+        "4 │ a = x.exp().tanh()   ← 2 ops",
+        f"  ├──────────── cut after 2 ops: mark_step() at cell {number} line 5",
+        "5 │ lazyrt.mark_step()",
+        "6 │ b = a.sin().cos()   ← 2 ops",
+    ]
+
+
+def test_a_mark_at_the_end_of_a_round_or_of_a_cell_cuts_off_nothing(fresh):
+    loop = "h = x\nfor _ in range(3):\n    h = (h * 2).tanh()\n    if _ < 2: lazyrt.mark_step()"
+    run(fresh, loop)
+    assert explore(fresh.user_ns["h"]).explorer.cut is None
+
+    run(fresh, READ.replace("print(a.sum().item())\nb = a.sin().cos()", "lazyrt.mark_step()"))  # fmt: skip
+    run(fresh, "b = a.sin()")
+    assert explore(fresh.user_ns["b"]).explorer.cut is None
+
+
 @pytest.mark.parametrize(
     "source",
     [
