@@ -95,7 +95,8 @@ def to_html(entries: Sequence[Any], *, live: bool = False) -> str:
     )
     body = "".join(map(_live_row, entries[:limit]))
     return (
-        f"<table><thead><tr>{head}<th></th></tr></thead><tbody>{body}</tbody></table>"
+        f'<table><thead><tr>{head}<th scope="col" class="lzx-act">drop</th></tr></thead>'
+        f"<tbody>{body}</tbody></table>"
         f"{foot}"
     )
 

@@ -190,9 +190,15 @@ def _group(
     more = ""
     if len(rows) > limit:
         more = f"<p>… {len(rows) - limit:,} more</p>"
+    sides = "".join(
+        f'<th scope="col" style="{_CELL}">{markup(graph.name)}</th>'
+        for graph in (found.a, found.b)
+    )
     return (
         '<table style="width:100%;table-layout:fixed;border-collapse:collapse">'
-        f'<colgroup><col style="width:24px"><col><col></colgroup><tbody>{body}</tbody></table>{more}'
+        '<colgroup><col style="width:24px"><col><col></colgroup><thead><tr>'
+        f'<th scope="col" style="{_CELL}" aria-label="what happened"></th>{sides}</tr></thead>'
+        f"<tbody>{body}</tbody></table>{more}"
     )
 
 
@@ -249,7 +255,7 @@ def _links(
         name = markup(instruction(graph, node).partition(" = ")[0])
         op = markup(graph.label(node).op)
         if (side, node) in shown:
-            name = f'<a href="#{side}{node}">{name}</a>'
+            name = f'<a href="#{side}{node}" style="color:inherit">{name}</a>'
         parts.append(f"{name} ({op})")
     if len(nodes) > _MAX_NEAR:
         parts.append(f"… {len(nodes) - _MAX_NEAR} more")

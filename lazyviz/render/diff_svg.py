@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lazyviz.render.layered import Point
     from lazyviz.render.layout import Layout
 
+_MAX_FACT = 300  # characters of one fact in a tooltip
 _MARGIN = 10
 _ARROW = 5.0
 _CLASSES = {ADDED: "add", REMOVED: "rem", CHANGED: "chg", REWIRED: "rew", SAME: "same"}
@@ -229,7 +230,7 @@ def _box(node: UnionNode, box: Box, centre: Point, button: str, *, links: bool) 
         "an output" if node.is_output else "",
         f"{node.places} places alike" if node.places > 1 else "",
     ]
-    title = markup("\n".join(fact for fact in facts if fact))
+    title = markup("\n".join(clip(fact, _MAX_FACT) for fact in facts if fact))
     detail = detail_text(box)
     first = y - 2 if detail else y + 4
     shape = (

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from lazyviz.render.model import Box, DrawGraph
 
 _MARGIN = 10
+_MAX_FACT = 300  # characters of one fact in a tooltip
 _HINT_HEIGHT = 18
 _MIN_WIDTH = 120
 _ARROW_LENGTH = 6.0
@@ -327,4 +328,4 @@ def _facts(box: Box) -> list[str]:
         facts.append(box.note)
     if box.is_root:
         facts.append("output: a live tensor")
-    return [" ".join(fact.split()) for fact in facts if fact]
+    return [clip(fact, _MAX_FACT) for fact in facts if fact]

@@ -181,3 +181,11 @@ def test_in_a_browser_texts_fit_their_boxes(browser_path, scheme):
 
     assert fits == [True] * 14
     assert fill == {"light": "rgb(237, 243, 252)", "dark": "rgb(31, 43, 64)"}[scheme]
+
+
+def test_a_name_of_twenty_thousand_letters_makes_no_large_picture():
+    """Section 7: sizes of outputs are bounded; the listing has such a name in full."""
+    box = Box(label="n" * 20_000, op="o" * 20_000, path=("m" * 20_000,), site="s" * 20_000, members=(1,))  # fmt: skip
+    graph = DrawGraph(boxes=(box, box), edges=((0, 1),), nodes=2)
+
+    assert len(draw(graph, engine="layered").svg) < 16_000
