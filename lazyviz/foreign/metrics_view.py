@@ -99,14 +99,19 @@ def span(ns: float) -> str:
 
 
 def number(quantity: Quantity | None) -> str:
-    """Return a quantity for a table, empty for None."""
+    """Return a quantity for a table, empty for None.
+
+    A duration that somebody printed has all digits that are known, to be held against it; one
+    of this session has those that every other view shows.
+    """
     if quantity is None:
         return ""
     if quantity.unit == "ns":
-        return span(quantity.value)
+        return (span if quantity.printed else text.duration)(quantity.value)
     if quantity.unit == "bytes":
         return text.size(quantity.value)
-    return f"{quantity.value:,.7g}"
+    value = float(quantity.value)
+    return f"{value:,.0f}" if value.is_integer() else f"{value:,.4g}"
 
 
 def _columns(

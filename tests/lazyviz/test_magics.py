@@ -181,6 +181,20 @@ def test_a_page_shows_tables_as_tables_and_breaks_sentences_between_words(lab, l
     assert html.escape(" ".join(words[-5:])) in page
 
 
+def test_durations_of_metrics_are_those_of_every_other_view(lab):
+    """S0.21: two digits and a unit; `--raw` has all that was measured."""
+    lab.run_cell("(x + 1).sum().item()", store_history=True)
+
+    shown = printed(lab, "%lazy metrics")
+
+    row = next(line for line in shown.splitlines() if line.startswith("CompileTime"))
+    assert re.search(r" (\d\.\d|\d{2,3}) (ns|µs|ms|s) ", row)
+    assert not re.search(r"\d(us|ms|s)\b", shown)
+    assert re.search(
+        r"Accumulator: \S*\d+\.\d{3}us", printed(lab, "%lazy metrics --raw")
+    )
+
+
 def test_metrics_is_the_runtimes_report(lab, capsys):
     run(lab, "x.sum().item()")
 
