@@ -7,6 +7,7 @@ size, by the compiles of this session and those that the cache on disk remembers
 from __future__ import annotations
 
 import math
+import operator
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +26,9 @@ _SHOWN_DIGITS = 8  # of a fingerprint, in what the cache on disk remembers
 # times is drawn there. Much larger graphs than any before may be of another kind.
 _EXPONENT_SPREAD = 0.3
 _FARTHEST = 4
+# Sizes that differ by this factor (its logarithm) weigh half; compiles of this session so much more.
+_NEAR = 1.0
+_HERE = 3
 
 LEARNT_FROM = frozenset(("CompileFinished", "ExecuteStarted", "ExecuteFinished"))
 """Names of the events that tell how long something took."""
@@ -91,7 +95,7 @@ class Expectations:
         before = known.get(fingerprint[:_SHOWN_DIGITS])
         if before is not None:
             return Expected(before, "as before")
-        guess = from_size([*samples, *self._samples], nodes)
+        guess = from_size(samples, nodes, self._samples)
         return Expected(guess, "from size") if guess is not None else Expected()
 
     def run(self, fingerprint: str) -> Expected:
@@ -107,43 +111,74 @@ class Expectations:
         return self._disk if self._disk is not None else ({}, [])
 
 
-def from_size(samples: Sequence[Sample], nodes: int) -> int | None:
+def from_size(
+    samples: Sequence[Sample], nodes: int, here: Sequence[Sample] = ()
+) -> int | None:
     """Return how long a graph of so many ops takes, None if nothing like its size is known.
 
     With three sizes or more this is the power law through them, the nearer to a linear one the
-    more they scatter. Else it is the mean time for an op, where each graph counts as some ops
-    more: XLA takes a while over the smallest one.
+    more they scatter; graphs of like size and those of this session weigh more, and no graph is
+    expected to take longer than all larger ones did. Else it is the mean time for an op, where
+    each graph counts as some ops more: XLA takes a while over the smallest one.
 
     Args:
         samples: Ops and nanoseconds of compiles.
         nodes: Ops.
+        here: The same, of this session.
 
     Example:
         >>> from_size([(10, 10), (100, 100), (1000, 1000)], 500)
         500
         >>> from_size([(10, 30)], 40), from_size([], 40), from_size([(10, 30)], 800)
         (60, None, None)
+        >>> from_size([(30, 4000), (33, 1200), (40, 3000)], 800, [(2400, 4400)])
+        3668
     """
-    known = [(n, ns) for n, ns in samples if n > 0 and ns > 0]
-    if not known or not 0 < nodes <= _FARTHEST * max(n for n, _ in known):
+    marked = [(*each, 1) for each in samples] + [(*each, _HERE) for each in here]
+    known = [(n, ns, weight) for n, ns, weight in marked if n > 0 and ns > 0]
+    if not known or not 0 < nodes <= _FARTHEST * max(n for n, _, _ in known):
         return None
-    if len({n for n, _ in known}) < _MIN_SAMPLES:
-        ops = sum(n + _CONSTANT_OPS for n, _ in known)
-        return round((nodes + _CONSTANT_OPS) * sum(ns for _, ns in known) / ops)
-    xs = [math.log(n) for n, _ in known]
-    ys = [math.log(ns) for _, ns in known]
-    x_mean, y_mean = sum(xs) / len(xs), sum(ys) / len(ys)
-    exponent = _exponent([x - x_mean for x in xs], [y - y_mean for y in ys])
-    return round(math.exp(y_mean + exponent * (math.log(nodes) - x_mean)))
+    if len({n for n, _, _ in known}) < _MIN_SAMPLES:
+        ops = sum(n + _CONSTANT_OPS for n, _, _ in known)
+        return round((nodes + _CONSTANT_OPS) * sum(ns for _, ns, _ in known) / ops)
+    guess = _by_law(known, nodes)
+    return round(min([guess, *_slowest(ns for n, ns, _ in known if n >= nodes)]))
 
 
-def _exponent(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Return the slope of a line through centred points, drawn to 1 by what they scatter."""
-    spread = sum(x * x for x in xs)
-    shared = sum(x * y for x, y in zip(xs, ys, strict=True))
+def _slowest(times: Iterable[int]) -> list[int]:
+    found = max(times, default=0)
+    return [found] if found else []
+
+
+def _by_law(known: Sequence[tuple[int, int, int]], nodes: int) -> float:
+    """Return the value at a size of the power law through weighted samples."""
+    at = math.log(nodes)
+    xs = [math.log(n) - at for n, _, _ in known]
+    ys = [math.log(ns) for _, ns, _ in known]
+    weights = [
+        weight / (_NEAR**2 + x * x) for x, (_, _, weight) in zip(xs, known, strict=True)
+    ]
+    total = sum(weights)
+    x_mean = sum(map(operator.mul, weights, xs)) / total
+    y_mean = sum(map(operator.mul, weights, ys)) / total
+    centred = [
+        (w, x - x_mean, y - y_mean) for w, x, y in zip(weights, xs, ys, strict=True)
+    ]
+    return math.exp(y_mean - _exponent(centred) * x_mean)
+
+
+def _exponent(points: Sequence[tuple[float, float, float]]) -> float:
+    """Return the slope of a line through centred points, drawn to 1 by what they scatter.
+
+    Args:
+        points: Weight, x and y of each.
+    """
+    scale = len(points) / sum(w for w, _, _ in points)
+    spread = scale * sum(w * x * x for w, x, _ in points)
+    shared = scale * sum(w * x * y for w, x, y in points)
     slope = shared / spread
-    rest = sum((y - slope * x) ** 2 for x, y in zip(xs, ys, strict=True))
-    pull = rest / (len(xs) - 2) / _EXPONENT_SPREAD**2
+    rest = scale * sum(w * (y - slope * x) ** 2 for w, x, y in points)
+    pull = rest / (len(points) - 2) / _EXPONENT_SPREAD**2
     return (shared + pull) / (spread + pull)
 
 
