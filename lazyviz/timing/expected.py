@@ -107,7 +107,7 @@ class Expectations:
         self, runtime: ModuleType | None
     ) -> tuple[dict[str, int], list[Sample]]:
         if self._disk is None and runtime is not None:
-            self._disk = _on_disk(runtime.cached_executables()[:_MAX_SAMPLES])
+            self._disk = _on_disk(runtime.cached_executables(limit=_MAX_SAMPLES))
         return self._disk if self._disk is not None else ({}, [])
 
 

@@ -304,13 +304,24 @@ def clear_caches(*, memory: bool = True, disk: bool = False) -> None:
             cache.clear()
 
 
-def cached_executables() -> tuple[CachedExecutable, ...]:
+def cached_executables(limit: int | None = None) -> tuple[CachedExecutable, ...]:
     """Return the executables in memory and in `config.cache_dir`, the latest used first.
 
     Reads the end of each file; nothing is loaded, and no file counts as used by it.
+
+    Args:
+        limit: How many at most; None for all.
+
+    Raises:
+        UsageError: The limit is no count.
     """
+    if limit is not None and (type(limit) is not int or limit < 0):
+        raise UsageError(
+            f"cached_executables() got limit={limit!r}, which is no number of executables. Give "
+            "a whole number, or None for all of them."
+        )
     with lock:
-        return cached.cached()
+        return cached.cached(limit)
 
 
 def drop_executables(

@@ -143,7 +143,7 @@ def test_what_the_cache_on_disk_remembers_counts(shell):
         holds="step graph 0123abcd",
         nodes=100,
     )
-    runtime: Any = SimpleNamespace(cached_executables=lambda: [entry])
+    runtime: Any = SimpleNamespace(cached_executables=lambda limit: [entry])
 
     known = Expectations()
 

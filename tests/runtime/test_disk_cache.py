@@ -59,6 +59,34 @@ def test_an_executable_is_listed_with_what_it_holds_and_where_it_came_from(folde
     assert files(folder)[0].stem == entry.key
 
 
+@pytest.mark.lazy_only("is about executables of steps")
+def test_the_latest_executables_are_found_without_reading_the_others(
+    folder, monkeypatch
+):
+    """SD.05: what a wait is expected to take must not take as long to look up."""
+    for sizes in (2, 3, 4):
+        torch.ones(sizes, device=DEVICE).exp().tolist()
+    for age, path in enumerate(files(folder)):
+        os.utime(path, (DAY_S * (9 - age), DAY_S * (9 - age)))
+    lazyrt.clear_caches(disk=False)
+    everything = lazyrt.cached_executables()
+    read = []
+    facts = cache.File.facts
+
+    def noted(file):
+        read.append(file.digest)
+        return facts(file)
+
+    monkeypatch.setattr(cache.File, "facts", noted)
+
+    latest = lazyrt.cached_executables(limit=1)
+
+    assert len(everything) == 3
+    assert [entry.key for entry in latest] == read == [everything[0].key]
+    with pytest.raises(UsageError, match=r"got limit=-1, which is no number"):
+        lazyrt.cached_executables(limit=-1)
+
+
 def test_a_single_op_is_listed_by_its_operands_and_line(folder):
     x = torch.ones(2, 3).to(DEVICE)
     with lazyrt.eager_mode():

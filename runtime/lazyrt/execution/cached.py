@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import heapq
 import time
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from lazyrt.errors import UsageError
 from lazyrt.execution import cache, compiler
 from lazyrt.execution.census import census
+
+if TYPE_CHECKING:
+    from collections.abc import Container
 
 _SHOWN = 3
 
@@ -50,16 +55,30 @@ class CachedExecutable:
     _memory_key: str = field(default="", repr=False, compare=False)
 
 
-def cached() -> tuple[CachedExecutable, ...]:
-    """Return the executables in memory and on disk, the latest used first."""
+def cached(limit: int | None = None) -> tuple[CachedExecutable, ...]:
+    """Return the executables in memory and on disk, the latest used first.
+
+    Args:
+        limit: How many at most; no more files than that are read, beside those in memory.
+    """
     now = time.time()
     held = compiler.held()
     found = []
-    for file in cache.files():
+    for file in _files(held, limit):
         memory = held.pop(file.digest, None) if file.is_usable else None
         found.append(_entry(now, file.digest, file, memory))
     found += [_entry(now, digest, None, memory) for digest, memory in held.items()]
-    return tuple(sorted(found, key=lambda entry: (entry.unused_s, entry.key)))
+    return tuple(sorted(found, key=lambda e: (e.unused_s, e.key))[:limit])
+
+
+def _files(held: Container[str], limit: int | None) -> list[cache.File]:
+    """Return the files to list: those used latest, and those of what is in memory."""
+    files = list(cache.files())
+    if limit is None:
+        return files
+    latest = heapq.nlargest(limit, files, key=lambda file: file.used_s)
+    paths = {file.path for file in latest}
+    return latest + [f for f in files if f.digest in held and f.path not in paths]
 
 
 def _entry(
