@@ -260,7 +260,7 @@ class Explorer:
             yield panel_reply(facts + self._no_value(node), box=index)
             return
         cost = inspection.cost(node)
-        asks = cost.estimate_ns > _ASK_ABOVE_NS
+        asks = cost.estimate_ns + cost.look_ns > _ASK_ABOVE_NS
         yield panel_reply(facts + panel.cost_html(cost, node, asks=asks), box=index)
         if not asks:
             yield panel_reply(facts + self._value(node, 0, ()), box=index)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from lazyviz import session
 from lazyviz.hlo.graph import CONSTANT
-from lazyviz.render import ir_costs, text
+from lazyviz.render import text
 from lazyviz.render.hlo_model import (
     HloCosts,
     draw_hlo,
@@ -177,17 +177,19 @@ class IrProgram(Program):
 
     def overlay(self, name: str) -> Overlay:
         """Return an overlay; that of NaN tells of values that are computed already."""
+        from lazyrt.ir import costs  # only a graph of the runtime needs it
+
         nodes = self.graph.nodes
         if name == "bytes":
             return Amounts(
                 title="bytes of results",
-                nodes={node.id: ir_costs.result_bytes(node) for node in nodes},
+                nodes={node.id: costs.result_bytes(node) for node in nodes},
                 inputs=self._input_bytes(),
             )
         if name == "flops":
             return Amounts(
                 title="FLOPs, counted from shapes",
-                nodes={node.id: ir_costs.flops(node) for node in nodes},
+                nodes={node.id: costs.flops(node) for node in nodes},
                 words=count_words,
             )
         if name == "nan":
@@ -209,11 +211,9 @@ class IrProgram(Program):
                 nodes=self.measured,
                 words=text.duration,
             )
-        estimates = {
-            node.id: _estimated(ir_costs.flops(node), ir_costs.moved_bytes(node))
-            for node in self.graph.nodes
-        }
-        return _shares(estimates)
+        from lazyrt.ir import costs
+
+        return _shares({node.id: costs.run_ns(node) for node in self.graph.nodes})
 
     def _input_bytes(self) -> dict[str, float]:
         return {

@@ -319,7 +319,7 @@ def cost_html(cost: Cost, node: int, *, asks: bool) -> str:
     facts = f"{text.plural(cost.nodes, 'op')} to run"
     if cost.reused:
         facts += f", {text.plural(cost.reused, 'value')} known"
-    facts += f", about {text.duration(cost.estimate_ns)}"
+    facts += f", about {text.duration(cost.estimate_ns + cost.look_ns)}"
     if cost.compiles:
         facts += f", {text.plural(cost.compiles, 'executable')} to compile"
     else:

@@ -1,5 +1,7 @@
 """What a graph view answers, without a browser."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +9,7 @@ from torch import nn
 import lazyrt
 from lazyviz.inspection.explorer import Explorer
 from lazyviz.inspection.protocol import RequestError
-from lazyviz.inspection.subjects import pending_subject
+from lazyviz.inspection.subjects import pending_subject, subject_of
 from lazyviz.render.model import Box, DrawGraph
 from lazyviz.render.subgraph import inside, neighbourhood, restrict
 
@@ -289,3 +291,22 @@ def test_the_inside_of_a_box_has_dimmed_neighbours():
 
     assert [box.label for box in part.boxes] == ["op1", "op2", "op3", "op4"]
     assert [box.is_new for box in part.boxes] == [False, True, True, False]
+
+
+def test_m04_a_click_on_heavy_work_asks_before_it_runs(clean_runtime):
+    """M.04: eight products of 4,096 rows, which no count of ops would call slow."""
+    large = torch.zeros(4096, 4096).to("lazyrt")
+    lazyrt.mark_step()
+    chain = large
+    for _ in range(8):
+        chain = chain @ large
+    explorer = Explorer(subject_of(chain, runtime=lazyrt))
+    before = dict(lazyrt.counters())
+    last = max(k for k, box in enumerate(explorer.shown.boxes) if box.members)
+
+    panels = [r["html"] for r in explorer.handle({"kind": "select", "box": last})]
+
+    assert len(panels) == 1
+    assert re.search(r"8 ops to run, about \d+(\.\d+)? (s|min)", panels[0])
+    assert 'data-kind="value"' in panels[0]
+    assert dict(lazyrt.counters()) == before

@@ -9,6 +9,7 @@ import torch
 
 import lazyrt
 from lazyrt.errors import LostValueError, UsageError
+from lazyrt.execution import pace
 from lazyrt.frontend.buffers import state_of
 from lazyrt.observe import events
 from tests.harness import DEVICE
@@ -330,3 +331,61 @@ def test_a_graph_without_nodes_takes_no_time():
     lazyrt.mark_step()
 
     assert lazyrt.inspect().measure() == {}
+
+
+@pytest.mark.not_eager("is about recorded graphs")
+def test_m04_an_estimate_counts_work_and_not_ops_alone():
+    """M.04: a product of large matrices takes longer than one of small ones, a chain longer."""
+    pace.forget()
+    small, large = (torch.ones(n, n).to("lazyrt") for n in (16, 2048))
+    lazyrt.mark_step()
+    chain = large
+    for _ in range(8):
+        chain = chain @ large
+
+    def estimate(tensor):
+        inspection = lazyrt.inspect(tensor)
+        return inspection.cost(inspection.graph.nodes[-1].id).estimate_ns
+
+    tiny, one, eight = estimate(small @ small), estimate(large @ large), estimate(chain)
+
+    assert one > 5 * tiny
+    assert 4 * one < eight < 12 * one
+
+
+def test_m04_estimates_follow_what_peeks_take_on_this_machine():
+    """M.04: within a factor of two once a few peeks have shown the pace; one outlier is no rule."""
+    pace.forget()
+    compile_ns, run_ns = 40_000_000, 10_000_000
+    assert pace.expected_ns(compile_ns, run_ns) == 50_000_000
+
+    for _ in range(
+        4
+    ):  # a machine that compiles in five times the time and runs in a third
+        pace.learn("compile", compile_ns, 5 * compile_ns)
+        pace.learn("run", run_ns, run_ns / 3)
+    truth = 5 * compile_ns + run_ns / 3
+    settled = pace.expected_ns(compile_ns, run_ns)
+    pace.learn("run", 1_000, 1_500_000)  # too short to tell anything
+    unmoved = pace.expected_ns(compile_ns, run_ns)
+    pace.learn("compile", compile_ns, 10**12)
+
+    assert truth / 2 < settled < truth * 2
+    assert unmoved == settled
+    assert pace.expected_ns(compile_ns, run_ns) < 2 * truth
+    pace.forget()
+
+
+@pytest.mark.not_eager("is about recorded graphs")
+def test_m04_a_peek_teaches_what_its_parts_took(monkeypatch):
+    learned = []
+    monkeypatch.setattr(pace, "learn", lambda *parts: learned.append(parts))
+    x = torch.ones(4, 4).to("lazyrt")
+    lazyrt.mark_step()
+    inspection = lazyrt.inspect(torch.tanh(x @ x))
+    node = inspection.graph.nodes[-1].id
+
+    inspection.materialise(node)
+
+    assert [part for part, *_ in learned] == ["compile", "run"]
+    assert all(guessed > 0 and took > 0 for _, guessed, took in learned)

@@ -8,17 +8,26 @@ computed; what some tensor still holds is read from there.
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lazyrt import jax_compat
 from lazyrt.errors import LostValueError, UsageError
-from lazyrt.execution import looking, summaries, transfer
+from lazyrt.execution import looking, pace, summaries, transfer
 from lazyrt.execution.compiler import is_compiled
 from lazyrt.execution.holdings import holdings
 from lazyrt.execution.op_by_op import cone_of, run_cone
-from lazyrt.execution.peek import by_op_ns, compiles_of, estimate_ns, peek_value, tell
+from lazyrt.execution.peek import (
+    by_op_ns,
+    compiles_of,
+    estimate_ns,
+    peek_value,
+    run_ns,
+    tell,
+)
 from lazyrt.ir.live import Buffer, Lost, lock, pending
 
 if TYPE_CHECKING:
@@ -32,6 +41,8 @@ if TYPE_CHECKING:
     from lazyrt.ir.snapshot import Name
     from lazyrt.observe.events import Site
 
+_LOOK_NS = 10.0  # for each element, on the CPU
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
@@ -42,12 +53,14 @@ class Cost:
         reused: Values computed by earlier peeks that save the rest of the cone.
         estimate_ns: Expected nanoseconds, compiling included; see `execution.peek`.
         compiles: Kinds of op to compile first, at most; 0 when all are in memory.
+        look_ns: Expected nanoseconds for the statistics of the value.
     """
 
     nodes: int
     reused: int
     estimate_ns: int
     compiles: int = 0
+    look_ns: int = 0
 
 
 class Inspection:
@@ -114,6 +127,7 @@ class Inspection:
                 reused=len(known),
                 estimate_ns=estimate_ns(cone, value),
                 compiles=compiles_of(cone, value),
+                look_ns=pace.expected_ns(0, math.prod(value.shape) * _LOOK_NS),
             )
 
     def cost_of_all(self) -> Cost:
@@ -246,10 +260,16 @@ class Inspection:
             raise LostValueError(_ran(self.step, what))
 
     def _data(self, value: Value, node_id: int, site: Site | None) -> Any:
+        """Return a value's data once it is there; how long that took sets later estimates."""
         with lock:
-            if self.is_current:
-                return peek_value(value, site)
-            return self._held(value, node_id)
+            if not self.is_current:
+                return self._held(value, node_id)
+            guessed = run_ns(cone_of((value,), pending.memo)[0])
+            data = peek_value(value, site)
+        start = time.perf_counter_ns()
+        jax_compat.block(data)
+        pace.learn("run", guessed, time.perf_counter_ns() - start)
+        return data
 
     def parameter(self, leaf: Leaf, site: Site | None = None) -> torch.Tensor:
         """Return an input of the graph as a new CPU tensor.

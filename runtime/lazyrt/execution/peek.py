@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from lazyrt import jax_compat
 from lazyrt.config import config
-from lazyrt.execution import compiler, forks, memory, watcher
+from lazyrt.execution import compiler, forks, memory, pace, watcher
 from lazyrt.execution.executor import Plan, pack_arguments, plan_of
 from lazyrt.execution.op_by_op import cone_of, last_uses, run_node
+from lazyrt.ir import costs
 from lazyrt.ir.budgets import make_room
 from lazyrt.ir.fingerprint import canonicalise
 from lazyrt.ir.live import lock, pending
@@ -88,10 +89,13 @@ def _compute(
     strategy: Strategy = "slice"
     by_op = config.op_by_op_reads
     if not by_op and (plan is not None or (not reused and _slice_is_cheaper(cone))):
+        guessed = 0 if plan is not None else _slice_compile_ns(cone)
         found = _run_slice(values, cone, plan)
     else:
         strategy = "op by op"
+        guessed = _op_compiles_ns(cone)
         found = _run_op_by_op(values, cone)
+    pace.learn("compile", guessed, time.perf_counter_ns() - start)
     pending.activity += 1
     pending.note_peek(cone, tensor, site, time.perf_counter_ns() - start)
     tell(values[0], strategy, len(cone), reused, start, site, tensor)
@@ -109,13 +113,22 @@ def forget_slices() -> None:
 
 def estimate_ns(cone: list[Node], value: Value) -> int:
     """Return how many nanoseconds a peek of a value with this cone takes, compiling included."""
+    run = run_ns(cone)
     if value in _slices:
-        return len(cone) * _RUN_OP_NS
-    return min(by_op_ns(cone), _as_slice_ns(cone))
+        return pace.expected_ns(0, run)
+    slice_ns = _slice_compile_ns(cone)
+    compiles = slice_ns if _slice_is_cheaper(cone) else _op_compiles_ns(cone)
+    return pace.expected_ns(compiles, run)
+
+
+def run_ns(cone: list[Node]) -> float:
+    """Return a guess of how many nanoseconds a cone runs once it is compiled."""
+    return len(cone) * _RUN_OP_NS + sum(map(costs.run_ns, cone))
 
 
 def _slice_is_cheaper(cone: list[Node]) -> bool:
-    return by_op_ns(cone) > _as_slice_ns(cone)
+    by_op = _op_compiles_ns(cone) + len(cone) * _RUN_OP_NS
+    return by_op > _slice_compile_ns(cone)
 
 
 def compiles_of(cone: list[Node], value: Value) -> int:
@@ -130,11 +143,15 @@ def compiles_of(cone: list[Node], value: Value) -> int:
 
 def by_op_ns(cone: list[Node]) -> int:
     """Return how many nanoseconds running a cone op by op is expected to take."""
+    return pace.expected_ns(_op_compiles_ns(cone), run_ns(cone))
+
+
+def _op_compiles_ns(cone: list[Node]) -> int:
     unknown = len({node.spec for node in cone if node.spec.executable is None})
-    return unknown * _COMPILE_OP_NS + len(cone) * _RUN_OP_NS
+    return unknown * _COMPILE_OP_NS
 
 
-def _as_slice_ns(cone: list[Node]) -> int:
+def _slice_compile_ns(cone: list[Node]) -> int:
     return _COMPILE_SLICE_NS + len(cone) * _COMPILE_SLICE_NODE_NS
 
 

@@ -1,4 +1,4 @@
-"""Bytes and floating-point operations of IR ops, from their shapes alone."""
+"""Bytes, floating-point operations and a guess of the time of IR ops, from shapes alone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from lazyrt.ir.node import Node, Value
+
+# Of a plain machine; only the proportions between ops are to be trusted.
+_FLOPS_PER_NS = 40.0
+_BYTES_PER_NS = 4.0
 
 _MATRIX = {
     "mm": 0,
@@ -32,6 +36,11 @@ _FREE = frozenset({
 _REDUCTIONS = ("sum", "mean", "amax", "amin", "max", "min", "var", "std", "norm", "prod", "argmax",
                "argmin", "logsumexp", "var_mean", "all", "any", "count_nonzero", "_softmax",
                "_log_softmax", "native_layer_norm", "native_batch_norm")  # fmt: skip
+
+
+def run_ns(node: Node) -> float:
+    """Return a guess of how many nanoseconds a node runs; of little use for a single one."""
+    return max(flops(node) / _FLOPS_PER_NS, moved_bytes(node) / _BYTES_PER_NS)
 
 
 def result_bytes(node: Node) -> int:
