@@ -49,6 +49,8 @@ _MAX_NAMED_NODES = 2_000
 _MAX_NAMES = 50
 # Ops that run for tensors of an earlier cell alone, from which on a strip tells.
 _MIN_WAITING = 10
+# Ops that one cell leaves pending, from which on a strip tells which loop recorded them.
+_MANY_PENDING = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +318,10 @@ class Session:
             graph=drawing,
             state=state_of(runtime),
             waits=self.progress.waits,
-            waiting=self._waiting(graph, anew=bool(tally.executed_barriers)),
+            waiting=(
+                *self._waiting(graph, anew=bool(tally.executed_barriers)),
+                *self._growing(graph, len(new_ids)),
+            ),
             cuts=self._cuts(runtime, tally.new_steps),
         )
         return strip, fingerprint
@@ -336,6 +341,22 @@ class Session:
         ]
         self._told_waiting.update(each.cell for each in found)
         return tuple(map(str, found))
+
+    def _growing(self, graph: Graph, new: int) -> tuple[str, ...]:
+        """Return the loop that fills the pending graph, where the cell made it much larger."""
+        if new < _MANY_PENDING:
+            return ()
+        from lazyrt.ir.rounds import rounds_in
+
+        nodes = graph.nodes
+        rounds = rounds_in((node.op.name, node.provenance.site) for node in nodes)
+        if rounds is None:
+            return ()
+        many = f"{len(nodes):,} ops are pending and no boundary has come"
+        what_to_do = (
+            "End each round with lazyrt.mark_step(), or put it in `with lazyrt.step():`"
+        )
+        return (f"{many}: {rounds}. {what_to_do}",)
 
     def _cuts(self, runtime: ModuleType, steps: Sequence[int]) -> tuple[Cut, ...]:
         """Return where the cell's new graphs are parts of one step."""

@@ -228,7 +228,7 @@ def _single_notes(singles: SingleOps) -> list[str]:
 
 
 # What a graph without an earlier relative has as its reason.
-_NEW = ("the first graph", "a program not seen")
+_NEW = ("the first graph", "a program not seen", "no boundary had come")
 
 
 def compiled_text(reason: str) -> str:

@@ -80,6 +80,46 @@ def test_graphs_is_a_census(lab):
     assert lines[-1].startswith("2 graphs, compiled in ")
 
 
+def test_u20_a_loop_without_boundaries_is_named_while_its_ops_are_pending(lab):
+    run(lab, "h = torch.ones(3, 3).to('lazyrt')")
+    lab.display_pub.outputs.clear()
+    compiles = lazyrt.counters()["compiles"]
+    run(lab, "for _ in range(400):\n    h = h * 1.5 + 1\n    h = h.t()")
+
+    (strip,) = displayed(lab)
+    assert "1,199 ops are pending and no boundary has come: cell" in strip
+    assert "lines 2-3 recorded 3 ops 400 times" in strip
+    assert "End each round with lazyrt.mark_step()" in strip
+    assert lazyrt.counters()["compiles"] == compiles
+
+
+def test_u20_many_ops_that_are_no_loop_raise_no_alarm(lab, monkeypatch):
+    monkeypatch.setattr("lazyviz.session._MANY_PENDING", 50)
+    lines = "\n".join("h = h + 1" for _ in range(120))
+    run(lab, "h = torch.ones(3).to('lazyrt')")
+    lab.display_pub.outputs.clear()
+    run(lab, lines)
+
+    (strip,) = displayed(lab)
+    assert "120 pending ops" in strip
+    assert "no boundary has come" not in strip
+
+
+def test_u14_a_model_that_compiles_often_is_read_from_one_table(lab):
+    """S4.02: which graphs there are, what each cost, and why it is not the one before."""
+    census.clear()
+    run(lab, TWO.replace("(3, 4)", "(3, 4, 5)"))
+
+    lines = printed(lab, "%lazy graphs").splitlines()
+    rows = [line.split() for line in lines[2:5]]
+    assert [row[0] for row in rows] == ["graph.1", "graph.2", "graph.3"]
+    assert len({row[1] for row in rows}) == 3
+    assert [row[-2] for row in rows[1:]] == ["graph.1", "graph.2"]
+    assert "is now f32[4]" in lines[6]
+    assert lines[7].endswith("it grows from graph to graph: 3, 4, 5")
+    assert lines[-1].startswith("3 graphs, compiled in ")
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -332,3 +332,80 @@ def test_tokens_of_another_length_are_the_only_cause_in_a_language_model():
     (cause,) = last().causes
     assert cause.kind == "input_shape"
     assert "i64[2,8] is now i64[2,12]" in cause.text
+
+
+def test_u01_random_numbers_that_are_read_each_round_compile_once():
+    """The state of random numbers is an input; only a loop without boundaries grows the graph."""
+    for _ in range(4):
+        float(torch.randn(5, 5, device=DEVICE).sum())
+
+    assert lazyrt.counters()["compiles"] == 1
+
+
+def test_u01_a_chain_of_random_numbers_without_boundaries_says_so():
+    start = torch.zeros(4, device=DEVICE)
+    lazyrt.mark_step()
+
+    def walk(rounds):
+        at = start
+        for _ in range(rounds):
+            at = at + torch.randn(4, device=DEVICE)
+        return float(at.sum())
+
+    for rounds in (1, 2, 3):
+        walk(rounds)
+
+    top = last().top
+    assert top.kind == "loop_count"
+    assert "came 3 times instead of 2" in top.text
+    assert (
+        "random numbers are drawn 1 time more in one step, as no boundary came between the "
+        "rounds" in top.text
+    )
+    assert top.text.endswith("the number grows from graph to graph: 1, 2, 3")
+
+
+def test_u13_a_slice_that_moves_is_told_and_compiles_nothing_more():
+    data = torch.arange(64.0).reshape(16, 4).to(DEVICE)
+    lazyrt.mark_step()
+    for start in range(0, 16, 4):
+        with lazyrt.step():
+            part = (data[start : start + 4] * 2).exp().sum()
+    del part
+
+    (explanation,) = later_explanations()
+    (cause,) = explanation.causes
+    assert cause.kind == "lifted_number"
+    assert cause.text.startswith("the position of a slice at test_causes_styles.py:")
+    assert cause.fix == "nothing to do: further positions compile nothing"
+
+
+def test_u20_a_loop_that_fills_the_pending_graph_up_to_the_limit_is_named():
+    x = torch.ones(3, 3).to(DEVICE)
+    lazyrt.mark_step()
+    with lazyrt.config.scoped(max_pending_nodes=110):
+        for _ in range(130):
+            x = (x * 1.5).t()
+
+    found = lazyrt.compiled_graphs()[-1].explanation
+    assert found is not None
+    (cause,) = found.causes
+    assert cause.kind == "missing_boundary"
+    assert (
+        "more than 110 pending ops cut the graph at test_causes_styles.py:"
+        in cause.text
+    )
+    assert " recorded 2 ops 1" in cause.text
+    assert "lazyrt.mark_step()" in cause.fix
+    assert "config.max_pending_nodes" in cause.fix
+    assert cause.now is not None
+
+
+def test_programs_of_other_lines_that_are_little_alike_are_no_relatives():
+    with lazyrt.step():
+        first = ones(5, 5).exp().sum()
+    with lazyrt.step():
+        second = torch.randn(4, device=DEVICE).exp() * ones(4)
+    del first, second
+
+    assert kinds_of(last()) == ["new_program"]

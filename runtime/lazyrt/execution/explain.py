@@ -9,7 +9,7 @@ from lazyrt.execution.census import closeness
 from lazyrt.execution.why import inputs, key, program
 from lazyrt.execution.why.blocks import Block, repeated_block
 from lazyrt.execution.why.causes import Cause, Explanation, Taken, ranked
-from lazyrt.execution.why.edits import Edits, at, count
+from lazyrt.execution.why.edits import Edits, at, count, place
 from lazyrt.execution.why.growth import with_growth, with_lengths
 from lazyrt.execution.why.sequence import moved_boundary
 from lazyrt.execution.why.types import types_and_constants, types_of_inputs
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # Below this similarity a comparison would list everything.
 _RELATED = 0.4
+# Below this one, a program of other lines is another program.
+_ALIKE = 0.7
 # In this order: each takes out what it explains, and the next one sees the rest.
 _DETECTORS = (
     key.cuts,
@@ -50,6 +52,9 @@ def explain(record: CompiledGraph, census: Census) -> Explanation:
         record: The new graph, with its snapshot.
         census: The graphs before; the nearest of all is compared.
     """
+    limit = key.over_limit(record)
+    if limit is not None:
+        return _alone(record, limit)
     if not len(census):
         return _alone(record, _first_trace(record))
     moved = moved_boundary(record, census)
@@ -57,7 +62,7 @@ def explain(record: CompiledGraph, census: Census) -> Explanation:
         cause, old, rest = moved
         return _compared(record, old, min(1.0, closeness(record, old)), (cause,), rest)
     found = census.nearest(record)
-    if found is None or found[1] < _RELATED:
+    if found is None or found[1] < _RELATED or _is_elsewhere(record, *found):
         cut = key.began_after_a_cut(record, census)
         if cut is not None:
             return _alone(record, cut)
@@ -67,6 +72,19 @@ def explain(record: CompiledGraph, census: Census) -> Explanation:
     earlier = {each.name: each.explanation for each in census}
     causes = with_growth(causes, nearest.name, earlier.get)
     return _compared(record, nearest, similarity, causes, unexplained)
+
+
+def _is_elsewhere(record: CompiledGraph, other: CompiledGraph, alike: float) -> bool:
+    """Return whether two graphs that are not much alike have no line and no module in common."""
+    if alike >= _ALIKE:
+        return False
+    sides = [
+        each.snapshot.vertices if each.snapshot is not None else ()
+        for each in (record, other)
+    ]
+    lines, theirs = ({place(v.site) for v in side} - {None} for side in sides)
+    scopes, scopes_there = ({v.scope for v in side} - {""} for side in sides)
+    return bool(lines and theirs) and not (lines & theirs or scopes & scopes_there)
 
 
 def _compared(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from lazyrt.ir.rounds import lines_of
+
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
@@ -96,15 +98,6 @@ def _read_alike(snapshot: Snapshot, times: int) -> bool:
 
 def _lines(vertices: list[Vertex], ended_at: Site | None) -> str:
     sites = [vertex.site for vertex in vertices if vertex.site is not None]
-    functions = Counter((site.file, site.function) for site in sites)
-    if not functions:
-        return ""
     wanted = (ended_at.file, ended_at.function) if ended_at is not None else None
-    if wanted not in functions:
-        wanted = functions.most_common(1)[0][0]
-    found = [site for site in sites if (site.file, site.function) == wanted]
-    first, last = min(s.line for s in found), max(s.line for s in found)
-    span = f"{first}-{last}" if first != last else f"{first}"
-    if found[0].cell is not None:
-        return f"cell {found[0].cell} line{'s' if first != last else ''} {span}"
-    return f"{found[0].file.rsplit('/', 1)[-1]}:{span}"
+    mine = [site for site in sites if (site.file, site.function) == wanted]
+    return lines_of(mine or sites)

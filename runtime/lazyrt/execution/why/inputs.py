@@ -36,6 +36,13 @@ _CALL_FIX = (
     "call the same modules in each step, and end each step at one place; one compile for each "
     "choice of modules is what it costs"
 )
+_SECOND_STEP = (
+    "nothing to do when it happens once, in the second step, as with an optimizer"
+)
+_HANDED_ON = (
+    "nothing to do when it happens once, as with a state that each step hands to the next; to "
+    "save the compile, end the step after making the first one (`lazyrt.mark_step()`)"
+)
 _ACCUMULATES = (
     "nothing to do where it comes back: the first batch of an update and the later ones are one "
     "graph each; `zero_grad(set_to_none=False)` makes it one graph for all"
@@ -243,7 +250,7 @@ def state(edits: Edits, *, of_optimizer: bool = False) -> list[Cause]:
             kind="state_became_input",
             text=f"state that {edits.before.name} created{at(site)} is an input from now on: "
             f"{count(len(created), 'tensor')}{what}, {count(len(gone), 'fewer creation')}",
-            fix="nothing to do when it happens once, in the second step, as with an optimizer",
+            fix=_SECOND_STEP if _are_an_optimizers(edits, created) else _HANDED_ON,
             variable=names[0] if names else "",
             before=site,
             taken=edits.take(added=near, removed=gone),
@@ -274,9 +281,7 @@ def replaced_creations(edits: Edits) -> list[Cause]:
             text=f"{what}, which {edits.before.name} made by {vertex.op}{at(vertex.site)}, "
             f"{'are results' if many else 'is a result'} of step {origin.step}{at(origin.site)} "
             "now",
-            fix="nothing to do when it happens once, as with a state that each step hands to the "
-            "next; to save the compile, end the step after making the first one "
-            "(`lazyrt.mark_step()`)",
+            fix=_HANDED_ON,
             variable=names[0] if names else "",
             now=leaf_site(edits.b, first),
             before=vertex.site,
@@ -301,6 +306,11 @@ def _creation_before(edits: Edits, leaf: int) -> int | None:
             ):
                 return made
     return None
+
+
+def _are_an_optimizers(edits: Edits, leaves: list[int]) -> bool:
+    names = [edits.b.leaf_names.get(leaf) for leaf in leaves]
+    return any(name is None or name.holder == "optimizer" for name in names)
 
 
 def _forget_untouched_state(edits: Edits) -> None:

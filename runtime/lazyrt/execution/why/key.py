@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from lazyrt.execution.why.causes import Cause, Taken
 from lazyrt.execution.why.edits import at, count, listed, place
 from lazyrt.execution.why.program import is_mode
+from lazyrt.ir.rounds import rounds_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 _FALLBACK = "CPU fallback of "
 _BLOCK = "end of step"
 _LEFT = ", left by "
+_LIMIT = "more than "
+_MARK = "end the step with `lazyrt.mark_step()`"
 _CUT_FIX = (
     "read values after the step has ended (or print them: a print never cuts a step), so that "
     "each step ends at one place"
@@ -298,6 +301,26 @@ def began_after_a_cut(
     return None
 
 
+def over_limit(record: CompiledGraph) -> Cause | None:
+    """Return that the limit of pending ops ended a graph, with the loop that filled it."""
+    what, site = record.key.ended_by
+    if not what.startswith(_LIMIT) or record.snapshot is None:
+        return None
+    nodes = [vertex for vertex in record.snapshot.vertices if not vertex.is_leaf]
+    rounds = rounds_in((vertex.op, vertex.site) for vertex in nodes)
+    told = f": {rounds}" if rounds is not None else ""
+    return Cause(
+        kind="missing_boundary",
+        text=f"no boundary had come when {what.removesuffix(' ops')} ops cut the graph"
+        f"{at(site)}{told}",
+        fix=("end each round with `lazyrt.mark_step()`" if rounds else _MARK)
+        + ", or put it in `with lazyrt.step():`; a step that does need as many ops wants a "
+        "higher `config.max_pending_nodes`",
+        now=site,
+        taken=Taken(added=record.nodes),
+    )
+
+
 def _is_part(missing: int, other: int, size: int) -> bool:
     return missing >= max(1, _CUT_SHARE * size) and other <= _ADDED_SHARE * missing
 
@@ -432,7 +455,7 @@ def _longer(edits: Edits, old: StepKey, new: StepKey) -> list[Cause]:
 
 def is_cut(boundary: tuple[str, Site | None]) -> bool:
     """Return whether a boundary came by a read or a limit, and not by a mark of the program."""
-    return boundary[0].startswith(("read", "more than", _FALLBACK))
+    return boundary[0].startswith(("read", _LIMIT, _FALLBACK))
 
 
 def differs(one: tuple[str, Site | None], other: tuple[str, Site | None]) -> bool:

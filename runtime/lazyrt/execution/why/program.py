@@ -142,12 +142,24 @@ def _repeat(
     return Cause(
         kind="loop_count",
         text=f"the same {count(number, 'operation')}{at(site)} "
-        f"came {new} times instead of {old}",
+        f"came {new} times instead of {old}"
+        + (_draws(snapshot, extra) if sign == "added" else ""),
         fix="run the loop a fixed number of times, or put each round in a step of its own",
         now=site if sign == "added" else None,
         before=site if sign == "removed" else None,
         taken=taken,
         sizes=((old, new),),
+    )
+
+
+def _draws(snapshot: Snapshot, extra: list[int]) -> str:
+    """Return how much further the state of random numbers goes within the step."""
+    draws = sum(snapshot.vertices[k].op in snapshot.random for k in extra)
+    if not draws:
+        return ""
+    return (
+        f"; random numbers are drawn {count(draws, 'time')} more in one step, as no boundary came "
+        "between the rounds"
     )
 
 
@@ -372,7 +384,7 @@ def _kept(edits: Edits) -> list[Cause]:
                 f"boundary of step {step} but not in {before}{more}: "
                 f"{_difference('+', len(mine), len(nodes))}",
                 fix="log after the boundary, or `del` it, or keep a value of it "
-                "(`lazyrt.materialise(t)`), or put it off with a step closure",
+                "(`lazyrt.materialise(t)`), or put it off with a step closure in every step",
                 variable=variable,
                 now=vertex.site,
                 taken=edits.take(added=nodes),
@@ -567,6 +579,8 @@ def lifted_numbers(edits: Edits) -> list[Cause]:
         and not edits.added.issuperset(user for user, _ in users[k])
     ]
     gone = [k for k in edits.removed if edits.a.vertices[k].op in {"float", "int"}]
+    if positions := _positions(edits):
+        return positions
     readers = [edits.b.vertices[k] for k in _readers(edits.b, more)]
     site = first_site(readers)
     if more and len(more) == len(gone):
@@ -585,6 +599,35 @@ def lifted_numbers(edits: Edits) -> list[Cause]:
             taken=edits.take(added=more, changed=changed),
         )
     ]
+
+
+def _positions(edits: Edits) -> list[Cause]:
+    """Return that the position of a slice varies and is an input from now on."""
+    came = [k for k in edits.added if edits.b.vertices[k].op.startswith(_AT)]
+    gone = [k for k in edits.removed if edits.a.vertices[k].op.startswith(_FIXED)]
+    if not came or not gone:
+        return []
+    site = first_site(edits.b.vertices[k] for k in sorted(came))
+    many = len(came) > 1
+    return [
+        Cause(
+            kind="lifted_number",
+            text=f"{'the positions of slices' if many else 'the position of a slice'}{at(site)} "
+            f"{'vary and are inputs' if many else 'varies and is an input'} from now on",
+            fix="nothing to do: further positions compile nothing",
+            now=site,
+            before=first_site(edits.a.vertices[k] for k in sorted(gone)),
+            taken=edits.take(
+                added=_with_leaves(edits.b, came, edits.added), removed=gone
+            ),
+        )
+    ]
+
+
+_AT = (
+    "lazyrt.slice_at", "lazyrt.select_at", "lazyrt.slice_scatter_at", "lazyrt.select_scatter_at",
+)  # fmt: skip
+_FIXED = ("aten.slice", "aten.select")
 
 
 def _other_kind_of_number(

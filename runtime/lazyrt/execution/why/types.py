@@ -350,7 +350,13 @@ def _cause(
     return Cause(
         kind=kind,
         text=text,
-        fix=_fix(kind, before, now, are_parameters=are_parameters),
+        fix=_fix(
+            kind,
+            before,
+            now,
+            parameters=sum(_is_parameter(edits, k) for k in vertices),
+            of=len(vertices),
+        ),
         variable=names[0] if names else "",
         now=now.site if not now.is_leaf else leaf_site(edits.b, first),
         before=before.site
@@ -401,9 +407,10 @@ def _differing(before: Vertex, now: Vertex) -> tuple[str, str]:
     return next(pair for pair in pairs if pair[0] != pair[1])
 
 
-def _fix(kind: Kind, before: Vertex, now: Vertex, *, are_parameters: bool) -> str:
-    if kind == "input_dtype" and are_parameters:
-        return _MODEL_DTYPE
+def _fix(kind: Kind, before: Vertex, now: Vertex, *, parameters: int, of: int) -> str:
+    """Return what to do; of the inputs that changed, so many are parameters."""
+    if kind == "input_dtype" and parameters and now.is_leaf:
+        return _MODEL_DTYPE if parameters == of else _BOTH_DTYPES
     if kind == "baked_constant" and not takes_tensor(now.op, _place(before, now)):
         return _ONLY_NUMBERS
     return _FIXES[kind]
@@ -492,6 +499,7 @@ def _dtypes(vertex: Vertex) -> tuple[str, ...]:
 
 _ONLY_NUMBERS = "keep to one value or to a few: each compiles once, and the op takes no tensor in its place"
 _MODEL_DTYPE = "convert the model once, before the loop (`model.to(dtype)`)"
+_BOTH_DTYPES = "convert the model once, before the loop (`model.to(dtype)`), and the data when it is loaded"
 _FIXES: dict[str, str] = {
     "input_shape": "give every batch one shape: drop the last incomplete one, pad it, or "
     "sort sizes into a few buckets",
