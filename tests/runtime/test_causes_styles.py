@@ -224,6 +224,23 @@ def test_a_checkpoint_that_holds_the_memory_is_named_beside_the_parameters():
     assert "hold their data now" in cause.text
 
 
+def test_data_that_a_step_copied_from_a_tensor_that_is_gone_is_told_as_that():
+    state = ones(4)
+    for copies in (False, True):
+        if copies:
+            saved = state.clone()
+            lazyrt.mark_step()
+            state.copy_(saved)
+            del saved
+        with lazyrt.step():
+            state.add_(1)
+
+    cause = last().top
+    assert cause.kind == "donation"
+    assert "data came from `saved` in this step" in cause.text
+    assert "end the step after the copy" in cause.fix
+
+
 def test_a_decay_that_is_set_later_is_an_option_of_the_optimizer():
     model = nn.Linear(4, 3).to(DEVICE)
     groups: list[dict[str, Any]] = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from lazyrt.config import config
@@ -14,6 +15,7 @@ from lazyrt.execution.why.growth import with_growth, with_lengths
 from lazyrt.execution.why.sequence import moved_boundary
 from lazyrt.execution.why.types import types_and_constants, types_of_inputs
 from lazyrt.execution.why.updates import updates
+from lazyrt.ir.match import shared
 
 if TYPE_CHECKING:
     from lazyrt.execution.census import Census, CompiledGraph
@@ -75,13 +77,19 @@ def explain(record: CompiledGraph, census: Census) -> Explanation:
 
 
 def _is_elsewhere(record: CompiledGraph, other: CompiledGraph, alike: float) -> bool:
-    """Return whether two graphs that are not much alike have no line and no module in common."""
+    """Return whether two graphs that are little alike have no line and no module in common.
+
+    The same ops on other lines, and in other sizes, may well be the same program.
+    """
     if alike >= _ALIKE:
         return False
     sides = [
         each.snapshot.vertices if each.snapshot is not None else ()
         for each in (record, other)
     ]
+    ours, other_ops = (Counter(v.op for v in side) for side in sides)
+    if shared(ours, other_ops) >= _ALIKE * max(ours.total(), other_ops.total()):
+        return False
     lines, theirs = ({place(v.site) for v in side} - {None} for side in sides)
     scopes, scopes_there = ({v.scope for v in side} - {""} for side in sides)
     return bool(lines and theirs) and not (lines & theirs or scopes & scopes_there)

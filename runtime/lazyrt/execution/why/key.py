@@ -35,6 +35,14 @@ _LEFT_FIX = (
     "mend the error; or choose with `step(on_error=...)` what becomes of the work of a step that "
     "an error leaves, which runs as a graph of its own by default"
 )
+_HELD_FIX = (
+    "drop the other reference (an alias such as `.detach()` or a saved copy of the state) before "
+    "the boundary, or keep it in every step"
+)
+_COPIED_FIX = (
+    "end the step after the copy or the load (`lazyrt.mark_step()`), so that the next one begins "
+    "with memory of its own"
+)
 _BY_MODE = {
     "eager": "what the debug mode ran by itself is an input of this graph or of none",
     "opbyop": "a read in that mode is answered op by op and does not end the step, as it "
@@ -111,6 +119,9 @@ def _donation(before: CompiledGraph, now: CompiledGraph) -> Cause:
         holds = "hold" if len(kept) > 1 and other == holder else "holds"
         parts.append(
             f"{was} {verbs[0]} overwritten in place, but {other} {holds} {verbs[1]} data now"
+            if not _came_from_others(now, kept)
+            else f"{was} {verbs[0]} overwritten in place, but {verbs[1]} data came from "
+            f"{other if other == holder else 'another tensor'} in this step"
         )
     if given:
         verb = "gives" if len(given) == 1 else "give"
@@ -119,12 +130,19 @@ def _donation(before: CompiledGraph, now: CompiledGraph) -> Cause:
         kind="donation",
         text=f"the graph is that of {before.name}, but its memory is used in another way: "
         + "; ".join(parts),
-        fix="drop the other reference (an alias such as `.detach()` or a saved copy of the "
-        "state) before the boundary, or keep it in every step",
+        fix=_COPIED_FIX if _came_from_others(now, kept) else _HELD_FIX,
         variable=_first_name(before, kept) if kept else _first_name(now, given),
         now=now.key.ended_by[1],
         before=before.key.ended_by[1],
         taken=Taken(changed=len(kept) + len(given)),
+    )
+
+
+def _came_from_others(record: CompiledGraph, positions: set[int]) -> bool:
+    """Return whether the tensors that gave these inputs are gone: the step copied their data."""
+    origins = record.snapshot.origins if record.snapshot is not None else {}
+    return bool(positions) and all(
+        k in origins and origins[k].dropped for k in positions
     )
 
 
