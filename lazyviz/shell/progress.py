@@ -47,6 +47,10 @@ _VERBS = {
 }
 _SHOWN = frozenset(("CompileProgress", "TransferProgress"))
 _PHASES = frozenset(("CompileStarted", "LoweringFinished", "CompileFinished"))
+# What single ops tell while they run one by one.
+_OF_ONE_OP = frozenset(
+    ("WaitFinished", "OpExecuted", "CompileStarted", "CompileFinished")
+)
 _FOLLOWED = _SHOWN | {"WaitFinished", "BarrierFinished", "TensorMaterialised"}
 _COPIES = {"to_device": "to the device", "to_host": "to the host"}
 
@@ -62,7 +66,9 @@ class Wait:
         elapsed_ns: So far.
         expected: How long it will take.
         cause, site: The barrier that waits; empty for a look.
-        copy, done: What is copied where, and how much of it by now; for a transfer.
+        copy: What is copied where, for a transfer.
+        done: How much is copied, or how many ops have run, by now.
+        one_by_one: Whether ops run one by one.
     """
 
     phase: str
@@ -74,6 +80,7 @@ class Wait:
     site: str = ""
     copy: str = ""
     done: str = ""
+    one_by_one: bool = False
 
     @property
     def what(self) -> str:
@@ -142,7 +149,8 @@ class Progress:
             self._note_wait(event)  # type: ignore[arg-type]
         elif kind in {"BarrierFinished", "TensorMaterialised"}:
             self._barrier = None
-        if self.shown:
+        goes_on = self._now is not None and self._now.one_by_one
+        if self.shown and not (goes_on and kind in _OF_ONE_OP):
             self.clear()
         return False
 
@@ -194,6 +202,8 @@ class Progress:
 
     def _wait(self, event: CompileProgress) -> Wait:
         look = event.purpose == "peek"
+        if event.done is not None:
+            return _one_by_one(event, look=look)
         barrier = None if look else self._barrier
         nodes = event.nodes or self.expectations.nodes(event.fingerprint)
         if event.phase == "execute":
@@ -280,6 +290,21 @@ class Progress:
         self._shell.display_pub.publish(
             data, metadata={}, transient=transient, update=update
         )
+
+
+def _one_by_one(event: CompileProgress, *, look: bool) -> Wait:
+    """Return how far a run of single ops is: most of it is compiling kinds of op that are new."""
+    done = event.done or 0
+    whole = event.elapsed_ns * event.nodes // max(done, 1)
+    return Wait(
+        phase="execute",
+        nodes=event.nodes,
+        look=look,
+        elapsed_ns=event.elapsed_ns,
+        expected=Expected(whole, "at its speed so far") if done else Expected(),
+        done=f"{done:,} done",
+        one_by_one=True,
+    )
 
 
 def _transfer(event: TransferProgress) -> Wait:

@@ -158,11 +158,14 @@ def captured(step=1, fingerprint="aa"):
     )
 
 
-def progress(phase="compile", nodes=214, elapsed_ns=1_500_000_000, purpose="step"):
+def progress(
+    phase="compile", nodes=214, elapsed_ns=1_500_000_000, purpose="step", done=None
+):
     return events.CompileProgress(
         fingerprint="aa",
         purpose=purpose,
         phase=phase,
         nodes=nodes,
         elapsed_ns=elapsed_ns,
+        done=done,
     )

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import lazyrt
+from lazyrt.execution import op_by_op
 from lazyrt.observe import events
 from lazyrt.observe.events import Site
 from lazyviz.shell.progress import Progress
@@ -228,6 +229,57 @@ def test_a_short_wait_leaves_no_line(notebook):
     progress.take(fakes.waited(duration_ns=900_000_000))
 
     assert not progress.waits
+
+
+def test_ops_that_run_one_by_one_say_how_many_have(notebook):
+    """What single ops tell meanwhile takes nothing away; the value itself does."""
+    progress = Progress(notebook)
+
+    progress.take(fakes.progress("execute", 1428, purpose="peek", done=357))
+    progress.take(fakes.waited())
+    progress.take(
+        fakes.progress("execute", 1428, 2_000_000_000, purpose="peek", done=1000)
+    )
+    progress.take(
+        events.TensorMaterialised(
+            node_id=1,
+            strategy="op by op",
+            nodes=1428,
+            reused=0,
+            duration_ns=1,
+            site=None,
+        )
+    )
+
+    running = "running 1,428 ops to show a value"
+    assert published(notebook) == [
+        (False, None),
+        (True, f"{running} · 1.5 s of about 6.0 s (at its speed so far) · 357 done"),
+        (True, f"{running} · 2.0 s of about 2.9 s (at its speed so far) · 1,000 done"),
+        (True, None),
+    ]
+    assert not progress.waits
+
+
+def test_a_print_whose_ops_run_one_by_one_shows_progress(notebook, monkeypatch):
+    """A wait of more than a second, here of none, whatever each op of it takes."""
+    notebook.run_line_magic("load_ext", "lazyviz")
+    monkeypatch.setattr(op_by_op, "_PAUSE_NS", 0)
+    x = torch.ones(3, device="lazyrt")
+    for _ in range(20):
+        x = torch.tanh(x) + 1
+
+    notebook.run_cell("def show(x): print(x)", store_history=True)
+    notebook.push({"x": x})
+    with lazyrt.config.scoped(progress_after_s=0.0):
+        notebook.run_cell("show(x)", store_history=True)
+
+    texts = [text for _, text in published(notebook) if text]
+    notebook.run_line_magic("unload_ext", "lazyviz")
+    counted = [text for text in texts if "done" in text]
+    assert len(counted) > 10
+    assert counted[-1].startswith("running 41 ops to show a value")
+    assert lazyrt.is_pending(x)
 
 
 def test_a_long_copy_says_how_far_it_is(notebook):

@@ -5,6 +5,8 @@ import torch
 from torch import nn
 
 import lazyrt
+from lazyrt.config import config
+from lazyrt.execution import op_by_op
 from lazyrt.observe import events
 from tests.harness import DEVICE, cold_start, recorded
 
@@ -177,3 +179,29 @@ def test_a_step_after_the_mode_is_the_graph_it_was_before():
 
     assert step(read=True) == first
     assert (lazyrt.counters() - before)["compiles"] == 0
+
+
+@pytest.mark.not_eager("reads what is pending")
+def test_a_long_run_says_how_many_ops_have_run(monkeypatch):
+    monkeypatch.setattr(op_by_op, "_PAUSE_NS", 0)
+    x = torch.ones(3, device=DEVICE)
+    for _ in range(4):
+        x = torch.tanh(x)
+
+    with (
+        config.scoped(op_by_op_reads=True, progress_after_s=0.0),
+        recorded(events.CompileProgress) as found,
+    ):
+        x.tolist()
+
+    told = [(e.purpose, e.nodes, e.done) for e in found if e.done is not None]
+    assert told == [("op by op", 5, done) for done in range(5)]
+
+
+def test_a_short_run_says_nothing_of_it():
+    x = torch.tanh(torch.ones(3, device=DEVICE))
+
+    with recorded(events.CompileProgress) as found:
+        repr(x)
+
+    assert not [e for e in found if e.done is not None]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from lazyrt import jax_compat
+from lazyrt.config import config
 from lazyrt.execution import compiler, forks, memory, watcher
 from lazyrt.ir.live import pending
 from lazyrt.ir.node import Leaf, Node, Value, iter_values, visit
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 Values = dict[Value, Any]
 
+_PAUSE_NS = 500_000_000  # between two notes of progress
 # The step in which each mode last ran a single op.
 _last_step: dict[SingleOps, int] = {}
 
@@ -84,6 +86,38 @@ def run_node(node: Node, values: Values, purpose: Purpose = "op") -> Ran:
         if output is not None:
             values[output] = next(found)
     return Ran(results, token)
+
+
+class Tally:
+    """Tells listeners how far a run of single ops is, once it has taken a while.
+
+    Args:
+        nodes: How many there are to run.
+        purpose: Who runs them.
+    """
+
+    def __init__(self, nodes: int, purpose: Purpose) -> None:
+        self._nodes = nodes
+        self._purpose = purpose
+        self._start = time.perf_counter_ns()
+        self._due = self._start + int(config.progress_after_s * 1e9)
+
+    def note(self, done: int) -> None:
+        """Say that so many have run, if it is time."""
+        now = time.perf_counter_ns()
+        if now < self._due:
+            return
+        self._due = now + _PAUSE_NS
+        events.emit(
+            events.CompileProgress(
+                fingerprint="op by op",
+                purpose=self._purpose,
+                phase="execute",
+                nodes=self._nodes,
+                elapsed_ns=now - self._start,
+                done=done,
+            )
+        )
 
 
 def read(value: Value, values: Values) -> Any:
@@ -195,8 +229,10 @@ def compute(roots: Iterable[Value]) -> tuple[Values, int]:
     cone, _ = cone_of(wanted, ())
     uses = last_uses(cone, wanted)
     values: Values = {}
+    tally = Tally(len(cone), "op by op")
     with jax_compat.scope():
         for number, node in enumerate(cone):
+            tally.note(number)
             times = pending.runs[node] = pending.runs.get(node, 0) + 1
             run_and_tell(node, values, "op by op", times=times)
             for value in uses.get(number, ()):

@@ -17,7 +17,7 @@ from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.execution import compiler, forks, memory, pace, watcher
 from lazyrt.execution.executor import Plan, pack_arguments, plan_of
-from lazyrt.execution.op_by_op import cone_of, last_uses, run_node
+from lazyrt.execution.op_by_op import Tally, cone_of, last_uses, run_node
 from lazyrt.ir import costs
 from lazyrt.ir.budgets import make_room
 from lazyrt.ir.fingerprint import canonicalise
@@ -180,8 +180,10 @@ def _run_op_by_op(wanted: tuple[Value, ...], cone: list[Node]) -> list[Any]:
     last_use = last_uses(cone, wanted)
     token: Any = None
     started = time.perf_counter_ns()
+    tally = Tally(len(cone), "peek")
     with jax_compat.scope():
         for number, node in enumerate(cone):
+            tally.note(number)
             token = run_node(node, values).token
             for operand in last_use.get(number, ()):
                 if not remember(operand, values[operand]):

@@ -135,13 +135,18 @@ class CompileStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileProgress(Event):
-    """A compile or execution that has been going on for a while; repeated about twice a second."""
+    """A compile or execution that has been going on for a while; repeated about twice a second.
+
+    Attributes:
+        done: How many of the nodes have run, where they run one by one; None otherwise.
+    """
 
     fingerprint: str
     purpose: Purpose
     phase: Literal["compile", "execute"]
     nodes: int
     elapsed_ns: int
+    done: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
