@@ -7,6 +7,7 @@ import time
 from concurrent.futures import Future
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -18,6 +19,7 @@ from lazyrt.errors import FrozenError
 from lazyrt.execution import compiler, executor, peek, watcher
 from lazyrt.execution.executor import barrier
 from lazyrt.ir import live
+from lazyrt.ir.fingerprint import canonicalise
 from lazyrt.observe import events
 from tests.harness import (
     DEVICE,
@@ -399,6 +401,56 @@ def test_the_second_lowering_path_is_taken_when_the_first_fails(monkeypatch):
         lazyrt.mark_step()
 
     check_work(*tensors)
+
+
+@pytest.mark.parametrize("hidden", ["", "ordered_effects", "out_handler"])
+def test_the_shortest_way_to_run_gives_what_jaxs_own_call_gives(hidden, monkeypatch):
+    """Where jax's objects are not as expected, its own call is the way, with equal results."""
+    x = torch.arange(6.0, device="lazyrt").view(2, 3)
+    y = x @ x.T * 0.5
+    roots = executor.pending_roots()
+    graph = canonicalise(roots)
+    executable = compiler.compile_graph(graph, {}, fast=True, purpose="peek")
+    plan = executor.plan_of(graph, executable, roots)
+    inner = plan.executable._executable.unsafe_call
+    own_calls = []
+
+    def own_call(executable: Any) -> Any:
+        own_calls.append(executable)
+        return executable
+
+    monkeypatch.setattr(jax_compat, "dispatcher", own_call)
+    if hidden:
+        monkeypatch.setattr(inner, hidden, ["something"])
+    launch = jax_compat.launcher(plan.executable)
+    with jax_compat.scope():
+        results = launch(executor.pack_arguments(plan))
+        expected = plan.executable(*executor.pack_arguments(plan))
+    assert [r.tolist() for r in results] == [r.tolist() for r in expected]
+    assert len(own_calls) == bool(hidden)
+    torch.testing.assert_close(y.cpu(), x.cpu() @ x.cpu().T * 0.5)
+
+
+def test_numbers_go_to_the_device_whichever_way_jax_offers(monkeypatch):
+    numbers = np.array([1.5, 2**53 + 2.0])
+    with jax_compat.scope():
+        quick = jax_compat.giver(2, dtype=np.float64)(numbers.copy())
+        monkeypatch.setattr(jax_compat, "_batched_device_put", None)
+        slow = jax_compat.giver(2, dtype=np.float64)(numbers.copy())
+    assert quick.dtype == slow.dtype == np.float64
+    assert quick.tolist() == slow.tolist() == numbers.tolist()
+    assert quick.committed == slow.committed
+
+
+def test_a_step_that_leaves_out_numbers_packs_the_others():
+    """Dead code lifts numbers too: the graph reads some of those that the step holds."""
+    x = torch.ones(3, device="lazyrt")
+    for dead in (False, True, False):
+        if dead:
+            x * 0.25
+        y = x * 0.5 + x * 0.75
+        lazyrt.mark_step()
+        assert y.tolist() == [1.25] * 3
 
 
 def test_a_failed_execution_leaves_every_tensor_usable(monkeypatch):

@@ -63,7 +63,7 @@ _OWN_REFERENCES = 4
 
 
 _Picker = Callable[[Sequence[Any]], Sequence[Any]]
-_Indices = np.ndarray[Any, Any] | None
+_Packer = Callable[[Sequence[Any]], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,9 @@ class Plan:
     """How to run one graph: the executable, and where its arguments and results belong.
 
     Attributes:
+        launch: Runs the executable on its arguments.
         take: Picks the arguments that are data from `PendingStep.inputs`.
-        floats, ints, rng: Likewise for packed numbers, as index arrays; None when empty.
+        floats, ints, rng: Likewise for packed numbers; None when there are none.
         order: For each wanted value, its position among the results.
         arrange: Puts results into that order.
         donated: How many arguments give up their memory.
@@ -82,11 +83,12 @@ class Plan:
     """
 
     executable: Any
+    launch: jax_compat.Launcher
     graph: Canonical
     take: _Picker
-    floats: _Indices
-    ints: _Indices
-    rng: _Indices
+    floats: _Packer | None
+    ints: _Packer | None
+    rng: _Packer | None
     order: tuple[int, ...]
     arrange: _Picker
     donated: int
@@ -357,11 +359,12 @@ def plan_of(
     order = tuple(rank[value] for value in wanted)
     return Plan(
         executable=executable,
+        launch=jax_compat.launcher(executable),
         graph=graph,
         take=_picker([leaf.position for leaf in graph.data]),
-        floats=_indices(graph.floats),
-        ints=_indices(graph.ints),
-        rng=_indices(graph.rng),
+        floats=_packer(graph.floats, np.float64),
+        ints=_packer(graph.ints, np.int64),
+        rng=_packer(graph.rng, np.uint64),
         order=order,
         arrange=_picker(order),
         donated=donated,
@@ -378,30 +381,42 @@ def _picker(positions: Sequence[int]) -> _Picker:
     return lambda items: [items[position] for position in positions]
 
 
-def _indices(leaves: tuple[Leaf, ...]) -> _Indices:
-    return np.array([leaf.position for leaf in leaves]) if leaves else None
+def _packer(leaves: tuple[Leaf, ...], dtype: Any) -> _Packer | None:
+    """Return a function that puts some of the pending numbers into one device array."""
+    if not leaves:
+        return None
+    positions = np.array([leaf.position for leaf in leaves])
+    give = jax_compat.giver(len(leaves), *leaves[0].shape, dtype=dtype)
+    are_all = np.array_equal(positions, np.arange(len(leaves)))
+
+    def pack(numbers: Sequence[Any]) -> Any:
+        packed = np.array(numbers, dtype)
+        is_whole = are_all and len(numbers) == len(leaves)
+        return give(packed if is_whole else packed[positions])
+
+    return pack
 
 
 def pack_arguments(plan: Plan) -> list[Any]:
-    """Return the executable's arguments from the pending step's inputs."""
-    inputs = pending.inputs
-    args = [*plan.take(inputs)]
+    """Return the executable's arguments from the pending step's inputs; within `scope()`."""
+    args = [*plan.take(pending.inputs)]
     if plan.floats is not None:
-        args.append(np.array(pending.floats, np.float64)[plan.floats])
+        args.append(plan.floats(pending.floats))
     if plan.ints is not None:
-        args.append(np.array(pending.ints, np.int64)[plan.ints])
+        args.append(plan.ints(pending.ints))
     if plan.rng is not None:
-        args.append(np.array(pending.rng, np.uint64)[plan.rng])
+        args.append(plan.rng(pending.rng))
     return args
 
 
 def run_plan(plan: Plan, purpose: Literal["step", "peek"] = "step") -> Sequence[Any]:
     """Hand a plan to the device; return the data of the wanted values, in their order."""
-    args = pack_arguments(plan)
-    started = time.perf_counter_ns()
     graph = plan.graph
     with memory.explained(memory.what_runs(len(graph.nodes))), jax_compat.scope():
-        *results, token = jax_compat.dispatcher(plan.executable)(*args)
+        args = pack_arguments(plan)
+        started = time.perf_counter_ns()
+        results = plan.launch(args)
+    token = results.pop()
     events.emit(
         events.ExecuteStarted(
             fingerprint=graph.fingerprint,

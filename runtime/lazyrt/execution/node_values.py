@@ -188,7 +188,7 @@ def _run(
     plan = plan_of(graph, executable, roots)
     plan.make_sure_it_fits()
     with jax_compat.scope():
-        *results, _ = jax_compat.dispatcher(executable)(*pack_arguments(plan))
+        results = plan.launch(pack_arguments(plan))
     return {
         root: results[rank] for rank, root in zip(plan.order, roots, strict=True)
     }, executable

@@ -164,10 +164,11 @@ def _run_slice(
         make_room("slices", _slices, "max_slices")
         plan = _slices[_key(values)] = plan_of(graph, executable, values)
     plan.make_sure_it_fits()
-    args = pack_arguments(plan)
-    started = time.perf_counter_ns()
     with memory.explained(memory.what_runs(len(cone))), jax_compat.scope():
-        *results, token = jax_compat.dispatcher(plan.executable)(*args)
+        args = pack_arguments(plan)
+        started = time.perf_counter_ns()
+        results = plan.launch(args)
+    token = results.pop()
     _tell_execution(plan.graph.fingerprint, len(cone), len(args), token, started)
     found = [*plan.arrange(results)]
     for value, data in zip(values, found, strict=True):

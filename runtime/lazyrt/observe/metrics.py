@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +66,7 @@ _TRANSFER_NAMES = {
 _UNMARKED = ("read by ", "CPU fallback of ", "more than ")
 _MAX_STEPS = 1024
 _MAX_GRAPHS = 1024
+_MOST_WAITING = 256
 
 
 class Counters(Mapping[str, int]):
@@ -94,16 +95,24 @@ class Counters(Mapping[str, int]):
 
 
 class Metrics:
-    """Listens to every event and counts."""
+    """Listens to every event and counts, many at once or when somebody reads.
+
+    Between two barriers a program pushes the code and the data of counting out of the processor's
+    caches: a barrier's five events, counted at once, took a tenth of its time.
+    """
 
     def __init__(self) -> None:
         # An event while one is counted: a finaliser's, which a garbage collection may run.
         self._lock = threading.RLock()
+        self._new: deque[tuple[int, events.Event]] = deque()
+        self._is_counting = False
+        self._now = 0
         self.reset()
 
     def reset(self) -> None:
         """Start again from zero."""
         with self._lock:
+            self._new.clear()
             self.counts = dict.fromkeys(NAMES, 0)
             self._series: dict[str, Series] = {}
             self._marks = 0
@@ -119,14 +128,26 @@ class Metrics:
             self._ops_of: dict[str, events.OpCounts] = {}
 
     def __call__(self, event: events.Event) -> None:
-        """Count one event."""
-        with self._lock:
-            self._count(event)
+        """Take one event in, with its time."""
+        new = self._new
+        new.append((time.perf_counter_ns(), event))
+        if len(new) >= _MOST_WAITING:
+            with self._lock:
+                self._catch_up()
 
-    def _count(self, event: events.Event) -> None:
-        count = _COUNTED.get(type(event))
-        if count is not None:
-            count(self, event)
+    def _catch_up(self) -> None:
+        """Count the events that came since the last time, those that come meanwhile included."""
+        if self._is_counting:
+            return
+        self._is_counting = True
+        try:
+            while self._new:
+                self._now, event = self._new.popleft()
+                count = _COUNTED.get(type(event))
+                if count is not None:
+                    count(self, event)
+        finally:
+            self._is_counting = False
 
     def _count_dispatch(self, event: events.ExecuteStarted) -> None:
         step = event.purpose == "step"
@@ -260,18 +281,20 @@ class Metrics:
         series = self._series.get(name)
         if series is None:
             series = self._series[name] = Series(unit)
-        sample = Sample(time.perf_counter_ns(), value, graph, reason, site)
+        sample = Sample(self._now, value, graph, reason, site)
         series.add(sample)
         return sample
 
     def counters(self) -> Counters:
         """Return the counts as they are now."""
         with self._lock:
+            self._catch_up()
             return Counters(self.counts)
 
     def report(self, percentiles: Sequence[float] = PERCENTILES) -> Report:
         """Return every metric and counter as they are now."""
         with self._lock:
+            self._catch_up()
             return Report(
                 {
                     name: summarise(series, percentiles)
@@ -292,6 +315,7 @@ class Metrics:
             name: A name of the report, or one of the original's old names.
         """
         with self._lock:
+            self._catch_up()
             series = self._series.get(ALIASES.get(name, name))
             if series is None:
                 return None
@@ -300,11 +324,13 @@ class Metrics:
     def clear_samples(self) -> None:
         """Forget the samples of all metrics; counters stay."""
         with self._lock:
+            self._catch_up()
             self._series.clear()
 
     def clear_counters(self) -> None:
         """Set all counters to zero; the samples stay."""
         with self._lock:
+            self._catch_up()
             self.counts = dict.fromkeys(NAMES, 0)
             self._marks = 0
             self._read_barriers.clear()
