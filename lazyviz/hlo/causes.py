@@ -245,7 +245,7 @@ def _outputs(found: GraphDiff) -> Iterator[str]:
             found.outputs.removed
         ):
             continue
-        count = len(_cone(graph, outputs, mine))
+        count = len(_alone(graph, outputs, mine))
         many = what
         if len(outputs) > 1:
             many = what.replace("one", f"{len(outputs):,}", 1).replace(
@@ -256,8 +256,28 @@ def _outputs(found: GraphDiff) -> Iterator[str]:
         node = outputs[0]
         yield (
             f"{many}: {graph.names[node]} {graph.types[node]}{_where(graph, [node])}, "
-            f"{sign}{count:,} instructions that nothing else needs"
+            + _needed(count, sign, is_lone=node in mine)
         )
+
+
+def _needed(count: int, sign: str, *, is_lone: bool) -> str:
+    if count:
+        noun = "instruction" if count == 1 else "instructions"
+        return f"{sign}{count:,} {noun} that nothing else needs"
+    return "which other instructions need too" if is_lone else "which both compute"
+
+
+def _alone(graph: Graph, outputs: Iterable[int], inside: set[int]) -> set[int]:
+    """Return what only some outputs need, of the nodes `inside`."""
+    wanted = set(outputs)
+    others = {node for node in graph.outputs if node not in wanted}
+    others |= {
+        operand
+        for node, operands in enumerate(graph.operands)
+        if node not in inside
+        for operand in operands
+    }
+    return _cone(graph, wanted, inside) - _cone(graph, others, inside)
 
 
 def _cone(graph: Graph, roots: Iterable[int], inside: set[int]) -> set[int]:

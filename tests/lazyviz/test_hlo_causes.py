@@ -111,3 +111,24 @@ def test_inputs_that_one_side_has_alone_are_named_and_move_no_others():
     assert f"{count} inputs more: " in said
     assert "another order" not in said
     assert f"{count} inputs fewer: " in diff_text(diff(b, a))
+
+
+def test_an_output_that_both_compute_says_so():
+    text = "HloModule m\nENTRY e {\n  a = f32[4] parameter(0)\n  t = f32[4] tanh(a)\n  s = f32[4] sine(t)\n  ROOT r = (f32[4]) tuple(s)\n}\n"
+    more = text.replace("(f32[4]) tuple(s)", "(f32[4], f32[4]) tuple(s, t)")
+
+    (said,) = sentences(diff(parse(text), parse(more)))
+    assert said == "one more output: %t f32[4], which both compute"
+
+
+def test_a_new_value_between_two_known_ones_that_is_a_result_too():
+    """S4.05: what another path added is not computed for the output alone."""
+    text = "HloModule m\nENTRY e {\n  a = f32[4] parameter(0)\n  b = f32[4] exponential(a)\n  s = f32[4] sine(b)\n  ROOT r = (f32[4]) tuple(s)\n}\n"
+    more = (
+        text.replace("sine(b)", "sine(t)")
+        .replace("  s =", "  t = f32[4] tanh(b)\n  s =")
+        .replace("(f32[4]) tuple(s)", "(f32[4], f32[4]) tuple(s, t)")
+    )
+
+    (said,) = sentences(diff(parse(text), parse(more)))
+    assert said == "one more output: %t f32[4], which other instructions need too"

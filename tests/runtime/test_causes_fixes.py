@@ -73,6 +73,7 @@ def number(what, part):
 
 
 def logged_norm(what, part):
+    """S4.18: logging after the step makes its graph another one."""
     x = ones(4)
     lazyrt.mark_step()
     log: list[Any] = []
@@ -353,3 +354,27 @@ def test_without_the_fix_the_cause_is_named_and_tells_of_it(program):
     told = " ".join(cause.fix for cause in causes)
     for fix in fixes:
         assert fix in told, told
+
+
+def test_s4_18_a_log_within_the_step_is_named_with_its_line_and_the_closure_to_write():
+    """The extra root's line is that of the op, its name the log's, and the patch runs as it is."""
+    x, logs = ones(4), []
+
+    def train(*, logs_now):
+        with lazyrt.step():
+            y = x.exp()
+            if logs_now:
+                logs.append(y.max())
+            return y.sum()
+
+    train(logs_now=False)
+    train(logs_now=True)
+
+    found = lazyrt.explain()
+    assert found is not None
+    (cause,) = found.causes
+    assert cause.kind == "live_tensor"
+    assert cause.variable == "logs[0]"
+    assert cause.now is not None
+    assert cause.now.line == train.__code__.co_firstlineno + 4
+    assert "`lazyrt.add_step_closure(logs.append, (t,))`" in cause.fix

@@ -136,7 +136,7 @@ def test_a_state_that_each_step_hands_to_the_next_is_told_once_with_what_made_it
 
 
 def test_guidance_that_sets_in_late_is_a_branch_and_no_regrouping():
-    """Sampling with a model whose input is joined from two tensors, once and then twice."""
+    """U.19: sampling with a model whose input is joined from two tensors, once and then twice."""
     net = nn.Linear(5, 4).to(DEVICE)
 
     def noise(x, t, guides):

@@ -363,7 +363,7 @@ def tokens(rows):
 
 
 def test_of_an_incomplete_last_batch_the_input_is_the_only_cause():
-    """Views, transposes and the factors 1/N of its gradients follow from it."""
+    """U.17: views, transposes and the factors 1/N of its gradients follow from it."""
     train, _ = encoder_steps()
     train(tokens(4))
     train(tokens(3))

@@ -150,6 +150,7 @@ def test_old_graphs_give_up_their_memory_and_keep_their_record(monkeypatch):
 
 @pytest.mark.lazy_only("is about compiled steps")
 def test_dumps_are_named_by_graph_and_count_as_no_compile(tmp_path):
+    """S4.01: a unique name for each graph, in memory and on disk, in five forms."""
     double(on_device(3))
     double(on_device(4))
     compiles = lazyrt.counters()["compiles"]

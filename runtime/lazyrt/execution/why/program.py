@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ _WHOLE = 0.8
 _CONCATENATIONS = ("aten.cat", "aten.stack")
 _PARTS = ("aten.slice", "aten.split", "aten.narrow")
 _SHOWN_OPS = 3
+_ITEM = re.compile(r"(.+)\[\d+\]")
 # Of a line alone, so many kinds of op tell that it is a loop's.
 _LINES_OPS = 4
 
@@ -384,7 +386,8 @@ def _kept(edits: Edits) -> list[Cause]:
                 f"boundary of step {step} but not in {before}{more}: "
                 f"{_difference('+', len(mine), len(nodes))}",
                 fix="log after the boundary, or `del` it, or keep a value of it "
-                "(`lazyrt.materialise(t)`), or put it off with a step closure in every step",
+                "(`lazyrt.materialise(t)`), or put it off with a step closure in every step: "
+                f"`lazyrt.add_step_closure({_keeper(variable)}, (t,))`",
                 variable=variable,
                 now=vertex.site,
                 taken=edits.take(added=nodes),
@@ -392,6 +395,17 @@ def _kept(edits: Edits) -> list[Cause]:
         )
         edits.new_roots = [k for k in edits.new_roots if k not in mine]
     return causes
+
+
+def _keeper(variable: str) -> str:
+    """Return what keeps a tensor, as a function: `history.append` for `history[3]`.
+
+    Example:
+        >>> _keeper("self.log['loss'][12]"), _keeper("best")
+        ("self.log['loss'].append", 'f')
+    """
+    item = _ITEM.fullmatch(variable)
+    return f"{item[1]}.append" if item is not None else "f"
 
 
 def _is_saved(edits: Edits, root: int) -> bool:
