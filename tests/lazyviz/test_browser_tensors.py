@@ -144,6 +144,17 @@ def test_growth_and_names_are_text(page):
     set_theme(page, "Light")
 
 
+def test_no_column_lies_under_the_buttons(page):
+    """S4.11: beside a file browser, too, all that a row says can be read."""
+    hidden = page.evaluate(
+        "() => [...document.querySelectorAll('.lzl-table tbody tr')].map(row => {"
+        " const cells = [...row.cells].map(cell => cell.getBoundingClientRect());"
+        " return cells.at(-2).right - cells.at(-1).left; })"
+    )
+    assert hidden
+    assert max(hidden) <= 1, hidden
+
+
 def test_a_button_frees_a_result_and_a_variable_after_a_question(page):
     before = page.locator(".lzl-table tbody tr").count()
     page.locator(".lzl-drop[data-name='Out[2]']").first.click()
