@@ -8,6 +8,7 @@ one line of statistics with it.
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from lazyviz import session
@@ -125,7 +126,7 @@ def _tensor_bundle(shell: Any) -> Callable[[Any], Any]:
     def show(tensor: Any) -> Any:
         runtime = session.runtime()
         if runtime is not None and wants_html(shell) and is_lazy(tensor):
-            shown = repr(tensor)
+            shown = _text_of(tensor)
             # Somebody who looks around behind the user's back gets the plan alone.
             if shown.startswith(_PLAN):
                 return {"text/plain": shown}
@@ -136,6 +137,13 @@ def _tensor_bundle(shell: Any) -> Callable[[Any], Any]:
         return method() if method is not None else None
 
     return show
+
+
+def _text_of(tensor: Any) -> str:
+    """Return a tensor's text; the display tells its statistics, so the strip need not."""
+    current = session.current()
+    with current.displaying() if current is not None else nullcontext():
+        return repr(tensor)
 
 
 def graph_bundle(graph: Any, hint: str = "") -> dict[str, str]:

@@ -6,6 +6,7 @@ names and graphs, never a tensor, and asks the runtime nothing that would record
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 import time
@@ -20,7 +21,7 @@ from lazyviz.shell.lazytensors import named_tensors
 from lazyviz.shell.progress import Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from types import ModuleType
 
     from IPython.core.interactiveshell import InteractiveShell
@@ -124,6 +125,18 @@ class Session:
         self._intake.settle()
         with self._intake.lock:
             return self._intake.steps.rows
+
+    @contextlib.contextmanager
+    def displaying(self) -> Iterator[None]:
+        """Note no print within: a display of ours asks for a tensor's text."""
+        if self._intake is None:
+            yield
+            return
+        self._intake.shows = True
+        try:
+            yield
+        finally:
+            self._intake.shows = False
 
     @property
     def expectations(self) -> Expectations:

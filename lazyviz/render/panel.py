@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lazyrt.execution.inspection import Cost
     from lazyrt.execution.looking import Look
     from lazyrt.execution.summaries import Summary
+    from lazyrt.observe.events import TensorPrinted
     from lazyviz.render.model import Box
 
 _MAX_NEIGHBOURS = 12
@@ -247,8 +248,8 @@ def slice_chooser(look: Look, **request: object) -> str:
     )
 
 
-def statistics_text(summary: Summary) -> str:
-    """Return one line about a tensor of which only a part was copied."""
+def statistics_text(summary: Summary | TensorPrinted) -> str:
+    """Return one line about a tensor from its statistics."""
     kind = str(summary.dtype).removeprefix("torch.")
     parts = [f"{kind}[{', '.join(map(str, summary.shape))}]"]
     if kind == "bool":

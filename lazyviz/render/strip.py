@@ -97,6 +97,8 @@ class Strip:
         redundant: Barriers that keep finding nothing to run.
         waits: Waits of more than a moment, in words.
         looks: Looks that had much to compute.
+        prints: What was printed, with its statistics: the first few.
+        more_prints: How many more there were.
         apart: Values that were read one by one; None where none were.
         waiting: Earlier cells' tensors that make the next step's graph bigger, in words.
         cuts: Where new graphs are parts of one step, drawn on its source.
@@ -134,6 +136,8 @@ class Strip:
     redundant: tuple[Redundant, ...] = ()
     waits: tuple[str, ...] = ()
     looks: tuple[Looked, ...] = ()
+    prints: tuple[str, ...] = ()
+    more_prints: int = 0
     apart: Apart | None = None
     waiting: tuple[str, ...] = ()
     cuts: tuple[Cut, ...] = ()

@@ -202,6 +202,7 @@ def strip_notes(strip: Strip) -> list[str]:
         *map(barrier_text, strip.barriers),
         *map(state.repeat_text, strip.repeats),
         *map(state.looked_text, strip.looks),
+        *_print_notes(strip),
         *([state.apart_text(strip.apart)] if strip.apart is not None else ()),
         *map(state.left_text, strip.left),
         *strip.waiting,
@@ -211,6 +212,11 @@ def strip_notes(strip: Strip) -> list[str]:
         *map(compiled_text, strip.reasons),
     ]
     return list(map(one_line, notes))
+
+
+def _print_notes(strip: Strip) -> list[str]:
+    more = strip.more_prints
+    return [*strip.prints, *([f"... and {more:,} more printed"] if more else ())]
 
 
 def _single_notes(singles: SingleOps) -> list[str]:

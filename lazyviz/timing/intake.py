@@ -64,6 +64,7 @@ class Intake:
         timeline: Spans; `settle()` before reading.
         steps: Rows of steps; `settle()` before reading.
         pulse: Samples the cell's thread.
+        shows: Whether a tensor's text is asked for by a display of ours, and not printed.
     """
 
     def __init__(self, progress: Progress) -> None:
@@ -77,6 +78,7 @@ class Intake:
             self.steps.takes,
             self.timeline.takes,
         )
+        self.shows = False
         self._progress = progress
         self._notes: deque[tuple[Any, int, Cell | None, int]] = deque()
         self._settling = False
@@ -85,6 +87,8 @@ class Intake:
         """Take note of what happened, on the thread where it did."""
         now = time.perf_counter_ns()
         kind = type(event).__name__
+        if self.shows and kind == "TensorPrinted":
+            return
         if kind in _URGENT and self._shown(kind, event):
             return
         cell, thread = self.cell, threading.get_ident()

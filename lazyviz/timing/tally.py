@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lazyrt.observe import events
+from lazyviz.render.panel import statistics_text
 from lazyviz.render.state import Apart, Left, Looked, Redundant, Repeat, is_check
 from lazyviz.render.strip import Barrier, Fallback, SingleOps, Strip
 from lazyviz.timing.busy import BusyTime
@@ -33,6 +34,7 @@ _MAX_LOWERED = 8
 _MIN_LOOKED = 100
 _MIN_APART = 4
 _SMALL_READ = 8  # nodes: a training step's loss is read after more
+_MAX_PRINTS = 4
 _MAX_APART = 1_000
 # Waits for a compile on behalf of these are part of showing a value.
 _LOOKS = ("peek", "op")
@@ -48,6 +50,15 @@ _MARKS: dict[type[Any], Callable[[Any], str]] = {
 }
 
 _BarrierKey = tuple[str, str, str, str | None]
+
+
+def printed_text(event: events.TensorPrinted) -> str:
+    """Return what was printed, its statistics first, then what it is."""
+    plan = event.plan.removeprefix("<lazyrt ").removesuffix(">")
+    kind, _, plan = plan.partition(", ")
+    shown = statistics_text(event) if event.is_whole else kind
+    where = f" at {event.site}" if event.site is not None else ""
+    return f"printed{where}: {shown}; {plan}"
 
 
 def _nobody(_phase: str, _pieces: list[Piece], _site: str) -> None:
@@ -110,6 +121,8 @@ class Tally:
     _empty: dict[tuple[str, str], int] = field(default_factory=dict)
     _left: list[Left] = field(default_factory=list)
     _looks: list[Looked] = field(default_factory=list)
+    prints: list[str] = field(default_factory=list)
+    more_prints: int = 0
     _peeked: list[str] = field(default_factory=list)
     _read: list[str] = field(default_factory=list)
     # When the event that is being added came, and from which thread.
@@ -242,6 +255,8 @@ class Tally:
             redundant=self.redundant,
             looks=self.looks,
             apart=self.apart,
+            prints=tuple(self.prints),
+            more_prints=self.more_prints,
         )
 
     def add(
@@ -304,6 +319,12 @@ class Tally:
         end = self._now
         self.peek_ns += self._without_executions(end - duration, end)
         self._look(event)
+
+    def _printed(self, event: events.TensorPrinted) -> None:
+        if len(self.prints) < _MAX_PRINTS:
+            self.prints.append(printed_text(event))
+        else:
+            self.more_prints += 1
 
     def _fallback(self, event: events.FallbackUsed) -> None:
         key = (event.op, str(event.site or ""))
@@ -464,6 +485,7 @@ class Tally:
         events.WaitFinished: _wait,
         events.CompileFinished: _compile,
         events.TensorMaterialised: _materialised,
+        events.TensorPrinted: _printed,
         events.TransferFinished: _transfer,
         events.FallbackUsed: _fallback,
         events.FallbackFinished: _fell_back,

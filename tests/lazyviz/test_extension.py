@@ -530,3 +530,51 @@ def test_the_graph_of_a_strip_names_inputs_and_outputs_as_the_user_does(lab):
     drawn = base64.b64decode(picture).decode()
     for name in (">data<", ">net.weight<", ">net.bias<", ">scores = addmm<"):
         assert name in drawn
+
+
+@pytest.mark.parametrize("mode", ["lazy", "eager"])
+def test_sd03_a_print_shows_values_and_the_strip_their_statistics(lab, capsys, mode):
+    """SD.03: statistics come from the copy that was printed; nothing runs for them."""
+    lab.run_cell(f"%lazy eager {'on' if mode == 'eager' else 'off'}")
+    lab.run_cell("y = (x - 2).log() if 0 else (x * 2 - 5).log()\nz = x.cumsum(1) * 2")
+    before = lazyrt.pending_graph().fingerprint if mode == "lazy" else None
+    lab.display_pub.outputs.clear()
+    lazyrt.reset_counters()
+
+    lab.run_cell("print(z)\nprint(y)\nprint(z.sum())", store_history=True)
+
+    assert "tensor([[2., 4., 6.]," in capsys.readouterr().out
+    text, page = displayed(lab)[0], displayed(lab, "text/html")[0]
+    number = lab.execution_count - 1
+    for shown in (text, page):
+        assert f"printed at cell {number} line 1: float32[2, 3] · 2 to 6 · mean 4 · std 1.789; " in shown  # fmt: skip
+        assert f"printed at cell {number} line 2: float32[2, 3] · 6 NaN; " in shown
+        assert "line 3: float32" not in shown  # a single number is its own statistics
+    if mode == "lazy":
+        assert "; pending: aten.mul.Tensor, cell" in text
+        assert lazyrt.pending_graph().fingerprint == before
+        assert lazyrt.counters()["peek_executions"] == 3
+    assert lazyrt.counters()["executions"] == 0
+    lab.run_cell("%lazy eager off")
+
+
+def test_sd03_a_display_tells_its_statistics_once_and_many_prints_a_few(lab, capsys):
+    run_many = "for k in range(9):\n    print(x + k)"
+    lab.display_pub.outputs.clear()
+    lab.run_cell("display(x + 1)", store_history=True)
+    shown = displayed(lab)
+    lab.display_pub.outputs.clear()
+    lab.run_cell(run_many, store_history=True)
+
+    assert "printed" not in shown[-1]
+    assert displayed(lab)[0].count("printed at") == 4
+    assert "... and 5 more printed" in displayed(lab)[0]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "complex64", "bool", "int8", "float8_e4m3fn"])  # fmt: skip
+def test_sd03_tensors_of_every_kind_are_printed_with_their_range(lab, capsys, dtype):
+    lab.display_pub.outputs.clear()
+
+    lab.run_cell(f"print(torch.ones(3, 2).to(torch.{dtype}).to('lazyrt'))", store_history=True)  # fmt: skip
+
+    assert f": {dtype}[3, 2] · " in displayed(lab)[0]

@@ -19,7 +19,7 @@ import numpy as np
 from lazyrt import jax_compat
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import torch
 
@@ -74,9 +74,21 @@ def summarise(data: Any, dtype: torch.dtype) -> Summary:
     xp, array = place(data)
     with jax_compat.scope(), np.errstate(all="ignore"):
         facts = _of_host(array) if xp is np else _of_device(array)
+    return _summary(tuple(data.shape), dtype, facts)
+
+
+def of_host(array: Numbers, dtype: torch.dtype) -> Summary:
+    """Return the statistics of a numpy array that holds a tensor of some dtype."""
+    with np.errstate(all="ignore"):
+        return _summary(array.shape, dtype, _of_host(array))
+
+
+def _summary(
+    shape: tuple[int, ...], dtype: torch.dtype, facts: Sequence[float]
+) -> Summary:
     nan, infinite, low, high, mean, std, nonzero, *counts = facts
     return Summary(
-        shape=tuple(data.shape), dtype=dtype, nan=int(nan), infinite=int(infinite), low=low,
+        shape=shape, dtype=dtype, nan=int(nan), infinite=int(infinite), low=low,
         high=high, mean=mean, std=std, nonzero=int(nonzero), counts=tuple(map(int, counts)),
     )  # fmt: skip
 

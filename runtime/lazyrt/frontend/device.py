@@ -12,6 +12,7 @@ from lazyrt.execution.budget import keep_within_budget
 from lazyrt.execution.executor import barrier, clear_plans, on_crowded
 from lazyrt.execution.looking import WHOLE
 from lazyrt.execution.peek import forget_slices
+from lazyrt.execution.summaries import of_host
 from lazyrt.frontend import (
     accelerator,
     device_guard,
@@ -47,6 +48,8 @@ from lazyrt.observe import events
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from lazyrt.observe.events import Site
 
 # Left to torch: `detach` and `alias` share the storage and so its state; a Python kernel for
 # them would break `Parameter(t)`.
@@ -331,10 +334,37 @@ def _print(tensor: torch.Tensor, original: Any) -> str:
 def _contents(tensor: torch.Tensor) -> str:
     """Return the numbers as torch prints them; of a large tensor only its edges are copied."""
     site = provenance.user_site(3)
+    plan = reads.describe(tensor) if events.active() and tensor.numel() > 1 else ""
     items = compat.edge_items(tensor.shape) if tensor.numel() > WHOLE else None
     if items is not None:
-        return compat.edges_text(reads.edges(tensor, items, site))
-    return compat.contents_text(reads.peek(tensor, site))
+        text, host = compat.edges_text(reads.edges(tensor, items, site)), None
+    else:
+        host = reads.peek(tensor, site)
+        text = compat.contents_text(host)
+    if plan:
+        events.emit(_printed(tensor, host, plan, site))
+    return text
+
+
+def _printed(
+    tensor: torch.Tensor, host: torch.Tensor | None, plan: str, site: Site | None
+) -> events.TensorPrinted:
+    """Return what to tell of a print, with the statistics of the copy that was printed."""
+    shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+    if host is None:
+        return events.TensorPrinted(
+            plan=plan, shape=shape, dtype=dtype, is_whole=False, site=site
+        )
+    with compat.plain_dispatch():
+        plain = host.detach().resolve_conj().resolve_neg()
+        if plain.is_floating_point():  # numpy has no bfloat16
+            plain = plain.double()
+        found = of_host(plain.numpy(), host.dtype)
+    return events.TensorPrinted(
+        plan=plan, shape=shape, dtype=dtype, is_whole=True, nan=found.nan,
+        infinite=found.infinite, nonzero=found.nonzero, low=found.low, high=found.high,
+        mean=found.mean, std=found.std, site=site,
+    )  # fmt: skip
 
 
 def _numpy(original: Any, self: torch.Tensor, *, force: bool = False) -> Any:

@@ -16,6 +16,7 @@ Example:
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -295,6 +296,38 @@ class TensorMaterialised(Event):
     duration_ns: int
     site: Site | None = None
     tensor: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorPrinted(Event):
+    """The program printed a tensor of several elements, or asked for its text.
+
+    Attributes:
+        plan: What the tensor is, in one line that computes nothing.
+        shape: Its sizes.
+        is_whole: Whether all of it was copied; if not, nothing is known of its numbers.
+        nan: How many are NaN, `infinite` how many infinite, `nonzero` how many of the others
+            are not zero.
+        low: Of those that are finite, as `high`, `mean` and `std`.
+    """
+
+    plan: str
+    shape: tuple[int, ...]
+    dtype: str
+    is_whole: bool
+    nan: int = 0
+    infinite: int = 0
+    nonzero: int = 0
+    low: float = 0.0
+    high: float = 0.0
+    mean: float = 0.0
+    std: float = 0.0
+    site: Site | None = None
+
+    @property
+    def elements(self) -> int:
+        """How many elements the tensor has."""
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
