@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lazyviz.hlo.difference import GraphDiff, Rewire
 
 _Spot = tuple[str, int]
-_SHOWN_SCOPES = 1
+_SHOWN_SCOPES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Hunk:
         removed: Nodes of a.
         changed: Pairs with other labels.
         rewired: Operand slots of pairs that read something else.
-        scope: Where most of it happens: a module path, may be empty.
+        scope: Where most of it happens: a module path, or the first of several; may be empty.
         site: The source line of its first node with one, may be empty.
         signature: Equal for places that look alike.
     """
@@ -157,10 +157,29 @@ def _where(found: GraphDiff, place: Sequence[_Spot]) -> tuple[str, str]:
     origins = [
         (found.a if side == "a" else found.b).origin(node) for side, node in place
     ]
-    scopes = Counter(origin.scope for origin in origins if origin.scope)
-    scope = scopes.most_common(_SHOWN_SCOPES)[0][0] if scopes else ""
+    scope = _main_scope([origin.scope for origin in origins if origin.scope])
     site = next((origin.site for origin in origins if origin.site), "")
     return scope, site
+
+
+def _main_scope(scopes: Sequence[str]) -> str:
+    """Return the scope in which most nodes are, else the first modules that have any.
+
+    Example:
+        >>> _main_scope(["0", "1", "2", "(backward)", "(backward)", "2 (backward)"])
+        '0, 1, 2'
+        >>> _main_scope(["0", "0", "1"]), _main_scope(["(backward)"]), _main_scope([])
+        ('0', '(backward)', '')
+    """
+    if not scopes:
+        return ""
+    scope, count = Counter(scopes).most_common(1)[0]
+    modules = dict.fromkeys(each.removesuffix("(backward)").strip() for each in scopes)
+    modules.pop("", None)
+    if 2 * count > len(scopes) or not modules:
+        return scope
+    shown = ", ".join([*modules][:_SHOWN_SCOPES])
+    return f"{shown}, …" if len(modules) > _SHOWN_SCOPES else shown
 
 
 def _signature(

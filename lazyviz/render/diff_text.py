@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING
 
 from lazyviz.hlo.causes import sentences
@@ -27,6 +28,7 @@ _MAX_OPERANDS = 6
 _MAX_ATTRS = 48
 _MAX_INNER = 6
 _MAX_NESTING = 3
+_PLACE = re.compile(r"(?<![\w%'])%(?![\w%'])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,9 +266,29 @@ def instruction(graph: Graph, node: int, other: Label | None = None) -> str:
     if number is not None:
         inside = str(number)
     attrs = f", {_clip_to_change(label.attrs, other.attrs)}" if label.attrs else ""
+    filled = _fill_in(label.attrs, [graph.names[each] for each in graph.operands[node]])
+    if filled:
+        inside, attrs = filled, ""
     name = graph.origin(node).op_name
     shown = f"{label.op}" if label.op != "call" or not name else name
     return f"{graph.names[node]} = {label.type} {shown}({inside}){attrs}"
+
+
+def _fill_in(attrs: str, operands: Sequence[str]) -> str:
+    """Return arguments in their order, where attributes mark the places of the operands.
+
+    Empty where they mark none or others, and where they are too long to be shown whole.
+
+    Example:
+        >>> _fill_in("[%, %], 1", ["%3", "%4"])
+        '[%3, %4], 1'
+    """
+    if len(attrs) > _MAX_ATTRS or len(operands) > _MAX_OPERANDS:
+        return ""
+    between = _PLACE.split(attrs)
+    if len(between) != len(operands) + 1 or len(between) == 1:
+        return ""
+    return "".join(map("".join, zip_longest(between, operands, fillvalue="")))
 
 
 def _clip_to_change(text: str, other: str) -> str:

@@ -50,7 +50,7 @@ def test_a_diff_as_text():
         "before → after",
         "3 → 4 instructions; +1 −0 ~1 ⇄1; outputs +0 −0; 1 place",
         "dead code on both sides, no effect on results: 1 constant(9) s32[] of aten__sum (4 bytes)",
-        "@@ enc.0  m.py:3  (3 instructions)",
+        "@@ enc.0, enc.1  m.py:3  (3 instructions)",
         f" ~ %f = f32[4] fusion(%x), {found().b.attrs[1]}",
         f"   was %f = f32[4] fusion(%x), {found().a.attrs[1]}",
         "   within calls: %fused → %fused:",
