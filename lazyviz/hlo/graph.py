@@ -133,10 +133,11 @@ class Graph:
         kinds: For each node the position of its label in `labels`.
         operands: For each node the ids of its operands; they are smaller than its own.
         outputs: Ids of the results in order; one node may be several of them.
-        names: For each node its name in the text or the IR.
         groups: For members of a group, such as the operands of one coalesced collective, the
             group's number. Which nodes form a group costs nothing; see `GraphDiff.regrouped`.
         numbers: For inputs, the number in the source.
+        cones: For each node something that equals another's only if all that they compute from
+            the inputs on is equal; None where the source knows no such thing.
         dead: What no output needed.
         source: What the graph was made from, for views that look deeper: a parsed module.
     """
@@ -149,10 +150,12 @@ class Graph:
         operands: list[tuple[int, ...]],
         outputs: Sequence[int],
         *,
-        names: list[str],
+        names: list[str | int],
         origins: list[Any],
         read_origin: Callable[[Any], Origin] = _read_origin,
         read_name: Callable[[Any], tuple[str, str]] | None = None,
+        read_hints: Callable[[list[Any]], list[str]] | None = None,
+        cones: list[object] | None = None,
         groups: Mapping[int, int] | None = None,
         numbers: Mapping[int, int] | None = None,
         dead: Sequence[DeadNode] = (),
@@ -163,14 +166,16 @@ class Graph:
         self.kinds = kinds
         self.operands = operands
         self.outputs = tuple(outputs)
-        self.names = names
+        self.cones = cones
         self.groups = dict(groups or {})
         self.numbers = dict(numbers or {})
         self.dead = tuple(dead)
         self.source = source
+        self._names = names
         self._origins = origins
         self._read_origin = read_origin
         self._read_name = read_name or self._name_of
+        self._read_hints = read_hints
         self._known_origins: dict[Any, Origin] = {}
 
     def __len__(self) -> int:
@@ -203,6 +208,8 @@ class Graph:
     def origin(self, node: int) -> Origin:
         """Return where a node came from."""
         raw = self._origins[node]
+        if self._read_hints is not None:  # what it came with may take long to hash
+            return self._read_origin(raw)
         found = self._known_origins.get(raw)
         if found is None:
             found = self._known_origins[raw] = self._read_origin(raw)
@@ -218,16 +225,24 @@ class Graph:
 
     def hints(self) -> list[str]:
         """Return for each node what may tell it from its like: a scope, an input's name."""
-        known = _Hints(self._read_name)
-        found = [known[raw] for raw in self._origins]
+        found = (self._read_hints or self._hints_of)(self._origins)
         for node in self.inputs:
             _, name = self._read_name(self._origins[node])
             found[node] = "" if _NUMBERED.fullmatch(name) else name
         return found
 
+    def _hints_of(self, origins: list[Any]) -> list[str]:
+        known = _Hints(self._read_name)
+        return [known[raw] for raw in origins]
+
     def _name_of(self, raw: Any) -> tuple[str, str]:
         origin = self._read_origin(raw)
         return origin.scope, origin.op_name
+
+    @cached_property
+    def names(self) -> list[str]:
+        """For each node its name in the text or the IR."""
+        return [_shown_name(name) for name in self._names]
 
     @cached_property
     def ops(self) -> list[str]:
@@ -258,11 +273,18 @@ class Graph:
         """For each node its users, as pairs of a node and the slot in which it reads."""
         users: list[list[tuple[int, int]]] = [[] for _ in self.kinds]
         for node, operands in enumerate(self.operands):
-            if len(operands) == 1:
-                users[operands[0]].append((node, 0))
+            if not operands:
                 continue
-            for slot, operand in enumerate(operands):
-                users[operand].append((node, slot))
+            use = (node, 0)
+            if len(operands) == 1:
+                users[operands[0]].append(use)
+            elif len(operands) == 2:  # noqa: PLR2004 - most nodes have one or two
+                one, two = operands
+                users[one].append(use)
+                users[two].append((node, 1))
+            else:
+                for slot, operand in enumerate(operands):
+                    users[operand].append((node, slot))
         return users
 
 
@@ -273,6 +295,7 @@ class GraphBuilder:
         name: Of the graph.
         read_origin: Makes an `Origin` of what `add` was given; called when somebody asks.
         read_name: Makes its scope and operation alone, if that is quicker.
+        read_hints: Makes of all origins what `Graph.hints` returns, if that is quicker.
     """
 
     def __init__(
@@ -280,17 +303,22 @@ class GraphBuilder:
         name: str,
         read_origin: Callable[[Any], Origin] = _read_origin,
         read_name: Callable[[Any], tuple[str, str]] | None = None,
+        read_hints: Callable[[list[Any]], list[str]] | None = None,
     ) -> None:
         self.name = name
         self.labels: list[Label] = []
         self.kinds: list[int] = []
         self.operands: list[tuple[int, ...]] = []
-        self.names: list[str] = []
+        # A number stands for a name that is `%` and the number.
+        self.names: list[str | int] = []
         self.origins: list[Any] = []
+        # See `Graph.cones`; whoever fills it does so for each node.
+        self.cones: list[object] = []
         self.groups: dict[int, int] = {}
         self.numbers: dict[int, int] = {}
         self._read_origin = read_origin
         self._read_name = read_name
+        self._read_hints = read_hints
         self._kind_of: dict[Label, int] = {}
 
     def label(
@@ -378,6 +406,8 @@ class GraphBuilder:
             origins=self.origins,
             read_origin=self._read_origin,
             read_name=self._read_name,
+            read_hints=self._read_hints,
+            cones=self.cones or None,
             groups=self.groups,
             numbers=self.numbers,
             dead=found,
@@ -387,7 +417,7 @@ class GraphBuilder:
     def _drop(self, live: bytearray) -> list[DeadNode]:
         dead = [
             dead_node(
-                self.names[node],
+                _shown_name(self.names[node]),
                 self.labels[self.kinds[node]],
                 self._read_origin(self.origins[node]),
                 [self.labels[self.kinds[each]].type for each in self.operands[node]],
@@ -403,9 +433,14 @@ class GraphBuilder:
         ]
         self.names = [self.names[node] for node in kept]
         self.origins = [self.origins[node] for node in kept]
+        self.cones = [self.cones[node] for node in kept] if self.cones else []
         self.groups = {rank[n]: g for n, g in self.groups.items() if live[n]}
         self.numbers = {rank[n]: k for n, k in self.numbers.items() if live[n]}
         return dead
+
+
+def _shown_name(name: str | int) -> str:
+    return f"%{name}" if isinstance(name, int) else name
 
 
 def _live(operands: Sequence[Sequence[int]], outputs: Sequence[int]) -> bytearray:

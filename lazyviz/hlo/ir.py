@@ -132,81 +132,85 @@ class _Known(NamedTuple):
     Attributes:
         kind: Their label.
         places: Positions of their arguments that are values; None if some are nested.
+        first, second: The first two of these positions, of nodes with one or two; else -1.
         single: Whether they have one result.
     """
 
     kind: int
     places: tuple[int, ...] | None
+    first: int
+    second: int
     single: bool
+
+
+class _ScopeHints(dict[tuple[str, bool], str]):
+    """The hints of nodes, by module path and whether it is the forward pass."""
+
+    def __missing__(self, place: tuple[str, bool]) -> str:
+        module, is_forward = place
+        scope = _scope(module, is_backward=not is_forward)
+        hint = self[place] = f"{scope}/" if scope else ""
+        return hint
+
+
+def _hints(provenances: list[Any]) -> list[str]:
+    known = _ScopeHints()
+    return [
+        "" if each is None else known[each.module, each.backward is None]
+        for each in provenances
+    ]
+
+
+def _name(provenance: Any) -> tuple[str, str]:
+    if provenance is None:
+        return "", ""
+    is_backward = provenance.backward is not None
+    return _scope(provenance.module, is_backward=is_backward), ""
 
 
 class _Reader:
     def __init__(self, name: str) -> None:
-        # Provenances are numbered by what is shown of them; most nodes share theirs.
-        self._provenances: list[Any] = []
-        self._number_of: dict[Any, int] = {}
-        self._number_near: dict[Any, int] = {}
-        self._builder = GraphBuilder(name, self._origin, self._name)
+        self._builder = GraphBuilder(name, _origin, _name, _hints)
         self._ids: dict[Any, int] = {}
         # This spares all but a hundred nodes the texts.
         self._known: dict[Any, _Known] = {}
-
-    def _origin(self, number: int | None) -> Origin:
-        return Origin() if number is None else _origin(self._provenances[number])
-
-    def _name(self, number: int | None) -> tuple[str, str]:
-        if number is None:
-            return "", ""
-        found = self._provenances[number]
-        return _scope(found.module, is_backward=found.backward is not None), ""
 
     def read(self, graph: Any) -> Graph:
         ids, known, builder = self._ids, self._known, self._builder
         add_kind, add_operands = builder.kinds.append, builder.operands.append
         add_name, add_origin = builder.names.append, builder.origins.append
+        add_cone, kinds = builder.cones.append, builder.kinds
         for node in graph.nodes:
             spec, args = node.spec, node.args
-            seen = known.get(spec)
-            if seen is None:
-                seen = self._meet(node)
-            kind, places, single = seen
+            kind, places, first, second, single = known.get(spec) or self._meet(node)
             try:
-                operands = tuple([ids[args[place]] for place in places])  # type: ignore[union-attr]
+                if second >= 0:
+                    operands: tuple[int, ...] = (ids[args[first]], ids[args[second]])
+                elif first >= 0:
+                    operands = (ids[args[first]],)
+                else:
+                    operands = tuple([ids[args[place]] for place in places])  # type: ignore[union-attr]
             except (KeyError, TypeError):  # read for the first time, or nested
                 operands = tuple([self._id(value) for value in _values(args)])
-            ids[node.outputs[0] if single else node] = len(builder.kinds)
+            ids[node.outputs[0] if single else node] = len(kinds)
             add_kind(kind)
             add_operands(operands)
-            add_name(f"%{node.id}")
-            add_origin(self._numbered(node.provenance))
+            add_name(node.id)
+            add_origin(node.provenance)
+            add_cone(node.digest)
         return builder.finish([self._id(root) for root in graph.roots])
 
     def _meet(self, node: Any) -> _Known:
         """Return what nodes of a spec share that is met for the first time."""
-        found = _Known(self._label(node), _places(node.args), len(node.outputs) == 1)
+        places = _places(node.args)
+        first, second = -1, -1
+        if places is not None and len(places) in {1, 2}:
+            first, second = (*places, -1)[:2]
+        single = len(node.outputs) == 1
+        found = _Known(self._label(node), places, first, second, single)
         if node.spec is not None:
             self._known[node.spec] = found
         return found
-
-    def _numbered(self, provenance: Any) -> int | None:
-        if provenance is None:
-            return None
-        # There is one object for each source line, which the graph holds while it is read.
-        near = (id(provenance.site), provenance.module, provenance.backward is None)
-        number = self._number_near.get(near)
-        if number is None:
-            number = self._number_near[near] = self._numbered_place(provenance)
-        return number
-
-    def _numbered_place(self, provenance: Any) -> int:
-        site = provenance.site
-        where = (site.file, site.line, site.cell) if site is not None else None
-        key = (where, provenance.module, provenance.backward is None)
-        number = self._number_of.get(key)
-        if number is None:
-            number = self._number_of[key] = len(self._provenances)
-            self._provenances.append(provenance)
-        return number
 
     def _id(self, value: Any) -> int:
         found = self._ids.get(value)
@@ -219,14 +223,16 @@ class _Reader:
     def _leaf(self, leaf: Any) -> int:
         kind = self._builder.label(PARAMETER, _type(leaf), leaf.kind)
         name = f"%{_LEAF_PREFIXES.get(leaf.kind, leaf.kind)}{leaf.position}"
+        self._builder.cones.append(self._builder.labels[kind])
         return self._builder.add(kind, name=name, number=leaf.position)
 
     def _result(self, value: Any) -> int:
         node = value.node
         kind = self._builder.label(GETITEM, _type(value), f"index={value.index}")
         name = f"%{node.id}.{value.index}"
+        self._builder.cones.append((node.digest, value.index))
         return self._builder.add(
-            kind, [self._ids[node]], name=name, origin=self._numbered(node.provenance)
+            kind, [self._ids[node]], name=name, origin=node.provenance
         )
 
     def _label(self, node: Any) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from lazyviz.hlo.matching.labels import Interner
+from lazyviz.hlo.matching.labels import Numbers, numbers
 from lazyviz.hlo.matching.tiers import pair_in_order
 
 if TYPE_CHECKING:
@@ -57,19 +57,19 @@ def _classes(
     *,
     exact: bool,
 ) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-    numbers = Interner()
+    known = numbers()
     a, b = matching.a, matching.b
     labels_a, labels_b = (a.full, b.full) if exact else (a.skeleton, b.skeleton)
-    colours_a = {n: numbers["first", labels_a[n], a.is_output[n]] for n in mine}
-    colours_b = {n: numbers["first", labels_b[n], b.is_output[n]] for n in theirs}
+    colours_a = {n: known["first", labels_a[n], a.is_output[n]] for n in mine}
+    colours_b = {n: known["first", labels_b[n], b.is_output[n]] for n in theirs}
     shared = set(colours_a.values()).intersection(colours_b.values())
     if not shared:
         return {}, {}
     reach_a = _reach(a, colours_a, shared, rounds)
     reach_b = _reach(b, colours_b, shared, rounds)
     for wanted_a, wanted_b in zip(reach_a, reach_b, strict=True):
-        colours_a = _refined(a, colours_a, wanted_a, numbers, own=True)
-        colours_b = _refined(b, colours_b, wanted_b, numbers, own=False)
+        colours_a = _refined(a, colours_a, wanted_a, known, own=True)
+        colours_b = _refined(b, colours_b, wanted_b, known, own=False)
     return _by_colour(colours_a), _by_colour(colours_b)
 
 
@@ -99,7 +99,7 @@ def _refined(
     side: Side,
     colours: dict[int, int],
     wanted: list[int],
-    numbers: Interner,
+    known: Numbers,
     *,
     own: bool,
 ) -> dict[int, int]:
@@ -121,7 +121,7 @@ def _refined(
                 above.append(seen_user * (_MAX_SLOT + 1) + min(slot, _MAX_SLOT))
             seen.append(None)
             seen += sorted(above)
-        refined[node] = numbers[tuple(seen)]
+        refined[node] = known[tuple(seen)]
     return refined
 
 

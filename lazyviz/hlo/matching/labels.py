@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections import defaultdict
+from itertools import count
+from typing import TYPE_CHECKING, TypeAlias
 
 from lazyviz.hlo.graph import CONSTANT, Label
 
@@ -20,25 +22,26 @@ _SIZES = re.compile(
 _NUMBER = re.compile(r"\d+")
 
 
-class Interner(dict[object, int]):
-    """Numbers things by first use."""
+Numbers: TypeAlias = defaultdict[object, int]
+"""Numbers things by first use, from 0 up."""
 
-    def __missing__(self, thing: object) -> int:
-        number = self[thing] = len(self)
-        return number
+
+def numbers() -> Numbers:
+    """Return a table that numbers what it is asked for, without a call of ours."""
+    return defaultdict(count().__next__)
 
 
 def full_labels(a: Graph, b: Graph) -> tuple[list[int], list[int]]:
     """Return a number for each node; equal numbers mean equal labels."""
-    numbers = Interner()
-    return _numbered(a, a.labels, numbers), _numbered(b, b.labels, numbers)
+    known = numbers()
+    return _numbered(a, a.labels, known), _numbered(b, b.labels, known)
 
 
 def skeleton_labels(a: Graph, b: Graph) -> tuple[list[int], list[int]]:
     """Return a number for each node that ignores sizes, dtypes, constants and callees."""
-    numbers = Interner()
+    known = numbers()
     first, second = ([skeleton(label) for label in each.labels] for each in (a, b))
-    return _numbered(a, first, numbers), _numbered(b, second, numbers)
+    return _numbered(a, first, known), _numbered(b, second, known)
 
 
 def skeleton(label: Label) -> tuple[str, object, str]:
@@ -57,6 +60,6 @@ def _rank(type_text: str) -> object:
     return sizes.count(",") + 1 if sizes else 0
 
 
-def _numbered(graph: Graph, things: Sequence[object], numbers: Interner) -> list[int]:
-    of_kind = [numbers[thing] for thing in things]
+def _numbered(graph: Graph, things: Sequence[object], known: Numbers) -> list[int]:
+    of_kind = [known[thing] for thing in things]
     return [of_kind[kind] for kind in graph.kinds]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from lazyviz.hlo.matching.bridge import bridge
 from lazyviz.hlo.matching.colours import Ties, pair_by_colour
-from lazyviz.hlo.matching.labels import Interner
+from lazyviz.hlo.matching.labels import numbers
 from lazyviz.hlo.matching.order import pair_in_reading_order
 from lazyviz.hlo.matching.refine import refine, script_cost
 from lazyviz.hlo.matching.residual import (
@@ -124,11 +124,11 @@ def _by_hints(matching: Matching) -> None:
     smaller = min(len(names_a), len(names_b))
     if smaller < 2 or len(names_a & names_b) < _SHARED_HINTS * smaller:  # noqa: PLR2004
         return
-    numbers = Interner()
+    known = numbers()
     a, b = matching.a, matching.b
     plain = a.full, b.full
-    a.full = [numbers[each] for each in zip(a.full, hints_a, strict=True)]
-    b.full = [numbers[each] for each in zip(b.full, hints_b, strict=True)]
+    a.full = [known[each] for each in zip(a.full, hints_a, strict=True)]
+    b.full = [known[each] for each in zip(b.full, hints_b, strict=True)]
     pair_unique_labels(matching, a.graph.inputs, b.graph.inputs)
     pair_local_cones(matching, _scopes(hints_a), _scopes(hints_b))
     pair_equal_cones(matching, "full")

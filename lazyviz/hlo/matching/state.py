@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from lazyviz.hlo.matching.labels import full_labels, skeleton_labels
@@ -333,10 +334,10 @@ def _near(side: Side) -> set[int]:
 
 
 def _neighbours(side: Side, nodes: Iterable[int]) -> set[int]:
-    near: set[int] = set()
-    for node in nodes:
-        near.update(side.operands[node])
-        near.update([user for user, _ in side.users[node]])
+    operands, users = side.operands, side.users
+    nodes = list(nodes)
+    near = {user for node in nodes for user, _ in users[node]}
+    near.update(chain.from_iterable(map(operands.__getitem__, nodes)))
     return near
 
 

@@ -7,6 +7,8 @@ from itertools import chain
 from operator import ne
 from typing import TYPE_CHECKING
 
+from lazyviz.hlo.matching.labels import Numbers, numbers
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -25,9 +27,14 @@ def pair_equal_cones(matching: Matching, labels: str, *, similar: bool = False) 
         labels: `full` or `skeleton`: what makes two nodes equal.
         similar: Whether what grows from them may differ in sizes.
     """
-    ids: dict[object, int] = {}
-    a, heights = _cone_ids(matching.a, getattr(matching.a, labels), ids, own=True)
-    b, _ = _cone_ids(matching.b, getattr(matching.b, labels), ids, own=False)
+    ids = numbers()
+    known_a, known_b = matching.a.graph.cones, matching.b.graph.cones
+    if known_a and known_b and labels == "full" and not matching.pairs:
+        a, b = [ids[cone] for cone in known_a], [ids[cone] for cone in known_b]
+    else:
+        a = _cone_ids(matching.a, getattr(matching.a, labels), ids, own=True)
+        b = _cone_ids(matching.b, getattr(matching.b, labels), ids, own=False)
+    heights = _heights(matching.a)
     found = _pairs_of_cones(matching, a, b, heights, len(ids))
     _pair_cones(matching, found, heights)
     matching.grow(similar=similar)
@@ -41,7 +48,7 @@ def pair_local_cones(
     What a scope reads from others counts by its label alone, so that a change in one scope
     leaves the others as they are.
     """
-    ids: dict[object, int] = {}
+    ids = numbers()
     a, heights = _local_cone_ids(matching.a, scopes_a, ids)
     b, _ = _local_cone_ids(matching.b, scopes_b, ids)
     found = _pairs_of_cones(matching, a, b, heights, len(ids))
@@ -111,12 +118,11 @@ def _undisputed(
 
 
 def _cone_ids(
-    side: Side, labels: Sequence[int], ids: dict[object, int], *, own: bool
-) -> tuple[list[int], list[int]]:
-    """Return cone and height of each node; a paired one is a cone of its own, of height 0."""
+    side: Side, labels: Sequence[int], ids: Numbers, *, own: bool
+) -> list[int]:
+    """Return the cone of each node; a paired one is a cone of its own."""
     partner, operands = side.partner, side.operands
-    cones, heights = [0] * len(partner), [0] * len(partner)
-    number = ids.setdefault
+    cones = [0] * len(partner)
     free = side.unpaired()
     if len(free) < len(partner):
         for node in free:
@@ -127,28 +133,39 @@ def _cone_ids(
     for node in free:
         row = operands[node]
         if len(row) == 1:
-            (one,) = row
-            cones[node] = number((labels[node], cones[one]), len(ids))
-            heights[node] = heights[one] + 1
+            cones[node] = ids[labels[node], cones[row[0]]]
         elif len(row) == 2:  # noqa: PLR2004 - most nodes have one or two
             one, two = row
-            cones[node] = number((labels[node], cones[one], cones[two]), len(ids))
-            up, other = heights[one], heights[two]
-            heights[node] = (max(other, up)) + 1
+            cones[node] = ids[labels[node], cones[one], cones[two]]
         elif row:
-            cones[node] = number((labels[node], *[cones[o] for o in row]), len(ids))
-            heights[node] = max([heights[o] for o in row]) + 1
+            cones[node] = ids[(labels[node], *[cones[o] for o in row])]
         else:
-            cones[node] = number(labels[node], len(ids))
-    return cones, heights
+            cones[node] = ids[labels[node]]
+    return cones
+
+
+def _heights(side: Side) -> list[int]:
+    """Return the height of each node above the inputs and the paired nodes."""
+    operands = side.operands
+    heights = [0] * len(operands)
+    for node in side.unpaired():
+        row = operands[node]
+        if len(row) == 1:
+            heights[node] = heights[row[0]] + 1
+        elif len(row) == 2:  # noqa: PLR2004 - most nodes have one or two
+            up, other = heights[row[0]], heights[row[1]]
+            heights[node] = (up if up > other else other) + 1  # noqa: FURB136 - twice as quick
+        elif row:
+            heights[node] = max([heights[o] for o in row]) + 1
+    return heights
 
 
 def _local_cone_ids(
-    side: Side, scopes: Sequence[str], ids: dict[object, int]
+    side: Side, scopes: Sequence[str], ids: Numbers
 ) -> tuple[list[int], list[int]]:
     """Return cone and height of each node within its scope."""
-    labels, number = side.full, ids.setdefault
-    cones = [number(label, len(ids)) for label in labels]
+    labels = side.full
+    cones = [ids[label] for label in labels]
     heights = [0] * len(labels)
     for node, row in enumerate(side.operands):
         scope = scopes[node]
@@ -157,14 +174,14 @@ def _local_cone_ids(
         if len(row) == 1:
             (one,) = row
             if scopes[one] == scope:
-                cones[node] = number((labels[node], cones[one]), len(ids))
+                cones[node] = ids[labels[node], cones[one]]
                 heights[node] = heights[one] + 1
             else:
-                cones[node] = number((labels[node], -1 - labels[one]), len(ids))
+                cones[node] = ids[labels[node], -1 - labels[one]]
                 heights[node] = 1
             continue
         seen = [cones[o] if scopes[o] == scope else -1 - labels[o] for o in row]
-        cones[node] = number((labels[node], *seen), len(ids))
+        cones[node] = ids[(labels[node], *seen)]
         heights[node] = (
             max([heights[o] for o in row if scopes[o] == scope], default=0) + 1
         )
