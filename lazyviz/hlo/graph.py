@@ -228,7 +228,7 @@ class Graph:
         found = (self._read_hints or self._hints_of)(self._origins)
         for node in self.inputs:
             _, name = self._read_name(self._origins[node])
-            found[node] = "" if _NUMBERED.fullmatch(name) else name
+            found[node] = "" if not name or _NUMBERED.fullmatch(name) else name
         return found
 
     def _hints_of(self, origins: list[Any]) -> list[str]:

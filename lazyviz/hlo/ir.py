@@ -143,20 +143,27 @@ class _Known(NamedTuple):
     single: bool
 
 
-class _ScopeHints(dict[tuple[str, bool], str]):
-    """The hints of nodes, by module path and whether it is the forward pass."""
+class _ScopeHints(dict[str, str]):
+    """The hints of nodes, by module path."""
 
-    def __missing__(self, place: tuple[str, bool]) -> str:
-        module, is_forward = place
-        scope = _scope(module, is_backward=not is_forward)
-        hint = self[place] = f"{scope}/" if scope else ""
+    def __init__(self, *, is_backward: bool) -> None:
+        super().__init__()
+        self._is_backward = is_backward
+
+    def __missing__(self, module: str) -> str:
+        scope = _scope(module, is_backward=self._is_backward)
+        hint = self[module] = f"{scope}/" if scope else ""
         return hint
 
 
 def _hints(provenances: list[Any]) -> list[str]:
-    known = _ScopeHints()
+    forward, backward = _ScopeHints(is_backward=False), _ScopeHints(is_backward=True)
     return [
-        "" if each is None else known[each.module, each.backward is None]
+        ""
+        if each is None
+        else forward[each.module]
+        if each.backward is None
+        else backward[each.module]
         for each in provenances
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -183,24 +184,28 @@ class Matching:
 
     def descend(self) -> None:
         """Pair what follows from operand slots alone."""
-        leads = self._equal_operands
+        leads, attempt = self._equal_operands, self._try
         while leads:
-            self._try(*leads.popleft())
+            attempt(*leads.popleft())
 
-    def grow(self, *, similar: bool = False) -> None:
+    def grow(self, *, similar: bool = False, most: int = sys.maxsize) -> None:
         """Follow all leads until none is left.
 
         Args:
             similar: Also pair nodes that differ in sizes, dtypes and constants.
+            most: Of how many pairs to ask the users; the others wait for the next time.
         """
         spread: list[tuple[int, int]] = []
+        below, above, fresh = self._equal_operands, self._equal_users, self._fresh
+        attempt, note_users = self._try, self._note_users
         while True:
-            self.descend()
-            if self._equal_users:
-                self._try(*self._equal_users.popleft())
-            elif self._fresh:
-                lead = self._fresh.popleft()
-                self._note_users(*lead, similar=False)
+            while below:
+                attempt(*below.popleft())
+            if above:
+                attempt(*above.popleft())
+            elif fresh and len(spread) < most:
+                lead = fresh.popleft()
+                note_users(*lead, similar=False)
                 spread.append(lead)
             elif similar and self._similar:
                 self._try(*self._similar.popleft())
@@ -244,20 +249,24 @@ class Matching:
         if partner_a[x] >= 0 or partner_b[y] >= 0:
             return
         leads = False
-        for c, d in zip(a.operands[x], b.operands[y], strict=False):
-            other = partner_a[c]
-            if other != d:
-                if other >= 0 or partner_b[d] >= 0:
-                    self.contested[x, y] = None
-                    return
-                leads = True
+        row_a, row_b = a.operands[x], b.operands[y]
+        # Most read nothing but partners, which is soon said.
+        if tuple(map(partner_a.__getitem__, row_a)) != row_b:
+            for c, d in zip(row_a, row_b, strict=False):
+                other = partner_a[c]
+                if other != d:
+                    if other >= 0 or partner_b[d] >= 0:
+                        self.contested[x, y] = None
+                        return
+                    leads = True
         if self._readers_contradict(x, y):
             self.contested[x, y] = None
             return
         partner_a[x], partner_b[y] = y, x
         self.pairs += 1
-        self.recent.append((x, y))
-        self._fresh.append((x, y))
+        pair = (x, y)
+        self.recent.append(pair)
+        self._fresh.append(pair)
         if leads:
             self.note_operands(x, y)
 

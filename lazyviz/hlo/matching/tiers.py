@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 # Scopes that name their nodes otherwise on the other side, at most so much of a slot for each.
 _MAX_DISPUTED = 0.01
+# Unpaired nodes on both sides, and pairs for each of them, that make another look worthwhile;
+# and of how many pairs the users are asked before it.
+_MANY = 5_000
+_ENOUGH = 0.25
+_FIRST_LEADS = 300
 
 
 def pair_equal_cones(matching: Matching, labels: str, *, similar: bool = False) -> None:
@@ -27,6 +32,24 @@ def pair_equal_cones(matching: Matching, labels: str, *, similar: bool = False) 
         labels: `full` or `skeleton`: what makes two nodes equal.
         similar: Whether what grows from them may differ in sizes.
     """
+    _pair_by_cones(matching, labels)
+    if labels == "full" and _is_worth_another_look(matching):
+        matching.grow(most=_FIRST_LEADS)
+        _pair_by_cones(matching, labels)
+    matching.grow(similar=similar)
+
+
+def _is_worth_another_look(matching: Matching) -> bool:
+    """Return whether a break in a large graph leaves much whose cones are equal beyond it.
+
+    Where a few leads have stepped over the break, one more look at all cones pairs what is
+    beyond it at a third of the time of following lead after lead.
+    """
+    rest = min(len(matching.a.unpaired()), len(matching.b.unpaired()))
+    return rest > _MANY and matching.pairs > _ENOUGH * rest
+
+
+def _pair_by_cones(matching: Matching, labels: str) -> None:
     ids = numbers()
     known_a, known_b = matching.a.graph.cones, matching.b.graph.cones
     if known_a and known_b and labels == "full" and not matching.pairs:
@@ -37,7 +60,6 @@ def pair_equal_cones(matching: Matching, labels: str, *, similar: bool = False) 
     heights = _heights(matching.a)
     found = _pairs_of_cones(matching, a, b, heights, len(ids))
     _pair_cones(matching, found, heights)
-    matching.grow(similar=similar)
 
 
 def pair_local_cones(
