@@ -235,3 +235,18 @@ def test_many_random_edit_scripts_are_at_most_twice_the_generators(seed):
 
     assert found.cost <= 2 * true.cost
     assert diff(apply_script(a, found.script()), b).cost == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "names", [[*range(20), "new", *range(20, 40)], [*range(1, 40)]]
+)
+def test_beyond_a_break_in_a_large_graph_without_names_equal_cones_are_found(names):
+    """S4.16: no metadata helps, and half of the graph follows from what was inserted."""
+    first, second = transformer(40), transformer(names=names)
+
+    a, b, true = pair(first, second, shuffle=True, metadata=False)
+    found = diff(a, b)
+
+    assert found.cost <= true.cost
+    assert not found.changed

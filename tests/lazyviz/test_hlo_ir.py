@@ -42,6 +42,36 @@ def test_the_ir_becomes_a_graph_without_tensors():
     del held
 
 
+def test_nodes_of_one_digest_compute_the_same_from_the_inputs_on():
+    """S4.16: what the runtime knows of its nodes stands for a look at all below them."""
+    ir, held = graph(3)
+    made = from_ir(ir)
+    cones = made.cones
+    assert cones is not None
+
+    below = [
+        (made.label(node), *(cones[operand] for operand in made.operands[node]))
+        for node in range(len(made))
+    ]
+
+    assert len(cones) == len(made) == len(made.names)
+    assert (
+        len(set(zip(cones, below, strict=True))) == len(set(cones)) == len(set(below))
+    )
+    del held
+
+
+def test_a_shorter_way_to_equal_cones_finds_the_same():
+    (one, held), (two, held_too) = graph(2), graph(4)
+    a, b = from_ir(one), from_ir(two)
+    quick = diff(a, b)
+
+    a.cones = None
+
+    assert diff(a, b).partner_a == quick.partner_a
+    del held, held_too
+
+
 def test_to_compare_works_out_no_fingerprint_and_one_that_is_known_is_the_name():
     ir, held = graph(1)
 

@@ -2,6 +2,8 @@
 
 import random
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -60,6 +62,21 @@ def test_what_jax_writes_differs_where_the_program_does(pair, text):
     assert 0 < found.cost <= 4
     assert not found.added
     assert not found.removed
+
+
+def test_what_jax_and_xla_hand_out_needs_no_text_of_it(pair):
+    """Lowered and compiled programs, modules of MLIR, computations and modules of XLA."""
+    lowered = pair[0]
+    module: Any = hlo(lowered).as_hlo_module()
+    forms: list[tuple[Any, str]] = [
+        (lowered, lowered.as_text()),
+        (lowered.compiler_ir("stablehlo"), lowered.as_text()),
+        (lowered.compile(), lowered.compile().as_text()),
+        (hlo(lowered), module.to_string()),
+        (module, module.to_string()),
+    ]
+
+    assert all(diff(thing, text).is_empty for thing, text in forms)
 
 
 def test_scopes_and_lines_are_read_before_and_after_xla(pair):
