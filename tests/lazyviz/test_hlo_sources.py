@@ -1,7 +1,6 @@
 """Programs as jax, XLA and our own runtime write them: text, protos, before and after XLA."""
 
 import random
-
 from typing import Any
 
 import jax
