@@ -41,6 +41,9 @@ def picked_late(x, mask):
     for _ in range(40):
         mask = mask * 1.5 - mask * 0.5
     return x[mask == 1]
+
+def read(x):
+    return x.cpu()
 """
 MASKS = [
     torch.tensor([[1, 0, 1, 1], [0, 0, 0, 1], [0, 1, 0, 0]]),
@@ -173,3 +176,25 @@ def test_what_packages_asked_is_remembered_within_bounds(monkeypatch):
         assert len(small_checks._results) <= 2
 
     assert answers == [False, True, False, False, False]
+
+
+@pytest.mark.lazy_only("asks what is remembered")
+def test_what_a_library_does_to_a_value_that_it_has_read_is_not_remembered(library):
+    x = torch.ones(3).to(DEVICE)
+    lazyrt.mark_step()
+
+    for _ in range(3):
+        seen = library.read(x * 2)
+        assert seen.tolist() == [2.0] * 3
+        seen.zero_()
+
+
+def test_a_library_that_reads_draws_gets_new_ones_each_time(library):
+    def draws(read):
+        torch.manual_seed(3)
+        return [read(torch.rand(2, device=DEVICE)).tolist() for _ in range(4)]
+
+    by_library = draws(library.read)
+
+    assert by_library == draws(lambda t: t.cpu())
+    assert len({tuple(pair) for pair in by_library}) == 4

@@ -5,9 +5,11 @@ import torch
 from torch import nn
 
 import lazyrt
+from lazyrt.config import config
 from lazyrt.control.rehearsal import rehearse
 from lazyrt.errors import StepSyncError, UsageError
-from tests.harness import DEVICE
+from lazyrt.observe import events
+from tests.harness import DEVICE, recorded
 
 pytestmark = pytest.mark.not_eager("records a call without running it")
 
@@ -139,3 +141,23 @@ def test_eager_debug_mode_is_told_to_be_left():
     x = torch.ones(3, device=DEVICE)
     with lazyrt.eager_mode(), pytest.raises(UsageError, match="Leave the mode first"):
         rehearse(torch.sin, x)
+
+
+@pytest.mark.lazy_only("reads what is pending")
+def test_a_call_leaves_the_count_towards_the_bound_of_pending_ops(net):
+    x = torch.zeros(2, device=DEVICE)
+    lazyrt.mark_step()
+
+    def barriers(look):
+        with (
+            config.scoped(max_pending_nodes=50),
+            recorded(events.BarrierFinished) as found,
+        ):
+            for k in range(60):
+                x.add_(1)
+                if look and k == 30:
+                    rehearse(net, torch.ones(5, 3, device=DEVICE))
+        lazyrt.mark_step()
+        return [event.nodes for event in found]
+
+    assert barriers(look=False) == barriers(look=True)
