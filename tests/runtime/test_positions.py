@@ -184,3 +184,14 @@ def test_an_index_out_of_range_is_refused_at_every_step():
         for bad in (10, -11):
             with pytest.raises(IndexError):
                 base[bad]
+
+
+def test_a_slice_that_ends_before_it_begins_is_empty_wherever_it_stands():
+    x = torch.arange(12.0).to(DEVICE)
+    found = []
+    for k in (3, 5, 7, 9):
+        found.append(tuple(x[k : k - 2].shape))
+        total = (x[k : k - 2].sum() + x[k : k + 1].sum()).item()
+        assert total == k
+
+    assert found == [(0,)] * 4
