@@ -125,6 +125,8 @@ class Config:
         peek_memo_bytes: How many bytes of intermediate values a step's peeks may keep.
         max_graphs: Above this many compiled step graphs each new one is logged as a warning with
             its cause; 0, the default, never warns. Environment: LAZYRT_MAX_GRAPHS.
+        check_hits: Compare a step's graph, vertex by vertex, with the one that its executable was
+            compiled for. Environment: LAZYRT_CHECK_HITS.
         scope_policy: What `mark_step()` does inside an open `scope()`: `error` raises, as the
             original does; `split` ends the scope before the barrier and goes on with it after.
             Environment: LAZYRT_SCOPE_POLICY.
@@ -174,6 +176,9 @@ class Config:
     )
     peek_memo_bytes: int = 256 * 2**20
     max_graphs: int = field(default_factory=lambda: _number("LAZYRT_MAX_GRAPHS", 0))
+    check_hits: bool = field(
+        default_factory=lambda: flag("LAZYRT_CHECK_HITS", default=False)
+    )
     scope_policy: Literal["error", "split"] = field(
         default_factory=lambda: os.environ.get("LAZYRT_SCOPE_POLICY", "error")  # type: ignore[arg-type,return-value]
     )
@@ -308,6 +313,7 @@ _VARIABLES = {
     "cache_dir": ("LAZYRT_CACHE_DIR",),
     "max_memory_bytes": ("LAZYRT_MAX_MEMORY_BYTES",),
     "max_graphs": ("LAZYRT_MAX_GRAPHS",),
+    "check_hits": ("LAZYRT_CHECK_HITS",),
     "scope_policy": ("LAZYRT_SCOPE_POLICY",),
     "max_async_closures": ("LAZYRT_MAX_ASYNC_CLOSURES",),
     "eager": ("LAZYVIZ_EAGER",),

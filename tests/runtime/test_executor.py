@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 import math
 import re
 import signal
@@ -15,7 +16,7 @@ from torch import nn
 import lazyrt
 from lazyrt import jax_compat
 from lazyrt.config import config
-from lazyrt.errors import FrozenError
+from lazyrt.errors import FrozenError, LazyRuntimeError
 from lazyrt.execution import compiler, executor, peek, watcher
 from lazyrt.execution.executor import barrier
 from lazyrt.ir import live
@@ -861,3 +862,30 @@ def test_a_result_takes_the_memory_of_what_it_overwrites() -> None:
     overwritten = 3 * len(list(layers.parameters()))  # each with two moments
     assert head.count("alias)") == overwritten
     assert len(re.findall(r" copy\(", entry)) <= overwritten // 4
+
+
+def test_u04_a_hit_can_be_checked_and_two_programs_of_one_fingerprint_are_refused(
+    monkeypatch,
+):
+    """The fingerprint holds the wiring; a setting compares the graphs themselves as well."""
+
+    def colliding(roots):
+        return dataclasses.replace(canonicalise(roots), fingerprint="0" * 32)
+
+    x, y = (torch.full((3,), value).to(DEVICE) for value in (2.0, 5.0))
+    lazyrt.mark_step()
+    with config.scoped(check_hits=True):
+        for makers in ((torch.sin, torch.exp), (torch.exp, torch.sin)):
+            made = [maker(x) for maker in makers]  # found by its fingerprint
+            lazyrt.mark_step()
+            del made
+        monkeypatch.setattr(executor, "canonicalise", colliding)
+        first = x - y
+        lazyrt.mark_step()
+        second = x * y
+        with pytest.raises(LazyRuntimeError, match="are two programs"):
+            lazyrt.mark_step()
+        monkeypatch.undo()
+
+    assert second.tolist() == [10.0] * 3
+    assert first.tolist() == [-3.0] * 3

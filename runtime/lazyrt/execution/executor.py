@@ -308,6 +308,8 @@ def _make_plan(
     _tell_captured(graph, len(wanted), start, ops, hit=known is not None)
     record = census.find(key)
     if known is not None:
+        if config.check_hits and record is not None:
+            newgraphs.check_hit(graph, record)
         executable = known
         events.emit(events.CacheHit(fingerprint=graph.fingerprint, step=pending.number))
         if record is None:  # an interrupted wait left its compile to go on alone

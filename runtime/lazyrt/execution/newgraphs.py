@@ -12,6 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from lazyrt import jax_compat
+from lazyrt.errors import LazyRuntimeError
 from lazyrt.execution.census import CompiledGraph, Run, StepKey, census
 from lazyrt.execution.explain import evicted, explain
 from lazyrt.execution.why.causes import Cause, Explanation
@@ -95,6 +96,32 @@ def describe(
     )
     record.explanation = _explanation(record)
     return record
+
+
+def check_hit(graph: Canonical, record: CompiledGraph) -> None:
+    """Compare a graph with the one of the same fingerprint that was compiled.
+
+    Args:
+        graph: What is about to run with the executable of `record`.
+        record: What was compiled; its graph may have been given up to bound memory.
+
+    Raises:
+        LazyRuntimeError: They are two programs.
+    """
+    if record.canonical is None:
+        return
+    one, other = snapshot_of(graph), snapshot_of(record.canonical)
+    rows = [
+        [(v.label, v.operands) for v in each.vertices] + [each.roots]
+        for each in (one, other)
+    ]
+    if rows[0] != rows[1]:
+        raise LazyRuntimeError(
+            f"the pending graph and {record.name} have the fingerprint {graph.fingerprint[:8]} and "
+            "are two programs: running the executable of the one would give wrong values for the "
+            "other, so nothing has run. Please report it; `lazyrt.clear_caches()` lets the graph "
+            "be compiled anew."
+        )
 
 
 def _explanation(record: CompiledGraph) -> Explanation:
