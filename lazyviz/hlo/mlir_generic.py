@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 _ARRAY = re.compile(r"array<i(?:1|32|64)(?:: ([^<>]*))?>")
 _INTEGER = re.compile(r"(-?\d+) : i(?:32|64)")
 _WORD = re.compile(r"#stablehlo<\w+ (\w+)>")
+_DENSE = re.compile(r"dense<(.*)> : tensor<(\d+)x(\d+)xi64>")
+_CONV = re.compile(r"#stablehlo\.conv<(.*)>")
 _DOT = re.compile(r"#stablehlo\.dot<(.*)>")
 _DOT_SIDE = re.compile(r"([lr]hs)_(\w+)_dimensions = (\[[^\]]*\])")
 _UNSAID = frozenset({
@@ -112,6 +114,43 @@ def _precision(found: dict[str, str]) -> str:
     return f"format = e{exponent}m{mantissa}"
 
 
+def _fft(found: dict[str, str]) -> str:
+    return f"type = {found.pop('fft_type')}, length = {found.pop('fft_length')}"
+
+
+def _top_k(found: dict[str, str]) -> str:
+    return f"(k = {found.pop('k')})"
+
+
+def _convolution(found: dict[str, str]) -> str:
+    numbers = _CONV.fullmatch(found.pop("dimension_numbers"))
+    if numbers is None:
+        raise KeyError("dimension_numbers")
+    if "padding" in found:
+        found["padding"] = _rows(found["padding"])
+    window = [
+        f"{short} = {found.pop(key)}" for short, key in _WINDOW.items() if key in found
+    ]
+    rest = [
+        f"{key} = {found.pop(key)} : i64"
+        for key in ("batch_group_count", "feature_group_count")
+    ]
+    if "precision_config" in found:
+        words = found.pop("precision_config").strip("[]").split(", ")
+        said = ", ".join(f"#stablehlo<precision {word}>" for word in words)
+        rest.append(f"precision_config = [{said}]")
+    return f"dim_numbers = {numbers[1]}, window = {{{', '.join(window)}}} {{{', '.join(rest)}}}"
+
+
+def _rows(dense: str) -> str:
+    """Return a table of numbers in full: of equal ones the generic notation says one."""
+    found = _DENSE.fullmatch(dense)
+    if found is None or found[1].startswith("["):
+        return found[1] if found else dense
+    row = f"[{', '.join([found[1]] * int(found[3]))}]"
+    return f"[{', '.join([row] * int(found[2]))}]"
+
+
 def _custom_call(attrs: str) -> str:
     """Return the two dictionaries of a custom call as one, without what goes without saying."""
     end = closing(attrs, 1)
@@ -129,12 +168,20 @@ def _reduce(found: dict[str, str]) -> str:
     return f"across dimensions = {found.pop('dimensions')}"
 
 
+# What the short notation calls the parts of a window, in its order.
+_WINDOW = {
+    "stride": "window_strides", "pad": "padding", "lhs_dilate": "lhs_dilation",
+    "rhs_dilate": "rhs_dilation", "reverse": "window_reversal",
+}  # fmt: skip
 _WRITERS: dict[str, Callable[[dict[str, str]], str]] = {
     "broadcast_in_dim": _named(dims="broadcast_dimensions"),
+    "chlo.top_k": _top_k,
     "compare": _compare,
     "concatenate": _named(dim="dimension"),
+    "convolution": _convolution,
     "dot_general": _dot,
     "dynamic_slice": _named(sizes="slice_sizes"),
+    "fft": _fft,
     "iota": _named(dim="iota_dimension"),
     "pad": _named(
         low="edge_padding_low", high="edge_padding_high", interior="interior_padding"
@@ -142,6 +189,7 @@ _WRITERS: dict[str, Callable[[dict[str, str]], str]] = {
     "reduce": _reduce,
     "reduce_precision": _precision,
     "reverse": _named(dims="dimensions"),
+    "rng_bit_generator": _named(algorithm="rng_algorithm"),
     "slice": _slice,
     "transpose": _named(dims="permutation"),
 }

@@ -197,6 +197,10 @@ class FunctionReader:
         body, type_text = split_type(plain)
         bound = _bound(plain, self._knows) if regions else []
         operands = [self._id(n, k, statement) for n, k in _uses(body, bound)]
+        if _short(op[1]) == "reduce" and "init:" in body:
+            # Said pair by pair, `(%a init: %x), (%b init: %y)`; an operand list is a, b, x, y.
+            operands = operands[0::2] + operands[1::2]
+            bound = bound[0::2] + bound[1::2]
         inner, captured = self._inner(op[1], statement, regions, bound)
         names = [
             (name, int(count or 1))

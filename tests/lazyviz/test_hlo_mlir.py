@@ -238,17 +238,52 @@ def test_both_notations_of_a_program_are_one_program(other):
 
 
 def test_what_has_no_short_notation_known_here_is_said_to_differ_in_notation():
-    lowered = jax.jit(lambda x: jax.lax.conv(x, x[:, :, :2, :2], (1, 1), "SAME")).lower(
-        jnp.ones((1, 1, 4, 4))
-    )
+    lowered = jax.jit(jnp.fft.fft).lower(jnp.ones((4, 4), jnp.complex64))
     module: Any = lowered.compiler_ir("stablehlo")
+    generic = module.operation.get_asm(print_generic_op_form=True)
 
     found = diff(
-        parse(str(module)), parse(module.operation.get_asm(print_generic_op_form=True))
+        parse(str(module)),
+        parse(generic.replace("fft_type =", "new = 1 : i64, fft_type =")),
     )
 
     assert found.cost == 1
     assert any("the notation" in each for each in sentences(found))
+
+
+@pytest.mark.parametrize(
+    ("function", "args"),
+    [
+        (
+            lambda x, w: jax.lax.conv_general_dilated(
+                x, w, (2, 1), ((1, 0), (2, 1)), (2, 2)
+            ),
+            (jnp.ones((1, 2, 8, 8)), jnp.ones((4, 2, 3, 3))),
+        ),
+        (lambda x: jax.lax.conv(x, x, (1, 1), "VALID"), (jnp.ones((1, 1, 4, 4)),)),
+        (jnp.fft.rfft2, (jnp.ones((4, 4)),)),
+        (lambda x: jax.lax.top_k(x, 2), (jnp.ones((4, 4)),)),
+        (lambda x: jnp.argmax(x, 1), (jnp.ones((4, 4)),)),
+        (
+            lambda x: jax.random.uniform(jax.random.key(1, impl="rbg"), (3,)) * x,
+            (1.0,),
+        ),
+        (
+            lambda x: jax.lax.reduce(
+                (x, x * 2), (0.0, 1.0), lambda p, q: (p[0] + q[0], p[1] * q[1]), (0,)
+            ),
+            (jnp.ones((4, 4)),),
+        ),
+    ],
+    ids=["conv", "plain conv", "rfft2", "top_k", "argmax", "rbg", "reduce of two"],
+)
+def test_both_notations_of_an_operation_are_one(function, args):
+    lowered = jax.jit(function).lower(*args)
+    module: Any = lowered.compiler_ir("stablehlo")
+
+    generic = module.operation.get_asm(print_generic_op_form=True)
+
+    assert diff(parse(str(module)), parse(generic)).is_empty
 
 
 def test_bytes_as_python_prints_them_are_read():
