@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 HopKind = Literal[
     "value", "tuple", "element", "collective", "call", "parameter", "return", "consumer",
@@ -118,6 +118,9 @@ class ValueTrace:
     def _ends_nowhere(self) -> bool:
         ends = [hop for hop in self.hops if hop.kind in {"consumer", "output"}]
         return not ends
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002, FBT001
+        printer.text(str(self))
 
     def _repr_html_(self) -> str:
         from lazyviz.render.html import pre

@@ -266,6 +266,8 @@ def instruction(graph: Graph, node: int, other: Label | None = None) -> str:
     if number is not None:
         inside = str(number)
     attrs = f", {_clip_to_change(label.attrs, other.attrs)}" if label.attrs else ""
+    if label.attrs and not inside and "=" not in label.attrs:
+        inside, attrs = attrs.removeprefix(", "), ""
     filled = _fill_in(label.attrs, [graph.names[each] for each in graph.operands[node]])
     if filled:
         inside, attrs = filled, ""

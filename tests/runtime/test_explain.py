@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from IPython.lib.pretty import pretty
 from torch import nn
 
 import lazyrt
@@ -848,3 +849,17 @@ def test_gradients_carried_over_in_buckets_make_four_graphs_of_two(
     )
     assert "1 tensor (`bucket.waiting[0][1]`) that step" in found[2].text
     assert "flush the buckets" in found[2].top.fix
+
+
+def test_what_a_cell_shows_of_an_explanation_is_its_sentences():
+    cold_start()
+    for rows in (2, 3):
+        x = torch.ones(rows, 4, device="lazyrt") * 2
+        lazyrt.mark_step()
+    explanation = lazyrt.explain()
+    shown = pretty(explanation)
+    assert shown == str(explanation)
+    assert "fix: keep the size fixed, or pad to a fixed one" in shown
+    assert explanation is not None
+    assert pretty(explanation.top) == str(explanation.top)
+    assert pretty(lazyrt.origin(x)).startswith("`x` f32[3,4]: output 0 of step")

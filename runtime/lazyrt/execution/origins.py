@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazyrt.ir.live import FromCpu, RanAlone, made_in, pending
 from lazyrt.ir.node import Leaf, iter_values, type_text
+from lazyrt.observe.readable import Readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -24,7 +25,7 @@ ON_CPU = "on the CPU"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InputOrigin:
+class InputOrigin(Readable):
     """One input of a graph.
 
     Attributes:
@@ -67,7 +68,7 @@ class InputOrigin:
         )
 
 
-class InputOrigins(tuple[InputOrigin, ...]):
+class InputOrigins(Readable, tuple[InputOrigin, ...]):
     """The inputs of a graph, in order of their first use, with one sentence about all."""
 
     __slots__ = ()

@@ -22,6 +22,7 @@ from lazyrt.ir.graph import Graph
 from lazyrt.ir.live import Buffer, leaf_of, lock, pending, ran_alone
 from lazyrt.ir.node import Leaf, Node, Value, iter_values, map_values, nbytes_of
 from lazyrt.observe import events
+from lazyrt.observe.readable import Readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,7 +33,7 @@ _HOW = "ahead of its step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReuseChoice:
+class ReuseChoice(Readable):
     """What looking at a pending value costs in either way; computing nothing told it.
 
     Attributes:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from lazyrt.observe.numbers import duration_text
+from lazyrt.observe.readable import Readable
 
 if TYPE_CHECKING:
     from lazyrt.execution.why.blocks import Block
@@ -51,7 +52,7 @@ class Taken(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class Cause(Readable):
     """One reason why a graph differs from the nearest one before.
 
     Attributes:
@@ -97,7 +98,7 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class Explanation(Readable):
     """Why a step's graph had to be compiled.
 
     Attributes:
