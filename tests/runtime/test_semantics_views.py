@@ -440,3 +440,15 @@ def test_views_across_a_barrier_keep_their_places():
         return y, parts, [part.storage_offset() for part in parts]
 
     on_both(program, grid(12))
+
+
+def test_one_row_of_a_tensor_that_was_repeated_can_be_written():
+    """Its stride is 0, and it shows each element once."""
+
+    def program(d, x):
+        view = x.expand(2, 3)[:1]
+        view.add_(1)
+        view.mul_(torch.arange(3.0, device=d))
+        return x, view
+
+    on_both(program, grid(3))

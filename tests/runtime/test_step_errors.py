@@ -314,3 +314,30 @@ def test_every_generator_of_the_device_goes_back():
         fail()
 
     assert torch.equal(torch.rand(4, device=DEVICE, generator=mine).cpu(), seen)
+
+
+@pytest.mark.lazy_only("discards what is pending")
+def test_a_view_of_what_was_discarded_shows_the_data_before():
+    x = torch.arange(4.0).to(DEVICE)
+    view = x[1:3]
+    lazyrt.mark_step()
+    x.add_(10)
+    assert lazyrt.materialise(view * 1).tolist() == [11.0, 12.0]
+
+    lazyrt.discard_pending()
+
+    after = x * 1
+    assert (view * 1).tolist() == [1.0, 2.0]
+    assert after.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+@pytest.mark.lazy_only("discards what is pending")
+def test_a_look_before_a_discard_is_not_taken_for_one_after_it():
+    x, y = torch.ones(3).to(DEVICE), torch.full((3,), 5.0).to(DEVICE)
+    lazyrt.mark_step()
+    lost = x * 3
+    assert lazyrt.materialise(lost).tolist() == [3.0] * 3
+
+    lazyrt.discard_pending()
+
+    assert lazyrt.materialise(y * 3).tolist() == [15.0] * 3
