@@ -105,6 +105,27 @@ def test_u20_many_ops_that_are_no_loop_raise_no_alarm(lab, monkeypatch):
     assert "no boundary has come" not in strip
 
 
+def test_m13_what_an_earlier_cell_left_pending_is_told_by_its_cell(lab):
+    census.clear()
+    step = "with lazyrt.step():\n    r = (a.exp() * 2).sum()"
+    run(lab, "import torch\na = torch.ones(3).to('lazyrt')")
+    run(lab, step)
+    run(lab, "p = (a + 5).tanh().cumsum(0)")
+    cell = lab.execution_count - 1
+    run(lab, step)
+
+    found = lazyrt.explain()
+    assert found is not None
+    (cause,) = found.causes
+    assert cause.kind == "missing_boundary"
+    assert (
+        cause.text
+        == f"this step also ran what cell {cell} had left pending: 3 operations"
+    )
+    assert "lazyrt.mark_step()" in cause.fix
+    assert str(cause.now) == f"cell {cell} line 1"
+
+
 def test_u14_a_model_that_compiles_often_is_read_from_one_table(lab):
     """S4.02: which graphs there are, what each cost, and why it is not the one before."""
     census.clear()

@@ -27,6 +27,7 @@ _ALIKE = 0.7
 # In this order: each takes out what it explains, and the next one sees the rest.
 _DETECTORS = (
     key.cuts,
+    key.left_by_cells,
     inputs.tied_parameters,
     inputs.modules,
     inputs.state,

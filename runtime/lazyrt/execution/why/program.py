@@ -144,7 +144,7 @@ def _repeat(
     return Cause(
         kind="loop_count",
         text=f"the same {count(number, 'operation')}{at(site)} "
-        f"came {new} times instead of {old}"
+        f"came {'once' if new == 1 else f'{new} times'} instead of {old}"
         + (_draws(snapshot, extra) if sign == "added" else ""),
         fix="run the loop a fixed number of times, or put each round in a step of its own",
         now=site if sign == "added" else None,
