@@ -241,6 +241,7 @@ def test_a_module_alone_shows_what_is_pending_of_it(clean_runtime):
 
 
 def test_the_static_twin_needs_no_script_and_the_page_no_other_file(step, tmp_path):
+    """P.34, P.38: one file, offline."""
     view = lazyviz.explore()
     view.save(tmp_path / "view.html", "a <title>")
 
@@ -287,6 +288,7 @@ def layered(count, depth=40):
     "folding", thinned(["auto", "module", "cell", "line", "none"], 2)
 )
 def test_ten_thousand_ops_are_never_more_than_300_boxes(folding):
+    """P.32, U.45: a synopsis of any graph."""
     graph = layered(10_000)
 
     folded = fold_by(graph, folding, MOST_BOXES)
@@ -300,6 +302,7 @@ def test_a_budget_above_300_is_300():
 
 
 def test_ops_fold_by_module_cell_and_line(explorer):
+    """P.32: by scope, cell and line."""
     boxes = {}
     for by in ("line", "cell", "module"):
         ask(explorer, kind="fold", by=by)
@@ -447,6 +450,7 @@ def test_every_shade_of_an_overlay_has_words():
 
 
 def test_parameters_donations_and_versions_are_marked(step):
+    """U.39: roots are bold, with their variables."""
     net, _, _ = step
     with torch.no_grad():
         for parameter in net.parameters():
@@ -477,6 +481,7 @@ def test_u38_results_of_one_op_have_one_version_each_is_told_once(clean_runtime)
 
 
 def test_views_are_joined_to_what_they_share(clean_runtime):
+    """U.38: dashed lines are views; versions stand in the panel."""
     x = torch.ones(4, 4, device="lazyrt")
     lazyrt.mark_step()
     y = x.t() + 1

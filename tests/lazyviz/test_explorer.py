@@ -44,6 +44,7 @@ def test_the_title_counts_ops_inputs_and_outputs(explorer):
 
 
 def test_selecting_an_op_tells_its_cost_then_its_value(explorer, network):
+    """SD.06, M.04: cost first, then the value beside the node; only the cone runs."""
     first = next(i for i, b in enumerate(explorer.shown.boxes) if b.label == "addmm")
 
     cost, value = ask(explorer, kind="select", box=first)
@@ -182,6 +183,7 @@ def test_a_node_outside_the_part_is_brought_into_view(explorer):
     ],
 )
 def test_search_looks_at_op_type_module_and_line(explorer, text, count):
+    """P.36, P.37: by op, shape, name and line."""
     found, listing = ask(explorer, kind="search", text=text)
 
     assert found["count"] == count

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -58,6 +59,7 @@ def hooks(shell):
 
 
 def test_unload_leaves_the_shell_as_load_found_it(shell):
+    """SD.01: callbacks, formatters, displayhook and magics are what they were."""
     shell.run_line_magic("unload_ext", "nothing")  # IPython loads this magic when used
     before = hooks(shell)
 
@@ -337,6 +339,7 @@ def test_out_holds_the_value_and_works_as_a_tensor(lab):
 
 
 def test_displaying_does_not_change_the_pending_graph(lab):
+    """U.47: a look leaves the hash as it is."""
     run(lab, "y = x + 1\nz = y * 2\ndel y")
     before = lazyrt.pending_graph()
     run(lab, "z")
@@ -461,6 +464,7 @@ def test_a_drawing_that_fails_costs_only_the_drawing(lab, monkeypatch, caplog):
     "source", ["%whos", "%who_ls", "y?", "y??", "%pinfo y", "dir(y)", "f'{y.shape}'"]
 )
 def test_looking_around_computes_nothing(lab, source):
+    """P.33, P.41: whoever looks behind the user gets the plan."""
     run(lab, "y = x + 1")
     lazyrt.reset_counters()
 
@@ -578,3 +582,44 @@ def test_sd03_tensors_of_every_kind_are_printed_with_their_range(lab, capsys, dt
     lab.run_cell(f"print(torch.ones(3, 2).to(torch.{dtype}).to('lazyrt'))", store_history=True)  # fmt: skip
 
     assert f": {dtype}[3, 2] · " in displayed(lab)[0]
+
+
+def test_p41_the_plan_line_costs_the_same_whatever_is_pending(lab):
+    """P.41: what a debugger or a list of variables shows is O(1) and changes nothing."""
+    from lazyrt.frontend import reads
+
+    lab.run_cell("short = x + 1\nlong = x\nfor _ in range(2_000): long = long + 1")
+    tensors = [lab.user_ns[name] for name in ("short", "long")]
+    before = lazyrt.pending_graph().fingerprint
+    lazyrt.reset_counters()
+    reads.describe(tensors[0])
+
+    costs = [bytecodes_of(partial(reads.describe, each)) for each in tensors]
+
+    assert costs[1] <= costs[0] * 1.5
+    assert "pending: aten.add.Tensor" in reads.describe(tensors[1])
+    assert dict(lazyrt.counters()) == dict.fromkeys(lazyrt.counters(), 0)
+    assert lazyrt.pending_graph().fingerprint == before
+
+
+def test_sd02_a_strip_draws_what_its_cell_added_and_folds_what_was_there(lab):
+    """SD.02: five ops are five boxes; the next cell shows its two, and one for the five."""
+
+    def boxes(source):
+        lab.display_pub.outputs.clear()
+        lab.run_cell(source, store_history=True)
+        pictures = re.findall(
+            r"svg\+xml;base64,([^\"]+)", displayed(lab, "text/html")[0]
+        )
+        drawn = base64.b64decode(pictures[-1]).decode()
+        return re.findall(r'role="button" aria-label="([^"]*)"', drawn)
+
+    first = boxes("a = x + 1\nb = a * 2\nc = b.relu()\nd = c.exp()\ne = d.sum()")
+    second = boxes("f = e - 1\ng = f.abs()")
+
+    assert sum(", node %" in label for label in first) == 5
+    assert len(first) == 6  # and the input
+    assert [label.split(",")[0] for label in second if ", node %" in label] == ["f", "g"]  # fmt: skip
+    (earlier,) = (label for label in second if ", node %" not in label)
+    assert "5 ops, 1 input" in earlier
+    assert displayed(lab)[0].startswith("7 pending ops (+2 here)")

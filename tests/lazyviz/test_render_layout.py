@@ -108,6 +108,7 @@ def test_modules_get_frames():
 
 
 def test_the_layered_layout_is_always_there(no_graphviz):
+    """U.45: no Graphviz is needed."""
     assert engines() == ("layered",)
 
     found = lay_out(draw_graph(perceptron()))
