@@ -250,3 +250,20 @@ def test_beyond_a_break_in_a_large_graph_without_names_equal_cones_are_found(nam
 
     assert found.cost <= true.cost
     assert not found.changed
+
+
+def test_what_reads_nothing_does_not_become_what_computes():
+    """U.04: `ones` is removed and `relu` added, though one changed node would be shorter."""
+
+    def graph(op, reads):
+        builder = GraphBuilder(op)
+        x = builder.add(builder.label("parameter", "f32[4]"))
+        middle = builder.add(builder.label(op, "f32[4]"), [x] if reads else [])
+        last = builder.add(builder.label("add", "f32[4]"), [x, middle])
+        return builder.finish([last])
+
+    found = diff(graph("ones", reads=False), graph("relu", reads=True))
+
+    assert not found.changed
+    assert [found.a[node].op for node in found.removed] == ["ones"]
+    assert [found.b[node].op for node in found.added] == ["relu"]

@@ -1,6 +1,7 @@
 """What is shown of a diff: text, DOT, SVG, HTML."""
 
 import random
+import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
@@ -8,6 +9,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from lazyviz.__main__ import main
 from lazyviz.hlo import diff, parse
 from lazyviz.render.diff_dot import diff_dot
 from lazyviz.render.diff_html import diff_bundle, diff_fragment, diff_page
@@ -15,7 +17,7 @@ from lazyviz.render.diff_inputs import pairing_lines
 from lazyviz.render.diff_model import union_graph
 from lazyviz.render.diff_svg import diff_svg
 from lazyviz.render.diff_text import diff_text
-from tests.hlo_pairs import graph_of_program, transformer
+from tests.hlo_pairs import graph_of_program, text_of, transformer
 
 BEFORE = """\
 HloModule before
@@ -147,6 +149,37 @@ def test_a_large_difference_stays_small_on_paper():
     assert len(union.nodes) <= 120
     assert union.left_out > 1000
     assert any(node.hidden for node in union.nodes)
+
+
+@pytest.mark.slow
+def test_the_page_of_forty_thousand_instructions_opens_on_the_difference(
+    tmp_path, capsys
+):
+    """S4.16: the same layers twice and one more: what is drawn and listed is the new one."""
+    names = [*range(48), "new", *range(48, 96)]
+    for file, program in (
+        ("a.hlo", transformer(96)),
+        ("b.hlo", transformer(names=names)),
+    ):
+        text, _ = text_of(program, seed=len(file), shuffle=True)
+        (tmp_path / file).write_text(text)
+    page = tmp_path / "out.html"
+
+    assert main(
+        ["diff", *(str(tmp_path / f"{k}.hlo") for k in "ab"), "--html", str(page)]
+    ) in {0, 1}
+
+    shown = capsys.readouterr().out
+    sizes = re.search(r"([\d,]+) → ([\d,]+) instr", shown)
+    hunks = re.findall(r"^@@.*", shown, re.MULTILINE)
+    assert sizes is not None
+    assert min(int(each.replace(",", "")) for each in sizes.groups()) > 39_000
+    assert hunks
+    assert all("layer.new" in each for each in hunks)
+    html = page.read_text()
+    assert "layer.new" in html
+    assert len(html) < 400_000
+    assert html.count("<g class=") < 600
 
 
 @pytest.mark.graphviz

@@ -42,6 +42,32 @@ def inputs(count=2):
 # ---------------------------------------------------------------- what must not count
 
 
+@pytest.mark.lazy_only("is about executables of steps")
+def test_a_program_in_another_order_with_other_names_and_dead_code_compiles_once():
+    """M.09: three programs that a step cache by names or positions would compile anew."""
+    cold_start()
+    numbers = {"a": 1.0, "b": 2.0, "c": 3.0}
+
+    def run(order, *, dead=False):
+        data = {name: lazy(torch.arange(4.0) * numbers[name]) for name in order}
+        if dead:
+            (data["a"].sin() * 3).sum()  # nobody keeps it
+        made = {}
+        for name in order:
+            made[name] = data[name].exp() + torch.ones(4, device=DEVICE)
+        other = made["a"] * made["b"] + made["c"]
+        del made, data
+        lazyrt.mark_step()
+        return other.cpu()
+
+    results = [run("abc"), run("cba", dead=True), run("bca")]
+
+    counted = lazyrt.counters()
+    assert (counted["compiles"], counted["executions"]) == (1, 3)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_order_in_which_tensors_are_made_and_freed_does_not_count(seed):
     rng = random.Random(seed)  # noqa: S311

@@ -6,7 +6,7 @@ from collections import deque
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from lazyviz.hlo.graph import CONSTANT, PARAMETER
+from lazyviz.hlo.matching.residual import may_change_into
 from lazyviz.hlo.matching.state import UNPAIRED
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class _Search:
         odd_b = [x < 0 or odd_a[x] for x in b.partner]
         for x, op in enumerate(a.graph.ops):
             for y, other in enumerate(b.graph.ops):
-                may_pair = op == other or not {op, other} & {PARAMETER, CONSTANT}
+                may_pair = op == other or may_change_into(self._matching, x, y)
                 if may_pair and (odd_a[x] or odd_b[y]) and a.partner[x] != y:
                     yield x, y
 

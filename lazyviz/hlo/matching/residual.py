@@ -89,9 +89,8 @@ def _gain(matching: Matching, x: int, y: int) -> int:
     """Return by how much pairing x with y shortens the script; 0 if they may not pair."""
     a, b = matching.a, matching.b
     op_a, op_b = a.graph.ops[x], b.graph.ops[y]
-    for special in (PARAMETER, CONSTANT):
-        if (op_a == special) != (op_b == special):
-            return 0
+    if op_a != op_b and not may_change_into(matching, x, y):
+        return 0
     agreeing, possible, rewired = _slots(matching, x, y)
     users = _agreeing_users(matching, x, y)
     outputs = bool(a.is_output[x] and b.is_output[y])
@@ -100,6 +99,17 @@ def _gain(matching: Matching, x: int, y: int) -> int:
         if not (below and (users or outputs)):
             return 0
     return _SAVED + users + outputs - (a.full[x] != b.full[y]) - rewired
+
+
+def may_change_into(matching: Matching, x: int, y: int) -> bool:
+    """Return whether nodes of two ops may be one node whose op changed.
+
+    An input, a constant, and an op that reads nothing (`ones`) are never said to have become
+    something that computes, however short the script would be.
+    """
+    a, b = matching.a, matching.b
+    special = {a.graph.ops[x], b.graph.ops[y]} & {PARAMETER, CONSTANT}
+    return not special and bool(a.operands[x]) == bool(b.operands[y])
 
 
 def _slots(matching: Matching, x: int, y: int) -> tuple[int, int, int]:
