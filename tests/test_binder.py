@@ -2,12 +2,16 @@
 
 import ast
 import json
+import os
 import re
+import shutil
+import subprocess
 import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
 
+import nbformat
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -76,6 +80,7 @@ def distributions_of(module):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_binder_installs_what_a_notebook_imports(path):
+    """SD.08: the environment comes from the listed packages alone."""
     modules = imports_of_notebook(path) - set(sys.stdlib_module_names)
 
     missing = {m for m in modules if not distributions_of(m) & installed_by_binder()}
@@ -111,3 +116,74 @@ def test_constraints_pin_every_direct_dependency():
     wanted = [*PROJECT["dependencies"], *(name for extra in extras for name in extra)]
 
     assert {requirement_name(name) for name in wanted} - pinned == {"lazyviz"}
+
+
+# What binder starts, on a machine that reaches nothing but itself.
+OFFLINE = """
+import fcntl, pathlib, socket, struct, subprocess, sys, time, urllib.request
+
+with socket.socket() as interface:
+    fcntl.ioctl(interface, 0x8914, struct.pack("16sh22x", b"lo", 0x49))  # the loopback is up
+try:
+    socket.create_connection(("192.0.2.1", 80), timeout=2)
+    sys.exit("there is a network")
+except OSError:
+    pass
+notebook, folder = map(pathlib.Path, sys.argv[1:])
+jupyter = [sys.executable, "-m"]
+options = ["--no-browser", "--port=8899", "--ServerApp.token=", "--allow-root"]
+with subprocess.Popen([*jupyter, "jupyterlab", *options], cwd=folder) as server:
+    for _ in range(240):
+        time.sleep(0.5)
+        try:
+            page = urllib.request.urlopen("http://127.0.0.1:8899/lab").read()
+            break
+        except OSError:
+            pass
+    server.terminate()
+assert b"JupyterLab" in page
+subprocess.run(
+    [*jupyter, "nbconvert", "--to", "notebook", "--execute", str(notebook),
+     "--output-dir", str(folder)],
+    check=True,
+)
+"""
+
+
+@pytest.mark.slow
+def test_jupyterlab_starts_and_a_notebook_runs_without_a_network(tmp_path):
+    """SD.08: once it is built, nothing is fetched."""
+    alone = ["unshare", "--map-root-user", "--net"]
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*alone, "true"], check=False).returncode
+    ):
+        pytest.skip("needs a network of its own (unshare --net)")
+    first = tmp_path / "in" / "first.ipynb"
+    first.parent.mkdir()
+    sources = [
+        "%load_ext lazyviz\nimport torch, lazyrt",
+        "x = torch.ones(2, 3, device='lazyrt')\nx + 1",
+    ]
+    cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), first)
+
+    done = subprocess.run(
+        [*alone, sys.executable, "-c", OFFLINE, str(first), str(tmp_path)],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'runtime'}",
+            "JUPYTER_CONFIG_DIR": str(tmp_path / "config"),
+            "LAZYRT_CACHE_DIR": "",
+        },
+    )
+
+    assert done.returncode == 0, done.stderr[-2000:]
+    cells = json.loads((tmp_path / first.name).read_text("utf-8"))["cells"]
+    outputs = [each for cell in cells for each in cell.get("outputs", ())]
+    texts = ["".join(each["data"]["text/plain"]) for each in outputs]
+    assert texts[0].startswith("tensor([[2., 2., 2.]")
+    assert "1 pending op" in texts[1] or "2 pending ops" in texts[1]

@@ -118,6 +118,7 @@ def test_the_layered_layout_is_always_there(no_graphviz):
 
 
 def test_an_engine_that_is_missing_is_noted(no_graphviz):
+    """SD.04: without Graphviz a drawing has a layout of our own."""
     found = lay_out(draw_graph(perceptron()), "dot")
 
     assert (found.engine, found.notes) == ("layered", ("dot: not installed here",))
