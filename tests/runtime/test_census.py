@@ -66,7 +66,7 @@ def test_a_graph_beyond_the_limit_is_logged_with_its_cause(caplog):
         double(on_device(4))
 
     (record,) = caplog.records
-    assert "expected at most 1 graphs, found 2: graph.2 was compiled in step" in (
+    assert "expected at most 1 graph, found 2: graph.2 was compiled in step" in (
         record.getMessage()
     )
     assert "f32[3] is now f32[4]" in record.getMessage()
@@ -118,7 +118,7 @@ def test_a_step_without_a_name_is_told_by_its_line_and_a_function_by_its_name(ca
 
     messages = [record.getMessage() for record in caplog.records]
     assert [
-        m.partition(", found 2")[0].partition(" graphs of ")[2] for m in messages
+        m.partition(", found 2")[0].partition(" graph of ")[2] for m in messages
     ] == [
         f"the step at {lazyrt.compiled_graphs()[2].key.ended_by[1]}".rpartition(":")[0]
         + f":{unnamed.__code__.co_firstlineno + 2}",
@@ -296,3 +296,16 @@ def test_the_end_of_a_step_says_what_was_compiled_in_it():
 
     assert [len(event.recompiled) for event in found] == [1, 0, 1]
     assert found[2].recompiled == (lazyrt.compiled_graphs()[1].cause,)
+
+
+def test_a_folder_of_dumps_that_cannot_be_made_is_refused(tmp_path):
+    x = torch.ones(3, device="lazyrt") + 1
+    lazyrt.mark_step()
+    with pytest.raises(UsageError, match=r"got 3 as its folder, which is int"):
+        lazyrt.dump_graphs(3)  # type: ignore[arg-type]
+    taken = tmp_path / "taken"
+    taken.write_text("a file")
+    with pytest.raises(UsageError, match=r"cannot make the folder .*taken"):
+        lazyrt.dump_graphs(taken)
+    assert taken.read_text() == "a file"
+    del x

@@ -18,6 +18,7 @@ from lazyrt.config import config
 from lazyrt.ir.graph import Graph
 from lazyrt.ir.match import labels, shared
 from lazyrt.observe import events
+from lazyrt.observe.numbers import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -436,7 +437,7 @@ def alarm(limit: int, found: list[CompiledGraph], label: str = "") -> str:
     """Return the sentence of a program with more graphs than it should have."""
     newest, of = found[-1], f" of {label}" if label else ""
     return (
-        f"expected at most {limit} graphs{of}, found {len(found)}: {newest.name} was compiled in "
+        f"expected at most {plural(limit, 'graph')}{of}, found {len(found)}: {newest.name} was compiled in "
         f"step {newest.first_step} because {newest.cause}. `%lazy graphs` or "
         "`lazyrt.compiled_graphs()` lists them all."
     )

@@ -44,7 +44,7 @@ def dump(
     out; at least one must be there.
 
     Raises:
-        UsageError: There is no such form, or nothing to write.
+        UsageError: There is no such form, nothing to write, or no such folder can be made.
     """
     wanted = tuple(forms)
     for form in wanted:
@@ -59,8 +59,7 @@ def dump(
             "dump_graphs() found no compiled graph in memory, so there is nothing to write. "
             "Run a step first."
         )
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
+    target = _made(folder)
     written = []
     for record in there:
         for form in wanted:
@@ -68,6 +67,23 @@ def dump(
             path.write_text(text_of(record, form), encoding="utf-8")
             written.append(path)
     return written
+
+
+def _made(folder: str | Path) -> Path:
+    try:
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+    except TypeError:
+        raise UsageError(
+            f"dump_graphs() got {folder!r:.60} as its folder, which is {type(folder).__name__} and "
+            "no path, so nothing was written. Give the folder's path, such as 'dumps'."
+        ) from None
+    except OSError as error:
+        raise UsageError(
+            f"dump_graphs() cannot make the folder {str(folder)!r}, so nothing was written: "
+            f"{error.strerror}. Give another path."
+        ) from None
+    return target
 
 
 def text_of(record: CompiledGraph, form: DumpForm) -> str:
