@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
 _FRAME = re.compile(r"\s*(?P<function>\S+) \((?P<file>.+):(?P<line>\d+)\)\s*")
 _LIBRARY = ("/site-packages/", "/dist-packages/", "/lib/python", "contextlib.py")
@@ -91,6 +92,32 @@ def user_frame(frames: Iterable[Frame]) -> Frame | None:
         (frame for frame in frames if not any(part in frame.file for part in _LIBRARY)),
         None,
     )
+
+
+def file_bytes(path: Path, most: int, instead: str) -> bytes:
+    """Return what is in a file.
+
+    Args:
+        path: The file.
+        most: Bytes that are read at once.
+        instead: What to do about a larger one.
+
+    Raises:
+        EvidenceError: It is larger, or cannot be read.
+    """
+    try:
+        size = path.stat().st_size
+        if size > most:
+            raise EvidenceError(
+                f"{path} has {size:,} bytes, more than the {most:,} that are read at once. "
+                f"{instead}"
+            )
+        return path.read_bytes()
+    except OSError as error:
+        raise EvidenceError(
+            f"{path} cannot be read: {error.strerror}. Give the path of a file or folder, or "
+            "a text of several lines."
+        ) from None
 
 
 def shorten(text: str, limit: int = 60) -> str:

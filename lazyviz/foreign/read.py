@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from lazyviz.command_line import output_file
 from lazyviz.foreign.debug_log_parse import parse_debug_log
-from lazyviz.foreign.evidence import EvidenceError, shorten
+from lazyviz.foreign.evidence import EvidenceError, file_bytes, shorten
 from lazyviz.foreign.metrics_parse import parse_report
 from lazyviz.foreign.programs import parse_programs
 from lazyviz.foreign.tensors_dump_parse import BEGIN, parse_tensors_dump
@@ -56,7 +56,7 @@ def read(source: str | Path) -> Evidence:
         return read_profile(path) if is_profile else read_xla_dump(path)
     if path.name.endswith(SUFFIX):
         return read_profile(path)
-    data = _bytes(path)
+    data = file_bytes(path, _MAX_BYTES, "Split it, or give the part that matters.")
     try:
         if b"\0" in data[:_PROBE] and not data.startswith(UTF16_MARKS):
             return _binary(path, data)
@@ -104,22 +104,6 @@ def _shown(found: Evidence, options: argparse.Namespace) -> str:
     if options.html:
         return found.to_html()
     return json.dumps(found.to_dict(), indent=2) if options.json else found.text()
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        size = path.stat().st_size
-        if size > _MAX_BYTES:
-            raise EvidenceError(
-                f"{path} has {size:,} bytes, more than the {_MAX_BYTES:,} that are read at "
-                "once. Split it, or give the part that matters."
-            )
-        return path.read_bytes()
-    except OSError as error:
-        raise EvidenceError(
-            f"{path} cannot be read: {error.strerror}. Give the path of a file or folder, or "
-            "a text of several lines."
-        ) from None
 
 
 def _binary(path: Path, data: bytes) -> Evidence:

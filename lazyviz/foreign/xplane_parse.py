@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any
 
-from lazyviz.foreign.evidence import EvidenceError
+from lazyviz.foreign.evidence import EvidenceError, file_bytes
 from lazyviz.foreign.xplane import Profile, ProfileEvent, ProfileLine, ProfilePlane
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ def read_profile(path: Path) -> Profile:
     planes: list[ProfilePlane] = []
     for file in files:
         host = file.name.removesuffix(SUFFIX) if len(files) > 1 else ""
-        planes += parse_profile(_bytes(file), str(file), host)
+        data = file_bytes(file, _MAX_BYTES, "Profile fewer steps.")
+        planes += parse_profile(data, str(file), host)
     return Profile(tuple(planes))
 
 
@@ -58,21 +59,6 @@ def profiles_in(folder: Path) -> list[Path]:
         return []
     latest = max(found, key=lambda path: (path.stat().st_mtime_ns, str(path))).parent
     return sorted(path for path in found if path.parent == latest)
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        size = path.stat().st_size
-        if size > _MAX_BYTES:
-            raise EvidenceError(
-                f"{path} has {size:,} bytes, more than the {_MAX_BYTES:,} of a profile that is "
-                "read here. Profile fewer steps."
-            )
-        return path.read_bytes()
-    except OSError as error:
-        raise EvidenceError(
-            f"{path} cannot be read: {error.strerror}. Give the path of a profile."
-        ) from None
 
 
 def parse_profile(data: bytes, source: str, host: str = "") -> list[ProfilePlane]:
