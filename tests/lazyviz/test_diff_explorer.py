@@ -52,7 +52,7 @@ def test_it_begins_with_what_the_diff_comes_to_and_its_places(explorer):
     told = words(explorer.overview())
 
     assert told.startswith("before → after 3 → 4 instructions; +1 −0 ~1 ⇄1")
-    assert "Where they differ enc.0 m.py:3 (3 instructions)" in told
+    assert "Where they differ enc.0, enc.1 m.py:3 (3 instructions)" in told
     assert explorer.crumbs == ["all places"]
 
 
@@ -116,7 +116,7 @@ def test_a_node_of_the_first_graph_is_that_of_its_pair(explorer):
 def test_a_place_is_drawn_alone(explorer):
     drawn, told = ask(explorer, kind="place", level=0)
 
-    assert drawn["crumbs"] == ["all places", "enc.0"]
+    assert drawn["crumbs"] == ["all places", "enc.0, enc.1"]
     assert told["box"] is not None
 
 
