@@ -120,6 +120,15 @@ class DrawGraph:
     legend: tuple[tuple[str, str], ...] = ()
     dimmed: str = "earlier cell"
 
+    def wires(self) -> tuple[list[list[int]], list[list[int]]]:
+        """Return for each box the positions of what it reads, and of what reads it."""
+        inputs: list[list[int]] = [[] for _ in self.boxes]
+        users: list[list[int]] = [[] for _ in self.boxes]
+        for start, end in self.edges:
+            inputs[end].append(start)
+            users[start].append(end)
+        return inputs, users
+
     def rewired(
         self,
         boxes: Sequence[Box],

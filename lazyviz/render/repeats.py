@@ -155,11 +155,7 @@ class _Wires:
 
     def __init__(self, graph: DrawGraph) -> None:
         self._boxes = graph.boxes
-        self._inputs: list[list[int]] = [[] for _ in graph.boxes]
-        self._users: list[list[int]] = [[] for _ in graph.boxes]
-        for start, end in graph.edges:
-            self._inputs[end].append(start)
-            self._users[start].append(end)
+        self._inputs, self._users = graph.wires()
 
     def depth_of(self, position: int) -> int:
         """Return how deep in the modules a box lies, counted by the parts of its path.

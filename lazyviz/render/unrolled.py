@@ -57,11 +57,7 @@ class _Order:
 
     def __init__(self, graph: DrawGraph) -> None:
         self._boxes = graph.boxes
-        self._inputs: list[list[int]] = [[] for _ in graph.boxes]
-        self._users: list[list[int]] = [[] for _ in graph.boxes]
-        for start, end in graph.edges:
-            self._inputs[end].append(start)
-            self._users[start].append(end)
+        self._inputs, self._users = graph.wires()
         lasting = self._lasting()
         recorded = [
             i for i, box in enumerate(graph.boxes) if box.members and i not in lasting
