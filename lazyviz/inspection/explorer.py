@@ -7,12 +7,12 @@ thing that changes on the screen. `lazyviz.widgets.graph_view` carries both.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from lazyviz import formatters
 from lazyviz.inspection import programs
+from lazyviz.inspection.details import Details
 from lazyviz.inspection.protocol import (
     RequestError,
     answered,
@@ -23,13 +23,13 @@ from lazyviz.inspection.protocol import (
     quoted,
     search_text,
 )
-from lazyviz.render import panel, svg, text
+from lazyviz.render import panel, svg
 from lazyviz.render.collapse import FOLDINGS, READ_WHOLE, Folding, fold_by
 from lazyviz.render.cuts import cut_panel
 from lazyviz.render.layout import draws_frames, lay_out
 from lazyviz.render.legend import legend_svg
 from lazyviz.render.measure import named_in_frames
-from lazyviz.render.model import FROM_CPU, DrawGraph, path_text
+from lazyviz.render.model import DrawGraph, path_text
 from lazyviz.render.subgraph import inside, neighbourhood, restrict
 from lazyviz.render.values import look_view, picture_axes
 
@@ -211,9 +211,13 @@ class Explorer:
         return self._view.program
 
     @property
+    def _details(self) -> Details:
+        return Details(self._subject, self._program)
+
+    @property
     def _inspection(self) -> Inspection | None:
         """The inspection that values come from; None where there are no values."""
-        return self._subject.inspection if self._program.form == "ir" else None
+        return self._details.inspection
 
     def _begin(self, program: Program) -> None:
         self._now.views = [_View(title=_WHOLE, program=program, graph=program.drawing)]
@@ -254,63 +258,35 @@ class Explorer:
 
     def _node(self, node: int, index: int | None) -> Iterator[Reply]:
         """Tell the facts and the cost first, then the value, unless it would take long."""
-        facts = self._facts(node)
+        facts = self._details.facts(node)
         inspection = self._inspection
         if inspection is None:
-            yield panel_reply(facts + self._no_value(node), box=index)
+            yield panel_reply(facts + self._details.no_value(node), box=index)
             return
         cost = inspection.cost(node)
         asks = cost.estimate_ns + cost.look_ns > _ASK_ABOVE_NS
         yield panel_reply(facts + panel.cost_html(cost, node, asks=asks), box=index)
         if not asks:
-            yield panel_reply(facts + self._value(node, 0, ()), box=index)
-
-    def _no_value(self, node: int) -> str:
-        """Say where values are, with buttons for the IR ops that a node came from."""
-        if self._subject.inspection is None:
-            return panel.note_html(self._subject.no_values)
-        ir = cast("IrProgram", self._subject.program("ir"))
-        ids = [
-            node_id
-            for origin in self._program.origins(node)
-            for node_id in ir.by_origin.get(origin, ())
-        ]
-        boxes = [ir.drawing.boxes[ir.place[node_id]] for node_id in sorted(ids)]
-        return panel.ir_html(boxes)
+            yield panel_reply(facts + self._details.value(node, 0, ()), box=index)
 
     def _value_asked(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         node = self._node_number(request)
         inspection = self._require_values()
         outputs = len(inspection.node(node).outputs)
         output = number(request, "output", outputs) if "output" in request else 0
-        body = self._facts(node) + self._value(node, output, position(request))
-        yield panel_reply(body, box=self._drawn_at(node))
-
-    def _value(self, node: int, output: int, at: tuple[int, ...]) -> str:
-        inspection = self._require_values()
-        start = time.perf_counter_ns()
-        try:
-            shape = inspection.value(node, output).shape
-            look = inspection.look(node, output, at, picture_axes(shape))
-        except RuntimeError as error:  # the runtime's own, and XLA's
-            return panel.error_html(error)
-        took = text.duration(time.perf_counter_ns() - start)
-        outputs = inspection.node(node).outputs
-        chooser = panel.slice_chooser(look, kind="value", node=node, output=output)
-        return panel.value_html(
-            look_view(look, formatters.facts(look), chooser, at),
-            took,
-            node,
-            [k for k, each in enumerate(outputs) if each is not None],
-            output,
+        body = self._details.facts(node) + self._details.value(
+            node, output, position(request)
         )
+        yield panel_reply(body, box=self._drawn_at(node))
 
     def _input(
         self, box: Box, index: int | None, at: tuple[int, ...]
     ) -> Iterator[Reply]:
-        facts = panel.input_facts(box, self._input_rows(box), self._neighbours(box)[1])
+        facts = panel.input_facts(
+            box, self._details.input_rows(box), self._details.neighbours(box)[1]
+        )
         inspection = self._inspection
-        leaf = self._leaf(box)
+        leaf = self._details.leaf(box)
         if inspection is None or leaf is None or leaf.kind != "data":
             yield panel_reply(facts, box=index)
             return
@@ -323,58 +299,6 @@ class Explorer:
         value = look_view(look, formatters.facts(look), chooser, at)
         yield panel_reply(
             f'{facts}<div data-value="{leaf.position}">{value}</div>', box=index
-        )
-
-    def _leaf(self, box: Box) -> Any:
-        inspection = self._inspection
-        if inspection is None:
-            return None
-        leaves = inspection.graph.parameters
-        return next((p for p in leaves if programs.leaf_name(p) == box.op), None)
-
-    def _input_rows(self, box: Box) -> list[tuple[str, str]]:
-        """Return what stands behind an input of a pending graph."""
-        leaf, inspection = self._leaf(box), self._inspection
-        held = inspection.holdings.get(leaf) if inspection is not None else None
-        if held is None:
-            return []
-        rows = [("version", f"{held.version} of its storage")]
-        if held.origin is not None:
-            rows.append(("came from", str(held.origin).partition(": ")[2]))
-        taker = held.overwritten_by
-        if taker is not None and taker.node is not None:
-            how = (
-                "its memory is reused (donated)" if held.is_donated else "in new memory"
-            )
-            rows.append(
-                ("overwritten by", f"%{taker.node.id} {taker.node.op.name}, {how}")
-            )
-        return rows
-
-    def _facts(self, node: int) -> str:
-        program = self._program
-        box = program.drawing.boxes[program.place[node]]
-        upstream, downstream = self._neighbours(box)
-        return panel.node_facts(
-            box,
-            upstream=upstream,
-            downstream=downstream,
-            rows=program.facts(node),
-            python=program.python(node),
-            inside=[name for name, _ in program.inside(node)],
-            has_values=self._inspection is not None,
-        )
-
-    def _neighbours(self, box: Box) -> tuple[list[Box], list[Box]]:
-        drawing = self._program.drawing
-        boxes = drawing.boxes
-        if box.members:
-            place = self._program.place[box.members[0]]
-        else:
-            place = next(i for i, each in enumerate(boxes) if each.op == box.op)
-        return (
-            [boxes[start] for start, end in drawing.edges if end == place],
-            [boxes[end] for start, end in drawing.edges if start == place],
         )
 
     def _ops_in(self, box: Box) -> list[Box]:
@@ -399,7 +323,9 @@ class Explorer:
         try:
             found = inspection.check_cone(node)
         except RuntimeError as error:
-            yield panel_reply(self._facts(node) + panel.error_html(error), box=index)
+            yield panel_reply(
+                self._details.facts(node) + panel.error_html(error), box=index
+            )
             return
         program = cast("IrProgram", self._program)
         program.checked.update(found)
@@ -412,7 +338,7 @@ class Explorer:
         self._now.overlay = "nan"
         yield self._drawn()
         yield panel_reply(
-            self._facts(node) + panel.checked_html(boxes, len(found)),
+            self._details.facts(node) + panel.checked_html(boxes, len(found)),
             box=self._drawn_at(node),
         )
 
@@ -541,24 +467,11 @@ class Explorer:
         if overlay == "nan":
             return panel.nan_help(is_ir=self._program.form == "ir")
         if overlay == "fallback":
-            return panel.fallbacks_html(self._fallbacks())
+            return panel.fallbacks_html(self._details.fallbacks())
         if overlay != "time" or inspection is None or not inspection.is_current:
             return ""
         is_measured = bool(cast("IrProgram", self._program).measured)
         return "" if is_measured else panel.measure_offer(inspection.cost_of_all())
-
-    def _fallbacks(self) -> list[tuple[Box, str]]:
-        """Return the inputs that the CPU computed, with the op and its line."""
-        boxes = [box for box in self._program.drawing.boxes if not box.members]
-        painted = self._program.overlay("fallback").paint(
-            DrawGraph(boxes=tuple(boxes), edges=())
-        )
-        found = []
-        for box, shade in zip(boxes, painted.boxes, strict=True):
-            if shade.note == FROM_CPU:
-                held = dict(self._input_rows(box))
-                found.append((box, held.get("came from", "")))
-        return found[:_MAX_FOUND]
 
     def _state(self) -> Reply:
         return {"kind": "state", "controls": self.controls, "title": self.title}
