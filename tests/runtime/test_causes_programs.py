@@ -538,3 +538,31 @@ def test_layers_of_a_model_are_no_repeated_block():
         out = layers(ones(2, 4)).sum()
 
     assert explained()[-1].block is None, out
+
+
+def test_another_optimizer_of_the_same_parameters_is_no_update_in_part():
+    """U.41: and neither is an option by which it keeps more."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to(DEVICE)
+    x = ones(5, 3)
+    lazyrt.mark_step()
+
+    def train(optimizer):
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+        return [each.top.text for each in explained()][-2:]
+
+    with lazyrt.config.scoped(barrier_after_optimizer=True):
+        train(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+        exchanged, created = train(torch.optim.AdamW(model.parameters(), foreach=True))
+        option, _ = train(
+            torch.optim.AdamW(model.parameters(), foreach=True, amsgrad=True)
+        )
+
+    assert exchanged.startswith("another optimizer updates the parameters at test_ca")
+    assert exchanged.endswith("kept `momentum_buffer`")
+    assert "`exp_avg`" in exchanged
+    assert "of each of 4 parameters" in exchanged
+    assert "is an input from now on" in created
+    assert "keeps `max_exp_avg_sq`, too, of each of 4 parameters" in option

@@ -43,8 +43,10 @@ def updates(edits: Edits) -> list[Cause]:
     ):
         known = _parameters(other)  # those of other modules have their own cause
         lost = [name for name in old if name not in new and _owner(name) in known]
-        if lost:
-            return _update(edits, lost, has_others=bool(new), is_gain=is_gain)
+        if not lost:
+            continue
+        exchanged = _exchanged(edits, lost, [*new], is_gain=is_gain)
+        return exchanged or _update(edits, lost, has_others=bool(new), is_gain=is_gain)
     return [] if before or now else _without_state(edits)
 
 
@@ -198,6 +200,63 @@ def _update(
             taken=taken,
         )
     ]
+
+
+def _exchanged(
+    edits: Edits, lost: list[str], others: list[str], *, is_gain: bool
+) -> list[Cause]:
+    """Return whether the same parameters have other state: another optimizer, or an option of it.
+
+    Args:
+        edits: What is left of the difference.
+        lost: State that one side alone has: of this graph if `is_gain`, else of the one before.
+        others: All state of the other side.
+        is_gain: See `lost`.
+    """
+    owners = dict.fromkeys(map(_owner, lost))
+    if not set(owners) <= set(map(_owner, others)):
+        return []
+    old = set(_state(edits.b if is_gain else edits.a))
+    instead = [name for name in others if name not in old and _owner(name) in owners]
+    snapshot, other = (edits.b, edits.a) if is_gain else (edits.a, edits.b)
+    before, now = _site_of(other, others), _site_of(snapshot, lost)
+    if not is_gain:
+        before, now = now, before
+    names = [*lost, *instead]
+    taken = _take(edits, names, _gradients(names))
+    if now is None or not sum(taken):
+        return []
+    of_each = f"of each of {count(len(owners), 'parameter')} ({listed([*owners])})"
+    if instead:
+        text = (
+            f"another optimizer updates the parameters{at(now)}: it keeps "
+            f"{_kinds(instead)} {of_each}, the one of {edits.before.name} kept {_kinds(lost)}"
+        )
+        fix = _OTHER_FIX
+    else:
+        keeps = (
+            f"keeps {_kinds(lost)}, too,"
+            if is_gain
+            else f"no longer keeps {_kinds(lost)}"
+        )
+        text = f"the optimizer{at(now)} {keeps} {of_each}"
+        fix = OPTIONS_FIX
+    return [
+        Cause(
+            kind="update",
+            text=text,
+            fix=fix,
+            variable=lost[0],
+            now=now,
+            before=before,
+            taken=taken,
+        )
+    ]
+
+
+def _kinds(names: Iterable[str]) -> str:
+    """Return what states are called, without the parameters that they belong to."""
+    return listed(list(dict.fromkeys(name.rpartition(".")[2] for name in names)))
 
 
 def _state(snapshot: Snapshot) -> dict[str, None]:
