@@ -13,7 +13,7 @@ _DTYPES = {
     "uint64": "u64", "uint32": "u32", "uint16": "u16", "uint8": "u8",
     "bool": "pred", "complex128": "c128", "complex64": "c64",
 }  # fmt: skip
-_LEAF_PREFIXES = {"data": "p", "float": "f", "int": "i", "rng": "rng"}
+LEAF_PREFIXES = {"data": "p", "float": "f", "int": "i", "rng": "rng"}
 # Results of an op with several are nodes of their own.
 GETITEM = "getitem"
 
@@ -56,7 +56,7 @@ def from_snapshot(snapshot: Any, name: str = "") -> Graph:
         if len(types) == 1:
             return whole[vertex]
         if reference not in results:
-            kind = builder.label(GETITEM, _xla_type(types[index]), f"index={index}")
+            kind = builder.label(GETITEM, xla_type(types[index]), f"index={index}")
             made = builder.add(
                 kind,
                 [whole[vertex]],
@@ -68,15 +68,15 @@ def from_snapshot(snapshot: Any, name: str = "") -> Graph:
 
     for number, vertex in enumerate(snapshot.vertices):
         operands = [result(reference) for reference in vertex.operands]
-        if vertex.op in _LEAF_PREFIXES and not vertex.attrs:
+        if vertex.op in LEAF_PREFIXES and not vertex.attrs:
             position = counts[vertex.op] = counts.get(vertex.op, -1) + 1
             held = snapshot.leaf_names.get(number)
-            kind = builder.label(PARAMETER, _xla_type(vertex.types[0]), vertex.op)
+            kind = builder.label(PARAMETER, xla_type(vertex.types[0]), vertex.op)
             origin = Origin("", "", held.text if held is not None else "")
-            shown = f"%{_LEAF_PREFIXES[vertex.op]}{position}"
+            shown = f"%{LEAF_PREFIXES[vertex.op]}{position}"
             added = builder.add(kind, name=shown, origin=origin, number=position)
         else:
-            types = [_xla_type(each) for each in vertex.types]
+            types = [xla_type(each) for each in vertex.types]
             shown = types[0] if len(types) == 1 else f"({', '.join(types)})"
             attrs = ", ".join(vertex.attrs).replace("·", "%")
             origin = Origin(
@@ -99,11 +99,11 @@ def _scope(module: str, *, is_backward: bool) -> str:
     return f"{module} (backward)" if module else "(backward)"
 
 
-def _xla_type(text: str) -> str:
+def xla_type(text: str) -> str:
     """Return a type of the runtime's texts as XLA spells it.
 
     Example:
-        >>> _xla_type("i64[2]"), _xla_type("bool[]"), _xla_type("f32[2]")
+        >>> xla_type("i64[2]"), xla_type("bool[]"), xla_type("f32[2]")
         ('s64[2]', 'pred[]', 'f32[2]')
     """
     dtype, bracket, sizes = text.partition("[")
@@ -229,7 +229,7 @@ class _Reader:
 
     def _leaf(self, leaf: Any) -> int:
         kind = self._builder.label(PARAMETER, _type(leaf), leaf.kind)
-        name = f"%{_LEAF_PREFIXES.get(leaf.kind, leaf.kind)}{leaf.position}"
+        name = f"%{LEAF_PREFIXES.get(leaf.kind, leaf.kind)}{leaf.position}"
         self._builder.cones.append(self._builder.labels[kind])
         return self._builder.add(kind, name=name, number=leaf.position)
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from lazyviz.hlo import torch_ir
+from lazyviz.hlo import ir_text, torch_ir
 from lazyviz.hlo.collecting import uncollected
 from lazyviz.hlo.errors import HloError, HloSyntaxError, MisplacedError
 from lazyviz.hlo.graph import Graph
@@ -38,8 +38,8 @@ def parse(text: str | bytes, *, module: str | int = "", source: str = "") -> Gra
     """Return the graph of a program in text form, in normal form.
 
     Args:
-        text: HLO text before or after optimisation, StableHLO text, the IR that torch_xla
-            writes, each with whatever a log has around it; or a serialised HLO proto.
+        text: HLO text before or after optimisation, StableHLO text, the IR of lazyrt or
+            torch_xla, each with whatever a log has around it; or a serialised HLO proto.
         module: Name or position of the module to read, when the text holds several.
         source: Name of the file, for errors.
 
@@ -82,6 +82,8 @@ def _parsed(text: str, module: str | int, source: str) -> Graph:
         return _chosen(torch_ir.graphs(text, source), module)
     if _MLIR.search(text):
         return MlirModule(text, source).graph()
+    if ir_text.START.match(text):
+        return ir_text.graph(text, source)
     raise HloSyntaxError(_no_program(text), source=source)
 
 
@@ -255,5 +257,6 @@ def _no_program(text: str) -> str:
     start = text.strip().split("\n", 1)[0][:60]
     return (
         f"{start!r} starts no program. HLO text starts with `HloModule`, StableHLO with "
-        "`module`, torch_xla's IR with `IR {` or `digraph G {`."
+        "`module`, torch_xla's IR with `IR {` or `digraph G {`, lazyrt's IR with an input or op "
+        "such as `%p0 : f32[4]`."
     )

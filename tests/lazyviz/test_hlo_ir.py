@@ -1,11 +1,13 @@
 """Graphs of the runtime: from the pending graph, from snapshots, by `%lazy diff`."""
 
+import pytest
 import torch
+from torch import nn
 
 import lazyrt
 import lazyviz
 from lazyviz import session
-from lazyviz.hlo import diff, from_ir, graph_of, parse
+from lazyviz.hlo import HloSyntaxError, diff, from_ir, graph_of, parse
 from tests.conftest import displayed
 
 
@@ -149,3 +151,43 @@ def test_snapshots_and_pending_graphs_are_the_same_graph():
     assert found.is_empty
     assert lazyviz.diff(ir, record).diff.is_empty
     del y
+
+
+def test_a_graphs_text_is_read_as_the_graph_itself():
+    """Layers, several results, numbers, random states and lists: what `to_text()` gives."""
+    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).to("lazyrt")
+    x = torch.randn(2, 3, 8, device="lazyrt")
+    loss = model(x).pow(2).mean() * 0.3
+    loss.backward()
+    values, places = torch.topk(torch.cat([x, x + 1]), 2)
+    graph = lazyrt.pending_graph()
+    text = graph.to_text()
+    found = diff(parse(text), from_ir(graph))
+    assert found.cost == 0
+    assert len(found.a.inputs) == len(found.b.inputs)
+    for node in range(len(found.a)):
+        here, there = found.a.origin(node), found.b.origin(found.partner_a[node])
+        # The text says of a module's ops alone that they run backward.
+        assert (here.site, here.scope) == (
+            there.site,
+            there.scope.removeprefix("(backward)"),
+        )
+    other = text.replace("aten.relu.default", "aten.gelu.default")
+    assert len(diff(parse(text), parse(other)).changed) == 1
+    del loss, values, places
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda text: text.rpartition("\n")[0], r"no line `return ...`.*cut off"),
+        (lambda text: text.partition("\n")[2], r"line 1, .*reads %p\d, which no line"),
+        (lambda text: text.replace(" : f32[2,3]  #", " f32[2,3]  #"), "is no node"),
+    ],
+)
+def test_a_damaged_text_of_a_graph_is_refused_with_its_line(damage, words):
+    x = torch.ones(2, 3).to("lazyrt")
+    y = x * 2
+    text = damage(lazyrt.pending_graph(y).to_text())
+    with pytest.raises(HloSyntaxError, match=words):
+        parse(text)
