@@ -94,7 +94,9 @@ def test_many_blocks_are_cut_and_counted():
         )
         for i in range(40)
     ]
-    runtime: Any = SimpleNamespace(compiled_graphs=list, cached_executables=list)
+    runtime: Any = SimpleNamespace(
+        compiled_graphs=list, cached_executables=lambda limit=None: []
+    )
     graph = SimpleNamespace(nodes=nodes, fingerprint="ab")
     expectations = Expectations()
     expectations.add(fakes.compiled(nodes=16, duration_ns=4_000_000_000))
