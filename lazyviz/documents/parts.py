@@ -410,4 +410,4 @@ def _clip_text(line: str) -> str:
 
 def _without_ids(fragment: str) -> str:
     fragment = re.sub(r' id="[ab]\d+"', "", fragment)
-    return re.sub(r'<a href="#[ab]\d+">(.*?)</a>', r"\1", fragment)
+    return re.sub(r'<a href="#[ab]\d+"[^>]*>(.*?)</a>', r"\1", fragment)
