@@ -10,6 +10,7 @@ from nbconvert import HTMLExporter
 
 import lazyviz
 from lazyviz.foreign.programs import parse_programs
+from lazyviz.foreign.xplane import Profile, ProfileEvent, ProfileLine, ProfilePlane
 from tests.conftest import displayed
 
 PACKAGE = Path(lazyviz.__file__).parent
@@ -77,6 +78,10 @@ def example(name, folder):
             return lazyviz.timeline()
         case "Programs":
             return parse_programs(HLO)
+        case "Profile":
+            event = ProfileEvent("f", 10, 20_000, {"hlo_op": "fusion.1", "step_num": 1})
+            line = ProfileLine("python", (event,))
+            return Profile((ProfilePlane("/host:CPU", (line,), {}),))
         case _:
             for stage in ("before_optimizations", "cpu_after_optimizations"):
                 (folder / f"module_0000.jit_f.{stage}.txt").write_text(HLO)
@@ -111,6 +116,7 @@ WORDS = {
     "ExploreView": "negate",
     "MinimisedView": "add",
     "Programs": "add",
+    "Profile": "fusion.1",
     "XlaDump": "jit_f",
 }
 
