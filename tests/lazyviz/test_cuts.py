@@ -106,7 +106,7 @@ def test_an_evaluation_that_reads_is_not_drawn_as_a_cut_of_the_training(fresh):
 
     why = lazyrt.explain()
     assert why is not None
-    assert why.top.kind == "step_cut"
+    assert why.top.kind == "new_program"
     assert "cut before" not in page
 
 

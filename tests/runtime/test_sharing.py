@@ -175,3 +175,21 @@ def test_nothing_is_remembered_of_what_is_gone():
     lazyrt.snapshot(other)
 
     assert len(sharing._holders) == 1
+
+
+def test_what_is_no_longer_shown_costs_later_steps_nothing():
+    """A barrier asks for shared arrays for as long as there are any."""
+    x = ready(3)
+    shown = lazyrt.snapshot(x)
+    x.add_(1)
+    lazyrt.mark_step()
+    assert shown.tolist() == [1.0, 2.0, 3.0]
+    again = lazyrt.snapshot(x)
+    assert sharing._holders
+
+    del again
+    x.add_(1)
+    lazyrt.mark_step()
+
+    assert not sharing._holders
+    assert x.tolist() == [3.0, 4.0, 5.0]

@@ -18,7 +18,7 @@ from lazyrt.execution import memory
 from lazyrt.ir.live import pending
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from lazyrt.ir.live import Buffer, Type
 
@@ -57,23 +57,20 @@ def references(position: int) -> int:
     return len(buffers) + len(places)
 
 
-def to_copy(positions: Iterable[int]) -> int:
+def to_copy(positions: Sequence[int]) -> int:
     """Return the size of the copies that `separate` would make, in bytes."""
-    if not _holders:
-        return 0
-    shared = [position for position in positions if references(position)]
-    return sum(pending.inputs[position].nbytes for position in shared)
+    if _holders:  # what one buffer has alone needs no copy, and no step need ask for it
+        _forget(fewer_than=2)
+    return sum(pending.inputs[position].nbytes for position in _shared(positions))
 
 
-def separate(positions: Iterable[int]) -> None:
+def separate(positions: Sequence[int]) -> None:
     """Give everybody else a copy of the inputs that are about to be given away.
 
     Raises:
         OutOfMemoryError: There is no room for a copy.
     """
-    for position in positions if _holders else ():
-        if not references(position):
-            continue
+    for position in _shared(positions):
         buffers, places = _others(position)
         with memory.explained("a copy of what was shown"):
             copy = jax_compat.copy(pending.inputs[position])
@@ -82,6 +79,15 @@ def separate(positions: Iterable[int]) -> None:
         for place in places:
             pending.inputs[place] = copy
         _register(copy, buffers)
+
+
+def _shared(positions: Sequence[int]) -> list[int]:
+    """Return the inputs among these whose data somebody else has, too."""
+    if not _holders:
+        return []
+    inputs = pending.inputs
+    known = [position for position in positions if id(inputs[position]) in _holders]
+    return [position for position in known if references(position)]
 
 
 def sharers(buffers: Iterable[Buffer]) -> dict[int, Buffer]:
@@ -123,12 +129,14 @@ def _sharing(data: Any) -> list[Buffer]:
 
 
 def _register(data: Any, buffers: Iterable[Buffer]) -> None:
-    for key in [key for key, known in _holders.items() if not _has_any(key, known)]:
-        del _holders[key]
+    _forget(fewer_than=1)
     _holders[id(data)] = [weakref.ref(each) for each in dict.fromkeys(buffers)]
 
 
-def _has_any(key: int, known: list[weakref.ref[Buffer]]) -> bool:
-    """Return whether a buffer still has the array under which it is listed."""
-    buffers = [reference() for reference in known]
-    return any(each is not None and id(each.data) == key for each in buffers)
+def _forget(*, fewer_than: int) -> None:
+    """Forget the arrays that fewer buffers still have."""
+    for key, known in list(_holders.items()):
+        buffers = [reference() for reference in known]
+        have_it = [b for b in buffers if b is not None and id(b.data) == key]
+        if len(have_it) < fewer_than:
+            del _holders[key]
