@@ -152,6 +152,7 @@ _STYLE = (
 )
 
 
+_LABEL = 46  # how wide a time such as `300 ms` is
 _FLOOR = _AXIS + len(_ROWS) * (_ROW + _GAP) + 8
 
 
@@ -191,7 +192,7 @@ def _ticks(span_ns: int, width: float) -> list[tuple[float, str]]:
     return [
         (width * ns / span_ns, text.duration(ns) if ns else "0")
         for ns in range(0, span_ns, step)
-        if width * ns / span_ns < width - 30
+        if width * ns / span_ns < width - _LABEL
     ]
 
 

@@ -57,7 +57,7 @@ function zoomable(svg, host) {
       if (wide < 60 || at(x + w) < left || at(x) > width) continue;
       let step = 1;
       while (wide * step / ns < 80) step = String(step)[0] === "2" ? step * 5 / 2 : step * 2;
-      const first = Math.max(0, Math.ceil((left - at(x)) / wide * ns / step)), last = Math.min(ns, (width - 34 - at(x)) / wide * ns);
+      const first = Math.max(0, Math.ceil((left - at(x)) / wide * ns / step)), last = Math.min(wide - 46, width - 34 - at(x)) / wide * ns;
       for (let n = first; n * step <= last; n += 1) {
         const place = at(x) + wide * n * step / ns;
         drawn("path", { class: "a", d: `M${place.toFixed(1)} 18V${floor}` }, grid);
