@@ -9,7 +9,7 @@ import lazyrt
 from lazyrt.errors import OutOfMemoryError
 from lazyrt.execution import memory, sharing
 from lazyrt.observe import events
-from tests.harness import DEVICE, cold_start, recorded
+from tests.harness import DEVICE, cold_start, recorded, thinned
 
 pytestmark = pytest.mark.usefixtures("everything_is_large")
 
@@ -152,7 +152,7 @@ def some_program(seed, *, keeps):
     return runs, [t.tolist() for t in tensors], kept, expected
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", thinned(range(12), 4))
 def test_random_programs_run_the_same_steps_and_keep_what_was_shown(seed):
     """M.01: fingerprints, donations and bits, with copies kept at random places."""
     cold_start()
