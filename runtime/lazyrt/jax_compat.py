@@ -302,9 +302,8 @@ Launcher = Callable[[Sequence[Any]], list[Any]]
 def launcher(executable: Any) -> Launcher:
     """Return the shortest way to run an executable whose arguments are all device arrays.
 
-    jax's own call looks again at the type, layout and place of each argument: a fifth more for 131
-    arguments and 165 results. Its own call is the way where effects or hidden arguments pass
-    through it, or where it is made differently.
+    jax's own call looks again at the type, layout and place of each argument. It is the way where
+    effects or hidden arguments pass through it, or where it is made differently.
     """
     inner: Any = getattr(getattr(executable, "_executable", None), "unsafe_call", None)
     try:

@@ -158,6 +158,3 @@ def _node(row: LiveRow) -> Node | None:
 
 def _values(rows: Iterable[LiveRow]) -> list[Value]:
     return [row._value for row in rows if row._value is not None]
-
-
-# --- showing
