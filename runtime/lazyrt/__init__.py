@@ -56,6 +56,7 @@ from lazyrt.api import (
     origin,
     pending_graph,
     plan,
+    record_steps,
     reset_counters,
     reuse_choice,
     short_metrics_report,
@@ -94,7 +95,7 @@ __all__ = [
     "in_flight", "input_origins", "inspect", "is_pending", "live_tensors", "live_tensors_report", "look", "lowers",
     "mark_step",
     "materialise", "metrics_report", "mode", "node_values", "on_barrier", "op_by_op_mode",
-    "optimizer_step", "origin", "pending_graph", "plan", "reset_counters", "reuse_choice", "scope",
+    "optimizer_step", "origin", "pending_graph", "plan", "record_steps", "reset_counters", "reuse_choice", "scope",
     "short_metrics_report", "snapshot", "stand_in", "status", "step", "subscribe", "sync",
     "times_run", "wait", "wait_for_closures", "watch_executions", "watch_tracing",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
-from lazyrt.control import automatic, dynamo, flush, marks, modes
+from lazyrt.control import automatic, dynamo, flush, marks, modes, recording
 from lazyrt.control import live_tensors as live
 from lazyrt.errors import LostValueError, UsageError
 from lazyrt.execution import cache, cached, compiler, hooks, newgraphs, watcher
@@ -54,6 +54,7 @@ automatic.install()
 modes.install()
 dynamo.install()
 newgraphs.set_namer(names_of_buffers)
+recording.begin_from_environment()
 
 mark_step = marks.mark_step
 sync = marks.mark_step
@@ -64,6 +65,7 @@ live_tensors_report = live.live_tensors_report
 activity = record.activity
 snapshot = reads.snapshot
 on_barrier = hooks.on_barrier
+record_steps = recording.record_steps
 stand_in = reads.stand_in
 mode = modes.mode
 eager_mode = modes.eager_mode

@@ -80,6 +80,12 @@ def _optional_number(name: str) -> int | None:
     return _number(name, 0, least=-1) if os.environ.get(name) else None
 
 
+def record_folder() -> Path | None:
+    """Return the folder that LAZYRT_RECORD names for the record of steps; None for none."""
+    text = os.environ.get("LAZYRT_RECORD", "").strip()
+    return Path(text).expanduser() if text else None
+
+
 def _default_cache_dir() -> Path | None:
     text = os.environ.get("LAZYRT_CACHE_DIR")
     if text is not None:

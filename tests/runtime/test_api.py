@@ -60,6 +60,7 @@ NAMES = [
     "origin",
     "pending_graph",
     "plan",
+    "record_steps",
     "reset_counters",
     "reuse_choice",
     "scope",

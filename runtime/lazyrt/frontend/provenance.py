@@ -94,6 +94,17 @@ def user_site(depth: int = 1) -> Site | None:
     return None
 
 
+def user_lines(depth: int = 1, most: int = 8) -> tuple[Site, ...]:
+    """Return the user's lines that lead here, innermost first, `depth` frames up or farther."""
+    found: list[Site] = []
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None and len(found) < most:
+        if not is_library(frame.f_code):
+            found.append(site_of(frame))
+        frame = frame.f_back
+    return tuple(found)
+
+
 def call_site(depth: int = 1) -> tuple[CodeType, int] | None:
     """Return code and line of the innermost frame that is not lazyrt's own.
 
