@@ -14,6 +14,7 @@ from benchmarks import (
     families,
     fuzz,
     lab,
+    looks,
     memory,
     modes,
     prints,
@@ -39,6 +40,7 @@ BENCHMARKS = {
     "diff": diff,
     "explore": explore,
     "lab": lab,
+    "looks": looks,
     "fuzz": fuzz,
     "memory": memory,
 }

@@ -320,10 +320,12 @@ def cost_html(cost: Cost, node: int, *, asks: bool) -> str:
     facts = f"{text.plural(cost.nodes, 'op')} to run"
     if cost.reused:
         facts += f", {text.plural(cost.reused, 'value')} known"
-    facts += f", about {text.duration(cost.estimate_ns + cost.look_ns)}"
+    facts += f", {text.duration_range(cost.low_ns, cost.high_ns)}"
     if cost.compiles:
         facts += f", {text.plural(cost.compiles, 'executable')} to compile"
-    else:
+    if cost.loads:
+        facts += f", {cost.loads:,} to load from the disk cache"
+    if not (cost.compiles or cost.loads):
         facts += ", compiled already"
     if not asks:
         return f'<p class="lzc" aria-busy="true">{markup(facts)} …</p>'

@@ -19,6 +19,7 @@ Align = Literal["<", ">"]
 
 _KIB = 1024
 _MINUTE_S = 60
+_CLOSE = 1.7  # between these a time is told as one
 _HOUR_S = 3600
 _LEAF_PREFIX = {"data": "p", "float": "f", "int": "i", "rng": "rng"}
 
@@ -48,6 +49,26 @@ def _long_duration(seconds: int) -> str:
     if seconds < _HOUR_S:
         return f"{seconds // _MINUTE_S} min {seconds % _MINUTE_S} s"
     return f"{seconds // _HOUR_S:,} h {seconds % _HOUR_S // _MINUTE_S} min"
+
+
+def duration_range(low_ns: float, high_ns: float) -> str:
+    """Return an expected time span, or between what it lies where that is not known well.
+
+    Example:
+        >>> duration_range(300e6, 1.2e9), duration_range(10e6, 14e6)
+        ('0.3 to 1.2 s', 'about 12 ms')
+        >>> duration_range(20e6, 80e6), duration_range(0.6e6, 2e6)
+        ('20 to 80 ms', '0.6 to 2 ms')
+    """
+    if high_ns <= _CLOSE * low_ns:
+        return f"about {duration((low_ns * high_ns) ** 0.5)}"
+    high, _, unit = duration(high_ns).partition(" ")
+    scale = {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9}.get(unit)
+    if scale is None or " " in unit:  # of minutes
+        return f"{duration(low_ns)} to {duration(high_ns)}"
+    low = low_ns / scale
+    digits = f"{low:.1f}" if low < 9.95 else f"{low:.0f}"  # noqa: PLR2004
+    return f"{digits.removesuffix('.0')} to {high.removesuffix('.0')} {unit}"
 
 
 def size(nbytes: float) -> str:

@@ -45,6 +45,7 @@ _VERBS = {
     "compile": "compiling",
     "execute": "running",
 }
+_WAITED = {"compile": "a compile", "execute": "an execution"}
 _SHOWN = frozenset(("CompileProgress", "TransferProgress"))
 _PHASES = frozenset(("CompileStarted", "LoweringFinished", "CompileFinished"))
 # What single ops tell while they run one by one.
@@ -117,6 +118,7 @@ class Progress:
         self._filled = False
         self._barrier: BarrierStarted | None = None
         self._phases: dict[str, str] = {}
+        self._loaded: dict[str, None] = {}
         self._waits: list[str] = []
         self._now: Wait | None = None
         self._widget: WaitView | None = None
@@ -199,6 +201,10 @@ class Progress:
             self._phases[event.fingerprint] = "compile"
         elif kind == "CompileFinished":
             self._phases.pop(event.fingerprint, None)
+            if event.source == "disk":
+                self._loaded[event.fingerprint] = None
+                if len(self._loaded) > _MAX_UNDER_WAY:
+                    self._loaded.pop(next(iter(self._loaded)))
 
     def _wait(self, event: CompileProgress) -> Wait:
         look = event.purpose == "peek"
@@ -226,6 +232,8 @@ class Progress:
 
     def _note_wait(self, event: Waited) -> None:
         """Keep a line about a wait that was long."""
+        loaded = event.phase == "compile" and event.fingerprint in self._loaded
+        self._loaded.pop(event.fingerprint, None)
         if event.interrupted:
             self._interrupted(event)
         if event.duration_ns < _NOTED_NS or len(self._waits) >= _MAX_WAITS:
@@ -233,11 +241,12 @@ class Progress:
         now = self._now
         nodes = now.nodes if now is not None else 0
         ops = f" of {text.plural(nodes, 'op')}" if nodes else ""
-        what = {"compile": "a compile", "execute": "an execution"}[event.phase]
+        what = "an executable" if loaded else _WAITED[event.phase]
         line = f"waited {text.duration(event.duration_ns)} for {what}{ops}"
+        line += ", loaded from the disk cache" * loaded
         if now is not None and now.site:
             line += f": {now.cause} at {now.site}"
-        if now is not None and now.expected.ns is not None:
+        if now is not None and now.expected.ns is not None and not loaded:
             line += f", expected {now.expected}"
         if event.interrupted:
             line += "; interrupted, and it goes on in the background"

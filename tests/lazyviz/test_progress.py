@@ -1,6 +1,7 @@
 import io
 import sys
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -221,6 +222,19 @@ def test_the_line_of_the_barrier_is_named_and_a_line_stays(notebook):
     )
     progress.begin_cell()
     assert not progress.waits
+
+
+def test_a_wait_for_the_disk_cache_is_not_called_a_compile(notebook):
+    progress = Progress(notebook)
+
+    progress.take(fakes.progress())
+    progress.take(replace(fakes.compiled(), fingerprint="aa", source="disk"))
+    progress.take(fakes.waited(duration_ns=2_500_000_000))
+    progress.take(fakes.progress())
+    progress.take(fakes.waited(duration_ns=1_500_000_000))
+
+    loaded = "waited 2.5 s for an executable of 214 ops, loaded from the disk cache"
+    assert progress.waits == (loaded, "waited 1.5 s for a compile of 214 ops")
 
 
 def test_a_short_wait_leaves_no_line(notebook):

@@ -37,6 +37,8 @@ _FORMAT = "2"
 # The end of a file: JSON, its length, and a mark.
 _MARK = b"\0lazyrt\1"
 _END = struct.Struct("<I8s")
+_PACE = "pace.json"
+_MAX_TEXT_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +112,31 @@ def _path(key: str) -> Path | None:
 def digest_of(key: str) -> str:
     """Return the name of a key's file, 32 hexadecimal digits."""
     return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+
+
+def has(key: str) -> bool:
+    """Return whether there is an executable under `key`; it is not read."""
+    path = _path(key)
+    return path is not None and path.exists()
+
+
+def pace_path() -> Path | None:
+    """Return the file that remembers how long work takes here; None without a folder."""
+    return None if config.cache_dir is None else config.cache_dir / _platform() / _PACE
+
+
+def read_text(path: Path) -> str:
+    """Return the contents of a small file of this user's, empty if there is none to be read."""
+    with contextlib.suppress(OSError, ValueError):
+        if path.stat().st_size <= _MAX_TEXT_BYTES:
+            return (_read(path) or b"").decode()
+    return ""
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file so that it appears whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _write(path, text.encode())
 
 
 def load(key: str) -> Any | None:

@@ -32,12 +32,16 @@ if TYPE_CHECKING:
     from lazyrt.jax_compat import Donated
     from lazyrt.observe.events import Purpose, Tier
 
+Place = Literal["memory", "disk", "nowhere"]
+"""Where an executable is."""
+
 _POLL_S = 0.5
 _WORKERS = 2
 
 _executables: dict[str, Any] = {}
 _facts: dict[str, cache.Facts] = {}
 _hits: dict[str, int] = {}  # how often each was found instead of compiled
+_has_compiled = False
 _under_way: dict[str, Future[Any]] = {}
 _lock = threading.RLock()  # a finaliser that runs below it may read a tensor
 
@@ -170,9 +174,7 @@ def compile_graph(
     Raises:
         LoweringError: XLA refused the module, by both lowering paths.
     """
-    key = graph_key(graph, donated, fast=fast) + "|numbered" * numbered
-    if purpose != "step":  # a step must compile what it would have without the look
-        key += f"|{purpose}"
+    key = _graph_key(graph, donated, fast=fast, purpose=purpose, numbered=numbered)
 
     def build() -> Any:
         ins, outs = argument_types(graph), result_types(graph)
@@ -201,6 +203,36 @@ def compile_graph(
         written_s=time.time(),
     )
     return _obtain(key, build, graph.fingerprint, purpose, reason, facts, fast=fast)
+
+
+def _graph_key(
+    graph: Canonical, donated: Iterable[int], *, fast: bool, purpose: Purpose,
+    numbered: bool = False,
+) -> str:  # fmt: skip
+    key = graph_key(graph, donated, fast=fast) + "|numbered" * numbered
+    # A step must compile what it would have without the look.
+    return key if purpose == "step" else f"{key}|{purpose}"
+
+
+def place_of_graph(graph: Canonical, *, fast: bool, purpose: Purpose) -> Place:
+    """Return where the executable of a graph is; nothing is read or counted."""
+    return _place(_graph_key(graph, (), fast=fast, purpose=purpose))
+
+
+def place_of_op(spec: Spec) -> Place:
+    """Return where the executable of a single op is; nothing is read or counted."""
+    return "memory" if spec.executable is not None else _place(_spec_key(spec))
+
+
+def _place(key: str) -> Place:
+    if key in _executables:
+        return "memory"
+    return "disk" if cache.has(key) else "nowhere"
+
+
+def has_compiled() -> bool:
+    """Return whether this process compiled or loaded anything; the first time takes longer."""
+    return _has_compiled
 
 
 def compile_interpreted(
@@ -330,6 +362,7 @@ def _job(
     nodes = facts.nodes
 
     def run() -> Any:
+        global _has_compiled
         start = time.perf_counter_ns()
         try:
             executable = cache.load(key)
@@ -346,6 +379,7 @@ def _job(
                     )
                 )
                 executable = build()
+            _has_compiled = True
             duration = time.perf_counter_ns() - start
             kept = replace(facts, compile_ns=duration if source == "xla" else 0)
             if source == "xla":

@@ -8,7 +8,6 @@ computed; what some tensor still holds is read from there.
 
 from __future__ import annotations
 
-import math
 import time
 import weakref
 from dataclasses import dataclass
@@ -16,16 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from lazyrt import jax_compat
 from lazyrt.errors import LostValueError, UsageError
-from lazyrt.execution import looking, pace, summaries, transfer
-from lazyrt.execution.compiler import is_compiled
+from lazyrt.execution import forecast, looking, pace, summaries, transfer
 from lazyrt.execution.holdings import holdings
 from lazyrt.execution.op_by_op import cone_of, run_cone
 from lazyrt.execution.peek import (
-    by_op_ns,
-    compiles_of,
-    estimate_ns,
+    compiled_ns,
+    forecast_of,
+    op_forecast,
     peek_value,
-    run_ns,
+    run_parts,
     tell,
 )
 from lazyrt.ir.live import Buffer, Lost, lock, pending
@@ -41,8 +39,6 @@ if TYPE_CHECKING:
     from lazyrt.ir.snapshot import Name
     from lazyrt.observe.events import Site
 
-_LOOK_NS = 10.0  # for each element, on the CPU
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
@@ -51,16 +47,22 @@ class Cost:
     Attributes:
         nodes: Ops to run; 0 when the value is known.
         reused: Values computed by earlier peeks that save the rest of the cone.
-        estimate_ns: Expected nanoseconds, compiling included; see `execution.peek`.
-        compiles: Kinds of op to compile first, at most; 0 when all are in memory.
+        estimate_ns: Expected nanoseconds, compiling included; see `execution.pace`.
+        compiles: Executables to compile first; 0 when all are in memory or on disk.
+        loads: Executables to read from disk first.
         look_ns: Expected nanoseconds for the statistics of the value.
+        low_ns, high_ns: Between what both together are expected to lie: apart where work of
+            its kind and size has not been timed yet, at most by a factor of four.
     """
 
     nodes: int
     reused: int
     estimate_ns: int
     compiles: int = 0
+    loads: int = 0
     look_ns: int = 0
+    low_ns: int = 0
+    high_ns: int = 0
 
 
 class Inspection:
@@ -122,23 +124,34 @@ class Inspection:
             if not self.is_current or value in pending.memo:
                 return Cost(nodes=0, reused=0, estimate_ns=0)
             cone, known = cone_of((value,), pending.memo)
+            plan = forecast_of(cone, value, reused=bool(known))
+            work = pace.expected([*plan.gets, *plan.runs])
+            look = pace.expected(forecast.looks(value))
             return Cost(
                 nodes=len(cone),
                 reused=len(known),
-                estimate_ns=estimate_ns(cone, value),
-                compiles=compiles_of(cone, value),
-                look_ns=pace.expected_ns(0, math.prod(value.shape) * _LOOK_NS),
+                estimate_ns=work.ns,
+                compiles=plan.compiles,
+                loads=plan.loads,
+                look_ns=look.ns,
+                low_ns=work.low_ns + look.low_ns,
+                high_ns=work.high_ns + look.high_ns,
             )
 
     def cost_of_all(self) -> Cost:
         """Return what running each node of the graph alone would take; computes nothing."""
         nodes = list(self.graph.nodes)
         with lock:
+            plan = op_forecast(nodes)
+            work = pace.expected([*plan.gets, *plan.runs])
             return Cost(
                 nodes=len(nodes),
                 reused=0,
-                estimate_ns=by_op_ns(nodes),
-                compiles=len({n.spec for n in nodes if not is_compiled(n.spec)}),
+                estimate_ns=work.ns,
+                compiles=plan.compiles,
+                loads=plan.loads,
+                low_ns=work.low_ns,
+                high_ns=work.high_ns,
             )
 
     def materialise(
@@ -180,7 +193,10 @@ class Inspection:
         """
         value = self.value(node_id, output)
         data = self._data(value, node_id, site)
-        return looking.look(data, value.dtype, at, axes, site)
+        start = pace.now()
+        found = looking.look(data, value.dtype, at, axes, site)
+        pace.learn(forecast.looks(value), pace.now() - start)
+        return found
 
     def look_at_input(
         self,
@@ -264,11 +280,15 @@ class Inspection:
         with lock:
             if not self.is_current:
                 return self._held(value, node_id)
-            guessed = run_ns(cone_of((value,), pending.memo)[0])
+            if value in pending.memo:
+                return peek_value(value, site)
+            cone, known = cone_of((value,), pending.memo)
+            parts = run_parts(cone, value, reused=bool(known))
+            start, compiled = pace.now(), compiled_ns()
             data = peek_value(value, site)
-        start = time.perf_counter_ns()
+            compiled = compiled_ns() - compiled
         jax_compat.block(data)
-        pace.learn("run", guessed, time.perf_counter_ns() - start)
+        pace.learn(parts, pace.now() - start - compiled)
         return data
 
     def parameter(self, leaf: Leaf, site: Site | None = None) -> torch.Tensor:

@@ -11,14 +11,13 @@ fast compile tier, whichever is estimated to be cheaper.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from lazyrt import jax_compat
 from lazyrt.config import config
-from lazyrt.execution import compiler, forks, memory, pace, watcher
+from lazyrt.execution import compiler, forecast, forks, memory, pace, watcher
 from lazyrt.execution.executor import Plan, pack_arguments, plan_of
 from lazyrt.execution.op_by_op import Tally, cone_of, last_uses, run_node
-from lazyrt.ir import costs
 from lazyrt.ir.budgets import make_room
 from lazyrt.ir.fingerprint import canonicalise
 from lazyrt.ir.live import lock, pending
@@ -26,18 +25,15 @@ from lazyrt.ir.node import Leaf, Node, Value
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
+    from lazyrt.execution.pace import Part
     from lazyrt.observe.events import Site, Strategy
 
-# Measured with `python -m benchmarks prints` on two cores: fast-tier compile of one op, the
-# same for each node of a slice, the fixed cost of a slice, and running one cached op.
-_COMPILE_OP_NS = 20_000_000
-_COMPILE_SLICE_NODE_NS = 2_500_000
-_COMPILE_SLICE_NS = 40_000_000
-_RUN_OP_NS = 60_000
+T = TypeVar("T")
 
 _slices: dict[Value | tuple[Value, ...], Plan] = {}
+_compiled_ns = 0  # that peeks have waited for compiles and loads
 
 
 def peek_value(value: Value, site: Site | None = None, tensor: str = "") -> Any:
@@ -87,15 +83,11 @@ def _compute(
     reused = len(known_operands)
     plan = _slices.get(_key(values))
     strategy: Strategy = "slice"
-    by_op = config.op_by_op_reads
-    if not by_op and (plan is not None or (not reused and _slice_is_cheaper(cone))):
-        guessed = 0 if plan is not None else _slice_compile_ns(cone)
+    if _is_slice(plan, cone, reused=bool(reused)):
         found = _run_slice(values, cone, plan)
     else:
         strategy = "op by op"
-        guessed = _op_compiles_ns(cone)
         found = _run_op_by_op(values, cone)
-    pace.learn("compile", guessed, time.perf_counter_ns() - start)
     pending.activity += 1
     pending.note_peek(cone, tensor, site, time.perf_counter_ns() - start)
     tell(values[0], strategy, len(cone), reused, start, site, tensor)
@@ -111,48 +103,74 @@ def forget_slices() -> None:
     _slices.clear()
 
 
-def estimate_ns(cone: list[Node], value: Value) -> int:
-    """Return how many nanoseconds a peek of a value with this cone takes, compiling included."""
-    run = run_ns(cone)
-    if value in _slices:
-        return pace.expected_ns(0, run)
-    slice_ns = _slice_compile_ns(cone)
-    compiles = slice_ns if _slice_is_cheaper(cone) else _op_compiles_ns(cone)
-    return pace.expected_ns(compiles, run)
+def compiled_ns() -> int:
+    """Return how long this process's peeks have waited for compiles and loads."""
+    return _compiled_ns
 
 
-def run_ns(cone: list[Node]) -> float:
-    """Return a guess of how many nanoseconds a cone runs once it is compiled."""
-    return len(cone) * _RUN_OP_NS + sum(map(costs.run_ns, cone))
+def _is_slice(plan: Plan | None, cone: list[Node], *, reused: bool) -> bool:
+    if plan is not None:
+        return not config.op_by_op_reads
+    return forecast.runs_as_slice(cone, reused=reused)
 
 
-def _slice_is_cheaper(cone: list[Node]) -> bool:
-    by_op = _op_compiles_ns(cone) + len(cone) * _RUN_OP_NS
-    return by_op > _slice_compile_ns(cone)
+class Forecast(NamedTuple):
+    """What a peek will do.
+
+    Attributes:
+        gets: Compiles and loads.
+        runs: What runs then.
+        compiles: How many executables it compiles.
+        loads: How many it reads from disk.
+    """
+
+    gets: list[Part]
+    runs: list[Part]
+    compiles: int
+    loads: int
 
 
-def compiles_of(cone: list[Node], value: Value) -> int:
-    """Return how many executables a peek of a value with this cone compiles, at most."""
-    if value in _slices:
-        return 0
-    unknown = {node.spec for node in cone if not compiler.is_compiled(node.spec)}
-    if not config.op_by_op_reads and _slice_is_cheaper(cone):
-        return min(1, len(cone))
-    return len(unknown)
+def forecast_of(cone: list[Node], value: Value, *, reused: bool) -> Forecast:
+    """Return what a peek of a value with this cone will do; computes nothing."""
+    plan = _slices.get(value)
+    if not _is_slice(plan, cone, reused=reused):
+        return op_forecast(cone)
+    place = "memory" if plan is not None else forecast.place_of_slice((value,))
+    return Forecast(
+        forecast.slice_compile(cone, place),
+        forecast.runs(cone, fused=True),
+        int(place == "nowhere"),
+        int(place == "disk"),
+    )
 
 
-def by_op_ns(cone: list[Node]) -> int:
-    """Return how many nanoseconds running a cone op by op is expected to take."""
-    return pace.expected_ns(_op_compiles_ns(cone), run_ns(cone))
+def op_forecast(cone: list[Node]) -> Forecast:
+    """Return what running a cone op by op will do."""
+    gets = forecast.op_compiles(cone)
+    kinds = [part.kind.partition(" ")[0] for part in gets]
+    return Forecast(
+        gets,
+        forecast.runs(cone, fused=False),
+        kinds.count("compile"),
+        kinds.count("load"),
+    )
 
 
-def _op_compiles_ns(cone: list[Node]) -> int:
-    unknown = len({node.spec for node in cone if node.spec.executable is None})
-    return unknown * _COMPILE_OP_NS
+def run_parts(cone: list[Node], value: Value, *, reused: bool) -> list[Part]:
+    """Return what runs in a peek once its executables are there."""
+    fused = _is_slice(_slices.get(value), cone, reused=reused)
+    return forecast.runs(cone, fused=fused)
 
 
-def _slice_compile_ns(cone: list[Node]) -> int:
-    return _COMPILE_SLICE_NS + len(cone) * _COMPILE_SLICE_NODE_NS
+def _timed(parts: list[Part], get: Callable[[], T]) -> T:
+    """Get an executable, and learn how long that took."""
+    global _compiled_ns
+    start = pace.now()
+    found = get()
+    took = pace.now() - start
+    _compiled_ns += took
+    pace.learn(parts, took)
+    return found
 
 
 def _run_slice(
@@ -160,7 +178,11 @@ def _run_slice(
 ) -> list[Any]:
     if plan is None:
         graph = canonicalise(values)
-        executable = compiler.compile_graph(graph, {}, fast=True, purpose="peek")
+        place = compiler.place_of_graph(graph, fast=True, purpose="peek")
+        executable = _timed(
+            forecast.slice_compile(cone, place),
+            lambda: compiler.compile_graph(graph, {}, fast=True, purpose="peek"),
+        )
         make_room("slices", _slices, "max_slices")
         plan = _slices[_key(values)] = plan_of(graph, executable, values)
     plan.make_sure_it_fits()
@@ -185,6 +207,7 @@ def _run_op_by_op(wanted: tuple[Value, ...], cone: list[Node]) -> list[Any]:
     with jax_compat.scope():
         for number, node in enumerate(cone):
             tally.note(number)
+            _get_executable(node)
             token = run_node(node, values).token
             for operand in last_use.get(number, ()):
                 if not remember(operand, values[operand]):
@@ -194,6 +217,14 @@ def _run_op_by_op(wanted: tuple[Value, ...], cone: list[Node]) -> list[Any]:
         remember(value, data)
     _tell_execution("op by op", len(cone), len(cone), token, started)
     return found
+
+
+def _get_executable(node: Node) -> None:
+    """Compile or load an op that has no executable yet, timed by itself."""
+    spec = node.spec
+    if spec.executable is None:
+        parts = forecast.op_part(spec, compiler.place_of_op(spec))
+        _timed(parts, lambda: compiler.compile_spec(spec, node=node))
 
 
 def remember(value: Value, data: Any) -> bool:

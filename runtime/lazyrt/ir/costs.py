@@ -36,11 +36,45 @@ _FREE = frozenset({
 _REDUCTIONS = ("sum", "mean", "amax", "amin", "max", "min", "var", "std", "norm", "prod", "argmax",
                "argmin", "logsumexp", "var_mean", "all", "any", "count_nonzero", "_softmax",
                "_log_softmax", "native_layer_norm", "native_batch_norm")  # fmt: skip
+# How much longer some kinds run than the bytes say that they move, and compile than the sum of two
+# tensors, on the CPU.
+_RUN_WEIGHTS = {
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"), 90.0),
+    **dict.fromkeys(("sort", "topk", "argsort", "unique2", "_unique2"), 300.0),
+    **dict.fromkeys(("median", "nanmedian", "mode", "kthvalue"), 900.0),
+    **dict.fromkeys(("rand_like", "randn_like", "bernoulli", "native_dropout", "uniform",
+                     "normal", "rand", "randn", "randint", "randperm", "multinomial"), 40.0),
+    **dict.fromkeys(("max_pool2d_with_indices", "upsample_nearest2d"), 30.0),
+    **dict.fromkeys(("upsample_bilinear2d", "argmax", "argmin", "native_batch_norm"), 20.0),
+    **dict.fromkeys(("exp", "tanh", "gelu", "sigmoid", "erf", "silu", "pow", "log", "sin", "cos",
+                     "log1p", "expm1", "atan2", "native_layer_norm", "softplus"), 6.0),
+    **dict.fromkeys(("_fft_r2c", "_fft_c2r", "_fft_c2c", "_safe_softmax"), 10.0),
+    **dict.fromkeys(("_softmax", "_log_softmax"), 3.0),
+}  # fmt: skip
+_COMPILE_WEIGHTS = {
+    **dict.fromkeys(("randn_like", "randn", "normal"), 9.0),
+    **dict.fromkeys(("native_dropout", "rand_like", "rand", "uniform", "bernoulli", "randint",
+                     "median", "nanmedian", "cumsum", "cumprod", "topk"), 4.0),
+    **dict.fromkeys(("_log_softmax", "_softmax", "sort", "native_layer_norm", "convolution",
+                     "native_batch_norm", "max_pool2d_with_indices", "avg_pool2d", "_fft_r2c",
+                     "argmax", "argmin", "_safe_softmax", "upsample_nearest2d"), 2.0),
+}  # fmt: skip
 
 
 def run_ns(node: Node) -> float:
     """Return a guess of how many nanoseconds a node runs; of little use for a single one."""
-    return max(flops(node) / _FLOPS_PER_NS, moved_bytes(node) / _BYTES_PER_NS)
+    moved = moved_bytes(node) * _RUN_WEIGHTS.get(_short(node.op.name), 1.0)
+    return max(flops(node) / _FLOPS_PER_NS, moved / _BYTES_PER_NS)
+
+
+def compile_weight(name: str) -> float:
+    """Return how much longer an op compiles than the sum of two tensors, about."""
+    return _COMPILE_WEIGHTS.get(_short(name), 1.0)
+
+
+def _short(name: str) -> str:
+    """Return `add` for `aten.add.Tensor`."""
+    return name.split(".")[1] if "." in name else name
 
 
 def result_bytes(node: Node) -> int:
@@ -60,7 +94,7 @@ def flops(node: Node) -> int:
     Matrix products and convolutions count two for each product, reductions one for each number
     that goes in, everything else one for each that comes out.
     """
-    name = node.op.name.split(".")[1] if "." in node.op.name else node.op.name
+    name = _short(node.op.name)
     if name in _FREE:
         return 0
     if name in _MATRIX:

@@ -1,0 +1,131 @@
+"""What a peek will do, and the parts of it that take time: compiles, loads, runs.
+
+The choice between one slice and single ops goes by fixed costs, so that the same program runs the
+same way on every machine; how long it takes is expected by `pace`, which learns.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from lazyrt.config import config
+from lazyrt.execution import compiler
+from lazyrt.execution.pace import Part, size_class
+from lazyrt.ir import costs
+from lazyrt.ir.fingerprint import canonicalise
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from lazyrt.execution.compiler import Place
+    from lazyrt.ir.node import Node, Value
+    from lazyrt.lowering.spec import Spec
+
+# Measured with `python -m benchmarks prints` on two cores: fast-tier compile of one op, the
+# same for each node of a slice, the fixed cost of a slice, and running one cached op.
+COMPILE_OP_NS = 20_000_000
+_COMPILE_SLICE_NODE_NS = 2_500_000
+_COMPILE_SLICE_NS = 40_000_000
+RUN_OP_NS = 60_000
+# Measured with `python -m benchmarks looks`: an executable read from disk, and what the first
+# compile of a process takes more than others.
+_LOAD_NS = 3_000_000
+_LOAD_NODE_NS = 100_000
+_FIRST_COMPILE_NS = 150_000_000
+_FIRST_LOAD_NS = 15_000_000
+# XLA compiles work on much data for several threads.
+_LARGE = 2.0
+# A look: its fixed part, and the statistics of one element.
+_LOOK_NS = 400_000
+_LOOK_ELEMENT_NS = 25.0
+
+
+def slice_is_cheaper(cone: list[Node]) -> bool:
+    """Return whether one slice is cheaper than single ops, none of it known."""
+    unknown = len({node.spec for node in cone if node.spec.executable is None})
+    by_op = unknown * COMPILE_OP_NS + len(cone) * RUN_OP_NS
+    return by_op > _COMPILE_SLICE_NS + len(cone) * _COMPILE_SLICE_NODE_NS
+
+
+def runs_as_slice(cone: list[Node], *, reused: bool) -> bool:
+    """Return whether a peek of values whose slice nobody has yet runs as one."""
+    return not (config.op_by_op_reads or reused) and slice_is_cheaper(cone)
+
+
+def op_compiles(cone: Iterable[Node]) -> list[Part]:
+    """Return what single ops take until all have executables in memory."""
+    parts = []
+    for spec in {node.spec: None for node in cone if node.spec.executable is None}:
+        place = compiler.place_of_op(spec)
+        if place == "disk":
+            parts.append(Part("load op", 0, _LOAD_NS))
+        elif place == "nowhere":
+            parts.append(op_compile(spec))
+    return _with_first(parts)
+
+
+def op_compile(spec: Spec) -> Part:
+    """Return what compiling a single op takes."""
+    size = int(spec.is_large)
+    guess = COMPILE_OP_NS * costs.compile_weight(spec.name) * _LARGE**size
+    return Part(f"compile {spec.name}", size, guess)
+
+
+def op_part(spec: Spec, place: Place) -> list[Part]:
+    """Return what it takes to get the executable of an op that lies somewhere."""
+    if place == "memory":
+        return []
+    if place == "disk":
+        return _with_first([Part("load op", 0, _LOAD_NS)])
+    return _with_first([op_compile(spec)])
+
+
+def slice_compile(cone: Sequence[Node], place: Place) -> list[Part]:
+    """Return what it takes to get the executable of a cone that lies somewhere."""
+    if place == "memory":
+        return []
+    if place == "disk":
+        guess = _LOAD_NS + len(cone) * _LOAD_NODE_NS
+        return _with_first([Part("load slice", size_class(len(cone)), guess)])
+    nodes = [
+        Part(
+            f"slice {node.op.name}",
+            int(node.spec.is_large),
+            _COMPILE_SLICE_NODE_NS * costs.compile_weight(node.op.name),
+        )
+        for node in cone
+    ]
+    return _with_first([Part("slice base", 0, _COMPILE_SLICE_NS), *nodes])
+
+
+def place_of_slice(values: Sequence[Value]) -> Place:
+    """Return where the executable of a cone is."""
+    return compiler.place_of_graph(canonicalise(values), fast=True, purpose="peek")
+
+
+def runs(cone: Iterable[Node], *, fused: bool) -> list[Part]:
+    """Return what running a cone takes once all is compiled."""
+    family = "fused" if fused else "run"
+    parts = []
+    for node in cone:
+        work = costs.run_ns(node)
+        parts.append(Part(f"{family} {node.op.name}", size_class(work), work))
+        parts.append(Part(f"{family} overhead", 0, RUN_OP_NS))
+    return parts
+
+
+def looks(value: Value) -> list[Part]:
+    """Return what the statistics and the picture of a value take."""
+    elements = math.prod(value.shape)
+    guess = _LOOK_NS + elements * _LOOK_ELEMENT_NS
+    return [Part(f"look {value.dtype}", size_class(elements), guess)]
+
+
+def _with_first(parts: list[Part]) -> list[Part]:
+    """Add what the first compile of a process takes more than others, or its first load."""
+    if not parts or compiler.has_compiled():
+        return parts
+    if all(part.kind.startswith("load") for part in parts):
+        return [*parts, Part("first load", 0, _FIRST_LOAD_NS)]
+    return [*parts, Part("first compile", 0, _FIRST_COMPILE_NS)]

@@ -1,0 +1,246 @@
+"""M.04: what a look is expected to take, by a clock that only work moves."""
+
+import itertools
+import json
+import random
+
+import pytest
+import torch
+
+import lazyrt
+from lazyrt import jax_compat
+from lazyrt.execution import cache, pace
+from lazyrt.execution.pace import Part
+from tests.harness import cold_start
+
+
+@pytest.fixture(autouse=True)
+def _nothing_learned():
+    pace.forget()
+    yield
+    pace.forget()
+
+
+def _file():
+    found = cache.pace_path()
+    assert found is not None
+    return found
+
+
+class Clock:
+    """A clock that stands still but for the work it is told of."""
+
+    ns = 0
+
+    def __call__(self):
+        return self.ns
+
+
+@pytest.mark.parametrize("speed", [0.1, 1, 12])
+def test_m04_after_one_look_of_a_kind_the_next_is_expected_within_a_factor_of_two(
+    speed,
+):
+    """Kinds that take a thirtieth to thirty times their guess, on a slow and a fast machine."""
+    draw = random.Random(0)  # noqa: S311 - no secret
+    truth = {
+        f"run op{k}": speed * 30 ** draw.uniform(-1, 1) for k in range(20)
+    }  # what a kind takes, by its guess
+
+    for kind, factor in truth.items():
+        pace.learn([Part(kind, 8, 5e7)], 5e7 * factor)
+
+    for kind, factor in truth.items():
+        for guess in (2e7, 5e7, 9e7):
+            span = pace.expected([Part(kind, 8, guess)])
+            took = guess * factor * draw.uniform(0.6, 1.6)
+            assert took / 2 <= span.ns <= took * 2
+            assert span.low_ns == span.high_ns == span.ns
+
+
+def test_m04_what_is_not_known_is_a_range_of_four_times_and_the_machine_counts():
+    fresh = pace.expected([Part("run mm", 5, 8e6)])
+    for kind in ("run add", "run exp", "run sum"):
+        pace.learn([Part(kind, 5, 4e6)], 12e6)
+    slow = pace.expected([Part("run mm", 5, 8e6)])
+    other_size = pace.expected([Part("run add", 9, 8e6)])
+
+    assert (fresh.low_ns, fresh.ns, fresh.high_ns) == (4e6, 8e6, 16e6)
+    assert slow.ns == pytest.approx(24e6, rel=1e-3)
+    assert slow.high_ns <= 4.01 * slow.low_ns
+    assert other_size.high_ns < 3 * other_size.low_ns
+
+
+def test_m04_what_is_known_is_believed_and_the_rest_is_the_new_kinds():
+    pace.learn([Part("run known", 5, 10e6)], 40e6)
+
+    pace.learn([Part("run known", 5, 10e6), Part("run new", 5, 10e6)], 240e6)
+
+    assert pace.expected([Part("run known", 5, 10e6)]).ns == pytest.approx(40e6)
+    assert pace.expected([Part("run new", 5, 10e6)]).ns == pytest.approx(200e6)
+
+
+def test_m04_one_outlier_is_no_rule_and_what_a_clock_cannot_tell_is_none():
+    part = Part("run op", 5, 10e6)
+    for _ in range(3):
+        pace.learn([part], 10e6)
+    pace.learn([part], 50_000)  # of the clock
+    pace.learn([], 10e6)
+    unmoved = pace.expected([part]).ns
+    pace.learn([part], 400e6)
+
+    after = pace.expected([part]).ns
+    pace.learn([part], 10e6)
+    pace.learn([part], 10e6)
+
+    assert unmoved == pytest.approx(10e6)
+    assert after < 70e6
+    assert pace.expected([part]).ns < 20e6
+
+
+def test_m04_what_hardly_counts_learns_nothing_from_what_does():
+    """A scale of a large product tells nothing of how long a scale takes."""
+    pace.learn([Part("run mm", 9, 100e6), Part("run mul", 4, 1e6)], 900e6)
+
+    assert "run mul" not in pace._factors
+    assert pace.expected([Part("run mm", 9, 100e6)]).ns == pytest.approx(900e6, rel=0.1)
+
+
+def test_m04_a_pause_in_little_work_says_nothing_of_much_work():
+    pace.learn([Part("run mm", 1, 20_000), Part("run overhead", 0, 60_000)], 90e6)
+
+    assert pace.expected([Part("run mm", 12, 3e9)]).ns == 3e9
+
+
+def test_m04_the_first_compile_of_a_process_is_not_taken_for_its_kinds():
+    first, mm = Part("first compile", 0, 150e6), Part("compile mm", 0, 20e6)
+    pace.learn([first, mm], 340e6)
+    afterwards = pace.expected([mm])
+    pace.learn([mm], 100e6)
+    pace.learn([first, mm], 700e6)
+
+    assert afterwards.ns == pytest.approx(40e6)
+    assert afterwards.high_ns > 3.9 * afterwards.low_ns
+    assert pace.expected([mm]).ns == pytest.approx(100e6)
+    assert pace.expected([first]).ns == pytest.approx(600e6)
+
+
+def test_m04_later_processes_know_what_earlier_ones_learned(tmp_path):
+    lazyrt.config.cache_dir = tmp_path
+    pace.learn([Part("run op", 5, 10e6)], 70e6)
+    pace.save()
+    pace.forget()
+
+    remembered = pace.expected([Part("run op", 5, 10e6)])
+
+    assert remembered.ns == pytest.approx(70e6, rel=1e-3)
+    assert remembered.high_ns == remembered.low_ns
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"version": 99, "factors": {"run": [1, 1]}}',
+        '{"version": 1, "factors": {"run": 7}}',
+        '{"version": 1, "factors": {"run": ["x", 1]}}',
+        '{"version": 1, "factors": {"run": [NaN, 1]}}',
+        '{"version": 1, "factors": [1]}',
+        "\0\xff",
+        " " * (2**20 + 1),
+    ],
+)
+def test_m04_a_damaged_file_or_one_of_another_version_is_not_believed(tmp_path, text):
+    lazyrt.config.cache_dir = tmp_path
+    file = _file()
+    cache.write_text(file, text)
+
+    assert pace.expected([Part("run op", 5, 10e6)]).ns == 10e6
+    pace.learn([Part("run op", 5, 10e6)], 20e6)
+    pace._changed = True
+    pace.save()
+    assert json.loads(file.read_text())["version"] == 1
+
+
+def test_m04_the_file_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(pace, "_MAX_FACTORS", 50)
+    lazyrt.config.cache_dir = tmp_path
+    for k in range(200):
+        pace.learn([Part(f"run op{k}", 5, 10e6)], 20e6)
+    pace._changed = True
+    pace.save()
+
+    held = json.loads(_file().read_text())["factors"]
+
+    assert len(held) == 50
+    assert {"run", "run op199", "run op199 5"} <= set(held)
+
+
+def _look(build):
+    """Return what a look was expected to take, and the inspection and node to look at."""
+    inspection = lazyrt.inspect(build())
+    return inspection, inspection.graph.nodes[-1].id
+
+
+@pytest.mark.lazy_only
+def test_m04_looks_of_a_kind_are_expected_within_a_factor_of_two_after_the_first(
+    monkeypatch,
+):
+    """The whole way: cost(), look(), cost() of the next, on a machine that takes its own time."""
+    cold_start()
+    clock = Clock()
+    monkeypatch.setattr(pace, "now", clock)
+    compile_function, block = jax_compat.compile_function, jax_compat.block
+
+    def compiling(*args, **options):
+        clock.ns += 333_000_000
+        return compile_function(*args, **options)
+
+    def blocking(array):
+        clock.ns += 77 * array.nbytes
+        block(array)
+
+    monkeypatch.setattr(jax_compat, "compile_function", compiling)
+    monkeypatch.setattr(jax_compat, "block", blocking)
+    kinds = (torch.neg, lambda x: x @ x, torch.exp)
+    ratios = []
+
+    for kind, size in itertools.product(kinds, (256, 260)):
+        x = torch.ones(size, size).to("lazyrt")
+        lazyrt.mark_step()
+        inspection, node = _look(lambda kind=kind, x=x: kind(x))
+        cost = inspection.cost(node)
+        before = clock.ns
+        inspection.look(node)
+        ratios.append((clock.ns - before) / (cost.estimate_ns + cost.look_ns))
+        assert cost.low_ns <= cost.estimate_ns + cost.look_ns <= cost.high_ns
+
+    later = ratios[3::2]  # the first kind is the first of the process, too
+    assert all(0.5 <= ratio <= 2 for ratio in later), ratios
+
+
+@pytest.mark.lazy_only
+def test_m04_an_executable_on_disk_is_expected_to_be_loaded(tmp_path):
+    lazyrt.config.cache_dir = tmp_path
+    x = torch.ones(5, 7).to("lazyrt")
+    lazyrt.mark_step()
+    cold_start()
+
+    def cost():
+        inspection, node = _look(lambda: torch.cos(x) * 3.25)
+        found = inspection.cost(node)
+        inspection.materialise(node)
+        return found
+
+    x = torch.ones(5, 7).to("lazyrt")
+    lazyrt.mark_step()
+    fresh = cost()
+    cold_start()
+    x = torch.ones(5, 7).to("lazyrt")
+    lazyrt.mark_step()
+    again = cost()
+
+    assert (fresh.compiles, fresh.loads) == (2, 0)
+    assert (again.compiles, again.loads) == (0, 2)
+    assert again.estimate_ns < fresh.estimate_ns / 3
