@@ -25,6 +25,11 @@ _MODES = {
 }
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
+# Bytecode is kept, whatever the caller's variable says: compiling lazyrt and lazyviz from source
+# takes each of the processes that tests start a second or two.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Spread folders over the cores; a file or a test by name runs at once, in this process."""
@@ -38,11 +43,26 @@ _last_file: Path | None = None
 
 
 def pytest_collection_finish() -> None:
-    """Let equal modules of all tests be compiled once."""
+    """Let equal modules of all tests be compiled once, and seeds be cheap."""
     if "jax" in sys.modules:
         from tests.compiled import share_compiles
 
         share_compiles()
+    if "torch" in sys.modules:
+        _seed_present_devices_alone()
+
+
+def _seed_present_devices_alone() -> None:
+    """Let `torch.manual_seed` leave out GPUs that are not there.
+
+    It would queue the seed for each with the text of the whole stack: a few milliseconds a call,
+    and thousands of tests and samples start with one.
+    """
+    import torch
+
+    for module in (torch.cuda, torch.xpu):
+        if not module.is_available():
+            setattr(module, "manual_seed_all", lambda _seed: None)  # noqa: B010 - typed as a function
 
 
 def _freeze_between_files(item: pytest.Item) -> None:

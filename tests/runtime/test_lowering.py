@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from lazyrt import jax_compat, lowering
 from lazyrt.errors import LoweringError, NoLoweringError, UsageError
@@ -233,6 +234,22 @@ def test_a_decomposition_ignores_the_modes_of_the_caller():
         found = lowered(aten.kron.default, [X, X[:1]], outs=[torch.empty(2, 4)])
 
     torch.testing.assert_close(found[0], torch.kron(X, X[:1]))
+
+
+def test_a_decomposition_finds_the_types_of_its_steps_in_one_mode(monkeypatch):
+    made = []
+    make = FakeTensorMode.__init__
+
+    def counting(self, *args, **options):
+        made.append(self)
+        make(self, *args, **options)
+
+    monkeypatch.setattr(FakeTensorMode, "__init__", counting)
+    wide = torch.ones(3, 5)
+
+    check(aten.cosine_similarity.default, wide, wide + 1)
+
+    assert len(made) == 1
 
 
 def test_what_a_decomposition_lacks_is_named(monkeypatch):

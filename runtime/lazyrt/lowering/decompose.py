@@ -21,6 +21,8 @@ import torch
 import torch._decomp
 import torch.fx
 from jax import lax
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -172,6 +174,8 @@ def _trace(run: Callable[..., Any], metas: list[torch.Tensor]) -> torch.fx.Graph
         torch.no_grad(),
         _disable_current_modes(),
         torch._C.DisableTorchFunction(),  # no default device of the user's
+        # One mode for the types of all steps; torch makes a new one for each, a third of the time.
+        tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))),
     ):
         traced: torch.fx.Graph = make_fx(run)(*metas).graph
         if any(_is_mutable(node) for node in traced.nodes):
