@@ -76,9 +76,8 @@ def lowered(
     *,
     outs: Sequence[torch.Tensor | None],
     key: tuple[int, int] | None = None,
-    jit: bool = False,
 ) -> list[Any]:
-    """Run an op's lowering on torch tensors.
+    """Trace an op's lowering and run it on torch tensors.
 
     Args:
         func: The op.
@@ -86,7 +85,6 @@ def lowered(
         kwargs: Keyword arguments.
         outs: Tensors, possibly meta, of the types that the results must have.
         key: (seed, offset) for a random op.
-        jit: Whether to trace the rule instead of running it op by op.
     """
     with jax_compat.scope():
         arrays: list[Any] = []
@@ -100,7 +98,8 @@ def lowered(
             values = [_fill(arg, operands) for arg in template]
             return evaluate(func, values, avals, out_avals, state)
 
-        results = (jax.jit(run) if jit else run)(state, *arrays)
+        traced = jax.jit(run, compiler_options=jax_compat.FAST_OPTIONS)
+        results = traced(state, *arrays)
         return [None if result is None else to_torch(result) for result in results]
 
 
@@ -109,7 +108,6 @@ def check(
     *args: Any,
     rtol: float | None = None,
     atol: float | None = None,
-    jit: bool = False,
     **kwargs: Any,
 ) -> None:
     """Assert that an op's lowering gives what torch gives: values, dtypes, shapes."""
@@ -117,7 +115,7 @@ def check(
     with torch.no_grad():
         named = {name: _plain(arg) for name, arg in kwargs.items()}
         expected = flatten(func(*plain, **named))
-    found = lowered(func, args, kwargs, outs=expected, jit=jit)
+    found = lowered(func, args, kwargs, outs=expected)
     compare(found, expected, rtol=rtol, atol=atol)
 
 

@@ -124,9 +124,9 @@ def test_casting_wraps_around_as_torch_does():
 
 
 def test_rules_trace_under_jit():
-    check(aten.addmm.default, X[0], X, X, jit=True)
-    check(aten.lerp.Scalar, X, X + 1, Weak(0.25), jit=True)
-    check(aten.native_layer_norm.default, X, [2], None, None, 1e-5, jit=True)
+    check(aten.addmm.default, X[0], X, X)
+    check(aten.lerp.Scalar, X, X + 1, Weak(0.25))
+    check(aten.native_layer_norm.default, X, [2], None, None, 1e-5)
 
 
 def test_results_are_cast_to_the_declared_dtype(table):
@@ -222,7 +222,7 @@ def test_an_op_without_a_rule_is_decomposed():
         (aten.trace.default, (X,)),
     ]:
         assert rule_for(func) is None, func
-        check(func, *args, jit=True)
+        check(func, *args)
 
 
 def test_a_decomposition_that_writes_in_place_is_made_functional():
