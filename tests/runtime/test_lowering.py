@@ -281,7 +281,7 @@ def test_a_missing_lowering_is_explained():
         "data). Register one with @lowers('aten.nonzero.default'), or run the op on the CPU "
         "with lazyrt.fallback('aten.nonzero.default')."
     )
-    (note,) = caught.value.__notes__
+    note, *_ = caught.value.__notes__  # jax adds one of its own
     assert note.startswith("lowered ops with similar names: aten.zero.default, ")
 
 
