@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import crashes
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -37,6 +39,23 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     if any(path.suffix == ".py" for path in named):
         return 0
     return min(os.cpu_count() or 1, 4)
+
+
+@pytest.hookimpl(trylast=True)  # after pytest's own, which has stacks written to stderr
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the stacks of a worker that crashes."""
+    crashes.watch(config)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Stop keeping them."""
+    crashes.end(config)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Tell where workers crashed, if any did."""
+    for line in crashes.told():
+        terminalreporter.write_line(line)
 
 
 _last_file: Path | None = None
