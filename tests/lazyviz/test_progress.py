@@ -228,7 +228,10 @@ def test_a_wait_for_the_disk_cache_is_not_called_a_compile(notebook):
     progress = Progress(notebook)
 
     progress.take(fakes.progress())
-    progress.take(replace(fakes.compiled(), fingerprint="aa", source="disk"))
+    loaded_event = replace(fakes.compiled(), fingerprint="aa", source="disk")
+    worker = threading.Thread(target=progress.take, args=(loaded_event,))
+    worker.start()
+    worker.join()
     progress.take(fakes.waited(duration_ns=2_500_000_000))
     progress.take(fakes.progress())
     progress.take(fakes.waited(duration_ns=1_500_000_000))
