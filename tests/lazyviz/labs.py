@@ -121,19 +121,33 @@ def browsing(executable, folder, **options):
         context.close()
 
 
+@contextlib.contextmanager
+def new_tab(tab, server):
+    """Yield one more tab of a tab's browser; at its end the server's kernels end, too."""
+    found = tab.context.new_page()
+    found.server = server
+    try:
+        yield found
+    finally:
+        found.evaluate("() => window.jupyterapp?.serviceManager.sessions.shutdownAll()")
+        found.close()
+
+
 @dataclass(frozen=True)
 class FrontEnd:
     """One of the two front ends, and what is different about it.
 
     Attributes:
         path: Where it opens a notebook, in front of its name.
+        query: What its address ends in, so that nothing opened before comes back.
     """
 
     name: str
     path: str
+    query: str = ""
 
 
-LAB = FrontEnd("lab", "/lab/tree/")
+LAB = FrontEnd("lab", "/lab/tree/", "?reset")
 NOTEBOOK = FrontEnd("notebook", "/notebooks/")
 
 
@@ -151,7 +165,7 @@ def screenshot(target, name):
 
 def open_notebook(tab, address, name, front=LAB):
     """Open a notebook and wait until its kernel takes keys."""
-    tab.goto(f"{address}{front.path}{name}")
+    tab.goto(f"{address}{front.path}{name}{front.query}")
     tab.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=120_000)
     wait_until_idle(tab)
 

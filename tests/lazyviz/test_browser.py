@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.conftest import find_browser
 from tests.lazyviz.labs import (
     LAB,
     NOTEBOOK,
     browsing,
+    new_tab,
     open_notebook,
     run_cell,
     screenshot,
@@ -64,19 +66,28 @@ CLICK_MS = 1_000
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
-@pytest.fixture
-def page(tmp_path, browser_path):
-    write_notebook(tmp_path / "strip.ipynb", STRIP)
-    write_notebook(tmp_path / "explore.ipynb", EXPLORE)
-    write_notebook(tmp_path / "forms.ipynb", FORMS)
-    write_notebook(tmp_path / "diff.ipynb", DIFF)
+@pytest.fixture(scope="module")
+def visit(tmp_path_factory):
+    """Yield a server's folder and address, and a browser's first tab."""
+    folder = tmp_path_factory.mktemp("browser")
     with (
-        serving(tmp_path, "notebook") as address,
-        browsing(browser_path, tmp_path) as (tab, foreign),
+        serving(folder, "notebook") as address,
+        browsing(find_browser(), folder) as (tab, foreign),
     ):
-        tab.server = address
-        yield tab
+        yield folder, address, tab
         assert not foreign
+
+
+@pytest.fixture
+def page(visit):
+    """Yield a tab of a server with notebooks that nobody has run."""
+    folder, address, tab = visit
+    write_notebook(folder / "strip.ipynb", STRIP)
+    write_notebook(folder / "explore.ipynb", EXPLORE)
+    write_notebook(folder / "forms.ipynb", FORMS)
+    write_notebook(folder / "diff.ipynb", DIFF)
+    with new_tab(tab, address) as page:
+        yield page
 
 
 def test_a_strip_unfolds_to_the_pending_graph(page):

@@ -65,7 +65,7 @@ class Loop:
 @pytest.mark.parametrize(
     ("optimiser", "steps"),
     [
-        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 10_000),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 2_000),
         (lambda p: torch.optim.AdamW(p, lr=0.1), 200),
     ],
 )
