@@ -10,7 +10,15 @@ import torch
 from lazyrt.control import automatic, dynamo, flush, marks, modes, recording
 from lazyrt.control import live_tensors as live
 from lazyrt.errors import LostValueError, UsageError
-from lazyrt.execution import cache, cached, compiler, hooks, newgraphs, watcher
+from lazyrt.execution import (
+    cache,
+    cached,
+    compiler,
+    hooks,
+    late_checks,
+    newgraphs,
+    watcher,
+)
 from lazyrt.execution.census import CompiledGraph, census
 from lazyrt.execution.dumps import FORMS, DumpForm, dump
 from lazyrt.execution.executor import clear_plans, pending_roots
@@ -58,7 +66,7 @@ recording.begin_from_environment()
 
 mark_step = marks.mark_step
 sync = marks.mark_step
-wait = watcher.wait
+wait = late_checks.wait
 in_flight = watcher.in_flight
 live_tensors = live_report.live_tensors
 live_tensors_report = live.live_tensors_report

@@ -133,6 +133,9 @@ class Config:
             its cause; 0, the default, never warns. Environment: LAZYRT_MAX_GRAPHS.
         check_hits: Compare a step's graph, vertex by vertex, with the one that its executable was
             compiled for. Environment: LAZYRT_CHECK_HITS.
+        deferred_checks: Let torch's checks of values, such as those of `torch.distributions`, wait
+            for their step where they would cut it; the error then comes with the next barrier or
+            read after the step has run. Off: at their line. Environment: LAZYRT_DEFERRED_CHECKS.
         scope_policy: What `mark_step()` does inside an open `scope()`: `error` raises, as the
             original does; `split` ends the scope before the barrier and goes on with it after.
             Environment: LAZYRT_SCOPE_POLICY.
@@ -184,6 +187,9 @@ class Config:
     max_graphs: int = field(default_factory=lambda: _number("LAZYRT_MAX_GRAPHS", 0))
     check_hits: bool = field(
         default_factory=lambda: flag("LAZYRT_CHECK_HITS", default=False)
+    )
+    deferred_checks: bool = field(
+        default_factory=lambda: flag("LAZYRT_DEFERRED_CHECKS", default=True)
     )
     scope_policy: Literal["error", "split"] = field(
         default_factory=lambda: os.environ.get("LAZYRT_SCOPE_POLICY", "error")  # type: ignore[arg-type,return-value]
@@ -320,6 +326,7 @@ _VARIABLES = {
     "max_memory_bytes": ("LAZYRT_MAX_MEMORY_BYTES",),
     "max_graphs": ("LAZYRT_MAX_GRAPHS",),
     "check_hits": ("LAZYRT_CHECK_HITS",),
+    "deferred_checks": ("LAZYRT_DEFERRED_CHECKS",),
     "scope_policy": ("LAZYRT_SCOPE_POLICY",),
     "max_async_closures": ("LAZYRT_MAX_ASYNC_CLOSURES",),
     "eager": ("LAZYVIZ_EAGER",),

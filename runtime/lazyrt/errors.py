@@ -10,6 +10,7 @@ LazyRuntimeError (RuntimeError)
 ├── FrozenError                          a compile where `frozen()` forbids it
 ├── NoEquivalentError (NotImplementedError)  a name of torch_xla that lazyrt does not have
 ├── TooManyGraphsError                   more graphs than `max_different_graphs` allows
+├── ArgumentCheckError (ValueError)      a value that torch refuses, found once its step has run
 ├── LostValueError                       a tensor whose value was never computed and no longer can be
 ├── OutOfMemoryError (MemoryError)       the device has no room; also a torch.OutOfMemoryError
 └── DeviceError                          tensors of another device or layout in a lazy op
@@ -82,6 +83,10 @@ class ScopeError(LazyRuntimeError):
 
 class FrozenError(LazyRuntimeError):
     """A graph had to be compiled inside `frozen()`."""
+
+
+class ArgumentCheckError(LazyRuntimeError, ValueError):
+    """A check of torch's found invalid values after the step had run; see `config.deferred_checks`."""
 
 
 class LostValueError(LazyRuntimeError):

@@ -1,11 +1,14 @@
-"""`torch.distributions` checks its arguments: small checks are peeks, others are named."""
+"""`torch.distributions` checks its arguments: small checks are peeks, large ones wait."""
 
 import pytest
 import torch
-from torch.distributions import Categorical, Normal, kl_divergence
+from torch.distributions import Categorical, Normal, Uniform, kl_divergence
+from torch.nn import functional
 
 import lazyrt
-from lazyrt.errors import StepSyncError
+from lazyrt import config
+from lazyrt.errors import ArgumentCheckError, StepSyncError
+from lazyrt.execution import late_checks
 from lazyrt.observe import events
 from tests.harness import DEVICE
 
@@ -42,8 +45,12 @@ def long_chain():
     return x
 
 
-def test_a_large_check_inside_a_step_is_refused_with_its_own_fix():
-    with pytest.raises(StepSyncError) as caught, lazyrt.step():
+def test_a_large_check_inside_a_step_is_refused_where_checks_are_not_put_off():
+    with (
+        config.scoped(deferred_checks=False),
+        pytest.raises(StepSyncError) as caught,
+        lazyrt.step(),
+    ):
         Categorical(logits=long_chain())
 
     text = str(caught.value)
@@ -60,7 +67,7 @@ def noted(kind):
 def test_a_large_check_is_named_as_what_cut_the_step():
     found, subscription = noted(events.BarrierFinished)
 
-    with subscription:
+    with subscription, config.scoped(deferred_checks=False):
         Normal(long_chain(), 1.0)
 
     check = "torch.distributions, which checks its arguments"
@@ -74,3 +81,141 @@ def test_a_check_is_told_apart_from_a_look_of_the_user():
         Normal(torch.zeros(2, device=DEVICE) + 1, 1.0)
 
     assert {event.tensor for event in found} == {"what torch.distributions checks"}
+
+
+@pytest.fixture(autouse=True)
+def no_check_is_left():
+    yield
+    late_checks.forget()
+
+
+def test_steps_of_a_variational_autoencoder_are_one_graph_and_one_execution_each():
+    torch.manual_seed(0)
+    encoder = torch.nn.Linear(3, 4).to(DEVICE)
+    decoder = torch.nn.Linear(2, 3).to(DEVICE)
+    optimizer = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], 0.01)
+    x = torch.randn(16, 3, device=DEVICE)
+    lazyrt.mark_step()
+    lazyrt.reset_counters()
+
+    for _ in range(4):
+        with lazyrt.step():
+            mean, log_scale = encoder(x + long_chain()).chunk(2, -1)
+            found = Normal(mean, log_scale.exp())
+            seen = Normal(decoder(found.rsample()), 1.0).log_prob(x)
+            loss = kl_divergence(found, Normal(0.0, 1.0)).mean() - seen.mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    counts = lazyrt.counters()
+    assert counts["executions"] == 4
+    assert counts["compiles"] <= 2
+    assert lazyrt.wait()
+
+
+WRONG = {
+    "a parameter": (
+        lambda x: Normal(0.0, x - 2),
+        r"parameter scale \(Tensor of shape \(3,\)\) of distribution Normal to satisfy",
+    ),
+    "a sample": (
+        lambda x: Uniform(x * 0, x * 0 + 1).log_prob(x + 2),
+        r"value argument .* within the support \(Interval\) of the distribution Uniform",
+    ),
+    "a variance": (
+        lambda x: functional.gaussian_nll_loss(x, x, x - 2),
+        "var has negative entry",
+    ),
+    "a weight": (
+        lambda x: torch.cov(x, aweights=x - 2),
+        r"cov\(\): aweights cannot be negative",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_large_check_that_fails_raises_once_its_step_has_run(what):
+    call, said = WRONG[what]
+    with lazyrt.step():
+        x = long_chain()
+        call(x)
+
+    with pytest.raises(ArgumentCheckError, match=said) as caught:
+        lazyrt.wait()
+
+    assert "deferred_checks = False" in str(caught.value)
+    assert "test_argument_checks.py" in caught.value.__notes__[0]
+    assert lazyrt.wait()  # it has been said
+    assert x.sum().item() > 0
+
+
+def test_the_read_of_a_loss_tells_that_a_check_of_its_step_has_failed():
+    x = long_chain()
+    loss = functional.gaussian_nll_loss(x, x, x - 2)
+
+    with pytest.raises(ValueError, match="var has negative"):
+        loss.item()
+
+
+def test_checks_of_work_that_is_dropped_are_dropped():
+    x = long_chain()
+    Normal(0.0, x - 2)
+
+    lazyrt.discard_pending()
+    lazyrt.mark_step()
+
+    assert lazyrt.wait()
+
+
+def test_with_reads_that_are_peeks_a_check_raises_at_its_line():
+    with config.scoped(read_policy="peek"), pytest.raises(ValueError, match="scale"):
+        Normal(0.0, long_chain() - 2)
+
+
+def test_weights_of_a_covariance_are_checked_as_on_the_cpu():
+    x = torch.randn(3, 6)
+    counts, shares = torch.tensor([1, 2, 0, 3, 1, 1]), torch.rand(6)
+    for given in (
+        {"fweights": counts},
+        {"aweights": shares},
+        {"fweights": counts, "aweights": shares, "correction": 0},
+    ):
+        want = torch.cov(x, **given)
+        on_device = {
+            name: w.to(DEVICE) if isinstance(w, torch.Tensor) else w
+            for name, w in given.items()
+        }
+        lazyrt.reset_counters()
+
+        have = torch.cov(x.to(DEVICE), **on_device)
+
+        assert lazyrt.counters()["executions"] == 0
+        torch.testing.assert_close(have.cpu(), want)
+    with pytest.raises(RuntimeError, match=r"cov\(\): fweights cannot be negative"):
+        torch.cov(x.to(DEVICE), fweights=counts.to(DEVICE) - 1)
+    with pytest.raises(RuntimeError, match="weights sum to zero"):
+        torch.cov(x.to(DEVICE), fweights=counts.to(DEVICE) * 0)
+
+
+def test_the_derivative_of_eigenvectors_cuts_no_step():
+    matrix = torch.tensor([[0.5, 1.0], [-1.0, 0.25]], dtype=torch.float64)
+    x = matrix.to(DEVICE).requires_grad_()
+    lazyrt.mark_step()
+    lazyrt.reset_counters()
+
+    with lazyrt.step():
+        values, vectors = torch.linalg.eig(x)
+        (values.abs().sum() + vectors.abs().sum()).backward()
+
+    assert lazyrt.counters()["executions"] == 1
+    on_cpu = matrix.clone().requires_grad_()
+    values, vectors = torch.linalg.eig(on_cpu)
+    (values.abs().sum() + vectors.abs().sum()).backward()
+    torch.testing.assert_close(x.grad.cpu(), on_cpu.grad)
+
+    turned = x + 0 * long_chain()[:2]
+    with lazyrt.step():
+        torch.linalg.eig(turned).eigenvectors.real.sum().backward()
+    with pytest.raises(ArgumentCheckError, match="ill-defined"):
+        lazyrt.wait()

@@ -26,6 +26,7 @@ from lazyrt.execution import (
     compiler,
     forks,
     hooks,
+    late_checks,
     memory,
     newgraphs,
     op_by_op,
@@ -122,6 +123,7 @@ def barrier(
         ended: The step that this barrier ends.
     """
     forks.check()
+    late_checks.raise_failed()
     with lock:
         hooks.run_hooks(cause, site)
         start = time.perf_counter_ns()
@@ -150,6 +152,7 @@ def barrier(
                 raise
         else:
             _commit(live, wanted, (), None)
+        late_checks.note_barrier()
         newgraphs.note_barrier(cause, site)
         pending.activity += bool(wanted)
         events.emit(

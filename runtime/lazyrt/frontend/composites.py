@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
-from lazyrt.frontend import warned
+from lazyrt.frontend import checking, warned
 from lazyrt.frontend.buffers import value_of
 from lazyrt.frontend.outs import check_outs, write_out
 from lazyrt.frontend.torch_compat import (
@@ -300,24 +300,63 @@ def covariance(
     fweights: torch.Tensor | None = None,
     aweights: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`aten.cov`: without weights the count follows from the size; torch reads it back."""
-    is_plain = fweights is None and aweights is None
-    if not is_plain or self.dim() > _AXES_OF_SAMPLES or self.dtype is torch.bool:
+    """`aten.cov`: torch's reads the count of observations and each check of the weights.
+
+    Raises:
+        RuntimeError: A weight is negative, or all are zero; see `checking.require`.
+    """
+    weights = [w for w in (fweights, aweights) if w is not None]
+    if not _can_be_weighed(self, fweights, aweights):
         given = {"correction": correction, "fweights": fweights, "aweights": aweights}
         result: torch.Tensor = aten.cov.default.decompose(self, **given)
         return result
     rows = self.view(1, -1) if self.dim() < _AXES_OF_SAMPLES else self
-    count = rows.shape[1]
-    free = count - correction
-    if free <= 0:
-        warned.say_once(
-            "cov(): degrees of freedom is <= 0. Correction should be strictly less than the "
-            "number of observations."
-        )
-    centred = rows - (rows.sum(1) / count).unsqueeze(1)
-    return (centred @ centred.t().conj() / max(free, 0)).squeeze()
+    if not weights:
+        count = rows.shape[1]
+        if count - correction <= 0:
+            warned.say_once(_NO_FREEDOM)
+        centred = rows - (rows.sum(1) / count).unsqueeze(1)
+        return (centred @ centred.t().conj() / max(count - correction, 0)).squeeze()
+    for name, weight in (("fweights", fweights), ("aweights", aweights)):
+        if weight is not None:
+            checking.require(weight.min() >= 0, f"cov(): {name} cannot be negative")
+    weight = weights[0] if len(weights) == 1 else weights[0] * weights[1]
+    total = weight.sum()
+    said = "cov(): weights sum to zero, can't be normalized"
+    checking.require(total != 0, said)
+    lost: torch.Tensor | int = correction
+    if aweights is not None and correction:
+        lost = correction * (weight * aweights).sum() / total
+    free = total - lost
+    if checking.known_now(free <= 0):
+        warned.say_once(_NO_FREEDOM)
+    centred = rows - ((rows * weight).sum(1) / total).unsqueeze(1)
+    return (centred @ (centred * weight).t().conj() / free.clamp(min=0)).squeeze()
 
 
+def _can_be_weighed(
+    samples: torch.Tensor, fweights: torch.Tensor | None, aweights: torch.Tensor | None
+) -> bool:
+    """Return whether torch refuses none of these for its shape or dtype."""
+    if samples.dim() > _AXES_OF_SAMPLES or samples.dtype is torch.bool:
+        return False
+    count = samples.shape[-1] if samples.dim() else 1
+    weights = [w for w in (fweights, aweights) if w is not None]
+    if not all(w.dim() <= 1 and w.numel() == count > 0 for w in weights):
+        return False
+    if fweights is not None and (
+        fweights.is_floating_point()
+        or fweights.is_complex()
+        or fweights.dtype is torch.bool
+    ):
+        return False
+    return aweights is None or aweights.is_floating_point()
+
+
+_NO_FREEDOM = (
+    "cov(): degrees of freedom is <= 0. Correction should be strictly less than the number of "
+    "observations."
+)
 _AXES_OF_SAMPLES = 2  # variables and their observations
 
 COMPOSITES: dict[str, Callable[..., Any]] = {

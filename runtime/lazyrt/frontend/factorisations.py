@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from lazyrt.config import config
 from lazyrt.execution.executor import barrier
-from lazyrt.frontend import finalisers, onlookers, provenance, reads
+from lazyrt.frontend import checking, finalisers, onlookers, provenance, reads
 from lazyrt.frontend.buffers import state_of, value_of
 from lazyrt.frontend.kernels import emit, functional_kernel
 from lazyrt.frontend.record import functional, operation
-from lazyrt.frontend.torch_compat import aten
+from lazyrt.frontend.torch_compat import aten, autograd_node
 from lazyrt.ir.live import lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
+# How torch's own nodes of backward end; those of a user's `autograd.Function` do not.
+_OF_TORCH = "Backward0"
+_FAILED: type[Exception] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 
 
 def check_errors(info: torch.Tensor, api_name: str, *, is_matrix: bool) -> None:
@@ -24,7 +28,8 @@ def check_errors(info: torch.Tensor, api_name: str, *, is_matrix: bool) -> None:
 
     The program needs to know now, so what is pending runs: a cut of the graph, like a fallback
     and unlike a user's read also inside a step. The `_ex` functions of `torch.linalg` return
-    `info` instead and run with the step.
+    `info` instead and run with the step. A derivative of torch's solves what forward has
+    factorised, so its check waits for the step.
 
     Raises:
         torch.linalg.LinAlgError: A matrix was singular, not positive definite, ...
@@ -32,6 +37,12 @@ def check_errors(info: torch.Tensor, api_name: str, *, is_matrix: bool) -> None:
     if not info.numel():
         return
     site = provenance.user_site(2)
+    running = autograd_node()
+    if running is not None and running[0].endswith(_OF_TORCH):
+        with torch.no_grad():
+            said = f"{api_name}: it failed in {running[0]}, as for a singular matrix"
+            checking.require((info == 0).all(), said, _FAILED)
+        return
     peeks = (
         config.read_policy == "peek"
         or onlookers.at_debugger_prompt()

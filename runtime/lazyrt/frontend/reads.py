@@ -9,7 +9,7 @@ import torch
 
 from lazyrt.config import config
 from lazyrt.errors import LostValueError, UsageError
-from lazyrt.execution import looking, memory, op_by_op, sharing, transfer
+from lazyrt.execution import late_checks, looking, memory, op_by_op, sharing, transfer
 from lazyrt.execution.executor import barrier
 from lazyrt.execution.peek import peek_together, peek_value
 from lazyrt.frontend import (
@@ -19,6 +19,7 @@ from lazyrt.frontend import (
     provenance,
     reuse,
     small_checks,
+    torch_checks,
 )
 from lazyrt.frontend.buffers import State, View, state_of, value_of
 from lazyrt.frontend.callsite import user_call
@@ -136,7 +137,11 @@ def read(tensor: torch.Tensor, how: str) -> torch.Tensor:
     in_op = finalisers.interrupts_an_op()
     with lock:
         found = _start_read(tensor, how, site, in_op=in_op)
-    return found if isinstance(found, torch.Tensor) else _finish(found, tensor, site)
+    if isinstance(found, torch.Tensor):
+        return found
+    host = _finish(found, tensor, site)
+    late_checks.raise_failed()
+    return host
 
 
 def run_ahead(tensor: torch.Tensor, site: Site | None) -> None:
@@ -164,7 +169,8 @@ def _start_read(
         return _start_peek(tensor, site)
     if onlookers.at_debugger_prompt():
         return _start_peek(tensor, site)
-    is_library = provenance.called_by_package(3)
+    check = torch_checks.find(3)
+    is_library = check is not None or provenance.called_by_package(3)
     if config.op_by_op_reads:  # the whole cone, whatever earlier reads have run of it
         if not is_library:
             check_read(how, tensor)
@@ -172,9 +178,13 @@ def _start_read(
         assert value is not None
         return op_by_op.compute((value,))[0][value]
     if is_library:
-        found = _small_check(tensor, state, site)
+        found = small_check(tensor, state, site)
         if found is not None:
             return found
+        if check is not None and not in_op:
+            found = torch_checks.put_off(check, tensor, state, site)
+            if found is not None:
+                return found
         if provenance.called_by_distributions(3):
             how = ARGUMENT_CHECK
     check_read(how, tensor)
@@ -224,7 +234,9 @@ def value_to_save(tensor: torch.Tensor) -> torch.Tensor:
         state = state_of(tensor)
         if state.is_pending and not onlookers.at_debugger_prompt():
             check_read("save", tensor)
-    return peek(tensor, provenance.user_site(2))
+    host = peek(tensor, provenance.user_site(2))
+    late_checks.raise_failed()
+    return host
 
 
 def mask_on_host(mask: torch.Tensor) -> torch.Tensor | None:
@@ -238,10 +250,10 @@ def mask_on_host(mask: torch.Tensor) -> torch.Tensor | None:
     known = small_checks.known(state.value)
     if known is not None or not provenance.called_by_package(2):
         return known
-    return _small_check(mask, state, provenance.user_site(2))
+    return small_check(mask, state, provenance.user_site(2))
 
 
-def _small_check(
+def small_check(
     tensor: torch.Tensor, state: State, site: Site | None
 ) -> torch.Tensor | None:
     """Return a value that takes few ops on device data and numbers alone; None for another.

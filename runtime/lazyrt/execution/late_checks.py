@@ -1,0 +1,127 @@
+"""Checks of arguments that wait for their step, which they would otherwise cut.
+
+torch asks whether a scale is positive in the middle of a program. Such a check becomes a result
+of the step instead: the program goes on as if it had passed, and the error comes once the step
+has run, at the next barrier, read or wait.
+"""
+
+from __future__ import annotations
+
+import atexit
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lazyrt.execution import forks, watcher
+from lazyrt.ir.live import Buffer, Lost, lock
+
+
+@dataclass(slots=True, eq=False)
+class _Check:
+    """One truth value to be looked at.
+
+    Attributes:
+        buffer: Holds it as a root of its step; None once that has been dispatched.
+        passes: What it is for good arguments.
+        error: What to raise for others.
+        data: Its device array, from its barrier on.
+    """
+
+    buffer: Buffer | None
+    passes: bool
+    error: Exception
+    data: Any = None
+
+
+_checks: list[_Check] = []
+
+
+def put_off(buffer: Buffer, error: Exception, *, passes: bool) -> None:
+    """Look at a pending truth value once its step has run.
+
+    Args:
+        buffer: One element.
+        error: What to raise if it is not `passes`.
+        passes: What the check finds for good arguments.
+    """
+    with lock:
+        _checks.append(_Check(buffer, passes, error))
+
+
+def note_barrier() -> None:
+    """Take the data of checks that a barrier has run, and forget those of dropped work."""
+    if not _checks:
+        return
+    for check in _checks:
+        buffer = check.buffer
+        if buffer is not None and not buffer.is_pending:
+            check.data = None if isinstance(buffer.data, Lost) else buffer.data
+            check.buffer = None
+    _checks[:] = [c for c in _checks if c.buffer is not None or c.data is not None]
+
+
+def raise_failed(*, wait: bool = False) -> None:
+    """Raise the error of the first check that did not pass.
+
+    Args:
+        wait: Wait for checks that still run; otherwise only those are looked at that are done.
+
+    Raises:
+        Exception: What was to be raised for it; what is pending stays so.
+    """
+    if not _checks:
+        return
+    failed: list[_Check] = []
+    with lock:
+        dispatched = [check for check in _checks if check.data is not None]
+    for check in dispatched:
+        if wait:
+            watcher.wait_for(check.data)
+        if check.data.is_ready():
+            failed += _settle(check)
+    if not failed:
+        return
+    error = failed[0].error
+    if len(failed) > 1:
+        error.add_note(f"{len(failed) - 1:,} more failed in the same steps")
+    raise error
+
+
+def wait(timeout_s: float | None = None) -> bool:
+    """Wait until the device is idle.
+
+    Args:
+        timeout_s: Give up after this many seconds; None waits as long as it takes, and
+            Ctrl-C ends the wait.
+
+    Returns:
+        Whether the device is idle; False when the time was up first.
+
+    Raises:
+        ArgumentCheckError: A check of torch's that ran with a step has failed.
+    """
+    is_idle = watcher.wait(timeout_s)
+    raise_failed()
+    return is_idle
+
+
+def _settle(check: _Check) -> list[_Check]:
+    """Look at a check that is done, once; return it if it has failed."""
+    with lock:
+        if check not in _checks:
+            return []
+        _checks.remove(check)
+    return [] if bool(np.asarray(check.data)) is check.passes else [check]
+
+
+def forget() -> None:
+    """Drop every check, whatever it would find."""
+    with lock:
+        _checks.clear()
+
+
+@atexit.register
+def _at_exit() -> None:
+    if not forks.is_bad():
+        raise_failed(wait=True)
