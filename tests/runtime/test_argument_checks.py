@@ -1,5 +1,7 @@
 """`torch.distributions` checks its arguments: small checks are peeks, large ones wait."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.distributions import Categorical, Normal, Uniform, kl_divergence
@@ -176,11 +178,12 @@ def test_with_reads_that_are_peeks_a_check_raises_at_its_line():
 def test_weights_of_a_covariance_are_checked_as_on_the_cpu():
     x = torch.randn(3, 6)
     counts, shares = torch.tensor([1, 2, 0, 3, 1, 1]), torch.rand(6)
-    for given in (
+    cases: tuple[dict[str, Any], ...] = (
         {"fweights": counts},
         {"aweights": shares},
         {"fweights": counts, "aweights": shares, "correction": 0},
-    ):
+    )
+    for given in cases:
         want = torch.cov(x, **given)
         on_device = {
             name: w.to(DEVICE) if isinstance(w, torch.Tensor) else w
@@ -209,6 +212,7 @@ def test_the_derivative_of_eigenvectors_cuts_no_step():
         (values.abs().sum() + vectors.abs().sum()).backward()
 
     assert lazyrt.counters()["executions"] == 1
+    assert x.grad is not None
     on_cpu = matrix.clone().requires_grad_()
     values, vectors = torch.linalg.eig(on_cpu)
     (values.abs().sum() + vectors.abs().sum()).backward()
