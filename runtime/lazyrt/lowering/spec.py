@@ -134,8 +134,7 @@ class Spec:
 
     def _template(self, arg: Any) -> Any:
         if isinstance(arg, Value):
-            weak = isinstance(arg, Leaf) and arg.kind in {"float", "int"}
-            self.operands.append(Aval(arg.shape, arg.dtype, weak))
+            self.operands.append(Aval(arg.shape, arg.dtype, _is_weak(arg)))
             return _Operand(len(self.operands) - 1)
         if arg.__class__ is tuple:
             if len(arg) == 2 and arg[0].__class__ is type:  # noqa: PLR2004
@@ -196,14 +195,17 @@ def _key(args: Any) -> Any:
     parts: list[Any] = []
     for arg in args:
         if isinstance(arg, Value):
-            parts.append(
-                (arg.shape, arg.dtype, arg.kind if isinstance(arg, Leaf) else "")
-            )
+            parts.append((arg.shape, arg.dtype, _is_weak(arg)))
         elif arg.__class__ is tuple:
             parts.append(_key(arg))
         else:
             parts.append((arg.__class__, arg))
     return tuple(parts)
+
+
+def _is_weak(value: Value) -> bool:
+    """Return whether a value is a number of Python's, whose dtype gives way to others."""
+    return isinstance(value, Leaf) and value.kind in {"float", "int"}
 
 
 _FUNCTION = re.compile(r"func\.func (?:public |private )?@([\w.]+)")
