@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
     from typing import Any
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from lazyrt.execution.node_values import NodeValues
+    from lazyviz.divergence.report import Replicas
     from lazyviz.documents.session_report import Written
     from lazyviz.foreign.evidence import Evidence
     from lazyviz.foreign.metrics import MetricsReport
@@ -40,6 +41,7 @@ __all__ = [
     "minimise",
     "parse_report",
     "read",
+    "replicas",
     "report",
     "timeline",
     "trace_value",
@@ -106,6 +108,25 @@ def read(source: str | Path) -> Evidence:
     from lazyviz.foreign import read as reader
 
     return reader.read(source)
+
+
+def replicas(source: str | Path | Iterable[str | Path]) -> Replicas:
+    """Return what several replicas of a program ran side by side, and where they part first.
+
+    Reads what the processes have written; nothing is noticed while they run, and no wait is
+    prevented.
+
+    Args:
+        source: A folder that processes recorded into (`lazyrt.record_steps`, or LAZYRT_RECORD);
+            a folder or list of the files that XLA_SAVE_TENSORS_FILE writes for each ordinal; or
+            one file of HLO, StableHLO or IR for each replica.
+
+    Raises:
+        EvidenceError: A file is none of these, or is damaged; or there is only one replica.
+    """
+    from lazyviz.divergence import report as divergence
+
+    return divergence.replicas(source)
 
 
 def report(path: str | Path, *, source: bool = True, force: bool = False) -> Written:

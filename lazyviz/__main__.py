@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 _USAGE = """usage: python -m lazyviz COMMAND
 
 commands:
-  tour    run the first notebook here and write it as one web page (tour --help)
-  read    show a metrics report, a debug log or a dump of torch_xla or XLA (read --help)
-  report  summarise a trace that %lazy timeline --export wrote (report --help)
-  diff    compare two dumps of HLO or StableHLO (diff --help)
+  tour      run the first notebook here and write it as one web page (tour --help)
+  read      show a metrics report, a debug log or a dump of torch_xla or XLA (read --help)
+  report    summarise a trace that %lazy timeline --export wrote (report --help)
+  diff      compare two dumps of HLO or StableHLO (diff --help)
+  replicas  say which of several replicas of a program went another way (replicas --help)
 
 --version tells which lazyviz this is. Exit statuses: 0; 1 where something differs or a cell failed;
 2 for what cannot be read, written or understood; 130 after Ctrl-C.
@@ -29,6 +30,7 @@ _COMMANDS = {
     "read": "lazyviz.foreign.read",
     "report": "lazyviz.timing.trace_file",
     "diff": "lazyviz.inspection.comparison",
+    "replicas": "lazyviz.divergence.report",
 }
 
 

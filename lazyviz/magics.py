@@ -69,6 +69,8 @@ class LazyMagics(Magics):
         %lazy diff last        the same for the last step that ran another graph
         %lazy minimise A B     the smallest part of program A that B lacks, or, where B is a
                                function of a graph, the smallest for which it is true
+        %lazy replicas FOLDER  which of several replicas went another way, from what each has
+                               recorded (LAZYRT_RECORD=folder) or torch_xla has dumped
         %lazy step [N]         the last N steps: what ended each, what it cost
         %lazy eager on|off     compile and run each op by itself from now on, or record again;
                                alone, say which mode holds, and every setting with its origin
@@ -284,6 +286,23 @@ class LazyMagics(Magics):
         except HloError as error:
             raise UsageError(f"%lazy minimise {rest}: {error}") from None
         self._shell.display_pub.publish(view._repr_mimebundle_(), metadata={})
+
+    def _replicas(self, rest: str) -> None:
+        from lazyviz.divergence.report import replicas
+        from lazyviz.foreign.evidence import EvidenceError
+
+        try:
+            paths = shlex.split(rest)
+            if not paths:
+                raise UsageError(
+                    "%lazy replicas takes a folder that processes recorded into, or a file of each; "
+                    "it got nothing. Run the program with LAZYRT_RECORD=steps, then %lazy replicas "
+                    "steps."
+                )
+            found = replicas(paths)
+        except (EvidenceError, ValueError) as error:
+            raise UsageError(f"%lazy replicas {rest}: {error}") from None
+        self._show(found.text(), found.to_html)
 
     def _program(self, command: str, word: str) -> Any:
         if word.isdecimal():

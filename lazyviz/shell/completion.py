@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 NAME = "lazy"
 SUBCOMMANDS = (
     "status", "explore", "graph", "ir", "hlo", "metrics", "live", "diff", "minimise",
+    "replicas",
     "step", "eager", "why", "graphs", "cache", "reuse", "drop", "compile", "timeline", "report", "on", "off",
     "help",
 )  # fmt: skip

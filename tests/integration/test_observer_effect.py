@@ -1,5 +1,6 @@
 """Looking at tensors leaves the steps of a program bit for bit what they were."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -371,6 +372,7 @@ STEP = (
     "optimizer.step()",
     "losses.append(loss.item())",
 )
+DATA = Path(__file__).parent.parent / "data"
 # Lines that exercise each subcommand; those that change something do so to nothing here.
 LINES = {
     "status": ["", "status"],
@@ -382,6 +384,7 @@ LINES = {
     "live": ["live", "live --sort age --above 1"],
     "diff": ["diff last"],
     "minimise": ["minimise h len"],
+    "replicas": [f"replicas {DATA}/save_tensors.text {DATA}/save_tensors.dot"],
     "step": ["step 5"],
     "eager": ["eager"],
     "why": ["why"],

@@ -21,9 +21,9 @@ DATA = ROOT / "tests" / "data"
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["--help"], 0, "tour    run the first notebook"),
+        (["--help"], 0, "tour      run the first notebook"),
         (["--version"], 0, f"lazyviz {lazyviz.__version__}"),
-        ([], 2, "tour    run the first notebook"),
+        ([], 2, "tour      run the first notebook"),
         (["tuor"], 2, "there is no command 'tuor'. Did you mean tour?"),
         (["x" * 500], 2, "there is no command 'xxx"),
     ],
@@ -63,6 +63,9 @@ def test_each_command_has_a_help_and_refuses_what_it_does_not_know(command, caps
         ["read", "folder"],
         ["report", "folder"],
         ["diff", "folder", "folder"],
+        ["replicas", "none"],
+        ["replicas", "broken"],
+        ["replicas", "folder"],
     ],
     ids=" ".join,
 )
@@ -93,6 +96,7 @@ REPORT = str(DATA / "report_2022.txt")
         (["read", REPORT], "--html"),
         (["diff", REPORT, REPORT], "--html"),
         (["tour"], "--output"),
+        (["replicas", REPORT, REPORT], "--html"),
     ],
 )
 def test_a_place_that_takes_no_file_is_said_before_any_work(

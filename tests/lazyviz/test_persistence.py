@@ -12,6 +12,7 @@ import lazyviz
 from lazyviz.foreign.programs import parse_programs
 from lazyviz.foreign.xplane import Profile, ProfileEvent, ProfileLine, ProfilePlane
 from tests.conftest import displayed
+from tests.lazyviz.records import barrier, write_record
 
 PACKAGE = Path(lazyviz.__file__).parent
 DATA = Path(__file__).parent.parent / "data"
@@ -76,6 +77,13 @@ def example(name, folder):
             return lazyviz.explore(HLO)
         case "TimelineShown":
             return lazyviz.timeline()
+        case "Replicas":
+            for replica, barriers in (
+                ("0", [barrier()]),
+                ("1", [barrier(), barrier()]),
+            ):
+                write_record(folder, replica, barriers)
+            return lazyviz.replicas(folder)
         case "Programs":
             return parse_programs(HLO)
         case "Profile":
@@ -116,6 +124,7 @@ WORDS = {
     "ExploreView": "negate",
     "MinimisedView": "add",
     "Programs": "add",
+    "Replicas": "first difference",
     "Profile": "fusion.1",
     "XlaDump": "jit_f",
 }
@@ -176,6 +185,7 @@ MAGICS = {
     "reuse y": "peek",
     "diff last": "instructions",
     "minimise y len": "instructions",
+    "replicas steps": "first difference",
     "report page.html": "Wrote",
 }
 QUIET = {"on", "off", "drop"}  # they show nothing, or a sentence
@@ -191,6 +201,9 @@ def test_no_magic_is_forgotten():
 
 def test_each_magic_shows_text_and_static_html(lab, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "steps").mkdir()
+    write_record(tmp_path / "steps", "0", [barrier()])
+    write_record(tmp_path / "steps", "1", [barrier(), barrier()])
     for line in ("x + 1", "x * 2"):
         lab.run_cell(f"v = {line}\nlazyrt.mark_step()", store_history=True)
     lab.run_cell("y = torch.relu(x + 1).sum()", store_history=True)

@@ -1,0 +1,173 @@
+"""The barriers of all replicas side by side: a barrier that one lacks is a gap, and shifts nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lazyviz.divergence.tracks import Barrier, Track
+
+Kind = Literal["equal", "gap", "graph", "place", "cut", "idle"]
+
+# Cells of the tables that are filled, all groups together, and barriers of one that are aligned.
+_MAX_CELLS = 1_000_000
+_MAX_ALIGNED = 250
+_SAME, _SAME_PLACE, _SAME_GRAPH = 6, 3, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One barrier, as each replica has it.
+
+    Attributes:
+        cells: Position of the barrier in each replica's own list; None for a gap.
+        kind: `equal`; `graph` or `place`, for which it differs; `gap`, one that some have not;
+            `cut`, one that some have not as they ended before; `idle`, a gap where nothing ran.
+    """
+
+    cells: tuple[int | None, ...]
+    kind: Kind
+
+
+class Aligned(NamedTuple):
+    """All rows that were compared.
+
+    Attributes:
+        rows: In order; equal ones at the start are `common` and not listed.
+        common: Rows at the start that are equal in all.
+        left: Barriers of each replica behind the last row, which were not compared.
+    """
+
+    rows: tuple[Row, ...]
+    common: int
+    left: tuple[int, ...]
+
+
+def align(tracks: Sequence[Track]) -> Aligned:
+    """Return the barriers of replicas side by side."""
+    whole = [tuple(b.what for b in track.barriers) for track in tracks]
+    common = _common(whole)
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for number, sequence in enumerate(whole):
+        rest = sequence[common:]
+        # Of those that stopped early, the rest is not known: they are no model for the others.
+        groups.setdefault((rest, tracks[number].is_cut), []).append(number)
+    window = max(16, min(_MAX_ALIGNED, int((_MAX_CELLS / len(groups)) ** 0.5)))
+    members = sorted(
+        groups.values(),
+        key=lambda m: (tracks[m[0]].is_cut, -len(m), -len(whole[m[0]]), m[0]),
+    )
+    parts = [tracks[m[0]].barriers[common : common + window] for m in members]
+    rows = []
+    reached = [common] * len(tracks)
+    for cells in _merged(parts):
+        spread: list[int | None] = [None] * len(tracks)
+        for cell, group in zip(cells, members, strict=True):
+            for number in group:
+                if cell is not None:
+                    spread[number] = cell + common
+                    reached[number] = cell + common + 1
+        rows.append(_row(tuple(spread), tracks, reached, common + window))
+    left = tuple(max(0, len(s) - common - window) for s in whole)
+    return Aligned(tuple(rows), common, left)
+
+
+def _common(sequences: Sequence[Sequence[object]]) -> int:
+    shortest = min(map(len, sequences))
+    first = sequences[0]
+    for number in range(shortest):
+        if any(sequence[number] != first[number] for sequence in sequences[1:]):
+            return number
+    return shortest
+
+
+def _merged(parts: Sequence[Sequence[Barrier]]) -> list[tuple[int | None, ...]]:
+    """Return the rows of several lists, each aligned with the first one."""
+    base = parts[0]
+    between: list[dict[tuple[object, int], list[int | None]]] = [
+        {} for _ in range(len(base) + 1)
+    ]
+    matched: list[list[int | None]] = [
+        [k, *[None] * (len(parts) - 1)] for k in range(len(base))
+    ]
+    for number, part in enumerate(parts[1:], 1):
+        at = 0
+        for mine, theirs in [*_pairs(base, part), (len(base), len(part))]:
+            seen: dict[object, int] = {}
+            for extra in range(at, theirs):
+                where = part[extra].where
+                seen[where] = seen.get(where, 0) + 1
+                row = between[mine].setdefault(
+                    (where, seen[where]), [None] * len(parts)
+                )
+                row[number] = extra
+            if mine < len(base):
+                matched[mine][number] = theirs
+            at = theirs + 1
+    rows: list[tuple[int | None, ...]] = []
+    for position, extras in enumerate(between):
+        rows += map(tuple, extras.values())
+        if position < len(base):
+            rows.append(tuple(matched[position]))
+    return rows
+
+
+def _pairs(one: Sequence[Barrier], other: Sequence[Barrier]) -> list[tuple[int, int]]:
+    """Return which barriers of two lists are the same, in order, by the most that is alike."""
+    best = [[0] * (len(other) + 1) for _ in range(len(one) + 1)]
+    for i in range(len(one) - 1, -1, -1):
+        below, here, mine = best[i + 1], best[i], one[i]
+        for k in range(len(other) - 1, -1, -1):
+            alike = _alike(mine, other[k])
+            here[k] = max(below[k], here[k + 1], below[k + 1] + alike if alike else 0)
+    pairs = []
+    i = k = 0
+    while i < len(one) and k < len(other):
+        alike = _alike(one[i], other[k])
+        if alike and best[i][k] == best[i + 1][k + 1] + alike:
+            pairs.append((i, k))
+            i, k = i + 1, k + 1
+        elif best[i][k] == best[i + 1][k]:
+            i += 1
+        else:
+            k += 1
+    return pairs
+
+
+def _alike(one: Barrier, other: Barrier) -> int:
+    if one.where == other.where:
+        return _SAME if one.graph == other.graph else _SAME_PLACE
+    return _SAME_GRAPH if one.graph and one.graph == other.graph else 0
+
+
+def _row(
+    cells: tuple[int | None, ...], tracks: Sequence[Track], reached: list[int], end: int
+) -> Row:
+    """Return a row with its kind.
+
+    Args:
+        cells: Its barriers.
+        tracks: The replicas.
+        reached: How many barriers of each stand in the rows up to this one.
+        end: How many barriers of each were aligned at most.
+    """
+    pairs = list(zip(cells, tracks, strict=True))
+    there = [track.barriers[cell] for cell, track in pairs if cell is not None]
+    graphs = {b.graph for b in there}
+    if len(there) == len(tracks):
+        if len(graphs) > 1:
+            return Row(cells, "graph")
+        return Row(cells, "equal" if len({b.where for b in there}) == 1 else "place")
+    if not any(b.ran for b in there):
+        return Row(cells, "idle")
+    is_over = all(
+        count >= end or (track.is_cut and count == len(track.barriers))
+        for cell, track, count in zip(cells, tracks, reached, strict=True)
+        if cell is None
+    )
+    if not is_over:
+        return Row(cells, "gap")
+    return Row(cells, "cut" if len(graphs) == 1 else "graph")

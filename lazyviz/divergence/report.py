@@ -1,0 +1,249 @@
+"""Replicas side by side: the table, the first difference, and who is late."""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import sys
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from lazyviz.command_line import output_file
+from lazyviz.divergence.alignment import Aligned, align
+from lazyviz.divergence.finding import Difference, first_difference
+from lazyviz.divergence.sources import tracks_of
+from lazyviz.divergence.tracks import Track, called
+from lazyviz.foreign.evidence import Evidence, EvidenceError
+from lazyviz.hlo import HloError
+from lazyviz.render import text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+# A replica that has been on one line for less is not called late.
+_LATE_S = 5.0
+_MAX_LATE = 8
+
+
+@dataclass(frozen=True, repr=False)
+class Replicas(Evidence):
+    """What several replicas of a program ran, side by side.
+
+    Attributes:
+        tracks: What is known of each replica.
+        aligned: Their barriers, row by row.
+        now: When they were read, in seconds since 1970.
+    """
+
+    tracks: tuple[Track, ...]
+    aligned: Aligned
+    now: float
+
+    @cached_property
+    def first_difference(self) -> Difference | None:
+        """Where replicas part first; None where they do not."""
+        return first_difference(self.tracks, self.aligned)
+
+    @cached_property
+    def late(self) -> tuple[str, ...]:
+        """A sentence for each replica that stands still, has ended early or left no record."""
+        return tuple(_late(self))
+
+    @property
+    def sentence(self) -> str:
+        """What differs, or that nothing does, with counts."""
+        found = self.first_difference
+        if found is not None:
+            return found.sentence
+        return "; ".join([_no_difference(self), *self.late[:1]])
+
+    @property
+    def fix(self) -> str:
+        """What mends it; empty if nothing is to be mended."""
+        return self.first_difference.fix if self.first_difference is not None else ""
+
+    @property
+    def table(self) -> tuple[tuple[str, ...], ...]:
+        """The heading and the rows around the first difference, as texts."""
+        from lazyviz.divergence.view import header, rows
+
+        return (header(self), *rows(self))
+
+    def text(self) -> str:
+        """Return the sentence, the repair and the table."""
+        from lazyviz.divergence.view import replicas_text
+
+        return replicas_text(self)
+
+    def to_html(self) -> str:
+        """Return the same for a notebook."""
+        from lazyviz.divergence.view import replicas_html
+
+        return replicas_html(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        found = self.first_difference
+        return {
+            "sentence": self.sentence,
+            "fix": self.fix,
+            "late": list(self.late),
+            "first_difference": None if found is None else {
+                "row": found.row,
+                "kind": found.kind,
+                "causes": list(found.causes),
+                "sides": [
+                    {"replicas": list(side.names), "barrier": str(side.barrier or "")}
+                    for side in found.sides
+                ],
+            },
+            "replicas": [
+                {
+                    "name": track.name,
+                    "barriers": len(track.barriers),
+                    "state": track.state,
+                    "last_line": str(track.last_lines[0]) if track.last_lines else "",
+                    "last_time": track.last_time,
+                }
+                for track in self.tracks
+            ],
+            "table": [list(row) for row in self.table],
+        }  # fmt: skip
+
+
+def replicas(
+    source: str | Path | Iterable[str | Path], *, now: float | None = None
+) -> Replicas:
+    """Return what several replicas ran, side by side; see `lazyviz.replicas`."""
+    now = time.time() if now is None else now
+    tracks = tracks_of(source, now)
+    return Replicas(tuple(tracks), align(tracks), now)
+
+
+def _no_difference(found: Replicas) -> str:
+    counts = [len(track.barriers) for track in found.tracks]
+    graphs = {b.graph for track in found.tracks for b in track.barriers} - {""}
+    same = len(set(counts)) == 1 and not any(
+        row.kind == "cut" for row in found.aligned.rows
+    )
+    barriers = f"the same {text.plural(counts[0], 'barrier')}" if same else (
+        f"the same barriers as far as they are known ({min(counts):,} to {max(counts):,})"
+    )  # fmt: skip
+    what = "programs" if all(t.state == "dump" for t in found.tracks) else "graphs"
+    return (
+        f"no difference: {called([t.name for t in found.tracks])} ran {barriers} and "
+        f"{len(graphs):,} {what if len(graphs) != 1 else what[:-1]}"
+    )
+
+
+def _late(found: Replicas) -> list[str]:
+    said = [*_absent(found.tracks)]
+    most = max(len(track.barriers) for track in found.tracks)
+    for track in found.tracks:
+        sentence = _last_sign(track, found.now, most)
+        if sentence:
+            said.append(sentence)
+    if len(said) > _MAX_LATE:
+        said[_MAX_LATE:] = [
+            f"{len(said) - _MAX_LATE:,} more replicas have not ended well"
+        ]
+    return said
+
+
+def _absent(tracks: Sequence[Track]) -> list[str]:
+    of = max((track.of or 0 for track in tracks), default=0)
+    here = {track.name for track in tracks}
+    gone = [str(k) for k in range(of) if str(k) not in here]
+    if not gone or not all(name.isdecimal() for name in here):
+        return []
+    have = "has" if len(gone) == 1 else "have"
+    return [
+        f"{called(gone)} of {of} {have} left no record: it never came so far, or records elsewhere"
+    ]
+
+
+def _last_sign(track: Track, now: float, most: int) -> str:
+    who, done = called([track.name]), len(track.barriers)
+    where = _where(track)
+    since = text.duration(max(0.0, now - track.last_time) * 1e9)
+    ahead = f", while others have {most:,}" if most > done else ""
+    count = f"after {text.plural(done, 'barrier')}{ahead}"
+    if track.state == "failed":
+        return f"{who} was ended by {track.failure} {where}, {count}"
+    if track.state == "full":
+        return f"{who}'s record is full and was not continued, {count}"
+    if track.state == "silent":
+        return (
+            f"{who} gives no sign of life since {_clock(track.last_time)}, {since} ago, and has not "
+            f"ended: it was {where}, {count}; it was killed, or its machine is gone"
+        )
+    if track.state != "running":
+        return ""
+    stands = now - _moved(track)
+    if stands < _LATE_S:
+        return ""
+    return f"{who} has been {where} for {text.duration(stands * 1e9)}, {count}"
+
+
+def _moved(track: Track) -> float:
+    """Return when a replica last came to a barrier or left one."""
+    if track.entered is not None:
+        return track.entered.time
+    return track.barriers[-1].time if track.barriers else track.started
+
+
+def _where(track: Track) -> str:
+    line = str(track.last_lines[0]) if track.last_lines else "an unknown line"
+    if track.entered is not None:
+        return f"inside a barrier, {track.entered.cause}, at {line}"
+    return f"at {line}"
+
+
+def _clock(seconds: float) -> str:
+    try:
+        moment = dt.datetime.fromtimestamp(seconds).astimezone()
+    except (OverflowError, OSError, ValueError):
+        return "an unknown time"
+    return f"{moment:%H:%M:%S}"
+
+
+def main(arguments: Sequence[str], out: TextIO | None = None) -> int:
+    """Run `python -m lazyviz replicas`; return 0 without a difference, 1 with one, 2 for an error."""
+    out = out or sys.stdout
+    parser = argparse.ArgumentParser(
+        prog="python -m lazyviz replicas",
+        description="Compare what several replicas of a program ran: records of "
+        "lazyrt.record_steps (LAZYRT_RECORD), the files that XLA_SAVE_TENSORS_FILE writes for "
+        "each ordinal, or one program for each replica.",
+    )
+    parser.add_argument(
+        "paths", type=Path, nargs="+", metavar="PATH", help="a folder, or the files"
+    )
+    parser.add_argument(
+        "--html", type=output_file, metavar="FILE", help="also write a web page"
+    )
+    parser.add_argument("--json", action="store_true", help="print plain data")
+    options = parser.parse_args(arguments)
+    try:
+        found = replicas(options.paths)
+        shown = json.dumps(found.to_dict(), indent=2) if options.json else found.text()
+        if options.html is not None:
+            from lazyviz.divergence.view import replicas_page
+
+            options.html.write_text(replicas_page(found), encoding="utf-8")
+    except (EvidenceError, HloError, OSError) as error:
+        sys.stderr.write(f"lazyviz replicas: {_noted(error)}\n")
+        return 2
+    out.write(f"{shown}\n")
+    if options.html is not None and not options.json:
+        out.write(f"The page: {options.html.absolute()}\n")
+    return 1 if found.first_difference is not None or found.late else 0
+
+
+def _noted(error: Exception) -> str:
+    notes = getattr(error, "__notes__", [])
+    return " ".join([str(error), *(f"({note})" for note in notes)])
