@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from lazyviz import formatters, magics, session
 from lazyviz.render import html, text
 from lazyviz.session import SHELL_ATTRIBUTE, Session
-from lazyviz.shell import displayed, postmortem, tracebacks
+from lazyviz.shell import displayed, postmortem, tracebacks, twofold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -48,6 +48,7 @@ class Extension:
         self._shell: Any = shell
         self._open: list[ExecutionInfo] = []
         self._undo: list[Callable[[], None]] = []
+        self._copying: Any = None
         self._last_error: BaseException | None = None
 
     def install(self) -> None:
@@ -154,6 +155,20 @@ class Extension:
             with _logged("the drawing of a strip"):
                 data["text/html"] = html.strip_html(strip)
         self._shell.display_pub.publish(data, metadata={})
+        if self._copying is None and html.has_copy_button(strip):
+            with _logged("the buttons that copy lines"):
+                self._wake_copying()
+
+    def _wake_copying(self) -> None:
+        """Let the buttons in this session's strips work, from the first one on."""
+        if not twofold.has_page(self._shell):
+            return
+        try:
+            from lazyviz.widgets.copy_lines import CopyLines
+        except ImportError:  # the lines can be selected
+            return
+        self._copying = CopyLines()
+        self._undo.append(self._copying.close)
 
 
 def load(shell: InteractiveShell) -> None:

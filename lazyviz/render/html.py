@@ -107,6 +107,18 @@ def _strip_line(strip: Strip) -> str:
     return f"{_image(bar, 'where the time went')} " + " · ".join(parts)
 
 
+# Empty and hidden until `lazyviz.widgets.copy_lines` wakes it, so that a saved notebook shows none.
+_COPY_BUTTON = (
+    '<button type="button" class="lzb-copy" style="display:none" aria-label="Copy these lines" '
+    'data-lm-suppress-shortcuts="true"></button>'
+)
+
+
+def has_copy_button(strip: Strip) -> bool:
+    """Return whether a strip has lines to copy."""
+    return strip.apart is not None and bool(batched_source(strip.apart))
+
+
 def _strip_details(strip: Strip, css_class: str) -> str:
     notes = text.strip_notes(strip)
     parts = [timing_html(strip)]
@@ -119,7 +131,10 @@ def _strip_details(strip: Strip, css_class: str) -> str:
     if strip.apart is not None and batched:
         many = f"{strip.apart.times:,}"
         parts.append(
-            folded(f"{many} reads = {many} executions: batch them", pre(batched))
+            folded(
+                f"{many} reads = {many} executions: batch them",
+                pre(batched) + _COPY_BUTTON,
+            )
         )
     if strip.cuts:
         from lazyviz.render.cuts import cut_html
