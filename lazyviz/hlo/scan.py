@@ -1,10 +1,18 @@
-"""HLO text to modules: one regular expression for common lines, a scanner for the others."""
+"""HLO text to modules: common lines as columns, a scanner for the others."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from lazyviz.hlo.common_lines import (
+    LITERAL_OPS,
+    CommonLines,
+    FaultError,
+    operand_names,
+    portion,
+    rows_of,
+)
 from lazyviz.hlo.errors import HloError, HloSyntaxError
 from lazyviz.hlo.frames import FrameTables
 from lazyviz.hlo.module import Computation, Form, HloModule
@@ -24,9 +32,7 @@ _START = re.compile(r"\s*(ROOT\s+)?%?([\w.\-]+)\s*=\s*")
 _OPCODE = re.compile(r"\s*([A-Za-z][\w\-]*)\(")
 _HEADER = re.compile(r"\s*(ENTRY\s+)?%?([\w.\-]+)\s*(?=[({])")
 _MODULE = re.compile(r"HloModule\s+%?([^\s,]+)(.*)")
-_NAME = re.compile(r"%([\w.\-]+)")
 _PLAIN_NAME = re.compile(r"[\w.\-]+")
-_TYPED = re.compile(r"(?<![\w.\-])[a-z]\w*\[[^\[\]]*\](?:\{[^{}]*\})?")
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _METADATA = re.compile(
     r',?\s*metadata=\{((?:[^"{}]|"[^"\\]*(?:\\.[^"\\]*)*"|\{[^{}]*\})*)\}'
@@ -34,7 +40,6 @@ _METADATA = re.compile(
 _ALL_NAMES = re.compile(r"[\w.\-\n]*")
 _BRACKET = re.compile(r'[()\[\]{}]|"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
-_LITERAL_OPS = frozenset({"constant", "parameter", "iota"})
 _MAX_JOINED_LINES = 100_000
 _MAX_DEPTH = 200
 
@@ -77,10 +82,8 @@ class _Reader:
         self._computation: Computation | None = None
         self._tables = FrameTables()
         self._late: list[tuple[Computation, int, Sequence[str]]] = []
-        # Types with opcodes, as they stand in the text, that were taken apart before; and
-        # whether what follows in parentheses is a literal.
-        self._heads: dict[str, bool] = {}
         self._forms: dict[tuple[str, ...], int] = {}
+        self._common = CommonLines(self._common_form)
         self._at = 0
 
     def read(self) -> list[HloModule]:
@@ -141,8 +144,12 @@ class _Reader:
             raise self._error("`HloModule` needs a name after it.")
         self._finish_module()
         self._module = HloModule(found[1], header=found[2].lstrip(", "))
-        self._forms = {}
+        self._new_forms()
         self._tables = FrameTables()
+
+    def _new_forms(self) -> None:
+        self._forms = {}
+        self._common = CommonLines(self._common_form)
 
     def _finish_module(self) -> None:
         module = self._module
@@ -164,7 +171,7 @@ class _Reader:
     def _start_computation(self, found: re.Match[str]) -> None:
         if self._module is None:
             self._module = HloModule("excerpt")
-            self._forms = {}
+            self._new_forms()
         name = found[2]
         if name in self._module.computations:
             raise self._error(
@@ -184,7 +191,7 @@ class _Reader:
     def _start_excerpt(self) -> None:
         if self._module is None:
             self._module = HloModule("excerpt")
-            self._forms = {}
+            self._new_forms()
         name = "excerpt"
         computation = self._module.computations.get(name)
         if computation is None:
@@ -195,72 +202,48 @@ class _Reader:
     def _instructions(self, computation: Computation) -> None:
         """Take the lines of a computation up to its end.
 
-        Lines of the common form are dealt with here: this loop is the time that reading takes.
-        What it meets for the first time, or does not understand, goes to `_inside`.
+        Lines of the common form are taken many at a time: that is where the time of reading
+        goes. What is odd goes to `_inside`, line by line.
         """
-        lines, end, at = self._lines, len(self._lines), self._at
-        index, heads, forms = computation.index, self._heads, self._forms
-        position_of, partial = index.__getitem__, self._partial
-        add_name, add_form = computation.names.append, computation.forms.append
-        add_operands, add_line = computation.operands.append, computation.lines.append
-        add_metadata = computation.metadata.append
-        while at < end and self._computation is computation:
-            line = lines[at]
-            at += 1
-            left, _, right = line.partition(" = ")
-            head, _, inner = right.partition("(")
-            is_literal = heads.get(head)
-            name = left[3:]
-            body, closed, rest = inner.partition(")")
-            operands: tuple[int, ...] | None = ()
-            if is_literal is None or not closed or left[:3] != "  %" or partial:
-                operands = None
-            elif is_literal:
-                if "(" in body or '"' in body or "/*" in body:
-                    operands = None
-            elif body:
-                try:
-                    if ", " in body:
-                        operands = tuple(map(position_of, body[1:].split(", %")))
-                    else:
-                        operands = (index[body[1:]],)
-                except KeyError:  # typed operands, later ones, names without `%`
-                    operands = None
-                if body[0] != "%":
-                    operands = None
-            if operands is None or name in index:
-                self._at = at - 1
-                self._inside(line)
-                at = self._at + 1
-                continue
-            metadata = ""
-            if rest:
-                cut = rest.find(", metadata={")
-                if (
-                    cut >= 0
-                    and rest.find("}", cut) == len(rest) - 1
-                    and rest.find("{", cut + 12) < 0
-                ):
-                    metadata = rest[cut + 12 : -1]
-                    rest = rest[:cut]
-                elif "metadata=" in rest:
-                    rest, metadata = _without_metadata(rest)
-            key = (head, rest, body) if is_literal else (head, rest)
-            form = forms.get(key)
-            if form is None:
-                if rest and _fault_of(rest) is not None:
-                    self._at = at - 1
-                    self._inside(line)
-                    at = self._at + 1
-                    continue
-                form = self._form_of(key)
-            index[name] = len(index)
-            add_name(name)
-            add_form(form)
-            add_operands(operands)
-            add_metadata(metadata)
-            add_line(at)
-        self._at = at
+        if self._partial:
+            while self._at < len(self._lines) and self._computation is computation:
+                self._one_by_one(computation, self._at + 1)
+            return
+        size = portion(self._lines, self._at)
+        while self._at < len(self._lines) and self._computation is computation:
+            self._many(computation, self._lines[self._at : self._at + size])
+
+    def _many(self, computation: Computation, lines: list[str]) -> None:
+        """Take lines of a computation, but for those behind its end."""
+        rows, first = rows_of(lines), self._at
+        odd = [k for k, row in enumerate(rows) if not row[0]]
+        for end in (*odd, len(rows)):
+            start = self._at - first
+            if end > start:
+                late = self._common.add(computation, rows[start:end], self._at + 1)
+                if late is None:
+                    self._one_by_one(computation, first + end)
+                else:
+                    self._at = first + end
+                    self._late += [(computation, *each) for each in late]
+            self._one_by_one(computation, min(first + end + 1, first + len(rows)))
+            if self._computation is not computation:
+                return
+
+    def _one_by_one(self, computation: Computation, end: int) -> None:
+        """Take the lines of a computation before a position, each by itself."""
+        while self._at < end and self._computation is computation:
+            self._inside(self._lines[self._at])
+            self._at += 1
+
+    def _common_form(self, key: tuple[str, ...]) -> int:
+        """Return the number of the form of a common line."""
+        found = self._forms.get(key)
+        if found is not None:
+            return found
+        if key[1] and _fault_of(key[1]) is not None:
+            raise FaultError
+        return self._form_of(key)
 
     def _form_of(self, key: tuple[str, ...]) -> int:
         """Return the number of a new form, given by its head, attributes and literal."""
@@ -268,8 +251,8 @@ class _Reader:
         assert module is not None  # noqa: S101 - narrows the type
         type_text, _, op = key[0].rpartition(" ")
         number = self._forms[key] = len(module.forms)
-        attrs = _COMMENT.sub("", key[1]) if "/*" in key[1] else key[1]
-        module.forms.append(Form(op, type_text, attrs, *key[2:]))
+        plain = [_COMMENT.sub("", part) if "/*" in part else part for part in key[1:]]
+        module.forms.append(Form(op, type_text, *plain))
         return number
 
     def _inside(self, line: str) -> None:
@@ -282,12 +265,10 @@ class _Reader:
             self._unusual(line)
             return
         root, name, type_text, op, body, rest = found.groups()
-        odd = '"' in body or (op in _LITERAL_OPS and body.count("(") != body.count(")"))
+        odd = '"' in body or (op in LITERAL_OPS and body.count("(") != body.count(")"))
         if odd or (rest and _depth(rest) > 0):
             self._unusual(line)
             return
-        if "(" not in type_text:
-            self._heads[f"{type_text} {op}"] = op in _LITERAL_OPS
         self._add(computation, root, name, type_text, op, body, rest)
 
     def _add(
@@ -307,10 +288,10 @@ class _Reader:
         operands: tuple[int, ...] = ()
         head = f"{type_text} {op}"
         key: tuple[str, ...] = (head, rest)
-        if op in _LITERAL_OPS:
+        if op in LITERAL_OPS:
             key = (head, rest, body)
         elif body:
-            names = _NAME.findall(body) if "%" in body else _plain_names(body)
+            names = operand_names(body)
             try:
                 operands = tuple([index[each] for each in names])
             except KeyError:
@@ -550,17 +531,6 @@ def _depth(line: str) -> int:
         mark = found[0]
         depth += (mark in _CLOSING) - (mark in ")]}")
     return depth
-
-
-def _plain_names(body: str) -> list[str]:
-    """Return operand names that are written without `%`."""
-    if "[" in body:
-        body = _TYPED.sub(" ", body)
-    if "(" in body:
-        body = re.sub(r"\([^()]*\)", " ", body)
-    return [
-        found[-1] for part in body.split(",") if (found := _PLAIN_NAME.findall(part))
-    ]
 
 
 def _type_end(text: str, at: int) -> int:
