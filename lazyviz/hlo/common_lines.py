@@ -20,6 +20,7 @@ _LINE = re.compile(
     r"|([^\n]*+)\n"
 )
 _HEAD = re.compile(r"\w+\[[^\[\]\s]*\](?:\{[^{}\s]*\})? [a-z][\w\-]*")
+_ODD = re.compile(r'["(]')
 _SEPARATORS = (", %", ", ")
 _NAME = re.compile(r"%([\w.\-]+)")
 _PLAIN_NAME = re.compile(r"[\w.\-]+")
@@ -32,6 +33,7 @@ Row = tuple[str, ...]
 metadata, attributes behind it, the whole line if it has another form."""
 # Stands for the forms of a head and attributes that a literal tells apart.
 _BY_LITERAL = -1
+_OTHER: Row = ("",) * 6
 
 
 class FaultError(ValueError):
@@ -41,6 +43,30 @@ class FaultError(ValueError):
 def rows_of(lines: Sequence[str]) -> list[Row]:
     """Return the lines taken apart."""
     return _LINE.findall("\n".join([*lines, ""]))
+
+
+def quick_rows_of(lines: Sequence[str]) -> list[Row]:
+    """Return the lines cut at their marks: in a third of the time, and rashly.
+
+    What comes of brackets within brackets is no type, form or operand, so that it is noticed
+    when it is added.
+    """
+    rows: list[Row] = []
+    for line in lines:
+        left, _, right = line.partition(" = ")
+        head, _, inner = right.partition("(")
+        body, closed, rest = inner.partition(")")
+        before, braced, behind = rest.partition(", metadata={")
+        metadata = ""
+        if braced:
+            metadata, braced, behind = behind.partition("}")
+            closed = closed if braced and "{" not in metadata else ""
+        name = left[3:]
+        if closed and head and left[:3] == "  %" and " " not in name:
+            rows.append((name, head, body[body[:1] == "%" :], before, metadata, behind))
+        else:
+            rows.append(_OTHER)
+    return rows
 
 
 def portion(lines: list[str], at: int) -> int:
@@ -65,7 +91,7 @@ class _Forms(dict[Row, int]):
 
     def __missing__(self, key: Row) -> int:
         head, before, behind, *literal = key
-        if _HEAD.fullmatch(head) is None:
+        if _HEAD.fullmatch(head) is None or _ODD.search("".join(literal)):
             raise FaultError
         if not literal and head.rpartition(" ")[2] in LITERAL_OPS:
             self[key] = _BY_LITERAL
@@ -99,25 +125,29 @@ class CommonLines:
         Returns:
             None if something is wrong with one of the lines. Then nothing was added.
         """
-        columns = zip(*rows, strict=True)
-        names, heads, bodies, before, metadata, behind, _ = columns
+        columns = list(zip(*rows, strict=True))
+        names, heads, bodies, before, metadata, behind = columns[:6]
+        if [each for each in metadata if each.count('"') % 2]:
+            return None  # what ends it may stand within a quotation
         known, base, index = self._forms, len(computation), computation.index
+        read = list(bodies)
         try:
             forms = [known[key] for key in zip(heads, before, behind, strict=True)]
+            if _BY_LITERAL in forms:
+                for k in [k for k, form in enumerate(forms) if form == _BY_LITERAL]:
+                    forms[k] = known[heads[k], before[k], behind[k], bodies[k]]
+                    read[k] = ""
         except FaultError:
             return None
         index.update(zip(names, range(base, base + len(rows)), strict=True))
-        if len(index) < base + len(rows):  # a name occurs twice
+        found = None  # where a name occurs twice
+        if len(index) == base + len(rows):
+            found = self._operands(index, read, base)
+        if found is None:
             index.clear()
             index.update(zip(computation.names, range(base), strict=True))
             return None
-        read = list(bodies)
-        if _BY_LITERAL in forms:
-            for k, form in enumerate(forms):
-                if form == _BY_LITERAL:
-                    read[k] = ""
-                    forms[k] = known[heads[k], before[k], behind[k], bodies[k]]
-        operands, late = self._operands(index, read, base)
+        operands, late = found
         computation.names += names
         computation.forms += forms
         computation.operands += operands
@@ -127,7 +157,7 @@ class CommonLines:
 
     def _operands(
         self, index: dict[str, int], bodies: list[str], base: int
-    ) -> tuple[list[tuple[int, ...]], list[tuple[int, list[str]]]]:
+    ) -> tuple[list[tuple[int, ...]], list[tuple[int, list[str]]]] | None:
         position_of = index.__getitem__
         found: list[tuple[int, ...]] = []
         for separator in self._separators:
@@ -141,14 +171,17 @@ class CommonLines:
             if separator != self._separators[0]:
                 self._separators = (separator, self._separators[0])
             break
-        if not found:
+        is_loose = not found
+        if is_loose and any(map(_ODD.search, bodies)):
+            return None
+        if is_loose:
             for body in bodies:
                 names = _names_read(body)
                 found.append(tuple([index.get(name, -1) for name in names]))
         late = [
             (k, _names_read(bodies[k - base]))
             for k, row in enumerate(found, base)
-            if row and (max(row) >= k or min(row) < 0)
+            if row and (max(row) >= k or (is_loose and min(row) < 0))
         ]
         return found, late
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
@@ -117,9 +116,12 @@ class GraphDiff:
     def rewired(self) -> list[Rewire]:
         """Operand slots of pairs that do not read partners."""
         found = []
-        partner = self.partner_a
+        partner, partner_of = self.partner_a, self.partner_a.__getitem__
+        operands_a, operands_b = self.a.operands, self.b.operands
         for x, y in self.pairs if self._suspects is None else self._suspects:
-            row_a, row_b = self.a.operands[x], self.b.operands[y]
+            row_a, row_b = operands_a[x], operands_b[y]
+            if tuple(map(partner_of, row_a)) == row_b:
+                continue
             if len(row_a) == len(row_b):
                 for slot, operand in enumerate(row_a):
                     if partner[operand] != row_b[slot]:
@@ -227,7 +229,7 @@ def diff(a: Graph | Any, b: Graph | Any) -> GraphDiff:
     from lazyviz.hlo.load import graph_of
 
     a, b = graph_of(a), graph_of(b)
-    if len(b) < len(a) or (len(a) == len(b) and _order_key(b) < _order_key(a)):
+    if _order_key(b) < _order_key(a):
         other = match(b, a)
         rewired = other.rewired
         suspects = None if rewired is None else sorted([(y, x) for x, y in rewired])
@@ -236,13 +238,9 @@ def diff(a: Graph | Any, b: Graph | Any) -> GraphDiff:
     return GraphDiff(a, b, found.a.partner, found.b.partner, found.rewired)
 
 
-def _order_key(graph: Graph) -> str:
-    """Return something that orders graphs of one size by what they are."""
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(repr(graph.labels).encode("utf-8", "surrogatepass"))
-    digest.update(repr(graph.kinds).encode())
-    digest.update(repr(graph.operands).encode())
-    return digest.hexdigest()
+def _order_key(graph: Graph) -> tuple[object, ...]:
+    """Return something that orders graphs by what they are, the smaller ones first."""
+    return len(graph), graph.labels, graph.kinds, graph.operands
 
 
 def _regrouped(found: GraphDiff) -> Regrouped:

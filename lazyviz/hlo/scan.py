@@ -11,6 +11,7 @@ from lazyviz.hlo.common_lines import (
     FaultError,
     operand_names,
     portion,
+    quick_rows_of,
     rows_of,
 )
 from lazyviz.hlo.errors import HloError, HloSyntaxError
@@ -84,6 +85,8 @@ class _Reader:
         self._late: list[tuple[Computation, int, Sequence[str]]] = []
         self._forms: dict[tuple[str, ...], int] = {}
         self._common = CommonLines(self._common_form)
+        # Whether nothing has spoken against cutting lines at their marks.
+        self._is_plain = True
         self._at = 0
 
     def read(self) -> list[HloModule]:
@@ -150,6 +153,7 @@ class _Reader:
     def _new_forms(self) -> None:
         self._forms = {}
         self._common = CommonLines(self._common_form)
+        self._is_plain = True
 
     def _finish_module(self) -> None:
         module = self._module
@@ -215,12 +219,16 @@ class _Reader:
 
     def _many(self, computation: Computation, lines: list[str]) -> None:
         """Take lines of a computation, but for those behind its end."""
-        rows, first = rows_of(lines), self._at
+        is_rash = self._is_plain and lines[0].startswith("  %")
+        rows, first = (quick_rows_of if is_rash else rows_of)(lines), self._at
         odd = [k for k, row in enumerate(rows) if not row[0]]
         for end in (*odd, len(rows)):
             start = self._at - first
             if end > start:
                 late = self._common.add(computation, rows[start:end], self._at + 1)
+                if late is None and is_rash:
+                    self._is_plain = False
+                    return
                 if late is None:
                     self._one_by_one(computation, first + end)
                 else:

@@ -19,6 +19,7 @@ from lazyviz.hlo import (
     parse,
     parse_all,
     read,
+    scan,
     unused_values,
 )
 from lazyviz.hlo.frames import with_lines
@@ -362,6 +363,75 @@ def test_a_long_quotation_is_read_in_linear_time():
 
     assert max(len(label.attrs) for label in graph.labels) > 9_000_000
     assert time.process_time() - started < 3  # 0.3 s; one step for each character: 5 s
+
+
+def _notations(text):
+    """Return an HLO text as others of XLA's printers write it."""
+    start = text.index("\n", text.index("ENTRY"))
+    head, body = text[:start], text[start:]
+    types = dict(re.findall(r"%([\w.\-]+) = (\S+)", body))
+    return {
+        "as it is": text,
+        "without %": head + re.sub(r"%(?=[a-z])", "", body),
+        "with types": head
+        + re.sub(
+            r"(?<=[( ])%([\w.\-]+)(?=[,)])", lambda m: f"{types[m[1]]} {m[0]}", body
+        ),
+        "with tiles": head + body.replace("]{1,0}", "]{1,0:T(8,128)}"),
+        "with more behind": head
+        + re.sub(r"(metadata=\{[^}]*\})", r'\1, backend_config={"a":["0"]}', body),
+        "with comments": head + re.sub(r"\(%(?=[a-z])", "(/*index=0*/%", body),
+    }
+
+
+@pytest.mark.parametrize("notation", _notations("ENTRY\n"))
+def test_each_notation_of_lines_is_read_many_at_a_time(notation, monkeypatch):
+    text, _ = text_of(transformer(2), seed=3, shuffle=True)
+    other = _notations(text)[notation]
+    singly = []
+    inside = scan._Reader._inside
+    monkeypatch.setattr(
+        scan._Reader,
+        "_inside",
+        lambda self, line: (singly.append(line), inside(self, line)),
+    )
+
+    found = parse(other)
+
+    plain = parse(text)
+    assert found.operands == plain.operands
+    assert found.names == plain.names
+    assert [found.label(x) for x in range(len(found))] == [
+        plain.label(x) for x in range(len(plain))
+    ]
+    assert [found.origin(x) for x in range(len(found))] == [
+        plain.origin(x) for x in range(len(plain))
+    ]
+    assert len(singly) < 12  # the roots, and the ends of the computations
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('%b = f32[] negate(%a), metadata={op_name="x}', "a quotation is never closed"),
+        ("%b = f32[] add(%a, %nobody)", "%b reads %nobody"),
+        ("%a = f32[] negate(%a)", "%a is defined a second time"),
+        ("%b = f32[] negate(%a) dimensions={}", "is no attribute"),
+        ("%b = f32 negate(%a)", "has no type"),
+    ],
+)
+def test_one_wrong_line_among_common_ones_is_found_by_its_number(line, message):
+    rows = [f"  %c.{k} = f32[] negate(%a)" for k in range(300)]
+    rows.insert(200, f"  {line}")
+    text = "\n".join(
+        ["HloModule m", "ENTRY %e (a: f32[]) -> f32[] {", "  %a = f32[] parameter(0)",
+         *rows, "  ROOT %r = f32[] negate(%c.1)", "}"]
+    )  # fmt: skip
+
+    with pytest.raises(HloSyntaxError, match=message) as caught:
+        parse(text)
+
+    assert caught.value.line == 204
 
 
 def test_what_is_compared_is_read_in_columns_and_each_form_once():

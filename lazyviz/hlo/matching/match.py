@@ -139,8 +139,11 @@ def _by_hints(matching: Matching) -> None:
     matching.grow()
 
 
-def _scopes(hints: list[str]) -> list[str]:
-    scope_of = {hint: hint.rpartition("/")[0] for hint in set(hints)}
+def _scopes(hints: list[str]) -> list[int]:
+    """Return a number for each node's scope, 0 for none."""
+    known = numbers()
+    known[""]  # the first number
+    scope_of = {hint: known[hint.rpartition("/")[0]] for hint in set(hints)}
     return [scope_of[hint] for hint in hints]
 
 

@@ -63,16 +63,25 @@ def _pair_by_cones(matching: Matching, labels: str) -> None:
 
 
 def pair_local_cones(
-    matching: Matching, scopes_a: Sequence[str], scopes_b: Sequence[str]
+    matching: Matching, scopes_a: Sequence[int], scopes_b: Sequence[int]
 ) -> None:
     """Pair nodes whose cone within their scope occurs once on each side.
 
     What a scope reads from others counts by its label alone, so that a change in one scope
     leaves the others as they are.
+
+    Args:
+        matching: Grows.
+        scopes_a: For each node of a number of its scope; 0 for none.
+        scopes_b: Likewise.
     """
     ids = numbers()
-    a, heights = _local_cone_ids(matching.a, scopes_a, ids)
-    b, _ = _local_cone_ids(matching.b, scopes_b, ids)
+    a = _local_cone_ids(matching.a, scopes_a, ids)
+    b = _local_cone_ids(matching.b, scopes_b, ids)
+    heights = [
+        height if scope else 0
+        for height, scope in zip(_heights(matching.a), scopes_a, strict=True)
+    ]
     found = _pairs_of_cones(matching, a, b, heights, len(ids))
     if _agree(matching, found):
         _pair_cones(matching, found, heights)
@@ -182,32 +191,27 @@ def _heights(side: Side) -> list[int]:
     return heights
 
 
-def _local_cone_ids(
-    side: Side, scopes: Sequence[str], ids: Numbers
-) -> tuple[list[int], list[int]]:
-    """Return cone and height of each node within its scope."""
+def _local_cone_ids(side: Side, scopes: Sequence[int], ids: Numbers) -> list[int]:
+    """Return the cone of each node within its scope."""
     labels = side.full
     cones = [ids[label] for label in labels]
-    heights = [0] * len(labels)
     for node, row in enumerate(side.operands):
         scope = scopes[node]
         if not scope or not row:
             continue
         if len(row) == 1:
             (one,) = row
-            if scopes[one] == scope:
-                cones[node] = ids[labels[node], cones[one]]
-                heights[node] = heights[one] + 1
-            else:
-                cones[node] = ids[labels[node], -1 - labels[one]]
-                heights[node] = 1
-            continue
-        seen = [cones[o] if scopes[o] == scope else -1 - labels[o] for o in row]
-        cones[node] = ids[(labels[node], *seen)]
-        heights[node] = (
-            max([heights[o] for o in row if scopes[o] == scope], default=0) + 1
-        )
-    return cones, heights
+            seen = cones[one] if scopes[one] == scope else -1 - labels[one]
+            cones[node] = ids[labels[node], seen]
+        elif len(row) == 2:  # noqa: PLR2004 - most nodes have one or two
+            one, two = row
+            seen = cones[one] if scopes[one] == scope else -1 - labels[one]
+            other = cones[two] if scopes[two] == scope else -1 - labels[two]
+            cones[node] = ids[labels[node], seen, other]
+        else:
+            rest = [cones[o] if scopes[o] == scope else -1 - labels[o] for o in row]
+            cones[node] = ids[(labels[node], *rest)]
+    return cones
 
 
 def _singles(nodes: Iterable[int], cones: Sequence[int], count: int) -> list[int]:
