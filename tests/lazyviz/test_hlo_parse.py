@@ -390,11 +390,12 @@ def test_each_notation_of_lines_is_read_many_at_a_time(notation, monkeypatch):
     other = _notations(text)[notation]
     singly = []
     inside = scan._Reader._inside
-    monkeypatch.setattr(
-        scan._Reader,
-        "_inside",
-        lambda self, line: (singly.append(line), inside(self, line)),
-    )
+
+    def counted(reader, line):
+        singly.append(line)
+        inside(reader, line)
+
+    monkeypatch.setattr(scan._Reader, "_inside", counted)
 
     found = parse(other)
 
