@@ -37,7 +37,9 @@ _FORMAT = "2"
 # The end of a file: JSON, its length, and a mark.
 _MARK = b"\0lazyrt\1"
 _END = struct.Struct("<I8s")
-_PACE = "pace.json"
+# Beside the executables: how long work takes here, and what each of them holds.
+PACE = "pace.json"
+INDEX = "index.jsonl"
 _MAX_TEXT_BYTES = 2**20
 
 
@@ -89,12 +91,15 @@ class File:
                 if mark != _MARK or length > self.nbytes - _END.size:
                     return Facts()
                 file.seek(-_END.size - length, os.SEEK_END)
-                found = json.loads(file.read(length))
-                names = {field.name for field in fields(Facts)}
-                # A later version may write more.
-                return Facts(**{k: v for k, v in found.items() if k in names})
+                return facts_from(json.loads(file.read(length)))
         except (OSError, ValueError, TypeError, AttributeError, struct.error):
             return Facts()
+
+
+def facts_from(held: dict[str, Any]) -> Facts:
+    """Return facts from what was written of them; a later version may write more."""
+    names = {field.name for field in fields(Facts)}
+    return Facts(**{name: value for name, value in held.items() if name in names})
 
 
 @lru_cache(maxsize=1)
@@ -122,13 +127,13 @@ def has(key: str) -> bool:
 
 def pace_path() -> Path | None:
     """Return the file that remembers how long work takes here; None without a folder."""
-    return None if config.cache_dir is None else config.cache_dir / _platform() / _PACE
+    return None if config.cache_dir is None else config.cache_dir / _platform() / PACE
 
 
-def read_text(path: Path) -> str:
-    """Return the contents of a small file of this user's, empty if there is none to be read."""
+def read_text(path: Path, most: int = _MAX_TEXT_BYTES) -> str:
+    """Return the contents of a file of this user's, empty if there is none of so many bytes."""
     with contextlib.suppress(OSError, ValueError):
-        if path.stat().st_size <= _MAX_TEXT_BYTES:
+        if path.stat().st_size <= most:
             return (_read(path) or b"").decode()
     return ""
 
@@ -174,6 +179,8 @@ def _is_ours(status: os.stat_result) -> bool:
 
 def store(key: str, executable: Any, facts: Facts) -> None:
     """Store an executable under `key`; failing to is logged and harmless."""
+    from lazyrt.execution import cache_index  # which reads files by this module
+
     path = _path(key)
     if path is None:
         return
@@ -181,6 +188,7 @@ def store(key: str, executable: Any, facts: Facts) -> None:
         data = jax_compat.serialise(executable) + _ending(facts)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _write(path, data)
+        cache_index.note(path, len(data), facts)
         _keep_within_budget(len(data))
     except Exception as error:  # noqa: BLE001 - a full disk must not stop a training run
         _log.warning("cannot write the executable cache file %s: %s", path, error)
@@ -266,6 +274,13 @@ def remove(file: File) -> None:
 
 
 def clear() -> None:
-    """Delete every executable on disk."""
+    """Delete every executable on disk, and what was written down about them."""
     for file in files():
         remove(file)
+    if config.cache_dir is None:
+        return
+    for name in (PACE, INDEX):
+        for path in config.cache_dir.glob(f"*/{name}"):
+            with contextlib.suppress(OSError):
+                if _is_ours(path.stat(follow_symlinks=False)):
+                    path.unlink()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lazyrt.errors import UsageError
-from lazyrt.execution import cache, compiler
+from lazyrt.execution import cache, cache_index, compiler
 from lazyrt.execution.census import census
 
 if TYPE_CHECKING:
@@ -64,10 +64,15 @@ def cached(limit: int | None = None) -> tuple[CachedExecutable, ...]:
     now = time.time()
     held = compiler.held()
     found = []
-    for file in _files(held, limit):
+    files = _files(held, limit)
+    known = cache_index.facts_of(files, is_all=limit is None)
+    for file in files:
         memory = held.pop(file.digest, None) if file.is_usable else None
-        found.append(_entry(now, file.digest, file, memory))
-    found += [_entry(now, digest, None, memory) for digest, memory in held.items()]
+        found.append(_entry(now, file.digest, file, known[file.path], memory))
+    nothing = cache.Facts()
+    found += [
+        _entry(now, digest, None, nothing, memory) for digest, memory in held.items()
+    ]
     return tuple(sorted(found, key=lambda e: (e.unused_s, e.key))[:limit])
 
 
@@ -85,9 +90,9 @@ def _entry(
     now: float,
     digest: str,
     file: cache.File | None,
+    facts: cache.Facts,
     memory: tuple[str, cache.Facts] | None,
 ) -> CachedExecutable:
-    facts = file.facts() if file is not None else cache.Facts()
     if memory is not None and not facts.holds:
         facts = memory[1]
     memory_key = memory[0] if memory is not None else ""
