@@ -13,10 +13,7 @@ from lazyrt.execution.dumps import FORMS, text_of
 from lazyrt.observe import events
 from tests.harness import DEVICE, cold_start, recorded
 
-
-@pytest.fixture(autouse=True)
-def _cold():
-    cold_start()
+pytestmark = pytest.mark.usefixtures("cold_and_fast")
 
 
 def on_device(*shape):

@@ -12,12 +12,10 @@ import lazyrt
 from lazyrt.observe import events
 from tests.harness import DEVICE, cold_start, recorded
 
-pytestmark = pytest.mark.lazy_only("is about compiled steps")
-
-
-@pytest.fixture(autouse=True)
-def _cold():
-    cold_start()
+pytestmark = [
+    pytest.mark.lazy_only("is about compiled steps"),
+    pytest.mark.usefixtures("cold_and_fast"),
+]
 
 
 def data(*shape, dtype=torch.float32):
@@ -517,7 +515,7 @@ def test_another_mode_device_or_tier_of_the_key_comes_first():
     for field, value, kind in (
         ("mode", "eager", "mode"),
         ("device", "tpu: v5", "device"),
-        ("tier", "fast", "tier"),
+        ("tier", "optimised", "tier"),
     ):
         changed: dict[str, Any] = {field: value}
         key = dataclasses.replace(record.key, **changed)

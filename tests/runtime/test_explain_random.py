@@ -13,6 +13,8 @@ from tests.graphs import BINARY, SHAPE, UNARY, Program
 from tests.harness import DEVICE, cold_start
 from tests.runtime.test_random_programs import written
 
+pytestmark = pytest.mark.usefixtures("cold_and_fast")
+
 
 def other_op(program, rng):
     """Return the program with another op in one line."""
