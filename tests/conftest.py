@@ -79,7 +79,7 @@ def _seed_present_devices_alone() -> None:
     """
     import torch
 
-    for module in (torch.cuda, torch.xpu):
+    for module in (torch.cuda, torch.xpu, torch.mtia):
         if not module.is_available():
             setattr(module, "manual_seed_all", lambda _seed: None)  # noqa: B010 - typed as a function
 

@@ -43,8 +43,13 @@ class Case:
 @functools.cache
 def table() -> tuple[Any, ...]:
     """Return the entries of `op_db`."""
+    from torch.testing._internal import common_utils
     from torch.testing._internal.common_methods_invocations import op_db
+    from torch.testing._internal.opinfo import core
 
+    # For each sample it reads the source of every frame on the stack, in search of a TestCase.
+    for module in (common_utils, core):
+        setattr(module, "extract_test_fn", lambda: None)  # noqa: B010 - it has no types
     return tuple(op_db)
 
 
