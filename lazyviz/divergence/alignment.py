@@ -126,11 +126,14 @@ def _pairs(one: Sequence[Barrier], other: Sequence[Barrier]) -> list[tuple[int, 
     pairs = []
     i = k = 0
     while i < len(one) and k < len(other):
-        alike = _alike(one[i], other[k])
-        if alike and best[i][k] == best[i + 1][k + 1] + alike:
+        alike, most = _alike(one[i], other[k]), best[i][k]
+        # What a barrier that was left out would have run is run by the next one: of two ways as
+        # good, the one in which the gap comes before the graph that differs.
+        is_gap_in_time = alike < _SAME and most in {best[i + 1][k], best[i][k + 1]}
+        if alike and not is_gap_in_time and most == best[i + 1][k + 1] + alike:
             pairs.append((i, k))
             i, k = i + 1, k + 1
-        elif best[i][k] == best[i + 1][k]:
+        elif most == best[i + 1][k]:
             i += 1
         else:
             k += 1

@@ -36,11 +36,13 @@ class Side:
         names: Of the replicas.
         barrier: What they have there; None for nothing.
         following: Their next barrier that ran something, None if none follows.
+        is_usual: Whether they had it before: this graph, where graphs differ, else this line.
     """
 
     names: tuple[str, ...]
     barrier: Barrier | None
     following: Barrier | None = None
+    is_usual: bool = False
 
     @property
     def own(self) -> Barrier:
@@ -146,9 +148,18 @@ def _sides(
                 names=tuple(tracks[k].name for k in members),
                 barrier=None if cell is None else track.barriers[cell],
                 following=next(ran, None),
+                is_usual=cell is not None and _is_usual(track, cell, row.kind),
             )
         )
     return sorted(sides, key=lambda side: -len(side.names))
+
+
+def _is_usual(track: Track, cell: int, kind: str) -> bool:
+    barrier = track.barriers[cell]
+    before = track.barriers[:cell]
+    if kind == "graph":
+        return any(each.graph == barrier.graph for each in before)
+    return any(each.where == barrier.where for each in before)
 
 
 def _verb(names: Sequence[str], one: str, many: str) -> str:
@@ -162,7 +173,9 @@ def _gap(sides: Sequence[Side], mark: str) -> tuple[str, str]:
         (side for side in sides if side.barrier is not None), key=lambda s: len(s.names)
     )
     owners = [name for s in sides if s.barrier is not None for name in s.names]
-    if len(owners) > len(lacking.names):
+    if len(owners) > len(lacking.names) or (
+        len(owners) == len(lacking.names) and having.is_usual
+    ):
         return _missing(lacking, having)
     return _extra(having.own, owners, lacking, mark)
 
@@ -308,8 +321,12 @@ def _place(sides: Sequence[Side]) -> str:
 def _graph(sides: Sequence[Side], tracks: Sequence[Track]) -> _Told:
     """Return what differs in the graphs of two sides: of most replicas, and of the next most."""
     most, odd = sides[0], sides[1]
-    if len(most.names) == len(odd.names):  # the one of the later replicas is told of
-        most, odd = sorted((most, odd), key=lambda side: _order(side.names[0]))
+    if len(most.names) == len(
+        odd.names
+    ):  # what one of them had never run is what is odd
+        most, odd = sorted(
+            (most, odd), key=lambda side: (not side.is_usual, _order(side.names[0]))
+        )
     if not odd.own.ran or not most.own.ran:
         return _Told(_nothing_ran(*sorted((most, odd), key=lambda side: side.own.ran)))
     reasons, found, inputs = [], None, []

@@ -23,6 +23,8 @@ _MAX_GRAPH_BYTES = 1 << 30
 _GRAPH_FILE = re.compile(r"[\w.-]+\.graphs/[0-9a-f]{1,64}\.json\.gz")
 # After the time at which the next sign of life was due.
 _PATIENCE_S = 5.0
+_MAX_TIME_S = 1e11
+_MAX_REPLICAS = 100_000
 
 
 def is_record(path: Path) -> bool:
@@ -116,7 +118,7 @@ class _Reader:
                 "Read it with the lazyviz of the program that wrote it.", 1
             )  # fmt: skip
         self._head = row
-        self._time, self._next_s = float(row["time"]), float(row["beat_s"])
+        self._sign(row["time"], float(row["beat_s"]))
 
     def _note(self, row: dict[str, Any]) -> None:
         if "place" in row and "lines" in row:
@@ -142,6 +144,8 @@ class _Reader:
 
     def _sign(self, time: Any, next_s: float) -> None:
         self._time, self._next_s = float(time), next_s
+        if not (abs(self._time) < _MAX_TIME_S and 0 <= next_s < _MAX_TIME_S):
+            raise ValueError("no time")
 
     def _enter(self, row: dict[str, Any]) -> None:
         lines = self._places[row["place"]]
@@ -184,7 +188,7 @@ class _Reader:
             path=self._path,
             barriers=tuple(self._barriers),
             programs=self._programs,
-            of=of if isinstance(of, int) else None,
+            of=of if type(of) is int and 0 < of <= _MAX_REPLICAS else None,
             state=self._state(),
             started=float(self._head["time"]),
             last_time=self._time,

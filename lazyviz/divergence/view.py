@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from lazyviz.divergence.tracks import Barrier
 
 _MAX_COLUMNS = 8
+_MAX_ALONE = 4  # of more replicas, those that are alike share a column
 _BEFORE, _AFTER = 3, 12
 _DIGITS = 8
 _MAX_CELL = 90
+_TERMINAL, _LEAST_CELL = 180, 36
 _MARK = "▶ "
 _GAP = "—"
 _MAX_DIFF = 60_000
@@ -32,7 +34,9 @@ def replicas_text(found: Replicas) -> str:
     parts = ["\n".join(_sentences(found))]
     shown = rows(found)
     if shown:
-        parts.append(text.table(header(found), shown))
+        width = max(_LEAST_CELL, _TERMINAL // (len(shown[0]) - 1))
+        cells = [(row[0], *(clip(cell, width) for cell in row[1:])) for row in shown]
+        parts.append(text.table(header(found), cells))
     parts += _notes(found)
     return "\n\n".join(parts)
 
@@ -95,7 +99,7 @@ def _notes(found: Replicas) -> list[str]:
         notes.append(
             f"the records were begun {apart} apart: they may be of different runs"
         )
-    if len(found.tracks) > _MAX_COLUMNS and len(_columns(found)) == _MAX_COLUMNS:
+    if sum(map(len, _columns(found))) < len(found.tracks):
         notes.append(
             "replicas that ran the same stand in one column; only the first columns are shown"
         )
@@ -106,7 +110,7 @@ def _notes(found: Replicas) -> list[str]:
 
 def _columns(found: Replicas) -> list[list[int]]:
     """Return which replicas stand in each column: each in its own, or those that are alike."""
-    if len(found.tracks) <= _MAX_COLUMNS:
+    if len(found.tracks) <= _MAX_ALONE:
         return [[k] for k in range(len(found.tracks))]
     groups: dict[object, list[int]] = {}
     for k, track in enumerate(found.tracks):

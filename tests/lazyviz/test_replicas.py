@@ -105,12 +105,24 @@ def test_a_replica_that_leaves_a_barrier_out_is_named(tmp_path):
     assert sum("—" in row for row in found.table) == 1  # a gap, and no shift
 
 
+def test_what_a_left_out_barrier_would_have_run_is_run_by_the_next_one(tmp_path):
+    both = barrier(graph="d" * 32, ops=40)
+    found = found_in(tmp_path, [STEP, STEP, both], [STEP] * 4)
+
+    assert found.first_difference.row == 3
+    assert found.sentence.startswith("replica 0 has no barrier at train.py:40")
+    assert [row[1:] for row in found.table[3:]] == [
+        ("—", "mark_step() at train.py:40 · 20 ops · aaaaaaaa"),
+        ("mark_step() at train.py:40 · 40 ops · dddddddd", "mark_step() at train.py:40 · 20 ops · aaaaaaaa"),
+    ]  # fmt: skip
+
+
 def test_a_replica_that_ends_too_early_is_named(tmp_path):
     found = found_in(tmp_path, [STEP] * 4, [STEP] * 6)
 
     assert found.first_difference.row == 5
-    assert "replica 1 has a barrier at train.py:40" in found.sentence
-    assert "replica 0 runs nothing more" in found.sentence
+    assert found.sentence.startswith("replica 0 has no barrier at train.py:40")
+    assert found.sentence.endswith("waits for it there, and it runs nothing more")
 
 
 def test_barriers_that_ran_nothing_make_no_difference(tmp_path):
@@ -136,7 +148,7 @@ def test_the_same_program_from_another_line_is_a_lesser_difference(tmp_path):
     [
         ("aaaab", "replica 4 runs another program at train.py:40 (mark_step(); 20 ops, 20 in the others)"),
         ("aabb", "replicas 2 and 3 run another program"),
-        ("bbaa", "replicas 2 and 3 run another program"),
+        ("bbaa", "replicas 0 and 1 run another program"),
         ("abc", "1 further group of replicas runs yet another"),
         ("ab", "replica 1 runs another program at train.py:40 (mark_step(); 20 ops, 20 in replica 0)"),
     ],
@@ -255,6 +267,8 @@ def test_a_last_line_that_is_cut_off_is_left_out(tmp_path):
         ("{WHOLE}" + "[" * 100_000 + "\n", "line 2: "),
         ('{WHOLE}{"end": 1e999, "why": "exit", "failure": 3}\n', "line 2: |no line"),
         ("{WHOLE}\xff\n", "line 2: "),
+        ('{WHOLE}{"beat": 1e400, "lines": [], "next_s": 1}\n', "line 2: "),
+        ('{WHOLE}{"beat": 1, "lines": [], "next_s": NaN}\n', "line 2: "),
     ],
 )  # fmt: skip
 def test_a_damaged_record_is_refused_with_its_line(tmp_path, contents, said):

@@ -47,6 +47,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _PID = "pid"
 _FIRST_BEAT_S = 1.0
 _MAX_BEAT_S = 30.0
+_MAX_FAREWELL_S = 5.0
 _MAX_BYTES = 256 * 2**20
 _MAX_GRAPHS = 256
 _MAX_GRAPH_BYTES = 64 * 2**20
@@ -98,6 +99,7 @@ class Recording(Closing):
     def close(self) -> None:
         """Write the last line, and record no more; closing twice is harmless."""
         self.end("closed")
+        self.await_end()
 
     def __exit__(
         self,
@@ -147,6 +149,11 @@ class Recording(Closing):
             self.path.unlink(missing_ok=True)  # no replica: a program that ran no step
         _open.discard(self)
         _restore()
+
+    def await_end(self) -> None:
+        """Wait for the thread that beats: the interpreter must not end under it."""
+        if self._beats is not threading.current_thread():
+            self._beats.join(_MAX_FAREWELL_S)
 
     def _let_go(self) -> None:
         if self._out >= 0:
@@ -334,7 +341,7 @@ def begin_from_environment() -> None:
 
 def _folder(folder: str | Path) -> Path:
     try:
-        target = Path(folder).expanduser()
+        target = Path(folder).expanduser().absolute()  # the program may go elsewhere
     except TypeError:
         raise UsageError(
             f"record_steps() got {folder!r:.60} as its folder, which is {type(folder).__name__} "
@@ -412,6 +419,7 @@ def _alone(site: Site | None) -> tuple[Site, ...]:
 def _end_all() -> None:
     for recording in tuple(_open):
         recording.end("exit")
+        recording.await_end()
 
 
 _shows: Any = sys.excepthook

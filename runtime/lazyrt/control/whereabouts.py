@@ -7,16 +7,18 @@ for a moment in which a barrier could take them for roots.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import re
 import tempfile
 from typing import TYPE_CHECKING
 
-from lazyrt.frontend.provenance import is_library_file
-from lazyrt.observe.events import Site
+from lazyrt.frontend.provenance import is_library_file, site_in
 
 if TYPE_CHECKING:
     from typing import BinaryIO, Self
+
+    from lazyrt.observe.events import Site
 
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _MAX_BYTES = 200_000
@@ -26,7 +28,9 @@ class Whereabouts:
     """Says where a thread is; holds one file without a name until it is closed."""
 
     def __init__(self) -> None:
-        self._file: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+        self._file: BinaryIO | None = None
+        with contextlib.suppress(OSError):  # no folder takes files: nothing is known
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
 
     def __enter__(self) -> Self:
         return self
@@ -36,19 +40,27 @@ class Whereabouts:
 
     def close(self) -> None:
         """Give the file back."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
     def of(self, thread: int) -> tuple[Site, ...]:
-        """Return the user's lines that a thread is in, the innermost first.
+        """Return the user's lines that a thread is in, the innermost first; none if not known.
 
         Args:
             thread: Its identity, as of `threading.get_ident()`.
         """
-        self._file.seek(0)
-        self._file.truncate()
-        faulthandler.dump_traceback(self._file)
-        self._file.seek(0)
-        return lines_of(self._file.read(_MAX_BYTES).decode("utf-8", "replace"), thread)
+        file = self._file
+        if file is None:
+            return ()
+        try:
+            file.seek(0)
+            file.truncate()
+            faulthandler.dump_traceback(file)
+            file.seek(0)
+            written = file.read(_MAX_BYTES)
+        except OSError:
+            return ()
+        return lines_of(written.decode("utf-8", "replace"), thread)
 
 
 def lines_of(dump: str, thread: int) -> tuple[Site, ...]:
@@ -61,5 +73,5 @@ def lines_of(dump: str, thread: int) -> tuple[Site, ...]:
         if frame is None:
             inside = mark in line
         elif inside and not is_library_file(frame[1]):
-            found.append(Site(frame[1], int(frame[2]), frame[3]))
+            found.append(site_in(frame[1], int(frame[2]), frame[3]))
     return tuple(found)

@@ -381,12 +381,17 @@ def site_of(frame: FrameType) -> Site:
 
 def site_at(code: CodeType, line: int) -> Site:
     """Return the place of a line of some code, such as one in a traceback."""
-    place = (code.co_filename, line, code.co_name)
+    return site_in(code.co_filename, line, code.co_name)
+
+
+def site_in(file: str, line: int, function: str) -> Site:
+    """Return the place of a line, with its notebook cell if it is in one."""
+    place = (file, line, function)
     site = _sites.get(place)
     if site is None:
         if len(_sites) >= _MAX_PLACES:
             _sites.clear()
-        cell = _cell_namer(code.co_filename) if _cell_namer is not None else None
+        cell = _cell_namer(file) if _cell_namer is not None else None
         site = _sites[place] = Site(*place, cell)
     return site
 
