@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.distributions import Categorical, Normal, Uniform, kl_divergence
@@ -10,7 +11,8 @@ from torch.nn import functional
 import lazyrt
 from lazyrt import config
 from lazyrt.errors import ArgumentCheckError, StepSyncError
-from lazyrt.execution import late_checks
+from lazyrt.execution import late_checks, watcher
+from lazyrt.ir.live import Buffer
 from lazyrt.observe import events
 from tests.harness import DEVICE
 
@@ -223,3 +225,41 @@ def test_the_derivative_of_eigenvectors_cuts_no_step():
         torch.linalg.eig(turned).eigenvectors.real.sum().backward()
     with pytest.raises(ArgumentCheckError, match="ill-defined"):
         lazyrt.wait()
+
+
+def test_a_list_of_live_tensors_says_that_a_check_holds_its_truth_value():
+    Normal(long_chain(), 1.0)
+
+    held = [
+        row.holders[0].text for row in lazyrt.live_tensors_report().rows if row.holders
+    ]
+
+    assert held == ["a check of torch's"]
+
+
+class Running:
+    """Stands for a truth value that the device has not computed yet."""
+
+    ready = False
+
+    def is_ready(self):
+        return self.ready
+
+    def __array__(self, *_, **__):
+        return np.zeros((), bool)
+
+
+def test_a_barrier_does_not_wait_for_a_check_that_still_runs(monkeypatch):
+    flag = Running()
+    buffer = Buffer(None)
+    buffer.data = flag
+    late_checks.put_off(buffer, ArgumentCheckError("it is wrong"), passes=True)
+    x = torch.ones(3, device=DEVICE) + 1
+
+    lazyrt.mark_step()
+    lazyrt.mark_step()
+
+    assert x.sum().item() == 6
+    monkeypatch.setattr(watcher, "wait_for", lambda data: setattr(data, "ready", True))
+    with pytest.raises(ArgumentCheckError, match="it is wrong"):
+        late_checks.raise_failed(wait=True)

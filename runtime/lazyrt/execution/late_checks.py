@@ -61,6 +61,11 @@ def note_barrier() -> None:
     _checks[:] = [c for c in _checks if c.buffer is not None or c.data is not None]
 
 
+def waiting() -> list[Buffer]:
+    """Return the truth values that no barrier has run yet."""
+    return [check.buffer for check in _checks if check.buffer is not None]
+
+
 def raise_failed(*, wait: bool = False) -> None:
     """Raise the error of the first check that did not pass.
 

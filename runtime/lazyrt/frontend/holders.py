@@ -15,6 +15,7 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lazyrt.execution import late_checks
 from lazyrt.frontend import names
 from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.names import Walk, is_installed, locals_of
@@ -35,6 +36,7 @@ TRACEBACK = "traceback"
 AUTOGRAD = "autograd"
 BACKWARD_OF = "backward of "
 _LAST_ERROR = "sys.last_value"
+_CHECK = "a check of torch's"
 _MAX_FRAMES = 200
 _MAX_FUNCTIONS = 20_000
 _MAX_SUBGRAPHS = 1_000
@@ -76,6 +78,8 @@ def holders_of_buffers(
         walk.add_last_error()
         walk.run()
         walk.run_autograd()
+        for buffer in late_checks.waiting():
+            walk.holders.setdefault(id(buffer), [Name(_CHECK, "step")])
         return {
             key: Held(_distinct(found), walk.shapes.get(key))
             for key, found in walk.holders.items()
