@@ -50,7 +50,7 @@ def parse(text: str | bytes, *, module: str | int = "", source: str = "") -> Gra
     _check_size(len(text), source or "the text")
     if isinstance(text, bytes) and looks_like_proto(text):
         text = text_of_proto(text, source)
-    text = _undotted(readable(text), source)
+    text = _undotted(undrawn(readable(text)), source)
     try:
         return _parsed(text, module, source)
     except HloSyntaxError:
@@ -66,7 +66,7 @@ def parse(text: str | bytes, *, module: str | int = "", source: str = "") -> Gra
 @uncollected
 def parse_all(text: str, *, source: str = "") -> list[Graph]:
     """Return the graphs of all programs in a text, in its order."""
-    text = _undotted(readable(text), source)
+    text = _undotted(undrawn(readable(text)), source)
     if _HLO.search(text):
         return [graph_of_module(each) for each in modules(text, source=source)]
     if torch_ir.START.search(text):
@@ -102,6 +102,22 @@ def readable(text: str | bytes) -> str:
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     return text
+
+
+def undrawn(text: str) -> str:
+    r"""Return the IR in a drawing that the runtime dumped, on the same lines; else the text.
+
+    Example:
+        >>> undrawn('digraph "graph.1" {\n  v0 [label="x"];\n}\n// return\n')
+        '\n\n\nreturn\n'
+    """
+    if not text.startswith('digraph "graph.'):
+        return text
+    lines = [
+        line.removeprefix("// ") if line.startswith("// ") else ""
+        for line in text.split("\n")
+    ]
+    return "\n".join(lines) if any(lines) else text
 
 
 def _undotted(text: str, source: str) -> str:
@@ -254,6 +270,11 @@ def _no_number(error: ValueError) -> str:
 def _no_program(text: str) -> str:
     if not text.strip():
         return "the text is empty. Give HLO text, which starts with `HloModule`."
+    if text.startswith('digraph "graph.'):
+        return (
+            "the drawing lacks the IR that the runtime writes below it. Give the `.ir.txt` or "
+            "`.hlo` beside it, or dump the graph again."
+        )
     start = text.strip().split("\n", 1)[0][:60]
     return (
         f"{start!r} starts no program. HLO text starts with `HloModule`, StableHLO with "

@@ -191,3 +191,24 @@ def test_a_damaged_text_of_a_graph_is_refused_with_its_line(damage, words):
     text = damage(lazyrt.pending_graph(y).to_text())
     with pytest.raises(HloSyntaxError, match=words):
         parse(text)
+
+
+def test_drawings_that_the_runtime_dumps_are_compared_with_all_arguments(tmp_path):
+    texts = []
+    for axis in (0, 1):
+        y = torch.ones(3, 3, device="lazyrt").sum(axis)
+        lazyrt.mark_step()
+        name = lazyrt.compiled_graphs()[-1].name
+        files = {
+            file.name: file for file in lazyrt.dump_graphs(tmp_path, ["dot", "ir"])
+        }
+        texts += [files[f"{name}.dot"].read_text("utf-8")]
+        assert diff(files[f"{name}.dot"], files[f"{name}.ir.txt"]).is_empty
+        del y
+
+    assert diff(*texts).cost == 1
+    with pytest.raises(HloSyntaxError, match=r"lacks the IR .* Give the `\.ir\.txt`"):
+        parse(texts[0].partition("\n// ")[0])
+    with pytest.raises(HloSyntaxError, match="has no line `return") as caught:
+        parse(texts[0].rpartition("\n// ")[0])
+    assert caught.value.line > texts[0].count("\n") - 3

@@ -164,6 +164,8 @@ def test_dumps_are_named_by_graph_and_count_as_no_compile(tmp_path):
     assert "HloModule" in texts["graph.2.after_optimisation.hlo"]
     assert texts["graph.2.dot"].startswith('digraph "graph.2" {')
     assert texts["graph.2.dot"].count("->") == 3
+    below = texts["graph.2.dot"].partition("\n}\n")[2]
+    assert below.replace("// ", "") == texts["graph.2.ir.txt"]
 
 
 def test_a_form_that_there_is_not_and_an_empty_census_are_refused(tmp_path):

@@ -10,8 +10,14 @@ if TYPE_CHECKING:
     from lazyrt.ir.snapshot import Snapshot
 
 
-def to_dot(record: CompiledGraph) -> str:
-    """Return a graph's snapshot as DOT text; the record must still have it."""
+def to_dot(record: CompiledGraph, ir: str) -> str:
+    """Return a graph's snapshot as DOT text.
+
+    Args:
+        record: Of the graph; it must still have the snapshot.
+        ir: The graph's IR, which follows as comments: a drawing lacks the ops' arguments, and
+            a comparison needs them.
+    """
     snapshot = record.snapshot
     assert snapshot is not None
     scopes: dict[str, list[int]] = defaultdict(list)
@@ -31,7 +37,8 @@ def to_dot(record: CompiledGraph) -> str:
         label = f"output {rank} {name}".strip()
         lines.append(f"  r{rank} [shape=ellipse, label={_quoted(label)}];")
         lines.append(f"  v{vertex_number} -> r{rank};")
-    return "\n".join([*lines, "}", ""])
+    comments = [f"// {line}" for line in ir.splitlines()]
+    return "\n".join([*lines, "}", *comments, ""])
 
 
 def _label(snapshot: Snapshot, k: int) -> str:

@@ -103,7 +103,7 @@ def text_of(record: CompiledGraph, form: DumpForm) -> str:
         "stablehlo": lambda: emit_text(graph, record.input_names),
         "hlo_before": lambda: _before(record, graph),
         "hlo_after": lambda: _after(record, graph),
-        "dot": lambda: to_dot(record),
+        "dot": lambda: to_dot(record, Graph(graph.roots).to_text()),
     }
     return writers[form]()
 
