@@ -328,7 +328,7 @@ def begin_from_environment() -> None:
     folder = record_folder()
     if folder is None:
         return
-    if multiprocessing.parent_process() is None:
+    if not _is_started_by_another():
         record_steps(folder)
         return
 
@@ -337,6 +337,14 @@ def begin_from_environment() -> None:
         record_steps(folder).entered(event)
 
     hook = on_barrier(begin)
+
+
+def _is_started_by_another() -> bool:
+    """Return whether a process of this program has started this one, as loaders and pools do."""
+    if multiprocessing.parent_process() is not None:
+        return True
+    # While such a process imports the program's main module it does not know its parent yet.
+    return any("multiprocessing" in word for word in sys.orig_argv)
 
 
 def _folder(folder: str | Path) -> Path:
