@@ -35,25 +35,39 @@ _OP_COMPILES = (
 )
 
 
-def status(runtime: ModuleType | None, session: Session) -> str:
-    """Return what is pending, what ran so far, and the settings."""
+def status_rows(runtime: ModuleType | None, session: Session) -> list[tuple[str, str]]:
+    """Return what is pending, what ran so far, and the settings, each under its name.
+
+    The first row, which has no name, tells of lazyviz itself.
+    """
     strips = "on" if session.strips else "off"
-    lines = [f"lazyviz {__version__}, strips {strips}"]
+    rows = [("", f"lazyviz {__version__}, strips {strips}")]
     if runtime is None:
-        return "\n".join(
-            [*lines, "lazyrt is not imported: there is no lazy device yet"]
-        )
+        return [*rows, ("", "lazyrt is not imported: there is no lazy device yet")]
     now = standing.state_of(runtime)
-    lines.append("now: " + now_text(now))
-    if runtime.in_flight():
-        lines[-1] += f" · {text.plural(runtime.in_flight(), 'execution')} under way"
-    lines.append("so far: " + _counts(runtime.counters()))
+    flying = runtime.in_flight()
+    way = f" · {text.plural(flying, 'execution')} under way" if flying else ""
     served = op_cache(runtime.metrics_report("dict"))
-    if served:
-        lines.append("op cache: " + served)
-    lines.append(f"last barrier: {now.last_barrier or 'none so far'}")
-    lines.append("settings: " + _settings(runtime.config))
-    return "\n".join(lines)
+    return [
+        *rows,
+        ("now", now_text(now) + way),
+        ("so far", _counts(runtime.counters())),
+        *([("op cache", served)] if served else []),
+        ("last barrier", str(now.last_barrier or "none so far")),
+        ("settings", _settings(runtime.config)),
+    ]
+
+
+def status(rows: Sequence[tuple[str, str]]) -> str:
+    """Return what `status_rows` gives as text."""
+    return "\n".join(f"{name}: {said}" if name else said for name, said in rows)
+
+
+def status_html(rows: Sequence[tuple[str, str]]) -> str:
+    """Return the same as a table under a line, a name to a row."""
+    head = "".join(html.line(said) for name, said in rows if not name)
+    named = [row for row in rows if row[0]]
+    return head + (html.table(("what", "state"), named) if named else "")
 
 
 def op_cache(report: Mapping[str, Any]) -> str:

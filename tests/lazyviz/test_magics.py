@@ -9,7 +9,7 @@ import lazyrt
 import lazyviz
 from lazyrt.observe import events
 from lazyviz import magics
-from lazyviz.shell import completion
+from lazyviz.shell import commands, completion
 from tests.conftest import displayed
 from tests.lazyviz.fakes import fake_tensor
 
@@ -165,6 +165,22 @@ def test_a_page_shows_what_compiling_took_as_tables(lab, line):
     assert {side for side, title in heads if title in {"ops", "share", "compile", "hits"}} == {"right"}  # fmt: skip
     assert {side for side, title in heads if title in {"block", "at", "holds"}} == {"left"}  # fmt: skip
     assert "text-align:right;font-variant-numeric:tabular-nums" in page
+
+
+def test_the_status_is_a_table_in_a_page_with_the_same_facts(lab):
+    run(lab, "y = x * 2")
+    lab.display_pub.outputs.clear()
+
+    run(lab, "%lazy")
+
+    data = lab.display_pub.outputs[0]["data"]
+    page = re.sub(r"<[^>]+>", "\n", html.unescape(data["text/html"]))
+    shown = [line for line in page.splitlines() if line]
+    said = data["text/plain"].splitlines()
+    assert shown[0] == said[0]
+    assert shown[1:3] == ["what", "state"]
+    assert shown[3::2] == [line.partition(": ")[0] for line in said[1:]]
+    assert shown[4::2] == [line.partition(": ")[2] for line in said[1:]]
 
 
 @pytest.mark.parametrize("line", ["%lazy step", "%lazy graphs", "%lazy why"])
@@ -507,7 +523,7 @@ def test_a_long_listing_scrolls_in_a_box_and_ends(lab, monkeypatch):
 
     lab.run_cell("%lazy ir z")
     lab.run_cell("%lazy ir x")
-    monkeypatch.setattr(magics, "_MAX_LISTED", 1_000)
+    monkeypatch.setattr(commands, "_MAX_LISTED", 1_000)
     lab.run_cell("%lazy hlo z")
 
     tall, short, cut = (each["data"] for each in lab.display_pub.outputs)
