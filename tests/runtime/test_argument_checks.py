@@ -1,5 +1,6 @@
 """`torch.distributions` checks its arguments: small checks are peeks, large ones wait."""
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import lazyrt
 from lazyrt import config
 from lazyrt.errors import ArgumentCheckError, StepSyncError
 from lazyrt.execution import late_checks, watcher
+from lazyrt.frontend import warned
 from lazyrt.ir.live import Buffer
 from lazyrt.observe import events
 from tests.harness import DEVICE
@@ -158,8 +160,12 @@ def test_the_read_of_a_loss_tells_that_a_check_of_its_step_has_failed():
     x = long_chain()
     loss = functional.gaussian_nll_loss(x, x, x - 2)
 
-    with pytest.raises(ValueError, match="var has negative"):
+    torch.cov(x, aweights=x - 2)
+
+    with pytest.raises(ValueError, match="var has negative") as caught:
         loss.item()
+
+    assert "more failed in the same steps" in caught.value.__notes__[-1]
 
 
 def test_checks_of_work_that_is_dropped_are_dropped():
@@ -177,7 +183,7 @@ def test_with_reads_that_are_peeks_a_check_raises_at_its_line():
         Normal(0.0, long_chain() - 2)
 
 
-def test_weights_of_a_covariance_are_checked_as_on_the_cpu():
+def test_weights_of_a_covariance_are_checked_as_on_the_cpu(monkeypatch):
     x = torch.randn(3, 6)
     counts, shares = torch.tensor([1, 2, 0, 3, 1, 1]), torch.rand(6)
     cases: tuple[dict[str, Any], ...] = (
@@ -197,6 +203,20 @@ def test_weights_of_a_covariance_are_checked_as_on_the_cpu():
 
         assert lazyrt.counters()["executions"] == 0
         torch.testing.assert_close(have.cpu(), want)
+    few: dict[str, Any] = {
+        "fweights": torch.tensor([1, 0, 0, 0, 0, 0]),
+        "correction": 3,
+    }
+    monkeypatch.setattr(warned, "_said", set())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        want = torch.cov(x, **few)
+    few["fweights"] = few["fweights"].to(DEVICE)
+    with pytest.warns(UserWarning, match="degrees of freedom"):
+        have = torch.cov(x.to(DEVICE), **few).cpu()
+    torch.testing.assert_close(have, want, equal_nan=True)
+    with lazyrt.eager_mode(), pytest.raises(RuntimeError, match="cannot be negative"):
+        torch.cov(x.to(DEVICE), fweights=counts.to(DEVICE) - 1)
     with pytest.raises(RuntimeError, match=r"cov\(\): fweights cannot be negative"):
         torch.cov(x.to(DEVICE), fweights=counts.to(DEVICE) - 1)
     with pytest.raises(RuntimeError, match="weights sum to zero"):

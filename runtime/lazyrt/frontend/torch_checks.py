@@ -128,7 +128,7 @@ def put_off(
         state: That tensor's.
         site: The user's line.
     """
-    if not can_wait() or not isinstance(state, Buffer) or tensor.numel() != 1:
+    if not can_wait() or not isinstance(state, Buffer):
         return None
     error = explained(ArgumentCheckError, check.said, site)
     late_checks.put_off(state, error, passes=check.passes)
