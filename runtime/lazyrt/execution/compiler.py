@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import LoweringError
-from lazyrt.execution import cache, forks
+from lazyrt.execution import cache, environment, forks
 from lazyrt.lowering.emit import argument_types, emit_text, interpret, result_types
 from lazyrt.lowering.spec import Spec, forget_executables
 from lazyrt.observe import events
@@ -59,6 +59,7 @@ class _Workers:
     def submit(self, job: Callable[[], Any]) -> Future[Any]:
         if not self._started:
             self._started = True
+            environment.guard()
             for number in range(self._count):
                 name = f"lazyrt-compile-{number}"
                 threading.Thread(target=self._run, name=name, daemon=True).start()

@@ -102,6 +102,11 @@ def _wait(timeout_s: float | None) -> bool:
     return True
 
 
+def is_current_thread() -> bool:
+    """Return whether the caller runs on the thread that waits for executions."""
+    return _thread is not None and threading.get_ident() == _thread.ident
+
+
 def wait_for(data: Any) -> None:
     """Wait until one device array is computed; Ctrl-C ends the wait."""
     if data.is_ready():

@@ -1,0 +1,81 @@
+"""Changes of the environment: XLA's threads read it, so they wait for the device."""
+
+import os
+import warnings
+
+import pytest
+import torch
+
+import lazyrt
+from lazyrt.observe import events
+from tests.harness import DEVICE, run_python
+
+NAME = "LAZYRT_TEST_OF_THE_ENVIRONMENT"
+
+
+def long_work():
+    """Have the device run something for some tenths of a second; return its result."""
+    x = torch.ones(2200, 2200).to(DEVICE)
+    y = (x @ x) @ x
+    lazyrt.mark_step()
+    return y
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda: os.environ.__setitem__(NAME, "1"),
+        lambda: os.environ.pop("LAZYRT_KNOWN"),
+        lambda: os.putenv(NAME, "1"),
+        lambda: os.unsetenv(NAME),
+    ],
+    ids=["set", "remove", "putenv", "unsetenv"],
+)
+def test_a_change_waits_until_nothing_runs(monkeypatch, change):
+    monkeypatch.setenv("LAZYRT_KNOWN", "1")
+    result = long_work()
+
+    before = lazyrt.in_flight()
+    change()
+    after = lazyrt.in_flight()
+
+    assert (before, after) == (1, 0)
+    assert result[0, 0].item() == 2200.0**2
+
+
+def test_a_change_by_a_listener_to_the_end_of_an_execution_does_not_wait_for_itself():
+    seen = []
+
+    def listener(event):
+        os.environ[NAME] = "1"
+        seen.append(event.exact)
+
+    with lazyrt.subscribe(listener, events.ExecuteFinished):
+        long_work()
+        assert lazyrt.wait(60)
+
+    assert seen == [True]
+    assert os.environ[NAME] == "1"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork()")
+def test_a_fork_has_nobody_to_wait_for():
+    _result = long_work()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        child = os.fork()
+    if child == 0:
+        os.environ[NAME] = "1"
+        os._exit(0)
+
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.slow
+def test_nothing_changes_before_the_first_execution():
+    imports = "import os, posix, torch, lazyrt"
+    recorded = "x = torch.ones(2, device='lazyrt') + 1"
+    asked = "print(os.putenv is posix.putenv)"
+
+    assert run_python(f"{imports}; {recorded}; {asked}") == "True"
