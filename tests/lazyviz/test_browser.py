@@ -211,7 +211,7 @@ def test_forms_colours_and_parts_are_chosen_in_the_view(page, record_property):
     fold.select_option("auto")
     page.wait_for_selector(".lzg-host .g", state="detached", timeout=10_000)
     hops.select_option("1")
-    page.locator(".lzg-host g[aria-label*='aten.relu.default']").first.click()
+    click_op(page, "aten.relu.default")
     panel.locator("button[data-kind=focus]").click()
     page.wait_for_selector(".lzg-crumbs b", timeout=10_000)
     assert "relu ±1" in page.locator(".lzg-crumbs").inner_text()

@@ -201,7 +201,8 @@ def test_what_an_ops_function_holds_names_its_callers_before_optimisation():
     sets = {
         frozenset(each.split(";")) for each in re.findall(r'op_name="([^"]*)"', text)
     }
-    assert {"0/aten.t.default", "2/aten.t.default"} in sets
+    transposed = {"0/aten.t.default", "2/aten.t.default", "2/aten.t.default (backward)"}
+    assert transposed in sets
     assert "jax_compat.py" not in text
 
 
