@@ -19,6 +19,7 @@ from lazyrt.ir.match import shared
 
 if TYPE_CHECKING:
     from lazyrt.execution.census import Census, CompiledGraph
+    from lazyrt.execution.why.sequence import Moved
 
 # Below this similarity a comparison would list everything.
 _RELATED = 0.4
@@ -29,6 +30,7 @@ _DETECTORS = (
     key.cuts,
     key.left_by_cells,
     inputs.tied_parameters,
+    program.fast_path,
     inputs.modules,
     inputs.state,
     updates,
@@ -62,8 +64,9 @@ def explain(record: CompiledGraph, census: Census) -> Explanation:
         return _alone(record, _first_trace(record))
     moved = moved_boundary(record, census)
     if moved is not None:
-        cause, old, rest = moved
-        return _compared(record, old, min(1.0, closeness(record, old)), (cause,), rest)
+        causes, unexplained = _beside(moved)
+        alike = min(1.0, closeness(record, moved.old))
+        return _compared(record, moved.old, alike, causes, unexplained)
     found = census.nearest(record)
     if found is None or found[1] < _RELATED or _is_elsewhere(record, *found):
         cut = key.began_after_a_cut(record, census)
@@ -167,6 +170,17 @@ def differences(
     if not causes:
         causes.append(_wiring(before, now))
     return with_lengths(ranked(causes)), unexplained
+
+
+def _beside(moved: Moved) -> tuple[tuple[Cause, ...], int]:
+    """Return a boundary that moved and the causes of what differs besides."""
+    edits = moved.edits
+    causes = [moved.cause, *key.of_key(edits.before, edits.now)]
+    causes = key.with_what_ran_alone(edits, causes)
+    for detect in _DETECTORS:
+        if detect is not key.cuts:
+            causes += detect(edits)
+    return with_lengths(ranked(causes)), edits.remaining
 
 
 def _first_trace(record: CompiledGraph) -> Cause:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lazyrt.execution.why.causes import Taken
-from lazyrt.ir.match import cone, match
+from lazyrt.ir.match import Match, cone, match
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from lazyrt.execution.census import CompiledGraph
-    from lazyrt.ir.snapshot import Snapshot, Vertex
+    from lazyrt.ir.snapshot import Name, Snapshot, Vertex
     from lazyrt.observe.events import Site
 
 
@@ -33,7 +33,7 @@ class Edits:
         assert now.snapshot is not None
         self.before, self.now = before, now
         self.a, self.b = before.snapshot, now.snapshot
-        self.match = match(self.a, self.b)
+        self.match = _without_mistaken(match(self.a, self.b))
         self.added = set(self.match.added)
         self.removed = set(self.match.removed)
         self.changed = {k: partner for partner, k in self.match.changed}
@@ -66,6 +66,24 @@ class Edits:
     def take_all(self) -> Taken:
         """Take out every difference that is left."""
         return self.take(tuple(self.added), tuple(self.removed), tuple(self.changed))
+
+
+def _without_mistaken(found: Match) -> Match:
+    """Return a match in which no parameter that is made again is another module's parameter."""
+    a, b = found.before, found.now
+    made = {name.text for name in b.root_names.values() if name.in_module}
+    made -= {name.text for name in b.leaf_names.values()}
+    wrong = {
+        leaf: found.to_now[leaf]
+        for leaf, name in a.leaf_names.items()
+        if name.text in made and found.to_now[leaf] in b.leaf_names
+    }
+    if not wrong:
+        return found
+    partners = set(wrong.values())
+    to_now = [-1 if k in wrong else n for k, n in enumerate(found.to_now)]
+    to_before = [-1 if k in partners else n for k, n in enumerate(found.to_before)]
+    return Match(a, b, tuple(to_now), tuple(to_before))
 
 
 def _unpaired_roots(edits: Edits) -> tuple[list[int], list[int]]:
@@ -200,6 +218,31 @@ def exclusive(
     return set().union(*each.values()), each
 
 
+def of_results(
+    snapshot: Snapshot, roots: Iterable[int], free: set[int], near: set[int]
+) -> set[int]:
+    """Return the free vertices, of no module, that only results kept by the program need.
+
+    Args:
+        snapshot: The graph.
+        roots: Positions of results that one side alone has.
+        free: Vertices without a partner.
+        near: Vertices that are something else's whatever needs them.
+    """
+    kept = [k for k in roots if is_kept(snapshot.root_names.get(k))]
+    alone = exclusive(snapshot, kept, free)[0] if kept else set()
+    return {k for k in alone - near if not snapshot.vertices[k].scope}
+
+
+def is_kept(name: Name | None) -> bool:
+    """Return whether something holds a tensor beyond the variables of the running code."""
+    return (
+        name is not None
+        and not name.in_module
+        and not name.holder.startswith(("variable", "local", "gradient", "optimizer"))
+    )
+
+
 def connected(snapshot: Snapshot, seeds: Iterable[int], free: set[int]) -> set[int]:
     """Return the free vertices that edges among free vertices connect with `seeds`."""
     users = snapshot.users()
@@ -213,6 +256,29 @@ def connected(snapshot: Snapshot, seeds: Iterable[int], free: set[int]) -> set[i
         near = [operand for operand, _ in snapshot.vertices[vertex].operands]
         near += [user for user, _ in users[vertex]]
         stack += [other for other in near if other in free and other not in found]
+    return found
+
+
+def not_reached(edits: Edits) -> set[int]:
+    """Return what the graph before computes from results of the new one, as one cut short lacks.
+
+    It is read by nothing that both have: what is missing in the middle has other reasons.
+    """
+    users = edits.a.users()
+    ends = {vertex for vertex, _ in edits.b.roots}
+    for k in edits.added:  # of a longer loop, what the rounds before gave
+        ends.update(operand for operand, _ in edits.b.vertices[k].operands)
+    results = {edits.match.to_before[vertex] for vertex in ends} - {-1}
+    below: set[int] = set()
+    for k in sorted(edits.removed):
+        operands = {operand for operand, _ in edits.a.vertices[k].operands}
+        if operands & results or operands & below:
+            below.add(k)
+    found: set[int] = set()
+    for k in sorted(edits.removed, reverse=True):
+        readers = [user for user, _ in users[k]]
+        if (k in below or readers) and found.issuperset(readers):
+            found.add(k)
     return found
 
 

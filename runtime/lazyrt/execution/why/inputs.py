@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lazyrt.execution.why.causes import Cause, Taken
-from lazyrt.execution.why.edits import at, connected, count, first_site, listed, place
+from lazyrt.execution.why.edits import (
+    at,
+    connected,
+    count,
+    first_site,
+    is_view,
+    listed,
+    of_results,
+    place,
+)
 from lazyrt.execution.why.program import is_mode
 from lazyrt.execution.why.updates import only_updated, take_updates_of
 from lazyrt.ir.match import cone
@@ -51,10 +60,7 @@ _ACCUMULATES = (
 
 def modules(edits: Edits) -> list[Cause]:
     """Return which modules were added, removed, made again, or called on one side only."""
-    recreated = _recreated(edits)
-    if recreated:
-        return recreated
-    causes = []
+    causes = _recreated(edits)
     for is_gain in (True, False):
         snapshot, other = (edits.b, edits.a) if is_gain else (edits.a, edits.b)
         names, known = _module_names(snapshot), _module_names(other)
@@ -107,7 +113,9 @@ def _modules(
 ) -> Cause:
     """Return that modules came or went; with `exists`, that the program has them all the same."""
     snapshot, free = (edits.b, edits.added) if is_gain else (edits.a, edits.removed)
-    near = _within(snapshot, connected(snapshot, seeds, free), free)
+    roots, gone = edits.new_roots, edits.gone_roots
+    logged = of_results(snapshot, roots if is_gain else gone, free, set(seeds))
+    near = _within(snapshot, connected(snapshot, seeds, free - logged), free - logged)
     site = first_site(snapshot.vertices[k] for k in sorted(near))
     # What merely joins the neighbours anew goes with the module.
     taken = (
@@ -137,6 +145,10 @@ def _touching(edits: Edits, near: set[int], *, added: bool) -> set[int]:
     snapshot = edits.a if added else edits.b
     # Dropout that is gone has a reason of its own.
     free -= {k for k in free if is_mode(snapshot.vertices[k])}
+    # So has a result that nobody keeps any more.
+    free -= of_results(
+        snapshot, edits.gone_roots if added else edits.new_roots, free, set()
+    )
     return free if len(free) <= max(4, len(near) // 4) else set()
 
 
@@ -199,12 +211,18 @@ def _recreated(edits: Edits) -> list[Cause]:
     }
     if not now:
         return []
-    near = connected(edits.b, now.values(), edits.added)
+    leaves = {leaf for leaf, name in edits.a.leaf_names.items() if name.text in now}
+    made = _read_instead(edits, leaves)
+    near = cone(edits.b, [*now.values(), *made], edits.added.__contains__)
+    turned = {
+        k
+        for k in edits.added
+        if is_view(edits.b.vertices[k])
+        and near.issuperset(operand for operand, _ in edits.b.vertices[k].operands)
+    }
+    near = _within(edits.b, near | turned, edits.added)
     paths = list(dict.fromkeys(name.rpartition(".")[0] or name for name in now))
     site = first_site(edits.b.vertices[k] for k in sorted(near))
-    leaves = {
-        leaf for leaf, name in edits.a.leaf_names.items() if name.text in now
-    } | set(edits.removed)
     return [
         Cause(
             kind="module_recreated",
@@ -218,6 +236,18 @@ def _recreated(edits: Edits) -> list[Cause]:
             taken=edits.take(added=near, removed=leaves, changed=now.values()),
         )
     ]
+
+
+def _read_instead(edits: Edits, leaves: set[int]) -> list[int]:
+    """Return what the readers of the old inputs read now."""
+    users = edits.a.users()
+    found = []
+    for leaf in sorted(leaves):
+        for user, slot in users[leaf]:
+            partner = edits.match.to_now[user]
+            operands = edits.b.vertices[partner].operands if partner >= 0 else ()
+            found += [operand for operand, _ in operands[slot : slot + 1]]
+    return found
 
 
 def state(edits: Edits, *, of_optimizer: bool = False) -> list[Cause]:

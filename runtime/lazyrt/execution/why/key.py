@@ -6,7 +6,16 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from lazyrt.execution.why.causes import Cause, Taken
-from lazyrt.execution.why.edits import at, count, first_site, listed, place
+from lazyrt.execution.why.edits import (
+    at,
+    count,
+    first_site,
+    is_kept,
+    listed,
+    not_reached,
+    of_results,
+    place,
+)
 from lazyrt.execution.why.program import is_mode
 from lazyrt.ir.rounds import rounds_in
 
@@ -26,6 +35,10 @@ _MARK = "end the step with `lazyrt.mark_step()`"
 _CUT_FIX = (
     "read values after the step has ended (or print them: a print never cuts a step), so that "
     "each step ends at one place"
+)
+_MARK_FIX = (
+    "end the step at the same place every time; both places are one compile for each graph, and "
+    "nothing after that"
 )
 _CHECK_FIX = (
     "leave the check out with validate_args=False, or for all distributions with "
@@ -376,25 +389,55 @@ def _cut_away(edits: Edits) -> Taken:
 
     Variables that are alive at the cut are results of the first part, and inputs of the second.
     """
-    edits.gone_roots = []
-    edits.new_roots = [
-        k for k in edits.new_roots if _is_kept(edits.b.root_names.get(k))
+    moved = differs(edits.before.key.ended_by, edits.now.key.ended_by)
+    left = not_reached(edits) if moved else set()
+    kept = of_results(edits.b, edits.new_roots, edits.added, set())
+    edits.gone_roots = [
+        k
+        for k in edits.gone_roots
+        if is_kept(edits.a.root_names.get(k)) and edits.a.roots[k][0] not in left
     ]
+    edits.new_roots = [k for k in edits.new_roots if is_kept(edits.b.root_names.get(k))]
     vertices = edits.b.vertices
     read = place(edits.now.key.ended_by[1])
-    leaves = {k for k in edits.added if vertices[k].op == "data"}
+    leaves = {
+        k
+        for k in edits.added
+        if vertices[k].op == "data" and not is_of_program(edits.b.leaf_names.get(k))
+    }
     others = {
         k
         for k in edits.added
         if any(operand in leaves for operand, _ in vertices[k].operands)
         or (not vertices[k].is_leaf and place(vertices[k].site) == read)
     }
-    return edits.take(leaves | others, tuple(edits.removed))
+    return edits.take((leaves | others) - kept, left | replaced_by_inputs(edits))
 
 
-def _is_kept(name: Name | None) -> bool:
-    """Return whether something holds a tensor beyond the variables of the running code."""
-    return name is not None and not name.holder.startswith(("variable", "local"))
+def replaced_by_inputs(edits: Edits) -> set[int]:
+    """Return what the graph before computed where the new one has inputs, and what led to it."""
+    found: set[int] = set()
+    for leaf, users in enumerate(edits.b.users()):
+        name = edits.b.leaf_names.get(leaf)
+        if edits.b.vertices[leaf].op != "data" or is_of_program(name):
+            continue
+        for user, slot in users:
+            partner = edits.match.to_before[user]
+            operands = edits.a.vertices[partner].operands if partner >= 0 else ()
+            found.update(operand for operand, _ in operands[slot : slot + 1])
+    found &= edits.removed
+    readers = edits.a.users()
+    for k in sorted(edits.removed, reverse=True) if found else ():
+        if readers[k] and found.issuperset(user for user, _ in readers[k]):
+            found.add(k)
+    return found
+
+
+def is_of_program(name: Name | None) -> bool:
+    """Return whether an input is there in every step: a parameter, or state of an optimizer."""
+    return name is not None and (
+        name.in_module or name.holder in {"optimizer", "gradient"}
+    )
 
 
 def cut_fix(cut: tuple[str, Site | None]) -> str:
@@ -406,10 +449,12 @@ def cut_fix(cut: tuple[str, Site | None]) -> str:
         )
     if _is_left(cut):
         return _LEFT_FIX
+    if not is_cut(cut):
+        return _MARK_FIX
     return _CHECK_FIX if "torch.distributions" in cut[0] else _CUT_FIX
 
 
-def _moved(before: CompiledGraph, now: CompiledGraph) -> str:
+def cut_lines(before: CompiledGraph, now: CompiledGraph) -> str:
     """Return between which lines a mark of the program has moved; empty if none has.
 
     Both graphs begin at the same line, and the same kind of mark ends them at two places.
@@ -421,6 +466,12 @@ def _moved(before: CompiledGraph, now: CompiledGraph) -> str:
     same_mark = old[0] == new[0] and not is_cut(new) and differs(old, new)
     same_start = place(first_before) == place(first_now)
     if not (same_mark and same_start) or place(last_before) == place(last_now):
+        return ""
+    # The last line of a module's code says nothing of the place of a mark.
+    functions = {
+        each.function for each in (last_before, last_now, old[1], new[1]) if each
+    }
+    if len(functions) > 1:
         return ""
     lines = str(last_before), str(last_now)
     if (last_before.file, last_before.cell) == (last_now.file, last_now.cell):
@@ -498,7 +549,7 @@ def _shorter(edits: Edits, old: StepKey, new: StepKey) -> list[Cause]:
             f"the step began later: {_what(new.began_after)} ran its first part alone"
         )
     elif differs(old.ended_by, new.ended_by):
-        text = _moved(edits.before, edits.now) or (
+        text = cut_lines(edits.before, edits.now) or (
             f"the step ended earlier: {_what(new.ended_by)} instead of {_what(old.ended_by)}"
         )
     else:
@@ -536,6 +587,11 @@ def _longer(edits: Edits, old: StepKey, new: StepKey) -> list[Cause]:
 def is_cut(boundary: tuple[str, Site | None]) -> bool:
     """Return whether a boundary came by a read or a limit, and not by a mark of the program."""
     return boundary[0].startswith(("read", _LIMIT, _FALLBACK))
+
+
+def is_fallback(boundary: tuple[str, Site | None]) -> bool:
+    """Return whether an op that ran on the CPU ended a graph."""
+    return boundary[0].startswith(_FALLBACK)
 
 
 def differs(one: tuple[str, Site | None], other: tuple[str, Site | None]) -> bool:

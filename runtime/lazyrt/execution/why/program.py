@@ -7,7 +7,7 @@ from collections import Counter
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from lazyrt.execution.why.causes import Cause
+from lazyrt.execution.why.causes import Cause, Taken
 from lazyrt.execution.why.edits import (
     at,
     connected,
@@ -481,10 +481,7 @@ def train_or_eval(edits: Edits) -> list[Cause]:
         ("evaluation", "training") if to_train else ("training", "evaluation")
     )
     text = f"the model runs in {new_mode} mode, before in {old_mode} mode: "
-    fix = (
-        "one graph for training and one for evaluation is what it takes; call `.train()` and "
-        "`.eval()` at the boundary of steps"
-    )
+    fix = _MODE_FIX
     if _is_dropout_alone(edits, [*vertices, *old]):
         text = f"dropout is {'on' if to_train else 'off'}, before it was {'off' if to_train else 'on'}: "
         fix = (
@@ -508,6 +505,67 @@ def train_or_eval(edits: Edits) -> list[Cause]:
             ),
         )
     ]
+
+
+def fast_path(edits: Edits) -> list[Cause]:
+    """Return whether a module takes another way in evaluation, as torch's attention does."""
+    sides = (edits.b, edits.added), (edits.a, edits.removed)
+    for is_gain in (True, False):
+        snapshot, free = sides[not is_gain]
+        drops = [k for k in free if snapshot.vertices[k].op.startswith(_DROPOUTS)]
+        found = [snapshot.vertices[k] for k in drops]
+        spots = {(vertex.scope, place(vertex.site)) for vertex in found}
+        both = [
+            sum(_at_spots(side.vertices[k], spots) for k in mine)
+            for side, mine in sides
+        ]
+        if not drops or min(both) < _WAY:
+            continue
+        old, new = ("evaluation", "training")[:: 1 if is_gain else -1]
+        site = first_site(snapshot.vertices[k] for k in sorted(drops))
+        names = listed(sorted(scope for scope, _ in spots if scope))
+        return [
+            Cause(
+                kind="train_eval",
+                text=f"the model runs in {new} mode, before in {old} mode: dropout and the way "
+                f"that torch takes{at(site)} differ"
+                + (f" (in module {names})" if names else ""),
+                fix=_MODE_FIX,
+                now=site if is_gain else None,
+                before=None if is_gain else site,
+                taken=_take_places(edits, spots),
+            )
+        ]
+    return []
+
+
+def _at_spots(vertex: Vertex, spots: set[Any]) -> bool:
+    return not vertex.is_leaf and (vertex.scope, place(vertex.site)) in spots
+
+
+def _take_places(edits: Edits, spots: set[Any]) -> Taken:
+    """Take out what the same modules recorded on the same lines, on both sides."""
+    a, b = edits.a, edits.b
+    ours = [k for k in edits.added if _at_spots(b.vertices[k], spots)]
+    theirs = [k for k in edits.removed if _at_spots(a.vertices[k], spots)]
+    changed = [
+        k
+        for k, partner in edits.changed.items()
+        if _at_spots(b.vertices[k], spots) and _at_spots(a.vertices[partner], spots)
+    ]
+    return edits.take(
+        _with_leaves(b, ours, edits.added),
+        _with_leaves(a, theirs, edits.removed),
+        changed,
+    )
+
+
+# Dropout alone is one operation or two.
+_WAY = 4
+_MODE_FIX = (
+    "one graph for training and one for evaluation is what it takes; call `.train()` and "
+    "`.eval()` at the boundary of steps"
+)
 
 
 def _is_dropout_alone(edits: Edits, vertices: list[Vertex]) -> bool:

@@ -1,141 +1,332 @@
 """A boundary that moved: what two graphs computed one after the other, two others do now.
 
-The second of them cannot be understood alone. Against the nearest graph it has operations more or
+Neither of the two can be understood alone. Against the nearest graph it has operations more or
 less, which look like modules that came or went; with the graph that ran before it, it is what
-two graphs, or one, were together.
+two graphs, or one, were together. So both sides are compared without their cuts, and what
+differs then has causes of its own.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazyrt.execution.why.causes import Cause, Taken
-from lazyrt.execution.why.edits import at, count
-from lazyrt.execution.why.key import cut_fix, differs, is_cut
+from lazyrt.execution.why.edits import Edits, at, count, is_kept, not_reached, place
+from lazyrt.execution.why.joined import Joined, alone, follows, goes_on, joined
+from lazyrt.execution.why.key import cut_fix, cut_lines, differs, is_cut, is_fallback
 from lazyrt.ir.match import shared
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from lazyrt.execution.census import Census, CompiledGraph
+    from lazyrt.ir.snapshot import Vertex
 
-# Together two graphs share at least so much with what there was.
-_ALIKE = 0.95
-_FIX = (
-    "end the step at the same place every time; both places are one compile for each graph, and "
-    "nothing after that"
-)
+# What two graphs share with those before, by their ops, so that they may be the same program.
+_ALIKE = 0.6
+# Operations that changed sides the other way are mistakes of the matching.
+_STRAY = 0.2
+# So many candidates are compared vertex by vertex.
+_TRIED = 2
 
 
-def moved_boundary(
-    now: CompiledGraph, census: Census
-) -> tuple[Cause, CompiledGraph, int] | None:
-    """Return that the boundary in front of a graph moved, and what it stood in front of before.
+class Moved(NamedTuple):
+    """A boundary that moved.
 
-    The number is that of operations which are not the same ones as before for all that.
+    Attributes:
+        cause: Where it stands now, and where it stood.
+        old: The graph before that the new one stands for.
+        edits: What differs apart from the boundary.
+    """
+
+    cause: Cause
+    old: CompiledGraph
+    edits: Edits
+
+
+def moved_boundary(now: CompiledGraph, census: Census) -> Moved | None:
+    """Return that a boundary in front of a graph, or at its end, moved.
 
     Args:
         now: The new graph.
         census: The graphs before, and which ran after which.
     """
-    previous = census.latest
-    if previous is None or not _goes_on(now, previous):
+    if now.snapshot is None or now.labels is None or _has_a_like(now, census):
         return None
-    for earlier in _earlier(census, previous):
-        if _together_alike((previous, now), earlier) and _is_another_cut(
-            previous, now, earlier
-        ):
-            both = _labels((previous, now)), _labels(earlier)
-            rest = (both[0] - both[1]) + (both[1] - both[0])  # type: ignore[operator]
-            return _cause(previous, now, earlier), earlier[-1], rest.total()
+    previous = census.latest
+    if previous is not None and goes_on(now, previous):
+        return _began_elsewhere(now, previous, census)
+    return _ended_elsewhere(now, census)
+
+
+def _has_a_like(now: CompiledGraph, census: Census) -> bool:
+    """Return whether a graph before has the very same ops, so that no boundary has moved."""
+    ours = _by_op((now,))
+    return any(
+        other.nodes == now.nodes and _by_op((other,)) == ours
+        for other in census
+        if other is not now
+    )
+
+
+def _began_elsewhere(
+    now: CompiledGraph, previous: CompiledGraph, census: Census
+) -> Moved | None:
+    both = (previous, now)
+    old = [each for each in _earlier(census, previous) if _may_be(both, each, now)]
+    ours, size = _by_op(both), previous.nodes + now.nodes
+    for candidate in _best(old, lambda each: _likeness(ours, _by_op(each), size)):
+        new, before = joined(previous, now), _as_one(candidate)
+        edits = Edits(before.record, new.record)
+        moved = _changed_sides(edits, before, new)
+        if moved:
+            _forget_what_lived_at_the_cut(edits, before, new)
+            return Moved(_cause(both, candidate, moved), candidate[-1], edits)
     return None
+
+
+def _as_one(records: Sequence[CompiledGraph]) -> Joined:
+    return joined(*records) if len(records) > 1 else alone(records[0])
 
 
 def _earlier(
     census: Census, previous: CompiledGraph
 ) -> Iterator[tuple[CompiledGraph, ...]]:
     """Yield graphs that ran one after the other, and single ones, the latest first."""
-    yield from (pair for pair in census.successions() if previous not in pair)
-    yield from ((record,) for record in census if record is not previous)
+    rests = set()
+    for first, second in census.successions():
+        if previous not in (first, second) and follows(second, first):
+            rests.add(second)
+            yield first, second
+    for record in reversed(list(census)):
+        if record is not previous and record.snapshot and record not in rests:
+            yield (record,)
 
 
-def _goes_on(now: CompiledGraph, previous: CompiledGraph) -> bool:
-    """Return whether a graph reads what the one before left half done: no parameter, no state."""
-    snapshot = now.snapshot
-    if snapshot is None or previous.labels is None:
-        return False
-    names = snapshot.leaf_names
-    return any(
-        origin.graph == previous.name
-        and not (
-            leaf in names
-            and (names[leaf].in_module or names[leaf].holder == "optimizer")
-        )
-        for leaf, origin in snapshot.origins.items()
-    )
-
-
-def _together_alike(new: Sequence[CompiledGraph], old: Sequence[CompiledGraph]) -> bool:
+def _may_be(
+    new: Sequence[CompiledGraph], old: Sequence[CompiledGraph], now: CompiledGraph
+) -> bool:
+    """Return whether graphs are alike by size, end alike, and are not the same two swapped."""
     sizes = [sum(record.nodes for record in side) for side in (new, old)]
     if min(sizes) < _ALIKE * max(sizes):
         return False
-    ours, theirs = (_labels(side) for side in (new, old))
-    if ours is None or theirs is None:
+    if any(
+        record.labels is None for record in (*new, *old)
+    ):  # given up to bound memory
         return False
-    return shared(ours, theirs) >= _ALIKE * max(ours.total(), theirs.total())
+    return now.key.ended_by[0] == old[-1].key.ended_by[0]
 
 
-def _labels(records: Sequence[CompiledGraph]) -> Counter[Any] | None:
-    total: Counter[Any] = Counter()
+def _best(
+    candidates: Sequence[tuple[CompiledGraph, ...]],
+    likeness: Callable[[tuple[CompiledGraph, ...]], float],
+) -> list[tuple[CompiledGraph, ...]]:
+    """Return the few that are most alike, pairs before single graphs and the latest first."""
+    scored = [(likeness(each), -k, each) for k, each in enumerate(candidates)]
+    scored.sort(key=lambda item: item[:2], reverse=True)
+    return [each for score, _, each in scored[:_TRIED] if score >= _ALIKE]
+
+
+def _likeness(ours: Counter[str], theirs: Counter[str], size: int) -> float:
+    return shared(ours, theirs) / max(size, theirs.total(), 1)
+
+
+def _by_op(records: Sequence[CompiledGraph]) -> Counter[str]:
+    total: Counter[str] = Counter()
     for record in records:
-        if record.labels is None:  # given up to bound memory
-            return None
-        total += record.labels
+        for (op, _), number in (record.labels or {}).items():
+            total[op] += number
     return total
 
 
-def _is_another_cut(
-    previous: CompiledGraph, now: CompiledGraph, old: Sequence[CompiledGraph]
-) -> bool:
-    """Return whether boundaries or modules say so: rounds of one loop may add up alike."""
-    if now.nodes == old[-1].nodes or now.key.ended_by[0] != old[-1].key.ended_by[0]:
-        return False
-    if _together_alike((previous,), old[-1:]):  # the same two the other way round
-        return False
-    mark, was = previous.key.ended_by, old[0].key.ended_by
-    return differs(mark, was) or _modules(now) != _modules(old[-1])
+def _changed_sides(edits: Edits, old: Joined, new: Joined) -> int:
+    """Return how many operations run before the boundary that ran after it, or less than none.
+
+    Operations that went both ways were matched across two parts that are alike.
+    """
+    earlier = later = 0
+    for k, partner in enumerate(edits.match.to_before):
+        if partner < 0 or edits.b.vertices[k].is_leaf:
+            continue
+        earlier += new.parts[k] < old.parts[partner]
+        later += new.parts[k] > old.parts[partner]
+    if min(earlier, later) > _STRAY * max(earlier, later):
+        return 0
+    return earlier if earlier > later else -later
 
 
-def _modules(record: CompiledGraph) -> set[str]:
-    names = record.snapshot.leaf_names.values() if record.snapshot else ()
-    return {name.text for name in names if name.in_module}
+def _forget_what_lived_at_the_cut(edits: Edits, old: Joined, new: Joined) -> None:
+    """Variables alive at one place of the cut, and not at the other, have it for their cause."""
+    edits.new_roots = [
+        k
+        for k in edits.new_roots
+        if is_kept(edits.b.root_names.get(k))
+        or edits.b.roots[k][0] in edits.added
+        or not _lived(edits.b.roots[k][0], edits.match.to_before, new, old)
+    ]
+    edits.gone_roots = [
+        k
+        for k in edits.gone_roots
+        if is_kept(edits.a.root_names.get(k))
+        or edits.a.roots[k][0] in edits.removed
+        or not _lived(edits.a.roots[k][0], edits.match.to_now, old, new)
+    ]
+
+
+def _lived(vertex: int, partners: Sequence[int], mine: Joined, other: Joined) -> bool:
+    return not mine.parts[vertex] or not other.parts[partners[vertex]]
 
 
 def _cause(
-    previous: CompiledGraph, now: CompiledGraph, old: Sequence[CompiledGraph]
+    new: Sequence[CompiledGraph], old: Sequence[CompiledGraph], moved: int
 ) -> Cause:
-    mark, was = previous.key.ended_by, old[0].key.ended_by
-    moved = now.nodes - old[-1].nodes
+    """Return the cause of a graph that begins elsewhere; `moved` ops run before the cut now."""
+    mark, was = new[0].key.ended_by, old[0].key.ended_by
     line = f"{mark[0]}{at(mark[1])}"
     if len(old) == 1:
         text = (
-            f"the step began later: {line} ran its first part alone ({previous.name}), which "
+            f"the step began later: {line} ran its first part alone ({new[0].name}), which "
             f"{old[0].name} ran as one with the rest"
         )
     else:
         if differs(mark, was):
             line += f" instead of {was[0]}{at(was[1])}"
-        sides = "before it run after it" if moved > 0 else "after it run before it"
+        sides = "before it run after it" if moved < 0 else "after it run before it"
         text = (
-            f"the boundary in front of this graph came {'earlier' if moved > 0 else 'later'}, "
+            f"the boundary in front of this graph came {'earlier' if moved < 0 else 'later'}, "
             f"{line}: {count(abs(moved), 'operation')} that ran {sides} now"
         )
     return Cause(
-        kind="step_cut",
+        kind="fallback" if is_fallback(mark) and differs(mark, was) else "step_cut",
         text=text,
-        fix=cut_fix(mark) if is_cut(mark) else _FIX,
+        fix=cut_fix(mark),
         now=mark[1],
         before=was[1],
-        taken=Taken(added=max(moved, 0), removed=max(-moved, 0)),
+        taken=Taken(added=max(-moved, 0), removed=max(moved, 0)),
     )
+
+
+def _ended_elsewhere(now: CompiledGraph, census: Census) -> Moved | None:
+    """Return that a graph is the first of two with their boundary at another place."""
+    pairs = [
+        pair
+        for pair in dict.fromkeys(census.successions())
+        if now not in pair and follows(pair[1], pair[0]) and _begins_alike(now, pair[0])
+    ]
+    ours = _by_op((now,))
+
+    def likeness(pair: tuple[CompiledGraph, ...]) -> float:
+        theirs = _by_op(pair)
+        return shared(ours, theirs) / max(min(ours.total(), theirs.total()), 1)
+
+    for first, second in _best(pairs, likeness):
+        if _is_longer(now, first, second):
+            found = _later(now, first, second)
+        else:
+            found = _sooner(now, first)
+        if found is not None:
+            return found
+    return None
+
+
+def _begins_alike(now: CompiledGraph, first: CompiledGraph) -> bool:
+    return (
+        first.snapshot is not None
+        and place(now.lines[0]) == place(first.lines[0])
+        and not is_cut(now.key.ended_by)
+        # A step of one graph begins where it ended: its loops are no boundary that moved.
+        and differs(now.key.began_after, first.key.ended_by)
+        and _share(now, first) >= _ALIKE
+    )
+
+
+def _share(now: CompiledGraph, first: CompiledGraph) -> float:
+    """Return how many operations of the smaller graph stand where the other has them too."""
+    ours, theirs = (
+        Counter(_spot(vertex) for vertex in _nodes(record)) for record in (now, first)
+    )
+    return shared(ours, theirs) / max(min(ours.total(), theirs.total()), 1)
+
+
+def _is_longer(now: CompiledGraph, first: CompiledGraph, second: CompiledGraph) -> bool:
+    """Return whether a graph goes on into what ran after the boundary, at the same places."""
+    ours, own, after = (
+        Counter(_spot(vertex) for vertex in _nodes(record))
+        for record in (now, first, second)
+    )
+    return bool((ours - own) & after)
+
+
+def _nodes(record: CompiledGraph) -> list[Vertex]:
+    vertices = record.snapshot.vertices if record.snapshot is not None else ()
+    return [vertex for vertex in vertices if not vertex.is_leaf]
+
+
+def _spot(vertex: Vertex) -> Any:
+    return (vertex.op, vertex.scope, vertex.backward, place(vertex.site))
+
+
+def _later(
+    now: CompiledGraph, first: CompiledGraph, second: CompiledGraph
+) -> Moved | None:
+    old = joined(first, second)
+    edits = Edits(old.record, now)
+    after = [
+        k
+        for k, partner in enumerate(edits.match.to_before)
+        if partner >= 0 and old.parts[partner] and not edits.b.vertices[k].is_leaf
+    ]
+    left = _take_what_was_not_reached(edits)
+    # The same graph twice over is a boundary that is missing between two steps.
+    if not after or (not left and first is second):
+        return None
+    mark, was = now.key.ended_by, first.key.ended_by
+    return Moved(
+        _at_the_end(mark, was, "later", len(after), "after", added=len(after)),
+        first,
+        edits,
+    )
+
+
+def _sooner(now: CompiledGraph, first: CompiledGraph) -> Moved | None:
+    """Return that a mark came earlier: it stands elsewhere, or is that of an earlier round."""
+    mark, was = now.key.ended_by, first.key.ended_by
+    if cut_lines(first, now):  # other lines say it themselves
+        return None
+    edits = Edits(first, now)
+    left = _take_what_was_not_reached(edits)
+    if not left:
+        return None
+    return Moved(
+        _at_the_end(mark, was, "earlier", left, "before", removed=left), first, edits
+    )
+
+
+def _at_the_end(
+    mark: Any, was: Any, when: str, number: int, side: str, **taken: int
+) -> Cause:
+    instead = f" instead of {was[0]}{at(was[1])}" if differs(mark, was) else ""
+    verb = "run before it" if side == "after" else "run after it"
+    return Cause(
+        kind="step_cut",
+        text=f"the step ended {when}: {mark[0]}{at(mark[1])}{instead}, "
+        f"{count(number, 'operation')} that ran {side} it {verb} now",
+        fix=cut_fix(mark),
+        now=mark[1],
+        before=was[1],
+        taken=Taken(**taken),
+    )
+
+
+def _take_what_was_not_reached(edits: Edits) -> int:
+    """Take out what the old graph computes of results of the new one; return how many ops."""
+    found = not_reached(edits)
+    edits.new_roots = [k for k in edits.new_roots if is_kept(edits.b.root_names.get(k))]
+    edits.gone_roots = [
+        k
+        for k in edits.gone_roots
+        if is_kept(edits.a.root_names.get(k)) and edits.a.roots[k][0] not in found
+    ]
+    edits.take(removed=found)
+    return sum(not edits.a.vertices[k].is_leaf for k in found)

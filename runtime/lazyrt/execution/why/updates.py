@@ -58,7 +58,8 @@ def _without_state(edits: Edits) -> list[Cause]:
         (now, before, edits.b, edits.a, True),
     ):
         known = _parameters(other) | other.modules
-        lost = [name for name in old if name not in new and name in known]
+        made = {n.text for n in other.root_names.values() if n.in_module} - set(new)
+        lost = [name for name in old if name not in {*new, *made} and name in known]
         site = _site_of(snapshot, lost)
         if not lost or site is None:
             continue
