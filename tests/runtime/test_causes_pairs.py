@@ -176,7 +176,8 @@ PAIRS = [
     for one, other in itertools.combinations(CAUSES, 2)
 ]
 _IN_NO_GRAPH = "what the debug mode runs alone is in no graph"
-_LEFT_OVER = "both are named, with a part of the second as another path"
+_LEFT_OVER = "both are named, with a part of the second as another cause"
+_AS_CALLED = "the module that is made again is told as one that is called elsewhere"
 MISSED = {
     (Attention, "shape", "mode"): _IN_NO_GRAPH,
     (Attention, "dtype_of_data", "mode"): _IN_NO_GRAPH,
@@ -185,7 +186,7 @@ MISSED = {
     (Perceptron, "module_added", "mode"): _LEFT_OVER,
     (Perceptron, "mode", "cut_moved"): _LEFT_OVER,
     (Attention, "train_or_eval", "module_added"): _LEFT_OVER,
-    (Attention, "module_made_again", "cut_moved"): _LEFT_OVER,
+    (Attention, "module_made_again", "cut_moved"): _AS_CALLED,
 }
 # A mark that comes sooner: the other way round than in the pairs of this model.
 PAIRS += [
