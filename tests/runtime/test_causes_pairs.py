@@ -185,6 +185,7 @@ MISSED = {
     (Attention, "module_added", "mode"): _LEFT_OVER,
     (Perceptron, "module_added", "mode"): _LEFT_OVER,
     (Perceptron, "mode", "cut_moved"): _LEFT_OVER,
+    (Perceptron, "train_or_eval", "cut_moved"): _LEFT_OVER,
     (Attention, "train_or_eval", "module_added"): _LEFT_OVER,
     (Attention, "module_made_again", "cut_moved"): _AS_CALLED,
 }

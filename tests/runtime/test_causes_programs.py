@@ -69,6 +69,33 @@ def test_a_mark_that_moved_in_a_loop_is_no_module_that_came_or_went():
     assert second.unexplained == 0
 
 
+@pytest.mark.parametrize("stops", ["221", "331", "114", "23", "31", "22132", "33313"])
+def test_a_mark_that_moves_among_layers_of_several_sizes_is_the_only_cause(stops):
+    """The notebook's example: two graphs alive at once, their values in two lists."""
+    sizes = ((10, 30), (30, 20), (20, 10), (10, 1))
+    layers = [nn.Linear(*size).to(DEVICE) for size in sizes]
+    x = ones(2, 10)
+    lazyrt.mark_step()
+    for stop in map(int, stops):
+        _kept = outputs_with_a_mark_after(layers, x, stop)
+        lazyrt.mark_step()
+
+    for explanation in explained()[2:]:
+        assert kinds(explanation) == ["step_cut"], explanation
+        assert explanation.unexplained == 0
+
+
+def outputs_with_a_mark_after(layers, x, stop):
+    outputs = []
+    with torch.no_grad():
+        for number, layer in enumerate(layers, 1):
+            x = layer(x)
+            outputs.append(x)
+            if number == stop:
+                lazyrt.mark_step()
+    return outputs
+
+
 def test_a_mark_that_moved_back_says_that_it_came_later():
     layers = [nn.Linear(4, 4).to(DEVICE) for _ in range(5)]
     x = ones(2, 4)

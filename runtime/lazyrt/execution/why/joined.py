@@ -28,17 +28,21 @@ class Joined(NamedTuple):
         parts: For each vertex of it, 0 if the first graph has it and 1 if the second; of a
             single graph all are 1.
         first: The record of the graph that ran first, or of the only one.
+        alive: What either graph has for a result, also where only the cut kept it.
     """
 
     record: CompiledGraph
     parts: tuple[int, ...]
     first: CompiledGraph
+    alive: frozenset[tuple[int, int]]
 
 
 def alone(record: CompiledGraph) -> Joined:
     """Return a single graph in the same form."""
-    assert record.snapshot is not None
-    return Joined(record, (_SECOND,) * len(record.snapshot.vertices), record)
+    snapshot = record.snapshot
+    assert snapshot is not None
+    parts = (_SECOND,) * len(snapshot.vertices)
+    return Joined(record, parts, record, frozenset(snapshot.roots))
 
 
 def goes_on(now: CompiledGraph, previous: CompiledGraph) -> bool:
@@ -105,7 +109,7 @@ def joined(first: CompiledGraph, second: CompiledGraph) -> Joined:
         labels=labels(snapshot),
         canonical=None,
     )
-    return Joined(record, tuple(splice.parts), first)
+    return Joined(record, tuple(splice.parts), first, splice.alive())
 
 
 class _Splice:
@@ -146,6 +150,13 @@ class _Splice:
             operands = tuple(_moved(numbers, each) for each in vertex.operands)
             self.vertices.append(vertex._replace(operands=operands))
             self.parts.append(part)
+
+    def alive(self) -> frozenset[tuple[int, int]]:
+        """Return the results of both graphs."""
+        sides = ((self.one, self.of_one), (self.other, self.of_other))
+        return frozenset(
+            _moved(numbers, root) for side, numbers in sides for root in side.roots
+        )
 
     def snapshot(self) -> Snapshot:
         """Return the graph; values that only the cut kept alive are no results of it."""

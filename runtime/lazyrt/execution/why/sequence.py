@@ -61,13 +61,23 @@ def moved_boundary(now: CompiledGraph, census: Census) -> Moved | None:
 
 
 def _has_a_like(now: CompiledGraph, census: Census) -> bool:
-    """Return whether a graph before has the very same ops, so that no boundary has moved."""
-    ours = _by_op((now,))
+    """Return whether a graph before has the very same ops, so that no boundary has moved.
+
+    Equal layers of a model have the same ops, too. Their parameters have other names.
+    """
+    ours, names = _by_op((now,)), _parameters(now)
     return any(
-        other.nodes == now.nodes and _by_op((other,)) == ours
+        other.nodes == now.nodes
+        and _by_op((other,)) == ours
+        and _parameters(other) == names
         for other in census
         if other is not now
     )
+
+
+def _parameters(record: CompiledGraph) -> set[str]:
+    names = record.snapshot.leaf_names if record.snapshot is not None else {}
+    return {name.text for name in names.values() if name.in_module}
 
 
 def _began_elsewhere(
@@ -76,7 +86,14 @@ def _began_elsewhere(
     both = (previous, now)
     old = [each for each in _earlier(census, previous) if _may_be(both, each, now)]
     ours, size = _by_op(both), previous.nodes + now.nodes
-    for candidate in _best(old, lambda each: _likeness(ours, _by_op(each), size)):
+
+    def likeness(each: tuple[CompiledGraph, ...]) -> tuple[float, int]:
+        theirs = _by_op(each)
+        return shared(ours, theirs) / max(size, theirs.total(), 1), _common(
+            now, each[-1]
+        )
+
+    for candidate in _best(old, likeness):
         new, before = joined(previous, now), _as_one(candidate)
         edits = Edits(before.record, new.record)
         moved = _changed_sides(edits, before, new)
@@ -120,16 +137,20 @@ def _may_be(
 
 def _best(
     candidates: Sequence[tuple[CompiledGraph, ...]],
-    likeness: Callable[[tuple[CompiledGraph, ...]], float],
+    likeness: Callable[[tuple[CompiledGraph, ...]], tuple[float, int]],
 ) -> list[tuple[CompiledGraph, ...]]:
     """Return the few that are most alike, pairs before single graphs and the latest first."""
     scored = [(likeness(each), -k, each) for k, each in enumerate(candidates)]
     scored.sort(key=lambda item: item[:2], reverse=True)
-    return [each for score, _, each in scored[:_TRIED] if score >= _ALIKE]
+    return [each for score, _, each in scored[:_TRIED] if score[0] >= _ALIKE]
 
 
-def _likeness(ours: Counter[str], theirs: Counter[str], size: int) -> float:
-    return shared(ours, theirs) / max(size, theirs.total(), 1)
+def _common(one: CompiledGraph, other: CompiledGraph) -> int:
+    """Return how many operations two graphs have in common, with the types of their results.
+
+    It tells which of two graphs that run in turn comes first.
+    """
+    return shared(one.labels or Counter(), other.labels or Counter())
 
 
 def _by_op(records: Sequence[CompiledGraph]) -> Counter[str]:
@@ -161,17 +182,29 @@ def _forget_what_lived_at_the_cut(edits: Edits, old: Joined, new: Joined) -> Non
     edits.new_roots = [
         k
         for k in edits.new_roots
-        if is_kept(edits.b.root_names.get(k))
-        or edits.b.roots[k][0] in edits.added
-        or not _lived(edits.b.roots[k][0], edits.match.to_before, new, old)
+        if not _was_alive(edits.b.roots[k], edits.match.to_before, old)
+        and (
+            is_kept(edits.b.root_names.get(k))
+            or edits.b.roots[k][0] in edits.added
+            or not _lived(edits.b.roots[k][0], edits.match.to_before, new, old)
+        )
     ]
     edits.gone_roots = [
         k
         for k in edits.gone_roots
-        if is_kept(edits.a.root_names.get(k))
-        or edits.a.roots[k][0] in edits.removed
-        or not _lived(edits.a.roots[k][0], edits.match.to_now, old, new)
+        if not _was_alive(edits.a.roots[k], edits.match.to_now, new)
+        and (
+            is_kept(edits.a.root_names.get(k))
+            or edits.a.roots[k][0] in edits.removed
+            or not _lived(edits.a.roots[k][0], edits.match.to_now, old, new)
+        )
     ]
+
+
+def _was_alive(root: tuple[int, int], partners: Sequence[int], other: Joined) -> bool:
+    """Return whether a result of one side is one of the other side, too, by whatever name."""
+    vertex, index = root
+    return (partners[vertex], index) in other.alive
 
 
 def _lived(vertex: int, partners: Sequence[int], mine: Joined, other: Joined) -> bool:
@@ -216,9 +249,10 @@ def _ended_elsewhere(now: CompiledGraph, census: Census) -> Moved | None:
     ]
     ours = _by_op((now,))
 
-    def likeness(pair: tuple[CompiledGraph, ...]) -> float:
+    def likeness(pair: tuple[CompiledGraph, ...]) -> tuple[float, int]:
         theirs = _by_op(pair)
-        return shared(ours, theirs) / max(min(ours.total(), theirs.total()), 1)
+        alike = shared(ours, theirs) / max(min(ours.total(), theirs.total()), 1)
+        return alike, _common(now, pair[0])
 
     for first, second in _best(pairs, likeness):
         if _is_longer(now, first, second):
@@ -278,6 +312,11 @@ def _later(
         if partner >= 0 and old.parts[partner] and not edits.b.vertices[k].is_leaf
     ]
     left = _take_what_was_not_reached(edits)
+    edits.new_roots = [
+        k
+        for k in edits.new_roots
+        if not _was_alive(edits.b.roots[k], edits.match.to_before, old)
+    ]
     # The same graph twice over is a boundary that is missing between two steps.
     if not after or (not left and first is second):
         return None
