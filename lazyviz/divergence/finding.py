@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lazyviz.divergence.tracks import called
+from lazyviz.divergence.tracks import called, order
 from lazyviz.foreign.evidence import EvidenceError
 from lazyviz.hlo import HloError, diff
 from lazyviz.hlo.causes import sentences
@@ -325,7 +325,7 @@ def _graph(sides: Sequence[Side], tracks: Sequence[Track]) -> _Told:
         odd.names
     ):  # what one of them had never run is what is odd
         most, odd = sorted(
-            (most, odd), key=lambda side: (not side.is_usual, _order(side.names[0]))
+            (most, odd), key=lambda side: (not side.is_usual, order(side.names[0]))
         )
     if not odd.own.ran or not most.own.ran:
         return _Told(_nothing_ran(*sorted((most, odd), key=lambda side: side.own.ran)))
@@ -362,10 +362,6 @@ def _another_program(odd: Side, most: Side, reasons: Sequence[_Reason]) -> str:
 
 def _beside(side: Side) -> str:
     return "the others" if len(side.names) > 1 else called(side.names)
-
-
-def _order(name: str) -> tuple[int, str]:
-    return (int(name), "") if name.isdecimal() else (0, name)
 
 
 def _nothing_ran(idle: Side, busy: Side) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lazyviz.divergence.record_file import is_record, read_record
-from lazyviz.divergence.tracks import Barrier, Place, Program, Track
+from lazyviz.divergence.tracks import Barrier, Place, Program, Track, order
 from lazyviz.foreign.evidence import EvidenceError, file_bytes, user_frame
 from lazyviz.foreign.programs import parse_programs
 from lazyviz.foreign.tensors_dump_parse import BEGIN, parse_tensors_dump
@@ -64,11 +64,7 @@ def tracks_of(
         )
     if not all(records):
         tracks = _merged(tracks)
-    return sorted(tracks, key=lambda track: _order(track.name))
-
-
-def _order(name: str) -> tuple[bool, int, str]:
-    return not name.isdecimal(), int(name) if name.isdecimal() else 0, name
+    return sorted(tracks, key=lambda track: order(track.name))
 
 
 def _files(source: str | Path | Iterable[str | Path]) -> list[Path]:

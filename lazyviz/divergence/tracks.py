@@ -122,6 +122,11 @@ class Track:
         return self.state in {"failed", "full", "running", "silent"}
 
 
+def order(name: str) -> tuple[bool, int, str]:
+    """Return what sorts replicas: numbers first, by their value."""
+    return not name.isdecimal(), int(name) if name.isdecimal() else 0, name
+
+
 def called(names: Sequence[str]) -> str:
     """Return some replicas as a subject: `replica 1`, `replicas 0 and 2`, `replicas 0 to 6`.
 

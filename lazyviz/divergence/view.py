@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lazyviz.divergence.alignment import Row
 from lazyviz.divergence.tracks import called
 from lazyviz.render import html, text
 from lazyviz.render.escape import one_line
 from lazyviz.render.measure import clip
 
 if TYPE_CHECKING:
-    from lazyviz.divergence.alignment import Row
     from lazyviz.divergence.report import Replicas
     from lazyviz.divergence.tracks import Barrier
 
@@ -143,8 +143,6 @@ def rows(found: Replicas) -> tuple[tuple[str, ...], ...]:
 
 def _listed(found: Replicas) -> list[tuple[int, Row]]:
     """Return the rows that are shown, with their numbers."""
-    from lazyviz.divergence.alignment import Row
-
     common, later = found.aligned.common, found.aligned.rows
     count = len(found.tracks)
     marked = found.first_difference.row if found.first_difference is not None else None

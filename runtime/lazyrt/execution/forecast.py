@@ -55,14 +55,9 @@ def runs_as_slice(cone: list[Node], *, reused: bool) -> bool:
 
 def op_compiles(cone: Iterable[Node]) -> list[Part]:
     """Return what single ops take until all have executables in memory."""
-    parts = []
-    for spec in {node.spec: None for node in cone if node.spec.executable is None}:
-        place = compiler.place_of_op(spec)
-        if place == "disk":
-            parts.append(Part("load op", 0, _LOAD_NS))
-        elif place == "nowhere":
-            parts.append(op_compile(spec))
-    return _with_first(parts)
+    unknown = {node.spec: None for node in cone if node.spec.executable is None}
+    places = [(spec, compiler.place_of_op(spec)) for spec in unknown]
+    return _with_first([part for each in places for part in _getting(*each)])
 
 
 def op_compile(spec: Spec) -> Part:
@@ -74,11 +69,13 @@ def op_compile(spec: Spec) -> Part:
 
 def op_part(spec: Spec, place: Place) -> list[Part]:
     """Return what it takes to get the executable of an op that lies somewhere."""
+    return _with_first(_getting(spec, place))
+
+
+def _getting(spec: Spec, place: Place) -> list[Part]:
     if place == "memory":
         return []
-    if place == "disk":
-        return _with_first([Part("load op", 0, _LOAD_NS)])
-    return _with_first([op_compile(spec)])
+    return [Part("load op", 0, _LOAD_NS) if place == "disk" else op_compile(spec)]
 
 
 def slice_compile(cone: Sequence[Node], place: Place) -> list[Part]:

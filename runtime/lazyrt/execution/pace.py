@@ -30,9 +30,8 @@ _MAX_FACTORS = 4_000
 _MOST = math.log(1_000)  # a factor beyond this tells of an accident
 _NOTICED = 0.1  # smaller shares of a time tell nothing of their part
 _SHORTEST_NS = 200_000  # such a wait tells of the clock, not of the work
-_TELLING_NS = (
-    1_000_000  # what is guessed shorter tells nothing of other sizes and kinds
-)
+# What is guessed shorter tells nothing of other sizes and kinds.
+_TELLING_NS = 1_000_000
 _SAVE_EVERY_S = 30.0
 # How far a guess may be off, both ways: by a factor of its own kind and size, of its kind, of none.
 _SPREADS = (1.0, 1.6, 2.0)

@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch.distributions.constraints import Constraint
 
 from lazyrt.config import config
 from lazyrt.errors import ArgumentCheckError
@@ -67,9 +68,17 @@ def _of_sample(frame: FrameType) -> str:
 
 def _named(constraint: object) -> str:
     """Return what a constraint is called; one with tensors would look at them in its repr."""
-    parts = vars(constraint).values()
-    has_tensors = any(isinstance(part, torch.Tensor) for part in parts)
-    return type(constraint).__name__.strip("_") if has_tensors else repr(constraint)
+    if _has_tensors(constraint):
+        return type(constraint).__name__.strip("_")
+    return repr(constraint)
+
+
+def _has_tensors(part: object) -> bool:
+    if isinstance(part, (list, tuple)):
+        return any(map(_has_tensors, part))
+    if isinstance(part, Constraint):  # such as one of each element's
+        return any(map(_has_tensors, vars(part).values()))
+    return isinstance(part, torch.Tensor)
 
 
 def _of_line(frame: FrameType) -> str:

@@ -37,7 +37,7 @@ _REDUCTIONS = ("sum", "mean", "amax", "amin", "max", "min", "var", "std", "norm"
                "argmin", "logsumexp", "var_mean", "all", "any", "count_nonzero", "_softmax",
                "_log_softmax", "native_layer_norm", "native_batch_norm")  # fmt: skip
 # How much longer some kinds run than the bytes say that they move, and compile than the sum of two
-# tensors, on the CPU.
+# tensors, on the CPU; rough, as `execution.pace` learns what each takes here.
 _RUN_WEIGHTS = {
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"), 90.0),
     **dict.fromkeys(("sort", "topk", "argsort", "unique2", "_unique2"), 300.0),
