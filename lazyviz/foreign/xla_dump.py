@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lazyviz.foreign.evidence import Evidence, EvidenceError
+from lazyviz.hlo.tokens import instruction_count
 from lazyviz.render import html, text
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 _BEFORE = ("before_optimizations.txt",)
 _AFTER = re.compile(r"(?:\w+_)?after_optimizations\.txt")
 _PASS = re.compile(r"(\d{4})\.(.+)\.txt")
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.-]+ = ", re.MULTILINE)
 _HEADER = ["module", "name", "before", "after", "passes", "files", "bytes"]
 
 
@@ -207,7 +207,7 @@ def _stage(rest: str) -> str | None:
 def _instructions(path: Path | None) -> int | None:
     if path is None:
         return None
-    return len(_INSTRUCTION.findall(path.read_text("utf-8", errors="replace")))
+    return instruction_count(path.read_text("utf-8", errors="replace"))
 
 
 def _shown(count: int | None) -> str | int:

@@ -1,215 +1,154 @@
-"""Lines of HLO text in the form that nearly all have, read many at a time, as columns."""
+"""Lines of HLO text in the form that nearly all have, added to a computation in one loop."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
 
+from lazyviz.hlo.tokens import LITERAL_OPS, operand_names
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from lazyviz.hlo.module import Computation
 
-LITERAL_OPS = frozenset({"constant", "parameter", "iota"})
-# Each repetition is possessive, so that matching is linear. What a group leaves open, such as
-# the letters of names, is checked once for each form or computation.
-_LINE = re.compile(
-    r"  %?([^ \n]++) = ([a-z][^ \n]*+ [a-z][^ (\n]*+)\(%?([^()\"\n]*+)\)"
-    r"((?:, (?!metadata=\{)[^,\n]*+(?:,(?! )[^,\n]*+)*+)*+)"
-    r"(?:, metadata=\{([^{}\n]*+)\}((?:, [a-z_]++=[^\n]*+)?+))?\n"
-    r"|([^\n]*+)\n"
-)
 _HEAD = re.compile(r"\w+\[[^\[\]\s]*\](?:\{[^{}\s]*\})? [a-z][\w\-]*")
 _ODD = re.compile(r'["(]')
-_SEPARATORS = (", %", ", ")
-_NAME = re.compile(r"%([\w.\-]+)")
-_PLAIN_NAME = re.compile(r"[\w.\-]+")
-_TYPED = re.compile(r"(?<![\w.\-])[a-z]\w*\[[^\[\]]*\](?:\{[^{}]*\})?")
-_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
-_FIRST_LINES, _MOST_LINES = 32, 256
 
-Row = tuple[str, ...]
-"""Of one line: name, type and opcode, what stands between the parentheses, attributes,
-metadata, attributes behind it, the whole line if it has another form."""
+Key = tuple[str, ...]
+"""Of a form: type and opcode, attributes, and a literal where the opcode has one."""
 # Stands for the forms of a head and attributes that a literal tells apart.
 _BY_LITERAL = -1
-_OTHER: Row = ("",) * 6
+# What ends a type that is cut at the bracket of its tiles: `f32[8]{0:T(128)}`.
+_TILES = "T"
 
 
 class FaultError(ValueError):
     """What a line says before or behind the operands cannot be right."""
 
 
-def rows_of(lines: Sequence[str]) -> list[Row]:
-    """Return the lines taken apart."""
-    return _LINE.findall("\n".join([*lines, ""]))
+class _Heads(dict[str, dict[str, int]]):
+    """By type and opcode, as they stand in the text, the numbers of forms by attributes."""
 
-
-def quick_rows_of(lines: Sequence[str]) -> list[Row]:
-    """Return the lines cut at their marks: in a third of the time, and rashly.
-
-    What comes of brackets within brackets is no type, form or operand, so that it is noticed
-    when it is added.
-    """
-    rows: list[Row] = []
-    for line in lines:
-        left, _, right = line.partition(" = ")
-        head, _, inner = right.partition("(")
-        body, closed, rest = inner.partition(")")
-        before, braced, behind = rest.partition(", metadata={")
-        metadata = ""
-        if braced:
-            metadata, braced, behind = behind.partition("}")
-            closed = closed if braced and "{" not in metadata else ""
-        name = left[3:]
-        if closed and head and left[:3] == "  %" and " " not in name:
-            rows.append((name, head, body[body[:1] == "%" :], before, metadata, behind))
-        else:
-            rows.append(_OTHER)
-    return rows
-
-
-def portion(lines: list[str], at: int) -> int:
-    """Return how many lines of a computation to take at a time, from its first line on.
-
-    Up to its end, if that is near: what is taken beyond is looked at in vain.
-    """
-    size = _FIRST_LINES
-    while size < _MOST_LINES:
-        if "}" in lines[at : at + size]:
-            return lines.index("}", at) - at + 1
-        size *= 4
-    return _MOST_LINES
-
-
-class _Forms(dict[Row, int]):
-    """The numbers of forms, by head, attributes before and behind metadata, and a literal."""
-
-    def __init__(self, form_of: Callable[[Row], int]) -> None:
+    def __init__(self, form_of: Callable[[Key], int]) -> None:
         super().__init__()
         self._form_of = form_of
 
-    def __missing__(self, key: Row) -> int:
-        head, before, behind, *literal = key
-        if _HEAD.fullmatch(head) is None or _ODD.search("".join(literal)):
+    def __missing__(self, head: str) -> dict[str, int]:
+        if _HEAD.fullmatch(head) is None:
             raise FaultError
-        if not literal and head.rpartition(" ")[2] in LITERAL_OPS:
-            self[key] = _BY_LITERAL
-        else:
-            self[key] = self._form_of((head, before + behind, *literal))
-        return self[key]
+        found = self[head] = _Numbers(self._form_of, head)
+        return found
+
+
+class _Numbers(dict[str, int]):
+    """The numbers of the forms of one head, by attributes."""
+
+    def __init__(self, form_of: Callable[[Key], int], head: str) -> None:
+        super().__init__()
+        self._form_of = form_of
+        self._head = head
+        self._is_literal = head.rpartition(" ")[2] in LITERAL_OPS
+
+    def __missing__(self, rest: str) -> int:
+        found = _BY_LITERAL if self._is_literal else self._form_of((self._head, rest))
+        self[rest] = found
+        return found
+
+
+class _Literals(dict[Key, int]):
+    """The numbers of forms that have a literal."""
+
+    def __init__(self, form_of: Callable[[Key], int]) -> None:
+        super().__init__()
+        self._form_of = form_of
+
+    def __missing__(self, key: Key) -> int:
+        if _ODD.search(key[2]):
+            raise FaultError
+        found = self[key] = self._form_of(key)
+        return found
 
 
 class CommonLines:
     """Adds common lines of one module to its computations.
 
     Args:
-        form_of: Returns the number of a form, given by head, attributes and a literal; raises
-            a `FaultError` where they cannot be right.
+        form_of: Returns the number of a form; raises a `FaultError` where it cannot be right.
     """
 
-    def __init__(self, form_of: Callable[[Row], int]) -> None:
-        self._forms = _Forms(form_of)
-        self._separators = _SEPARATORS
+    def __init__(self, form_of: Callable[[Key], int]) -> None:
+        self._heads = _Heads(form_of)
+        self._literals = _Literals(form_of)
 
-    def add(
-        self, computation: Computation, rows: Sequence[Row], line: int
-    ) -> list[tuple[int, list[str]]] | None:
-        """Add instructions; return which read what comes later, with the names they read.
+    def add(self, computation: Computation, lines: list[str], at: int) -> int:
+        """Add lines, up to the first that has another form, or is wrong; return its position.
 
-        Args:
-            computation: Grows.
-            rows: What `rows_of` gives, none of another form.
-            line: Number of the first of these lines.
-
-        Returns:
-            None if something is wrong with one of the lines. Then nothing was added.
+        This loop is the time that reading takes, so that all of it stands here. A line is cut
+        at its marks, rashly: what comes of brackets within brackets is no type, form or
+        operand, and what is no name is noticed where the computation ends.
         """
-        columns = list(zip(*rows, strict=True))
-        names, heads, bodies, before, metadata, behind = columns[:6]
-        if [each for each in metadata if each.count('"') % 2]:
-            return None  # what ends it may stand within a quotation
-        known, base, index = self._forms, len(computation), computation.index
-        read = list(bodies)
-        try:
-            forms = [known[key] for key in zip(heads, before, behind, strict=True)]
-            if _BY_LITERAL in forms:
-                for k in [k for k, form in enumerate(forms) if form == _BY_LITERAL]:
-                    forms[k] = known[heads[k], before[k], behind[k], bodies[k]]
-                    read[k] = ""
-        except FaultError:
-            return None
-        index.update(zip(names, range(base, base + len(rows)), strict=True))
-        found = None  # where a name occurs twice
-        if len(index) == base + len(rows):
-            found = self._operands(index, read, base)
-        if found is None:
-            index.clear()
-            index.update(zip(computation.names, range(base), strict=True))
-            return None
-        operands, late = found
-        computation.names += names
-        computation.forms += forms
-        computation.operands += operands
-        computation.metadata += metadata
-        computation.lines += range(line, line + len(rows))
-        return late
-
-    def _operands(
-        self, index: dict[str, int], bodies: list[str], base: int
-    ) -> tuple[list[tuple[int, ...]], list[tuple[int, list[str]]]] | None:
+        start, between = "  ", ", "
+        if lines[at].startswith("  %"):
+            start, between = "  %", ", %"
+        skipped, before = len(between) - 2, len(start)
+        heads, literals, index = self._heads, self._literals, computation.index
         position_of = index.__getitem__
-        found: list[tuple[int, ...]] = []
-        for separator in self._separators:
+        add_name, add_form = computation.names.append, computation.forms.append
+        add_operands, add_line = computation.operands.append, computation.lines.append
+        add_metadata = computation.metadata.append
+        for k in range(at, len(lines)):
+            core, marked, tail = lines[k].partition(", metadata={")
+            left, _, right = core.partition(" = ")
+            head, _, inner = right.partition("(")
+            if head[-1:] == _TILES:
+                tiles, _, inner = inner.partition("} ")
+                op, _, inner = inner.partition("(")
+                head = f"{head}({tiles}}} {op}"
+            body, closed, rest = inner.partition(")")
+            name = left[before:]
+            if not closed or left[:before] != start or name in index or " " in name:
+                return k
+            metadata = ""
+            if marked:
+                metadata, closed, behind = tail.partition("}")
+                if not closed or "{" in metadata or metadata.count('"') & 1:
+                    return k
+                if behind:
+                    rest += behind
+            operands: tuple[int, ...] = ()
             try:
-                found = [
-                    tuple(map(position_of, body.split(separator))) if body else ()
-                    for body in bodies
-                ]
+                form = heads[head][rest]
+                if form == _BY_LITERAL:
+                    form = literals[head, rest, body]
+                elif skipped and body[:1] != "%":
+                    operands = _operands(body, index)
+                elif ", " in body:
+                    operands = tuple(map(position_of, body[skipped:].split(between)))
+                elif body:
+                    operands = (index[body[skipped:]],)
+            except FaultError:
+                return k
             except KeyError:
-                continue
-            if separator != self._separators[0]:
-                self._separators = (separator, self._separators[0])
-            break
-        is_loose = not found
-        if is_loose and any(map(_ODD.search, bodies)):
-            return None
-        if is_loose:
-            for body in bodies:
-                names = _names_read(body)
-                found.append(tuple([index.get(name, -1) for name in names]))
-        late = [
-            (k, _names_read(bodies[k - base]))
-            for k, row in enumerate(found, base)
-            if row and (max(row) >= k or (is_loose and min(row) < 0))
-        ]
-        return found, late
+                try:
+                    operands = _operands(body, index)
+                except KeyError:
+                    return k
+            index[name] = len(index)
+            add_name(name)
+            add_form(form)
+            add_operands(operands)
+            add_metadata(metadata)
+            add_line(k + 1)
+        return len(lines)
 
 
-def _names_read(body: str) -> list[str]:
-    """Return operand names, the first of which has lost its `%`."""
-    if not body:
-        return []
-    return operand_names(f"%{body}" if "%" in body and "[" not in body else body)
+def _operands(body: str, index: dict[str, int]) -> tuple[int, ...]:
+    """Return the positions of operands, however they are written.
 
-
-def operand_names(body: str) -> list[str]:
-    """Return the names between an instruction's parentheses, however they are written.
-
-    Example:
-        >>> operand_names("f32[2]{0} %x, s32[] %y"), operand_names("f32[2]{0} x, y.1")
-        (['x', 'y'], ['x', 'y.1'])
-        >>> operand_names("/*index=0*/%x, /*index=1*/%y")
-        ['x', 'y']
+    Raises:
+        KeyError: One of them comes later, or is none.
     """
-    if "/*" in body:
-        body = _COMMENT.sub("", body)
-    if "%" in body:
-        return _NAME.findall(body)
-    if "[" in body:
-        body = _TYPED.sub(" ", body)
-    if "(" in body:
-        body = re.sub(r"\([^()]*\)", " ", body)
-    return [
-        found[-1] for part in body.split(",") if (found := _PLAIN_NAME.findall(part))
-    ]
+    if _ODD.search(body):
+        raise KeyError(body)
+    return tuple([index[name] for name in operand_names(body)])

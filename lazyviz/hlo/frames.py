@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from lazyviz.hlo.tokens import METADATA
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _SECTIONS = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 _ENTRY = re.compile(r"(\d+) (.*)")
 _FIELD = re.compile(r"(\w+)=(\d+)")
-_METADATA = re.compile(r',? metadata=\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\}')
 # What XLA calls the text that it was given, and the line of that text.
 _OWN_TEXT = re.compile(r'source_file="-?"(?: source_(?:end_)?(?:line|column)=\d+)*')
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
@@ -92,7 +93,7 @@ def with_lines(hlo: str, called: Callable[[str], str]) -> str:
         body = _FRAME.sub(place, _OWN_TEXT.sub("", found[1])).strip()
         return f", metadata={{{_SPACES.sub(' ', body)}}}" if body else ""
 
-    return _METADATA.sub(metadata, "\n".join(kept))
+    return METADATA.sub(metadata, "\n".join(kept))
 
 
 def with_named_files(stablehlo: str, called: Callable[[str], str]) -> str:

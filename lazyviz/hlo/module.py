@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from lazyviz.hlo.graph import InheritedOrigin, Origin
+from lazyviz.hlo.tokens import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +20,6 @@ _NUMBER = re.compile(r"\d+")
 _ESCAPE = re.compile(r"\\(.)")
 # Stands before the metadata of an instruction that has another's.
 INHERITED = "inherited "
-_CALLED = re.compile(r"%([\w.\-]+)")
 _PROGRAM_PART = re.compile(r"(?:jit|pjit|jvp|vmap|transpose)\(.*\)|lazyrt_graph")
 
 
@@ -190,7 +190,7 @@ class HloModule:
             for each in self.computations.values():
                 for position, form in enumerate(each.forms):
                     attrs = each.table[form].attrs
-                    for name in _CALLED.findall(attrs) if attrs else ():
+                    for name in NAME.findall(attrs) if attrs else ():
                         self._callers.setdefault(name, each.row(position))
         return self._callers.get(computation)
 

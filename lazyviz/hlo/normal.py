@@ -206,9 +206,8 @@ class _Normaliser:
         node_of = [ids[each] for each in seen.alias]
         kinds = self._kinds(builder, computation, kept)
         builder.kinds = [kinds[forms[k]] for k in kept]
-        builder.operands = [
-            tuple([node_of[each] for each in operands[k]]) for k in kept
-        ]
+        read = node_of.__getitem__
+        builder.operands = [tuple(map(read, operands[k])) for k in kept]
         builder.names = [f"%{computation.names[k]}" for k in kept]
         origins = filled(self._module, computation)
         builder.origins = [origins[k] for k in kept]
@@ -517,9 +516,10 @@ def _live(operands: Sequence[tuple[int, ...]], roots: Sequence[int]) -> bytearra
     live = bytearray(len(operands))
     for root in roots:
         live[root] = 1
-    for position in range(max(roots), -1, -1):
+    last = max(roots)
+    for position, row in zip(range(last, -1, -1), operands[last::-1], strict=True):
         if live[position]:
-            for each in operands[position]:
+            for each in row:
                 live[each] = 1
     return live
 

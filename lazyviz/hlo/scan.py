@@ -1,22 +1,22 @@
-"""HLO text to modules: common lines as columns, a scanner for the others."""
+"""HLO text to modules: one loop for common lines, a scanner for the others."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from lazyviz.hlo.common_lines import (
-    LITERAL_OPS,
-    CommonLines,
-    FaultError,
-    operand_names,
-    portion,
-    quick_rows_of,
-    rows_of,
-)
+from lazyviz.hlo.common_lines import CommonLines, FaultError
 from lazyviz.hlo.errors import HloError, HloSyntaxError
 from lazyviz.hlo.frames import FrameTables
 from lazyviz.hlo.module import Computation, Form, HloModule
+from lazyviz.hlo.tokens import (
+    COMMENT,
+    LITERAL_OPS,
+    PLAIN_NAME,
+    START,
+    operand_names,
+    without_metadata,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,15 +29,9 @@ _INSTRUCTION = re.compile(
     r"([a-z][\w\-]*)\((" + _FLAT + r")\)(.*)",
     re.DOTALL,
 )
-_START = re.compile(r"\s*(ROOT\s+)?%?([\w.\-]+)\s*=\s*")
 _OPCODE = re.compile(r"\s*([A-Za-z][\w\-]*)\(")
 _HEADER = re.compile(r"\s*(ENTRY\s+)?%?([\w.\-]+)\s*(?=[({])")
 _MODULE = re.compile(r"HloModule\s+%?([^\s,]+)(.*)")
-_PLAIN_NAME = re.compile(r"[\w.\-]+")
-_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
-_METADATA = re.compile(
-    r',?\s*metadata=\{((?:[^"{}]|"[^"\\]*(?:\\.[^"\\]*)*"|\{[^{}]*\})*)\}'
-)
 _ALL_NAMES = re.compile(r"[\w.\-\n]*")
 _BRACKET = re.compile(r'[()\[\]{}]|"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
@@ -61,16 +55,37 @@ def modules(text: str, *, partial: bool = False, source: str = "") -> list[HloMo
     return _Reader(text, partial=partial, source=source).read()
 
 
-def _without_metadata(rest: str) -> tuple[str, str]:
-    """Return the attributes without the metadata, and the metadata."""
-    before, _, after = rest.partition(", metadata={")
-    plain, brace, behind = after.partition("}")
-    if brace and "{" not in plain and plain.count('"') % 2 == 0:
-        return (before + behind if behind else before), plain
-    cut = _METADATA.search(rest)
-    if cut is None:
-        return rest, ""
-    return rest[: cut.start()] + rest[cut.end() :], cut[1]
+class _Forms:
+    """The forms of one module by what makes them. It knows no reader, which holds the text.
+
+    Attributes:
+        numbers: Their positions in the module's table, by head, attributes and literal.
+    """
+
+    def __init__(self, table: list[Form]) -> None:
+        self.numbers: dict[tuple[str, ...], int] = {}
+        self._table = table
+
+    def common(self, key: tuple[str, ...]) -> int:
+        """Return the number of the form of a common line.
+
+        Raises:
+            FaultError: Its attributes cannot be right.
+        """
+        found = self.numbers.get(key)
+        if found is not None:
+            return found
+        if key[1] and _fault_of(key[1]) is not None:
+            raise FaultError
+        return self.add(key)
+
+    def add(self, key: tuple[str, ...]) -> int:
+        """Return the number of a new form."""
+        type_text, _, op = key[0].rpartition(" ")
+        number = self.numbers[key] = len(self._table)
+        plain = [COMMENT.sub("", part) if "/*" in part else part for part in key[1:]]
+        self._table.append(Form(op, type_text, *plain))
+        return number
 
 
 class _Reader:
@@ -83,10 +98,7 @@ class _Reader:
         self._computation: Computation | None = None
         self._tables = FrameTables()
         self._late: list[tuple[Computation, int, Sequence[str]]] = []
-        self._forms: dict[tuple[str, ...], int] = {}
-        self._common = CommonLines(self._common_form)
-        # Whether nothing has spoken against cutting lines at their marks.
-        self._is_plain = True
+        self._new_forms([])
         self._at = 0
 
     def read(self) -> list[HloModule]:
@@ -130,7 +142,7 @@ class _Reader:
             self._start_excerpt()
             self._inside(line)
             return
-        if self._module is not None and _START.match(line) and line[:1].isspace():
+        if self._module is not None and START.match(line) and line[:1].isspace():
             raise self._error(
                 "an instruction stands outside of every computation. The line above it "
                 "should open one, as in `ENTRY main {`."
@@ -147,13 +159,12 @@ class _Reader:
             raise self._error("`HloModule` needs a name after it.")
         self._finish_module()
         self._module = HloModule(found[1], header=found[2].lstrip(", "))
-        self._new_forms()
+        self._new_forms(self._module.forms)
         self._tables = FrameTables()
 
-    def _new_forms(self) -> None:
-        self._forms = {}
-        self._common = CommonLines(self._common_form)
-        self._is_plain = True
+    def _new_forms(self, table: list[Form]) -> None:
+        self._forms = _Forms(table)
+        self._common = CommonLines(self._forms.common)
 
     def _finish_module(self) -> None:
         module = self._module
@@ -175,7 +186,7 @@ class _Reader:
     def _start_computation(self, found: re.Match[str]) -> None:
         if self._module is None:
             self._module = HloModule("excerpt")
-            self._new_forms()
+            self._new_forms(self._module.forms)
         name = found[2]
         if name in self._module.computations:
             raise self._error(
@@ -195,7 +206,7 @@ class _Reader:
     def _start_excerpt(self) -> None:
         if self._module is None:
             self._module = HloModule("excerpt")
-            self._new_forms()
+            self._new_forms(self._module.forms)
         name = "excerpt"
         computation = self._module.computations.get(name)
         if computation is None:
@@ -204,70 +215,20 @@ class _Reader:
         self._computation = computation
 
     def _instructions(self, computation: Computation) -> None:
-        """Take the lines of a computation up to its end.
-
-        Lines of the common form are taken many at a time: that is where the time of reading
-        goes. What is odd goes to `_inside`, line by line.
-        """
-        if self._partial:
-            while self._at < len(self._lines) and self._computation is computation:
-                self._one_by_one(computation, self._at + 1)
-            return
-        size = portion(self._lines, self._at)
-        while self._at < len(self._lines) and self._computation is computation:
-            self._many(computation, self._lines[self._at : self._at + size])
-
-    def _many(self, computation: Computation, lines: list[str]) -> None:
-        """Take lines of a computation, but for those behind its end."""
-        is_rash = self._is_plain and lines[0].startswith("  %")
-        rows, first = (quick_rows_of if is_rash else rows_of)(lines), self._at
-        odd = [k for k, row in enumerate(rows) if not row[0]]
-        for end in (*odd, len(rows)):
-            start = self._at - first
-            if end > start:
-                late = self._common.add(computation, rows[start:end], self._at + 1)
-                if late is None and is_rash:
-                    self._is_plain = False
-                    return
-                if late is None:
-                    self._one_by_one(computation, first + end)
-                else:
-                    self._at = first + end
-                    self._late += [(computation, *each) for each in late]
-            self._one_by_one(computation, min(first + end + 1, first + len(rows)))
-            if self._computation is not computation:
-                return
-
-    def _one_by_one(self, computation: Computation, end: int) -> None:
-        """Take the lines of a computation before a position, each by itself."""
-        while self._at < end and self._computation is computation:
-            self._inside(self._lines[self._at])
-            self._at += 1
-
-    def _common_form(self, key: tuple[str, ...]) -> int:
-        """Return the number of the form of a common line."""
-        found = self._forms.get(key)
-        if found is not None:
-            return found
-        if key[1] and _fault_of(key[1]) is not None:
-            raise FaultError
-        return self._form_of(key)
-
-    def _form_of(self, key: tuple[str, ...]) -> int:
-        """Return the number of a new form, given by its head, attributes and literal."""
-        module = self._module
-        assert module is not None  # noqa: S101 - narrows the type
-        type_text, _, op = key[0].rpartition(" ")
-        number = self._forms[key] = len(module.forms)
-        plain = [_COMMENT.sub("", part) if "/*" in part else part for part in key[1:]]
-        module.forms.append(Form(op, type_text, *plain))
-        return number
+        """Take the lines of a computation up to its end; what is odd goes to `_inside`."""
+        lines = self._lines
+        while self._at < len(lines) and self._computation is computation:
+            if not self._partial:
+                self._at = self._common.add(computation, lines, self._at)
+            if self._at < len(lines):
+                self._inside(lines[self._at])
+                self._at += 1
 
     def _inside(self, line: str) -> None:
         computation = self._computation
         assert computation is not None  # noqa: S101 - narrows the type
         if "/*" in line:
-            line = _COMMENT.sub("", line)
+            line = COMMENT.sub("", line)
         found = _INSTRUCTION.match(line)
         if found is None:
             self._unusual(line)
@@ -291,7 +252,7 @@ class _Reader:
     ) -> None:
         metadata = ""
         if rest and "metadata=" in rest:
-            rest, metadata = _without_metadata(rest)
+            rest, metadata = without_metadata(rest)
         index = computation.index
         operands: tuple[int, ...] = ()
         head = f"{type_text} {op}"
@@ -310,10 +271,10 @@ class _Reader:
                 f"%{computation.name}. Two dumps may have been mixed.",
                 at=name,
             )
-        form = self._forms.get(key)
+        form = self._forms.numbers.get(key)
         if form is None:
             self._check_attributes(name, rest)
-            form = self._form_of(key)
+            form = self._forms.add(key)
         position = computation.add(name, form, operands, metadata, self._at + 1)
         if root:
             computation.root = position
@@ -322,7 +283,7 @@ class _Reader:
         """Refuse what follows an instruction's operands and is no list of attributes."""
         if not rest or self._partial:
             return
-        fault = _fault_of(_COMMENT.sub("", rest))
+        fault = _fault_of(COMMENT.sub("", rest))
         if fault is not None:
             line = self._lines[self._at]
             column = line.find(rest[fault.at :].split("\n", 1)[0]) + 1
@@ -335,7 +296,7 @@ class _Reader:
             return
         if not stripped or stripped.startswith(("//", "#")):
             return
-        start = _START.match(line)
+        start = START.match(line)
         if start is None:
             if self._partial:
                 self._leave_excerpt()
@@ -358,7 +319,7 @@ class _Reader:
             following = self._lines[self._at + 1]
             if _begins(following) or len(parts) > _MAX_JOINED_LINES:
                 break
-            parts.append(_COMMENT.sub("", following))
+            parts.append(COMMENT.sub("", following))
             depth += _depth(following)
             self._at += 1
         return "\n".join(parts)
@@ -412,7 +373,7 @@ class _Reader:
 
     def _refuse_name(self, computation: Computation) -> None:
         names = enumerate(computation.names)
-        bad = next(k for k, name in names if not _PLAIN_NAME.fullmatch(name))
+        bad = next(k for k, name in names if not PLAIN_NAME.fullmatch(name))
         self._at = computation.lines[bad] - 1
         raise self._no_instruction(self._lines[self._at])
 
@@ -529,7 +490,7 @@ def _fault_of(rest: str) -> _Fault | None:
 
 def _begins(line: str) -> bool:
     """Return whether a line begins something of its own, so nothing can go on in it."""
-    return bool(_START.match(line)) or line.startswith(("}", "ENTRY", "HloModule"))
+    return bool(START.match(line)) or line.startswith(("}", "ENTRY", "HloModule"))
 
 
 def _depth(line: str) -> int:

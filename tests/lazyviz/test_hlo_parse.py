@@ -1,10 +1,12 @@
 """Texts to graphs: every notation, and what is said of broken ones."""
 
+import gc
 import random
 import re
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -433,6 +435,25 @@ def test_one_wrong_line_among_common_ones_is_found_by_its_number(line, message):
         parse(text)
 
     assert caught.value.line == 204
+
+
+def test_a_graph_keeps_nothing_of_the_text_that_it_was_read_from(monkeypatch):
+    readers = []
+    read = scan._Reader.read
+
+    def noted(reader):
+        readers.append(weakref.ref(reader))
+        return read(reader)
+
+    monkeypatch.setattr(scan._Reader, "read", noted)
+    gc.disable()  # a cycle would stay
+    try:
+        graph = parse(text_of(transformer(1))[0])
+    finally:
+        gc.enable()
+
+    assert len(graph) > 300
+    assert [reader() for reader in readers] == [None]
 
 
 def test_what_is_compared_is_read_in_columns_and_each_form_once():
