@@ -65,11 +65,20 @@ def _reading_order(side: Side) -> list[int]:
 def _aligned(
     matching: Matching, order_a: Sequence[int], order_b: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Return the pairs of a longest common subsequence; none if the orders differ in much."""
+    """Return the pairs of a longest common subsequence; none if the orders differ in much.
+
+    Where an op was inserted behind every layer, so much reads another op than before that the
+    orders are alike only in what stands there, and not in what that reads.
+    """
     ids: dict[object, int] = {}
     one = _symbols(matching.a, order_a, ids)
     two = _symbols(matching.b, order_b, ids)
-    return [(order_a[i], order_b[k]) for i, k in common(one, two, _MAX_STEPS)]
+    found = common(one, two, _MAX_STEPS)
+    if not found:
+        one = [matching.a.skeleton[node] for node in order_a]
+        two = [matching.b.skeleton[node] for node in order_b]
+        found = common(one, two, _MAX_STEPS)
+    return [(order_a[i], order_b[k]) for i, k in found]
 
 
 def _symbols(side: Side, order: Sequence[int], ids: dict[object, int]) -> list[int]:

@@ -1,0 +1,65 @@
+"""Differences of chains of like layers, of which a third generator knows the length."""
+
+import random
+
+import pytest
+
+from lazyviz.hlo import apply_script, diff, parse
+from tests import hlo_chains, hlo_zoo
+
+
+def check(pair, most, *, scopes):
+    one, two, truth = pair
+    a, b = parse(one.text(scopes=scopes)), parse(two.text(scopes=scopes))
+    found = diff(a, b)
+
+    made = apply_script(a, found.script())
+    assert hlo_zoo.identity(made) == hlo_zoo.identity(b)
+    assert diff(b, a).cost == found.cost
+    assert found.cost <= most * truth, (found.cost, truth, len(a))
+
+
+@pytest.mark.parametrize("scopes", [True, False])
+@pytest.mark.parametrize("edit", hlo_chains.STRUCTURED)
+def test_an_edit_of_layers_costs_at_most_a_tenth_more_than_was_counted(edit, scopes):
+    for seed, size in ((1, 60), (2, 150)):
+        check(hlo_chains.pair(seed, size, [edit]), 1.1, scopes=scopes)
+
+
+@pytest.mark.parametrize("count", [1, 6])
+def test_edits_of_single_rows_cost_at_most_twice_what_was_counted(count):
+    for seed in range(4):
+        rng = random.Random(seed)  # noqa: S311
+        edits = rng.choices(hlo_chains.SINGLE, k=count)
+        check(hlo_chains.pair(seed, 120, edits), 2, scopes=seed % 2 == 0)
+
+
+def test_an_op_behind_every_layer_does_not_exchange_layers_that_stand_side_by_side():
+    """Two like layers in each period; nearly every row reads another op than before."""
+    one = hlo_chains.chain(_Chosen((0, 0, 2, 1), 3), 1_250)
+    two = one.copy()
+    truth = hlo_chains.op_behind_each_layer(two, None)
+
+    check((one, two, truth), 1, scopes=False)  # exchanged, they take 7 % more
+
+
+class _Chosen(random.Random):
+    """Chooses given kinds of layers."""
+
+    def __init__(self, layers, seed):
+        super().__init__(seed)
+        self._left = [len(layers), *layers]
+
+    def choice(self, seq):
+        first = self._left.pop(0)
+        return first if isinstance(seq[0], int) else seq[first]
+
+
+@pytest.mark.slow
+def test_long_chains_are_compared_as_well():
+    for seed in range(5):
+        for edit in hlo_chains.STRUCTURED:
+            pair = hlo_chains.pair(100 + seed, 700, [edit])
+            check(pair, 1.1, scopes=False)
+        edits = random.Random(seed).choices(hlo_chains.SINGLE, k=12)  # noqa: S311
+        check(hlo_chains.pair(seed, 700, edits), 2, scopes=True)
