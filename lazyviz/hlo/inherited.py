@@ -10,17 +10,22 @@ from lazyviz.hlo.module import INHERITED
 if TYPE_CHECKING:
     from lazyviz.hlo.module import Computation, HloModule
 
+_COPIES = frozenset({"copy", "bitcast", "copy-start", "copy-done"})
+
 
 def filled(module: HloModule, computation: Computation) -> list[str]:
     """Return the metadata of each instruction, those of neighbours marked as inherited.
 
     An instruction without metadata has that of the first that reads it, if that has none
     that of what it reads, and if nothing of the computation has any that of its caller.
-    Inputs, and the entry computation, which no instruction calls, stay as they are written.
+    Inputs stay as they are written, and so does the entry computation, which no instruction
+    calls, but for its copies: they have that of what they copy.
     """
     rows, written = computation.operands, computation.metadata
-    if computation.name == module.entry or all(written):
+    if all(written):
         return written
+    if computation.name == module.entry:
+        return _copies_filled(computation)
     found = list(written)
     for position in range(len(rows) - 1, -1, -1):
         for operand in rows[position]:
@@ -39,6 +44,19 @@ def filled(module: HloModule, computation: Computation) -> list[str]:
         written[position] if table[form].op == PARAMETER else found[position]
         for position, form in enumerate(computation.forms)
     ]
+
+
+def _copies_filled(computation: Computation) -> list[str]:
+    written, table = computation.metadata, computation.table
+    copies = {form for form in set(computation.forms) if table[form].op in _COPIES}
+    if not copies:
+        return written
+    found = list(written)
+    for position, form in enumerate(computation.forms):
+        row = computation.operands[position]
+        if form in copies and not found[position] and row and row[0] >= 0:
+            found[position] = _inherited(found[row[0]])
+    return found
 
 
 def _inherited(metadata: str) -> str:

@@ -20,6 +20,8 @@ _NUMBER = re.compile(r"\d+")
 _ESCAPE = re.compile(r"\\(.)")
 # Stands before the metadata of an instruction that has another's.
 INHERITED = "inherited "
+# How a dump of the runtime says so.
+_WRITTEN_INHERITED = 'op_type="inherited"'
 _PROGRAM_PART = re.compile(r"(?:jit|pjit|jvp|vmap|transpose)\(.*\)|lazyrt_graph")
 
 
@@ -181,7 +183,8 @@ class HloModule:
         if metadata.startswith(INHERITED):
             return InheritedOrigin(*self.origin(metadata.removeprefix(INHERITED)))
         scope, name = name_in(metadata)
-        return Origin(scope, self._site(metadata), name)
+        kind = InheritedOrigin if metadata.startswith(_WRITTEN_INHERITED) else Origin
+        return kind(scope, self._site(metadata), name)
 
     def caller(self, computation: str) -> Instruction | None:
         """Return the first instruction that calls a computation."""

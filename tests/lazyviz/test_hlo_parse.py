@@ -564,6 +564,26 @@ ENTRY %main (x: u32[4]) -> u32[4] {
     assert [entry.origin(k).op_name for k in range(4)] == ["", "", "aten.not", ""]
 
 
+def test_a_copy_in_the_entry_has_the_origin_of_what_it_copies_in_foreign_dumps_too():
+    """S4.20."""
+    graph = parse(
+        """HloModule m
+ENTRY e {
+  w = f32[8]{0} parameter(0), metadata={op_name="model.weight"}
+  n = f32[8]{0} negate(w), metadata={op_name="net/neg" source_file="m.py" source_line=4}
+  c = f32[8]{0} copy(w)
+  d = f32[8]{0} copy(n)
+  e = f32[8]{0} add(c, d)
+  ROOT r = (f32[8]{0}, f32[8]{0}) tuple(d, e)
+}"""
+    )
+
+    assert graph.origin(graph.names.index("%c")) == Origin(op_name="model.weight")
+    assert graph.origin(graph.names.index("%d")) == Origin("net", "m.py:4", "neg")
+    assert isinstance(graph.origin(graph.names.index("%d")), InheritedOrigin)
+    assert graph.origin(graph.names.index("%e")) == Origin()
+
+
 def test_text_with_lines_has_neither_tables_nor_places_in_the_text_itself():
     """U.31: what surrounds an instruction's metadata stays as XLA wrote it."""
     text = (

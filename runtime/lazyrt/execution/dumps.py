@@ -16,6 +16,7 @@ from lazyrt.lowering.emit import (
     function_places,
     result_types,
 )
+from lazyrt.lowering.hlo_places import compiled_text, with_all_places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -110,7 +111,7 @@ def text_of(record: CompiledGraph, form: DumpForm) -> str:
 
 def _before(record: CompiledGraph, graph: Canonical) -> str:
     text = emit_text(graph, record.input_names)
-    return jax_compat.hlo_text(text, function_places(graph))
+    return with_all_places(jax_compat.hlo_text(text, function_places(graph)))
 
 
 def _after(record: CompiledGraph, graph: Canonical) -> str:
@@ -122,4 +123,4 @@ def _after(record: CompiledGraph, graph: Canonical) -> str:
         executable = compiler.compile_uncounted(
             emit_text(graph, names), argument_types(graph), result_types(graph), names
         )
-    return str(executable.as_text())
+    return compiled_text(executable)

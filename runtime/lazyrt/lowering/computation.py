@@ -13,6 +13,7 @@ from lazyrt.lowering.emit import (
     function_places,
     result_types,
 )
+from lazyrt.lowering.hlo_places import compiled_text, with_all_places
 
 if TYPE_CHECKING:
     from lazyrt.ir.graph import Graph
@@ -52,9 +53,11 @@ class Computation:
             return self._stablehlo
         if dialect == "hlo_before":
             graph = self._graph.canonical
-            return jax_compat.hlo_text(self._stablehlo, function_places(graph))
+            return with_all_places(
+                jax_compat.hlo_text(self._stablehlo, function_places(graph))
+            )
         if dialect == "hlo":
-            return str(self._executable.as_text())
+            return compiled_text(self._executable)
         raise UsageError(
             f"as_text({dialect!r}): there is no such dialect. It takes 'stablehlo' (what "
             "lazyrt lowers to), 'hlo_before' or 'hlo' (what XLA made of it)."
@@ -68,7 +71,7 @@ class Computation:
         from lazyrt.execution.executor import executable_of
 
         executable = executable_of(self.fingerprint)
-        return None if executable is None else str(executable.as_text())
+        return None if executable is None else compiled_text(executable)
 
     def estimate_compile_ns(self) -> int:
         """Return how long XLA takes for it, from the compiles of this process so far."""
