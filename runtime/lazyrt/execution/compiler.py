@@ -236,6 +236,12 @@ def has_compiled() -> bool:
     return _has_compiled
 
 
+def note_compiled() -> None:
+    """Take note that jax's compiler has run: what it sets up on first use is there."""
+    global _has_compiled
+    _has_compiled = True
+
+
 def compile_interpreted(
     graph: Canonical, donated: Donated, *, fast: bool = True
 ) -> Any:

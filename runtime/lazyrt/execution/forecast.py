@@ -29,16 +29,21 @@ _COMPILE_SLICE_NODE_NS = 2_500_000
 _COMPILE_SLICE_NS = 40_000_000
 RUN_OP_NS = 60_000
 # Measured with `python -m benchmarks looks`: an executable read from disk, and what the first
-# compile of a process takes more than others.
-_LOAD_NS = 3_000_000
-_LOAD_NODE_NS = 100_000
-_FIRST_COMPILE_NS = 150_000_000
+# compile of a process takes more than others; compiling a slice; an op that runs for the first
+# time; the plan of a slice that is new; running a slice, and each node of it.
+_LOAD_NS = 2_500_000
+_LOAD_NODE_NS = 80_000
+_FIRST_COMPILE_NS = 40_000_000
 _FIRST_LOAD_NS = 15_000_000
-# XLA compiles work on much data for several threads.
-_LARGE = 2.0
+_GUESSED_SLICE_NS = 30_000_000
+_FRESH_OP_NS = 400_000
+_PLAN_NS = 1_500_000
+_PLAN_NODE_NS = 120_000
+_RUN_SLICE_NS = 200_000
+_RUN_SLICE_NODE_NS = 10_000
 # A look: its fixed part, and the statistics of one element.
-_LOOK_NS = 400_000
-_LOOK_ELEMENT_NS = 25.0
+_LOOK_NS = 350_000
+_LOOK_ELEMENT_NS = 6.0
 
 
 def slice_is_cheaper(cone: list[Node]) -> bool:
@@ -62,9 +67,8 @@ def op_compiles(cone: Iterable[Node]) -> list[Part]:
 
 def op_compile(spec: Spec) -> Part:
     """Return what compiling a single op takes."""
-    size = int(spec.is_large)
-    guess = COMPILE_OP_NS * costs.compile_weight(spec.name) * _LARGE**size
-    return Part(f"compile {spec.name}", size, guess)
+    guess = COMPILE_OP_NS * costs.compile_weight(spec.name)
+    return Part(f"compile {spec.name}", int(spec.is_large), guess)
 
 
 def op_part(spec: Spec, place: Place) -> list[Part]:
@@ -89,11 +93,11 @@ def slice_compile(cone: Sequence[Node], place: Place) -> list[Part]:
         Part(
             f"slice {node.op.name}",
             int(node.spec.is_large),
-            _COMPILE_SLICE_NODE_NS * costs.compile_weight(node.op.name),
+            _COMPILE_SLICE_NODE_NS * costs.slice_weight(node.op.name),
         )
         for node in cone
     ]
-    return _with_first([Part("slice base", 0, _COMPILE_SLICE_NS), *nodes])
+    return _with_first([Part("slice base", 0, _GUESSED_SLICE_NS), *nodes])
 
 
 def place_of_slice(values: Sequence[Value]) -> Place:
@@ -101,22 +105,50 @@ def place_of_slice(values: Sequence[Value]) -> Place:
     return compiler.place_of_graph(canonicalise(values), fast=True, purpose="peek")
 
 
-def runs(cone: Iterable[Node], *, fused: bool) -> list[Part]:
-    """Return what running a cone takes once all is compiled."""
-    family = "fused" if fused else "run"
+def runs(cone: Sequence[Node]) -> list[Part]:
+    """Return what running a cone op by op takes once all is compiled."""
+    fresh = {node.spec for node in cone if node.spec.executable is None}
+    return [
+        *_work(cone, ""),
+        Part("fixed run", 0, len(cone) * RUN_OP_NS),
+        Part("fixed fresh", 0, len(fresh) * _FRESH_OP_NS),
+    ]
+
+
+def slice_runs(cone: Sequence[Node], *, is_new: bool) -> list[Part]:
+    """Return what running a cone as one slice takes once it is compiled.
+
+    Args:
+        cone: Its nodes.
+        is_new: Whether this process has not run it yet.
+    """
+    launch = _RUN_SLICE_NS + len(cone) * _RUN_SLICE_NODE_NS
+    plan = _PLAN_NS + len(cone) * _PLAN_NODE_NS if is_new else 0
+    return [
+        *_work(cone, "fused-"),
+        Part("fixed launch", size_class(len(cone)), launch),
+        Part("fixed plan", size_class(len(cone)), plan),
+    ]
+
+
+def _work(cone: Iterable[Node], prefix: str) -> list[Part]:
     parts = []
     for node in cone:
+        family = "dense" if costs.is_dense(node) else "run"
         work = costs.run_ns(node)
-        parts.append(Part(f"{family} {node.op.name}", size_class(work), work))
-        parts.append(Part(f"{family} overhead", 0, RUN_OP_NS))
+        parts.append(Part(f"{prefix}{family} {node.op.name}", size_class(work), work))
     return parts
 
 
 def looks(value: Value) -> list[Part]:
     """Return what the statistics and the picture of a value take."""
-    elements = math.prod(value.shape)
+    return look_at(str(value.dtype), math.prod(value.shape))
+
+
+def look_at(dtype: str, elements: int) -> list[Part]:
+    """Return what the statistics and the picture of so many elements take."""
     guess = _LOOK_NS + elements * _LOOK_ELEMENT_NS
-    return [Part(f"look {value.dtype}", size_class(elements), guess)]
+    return [Part(f"look {dtype}", size_class(elements), guess)]
 
 
 def _with_first(parts: list[Part]) -> list[Part]:
@@ -124,5 +156,10 @@ def _with_first(parts: list[Part]) -> list[Part]:
     if not parts or compiler.has_compiled():
         return parts
     if all(part.kind.startswith("load") for part in parts):
-        return [*parts, Part("first load", 0, _FIRST_LOAD_NS)]
-    return [*parts, Part("first compile", 0, _FIRST_COMPILE_NS)]
+        return [*parts, Part("fixed first load", 0, _FIRST_LOAD_NS)]
+    return [*parts, first_compile()]
+
+
+def first_compile() -> Part:
+    """Return what the first compile of a process takes more than others."""
+    return Part("fixed first compile", 0, _FIRST_COMPILE_NS)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazyrt import jax_compat
 from lazyrt.errors import LostValueError, UsageError
-from lazyrt.execution import forecast, looking, pace, summaries, transfer
+from lazyrt.execution import calibration, forecast, looking, pace, summaries, transfer
 from lazyrt.execution.holdings import holdings
 from lazyrt.execution.op_by_op import cone_of, run_cone
 from lazyrt.execution.peek import (
@@ -120,6 +120,7 @@ class Inspection:
     def cost(self, node_id: int, output: int = 0) -> Cost:
         """Return what `materialise` would take now; computes nothing."""
         value = self.value(node_id, output)
+        calibration.make_sure()
         with lock:
             if not self.is_current or value in pending.memo:
                 return Cost(nodes=0, reused=0, estimate_ns=0)
@@ -141,6 +142,7 @@ class Inspection:
     def cost_of_all(self) -> Cost:
         """Return what running each node of the graph alone would take; computes nothing."""
         nodes = list(self.graph.nodes)
+        calibration.make_sure()
         with lock:
             plan = op_forecast(nodes)
             work = pace.expected([*plan.gets, *plan.runs])

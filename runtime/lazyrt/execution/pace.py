@@ -2,7 +2,7 @@
 
 A guess knows no machine. What work took, set against its guess, is a factor that later guesses of
 the same kind and size class get; without one the kind's of other sizes, then that of the whole
-family (`compile`, `run`, ...), which tells of the machine. Factors outlive the process in a small
+family (`compile`, `run`, ...), which tells of the machine and is set by `calibration`. Factors outlive the process in a small
 file beside the executables on disk.
 """
 
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 now = time.perf_counter_ns
 """The clock; a test may put another one here."""
 
-_VERSION = 1
+_VERSION = 2  # of the guesses, too: factors are of them
 _MAX_FACTORS = 4_000
 _MOST = math.log(1_000)  # a factor beyond this tells of an accident
+_MOST_OF_FIXED = math.log(5)  # of what is there beside the work
 _NOTICED = 0.1  # smaller shares of a time tell nothing of their part
 _SHORTEST_NS = 200_000  # such a wait tells of the clock, not of the work
 # What is guessed shorter tells nothing of other sizes and kinds.
@@ -36,7 +37,11 @@ _SAVE_EVERY_S = 30.0
 # How far a guess may be off, both ways: by a factor of its own kind and size, of its kind, of none.
 _SPREADS = (1.0, 1.6, 2.0)
 # Families that a machine does at one pace.
-_FAMILIES = {"slice": "compile", "first": "compile", "fused": "run"}
+_FAMILIES = {
+    "slice": "compile",
+    "fused-run": "run",
+    "fused-dense": "dense",
+}
 # What the latest time weighs at least in the factors of each of these.
 _WEIGHTS = (0.5, 0.4, 0.25)
 
@@ -53,6 +58,11 @@ class Part(NamedTuple):
     kind: str
     size: int
     guess_ns: float
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it is there beside the work: it tells of nothing but itself."""
+        return self.kind.startswith("fixed ")
 
     @property
     def keys(self) -> tuple[str, str, str]:
@@ -79,6 +89,7 @@ _factors: dict[str, _Factor] = {}
 _read: set[Path] = set()
 _saved_s = 0.0
 _changed = False
+_calibrated = False
 
 
 def size_class(amount: float) -> int:
@@ -125,20 +136,34 @@ def learn(parts: Iterable[Part], took_ns: float) -> None:
         else:
             off, told = math.log(took_ns / total), known
         # What came first in a process cannot be told from what else is new: both tell the pace.
-        mixed = len(fresh) > 1 and any(p.kind.startswith("first") for p, _ in fresh)
+        mixed = len(fresh) > 1 and any("first" in p.kind for p, _ in fresh)
         for part, ns in told:
             if ns >= _NOTICED * total:
                 _note(part, math.log(ns / part.guess_ns) + off, only_family=mixed)
     _save_now_and_then()
 
 
+def is_calibrated() -> bool:
+    """Return whether this machine was timed, in this process or in an earlier one."""
+    with _lock:
+        _remember_disk()
+        return _calibrated
+
+
+def set_calibrated() -> None:
+    """Take note that this machine is timed."""
+    global _calibrated, _changed
+    with _lock:
+        _calibrated = _changed = True
+
+
 def forget() -> None:
     """Go back to the guesses alone."""
-    global _changed
+    global _changed, _calibrated
     with _lock:
         _factors.clear()
         _read.clear()
-        _changed = False
+        _changed = _calibrated = False
 
 
 def save() -> None:
@@ -150,8 +175,9 @@ def save() -> None:
             return
         _changed, _saved_s = False, time.monotonic()
         table = {key: [round(f.log, 4), f.times] for key, f in _factors.items()}
+        held = {"version": _VERSION, "calibrated": _calibrated, "factors": table}
     with contextlib.suppress(Exception):  # a full disk must not stop a training run
-        cache.write_text(path, json.dumps({"version": _VERSION, "factors": table}))
+        cache.write_text(path, json.dumps(held))
 
 
 atexit.register(save)
@@ -176,11 +202,12 @@ def _factor(part: Part) -> tuple[float, int]:
 
 def _note(part: Part, log: float, *, only_family: bool) -> None:
     global _changed
-    log = min(max(log, -_MOST), _MOST)
+    most = _MOST_OF_FIXED if part.is_fixed else _MOST
+    log = min(max(log, -most), most)
     levels = list(zip(part.keys, _WEIGHTS, strict=True))
     if only_family:
         levels = levels[-1:]
-    elif part.guess_ns < _TELLING_NS:
+    elif part.guess_ns < _TELLING_NS or part.is_fixed:
         levels = levels[:1]
     for key, least in levels:
         before = _factors.pop(key, None) or _Factor(log, 0)
@@ -200,27 +227,33 @@ def _save_now_and_then() -> None:
 
 def _remember_disk() -> None:
     """Take in what earlier processes learned, once; what this one knows comes first."""
+    global _calibrated
     path = cache.pace_path()
     if path is None or path in _read:
         return
     _read.add(path)
-    found = _parsed(cache.read_text(path))
+    found, calibrated = _parsed(cache.read_text(path))
+    _calibrated = _calibrated or calibrated
     here = dict(_factors)
     _factors.clear()
     _factors.update(found | here)
 
 
-def _parsed(text: str) -> dict[str, _Factor]:
-    """Return the factors that a file holds; none of another version's or of a damaged one."""
+def _parsed(text: str) -> tuple[dict[str, _Factor], bool]:
+    """Return the factors that a file holds, and whether its machine was timed.
+
+    None of another version's or of a damaged one.
+    """
     try:
         held = json.loads(text)
         if held["version"] != _VERSION:
-            return {}
+            return {}, False
         pairs = list(held["factors"].items())[-_MAX_FACTORS:]
-        return {
+        factors = {
             key: _Factor(min(max(float(log), -_MOST), _MOST), max(1, int(count)))
             for key, (log, count) in pairs
             if math.isfinite(log)
         }
+        return factors, held.get("calibrated") is True
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
-        return {}
+        return {}, False

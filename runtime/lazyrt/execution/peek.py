@@ -138,7 +138,7 @@ def forecast_of(cone: list[Node], value: Value, *, reused: bool) -> Forecast:
     place = "memory" if plan is not None else forecast.place_of_slice((value,))
     return Forecast(
         forecast.slice_compile(cone, place),
-        forecast.runs(cone, fused=True),
+        forecast.slice_runs(cone, is_new=plan is None),
         int(place == "nowhere"),
         int(place == "disk"),
     )
@@ -150,7 +150,7 @@ def op_forecast(cone: list[Node]) -> Forecast:
     kinds = [part.kind.partition(" ")[0] for part in gets]
     return Forecast(
         gets,
-        forecast.runs(cone, fused=False),
+        forecast.runs(cone),
         kinds.count("compile"),
         kinds.count("load"),
     )
@@ -158,8 +158,10 @@ def op_forecast(cone: list[Node]) -> Forecast:
 
 def run_parts(cone: list[Node], value: Value, *, reused: bool) -> list[Part]:
     """Return what runs in a peek once its executables are there."""
-    fused = _is_slice(_slices.get(value), cone, reused=reused)
-    return forecast.runs(cone, fused=fused)
+    plan = _slices.get(value)
+    if _is_slice(plan, cone, reused=reused):
+        return forecast.slice_runs(cone, is_new=plan is None)
+    return forecast.runs(cone)
 
 
 def _timed(parts: list[Part], get: Callable[[], T]) -> T:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from lazyrt.ir.node import Node, Value
 
 # Of a plain machine; only the proportions between ops are to be trusted.
-_FLOPS_PER_NS = 40.0
+_FLOPS_PER_NS = 100.0
 _BYTES_PER_NS = 4.0
 
 _MATRIX = {
@@ -36,40 +36,80 @@ _FREE = frozenset({
 _REDUCTIONS = ("sum", "mean", "amax", "amin", "max", "min", "var", "std", "norm", "prod", "argmax",
                "argmin", "logsumexp", "var_mean", "all", "any", "count_nonzero", "_softmax",
                "_log_softmax", "native_layer_norm", "native_batch_norm")  # fmt: skip
-# How much longer some kinds run than the bytes say that they move, and compile than the sum of two
-# tensors, on the CPU; rough, as `execution.pace` learns what each takes here.
+# How much longer some kinds run than the bytes say that they move; of two cores of a CPU.
 _RUN_WEIGHTS = {
-    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"), 90.0),
-    **dict.fromkeys(("sort", "topk", "argsort", "unique2", "_unique2"), 300.0),
-    **dict.fromkeys(("median", "nanmedian", "mode", "kthvalue"), 900.0),
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"), 20.0),
+    **dict.fromkeys(("sort", "argsort", "unique2", "_unique2"), 90.0),
+    "topk": 300.0,
+    **dict.fromkeys(("median", "nanmedian", "mode", "kthvalue"), 300.0),
     **dict.fromkeys(("rand_like", "randn_like", "bernoulli", "native_dropout", "uniform",
-                     "normal", "rand", "randn", "randint", "randperm", "multinomial"), 40.0),
-    **dict.fromkeys(("max_pool2d_with_indices", "upsample_nearest2d"), 30.0),
-    **dict.fromkeys(("upsample_bilinear2d", "argmax", "argmin", "native_batch_norm"), 20.0),
-    **dict.fromkeys(("exp", "tanh", "gelu", "sigmoid", "erf", "silu", "pow", "log", "sin", "cos",
-                     "log1p", "expm1", "atan2", "native_layer_norm", "softplus"), 6.0),
-    **dict.fromkeys(("_fft_r2c", "_fft_c2r", "_fft_c2c", "_safe_softmax"), 10.0),
-    **dict.fromkeys(("_softmax", "_log_softmax"), 3.0),
+                     "normal", "rand", "randn", "randint", "randperm", "multinomial"), 17.0),
+    **dict.fromkeys(("upsample_nearest2d",), 15.0),
+    **dict.fromkeys(("upsample_bilinear2d", "argmax", "argmin", "native_batch_norm"), 14.0),
+    **dict.fromkeys(("max_pool2d_with_indices",), 7.0),
+    **dict.fromkeys(("tanh", "gelu", "sigmoid", "erf", "silu", "pow", "log", "sin", "cos",
+                     "log1p", "expm1", "atan2", "softplus"), 2.7),
+    "exp": 1.6,
+    **dict.fromkeys(("_fft_r2c", "_fft_c2r", "_fft_c2c", "_safe_softmax"), 4.0),
+    **dict.fromkeys(("_softmax", "_log_softmax", "native_layer_norm"), 1.4),
+    **dict.fromkeys(("sum", "mean", "amax", "amin", "var", "view", "t", "transpose"), 0.6),
 }  # fmt: skip
+# The same of those whose products count, against a plain product of matrices.
+_DENSE_WEIGHTS = {"convolution": 3.0, "convolution_backward": 4.0}
+# How much longer some kinds compile than the sum of two tensors, alone.
 _COMPILE_WEIGHTS = {
-    **dict.fromkeys(("randn_like", "randn", "normal"), 9.0),
-    **dict.fromkeys(("native_dropout", "rand_like", "rand", "uniform", "bernoulli", "randint",
-                     "median", "nanmedian", "cumsum", "cumprod", "topk"), 4.0),
-    **dict.fromkeys(("_log_softmax", "_softmax", "sort", "native_layer_norm", "convolution",
-                     "native_batch_norm", "max_pool2d_with_indices", "avg_pool2d", "_fft_r2c",
-                     "argmax", "argmin", "_safe_softmax", "upsample_nearest2d"), 2.0),
+    **dict.fromkeys(("randn_like", "randn", "normal", "native_dropout", "rand_like", "rand",
+                     "uniform", "bernoulli", "randint", "median", "nanmedian"), 2.3),
+    **dict.fromkeys(("cumsum", "cumprod", "topk", "gather", "scatter", "native_layer_norm",
+                     "native_batch_norm", "max_pool2d_with_indices", "avg_pool2d", "argmax",
+                     "argmin", "_safe_softmax", "var", "upsample_nearest2d"), 1.4),
+}  # fmt: skip
+# And together with others.
+_SLICE_WEIGHTS = {
+    **dict.fromkeys(("randn_like", "randn", "normal", "native_dropout", "rand_like", "rand",
+                     "uniform", "bernoulli", "randint", "median", "nanmedian"), 12.0),
+    **dict.fromkeys(("_safe_softmax", "_native_batch_norm_legit_functional", "native_batch_norm",
+                     "convolution", "native_layer_norm"), 8.0),
+    **dict.fromkeys(("max_pool2d_with_indices", "avg_pool2d", "cumsum", "cumprod", "topk", "sort",
+                     "argmax", "argmin", "upsample_nearest2d"), 5.0),
+    **dict.fromkeys(("_log_softmax", "_softmax", "gather", "scatter", "var"), 4.0),
+    **dict.fromkeys((*_MATRIX, "gelu"), 2.4),
 }  # fmt: skip
 
 
 def run_ns(node: Node) -> float:
     """Return a guess of how many nanoseconds a node runs; of little use for a single one."""
-    moved = moved_bytes(node) * _RUN_WEIGHTS.get(_short(node.op.name), 1.0)
-    return max(flops(node) / _FLOPS_PER_NS, moved / _BYTES_PER_NS)
+    name = _short(node.op.name)
+    moving = moving_ns(name, moved_bytes(node))
+    if not is_dense(node):
+        return moving
+    return max(product_ns(flops(node)) * _DENSE_WEIGHTS.get(name, 1.0), moving)
+
+
+def product_ns(operations: int) -> float:
+    """Return a guess of what so many operations of a product of matrices take."""
+    return operations / _FLOPS_PER_NS
+
+
+def moving_ns(name: str, nbytes: int) -> float:
+    """Return a guess of what an op takes that reads and writes so many bytes."""
+    return nbytes * _RUN_WEIGHTS.get(name, 1.0) / _BYTES_PER_NS
+
+
+def is_dense(node: Node) -> bool:
+    """Return whether a node multiplies matrices or the like: its products count, not its bytes."""
+    name = _short(node.op.name)
+    return name in _MATRIX or name in _SPECIAL
 
 
 def compile_weight(name: str) -> float:
     """Return how much longer an op compiles than the sum of two tensors, about."""
     return _COMPILE_WEIGHTS.get(_short(name), 1.0)
+
+
+def slice_weight(name: str) -> float:
+    """Return the same of an op that is compiled together with others."""
+    return _SLICE_WEIGHTS.get(_short(name), 1.0)
 
 
 def _short(name: str) -> str:
