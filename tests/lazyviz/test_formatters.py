@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import lazyrt
+from lazyrt.execution import memory
 from lazyrt.observe import events
 from lazyviz import formatters
 from tests.conftest import displayed
@@ -148,6 +149,19 @@ def test_a_large_tensor_is_shown_in_full_and_moved_in_part(lab):
     assert sum(event.nbytes for event in found) < 64 * 1024
     assert len(page) < 150_000
     assert "tensor([[" in page
+
+
+def test_a_large_view_that_a_cell_shows_and_keeps_is_moved_in_part(lab):
+    run(lab, "w = torch.rand(1000, 1000, device='lazyrt')", "lazyrt.mark_step()")
+    in_use = memory.in_use()
+
+    with recorded(events.TransferFinished) as found:
+        run(lab, "w.T", "w[::2]", "%lazy live")
+
+    assert sum(event.nbytes for event in found) < 200_000
+    assert memory.in_use() == in_use
+    shown = [tuple(kept.shape) for kept in lab.user_ns["Out"].values()]
+    assert shown == [(1000, 1000), (500, 1000)]
 
 
 def test_a_display_changes_no_fingerprint_and_runs_no_step(lab):

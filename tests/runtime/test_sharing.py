@@ -8,6 +8,7 @@ import torch
 import lazyrt
 from lazyrt.errors import OutOfMemoryError
 from lazyrt.execution import memory, sharing
+from lazyrt.frontend import ready_views
 from lazyrt.observe import events
 from tests.harness import DEVICE, cold_start, recorded, thinned
 
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("everything_is_large")
 @pytest.fixture
 def everything_is_large(monkeypatch):
     monkeypatch.setattr(sharing, "_MIN_SHARED", 0)
+    monkeypatch.setattr(ready_views, "_LARGE", 0)
 
 
 def ready(*sizes):

@@ -67,12 +67,17 @@ def to_host(data: Any, dtype: torch.dtype, site: Site | None = None) -> torch.Te
     return tensor
 
 
+def lends(dtype: torch.dtype) -> bool:
+    """Return whether torch can read the device's memory itself, for elements of a type."""
+    return jax_compat.device().platform == "cpu" and dtype not in _NO_DLPACK
+
+
 def borrowed(data: Any, dtype: torch.dtype) -> torch.Tensor:
     """Return a CPU tensor with the contents of a ready device array, only to be read.
 
     Where the device is the CPU it is the array's own memory; elsewhere it is a copy.
     """
-    if jax_compat.device().platform != "cpu" or dtype in _NO_DLPACK:
+    if not lends(dtype):
         return to_host(data, dtype)
     found: torch.Tensor = torch.utils.dlpack.from_dlpack(data)
     return found

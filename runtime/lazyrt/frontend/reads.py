@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,6 +17,7 @@ from lazyrt.frontend import (
     onlookers,
     promptcost,
     provenance,
+    ready_views,
     reuse,
     small_checks,
     torch_checks,
@@ -24,7 +25,7 @@ from lazyrt.frontend import (
 from lazyrt.frontend.buffers import State, View, state_of, value_of
 from lazyrt.frontend.callsite import user_call
 from lazyrt.frontend.guard import ARGUMENT_CHECK, check_read
-from lazyrt.frontend.infer import call_arguments
+from lazyrt.frontend.ready_views import Chain
 from lazyrt.frontend.torch_compat import is_lazy
 from lazyrt.ir.live import Buffer, Lost, exempt, lock, pending, why_lost
 from lazyrt.ir.node import Value, type_text
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lazyrt.execution.looking import Look
+    from lazyrt.ir.live import Type
     from lazyrt.observe.events import Site
 
 
@@ -102,17 +104,10 @@ def _array(tensor: torch.Tensor, site: Site | None) -> Any:
     """Return a tensor's data on the device, ready to be looked at."""
     with lock:
         found = _start_peek(tensor, site)
-    data = found.data if isinstance(found, _Chain) else found
-    memory.wait_for(data)
-    return _view_in_place(found) if isinstance(found, _Chain) else data
-
-
-def _view_in_place(chain: _Chain) -> Any:
-    """Apply a chain of views to a ready base, without a copy where the device is the CPU."""
-    host = transfer.borrowed(chain.data, chain.dtype)
-    for link in chain.views:
-        host = _show(host, link)
-    return transfer.as_array(host)
+    if isinstance(found, Chain):
+        return ready_views.to_look_at(found)
+    memory.wait_for(found)
+    return found
 
 
 def read(tensor: torch.Tensor, how: str) -> torch.Tensor:
@@ -150,14 +145,6 @@ def run_ahead(tensor: torch.Tensor, site: Site | None) -> None:
         value = state_of(tensor).base.value
         if value is not None and value.node is not None:
             reuse.run_ahead(value, site, user_call().tensor)
-
-
-class _Chain(NamedTuple):
-    """A ready base's data and the views to apply to a host copy of it, innermost first."""
-
-    data: Any
-    dtype: torch.dtype
-    views: list[View]
 
 
 def _start_read(
@@ -218,8 +205,8 @@ def _finish(found: Any, tensor: torch.Tensor, site: Site | None) -> torch.Tensor
 
     The reference to the data keeps a barrier of another thread from donating it.
     """
-    if isinstance(found, _Chain):
-        return _view_on_host(found, site)
+    if isinstance(found, Chain):
+        return ready_views.to_host(found, site)
     return _fetch(found, tensor, site)
 
 
@@ -285,17 +272,34 @@ def snapshot(tensor: torch.Tensor) -> torch.Tensor:
     site, shape = provenance.user_site(2), tuple(tensor.shape)
     with lock:
         found = _start_peek(tensor, site)
-        if not isinstance(found, _Chain) and tuple(found.shape) == shape:
+        if isinstance(found, Chain):
+            if ready_views.is_most_of_its_base(found):
+                source = found.base if found.base.data is found.data else None
+                own = _keeper(found.data, found.base.type, source, site)
+                return wrap(ready_views.same_views(found, own), _type_of(tensor))
+        elif tuple(found.shape) == shape:
             strides = None if tensor.is_contiguous() else tensor.stride()
             if strides is None or _is_dense(tensor):
-                own, base = Buffer(None), state_of(tensor).base
+                base = state_of(tensor).base
                 source = base if base.data is found else None
                 meta = (shape, tensor.dtype, strides)
-                sharing.keep(own, found, meta, source)
-                own.made_at = site or getattr(source, "made_at", None)
-                return wrap(own, Value(None, 0, shape, tensor.dtype, strides))
+                return wrap(_keeper(found, meta, source, site), _type_of(tensor))
     with torch.no_grad():
         return _finish(found, tensor, site).to(tensor.device)
+
+
+def _keeper(data: Any, meta: Type, source: Buffer | None, site: Site | None) -> Buffer:
+    """Return a buffer of its own with some data; see `sharing.keep`."""
+    own = Buffer(None)
+    sharing.keep(own, data, meta, source)
+    own.made_at = site or getattr(source, "made_at", None)
+    return own
+
+
+def _type_of(tensor: torch.Tensor) -> Value:
+    """Return a value of a tensor's type that nothing computes."""
+    strides = None if tensor.is_contiguous() else tensor.stride()
+    return Value(None, 0, tuple(tensor.shape), tensor.dtype, strides)
 
 
 def _fetch(data: Any, tensor: torch.Tensor, site: Site | None) -> torch.Tensor:
@@ -373,42 +377,9 @@ def _known_data(state: State) -> Any:
     return state.data
 
 
-def _chain(view: View) -> _Chain:
-    chain: list[View] = []
-    state: State = view
-    while isinstance(state, View):
-        chain.append(state)
-        state = state.parent
-    return _Chain(_known_data(state), state.type[1], chain[::-1])
-
-
-def _view_on_host(chain: _Chain, site: Site | None) -> torch.Tensor:
-    """Apply a chain of views to a host copy of a ready base: recording it would use inputs."""
-    memory.wait_for(chain.data)
-    host = transfer.borrowed(chain.data, chain.dtype)
-    for link in chain.views:
-        host = _show(host, link)
-    return transfer.own_copy(host, site)
-
-
-# View ops whose result only has another shape; their strides are those of the device.
-_RESHAPES = frozenset(("aten.view.default", "aten._reshape_alias.default"))
-
-
-def _show(host: torch.Tensor, link: View) -> torch.Tensor:
-    """Apply one view op to a host copy, whose layout is not the one on the device."""
-    if link.op.name in _RESHAPES:
-        return host.reshape(link.args[0])
-    args = [list(arg) if arg.__class__ is tuple else arg for arg in link.args]
-    host = host.contiguous() if link.op.name in _BY_LAYOUT else host
-    positional, keywords = call_arguments(link.op.func, [host, *args])
-    return link.op.func(*positional, **keywords).resolve_conj().resolve_neg()  # type: ignore[no-any-return]
-
-
-# View ops that go by the layout in memory: the copy lists elements in logical order.
-_BY_LAYOUT = frozenset(
-    ("aten.as_strided.default", "aten.view.dtype", "aten.view_as_complex.default")
-)
+def _chain(view: View) -> Chain:
+    base, views = ready_views.chain_to(view)
+    return Chain(base, _known_data(base), views)
 
 
 def describe(tensor: torch.Tensor) -> str:
