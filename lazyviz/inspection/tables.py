@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from types import ModuleType
 
+    from lazyrt.observe import events
     from lazyviz.session import Session
     from lazyviz.timing.steplog import StepRow
 
@@ -151,10 +152,7 @@ def step_notes(rows: Sequence[StepRow]) -> list[str]:
     reasons = [
         f"step {row.step} was compiled: {row.reason}" for row in rows if row.reason
     ]
-    notes = reasons + [
-        f"step {row.step}: {note}" for row in rows for note in _notes(row)
-    ]
-    return list(map(one_line, notes))
+    return list(map(one_line, [*reasons, *_notes(rows)]))
 
 
 def why(explanation: Any, graph: Any) -> str:
@@ -245,31 +243,56 @@ def _counts(counters: Mapping[str, int]) -> str:
     return " · ".join(parts) or "nothing has run"
 
 
-def _notes(row: StepRow) -> Iterator[str]:
-    """Yield what a step did that it need not have done."""
-    if row.caller:
-        yield f"{row.cause} at {row.site} was called back by {row.caller}"
-    if row.cut is not None:
-        yield state.cut_text(
-            Barrier(
-                cause=row.cause,
-                site=row.site,
-                nodes=row.nodes,
-                tensor=row.tensor,
-                cut=row.cut,
-                duration_ns=row.barrier_ns,
-            )
+def _notes(rows: Sequence[StepRow]) -> Iterator[str]:
+    """Yield what steps did that they need not have done, once for all that did the same."""
+    called: dict[str, list[StepRow]] = {}
+    cuts: dict[tuple[str, str, str, str], list[StepRow]] = {}
+    looks: dict[tuple[str, str], list[tuple[StepRow, events.Repeat]]] = {}
+    for row in rows:
+        if row.caller:
+            text_of = f"{row.cause} at {row.site} was called back by {row.caller}"
+            called.setdefault(text_of, []).append(row)
+        if row.cut is not None:
+            cut = row.cause, row.site, row.tensor, row.cut
+            cuts.setdefault(cut, []).append(row)
+        for repeat in row.repeats:
+            look = repeat.tensor, str(repeat.site or "")
+            looks.setdefault(look, []).append((row, repeat))
+    for note, those in called.items():
+        yield f"{_numbers(those)}: {note}"
+    for (cause, site, tensor, cut_step), those in cuts.items():
+        barrier = Barrier(
+            cause=cause,
+            site=site,
+            nodes=sum(row.nodes for row in those),
+            times=len(those),
+            tensor=tensor,
+            cut=cut_step,
+            duration_ns=sum(row.barrier_ns for row in those),
         )
-    for repeat in row.repeats:
-        yield state.repeat_text(
-            state.Repeat(
-                tensor=repeat.tensor,
-                site=str(repeat.site or ""),
-                nodes=repeat.nodes,
-                of_nodes=row.nodes,
-                duration_ns=repeat.duration_ns,
-            )
+        yield f"{_numbers(those)}: {state.cut_text(barrier)}"
+    for (tensor, site), found in looks.items():
+        together = state.Repeat(
+            tensor=tensor,
+            site=site,
+            nodes=sum(repeat.nodes for _, repeat in found),
+            of_nodes=sum(row.nodes for row, _ in found),
+            duration_ns=sum(repeat.duration_ns for _, repeat in found),
+            times=len(found),
         )
+        yield f"{_numbers([row for row, _ in found])}: {state.repeat_text(together)}"
+
+
+def _numbers(rows: Sequence[StepRow]) -> str:
+    """Return the numbers of steps in words: `step 4`, `steps 28 to 32, 34`."""
+    runs: list[list[int]] = []
+    for row in rows:
+        if runs and row.step <= runs[-1][-1] + 1:
+            runs[-1][1:] = [row.step]
+        else:
+            runs.append([row.step])
+    named = ", ".join(" to ".join(map(str, dict.fromkeys(run))) for run in runs)
+    return f"{'steps' if len({row.step for row in rows}) > 1 else 'step'} {named}"
 
 
 def _settings(config: Any) -> str:

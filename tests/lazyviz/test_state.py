@@ -1,9 +1,13 @@
 """The state made visible: in strips, in `%lazy status` and in `%lazy step`."""
 
+import re
+
+from lazyviz.inspection.tables import step_notes
 from lazyviz.render.html import strip_html
 from lazyviz.render.state import State, open_parts, state_text
 from lazyviz.render.strip import Strip
 from lazyviz.render.text import strip_parts
+from lazyviz.timing.steplog import StepRow
 from tests.conftest import displayed
 
 FULL = State(
@@ -149,8 +153,12 @@ def test_s1_10_equal_looks_of_a_loop_are_one_line(lab):
     )
     strip = shown(lab, source)
 
-    assert "6 ops ran twice, 100 % of their steps" in strip
-    assert "before its step had run, 3 times" in strip
+    log = shown(lab, "%lazy step")
+
+    for text in (strip, log):
+        assert text.count("6 ops ran twice, 100 % of their steps") == 1
+        assert "before its step had run, 3 times" in text
+    assert re.search(r"^steps \d+ to \d+: 6 ops", log, re.MULTILINE)
 
 
 def test_s1_18_the_log_names_the_library_that_called_back(lab, tmp_path, monkeypatch):
@@ -186,3 +194,19 @@ def test_s1_19_one_mark_too_many_is_no_news(lab):
     assert "found nothing" not in shown(
         lab, "y = x + 1\nlazyrt.mark_step()\nlazyrt.mark_step()"
     )
+
+
+def test_cuts_of_one_line_are_told_once_for_all_their_steps():
+    read = {"cause": "read by .item()", "site": "train.py:7", "tensor": "loss"}
+    rows = [
+        StepRow(step=step, cell=1, nodes=5, cut="train", barrier_ns=2_000_000, **read)
+        for step in (3, 4, 5, 7)
+    ]
+
+    assert step_notes(rows) == [
+        (
+            "steps 3 to 5, 7: read by .item() of loss at train.py:7 cut the step train: 20 ops ran on "
+            "their own in 8.0 ms. Read behind the block, or use add_step_closure()"
+        )
+    ]
+    assert step_notes(rows[:1])[0].startswith("step 3: read by .item() of loss")
