@@ -1,6 +1,7 @@
 """The state made visible: in strips, in `%lazy status` and in `%lazy step`."""
 
 import re
+from dataclasses import replace
 
 from lazyviz.inspection.tables import step_notes
 from lazyviz.render.html import strip_html
@@ -197,11 +198,8 @@ def test_s1_19_one_mark_too_many_is_no_news(lab):
 
 
 def test_cuts_of_one_line_are_told_once_for_all_their_steps():
-    read = {"cause": "read by .item()", "site": "train.py:7", "tensor": "loss"}
-    rows = [
-        StepRow(step=step, cell=1, nodes=5, cut="train", barrier_ns=2_000_000, **read)
-        for step in (3, 4, 5, 7)
-    ]
+    read = StepRow(3, 1, "read by .item()", "train.py:7", 5, tensor="loss", cut="train")
+    rows = [replace(read, step=step, barrier_ns=2_000_000) for step in (3, 4, 5, 7)]
 
     assert step_notes(rows) == [
         (

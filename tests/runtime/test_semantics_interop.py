@@ -5,6 +5,7 @@ import gc
 import io
 import itertools
 import pickle
+import traceback
 
 import numpy as np
 import pytest
@@ -429,3 +430,26 @@ def test_the_end_of_a_range_is_one_number():
     for device in ("cpu", DEVICE):
         with pytest.raises(RuntimeError, match=r"got end with 1 dimension\(s\)"):
             torch.linspace(0, torch.ones(2, device=device), 3, device=device)
+
+
+@pytest.mark.parametrize(
+    "mixed",
+    [
+        lambda x, there: x + there,
+        lambda x, there: there + x,
+        lambda x, there: torch.nn.functional.linear(there, x),
+        lambda x, there: torch.cat([x, there]),
+        lambda x, there: torch.where(there > 0, x, x),
+        lambda x, there: x.add_(there),
+    ],
+)
+def test_a_tensor_left_on_the_cpu_is_told_by_one_error(mixed):
+    x = lazy(DENSE.clone())
+
+    with pytest.raises(lazyrt.errors.DeviceError) as caught:
+        mixed(x, DENSE.clone())
+
+    assert "found one on cpu with shape" in str(caught.value)
+    assert "Move it with `.to('lazyrt')`" in str(caught.value)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert shown.count("Traceback") == 1

@@ -136,7 +136,7 @@ def operand(tensor: torch.Tensor) -> Value:
         f"Expected all tensors to be on the same device, but found one on {tensor.device} with "
         f"shape {tuple(tensor.shape)} among tensors on {DEVICE_TYPE}. An op runs on one "
         f"device. Move it with `.to('{DEVICE_TYPE}')`."
-    )
+    ) from None  # a kernel asks here after its own way in has failed
 
 
 def operands(tensors: Any) -> tuple[Any, ...]:
