@@ -10,6 +10,16 @@ import pytest
 import lazyrt
 
 
+@pytest.fixture(scope="session")
+def jupyter(tmp_path_factory):
+    """Return a folder, and the address of one server of it for both front ends."""
+    from tests.lazyviz.labs import serving
+
+    folder = tmp_path_factory.mktemp("jupyter")
+    with serving(folder, "notebook") as address:
+        yield folder, address
+
+
 @pytest.fixture
 def clean_runtime(monkeypatch):
     """Yield lazyrt with nothing pending, zero counters, and no executables."""

@@ -122,14 +122,30 @@ def browsing(executable, folder, **options):
 
 
 @contextlib.contextmanager
-def new_tab(tab, server):
-    """Yield one more tab of a tab's browser; at its end the server's kernels end, too."""
+def visiting(executable, jupyter, profile):
+    """Yield a tab that fetches from a server alone, which is `tab.server` over `tab.folder`."""
+    with browsing(executable, profile) as (tab, foreign):
+        tab.folder, tab.server = jupyter
+        try:
+            yield tab
+        finally:
+            tab.evaluate(
+                "() => window.jupyterapp?.serviceManager.sessions.shutdownAll()"
+            )
+        assert not foreign
+
+
+@contextlib.contextmanager
+def new_tab(tab):
+    """Yield one more tab of a tab's browser; at its end the kernel that it shows ends, too."""
     found = tab.context.new_page()
-    found.server = server
+    found.server = tab.server
     try:
         yield found
     finally:
-        found.evaluate("() => window.jupyterapp?.serviceManager.sessions.shutdownAll()")
+        found.evaluate(
+            "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.shutdown()"
+        )
         found.close()
 
 

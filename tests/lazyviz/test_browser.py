@@ -8,23 +8,19 @@ from tests.conftest import find_browser
 from tests.lazyviz.labs import (
     LAB,
     NOTEBOOK,
-    browsing,
     new_tab,
     open_notebook,
     run_cell,
     screenshot,
-    serving,
     start_cell,
+    visiting,
     write_notebook,
 )
 
-STRIP = [
-    "%load_ext lazyviz\nimport torch, lazyrt",
-    "x = torch.ones(4, 3, device='lazyrt')\ny = torch.relu(x @ x.T).sum()\nprint(y)",
-    "lazyrt.mark_step()\ny",
-]
 EXPLORE = [
     "%load_ext lazyviz\nimport time, torch, lazyrt",
+    "x = torch.ones(4, 3, device='lazyrt')\ny = torch.relu(x @ x.T).sum()\nprint(y)",
+    "lazyrt.mark_step()\ny",
     "x = torch.arange(12.0).reshape(4, 3).to('lazyrt')\ny = torch.relu(x - 4).sum()",
     (
         "before = lazyrt.pending_graph().fingerprint, lazyrt.counters()['compiles']\n"
@@ -67,33 +63,35 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def visit(tmp_path_factory):
-    """Yield a server's folder and address, and a browser's first tab."""
-    folder = tmp_path_factory.mktemp("browser")
-    with (
-        serving(folder, "notebook") as address,
-        browsing(find_browser(), folder) as (tab, foreign),
-    ):
-        yield folder, address, tab
-        assert not foreign
+def visit(jupyter, tmp_path_factory):
+    """Yield a browser's first tab."""
+    with visiting(find_browser(), jupyter, tmp_path_factory.mktemp("browser")) as tab:
+        yield tab
 
 
 @pytest.fixture
 def page(visit):
     """Yield a tab of a server with notebooks that nobody has run."""
-    folder, address, tab = visit
-    write_notebook(folder / "strip.ipynb", STRIP)
-    write_notebook(folder / "explore.ipynb", EXPLORE)
-    write_notebook(folder / "forms.ipynb", FORMS)
-    write_notebook(folder / "diff.ipynb", DIFF)
-    with new_tab(tab, address) as page:
+    write_notebook(visit.folder / "forms.ipynb", FORMS)
+    write_notebook(visit.folder / "diff.ipynb", DIFF)
+    with new_tab(visit) as page:
         yield page
 
 
-def test_a_strip_unfolds_to_the_pending_graph(page):
-    open_notebook(page, page.server, "strip.ipynb")
-    run_cell(page, 0)
-    cell = run_cell(page, 1)
+@pytest.fixture(scope="module")
+def explored(visit):
+    """Yield a tab with a notebook in which a strip and then a graph have been shown."""
+    write_notebook(visit.folder / "explore.ipynb", EXPLORE)
+    with new_tab(visit) as page:
+        open_notebook(page, page.server, "explore.ipynb")
+        for index in range(5):
+            run_cell(page, index)
+        yield page
+
+
+def test_a_strip_unfolds_to_the_pending_graph(explored):
+    cells = explored.locator(".jp-Notebook .jp-CodeCell")
+    cell = cells.nth(1)
     strip = cell.locator("details").last
     strip.wait_for(timeout=30_000)
 
@@ -107,7 +105,7 @@ def test_a_strip_unfolds_to_the_pending_graph(page):
     graph.wait_for(state="visible", timeout=10_000)
     assert graph.evaluate("image => image.naturalWidth") > 100
 
-    ended = run_cell(page, 2)
+    ended = cells.nth(2)
     ended.locator("details").last.wait_for(timeout=30_000)
     assert "0 pending ops" in ended.inner_text()
     assert "tensor(48., device='lazyrt:0')" in ended.inner_text()
@@ -125,12 +123,11 @@ def click_op(page, label):
     return page.evaluate("() => performance.now() - window.lzStart")
 
 
-def test_a_click_shows_a_value_and_the_step_stays_as_it_was(page):
-    open_notebook(page, page.server, "explore.ipynb")
-    for index in (0, 1, 2):
-        run_cell(page, index)
+def test_a_click_shows_a_value_and_the_step_stays_as_it_was(explored):
+    page = explored
     page.wait_for_selector(".lzg-host svg", timeout=30_000)
-    assert not page.locator("details[class*=lzt-]").first.is_visible()
+    drawn = page.locator(".jp-Notebook .jp-CodeCell").nth(4)
+    assert not drawn.locator("details[class*=lzt-]").first.is_visible()
 
     click_op(page, "aten.relu.default")
     assert "aten.relu.default" in page.locator(".lzg-panel").inner_text()
@@ -152,17 +149,16 @@ def test_a_click_shows_a_value_and_the_step_stays_as_it_was(page):
     page.locator(".lzg-host").focus()
     page.keyboard.press("?")
     assert page.locator(".lzg-help").is_visible()
+    page.keyboard.press("?")
 
-    assert "as before: True" in run_cell(page, 3).inner_text()
+    assert "as before: True" in run_cell(page, 5).inner_text()
 
 
-def test_a_click_is_answered_while_another_cell_runs(page):
-    open_notebook(page, page.server, "explore.ipynb")
-    for index in (0, 1, 2):
-        run_cell(page, index)
+def test_a_click_is_answered_while_another_cell_runs(explored):
+    page = explored
     page.wait_for_selector(".lzg-host svg", timeout=30_000)
     page.wait_for_selector(".lzg[data-concurrent=true]", timeout=20_000)
-    busy = start_cell(page, 4)
+    busy = start_cell(page, 6)
     page.wait_for_function(
         "() => document.body.innerText.includes('(ipykernel) | Busy')", timeout=10_000
     )

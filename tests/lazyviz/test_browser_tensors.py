@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.lazyviz.labs import (
-    browsing,
     open_notebook,
     run_cell,
     screenshot,
-    serving,
     set_theme,
     start_cell,
+    visiting,
     write_notebook,
 )
 
@@ -41,19 +40,17 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
+def page(jupyter, tmp_path_factory):
     from tests.conftest import find_browser
 
-    folder = tmp_path_factory.mktemp("tensors")
+    folder, address = jupyter
     write_notebook(folder / "tensors.ipynb", CELLS)
-    with serving(folder) as address, browsing(find_browser(), folder) as found:
-        tab, foreign = found
+    with visiting(find_browser(), jupyter, tmp_path_factory.mktemp("tensors")) as tab:
         open_notebook(tab, address, "tensors.ipynb")
         for index in (0, 1, 2, 3):
             run_cell(tab, index)
         tab.wait_for_selector(".lzl-table tbody tr", timeout=30_000)
         yield tab
-        assert not foreign
 
 
 def cells_of(page, column):

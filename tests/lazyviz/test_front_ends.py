@@ -1,4 +1,4 @@
-"""The same visits to JupyterLab and Notebook 7: one server, one browser, no network.
+"""The same visits to JupyterLab and Notebook 7: one browser, no network.
 
 Each test leaves the notebook as it found it: the cells have run and the graph is drawn.
 """
@@ -12,14 +12,13 @@ import pytest
 from tests.lazyviz.labs import (
     LAB,
     NOTEBOOK,
-    browsing,
     command,
     open_notebook,
     run_cell,
     screenshot,
-    serving,
     set_theme,
     start_cell,
+    visiting,
     wait_until_idle,
     write_notebook,
 )
@@ -40,22 +39,17 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def visit(tmp_path_factory):
-    """Yield a tab; `tab.server` is the address of a server for both front ends."""
+def visit(jupyter, tmp_path_factory):
+    """Yield a tab of a server with a pair of notebooks for each front end."""
     from tests.conftest import find_browser
 
-    folder = tmp_path_factory.mktemp("fronts")
+    folder, _ = jupyter
     for front in (LAB, NOTEBOOK):
         one, two = ([cell.replace("SHIFT", n) for cell in CELLS] for n in "49")
         write_notebook(folder / f"{front.name}-one.ipynb", one)
         write_notebook(folder / f"{front.name}-two.ipynb", two[:3])
-    with (
-        serving(folder, "notebook") as address,
-        browsing(find_browser(), folder) as (tab, foreign),
-    ):
-        tab.server, tab.folder = address, folder
+    with visiting(find_browser(), jupyter, tmp_path_factory.mktemp("fronts")) as tab:
         yield tab
-        assert not foreign
 
 
 @pytest.fixture(scope="module", params=[LAB, NOTEBOOK], ids=lambda front: front.name)

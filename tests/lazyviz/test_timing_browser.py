@@ -10,13 +10,12 @@ from tests.conftest import find_browser
 from tests.lazyviz.labs import (
     LAB,
     NOTEBOOK,
-    browsing,
     new_tab,
     open_notebook,
     run_cell,
     screenshot,
-    serving,
     start_cell,
+    visiting,
     wait_until_idle,
     write_notebook,
 )
@@ -53,23 +52,17 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def visit(tmp_path_factory):
-    """Yield a server's folder and address, and a browser's first tab."""
-    folder = tmp_path_factory.mktemp("timing")
-    with (
-        serving(folder, "notebook") as address,
-        browsing(find_browser(), folder) as (tab, foreign),
-    ):
-        yield folder, address, tab
-        assert not foreign
+def visit(jupyter, tmp_path_factory):
+    """Yield a browser's first tab."""
+    with visiting(find_browser(), jupyter, tmp_path_factory.mktemp("timing")) as tab:
+        yield tab
 
 
 @pytest.fixture
 def page(visit):
     """Yield a tab of a server with a notebook that nobody has run."""
-    folder, address, tab = visit
-    write_notebook(folder / "timing.ipynb", CELLS)
-    with new_tab(tab, address) as page:
+    write_notebook(visit.folder / "timing.ipynb", CELLS)
+    with new_tab(visit) as page:
         yield page
 
 

@@ -17,3 +17,9 @@ def cold_and_fast():
     lazyrt.config.compile_tier = "fast"
     yield
     lazyrt.config.compile_tier = "optimised"
+
+
+@pytest.fixture
+def fast():
+    """What is compiled is compiled quickly: for what ops do, not for what XLA makes of them."""
+    lazyrt.config.compile_tier = "fast"  # until the fresh runtime is left

@@ -17,6 +17,8 @@ from lazyrt.frontend import promptcost
 from lazyrt.observe import events
 from tests.harness import DEVICE, recorded
 
+pytestmark = pytest.mark.usefixtures("fast")
+
 READS = {
     ".cpu()": lambda t: t.cpu(),
     ".item()": lambda t: t.sum().item(),
