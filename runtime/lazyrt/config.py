@@ -133,9 +133,11 @@ class Config:
             its cause; 0, the default, never warns. Environment: LAZYRT_MAX_GRAPHS.
         check_hits: Compare a step's graph, vertex by vertex, with the one that its executable was
             compiled for. Environment: LAZYRT_CHECK_HITS.
-        deferred_checks: Let torch's checks of values, such as those of `torch.distributions`, wait
-            for their step where they would cut it; the error then comes with the next barrier or
-            read after the step has run. Off: at their line. Environment: LAZYRT_DEFERRED_CHECKS.
+        deferred_checks: Let torch's checks of values, such as those of `torch.distributions` or
+            whether `torch.linalg.inv` got a singular matrix, wait for their step where they would
+            cut it; the error then comes with the next barrier or read after the step has run. Off,
+            and where an `except` of the program's would catch it: at their line.
+            Environment: LAZYRT_DEFERRED_CHECKS.
         scope_policy: What `mark_step()` does inside an open `scope()`: `error` raises, as the
             original does; `split` ends the scope before the barrier and goes on with it after.
             Environment: LAZYRT_SCOPE_POLICY.

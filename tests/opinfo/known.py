@@ -101,21 +101,9 @@ FALLBACKS: dict[str, str] = {
 }
 """Ops that the CPU runs, forward, backward or both: a counted cut of the graph."""
 
-_ERRORS = "a failed factorisation raises at its line, as on the CPU"
 _TRUTH = "its result is a bool of Python"
 
-READS: dict[str, str] = {
-    "allclose": _TRUTH,
-    "equal": _TRUTH,
-    **dict.fromkeys(
-        (
-            "linalg.cholesky", "linalg.inv", "linalg.ldl_factor",
-            "linalg.lu_factor", "linalg.matrix_power", "linalg.solve", "linalg.tensorinv",
-            "linalg.tensorsolve",
-        ),
-        _ERRORS,
-    ),
-}  # fmt: skip
+READS: dict[str, str] = dict.fromkeys(("allclose", "equal"), _TRUTH)
 """Ops that the device computes in a graph that torch cuts by reading a value."""
 
 _SPARSE = "sparse tensors are refused with an error that says so"

@@ -6,14 +6,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.distributions import Categorical, Normal, Uniform, kl_divergence
+from torch.distributions import (
+    Categorical,
+    Normal,
+    Uniform,
+    constraints,
+    kl_divergence,
+)
 from torch.nn import functional
 
 import lazyrt
 from lazyrt import config
 from lazyrt.errors import ArgumentCheckError, StepSyncError
-from lazyrt.execution import late_checks, watcher
-from lazyrt.frontend import warned
+from lazyrt.execution import late_checks, transfer, watcher
+from lazyrt.frontend import torch_checks, warned
 from lazyrt.ir.live import Buffer
 from lazyrt.observe import events
 from tests.harness import DEVICE
@@ -42,6 +48,104 @@ def test_a_wrong_argument_raises_at_its_line_as_on_the_cpu():
 
     with pytest.raises(ValueError, match="to satisfy the constraint GreaterThan"):
         Normal(0.0, scale - 1)
+
+
+def test_a_check_of_numbers_asks_the_device_for_nothing():
+    """S2.3: the 1.0 of each step is copied anew, and known on the host."""
+    x = torch.randn(8, device=DEVICE)
+    x = x + long_chain()[0]
+    lazyrt.reset_counters()
+
+    for scale in (1.0, 2.0, torch.tensor(0.5, device=DEVICE) * 2 + 1):
+        Normal(x, scale).log_prob(x)
+
+    assert lazyrt.counters()["peek_executions"] == 0
+    assert lazyrt.counters()["executions"] == 0
+    with pytest.raises(ValueError, match="constraint GreaterThan"):
+        Normal(x, -1.0)
+    small = torch.tensor([0.5, 2.0], device=DEVICE)
+    small -= 1.0
+    with pytest.raises(ValueError, match="constraint GreaterThan"):
+        Normal(small, small)
+
+
+def test_what_is_copied_to_the_device_is_forgotten_with_it():
+    before = len(transfer._sent)
+    kept = [torch.tensor(float(number)).to(DEVICE) for number in range(50)]
+    assert len(transfer._sent) == before + 50
+
+    del kept
+
+    assert len(transfer._sent) == before
+    many = torch.ones(1_000).to(DEVICE)
+    assert len(transfer._sent) == before
+    assert many.shape == (1_000,)
+
+
+OPTIMIZERS = {
+    "adam": lambda p, lr: torch.optim.Adam(p, lr, foreach=False),
+    "asgd": lambda p, _: torch.optim.ASGD(p, 0.01),
+    "sgd": lambda p, lr: torch.optim.SGD(p, lr, momentum=0.9),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_that_reads_its_learning_rate_cuts_no_step(name):
+    def train(device):
+        torch.manual_seed(0)
+        net = torch.nn.Linear(3, 2).to(device)
+        rate = torch.tensor(0.1).to(device)
+        optimizer = OPTIMIZERS[name](net.parameters(), rate)
+        x = torch.linspace(-1, 1, 12).view(4, 3).to(device)
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(x).square().sum().backward()
+            optimizer.step()
+        return net.weight.detach()
+
+    expected = train("cpu")
+    lazyrt.reset_counters()
+
+    found = train(DEVICE)
+
+    assert lazyrt.counters()["executions"] == 3
+    torch.testing.assert_close(found.cpu(), expected)
+
+
+def test_an_assertion_of_torchs_waits_for_its_step():
+    x = long_chain()
+
+    torch._assert_async(x.sum() > 100, "too small")
+    torch._assert_async(x.sum() > 0)
+    lazyrt.mark_step()
+
+    with pytest.raises(RuntimeError, match="too small") as caught:
+        lazyrt.wait()
+    assert "more failed" not in str(caught.value.__notes__)
+    with pytest.raises(RuntimeError, match="more than one value is ambiguous"):
+        torch._assert_async(x > 0)
+
+
+def test_what_a_check_says_of_constraints_with_tensors_looks_at_none():
+    """S2.2: the text of a check that waits is made at its line, from names alone."""
+    weights = long_chain()
+    part = constraints.stack([constraints.interval(weights - 1, weights + 1)] * 3)
+    nested = constraints.cat([part, constraints.less_than(weights)])
+    looks, subscription = noted(events.TensorMaterialised)
+    lazyrt.reset_counters()
+
+    with subscription:
+        names = [torch_checks._named(each) for each in (part, nested)]
+        plain = torch_checks._named(constraints.interval(0.0, 1.0))
+        Uniform(weights - 3, weights + 1).log_prob(weights + 9)
+
+    assert names == ["Stack", "Cat"]
+    assert plain == "Interval(lower_bound=0.0, upper_bound=1.0)"
+    assert looks == []
+    assert lazyrt.counters()["executions"] == 0
+    lazyrt.mark_step()
+    with pytest.raises(ArgumentCheckError, match=r"within the support \(Interval\)"):
+        lazyrt.wait()
 
 
 def long_chain():
@@ -84,7 +188,7 @@ def test_a_check_is_told_apart_from_a_look_of_the_user():
     found, subscription = noted(events.TensorMaterialised)
 
     with subscription:
-        Normal(torch.zeros(2, device=DEVICE) + 1, 1.0)
+        Normal(torch.ones(32).to(DEVICE) + 1, 1.0)
 
     assert {event.tensor for event in found} == {"what torch.distributions checks"}
 
@@ -273,7 +377,7 @@ def test_a_barrier_does_not_wait_for_a_check_that_still_runs(monkeypatch):
     flag = Running()
     buffer = Buffer(None)
     buffer.data = flag
-    late_checks.put_off(buffer, ArgumentCheckError("it is wrong"), passes=True)
+    torch_checks.wait_for(buffer, ArgumentCheckError("it is wrong"), passes=True)
     x = torch.ones(3, device=DEVICE) + 1
 
     lazyrt.mark_step()

@@ -1,9 +1,13 @@
 """Linear algebra that looks at layouts or at success, with torch on the CPU as the oracle."""
 
+import contextlib
+
 import pytest
 import torch
+from torch.distributions import MultivariateNormal
 
 import lazyrt
+from lazyrt import config
 from lazyrt.observe import events
 from tests.harness import assert_same, lazy, recorded, run_python
 
@@ -59,14 +63,168 @@ def test_a_failed_factorisation_raises_at_the_call_what_the_cpu_raises(
 
 
 @pytest.mark.not_eager("counts graphs and executions of steps")
-def test_a_check_for_errors_cuts_a_step_and_says_why():
+def test_a_check_for_errors_that_may_not_wait_cuts_a_step_and_says_why():
     x = lazy(A)
-    with recorded(events.BarrierFinished) as found, lazyrt.step():
-        inverse = torch.linalg.inv(x + 1)
+    with (
+        config.scoped(deferred_checks=False),
+        recorded(events.BarrierFinished) as found,
+        lazyrt.step(),
+    ):
+        inverse = torch.linalg.inv(after_many_ops(x) + 1)
 
     assert_same(inverse, torch.linalg.inv(A + 1), 1e-5)
     assert "linalg.inv, which checks for errors" in [event.cause for event in found]
     assert lazyrt.counters()["cpu_fallbacks"] == 0
+
+
+def after_many_ops(x):
+    """Return `x` by more ops than a small check takes."""
+    for _ in range(40):
+        x = torch.clamp(x, -1e3, 1e3) * 1.0
+    return x
+
+
+FAILING = {
+    "inv": (torch.linalg.inv, SINGULAR),
+    "lu_factor": (torch.linalg.lu_factor, SINGULAR),
+    "solve": (lambda x: torch.linalg.solve(x, x), SINGULAR),
+    "cholesky": (torch.linalg.cholesky, torch.stack([A, NOT_POSITIVE])),
+}
+
+
+@pytest.mark.lazy_only("is about what is pending")
+@pytest.mark.parametrize("name", FAILING)
+def test_a_factorisation_cuts_no_step_and_raises_once_that_has_run(name):
+    function, matrix = FAILING[name]
+    with pytest.raises(RuntimeError) as expected:
+        function(matrix)
+    x = after_many_ops(lazy(matrix))
+    lazyrt.reset_counters()
+
+    with lazyrt.step():
+        y = x.sum() + 1
+        function(x)
+        z = y * 2
+
+    assert lazyrt.counters()["executions"] == 1
+    with pytest.raises(RuntimeError) as found:
+        lazyrt.wait()
+    assert type(found.value) is type(expected.value)
+    assert str(found.value).startswith(str(expected.value).rstrip("."))
+    assert "deferred_checks = False" in str(found.value)
+    assert "test_factorisations.py" in found.value.__notes__[0]
+    assert lazyrt.wait()  # it has been said
+    assert_same(z, (matrix.sum() + 1) * 2, 1e-5)
+
+
+@pytest.mark.lazy_only("is about what is pending")
+def test_training_by_factorisations_is_one_execution_for_each_step():
+    """S2.2: a Gaussian process, as it is written for the CPU."""
+
+    def train(device):
+        noise = torch.tensor(0.1, device=device, requires_grad=True)
+        optimizer = torch.optim.SGD([noise], 0.01)
+        x = torch.linspace(0, 1, 6).to(device)
+        for _ in range(3):
+            optimizer.zero_grad()
+            near = after_many_ops(torch.exp(-((x[:, None] - x) ** 2)))
+            covariance = near + noise.exp() * torch.eye(6, device=device)
+            factor = torch.linalg.cholesky(covariance)
+            MultivariateNormal(x, scale_tril=factor).log_prob(x * 2).neg().backward()
+            optimizer.step()
+        return noise.detach()
+
+    expected = train("cpu")
+    lazyrt.reset_counters()
+
+    found = train("lazyrt")
+
+    counts = lazyrt.counters()
+    assert (counts["executions"], counts["cpu_fallbacks"]) == (3, 0)
+    assert_same(found, expected, 1e-5)
+
+
+def caught_here(x):
+    try:
+        return torch.linalg.cholesky(x)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        return "jitter"
+
+
+def caught_outside(x):
+    try:
+        return plain(x)
+    except (RuntimeError, KeyboardInterrupt):
+        return "jitter"
+
+
+def caught_bare(x):
+    with torch.no_grad():
+        try:
+            with contextlib.nullcontext():
+                return plain(x)
+        except:  # noqa: E722 - is what this is about
+            return "jitter"
+
+
+def caught_in_the_second_clause(x):
+    try:
+        try:
+            return plain(x)
+        finally:
+            x = None
+    except KeyboardInterrupt:
+        return None
+    except Exception:  # noqa: BLE001
+        return "jitter"
+
+
+def plain(x):
+    return torch.linalg.cholesky(x)
+
+
+def interruptible(x):
+    try:
+        return plain(x)
+    except KeyboardInterrupt:
+        return None
+
+
+def tidy(x):
+    try:
+        return plain(x)
+    finally:
+        x = None
+
+
+def handled_before(x):
+    try:
+        int("x")
+    except ValueError:
+        return plain(x)
+    return None
+
+
+@pytest.mark.lazy_only("is about what is pending")
+@pytest.mark.parametrize(
+    "call", [caught_here, caught_outside, caught_bare, caught_in_the_second_clause]
+)
+def test_a_program_that_catches_a_failed_factorisation_gets_it_at_its_line(call):
+    assert call(after_many_ops(lazy(NOT_POSITIVE))) == "jitter"
+    assert lazyrt.wait()
+
+
+@pytest.mark.lazy_only("is about what is pending")
+@pytest.mark.parametrize("call", [plain, interruptible, tidy, handled_before])
+def test_a_handler_of_something_else_cuts_no_step(call):
+    lazyrt.reset_counters()
+
+    call(after_many_ops(lazy(NOT_POSITIVE)))
+
+    assert lazyrt.counters()["executions"] == 0
+    lazyrt.mark_step()
+    with pytest.raises(torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+        lazyrt.wait()
 
 
 def test_the_forms_that_return_info_run_with_the_step():

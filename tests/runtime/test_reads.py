@@ -631,13 +631,20 @@ def test_a_cut_within_a_library_names_the_librarys_line(checking):
     assert barrier.tensor == ""  # the line here does not name what is read
 
 
+def large(x):
+    """Return a loss of more ops than a small check takes."""
+    for _ in range(40):
+        x = torch.cos(x)
+    return x.square().sum()
+
+
 @pytest.mark.lazy_only("reads what is pending")
 def test_torchs_optimizers_count_as_a_library_that_reads():
     x = torch.ones(3, device=DEVICE, requires_grad=True)
     optimizer = torch.optim.LBFGS([x], max_iter=1)
 
     def closure():
-        loss = x.square().sum()
+        loss = large(x)
         loss.backward()
         return loss
 
@@ -653,7 +660,7 @@ def test_torchs_optimizers_count_as_a_library_that_reads():
 def test_a_step_names_the_librarys_line_that_would_cut_it():
     parameter = torch.ones(3, device=DEVICE, requires_grad=True)
 
-    loss = parameter.square().sum()
+    loss = large(parameter)
 
     with lazyrt.step():
         loss.backward()

@@ -1,52 +1,55 @@
 """Checks of arguments that wait for their step, which they would otherwise cut.
 
-torch asks whether a scale is positive in the middle of a program. Such a check becomes a result
-of the step instead: the program goes on as if it had passed, and the error comes once the step
-has run, at the next barrier, read or wait.
+torch asks whether a scale is positive, or a matrix was singular, in the middle of a program. What
+such a check looks at becomes a result of the step instead: the program goes on as if it had passed,
+and the error comes once the step has run, at the next barrier, read or wait.
 """
 
 from __future__ import annotations
 
 import atexit
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lazyrt.execution import forks, watcher
 from lazyrt.ir.live import Buffer, Lost, lock
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 @dataclass(slots=True, eq=False)
 class _Check:
-    """One truth value to be looked at.
+    """One value to be looked at.
 
     Attributes:
         buffer: Holds it as a root of its step; None once that has been dispatched.
-        passes: What it is for good arguments.
-        error: What to raise for others.
+        judge: Returns what to raise for its data, None if they are good.
         data: Its device array, from its barrier on.
     """
 
     buffer: Buffer | None
-    passes: bool
-    error: Exception
+    judge: Callable[[np.ndarray[Any, Any]], Exception | None]
     data: Any = None
 
 
 _checks: list[_Check] = []
 
 
-def put_off(buffer: Buffer, error: Exception, *, passes: bool) -> None:
-    """Look at a pending truth value once its step has run.
+def put_off(
+    buffer: Buffer, judge: Callable[[np.ndarray[Any, Any]], Exception | None]
+) -> None:
+    """Look at a small pending value once its step has run.
 
     Args:
-        buffer: One element.
-        error: What to raise if it is not `passes`.
-        passes: What the check finds for good arguments.
+        buffer: The value.
+        judge: Gets its data, and returns what to raise for them, None if they are good. It must
+            hold no tensor of the device.
     """
     with lock:
-        _checks.append(_Check(buffer, passes, error))
+        _checks.append(_Check(buffer, judge))
 
 
 def note_barrier() -> None:
@@ -62,7 +65,7 @@ def note_barrier() -> None:
 
 
 def waiting() -> list[Buffer]:
-    """Return the truth values that no barrier has run yet."""
+    """Return the values to be looked at that no barrier has run yet."""
     return [check.buffer for check in _checks if check.buffer is not None]
 
 
@@ -77,7 +80,7 @@ def raise_failed(*, wait: bool = False) -> None:
     """
     if not _checks:
         return
-    failed: list[_Check] = []
+    failed: list[Exception] = []
     with lock:
         dispatched = [check for check in _checks if check.data is not None]
     for check in dispatched:
@@ -87,7 +90,7 @@ def raise_failed(*, wait: bool = False) -> None:
             failed += _settle(check)
     if not failed:
         return
-    error = failed[0].error
+    error = failed[0]
     if len(failed) > 1:
         error.add_note(f"{len(failed) - 1:,} more failed in the same steps")
     raise error
@@ -105,19 +108,21 @@ def wait(timeout_s: float | None = None) -> bool:
 
     Raises:
         ArgumentCheckError: A check of torch's that ran with a step has failed.
+        torch.linalg.LinAlgError: So has a factorisation.
     """
     is_idle = watcher.wait(timeout_s)
     raise_failed()
     return is_idle
 
 
-def _settle(check: _Check) -> list[_Check]:
-    """Look at a check that is done, once; return it if it has failed."""
+def _settle(check: _Check) -> list[Exception]:
+    """Look at a check that is done, once; return its error if it has failed."""
     with lock:
         if check not in _checks:
             return []
         _checks.remove(check)
-    return [] if bool(np.asarray(check.data)) is check.passes else [check]
+    error = check.judge(np.asarray(check.data))
+    return [] if error is None else [error]
 
 
 def forget() -> None:

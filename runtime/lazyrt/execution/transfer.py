@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -31,6 +32,9 @@ _AS_WORDS: dict[torch.dtype, tuple[torch.dtype, Any]] = {
     torch.float8_e5m2fnuz: (torch.int8, ml_dtypes.float8_e5m2fnuz),
 }
 _NO_DLPACK = _AS_WORDS.keys() - {torch.bfloat16}
+# What small device arrays were copied from, by the arrays' ids.
+_KEPT_BYTES = 64
+_sent: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}
 
 
 def to_device(tensor: torch.Tensor, site: Site | None = None) -> Any:
@@ -47,8 +51,20 @@ def to_device(tensor: torch.Tensor, site: Site | None = None) -> Any:
     array = as_array(host)
     with memory.explained("a copy to the device"):
         data = jax_compat.give(_copy(array, "to_device", start, site))
+    if array.nbytes <= _KEPT_BYTES:
+        key = id(data)
+        _sent[key] = weakref.ref(data, lambda _: _sent.pop(key, None)), host.clone()
     _tell("to_device", array.nbytes, start, site)
     return data
+
+
+def sent(data: Any) -> torch.Tensor | None:
+    """Return the CPU tensor that a device array was copied from, only to be read.
+
+    A few numbers are kept for as long as their array lives; None for others.
+    """
+    found = _sent.get(id(data))
+    return found[1] if found is not None and found[0]() is data else None
 
 
 def to_host(data: Any, dtype: torch.dtype, site: Site | None = None) -> torch.Tensor:

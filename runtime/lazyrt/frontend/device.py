@@ -30,6 +30,7 @@ from lazyrt.frontend import (
     storages,
 )
 from lazyrt.frontend import torch_compat as compat
+from lazyrt.frontend.checking import ASSERTIONS
 from lazyrt.frontend.composites import COMPOSITES
 from lazyrt.frontend.derivatives import DIFFERENTIATED
 from lazyrt.frontend.factorisations import FACTORISATIONS
@@ -197,6 +198,8 @@ def _kernel_for(name: str) -> Any:
         return special.SPECIAL[name]
     if name in FACTORISATIONS:
         return FACTORISATIONS[name]
+    if name in ASSERTIONS:
+        return ASSERTIONS[name]
     if name in special.IN_PLACE_VIEWS:
         return special.in_place_view(special.IN_PLACE_VIEWS[name])
     if name in COMPOSITES:  # registered for autograd too

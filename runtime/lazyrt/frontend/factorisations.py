@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lazyrt.config import config
+from lazyrt.execution import late_checks
 from lazyrt.execution.executor import barrier
-from lazyrt.frontend import checking, finalisers, onlookers, provenance, reads
+from lazyrt.frontend import finalisers, onlookers, provenance, reads, torch_checks
 from lazyrt.frontend.buffers import state_of, value_of
 from lazyrt.frontend.kernels import emit, functional_kernel
 from lazyrt.frontend.record import functional, operation
 from lazyrt.frontend.torch_compat import aten, autograd_node
-from lazyrt.ir.live import lock
+from lazyrt.ir.live import Buffer, lock, pending
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy as np
+
+    from lazyrt.observe.events import Site
+
 # How torch's own nodes of backward end; those of a user's `autograd.Function` do not.
 _OF_TORCH = "Backward0"
-_FAILED: type[Exception] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
+# Above this many elements a factorisation is not worth doing twice to tell at its line.
+_MOST_ELEMENTS = 65_536
 
 
 def check_errors(info: torch.Tensor, api_name: str, *, is_matrix: bool) -> None:
     """`aten._linalg_check_errors`: raise where a factorisation failed.
 
-    The program needs to know now, so what is pending runs: a cut of the graph, like a fallback
-    and unlike a user's read also inside a step. The `_ex` functions of `torch.linalg` return
-    `info` instead and run with the step. A derivative of torch's solves what forward has
-    factorised, so its check waits for the step.
+    One of a small matrix that few ops lead to is looked at now; any other waits for its step, as
+    torch's other checks do (`torch_checks.py`). Where it may not wait, what is pending runs: a cut
+    of the graph, like a fallback and unlike a user's read also inside a step. The `_ex` functions
+    of `torch.linalg` return `info` and check nothing.
 
     Raises:
         torch.linalg.LinAlgError: A matrix was singular, not positive definite, ...
@@ -37,22 +44,65 @@ def check_errors(info: torch.Tensor, api_name: str, *, is_matrix: bool) -> None:
     if not info.numel():
         return
     site = provenance.user_site(2)
-    running = autograd_node()
-    if running is not None and running[0].endswith(_OF_TORCH):
-        with torch.no_grad():
-            said = f"{api_name}: it failed in {running[0]}, as for a singular matrix"
-            checking.require((info == 0).all(), said, _FAILED)
-        return
-    peeks = (
+    peeks = _must_peek()
+    with lock:
+        host = _small_info(info, api_name, site)
+        is_pending = host is None and not peeks and state_of(info).is_pending
+        if is_pending and _put_off(info, api_name, is_matrix=is_matrix, site=site):
+            return
+        if is_pending and not _in_derivative():
+            barrier(f"{api_name}, which checks for errors", site)
+    host = reads.peek(info, site) if host is None else host
+    aten._linalg_check_errors.default(host, api_name, is_matrix=is_matrix)
+
+
+def _small_info(
+    info: torch.Tensor, api_name: str, site: Site | None
+) -> torch.Tensor | None:
+    """Return the success of a factorisation that is quickly repeated, None for another."""
+    state = state_of(info)
+    if not state.is_pending or state.value is None or state.value.node is None:
+        return None
+    operands = state.value.node.operands
+    if sum(math.prod(operand.shape) for operand in operands) > _MOST_ELEMENTS:
+        return None
+    return reads.small_check(info, state, site, api_name)
+
+
+def _put_off(
+    info: torch.Tensor, api_name: str, *, is_matrix: bool, site: Site | None
+) -> bool:
+    """Let a check wait for its step; return whether it may."""
+    state = state_of(info)
+    if not isinstance(state, Buffer) or not torch_checks.can_wait():
+        return False
+
+    def judge(found: np.ndarray[Any, Any]) -> Exception | None:
+        host = torch.from_numpy(found.copy())
+        try:
+            aten._linalg_check_errors.default(host, api_name, is_matrix=is_matrix)
+        except RuntimeError as error:  # LinAlgError is one
+            said = str(error)
+            return torch_checks.explained(type(error), said, site, number)
+        return None
+
+    number = pending.number
+    late_checks.put_off(state, judge)
+    return True
+
+
+def _must_peek() -> bool:
+    """Return whether a check may neither wait for its step nor end it; asked without the lock."""
+    return (
         config.read_policy == "peek"
         or onlookers.at_debugger_prompt()
         or finalisers.interrupts_an_op()
     )
-    with lock:
-        if state_of(info).is_pending and not peeks:
-            barrier(f"{api_name}, which checks for errors", site)
-    host = reads.peek(info, site)
-    aten._linalg_check_errors.default(host, api_name, is_matrix=is_matrix)
+
+
+def _in_derivative() -> bool:
+    running = autograd_node()
+    return running is not None and running[0].endswith(_OF_TORCH)
 
 
 def _determinant(func: torch._ops.OpOverload) -> Callable[[torch.Tensor], Any]:

@@ -22,7 +22,9 @@ from lazyrt.ir.budgets import make_room
 from lazyrt.ir.node import Leaf, Op, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from lazyrt.ir.node import Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +132,29 @@ def run_blank(
         device: `cpu` or `meta`.
     """
     convert = _to_cpu if device == "cpu" else _to_meta
-    positional, keywords = call_arguments(func, [*map(convert, args), *outs])
+    _call(func, [*map(convert, args), *outs], device)
+
+
+def run_on_host(node: Node, values: Mapping[Value, Any]) -> Any:
+    """Return what a node's op gives on the CPU, structured as the op's result.
+
+    Args:
+        node: Of an op that draws no random numbers.
+        values: CPU tensors, or numbers for lifted ones, of all its operands.
+    """
+
+    def convert(arg: Any) -> Any:
+        return values[arg] if isinstance(arg, Value) else decode(arg, convert)
+
+    return _call(node.op.func, list(map(convert, node.args)), "cpu")
+
+
+def _call(func: torch._ops.OpOverload, args: list[Any], device: str) -> Any:
+    positional, keywords = call_arguments(func, args)
     if _takes_device(func):
         keywords["device"] = torch.device(device)
     with plain_dispatch():
-        func(*positional, **keywords)
+        return func(*positional, **keywords)
 
 
 def elements_of(args: Any) -> int:

@@ -30,10 +30,9 @@ _MAX_STACK = 16
 _MAX_SEQUENCES = 100_000
 
 _library_roots: tuple[str, ...] = (str(Path(torch.__file__).parent) + "/",)
-_DISTRIBUTIONS = str(Path(torch.__file__).parent / "distributions") + "/"
-_PARTS_OF_TORCH = tuple(
-    str(Path(torch.__file__).parent / part) + "/" for part in ("amp", "nn", "optim")
-)
+_TORCH = str(Path(torch.__file__).parent) + "/"
+_PARTS_OF_TORCH = tuple(f"{_TORCH}{part}/" for part in ("amp", "nn", "optim"))
+_CHECKERS = (*_PARTS_OF_TORCH, f"{_TORCH}distributions/")
 _OWN_ROOT = str(Path(__file__).parent.parent) + "/"
 _INTERNAL = (
     "<lazyrt ", "<frozen ", "<string>", "<__array_function__", compiled_code.PREFIX,
@@ -124,24 +123,22 @@ def is_own(code: CodeType) -> bool:
     return code.co_filename.startswith((_OWN_ROOT, *_INTERNAL))
 
 
-def called_by_package(depth: int = 1) -> bool:
-    """Return whether the innermost caller outside torch and lazyrt is an installed package.
+def calling_package(depth: int = 1) -> str:
+    """Return which package the innermost caller outside torch and lazyrt belongs to.
 
-    `torch.distributions` counts as one: it checks the values of each distribution's arguments.
+    Parts of torch that are written in Python count as packages: distributions check the values
+    of their arguments, optimizers a learning rate, modules whether a mask is causal.
+
+    Returns:
+        Such as `torch.optim` or `an installed package`; empty if the user's own code calls.
     """
-    name = _caller(sys._getframe(depth))
-    return name.startswith(_DISTRIBUTIONS) or _is_installed(name)
-
-
-def called_by_distributions(depth: int = 1) -> bool:
-    """Return whether it is `torch.distributions` that calls, to check its arguments."""
-    return _caller(sys._getframe(depth)).startswith(_DISTRIBUTIONS)
-
-
-def _caller(frame: FrameType | None) -> str:
-    """Return the file of the innermost caller outside torch and lazyrt, empty if none."""
-    found = _outside(frame, (_DISTRIBUTIONS,))
-    return "" if found is None else found.f_code.co_filename
+    frame = _outside(sys._getframe(depth), _CHECKERS)
+    if frame is None:
+        return ""
+    name = frame.f_code.co_filename
+    if name.startswith(_CHECKERS):
+        return f"torch.{name.removeprefix(_TORCH).split('/')[0]}"
+    return "an installed package" if _is_installed(name) else ""
 
 
 def package_line(depth: int = 1) -> str:

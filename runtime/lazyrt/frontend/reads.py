@@ -147,6 +147,10 @@ def run_ahead(tensor: torch.Tensor, site: Site | None) -> None:
             reuse.run_ahead(value, site, user_call().tensor)
 
 
+# Whose reads a step allows in op-by-op mode, too, where nothing tells how large they are.
+_TRUSTED = frozenset(("torch.distributions", "an installed package"))
+
+
 def _start_read(
     tensor: torch.Tensor, how: str, site: Site | None, *, in_op: bool
 ) -> Any:
@@ -157,22 +161,23 @@ def _start_read(
     if onlookers.at_debugger_prompt():
         return _start_peek(tensor, site)
     check = torch_checks.find(3)
-    is_library = check is not None or provenance.called_by_package(3)
+    package = provenance.calling_package(3)
+    is_library = check is not None or package != ""
     if config.op_by_op_reads:  # the whole cone, whatever earlier reads have run of it
-        if not is_library:
+        if check is None and package not in _TRUSTED:
             check_read(how, tensor)
         value = state.value
         assert value is not None
         return op_by_op.compute((value,))[0][value]
     if is_library:
-        found = small_check(tensor, state, site)
+        found = small_check(tensor, state, site, package or "torch")
         if found is not None:
             return found
         if check is not None and not in_op:
             found = torch_checks.put_off(check, tensor, state, site)
             if found is not None:
                 return found
-        if provenance.called_by_distributions(3):
+        if package == "torch.distributions":
             how = ARGUMENT_CHECK
     check_read(how, tensor)
     if in_op or config.read_policy == "peek":
@@ -235,25 +240,34 @@ def mask_on_host(mask: torch.Tensor) -> torch.Tensor | None:
     if state.value is None or onlookers.at_debugger_prompt():
         return None
     known = small_checks.known(state.value)
-    if known is not None or not provenance.called_by_package(2):
+    package = provenance.calling_package(2)
+    if known is not None or not package:
         return known
-    return small_check(mask, state, provenance.user_site(2))
+    return small_check(mask, state, provenance.user_site(2), package)
 
 
 def small_check(
-    tensor: torch.Tensor, state: State, site: Site | None
+    tensor: torch.Tensor, state: State, site: Site | None, checker: str
 ) -> torch.Tensor | None:
     """Return a value that takes few ops on device data and numbers alone; None for another.
 
-    A result is remembered for as long as its inputs are the same arrays and numbers.
+    A result is remembered for as long as its inputs are the same arrays and numbers. Where the
+    host knows these, the device is not asked.
+
+    Args:
+        tensor: What is read.
+        state: Its own.
+        site: The user's line, for events.
+        checker: Who asks, such as `torch.distributions`.
     """
     value = state.value
     assert value is not None
     known = small_checks.known(value)
     if known is not None or not small_checks.is_small(value):
         return known
-    by_distributions = provenance.called_by_distributions(2)
-    checker = "torch.distributions" if by_distributions else "an installed package"
+    computed = small_checks.on_host(value)
+    if computed is not None:
+        return computed
     data = peek_value(value, site, f"what {checker} checks")
     found = _finish(data, tensor, site)
     small_checks.remember(value, found)

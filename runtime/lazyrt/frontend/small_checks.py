@@ -2,23 +2,27 @@
 
 `transformers` asks whether a mask is all ones, once for each layer and step. Such a value takes
 few ops on device data and numbers; it stays known for as long as the arrays and numbers under
-it are the same.
+it are the same. One that takes numbers alone, or such as came from the host lately, like the 1.0 of
+`Normal(x, 1.0)`, is computed there.
 """
 
 from __future__ import annotations
 
+import math
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from lazyrt.execution import transfer
+from lazyrt.frontend.infer import run_on_host
 from lazyrt.ir.live import pending
-from lazyrt.ir.node import Leaf, Node, Value
-
-if TYPE_CHECKING:
-    import torch
+from lazyrt.ir.node import Leaf, Node, Value, walk
 
 _MAX_NODES = 32
 _MAX_RESULTS = 1_000
 _MAX_BYTES = 16_384
+_MAX_ELEMENTS = 65_536
 _inputs: dict[Value, tuple[Leaf, ...] | None] = {}
 _results: dict[Any, tuple[tuple[Any, ...], torch.Tensor]] = {}
 
@@ -39,6 +43,39 @@ def known(value: Value) -> torch.Tensor | None:
 def is_small(value: Value) -> bool:
     """Return whether a value takes few ops on device data and numbers alone."""
     return _leaves_read(value) is not None
+
+
+def on_host(value: Value) -> torch.Tensor | None:
+    """Compute a small value on the CPU, if all that it reads is known there; None otherwise."""
+    leaves = _leaves_read(value)
+    if leaves is None:
+        return None
+    values: dict[Any, Any] = {leaf: _host_value(leaf) for leaf in leaves}
+    if any(known is None for known in values.values()):
+        return None
+    try:
+        for node in walk((value,))[0]:
+            _run(node, values)
+    except RuntimeError:  # such as: only the device has a kernel for it
+        return None
+    found = values[value]
+    return found.clone() if isinstance(found, torch.Tensor) else torch.tensor(found)
+
+
+def _host_value(leaf: Leaf) -> Any:
+    if leaf.kind != "data":
+        return _number(leaf)
+    return transfer.sent(pending.inputs[leaf.position])
+
+
+def _run(node: Node, values: dict[Any, Any]) -> None:
+    """Add a node's results to the known values."""
+    outputs = [output for output in node.outputs if output is not None]
+    if any(math.prod(output.shape) > _MAX_ELEMENTS for output in outputs):
+        raise RuntimeError(f"{node.op} is quicker on the device")
+    result = run_on_host(node, values)
+    results = result if isinstance(result, (tuple, list)) else (result,)
+    values.update(zip(node.outputs, results, strict=True))
 
 
 def remember(value: Value, found: torch.Tensor) -> None:

@@ -17,6 +17,7 @@ from torch.distributions.constraints import Constraint
 from lazyrt.config import config
 from lazyrt.errors import ArgumentCheckError
 from lazyrt.execution import late_checks
+from lazyrt.frontend import handlers
 from lazyrt.frontend.provenance import is_own
 from lazyrt.frontend.torch_compat import autograd_node
 from lazyrt.ir.live import Buffer, pending
@@ -139,22 +140,44 @@ def put_off(
     """
     if not can_wait() or not isinstance(state, Buffer):
         return None
-    error = explained(ArgumentCheckError, check.said, site)
-    late_checks.put_off(state, error, passes=check.passes)
+    error = explained(ArgumentCheckError, check.said, site, pending.number)
+    wait_for(state, error, passes=check.passes)
     return torch.tensor(check.passes).to(tensor.dtype)
 
 
+def wait_for(state: Buffer, error: Exception, *, passes: bool) -> None:
+    """Raise an error once the step has run, unless a truth value turns out as `passes`."""
+    late_checks.put_off(state, lambda found: None if bool(found) is passes else error)
+
+
 def can_wait() -> bool:
-    """Return whether checks may come after their line."""
-    return config.deferred_checks and config.read_policy == "barrier"
+    """Return whether checks may come after their line.
+
+    Where the program around the line catches the error, as to try again with more jitter, it must
+    come there.
+    """
+    return (
+        config.deferred_checks
+        and config.read_policy == "barrier"
+        and not handlers.would_catch(2)
+    )
 
 
-def explained(kind: type[Exception], said: str, site: Site | None) -> Exception:
-    """Return the error of a check that has run with its step."""
+def explained(
+    kind: type[Exception], said: str, site: Site | None, number: int
+) -> Exception:
+    """Return the error of a check that has run with its step.
+
+    Args:
+        kind: Its class.
+        said: What is wrong, in torch's words.
+        site: The user's line.
+        number: Of the pending step in which it was recorded.
+    """
     error = kind(
         f"{said.rstrip('.')}. The check ran together with its step, so what was computed since, "
         "updates of parameters too, used these values. Set lazyrt.config.deferred_checks = False "
         "and run it again: then the line itself raises, before anything follows from it."
     )
-    error.add_note(f"checked at {site}, in pending step {pending.number}")
+    error.add_note(f"checked at {site}, in pending step {number}")
     return error
