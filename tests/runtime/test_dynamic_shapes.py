@@ -9,7 +9,7 @@ from torch import nn
 import lazyrt
 from lazyrt.observe import events
 from tests.conftest import displayed
-from tests.harness import DEVICE, cold_start, lazy, recorded
+from tests.harness import DEVICE, assert_same, cold_start, lazy, recorded
 from tests.runtime.semantics import grid, on_both
 
 pytestmark = pytest.mark.usefixtures("fast")
@@ -113,6 +113,23 @@ def test_a_strip_shows_a_data_dependent_cut_with_its_line(shell):
     text = "\n".join(displayed(shell))
     assert "aten.index.Tensor" in text
     assert re.search(r"line 3", text)
+
+
+@pytest.mark.lazy_only("counts what runs")
+def test_an_op_of_the_cpu_on_ready_operands_cuts_no_step():
+    """S2.2: the degrees of a graph's nodes, in the middle of a step."""
+    x, ends = lazy(grid(4)), lazy(torch.tensor([0, 1, 1, 3]))
+    lazyrt.mark_step()
+    lazyrt.reset_counters()
+
+    with lazyrt.step():
+        hidden = torch.cos(x)
+        degrees = torch.bincount(ends, minlength=4)
+        mean = hidden / degrees.clamp(min=1)
+
+    counts = lazyrt.counters()
+    assert (counts["executions"], counts["cpu_fallbacks"]) == (1, 1)
+    assert_same(mean, torch.cos(grid(4)) / torch.tensor([1, 2, 1, 1]), 1e-6)
 
 
 class Encoder(nn.Module):

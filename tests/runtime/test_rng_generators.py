@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 import lazyrt
+from lazyrt.frontend import record
 from lazyrt.observe import events
 from tests.harness import DEVICE, recorded, step_fingerprints
 from tests.runtime.semantics import slow_but
@@ -215,7 +216,13 @@ def test_nested_forks_restore_the_devices_state():
     assert torch.equal(torch.rand(2, device=DEVICE).cpu(), inner)
 
 
-def test_a_random_op_that_runs_on_the_cpu_follows_the_devices_seed():
+def test_a_random_op_that_runs_on_the_cpu_follows_the_devices_seed(monkeypatch):
+    op = record.operation(torch.ops.aten.poisson.default)
+    monkeypatch.setattr(
+        record, "_forced", {op}
+    )  # as `lazyrt.fallback()` does, for good
+    monkeypatch.setattr(op, "cache", {})
+
     def draw():
         with torch.no_grad():
             return torch.poisson(torch.full((16,), 9.0, device=DEVICE)).cpu()

@@ -640,3 +640,19 @@ def test_a_fused_step_is_one_execution():
     lazyrt.mark_step()
 
     assert lazyrt.counters()["executions"] - before == 1
+
+
+def test_weighted_smoothed_labels_take_no_mask():
+    """S2.2: torch selects the weights of labels that are not ignored by a mask, a cut."""
+    labels, weight = torch.tensor([1, -100, 3, 0, 2]), torch.tensor([0.5, 2, 1, 3])
+
+    def program(_, x):
+        given = labels.to(x.device), weight.to(x.device)
+        chosen = functional.cross_entropy(x, *given, label_smoothing=0.2)
+        plane = functional.cross_entropy(
+            x.T[None], given[0][None] % 4, given[1], label_smoothing=0.1
+        )
+        (chosen + plane).backward()
+        return chosen, plane
+
+    on_both(program, X.clone().requires_grad_())

@@ -359,6 +359,33 @@ _NO_FREEDOM = (
 )
 _AXES_OF_SAMPLES = 2  # variables and their observations
 
+
+def cross_entropy(
+    self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None,
+    reduction: int = 1, ignore_index: int = -100, label_smoothing: float = 0.0,
+) -> torch.Tensor:  # fmt: skip
+    """`aten.cross_entropy_loss`: torch selects the weights of smoothed labels by a mask.
+
+    `self` has the classes in dimension 1, or in its only one; `target` has class numbers.
+    """
+    by_mask = weight is not None and 0.0 < label_smoothing <= 1.0
+    if weight is None or not by_mask or reduction != 1 or target.shape == self.shape:
+        given = (self, target, weight, reduction, ignore_index, label_smoothing)
+        found: torch.Tensor = aten.cross_entropy_loss.default.decompose(*given)
+        return found
+    dim = min(self.dim() - 1, 1)
+    chances = self.log_softmax(dim)
+    plain = aten.nll_loss_nd(chances, target, weight, reduction, ignore_index)
+    ignored = target == ignore_index
+    along = [-1 if k == dim else 1 for k in range(self.dim())]
+    all_classes = -(chances * weight.view(along)).sum(dim).masked_fill(ignored, 0.0)
+    counted = weight[target.masked_fill(ignored, 0)].masked_fill(ignored, 0.0)
+    smooth = all_classes.sum() / counted.sum()
+    share = label_smoothing / self.shape[dim]
+    result: torch.Tensor = (1 - label_smoothing) * plain + smooth * share
+    return result
+
+
 COMPOSITES: dict[str, Callable[..., Any]] = {
     "combinations": combinations,
     "kaiser_window": kaiser_window,
@@ -369,6 +396,7 @@ COMPOSITES: dict[str, Callable[..., Any]] = {
     "linspace.Scalar_Tensor": linspace,
     "scaled_dot_product_attention": scaled_dot_product_attention,
     "cov": covariance,
+    "cross_entropy_loss": cross_entropy,
     "matmul.out": into_out("matmul.out", torch.matmul),
     "kron.out": into_out("kron.out", torch.kron),
     "native_batch_norm.out": into_out("native_batch_norm.out", torch.native_batch_norm),

@@ -1,7 +1,7 @@
 """Ops without a lowering: run by torch on the CPU, counted, with their line.
 
 The operands' values are needed now, so everything pending runs first: a cut of the graph,
-which the event names.
+which the event names. Operands that are ready cut nothing.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ def run_on_cpu(
         recorded = by_positions(func, args, kwargs)
         if recorded is not NotImplemented:
             return recorded
-        if torch.Tag.dynamic_output_shape in func.tags:
+        needs_a_cut = _any_pending([args, kwargs])
+        if needs_a_cut and torch.Tag.dynamic_output_shape in func.tags:
             check_shape(str(func))
-        if not finalisers.interrupts_another_op():
+        if needs_a_cut and not finalisers.interrupts_another_op():
             barrier(f"CPU fallback of {func}", site)
     events.emit(events.FallbackUsed(op=str(func), reason=reason, site=site))
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -109,11 +110,22 @@ def _random_numbers(
 
 
 def _any_lazy(arg: Any) -> bool:
+    return any(map(is_lazy, _flat(arg)))
+
+
+def _any_pending(arg: Any) -> bool:
+    return any(state_of(part).is_pending for part in _flat(arg) if is_lazy(part))
+
+
+def _flat(arg: Any) -> Iterator[Any]:
+    """Yield what lists and dicts of arguments hold."""
     if isinstance(arg, dict):
-        return any(map(_any_lazy, arg.values()))
-    if isinstance(arg, (list, tuple)):
-        return any(map(_any_lazy, arg))
-    return is_lazy(arg)
+        arg = list(arg.values())
+    if not isinstance(arg, (list, tuple)):
+        yield arg
+        return
+    for part in arg:
+        yield from _flat(part)
 
 
 def _to_host(

@@ -149,6 +149,14 @@ def _without_statistics(
     return types
 
 
+def _like_first(x: Tensor, *_: Any) -> Types:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _broadcast(x: Tensor, y: Tensor, *_: Any) -> Types:
+    return x.new_empty(torch.broadcast_shapes(x.shape, y.shape))
+
+
 _aten = torch.ops.aten
 
 RESULT_TYPES: dict[str, Callable[..., Types]] = {
@@ -176,6 +184,10 @@ RESULT_TYPES: dict[str, Callable[..., Types]] = {
     "aten.multi_margin_loss_backward.default": _like_second,
     "aten.multilabel_margin_loss_backward.default": _like_second,
     "aten.fractional_max_pool3d_backward.default": _like_second,
+    "aten._sample_dirichlet.default": _like_first,
+    "aten._standard_gamma_grad.default": _like_first,
+    "aten._dirichlet_grad.default": _like_first,
+    "aten.binomial.default": _broadcast,
     "aten._grouped_mm.default": _grouped_mm,
     "aten.geqrf.default": _geqrf,
     "aten.histogram.bin_ct": _histogram_of_count,

@@ -36,6 +36,7 @@ from lazyrt.lowering import (  # noqa: F401 - each module registers its rules
     recurrent,
     reductions,
     resampling,
+    sampling,
     shape_ops,
     special,
 )

@@ -289,11 +289,6 @@ def _gumbel(ctx: OpContext, shape: Sequence[int], dtype: Any) -> Array:
     return -lax.log(-lax.log(numbers + scalar_like(numbers, tiny)))
 
 
-@lowers("aten.poisson.default")
-def poisson(ctx: OpContext, x: Array, *_: Any) -> Array:
-    raise Unsupported("its rejection sampling has no fixed length")
-
-
 @lowers("aten.rrelu_with_noise_functional.default")
 def rrelu_with_noise(
     ctx: OpContext,
