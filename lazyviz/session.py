@@ -231,7 +231,7 @@ class Session:
 
     def finish_cell(self, error: BaseException | None) -> Strip | None:
         """Record the running cell; return its strip, or None if it did not touch the device."""
-        from lazyviz.render.spans import CellTime
+        from lazyviz.render.spans import NO_LINES, CellTime
 
         intake, runtime = self._intake, self._runtime
         if intake is None or runtime is None:
@@ -265,7 +265,7 @@ class Session:
                 end_ns=ended_ns,
                 parts=parts,
                 device_ns=strip.execute_ns,
-                lines=intake.pulse.lines,
+                lines=intake.pulse.lines or NO_LINES,
             )
         )
         self.cells.append(

@@ -19,6 +19,7 @@ from lazyviz.render import html, text
 from lazyviz.render.escape import markup
 from lazyviz.render.html import Fragment
 from lazyviz.render.state import state_text
+from lazyviz.render.why import why_html
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -204,7 +205,7 @@ def _compiles(facts: Facts) -> str:
         return html.muted("No step graph was compiled.")
     pieces = (
         f'<h3 id="why-{markup(graph.name)}">{markup(graph.name)}</h3>'
-        f"{html.wrapped(str(graph.explanation or 'not known'))}"
+        f"{why_html(graph.explanation) if graph.explanation else html.muted('not known')}"
         for graph in reversed(facts.graphs[-_MAX_GRAPHS:])
     )
     return _latest(pieces, len(facts.graphs), _MIB, "earlier graph")

@@ -10,6 +10,7 @@ from lazyviz.render import html, state, text
 from lazyviz.render.escape import one_line
 from lazyviz.render.state import now_text
 from lazyviz.render.strip import Barrier
+from lazyviz.render.why import why_html
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -163,11 +164,25 @@ def why(explanation: Any, graph: Any) -> str:
         graph: The record of the graph that the step ran, None if it is not known any more.
     """
     if explanation is None:
-        return "No step was compiled yet."
-    lines = [str(explanation)]
-    if graph is not None and graph.first_step != explanation.step:
-        lines.append(f"  ({graph.name} was compiled in step {graph.first_step})")
-    return "\n".join(lines)
+        return _NO_COMPILE
+    notes = (f"  {note}" for note in _compiled_before(explanation, graph))
+    return "\n".join([str(explanation), *notes])
+
+
+def why_card(explanation: Any, graph: Any) -> str:
+    """Return the same as HTML."""
+    if explanation is None:
+        return html.wrapped(_NO_COMPILE)
+    return why_html(explanation, _compiled_before(explanation, graph))
+
+
+_NO_COMPILE = "No step was compiled yet."
+
+
+def _compiled_before(explanation: Any, graph: Any) -> tuple[str, ...]:
+    if graph is None or graph.first_step == explanation.step:
+        return ()
+    return (f"({graph.name} was compiled in step {graph.first_step})",)
 
 
 def graphs(records: Sequence[Any]) -> str:

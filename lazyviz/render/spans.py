@@ -40,6 +40,9 @@ class Span(NamedTuple):
         return self.end_ns - self.start_ns
 
 
+NO_LINES: Counter[Any] = Counter()  # one for all cells that were not sampled
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellTime:
     """One cell's time.

@@ -10,7 +10,7 @@ from lazyviz import parse_report
 from lazyviz import session as sessions
 from lazyviz.inspection import executables, live, tables
 from lazyviz.inspection.cuts import cut_of
-from lazyviz.render import html, text
+from lazyviz.render import text
 from lazyviz.render.cuts import cut_html, cut_text
 from lazyviz.shell import completion
 from lazyviz.shell.commands import Commands, refuse, runtime_here, step_named
@@ -64,15 +64,16 @@ class SessionCommands(Commands):
             found = runtime.explain(step)
         except ValueError as error:
             raise UsageError(str(error)) from None
-        why = tables.why(found, runtime.graph_of_step(found.step) if found else None)
+        graph = runtime.graph_of_step(found.step) if found else None
         cut = cut_of(runtime, found.step) if found else None
-        if cut is None:
-            self._show(why, lambda: html.wrapped(why))
-        else:
-            self._show(
-                f"{why}\n{cut_text(cut)}",
-                lambda: html.wrapped(why) + cut_html(cut, is_open=True),
-            )
+        drawn = "" if cut is None else f"\n{cut_text(cut)}"
+        self._show(
+            tables.why(found, graph) + drawn,
+            lambda: (
+                tables.why_card(found, graph)
+                + ("" if cut is None else cut_html(cut, is_open=True))
+            ),
+        )
 
     def _graphs(self, rest: str) -> None:
         refuse("graphs", rest)

@@ -316,6 +316,7 @@ def begin_run() -> None:
     with lock:
         for op in _operations.values():
             op.cache.clear()
+        scalars.forget_nodes()
         _interned = 0
         for forget in _on_new_run:
             forget()

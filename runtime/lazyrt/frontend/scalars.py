@@ -121,6 +121,12 @@ def unnoticed() -> Iterator[None]:
         _rehearsed = before
 
 
+def forget_nodes() -> None:
+    """Forget the nodes of constants, which no table has any more; the lines that vary stay."""
+    for site in _sites.values():
+        site.baked.clear()
+
+
 def forget() -> None:
     """Empty the table of call sites."""
     _sites.clear()
