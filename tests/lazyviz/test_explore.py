@@ -1,5 +1,6 @@
 """Programs in all their forms, folded, coloured and looked into, without a browser."""
 
+import functools
 import math
 import re
 import sys
@@ -20,7 +21,7 @@ from lazyviz.render.model import Box, DrawGraph
 from lazyviz.render.python import python_call
 from lazyviz.render.svg import draw
 from tests.conftest import displayed
-from tests.harness import thinned
+from tests.harness import bytecodes_of, thinned
 
 HLO = """HloModule m
 
@@ -295,6 +296,16 @@ def test_ten_thousand_ops_are_never_more_than_300_boxes(folding):
 
     assert 1 < len(folded.boxes) <= MOST_BOXES
     assert len({m for b in folded.boxes for m in b.members}) == 10_000
+
+
+def test_folding_by_line_walks_a_graph_once_for_all_its_lines():
+    """P.32: four times the ops take four times the work, not sixteen."""
+    small, large = (
+        bytecodes_of(functools.partial(fold_by, layered(count), "line", 20))
+        for count in (250, 1_000)
+    )
+
+    assert large < 6 * small
 
 
 def test_a_budget_above_300_is_300():
