@@ -131,7 +131,11 @@ def _sides(
         barrier = None if cell is None else tracks[k].barriers[cell]
         if barrier is None and row.kind == "graph":
             continue  # it ended before
-        key = None if barrier is None else barrier.what
+        key: object = None
+        if (
+            barrier is not None
+        ):  # where graphs differ, those that run one are of one side
+            key = (barrier.graph, barrier.ran) if row.kind == "graph" else barrier.what
         groups.setdefault(key, []).append(k)
     later = aligned.rows[number + 1 :]
     sides = []

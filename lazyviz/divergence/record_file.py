@@ -65,7 +65,7 @@ class _Reader:
         self._programs: dict[str, Program] = {}
         self._entered: Barrier | None = None
         self._why = self._failure = ""
-        self._time = self._next_s = 0.0
+        self._time = self._due = 0.0
         self._lines: tuple[Place, ...] = ()
         self._notes: list[str] = []
 
@@ -117,7 +117,7 @@ class _Reader:
                 f"the record has version {row['version']!r:.20}, and this lazyviz reads {VERSION}. "
                 "Read it with the lazyviz of the program that wrote it.", 1
             )  # fmt: skip
-        self._head = row
+        self._head = {key: row[key] for key in ("replica", "of", "time", "beat_s")}
         self._sign(row["time"], float(row["beat_s"]))
 
     def _note(self, row: dict[str, Any]) -> None:
@@ -128,7 +128,7 @@ class _Reader:
         elif "done" in row:
             self._done(row)
         elif "graph" in row:
-            self._graph(str(row["graph"]), str(row["file"]))
+            self._graph(one_line(str(row["graph"])), str(row["file"]))
         elif "beat" in row:
             self._sign(row["beat"], float(row["next_s"]))
             self._lines = _places(row["lines"])
@@ -143,9 +143,11 @@ class _Reader:
             raise ValueError("no such line")
 
     def _sign(self, time: Any, next_s: float) -> None:
-        self._time, self._next_s = float(time), next_s
+        """Note a sign of life; the thread that beats may sleep for as long as it said before."""
+        self._time = float(time)
         if not (abs(self._time) < _MAX_TIME_S and 0 <= next_s < _MAX_TIME_S):
             raise ValueError("no time")
+        self._due = max(self._due, self._time + next_s)
 
     def _enter(self, row: dict[str, Any]) -> None:
         lines = self._places[row["place"]]
@@ -166,7 +168,7 @@ class _Reader:
                 cause=one_line(str(row["cause"])), tensor=one_line(str(row["tensor"])),
                 place=place[0] if place else None, lines=lines or place,
                 step=entered.step if entered is not None else one_line(str(row["step"])),
-                graph=str(row["graph"]), ops=int(row["ops"]), ran=bool(row["ran"]), time=self._time,
+                graph=one_line(str(row["graph"])), ops=int(row["ops"]), ran=bool(row["ran"]), time=self._time,
             )
         )  # fmt: skip
         self._entered = None
@@ -200,7 +202,7 @@ class _Reader:
 
     def _state(self) -> State:
         if not self._why:
-            late = self._now - self._time > self._next_s + _PATIENCE_S
+            late = self._now > self._due + _PATIENCE_S
             return "silent" if late else "running"
         if self._why == "full":
             return "full"

@@ -236,7 +236,7 @@ def main(arguments: Sequence[str], out: TextIO | None = None) -> int:
 
             options.html.write_text(replicas_page(found), encoding="utf-8")
     except (EvidenceError, HloError, OSError) as error:
-        sys.stderr.write(f"lazyviz replicas: {_noted(error)}\n")
+        sys.stderr.write(f"lazyviz replicas: {noted(error)}\n")
         return 2
     out.write(f"{shown}\n")
     if options.html is not None and not options.json:
@@ -244,6 +244,7 @@ def main(arguments: Sequence[str], out: TextIO | None = None) -> int:
     return 1 if found.first_difference is not None or found.late else 0
 
 
-def _noted(error: Exception) -> str:
+def noted(error: Exception) -> str:
+    """Return what an error says, with its notes."""
     notes = getattr(error, "__notes__", [])
     return " ".join([str(error), *(f"({note})" for note in notes)])

@@ -6,6 +6,7 @@ import hashlib
 import re
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from lazyviz.hlo.load import readable
 from lazyviz.hlo.proto import looks_like_proto
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from lazyviz.foreign.tensors_dump import DumpedGraph
     from lazyviz.hlo import Graph
@@ -68,14 +69,9 @@ def tracks_of(
 
 
 def _files(source: str | Path | Iterable[str | Path]) -> list[Path]:
-    given = [source] if isinstance(source, (str, Path)) else list(source)
-    for each in given:
-        if not isinstance(each, (str, Path)):
-            raise EvidenceError(
-                f"replicas() got {each!r:.60}, which is {type(each).__name__} and no path. Give a "
-                "folder, or a list of files, one for each replica."
-            )
-    paths = [Path(each).expanduser() for each in given]
+    is_one = isinstance(source, (str, bytes, Path)) or not isinstance(source, Iterable)
+    given: Iterable[object] = [source] if is_one else source  # type: ignore[assignment]
+    paths = list(map(_path, given))
     if len(paths) == 1 and paths[0].is_dir():
         return _in_folder(paths[0])
     if not paths:
@@ -89,6 +85,21 @@ def _files(source: str | Path | Iterable[str | Path]) -> list[Path]:
                 "file for each replica."
             )
     return paths
+
+
+def _path(given: object) -> Path:
+    if not isinstance(given, (str, Path)):
+        raise EvidenceError(
+            f"replicas() got {given!r:.60}, which is {type(given).__name__} and no path. Give a "
+            "folder, or a list of files, one for each replica."
+        )
+    try:
+        return Path(given).expanduser()
+    except RuntimeError as error:
+        raise EvidenceError(
+            f"{given} is under the home of a user whom this machine does not know ({error}). Give "
+            "the whole path."
+        ) from None
 
 
 def _in_folder(folder: Path) -> list[Path]:

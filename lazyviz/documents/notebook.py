@@ -85,17 +85,25 @@ def read(path: Path) -> list[Cell]:
     """Return the cells of a notebook file, empty code cells left out.
 
     Raises:
-        ValueError: The file is not a notebook.
+        ValueError: The file cannot be read, or is not a notebook.
     """
     try:
-        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    except (ValueError, KeyError, TypeError) as error:
+        return _cells(json.loads(path.read_text(encoding="utf-8"))["cells"])
+    except OSError as error:
         raise ValueError(
-            f"{path} is not a Jupyter notebook of format 4: {type(error).__name__}: {error}."
+            f"{path} cannot be read: {error.strerror}. Nothing was run; name another notebook."
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} is not a Jupyter notebook of format 4: {type(error).__name__}: {error}. "
+            "Nothing was run; open the file in Jupyter and save it."
         ) from error
+
+
+def _cells(written: Any) -> list[Cell]:
     found: list[Cell] = []
     heading = ""
-    for cell in cells:
+    for cell in written:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
             heading = markdown.last_heading(source) or heading

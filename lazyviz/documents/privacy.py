@@ -10,11 +10,25 @@ from lazyviz.render.escape import markup
 
 _MASK = "•••"
 _NAMES = r"token|secret|passw(?:or)?d|passphrase|api_?key|access_?key|private_?key|credentials?"
-# `hf_token = "..."`, `{"password": "..."}`, `api_key=...` in a shell line or an address.
-_ASSIGNED = re.compile(
-    rf"(?i)(\b[\w.\[\]'\"-]{{0,60}}(?:{_NAMES})\w{{0,20}}['\"\]]{{0,3}}\s{{0,3}}[:=]\s{{0,3}})"
-    r"(\"[^\"\n]*\"|'[^'\n]*'|[^\s\"'(),;&]{6,})"
+_NAMED = rf"\b[\w.\[\]'\"-]{{0,60}}(?:{_NAMES})\w{{0,20}}['\"\]]{{0,3}}\s{{0,3}}"
+_ANNOTATION = r"(?::\s{0,3}[\w.\[\]| ]{1,40})?"
+# A string of Python, one that the end of the text cuts off included.
+_LITERAL = "|".join(
+    rf"{mark}(?:\\[\s\S]|(?!{mark})[{inside}])*(?:{mark}|\Z)"
+    for mark, inside in (
+        ('"""', r"\s\S"),
+        ("'''", r"\s\S"),
+        ('"', r"^\n"),
+        ("'", r"^\n"),
+    )
 )
+# `hf_token = "..."`, `token: str = b"..."`, `{"password": "..."}`, `api_key=...` in a shell line or
+# an address.
+_ASSIGNED = re.compile(
+    rf"(?i)({_NAMED}(?:{_ANNOTATION}=|:)[\s(]{{0,3}}[bfru]{{0,2}})({_LITERAL}|[^\s\"'(),;&]{{6,}})"
+)
+# `environ.setdefault("API_KEY", "...")`
+_PASSED = re.compile(rf"(?i)([\"']{_NAMED},\s{{0,3}})({_LITERAL})")
 # What the larger services' tokens look like, wherever they stand.
 _TOKENS = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
@@ -32,7 +46,8 @@ def masked(source: str) -> str:
         >>> masked('hf_token = "abc"; n = 3')
         'hf_token = "•••"; n = 3'
     """
-    source = _ASSIGNED.sub(_mask_value, source)
+    for pattern in (_ASSIGNED, _PASSED):
+        source = pattern.sub(_mask_value, source)
     source = _TOKENS.sub(_MASK, source)
     return _USER_IN_ADDRESS.sub(_MASK, source)
 
@@ -40,7 +55,8 @@ def masked(source: str) -> str:
 def _mask_value(found: re.Match[str]) -> str:
     name, value = found.groups()
     if value[0] in "\"'":
-        return f"{name}{value[0]}{_MASK}{value[0]}"
+        quotes = value[:3] if value[:3] == 3 * value[0] else value[0]
+        return f"{name}{quotes}{_MASK}{quotes}"
     # What is computed is no secret: `token = tokens[0]`, `api_key=None`.
     if re.fullmatch(r"[A-Za-z_][A-Za-z_.]*(\[.*)?", value):
         return found[0]
@@ -62,7 +78,10 @@ def shortened(page: str, home: Path | None = None) -> str:
     )
 
     def in_picture(found: re.Match[str]) -> str:
-        picture = base64.b64decode(found[2]).decode()
+        try:
+            picture = base64.b64decode(found[2]).decode()
+        except ValueError:  # what a cell of the user's has written in such a form
+            return found[0]
         cleaned = pattern.sub("~", picture)
         if cleaned == picture:
             return found[0]

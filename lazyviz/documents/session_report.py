@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import tempfile
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,8 +56,7 @@ class Written:
 
 def write(path: str | Path, *, source: bool = True, force: bool = False) -> Written:
     """Write a page about the session; see `lazyviz.report`."""
-    target = Path(path).expanduser()
-    _check(target, force=force)
+    target = _target(path, force=force)
     facts = collect(session.runtime(), session.current(), source=source)
     page = page_of(facts)
     _replace(target, page)
@@ -111,12 +109,37 @@ def _body(make: Callable[[Facts], str], facts: Facts, limit: int) -> str:
         body = make(facts)
     except Exception as error:  # noqa: BLE001
         _log.exception("a part of the report failed")
-        return html.muted(f"This part failed: {type(error).__name__}: {error}"[:500])
+        said = privacy.masked(f": {error}") if facts.source else ""
+        return html.muted(f"This part failed: {type(error).__name__}{said}"[:500])
     nbytes = len(body.encode("utf-8", "replace"))
     if nbytes <= limit:
         return body
     return html.muted(
         f"Left out: {text.size(nbytes)}, and this part may take {text.size(limit)}."
+    )
+
+
+def _target(path: str | Path, *, force: bool) -> Path:
+    """Return where a report may be written to.
+
+    Raises:
+        ReportError: Nowhere: no such folder or home, somebody else's file, no page's name.
+    """
+    try:
+        target = Path(path).expanduser()
+        _check(target, force=force)
+    except ReportError:
+        raise
+    except (OSError, RuntimeError, ValueError) as error:
+        raise _unwritable(Path(path), error) from None
+    return target
+
+
+def _unwritable(target: Path, error: Exception) -> ReportError:
+    why = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
+    return ReportError(
+        f"{privacy.shortened(str(target))!r:.200} cannot be written: {why}. Nothing was written; choose "
+        "a folder that you may write to, with room."
     )
 
 
@@ -152,19 +175,14 @@ def _is_ours(target: Path) -> bool:
 
 def _replace(target: Path, page: str) -> None:
     """Write the whole file or none of it."""
+    part = target.with_name(f".{uuid.uuid4().hex}.part")
     try:
-        handle, name = tempfile.mkstemp(dir=target.parent, suffix=".part")
-    except OSError as error:
-        raise ReportError(
-            f"{privacy.shortened(str(target))} cannot be written: {error.strerror}. Choose a "
-            "folder that you may write to."
-        ) from None
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
+        with part.open("x", encoding="utf-8", errors="replace") as file:
             file.write(page)
-        Path(name).chmod(0o644)
-        Path(name).replace(target)
-    except BaseException:
+        part.replace(target)
+    except BaseException as error:
         with contextlib.suppress(OSError):
-            Path(name).unlink()
+            part.unlink()
+        if isinstance(error, (OSError, ValueError)):
+            raise _unwritable(target, error) from None
         raise

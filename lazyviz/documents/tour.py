@@ -43,7 +43,8 @@ def main(arguments: Sequence[str], out: TextIO | None = None) -> int:
     started = time.perf_counter_ns()
     title = _title(cells, path)
     sections, failed = _run(cells, path, title, out)
-    output.write_text(html.page_html(title, sections), encoding="utf-8")
+    page = html.page_html(title, sections)
+    output.write_text(page, encoding="utf-8", errors="replace")
     took = text.duration(time.perf_counter_ns() - started)
     out.write(f"\n{'Stopped' if failed else 'Done'} after {took}. The page: {output}\n")
     return 1 if failed else 0

@@ -24,7 +24,7 @@ class ExpressionFailed(Exception):  # noqa: N818 - never shown: it carries the u
     """
 
     def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
+        super().__init__()  # what the error says may look at a tensor
         self.error = error.with_traceback(_below(error.__traceback__))
 
 
@@ -38,12 +38,16 @@ def value_of(shell: Any, command: str, expression: str) -> Any:
     try:
         return shell.ev(expression)
     except NameError as error:
+        if _is_from_within(error):
+            raise ExpressionFailed(error) from None
         namespace = shell.user_ns
         names = [name for name, _ in named_tensors(namespace)]
         near = difflib.get_close_matches(expression, names, n=3)
         hint = f" Did you mean {' or '.join(near)}?" if near else names_hint(namespace)
         raise UsageError(f"%lazy {command} {expression}: {error}.{hint}") from None
     except SyntaxError as error:
+        if _below(error.__traceback__) is not None:  # it was read and run
+            raise ExpressionFailed(error) from None
         raise UsageError(
             f"%lazy {command} takes one expression; {expression!r} is none: {error.msg}."
         ) from None
@@ -97,6 +101,12 @@ def _kind(value: object) -> str:
         inside = sorted({type(item).__name__ for item in value})
         return f"{shown} of {', '.join(inside[:3])}"
     return shown
+
+
+def _is_from_within(error: Exception) -> bool:
+    """Return whether an error comes from a function that the expression calls."""
+    expression = _below(error.__traceback__)
+    return expression is not None and expression.tb_next is not None
 
 
 def _below(traceback: TracebackType | None) -> TracebackType | None:

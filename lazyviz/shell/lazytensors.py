@@ -16,6 +16,7 @@ _DEVICE_TYPE = "lazyrt"
 _CONTAINERS = (list, tuple, dict)
 _MAX_DEPTH = 4
 _MAX_ITEMS = 10_000
+_MAX_LOOKED_AT = 200_000  # 0.1 s; a list of lists of numbers may hold millions
 
 
 def is_lazy(thing: object) -> bool:
@@ -28,9 +29,14 @@ def is_lazy(thing: object) -> bool:
 
 
 def lazy_tensors(thing: object) -> Iterator[Any]:
-    """Yield the lazy tensors that `thing` is or that its lists, tuples and dicts hold."""
+    """Yield the lazy tensors that `thing` is or that its lists, tuples and dicts hold.
+
+    Of very large containers only the beginning is looked at.
+    """
     stack = [(thing, 0)]
-    while stack:
+    room = _MAX_LOOKED_AT
+    while stack and room:
+        room -= 1
         found, depth = stack.pop()
         if is_lazy(found):
             yield found
@@ -67,19 +73,20 @@ def replaced(thing: Any, replacement: Callable[[Any], Any]) -> Any:
         thing: A tensor, a container or anything else.
         replacement: Called with each lazy tensor.
     """
-    return _replaced(thing, replacement, 0)
+    room = _MAX_LOOKED_AT
 
+    def walk(found: Any, depth: int) -> Any:
+        nonlocal room
+        room -= 1
+        if is_lazy(found):
+            return replacement(found)
+        if room < 0 or depth >= _MAX_DEPTH or not _is_container(found):
+            return found
+        kind = type(found)
+        old = list(found.values()) if kind is dict else list(found)
+        new = [walk(item, depth + 1) for item in old]
+        if all(after is before for after, before in zip(new, old, strict=True)):
+            return found
+        return dict(zip(found, new, strict=True)) if kind is dict else kind(new)
 
-def _replaced(thing: Any, replacement: Callable[[Any], Any], depth: int) -> Any:
-    if is_lazy(thing):
-        return replacement(thing)
-    if depth >= _MAX_DEPTH or not _is_container(thing):
-        return thing
-    kind = type(thing)
-    old = list(thing.values()) if kind is dict else list(thing)
-    new = [_replaced(item, replacement, depth + 1) for item in old]
-    if all(after is before for after, before in zip(new, old, strict=True)):
-        return thing
-    if kind is dict:
-        return dict(zip(thing, new, strict=True))
-    return kind(new)
+    return walk(thing, 0)

@@ -124,8 +124,7 @@ class ProgramCommands(Commands):
         self._shell.display_pub.publish(view._repr_mimebundle_(), metadata={})
 
     def _replicas(self, rest: str) -> None:
-        from lazyviz.divergence.report import replicas
-        from lazyviz.foreign.evidence import EvidenceError
+        from lazyviz.divergence.report import noted, replicas
 
         try:
             paths = shlex.split(rest)
@@ -136,8 +135,8 @@ class ProgramCommands(Commands):
                     "steps."
                 )
             found = replicas(paths)
-        except (EvidenceError, ValueError) as error:
-            raise UsageError(f"%lazy replicas {rest}: {error}") from None
+        except ValueError as error:
+            raise UsageError(f"%lazy replicas {rest}: {noted(error)}") from None
         self._show(found.text(), found.to_html)
 
     def _program(self, command: str, word: str) -> Any:

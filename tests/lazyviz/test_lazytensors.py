@@ -27,6 +27,14 @@ def test_a_container_that_contains_itself_ends():
     assert replaced(loop, str) is loop
 
 
+def test_a_list_of_millions_costs_bounded_work(monkeypatch):
+    tensor, row = fake_tensor(1.0), [0] * 10_000
+    millions = [tensor, *[row] * 9_000]
+
+    assert list(lazy_tensors(millions)) == [tensor]
+    assert replaced(millions, lambda _: "value")[:2] == ["value", row]
+
+
 def test_replacing_rebuilds_only_containers_that_hold_a_lazy_tensor():
     tensor = fake_tensor(1.0)
     plain = [1, 2]

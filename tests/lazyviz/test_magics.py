@@ -183,6 +183,17 @@ def test_the_status_is_a_table_in_a_page_with_the_same_facts(lab):
     assert shown[4::2] == [line.partition(": ")[2] for line in said[1:]]
 
 
+@pytest.mark.parametrize("body", ["return no_such_name", "exec('x +')"])
+def test_an_error_in_a_function_of_the_users_keeps_its_lines(lab, capsys, body):
+    run(lab, f"def broken():\n    {body}")
+
+    lab.run_cell("%lazy graph broken()", store_history=True)
+
+    shown = capsys.readouterr()
+    assert "UsageError" not in shown.err
+    assert body in shown.out
+
+
 @pytest.mark.parametrize("line", ["%lazy step", "%lazy graphs"])
 def test_a_page_shows_tables_as_tables_and_breaks_sentences_between_words(lab, line):
     run(lab, "x.sum().item()\n(x * 2).item if 0 else (x * 2).sum().item()")

@@ -46,7 +46,9 @@ def test_cells_know_their_heading(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("content", ["not json", "[]", '{"worksheets": []}'])
+@pytest.mark.parametrize(
+    "content", ["not json", "[]", '{"worksheets": []}', '{"cells": [{}]}']
+)
 def test_what_is_no_notebook_is_refused(tmp_path, content):
     path = tmp_path / "n.ipynb"
     path.write_text(content)

@@ -161,6 +161,13 @@ def test_groups_of_replicas_are_told_apart(tmp_path, graphs, said):
     assert said in found.sentence
 
 
+def test_one_program_from_two_lines_is_no_other_program(tmp_path):
+    moved = barrier(at="train.py:44")
+    found = found_in(tmp_path, *[[STEP]] * 2, *[[moved]] * 2, [barrier(graph="b" * 32)])
+
+    assert found.sentence.startswith("replica 4 runs another program at train.py:40")
+
+
 def test_many_replicas_stand_in_a_column_for_each_group(tmp_path):
     found = found_in(tmp_path, *[[STEP, STEP]] * 9, [STEP, read(), STEP])
 
@@ -202,6 +209,20 @@ def test_a_killed_replica_is_told_from_one_that_waits(tmp_path):
     assert said.startswith("replica 1 gives no sign of life since ")
     assert "1 min 37 s ago, and has not ended: it was at train.py:29, after 2" in said
     assert "it was killed" in said
+
+
+def test_a_replica_whose_thread_still_sleeps_was_not_killed(tmp_path):
+    write_record(tmp_path, "0", [STEP] * 4)
+    path = write_record(tmp_path, "1", [STEP], end=None, beat=(60, "train.py:29"))
+    done = json.loads(path.read_text().splitlines()[-2])
+    late = path.read_text().replace('"next_s": 2.0', '"next_s": 30.0')
+    path.write_text(f"{late}{json.dumps(done | {'time': BEGUN + 61})}\n")
+
+    def is_killed(now):
+        return "it was killed" in str(replicas(tmp_path, now=BEGUN + now).late)
+
+    assert not is_killed(61 + 20)
+    assert is_killed(61 + 40)
 
 
 def test_an_exception_is_what_ended_a_replica(tmp_path):
@@ -259,6 +280,7 @@ def test_a_last_line_that_is_cut_off_is_left_out(tmp_path):
         ('{"record": "lazyrt steps"', "no whole line"),
         ('{"record": "other"}\n', "line 1: .*does not begin a record"),
         ('{"record": "lazyrt steps", "version": 7}\n', "version 7, and this lazyviz reads 1"),
+        ('{"record": "lazyrt steps", "version": 1, "time": 1, "beat_s": 1}\n', "line 1: .*KeyError"),
         ("{WHOLE}{}\n", "line 2: '{}' is no line of a record"),
         ('{WHOLE}{"done": 1}\n', "line 2: "),
         ('{WHOLE}{"place": 1, "lines": 7}\n', "line 2: "),
@@ -295,6 +317,8 @@ def test_what_is_no_set_of_replicas_is_refused(tmp_path):
         ([one, empty], "is a folder, given beside"),
         ([one, DATA / "save_tensors.text"], "are of two kinds"),
         ([1, 2], "got 1, which is int"),
+        (5, "got 5, which is int"),
+        ("~no-such-user/x", "whom this machine does not know"),
     ):
         with pytest.raises(EvidenceError, match=said):
             replicas(given)  # type: ignore[arg-type]

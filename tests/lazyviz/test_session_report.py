@@ -260,6 +260,9 @@ def test_a_file_of_somebody_else_is_never_replaced_unasked(lab, tmp_path, monkey
         ("model.py", "does not end in .html"),
         ("folder.html", "is a folder"),
         ("no/such/report.html", "no folder no/such"),
+        ("a" * 300 + ".html", "cannot be written: File name too long"),
+        ("~no-such-user/r.html", "cannot be written: Could not determine home"),
+        ("a\0.html", "cannot be written: embedded null byte"),
     ],
 )
 def test_a_file_that_cannot_be_is_refused(tmp_path, monkeypatch, name, says):
@@ -352,6 +355,14 @@ def test_outside_a_session_the_runtime_alone_is_told(clean_runtime, tmp_path):
         ('{"password": "p w"}', '{"password": "•••"}'),
         ("!curl https://me:pw@host/x", "!curl https://•••@host/x"),
         ("x = 'ghp_abcdefghijklmnopqrst1234'", "x = '•••'"),
+        ("token: str = b'a b'", "token: str = b'•••'"),
+        ('password = """two\nlines"""', 'password = """•••"""'),
+        ("password = 'it\\'s me'", "password = '•••'"),
+        ("password = 'cut of", "password = '•••'"),
+        (
+            "environ.setdefault('API_KEY', 'abc')",
+            "environ.setdefault('API_KEY', '•••')",
+        ),
         ("tokens = ids[0]; token = tokens", "tokens = ids[0]; token = tokens"),
         ("tokenizer = AutoTokenizer()", "tokenizer = AutoTokenizer()"),
         ("vocab_size=max_tokens", "vocab_size=max_tokens"),
@@ -359,6 +370,12 @@ def test_outside_a_session_the_runtime_alone_is_told(clean_runtime, tmp_path):
 )
 def test_what_looks_like_a_secret_is_masked(source, shown):
     assert privacy.masked(source) == shown
+
+
+def test_a_picture_that_is_none_stays_as_it_is():
+    page = "<pre>data:image/svg+xml;base64,abc data:image/svg+xml;base64,////</pre>"
+
+    assert privacy.shortened(page) == page
 
 
 def test_a_home_that_is_part_of_another_name_stays(tmp_path):

@@ -1,6 +1,7 @@
 """M.08: a process writes down its barriers, and is what it would be without."""
 
 import errno
+import functools
 import gc
 import gzip
 import json
@@ -238,6 +239,11 @@ def test_a_folder_that_cannot_be_written_is_refused_at_once(tmp_path):
         lazyrt.record_steps(7, 0)  # type: ignore[arg-type]
 
 
+def test_the_home_of_nobody_is_refused():
+    with pytest.raises(UsageError, match="cannot be recorded into '~no-such-user/x'"):
+        lazyrt.record_steps("~no-such-user/x")
+
+
 def test_a_program_that_changes_its_folder_goes_on_recording(tmp_path, monkeypatch):
     cold_start()
     monkeypatch.chdir(tmp_path)
@@ -298,6 +304,51 @@ def test_an_exception_in_the_block_is_told_with_its_line_and_without_its_words(
     kind, place = rows(recording)[-1]["failure"]
     assert (kind, place[0]) == ("ValueError", __file__)
     assert "secret" not in recording.path.read_text()
+
+
+@pytest.mark.parametrize(("code", "failed"), [(None, False), (0, False), (1, True)])
+def test_an_exit_is_a_failure_only_with_a_status(tmp_path, code, failed):
+    with pytest.raises(SystemExit), lazyrt.record_steps(tmp_path, 0) as recording:
+        sys.exit(code)
+
+    assert (rows(recording)[-1]["failure"] is not None) == failed
+
+
+def test_a_hook_that_somebody_put_in_front_is_asked_once(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(sys, "excepthook", lambda *error: asked.append(error))
+    first = lazyrt.record_steps(tmp_path, 0)
+    ours = sys.excepthook
+    monkeypatch.setattr(sys, "excepthook", functools.partial(ours))
+    first.close()
+
+    with lazyrt.record_steps(tmp_path, 1) as second:
+        sys.excepthook(ValueError, ValueError(), None)
+
+    assert len(asked) == 1
+    assert rows(second)[-1]["failure"] == ["ValueError", None]
+
+
+def test_a_place_that_was_interrupted_is_written_again(tmp_path, monkeypatch):
+    with lazyrt.record_steps(tmp_path, 0) as recording:
+        write = recording._write
+
+        def interrupted(**row):
+            monkeypatch.setattr(recording, "_write", write)
+            raise KeyboardInterrupt
+
+        for step in range(2):
+            weight = torch.ones(3, device=DEVICE) * step
+            if not step:
+                monkeypatch.setattr(recording, "_write", interrupted)
+            try:
+                lazyrt.mark_step()
+            except KeyboardInterrupt:
+                lazyrt.mark_step()
+            del weight
+
+    known = {row["place"] for row in of_kind(recording, "lines") if "place" in row}
+    assert {row["place"] for row in of_kind(recording, "enter")} <= known
 
 
 def test_closing_puts_things_back(tmp_path):

@@ -36,6 +36,7 @@ from lazyrt.ir import active
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from lazyrt.execution.census import CompiledGraph
@@ -72,7 +73,7 @@ class Recording(Closing):
         self.replica = replica
         self.path, self._out = _new_file(folder, replica)
         self._graphs_folder = self.path.with_suffix(".graphs")
-        self._is_named = not replica.startswith(_PID)
+        self._is_named = replica != _of_process()
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._written = 0
@@ -115,6 +116,8 @@ class Recording(Closing):
         self, error: BaseException, traceback: TracebackType | None
     ) -> None:
         """Remember which exception ends the program, and its line; not its message."""
+        if isinstance(error, SystemExit) and error.code in {None, 0}:
+            return  # such as sys.exit(): all went well
         found: list[Any] = [type(error).__name__, None]
         while traceback is not None:
             code = traceback.tb_frame.f_code
@@ -191,9 +194,12 @@ class Recording(Closing):
         if number is None:
             if len(self._places) >= _MAX_PLACES:
                 self._places.clear()
-            number = self._places[lines] = len(self._places)
+            number = len(self._places)
             shown = [[s.file, s.line, s.function, s.cell] for s in lines]
             self._write(place=number, lines=shown)
+            self._places[lines] = (
+                number  # known once it is written: Ctrl-C may come between
+            )
         return number
 
     def _keep(self, record: CompiledGraph) -> None:
@@ -259,9 +265,10 @@ class Recording(Closing):
 
     def _give_up(self, error: OSError) -> None:
         """Record no more, and say so once; the program goes on."""
-        if self._out < 0:
-            return
-        self.leave()
+        with self._lock:  # another thread may be writing
+            if self._out < 0:
+                return
+            self.leave()
         _open.discard(self)
         _restore()
         _log.warning(
@@ -350,7 +357,9 @@ def _is_started_by_another() -> bool:
 def _folder(folder: str | Path) -> Path:
     try:
         target = Path(folder).expanduser().absolute()  # the program may go elsewhere
-    except TypeError:
+    except (TypeError, RuntimeError) as error:
+        if isinstance(error, RuntimeError):  # `~name` of nobody
+            raise _unwritable(Path(folder), error) from None
         raise UsageError(
             f"record_steps() got {folder!r:.60} as its folder, which is {type(folder).__name__} "
             "and no path, so nothing would be recorded. Give the folder's path, such as 'steps'."
@@ -362,7 +371,7 @@ def _folder(folder: str | Path) -> Path:
     return target
 
 
-def _unwritable(path: Path, error: OSError | ValueError) -> UsageError:
+def _unwritable(path: Path, error: Exception) -> UsageError:
     why = error.strerror if isinstance(error, OSError) else str(error)
     return UsageError(
         f"steps cannot be recorded into {str(path)!r:.200}: {why}. Nothing would be known of this "
@@ -391,7 +400,7 @@ def _new_file(folder: Path, replica: str) -> tuple[Path, int]:
 def _replica(name: str | int | None) -> str:
     given: object = name
     if given is None:
-        given = os.environ.get("RANK") or f"{_PID}{os.getpid()}"
+        given = os.environ.get("RANK") or _of_process()
     text = str(given) if type(given) in {str, int} else ""
     if not _NAME.fullmatch(text) or ".run" in text:
         raise UsageError(
@@ -399,6 +408,11 @@ def _replica(name: str | int | None) -> str:
             "name. Give a number, or up to 64 letters, digits, dots, dashes and underscores."
         )
     return text
+
+
+def _of_process() -> str:
+    """Return what a process without a rank is called."""
+    return f"{_PID}{os.getpid()}"
 
 
 def _world() -> int | None:
@@ -430,29 +444,36 @@ def _end_all() -> None:
         recording.await_end()
 
 
-_shows: Any = sys.excepthook
+_undo: Callable[[], None] | None = None
 
 
 def _hear_of_failures() -> None:
     """Let what ends the program be known to its record, and shown as before."""
-    global _shows
-    if sys.excepthook is not _note_and_show:
-        _shows = sys.excepthook
-        sys.excepthook = _note_and_show
+    global _undo
+    shows = sys.excepthook
+
+    # A function of its own each time: what was put in front of an earlier one goes on to that one.
+    def note_and_show(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        for recording in tuple(_open):
+            recording.note_failure(error, traceback)
+        shows(kind, error, traceback)
+
+    def undo() -> None:
+        if sys.excepthook is note_and_show:  # nobody has put himself in front meanwhile
+            sys.excepthook = shows
+
+    sys.excepthook = note_and_show
+    _undo = undo
 
 
 def _restore() -> None:
-    """Show failures as before, unless somebody else has put himself in front meanwhile."""
-    if not _open and sys.excepthook is _note_and_show:
-        sys.excepthook = _shows
-
-
-def _note_and_show(
-    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
-) -> None:
-    for recording in tuple(_open):
-        recording.note_failure(error, traceback)
-    _shows(kind, error, traceback)
+    """Show failures as before."""
+    global _undo
+    if not _open and _undo is not None:
+        _undo()
+        _undo = None
 
 
 def _forget_after_fork() -> None:

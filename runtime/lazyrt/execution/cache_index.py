@@ -93,6 +93,8 @@ def _append(folder: Path, entries: Mapping[_Line, Facts]) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
         descriptor = os.open(folder / cache.INDEX, flags, 0o600)
         try:
+            if os.fstat(descriptor).st_size > _MAX_BYTES:  # nobody would read it
+                os.ftruncate(descriptor, 0)
             os.write(descriptor, _text(entries).encode())  # at once: others append, too
         finally:
             os.close(descriptor)
