@@ -260,6 +260,19 @@ def test_a_large_check_that_fails_raises_once_its_step_has_run(what):
     assert x.sum().item() > 0
 
 
+def test_a_check_waits_for_its_step_where_the_device_is_torchs_default():
+    with torch.device(DEVICE):
+        x = long_chain()
+        lazyrt.reset_counters()
+        with lazyrt.step():
+            Normal(x, x * x + 1).log_prob(x)
+            functional.gaussian_nll_loss(x, x, x - 2)
+
+    assert lazyrt.counters()["executions"] == 1
+    with pytest.raises(ArgumentCheckError, match="var has negative"):
+        lazyrt.wait()
+
+
 def test_the_read_of_a_loss_tells_that_a_check_of_its_step_has_failed():
     x = long_chain()
     loss = functional.gaussian_nll_loss(x, x, x - 2)

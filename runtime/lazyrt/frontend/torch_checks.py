@@ -24,7 +24,7 @@ from lazyrt.ir.live import Buffer, pending
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
+    from types import CodeType, FrameType
 
     from lazyrt.frontend.buffers import State
     from lazyrt.observe.events import Site
@@ -101,6 +101,8 @@ _IN_PYTHON: dict[tuple[str, str], tuple[bool, Callable[[FrameType], str]]] = {
     ("distributions/geometric.py", "__init__"): (True, _of_line),
     ("nn/functional.py", "gaussian_nll_loss"): (False, _of_variance),
 }
+# A default device, `with torch.device(...)` for one, puts these between a check and its read.
+_BETWEEN = frozenset(_ROOT + name for name in ("utils/_device.py", "overrides.py"))
 _IN_DERIVATIVES = {
     "LinalgEigBackward0": "linalg_eig_backward: The eigenvectors in the complex case are specified "
     "up to multiplication by e^{i phi}. The specified loss function depends on this quantity, so "
@@ -118,13 +120,17 @@ def find(depth: int = 1) -> Check | None:
     if running is not None and running[0] in _IN_DERIVATIVES:
         return Check(passes=True, said=_IN_DERIVATIVES[running[0]])
     frame: FrameType | None = sys._getframe(depth)
-    while frame is not None and is_own(frame.f_code):
+    while frame is not None and _is_between(frame.f_code):
         frame = frame.f_back
     if frame is None or not frame.f_code.co_filename.startswith(_ROOT):
         return None
     code = frame.f_code
     known = _IN_PYTHON.get((code.co_filename.removeprefix(_ROOT), code.co_name))
     return None if known is None else Check(known[0], known[1](frame))
+
+
+def _is_between(code: CodeType) -> bool:
+    return is_own(code) or code.co_filename in _BETWEEN
 
 
 def put_off(
