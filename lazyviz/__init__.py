@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lazyviz.hlo import Graph, ValueTrace
     from lazyviz.inspection.comparison import DiffView, MinimisedView
     from lazyviz.inspection.exploring import ExploreView
+    from lazyviz.inspection.not_finite import NotFiniteView
     from lazyviz.inspection.numerics import Comparison
     from lazyviz.timing.timeline import TimelineShown
 
@@ -37,6 +38,7 @@ __all__ = [
     "diff",
     "explore",
     "export_trace",
+    "find_nan",
     "load_ipython_extension",
     "minimise",
     "parse_report",
@@ -165,6 +167,28 @@ def diff(a: Any, b: Any) -> DiffView:
     from lazyviz.inspection import comparison
 
     return comparison.compare(a, b)
+
+
+def find_nan(*tensors: torch.Tensor) -> NotFiniteView:
+    """Return where NaN and infinities begin: ops, their lines, and the numbers they were made of.
+
+    Runs what the tensors need op by op, as a peek: the step stays as it is. An op is named if its
+    result has NaN and none of its operands has, or infinities where they are finite, and if that
+    leads to one of the tensors: a mask of -inf that a softmax swallows is not. What an op gives by
+    itself may differ from what the optimised step gives; `compare_modes` tells how far.
+
+    Args:
+        tensors: Pending lazy tensors of floating-point numbers; without any, all that is pending.
+
+    Returns:
+        A view; true if something is not finite.
+
+    Raises:
+        UsageError: Nothing is pending for them, so the ops behind them are gone.
+    """
+    from lazyviz.inspection import not_finite
+
+    return not_finite.find_nan(*tensors)
 
 
 def minimise(program: Any, shows: Callable[[Graph], bool]) -> MinimisedView:

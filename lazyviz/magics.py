@@ -55,6 +55,8 @@ class LazyMagics(ProgramCommands, SessionCommands, Magics):
         %lazy diff last        the same for the last step that ran another graph
         %lazy minimise A B     the smallest part of program A that B lacks, or, where B is a
                                function of a graph, the smallest for which it is true
+        %lazy nan [EXPR]       the ops where NaN and infinities of pending tensors begin, with the
+                               numbers that they were made of
         %lazy replicas FOLDER  which of several replicas went another way, from what each has
                                recorded (LAZYRT_RECORD=folder) or torch_xla has dumped
         %lazy step [N]         the last N steps: what ended each, what it cost

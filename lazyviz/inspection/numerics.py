@@ -302,7 +302,7 @@ def _difference(
         node_id=node.id,
         op=node.op.name,
         type=str(value).partition(":")[2],
-        where=_where(node),
+        where=where_of(node),
         max_abs=_max_abs(eager, lazy),
         max_ulp=_max_ulp(eager, lazy),
         over=not bool(close.all()),
@@ -311,7 +311,8 @@ def _difference(
     )
 
 
-def _where(node: Node) -> str:
+def where_of(node: Node) -> str:
+    """Return the module and the line of a node."""
     site = node.provenance.site
     parts = (node.provenance.path, str(site) if site is not None else "")
     return ", ".join(part for part in parts if part)

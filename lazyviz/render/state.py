@@ -201,7 +201,7 @@ checks before its step had run, 4 times. validate_args=False leaves it out'
     many = f", {repeat.times:,} times" if repeat.times > 1 else ""
     return (
         f"{text.plural(repeat.nodes, 'op')} ran twice, {share} % of {steps}, "
-        f"{text.duration(repeat.duration_ns)}: {repeat.site} {looked}{many}"
+        f"{text.duration(repeat.duration_ns)}: {repeat.site or 'a click or a magic'} {looked}{many}"
         f"{f'. {advice}' if advice else ''}"
     )
 

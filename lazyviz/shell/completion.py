@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NAME = "lazy"
 SUBCOMMANDS = (
     "status", "explore", "graph", "ir", "hlo", "metrics", "live", "diff", "minimise",
-    "replicas",
+    "replicas", "nan",
     "step", "eager", "why", "graphs", "cache", "reuse", "drop", "compile", "timeline", "report", "on", "off",
     "help",
 )  # fmt: skip
@@ -88,7 +88,7 @@ def _offered(given: list[str], start: str, namespace: dict[str, Any]) -> Iterabl
             return (*names, live.TRACEBACK, *results)
         case ["hlo", *others]:
             return names if STABLEHLO in others else (*names, STABLEHLO)
-        case ["graph" | "explore" | "ir" | "reuse", *_]:
+        case ["graph" | "explore" | "ir" | "nan" | "reuse", *_]:
             return names
     return ()
 

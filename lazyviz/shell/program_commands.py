@@ -1,4 +1,4 @@
-"""`%lazy graph`, `explore`, `ir`, `hlo`, `diff`, `minimise`, `replicas`: programs, looked into."""
+"""`%lazy graph`, `explore`, `ir`, `hlo`, `diff`, `minimise`, `nan`, `replicas`: programs."""
 
 from __future__ import annotations
 
@@ -122,6 +122,15 @@ class ProgramCommands(Commands):
         except HloError as error:
             raise UsageError(f"%lazy minimise {rest}: {error}") from None
         self._shell.display_pub.publish(view._repr_mimebundle_(), metadata={})
+
+    def _nan(self, rest: str) -> None:
+        graph = self._graph_of("nan", rest)
+        if graph is None:
+            return
+        from lazyviz.inspection import not_finite
+
+        found = not_finite.find_in(graph)
+        self._show(str(found), found._repr_html_)
 
     def _replicas(self, rest: str) -> None:
         from lazyviz.divergence.report import noted, replicas

@@ -394,6 +394,7 @@ LINES = {
     "live": ["live", "live --sort age --above 1"],
     "diff": ["diff last"],
     "minimise": ["minimise h len"],
+    "nan": ["nan", "nan h"],
     "replicas": [f"replicas {DATA}/save_tensors.text {DATA}/save_tensors.dot"],
     "step": ["step 5"],
     "eager": ["eager"],

@@ -185,6 +185,7 @@ MAGICS = {
     "reuse y": "peek",
     "diff last": "instructions",
     "minimise y len": "instructions",
+    "nan y": "finite",
     "replicas steps": "first difference",
     "report page.html": "Wrote",
 }

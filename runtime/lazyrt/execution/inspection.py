@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from lazyrt import jax_compat
 from lazyrt.errors import LostValueError, UsageError
-from lazyrt.execution import calibration, forecast, looking, pace, summaries, transfer
+from lazyrt.execution import (
+    calibration,
+    forecast,
+    looking,
+    not_finite,
+    pace,
+    summaries,
+    transfer,
+)
 from lazyrt.execution.holdings import holdings
 from lazyrt.execution.op_by_op import cone_of, run_cone
 from lazyrt.execution.peek import (
@@ -34,6 +42,7 @@ if TYPE_CHECKING:
     import torch
 
     from lazyrt.execution.looking import Look
+    from lazyrt.execution.not_finite import NotFinite
     from lazyrt.ir.graph import Graph
     from lazyrt.ir.node import Leaf, Node, Value
     from lazyrt.ir.snapshot import Name
@@ -252,6 +261,22 @@ class Inspection:
                 for value, data in results:
                     found[value] = summaries.not_finite(data, value.dtype)
             _note(ran, wanted[0], start)
+            return found
+
+    def find_not_finite(self) -> NotFinite:
+        """Compute the graph op by op and return where NaN and infinities begin.
+
+        A peek: the step stays as it is. Values are let go after their last use.
+
+        Raises:
+            LostValueError: The step has run.
+        """
+        with lock:
+            self._require_current("the step's ops")
+            start = time.perf_counter_ns()
+            found = not_finite.search(self.graph)
+            if self.graph.nodes:
+                _note(list(self.graph.nodes), self.graph.roots[-1], start)
             return found
 
     def measure(self) -> dict[int, int]:

@@ -151,7 +151,9 @@ def last_uses(cone: list[Node], wanted: Container[Value]) -> dict[int, list[Valu
 
 
 def run_cone(
-    roots: Iterable[Value], took: dict[int, int] | None = None
+    roots: Iterable[Value],
+    took: dict[int, int] | None = None,
+    values: Values | None = None,
 ) -> Iterator[tuple[Node, list[tuple[Value, Any]]]]:
     """Run what some pending values need, node by node, and yield each node's results.
 
@@ -160,11 +162,12 @@ def run_cone(
     Args:
         roots: Values of the pending step.
         took: Where given, gets each node's nanoseconds, the better of two runs.
+        values: Where given, has a node's operands while the node is yielded; see `read`.
     """
     wanted = list(roots)
     cone, _ = cone_of(wanted, ())
     uses = last_uses(cone, wanted)
-    values: Values = {}
+    values = {} if values is None else values
     for number, node in enumerate(cone):
         with jax_compat.scope():
             run_node(node, values)
