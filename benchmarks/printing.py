@@ -13,11 +13,17 @@ if TYPE_CHECKING:
 
     import torch
 
+    from benchmarks.devices import Device
+
 PRINTED: dict[str, Callable[[Any], Any]] = {
     "t": lambda t: t,
     "t[0, 0, :4]": lambda t: t[0, 0, :4],
 }
 """What a person prints of a module's output `t`; the second adds ops to the step."""
+
+DEEP_LAYERS = 24
+DEEP_PLACES = (23, 11, 3, 17)
+"""Layers whose outputs are printed in a deep model, one in each forward pass."""
 
 
 def run_round(training: bert.Training, what: str | None) -> dict[str, Any]:
@@ -53,6 +59,30 @@ def run_round(training: bert.Training, what: str | None) -> dict[str, Any]:
         "counts": counts,
         "losses": [float(loss) for loss in losses],
     }
+
+
+def run_deep(device: Device) -> list[dict[str, Any]]:
+    """Print at some places of a deep model, in a process that knows no kind of op.
+
+    Returns:
+        For each place the printed layer, milliseconds, and executables compiled.
+    """
+    model = bert.make_model(DEEP_LAYERS).to(device.torch_name)
+    batch = {k: v.to(device.torch_name) for k, v in bert.make_batch().items()}
+    device.mark_step()
+    device.wait()
+    found = []
+    for layer in DEEP_PLACES:
+        prints: list[float] = []
+        before = device.counts()
+        place = model.get_submodule(f"bert.encoder.layer.{layer}")
+        hook = place.register_forward_hook(_printer(PRINTED["t"], prints))
+        model(**batch)
+        hook.remove()
+        compiles = device.counts()["peek_compiles"] - before["peek_compiles"]
+        found.append({"layer": layer, "ms": prints[0], "compiles": compiles})
+        device.mark_step()  # of which nothing is left but the prints
+    return found
 
 
 def _printer(

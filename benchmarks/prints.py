@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import bert, machine, pool, recorded
+from benchmarks import bert, machine, pool, printing, recorded
 from benchmarks.report import Cell, Goal, Report, Table
 
 if TYPE_CHECKING:
@@ -40,6 +40,11 @@ def run(options: Namespace) -> Report:
         found = {name: _rounds(peer) for name, peer in peers.items()}
     goals = _goals(found["lazyrt"]) if "lazyrt" in found else []
     tables = [_table(name, rounds) for name, rounds in found.items()]
+    if "lazyrt" in found:
+        with pool.open_peers(["lazyrt"]) as peers:
+            deep = peers["lazyrt"].ask("deep prints")
+        tables.append(_deep_table(deep))
+        goals.append(_deep_goal(deep))
     if "torch-xla" not in found:
         tables.append(_recorded_table())
     return Report(
@@ -93,6 +98,23 @@ def _table(name: str, rounds: Rounds) -> Table:
             ]
         )
     return Table(f"{name}: ten steps", _COLUMNS, rows)
+
+
+def _deep_table(deep: list[dict[str, Any]]) -> Table:
+    rows: list[list[Cell]] = [
+        [f"layer {each['layer']}", each["compiles"], each["ms"]] for each in deep
+    ]
+    title = (
+        f"lazyrt: forward passes of {printing.DEEP_LAYERS} layers, no kind of op known"
+    )
+    return Table(title, ("", "peek compiles", "print ms"), rows)
+
+
+def _deep_goal(deep: list[dict[str, Any]]) -> Goal:
+    """Return the goal of prints at new places once the kinds of op are known."""
+    slowest = max(each["ms"] for each in deep[1:])
+    what = f"a print at a new place in {printing.DEEP_LAYERS} layers, kinds known"
+    return Goal(what, "< 500 ms", f"{slowest:.0f} ms", slowest < 500)  # noqa: PLR2004
 
 
 def _recorded_table() -> Table:

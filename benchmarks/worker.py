@@ -90,6 +90,10 @@ def _prints(worker: Worker, name: str, what: str | None) -> dict[str, Any]:
     return printing.run_round(worker.training("adamw", name), what)
 
 
+def _deep_prints(worker: Worker) -> list[dict[str, Any]]:
+    return printing.run_deep(worker.device)
+
+
 TASKS: dict[str, Callable[..., Any]] = {
     "open": _open,
     "micro": _micro,
@@ -99,6 +103,7 @@ TASKS: dict[str, Callable[..., Any]] = {
     "jax waiting": _jax_waiting,
     "jax pipelined": _jax_pipelined,
     "prints": _prints,
+    "deep prints": _deep_prints,
 }
 """What a worker can be asked, by name."""
 

@@ -5,6 +5,7 @@ import torch
 
 import lazyrt
 from lazyrt import config
+from lazyrt.execution import compiler, forecast, peek
 from lazyrt.observe import events
 from tests.harness import DEVICE
 
@@ -85,3 +86,35 @@ def test_an_op_on_an_input_and_on_a_pending_value_is_one_kind():
 
     assert len(nodes) == 2
     assert len({node.spec for node in nodes}) == 1
+
+
+def test_executables_of_single_ops_are_begun_before_their_turn(peeks, monkeypatch):
+    """S2.2: XLA compiles some of a first print's kinds while Python traces the next."""
+    begin, order = compiler.begin_spec, []
+
+    def noted(spec, *args, **kwargs):
+        order.append(f"begin {spec.name.split('.')[1]}")
+        finish = begin(spec, *args, **kwargs)
+
+        def finish_noted():
+            order.append(f"finish {spec.name.split('.')[1]}")
+            finish()
+
+        return finish_noted
+
+    monkeypatch.setattr(forecast, "runs_as_slice", lambda *_, **__: False)
+    x = torch.ones(7, 11, device=DEVICE)
+    lazyrt.mark_step()
+    monkeypatch.setattr(compiler, "begin_spec", noted)
+
+    lazyrt.materialise(six_kinds(x).abs())
+
+    names = ["abs", "neg", "sign", "ceil", "floor", "pow"]
+    assert [each for each in order if each.startswith("begin")] == [
+        f"begin {name}" for name in names
+    ]
+    assert order.index("finish abs") == peek._AHEAD + 1
+    assert [each for each in order if each.startswith("finish")] == [
+        f"finish {name}" for name in names
+    ]
+    assert (peeks[-1].strategy, lazyrt.counters()["peek_compiles"]) == ("op by op", 6)

@@ -257,33 +257,46 @@ def compile_interpreted(
 def compile_spec(spec: Spec, purpose: Purpose = "op", node: Node | None = None) -> Any:
     """Return the executable of a single op.
 
-    Only large results are followed by a ready scalar: waiting for a small one keeps few bytes.
-
     Args:
         spec: The op on operands of certain types.
         purpose: Who compiles it, for events and counters; all share the executables.
         node: Where the op stands, for the line that a list of executables shows.
     """
     if spec.executable is None:
-
-        def build() -> Any:
-            apply = spec.apply
-            main = jax_compat.with_ready_scalar(apply) if spec.is_large else apply
-            return jax_compat.compile_function(main, spec.signature, {}, fast=True)
-
-        key = _spec_key(spec)
-        operands = ", ".join(map(str, spec.operands))
-        facts = cache.Facts(
-            holds=f"{spec.name}({operands})",
-            nodes=1,
-            tier="fast",
-            line=_line_of(node) if node is not None else "",
-            written_s=time.time(),
-        )
-        spec.executable = _obtain(
-            key, build, spec.symbol, purpose, "", facts, fast=True
-        )
+        begin_spec(spec, purpose, node)()
     return spec.executable
+
+
+def begin_spec(
+    spec: Spec, purpose: Purpose = "op", node: Node | None = None
+) -> Callable[[], None]:
+    """Begin to compile or load a single op on a worker, and return what waits for that.
+
+    Only large results are followed by a ready scalar: waiting for a small one keeps few bytes.
+    For the arguments see `compile_spec`.
+    """
+
+    def build() -> Any:
+        apply = spec.apply
+        main = jax_compat.with_ready_scalar(apply) if spec.is_large else apply
+        return jax_compat.compile_function(main, spec.signature, {}, fast=True)
+
+    key = _spec_key(spec)
+    operands = ", ".join(map(str, spec.operands))
+    facts = cache.Facts(
+        holds=f"{spec.name}({operands})",
+        nodes=1,
+        tier="fast",
+        line=_line_of(node) if node is not None else "",
+        written_s=time.time(),
+    )
+    begun = _begin(key, build, spec.symbol, purpose, "", facts, fast=True)
+
+    def finish() -> None:
+        if spec.executable is None:
+            spec.executable = _result(begun, spec.symbol, 1, purpose)
+
+    return finish
 
 
 def _line_of(node: Node) -> str:
@@ -349,6 +362,15 @@ def _obtain(
     key: str, build: Callable[[], Any], fingerprint: str, purpose: Purpose, reason: str,
     facts: cache.Facts, *, fast: bool,
 ) -> Any:  # fmt: skip
+    begun = _begin(key, build, fingerprint, purpose, reason, facts, fast=fast)
+    return _result(begun, fingerprint, facts.nodes, purpose)
+
+
+def _begin(
+    key: str, build: Callable[[], Any], fingerprint: str, purpose: Purpose, reason: str,
+    facts: cache.Facts, *, fast: bool,
+) -> Any:  # fmt: skip
+    """Return an executable, or the future of one that a worker has to get first."""
     with _lock:
         found = _used(key)
         if found is not None:
@@ -358,7 +380,13 @@ def _obtain(
         if future is None:
             job = _job(key, build, fingerprint, purpose, reason, facts, fast=fast)
             future = _under_way[key] = _workers.submit(job)
-    return _wait(future, fingerprint, facts.nodes, purpose)
+        return future
+
+
+def _result(begun: Any, fingerprint: str, nodes: int, purpose: Purpose) -> Any:
+    """Return the executable that `_begin` gave, once it is there."""
+    is_there = not isinstance(begun, Future)
+    return begun if is_there else _wait(begun, fingerprint, nodes, purpose)
 
 
 def _job(

@@ -11,6 +11,7 @@ fast compile tier, whichever is estimated to be cheaper.
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from lazyrt import jax_compat
@@ -28,11 +29,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from lazyrt.execution.pace import Part
+    from lazyrt.lowering.spec import Spec
     from lazyrt.observe.events import Site, Strategy
 
 T = TypeVar("T")
 
 _slices: dict[Value | tuple[Value, ...], Plan] = {}
+_AHEAD = 3  # executables that are begun before their op's turn
 _compiled_ns = 0  # that peeks have waited for compiles and loads
 
 
@@ -206,14 +209,16 @@ def _run_op_by_op(wanted: tuple[Value, ...], cone: list[Node]) -> list[Any]:
     token: Any = None
     started = time.perf_counter_ns()
     tally = Tally(len(cone), "peek")
+    executables = _Executables(cone)
     with jax_compat.scope():
         for number, node in enumerate(cone):
             tally.note(number)
-            _get_executable(node)
+            executables.get(node)
             token = run_node(node, values).token
             for operand in last_use.get(number, ()):
                 if not remember(operand, values[operand]):
                     del values[operand]
+    executables.learn()
     found = [values[value] for value in wanted]
     for value, data in zip(wanted, found, strict=True):
         remember(value, data)
@@ -221,12 +226,46 @@ def _run_op_by_op(wanted: tuple[Value, ...], cone: list[Node]) -> list[Any]:
     return found
 
 
-def _get_executable(node: Node) -> None:
-    """Compile or load an op that has no executable yet, timed by itself."""
-    spec = node.spec
-    if spec.executable is None:
-        parts = forecast.op_part(spec, compiler.place_of_op(spec))
-        _timed(parts, lambda: compiler.compile_spec(spec, node=node))
+class _Executables:
+    """Compiles or loads the ops of a cone that have no executable, a few ahead of their turn.
+
+    XLA works on some while Python traces the next. What all of them took is learned together,
+    since they took it side by side.
+
+    Args:
+        cone: The nodes in the order in which they will run.
+    """
+
+    def __init__(self, cone: list[Node]) -> None:
+        unknown: dict[Spec, Node] = {}
+        for node in cone:
+            if node.spec.executable is None:
+                unknown.setdefault(node.spec, node)
+        self._waiting = [*unknown.values()][::-1]  # the first is last
+        self._begun: deque[Callable[[], None]] = deque()
+        self._parts: list[Part] = []
+        self._took_ns = 0
+
+    def get(self, node: Node) -> None:
+        """Give a node's op its executable."""
+        while node.spec.executable is None and (self._waiting or self._begun):
+            start = pace.now()
+            self._look_ahead()
+            self._begun.popleft()()
+            self._took_ns += pace.now() - start
+
+    def _look_ahead(self) -> None:
+        while self._waiting and len(self._begun) <= _AHEAD:
+            node = self._waiting.pop()
+            place = compiler.place_of_op(node.spec)
+            self._parts += forecast.op_part(node.spec, place)
+            self._begun.append(compiler.begin_spec(node.spec, node=node))
+
+    def learn(self) -> None:
+        """Remember how long it took."""
+        global _compiled_ns
+        _compiled_ns += self._took_ns
+        pace.learn(self._parts, self._took_ns)
 
 
 def remember(value: Value, data: Any) -> bool:
