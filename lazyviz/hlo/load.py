@@ -204,6 +204,8 @@ def graph_of(thing: Any) -> Graph:
         return parse(thing)
     if isinstance(thing, str):
         return read(thing) if _is_path(thing) else parse(thing)
+    if type(thing).__module__.startswith("lazyviz.foreign."):
+        return _of_evidence(thing)
     if getattr(thing, "snapshot", None) is not None:  # a record of a compiled graph
         return from_snapshot(thing.snapshot, getattr(thing, "name", ""))
     if hasattr(thing, "vertices") and hasattr(thing, "roots"):
@@ -221,6 +223,21 @@ def graph_of(thing: Any) -> Graph:
         f"an object of type {type(thing).__name__} holds no graph. Give HLO or StableHLO text, a path, or a "
         "graph of the runtime such as lazyrt.pending_graph()."
     )
+
+
+def _of_evidence(thing: Any) -> Graph:
+    """Return the graph in one of torch_xla's or XLA's dumped programs."""
+    found = getattr(thing, "graph", None)
+    found = found() if callable(found) else found
+    if isinstance(found, Graph):
+        return found
+    parts = next((name for name in ("graphs", "modules") if hasattr(thing, name)), "")
+    hint = (
+        f"Choose one, such as `.{parts}[0]`."
+        if parts
+        else "Give a dump of graphs, or of XLA's modules."
+    )
+    raise HloError(f"an object of type {type(thing).__name__} is not one graph. {hint}")
 
 
 def _is_path(text: str) -> bool:

@@ -221,8 +221,16 @@ class _Reader:
             if not self._partial:
                 self._at = self._common.add(computation, lines, self._at)
             if self._at < len(lines):
-                self._inside(lines[self._at])
+                self._inside_or_before(computation, lines[self._at])
                 self._at += 1
+
+    def _inside_or_before(self, computation: Computation, line: str) -> None:
+        """Take a line; what is wrong with it, or with a name that was taken before, is told."""
+        try:
+            self._inside(line)
+        except HloSyntaxError:
+            self._check_names(computation)
+            raise
 
     def _inside(self, line: str) -> None:
         computation = self._computation
@@ -359,8 +367,7 @@ class _Reader:
         computation = self._computation
         assert computation is not None  # noqa: S101 - narrows the type
         self._computation = None
-        if _ALL_NAMES.fullmatch("\n".join(computation.names)) is None:
-            self._refuse_name(computation)
+        self._check_names(computation)
         if not len(computation):
             if self._partial:
                 return
@@ -371,7 +378,9 @@ class _Reader:
         if computation.root < 0:
             computation.root = len(computation) - 1
 
-    def _refuse_name(self, computation: Computation) -> None:
+    def _check_names(self, computation: Computation) -> None:
+        if _ALL_NAMES.fullmatch("\n".join(computation.names)) is not None:
+            return
         names = enumerate(computation.names)
         bad = next(k for k, name in names if not PLAIN_NAME.fullmatch(name))
         self._at = computation.lines[bad] - 1

@@ -17,7 +17,8 @@ _ROOT = re.compile(r", ROOT=(\d+)")
 _SCOPE = re.compile(r", scope=([^,]*)")
 _LOCATION = re.compile(r", location=[^@,]*@([^,]*)")
 _NOISE = re.compile(
-    r", (?:ROOT|scope|location|xla_shape|shape|device)=(?:\([^()]*\)|[^,]*)"
+    r", (?:ROOT|scope|location|xla_shape|shape|device)="
+    r"(?:\([^()]*\)|\w+\[[^\[\]]*\](?:\{[^{}]*\})?|[^,]*)"
 )
 _DATA = "xla::device_data"
 _INPUT_ORIGIN = Origin()

@@ -474,3 +474,32 @@ def test_modules_of_a_dump_folder_can_be_compared(tmp_path):
     assert hlo.diff(step.graph("before"), step.graph("after")).cost == 0
     with pytest.raises(EvidenceError, match="has no text 'middle' in the dump"):
         step.graph("middle")
+
+
+def test_what_was_read_can_be_given_to_diff_and_trace_as_it_is(tmp_path):
+    """M.15: one graph of a dump is a program; a whole dump says what to choose."""
+    one, two = dump("text").graphs[0], dump("dot").graphs[0]
+    write_modules(tmp_path)
+    folder = read_xla_dump(tmp_path)
+
+    assert hlo.diff(one, two).is_empty
+    assert hlo.diff(folder["jit_step"], folder["jit_step"].after).is_empty
+    assert "no difference" in str(lazyviz.diff(one, two))
+    with pytest.raises(
+        hlo.HloError, match=r"not one graph. Choose one, such as `.graphs\[0\]`"
+    ):
+        lazyviz.diff(dump("text"), one)
+    with pytest.raises(hlo.HloError, match=r"such as `.modules\[0\]`"):
+        hlo.diff(folder, one)
+
+
+def test_a_type_of_several_sizes_leaves_nothing_in_the_attributes():
+    text = (
+        "IR {\n  %0 = f32[4,8]{1,0} xla::device_data(), xla_shape=f32[4,8]{1,0}\n"
+        "  %1 = f32[4,8]{1,0} aten::expand(%0), location=f@t.py:7, size=(4, 8), "
+        "xla_shape=f32[4,8]{1,0}, ROOT=0\n}\n"
+    )
+    graph = hlo.parse(text)
+
+    assert [label.attrs for label in graph.labels] == ["", "size=(4, 8)"]
+    assert len(hlo.diff(graph, hlo.parse(text.replace("[4,8]", "[6,8]"))).changed) == 2

@@ -437,6 +437,21 @@ def test_one_wrong_line_among_common_ones_is_found_by_its_number(line, message):
     assert caught.value.line == 204
 
 
+def test_of_two_wrong_lines_the_first_is_named():
+    """A wrong name is noticed where its computation ends, or another error does."""
+    rows = [
+        "%a = f32[] parameter(0)",
+        "%b@0 = f32[] negate(%a)",
+        "%c = f32[] negate(%a)}",
+    ]
+    text = "\n".join(["HloModule m", "ENTRY %e (a: f32[]) -> f32[] {", *(f"  {r}" for r in rows), "}"])  # fmt: skip
+
+    with pytest.raises(HloSyntaxError, match=r"%b@0 = .* is no instruction") as caught:
+        parse(text)
+
+    assert caught.value.line == 4
+
+
 def test_a_graph_keeps_nothing_of_the_text_that_it_was_read_from(monkeypatch):
     readers = []
     read = scan._Reader.read
