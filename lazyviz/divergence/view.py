@@ -44,7 +44,7 @@ def replicas_text(found: Replicas) -> str:
 def replicas_html(found: Replicas) -> str:
     """Return the same for a notebook, with the difference of the graphs folded."""
     first, *others = _sentences(found)
-    parts = [html.line(first), *map(html.wrapped, others)]
+    parts = [html.line(first), *map(_said_html, others)]
     shown = rows(found)
     if shown:
         made = html.table(header(found), shown)
@@ -75,6 +75,11 @@ def _sentences(found: Replicas) -> list[str]:
         said += [f"cause: {each}" for each in difference.causes if each not in first]
     late = found.late if difference is not None else found.late[1:]
     return [one_line(each) for each in (*said, *(f"late: {each}" for each in late))]
+
+
+def _said_html(said: str) -> str:
+    label, _, words = said.partition(": ")
+    return html.advice(label, words)
 
 
 def _notes(found: Replicas) -> list[str]:

@@ -32,6 +32,11 @@ TIMELINE_CLASS = "lazyviz-timeline-static"
 
 _MOST_SHRUNK = 1_500  # pixels; about 1,050 are there
 _FONT = "font-size:12px;line-height:1.5"
+_ADVICE = (
+    "font-size:13px;line-height:1.5;margin:3px 0;padding:1px 0 1px 9px;"
+    "border-left:3px solid #2a9d8f;overflow-wrap:anywhere"
+)
+_CODE = re.compile(r"`([^`\n]+)`")
 _BAR_HEIGHT = 12
 _BAR_WIDTH = 420
 _SMALL_BAR_WIDTH = 84
@@ -273,8 +278,23 @@ def picture(svg_text: str, what: str, css_class: str = "") -> str:
 
 
 def line(words: str) -> str:
-    """Return one line that stands out."""
-    return f'<div style="{_FONT}"><b>{markup(words)}</b></div>'
+    """Return one line that stands out, with what stands in backticks as code."""
+    return f'<div style="{_FONT}"><b>{prose(words)}</b></div>'
+
+
+def prose(words: str) -> str:
+    """Return a sentence with what stands in backticks as code.
+
+    Example:
+        >>> prose("`x < 1` is another number")
+        '<code>x &lt; 1</code> is another number'
+    """
+    return _CODE.sub(r"<code>\1</code>", markup(words))
+
+
+def advice(label: str, words: str) -> str:
+    """Return what to do, beside a bar that finds the eye."""
+    return f'<div style="{_ADVICE}"><b>{markup(label)}:</b> {prose(words)}</div>'
 
 
 def muted(line: str) -> str:

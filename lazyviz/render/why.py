@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 from lazyviz.render import html
-from lazyviz.render.escape import markup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,8 +13,6 @@ _CARD = (
     "font-size:13px;line-height:1.5;max-width:72em;margin:4px 0;overflow-wrap:anywhere"
 )
 _LIST = "margin:6px 0;padding-left:1.8em"
-_FIX = "margin:3px 0 0;padding:1px 0 1px 9px;border-left:3px solid #2a9d8f"
-_CODE = re.compile(r"`([^`\n]+)`")
 
 
 def why_html(explanation: Any, notes: tuple[str, ...] = ()) -> str:
@@ -35,26 +31,16 @@ def why_html(explanation: Any, notes: tuple[str, ...] = ()) -> str:
         for cause in explanation.causes
     )
     return (
-        f'<div style="{_CARD}"><b>{prose(head)}</b>'
+        f'<div style="{_CARD}"><b>{html.prose(head)}</b>'
         f"{html.muted(rest) if rest else ''}"
         f'<ol style="{_LIST}">{causes}</ol>{below}</div>'
     )
 
 
-def prose(words: str) -> str:
-    """Return a sentence as HTML, with what stands in backticks as code.
-
-    Example:
-        >>> prose("`x < 1` is another number")
-        '<code>x &lt; 1</code> is another number'
-    """
-    return _CODE.sub(r"<code>\1</code>", markup(words))
-
-
 def _cause(cause: Any) -> Iterator[str]:
-    yield f"<div>{prose(cause.text)}</div>"
+    yield f"<div>{html.prose(cause.text)}</div>"
     details = str(cause).removeprefix(cause.text).strip()
     if details:
         yield html.muted(details.removeprefix("(").removesuffix(")"))
     if cause.fix:
-        yield f'<div style="{_FIX}"><b>fix:</b> {prose(cause.fix)}</div>'
+        yield html.advice("fix", cause.fix)

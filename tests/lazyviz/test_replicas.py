@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 import lazyviz
+from lazyrt.control import recording
 from lazyviz.__main__ import main
+from lazyviz.divergence import record_file
 from lazyviz.divergence.alignment import align
 from lazyviz.divergence.report import replicas
 from lazyviz.divergence.tracks import called
@@ -27,6 +29,14 @@ def found_in(folder, *programs, now=BEGUN + 20, **more):
     for name, barriers in enumerate(programs):
         write_record(folder, str(name), barriers, **more)
     return replicas(folder, now=now)
+
+
+def test_the_reader_knows_the_format_that_is_written():
+    """It reads without torch, so it cannot take the names from the writer."""
+    assert (record_file.FORMAT, record_file.VERSION) == (
+        recording.FORMAT,
+        recording.VERSION,
+    )
 
 
 def test_equal_programs_have_no_difference(tmp_path):
