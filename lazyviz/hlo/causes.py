@@ -148,7 +148,8 @@ def _inputs(found: GraphDiff) -> Iterator[str]:
     ]
     follow = sum(a.types[x] != b.types[y] for x, y in found.changed) - len(changed)
     for x, y in changed[:3]:
-        more = f"; {follow:,} results changed with it" if follow > 0 else ""
+        results = "result" if follow == 1 else "results"
+        more = f"; {follow:,} {results} changed with it" if follow > 0 else ""
         more = "" if len(changed) > 1 else more
         yield f"input {_name(b, y)} was {a.types[x]} and is {b.types[y]}{more}"
     if len(changed) > 3:  # noqa: PLR2004
