@@ -83,7 +83,7 @@ class ProgramCommands(Commands):
         from lazyviz.inspection import comparison
 
         runtime = runtime_here()
-        words = rest.split()
+        words = _words(rest)
         if words == ["last"]:
             steps = comparison.last_two(runtime)
             if steps is None:
@@ -108,7 +108,7 @@ class ProgramCommands(Commands):
         from lazyviz.inspection import comparison
 
         runtime_here()
-        words = rest.split()
+        words = _words(rest)
         if len(words) != 2:  # noqa: PLR2004
             raise UsageError(
                 f"%lazy minimise takes a program and what to look for, such as %lazy minimise "
@@ -154,6 +154,14 @@ class ProgramCommands(Commands):
         if _GRAPH.fullmatch(word):
             return word
         return value_of(self._shell, command, word)
+
+
+def _words(rest: str) -> list[str]:
+    """Return the words of a line; what stands in quotes is one, with them."""
+    try:
+        return shlex.split(rest, posix=False)
+    except ValueError:  # a quote without its end, which `value_of` tells of
+        return rest.split()
 
 
 def file_text(file: str) -> str:

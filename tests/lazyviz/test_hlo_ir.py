@@ -139,6 +139,14 @@ def test_one_step_has_nothing_to_be_compared_with(lab, capsys):
     )
 
 
+def test_paths_with_spaces_are_two_programs(lab, capsys):
+    lab.run_cell("%lazy diff 'no such.hlo' 'nor this.hlo'", store_history=True)
+
+    error = capsys.readouterr().err
+    assert "no such.hlo" in error
+    assert "takes `last`" not in error
+
+
 def test_snapshots_and_pending_graphs_are_the_same_graph():
     x = torch.ones(2, 3, device="lazyrt")
     y = torch.nn.functional.layer_norm(x * 2, (3,))

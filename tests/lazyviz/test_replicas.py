@@ -313,6 +313,16 @@ def test_a_damaged_record_is_refused_with_its_line(tmp_path, contents, said):
         replicas([path, other], now=BEGUN).text()
 
 
+def test_the_magic_names_the_file_that_is_damaged(lab, tmp_path, capsys):
+    path = write_record(tmp_path, "0", [STEP])
+    path.write_text(f"{path.read_text()}no row\n")
+    write_record(tmp_path, "1", [STEP])
+
+    lab.run_cell(f"%lazy replicas {tmp_path}", store_history=True)
+
+    assert f"(in {path})" in capsys.readouterr().err
+
+
 def test_what_is_no_set_of_replicas_is_refused(tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()

@@ -187,7 +187,8 @@ def test_p36_hundreds_of_executables_are_listed_by_one_file(folder, monkeypatch)
 
 @pytest.mark.lazy_only("is about executables of steps")
 @pytest.mark.parametrize(
-    "text", ["", "\0", "[1, 2]\n{}\n", '["x", "y", {}]\n', "not json\n" * 900]
+    "text",
+    ["", "\0", "[1, 2]\n{}\n", '["x", "y", {}]\n', "not json\n" * 900, "[" * 1_500],
 )
 def test_a_damaged_index_is_passed_over_and_mended(folder, text):
     work(4.25)

@@ -1,12 +1,15 @@
 """Changes of the environment: XLA's threads read it, so they wait for the device."""
 
+import functools
 import os
+import posix
 import warnings
 
 import pytest
 import torch
 
 import lazyrt
+from lazyrt.execution import environment
 from lazyrt.observe import events
 from tests.harness import DEVICE, run_python
 
@@ -56,6 +59,20 @@ def test_a_change_by_a_listener_to_the_end_of_an_execution_does_not_wait_for_its
 
     assert seen == [True]
     assert os.environ[NAME] == "1"
+
+
+def test_what_others_put_in_front_is_wrapped_once(monkeypatch):
+    theirs = functools.wraps(posix.putenv)(functools.partial(posix.putenv))
+    monkeypatch.setattr(os, "putenv", theirs)
+    environment.guard()
+    ours = os.putenv
+    monkeypatch.setattr(os, "putenv", functools.wraps(ours)(functools.partial(ours)))
+    above = os.putenv
+
+    environment.guard()
+
+    assert vars(ours)["__wrapped__"] is theirs
+    assert os.putenv is above
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork()")

@@ -141,6 +141,7 @@ def test_m04_later_processes_know_what_earlier_ones_learned(tmp_path):
     "text",
     [
         "",
+        "[" * 9_000,
         "{",
         "[]",
         '{"version": 99, "factors": {"run": [1, 1]}}',

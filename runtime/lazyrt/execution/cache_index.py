@@ -75,7 +75,9 @@ def _parsed(text: str) -> tuple[dict[_Line, Facts], int]:
     found: dict[_Line, Facts] = {}
     lines = text.splitlines()
     for line in lines:
-        with contextlib.suppress(ValueError, TypeError, AttributeError):
+        with contextlib.suppress(
+            ValueError, TypeError, AttributeError, OverflowError, RecursionError
+        ):
             digest, nbytes, held = json.loads(line)
             found[str(digest), int(nbytes)] = cache.facts_from(held)
     return found, len(lines)

@@ -20,6 +20,7 @@ from lazyrt.execution import forks, watcher
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_ours: set[Callable[..., None]] = set()
 _CHANGES = ("putenv", "unsetenv")  # `os.environ` calls these by their names in `os`
 
 
@@ -29,8 +30,15 @@ def guard() -> None:
         return
     for name in _CHANGES:
         change: Callable[..., None] = getattr(os, name)
-        if not hasattr(change, "__wrapped__"):
+        if not _waits(change):
             setattr(os, name, _after_the_device(change))
+
+
+def _waits(change: Callable[..., None] | None) -> bool:
+    """Return whether a function is ours, or one that somebody has put in front of ours."""
+    while change is not None and change not in _ours:
+        change = getattr(change, "__wrapped__", None)
+    return change is not None
 
 
 def _after_the_device(change: Callable[..., None]) -> Callable[..., None]:
@@ -41,4 +49,5 @@ def _after_the_device(change: Callable[..., None]) -> Callable[..., None]:
             watcher.wait()
         change(*args)
 
+    _ours.add(wait_and_change)
     return wait_and_change

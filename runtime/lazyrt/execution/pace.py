@@ -255,5 +255,12 @@ def _parsed(text: str) -> tuple[dict[str, _Factor], bool]:
             if math.isfinite(log)
         }
         return factors, held.get("calibrated") is True
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ):
         return {}, False

@@ -185,5 +185,6 @@ def explained(
         "updates of parameters too, used these values. Set lazyrt.config.deferred_checks = False "
         "and run it again: then the line itself raises, before anything follows from it."
     )
-    error.add_note(f"checked at {site}, in pending step {number}")
+    where = site or "a line that is not known"
+    error.add_note(f"checked at {where}, in pending step {number}")
     return error
