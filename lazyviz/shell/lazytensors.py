@@ -73,20 +73,21 @@ def replaced(thing: Any, replacement: Callable[[Any], Any]) -> Any:
         thing: A tensor, a container or anything else.
         replacement: Called with each lazy tensor.
     """
-    room = _MAX_LOOKED_AT
+    return _replaced(thing, replacement, 0, [_MAX_LOOKED_AT])
 
-    def walk(found: Any, depth: int) -> Any:
-        nonlocal room
-        room -= 1
-        if is_lazy(found):
-            return replacement(found)
-        if room < 0 or depth >= _MAX_DEPTH or not _is_container(found):
-            return found
-        kind = type(found)
-        old = list(found.values()) if kind is dict else list(found)
-        new = [walk(item, depth + 1) for item in old]
-        if all(after is before for after, before in zip(new, old, strict=True)):
-            return found
-        return dict(zip(found, new, strict=True)) if kind is dict else kind(new)
 
-    return walk(thing, 0)
+def _replaced(
+    thing: Any, replacement: Callable[[Any], Any], depth: int, room: list[int]
+) -> Any:
+    # A closure that calls itself would keep the replacement, and so tensors, until a collection.
+    room[0] -= 1
+    if is_lazy(thing):
+        return replacement(thing)
+    if room[0] < 0 or depth >= _MAX_DEPTH or not _is_container(thing):
+        return thing
+    kind = type(thing)
+    old = list(thing.values()) if kind is dict else list(thing)
+    new = [_replaced(item, replacement, depth + 1, room) for item in old]
+    if all(after is before for after, before in zip(new, old, strict=True)):
+        return thing
+    return dict(zip(thing, new, strict=True)) if kind is dict else kind(new)
