@@ -48,7 +48,8 @@ class LazyMagics(ProgramCommands, SessionCommands, Magics):
                                also be a step's number, a graph, HLO text or a path in quotes
         %lazy ir [EXPR]        list its ops as text, each with the line it came from
         %lazy hlo [EXPR]       its HLO as XLA optimised it; --stablehlo: as lowered
-        %lazy metrics          counts and times of the whole session, and what stands out
+        %lazy metrics          counts and times of the whole session, and what stands out; --raw
+                               and --legacy print torch_xla's format
         %lazy live             tensors on the device: size, age, line, who holds them, what
                                grows; --sort COLUMN, --reverse, --above N pending ops
         %lazy diff A B         what differs between two steps, pending tensors, or programs
@@ -65,7 +66,7 @@ class LazyMagics(ProgramCommands, SessionCommands, Magics):
         %lazy why [STEP]       why a step was compiled, the latest one by default
         %lazy graphs           every compiled graph: size, runs, compile time, cause
         %lazy cache            executables in memory and on disk: age, size, line, hits;
-                               cache drop KEY, drop all, drop older 7d drops some
+                               --sort COLUMN; cache drop KEY, drop all, drop older 7d
         %lazy reuse EXPR       what looking at a pending tensor costs, as a peek and with
                                materialise(EXPR, reuse=True); runs nothing
         %lazy drop             drop the pending ops, unrun; drop NAME, drop Out[4], drop
@@ -93,6 +94,11 @@ class LazyMagics(ProgramCommands, SessionCommands, Magics):
             return
         command = command or "status"
         if command not in completion.SUBCOMMANDS:
+            if command in completion.CELL_COMMANDS:
+                raise UsageError(
+                    f"%lazy {command} has no cell to run. Write %%lazy {command} with two % as "
+                    "the first line of one."
+                )
             raise UsageError(completion.unknown(command))
         failed: Exception | None = None
         try:
@@ -127,7 +133,7 @@ class LazyMagics(ProgramCommands, SessionCommands, Magics):
         if not rest:
             self._print(page)
             return
-        if rest not in completion.SUBCOMMANDS:
+        if rest not in {*completion.SUBCOMMANDS, *completion.CELL_COMMANDS}:
             raise UsageError(completion.unknown(rest))
         # An entry is its line, and the lines below it that are indented deeper.
         entry = re.compile(rf"^.*%lazy {rest}\b.*(\n {{5,}}.*)*", re.MULTILINE)

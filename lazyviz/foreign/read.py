@@ -125,6 +125,11 @@ def _reader(contents: str) -> Callable[[str], Evidence]:
         return parse_report
     if _PROGRAM.search(contents):
         return parse_programs
+    if '"traceEvents"' in contents:
+        raise EvidenceError(
+            "the text is a trace-event file, a timeline, which is not read here. Sum it up by "
+            "`python -m lazyviz report FILE`, or open it in Perfetto."
+        )
     raise EvidenceError(
         f"the text that starts with {shorten(contents.lstrip())} is nothing that can be read "
         "here: neither a metrics report ('Metric: ...'), nor a PT_XLA_DEBUG log "

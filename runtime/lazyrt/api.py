@@ -317,7 +317,7 @@ def clear_caches(*, memory: bool = True, disk: bool = False) -> None:
 def cached_executables(limit: int | None = None) -> tuple[CachedExecutable, ...]:
     """Return the executables in memory and in `config.cache_dir`, the latest used first.
 
-    Reads the end of each file; nothing is loaded, and no file counts as used by it.
+    Reads the folder's index; nothing is loaded, and no file counts as used by it.
 
     Args:
         limit: How many at most; None for all.

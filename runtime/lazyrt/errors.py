@@ -9,7 +9,7 @@ LazyRuntimeError (RuntimeError)
 ├── ScopeError                           a barrier inside an open scope
 ├── FrozenError                          a compile where `frozen()` forbids it
 ├── NoEquivalentError (NotImplementedError)  a name of torch_xla that lazyrt does not have
-├── TooManyGraphsError                   more graphs than `max_different_graphs` allows
+├── TooManyGraphsError                   more graphs than `torch_xla.compile` was allowed
 ├── ArgumentCheckError (ValueError)      a value that torch refuses, found once its step has run
 ├── LostValueError                       a tensor whose value was never computed and no longer can be
 ├── OutOfMemoryError (MemoryError)       the device has no room; also a torch.OutOfMemoryError

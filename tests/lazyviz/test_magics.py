@@ -479,6 +479,7 @@ def test_help_lists_every_subcommand(lab, capsys):
     [
         ("why", ["%lazy why [STEP]"]),
         ("step", ["%lazy step [N]", "%%lazy step [NAME]"]),
+        ("time", ["%%lazy time [N]"]),
         ("off", ["%lazy on, %lazy off"]),
         ("status", ["%lazy, %lazy status"]),
     ],
@@ -488,6 +489,27 @@ def test_help_explains_one_subcommand(lab, command, lines):
 
     heads = [line for line in found if line.startswith("%")]
     assert [head.partition("  ")[0] for head in heads] == lines
+
+
+def test_help_has_each_option_that_tab_offers(lab):
+    given = ("metrics", "report", "timeline", "hlo", "live", "cache")
+    offered = {
+        command: [
+            word
+            for word in completion.completions(f"%lazy {command} -", {}) or ()
+            if word.startswith("--")
+        ]
+        for command in given
+    }
+
+    for command, options in offered.items():
+        assert options
+        for option in options:
+            assert option in printed(lab, f"%lazy help {command}")
+
+
+def test_a_cell_magic_on_a_line_says_where_it_belongs(lab, capsys):
+    assert "Write %%lazy time with two %" in usage_error(lab, capsys, "%lazy time")
 
 
 def test_help_for_an_unknown_subcommand_names_near_ones(lab, capsys):

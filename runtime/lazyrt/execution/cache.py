@@ -178,7 +178,7 @@ def _is_ours(status: os.stat_result) -> bool:
 
 
 def store(key: str, executable: Any, facts: Facts) -> None:
-    """Store an executable under `key`; failing to is logged and harmless."""
+    """Store an executable under `key`; failing to is logged once and harmless."""
     from lazyrt.execution import cache_index  # which reads files by this module
 
     path = _path(key)
@@ -191,7 +191,24 @@ def store(key: str, executable: Any, facts: Facts) -> None:
         cache_index.note(path, len(data), facts)
         _keep_within_budget(len(data))
     except Exception as error:  # noqa: BLE001 - a full disk must not stop a training run
-        _log.warning("cannot write the executable cache file %s: %s", path, error)
+        _tell(path, error)
+
+
+# Folders of which it was said that they cannot be written.
+_told: set[Path | None] = set()
+
+
+def _tell(path: Path, error: Exception) -> None:
+    """Warn that an executable is not stored, once for each folder."""
+    if config.cache_dir in _told:
+        return
+    _told.add(config.cache_dir)
+    _log.warning(
+        "cannot write the executable cache file %s: %s. This process goes on, and the next one "
+        "compiles again what is not stored. Set LAZYRT_CACHE_DIR or lazyrt.config.cache_dir to a "
+        "folder that can be written, or to nothing; this is said once.",
+        path, error,
+    )  # fmt: skip
 
 
 # Bytes that a folder's files take, as far as this process knows.
