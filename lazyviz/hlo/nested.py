@@ -23,10 +23,10 @@ def callees(graph: Graph, node: int) -> list[tuple[str, str]]:
     if not isinstance(source, HloModule):
         return []
     name = graph.names[node].lstrip("%")
-    for computation in source.computations.values():
+    for computation in reversed(source.computations.values()):  # the entry first
         position = computation.index.get(name)
         if position is not None:
-            return called(computation.instructions[position], source)
+            return called(computation.row(position), source)
     return []
 
 

@@ -22,6 +22,7 @@ from lazyviz.inspection.protocol import (
     search_text,
 )
 from lazyviz.render import diff_panel
+from lazyviz.render.diff_change import change
 from lazyviz.render.diff_model import UnionGraph, union_graph, union_near, union_of
 from lazyviz.render.diff_panel import Side
 from lazyviz.render.diff_svg import diff_legend, diff_svg
@@ -216,8 +217,12 @@ class DiffExplorer:
         program = self._program
         inner = [name for name, _ in program.inner(spot)]
         mark = program.marks.get(spot, SAME)
+        before, after = program.sides(spot)
+        changed = ""
+        if mark == CHANGED and before and after:
+            changed = change(program.found, before.node, after.node)
         return panel_reply(
-            diff_panel.node_html(mark, *program.sides(spot), inner), index
+            diff_panel.node_html(mark, before, after, inner, changed), index
         )
 
     def _follow(self, request: Mapping[str, Any]) -> Iterator[Reply]:

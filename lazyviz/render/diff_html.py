@@ -28,6 +28,7 @@ from lazyviz.render.diff_text import (
     output_lines,
     summary,
     wasted,
+    with_callees,
 )
 from lazyviz.render.escape import markup
 from lazyviz.render.html import Section, folded, page_html, pre
@@ -228,7 +229,7 @@ def _side(
         ("from", markup(origin.op_name)),
         ("inherited", _INHERITED if isinstance(origin, InheritedOrigin) else ""),
         ("type", markup(label.type)),
-        ("attributes", markup(label.attrs)),
+        ("attributes", markup(with_callees(label.attrs, graph, node))),
         ("literal", markup(label.literal[:400])),
         ("reads", _links(graph, list(graph.operands[node]), side, shown)),
         (

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lazyviz.hlo.hunks import group_hunks
+from lazyviz.render.diff_change import change
 from lazyviz.render.diff_text import ADDED, CHANGED, REMOVED, REWIRED, SAME
 from lazyviz.render.model import short_name
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from lazyviz.hlo.graph import Graph
     from lazyviz.hlo.hunks import Hunk, HunkGroup
 
-_CALLED = re.compile(r"(\w+)=#[0-9a-f]{16}")
 DEFAULT_BUDGET = 120
 _MAX_NEIGHBOURS = 6
 
@@ -237,8 +236,7 @@ class _Union:
         detail = label.type
         old = self._found.partner_b[node] if side == "b" else -1
         if mark == CHANGED and old >= 0:
-            before = self._found.a.label(old)
-            detail = _change(before, label)
+            detail = change(self._found, old, node)
         hidden = 0
         if mark == SAME:
             hidden = sum(1 for near in self._neighbours(spot) if near not in position)
@@ -255,33 +253,3 @@ class _Union:
             places=self._places.get(spot, 1),
             is_output=node in graph.outputs,
         )
-
-
-def _change(before: tuple[str, ...], after: tuple[str, ...]) -> str:
-    """Return the first part of a label that changed: op, type, attributes or literal."""
-    for old, new in zip(
-        (before[1], before[3], before[0]),
-        (after[1], after[3], after[0]),
-        strict=True,
-    ):
-        if old != new:
-            return f"{old} → {new}"
-    return _changed_attributes(before[2], after[2])
-
-
-def _changed_attributes(before: str, after: str) -> str:
-    """Return the attributes that changed; of what is called, that it differs within.
-
-    Example:
-        >>> _changed_attributes("dim=0, kind=kLoop", "dim=1, kind=kLoop")
-        'dim=0 → dim=1'
-        >>> _changed_attributes("body=#0123456789abcdef", "body=#fedcba9876543210")
-        'differs within body'
-    """
-    old, new = before.split(", "), after.split(", ")
-    gone = [part for part in old if part not in new]
-    came = [part for part in new if part not in old]
-    called = [_CALLED.fullmatch(part) for part in (*gone, *came)]
-    if called and all(called):
-        return "differs within " + ", ".join(dict.fromkeys(c[1] for c in called if c))
-    return f"{', '.join(gone) or 'none'} → {', '.join(came) or 'none'}"

@@ -20,6 +20,7 @@ from lazyviz.render.diff_text import (
     instruction,
     output_lines,
     summary,
+    with_callees,
 )
 from lazyviz.render.escape import markup
 from lazyviz.render.html import folded, pre
@@ -105,7 +106,11 @@ def overview_html(
 
 
 def node_html(
-    mark: str, before: Side | None, after: Side | None, inner: Sequence[str]
+    mark: str,
+    before: Side | None,
+    after: Side | None,
+    inner: Sequence[str],
+    changed: str = "",
 ) -> str:
     """Return both sides of a node, one below the other where they differ.
 
@@ -114,6 +119,7 @@ def node_html(
         before: The node in the first graph, None if it is not there.
         after: The node in the second graph, None if it is not there.
         inner: Names of what differs within what it calls.
+        changed: What changed about it, in a few words.
     """
     here = after or before
     if here is None:
@@ -124,6 +130,7 @@ def node_html(
     for name, read in _FACTS.items():
         told = [read(side) if side is not None else "" for side in (before, after)]
         rows.append((name, _both(*told, one=before is None or after is None)))
+    rows.append(("changed", markup(changed)))
     number = here.number(here.node)
     buttons = [
         button_html(
@@ -178,7 +185,9 @@ _FACTS: dict[str, Callable[[Side], str]] = {
     "name": lambda s: markup(s.graph.names[s.node]),
     "op": lambda s: markup(s.graph.label(s.node).op),
     "type": lambda s: markup(s.graph.label(s.node).type),
-    "attributes": lambda s: markup(s.graph.label(s.node).attrs),
+    "attributes": lambda s: markup(
+        with_callees(s.graph.label(s.node).attrs, s.graph, s.node)
+    ),
     "literal": lambda s: markup(s.graph.label(s.node).literal[:_MAX_LITERAL]),
     "line": lambda s: markup(s.graph.origin(s.node).site),
     "module": lambda s: markup(s.graph.origin(s.node).scope),

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from lazyviz.hlo.causes import sentences
 from lazyviz.hlo.hunks import group_hunks
-from lazyviz.hlo.nested import nested_diffs
+from lazyviz.hlo.nested import callees, nested_diffs
+from lazyviz.render.diff_change import CALLED
 from lazyviz.render.measure import clip
 from lazyviz.render.text import plural, size
 
@@ -265,7 +266,9 @@ def instruction(graph: Graph, node: int, other: Label | None = None) -> str:
     number = graph.numbers.get(node)
     if number is not None:
         inside = str(number)
-    attrs = f", {_clip_to_change(label.attrs, other.attrs)}" if label.attrs else ""
+    attrs = _clip_to_change(label.attrs, other.attrs)
+    attrs = with_callees(attrs, graph, node)
+    attrs = f", {attrs}" if attrs else ""
     if label.attrs and not inside and "=" not in label.attrs:
         inside, attrs = attrs.removeprefix(", "), ""
     filled = _fill_in(label.attrs, [graph.names[each] for each in graph.operands[node]])
@@ -274,6 +277,19 @@ def instruction(graph: Graph, node: int, other: Label | None = None) -> str:
     name = graph.origin(node).op_name
     shown = f"{label.op}" if label.op != "call" or not name else name
     return f"{graph.names[node]} = {label.type} {shown}({inside}){attrs}"
+
+
+def with_callees(attrs: str, graph: Graph, node: int) -> str:
+    """Return a node's attributes with the names of what it calls, not its fingerprints."""
+    if "=#" not in attrs:
+        return attrs
+    names = dict(callees(graph, node))
+
+    def named(found: re.Match[str]) -> str:
+        name = names.get(found[1])
+        return f"{found[1]}=%{name}" if name else found[0]
+
+    return CALLED.sub(named, attrs)
 
 
 def _fill_in(attrs: str, operands: Sequence[str]) -> str:

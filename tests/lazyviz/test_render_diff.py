@@ -53,8 +53,8 @@ def test_a_diff_as_text():
         "3 → 4 instructions; +1 −0 ~1 ⇄1; outputs +0 −0; 1 place",
         "dead code on both sides, no effect on results: 1 constant(9) s32[] of aten__sum (4 bytes)",
         "@@ enc.0, enc.1  m.py:3  (3 instructions)",
-        f" ~ %f = f32[4] fusion(%x), {found().b.attrs[1]}",
-        f"   was %f = f32[4] fusion(%x), {found().a.attrs[1]}",
+        " ~ %f = f32[4] fusion(%x), calls=%fused, kind=kLoop",
+        "   was %f = f32[4] fusion(%x), calls=%fused, kind=kLoop",
         "   within calls: %fused → %fused:",
         "     ~ %t = f32[4] sine(%p)",
         "       was %t = f32[4] tanh(%p)",
@@ -224,6 +224,56 @@ class Tags(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.found.append((tag, dict(attrs)))
+
+
+def test_a_box_says_in_words_what_differs_within_what_it_calls():
+    """S4.05: no fingerprint; loops within loops, constants by their value."""
+    details = {node.detail for node in union_graph(found()).nodes if node.mark == "~"}
+    edits = {
+        "tanh(%p)": ("sine(%p)", "in calls: tanh → sine"),
+        "%c = f32[] constant(2)": (
+            "%c = f32[] constant(3)",
+            "in calls: constant 2 → 3",
+        ),
+        "negate(%h)": ("abs(%k)", "in calls: negate → abs, + cosine"),
+        "multiply(%b, %t)": ("multiply(%t, %b)", "in calls: ⇄ multiply"),
+    }
+
+    assert details == {"in calls: tanh → sine"}
+    for before, (after, words) in edits.items():
+        edited = _CALLING.replace(before, after)
+        if "%k" in after:
+            edited = edited.replace(
+                "  ROOT %n", "  %k = f32[4]{0} cosine(%h)\n  ROOT %n"
+            )
+        (node,) = [
+            node
+            for node in union_graph(diff(parse(_CALLING), parse(edited))).nodes
+            if node.mark == "~"
+        ]
+        assert node.detail in {words, words.replace("in calls", "in calls: in calls")}
+        assert "#" not in diff_text(diff(parse(_CALLING), parse(edited)))
+
+
+_CALLING = """HloModule m
+%inner (q: f32[4]) -> f32[4] {
+  %q = f32[4]{0} parameter(0)
+  %h = f32[4]{0} exponential(%q)
+  ROOT %n = f32[4]{0} negate(%h)
+}
+%outer (p: f32[4]) -> f32[4] {
+  %p = f32[4]{0} parameter(0)
+  %t = f32[4]{0} tanh(%p)
+  %c = f32[] constant(2)
+  %b = f32[4]{0} broadcast(%c), dimensions={}
+  %m = f32[4]{0} multiply(%b, %t)
+  ROOT %i = f32[4]{0} fusion(%m), kind=kLoop, calls=%inner
+}
+ENTRY %main (x: f32[4]) -> f32[4] {
+  %x = f32[4]{0} parameter(0)
+  ROOT %f = f32[4]{0} fusion(%x), kind=kLoop, calls=%outer
+}
+"""
 
 
 def test_the_page_shows_both_sides_and_what_differs_within_a_fusion():
