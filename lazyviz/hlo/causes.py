@@ -13,6 +13,7 @@ from lazyviz.hlo.mlir_text import closing
 from lazyviz.hlo.module import HloModule
 from lazyviz.hlo.nested import nested_diffs
 from lazyviz.hlo.normal import attributes, meshes_of
+from lazyviz.hlo.policy import embedded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -53,7 +54,7 @@ def sentences(found: GraphDiff, depth: int = 3) -> list[str]:
     of their own. What is left has no sentence; the places list it.
     """
     said = [*_settings(found), *_donations(found), *_inputs(found)]
-    said += [*_placement(found), *_constants(found), *_outputs(found)]
+    said += [*_placement(found), *embedded(found), *_constants(found), *_outputs(found)]
     if depth and len(said) < _FEW:
         said += _inside(found, depth)
     return said[:_MAX_SENTENCES]

@@ -21,6 +21,7 @@ _KIB = 1024
 _MINUTE_S = 60
 _CLOSE = 1.7  # between these a time is told as one
 _HOUR_S = 3600
+_MAX_NUMBERS = 12
 _LEAF_PREFIX = {"data": "p", "float": "f", "int": "i", "rng": "rng"}
 
 
@@ -303,6 +304,46 @@ def listing(graph: Graph, limit: int | None = None) -> str:
     lines.extend(map(_node_line, shown))
     lines.append("return " + ", ".join(map(_reference, graph.roots)))
     return "\n".join(lines)
+
+
+def number_lines(graph: Graph) -> list[str]:
+    """Return which Python numbers a graph embeds as constants, and which are inputs of it.
+
+    None where it has none. Sizes and dimensions are no such numbers: they are part of types.
+    """
+    embedded: dict[str, list[str]] = {}
+    inputs: dict[str, str] = {}
+    for node in graph.nodes:
+        site = str(node.provenance.site or "")
+        for arg in node.args:
+            if isinstance(arg, tuple) and len(arg) == 2 and arg[0] is float:  # noqa: PLR2004
+                places = embedded.setdefault(str(arg[1]), [])
+                if site not in places:
+                    places.append(site)
+            elif getattr(arg, "kind", "") in {"float", "int"}:
+                inputs.setdefault(_leaf_name(arg), site)
+    lines = []
+    if embedded:
+        shown = ", ".join(
+            one_line(f"{number} ({', '.join(filter(None, sites[:3]))})")
+            for number, sites in list(embedded.items())[:_MAX_NUMBERS]
+        )
+        rest = f" and {len(embedded) - _MAX_NUMBERS:,} more"
+        lines.append(
+            f"# embedded as constants: {shown}{rest if len(embedded) > _MAX_NUMBERS else ''}; "
+            "one that varies becomes an input with its second value"
+        )
+    if inputs:
+        shown = ", ".join(
+            one_line(f"{name} ({site})" if site else name)
+            for name, site in list(inputs.items())[:_MAX_NUMBERS]
+        )
+        rest = f" and {len(inputs) - _MAX_NUMBERS:,} more"
+        lines.append(
+            f"# numbers that are inputs: {shown}{rest if len(inputs) > _MAX_NUMBERS else ''}; "
+            "other values of them compile nothing"
+        )
+    return lines
 
 
 def _leaves(graph: Graph, shown: Sequence[Node]) -> Iterator[Leaf]:

@@ -60,7 +60,8 @@ class ProgramCommands(Commands):
     def _ir(self, rest: str) -> None:
         graph = self._graph_of("ir", rest)
         if graph is not None:
-            self._list(text.listing(graph), "print(lazyrt.pending_graph().to_text())")
+            listing = "\n".join([text.listing(graph), *text.number_lines(graph)])
+            self._list(listing, "print(lazyrt.pending_graph().to_text())")
 
     def _hlo(self, rest: str) -> None:
         words = rest.split()

@@ -132,3 +132,62 @@ def test_a_new_value_between_two_known_ones_that_is_a_result_too():
 
     (said,) = sentences(diff(parse(text), parse(more)))
     assert said == "one more output: %t f32[4], which other instructions need too"
+
+
+_SCALED = """HloModule m
+ENTRY e {
+  p = f32[4]{0} parameter(0)
+  s = f32[] parameter(1), metadata={op_name="lr"}
+  b = f32[4]{0} broadcast(s), dimensions={}
+  ROOT m = f32[4]{0} multiply(p, b), metadata={op_name="aten__mul" source_file="t.py" source_line=4}
+}"""
+_SCALED_IR = """IR {
+  %0 = f32[] xla::device_data(), xla_shape=f32[]
+  %1 = f32[4]{0} xla::device_data(), xla_shape=f32[4]{0}
+  %2 = f32[4]{0} aten::mul(%1, %0), location=f@t.py:4, xla_shape=f32[4]{0}, ROOT=0
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "input_", "constant", "names"),
+    [
+        (_SCALED, 'parameter(1), metadata={op_name="lr"}', "constant(1)", ("multiply", "lr")),
+        (_SCALED_IR, "%0 = f32[] xla::device_data()", "%0 = f32[] prim::Constant(), value=1", ("aten::mul", "%0")),
+    ],
+)  # fmt: skip
+def test_a_number_that_became_special_is_told_as_an_embedded_constant(
+    text, input_, constant, names
+):
+    """U.03: in torch_xla's graphs 0 and 1 are constants, other numbers data."""
+    other = text.replace(input_, constant)
+    op, name = names
+
+    assert (
+        f"constant 1 was embedded in {op} at t.py:4, where the first program has the input "
+        f"{name} (torch_xla embeds 0 and 1 and sends other numbers as data)"
+    ) in sentences(diff(text, other))
+    assert (
+        f"the number 1 of {op} at t.py:4 was embedded as a constant and is an input now "
+        f"({name}): other values of it compile nothing"
+    ) in sentences(diff(other, text))
+    seven = text.replace(input_, constant.replace("1", "7"))
+    assert not any("torch_xla" in each for each in sentences(diff(text, seven)))
+
+
+def test_a_number_of_the_runtimes_graph_that_became_an_input_is_told():
+    """U.03."""
+    one = "%p0 : f32[4]\n%0 = aten.mul.Tensor(%p0, 1.0) : f32[4]  # t.py:4\nreturn %0"
+    two = (
+        "%p0 : f32[4]\n%f0 : f64[]\n"
+        "%0 = aten.mul.Tensor(%p0, %f0) : f32[4]  # t.py:4\nreturn %0"
+    )
+
+    assert (
+        "the number 1.0 of aten.mul.Tensor at t.py:4 was embedded as a constant and is an "
+        "input now (%f0): other values of it compile nothing"
+    ) in sentences(diff(one, two))
+    assert (
+        "constant 1.0 was embedded in aten.mul.Tensor at t.py:4, where the first program has "
+        "the input %f0"
+    ) in sentences(diff(two, one))

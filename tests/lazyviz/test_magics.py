@@ -61,6 +61,23 @@ def test_status_before_the_runtime_is_imported(shell, monkeypatch):
     shell.run_line_magic("unload_ext", "lazyviz")
 
 
+def test_ir_says_which_numbers_are_constants_and_which_inputs(lab):
+    """U.03."""
+    run(lab, "y = x * 1.0")
+    run(lab, "w = [x.clone() for _ in range(2)]\n_ = [t.mul_(0.5) for t in w]")
+    run(lab, "v = y * w[0]")
+
+    *_, embedded, inputs = printed(lab, "%lazy ir v").splitlines()
+
+    assert embedded == (
+        "# embedded as constants: 1.0 (cell 4 line 1); one that varies becomes an input with "
+        "its second value"
+    )
+    assert inputs.startswith(
+        "# numbers that are inputs: %f0 (cell 5 line 2); other values"
+    )
+
+
 def test_ir_lists_the_ops_of_one_tensor(lab):
     run(lab, "y = x + 1\nz = y * 2\nother = x - 1")
 
