@@ -1,6 +1,7 @@
 """Linear algebra that looks at layouts or at success, with torch on the CPU as the oracle."""
 
 import contextlib
+import importlib
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch.distributions import MultivariateNormal
 
 import lazyrt
 from lazyrt import config
+from lazyrt.execution import late_checks
 from lazyrt.observe import events
 from tests.harness import assert_same, lazy, recorded, run_python
 
@@ -212,6 +214,40 @@ def handled_before(x):
 def test_a_program_that_catches_a_failed_factorisation_gets_it_at_its_line(call):
     assert call(after_many_ops(lazy(NOT_POSITIVE))) == "jitter"
     assert lazyrt.wait()
+
+
+PACKAGE = """
+import torch
+
+def safe_cholesky(x):
+    try:
+        return torch.linalg.cholesky(x)
+    except RuntimeError:
+        return "jitter"
+
+def call(function, x):
+    try:
+        return function(x)
+    except RuntimeError:
+        return "jitter"
+"""
+
+
+@pytest.mark.lazy_only("is about what is pending")
+def test_a_package_that_catches_it_gets_it_unless_it_calls_back(tmp_path, monkeypatch):
+    """What calls the user's code, as a trainer does, is not asked."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "jittering.py").write_text(PACKAGE, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(folder))
+    package = importlib.import_module("jittering")
+    x = after_many_ops(lazy(NOT_POSITIVE))
+
+    assert package.safe_cholesky(x) == "jitter"
+
+    factor = package.call(plain, after_many_ops(lazy(NOT_POSITIVE)))
+    assert isinstance(factor, torch.Tensor)
+    late_checks.forget()
 
 
 @pytest.mark.lazy_only("is about what is pending")
