@@ -136,7 +136,7 @@ class Config:
         deferred_checks: Let torch's checks of values, such as those of `torch.distributions` or
             whether `torch.linalg.inv` got a singular matrix, wait for their step where they would
             cut it; the error then comes with the next barrier or read after the step has run. Off,
-            and where an `except` of the program's would catch it: at their line.
+            and for a matrix where an `except` of the program's would catch it: at their line.
             Environment: LAZYRT_DEFERRED_CHECKS.
         scope_policy: What `mark_step()` does inside an open `scope()`: `error` raises, as the
             original does; `split` ends the scope before the barrier and goes on with it after.

@@ -10,7 +10,14 @@ import torch
 from lazyrt.config import config
 from lazyrt.execution import late_checks
 from lazyrt.execution.executor import barrier
-from lazyrt.frontend import finalisers, onlookers, provenance, reads, torch_checks
+from lazyrt.frontend import (
+    finalisers,
+    handlers,
+    onlookers,
+    provenance,
+    reads,
+    torch_checks,
+)
 from lazyrt.frontend.buffers import state_of, value_of
 from lazyrt.frontend.kernels import emit, functional_kernel
 from lazyrt.frontend.record import functional, operation
@@ -75,6 +82,8 @@ def _put_off(
     """Let a check wait for its step; return whether it may."""
     state = state_of(info)
     if not isinstance(state, Buffer) or not torch_checks.can_wait():
+        return False
+    if handlers.would_catch():  # as to try again with more jitter
         return False
 
     def judge(found: np.ndarray[Any, Any]) -> Exception | None:

@@ -17,7 +17,6 @@ from torch.distributions.constraints import Constraint
 from lazyrt.config import config
 from lazyrt.errors import ArgumentCheckError
 from lazyrt.execution import late_checks
-from lazyrt.frontend import handlers
 from lazyrt.frontend.provenance import is_own
 from lazyrt.frontend.torch_compat import autograd_node
 from lazyrt.ir.live import Buffer, pending
@@ -157,16 +156,8 @@ def wait_for(state: Buffer, error: Exception, *, passes: bool) -> None:
 
 
 def can_wait() -> bool:
-    """Return whether checks may come after their line.
-
-    Where the program around the line catches the error, as to try again with more jitter, it must
-    come there.
-    """
-    return (
-        config.deferred_checks
-        and config.read_policy == "barrier"
-        and not handlers.would_catch(2)
-    )
+    """Return whether checks may come after their line."""
+    return config.deferred_checks and config.read_policy == "barrier"
 
 
 def explained(
