@@ -224,7 +224,10 @@ SCALER = "read by .item() in torch/amp/grad_scaler.py"
 @pytest.mark.parametrize(("fused", "cuts"), [(False, [SCALER]), (True, [])])
 def test_a_gradient_scaler_cuts_a_step_at_most_once_and_says_where(fused, cuts):
     """torch reads on every device whether a step overflowed, unless the optimizer is fused."""
-    model = nn.Linear(4, 1).to(DEVICE)
+    layers = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(6)]
+    model = nn.Sequential(*layers, nn.Linear(4, 1)).to(
+        DEVICE
+    )  # more than a small check
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
     scaler, x = torch.amp.GradScaler(DEVICE), lazy(X)
     lazyrt.mark_step()
