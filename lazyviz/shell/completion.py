@@ -58,8 +58,10 @@ def _offered(given: list[str], start: str, namespace: dict[str, Any]) -> Iterabl
     """Return the words that may follow some others on a `%lazy` line."""
     names = [name for name, _ in named_tensors(namespace)]
     match given:
-        case [] | ["help"]:
+        case []:
             return sorted(SUBCOMMANDS)
+        case ["help"]:
+            return sorted({*SUBCOMMANDS, *CELL_COMMANDS})
         case ["eager"]:
             return ("off", "on")
         case ["metrics"]:

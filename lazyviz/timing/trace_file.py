@@ -400,7 +400,7 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m lazyviz report",
-        description="Summarise a trace that %%lazy timeline --export or "
+        description="Summarise a trace that %lazy timeline --export or "
         "lazyviz.export_trace() wrote, or another trace-event file (plain or gzip): where the "
         "time went, by cell, phase and line.",
     )
