@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazyrt.config import config
 from lazyrt.ir.graph import Graph
-from lazyrt.ir.match import labels, shared
+from lazyrt.ir.match import labels
 from lazyrt.observe import events
 from lazyrt.observe.numbers import plural
 
@@ -42,9 +42,6 @@ _COMPILE_NODE_NS = 8_000_000
 _FEW = 10  # nodes that the fixed part of a compile is worth
 # So many graphs are listed by an alarm.
 _MAX_ALARM = 12
-# So many candidates by their ops are compared by their types as well.
-_SHORT_LIST = 16
-_SAME_PLACE = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +110,7 @@ class CompiledGraph:
     ran_by: set[str] = field(default_factory=set, repr=False)
     canonical: Canonical | None = field(default=None, repr=False)
     labels: Counter[Any] | None = field(default=None, repr=False)
+    _ops: Counter[str] | None = field(default=None, init=False, repr=False)
 
     @property
     def fingerprint(self) -> str:
@@ -132,6 +130,17 @@ class CompiledGraph:
                 names[position] = name
                 position += 1
         return names
+
+    @property
+    def ops(self) -> Counter[str]:
+        """How often the graph has each op; of a graph given up to bound memory nothing."""
+        if self.labels is None:
+            return Counter()
+        if self._ops is None:
+            self._ops = Counter()
+            for (op, _), number in self.labels.items():
+                self._ops[op] += number
+        return self._ops
 
     @property
     def graph(self) -> Graph | None:
@@ -305,29 +314,6 @@ class Census:
                 record.explanation, compile_ns=event.duration_ns
             )
 
-    def nearest(self, record: CompiledGraph) -> tuple[CompiledGraph, float] | None:
-        """Return the most similar other graph and how similar, 0 to 1; None if none is.
-
-        All records are compared, by how many of their operations and types they share; of
-        equals the newest. A graph that is a part of the other counts as similar.
-        """
-        others = [
-            other
-            for other in self
-            if other is not record and other.labels is not None and other.snapshot
-        ]
-        by_size = sorted(
-            enumerate(others), key=lambda item: (_ops_alike(record, item[1]), item[0])
-        )
-        scored = [
-            (closeness(record, other), age, other)
-            for age, other in by_size[-_SHORT_LIST:]
-        ]
-        if not scored:
-            return None
-        score, _, best = max(scored, key=lambda item: item[:2])
-        return best, min(1.0, score)
-
     def clear(self) -> None:
         """Forget every record, as a new process would."""
         self._records.clear()
@@ -348,7 +334,7 @@ class Census:
                 break
             if record.snapshot is not None:
                 self._held_vertices -= len(record.snapshot.vertices)
-                record.snapshot = record.labels = None
+                record.snapshot = record.labels = record._ops = None
         while len(self._records) > _MAX_RECORDS:
             _, record = self._records.popitem(last=False)
             if record.snapshot is not None:
@@ -367,38 +353,6 @@ def _first_and_last(graph: Canonical) -> tuple[Site | None, Site | None]:
         min(known, key=lambda item: item[0])[1],
         max(known, key=lambda item: item[0])[1],
     )
-
-
-def _ops_alike(one: CompiledGraph, other: CompiledGraph) -> float:
-    """Return a cheap similarity: of ops alone, types ignored."""
-    assert one.labels is not None
-    assert other.labels is not None
-    return _similarity(_by_op(one.labels), _by_op(other.labels))
-
-
-def closeness(one: CompiledGraph, other: CompiledGraph) -> float:
-    """Return the similarity by ops and types; the same ops on other sizes are close too."""
-    assert one.labels is not None
-    assert other.labels is not None
-    typed = _similarity(one.labels, other.labels)
-    alike = max(typed, (typed + 2 * _ops_alike(one, other)) / 3)
-    # Of two that are as similar, the one that ends at the same place.
-    return alike + _SAME_PLACE * (one.key.ended_by == other.key.ended_by)
-
-
-def _by_op(counts: Counter[Any]) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for (op, _), count in counts.items():
-        found[op] += count
-    return found
-
-
-def _similarity(one: Counter[Any], other: Counter[Any]) -> float:
-    common = shared(one, other)
-    sizes = one.total(), other.total()
-    whole, part = common / max(*sizes, 1), common / max(min(sizes), 1)
-    # A part of the other is similar, but less so than an equal.
-    return max(whole, 0.9 * part if min(sizes) > 2 else 0.0)  # noqa: PLR2004
 
 
 census = Census()

@@ -6,12 +6,12 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from lazyrt.config import config
-from lazyrt.execution.census import closeness
 from lazyrt.execution.why import inputs, key, program
 from lazyrt.execution.why.blocks import Block, repeated_block
 from lazyrt.execution.why.causes import Cause, Explanation, Taken, ranked
 from lazyrt.execution.why.edits import Edits, at, count, place
 from lazyrt.execution.why.growth import with_growth, with_lengths
+from lazyrt.execution.why.nearest import closeness, nearest
 from lazyrt.execution.why.sequence import moved_boundary
 from lazyrt.execution.why.types import types_and_constants, types_of_inputs
 from lazyrt.execution.why.updates import updates
@@ -32,6 +32,7 @@ _DETECTORS = (
     inputs.tied_parameters,
     program.fast_path,
     inputs.modules,
+    program.positions,  # before the state, which the first slice may be a part of
     inputs.state,
     updates,
     inputs.replaced_creations,
@@ -67,17 +68,17 @@ def explain(record: CompiledGraph, census: Census) -> Explanation:
         causes, unexplained = _beside(moved)
         alike = min(1.0, closeness(record, moved.old))
         return _compared(record, moved.old, alike, causes, unexplained)
-    found = census.nearest(record)
+    found = nearest(record, census)
     if found is None or found[1] < _RELATED or _is_elsewhere(record, *found):
         cut = key.began_after_a_cut(record, census)
         if cut is not None:
             return _alone(record, cut)
         return _alone(record, _new_program(record))
-    nearest, similarity = found
-    causes, unexplained = differences(nearest, record)
+    other, similarity = found
+    causes, unexplained = differences(other, record)
     earlier = {each.name: each.explanation for each in census}
-    causes = with_growth(causes, nearest.name, earlier.get)
-    return _compared(record, nearest, similarity, causes, unexplained)
+    causes = with_growth(causes, other.name, earlier.get)
+    return _compared(record, other, similarity, causes, unexplained)
 
 
 def _is_elsewhere(record: CompiledGraph, other: CompiledGraph, alike: float) -> bool:
@@ -101,7 +102,7 @@ def _is_elsewhere(record: CompiledGraph, other: CompiledGraph, alike: float) -> 
 
 def _compared(
     record: CompiledGraph,
-    nearest: CompiledGraph,
+    other: CompiledGraph,
     similarity: float,
     causes: tuple[Cause, ...],
     unexplained: int = 0,
@@ -109,12 +110,12 @@ def _compared(
     return Explanation(
         step=record.first_step,
         graph=record.name,
-        against=nearest.name,
+        against=other.name,
         similarity=similarity,
         causes=causes,
         unexplained=unexplained,
         ended_at=record.key.ended_by[1],
-        against_ended_at=nearest.key.ended_by[1],
+        against_ended_at=other.key.ended_by[1],
         block=_block(record),
     )
 

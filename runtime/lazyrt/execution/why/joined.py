@@ -101,8 +101,8 @@ def joined(first: CompiledGraph, second: CompiledGraph) -> Joined:
             mode=second.key.mode if second.key.mode != "lazy" else first.key.mode,
             fallbacks=(*first.key.fallbacks, *second.key.fallbacks),
         ),
-        nodes=first.nodes + second.nodes,
-        inputs=len(snapshot.vertices) - first.nodes - second.nodes,
+        nodes=snapshot.nodes,
+        inputs=len(snapshot.vertices) - snapshot.nodes,
         outputs=len(snapshot.roots),
         snapshot=snapshot,
         lines=(first.lines[0], second.lines[1]),
@@ -121,6 +121,9 @@ class _Splice:
         self.one, self.other = one, other
         self.vertices: list[Vertex] = []
         self.parts: list[int] = []
+        self._known: dict[Vertex, int] = {}
+        # What follows from inputs that may be two although they have one name.
+        self._doubtful: set[int] = set()
         self.of_one: dict[int, tuple[int, int | None]] = {}
         self.of_other: dict[int, tuple[int, int | None]] = {}
         shared = _shared_leaves(one, other, handed)
@@ -128,6 +131,8 @@ class _Splice:
         for leaf, twin in shared.items():
             if one.vertices[twin].is_leaf:
                 self.of_other[leaf] = self.of_one[twin]
+                if not _is_the_same(other, leaf):
+                    self._doubtful.add(self.of_one[twin][0])
         self._add(other, self.of_other, _SECOND, leaves=True, skip={*handed})
         self._add(one, self.of_one, _FIRST, leaves=False)
         for leaf, (vertex, index) in handed.items():
@@ -146,10 +151,28 @@ class _Splice:
         for k, vertex in enumerate(side.vertices):
             if vertex.is_leaf != leaves or k in numbers or k in skip:
                 continue
-            numbers[k] = (len(self.vertices), None)
             operands = tuple(_moved(numbers, each) for each in vertex.operands)
-            self.vertices.append(vertex._replace(operands=operands))
-            self.parts.append(part)
+            placed = vertex._replace(operands=operands)
+            numbers[k] = (self._twin(placed, side), None)
+            if numbers[k][0] < 0:
+                numbers[k] = (len(self.vertices), None)
+                self.vertices.append(placed)
+                self.parts.append(part)
+
+    def _twin(self, placed: Vertex, side: Snapshot) -> int:
+        """Return what computes the same already, as one graph would have it once; else -1."""
+        if placed.is_leaf:
+            return -1
+        if placed.op in side.random or any(
+            vertex in self._doubtful for vertex, _ in placed.operands
+        ):
+            self._doubtful.add(len(self.vertices))
+            return -1
+        key = placed._replace(site=None, scope="", backward=False)
+        found = self._known.get(key, -1)
+        if found < 0:
+            self._known[key] = len(self.vertices)
+        return found
 
     def alive(self) -> frozenset[tuple[int, int]]:
         """Return the results of both graphs."""
@@ -252,6 +275,14 @@ def _shared_leaves(
         if twin is not None:
             found[leaf] = twin
     return found
+
+
+def _is_the_same(snapshot: Snapshot, leaf: int) -> bool:
+    """Return whether an input is what has its name in the graph before: no other batch."""
+    origin = snapshot.origins.get(leaf)
+    return is_of_program(snapshot.leaf_names.get(leaf)) or (
+        origin is not None and bool(origin.graph)
+    )
 
 
 def _identities(snapshot: Snapshot, leaf: int, vertex: Vertex) -> list[object]:

@@ -9,6 +9,7 @@ from lazyrt.execution.why.causes import Cause, Taken
 from lazyrt.execution.why.edits import (
     at,
     count,
+    exclusive,
     first_site,
     is_kept,
     listed,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from lazyrt.execution.census import CompiledGraph, StepKey
     from lazyrt.execution.why.edits import Edits
-    from lazyrt.ir.snapshot import Name
+    from lazyrt.ir.snapshot import Name, Snapshot
     from lazyrt.observe.events import Site
 
 _FALLBACK = "CPU fallback of "
@@ -375,12 +376,19 @@ def _by_fallback(edits: Edits, fallback: tuple[str, Site | None]) -> Cause:
     op, site = fallback
     return Cause(
         kind="fallback",
-        text=f"{op}{at(site)} ran on the CPU and cut the step: what is before it and what is "
-        "after it are graphs of their own",
+        text=ran_on_the_cpu((f"{_FALLBACK}{op}", site)),
         fix=cut_fix((f"{_FALLBACK}{op}", site)),
         now=site,
         before=edits.before.key.ended_by[1],
         taken=_cut_away(edits),
+    )
+
+
+def ran_on_the_cpu(cut: tuple[str, Site | None]) -> str:
+    """Return what an op that has no lowering does to its step."""
+    return (
+        f"{_fallback_op(cut[0])}{at(cut[1])} ran on the CPU and cut the step: what is before "
+        "it and what is after it are graphs of their own"
     )
 
 
@@ -392,6 +400,7 @@ def _cut_away(edits: Edits) -> Taken:
     moved = differs(edits.before.key.ended_by, edits.now.key.ended_by)
     left = not_reached(edits) if moved else set()
     kept = of_results(edits.b, edits.new_roots, edits.added, set())
+    for_the_cut = _read_at_the_cut(edits) if moved else set()
     edits.gone_roots = [
         k
         for k in edits.gone_roots
@@ -411,11 +420,39 @@ def _cut_away(edits: Edits) -> Taken:
         if any(operand in leaves for operand, _ in vertices[k].operands)
         or (not vertices[k].is_leaf and place(vertices[k].site) == read)
     }
-    return edits.take((leaves | others) - kept, left | replaced_by_inputs(edits))
+    others |= for_the_cut | of_new_inputs(edits.b, edits.added)
+    return edits.take((leaves | others) - kept, left | replaced_by_inputs(edits, left))
 
 
-def replaced_by_inputs(edits: Edits) -> set[int]:
-    """Return what the graph before computed where the new one has inputs, and what led to it."""
+def _read_at_the_cut(edits: Edits) -> set[int]:
+    """Return what only variables alive at a read need: it was computed to be read."""
+    if not is_cut(edits.now.key.ended_by):
+        return set()
+    names = edits.b.root_names
+    read = [k for k in edits.new_roots if not is_kept(names.get(k))]
+    return exclusive(edits.b, read, edits.added)[0]
+
+
+def of_new_inputs(snapshot: Snapshot, free: set[int]) -> set[int]:
+    """Return free inputs that belong to no model, and what is computed of them alone."""
+    found: set[int] = set()
+    for k in sorted(free):
+        vertex, name = snapshot.vertices[k], snapshot.leaf_names.get(k)
+        operands = {operand for operand, _ in vertex.operands}
+        if (vertex.op == "data" and not is_of_program(name)) or (
+            operands and operands <= found
+        ):
+            found.add(k)
+    return found
+
+
+def replaced_by_inputs(edits: Edits, left: set[int]) -> set[int]:
+    """Return what the graph before computed where the new one has inputs, and what led to it.
+
+    Args:
+        edits: The differences.
+        left: What the graph before computed behind the cut; it may have read it as well.
+    """
     found: set[int] = set()
     for leaf, users in enumerate(edits.b.users()):
         name = edits.b.leaf_names.get(leaf)
@@ -428,7 +465,7 @@ def replaced_by_inputs(edits: Edits) -> set[int]:
     found &= edits.removed
     readers = edits.a.users()
     for k in sorted(edits.removed, reverse=True) if found else ():
-        if readers[k] and found.issuperset(user for user, _ in readers[k]):
+        if readers[k] and all(u in found or u in left for u, _ in readers[k]):
             found.add(k)
     return found
 

@@ -651,8 +651,6 @@ def lifted_numbers(edits: Edits) -> list[Cause]:
         and not edits.added.issuperset(user for user, _ in users[k])
     ]
     gone = [k for k in edits.removed if edits.a.vertices[k].op in {"float", "int"}]
-    if positions := _positions(edits):
-        return positions
     readers = [edits.b.vertices[k] for k in _readers(edits.b, more)]
     site = first_site(readers)
     if more and len(more) == len(gone):
@@ -673,7 +671,7 @@ def lifted_numbers(edits: Edits) -> list[Cause]:
     ]
 
 
-def _positions(edits: Edits) -> list[Cause]:
+def positions(edits: Edits) -> list[Cause]:
     """Return that the position of a slice varies and is an input from now on."""
     came = [k for k in edits.added if edits.b.vertices[k].op.startswith(_AT)]
     gone = [k for k in edits.removed if edits.a.vertices[k].op.startswith(_FIXED)]

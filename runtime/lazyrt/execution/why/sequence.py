@@ -8,27 +8,52 @@ differs then has causes of its own.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazyrt.execution.why.causes import Cause, Taken
-from lazyrt.execution.why.edits import Edits, at, count, is_kept, not_reached, place
+from lazyrt.execution.why.edits import (
+    Edits,
+    at,
+    count,
+    exclusive,
+    is_kept,
+    not_reached,
+    place,
+)
 from lazyrt.execution.why.joined import Joined, alone, follows, goes_on, joined
-from lazyrt.execution.why.key import cut_fix, cut_lines, differs, is_cut, is_fallback
+from lazyrt.execution.why.key import (
+    cut_fix,
+    cut_lines,
+    differs,
+    is_cut,
+    is_fallback,
+    of_new_inputs,
+    ran_on_the_cpu,
+)
 from lazyrt.ir.match import shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from lazyrt.execution.census import Census, CompiledGraph
-    from lazyrt.ir.snapshot import Vertex
+    from lazyrt.ir.snapshot import Snapshot, Vertex
 
 # What two graphs share with those before, by their ops, so that they may be the same program.
 _ALIKE = 0.6
+# Of candidates that are about as alike, the one that ran last tells whether there was a cut.
+_AS_ALIKE = 0.1
 # Operations that changed sides the other way are mistakes of the matching.
 _STRAY = 0.2
 # So many candidates are compared vertex by vertex.
 _TRIED = 2
+
+
+_GONE_FIX = (
+    "nothing to do where the cut is gone for good; a step that is cut in some rounds only is "
+    "another graph in the others"
+)
 
 
 class Moved(NamedTuple):
@@ -61,18 +86,71 @@ def moved_boundary(now: CompiledGraph, census: Census) -> Moved | None:
 
 
 def _has_a_like(now: CompiledGraph, census: Census) -> bool:
-    """Return whether a graph before has the very same ops, so that no boundary has moved.
+    """Return whether a graph before is the same part of the program, so that none has moved."""
+    others = [other for other in census if other is not now]
+    names = _parameters(now)
+    if any(_is_same_work(now, other, names) for other in others):
+        return True
+    between = [
+        other for other in others if other.labels is not None and _lie_alike(now, other)
+    ]
+    latest = heapq.nlargest(_TRIED, between, key=lambda other: other.last_step)
+    return any(_is_same_part(now, other, census) for other in latest)
+
+
+def _is_same_work(now: CompiledGraph, other: CompiledGraph, names: set[str]) -> bool:
+    """Return whether two graphs have the very same ops.
 
     Equal layers of a model have the same ops, too. Their parameters have other names.
     """
-    ours, names = _by_op((now,)), _parameters(now)
-    return any(
+    return (
         other.nodes == now.nodes
-        and _by_op((other,)) == ours
+        and other.ops == now.ops
         and _parameters(other) == names
-        for other in census
-        if other is not now
     )
+
+
+def _lie_alike(one: CompiledGraph, other: CompiledGraph) -> bool:
+    """Return whether two graphs end at one place, and begin at one boundary or on one line."""
+    return not differs(one.key.ended_by, other.key.ended_by) and (
+        not differs(one.key.began_after, other.key.began_after)
+        or place(one.lines[0]) == place(other.lines[0])
+    )
+
+
+def _is_same_part(now: CompiledGraph, other: CompiledGraph, census: Census) -> bool:
+    """Return whether a graph differs by nothing that the boundary at either end may account for.
+
+    Where one mark of a loop is every boundary, one of its graphs has more or less of what those
+    beside it have; what an earlier mark leaves is in a graph that is still to come.
+    """
+    lost = _read(other) - _read(now)
+    mine, theirs = _spots(now), _spots(other)
+    if lost or (theirs - mine).keys() & mine.keys():
+        return False
+    beside = [census.latest] if census.latest is not None else []
+    for pair in census.successions():
+        beside += pair if other in pair else ()
+    moved = {*(mine - theirs), *(theirs - mine)}
+    gained = _read(now) - _read(other)
+    return not any(
+        moved & _spots(one).keys() or gained & _read(one)
+        for one in {*beside} - {now, other}
+    )
+
+
+def _read(record: CompiledGraph) -> set[str]:
+    """Return what the user calls the inputs of a graph, state of an optimizer aside."""
+    names = record.snapshot.leaf_names if record.snapshot is not None else {}
+    return {
+        name.text
+        for name in names.values()
+        if name.holder not in {"optimizer", "gradient"}
+    }
+
+
+def _spots(record: CompiledGraph) -> Counter[Any]:
+    return Counter(_spot(vertex) for vertex in _nodes(record))
 
 
 def _parameters(record: CompiledGraph) -> set[str]:
@@ -89,9 +167,8 @@ def _began_elsewhere(
 
     def likeness(each: tuple[CompiledGraph, ...]) -> tuple[float, int]:
         theirs = _by_op(each)
-        return shared(ours, theirs) / max(size, theirs.total(), 1), _common(
-            now, each[-1]
-        )
+        alike = shared(ours, theirs) / max(size, theirs.total(), 1)
+        return alike, _common(now, each[-1])
 
     for candidate in _best(old, likeness):
         new, before = joined(previous, now), _as_one(candidate)
@@ -99,7 +176,8 @@ def _began_elsewhere(
         moved = _changed_sides(edits, before, new)
         if moved:
             _forget_what_lived_at_the_cut(edits, before, new)
-            return Moved(_cause(both, candidate, moved), candidate[-1], edits)
+            taken = _take_what_the_cuts_brought(edits, before, new)
+            return Moved(_cause(both, candidate, moved, taken), candidate[-1], edits)
     return None
 
 
@@ -139,10 +217,16 @@ def _best(
     candidates: Sequence[tuple[CompiledGraph, ...]],
     likeness: Callable[[tuple[CompiledGraph, ...]], tuple[float, int]],
 ) -> list[tuple[CompiledGraph, ...]]:
-    """Return the few that are most alike, pairs before single graphs and the latest first."""
+    """Return the few that are most alike: as the program ran last, cut in two or whole."""
     scored = [(likeness(each), -k, each) for k, each in enumerate(candidates)]
     scored.sort(key=lambda item: item[:2], reverse=True)
-    return [each for score, _, each in scored[:_TRIED] if score[0] >= _ALIKE]
+    alike = [each for score, _, each in scored if score[0] >= _ALIKE]
+    near = [
+        each for score, _, each in scored if score[0] >= scored[0][0][0] - _AS_ALIKE
+    ]
+    latest = max(near, key=lambda each: each[-1].last_step, default=())
+    alike.sort(key=lambda each: len(each) != len(latest))
+    return alike[:_TRIED]
 
 
 def _common(one: CompiledGraph, other: CompiledGraph) -> int:
@@ -156,8 +240,7 @@ def _common(one: CompiledGraph, other: CompiledGraph) -> int:
 def _by_op(records: Sequence[CompiledGraph]) -> Counter[str]:
     total: Counter[str] = Counter()
     for record in records:
-        for (op, _), number in (record.labels or {}).items():
-            total[op] += number
+        total.update(record.ops)
     return total
 
 
@@ -201,6 +284,27 @@ def _forget_what_lived_at_the_cut(edits: Edits, old: Joined, new: Joined) -> Non
     ]
 
 
+def _take_what_the_cuts_brought(edits: Edits, old: Joined, new: Joined) -> Taken:
+    """Take out what was computed to be read at a cut, and what is computed of what was read."""
+    added = _brought(edits.b, edits.new_roots, edits.added, new)
+    removed = _brought(edits.a, edits.gone_roots, edits.removed, old)
+    return edits.take(added, removed)
+
+
+def _brought(
+    snapshot: Snapshot, roots: list[int], free: set[int], side: Joined
+) -> set[int]:
+    if side.record is side.first or not is_cut(side.first.key.ended_by):
+        return set()
+    read = [
+        k
+        for k in roots
+        if not side.parts[snapshot.roots[k][0]]
+        and not is_kept(snapshot.root_names.get(k))
+    ]
+    return exclusive(snapshot, read, free)[0] | of_new_inputs(snapshot, free)
+
+
 def _was_alive(root: tuple[int, int], partners: Sequence[int], other: Joined) -> bool:
     """Return whether a result of one side is one of the other side, too, by whatever name."""
     vertex, index = root
@@ -212,12 +316,24 @@ def _lived(vertex: int, partners: Sequence[int], mine: Joined, other: Joined) ->
 
 
 def _cause(
-    new: Sequence[CompiledGraph], old: Sequence[CompiledGraph], moved: int
+    new: Sequence[CompiledGraph],
+    old: Sequence[CompiledGraph],
+    moved: int,
+    brought: Taken,
 ) -> Cause:
-    """Return the cause of a graph that begins elsewhere; `moved` ops run before the cut now."""
+    """Return the cause of a graph that begins elsewhere.
+
+    Args:
+        new: The graph before it and itself.
+        old: What both were, in two graphs or in one.
+        moved: How many ops run before the cut that ran after it, or less than none.
+        brought: What was computed for the sake of a cut.
+    """
     mark, was = new[0].key.ended_by, old[0].key.ended_by
     line = f"{mark[0]}{at(mark[1])}"
-    if len(old) == 1:
+    if len(old) == 1 and is_fallback(mark):
+        text = ran_on_the_cpu(mark)
+    elif len(old) == 1:
         text = (
             f"the step began later: {line} ran its first part alone ({new[0].name}), which "
             f"{old[0].name} ran as one with the rest"
@@ -236,7 +352,7 @@ def _cause(
         fix=cut_fix(mark),
         now=mark[1],
         before=was[1],
-        taken=Taken(added=max(-moved, 0), removed=max(moved, 0)),
+        taken=Taken(max(-moved, 0) + brought.added, max(moved, 0) + brought.removed, 0),
     )
 
 
@@ -247,12 +363,12 @@ def _ended_elsewhere(now: CompiledGraph, census: Census) -> Moved | None:
         for pair in dict.fromkeys(census.successions())
         if now not in pair and follows(pair[1], pair[0]) and _begins_alike(now, pair[0])
     ]
-    ours = _by_op((now,))
+    ours = now.ops
 
     def likeness(pair: tuple[CompiledGraph, ...]) -> tuple[float, int]:
         theirs = _by_op(pair)
         alike = shared(ours, theirs) / max(min(ours.total(), theirs.total()), 1)
-        return alike, _common(now, pair[0])
+        return alike, sum(_common(now, each) for each in pair)
 
     for first, second in _best(pairs, likeness):
         if _is_longer(now, first, second):
@@ -351,7 +467,7 @@ def _at_the_end(
         kind="step_cut",
         text=f"the step ended {when}: {mark[0]}{at(mark[1])}{instead}, "
         f"{count(number, 'operation')} that ran {side} it {verb} now",
-        fix=cut_fix(mark),
+        fix=_GONE_FIX if is_cut(was) and not is_cut(mark) else cut_fix(mark),
         now=mark[1],
         before=was[1],
         taken=Taken(**taken),

@@ -1,0 +1,136 @@
+"""Which of the graphs before a new one is compared with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lazyrt.execution.why.edits import place
+from lazyrt.execution.why.key import differs
+from lazyrt.ir.match import shared
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Iterable
+
+    from lazyrt.execution.census import CompiledGraph
+
+# Added to the share of operations, which ranges from 0 to 1: of two that are about as similar, the
+# same step of the program, of the same model, with the same results.
+_SAME_END = 0.15
+_SAME_START = 0.1
+_SAME_INPUTS = 0.1
+_SAME_RESULTS = 0.05
+# Nothing makes up for operations: at least this share of what the most similar graph has.
+_ENOUGH = 0.75
+# A part of the other graph is similar, but less so than an equal.
+_AS_PART = 0.9
+_MORE_THAN_A_SCRAP = 2
+
+
+def nearest(
+    record: CompiledGraph, records: Iterable[CompiledGraph]
+) -> tuple[CompiledGraph, float] | None:
+    """Return the graph that explains a new one best, and how similar it is; None if none is.
+
+    All are considered: by operations and types first, then by the lines where they begin and
+    end, the inputs that have names, and the results. Of equals it is the one that ran last.
+    Few are compared type by type: the others' operations alone say that they come behind.
+
+    Args:
+        record: The new graph.
+        records: Those before; it may be among them.
+
+    Returns:
+        The graph, and the share of operations and types that both have, 0 to 1.
+    """
+    others = [
+        (ops_alike(record, other), other)
+        for other in records
+        if other is not record and other.labels is not None and other.snapshot
+    ]
+    if not others:
+        return None
+    others.sort(key=lambda item: item[0], reverse=True)
+    alike: dict[CompiledGraph, float] = {}
+    most = 0.0
+    for bound, other in others:
+        if bound <= most:
+            break
+        alike[other] = closeness(record, other)
+        most = max(most, alike[other])
+    best = _best(record, others, alike, _ENOUGH * most)
+    return best, min(1.0, alike[best])
+
+
+def _best(
+    record: CompiledGraph,
+    others: list[tuple[float, CompiledGraph]],
+    alike: dict[CompiledGraph, float],
+    least: float,
+) -> CompiledGraph:
+    """Return the best by all measures of those that are similar enough."""
+    bounds = [
+        (ops + _lies_alike(record, other), age, other)
+        for age, (ops, other) in enumerate(others)
+        if ops >= least
+    ]
+    bounds.sort(key=lambda item: item[:2], reverse=True)
+    best: tuple[float, int, str] = (-1.0, -1, "")
+    found = others[0][1]
+    for bound, _, other in bounds:
+        if bound + _SAME_INPUTS + _SAME_RESULTS < best[0]:
+            break
+        if other not in alike:
+            alike[other] = closeness(record, other)
+        if alike[other] < least:
+            continue
+        score = alike[other] + _lies_alike(record, other) + _named_alike(record, other)
+        if (score, other.last_step, other.name) > best:
+            best, found = (score, other.last_step, other.name), other
+    return found
+
+
+def closeness(one: CompiledGraph, other: CompiledGraph) -> float:
+    """Return the similarity by ops and types; the same ops on other sizes are close too."""
+    assert one.labels is not None
+    assert other.labels is not None
+    typed = _similarity(one.labels, other.labels)
+    return max(typed, (typed + 2 * ops_alike(one, other)) / 3)
+
+
+def ops_alike(one: CompiledGraph, other: CompiledGraph) -> float:
+    """Return a cheap similarity, never less than `closeness`: of ops alone, types ignored."""
+    return _similarity(one.ops, other.ops)
+
+
+def _similarity(one: Counter[Any], other: Counter[Any]) -> float:
+    common = shared(one, other)
+    sizes = one.total(), other.total()
+    whole, part = common / max(*sizes, 1), common / max(min(sizes), 1)
+    return max(whole, _AS_PART * part if min(sizes) > _MORE_THAN_A_SCRAP else 0.0)
+
+
+def _lies_alike(one: CompiledGraph, other: CompiledGraph) -> float:
+    ends = not differs(one.key.ended_by, other.key.ended_by)
+    begins = not differs(one.key.began_after, other.key.began_after) or (
+        place(one.lines[0]) == place(other.lines[0]) is not None
+    )
+    return _SAME_END * ends + _SAME_START * begins
+
+
+def _named_alike(one: CompiledGraph, other: CompiledGraph) -> float:
+    """Return how alike two graphs are by what the user calls their inputs and results."""
+    a, b = one.snapshot, other.snapshot
+    assert a is not None
+    assert b is not None
+    inputs = _common(
+        *({name.text for name in side.leaf_names.values()} for side in (a, b))
+    )
+    results = _common(
+        *({name.text for name in side.root_names.values()} for side in (a, b))
+    )
+    return _SAME_INPUTS * inputs + _SAME_RESULTS * results
+
+
+def _common(one: set[str], other: set[str]) -> float:
+    return len(one & other) / max(len(one | other), 1)
