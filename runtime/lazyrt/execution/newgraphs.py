@@ -171,6 +171,9 @@ def _origin(position: int, *, dropped: bool) -> Origin:
     """Return which execution produced an input of the pending step."""
     run: Run | FromCpu | RanAlone | None
     run, slot = pending.sources[position]
+    if isinstance(run, RanAlone):
+        op, site = run.made[slot]
+        return Origin(-1, op=op, site=site, dropped=dropped, how=run.how)
     if not isinstance(run, Run):
         return Origin(-1, dropped=dropped)
     output = run.order[slot]

@@ -144,13 +144,33 @@ class _Matcher:
         self.to_now = [_NONE] * len(before.vertices)
         self.to_before = [_NONE] * len(now.vertices)
         self._users_before, self._users_now = before.users(), now.users()
+        self._lasting = (_lasting(before, now), _lasting(now, before))
 
     def pair(self, one: int, other: int) -> bool:
-        """Match two vertices if both are free."""
+        """Match two vertices if both are free, and no parameter says that they are not one."""
         if self.to_now[one] >= 0 or self.to_before[other] >= 0:
+            return False
+        if self._conflicts(one, other):
             return False
         self.to_now[one], self.to_before[other] = other, one
         return True
+
+    def _conflicts(self, one: int, other: int) -> bool:
+        """Return whether two vertices are a parameter that stays and one that is new.
+
+        What two modules do with them conflicts, too. One module may read another parameter.
+        """
+        ours, theirs = self.now.vertices[other], self.before.vertices[one]
+        if not ours.is_leaf and ours.scope == theirs.scope:
+            return False
+        operands = zip(theirs.operands, ours.operands, strict=False)
+        return self._differ(one, other) or any(
+            self._differ(a, b) for (a, _), (b, _) in operands
+        )
+
+    def _differ(self, one: int, other: int) -> bool:
+        stays, was = self._lasting[0].get(one), self._lasting[1].get(other)
+        return stays is not None and was is not None and stays != was
 
     def equal_computations(self) -> None:
         """Match what computes the same from inputs of the same name and type."""
@@ -297,6 +317,21 @@ class _Matcher:
             if found is not None:
                 groups[found].append(k)
         return groups
+
+
+def _lasting(snapshot: Snapshot, other: Snapshot) -> dict[int, bool]:
+    """Return for parameters, and views of them, whether the other side's program has them too."""
+    found = {
+        leaf: name.text in other.modules
+        for leaf, name in snapshot.leaf_names.items()
+        if name.in_module
+    }
+    if not other.modules:
+        return {}
+    for k, vertex in enumerate(snapshot.vertices):
+        if len(vertex.operands) == 1 and vertex.operands[0][0] in found:
+            found[k] = found[vertex.operands[0][0]]
+    return found
 
 
 def _classes(snapshot: Snapshot, names: set[str], table: dict[Any, int]) -> list[int]:

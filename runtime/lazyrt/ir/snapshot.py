@@ -52,6 +52,8 @@ class Origin(NamedTuple):
         site: The line that recorded it.
         name: What the user called it there.
         dropped: Whether nothing holds the tensor any more when the step ends.
+        how: What made it outside of a step's executable, such as `in eager debug mode`; empty
+            for the rest.
     """
 
     step: int
@@ -61,6 +63,7 @@ class Origin(NamedTuple):
     site: Site | None = None
     name: str = ""
     dropped: bool = False
+    how: str = ""
 
 
 class Vertex(NamedTuple):

@@ -33,7 +33,8 @@ class Edits:
         assert now.snapshot is not None
         self.before, self.now = before, now
         self.a, self.b = before.snapshot, now.snapshot
-        self.match = _without_mistaken(match(self.a, self.b))
+        ran_alone = now.key.mode == "eager" != before.key.mode
+        self.match = _without_mistaken(match(self.a, self.b), ran_alone=ran_alone)
         self.added = set(self.match.added)
         self.removed = set(self.match.removed)
         self.changed = {k: partner for partner, k in self.match.changed}
@@ -68,8 +69,12 @@ class Edits:
         return self.take(tuple(self.added), tuple(self.removed), tuple(self.changed))
 
 
-def _without_mistaken(found: Match) -> Match:
-    """Return a match in which no parameter that is made again is another module's parameter."""
+def _without_mistaken(found: Match, *, ran_alone: bool) -> Match:
+    """Return a match without pairs of inputs that are two things.
+
+    A parameter that is made again is no other module's parameter, and what a debug mode ran by
+    itself is no data of the program.
+    """
     a, b = found.before, found.now
     made = {name.text for name in b.root_names.values() if name.in_module}
     made -= {name.text for name in b.leaf_names.values()}
@@ -78,12 +83,28 @@ def _without_mistaken(found: Match) -> Match:
         for leaf, name in a.leaf_names.items()
         if name.text in made and found.to_now[leaf] in b.leaf_names
     }
+    for leaf, origin in b.origins.items():
+        other = found.to_before[leaf]
+        if origin.how and other in a.origins and not a.origins[other].how:
+            wrong[other] = leaf
+    if ran_alone:
+        wrong |= _of_other_modules(found)
     if not wrong:
         return found
     partners = set(wrong.values())
     to_now = [-1 if k in wrong else n for k, n in enumerate(found.to_now)]
     to_before = [-1 if k in partners else n for k, n in enumerate(found.to_before)]
     return Match(a, b, tuple(to_now), tuple(to_before))
+
+
+def _of_other_modules(found: Match) -> dict[int, int]:
+    """Return pairs in which a module that has nothing in one graph stands for another one."""
+    there = {vertex.scope for vertex in found.now.vertices}
+    return {
+        one: other
+        for one, other in enumerate(found.to_now)
+        if other >= 0 and found.before.vertices[one].scope not in there
+    }
 
 
 def _unpaired_roots(edits: Edits) -> tuple[list[int], list[int]]:

@@ -20,7 +20,7 @@ from lazyrt.execution.why.updates import only_updated, take_updates_of
 from lazyrt.ir.match import cone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from lazyrt.execution.why.causes import Kind
     from lazyrt.execution.why.edits import Edits
@@ -76,8 +76,12 @@ def modules(edits: Edits) -> list[Cause]:
             ([path for path in paths if path in there], True),
         ):
             seeds = [new[name] for name in new if _is_under(name, mine)]
-            made = not is_gain and not any(snapshot.vertices[k].is_leaf for k in seeds)
-            if seeds and made and exists:
+            made = exists and not any(snapshot.vertices[k].is_leaf for k in seeds)
+            if seeds and made and is_gain:
+                names = {n: leaf for n, leaf in new.items() if _is_under(n, mine)}
+                near = cone(edits.b, seeds, edits.added.__contains__)
+                causes.append(_made_again(edits, names, near, set()))
+            elif seeds and made:
                 causes.append(_was_made(edits, mine, seeds))
             elif seeds:
                 causes.append(
@@ -220,22 +224,34 @@ def _recreated(edits: Edits) -> list[Cause]:
         if is_view(edits.b.vertices[k])
         and near.issuperset(operand for operand, _ in edits.b.vertices[k].operands)
     }
-    near = _within(edits.b, near | turned, edits.added)
-    paths = list(dict.fromkeys(name.rpartition(".")[0] or name for name in now))
+    return [_made_again(edits, now, near | turned, leaves)]
+
+
+def _made_again(
+    edits: Edits, names: Mapping[str, int], near: set[int], leaves: set[int]
+) -> Cause:
+    """Return that a step initialises parameters.
+
+    Args:
+        edits: The differences.
+        names: The parameters, with the vertices that give them.
+        near: What initialises them, and what merely views them.
+        leaves: The inputs that they were before.
+    """
+    near = _within(edits.b, near, edits.added)
+    paths = list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
     site = first_site(edits.b.vertices[k] for k in sorted(near))
-    return [
-        Cause(
-            kind="module_recreated",
-            text=f"{'module' if len(paths) == 1 else 'modules'} {listed(paths)} "
-            f"{'was' if len(paths) == 1 else 'were'} made again{at(site)}: "
-            f"{count(len(now), 'parameter')} that were inputs are initialised in this step",
-            fix="build the model once, before the loop; or end the step after building it "
-            "(`lazyrt.mark_step()`)",
-            variable=next(iter(now)),
-            now=site,
-            taken=edits.take(added=near, removed=leaves, changed=now.values()),
-        )
-    ]
+    return Cause(
+        kind="module_recreated",
+        text=f"{'module' if len(paths) == 1 else 'modules'} {listed(paths)} "
+        f"{'was' if len(paths) == 1 else 'were'} made again{at(site)}: "
+        f"{count(len(names), 'parameter')} that were inputs are initialised in this step",
+        fix="build the model once, before the loop; or end the step after building it "
+        "(`lazyrt.mark_step()`)",
+        variable=next(iter(names)),
+        now=site,
+        taken=edits.take(added=near, removed=leaves, changed=names.values()),
+    )
 
 
 def _read_instead(edits: Edits, leaves: set[int]) -> list[int]:

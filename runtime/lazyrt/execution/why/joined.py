@@ -193,7 +193,7 @@ class _Splice:
                 name = side.root_names.get(k)
                 if side is self.one and (
                     (name is not None and name.text in later)
-                    or (vertex in read and not is_kept(name))
+                    or (vertex in read and not _is_wanted(name))
                 ):
                     continue
                 if (vertex, index) in roots:
@@ -220,6 +220,11 @@ class _Splice:
             self.one.random | self.other.random,
             self.other.modules,
         )
+
+
+def _is_wanted(name: Name | None) -> bool:
+    """Return whether a result that the second graph reads is one of both all the same."""
+    return is_kept(name) or (name is not None and name.in_module)
 
 
 def _moved(

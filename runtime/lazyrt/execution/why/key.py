@@ -179,10 +179,34 @@ def with_what_ran_alone(edits: Edits, causes: list[Cause]) -> list[Cause]:
     if (edits.before.key.mode, edits.now.key.mode) != ("lazy", "eager"):
         return causes
     taken = _cut_away(edits)
+    more = edits.take(removed=_of_modules(edits))
     return [
-        dataclasses.replace(cause, taken=taken) if cause.kind == "mode" else cause
+        dataclasses.replace(
+            cause, taken=Taken(*map(sum, zip(taken, more, strict=True)))
+        )
+        if cause.kind == "mode"
+        else cause
         for cause in causes
     ]
+
+
+def _of_modules(edits: Edits) -> set[int]:
+    """Return what modules that have nothing in this graph did before, and what they read."""
+    users, to_now = edits.a.users(), edits.match.to_now
+    there = {vertex.scope for vertex in edits.b.vertices}
+    found = {
+        k
+        for k, vertex in enumerate(edits.a.vertices)
+        if to_now[k] < 0 and vertex.scope not in there
+    }
+    leaves = {
+        leaf
+        for leaf in edits.removed
+        if edits.a.vertices[leaf].is_leaf
+        and not found.isdisjoint(user for user, _ in users[leaf])
+        and all(to_now[user] < 0 for user, _ in users[leaf])
+    }
+    return found | leaves
 
 
 def cuts(edits: Edits) -> list[Cause]:

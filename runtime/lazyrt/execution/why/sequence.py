@@ -392,9 +392,13 @@ def _begins_alike(now: CompiledGraph, first: CompiledGraph) -> bool:
 
 
 def _share(now: CompiledGraph, first: CompiledGraph) -> float:
-    """Return how many operations of the smaller graph stand where the other has them too."""
+    """Return how many operations of the smaller graph stand where the other has some too.
+
+    In evaluation they are others on the same lines.
+    """
     ours, theirs = (
-        Counter(_spot(vertex) for vertex in _nodes(record)) for record in (now, first)
+        Counter(_spot(vertex)[1:] for vertex in _nodes(record))
+        for record in (now, first)
     )
     return shared(ours, theirs) / max(min(ours.total(), theirs.total()), 1)
 
