@@ -59,8 +59,8 @@ BEGAN = (
 LATER = (
     "the step ended later: optimizer.step() at ring.py:19 instead of CPU fallback of "
     "aten.bincount.default at ring.py:18, 19 operations that ran after it run before it now; the "
-    "program took another path: 1 more aten.zeros.default, 1 more aten.unsqueeze.default, 1 more "
-    "aten.scatter.value at ring.py:18"
+    "program took another path: 1 more aten.zeros.default, 1 more aten.scatter.value, 1 more "
+    "aten.sum.dim_IntList at ring.py:18"
 )
 TOLD = [
     (RING, ["the first graph of this process", STATE.format(1)]),

@@ -77,7 +77,7 @@ def _without_mistaken(found: Match, *, ran_alone: bool) -> Match:
     """
     a, b = found.before, found.now
     made = {name.text for name in b.root_names.values() if name.in_module}
-    made -= {name.text for name in b.leaf_names.values()}
+    made -= {name.text for name in b.leaf_names.values()} | updated(b)
     wrong = {
         leaf: found.to_now[leaf]
         for leaf, name in a.leaf_names.items()
@@ -95,6 +95,29 @@ def _without_mistaken(found: Match, *, ran_alone: bool) -> Match:
     to_now = [-1 if k in wrong else n for k, n in enumerate(found.to_now)]
     to_before = [-1 if k in partners else n for k, n in enumerate(found.to_before)]
     return Match(a, b, tuple(to_now), tuple(to_before))
+
+
+def updated(snapshot: Snapshot) -> set[str]:
+    """Return the names of parameters that are inputs written in place, whatever those are called."""
+    return {
+        name.text
+        for k, name in snapshot.root_names.items()
+        if name.in_module and _is_written(snapshot, *snapshot.roots[k])
+    }
+
+
+def _is_written(snapshot: Snapshot, vertex: int, index: int) -> bool:
+    """Return whether a result is an input after some ops in place, of one tensor or of many."""
+    type_ = snapshot.vertices[vertex].types[index]
+    while not snapshot.vertices[vertex].is_leaf:
+        found = snapshot.vertices[vertex]
+        slot = index if len(found.types) > 1 else 0
+        if slot >= len(found.operands):
+            return False
+        vertex, index = found.operands[slot]
+        if snapshot.vertices[vertex].types[index] != type_:
+            return False
+    return snapshot.vertices[vertex].op == "data"
 
 
 def _of_other_modules(found: Match) -> dict[int, int]:

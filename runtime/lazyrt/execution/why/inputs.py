@@ -14,9 +14,14 @@ from lazyrt.execution.why.edits import (
     listed,
     of_results,
     place,
+    updated,
 )
 from lazyrt.execution.why.program import is_mode
-from lazyrt.execution.why.updates import only_updated, take_updates_of
+from lazyrt.execution.why.updates import (
+    is_of_optimizer,
+    only_updated,
+    take_updates_of,
+)
 from lazyrt.ir.match import cone
 
 if TYPE_CHECKING:
@@ -208,6 +213,7 @@ def _recreated(edits: Edits) -> list[Cause]:
         if name.in_module or name.holder == "variable"
     }
     has = {name.text for name in edits.b.leaf_names.values()}
+    has |= updated(edits.b)
     now = {
         name.text: edits.b.roots[k][0]
         for k, name in edits.b.root_names.items()
@@ -458,10 +464,30 @@ def _same_input(
                     variable=_leaf_name(snapshot, leaf),
                     now=leaf_site(edits.b, leaf if is_gain else partners[twin]),
                     before=leaf_site(edits.a, partners[twin] if is_gain else leaf),
-                    taken=edits.take(**{"added" if is_gain else "removed": [leaf]}),
+                    taken=_take_with_update(edits, leaf, is_gain=is_gain),
                 )
             )
     return causes
+
+
+def _take_with_update(edits: Edits, leaf: int, *, is_gain: bool) -> Taken:
+    """Take out an input; of a parameter also its update, and the sum of the gradients of both."""
+    snapshot = edits.b if is_gain else edits.a
+    mine, others = ("added", "removed") if is_gain else ("removed", "added")
+    if not _is_parameter(snapshot, leaf):
+        return edits.take(**{mine: [leaf]})
+    name = _leaf_name(snapshot, leaf)
+    gone = {name, f"{name}.grad"}
+    edits.new_roots = [k for k in edits.new_roots if _text(edits.b.root_names.get(k)) not in gone]  # fmt: skip
+    edits.gone_roots = [k for k in edits.gone_roots if _text(edits.a.root_names.get(k)) not in gone]  # fmt: skip
+    other = edits.a if is_gain else edits.b
+    sums = [
+        k
+        for k in (edits.removed if is_gain else edits.added)
+        if other.vertices[k].backward and other.vertices[k].op.startswith("aten.add.")
+    ]
+    updates = [k for k in edits.changed if is_of_optimizer(edits.b.vertices[k])]
+    return edits.take(**{mine: [leaf], others: sums, "changed": updates})
 
 
 def _twin(
@@ -471,7 +497,10 @@ def _twin(
     if snapshot.vertices[leaf].op != "data":
         return None
     read = set()
-    for user, slot in snapshot.users()[leaf]:
+    users = snapshot.users()[leaf]
+    # The update of a parameter has one operand less when it is tied to another.
+    users = [user for user in users if snapshot.vertices[user[0]].scope] or users
+    for user, slot in users:
         operands = (
             other.vertices[partners[user]].operands if partners[user] >= 0 else ()
         )

@@ -203,10 +203,12 @@ class _Splice:
                 roots.append((vertex, index))
         leaf_names: dict[int, Name] = {}
         origins: dict[int, Origin] = {}
-        for side, numbers in ((self.other, self.of_other), (self.one, self.of_one)):
+        # Each graph may have been ended in another function, by whose names it knows the model.
+        for side, numbers in ((self.one, self.of_one), (self.other, self.of_other)):
             for leaf, leaf_name in side.leaf_names.items():
                 if self.vertices[numbers[leaf][0]].is_leaf:
                     leaf_names[numbers[leaf][0]] = leaf_name
+        for side, numbers in ((self.other, self.of_other), (self.one, self.of_one)):
             for leaf, origin in side.origins.items():
                 if self.vertices[numbers[leaf][0]].is_leaf:
                     origins[numbers[leaf][0]] = origin
@@ -218,7 +220,7 @@ class _Splice:
             names,
             origins,
             self.one.random | self.other.random,
-            self.other.modules,
+            self.one.modules | self.other.modules,
         )
 
 

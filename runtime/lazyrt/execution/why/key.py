@@ -18,6 +18,7 @@ from lazyrt.execution.why.edits import (
     place,
 )
 from lazyrt.execution.why.program import is_mode
+from lazyrt.execution.why.updates import written
 from lazyrt.ir.rounds import rounds_in
 
 if TYPE_CHECKING:
@@ -230,12 +231,20 @@ def cuts(edits: Edits) -> list[Cause]:
     if (
         read
         or (_is_left(new.ended_by) and gone)
-        or _is_part(gone, came, edits.before.nodes)
+        or (_is_part(gone, came, edits.before.nodes) and not _ends_alike(edits))
     ):
         return _shorter(edits, old, new)
     if _is_part(came, gone, edits.now.nodes):
         return _longer(edits, old, new)
     return []
+
+
+def _ends_alike(edits: Edits) -> bool:
+    """Return whether both graphs end in an update of parameters: none of them was cut short."""
+    old, new = edits.before.key, edits.now.key
+    if is_cut(old.ended_by) or is_cut(new.ended_by) or is_cut(new.began_after):
+        return False
+    return bool(written(edits.a).keys() & written(edits.b).keys())
 
 
 def other_step(edits: Edits) -> list[Cause]:

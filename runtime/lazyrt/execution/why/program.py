@@ -771,11 +771,17 @@ def _other_update(edits: Edits, new: list[Vertex], old: list[Vertex]) -> Cause:
     )
 
 
+def _telling(ops: Counter[str], views: set[str]) -> list[tuple[str, int]]:
+    """Return a few ops, those that merely view last: they come with whatever reads them."""
+    return sorted(ops.most_common(), key=lambda item: item[0] in views)[:_SHOWN_OPS]
+
+
 def _ops_text(new: list[Vertex], old: list[Vertex]) -> str:
     ours = Counter(v.op for v in new if not v.is_leaf)
     theirs = Counter(v.op for v in old if not v.is_leaf)
-    parts = [f"{n} more {op}" for op, n in (ours - theirs).most_common(_SHOWN_OPS)]
-    parts += [f"{n} fewer {op}" for op, n in (theirs - ours).most_common(_SHOWN_OPS)]
+    views = {v.op for v in (*new, *old) if is_view(v)}
+    parts = [f"{n} more {op}" for op, n in _telling(ours - theirs, views)]
+    parts += [f"{n} fewer {op}" for op, n in _telling(theirs - ours, views)]
     if not parts:
         inputs = [v for v in (*new, *old) if v.is_leaf]
         if inputs:

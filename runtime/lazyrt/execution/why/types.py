@@ -118,10 +118,22 @@ def _group(edits: Edits, vertex: int, kind: Kind) -> object:
     if kind == "dtype":
         return (_dtypes(before), _dtypes(now))
     if kind == "baked_constant":
-        # The gradient of an op has the number that the op has.
+        # The gradient of an op has the number that the op has, or one that follows from it.
         op = now.op.removesuffix(".default").replace("_backward", "")
+        if now.backward and (forward := _forward_of(edits, op, now.scope)) is not None:
+            return _group(edits, forward, kind)
         return (*_first_difference(before, now), op)
     return (before.attrs, now.attrs, now.op, now.site and now.site.line)
+
+
+def _forward_of(edits: Edits, op: str, scope: str) -> int | None:
+    """Return the changed vertex whose gradient an op of this name computes."""
+    for k in edits.changed:
+        vertex = edits.b.vertices[k]
+        named = vertex.op.removesuffix(".default") == op
+        if named and vertex.scope == scope and not vertex.backward:
+            return k
+    return None
 
 
 class _Sources:
@@ -346,7 +358,8 @@ def _cause(
         )
     else:
         names = [name] if (name := _number_name(before, now)) else []
-        text = _constant(before, now, len(vertices), name)
+        times = sum(not edits.b.vertices[k].backward for k in vertices)
+        text = _constant(before, now, times or len(vertices), name)
     return Cause(
         kind=kind,
         text=text,

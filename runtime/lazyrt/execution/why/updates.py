@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from lazyrt.execution.why.edits import Edits, Place
-    from lazyrt.ir.snapshot import Snapshot
+    from lazyrt.ir.snapshot import Snapshot, Vertex
     from lazyrt.observe.events import Site
 
 _BESIDE_FIX = (
@@ -123,8 +123,13 @@ def is_of_update(edits: Edits) -> bool:
     """Return whether all that is left was recorded by an optimizer, many tensors in one op."""
     left = [edits.b.vertices[k] for k in (*edits.added, *edits.changed)]
     left += [edits.a.vertices[k] for k in edits.removed]
-    ops = [vertex.op for vertex in left if not vertex.is_leaf]
-    return bool(ops) and all(op.startswith(_OF_OPTIMIZERS) for op in ops)
+    ops = [vertex for vertex in left if not vertex.is_leaf]
+    return bool(ops) and all(map(is_of_optimizer, ops))
+
+
+def is_of_optimizer(vertex: Vertex) -> bool:
+    """Return whether an op takes many tensors at once, as optimizers do."""
+    return vertex.op.startswith(_OF_OPTIMIZERS)
 
 
 def _in_part(owners: list[str], site: Site, taken: Taken, *, is_gain: bool) -> Cause:
