@@ -290,7 +290,9 @@ def is_other_step(edits: Edits) -> bool:
     edited = len(edits.added) + len(edits.removed)
     if edited < _CUT_SHARE * max(edits.before.nodes, edits.now.nodes):
         return False
-    are_blocks = _is_block(old.ended_by) and _is_block(new.ended_by)
+    # A block with a name is a step of its own, whatever ended the other.
+    is_named = new.ended_by[0].startswith(f"{_BLOCK} ")
+    are_blocks = is_named or (_is_block(old.ended_by) and _is_block(new.ended_by))
     return are_blocks or _changes_mode(edits) or not _may_have_moved(edits)
 
 

@@ -10,15 +10,18 @@ from lazyrt.ir.match import shared
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from lazyrt.execution.census import CompiledGraph
+    from lazyrt.ir.snapshot import Name
 
 # Added to the share of operations, which ranges from 0 to 1: of two that are about as similar, the
 # same step of the program, of the same model, with the same results.
 _SAME_END = 0.15
+_SAME_SORT_OF_END = 0.12
 _SAME_START = 0.1
 _SAME_INPUTS = 0.1
+_SAME_SIZE = 0.1
 _SAME_RESULTS = 0.05
 # Nothing makes up for operations: at least this share of what the most similar graph has.
 _ENOUGH = 0.75
@@ -115,7 +118,19 @@ def _lies_alike(one: CompiledGraph, other: CompiledGraph) -> float:
     begins = not differs(one.key.began_after, other.key.began_after) or (
         place(one.lines[0]) == place(other.lines[0]) is not None
     )
-    return _SAME_END * ends + _SAME_START * begins
+    sort = _sort(one.key.ended_by[0]) == _sort(other.key.ended_by[0])
+    size = min(one.nodes, other.nodes) / max(one.nodes, other.nodes, 1)
+    return (
+        _SAME_END * ends
+        + _SAME_SORT_OF_END * sort
+        + _SAME_START * begins
+        + _SAME_SIZE * size
+    )
+
+
+def _sort(ended_by: str) -> str:
+    """Return what sort of mark ended a graph: a block, by whatever name, a read, a loader."""
+    return ended_by.partition(" ")[0]
 
 
 def _named_alike(one: CompiledGraph, other: CompiledGraph) -> float:
@@ -123,13 +138,14 @@ def _named_alike(one: CompiledGraph, other: CompiledGraph) -> float:
     a, b = one.snapshot, other.snapshot
     assert a is not None
     assert b is not None
-    inputs = _common(
-        *({name.text for name in side.leaf_names.values()} for side in (a, b))
-    )
-    results = _common(
-        *({name.text for name in side.root_names.values()} for side in (a, b))
-    )
+    inputs = _common(*(_names(side.leaf_names) for side in (a, b)))
+    results = _common(*(_names(side.root_names) for side in (a, b)))
     return _SAME_INPUTS * inputs + _SAME_RESULTS * results
+
+
+def _names(names: Mapping[int, Name]) -> set[str]:
+    """Return what there is in each step; the state of an optimizer is not, in the first."""
+    return {name.text for name in names.values() if name.holder != "optimizer"}
 
 
 def _common(one: set[str], other: set[str]) -> float:

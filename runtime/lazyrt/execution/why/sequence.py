@@ -165,10 +165,10 @@ def _began_elsewhere(
     old = [each for each in _earlier(census, previous) if _may_be(both, each, now)]
     ours, size = _by_op(both), previous.nodes + now.nodes
 
-    def likeness(each: tuple[CompiledGraph, ...]) -> tuple[float, int]:
+    def likeness(each: tuple[CompiledGraph, ...]) -> tuple[float, tuple[int, int]]:
         theirs = _by_op(each)
         alike = shared(ours, theirs) / max(size, theirs.total(), 1)
-        return alike, _common(now, each[-1])
+        return alike, (_common(now, each[-1]), 0)
 
     for candidate in _best(old, likeness):
         new, before = joined(previous, now), _as_one(candidate)
@@ -215,7 +215,7 @@ def _may_be(
 
 def _best(
     candidates: Sequence[tuple[CompiledGraph, ...]],
-    likeness: Callable[[tuple[CompiledGraph, ...]], tuple[float, int]],
+    likeness: Callable[[tuple[CompiledGraph, ...]], tuple[float, tuple[int, int]]],
 ) -> list[tuple[CompiledGraph, ...]]:
     """Return the few that are most alike: as the program ran last, cut in two or whole."""
     scored = [(likeness(each), -k, each) for k, each in enumerate(candidates)]
@@ -365,10 +365,10 @@ def _ended_elsewhere(now: CompiledGraph, census: Census) -> Moved | None:
     ]
     ours = now.ops
 
-    def likeness(pair: tuple[CompiledGraph, ...]) -> tuple[float, int]:
+    def likeness(pair: tuple[CompiledGraph, ...]) -> tuple[float, tuple[int, int]]:
         theirs = _by_op(pair)
         alike = shared(ours, theirs) / max(min(ours.total(), theirs.total()), 1)
-        return alike, sum(_common(now, each) for each in pair)
+        return alike, (_common(now, pair[0]), _common(now, pair[1]))
 
     for first, second in _best(pairs, likeness):
         if _is_longer(now, first, second):
