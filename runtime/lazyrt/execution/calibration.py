@@ -27,10 +27,8 @@ if TYPE_CHECKING:
     from lazyrt.jax_compat import Array
 
 _SIDE = 512
-_LONG, _SEEN = (
-    2**22,
-    2**20,
-)  # more elements than a processor's cache holds; enough for a look
+_LONG = 2**22  # more elements than a processor's cache holds
+_SEEN = 2**20  # enough for a look
 _RUNS = 2  # the shortest counts
 _one_at_a_time = threading.Lock()
 

@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from lazyrt.ir.live import Type
     from lazyrt.observe.events import Site
 
-_LARGE = (
-    2**20
-)  # bytes; what is smaller is copied sooner than a program is compiled for it
+# Bytes; what is smaller is copied sooner than a program is compiled for it.
+_LARGE = 2**20
 _NOBODY = Provenance(None, "")
 
 
