@@ -176,6 +176,8 @@ class Explorer:
     def handle(self, request: object) -> Iterator[Reply]:
         """Answer a request; each reply is ready as soon as it is yielded.
 
+        Once a page is open, what the first click would have to wait for is done ahead.
+
         Raises:
             RequestError: It is none of ours.
         """
@@ -183,6 +185,8 @@ class Explorer:
             if reply["kind"] == "panel":
                 self._tells_overlay = False
             yield reply
+            if reply["kind"] == "ready" and self._inspection is not None:
+                self._inspection.get_ready()
 
     def _answers(self) -> dict[str, Callable[[Any], Iterator[Reply]]]:
         return {

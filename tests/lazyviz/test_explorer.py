@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import lazyrt
+from lazyrt.execution import pace
 from lazyviz.inspection.explorer import Explorer
 from lazyviz.inspection.protocol import RequestError
 from lazyviz.inspection.subjects import pending_subject, subject_of
@@ -54,6 +55,20 @@ def test_selecting_an_op_tells_its_cost_then_its_value(explorer, network):
         expected = lazyrt.materialise(network[0][0](network[1]))
     assert f"<pre>{expected}</pre>" in value["html"]
     assert value["box"] == first
+
+
+def test_the_machine_is_timed_once_the_page_is_open_and_not_by_the_first_click(
+    explorer,
+):
+    before = lazyrt.pending_graph().fingerprint, lazyrt.counters()
+    pace.forget()
+    replies = explorer.handle({"kind": "hello"})
+
+    assert next(replies)["kind"] == "ready"
+    assert not pace.is_calibrated()  # the page has its answer first
+    assert list(replies) == []
+    assert pace.is_calibrated()
+    assert (lazyrt.pending_graph().fingerprint, lazyrt.counters()) == before
 
 
 def test_a_known_value_says_so(explorer):

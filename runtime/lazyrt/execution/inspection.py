@@ -126,6 +126,11 @@ class Inspection:
             )
         return found
 
+    def get_ready(self) -> None:
+        """Time this machine, unless that was done, so that the first `cost` need not."""
+        if self.is_current:
+            calibration.make_sure()
+
     def cost(self, node_id: int, output: int = 0) -> Cost:
         """Return what `materialise` would take now; computes nothing."""
         value = self.value(node_id, output)
