@@ -71,6 +71,8 @@ def example(name, folder):
             return lazyviz.diff(HLO, HLO.replace("add(", "multiply("))
         case "Comparison":
             return lazyviz.compare_modes(torch.ones(2, device="lazyrt") * 3 + 1)
+        case "NotFiniteView":
+            return lazyviz.find_nan(torch.zeros(2, device="lazyrt").log() * 0)
         case "MinimisedView":
             return lazyviz.minimise(HLO, lambda part: "add" in part.ops)
         case "ExploreView":
@@ -123,6 +125,7 @@ WORDS = {
     "TimelineShown": "cell",
     "ExploreView": "negate",
     "MinimisedView": "add",
+    "NotFiniteView": "aten.log",
     "Programs": "add",
     "Replicas": "first difference",
     "Profile": "fusion.1",

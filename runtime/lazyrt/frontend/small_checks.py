@@ -56,7 +56,7 @@ def on_host(value: Value) -> torch.Tensor | None:
     try:
         for node in walk((value,))[0]:
             _run(node, values)
-    except RuntimeError:  # such as: only the device has a kernel for it
+    except Exception:  # noqa: BLE001 - such as: only the device has a kernel for it
         return None
     found = values[value]
     return found.clone() if isinstance(found, torch.Tensor) else torch.tensor(found)
@@ -74,8 +74,14 @@ def _run(node: Node, values: dict[Any, Any]) -> None:
     if any(math.prod(output.shape) > _MAX_ELEMENTS for output in outputs):
         raise RuntimeError(f"{node.op} is quicker on the device")
     result = run_on_host(node, values)
-    results = result if isinstance(result, (tuple, list)) else (result,)
-    values.update(zip(node.outputs, results, strict=True))
+    values.update(zip(node.outputs, _flat(result), strict=True))
+
+
+def _flat(result: Any) -> list[Any]:
+    """Return an op's results one by one, those of a list among them too."""
+    if not isinstance(result, (tuple, list)):
+        return [result]
+    return [each for part in result for each in _flat(part)]
 
 
 def remember(value: Value, found: torch.Tensor) -> None:
