@@ -152,3 +152,22 @@ def test_other_orders_of_a_batch_and_a_head_made_anew_compile_nothing():
     trainer.fit()
 
     assert lazyrt.counters()["compiles"] - known == made
+
+
+def test_another_model_with_an_optimizer_of_its_own_is_another_program():
+    """Its layers have the same numbers in their `nn.Sequential`, and the updates the same ops."""
+    Trainer(nn.Tanh()).fit()
+    policy = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)).to(DEVICE)
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+    states = [torch.full((1, 4), float(k)).to(DEVICE) for k in range(6)]
+    lazyrt.mark_step()
+
+    chosen = [functional.log_softmax(policy(state), -1)[:, 0] for state in states]
+    loss = -(torch.cat(chosen) * 0.5).sum()
+    loss.backward()
+    optimizer.step()
+
+    explanation = lazyrt.explain()
+    assert explanation is not None
+    assert "a program not seen before: " in explanation.text
+    assert len(explanation.causes) == 1

@@ -84,7 +84,8 @@ def explain(record: CompiledGraph, census: Census) -> Explanation:
 def _is_elsewhere(record: CompiledGraph, other: CompiledGraph, alike: float) -> bool:
     """Return whether two graphs that are little alike have no line and no module in common.
 
-    The same ops on other lines, and in other sizes, may well be the same program.
+    The same ops on other lines, and in other sizes, may well be the same program. Modules are told
+    apart by the names of their parameters where both have such: each `nn.Sequential` has a `0`.
     """
     if alike >= _ALIKE:
         return False
@@ -96,8 +97,16 @@ def _is_elsewhere(record: CompiledGraph, other: CompiledGraph, alike: float) -> 
     if shared(ours, other_ops) >= _ALIKE * max(ours.total(), other_ops.total()):
         return False
     lines, theirs = ({place(v.site) for v in side} - {None} for side in sides)
-    scopes, scopes_there = ({v.scope for v in side} - {""} for side in sides)
-    return bool(lines and theirs) and not (lines & theirs or scopes & scopes_there)
+    modules, modules_there = _parameters(record), _parameters(other)
+    if not (modules and modules_there):
+        modules, modules_there = ({v.scope for v in side} - {""} for side in sides)
+    return bool(lines and theirs) and not (lines & theirs or modules & modules_there)
+
+
+def _parameters(record: CompiledGraph) -> set[str]:
+    """Return what the user calls the parameters that a graph reads."""
+    names = record.snapshot.leaf_names.values() if record.snapshot is not None else ()
+    return {name.text for name in names if name.in_module}
 
 
 def _compared(

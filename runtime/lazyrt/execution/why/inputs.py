@@ -43,8 +43,8 @@ _BUILD_FIX = (
     "what it costs"
 )
 _CALLED = {
-    True: "called in this step and not in {}",
-    False: "not called in this step and was in {}",
+    True: "called in this step and not in {0}",
+    False: "not called in this step and {1} in {0}",
 }
 _CALL_FIX = (
     "call the same modules in each step, and end each step at one place; one compile for each "
@@ -134,11 +134,11 @@ def _modules(
     )
     updated = take_updates_of(edits, paths)
     kind: Kind = "module_added" if is_gain else "module_removed"
+    noun, verb = ("module", "was") if len(paths) == 1 else ("modules", "were")
+    what = _CALLED[is_gain].format(edits.before.name, verb)
     return Cause(
         kind="module_call" if exists else kind,
-        text=f"{'module' if len(paths) == 1 else 'modules'} {listed(paths)} "
-        f"{'was' if len(paths) == 1 else 'were'} "
-        f"{_CALLED[is_gain].format(edits.before.name) if exists else _BUILT[is_gain]}: "
+        text=f"{noun} {listed(paths)} {verb} {what if exists else _BUILT[is_gain]}: "
         f"{count(len(seeds), 'parameter')}, {count(len(near) - len(seeds), 'operation')}",
         fix=_CALL_FIX if exists else _BUILD_FIX,
         variable=paths[0],
