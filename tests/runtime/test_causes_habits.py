@@ -1,5 +1,7 @@
 """M.05: what people change between two runs of a loop, told in one clause, or nothing compiled."""
 
+from fnmatch import fnmatch
+
 import pytest
 import torch
 from torch import nn
@@ -171,3 +173,28 @@ def test_another_model_with_an_optimizer_of_its_own_is_another_program():
     assert explanation is not None
     assert "a program not seen before: " in explanation.text
     assert len(explanation.causes) == 1
+
+
+@pytest.mark.parametrize(
+    ("cut", "told"),
+    [
+        (lambda out: out[out > 0], "aten.index.Tensor at * ran on the CPU and cut"),
+        (
+            lambda out: out * float(out.detach().sum()),
+            "read by .item() at * cut the step: graph.1",
+        ),
+    ],
+)
+def test_the_rest_of_a_first_step_that_was_cut_names_the_cut(cut, told):
+    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(DEVICE)
+    optimizer = torch.optim.AdamW(net.parameters())
+    x = torch.ones(4, 6).to(DEVICE)
+    lazyrt.mark_step()
+
+    cut(net(x)).sum().backward()
+    optimizer.step()
+
+    explanation = lazyrt.explain()
+    assert explanation is not None
+    assert len(explanation.causes) == 1
+    assert fnmatch(explanation.text, f"{told}*")

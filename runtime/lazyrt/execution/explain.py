@@ -11,6 +11,7 @@ from lazyrt.execution.why.blocks import Block, repeated_block
 from lazyrt.execution.why.causes import Cause, Explanation, Taken, ranked
 from lazyrt.execution.why.edits import Edits, at, count, place
 from lazyrt.execution.why.growth import with_growth, with_lengths
+from lazyrt.execution.why.joined import goes_on
 from lazyrt.execution.why.nearest import closeness, nearest
 from lazyrt.execution.why.sequence import moved_boundary
 from lazyrt.execution.why.types import types_and_constants, types_of_inputs
@@ -69,11 +70,15 @@ def explain(record: CompiledGraph, census: Census) -> Explanation:
         alike = min(1.0, closeness(record, moved.old))
         return _compared(record, moved.old, alike, causes, unexplained)
     found = nearest(record, census)
-    if found is None or found[1] < _RELATED or _is_elsewhere(record, *found):
-        cut = key.began_after_a_cut(record, census)
-        if cut is not None:
-            return _alone(record, cut)
-        return _alone(record, _new_program(record))
+    rest = _rest_of(record, census.latest)
+    if (
+        found is None
+        or found[1] < _RELATED
+        or _is_elsewhere(record, *found)
+        or (rest is not None and found[0] is census.latest and found[1] < _ALIKE)
+    ):
+        cut = key.began_after_a_cut(record, census) or rest
+        return _alone(record, cut or _new_program(record))
     other, similarity = found
     causes, unexplained = differences(other, record)
     earlier = {each.name: each.explanation for each in census}
@@ -101,6 +106,13 @@ def _is_elsewhere(record: CompiledGraph, other: CompiledGraph, alike: float) -> 
     if not (modules and modules_there):
         modules, modules_there = ({v.scope for v in side} - {""} for side in sides)
     return bool(lines and theirs) and not (lines & theirs or modules & modules_there)
+
+
+def _rest_of(record: CompiledGraph, previous: CompiledGraph | None) -> Cause | None:
+    """Return that a graph is what a cut left of the step of the one before, None if it is not."""
+    if previous is None or not key.is_cut(record.key.began_after):
+        return None
+    return key.rest_of_a_cut(record, previous) if goes_on(record, previous) else None
 
 
 def _parameters(record: CompiledGraph) -> set[str]:

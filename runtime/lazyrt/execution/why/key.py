@@ -368,6 +368,25 @@ def began_after_a_cut(
     return None
 
 
+def rest_of_a_cut(now: CompiledGraph, previous: CompiledGraph) -> Cause:
+    """Return that a graph is what a cut left of the step that the one before it began."""
+    cut = now.key.began_after
+    told = (
+        ran_on_the_cpu(cut)
+        if is_fallback(cut)
+        else f"{_what(cut)} cut the step: {previous.name} is what is before it, and this graph "
+        "what is after it"
+    )
+    return Cause(
+        kind="fallback" if is_fallback(cut) else "step_cut",
+        text=told,
+        fix=cut_fix(cut),
+        now=cut[1],
+        before=previous.key.ended_by[1],
+        taken=Taken(added=now.nodes),
+    )
+
+
 def over_limit(record: CompiledGraph) -> Cause | None:
     """Return that the limit of pending ops ended a graph, with the loop that filled it."""
     what, site = record.key.ended_by
