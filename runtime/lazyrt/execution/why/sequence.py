@@ -455,7 +455,9 @@ def _sooner(now: CompiledGraph, first: CompiledGraph) -> Moved | None:
         return None
     edits = Edits(first, now)
     left = _take_what_was_not_reached(edits)
-    if not left:
+    more = sum(not edits.b.vertices[k].is_leaf for k in edits.added)
+    goes_on_for_long = first.nodes < _ALIKE * now.nodes and left <= _STRAY * more
+    if not left or goes_on_for_long:
         return None
     return Moved(
         _at_the_end(mark, was, "earlier", left, "before", removed=left), first, edits
