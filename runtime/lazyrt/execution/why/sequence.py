@@ -262,24 +262,37 @@ def _changed_sides(edits: Edits, old: Joined, new: Joined) -> int:
 
 def _forget_what_lived_at_the_cut(edits: Edits, old: Joined, new: Joined) -> None:
     """Variables alive at one place of the cut, and not at the other, have it for their cause."""
-    edits.new_roots = [
+    match = edits.match
+    edits.new_roots = _of_their_own(
+        edits.b, edits.new_roots, edits.added, match.to_before, new, old
+    )
+    edits.gone_roots = _of_their_own(
+        edits.a, edits.gone_roots, edits.removed, match.to_now, old, new
+    )
+
+
+def _of_their_own(
+    snapshot: Snapshot, roots: list[int], free: set[int], partners: Sequence[int],
+    mine: Joined, other: Joined,
+) -> list[int]:  # fmt: skip
+    """Return the results of one side that the cut does not account for.
+
+    Args:
+        snapshot: That of the side.
+        roots: Its results that the other side has not.
+        free: Its vertices without a partner.
+        partners: The partner of each vertex.
+        mine: The side.
+        other: The other one.
+    """
+    return [
         k
-        for k in edits.new_roots
-        if not _was_alive(edits.b.roots[k], edits.match.to_before, old)
+        for k in roots
+        if not _was_alive(snapshot.roots[k], partners, other)
         and (
-            is_kept(edits.b.root_names.get(k))
-            or edits.b.roots[k][0] in edits.added
-            or not _lived(edits.b.roots[k][0], edits.match.to_before, new, old)
-        )
-    ]
-    edits.gone_roots = [
-        k
-        for k in edits.gone_roots
-        if not _was_alive(edits.a.roots[k], edits.match.to_now, new)
-        and (
-            is_kept(edits.a.root_names.get(k))
-            or edits.a.roots[k][0] in edits.removed
-            or not _lived(edits.a.roots[k][0], edits.match.to_now, old, new)
+            is_kept(snapshot.root_names.get(k))
+            or snapshot.roots[k][0] in free
+            or not _lived(snapshot.roots[k][0], partners, mine, other)
         )
     ]
 
