@@ -1,14 +1,15 @@
 """What is shown of a large tensor is kept without a copy, and nothing else changes by that."""
 
 import random
+import threading
 
 import pytest
 import torch
 
 import lazyrt
 from lazyrt.errors import OutOfMemoryError
-from lazyrt.execution import memory, sharing
-from lazyrt.frontend import ready_views
+from lazyrt.execution import memory, sharing, transfer
+from lazyrt.frontend import reads, ready_views
 from lazyrt.observe import events
 from tests.harness import DEVICE, cold_start, recorded, thinned
 
@@ -80,6 +81,64 @@ def test_a_step_gives_the_same_memory_away_whether_somebody_keeps_a_copy_or_not(
     assert plain[0][1] == 1
     assert torch.equal(kept.cpu(), now)
     assert torch.equal(x.cpu(), now + 1)
+
+
+READS = {
+    "print": repr,
+    "look": lazyrt.look,
+    "read": lambda x: x.numpy(),
+    "view": lambda x: x[1:].tolist(),
+    "several": lambda x: reads.peek_all([x, x]),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_a_step_that_runs_while_another_thread_reads_gives_the_same_memory_away(
+    read, monkeypatch
+):
+    """The copy is made without the lock: whether it has ended must not be the step's key."""
+    x = ready(8, 8)
+    plain = donations(lambda: x.add_(1))
+
+    meanwhile = in_each_copy(monkeypatch, lambda: donations(lambda: x.add_(1)))
+    read(x)
+    monkeypatch.undo()
+
+    assert plain[0][1] == 1
+    assert meanwhile
+    assert all(each == plain for each in meanwhile)
+    assert x[0, 0].item() == 2 + len(meanwhile)
+
+
+def test_an_input_may_be_looked_at_while_its_step_gives_it_away(monkeypatch):
+    x = ready(8, 8)
+    plain = donations(lambda: x.add_(1))
+    x.add_(1)
+    found = lazyrt.inspect()
+
+    meanwhile = in_each_copy(monkeypatch, lambda: donations(lambda: None))
+    value = found.parameter(found.graph.parameters[0])
+    monkeypatch.undo()
+
+    assert meanwhile == [plain]
+    assert value[0, 0] == 2
+    assert x[0, 0].item() == 3
+
+
+def in_each_copy(monkeypatch, run):
+    """Let another thread call `run` whenever data is copied; return what it gave."""
+    given = []
+    for name in ("to_host", "own_copy"):
+        copy = getattr(transfer, name)
+
+        def copy_late(*args, copy=copy):
+            worker = threading.Thread(target=lambda: given.append(run()))
+            worker.start()
+            worker.join()
+            return copy(*args)
+
+        monkeypatch.setattr(transfer, name, copy_late)
+    return given
 
 
 def test_either_may_be_written_to_alone_and_both_in_one_step():

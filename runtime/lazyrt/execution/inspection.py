@@ -21,6 +21,7 @@ from lazyrt.execution import (
     looking,
     not_finite,
     pace,
+    sharing,
     summaries,
     transfer,
 )
@@ -182,7 +183,9 @@ class Inspection:
             LostValueError: The step has run, and no tensor holds this value any more.
         """
         value = self.value(node_id, output)
-        return transfer.to_host(self._data(value, node_id, site), value.dtype, site)
+        with sharing.reading() as reading:
+            self._compute(reading, value, node_id, site)
+            return transfer.to_host(reading.found, value.dtype, site)
 
     def look(
         self,
@@ -208,9 +211,10 @@ class Inspection:
             LostValueError: The step has run, and no tensor holds this value any more.
         """
         value = self.value(node_id, output)
-        data = self._data(value, node_id, site)
-        start = pace.now()
-        found = looking.look(data, value.dtype, at, axes, site)
+        with sharing.reading() as reading:
+            self._compute(reading, value, node_id, site)
+            start = pace.now()
+            found = looking.look(reading.found, value.dtype, at, axes, site)
         pace.learn(forecast.looks(value), pace.now() - start)
         return found
 
@@ -222,7 +226,9 @@ class Inspection:
         site: Site | None = None,
     ) -> Look:
         """Return the same of an input; see `parameter` and `look`."""
-        return looking.look(self._input(leaf, site), leaf.dtype, at, axes, site)
+        with sharing.reading() as reading:
+            self._get_input(reading, leaf, site)
+            return looking.look(reading.found, leaf.dtype, at, axes, site)
 
     def not_finite(self) -> dict[Value, tuple[int, int]]:
         """Return how many NaN and infinities the values hold that are computed already.
@@ -307,21 +313,24 @@ class Inspection:
         if not self.is_current:
             raise LostValueError(_ran(self.step, what))
 
-    def _data(self, value: Value, node_id: int, site: Site | None) -> Any:
-        """Return a value's data once it is there; how long that took sets later estimates."""
+    def _compute(
+        self, reading: sharing.reading, value: Value, node_id: int, site: Site | None
+    ) -> None:
+        """Find a value's data, once it is there; how long that took sets later estimates."""
         with lock:
             if not self.is_current:
-                return self._held(value, node_id)
+                reading.found = self._held(value, node_id)
+                return
             if value in pending.memo:
-                return peek_value(value, site)
+                reading.found = peek_value(value, site)
+                return
             cone, known = cone_of((value,), pending.memo)
             parts = run_parts(cone, value, reused=bool(known))
             start, compiled = pace.now(), compiled_ns()
-            data = peek_value(value, site)
+            reading.found = peek_value(value, site)
             compiled = compiled_ns() - compiled
-        jax_compat.block(data)
+        jax_compat.block(reading.found)
         pace.learn(parts, pace.now() - start - compiled)
-        return data
 
     def parameter(self, leaf: Leaf, site: Site | None = None) -> torch.Tensor:
         """Return an input of the graph as a new CPU tensor.
@@ -330,16 +339,20 @@ class Inspection:
             LostValueError: The step has run, and its inputs are gone.
             UsageError: The leaf is a lifted number, not data.
         """
-        return transfer.to_host(self._input(leaf, site), leaf.dtype, site)
+        with sharing.reading() as reading:
+            self._get_input(reading, leaf, site)
+            return transfer.to_host(reading.found, leaf.dtype, site)
 
-    def _input(self, leaf: Leaf, site: Site | None) -> Any:
+    def _get_input(
+        self, reading: sharing.reading, leaf: Leaf, site: Site | None
+    ) -> None:
         if leaf.kind != "data":
             raise UsageError(
                 f"{leaf!r} is a number that the program passed, not a tensor. Its line shows it."
             )
         with lock:
             self._require_current(f"input {leaf.position}")
-            return peek_value(leaf, site)
+            reading.found = peek_value(leaf, site)
 
     def _held(self, value: Value, node_id: int) -> Any:
         """Return the data of a value that this step computed, if a tensor still holds it."""

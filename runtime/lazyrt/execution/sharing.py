@@ -5,26 +5,78 @@ the keeper has the tensor's own array, until a step is about to give that memory
 other holders get a copy, which is what the keeper would have had from the start. So a step
 donates the same inputs whether somebody has looked or not.
 
-Everything here is called with the runtime's lock held.
+A read copies without the lock, so another thread's step may come to give away what is being
+read: then the step gets the copy, and gives that away.
+
+Everything here is called with the runtime's lock held, but for the end of a `reading`.
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from lazyrt import jax_compat
 from lazyrt.execution import memory
-from lazyrt.ir.live import pending
+from lazyrt.ir.live import pending, ready_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from types import TracebackType
 
     from lazyrt.ir.live import Buffer, Type
 
 # A copy of less costs no more than remembering who has it.
 _MIN_SHARED = 2**20
 _holders: dict[int, list[weakref.ref[Buffer]]] = {}
+_readings: dict[reading, None] = {}
+
+
+class reading:  # noqa: N801 - used like a function, in `with`
+    """Device data that is read without the lock, in `with`.
+
+    The data is put into it with the lock held. No variable that outlives the block refers to
+    it: references that stay would change what the next step donates.
+    """
+
+    __slots__ = ("found",)
+
+    def __enter__(self) -> Self:
+        self.found: Any = None
+        _readings[self] = None
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.found = None  # first, so that no reference is left that nobody tells of
+        del _readings[self]
+
+
+def being_read() -> frozenset[int]:
+    """Return the ids of the arrays that are read without the lock at present."""
+    if not _readings:
+        return frozenset()
+    found = [each.found for each in list(_readings)]
+    parts = [part for each in found for part in (each if _is_many(each) else (each,))]
+    return frozenset(map(id, parts))
+
+
+def _is_many(found: Any) -> bool:
+    return isinstance(found, (list, tuple))  # of values, or a base with its views
+
+
+def is_only_read(position: int) -> bool:
+    """Return whether an input's data has no holders but its buffer, readers and known sharers."""
+    data, owner = pending.inputs[position], pending.owners[position]()
+    known = _sharing(data)
+    if not known and sum(each is data for each in pending.inputs) > 1:
+        return False
+    strangers = (buffer for buffer in ready_buffers() if buffer.data is data)
+    return all(buffer is owner or buffer in known for buffer in strangers)
 
 
 def keep(keeper: Buffer, data: Any, type_: Type, source: Buffer | None) -> None:
@@ -61,24 +113,43 @@ def to_copy(positions: Sequence[int]) -> int:
     """Return the size of the copies that `separate` would make, in bytes."""
     if _holders:  # what one buffer has alone needs no copy, and no step need ask for it
         _forget(fewer_than=2)
-    return sum(pending.inputs[position].nbytes for position in _shared(positions))
+    copied = {*_read(positions), *_shared(positions)}
+    return sum(pending.inputs[position].nbytes for position in copied)
 
 
 def separate(positions: Sequence[int]) -> None:
-    """Give everybody else a copy of the inputs that are about to be given away.
+    """Make each of the inputs that are about to be given away the step's own.
+
+    Who shares one gets a copy; of one that is being read, the step itself does.
 
     Raises:
         OutOfMemoryError: There is no room for a copy.
     """
+    for position in _read(positions):
+        copy = _copy_of(position)
+        pending.inputs[position] = copy
+        owner = pending.owners[position]()
+        if owner is not None:
+            owner.data = copy
     for position in _shared(positions):
         buffers, places = _others(position)
-        with memory.explained("a copy of what was shown"):
-            copy = jax_compat.copy(pending.inputs[position])
+        copy = _copy_of(position)
         for buffer in buffers:
             buffer.data = copy
         for place in places:
             pending.inputs[place] = copy
         _register(copy, buffers)
+
+
+def _copy_of(position: int) -> Any:
+    with memory.explained("a copy of what was shown"):
+        return jax_compat.copy(pending.inputs[position])
+
+
+def _read(positions: Sequence[int]) -> list[int]:
+    """Return the inputs among these whose data is being read."""
+    read = being_read()
+    return [each for each in positions if id(pending.inputs[each]) in read]
 
 
 def _shared(positions: Sequence[int]) -> list[int]:

@@ -59,32 +59,39 @@ def require_lazy(tensor: object, caller: str) -> None:
 
 def peek(tensor: torch.Tensor, site: Site | None = None) -> torch.Tensor:
     """Return a lazy tensor's value as a new CPU tensor; the pending step stays as it is."""
-    with lock:
-        found = _start_peek(tensor, site)
-    return _finish(found, tensor, site)
+    with sharing.reading() as reading:
+        _start(reading, tensor, site)
+        return _finish(reading.found, tensor, site)
 
 
 def peek_all(
     tensors: Sequence[torch.Tensor], site: Site | None = None
 ) -> list[torch.Tensor]:
     """Return the values of some lazy tensors; what is pending for them is one execution."""
-    with lock:
-        values = [
-            state.value if state.is_pending else None
-            for state in map(state_of, tensors)
-        ]
-        wanted = [value for value in values if value is not None]
-        computed = iter(peek_together(wanted, site, user_call().tensor))
-        found = [
-            _start_peek(tensor, site) if value is None else next(computed)
-            for value, tensor in zip(values, tensors, strict=True)
-        ]
-    return [_finish(*each, site) for each in zip(found, tensors, strict=True)]
+    with sharing.reading() as reading:
+        with lock:
+            values = [
+                state.value if state.is_pending else None
+                for state in map(state_of, tensors)
+            ]
+            wanted = [value for value in values if value is not None]
+            computed = iter(peek_together(wanted, site, user_call().tensor))
+            reading.found = [
+                _start_peek(tensor, site) if value is None else next(computed)
+                for value, tensor in zip(values, tensors, strict=True)
+            ]
+            del computed
+        pairs = zip(reading.found, tensors, strict=True)
+        copies = [_finish(found, tensor, site) for found, tensor in pairs]
+        del pairs
+        return copies
 
 
 def edges(tensor: torch.Tensor, items: int, site: Site | None = None) -> torch.Tensor:
     """Return the first and last indices along each axis as a CPU tensor; see `looking.edges`."""
-    return looking.edges(_array(tensor, site), tensor.dtype, items, site)
+    with sharing.reading() as reading:
+        _start(reading, tensor, site)
+        return looking.edges(_array(reading), tensor.dtype, items, site)
 
 
 def look(
@@ -97,13 +104,19 @@ def look(
         axes: Axes of a picture, rows and columns last; none for no picture.
         site: Who asked, for events.
     """
-    return looking.look(_array(tensor, site), tensor.dtype, (), axes, site)
+    with sharing.reading() as reading:
+        _start(reading, tensor, site)
+        return looking.look(_array(reading), tensor.dtype, (), axes, site)
 
 
-def _array(tensor: torch.Tensor, site: Site | None) -> Any:
-    """Return a tensor's data on the device, ready to be looked at."""
+def _start(reading: sharing.reading, tensor: torch.Tensor, site: Site | None) -> None:
     with lock:
-        found = _start_peek(tensor, site)
+        reading.found = _start_peek(tensor, site)
+
+
+def _array(reading: sharing.reading) -> Any:
+    """Return what is read as an array on the device, ready to be looked at."""
+    found = reading.found
     if isinstance(found, Chain):
         return ready_views.to_look_at(found)
     memory.wait_for(found)
@@ -130,11 +143,12 @@ def read(tensor: torch.Tensor, how: str) -> torch.Tensor:
     """
     site = provenance.user_site(2)
     in_op = finalisers.interrupts_an_op()
-    with lock:
-        found = _start_read(tensor, how, site, in_op=in_op)
-    if isinstance(found, torch.Tensor):
-        return found
-    host = _finish(found, tensor, site)
+    with sharing.reading() as reading:
+        with lock:
+            reading.found = _start_read(tensor, how, site, in_op=in_op)
+        if isinstance(reading.found, torch.Tensor):
+            return reading.found
+        host = _finish(reading.found, tensor, site)
     late_checks.raise_failed()
     return host
 
@@ -208,7 +222,7 @@ def _start_peek(tensor: torch.Tensor, site: Site | None) -> Any:
 def _finish(found: Any, tensor: torch.Tensor, site: Site | None) -> torch.Tensor:
     """Wait for data without the lock, and copy it to the host.
 
-    The reference to the data keeps a barrier of another thread from donating it.
+    A barrier of another thread meanwhile donates a copy of it: see `sharing.reading`.
     """
     if isinstance(found, Chain):
         return ready_views.to_host(found, site)

@@ -309,15 +309,18 @@ def live_buffers() -> list[Buffer]:
     """Return every live buffer, ready ones first, in no particular order otherwise."""
     with lock:
         recorded = list(pending.live())
-        ready = (reference() for reference in list(_live_ready.values()))
         return [
             buffer
-            for buffer in ready
-            if buffer is not None
+            for buffer in ready_buffers()
             # A dead buffer that the step has written lives on as the step's own key.
-            and buffer not in pending.buffers
-            and buffer not in pending.parked
+            if buffer not in pending.buffers and buffer not in pending.parked
         ] + recorded
+
+
+def ready_buffers() -> list[Buffer]:
+    """Return every buffer that was ever given data and is still there, a step's keys included."""
+    found = (reference() for reference in list(_live_ready.values()))
+    return [buffer for buffer in found if buffer is not None]
 
 
 def ran_alone(how: str, *values: Value) -> RanAlone:
