@@ -71,3 +71,41 @@ def test_s0_14_an_index_of_two_axes_selects_nothing():
 
     with pytest.raises(IndexError, match="Index is supposed to be a vector"):
         x.index_select(0, x.long())
+
+
+def _after_its_equal(name):
+    """Call an op in place after it was recorded out of place, so that the node is known."""
+
+    def call(x):
+        other = x.new_tensor([2.5, 1.0], dtype=torch.float32)
+        getattr(x, name)(other)
+        return getattr(x, f"{name}_")(other)
+
+    return call
+
+
+NUMBERS = {
+    **{f"{name} in place": _after_its_equal(name) for name in ("add", "div", "pow")},
+    "number in place": lambda x: x.mul_(2.5),
+    "product in place": lambda x: x.mul_(x.float()),
+    "foreach": lambda x: torch._foreach_mul_([x], 2.5),
+    "shape": lambda x: (x + x.new_ones(2, 2), x.add_(x.new_ones(2, 2))),
+    "truth minus a number": lambda x: x.bool() - 1,
+    "number minus a truth": lambda x: 1 - x.bool(),
+    "truths from numbers": lambda x: x.sub_(x.bool()),
+    "whole numbers to -1": lambda x: x**-1,
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_s0_14_numbers_that_do_not_fit_are_refused_as_on_the_cpu(name):
+    x = torch.tensor([1, 2], device=DEVICE)
+    with pytest.raises(RuntimeError) as expected:
+        NUMBERS[name](torch.tensor([1, 2]))
+
+    with pytest.raises(RuntimeError) as found:
+        NUMBERS[name](x)
+
+    words = str(expected.value).rstrip(".")
+    assert str(found.value).startswith(words)
+    assert x.tolist() == [1, 2]

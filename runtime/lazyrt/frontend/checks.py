@@ -226,9 +226,67 @@ def _index_select(x: Tensor, dim: int, index: Tensor) -> None:
         )
 
 
+def _subtraction(x: Any, y: Any, *_: Any, **__: Any) -> None:
+    kinds = [getattr(each, "dtype", type(each)) for each in (x, y)]
+    _require(
+        not {bool, torch.bool}.intersection(kinds) or kinds == [torch.bool] * 2,
+        "Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying to "
+        "invert a mask, use the `~` or `logical_not()` operator instead. Convert it with `.int()` "
+        "to calculate with it.",
+    )
+
+
+def _power(x: Tensor, exponent: Any) -> None:
+    is_whole = not (x.is_floating_point() or x.is_complex())
+    _require(
+        not (is_whole and type(exponent) is int and exponent < 0),
+        f"Integers to negative integer powers are not allowed: {x.dtype} ** {exponent} is no whole "
+        "number. Convert the base with `.float()`.",
+    )
+
+
+# What the CPU calls the dtypes.
+_NAMES = {
+    torch.bool: "Bool", torch.uint8: "Byte", torch.int8: "Char", torch.int16: "Short",
+    torch.int32: "Int", torch.int64: "Long", torch.float16: "Half", torch.bfloat16: "BFloat16",
+    torch.float32: "Float", torch.float64: "Double", torch.complex64: "ComplexFloat",
+    torch.complex128: "ComplexDouble",
+}  # fmt: skip
+
+
+def check_overwrite(
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    old_dtype: torch.dtype,
+    old_shape: tuple[int, ...],
+) -> None:
+    """Check that an in-place op can write what it has computed over its operand.
+
+    Raises:
+        RuntimeError: The operand's dtype cannot hold the result's kind of number, or the result
+            has another shape.
+    """
+    _require(
+        torch.can_cast(dtype, old_dtype),
+        f"result type {_NAMES.get(dtype, dtype)} can't be cast to the desired output type "
+        f"{_NAMES.get(old_dtype, old_dtype)}: an in-place op keeps its operand's dtype. Write the "
+        "op without the underscore, or convert the operand first.",
+    )
+    _require(
+        shape == old_shape,
+        f"output with shape {list(old_shape)} doesn't match the broadcast shape {list(shape)}: an "
+        "in-place op keeps its operand's shape. Write the op without the underscore.",
+    )
+
+
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot")
 _CHECKS: dict[str, Callable[..., None]] = {
     **{f"aten.{name}.default": _product for name in _PRODUCTS},
+    **dict.fromkeys(
+        ("aten.sub.Tensor", "aten.sub.Scalar", "aten.rsub.Tensor", "aten.rsub.Scalar"),
+        _subtraction,
+    ),
+    "aten.pow.Tensor_Scalar": _power,
     "aten.index_select.default": _index_select,
     "aten.max.default": _largest,
     "aten.min.default": _smallest,

@@ -22,6 +22,7 @@ from lazyrt.frontend.buffers import (
     contiguous_strides,
     state_of,
 )
+from lazyrt.frontend.checks import check_overwrite
 from lazyrt.frontend.fallback import run_on_cpu
 from lazyrt.frontend.infer import call_arguments
 from lazyrt.frontend.record import FallbackNeeded, functional, miss, operation
@@ -491,7 +492,7 @@ def _write_all(tensors: Any, olds: Any, values: Any) -> None:
             or value.shape != old.shape
             or value.dtype is not old.dtype
         ):
-            value = fit(value, old.shape, old.dtype, old.strides)  # noqa: PLW2901
+            value = _fit(value, old)  # noqa: PLW2901
         state = tensor.untyped_storage()._lazyrt
         if state.__class__ is Buffer:  # what `write` does, for every parameter
             buffers[state] = None
@@ -509,8 +510,15 @@ def write(tensor: torch.Tensor, value: Value) -> None:
     state.write(fit(value, shape, dtype, strides))
 
 
-def _fit(value: Value, like: Value) -> Value:
-    return fit(value, like.shape, like.dtype, like.strides)
+def _fit(value: Value, old: Value) -> Value:
+    """Return what an in-place op has computed, restrided to the type of what it overwrites.
+
+    Raises:
+        RuntimeError: It is none of the kind: the op would change its operand's dtype or shape.
+    """
+    # The recorded op may be an equal one that was not in place, and had nothing to refuse.
+    check_overwrite(value.dtype, value.shape, old.dtype, old.shape)
+    return fit(value, old.shape, old.dtype, old.strides)
 
 
 def fit(
