@@ -404,6 +404,18 @@ def test_views_made_eagerly_follow_their_base_in_both_modes():
     assert turned.tolist() == [[3, 0], [13, 10], [3, 0]]
 
 
+def test_a_view_made_eagerly_is_none_of_data_that_is_gone_while_its_base_is_pending():
+    base = torch.arange(4.0, device=DEVICE)
+    with lazyrt.eager_mode():
+        base.add_(0)
+        view = base[1:3]
+    base.add_(1)
+    lazyrt.mark_step()
+    base.mul_(2)
+
+    assert (view * 1).tolist() == [4, 6]
+
+
 def test_switching_off_records_again():
     x = torch.ones(2).to(DEVICE)
     lazyrt.eager_mode(on=True)

@@ -68,7 +68,9 @@ class EagerView(View):
     def _valid_copy(self) -> Buffer | None:
         if self._copy is None:
             return None
-        if self._source() is _contents(self.base):
+        source = self._source()
+        # A pending base has no data, and the copy's source may be gone: None is no match.
+        if source is not None and source is _contents(self.base):
             return self._copy
         self._copy = None  # the base was written: free the memory
         return None
