@@ -28,6 +28,7 @@ MAX_BYTES = 1 << 30
 _TEXTS = ("as_text", "as_hlo_text", "to_string")
 UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _HLO = re.compile(r"^HloModule\b", re.MULTILINE)
+_INDENTED = re.compile(r"^([ \t]+)HloModule\b", re.MULTILINE)
 _DOT_START = "digraph G {"
 _DOT = re.compile(r"^digraph G \{.*?(?:^\}|\Z)", re.MULTILINE | re.DOTALL)
 _MLIR = re.compile(r'^\s*"?(?:builtin\.)?(?:module\b|"?func\.func\b)', re.MULTILINE)
@@ -101,7 +102,15 @@ def readable(text: str | bytes) -> str:
     text = _unprinted(text.removeprefix("\ufeff"))
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return text
+    return _unindented(text)
+
+
+def _unindented(text: str) -> str:
+    """Return HLO text as XLA writes it where it is indented, as in a program's source."""
+    indent = None if _HLO.search(text) else _INDENTED.search(text)
+    if indent is None:
+        return text
+    return f"\n{text}".replace(f"\n{indent[1]}", "\n")[1:]
 
 
 def undrawn(text: str) -> str:

@@ -22,10 +22,11 @@ _UNSAID = frozenset({
     ("api_version", "1 : i32"), ("called_computations", "[]"), ("has_side_effect", "false"),
 })  # fmt: skip
 # A region whose only operation is of its two arguments, in their order.
+_LOC = r"(?: loc\([^\n]*\))?"
 _ONE_OP = re.compile(
     r"\s*\{?\s*\^\w+\(%(\w+): [^,%]*, %(\w+): [^%]*\):\s*"
-    r'%(\w+) = "(stablehlo\.\w+)"\(%\1, %\2\) : \([^()]*\) -> \S+\s*'
-    r'"stablehlo\.return"\(%\3\) : \([^()]*\) -> \(\)\s*\}?\s*'
+    rf'%(\w+) = "(stablehlo\.\w+)"\(%\1, %\2\) : \([^()]*\) -> \S+{_LOC}\s*'
+    rf'"stablehlo\.return"\(%\3\) : \([^()]*\) -> \(\){_LOC}\s*\}}?\s*'
 )
 
 

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from lazyviz.hlo.brackets import (
+    UnclosedError,
+    clip,
+    closing,
+    depth_of,
+    fault_of,
+    type_end,
+)  # fmt: skip
 from lazyviz.hlo.common_lines import CommonLines, FaultError
-from lazyviz.hlo.errors import HloError, HloSyntaxError
+from lazyviz.hlo.errors import HloSyntaxError
 from lazyviz.hlo.frames import FrameTables
 from lazyviz.hlo.module import Computation, Form, HloModule
 from lazyviz.hlo.tokens import (
@@ -30,13 +38,13 @@ _INSTRUCTION = re.compile(
     re.DOTALL,
 )
 _OPCODE = re.compile(r"\s*([A-Za-z][\w\-]*)\(")
-_HEADER = re.compile(r"\s*(ENTRY\s+)?%?([\w.\-]+)\s*(?=[({])")
-_MODULE = re.compile(r"HloModule\s+%?([^\s,]+)(.*)")
+_HEADER = re.compile(r"\s*(ENTRY\b\s*)?%?([\w.\-]*)\s*(?=[({])")
+_MODULE = re.compile(r"HloModule\s+%?([^\s,]*)(.*)")
+_LEFT_OUT = re.compile(r"\.\.\.\(\+\d+\)?")
 _ALL_NAMES = re.compile(r"[\w.\-\n]*")
-_BRACKET = re.compile(r'[()\[\]{}]|"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
-_CLOSING = {"(": ")", "[": "]", "{": "}"}
+# Bodies within bodies.
+_MAX_BODIES = 50
 _MAX_JOINED_LINES = 100_000
-_MAX_DEPTH = 200
 
 
 def modules(text: str, *, partial: bool = False, source: str = "") -> list[HloModule]:
@@ -75,7 +83,7 @@ class _Forms:
         found = self.numbers.get(key)
         if found is not None:
             return found
-        if key[1] and _fault_of(key[1]) is not None:
+        if key[1] and fault_of(key[1]) is not None:
             raise FaultError
         return self.add(key)
 
@@ -100,6 +108,7 @@ class _Reader:
         self._late: list[tuple[Computation, int, Sequence[str]]] = []
         self._new_forms([])
         self._at = 0
+        self._depth = 0  # of bodies that stand within instructions
 
     def read(self) -> list[HloModule]:
         lines = self._lines
@@ -113,15 +122,18 @@ class _Reader:
                 self._instructions(self._computation)
         if self._computation is not None:
             if not self._partial:
-                raise self._error(
-                    f"the text ends within the computation %{self._computation.name}: its "
-                    "closing brace is missing. The dump was cut off; save it again.",
-                    line=end,
-                    column=len(lines[-1]) + 1,
-                )
+                raise self._cut_within(self._computation)
             self._close()
         self._finish_module()
         return self._found
+
+    def _cut_within(self, computation: Computation) -> HloSyntaxError:
+        return self._error(
+            f"the text ends within the computation %{computation.name}: its "
+            "closing brace is missing. The dump was cut off; save it again.",
+            line=len(self._lines),
+            column=len(self._lines[-1]) + 1,
+        )
 
     def _outside(self, line: str) -> None:
         if not line or line.isspace():
@@ -135,7 +147,7 @@ class _Reader:
         stripped = line.rstrip()
         if stripped.endswith("{"):
             found = _HEADER.match(line)
-            if found and self._may_start(found, stripped):
+            if found and self._may_start(found, stripped) and self._has_name(found):
                 self._start_computation(found)
                 return
         if self._partial and " = " in line:
@@ -153,12 +165,22 @@ class _Reader:
             return False
         return "->" in stripped or stripped[found.end() :].strip() == "{"
 
+    def _has_name(self, found: re.Match[str]) -> bool:
+        """Return whether a header is one: XLA's `fingerprint` form leaves the names out."""
+        return bool(found[2]) or START.match(self._following()) is not None
+
+    def _line(self) -> str:
+        return self._lines[self._at] if self._at < len(self._lines) else ""
+
+    def _following(self) -> str:
+        return self._lines[self._at + 1] if self._at + 1 < len(self._lines) else ""
+
     def _start_module(self, line: str) -> None:
         found = _MODULE.match(line)
-        if found is None:
+        if found is None or not (found[1] or found[2].startswith(",")):
             raise self._error("`HloModule` needs a name after it.")
         self._finish_module()
-        self._module = HloModule(found[1], header=found[2].lstrip(", "))
+        self._module = HloModule(found[1] or "module", header=found[2].lstrip(", "))
         self._new_forms(self._module.forms)
         self._tables = FrameTables()
 
@@ -187,7 +209,7 @@ class _Reader:
         if self._module is None:
             self._module = HloModule("excerpt")
             self._new_forms(self._module.forms)
-        name = found[2]
+        name = found[2] or f"computation.{self._at + 1}"
         if name in self._module.computations:
             raise self._error(
                 f"the computation %{name} is defined a second time. Names of computations "
@@ -227,10 +249,77 @@ class _Reader:
     def _inside_or_before(self, computation: Computation, line: str) -> None:
         """Take a line; what is wrong with it, or with a name that was taken before, is told."""
         try:
-            self._inside(line)
+            if not self._takes_bodies(computation, line):
+                self._inside(line)
         except HloSyntaxError:
             self._check_names(computation)
             raise
+
+    def _takes_bodies(self, computation: Computation, line: str) -> bool:
+        """Take what XLA's `canonical` form writes in the place of a computation's name.
+
+        The bodies stand in braces of their own lines, behind `to_apply=`, or several within
+        `branch_computations={`. Each becomes a computation, whose name takes its place.
+        """
+        is_list = line.endswith("={") and self._following().strip() == "{"
+        if is_list:
+            self._inside(line[:-1])
+            self._at += 1
+        elif line.strip() != "{" or not len(computation):
+            return False
+        form = computation.table[computation.forms[-1]]
+        attrs = form.attrs
+        while attrs.endswith("=") and self._line().strip() == "{":
+            said, tail = self._bodies(computation, is_list=is_list)
+            attrs += said + tail
+            is_list = tail.endswith("={") and self._following().strip() == "{"
+            attrs = attrs[:-1] if is_list else attrs
+            self._at += attrs.endswith("=")
+        if attrs == form.attrs:
+            return False
+        attrs, metadata = without_metadata(attrs)
+        self._check_attributes(computation.names[-1], attrs)
+        key = (f"{form.type} {form.op}", attrs)
+        known = self._forms.numbers.get(key)
+        computation.forms[-1] = self._forms.add(key) if known is None else known
+        computation.metadata[-1] = metadata or computation.metadata[-1]
+        return True
+
+    def _bodies(self, outer: Computation, *, is_list: bool) -> tuple[str, str]:
+        """Return the names that stand for bodies, and what follows them."""
+        names = []
+        while self._line().strip() == "{":
+            names.append(f"%{self._body(outer)}")
+            tail = self._line().strip()[1:]
+            if not is_list:
+                return names[0], tail
+            self._at += 1
+        tail = self._line().strip()
+        if not tail.startswith("}"):
+            raise self._error(
+                "the list of computations is never closed. The dump was cut off; save it again."
+            )
+        return f"{{{', '.join(names)}}}", tail[1:]
+
+    def _body(self, outer: Computation) -> str:
+        """Take one body; return the name that it gets. Ends at its closing brace."""
+        assert self._module is not None  # noqa: S101 - narrows the type
+        if self._depth >= _MAX_BODIES:
+            raise self._error(
+                f"computations nest more than {_MAX_BODIES} deep, which no HLO does."
+            )
+        name = f"{outer.names[-1]}.{self._at + 1}"
+        body = Computation(name, self._at + 1, table=self._module.forms)
+        self._module.computations[name] = self._computation = body
+        self._at += 1
+        self._depth += 1
+        self._instructions(body)
+        self._depth -= 1
+        if self._computation is body:
+            raise self._cut_within(body)
+        self._computation = outer
+        self._at -= 1
+        return name
 
     def _inside(self, line: str) -> None:
         computation = self._computation
@@ -243,7 +332,7 @@ class _Reader:
             return
         root, name, type_text, op, body, rest = found.groups()
         odd = '"' in body or (op in LITERAL_OPS and body.count("(") != body.count(")"))
-        if odd or (rest and _depth(rest) > 0):
+        if odd or (rest and depth_of(rest) > 0):
             self._unusual(line)
             return
         self._add(computation, root, name, type_text, op, body, rest)
@@ -268,6 +357,7 @@ class _Reader:
         if op in LITERAL_OPS:
             key = (head, rest, body)
         elif body:
+            self._check_operands(name, body)
             names = operand_names(body)
             try:
                 operands = tuple([index[each] for each in names])
@@ -287,11 +377,20 @@ class _Reader:
         if root:
             computation.root = position
 
+    def _check_operands(self, name: str, body: str) -> None:
+        """Refuse operands that were left out, which would read as fewer."""
+        if not self._partial and (left_out := _LEFT_OUT.search(body)):
+            raise self._error(
+                f"%{name} reads more than it says: `{left_out[0]}` stands for the others. "
+                "Print the module without the option `compact_operands`.",
+                column=self._line().find(left_out[0]) + 1,
+            )
+
     def _check_attributes(self, name: str, rest: str) -> None:
         """Refuse what follows an instruction's operands and is no list of attributes."""
         if not rest or self._partial:
             return
-        fault = _fault_of(COMMENT.sub("", rest))
+        fault = fault_of(COMMENT.sub("", rest))
         if fault is not None:
             line = self._lines[self._at]
             column = line.find(rest[fault.at :].split("\n", 1)[0]) + 1
@@ -314,7 +413,7 @@ class _Reader:
         text = self._joined(line)
         try:
             self._scan(text, start)
-        except _UnclosedError as unclosed:
+        except UnclosedError as unclosed:
             self._at = first
             if not self._partial:
                 raise self._error(str(unclosed), column=unclosed.column) from None
@@ -322,38 +421,38 @@ class _Reader:
     def _joined(self, line: str) -> str:
         """Return a line with the following ones that belong to it: its brackets are open."""
         parts = [line]
-        depth = _depth(line)
+        depth = depth_of(line)
         while depth > 0 and self._at + 1 < len(self._lines):
             following = self._lines[self._at + 1]
             if _begins(following) or len(parts) > _MAX_JOINED_LINES:
                 break
             parts.append(COMMENT.sub("", following))
-            depth += _depth(following)
+            depth += depth_of(following)
             self._at += 1
         return "\n".join(parts)
 
     def _scan(self, text: str, start: re.Match[str]) -> None:
         """Take an instruction apart step by step, which any nesting of brackets allows."""
         at = start.end()
-        type_end = _type_end(text, at)
-        opcode = _OPCODE.match(text, type_end) if type_end > at else None
+        end_of_type = type_end(text, at)
+        opcode = _OPCODE.match(text, end_of_type) if end_of_type > at else None
         if opcode is None:
             if self._partial:
                 return
-            what = "type" if type_end <= at else "opcode"
+            what = "type" if end_of_type <= at else "opcode"
             raise self._error(
-                f"%{start[2]} has no {what}: {_clip(text[at:])!r}. An instruction reads "
+                f"%{start[2]} has no {what}: {clip(text[at:])!r}. An instruction reads "
                 "`name = type op(operands)`.",
-                column=(max(at, type_end)) + 1,
+                column=max(at, end_of_type) + 1,
             )
-        end = _closing(text, opcode.end() - 1)
+        end = closing(text, opcode.end() - 1)
         computation = self._computation
         assert computation is not None  # noqa: S101 - narrows the type
         self._add(
             computation,
             start[1],
             start[2],
-            text[at:type_end],
+            text[at:end_of_type],
             opcode[1],
             text[opcode.end() : end - 1],
             text[end:],
@@ -401,7 +500,7 @@ class _Reader:
                 "again."
             )
         return self._error(
-            f"{_clip(line.strip())!r} is no instruction. One reads `name = type op(operands)`.",
+            f"{clip(line.strip())!r} is no instruction. One reads `name = type op(operands)`.",
             column=len(line) - len(line.lstrip()) + 1,
         )
 
@@ -449,103 +548,9 @@ class _Reader:
         return HloSyntaxError(message, line, column, self._source)
 
 
-class _UnclosedError(HloError):
-    def __init__(self, message: str, column: int) -> None:
-        self.column = column
-        super().__init__(message)
-
-
-class _Fault(NamedTuple):
-    """What is wrong with attributes, and from where on."""
-
-    message: str
-    at: int
-
-
-def _fault_of(rest: str) -> _Fault | None:
-    """Return what is wrong with the attributes of an instruction; None if nothing is."""
-    start = len(rest) - len(rest.lstrip())
-    if start < len(rest) and rest[start] != ",":
-        return _Fault(
-            f"{_clip(rest[start:])!r} is no attribute. Attributes follow the operands after a "
-            "comma, as in `, dimensions={0}`.",
-            start,
-        )
-    stack: list[tuple[str, int]] = []
-    for found in _BRACKET.finditer(rest):
-        mark, at = found[0], found.start()
-        if mark in _CLOSING:
-            stack.append((_CLOSING[mark], at))
-            if len(stack) > _MAX_DEPTH:
-                return _Fault(
-                    f"brackets nest more than {_MAX_DEPTH} deep, which no HLO does.", at
-                )
-        elif mark[0] == '"':
-            if len(mark) == 1 or mark[-1] != '"':
-                return _Fault(
-                    "a quotation is never closed. The line was cut off; save the dump again.",
-                    at,
-                )
-        elif not stack or stack.pop()[0] != mark:
-            return _Fault(f"the `{mark}` closes nothing. The dump was edited.", at)
-    if stack:
-        _, at = stack[-1]
-        return _Fault(
-            f"the `{rest[at]}` is never closed. The line was cut off; save the dump again.",
-            at,
-        )
-    return None
-
-
 def _begins(line: str) -> bool:
     """Return whether a line begins something of its own, so nothing can go on in it."""
     return bool(START.match(line)) or line.startswith(("}", "ENTRY", "HloModule"))
-
-
-def _depth(line: str) -> int:
-    """Return how many brackets a line opens more than it closes."""
-    depth = 0
-    for found in _BRACKET.finditer(line):
-        mark = found[0]
-        depth += (mark in _CLOSING) - (mark in ")]}")
-    return depth
-
-
-def _type_end(text: str, at: int) -> int:
-    """Return where the type that starts at `at` ends; `at` itself if there is none."""
-    if text.startswith("(", at):
-        return _closing(text, at)
-    found = re.compile(r"[a-z]\w*\[[^\[\]]*\]").match(text, at)
-    if found is None:
-        return at
-    end = found.end()
-    return _closing(text, end) if text.startswith("{", end) else end
-
-
-def _closing(text: str, at: int) -> int:
-    """Return the position after the bracket that closes the one at `at`."""
-    stack: list[str] = []
-    for found in _BRACKET.finditer(text, at):
-        mark = found[0]
-        if mark in _CLOSING:
-            stack.append(_CLOSING[mark])
-            if len(stack) > _MAX_DEPTH:
-                raise _UnclosedError(
-                    f"brackets nest more than {_MAX_DEPTH} deep, which no HLO does.",
-                    found.start() + 1,
-                )
-        elif mark[0] == '"':
-            continue
-        else:
-            if stack.pop() != mark:
-                break
-            if not stack:
-                return found.end()
-    shown = text[at]
-    raise _UnclosedError(
-        f"the `{shown}` is never closed. The line was cut off; save the dump again.",
-        at + 1,
-    )
 
 
 def _topological(operands: Sequence[tuple[int, ...]]) -> tuple[list[int], int]:
@@ -571,8 +576,3 @@ def _topological(operands: Sequence[tuple[int, ...]]) -> tuple[list[int], int]:
                 under_way.add(position)
                 stack.extend(waiting)
     return list(done), -1
-
-
-def _clip(text: str, length: int = 40) -> str:
-    first = text.split("\n", 1)[0]
-    return first if len(first) <= length else f"{first[: length - 3]}..."

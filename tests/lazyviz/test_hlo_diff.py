@@ -14,6 +14,7 @@ from lazyviz.hlo import (
     group_hunks,
     parse,
 )
+from lazyviz.hlo.matching.state import Side
 from tests.harness import thinned
 from tests.hlo_pairs import edited, graph_of_program, text_of, transformer, truth
 
@@ -200,6 +201,70 @@ def test_equal_inputs_and_outputs_are_told_apart_by_number_only():
     found = diff(wide(300), wide(303))
 
     assert (len(found.added), found.cost, len(found.outputs.added)) == (6, 9, 3)
+
+
+def test_inputs_that_are_outputs_are_told_apart_by_how_often_they_are():
+    def returned(*times):
+        builder = GraphBuilder("returned")
+        kind = builder.label("parameter", "f32[4]")
+        nodes = [builder.add(kind) for _ in times]
+        return builder.finish(
+            [node for node, n in zip(nodes, times, strict=True) for _ in range(n)]
+        )
+
+    assert diff(returned(1, 2, 3), returned(3, 1, 2)).is_empty
+    assert diff(returned(1, 2), returned(3)).cost == 3
+
+
+def row(ops):
+    """A chain of ops, whose input and last op are outputs."""
+    builder = GraphBuilder("row")
+    last = first = builder.add(builder.label("parameter", "f32[4]"))
+    for op in ops:
+        last = builder.add(builder.label(op, "f32[4]"), [last])
+    return builder.finish([first, last])
+
+
+def test_the_script_of_tiny_graphs_is_the_shortest():
+    """The output is the second of them: what was added stands before it, and is read by it."""
+    found = diff(row(["negate"]), row(["negate", "negate"]))
+
+    assert (found.cost, len(found.added), len(found.rewired)) == (2, 1, 1)
+
+
+def test_an_op_that_became_another_everywhere_is_a_change_of_each():
+    fans = []
+    for op in ("negate", "tanh"):
+        builder = GraphBuilder("fan")
+        leaf = builder.add(builder.label("parameter", "f32[4]"))
+        kind = builder.label(op, "f32[4]")
+        fans.append(builder.finish([builder.add(kind, [leaf]) for _ in range(100)]))
+
+    chains = diff(row(["negate"] * 100), row(["tanh"] * 100))
+    fan = diff(*fans)
+
+    assert (chains.cost, len(chains.changed)) == (100, 100)
+    assert (fan.cost, len(fan.changed)) == (100, 100)
+
+
+def test_many_edits_of_a_long_chain_are_looked_at_where_they_are(monkeypatch):
+    """Each edit that looked at all that is left made the time quadratic: 16 s for 400 of them."""
+    looked: list[Side] = []
+    unpaired = Side.unpaired
+
+    def counted(side):
+        looked.append(side)
+        return unpaired(side)
+
+    monkeypatch.setattr(Side, "unpaired", counted)
+
+    def with_tanh(every):
+        return row(["negate" if k % every else "tanh" for k in range(6_000)])
+
+    found = diff(with_tanh(97), with_tanh(101))
+
+    assert found.cost <= 240
+    assert len(looked) < 100
 
 
 def test_graphs_of_nothing_and_of_one_node_can_be_compared():

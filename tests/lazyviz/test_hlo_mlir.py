@@ -206,6 +206,17 @@ def test_the_notation_that_names_every_part_is_read():
     assert diff(usual, generic).is_empty
 
 
+def test_what_the_full_notation_reduces_by_is_read_beside_its_locations():
+    lowered = jax.jit(lambda x: x.sum()).lower(jnp.ones(4))
+    module: Any = lowered.compiler_ir("stablehlo")
+
+    located = module.operation.get_asm(
+        print_generic_op_form=True, enable_debug_info=True
+    )
+
+    assert diff(parse(str(module)), parse(located)).is_empty
+
+
 def _many(x):
     """Return results of every operation whose two notations differ in their attributes."""
     rows = jnp.concatenate([x[:, ::2], x[1:3, :2].repeat(2, 0)], axis=1)

@@ -139,6 +139,96 @@ def test_two_notations_of_one_program_do_not_differ():
     assert found.moved_parameters == [(0, 1), (1, 0)]
 
 
+# A branch, a loop and what it sums by, as XLA's options `canonical` and `fingerprint` print them.
+INLINE = """\
+HloModule m, entry_computation_layout={(f32[4]{0})->f32[]}
+
+ENTRY main.1 {
+  tmp_0 = f32[4]{0} parameter(0)
+  tmp_1 = s32[] constant(1)
+  tmp_2 = f32[4]{0} conditional(s32[] tmp_1, f32[4]{0} tmp_0, f32[4]{0} tmp_0), branch_computations={
+  {
+    tmp_0 = f32[4]{0} parameter(0)
+    ROOT tmp_1 = f32[4]{0} negate(f32[4]{0} tmp_0)
+  },
+  {
+    tmp_0 = f32[4]{0} parameter(0)
+    ROOT tmp_1 = f32[4]{0} while(f32[4]{0} tmp_0), condition=
+    {
+      tmp_0 = f32[4]{0} parameter(0)
+      ROOT tmp_1 = pred[] constant(false)
+    }, body=
+    {
+      tmp_0 = f32[4]{0} parameter(0)
+      ROOT tmp_1 = f32[4]{0} tanh(f32[4]{0} tmp_0)
+    }
+  }
+}
+  tmp_3 = f32[] constant(0)
+  ROOT tmp_4 = f32[] reduce(f32[4]{0} tmp_2, f32[] tmp_3), dimensions={0}, to_apply=
+  {
+    tmp_0 = f32[] parameter(0)
+    tmp_1 = f32[] parameter(1)
+    ROOT tmp_2 = f32[] add(f32[] tmp_0, f32[] tmp_1)
+  }, metadata={op_name="sum"}
+}
+"""
+NAMED = """\
+HloModule m
+
+left { a = f32[4] parameter(0)
+  ROOT b = f32[4] negate(a)
+}
+cond {
+  a = f32[4] parameter(0)
+  ROOT b = pred[] constant(false)
+}
+body {
+  a = f32[4] parameter(0)
+  ROOT b = f32[4] tanh(a)
+}
+right {
+  a = f32[4] parameter(0)
+  ROOT b = f32[4] while(a), condition=cond, body=body
+}
+region {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT s = f32[] add(a, b)
+}
+ENTRY e {
+  p = f32[4] parameter(0)
+  one = s32[] constant(1)
+  c = f32[4] conditional(one, p, p), branch_computations={left, right}
+  zero = f32[] constant(0)
+  ROOT r = f32[] reduce(c, zero), dimensions={0}, to_apply=region, metadata={op_name="sum"}
+}
+""".replace("{ a", "{\n  a")
+
+
+def test_computations_in_the_place_of_their_names_are_read():
+    """S4.03: XLA's options `canonical` and `fingerprint` leave out names of computations."""
+    nameless = INLINE.replace("HloModule m", "HloModule ").replace("main.1 ", "")
+    graph = parse(INLINE)
+
+    assert diff(parse(NAMED), graph).is_empty
+    assert diff(parse(NAMED), parse(nameless)).is_empty
+    assert graph.origin(graph.outputs[0]).op_name == "sum"
+    assert len(diff(graph, parse(INLINE.replace("tanh", "sine"))).changed) == 1
+    for cut in (
+        INLINE[: INLINE.index("}, body")],
+        INLINE[: INLINE.index("}\n  tmp_3")],
+    ):
+        with pytest.raises(HloSyntaxError, match="cut off"):
+            parse(cut)
+
+
+def test_a_program_indented_in_source_code_is_read():
+    indented = HLO.replace("\n", "\n    ")
+
+    assert diff(parse(HLO), parse(f"text = (\n    {indented}")).is_empty
+
+
 def test_instructions_may_come_before_what_they_read():
     body = HLO.split("\n")
     k = next(i for i, line in enumerate(body) if "%reduce.5" in line)
@@ -217,6 +307,7 @@ def test_several_modules_are_read_one_by_one_or_chosen():
         (HLO.replace("*/%q)", "*/%r)"), 15, 54, "%add.3 reads %r, which"),
         (HLO.replace("ENTRY ", ""), 20, 1, "has no ENTRY computation"),
         (HLO.replace("*/%q)", "*/%add.3)"), 15, 3, "cycle through %add.3, which"),
+        (HLO.replace("(%add.3, %z", "(%add.3, ...(+1), %z"), 17, 36, "reads more than it says"),
         (HLO.replace("%zero.4 =", "%p ="), 16, 3, "%p is defined a second time"),
         (HLO.replace("f32[] constant(0)", "constant(0)"), 16, 13, "has no type"),
         (HLO.replace("constant(0)", "constant(0) (("), 16, 31, "is no attribute"),

@@ -44,6 +44,21 @@ def skeleton_labels(a: Graph, b: Graph) -> tuple[list[int], list[int]]:
     return _numbered(a, first, known), _numbered(b, second, known)
 
 
+def blind_labels(a: Graph, b: Graph) -> tuple[list[int], list[int]]:
+    """Return a number for each node that tells of what computes its result's type alone."""
+    known = numbers()
+    return _blind(a, known), _blind(b, known)
+
+
+def _blind(graph: Graph, known: Numbers) -> list[int]:
+    leaves = [known[label] for label in graph.labels]
+    others = [known[label.type] for label in graph.labels]
+    return [
+        (others if operands else leaves)[kind]
+        for kind, operands in zip(graph.kinds, graph.operands, strict=True)
+    ]
+
+
 def skeleton(label: Label) -> tuple[str, object, str]:
     """Return what is left of a label without sizes, dtypes and literals."""
     literal = "" if label.op == CONSTANT else label.literal

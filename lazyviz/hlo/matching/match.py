@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from lazyviz.hlo.matching.bridge import bridge
 from lazyviz.hlo.matching.colours import Ties, pair_by_colour
-from lazyviz.hlo.matching.labels import numbers
+from lazyviz.hlo.matching.exact import MOST_NODES, match_exactly
+from lazyviz.hlo.matching.labels import blind_labels, numbers
 from lazyviz.hlo.matching.order import pair_in_reading_order
 from lazyviz.hlo.matching.refine import refine, script_cost
 from lazyviz.hlo.matching.residual import (
@@ -15,7 +16,7 @@ from lazyviz.hlo.matching.residual import (
     pair_leaves,
     pair_lone_leaves,
 )
-from lazyviz.hlo.matching.state import Matching
+from lazyviz.hlo.matching.state import UNPAIRED, Matching
 from lazyviz.hlo.matching.tiers import (
     pair_equal_cones,
     pair_local_cones,
@@ -23,6 +24,8 @@ from lazyviz.hlo.matching.tiers import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from lazyviz.hlo.graph import Graph
 
 # Hints count only if at least this share of the smaller graph's hints occurs in the other.
@@ -36,7 +39,12 @@ _WORTHWHILE = 50
 
 # Graphs of at most so many nodes are worth a second look.
 _SMALL = 5_000
-_OTHER_STARTS = ("colours", "cones", "order")
+_BLIND_ROUNDS: tuple[tuple[int, Ties], ...] = ((2, "leave"), (3, "equal"), (3, "any"))
+# Shares of a graph that, left over on both sides, make it worthwhile to look past what ops are:
+# from the start, and in what is left of a large graph.
+_MUCH = 0.1
+_SOME = 0.02
+_OTHER_STARTS: tuple[str, ...] = ("colours", "cones", "order")
 _EXACT_ROUNDS = (2, 1, 4, 2, 1)
 
 
@@ -44,16 +52,35 @@ def match(a: Graph, b: Graph) -> Matching:
     """Return the assignment of the nodes of `a` to those of `b`.
 
     Small graphs are matched in several ways, of which the shortest script wins: where much
-    looks alike, no one order of the tiers is best.
+    looks alike, no one order of the tiers is best. Of tiny ones, all assignments are tried.
     """
     best = _match(a, b)
-    if max(len(a), len(b)) > _SMALL:
-        return best
+    size, rest = min(len(a), len(b)), _left_over(best)
+    is_small = max(len(a), len(b)) <= _SMALL
+    starts = _OTHER_STARTS if is_small else ()
+    if rest > _MUCH * size:
+        starts = (*starts, "shapes")
+    if starts:
+        best = _shortest(best, starts)
+    if is_small or rest > _SOME * size:
+        best = _past_ops(best)
+    if max(len(a), len(b)) <= MOST_NODES:
+        best = match_exactly(best, script_cost(best))
+    return best
+
+
+def _left_over(matching: Matching) -> int:
+    """Return how many nodes have no partner on either side, by the side that has fewer of them."""
+    return min(side.partner.count(UNPAIRED) for side in (matching.a, matching.b))
+
+
+def _shortest(best: Matching, starts: Iterable[str]) -> Matching:
+    """Return the best of a matching and those from other starts."""
     lowest = script_cost(best)
-    for start in _OTHER_STARTS:
+    for start in starts:
         if lowest <= 1:
             break
-        other = _match(a, b, start)
+        other = _match(best.a.graph, best.b.graph, start)
         cost = script_cost(other)
         if cost < lowest:
             best, lowest = other, cost
@@ -62,6 +89,9 @@ def match(a: Graph, b: Graph) -> Matching:
 
 def _match(a: Graph, b: Graph, start: str = "hints") -> Matching:
     matching = Matching(a, b)
+    if start == "shapes":
+        _by_shapes(matching)
+        return matching
     pair_lone_leaves(matching)
     if start == "colours":
         _by_exact_colours(matching)
@@ -89,6 +119,37 @@ def _match(a: Graph, b: Graph, start: str = "hints") -> Matching:
     pair_leaves(matching)
     refine(matching)
     return matching
+
+
+def _by_shapes(matching: Matching) -> None:
+    """Pair what is read and written alike, whatever it computes."""
+    a, b = matching.a, matching.b
+    plain = a.full, a.skeleton, b.full, b.skeleton
+    a.full, b.full = blind_labels(a.graph, b.graph)
+    a.skeleton, b.skeleton = a.full, b.full
+    matching.forget_leads()
+    pair_lone_leaves(matching)
+    pair_equal_cones(matching, "full")
+    pair_unique_labels(matching, a.graph.inputs, b.graph.inputs)
+    matching.grow()
+    for rounds, ties in _BLIND_ROUNDS:
+        _by_colours(matching, rounds, ties)
+    a.full, a.skeleton, b.full, b.skeleton = plain
+    matching.forget_leads()
+    matching.grow(similar=True)
+    pair_by_gain(matching)
+    pair_leaves(matching)
+    refine(matching)
+
+
+def _past_ops(matching: Matching) -> Matching:
+    """Return a matching in which what is left over may pair past what it computes, if shorter."""
+    if not _left_over(matching):
+        return matching
+    other = Matching(matching.a.graph, matching.b.graph)
+    other.pair_all((x, y) for x, y in enumerate(matching.a.partner) if y >= 0)
+    _by_shapes(other)
+    return other if script_cost(other) < script_cost(matching) else matching
 
 
 def _is_done(matching: Matching) -> bool:

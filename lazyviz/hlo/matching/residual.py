@@ -141,22 +141,23 @@ def _agreeing_users(matching: Matching, x: int, y: int) -> int:
 
 
 def pair_lone_leaves(matching: Matching) -> None:
-    """Pair inputs and constants that are outputs and nothing else, by their labels alone."""
-    theirs: dict[int, list[int]] = {}
-    for y in _lone_leaves(matching.b):
-        theirs.setdefault(matching.b.full[y], []).append(y)
-    for x in _lone_leaves(matching.a):
-        alike = theirs.get(matching.a.full[x])
-        if alike:
-            matching.pair(x, alike.pop())
+    """Pair inputs and constants that are outputs and nothing else, by their labels alone.
+
+    Among equal ones, that which is an output most often goes with the other side's.
+    """
+    theirs = _lone_leaves(matching.b)
+    for label, leaves in _lone_leaves(matching.a).items():
+        for x, y in zip(leaves, theirs.get(label, ()), strict=False):
+            matching.pair(x, y)
 
 
-def _lone_leaves(side: Side) -> list[int]:
-    return [
-        node
-        for node in dict.fromkeys(side.graph.outputs)
-        if not side.operands[node] and not side.users[node]
-    ]
+def _lone_leaves(side: Side) -> dict[int, list[int]]:
+    """Return them by label, those first that are outputs most often."""
+    found: dict[int, list[int]] = {}
+    for node in sorted(set(side.graph.outputs), key=lambda n: -side.is_output[n]):
+        if not side.operands[node] and not side.users[node]:
+            found.setdefault(side.full[node], []).append(node)
+    return found
 
 
 def pair_leaves(matching: Matching) -> None:

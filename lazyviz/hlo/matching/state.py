@@ -20,6 +20,8 @@ _MAX_FAN_OUT = 256
 _MAX_WITNESSES = 12
 # Up to this share of paired nodes it is quicker to ask who is near one of them.
 _FEW = 0.1
+# Fewer pairs than one for so many unpaired nodes are looked at one by one.
+_SPARSE = 8
 
 
 class Side:
@@ -146,6 +148,9 @@ class Matching:
 
     def open_pairs(self, found: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return the pairs that have unpaired neighbours on both sides."""
+        if len(found) * _SPARSE < len(self.a.partner) - self.pairs:
+            a, b = self.a, self.b
+            return [(x, y) for x, y in found if _is_open(a, x) and _is_open(b, y)]
         near_a, near_b = _near(self.a), _near(self.b)
         return [(x, y) for x, y in found if x in near_a and y in near_b]
 
@@ -340,6 +345,14 @@ class Matching:
 def _near(side: Side) -> set[int]:
     """Return the neighbours of unpaired nodes."""
     return _neighbours(side, side.unpaired())
+
+
+def _is_open(side: Side, node: int) -> bool:
+    """Return whether a node has an unpaired neighbour."""
+    partner = side.partner
+    return any(partner[each] < 0 for each in side.operands[node]) or any(
+        partner[user] < 0 for user, _ in side.users[node]
+    )
 
 
 def _neighbours(side: Side, nodes: Iterable[int]) -> set[int]:
