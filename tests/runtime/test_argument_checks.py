@@ -82,6 +82,24 @@ def test_what_is_copied_to_the_device_is_forgotten_with_it():
     assert many.shape == (1_000,)
 
 
+def test_what_istft_asks_of_its_window_cuts_no_step_and_raises_as_on_the_cpu():
+    x = torch.linspace(-1, 1, 64, device=DEVICE)
+    window = torch.hann_window(16, device=DEVICE)
+    lazyrt.mark_step()
+    lazyrt.reset_counters()
+
+    for _ in range(2):
+        with lazyrt.step():
+            parts = torch.stft(x * 2, 16, 4, window=window, return_complex=True)
+            signal = torch.istft(parts, 16, 4, window=window)
+
+    assert lazyrt.counters()["executions"] == 2
+    assert lazyrt.counters()["peek_executions"] <= 1
+    torch.testing.assert_close(signal.cpu(), x.cpu() * 2, rtol=0, atol=1e-5)
+    with pytest.raises(RuntimeError, match="window overlap add min"):
+        torch.istft(parts, 16, 4, window=torch.zeros(16, device=DEVICE))
+
+
 OPTIMIZERS = {
     "adam": lambda p, lr: torch.optim.Adam(p, lr, foreach=False),
     "asgd": lambda p, _: torch.optim.ASGD(p, 0.01),

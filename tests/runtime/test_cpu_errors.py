@@ -50,6 +50,38 @@ def test_s0_14_a_wrong_call_draws_no_random_number():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+WITH_NUMBERS = {
+    "power": lambda x: x**-1,
+    "power in place": lambda x: x.pow_(-2),
+    "powers of a list": lambda x: torch._foreach_pow([x], -1),
+    "floor division": lambda x: x // 0,
+    "floor division in place": lambda x: x.floor_divide_(0),
+    "remainder": lambda x: x % 0,
+    "fmod": lambda x: x.fmod(0),
+    "division that rounds": lambda x: torch.div(x, 0, rounding_mode="trunc"),
+}
+
+
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_s0_14_integers_refuse_the_numbers_that_the_cpu_refuses(name):
+    call = WITH_NUMBERS[name]
+    with pytest.raises(RuntimeError) as expected:
+        call(torch.tensor([2, 3]))
+
+    with pytest.raises(RuntimeError) as found:
+        call(torch.tensor([2, 3], device=DEVICE))
+
+    said = str(expected.value).strip('"').rstrip(".")
+    assert str(found.value).startswith(said)
+    floats = torch.tensor([2.0, -3.0])
+    (want,), (have,) = (_listed(call(x)) for x in (floats.clone(), floats.to(DEVICE)))
+    torch.testing.assert_close(have.cpu(), want, equal_nan=True)
+
+
+def _listed(found):
+    return [found] if isinstance(found, torch.Tensor) else found
+
+
 @pytest.mark.parametrize("name", ["mm", "mv", "dot"])
 def test_s0_14_matrix_products_of_two_dtypes_are_refused(name):
     x = torch.ones(3, 3, device=DEVICE)

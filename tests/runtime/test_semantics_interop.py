@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.dlpack import from_dlpack
 
 import lazyrt
+from lazyrt.frontend import reads
 from lazyrt.observe import events
 from tests.harness import DEVICE, assert_same, lazy, recorded
 from tests.runtime.semantics import grid, on_both
@@ -233,6 +234,32 @@ def test_a_checkpoint_loads_anywhere(weights_only, location):
     assert torch.equal(loaded["w"].cpu(), grid(2, 3).t())
     assert loaded["n"].item() == 3
     assert loaded["v"] == [1, "a"]
+
+
+def test_tied_weights_are_saved_once_and_a_change_between_saves_is_saved():
+    table = lazy(grid(50, 20))
+    one, two = io.BytesIO(), io.BytesIO()
+    torch.save({"embed": table}, one)
+
+    table.add_(1)
+    torch.save({"embed": table.detach(), "head": table.detach()}, two)
+
+    assert len(two.getvalue()) < 1.5 * len(one.getvalue())
+    two.seek(0)
+    loaded = torch.load(two, map_location="cpu")
+    assert loaded["embed"].data_ptr() == loaded["head"].data_ptr()
+    assert torch.equal(loaded["head"], grid(50, 20) + 1)
+    del loaded
+    assert all(storage() is None for _, storage, _ in reads._saved.values())
+
+
+def test_deep_copies_of_one_memory_are_one_memory():
+    def program(device, x):
+        state = copy.deepcopy({"embed": x, "head": x.detach(), "other": x.clone()})
+        state["head"].add_(1)
+        return x, *state.values()
+
+    on_both(program, grid(2, 3))
 
 
 def test_pickles_of_containers_keep_one_tensor_one():

@@ -195,6 +195,21 @@ def test_channels_last_is_kept_through_ops():
     on_both(program, grid(2, 3, 4, 4))
 
 
+@pytest.mark.parametrize("moved", ["input", "weight", "neither"])
+def test_a_convolution_gives_the_layout_that_the_cpu_gives(moved):
+    last = {"memory_format": torch.channels_last}
+
+    def program(device, x, w):
+        x = x.contiguous(**last) if moved == "input" else x.clone()
+        w = w.contiguous(**last) if moved == "weight" else w.clone()
+        x, w = x.requires_grad_(), w.requires_grad_()
+        y = nn.functional.conv2d(x, w)
+        y.square().sum().backward()
+        return y.detach(), x.grad
+
+    on_both(program, grid(2, 3, 4, 4) / 10, grid(2, 3, 3, 3) / 10)
+
+
 # ---------------------------------------------------------------- views, in place
 
 

@@ -237,12 +237,30 @@ def _subtraction(x: Any, y: Any, *_: Any, **__: Any) -> None:
 
 
 def _power(x: Tensor, exponent: Any) -> None:
-    is_whole = not (x.is_floating_point() or x.is_complex())
     _require(
-        not (is_whole and type(exponent) is int and exponent < 0),
+        not (_is_integral(x) and type(exponent) is int and exponent < 0),
         f"Integers to negative integer powers are not allowed: {x.dtype} ** {exponent} is no whole "
         "number. Convert the base with `.float()`.",
     )
+
+
+def _powers(bases: Sequence[Tensor], exponent: Any) -> None:
+    for base in bases:
+        _power(base, exponent)
+
+
+def _integer_division(x: Any, divisor: Any, *_: Any, **keywords: Any) -> None:
+    is_zero = not isinstance(divisor, (torch.Tensor, float)) and not divisor
+    rounds = keywords.get("rounding_mode", "floor") is not None
+    if is_zero and rounds and isinstance(x, torch.Tensor) and _is_integral(x):
+        raise RuntimeError(
+            f"ZeroDivisionError: {x.dtype} was divided by the number 0, and integers have no "
+            "infinity. Divide by another number, or convert it with `.float()`."
+        )
+
+
+def _is_integral(x: Tensor) -> bool:
+    return not x.is_floating_point() and not x.is_complex()
 
 
 # What the CPU calls the dtypes.
@@ -280,6 +298,12 @@ def check_overwrite(
 
 
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot")
+_DIVISIONS = (
+    "floor_divide.default",
+    "remainder.Scalar",
+    "fmod.Scalar",
+    "div.Tensor_mode",
+)
 _CHECKS: dict[str, Callable[..., None]] = {
     **{f"aten.{name}.default": _product for name in _PRODUCTS},
     **dict.fromkeys(
@@ -287,6 +311,8 @@ _CHECKS: dict[str, Callable[..., None]] = {
         _subtraction,
     ),
     "aten.pow.Tensor_Scalar": _power,
+    "aten._foreach_pow.Scalar": _powers,
+    **{f"aten.{name}": _integer_division for name in _DIVISIONS},
     "aten.index_select.default": _index_select,
     "aten.max.default": _largest,
     "aten.min.default": _smallest,

@@ -21,6 +21,7 @@ from lazyrt.frontend.torch_compat import (
     aten,
     find_overload,
     increment_version,
+    run_composed,
 )
 from lazyrt.ir.live import lock
 
@@ -386,6 +387,12 @@ def cross_entropy(
     return result
 
 
+def istft(*args: Any, **keywords: Any) -> torch.Tensor:
+    """`aten.istft`, as torch composes it: `torch_checks` knows by this frame what looks at the window."""
+    result: torch.Tensor = run_composed(aten.istft.default, *args, **keywords)
+    return result
+
+
 COMPOSITES: dict[str, Callable[..., Any]] = {
     "combinations": combinations,
     "kaiser_window": kaiser_window,
@@ -396,6 +403,7 @@ COMPOSITES: dict[str, Callable[..., Any]] = {
     "linspace.Scalar_Tensor": linspace,
     "scaled_dot_product_attention": scaled_dot_product_attention,
     "cov": covariance,
+    "istft": istft,
     "cross_entropy_loss": cross_entropy,
     "matmul.out": into_out("matmul.out", torch.matmul),
     "kron.out": into_out("kron.out", torch.kron),

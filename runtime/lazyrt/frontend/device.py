@@ -30,6 +30,7 @@ from lazyrt.frontend import (
     storages,
 )
 from lazyrt.frontend import torch_compat as compat
+from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.checking import ASSERTIONS
 from lazyrt.frontend.composites import COMPOSITES
 from lazyrt.frontend.derivatives import DIFFERENTIATED
@@ -315,7 +316,7 @@ def _patch() -> None:
     compat.patch_tensor_method("__format__", _format)
     compat.patch_backward()
     compat.patch_module_conversion()
-    compat.patch_pickling(reads.value_to_save)
+    compat.patch_pickling(reads.value_to_save, state_of)
     compat.patch_sharing()
     storages.install()
     dlpack.install()

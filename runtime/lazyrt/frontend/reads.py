@@ -230,7 +230,10 @@ def _finish(found: Any, tensor: torch.Tensor, site: Site | None) -> torch.Tensor
 
 
 def value_to_save(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a lazy tensor's value for a checkpoint or a pickle, as a new CPU tensor.
+    """Return a lazy tensor's value for a checkpoint or a pickle, as a CPU tensor.
+
+    Tensors that are one and the same memory, as tied weights in a `state_dict()`, have one storage for
+    as long as somebody holds it: `torch.save` writes that once.
 
     Raises:
         StepSyncError: It is pending inside a step: the file would hold a mixture of the step's
@@ -240,9 +243,21 @@ def value_to_save(tensor: torch.Tensor) -> torch.Tensor:
         state = state_of(tensor)
         if state.is_pending and not onlookers.at_debugger_prompt():
             check_read("save", tensor)
+        version = state.base.version
+        known = _saved.get(state)
+        storage = known[1]() if known is not None and known[0] == version else None
+    if storage is not None:
+        host = torch.empty(0, dtype=tensor.dtype, device="cpu")
+        return host.set_(storage, 0, tensor.shape, known[2])  # type: ignore[index]
     host = peek(tensor, provenance.user_site(2))
     late_checks.raise_failed()
+    _saved[state] = version, weakref.ref(host.untyped_storage()), host.stride()
     return host
+
+
+# Of what has been saved: its version, the storage of the copy, and its strides there.
+_saved: weakref.WeakKeyDictionary[State, tuple[int, Any, tuple[int, ...]]]
+_saved = weakref.WeakKeyDictionary()
 
 
 def mask_on_host(mask: torch.Tensor) -> torch.Tensor | None:

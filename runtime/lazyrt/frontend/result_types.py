@@ -134,6 +134,29 @@ def _grouped_mm(
     return a.new_empty(shape, dtype=out_dtype or a.dtype)
 
 
+def _convolution(x: Tensor, weight: Tensor, *args: Any) -> Types:
+    result = _aten.convolution.default(x, weight, *args)
+    return _laid_out(result, x, weight)
+
+
+def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *args: Any) -> Types:
+    of_input, *others = _aten.convolution_backward.default(grad, x, weight, *args)
+    laid_out = None if of_input is None else _laid_out(of_input, x, weight)
+    return laid_out, *others
+
+
+def _laid_out(result: Tensor, *operands: Tensor) -> Tensor:
+    """Give a result channels last if an operand has them there, as the CPU's kernels do."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(result.dim())
+    if last is None or not result.numel():
+        return result
+    for operand in operands:
+        is_last = operand.is_contiguous(memory_format=last)
+        if is_last and not operand.is_contiguous():
+            return result.contiguous(memory_format=last)
+    return result
+
+
 def _without_statistics(
     func: torch._ops.OpOverload,
 ) -> Callable[..., Types]:
@@ -167,6 +190,8 @@ RESULT_TYPES: dict[str, Callable[..., Types]] = {
             _aten._native_batch_norm_legit_functional.default,
         )
     },
+    "aten.convolution.default": _convolution,
+    "aten.convolution_backward.default": _convolution_backward,
     "aten._fused_adam.default": _fused_adam,
     "aten._fused_adam.tensor_lr": _fused_adam,
     "aten._fused_adamw.default": _fused_adam,

@@ -223,6 +223,12 @@ def find_overload(name: str) -> torch._ops.OpOverload | None:
     return found if isinstance(found, torch._ops.OpOverload) else None
 
 
+def run_composed(func: torch._ops.OpOverload, *args: Any, **keywords: Any) -> Any:
+    """Call an op as torch composes it in C++, whatever is registered for it in Python."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return func._op_dk(key, *args, **keywords)
+
+
 def patch_printing(describe: Callable[[torch.Tensor, Callable[..., str]], str]) -> None:
     """Route `repr` of lazy tensors to `describe(tensor, original)`."""
     original: Callable[..., str] = torch._tensor_str._str
@@ -502,11 +508,19 @@ def _tie(tied: _Places) -> None:
             other_table[other_name] = table[name]
 
 
-def patch_pickling(to_host: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def patch_pickling(
+    to_host: Callable[[torch.Tensor], torch.Tensor],
+    state_of: Callable[[torch.Tensor], object],
+) -> None:
     """Let pickle, `torch.save` and deepcopy carry lazy tensors by their values.
 
     A checkpoint holds the CPU copy and the device's name, in the form that torch itself loads
     with `weights_only=True`.
+
+    Args:
+        to_host: Returns a tensor's value.
+        state_of: What tensors have in common that show the same memory in the same way, such as a
+            weight and its `detach()`; their copies do likewise.
     """
 
     class Contents:
@@ -532,8 +546,11 @@ def patch_pickling(to_host: Callable[[torch.Tensor], torch.Tensor]) -> None:
     def deepcopy(original: Any, self: torch.Tensor, memo: dict[int, Any]) -> Any:
         if id(self) in memo or not self.is_leaf:
             return original(self, memo)
+        state = id(state_of(self))
         with torch.no_grad():
-            copy = self.detach().clone()
+            if state not in memo:
+                memo[state] = self.detach().clone()
+            copy = memo[state].detach()
         if isinstance(self, torch.nn.Parameter):
             copy = torch.nn.Parameter(copy, self.requires_grad)
         else:
