@@ -44,6 +44,20 @@ def run(
         return UNREAD
 
 
+def path_of(given: object, caller: str, error: type[ValueError]) -> Path:
+    """Return a path that a public function was given.
+
+    Raises:
+        ValueError: Of the class `error`: it is none.
+    """
+    if isinstance(given, (str, os.PathLike)):
+        return Path(given)
+    raise error(
+        f"{caller} got {given!r:.60}, which is {type(given).__name__} and no path. Give the path of "
+        "a file as a text."
+    )
+
+
 def output_file(word: str) -> Path:
     """Return the path of a file to be written; for argparse's `type`.
 

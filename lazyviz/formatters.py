@@ -74,7 +74,23 @@ def facts(look: Any) -> str:
     if not look.is_whole:
         return panel.statistics_text(look.summary)
     line = statistics(look.value)
-    return line if look.value.dim() else f"{line} · {look.value.item()}"
+    return line if look.value.dim() else f"{line} · {number_text(look.value)}"
+
+
+def number_text(value: Any) -> str:
+    """Return the one number of a CPU tensor with the digits that its type has.
+
+    Example:
+        >>> import torch
+        >>> number_text(torch.tensor(0.1)), number_text(torch.tensor(0.1, dtype=torch.bfloat16))
+        ('0.1', '0.1001')
+    """
+    torch = sys.modules["torch"]
+    if value.dtype in (torch.float32, torch.float16):
+        return str(value.detach().numpy()[()])
+    number = value.item()
+    short = value.is_floating_point() and value.dtype != torch.float64
+    return f"{number:.4g}" if short else str(number)
 
 
 def _page(runtime: Any, tensor: Any, shown: str) -> str:

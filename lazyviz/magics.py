@@ -7,14 +7,14 @@ are those that change how the session runs.
 from __future__ import annotations
 
 import inspect
-import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 
-from lazyviz.shell import completion
+from lazyviz.inspection import tables
+from lazyviz.shell import completion, help_page
 from lazyviz.shell.commands import refuse, runtime_here
 from lazyviz.shell.expressions import ExpressionFailed
 from lazyviz.shell.inplace import run_in_place
@@ -42,46 +42,54 @@ class LazyMagics(ProgramCommands, SessionCommands, Magics):
     def lazy(self, line: str, cell: str | None = None) -> None:
         """Look into the lazy runtime.
 
+        What is pending, and its program
         %lazy, %lazy status    what is pending, what ran so far, and the settings
         %lazy graph [EXPR]     draw the pending graph, of everything or of one tensor
         %lazy explore [EXPR]   the same to walk through: click an op to see its value; EXPR may
                                also be a step's number, a graph, HLO text or a path in quotes
         %lazy ir [EXPR]        list its ops as text, each with the line it came from
         %lazy hlo [EXPR]       its HLO as XLA optimised it; --stablehlo: as lowered
+        %lazy nan [EXPR]       the ops where NaN and infinities of pending tensors begin, with the
+                               numbers that they were made of
+        %lazy reuse EXPR       what looking at a pending tensor costs, as a peek and with
+                               materialise(EXPR, reuse=True); runs nothing
+
+        What ran, and why it was compiled
+        %lazy step [N]         the last N steps: what ended each, what it cost
+        %lazy why [STEP]       why a step was compiled, the latest one by default
+        %lazy graphs           every compiled graph: size, runs, compile time, cause
+        %lazy diff A B         what differs between two steps, pending tensors, or programs
+        %lazy diff last        the same for the latest new graph and the nearest one before it
+        %lazy minimise A B     the smallest part of program A that B lacks, or, where B is a
+                               function of a graph, the smallest for which it is true
+        %lazy replicas FOLDER  which of several replicas went another way, from what each has
+                               recorded (LAZYRT_RECORD=folder) or torch_xla has dumped
+
+        Time and memory
+        %lazy timeline [N]     where the time of the last N cells went; --export FILE.json
+                               writes the session for Perfetto
+        %lazy compile [STEP]   what compiling takes, or will take, and for which blocks
         %lazy metrics          counts and times of the whole session, and what stands out; --raw
                                and --legacy print torch_xla's format
         %lazy live             tensors on the device: size, age, line, who holds them, what
                                grows; --sort COLUMN, --reverse, --above N pending ops
-        %lazy diff A B         what differs between two steps, pending tensors, or programs
-        %lazy diff last        the same for the last step that ran another graph
-        %lazy minimise A B     the smallest part of program A that B lacks, or, where B is a
-                               function of a graph, the smallest for which it is true
-        %lazy nan [EXPR]       the ops where NaN and infinities of pending tensors begin, with the
-                               numbers that they were made of
-        %lazy replicas FOLDER  which of several replicas went another way, from what each has
-                               recorded (LAZYRT_RECORD=folder) or torch_xla has dumped
-        %lazy step [N]         the last N steps: what ended each, what it cost
-        %lazy eager on|off     compile and run each op by itself from now on, or record again;
-                               alone, say which mode holds, and every setting with its origin
-        %lazy why [STEP]       why a step was compiled, the latest one by default
-        %lazy graphs           every compiled graph: size, runs, compile time, cause
         %lazy cache            executables in memory and on disk: age, size, line, hits;
                                --sort COLUMN; cache drop KEY, drop all, drop older 7d
-        %lazy reuse EXPR       what looking at a pending tensor costs, as a peek and with
-                               materialise(EXPR, reuse=True); runs nothing
+
+        What changes the session
         %lazy drop             drop the pending ops, unrun; drop NAME, drop Out[4], drop
                                traceback let go of tensors and say what still holds them
-        %lazy compile [STEP]   what compiling takes, or will take, and for which blocks
-        %lazy timeline [N]     where the time of the last N cells went; --export FILE.json
-                               writes the session for Perfetto
-        %lazy report FILE.html the session as one web page for a bug report; --no-source leaves
-                               the cells' source out, --force replaces any file
+        %lazy eager on|off     compile and run each op by itself from now on, or record again;
+                               alone, say which mode holds, and every setting with its origin
         %lazy on, %lazy off    show a strip after each cell, or none
-        %lazy help [NAME]      this text, or what it says of one subcommand
-
         %%lazy step [NAME]     run the cell as one step, with a barrier at its end
         %%lazy eager           run the cell in eager debug mode
         %%lazy time [N]        run the cell N times and say which phase took how long
+
+        To show to others
+        %lazy report FILE      the session as one web page for a bug report, FILE.html; --no-source
+                               leaves the cells' source out, --force replaces any file
+        %lazy help [NAME]      this text, or what it says of one subcommand
 
         Looking never runs the pending graph and never changes it. EXPR is a tensor, a
         list, tuple or dict of tensors, a module, or any expression that gives one.
@@ -130,14 +138,11 @@ class LazyMagics(ProgramCommands, SessionCommands, Magics):
 
     def _help(self, rest: str) -> None:
         page = inspect.cleandoc(LazyMagics.lazy.__doc__ or "")
-        if not rest:
-            self._print(page)
-            return
-        if rest not in {*completion.SUBCOMMANDS, *completion.CELL_COMMANDS}:
-            raise UsageError(completion.unknown(rest))
-        # An entry is its line, and the lines below it that are indented deeper.
-        entry = re.compile(rf"^.*%lazy {rest}\b.*(\n {{5,}}.*)*", re.MULTILINE)
-        self._print("\n".join(found[0] for found in entry.finditer(page)))
+        if rest:
+            if rest not in {*completion.SUBCOMMANDS, *completion.CELL_COMMANDS}:
+                raise UsageError(completion.unknown(rest))
+            page = help_page.entries_of(page, rest)
+        self._show(page, lambda: help_page.to_html(page))
 
     def _time(self, rest: str, cell: str) -> None:
         __tracebackhide__ = True
@@ -153,7 +158,7 @@ class LazyMagics(ProgramCommands, SessionCommands, Magics):
         runs = []
         for _ in range(count):  # no comprehension: its frame would be in tracebacks
             runs.append(celltimer.timed(runtime, run))  # noqa: PERF401
-        self._print(celltimer.report(runs))
+        self._show(celltimer.report(runs), lambda: celltimer.to_html(runs))
 
     def _eager(self, rest: str) -> None:
         runtime = runtime_here()
@@ -168,10 +173,14 @@ class LazyMagics(ProgramCommands, SessionCommands, Magics):
                 f"{runtime.mode()}. Alone, %lazy eager says who set it."
             )
         mode = runtime.mode()
-        lines = [f"mode: {mode}, set by {mode.scope}"]
-        if not rest:
-            lines += ["", runtime.config.table()]
-        self._print("\n".join(lines))
+        line = f"mode: {mode}, set by {mode.scope}"
+        if rest:
+            self._print(line)
+            return
+        config = runtime.config
+        self._show(
+            f"{line}\n\n{config.table()}", lambda: tables.settings_html(line, config)
+        )
 
     def _on(self, rest: str) -> None:
         refuse("on", rest)

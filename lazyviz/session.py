@@ -408,6 +408,11 @@ class Session:
         """Return how often op-by-op mode has run each node since the last barrier."""
         return self._runtime.times_run(graph) if self._runtime is not None else {}
 
+    def input_names_in(self, graph: Graph) -> dict[Value, str]:
+        """Return what the user calls a graph's inputs, if it is small and pending."""
+        held = self._holdings_of(graph) or {}
+        return {value: each.name for value, each in held.items() if value.node is None}
+
     def names_in(self, graph: Graph) -> dict[Value, str]:
         """Return the user's variable names of a graph's roots."""
         if self._runtime is None or len(graph.nodes) > _MAX_NAMED_NODES:

@@ -11,10 +11,10 @@ import contextlib
 import logging
 import uuid
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lazyviz import session
+from lazyviz.command_line import path_of
 from lazyviz.documents import privacy
 from lazyviz.documents.facts import Facts, collect
 from lazyviz.documents.parts import PARTS
@@ -22,6 +22,7 @@ from lazyviz.render import html, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 GENERATOR = "lazyviz session report"
 # What the page holds at most: the parts' own bounds, and its frame.
@@ -125,13 +126,14 @@ def _target(path: str | Path, *, force: bool) -> Path:
     Raises:
         ReportError: Nowhere: no such folder or home, somebody else's file, no page's name.
     """
+    named = path_of(path, "report()", ReportError)
     try:
-        target = Path(path).expanduser()
+        target = named.expanduser()
         _check(target, force=force)
     except ReportError:
         raise
     except (OSError, RuntimeError, ValueError) as error:
-        raise _unwritable(Path(path), error) from None
+        raise _unwritable(named, error) from None
     return target
 
 

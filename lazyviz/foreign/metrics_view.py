@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lazyviz.foreign.metrics import Call, Metric, MetricsReport, Section
     from lazyviz.foreign.quantities import Quantity
 
-_HEADER = ["metric", "samples", "total", "printed as", "mean", "std dev", "a second", "50 %", "99 %"]  # fmt: skip
+_HEADER = ["metric", "samples", "total", "printed as", "mean", "std dev", "per second", "50 %", "99 %"]  # fmt: skip
 _MEDIAN, _TAIL = 50.0, 99.0
 _WINDOW_NOTE = (
     "samples and total are over everything, the rest over the latest 1,024 samples"
@@ -133,7 +133,11 @@ def _row(metric: Metric) -> list[object]:
         total.printed if total.error else "",
         number(metric.mean),
         number(metric.std_dev),
-        "" if metric.rate is None else f"{metric.rate:,.4g}",
+        ""
+        if metric.rate is None
+        else f"{metric.rate:,.2g}"
+        if metric.rate < 1
+        else f"{metric.rate:,.1f}",
         number(metric.percentiles.get(_MEDIAN)),
         number(metric.percentiles.get(_TAIL)),
     ]

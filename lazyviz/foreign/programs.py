@@ -94,7 +94,7 @@ def parse_programs(source: str | bytes) -> Programs:
             return Programs((hlo.parse(source),))
         return Programs(tuple(hlo.parse_all(source)))
     except hlo.HloError as error:
-        raise EvidenceError(str(error)) from error
+        raise EvidenceError(str(error)) from None
 
 
 def _listing(graph: Graph) -> str:

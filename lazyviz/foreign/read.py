@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from lazyviz.command_line import output_file
+from lazyviz.command_line import output_file, path_of
 from lazyviz.foreign.debug_log_parse import parse_debug_log
 from lazyviz.foreign.evidence import EvidenceError, file_bytes, shorten
 from lazyviz.foreign.metrics_parse import parse_report
@@ -50,7 +50,7 @@ def read(source: str | Path) -> Evidence:
     if isinstance(source, str) and ("\n" in source or "\r" in source or not source):
         contents = readable(source)
         return _reader(contents)(contents)
-    path = Path(source)
+    path = path_of(source, "read()", EvidenceError)
     if path.is_dir():
         is_profile = profiles_in(path)
         return read_profile(path) if is_profile else read_xla_dump(path)

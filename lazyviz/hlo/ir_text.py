@@ -9,7 +9,7 @@ from lazyviz.hlo.graph import PARAMETER, Graph, GraphBuilder, Origin
 from lazyviz.hlo.ir import GETITEM, LEAF_PREFIXES, xla_type
 
 START = re.compile(r"\s*(?:%[a-z]+\d+ : [a-z]\w*\[|%\d+ = [\w.:]+\(|return(?: %|\s*$))")
-_LEAF = re.compile(r"%([a-z]+)(\d+) : ([a-z]\w*\[[\d,]*\])$")
+_LEAF = re.compile(r"%([a-z]+)(\d+) : ([a-z]\w*\[[\d,]*\])(?:  # .*)?$")
 _TYPE = r"(?:[a-z]\w*\[[\d,]*\]|none)"
 _NODE = re.compile(
     rf"%(\d+) = ([\w.:]+)\((.*)\) : ({_TYPE}(?:, {_TYPE})*)(?:  # (.*))?$"

@@ -228,6 +228,11 @@ def graph_of(thing: Any) -> Graph:
         return graph_of(thing.graph)
     if type(thing).__module__.startswith("jaxlib.mlir."):
         return parse(str(thing))
+    if hasattr(thing, "device") and hasattr(thing, "untyped_storage"):
+        raise HloError(
+            f"a tensor on {thing.device} has no graph. Give pending tensors of the device lazyrt, "
+            "HLO or StableHLO text, or a path."
+        )
     raise HloError(
         f"an object of type {type(thing).__name__} holds no graph. Give HLO or StableHLO text, a path, or a "
         "graph of the runtime such as lazyrt.pending_graph()."

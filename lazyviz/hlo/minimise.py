@@ -28,6 +28,11 @@ def minimise(program: Any, shows: Callable[[Graph], bool]) -> Graph:
     Raises:
         HloError: `program` holds no graph, or does not show it itself.
     """
+    if not callable(shows):
+        raise HloError(
+            f"minimise() got {shows!r:.60} as what to look for, which is {type(shows).__name__} and "
+            "cannot be called. Give a function that takes a graph and returns whether it shows it."
+        )
     graph = graph_of(program)
     kept = [node for node in range(len(graph)) if graph.ops[node] != PARAMETER]
     if not shows(cut(graph, kept)):

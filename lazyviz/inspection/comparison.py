@@ -141,6 +141,22 @@ def minimise(program: Any, shows: Callable[[Graph], bool]) -> MinimisedView:
     return MinimisedView(smallest(graph, shows), len(graph))
 
 
+def minimise_lacked(program: Any, other: Any) -> MinimisedView:
+    """Return the smallest part of a program that another one lacks.
+
+    Raises:
+        HloError: One of them is no program, or there is nothing that the other lacks.
+    """
+    graph, known = _graph(program), _graph(other)
+    shows = lacked_by(known)
+    if not shows(graph):
+        raise HloError(
+            f"{graph.name} computes nothing that {known.name} lacks, so there is no part to search "
+            "for. %lazy diff shows in which other way they differ, if in any."
+        )
+    return MinimisedView(smallest(graph, shows), len(graph))
+
+
 def lacked_by(other: Any) -> Callable[[Graph], bool]:
     """Return a predicate: whether a graph computes something that another program does not.
 
@@ -217,12 +233,23 @@ def graph_of_step(runtime: ModuleType, step: int) -> Graph:
 
 
 def last_two(runtime: ModuleType) -> tuple[int, int] | None:
-    """Return the last step that ran another graph than the step before it, and that step."""
+    """Return the step of the latest new graph, and in front of it the nearest one before.
+
+    Where the nearest is not known any more, the last step before that ran another graph.
+    """
     records = sorted(
         (record for record in runtime.compiled_graphs() if record.snapshot is not None),
         key=lambda record: record.first_step,
     )
+    by_name = {record.name: record for record in records}
     for record in reversed(records):
+        nearest = by_name.get(getattr(record.explanation, "against", ""))
+        if nearest is not None and nearest.first_step < record.first_step:
+            last = runtime.graph_of_step(nearest.last_step)
+            is_known = last is nearest and nearest.last_step < record.first_step
+            return (
+                nearest.last_step if is_known else nearest.first_step
+            ), record.first_step
         before = record.first_step - 1
         while before >= 0:
             earlier = runtime.graph_of_step(before)

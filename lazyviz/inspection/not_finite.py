@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import lazyrt
 from lazyrt.errors import UsageError
@@ -13,6 +13,8 @@ from lazyviz.render import html, text
 from lazyviz.render.overlay import not_finite_words
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from lazyrt.execution.not_finite import NotFinite, Operand, Origin
@@ -117,6 +119,25 @@ def find_nan(*tensors: torch.Tensor) -> NotFiniteView:
             "`optimizer.step()`, or in a function given to `lazyrt.on_barrier`."
         )
     return find_in(graph)
+
+
+def computed_text(runtime: Any, name: str, tensors: Sequence[Any]) -> str:
+    """Return what to say of tensors that are computed: whether they are finite, and what to do.
+
+    Args:
+        runtime: The module `lazyrt`.
+        name: What the user calls them.
+        tensors: Lazy tensors, none of them pending.
+    """
+    looks = [runtime.look(tensor).summary for tensor in tensors]
+    nan, infinite = sum(x.nan for x in looks), sum(x.infinite for x in looks)
+    if not nan + infinite:
+        return f"{name} is computed already, and all of it is finite."
+    return (
+        f"{name} is computed already and has {not_finite_words(nan, infinite)}: the ops that made "
+        "it are gone. Run the step once more and ask before its barrier, inside `with "
+        "lazyrt.step():` or before `optimizer.step()`."
+    )
 
 
 def find_in(graph: Graph) -> NotFiniteView:

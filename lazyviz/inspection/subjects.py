@@ -7,6 +7,7 @@ Tensors, a graph, a step's number, a module and its input, a text or a path: eac
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
@@ -166,6 +167,7 @@ def _call_subject(
         return _module_subject(function, name, runtime)
     from lazyrt.control.rehearsal import rehearse
 
+    _check_arguments(function, name, arguments, options)
     session.be_library(runtime)  # the names are those of the caller's frame
     found = rehearse(function, *arguments, **options)
     held = {value: each.name for value, each in found.holdings.items()}
@@ -179,6 +181,28 @@ def _call_subject(
         f"No values: this call of {name} was recorded to be seen, and nothing of it has run. Call "
         "it, and explore what is pending then.",
     )
+
+
+def _check_arguments(
+    function: Any, name: str, arguments: tuple[Any, ...], options: Mapping[str, Any]
+) -> None:
+    """Refuse a call that does not fit the signature; the runtime's frames would lead to it.
+
+    Raises:
+        HloError: It does not fit.
+    """
+    called = function.forward if hasattr(function, "forward") else function
+    try:
+        signature = inspect.signature(called)
+    except (TypeError, ValueError):  # written in C
+        return
+    try:
+        signature.bind(*arguments, **options)
+    except TypeError as error:
+        raise HloError(
+            f"{name} cannot be called so: {error}. It takes {signature}; give explore() what it is "
+            "to be called with."
+        ) from None
 
 
 def _module_subject(module: Any, name: str, runtime: ModuleType) -> Subject:

@@ -72,6 +72,11 @@ def status_html(rows: Sequence[tuple[str, str]]) -> str:
     return head + (html.table(("what", "state"), named) if named else "")
 
 
+def settings_html(line: str, config: Any) -> str:
+    """Return a line and, below it, every setting with its value and origin."""
+    return html.line(line) + html.table(("setting", "value", "set by"), config.rows())
+
+
 def op_cache(report: Mapping[str, Any]) -> str:
     """Return which share of the ops that ran one by one found their executable in memory.
 
@@ -124,9 +129,8 @@ def steps_html(rows: Sequence[StepRow], limit: int) -> str:
     """Return the same as HTML; it is text alone where no step has run."""
     if not rows:
         return html.wrapped(steps(rows, limit))
-    shown = html.table(*step_table(rows[-limit:]))
     notes = step_notes(rows[-limit:])
-    return shown + (html.wrapped("\n".join(notes)) if notes else "")
+    return html.table(*step_table(rows[-limit:])) + html.sentences(notes)
 
 
 def step_table(rows: Sequence[StepRow]) -> tuple[list[str], list[list[object]]]:
@@ -196,9 +200,7 @@ def graphs_html(records: Sequence[Any]) -> str:
     """Return the same as HTML; it is text alone where no graph was compiled."""
     if not records:
         return html.wrapped(graphs(records))
-    return html.table(*graph_table(records)) + html.wrapped(
-        "\n".join(_reasons(records))
-    )
+    return html.table(*graph_table(records)) + html.sentences(_reasons(records))
 
 
 def _reasons(records: Sequence[Any]) -> list[str]:
@@ -239,7 +241,7 @@ def graph_table(records: Sequence[Any]) -> tuple[list[str], list[list[object]]]:
 def _nearest(explanation: Any) -> str:
     if explanation is None or not explanation.against:
         return ""
-    return f"{explanation.against} ({explanation.similarity:.0%})"
+    return f"{explanation.against} ({explanation.alike})"
 
 
 def _compile_text(row: StepRow) -> str:

@@ -59,6 +59,8 @@ _WHOLE = frozenset(
         "took",
         "time",
         "ended at",
+        "nearest",
+        "command",
     )
 )
 
@@ -90,7 +92,7 @@ def strip_html(strip: Strip, *, css_class: str = "") -> str:
         css_class: A further class of the strip and of its pictures, by which a page's
             script finds them.
     """
-    line = _strip_line(strip)
+    line = _strip_line(strip) + _headline(strip)
     details = _strip_details(strip, css_class)
     classes = f"lazyviz-strip {css_class}".strip()
     if not details:
@@ -99,6 +101,16 @@ def strip_html(strip: Strip, *, css_class: str = "") -> str:
         f'<div class="{markup(classes)}" style="{_FONT}"><details>'
         f'<summary style="cursor:pointer">{line}</summary>{details}</details></div>'
     )
+
+
+def _headline(strip: Strip) -> str:
+    """Return the first thing that a user may want to act on, in a line that does not wrap."""
+    found = text.urgent_notes(strip)
+    if not found:
+        return ""
+    more = f"1 of {len(found)}: " if len(found) > 1 else ""
+    style = "display:block;opacity:.75;overflow:hidden;white-space:nowrap;text-overflow:ellipsis"
+    return f'<span style="{style}">{more}{markup(found[0])}</span>'
 
 
 def _strip_line(strip: Strip) -> str:
@@ -290,6 +302,21 @@ def prose(words: str) -> str:
         '<code>x &lt; 1</code> is another number'
     """
     return _CODE.sub(r"<code>\1</code>", markup(words))
+
+
+def sentences(lines: Sequence[str]) -> str:
+    """Return some sentences as a list; what each is about, up to its colon, stands out."""
+    parts = (line.partition(": ") for line in lines)
+    items = "".join(
+        f"<li><b>{markup(head)}:</b> {prose(rest)}</li>"
+        if colon
+        else f"<li>{prose(head)}</li>"
+        for head, colon, rest in parts
+    )
+    style = (
+        f"{_FONT};margin:4px 0;padding-left:20px;max-width:100em;overflow-wrap:anywhere"
+    )
+    return f'<ul style="{style}">{items}</ul>' if items else ""
 
 
 def advice(label: str, words: str) -> str:

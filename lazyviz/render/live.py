@@ -81,11 +81,20 @@ def _table(
 _GROWS = ' class="lzl-grows" title="one of a collection that grows with each step"'
 
 
+_MEANS = {
+    "id": "the order in which they were made",
+    "ops": "pending ops that it waits for",
+    "age": "how many steps ago it was made",
+    "made at": "the line that made it",
+    "held by": "what keeps it alive",
+}
+
+
 def _head(title: str, direction: str) -> str:
     arrow = f" {_ARROWS[direction]}" if direction in _ARROWS else ""
     side = ' class="lzl-number"' if title in _NUMBERS else ""
     return (
-        f'<th scope="col" aria-sort="{direction}"{side}><button type="button" '
+        f'<th scope="col" title="{_MEANS.get(title, "sort by this")}" aria-sort="{direction}"{side}><button type="button" '
         f'data-kind="sort" data-column="{markup(title)}">{markup(title)}{arrow}</button></th>'
     )
 

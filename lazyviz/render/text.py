@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from lazyviz.render.escape import one_line
 from lazyviz.render.model import type_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from lazyrt.ir.graph import Graph
     from lazyrt.ir.node import Leaf, Node, Value
@@ -31,8 +32,8 @@ def duration(ns: float) -> str:
     Example:
         >>> [duration(n) for n in (0, 850, 41_300, 4_130_000, 41_300_000, 1_234_000_000)]
         ['0 ns', '850 ns', '41 µs', '4.1 ms', '41 ms', '1.2 s']
-        >>> duration(125e9), duration(3_723e9)
-        ('2 min 5 s', '1 h 2 min')
+        >>> duration(60e9), duration(125e9), duration(3_723e9)
+        ('1 min', '2 min 5 s', '1 h 2 min')
     """
     value, unit = float(ns), "ns"
     for larger in ("µs", "ms", "s"):
@@ -48,8 +49,10 @@ def duration(ns: float) -> str:
 
 def _long_duration(seconds: int) -> str:
     if seconds < _HOUR_S:
-        return f"{seconds // _MINUTE_S} min {seconds % _MINUTE_S} s"
-    return f"{seconds // _HOUR_S:,} h {seconds % _HOUR_S // _MINUTE_S} min"
+        minutes, rest = f"{seconds // _MINUTE_S} min", seconds % _MINUTE_S
+        return f"{minutes} {rest} s" if rest else minutes
+    hours, rest = f"{seconds // _HOUR_S:,} h", seconds % _HOUR_S // _MINUTE_S
+    return f"{hours} {rest} min" if rest else hours
 
 
 def duration_range(low_ns: float, high_ns: float) -> str:
@@ -236,6 +239,23 @@ def strip_notes(strip: Strip) -> list[str]:
     return list(map(one_line, notes))
 
 
+def urgent_notes(strip: Strip) -> list[str]:
+    """Return those of the notes that cost time each time the cell runs, the dearest kind first."""
+    from lazyviz.render import state
+
+    told = map(compiled_text, strip.reasons)
+    notes = [
+        *(note for note in told if note.startswith("recompiled")),
+        *map(fallback_text, strip.fallbacks),
+        *(barrier_text(each) for each in strip.barriers if each.cut is not None),
+        *map(state.repeat_text, strip.repeats),
+        *([state.apart_text(strip.apart)] if strip.apart is not None else ()),
+        *map(state.left_text, strip.left),
+        *map(state.redundant_text, strip.redundant),
+    ]
+    return list(map(one_line, notes))
+
+
 def _print_notes(strip: Strip) -> list[str]:
     more = strip.more_prints
     return [*strip.prints, *([f"... and {more:,} more printed"] if more else ())]
@@ -288,17 +308,28 @@ def fallback_text(fallback: Fallback) -> str:
     return f"{fallback.op} ran on the CPU{many}{where}, which cut the graph"
 
 
-def listing(graph: Graph, limit: int | None = None) -> str:
+def listing(
+    graph: Graph,
+    limit: int | None = None,
+    names: Mapping[Any, str] = MappingProxyType({}),
+) -> str:
     """Return one line for each operation of a graph: what, on what, of which type, whence.
 
     Args:
         graph: A graph of the runtime.
         limit: At most so many operations, the last ones; None for all.
+        names: What the user calls inputs, as far as it is known.
     """
     nodes = graph.nodes
     hidden = max(0, len(nodes) - limit) if limit is not None else 0
     shown = nodes[hidden:]
-    lines = [f"{_leaf_name(leaf)} : {_type(leaf)}" for leaf in _leaves(graph, shown)]
+    lines = [
+        one_line(
+            f"{_leaf_name(leaf)} : {_type(leaf)}"
+            + (f"  # {names[leaf]}" if names.get(leaf) else "")
+        )
+        for leaf in _leaves(graph, shown)
+    ]
     if hidden:
         lines.append(f"... {plural(hidden, 'earlier op')}")
     lines.extend(map(_node_line, shown))

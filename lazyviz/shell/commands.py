@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lazyviz.session import Session
 
 _TALL_LINES = 60  # a longer listing scrolls
+_NARROW = 60  # characters of a line that fit into a narrow page
 _MAX_LISTED = 400_000  # characters; what a notebook still opens quickly with
 
 
@@ -80,7 +81,13 @@ class Commands:
         self._shell.display_pub.publish(bundle, metadata={})
 
     def _print(self, shown: str) -> None:
-        self._shell.display_pub.publish({"text/plain": printable(shown)}, metadata={})
+        """Publish text; a page would end its long lines within words, so it gets HTML as well."""
+        shown = printable(shown)
+        bundle = {"text/plain": shown}
+        is_long = any(len(line) > _NARROW for line in shown.splitlines())
+        if is_long and formatters.wants_html(self._shell):
+            bundle["text/html"] = html.wrapped(shown)
+        self._shell.display_pub.publish(bundle, metadata={})
 
 
 def runtime_here() -> ModuleType:

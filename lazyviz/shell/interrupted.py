@@ -6,6 +6,7 @@ IPython takes half a second to draw them: longer than the interrupt itself.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,11 +57,41 @@ def cut(traceback: TracebackType | None) -> None:
             inside = True
         elif not (provenance and provenance.is_library_file(name)):
             inside = False
-        if not inside:
+        if not inside and name != contextlib.__file__:  # what enters our `with` blocks
             last = traceback
         traceback = traceback.tb_next
     if last is not None:
         last.tb_next = None
+
+
+def leave_out(traceback: TracebackType | None) -> None:
+    """Take the runtime's frames between the user's own ones off a traceback.
+
+    So a step closure, a batch loader or a decorated function that raises is shown with the line
+    that queued, asked or called, and its own. Where the runtime's frames are the innermost, or a
+    library's that it calls, they stay: that is an error of the runtime's.
+    """
+    provenance = sys.modules.get("lazyrt.frontend.provenance")
+    if provenance is None:
+        return
+    kept: TracebackType | None = None
+    while traceback is not None:
+        name = traceback.tb_frame.f_code.co_filename
+        if not is_ours(name) and not provenance.is_library_file(name):
+            if kept is not None and _all_ours(kept.tb_next, traceback):
+                kept.tb_next = traceback
+            kept = traceback
+        traceback = traceback.tb_next
+
+
+def _all_ours(first: TracebackType | None, end: TracebackType) -> bool:
+    """Return whether all frames from one up to another are the runtime's, or enter its blocks."""
+    while first is not None and first is not end:
+        name = first.tb_frame.f_code.co_filename
+        if not is_ours(name) and name != contextlib.__file__:
+            return False
+        first = first.tb_next
+    return True
 
 
 def is_ours(file: str) -> bool:

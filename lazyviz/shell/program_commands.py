@@ -60,7 +60,9 @@ class ProgramCommands(Commands):
     def _ir(self, rest: str) -> None:
         graph = self._graph_of("ir", rest)
         if graph is not None:
-            listing = "\n".join([text.listing(graph), *text.number_lines(graph)])
+            names = self._session.input_names_in(graph)
+            lines = [text.listing(graph, names=names), *text.number_lines(graph)]
+            listing = "\n".join(lines)
             self._list(listing, "print(lazyrt.pending_graph().to_text())")
 
     def _hlo(self, rest: str) -> None:
@@ -118,18 +120,28 @@ class ProgramCommands(Commands):
             )
         program, wanted = (self._program("minimise", word) for word in words)
         try:
-            shows = wanted if callable(wanted) else comparison.lacked_by(wanted)
-            view = comparison.minimise(program, shows)
+            found = (
+                comparison.minimise if callable(wanted) else comparison.minimise_lacked
+            )
+            view = found(program, wanted)
         except HloError as error:
             raise UsageError(f"%lazy minimise {rest}: {error}") from None
         self._shell.display_pub.publish(view._repr_mimebundle_(), metadata={})
 
     def _nan(self, rest: str) -> None:
-        graph = self._graph_of("nan", rest)
-        if graph is None:
-            return
         from lazyviz.inspection import not_finite
 
+        runtime = runtime_here()
+        if rest:
+            tensors = self._tensors("nan", rest)
+            if not any(map(runtime.is_pending, tensors)):
+                self._print(not_finite.computed_text(runtime, rest, tensors))
+                return
+            graph = runtime.pending_graph(*filter(runtime.is_pending, tensors))
+        else:
+            graph = self._graph_of("nan", rest)
+            if graph is None:
+                return
         found = not_finite.find_in(graph)
         self._show(str(found), found._repr_html_)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lazyrt.observe import events
-from lazyviz.render import text
+from lazyviz.render import html, text
 from lazyviz.render.phases import MEANINGS, PHASES
 from lazyviz.timing.ledger import Ledger
 from lazyviz.timing.pulse import Pulse, Quiet
@@ -109,21 +109,45 @@ def timed(runtime: ModuleType, body: Callable[[], Any]) -> Run:
 
 def report(runs: list[Run]) -> str:
     """Return the runs as a table, and what may be said of the program's speed."""
-    names = [name for name in PHASES if any(name in run.parts for run in runs)]
+    notes = [f"{name}: {meaning}" for name, meaning in _meanings(runs)]
+    return "\n".join(
+        [text.table(*_table(runs)), *_more(runs), *notes, "", _verdict(runs)]
+    )
+
+
+def to_html(runs: list[Run]) -> str:
+    """Return the same as HTML, what matters first."""
+    meanings = html.table(("column", "what it is"), _meanings(runs))
+    return (
+        html.line(_verdict(runs))
+        + html.table(*_table(runs))
+        + "".join(map(html.muted, _more(runs)))
+        + html.folded("what the columns are", meanings)
+    )
+
+
+def _table(runs: list[Run]) -> tuple[list[str], list[list[str | int]]]:
+    names = _phases(runs)
     rows = [
-        (number, *_row(run, names))
+        [number, *_row(run, names)]
         for number, run in enumerate(runs[:_MAX_ROWS], start=1)
     ]
-    lines = [text.table(["run", "time", *names, "device", "compiles"], rows)]
-    if len(runs) > _MAX_ROWS:
-        lines.append(f"... and {len(runs) - _MAX_ROWS:,} more")
-    lines += [
-        *(f"{name}: {MEANINGS[name]}" for name in names),
-        "device: how long it worked; what nobody waited for is in no other column",
-        "",
-        _verdict(runs),
-    ]
-    return "\n".join(lines)
+    return ["run", "time", *names, "device", "compiles"], rows
+
+
+def _phases(runs: list[Run]) -> list[str]:
+    return [name for name in PHASES if any(name in run.parts for run in runs)]
+
+
+def _more(runs: list[Run]) -> list[str]:
+    """Return how many runs the table leaves out, as a line; none if it has all."""
+    hidden = len(runs) - _MAX_ROWS
+    return [f"... and {hidden:,} more"] if hidden > 0 else []
+
+
+def _meanings(runs: list[Run]) -> list[tuple[str, str]]:
+    device = "how long it worked; what nobody waited for is in no other column"
+    return [*((name, MEANINGS[name]) for name in _phases(runs)), ("device", device)]
 
 
 def _row(run: Run, names: list[str]) -> list[str | int]:

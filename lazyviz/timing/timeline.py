@@ -145,7 +145,7 @@ def line_shares(
     ]
 
 
-def timeline(cells: int = CELLS) -> TimelineShown:
+def timeline(cells: object = CELLS) -> TimelineShown:
     """Return the timeline of the running shell's session.
 
     Raises:
@@ -155,7 +155,7 @@ def timeline(cells: int = CELLS) -> TimelineShown:
 
     from lazyviz import session
 
-    if cells < 1:
+    if not isinstance(cells, int) or cells < 1:
         raise UsageError(
             f"timeline() takes a number of cells from 1 up, not {cells!r}."
         )

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lazyviz import __version__
+from lazyviz.command_line import path_of
 from lazyviz.render import text
 from lazyviz.render.escape import printable
 from lazyviz.render.gaps import gaps
@@ -66,7 +67,7 @@ def write(
     Raises:
         TraceError: The path has a file that is no trace of ours, or cannot be written.
     """
-    target = Path(path).expanduser()
+    target = path_of(path, "export_trace()", TraceError).expanduser()
     _check_target(target)
     data = json.dumps(document(cells, spans, lines=lines, dropped=dropped))
     raw = data.encode()
@@ -76,7 +77,7 @@ def write(
         raise TraceError(
             f"cannot write the trace to {target}: {error.strerror or error}. Give a path in a "
             "folder that exists and that you may write to."
-        ) from error
+        ) from None
     return target
 
 

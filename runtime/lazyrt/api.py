@@ -412,7 +412,7 @@ def input_origins(*tensors: torch.Tensor) -> InputOrigins:
     Raises:
         UsageError: One of them is not on the lazy device.
     """
-    graph = pending_graph(*tensors)
+    graph = _pending_graph(tensors, "input_origins()")
     with lock:
         return pending_origins(graph.roots, names_of_buffers())
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lazyrt.errors import UsageError
+from lazyrt.observe.readable import Readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -95,7 +96,7 @@ def _default_cache_dir() -> Path | None:
 
 
 @dataclass(slots=True)
-class Config:
+class Config(Readable):
     """All settings; `lazyrt.config` is the one instance.
 
     Attributes:
@@ -234,15 +235,20 @@ class Config:
         """Return who gave a setting its value: `default`, a variable, or a line of code."""
         return _origins.get(name) or _initial_origin(name)
 
-    def table(self) -> str:
-        """Return every setting with its value and who set it, one to a line."""
-        rows = [
-            (f.name, repr(getattr(self, f.name)), self.origin(f.name))
+    def __str__(self) -> str:
+        """Return `table()`."""
+        return self.table()
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Return the name of every setting, its value and who set it."""
+        return [
+            (f.name, _value_text(f.name, getattr(self, f.name)), self.origin(f.name))
             for f in fields(self)
         ]
-        rows = [
-            (name, value.removeprefix("Posix"), origin) for name, value, origin in rows
-        ]
+
+    def table(self) -> str:
+        """Return every setting with its value and who set it, one to a line."""
+        rows = self.rows()
         widths = [max(len(row[k]) for row in rows) for k in (0, 1)]
         return "\n".join(
             f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}"
@@ -265,6 +271,16 @@ class Config:
         finally:
             for name, (value, origin) in before.items():
                 self.set(name, value, origin=origin)
+
+
+def _value_text(name: str, value: Any) -> str:
+    """Return a setting's value as it is written; one of bytes also in larger units."""
+    shown = repr(value).removeprefix("Posix")
+    if not name.endswith("_bytes") or not value or value < 0:
+        return shown
+    from lazyrt.observe.numbers import size_text
+
+    return f"{shown} ({size_text(value)})"
 
 
 def _checked(name: str, value: Any) -> Any:

@@ -7,6 +7,7 @@ from IPython.core.error import UsageError
 
 import lazyrt
 import lazyviz
+from lazyrt.execution.census import census
 from lazyrt.observe import events
 from lazyviz import magics
 from lazyviz.shell import commands, completion
@@ -84,7 +85,7 @@ def test_ir_lists_the_ops_of_one_tensor(lab):
     lines = printed(lab, "%lazy ir z").splitlines()
 
     assert len(lines) == 4
-    assert lines[0] == "%p0 : f32[2,3]"
+    assert lines[0] == "%p0 : f32[2,3]  # x"
     assert "aten.add.Tensor(%p0, 1" in lines[1]
     assert lines[1].endswith(": f32[2,3]  # cell 4 line 1")
     assert lines[2].endswith(": f32[2,3]  # cell 4 line 2")
@@ -221,7 +222,7 @@ def test_a_page_shows_tables_as_tables_and_breaks_sentences_between_words(lab, l
     data = lab.display_pub.outputs[0]["data"]
     page = data["text/html"]
     assert "<table" in page
-    assert "word-break:normal" in page
+    assert "<li><b>" in page
     words = data["text/plain"].splitlines()[-1].split()
     assert html.escape(" ".join(words[-5:])) in page
 
@@ -533,6 +534,76 @@ def test_help_for_an_unknown_subcommand_names_near_ones(lab, capsys):
     run(lab, "%lazy help stats")
 
     assert "Did you mean %lazy status" in capsys.readouterr().err
+
+
+def page_of(shell, source):
+    """Return the HTML that a magic displays."""
+    shell.display_pub.outputs.clear()
+    run(shell, source)
+    return next(
+        output["data"]["text/html"]
+        for output in shell.display_pub.outputs
+        if "text/html" in output["data"]
+    )
+
+
+def test_help_in_a_page_has_a_row_for_each_command(lab):
+    page = page_of(lab, "%lazy help")
+
+    assert page.count("<table") == 5
+    for command in completion.SUBCOMMANDS:
+        assert f"%lazy {command}" in page
+    assert "may also be a step&#x27;s number" in page  # continued lines are joined
+    assert "<td" in page_of(lab, "%lazy help why")
+
+
+def test_settings_and_times_are_tables_in_a_page_and_long_lines_end_between_words(lab):
+    assert "<td" in page_of(lab, "%lazy eager")
+    assert "8589934592 (8.0 GiB)" in page_of(lab, "%lazy eager")
+    timed = page_of(lab, "%%lazy time 2\ny = x * 3\nlazyrt.mark_step()")
+    assert timed.index("without the 1 run that compiled") < timed.index("<table")
+    run(lab, "y = x + 1")
+    assert "word-break:normal" in page_of(lab, "%lazy reuse y")
+
+
+def test_nan_of_a_computed_tensor_tells_whether_it_is_finite(lab):
+    run(lab, "y = (x - 1).log()\nz = x / (x - 1) * 0\nlazyrt.mark_step()")
+
+    assert printed(lab, "%lazy nan x") == (
+        "x is computed already, and all of it is finite."
+    )
+    assert printed(lab, "%lazy nan [y, z]").startswith(
+        "[y, z] is computed already and has 6 NaN, 6 Inf: the ops that made it are gone."
+    )
+
+
+def test_minimise_says_when_nothing_is_lacking(lab, capsys):
+    census.clear()
+    run(lab, "for _ in range(2):\n    y = x + 1\n    lazyrt.mark_step()")
+    last = max(record.last_step for record in lazyrt.compiled_graphs())
+
+    said = usage_error(lab, capsys, f"%lazy minimise {last - 1} {last}")
+
+    assert "computes nothing that step" in said
+    assert "predicate" not in said
+
+
+def test_diff_last_compares_the_graphs_that_why_compares(lab):
+    """With a cut in each step the step before is another part of the program."""
+    census.clear()
+    lines = (
+        "for size in (4, 5):",
+        "    y = torch.ones(size, device='lazyrt')",
+        "    (y * 2 + 1).sum().item()",
+    )
+    run(lab, "\n".join([*lines, "    z = (x - 3).exp()", "    lazyrt.mark_step()"]))
+    told = lazyrt.explain()
+    assert told is not None
+
+    shown = printed(lab, "%lazy diff last").splitlines()[0]
+
+    assert f"({told.against}) → step {told.step} ({told.graph})" in shown
+    assert not shown.startswith(f"step {told.step - 1} ")
 
 
 NAMESPACE = {"loss": fake_tensor(1.0), "logits": fake_tensor(2.0), "n": 5, "_": 1}

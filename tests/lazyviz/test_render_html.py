@@ -134,8 +134,23 @@ def test_hostile_names_stay_texts():
 
     assert set(checker.tags) <= SAFE_TAGS
     assert {name for name, _ in checker.attributes} <= SAFE_ATTRIBUTES
-    assert "".join(checker.texts).count("<script>alert(1)</script>") == 6
+    assert "".join(checker.texts).count("<script>alert(1)</script>") == 7
     assert len(pictures(html.strip_html(strip))) == 3
+
+
+def test_what_costs_time_is_told_without_unfolding():
+    reasons = ("the first graph of this process", "`size`: 8 became 7")
+    costly = dataclasses.replace(
+        BUSY,
+        fallbacks=(Fallback(op="aten.bincount.default", site=""),),
+        reasons=reasons,
+    )
+
+    head, _, _ = html.strip_html(costly).partition("</summary>")
+
+    assert "1 of 2: recompiled: `size`: 8 became 7</span>" in head
+    assert "the first graph" not in head
+    assert "recompiled" not in html.strip_html(BUSY)
 
 
 @pytest.mark.parametrize(

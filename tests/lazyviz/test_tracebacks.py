@@ -45,16 +45,51 @@ def test_a_refusal_is_shown_at_the_users_line_where_a_debugger_begins(
 def test_an_error_that_nobody_meant_to_raise_keeps_its_frames(
     session, capsys, monkeypatch
 ):
-    def broken(*_):
-        raise KeyError("a bug")
-
     with monkeypatch.context() as patch:
-        patch.setattr("lazyrt.frontend.reads.require_lazy", broken)
+        patch.setattr("lazyrt.frontend.reads.require_lazy", divmod)
         session.run_cell("lazyrt.materialise(x)")
         shown = "".join(capsys.readouterr())
 
     assert "/lazyrt/api.py" in shown
-    assert "a bug" in shown
+    assert "unsupported operand" in shown
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "@lazyrt.step()\ndef f():\n    raise KeyError('mine')\nf()",
+        (
+            "def f(t):\n    raise KeyError('mine')\n"
+            "with lazyrt.step():\n    lazyrt.add_step_closure(f, (x,))"
+        ),
+        (
+            "def f():\n    raise KeyError('mine')\n    yield\n"
+            "for batch in lazyrt.DeviceLoader(f()):\n    pass"
+        ),
+        "def f(*_):\n    raise KeyError('mine')\nlazyviz.minimise((x + 1), f)",
+    ],
+)
+def test_an_error_of_the_users_own_is_shown_with_the_users_lines_alone(
+    session, capsys, source
+):
+    session.run_cell(source)
+
+    shown = "".join(capsys.readouterr())
+    assert "raise KeyError('mine')" in shown
+    assert source.splitlines()[-1 if "pass" not in source else -2].strip() in shown
+    assert "/lazyrt/" not in shown
+    assert "/lazyviz/" not in shown
+
+
+def test_a_count_that_a_block_did_not_have_is_told_at_its_line(session, capsys):
+    session.run_cell(
+        "from lazyrt.testing import assert_compiles\nwith assert_compiles(1):\n    pass"
+    )
+
+    shown = "".join(capsys.readouterr())
+    assert "AssertionError: expected 1 new step graph, found 0" in shown
+    assert "contextlib.py" not in shown
+    assert "testing.py" not in shown
 
 
 def test_unloading_gives_the_shell_its_own_traceback_back(shell):

@@ -135,7 +135,7 @@ def test_u14_a_model_that_compiles_often_is_read_from_one_table(lab):
     rows = [line.split() for line in lines[2:5]]
     assert [row[0] for row in rows] == ["graph.1", "graph.2", "graph.3"]
     assert len({row[1] for row in rows}) == 3
-    assert [row[-2] for row in rows[1:]] == ["graph.1", "graph.2"]
+    assert [row[-3] for row in rows[1:]] == ["graph.1", "graph.2"]
     assert "is now f32[4]" in lines[6]
     assert lines[7].endswith("it grows from graph to graph: 3, 4, 5")
     assert lines[-1].startswith("3 graphs, compiled in ")

@@ -332,7 +332,9 @@ def test_a_moved_mark_names_both_lines():
     first, second = explanations()[count:]
     assert first.top.kind == "step_cut"
     assert first.text == "the step was cut after line 8 before, after line 7 now"
-    assert str(first.top).endswith("(-3; before at train.py:9; now at train.py:8)")
+    assert str(first.top).endswith(
+        "(ops and inputs: 3 removed; before at train.py:9; now at train.py:8)"
+    )
     assert second.top.kind == "step_cut"
     assert "the boundary in front of this graph came earlier" in second.text
     assert (

@@ -13,6 +13,8 @@ from lazyrt.ir.graph import Graph
 from lazyrt.ir.live import lock
 from lazyrt.ir.node import nbytes_of
 from lazyrt.observe import events, live_report
+from lazyrt.observe.numbers import plural, size_text
+from lazyrt.observe.readable import Readable
 
 if TYPE_CHECKING:
     from lazyrt.observe.events import BarrierFinished, Site
@@ -21,7 +23,7 @@ _last_barrier: BarrierFinished | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class Status(Readable):
     """What is open, queued and pending at one moment; holds no tensor.
 
     Attributes:
@@ -51,6 +53,36 @@ class Status:
     async_age_ns: int
     in_flight: int
     last_barrier: BarrierFinished | None
+
+    def __str__(self) -> str:
+        """Return what is pending and open, one thing to a line."""
+        pending = (
+            f"{plural(self.pending_ops, 'pending op')}, {size_text(self.pending_bytes)}"
+        )
+        if self.pending_from is not None:
+            pending += f", from {self.pending_from} on"
+        live = (
+            f"{plural(self.live_tensors, 'live tensor')}, {size_text(self.live_bytes)}"
+        )
+        lines = [pending, live]
+        lines += [f"open step: {name or 'without a name'}" for name in self.steps]
+        lines += [f"open scope: {name}" for name in self.scopes]
+        for count, noun in (
+            (self.queued_closures, "step closure"),
+            (self.async_closures, "asynchronous closure"),
+            (self.in_flight, "execution"),
+        ):
+            if count:
+                lines.append(
+                    f"{plural(count, noun)} {'under way' if noun == 'execution' else 'waiting'}"
+                )
+        last = self.last_barrier
+        if last is None:
+            return "\n".join([*lines, "no barrier so far"])
+        where = f" at {last.site}" if last.site is not None else ""
+        return "\n".join(
+            [*lines, f"last barrier: {plural(last.nodes, 'op')}, {last.cause}{where}"]
+        )
 
 
 def status() -> Status:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from lazyrt.errors import UsageError
 from lazyrt.execution import cache, cache_index, compiler
 from lazyrt.execution.census import census
+from lazyrt.observe.numbers import duration_text, plural, size_text
+from lazyrt.observe.readable import Readable
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -18,7 +20,7 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CachedExecutable:
+class CachedExecutable(Readable):
     """One executable, in memory, on disk, or both.
 
     Attributes:
@@ -53,6 +55,28 @@ class CachedExecutable:
     hits: int = 0
     _file: cache.File | None = field(default=None, repr=False, compare=False)
     _memory_key: str = field(default="", repr=False, compare=False)
+
+    def __str__(self) -> str:
+        """Return one line: key, what it holds, where it is, and what it cost and saved."""
+        places = [
+            name
+            for name, there in (("memory", self.in_memory), ("disk", self.on_disk))
+            if there
+        ]
+        parts = [
+            f"{self.key[:8]} {self.holds or 'unknown'}",
+            *([self.tier] if self.tier else []),
+            *([self.line] if self.line else []),
+            f"in {' and on '.join(places)}" if self.in_memory else "on disk",
+            *([size_text(self.nbytes)] if self.nbytes else []),
+            *(
+                [f"compiled in {duration_text(self.compile_ns)}"]
+                if self.compile_ns
+                else []
+            ),
+            plural(self.hits, "hit"),
+        ]
+        return " · ".join(parts if self.is_usable else [*parts, "of no use here"])
 
 
 def cached(limit: int | None = None) -> tuple[CachedExecutable, ...]:

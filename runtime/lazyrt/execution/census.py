@@ -18,7 +18,8 @@ from lazyrt.config import config
 from lazyrt.ir.graph import Graph
 from lazyrt.ir.match import labels
 from lazyrt.observe import events
-from lazyrt.observe.numbers import plural
+from lazyrt.observe.numbers import duration_text, plural
+from lazyrt.observe.readable import Readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -73,7 +74,7 @@ class StepKey:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class CompiledGraph:
+class CompiledGraph(Readable):
     """One step graph that was compiled.
 
     Attributes:
@@ -104,13 +105,27 @@ class CompiledGraph:
     compile_ns: int = 0
     from_disk: bool = False
     explanation: Explanation | None = None
-    snapshot: Snapshot | None = None
-    results: tuple[tuple[str, Site | None, str], ...] = ()
+    snapshot: Snapshot | None = field(default=None, repr=False)
+    results: tuple[tuple[str, Site | None, str], ...] = field(default=(), repr=False)
     lines: tuple[Site | None, Site | None] = (None, None)
     ran_by: set[str] = field(default_factory=set, repr=False)
     canonical: Canonical | None = field(default=None, repr=False)
     labels: Counter[Any] | None = field(default=None, repr=False)
     _ops: Counter[str] | None = field(default=None, init=False, repr=False)
+
+    def __str__(self) -> str:
+        """Return one line: name, key, size, runs, what compiling took, and why it was new."""
+        made = (
+            "read from disk"
+            if self.from_disk
+            else f"compiled in {duration_text(self.compile_ns)}"
+        )
+        why = f": {self.explanation.text}" if self.explanation is not None else ""
+        return (
+            f"{self.name} {self.fingerprint[:8]} · {plural(self.nodes, 'op')}, "
+            f"{plural(self.inputs, 'input')}, {plural(self.outputs, 'output')} · "
+            f"{plural(self.runs, 'run')} from step {self.first_step} on · {made}{why}"
+        )
 
     @property
     def fingerprint(self) -> str:

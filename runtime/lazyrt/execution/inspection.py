@@ -36,6 +36,8 @@ from lazyrt.execution.peek import (
     tell,
 )
 from lazyrt.ir.live import Buffer, Lost, lock, pending
+from lazyrt.observe.numbers import plural
+from lazyrt.observe.readable import Readable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -75,7 +77,7 @@ class Cost:
     high_ns: int = 0
 
 
-class Inspection:
+class Inspection(Readable):
     """A pending graph that can be looked into.
 
     Attributes:
@@ -91,6 +93,22 @@ class Inspection:
             self._holders = _holders(graph)
             self.holdings = holdings(graph, names or {})
         self._nodes = {node.id: node for node in graph.nodes}
+
+    def __str__(self) -> str:
+        """Return the size of the graph and whether it can still be looked into."""
+        sizes = ", ".join(
+            plural(len(things), noun)
+            for things, noun in (
+                (self.graph.nodes, "op"),
+                (self.graph.parameters, "input"),
+                (self.graph.roots, "output"),
+            )
+        )
+        state = "pending" if self.is_current else "its step has run"
+        return (
+            f"inspection of step {self.step}: {sizes}; {state}. `.graph` lists the ops, "
+            "`.materialise(number)` computes one, lazyviz.explore(...) shows it"
+        )
 
     @property
     def is_current(self) -> bool:

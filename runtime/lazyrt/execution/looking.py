@@ -7,6 +7,7 @@ kilobytes to look at.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,9 @@ import torch
 from lazyrt import jax_compat
 from lazyrt.errors import UsageError
 from lazyrt.execution import summaries, transfer
+from lazyrt.observe.readable import Readable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from lazyrt.execution.summaries import Summary
     from lazyrt.observe.events import Site
 
@@ -31,7 +31,7 @@ _LINE = 4_096  # elements of a window of one dimension
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Look(Readable):
     """What was seen of a tensor.
 
     Attributes:
@@ -47,6 +47,11 @@ class Look:
     at: tuple[int, ...]
     is_whole: bool
     picture: torch.Tensor | None = None
+
+    def __str__(self) -> str:
+        """Return the statistics, and below them the value or the part that was copied."""
+        part = "" if self.is_whole else f"a part, from {list(self.at)} on:\n"
+        return f"{self.summary}\n{part}{self.value}"
 
 
 def look(
@@ -112,6 +117,11 @@ def edges(
 
 def _checked(axes: Sequence[object], rank: int) -> list[int]:
     """Return the axes of a picture, counted from 0."""
+    if not isinstance(axes, Sequence):
+        raise UsageError(
+            f"look() got axes={axes!r:.60}, which is {type(axes).__name__}, not the numbers of two "
+            "axes or more. Pass them in a tuple, such as (0, 1), or none for no picture."
+        )
     found = [
         axis % rank for axis in axes if isinstance(axis, int) and -rank <= axis < rank
     ]

@@ -213,6 +213,8 @@ def _on_host(values: Values) -> dict[Value, torch.Tensor]:
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's bytes, so that NaN equals itself."""
+    if not tensor.numel():
+        return tensor.new_empty(0, dtype=torch.uint8)
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 

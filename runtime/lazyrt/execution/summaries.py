@@ -55,6 +55,20 @@ class Summary:
     nonzero: int
     counts: tuple[int, ...] = ()
 
+    def __str__(self) -> str:
+        """Return one line: type, range, mean, and what is not finite."""
+        kind = str(self.dtype).removeprefix("torch.")
+        parts = [f"{kind}[{', '.join(map(str, self.shape))}]"]
+        if not math.isnan(self.low):
+            parts.append(f"{self.low:.4g} to {self.high:.4g}")
+            parts.append(f"mean {self.mean:.4g}, std {self.std:.4g}")
+        parts += [
+            f"{count:,} {name}"
+            for count, name in ((self.nan, "NaN"), (self.infinite, "Inf"))
+            if count
+        ]
+        return " · ".join(parts)
+
     @property
     def elements(self) -> int:
         """How many elements it has."""

@@ -46,10 +46,22 @@ def require_lazy(tensor: object, caller: str) -> None:
     """
     if is_lazy(tensor):
         return
+    kind = type(tensor).__name__
+    if isinstance(tensor, torch.nn.Module):
+        raise UsageError(
+            f"{caller} got a module, {kind}, and takes tensors. Pass its parameters, "
+            "`*module.parameters()`, or what it returned."
+        )
+    if isinstance(tensor, (list, tuple, dict, set)):
+        # No `repr`: it would look at the tensors within.
+        raise UsageError(
+            f"{caller} got a {kind} of {len(tensor):,}, and takes tensors. Pass them one by one, "
+            "such as `*tensors`."
+        )
     got = (
         f"a tensor on {tensor.device}"
         if isinstance(tensor, torch.Tensor)
-        else f"{type(tensor).__name__} {tensor!r:.60}"
+        else f"{kind} {tensor!r:.60}"
     )
     raise UsageError(
         f"{caller} got {got}, which is not on the lazy device, so nothing is pending for it. "

@@ -22,6 +22,7 @@ from lazyrt.ir.graph import Graph
 from lazyrt.ir.live import Buffer, leaf_of, lock, pending, ran_alone
 from lazyrt.ir.node import Leaf, Node, Value, iter_values, map_values, nbytes_of
 from lazyrt.observe import events
+from lazyrt.observe.numbers import size_text
 from lazyrt.observe.readable import Readable
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class ReuseChoice(Readable):
         return (
             f"peek: {self.ops:,} of {self.step_ops:,} ops ({share} %) run twice, and the step "
             f"stays the graph {self.fingerprint[:8]}\n"
-            f"reuse=True: no op runs twice, {values} ({self.kept_bytes:,} bytes) {are} "
+            f"reuse=True: no op runs twice, {values} ({size_text(self.kept_bytes)}) {are} "
             f"kept, and {rest}"
         )
 

@@ -38,9 +38,14 @@ def lowers(*names: str) -> Callable[[_R], _R]:
         names: Qualified overloads, such as `aten.add.Tensor`.
 
     Raises:
-        UsageError: A name lacks its overload, or is none.
+        UsageError: A name lacks its overload, or is none; what is decorated is no function.
     """
     given: tuple[object, ...] = names
+    if not given:
+        raise UsageError(
+            "lowers() got no name, so there is no op to lower. Name one or more: "
+            "@lowers('aten.relu.default')."
+        )
     for name in given:
         if not isinstance(name, str):
             raise UsageError(
@@ -54,6 +59,11 @@ def lowers(*names: str) -> Callable[[_R], _R]:
             )
 
     def register(rule: _R) -> _R:
+        if not callable(rule):
+            raise UsageError(
+                f"lowers({names[0]!r}) got {rule!r:.60} as its rule, which cannot be called, so "
+                "the op would have no lowering any more. Decorate a function of jax arrays."
+            )
         for name in names:
             _rules[name] = rule
         return rule

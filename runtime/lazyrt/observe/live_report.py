@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from lazyrt.ir.live import Buffer, Lost, live_buffers
 from lazyrt.ir.node import type_text
+from lazyrt.observe.readable import Readable
 
 if TYPE_CHECKING:
     import torch
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class LiveTensor:
+class LiveTensor(Readable):
     """One storage on the lazy device that Python still references.
 
     Attributes:

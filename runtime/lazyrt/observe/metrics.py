@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lazyrt.observe import events
+from lazyrt.observe.readable import Readable
 from lazyrt.observe.report import ALIASES, Report
 from lazyrt.observe.series import PERCENTILES, Sample, Series, summarise
 
@@ -69,7 +70,7 @@ _MAX_GRAPHS = 1024
 _MOST_WAITING = 256
 
 
-class Counters(Mapping[str, int]):
+class Counters(Readable, Mapping[str, int]):
     """Counts since the last reset, as they were at one moment."""
 
     def __init__(self, counts: Mapping[str, int]) -> None:
@@ -92,6 +93,14 @@ class Counters(Mapping[str, int]):
 
     def __repr__(self) -> str:
         return f"Counters({self._counts})"
+
+    def __str__(self) -> str:
+        """Return what was counted, one to a line; what is 0 is left out."""
+        counted = {name: count for name, count in self._counts.items() if count}
+        width = max(map(len, counted), default=0)
+        lines = [f"{name:<{width}}  {count:,}" for name, count in counted.items()]
+        zeros = len(self._counts) - len(counted)
+        return "\n".join([*lines, *([f"{zeros} others are 0"] if zeros else [])])
 
 
 class Metrics:

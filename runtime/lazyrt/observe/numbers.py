@@ -101,14 +101,16 @@ def duration_text(ns: float) -> str:
     Example:
         >>> [duration_text(ns) for ns in (850, 4_130_000, 999_600_000, 13_899_000_000)]
         ['850 ns', '4.1 ms', '1.0 s', '14 s']
-        >>> duration_text(125e9), duration_text(3_723e9)
-        ('2 min 5 s', '1 h 2 min')
+        >>> duration_text(60e9), duration_text(125e9), duration_text(3_723e9)
+        ('1 min', '2 min 5 s', '1 h 2 min')
     """
     seconds = round(ns / 1e9)
     if seconds >= _HOUR_S:
-        return f"{seconds // _HOUR_S:,} h {seconds % _HOUR_S // _MINUTE_S} min"
+        hours, rest = f"{seconds // _HOUR_S:,} h", seconds % _HOUR_S // _MINUTE_S
+        return f"{hours} {rest} min" if rest else hours
     if seconds >= _MINUTE_S:
-        return f"{seconds // _MINUTE_S} min {seconds % _MINUTE_S} s"
+        minutes, rest = f"{seconds // _MINUTE_S} min", seconds % _MINUTE_S
+        return f"{minutes} {rest} s" if rest else minutes
     value, unit = float(ns), "ns"
     for larger in ("µs", "ms", "s"):
         if round(value) < 1000:  # noqa: PLR2004

@@ -82,9 +82,9 @@ class Cause(Readable):
 
     @property
     def counts(self) -> str:
-        """`+3 -1 ~2`, what follows from it; empty if nothing does."""
-        parts = zip("+-~", self.taken, strict=True)
-        return " ".join(f"{sign}{number:,}" for sign, number in parts if number)
+        """Operations and inputs that follow from it: `3 added, 2 changed`; empty if none do."""
+        parts = zip(("added", "removed", "changed"), self.taken, strict=True)
+        return ", ".join(f"{number:,} {what}" for what, number in parts if number)
 
     def __str__(self) -> str:
         """Return the sentence and the lines of both sides."""
@@ -93,8 +93,14 @@ class Cause(Readable):
             for when, site in (("before", self.before), ("now", self.now))
             if site is not None and str(site) not in self.text
         ]
-        details = "; ".join([part for part in (self.counts, *sites) if part])
+        details = "; ".join([part for part in (self._follows, *sites) if part])
         return f"{self.text} ({details})" if details else self.text
+
+    @property
+    def _follows(self) -> str:
+        """What follows from it, where the sentence does not say so already."""
+        is_told = self.text.endswith("changed with it")
+        return "" if is_told or not self.counts else f"ops and inputs: {self.counts}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +143,12 @@ class Explanation(Readable):
         return self.causes[0]
 
     @property
+    def alike(self) -> str:
+        """`similarity` in words; 100 % would read as if the two were equal."""
+        whole = 0.995
+        return ">99 %" if self.similarity > whole else f"{100 * self.similarity:.0f} %"
+
+    @property
     def _ends(self) -> str:
         if self.ended_at is None:
             return ""
@@ -149,9 +161,9 @@ class Explanation(Readable):
         """Return the causes one by one, each with its counts, lines and fix."""
         head = f"step {self.step} compiled {self.graph}"
         if self.against:
-            head += f", nearest {self.against} ({self.similarity:.0%} alike)"
+            head += f", nearest {self.against} ({self.alike} alike)"
         if self.compile_ns:
-            head += f", {duration_text(self.compile_ns)}"
+            head += f", took {duration_text(self.compile_ns)}"
         head += self._ends
         lines = [head]
         for number, cause in enumerate(self.causes, 1):
