@@ -395,7 +395,7 @@ def _latest(
 
 
 def _list(lines: Iterable[str]) -> str:
-    items = "".join(f"<li>{markup(line)}</li>" for line in lines)
+    items = "".join(f"<li>{html.prose(line)}</li>" for line in lines)
     return f"<ul>{items}</ul>" if items else ""
 
 

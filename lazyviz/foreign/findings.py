@@ -23,6 +23,7 @@ Symptom = Literal[
     "ran on the CPU",
 ]  # fmt: skip
 
+_FIRST = "the first graph"  # every program has one
 _MAX_RATIO = 0.5
 _WARM_UP_STEPS = 10
 _SLOW_COMPILE_NS = 300e9
@@ -89,9 +90,14 @@ def _too_often(
     message = (
         f"{name} too frequent: {metric.total_samples:,} counts during {steps:,} steps"
     )
-    reason = _top(metric.reasons)
+    reasons = {
+        reason: count
+        for reason, count in metric.reasons.items()
+        if not reason.startswith(_FIRST)
+    }
+    reason = _top(reasons)
     if reason:
-        message += f", mostly because {reason}"
+        message += f", most often for this cause: {reason}"
     yield Finding(symptom, message, _top(metric.sites), fix)
 
 

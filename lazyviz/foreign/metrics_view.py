@@ -56,7 +56,7 @@ def report_html(report: MetricsReport) -> str:
             title = text.plural(len(section.counters), "counter")
             parts.append(html.folded(title, counters))
     notes = [f"{_WINDOW_NOTE}.", *_notes(report)]
-    findings = "".join(f"<li>{markup(str(f))}</li>" for f in report.findings())
+    findings = "".join(f"<li>{html.prose(str(f))}</li>" for f in report.findings())
     return (
         '<div class="lazyviz-metrics">'
         + "".join(parts)

@@ -110,7 +110,8 @@ def _headline(strip: Strip) -> str:
         return ""
     more = f"1 of {len(found)}: " if len(found) > 1 else ""
     style = "display:block;opacity:.75;overflow:hidden;white-space:nowrap;text-overflow:ellipsis"
-    return f'<span style="{style}">{more}{markup(found[0])}</span>'
+    # A viewer that takes styles out would run both lines into one.
+    return f'<br><span style="{style}">{more}{markup(found[0])}</span>'
 
 
 def _strip_line(strip: Strip) -> str:

@@ -50,7 +50,7 @@ def test_s3_22_a_graph_that_varies_compiles_too_often():
 
     assert finding.symptom == "compiles too often"
     assert finding.message.startswith(
-        "CompileTime too frequent: 11 counts during 11 steps, mostly because "
+        "CompileTime too frequent: 11 counts during 11 steps, most often for this cause: "
     )
     assert finding.site.startswith("test_findings.py:")
     assert "pad inputs" in str(finding)
