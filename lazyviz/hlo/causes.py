@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from lazyviz.hlo.edit_causes import edit_sentences
 from lazyviz.hlo.graph import CONSTANT, PARAMETER
 from lazyviz.hlo.mlir import MlirModule
 from lazyviz.hlo.mlir_attrs import split_commas
@@ -31,6 +32,9 @@ _SETTINGS = {
     "mesh": "the devices",
     "notation": "the notation, in which attributes read otherwise,",
 }
+# One for each input or result, whose number is told as such; not given is as good as false.
+_FLAGS = frozenset(key for key in _SETTINGS if key.startswith("allow_spmd"))
+_COUNTS = frozenset({"num_partitions", "replica_count"})
 _DONATIONS = ("input_output_alias", "buffer_donor")
 _ALIASED = re.compile(r"\((\d+),")
 _EFFECT = re.compile(r"has_side_effect\s*=\s*true")
@@ -51,21 +55,43 @@ def sentences(found: GraphDiff, depth: int = 3) -> list[str]:
     """Return why the second program is another one, the most basic reason first.
 
     A reason counts what follows from it: types that changed with an input's are no reason
-    of their own. What is left has no sentence; the places list it.
+    of their own. What other reasons leave untold is said as an edit.
     """
     said = [*_settings(found), *_donations(found), *_inputs(found)]
     said += [*_placement(found), *embedded(found), *_constants(found), *_outputs(found)]
+    said += edit_sentences(found, _where, _told(found))
     if depth and len(said) < _FEW:
         said += _inside(found, depth)
     return said[:_MAX_SENTENCES]
+
+
+def _told(found: GraphDiff) -> tuple[set[int], set[int]]:
+    """Return what is counted with outputs that one side has alone, on both sides."""
+    added, removed = found.outputs.added, found.outputs.removed
+    if len(added) == len(removed) == 1:
+        return set(), set()
+    return (
+        _alone(found.a, removed, set(found.removed)).union(removed),
+        _alone(found.b, added, set(found.added)).union(added),
+    )
 
 
 def _settings(found: GraphDiff) -> Iterator[str]:
     before, now = _header(found.a), _header(found.b)
     for key, what in _SETTINGS.items():
         old, new = before.get(key), now.get(key)
+        if key in _FLAGS:
+            old, new = _flag(old), _flag(new)
+        elif key in _COUNTS:
+            old, new = old or "1", new or "1"
         if old != new and (key != "notation" or _reads_otherwise(found)):
             yield f"{what} ({key}) was {_shown(old)} and is {_shown(new)}"
+
+
+def _flag(value: str | None) -> str:
+    """Return a list of flags as one, where they are alike."""
+    flags = {each.strip() for each in (value or "false").strip("{}").split(",")}
+    return f"{{{flags.pop()}}}" if len(flags) == 1 else value or ""
 
 
 def _reads_otherwise(found: GraphDiff) -> bool:
@@ -175,7 +201,7 @@ def _placement(found: GraphDiff) -> Iterator[str]:
     mesh_a, mesh_b = (_header(graph).get("mesh") for graph in (found.a, found.b))
     for x, y in found.changed:
         before, now = _placed(found.a, x), _placed(found.b, y)
-        for key in before.keys() | now.keys():
+        for key in sorted(before.keys() | now.keys()):
             old, new = before.get(key), now.get(key)
             if old and mesh_a and mesh_b:  # another mesh is said already
                 old = old.replace(mesh_a, mesh_b)

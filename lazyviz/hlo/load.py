@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import codecs
+import gzip
+import io
 import re
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -26,6 +29,7 @@ MAX_BYTES = 1 << 30
 
 # What gives the text of a lowered or compiled program: jax's and ours, XlaComputation, HloModule.
 _TEXTS = ("as_text", "as_hlo_text", "to_string")
+_GZIP = b"\x1f\x8b"
 UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _HLO = re.compile(r"^HloModule\b", re.MULTILINE)
 _INDENTED = re.compile(r"^([ \t]+)HloModule\b", re.MULTILINE)
@@ -49,8 +53,8 @@ def parse(text: str | bytes, *, module: str | int = "", source: str = "") -> Gra
         HloError: It holds several modules, or calls what it does not define.
     """
     _check_size(len(text), source or "the text")
-    if isinstance(text, bytes) and looks_like_proto(text):
-        text = text_of_proto(text, source)
+    if isinstance(text, bytes):
+        text = _text_of(text, source)
     text = _undotted(undrawn(readable(text)), source)
     try:
         return _parsed(text, module, source)
@@ -62,6 +66,38 @@ def parse(text: str | bytes, *, module: str | int = "", source: str = "") -> Gra
         raise _at_source(error, source) from error
     except ValueError as error:  # Python reads no number of more than 4,300 digits
         raise _at_source(HloError(_no_number(error)), source) from error
+
+
+def _text_of(data: bytes, source: str) -> str | bytes:
+    """Return the text in a file's bytes: unpacked, and that of a proto.
+
+    Raises:
+        HloError: It is packed and damaged, or is no text.
+    """
+    if data.startswith(_GZIP):
+        data = _unpacked(data, source)
+    if looks_like_proto(data):
+        return text_of_proto(data, source)
+    if b"\0" in data and not data.startswith(UTF16_MARKS):
+        start = " ".join(f"{byte:02x}" for byte in data[:8])
+        raise HloSyntaxError(
+            f"it holds bytes that no text has, and begins with {start}. Give a dump of HLO or "
+            "StableHLO, as text or as a proto.",
+            source=source,
+        )
+    return data
+
+
+def _unpacked(data: bytes, source: str) -> bytes:
+    try:
+        with gzip.open(io.BytesIO(data)) as file:
+            data = file.read(MAX_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise _at_source(
+            HloError(f"it cannot be unpacked: {error}. Save the dump again."), source
+        ) from error
+    _check_size(len(data), source or "the unpacked text")
+    return data
 
 
 @uncollected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from lazyviz.hlo.difference import diff
@@ -48,10 +49,10 @@ def nested_diffs(found: GraphDiff, a: int, b: int) -> list[tuple[str, GraphDiff]
         a: A node of the first graph.
         b: Its partner.
     """
-    theirs = dict(callees(found.b, b))
+    theirs = _nth(callees(found.b, b))
     diffs = []
-    for key, name in callees(found.a, a):
-        other = theirs.get(key)
+    for (key, nth), name in _nth(callees(found.a, a)).items():
+        other = theirs.get((key, nth))
         if other is None:
             continue
         inner_a, inner_b = callee_graph(found.a, name), callee_graph(found.b, other)
@@ -63,6 +64,16 @@ def nested_diffs(found: GraphDiff, a: int, b: int) -> list[tuple[str, GraphDiff]
         if not inner.is_empty:
             diffs.append((f"{key}: %{name} → %{other}", inner))
     return diffs
+
+
+def _nth(called: list[tuple[str, str]]) -> dict[tuple[str, int], str]:
+    """Return names by attribute and position in it: branches are several of one attribute."""
+    counts: Counter[str] = Counter()
+    found = {}
+    for key, name in called:
+        found[key, counts[key]] = name
+        counts[key] += 1
+    return found
 
 
 def _numbered(graph: Graph) -> Graph:

@@ -39,7 +39,7 @@ PLAIN = {"header": "", "sharding": "{replicated}", "groups": "{{0,1}}"}
         ),
         (
             {"header": ", num_partitions=4"},
-            "the number of partitions (num_partitions) was not given and is 4",
+            "the number of partitions (num_partitions) was 1 and is 4",
             0,
         ),
         (
@@ -191,3 +191,75 @@ def test_a_number_of_the_runtimes_graph_that_became_an_input_is_told():
         "constant 1.0 was embedded in aten.mul.Tensor at t.py:4, where the first program has "
         "the input %f0"
     ) in sentences(diff(two, one))
+
+
+EDITED = """HloModule step
+
+%less (x: f32[8]) -> f32[8] {
+  %x = f32[8] parameter(0)
+  ROOT %s = f32[8] sqrt(%x)
+}
+
+%more (x: f32[8]) -> f32[8] {
+  %x = f32[8] parameter(0)
+  ROOT %s = f32[8] cosine(%x)
+}
+
+ENTRY %main (p: f32[8], i: s32[]) -> f32[4] {
+  %p = f32[8] parameter(0)
+  %i = s32[] parameter(1)
+  %t = f32[8] tanh(%p), metadata={op_name="enc/tanh" source_file="train.py" source_line=7}
+  %d = f32[8] subtract(%p, %t), metadata={op_name="enc/sub" source_file="train.py" source_line=8}
+  %b = f32[8] conditional(%i, %d, %d), branch_computations={%less, %more}
+  ROOT %cut = f32[4] slice(%b), slice={[0:4]}
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("tanh(%p)", "sine(%p)", "tanh became sine: %t at train.py:7 in enc"),
+        ("[0:4]", "[4:8]", "slice %cut had slice={[0:4]} and has slice={[4:8]}"),
+        ("(%p, %t)", "(%t, %p)", "subtract %d at train.py:8 in enc reads its operands in another order"),
+        ("(%p, %t)", "(%t, %t)", "subtract %d at train.py:8 in enc reads %t where it read %p"),
+        ("sqrt(%x)", "exponential(%x)", "in the branch_computations of %b: sqrt became exponential: %s"),
+        ("cosine(%x)", "sine(%x)", "in the branch_computations of %b: cosine became sine: %s"),
+        (
+            "  %b = f32[8] conditional(%i, %d, %d)",
+            "  %n = f32[8] negate(%d)\n  %b = f32[8] conditional(%i, %n, %n)",
+            "1 instruction more: negate, first %n",
+        ),
+        (
+            "  %b = f32[8] conditional(%i,",
+            "  %k = s32[] constant(1)\n  %b = f32[8] conditional(%k,",
+            "1 input fewer: %i s32[]",
+        ),
+    ],
+)  # fmt: skip
+def test_each_kind_of_edit_has_a_sentence(old, new, said):
+    """U.41: a reason is never empty; a branch is compared with the same branch."""
+    found = diff(parse(EDITED), parse(EDITED.replace(old, new)))
+
+    assert sentences(found)[0] == said
+    assert sentences(diff(parse(EDITED), parse(EDITED))) == []
+
+
+def test_one_flag_for_each_input_is_no_reason_beside_the_input():
+    header = ", num_partitions=1, allow_spmd_sharding_propagation_to_parameters={{{}}}"
+    a = EDITED.replace("step\n", f"step{header.format('true,true')}\n", 1)
+    b = EDITED.replace("step\n", f"step{header.format('true,true,true')}\n", 1)
+    more = b.replace("subtract(%p, %t)", "subtract(%q, %t)").replace(
+        "  %i =", "  %q = f32[8] parameter(2)\n  %i ="
+    )
+
+    assert (
+        sentences(
+            diff(
+                parse(EDITED),
+                parse(EDITED.replace("step\n", "step, replica_count=1\n", 1)),
+            )
+        )
+        == []
+    )
+    assert sentences(diff(parse(a), parse(more)))[0] == "1 input more: %q f32[8]"

@@ -1,6 +1,7 @@
 """Texts to graphs: every notation, and what is said of broken ones."""
 
 import gc
+import gzip
 import random
 import re
 import subprocess
@@ -728,12 +729,30 @@ def test_text_with_lines_has_neither_tables_nor_places_in_the_text_itself():
         lambda text: f"\ufeff{text}",
         lambda text: text.encode("utf-16"),
         lambda text: text.encode("utf-8-sig"),
+        lambda text: gzip.compress(text.encode()),
         lambda text: text.replace("  ", "\t"),
     ],
-    ids=["crlf", "cr", "mark", "utf-16", "utf-8-sig", "tabs"],
+    ids=["crlf", "cr", "mark", "utf-16", "utf-8-sig", "gzip", "tabs"],
 )
 def test_line_ends_tabs_and_encodings_are_no_difference(text, dress):
     assert diff(parse(text), parse(dress(text))).is_empty
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"\x89PNG\r\n\x1a\n\0\0\0", "no text has, and begins with 89 50 4e 47"),
+        (b"\x80\x04\0" + HLO.encode(), "no text has"),
+        (gzip.compress(HLO.encode())[:-20], "cannot be unpacked"),
+    ],
+)
+def test_a_file_that_is_no_text_is_refused_by_its_bytes(data, message, tmp_path):
+    (tmp_path / "dump").write_bytes(data)
+
+    with pytest.raises(HloError, match=message) as caught:
+        read(tmp_path / "dump")
+
+    assert "dump" in str(caught.value)
 
 
 def test_torch_xlas_dot_form_is_a_program_and_what_breaks_it_is_placed():
