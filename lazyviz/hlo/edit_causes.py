@@ -38,6 +38,7 @@ def edit_sentences(
         yield from _attributes(found, where)
     yield from _code(found, where, told)
     yield from _reads(found, where)
+    yield from _results(found)
 
 
 def _is_resized(found: GraphDiff) -> bool:
@@ -153,6 +154,20 @@ def _reads(found: GraphDiff, where: Where) -> Iterator[str]:
             yield f"{place} reads its operands in another order"
         else:
             yield f"{place} reads {_value(b, other[at])} where it read {_value(a, row[at])}"
+
+
+def _results(found: GraphDiff) -> Iterator[str]:
+    """Yield which results took the place of others, where both programs compute both."""
+    old, new = found.outputs.removed, found.outputs.added
+    if len(old) != len(new):
+        return
+    for x, y in list(zip(old, new, strict=True))[:_MOST]:
+        if found.partner_a[x] >= 0 and found.partner_b[y] >= 0:
+            was, now = found.a, found.b
+            yield (
+                f"{now.names[y]} {now.types[y]} is returned where {was.names[x]} "
+                f"{was.types[x]} was"
+            )
 
 
 def _is_known(graph: Graph, node: int, partner: int) -> bool:

@@ -263,3 +263,14 @@ def test_one_flag_for_each_input_is_no_reason_beside_the_input():
         == []
     )
     assert sentences(diff(parse(a), parse(more)))[0] == "1 input more: %q f32[8]"
+
+
+def test_another_result_that_both_compute_is_told():
+    a = EDITED.replace("ROOT %cut", "%cut").replace(
+        "slice={[0:4]}", "slice={[0:4]}\n  ROOT %r = (f32[4], f32[8]) tuple(%cut, %t)"
+    )
+    b = a.replace("tuple(%cut, %t)", "tuple(%cut, %d)")
+
+    assert sentences(diff(parse(a), parse(b))) == [
+        "%d f32[8] is returned where %t f32[8] was"
+    ]
