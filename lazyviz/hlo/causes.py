@@ -68,7 +68,7 @@ def sentences(found: GraphDiff, depth: int = 3) -> list[str]:
 def _told(found: GraphDiff) -> tuple[set[int], set[int]]:
     """Return what is counted with outputs that one side has alone, on both sides."""
     added, removed = found.outputs.added, found.outputs.removed
-    if len(added) == len(removed) == 1:
+    if len(added) == len(removed):  # replaced, which is no output more
         return set(), set()
     return (
         _alone(found.a, removed, set(found.removed)).union(removed),

@@ -274,3 +274,9 @@ def test_another_result_that_both_compute_is_told():
     assert sentences(diff(parse(a), parse(b))) == [
         "%d f32[8] is returned where %t f32[8] was"
     ]
+    gone = a.replace("(%cut, %t)", "(%t, %t)").replace("(f32[4], f3", "(f32[8], f3")
+    said = sentences(diff(parse(a), parse(gone)))
+    assert said == [
+        "1 input fewer: %i s32[]",
+        "1 instruction fewer: subtract, first %d at train.py:8 in enc",
+    ]
