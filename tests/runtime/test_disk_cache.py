@@ -10,6 +10,7 @@ import lazyrt
 from lazyrt.config import config
 from lazyrt.errors import UsageError
 from lazyrt.execution import cache, cache_index
+from lazyrt.lowering import registry
 from tests.harness import DEVICE, cold_start, run_python
 
 DAY_S = 86_400
@@ -332,3 +333,67 @@ def test_a_file_of_another_user_is_never_loaded(folder, monkeypatch):
     work(9.5)
 
     assert compiles() == before + 1
+
+
+@pytest.fixture
+def rules(monkeypatch):
+    """Let a test register rules that are gone after it."""
+    monkeypatch.setattr(registry, "_rules", dict(registry._rules))
+    monkeypatch.setattr(registry, "_given", {})
+    yield
+    monkeypatch.undo()
+    cold_start()
+
+
+def scaled_erf(factor):
+    @lazyrt.lowers("aten.erf.default")
+    def erf(ctx, x):
+        return x * factor
+
+
+@pytest.mark.lazy_only("is about executables of steps")
+def test_a_rule_that_is_registered_again_is_the_one_that_runs(folder, rules):
+    x = torch.ones(2).to(DEVICE)
+
+    def results():
+        y = torch.special.erf(x) + 1
+        looked = lazyrt.materialise(y)
+        lazyrt.mark_step()
+        return looked.tolist() + y.tolist()
+
+    scaled_erf(2)
+    assert results() == [3, 3, 3, 3]
+    work(2.5)
+    before = compiles()
+    written = files(folder)
+
+    scaled_erf(5)
+
+    assert results() == [6, 6, 6, 6]
+    assert compiles() == before + 1
+    work(2.5)
+    assert compiles() == before + 1
+    explanation = lazyrt.compiled_graphs()[-1].explanation
+    assert explanation is not None
+    (cause,) = explanation.causes
+    assert cause.kind == "lowering"
+    assert "`aten.erf.default`" in cause.text
+    assert files(folder) == written
+
+
+@pytest.mark.lazy_only("is about executables of steps")
+def test_no_other_process_takes_an_executable_with_a_users_rule(folder, rules):
+    scaled_erf(2)
+
+    torch.special.erf(torch.ones(2).to(DEVICE)).tolist()
+
+    assert compiles() == 1
+    assert files(folder) == []
+
+
+def test_a_folder_of_another_torch_is_another_one(monkeypatch):
+    before = cache._lowering_key()
+
+    monkeypatch.setattr(torch, "__version__", "0.1")
+
+    assert cache._lowering_key() != before

@@ -24,7 +24,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lazyrt import jax_compat
+import torch
+
+from lazyrt import jax_compat, lowering
 from lazyrt.config import config
 from lazyrt.observe import events
 
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 # Changes when lowering or the calling convention of executables does.
 _FORMAT = "2"
+# Stands in the key of an executable that no other process may take.
+OF_THIS_PROCESS = "|rules of this process: "
 # The end of a file: JSON, its length, and a mark.
 _MARK = b"\0lazyrt\1"
 _END = struct.Struct("<I8s")
@@ -104,11 +108,20 @@ def facts_from(held: dict[str, Any]) -> Facts:
 
 @lru_cache(maxsize=1)
 def _platform() -> str:
-    return f"{jax_compat.platform_key()}-{_FORMAT}"
+    return f"{jax_compat.platform_key()}-{_FORMAT}-{_lowering_key()}"
+
+
+def _lowering_key() -> str:
+    """Return what lowering depends on: its own code, and torch's decompositions."""
+    found = hashlib.blake2b(torch.__version__.encode(), digest_size=4)
+    with contextlib.suppress(OSError):
+        for path in sorted(Path(lowering.__file__).parent.glob("*.py")):
+            found.update(path.read_bytes())
+    return found.hexdigest()
 
 
 def _path(key: str) -> Path | None:
-    if config.cache_dir is None:
+    if config.cache_dir is None or OF_THIS_PROCESS in key:
         return None
     digest = digest_of(key)
     return config.cache_dir / _platform() / digest[:2] / f"{digest}.xla"

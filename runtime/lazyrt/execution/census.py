@@ -60,6 +60,7 @@ class StepKey:
             it, but a step cut at another place is a reason for another graph.
         began_after: The same for the barrier before.
         fallbacks: (op, line) of each op that ran on the CPU since the graph before.
+        rules: The user's own rules that lower it, and how often one had been registered.
     """
 
     fingerprint: str
@@ -71,6 +72,7 @@ class StepKey:
     ended_by: tuple[str, Site | None] = ("", None)
     began_after: tuple[str, Site | None] = ("", None)
     fallbacks: tuple[tuple[str, Site | None], ...] = ()
+    rules: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -145,7 +145,19 @@ def graph_key(graph: Canonical, donated: Iterable[int], *, fast: bool) -> str:
     Which result takes a donated argument's memory is not part of it: results are the same.
     """
     tier = "fast" if fast else "optimised"
-    return f"{graph.fingerprint}|{','.join(map(str, donated))}|{tier}"
+    key = f"{graph.fingerprint}|{','.join(map(str, donated))}|{tier}"
+    return key + _by_given(given_rules(graph))
+
+
+def given_rules(graph: Canonical) -> tuple[tuple[str, int], ...]:
+    """Return the rules of the user's that lower a graph, and how often such a rule had come."""
+    return tuple(sorted({each for node in graph.nodes for each in node.spec.given}))
+
+
+def _by_given(rules: tuple[tuple[str, int], ...]) -> str:
+    """Return what such rules add to a key; another process may have others of these names."""
+    given = ", ".join(f"{name} {times}" for name, times in rules)
+    return f"{cache.OF_THIS_PROCESS}{given}" if given else ""
 
 
 def compile_graph(
@@ -311,7 +323,7 @@ def is_compiled(spec: Spec) -> bool:
 
 def _spec_key(spec: Spec) -> str:
     kind = "op with ready scalar" if spec.is_large else "op"
-    return f"{kind}|{spec_identity(spec)}"
+    return f"{kind}|{spec_identity(spec)}{_by_given(spec.given)}"
 
 
 def spec_identity(spec: Spec) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from lazyrt import jax_compat
 from lazyrt.errors import LazyRuntimeError
+from lazyrt.execution import compiler
 from lazyrt.execution.census import CompiledGraph, Run, StepKey, census
 from lazyrt.execution.explain import evicted, explain
 from lazyrt.execution.why.causes import Cause, Explanation
@@ -90,6 +91,7 @@ def describe(
         ended_by=boundary,
         began_after=_began_after,
         fallbacks=tuple(_fallbacks),
+        rules=compiler.given_rules(graph),
     )
     record = census.create(
         key, graph, snapshot_of(graph, names, origins, modules), step

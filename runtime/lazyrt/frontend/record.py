@@ -18,6 +18,7 @@ from lazyrt.frontend.result_types import RESULT_TYPES
 from lazyrt.frontend.torch_compat import DynamicOutputShapeException
 from lazyrt.ir.live import lock, pending
 from lazyrt.ir.node import Node, Op, Value, iter_values, map_values
+from lazyrt.lowering import registry
 from lazyrt.lowering.spec import SpecFailure, check_spec, spec_of
 from lazyrt.observe import events
 
@@ -322,6 +323,7 @@ def begin_run() -> None:
             forget()
 
 
+registry.on_change(begin_run)
 _on_new_run: list[Callable[[], None]] = []
 
 

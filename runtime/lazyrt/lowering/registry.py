@@ -15,7 +15,8 @@ dtypes by whoever calls the rule.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -26,13 +27,18 @@ from lazyrt.errors import UsageError
 Rule = Callable[..., Any]
 _R = TypeVar("_R", bound=Rule)
 
+_OWN = "lazyrt.lowering."
 _rules: dict[str, Rule] = {}
+# Ops whose rule came from outside of this package, and how often one came.
+_given: dict[str, int] = {}
+_noted: list[set[str]] = []
+_on_change: list[Callable[[], None]] = []
 
 
 def lowers(*names: str) -> Callable[[_R], _R]:
     """Register the decorated function as the rule of one or more ops.
 
-    A later registration replaces an earlier one.
+    A later registration replaces an earlier one, for every op that is recorded from then on.
 
     Args:
         names: Qualified overloads, such as `aten.add.Tensor`.
@@ -66,9 +72,35 @@ def lowers(*names: str) -> Callable[[_R], _R]:
             )
         for name in names:
             _rules[name] = rule
+        if not str(getattr(rule, "__module__", "")).startswith(_OWN):
+            for name in names:
+                _given[name] = _given.get(name, 0) + 1
+            for forget in _on_change:
+                forget()
         return rule
 
     return register
+
+
+def on_change(forget: Callable[[], None]) -> None:
+    """Register what remembers what rules gave, to be emptied when somebody registers one."""
+    _on_change.append(forget)
+
+
+@contextlib.contextmanager
+def noting_given() -> Iterator[set[str]]:
+    """Collect the ops whose rule, one from outside of this package, is asked for meanwhile."""
+    found: set[str] = set()
+    _noted.append(found)
+    try:
+        yield found
+    finally:
+        _noted[:] = [each for each in _noted if each is not found]
+
+
+def times_given(name: str) -> int:
+    """Return how often a rule of an op came from outside of this package."""
+    return _given.get(name, 0)
 
 
 def overloads(op: str, *suffixes: str) -> list[str]:
@@ -81,7 +113,11 @@ def overloads(op: str, *suffixes: str) -> list[str]:
 
 def rule_for(func: torch._ops.OpOverload) -> Rule | None:
     """Return the rule of an op, None when there is none."""
-    return _rules.get(str(func))
+    name = str(func)
+    if name in _given:
+        for found in _noted:
+            found.add(name)
+    return _rules.get(name)
 
 
 def rules() -> Mapping[str, Rule]:

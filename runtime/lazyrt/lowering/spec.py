@@ -16,7 +16,10 @@ import jax
 from lazyrt import jax_compat
 from lazyrt.errors import LazyRuntimeError
 from lazyrt.ir.node import Leaf, Node, Value, nbytes_of
-from lazyrt.lowering import dynamic  # noqa: F401 - registers its rules
+from lazyrt.lowering import (
+    dynamic,  # noqa: F401 - registers its rules
+    registry,
+)
 from lazyrt.lowering.context import Aval
 from lazyrt.lowering.dtypes import has_jax_dtype, to_jax_dtype
 from lazyrt.lowering.evaluate import evaluate
@@ -57,11 +60,13 @@ class Spec:
         is_large: Whether its results take so much memory that nobody but the program should
             hold them.
         executable: The compiled single op, None until something runs it.
+        given: The rules from outside of this package that it is lowered by, and how often such a
+            rule had come then; known once it was checked.
     """
 
     __slots__ = (
-        "_args", "_avals", "_failure", "_func", "_is_random", "_text", "executable", "is_large",
-        "name", "operands", "outs", "symbol",
+        "_args", "_avals", "_failure", "_func", "_is_random", "_text", "executable", "given",
+        "is_large", "name", "operands", "outs", "symbol",
     )  # fmt: skip
 
     def __init__(self, node: Node, number: int) -> None:
@@ -79,6 +84,7 @@ class Spec:
         self._failure: str | None = None
         self._text: str | None = None
         self.executable: Any = None
+        self.given: tuple[tuple[str, int], ...] = ()
 
     def apply(self, *operands: Any) -> list[Any]:
         """Compute the op on jax arrays or tracers; undefined results are left out."""
@@ -124,11 +130,15 @@ class Spec:
             if unknown:
                 self._failure = f"XLA has no type for {unknown[0]}"
                 raise SpecFailure(self._failure)
-            try:
-                jax_compat.check_traceable(self.apply, self.signature)
-                self._failure = ""
-            except LazyRuntimeError as error:
-                self._failure = str(error)
+            with registry.noting_given() as names:
+                try:
+                    jax_compat.check_traceable(self.apply, self.signature)
+                    self._failure = ""
+                except LazyRuntimeError as error:
+                    self._failure = str(error)
+            self.given = tuple(
+                (name, registry.times_given(name)) for name in sorted(names)
+            )
         if self._failure:
             raise SpecFailure(self._failure)
 
@@ -174,6 +184,9 @@ def spec_of(node: Node) -> Spec:
 def forget_specs() -> None:
     """Empty the table of specs; nodes keep theirs."""
     _specs.clear()
+
+
+registry.on_change(forget_specs)
 
 
 def forget_executables() -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Kind = Literal[
     "first_trace", "new_program", "cache_evicted", "mode", "tier", "device", "sharding",
-    "donation", "fallback", "other_step", "step_cut", "missing_boundary", "module_added", "module_removed",
+    "lowering", "donation", "fallback", "other_step", "step_cut", "missing_boundary", "module_added", "module_removed",
     "module_recreated", "module_call", "same_input", "state_became_input", "carried_over", "update", "input_shape", "input_dtype",
     "parameter_shape", "shape", "dtype", "loop_count", "regrouped", "train_eval",
     "live_tensor", "live_tensor_gone", "closure", "rng", "baked_constant", "lifted_number",
@@ -27,7 +27,7 @@ _RANK: dict[str, int] = {
     for rank, kinds in enumerate(
         (
             ("first_trace", "new_program", "cache_evicted", "mode", "tier", "device", "sharding",
-             "donation"),
+             "lowering", "donation"),
             ("fallback", "other_step", "step_cut", "missing_boundary", "carried_over"),
             ("module_added", "module_removed", "module_recreated", "module_call", "parameter_shape",
              "state_became_input", "update", "regrouped"),

@@ -116,9 +116,25 @@ def of_key(before: CompiledGraph, now: CompiledGraph) -> list[Cause]:
                 before=old.ended_by[1],
             )
         )
+    if old.fingerprint == new.fingerprint and old.rules != new.rules:
+        causes.append(_other_rules(before, now))
     if old.fingerprint == new.fingerprint and old.donated != new.donated:
         causes.append(_donation(before, now))
     return causes
+
+
+def _other_rules(before: CompiledGraph, now: CompiledGraph) -> Cause:
+    """The same graph, but the user has registered lowerings of its ops since."""
+    changed = sorted({name for name, _ in {*before.key.rules} ^ {*now.key.rules}})
+    return Cause(
+        kind="lowering",
+        text=f"the graph is that of {before.name}, but `@lowers` has given "
+        f"{listed([f'`{name}`' for name in changed])} another lowering since",
+        fix="register lowerings before the first step, or expect one compile for each",
+        now=now.key.ended_by[1],
+        before=before.key.ended_by[1],
+        taken=Taken(changed=len(changed)),
+    )
 
 
 def _donation(before: CompiledGraph, now: CompiledGraph) -> Cause:
