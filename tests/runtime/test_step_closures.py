@@ -333,6 +333,14 @@ def test_waiting_for_closures_gives_up_in_time():
     assert lazyrt.wait_for_closures(30)
 
 
+def test_a_closure_that_would_wait_for_itself_is_told_so():
+    with lazyrt.step():
+        lazyrt.add_step_closure(lazyrt.wait_for_closures, (5,), run_async=True)
+
+    with pytest.raises(UsageError, match="would wait for itself"):
+        lazyrt.wait_for_closures(30)
+
+
 def test_closures_tell_how_long_they_waited_and_took():
     with recorded(events.ClosureFinished) as found, lazyrt.step():
         lazyrt.add_step_closure(lambda: None)

@@ -10,6 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from lazyrt.config import config
+from lazyrt.errors import UsageError
 from lazyrt.frontend.copies import copied
 from lazyrt.ir import active
 from lazyrt.ir.active import ActiveStep
@@ -73,13 +74,24 @@ def wait_for_closures(timeout_s: float | None = None) -> bool:
 
     Raises:
         BaseException: What one of them raised and no mark has raised yet.
+        UsageError: One of them asks: it would wait for itself.
     """
+    if _is_own_thread():
+        raise UsageError(
+            f"wait_for_closures() was called in {_running}, which would wait for itself: "
+            "asynchronous closures run one after the other, on one thread. Call it where the "
+            "program goes on, after the step."
+        )
     with _changed:
         done = _changed.wait_for(lambda: not _waiting and _running is None, timeout_s)
     failure = take_failure()
     if failure is not None:
         raise failure
     return done
+
+
+def _is_own_thread() -> bool:
+    return _thread is not None and threading.get_ident() == _thread.ident
 
 
 def _start() -> None:
