@@ -141,6 +141,10 @@ def special_functions(d, x):
     inside = y / 4
     return (
         [f(y + 1, inside) if f in binary else f(inside) for f in functions],
+        [
+            [f(inside, 2.5), f(2.5, inside + 1)]
+            for f in (special.xlogy, special.xlog1py, special.zeta)
+        ],
         special.polygamma(1, y),
         special.multigammaln(y + 3, 2),
         special.logsumexp(y, 0),

@@ -1587,3 +1587,17 @@ def test_a_device_of_another_index_is_refused(make):
         make("lazyrt:1")
 
     make("lazyrt:0")
+
+
+@pytest.mark.not_eager("computes nothing")
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float16, torch.float32])
+@pytest.mark.parametrize("name", ["xlogy", "xlog1py", "zeta", "chebyshev_polynomial_t"])
+def test_a_function_of_a_tensor_and_a_number_is_recorded(name, dtype):
+    """Torch hands the number to the kernel of an op on tensors, which takes none itself."""
+    function = getattr(torch.special, name)
+
+    for call in (lambda x: function(x, 2.5), lambda x: function(2, x)):
+        for x in (torch.ones((), dtype=dtype), torch.ones(3, dtype=dtype)):
+            found, expected = call(x.to(DEVICE)), call(x.to("meta"))
+            assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+            assert lazyrt.is_pending(found)

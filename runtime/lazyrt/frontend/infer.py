@@ -101,10 +101,14 @@ def _run_meta(func: torch._ops.OpOverload, args: Sequence[Any]) -> Any:
         keywords["device"] = torch.device("meta")
     check(str(func), positional, keywords)
     warned.of_op(str(func))
-    run = RESULT_TYPES.get(str(func), func)
+    types = RESULT_TYPES.get(str(func))
     try:
         with plain_dispatch():
-            out = run(*positional, **keywords)
+            out = (
+                types(*positional, **keywords)
+                if types is not None
+                else _accepting_numbers(func, positional, keywords)
+            )
     except _WRONG_CALLS as error:
         if torch.Tag.dynamic_output_shape in func.tags:
             raise
@@ -154,7 +158,27 @@ def _call(func: torch._ops.OpOverload, args: list[Any], device: str) -> Any:
     if _takes_device(func):
         keywords["device"] = torch.device(device)
     with plain_dispatch():
+        return _accepting_numbers(func, positional, keywords)
+
+
+def _accepting_numbers(
+    func: torch._ops.OpOverload, positional: Sequence[Any], keywords: dict[str, Any]
+) -> Any:
+    """Call an op, by the overload that takes numbers if that of its kernel refuses them.
+
+    Of `xlogy(x, 2.0)` torch makes an op on tensors, whose kernel gets a number and whose overload
+    takes none; a few, such as that of `add`, do.
+    """
+    arguments = func._schema.arguments
+    try:
         return func(*positional, **keywords)
+    except RuntimeError:
+        if not any(
+            isinstance(arg, (int, float, complex)) and str(argument.type) == "Tensor"
+            for argument, arg in zip(arguments, positional, strict=False)
+        ):
+            raise
+    return func.overloadpacket(*positional, **keywords)
 
 
 def elements_of(args: Any) -> int:
