@@ -57,7 +57,7 @@ class FakeRuntime:
     def in_flight(self):
         return self.running
 
-    def wait(self, timeout_s=None):
+    def wait(self, timeout_s=None, *, check=True):
         self.waits.append(timeout_s)
         return self.running == 0
 

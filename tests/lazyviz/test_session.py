@@ -75,7 +75,7 @@ def test_an_execution_that_ends_in_that_moment_counts(session, fake):
     fake.running = 1
     fake.act(fakes.started())
 
-    def wait(timeout_s):
+    def wait(timeout_s, *, check):
         fake.act(fakes.finished(duration_ns=9))
         return True
 
@@ -122,7 +122,7 @@ def test_waiting_behind_the_cell_is_no_part_of_it(session, fake):
     fake.running = 1
     fake.act(fakes.started())
 
-    def wait(timeout_s):
+    def wait(timeout_s, *, check):
         fake.act(fakes.waited(duration_ns=10**12, phase="execute"))
         return True
 
@@ -203,3 +203,16 @@ def test_an_exceptions_text_computes_no_tensor(lab):
     cells = list(vars(lab)["_lazyviz_session"].cells)
     told = [cell.failure for cell in cells[-2:]]
     assert all("lazyrt" in failure.message for failure in told)
+
+
+def test_a_failed_check_is_left_to_the_program(lab, monkeypatch):
+    """The strip waits a moment for the device; an error that it would raise nobody would see."""
+    monkeypatch.setattr(lazyrt, "in_flight", lambda: 1)
+    lab.run_cell(
+        "z = x @ x.T * 0\nfor _ in range(99): z = z + 0\n"
+        "y = torch.linalg.inv(z)\nlazyrt.mark_step()\nlazyrt.wait(check=False)"
+    )
+
+    result = lab.run_cell("lazyrt.mark_step()")
+
+    assert type(result.error_in_exec).__name__ == "_LinAlgError"
