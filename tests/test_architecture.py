@@ -133,3 +133,15 @@ def imports_at_the_top(path):
                 yield from (f"lazyrt.{alias.name}" for alias in statement.names)
             elif statement.module.startswith("lazyrt."):
                 yield statement.module
+
+
+def test_every_lock_can_be_taken_again_by_the_thread_that_holds_it():
+    """A garbage collection runs finalisers anywhere, and theirs may be an op or a read."""
+    plain = [
+        str(path.relative_to(ROOT))
+        for package in (RUNTIME, LAZYVIZ)
+        for path in package.rglob("*.py")
+        if re.search(r"\bLock\(\)", path.read_text("utf-8"))
+    ]
+
+    assert plain == []

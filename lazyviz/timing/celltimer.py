@@ -73,7 +73,7 @@ def timed(runtime: ModuleType, body: Callable[[], Any]) -> Run:
     """
     __tracebackhide__ = True
     runtime.wait()
-    lock = threading.Lock()
+    lock = threading.RLock()
     start = time.perf_counter_ns()
     tally = Tally(ledger=Ledger(start))
 

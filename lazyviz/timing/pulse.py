@@ -60,7 +60,8 @@ class Pulse:
         self._quiet = quiet
         self._beat = beat
         self._subscription: Subscription | None = None
-        self._lock = threading.Lock()
+        # Taken again by a finaliser's op, which a collection runs while a question is asked.
+        self._lock = threading.RLock()
         self._asked_ns = 0
         self._samples = False
         self._thread_id = 0

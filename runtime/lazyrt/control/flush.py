@@ -66,7 +66,7 @@ class BackgroundFlush(Closing):
 
 
 _running: BackgroundFlush | None = None
-_switching = threading.Lock()
+_switching = threading.RLock()
 
 
 @overload

@@ -30,7 +30,7 @@ _SIDE = 512
 _LONG = 2**22  # more elements than a processor's cache holds
 _SEEN = 2**20  # enough for a look
 _RUNS = 2  # the shortest counts
-_one_at_a_time = threading.Lock()
+_one_at_a_time = threading.RLock()
 
 
 def make_sure() -> None:

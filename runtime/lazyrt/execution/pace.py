@@ -84,7 +84,7 @@ class _Factor(NamedTuple):
     times: int
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _factors: dict[str, _Factor] = {}
 _read: set[Path] = set()
 _saved_s = 0.0
