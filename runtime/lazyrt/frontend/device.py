@@ -20,6 +20,7 @@ from lazyrt.frontend import (
     finalisers,
     generators,
     guard,
+    linear,
     onlookers,
     provenance,
     reads,
@@ -184,6 +185,8 @@ def register() -> int:
             library.impl(name, composite, key)
     for name, composite in DIFFERENTIATED.items():
         library.impl(name, composite, compat.AUTOGRAD_KEY)
+    library.impl("linear", linear.linear, compat.AUTOGRAD_KEY)
+    library.impl("linear_backward", linear.backward_by_ops, compat.VMAP_KEY)
     _register_autocast(library)
     _patch()
     compat.register_checkpoint_location(special.storage_to_device)

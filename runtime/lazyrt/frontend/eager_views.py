@@ -6,7 +6,15 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from lazyrt.execution.eager import EAGER, guard
-from lazyrt.frontend import factorisations, kernels, layouts, outs, special, views
+from lazyrt.frontend import (
+    factorisations,
+    kernels,
+    layouts,
+    linear,
+    outs,
+    special,
+    views,
+)
 from lazyrt.frontend.buffers import View
 from lazyrt.ir.live import Buffer, leaf_of, lock, pending, ran_alone
 from lazyrt.ir.node import Leaf
@@ -31,6 +39,10 @@ class EagerView(View):
         self, parent: State, op: Op, args: tuple[Any, ...], value: Value
     ) -> None:
         super().__init__(parent, op, args, value)
+        self.begin()
+
+    def begin(self) -> None:
+        """Wait for the end of the op; called for a view whose other attributes are set."""
         self._copy: Buffer | None = None
         self._source: Any = None
         guard.views.append(self)
@@ -115,7 +127,7 @@ def _replace(names: dict[str, Any]) -> None:
     """Give global names of every kernel other values."""
     written = [
         vars(module)
-        for module in (kernels, layouts, outs, special, factorisations, views)
+        for module in (kernels, layouts, linear, outs, special, factorisations, views)
     ]
     for scope in (*kernels.scopes, *written):
         for name, value in names.items():

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn import Parameter
 
 from lazyrt.config import config
 from lazyrt.errors import DeviceError
@@ -28,16 +29,14 @@ from lazyrt.frontend.infer import call_arguments
 from lazyrt.frontend.record import FallbackNeeded, functional, miss, operation
 from lazyrt.frontend.refusals import check_index
 from lazyrt.frontend.torch_compat import (
-    CPU_KEYS,
     DEVICE_TYPE,
     TorchGenerator,
     aten,
     create_empty_tensor,
     find_overload,
     increment_version,
-    is_lazy,
     place,
-    reshape_alias,
+    restrided,
 )
 from lazyrt.ir.live import (
     Buffer,
@@ -79,7 +78,7 @@ def wrap(state: State, value: Value) -> torch.Tensor:
         return place(tensor, value.shape, strides, state.offset)
     if value.strides is None:
         return tensor
-    return reshape_alias(CPU_KEYS, tensor, value.shape, value.strides)
+    return restrided(tensor, value.shape, value.strides)
 
 
 def emit(result: Any) -> Any:
@@ -107,9 +106,13 @@ def component(arg: Any) -> Any:
     kind = arg.__class__
     if kind is int or arg is None:
         return arg
+    if kind is float:
+        return scalars.scalar_key(arg)
     if kind is list or kind is tuple:
-        return tuple([component(part) for part in arg])
-    if isinstance(arg, torch.Tensor):
+        return tuple(
+            [part if part.__class__ is int else component(part) for part in arg]
+        )
+    if kind is Parameter or isinstance(arg, torch.Tensor):
         return operand(arg)
     if isinstance(arg, TorchGenerator):
         generators.source(arg)  # the random state is a component of its own
@@ -125,11 +128,12 @@ def operand(tensor: torch.Tensor) -> Value:
     Raises:
         DeviceError: The tensor lives on another device.
     """
-    state = (
-        getattr(tensor.untyped_storage(), "_lazyrt", None) if is_lazy(tensor) else None
-    )
-    if state is not None:
-        value = state.value
+    try:
+        state = tensor.untyped_storage()._lazyrt  # type: ignore[attr-defined]
+    except (AttributeError, NotImplementedError):
+        pass
+    else:
+        value: Value | None = state.value
         return value if value is not None else leaf_of(state)
     if tensor.dim() == 0 and tensor.device.type == "cpu":
         return _uploaded(tensor)
@@ -203,12 +207,12 @@ class Source:
         self.scope: dict[str, Any] = {
             "op": op, "cache": op.cache, "miss": miss, "leaf_of": leaf_of, "func": func,
             "component": component, "Buffer": Buffer, "create": create_empty_tensor,
-            "RA": reshape_alias, "CPU_KEYS": CPU_KEYS, "buffers": pending.buffers, "pending": pending, "lock": lock,
+            "restrided": restrided, "new": object.__new__, "buffers": pending.buffers, "pending": pending, "lock": lock,
             "emit": emit, "random_leaf": random_leaf, "FallbackNeeded": FallbackNeeded,
             "run_on_cpu": run_on_cpu, "listeners": events.op_listeners, "View": View,
             "note": record.note_recorded, "float_leaf": float_leaf, "config": config,
             "over_limit": over_limit, "check_default": record.check_default_dtype,
-            "scalar_key": scalars.scalar_key, "Value": Value, "fit": _fit, "SHIFTS": SHIFTS,
+            "scalar_key": scalars.scalar_key, "Value": Value, "fit": _fit,
         }  # fmt: skip
         keyword_seen = False
         for position, argument in enumerate(func._schema.arguments):
@@ -232,6 +236,8 @@ class Source:
         kind = str(argument.type)
         if kind == "Tensor":
             return self._tensor(position, name)
+        if kind == "Optional[Tensor]":
+            return self._optional_tensor(position, name)
         if argument.name == "generator":
             self.scope["source"] = generators.source
             self.generator = f"source({name})"
@@ -286,6 +292,18 @@ class Source:
         self.before += [
             f"if {name}.__class__ is float: {value} = {number}",
             f"elif {name}.__class__ is int: {value} = {name}",
+            "else:",
+            "  try:",
+            f"    s = {name}.untyped_storage()._lazyrt; {value} = s.value",
+            f"    if {value} is None: {value} = leaf_of(s)",
+            f"  except AttributeError: {value} = component({name})",
+        ]
+        return value
+
+    def _optional_tensor(self, position: int, name: str) -> str:
+        value = f"v{position}"
+        self.before += [
+            f"if {name} is None: {value} = None",
             "else:",
             "  try:",
             f"    s = {name}.untyped_storage()._lazyrt; {value} = s.value",
@@ -353,10 +371,11 @@ def functional_kernel(func: torch._ops.OpOverload) -> Kernel:
     returns = func._schema.returns
     if len(returns) == 1 and str(returns[0].type) == "Tensor":
         lines += [
-            "b = Buffer(r); buffers[b] = None",
+            "b = new(Buffer); b.value = r; b.data = b.meta = None; b.version = 0",
+            "buffers[b] = None",
             *_AFTER,
             "t = create(r.shape, r.dtype); t.untyped_storage()._lazyrt = b",
-            "return t if r.strides is None else RA(CPU_KEYS, t, r.shape, r.strides)",
+            "return t if r.strides is None else restrided(t, r.shape, r.strides)",
         ]
     else:
         lines += [*_AFTER, "return emit(r)"]

@@ -32,6 +32,7 @@ class FallbackNeeded(NoLoweringError):  # noqa: N818 - a signal to the kernel th
 
 _operations: dict[torch._ops.OpOverload, Op] = {}
 _liftable: dict[Op, tuple[int, ...]] = {}
+_composed: list[dict[Any, Any]] = []
 _forced: set[Op] = set()
 _node_count = 0
 _interned = 0
@@ -292,6 +293,20 @@ def note_recorded(result: Any) -> None:
         events.emit(events.OpRecorded(node_id=first.node.id, op=first.node.op.name))
 
 
+def composed_table() -> dict[Any, Any]:
+    """Return a table for what several ops have recorded together, emptied with the ops' own."""
+    table: dict[Any, Any] = {}
+    _composed.append(table)
+    return table
+
+
+def _empty_tables() -> None:
+    for op in _operations.values():
+        op.cache.clear()
+    for table in _composed:
+        table.clear()
+
+
 def interned_nodes() -> int:
     """Return how many nodes the tables hold."""
     return _interned
@@ -301,8 +316,7 @@ def forget_nodes() -> None:
     """Empty every op's table; what is pending keeps its nodes."""
     global _interned, _default_dtype
     _default_dtype = torch.get_default_dtype()
-    for op in _operations.values():
-        op.cache.clear()
+    _empty_tables()
     scalars.forget()
     infer.forget()
     _interned = 0
@@ -315,8 +329,7 @@ def begin_run() -> None:
     """
     global _interned
     with lock:
-        for op in _operations.values():
-            op.cache.clear()
+        _empty_tables()
         scalars.forget_nodes()
         _interned = 0
         for forget in _on_new_run:
@@ -353,6 +366,8 @@ def force_fallback(name: str | torch._ops.OpOverload) -> None:
         op = operation(func)
         _forced.add(op)
         op.cache.clear()
+        for table in _composed:
+            table.clear()
 
 
 def check_default_dtype() -> None:

@@ -121,6 +121,11 @@ def unnoticed() -> Iterator[None]:
         _rehearsed = before
 
 
+def rehearses() -> bool:
+    """Return whether ops are recorded to be taken back."""
+    return _rehearsed is not None
+
+
 def forget_nodes() -> None:
     """Forget the nodes of constants, which no table has any more; the lines that vary stay."""
     for site in _sites.values():

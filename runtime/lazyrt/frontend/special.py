@@ -9,7 +9,7 @@ import torch
 
 from lazyrt.errors import NoLoweringError
 from lazyrt.execution.transfer import to_device
-from lazyrt.frontend import provenance, reads, record, refusals, warned
+from lazyrt.frontend import linear, provenance, reads, record, refusals, warned
 from lazyrt.frontend.buffers import (
     contiguous_strides,
     current_value,
@@ -490,6 +490,8 @@ SPECIAL: dict[str, Callable[..., Any]] = {
     "equal": equal,
     "lift_fresh": lift_fresh,
     "is_set_to": is_set_to,
+    "linear": linear.linear_kernel,
+    "linear_backward": linear.linear_backward,
     "native_batch_norm": native_batch_norm,
     "as_strided": as_strided,
     "as_strided_copy": as_strided_copy,

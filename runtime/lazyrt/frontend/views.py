@@ -9,7 +9,7 @@ import torch
 from lazyrt.frontend import record
 from lazyrt.frontend.buffers import State, View, current_value, state_of
 from lazyrt.frontend.infer import infer
-from lazyrt.frontend.kernels import Kernel, Source, wrap
+from lazyrt.frontend.kernels import SHIFTS, Kernel, Source, wrap
 from lazyrt.frontend.record import functional, operation
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def view_kernel(func: torch._ops.OpOverload) -> Kernel:
     source.scope.update(
         track=track_offset,
         wrap_view=wrap_view,
+        Plain=View,
         inferring=torch.is_inference_mode_enabled,
     )
     return source.build(
@@ -41,14 +42,17 @@ def view_kernel(func: torch._ops.OpOverload) -> Kernel:
             "r = cache.get(key)",
             "if r is None: r = miss(op, key)",
             "if listeners: note(r)",
-            "w = View(s, op, a, r)",
-            "if s.offset or op.name in SHIFTS:",
+            "w = new(View); w.parent = s; w.op = op; w.args = a; w._value = r; w.offset = 0",
+            "w.base = base = s if s.__class__ is Buffer else s.base",
+            "w._version = base.version",
+            "if w.__class__ is not Plain: w.begin()",
+            "if True:" if op.name in SHIFTS else "if s.offset:",
             "  track(w, key)",
             "  if w.offset: return wrap_view(w, r, a0)",
             "if inferring() and not a0.is_inference(): return wrap_view(w, r, a0)",
             "t = create(r.shape, r.dtype)",
             "t.untyped_storage()._lazyrt = w",
-            "return t if r.strides is None else RA(CPU_KEYS, t, r.shape, r.strides)",
+            "return t if r.strides is None else restrided(t, r.shape, r.strides)",
         ]
     )
 

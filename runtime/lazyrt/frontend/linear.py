@@ -1,0 +1,268 @@
+"""`aten.linear` recorded by one kernel, and its derivative by another.
+
+torch composes the op of `view`, `t`, `addmm` and `view`, and differentiates each of them, which is 13
+kernels and as many tensors for each linear layer of a training step, and a good part of what
+recording it costs. Here the same nodes are recorded without the tensors between them: graphs,
+fingerprints and pages are what they would have been.
+
+Where somebody looks at the ops on their way (functorch, forward derivatives, a dispatch mode, a
+subclass), torch's own composite runs.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from lazyrt.config import config
+from lazyrt.frontend import record, scalars
+from lazyrt.frontend.buffers import View, current_value, value_of
+from lazyrt.frontend.kernels import over_limit, wrap
+from lazyrt.frontend.record import FallbackNeeded, functional, operation
+from lazyrt.frontend.torch_compat import (
+    aten,
+    below_autograd,
+    create_empty_tensor,
+    differentiated_linear,
+    is_followed,
+)
+from lazyrt.ir.live import Buffer, lock, pending
+from lazyrt.observe import events
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lazyrt.frontend.buffers import State
+    from lazyrt.ir.node import Value
+
+_PLAIN: frozenset[type] = frozenset((torch.Tensor, torch.nn.Parameter))
+_MATRIX = 2
+_KEEP = True  # the dimension that a sum is over
+
+_view, _t = operation(aten.view.default), operation(aten.t.default)
+_addmm, _mm = operation(aten.addmm.default), operation(aten.mm.default)
+_unsafe_view = operation(aten._unsafe_view.default)
+_sum = operation(aten.sum.dim_IntList)
+_listeners = events.op_listeners
+_buffers = pending.buffers
+
+
+class _Result(NamedTuple):
+    """A result: the value that a new buffer gets, and the views of it that lead to the tensor.
+
+    Attributes:
+        value: Of the buffer.
+        views: Op, arguments and value of each view.
+    """
+
+    value: Value
+    views: tuple[tuple[Any, tuple[Any, ...], Value], ...] = ()
+
+
+class _Recorded(NamedTuple):
+    """What a call has recorded.
+
+    Attributes:
+        results: Of the op; None for one that nobody asked for.
+        nodes: A value of each op, in order, for those who listen.
+    """
+
+    results: tuple[Any, ...]
+    nodes: tuple[Value, ...]
+
+
+_forwards: dict[Any, _Recorded] = record.composed_table()
+_backwards: dict[Any, _Recorded] = record.composed_table()
+
+
+def linear(
+    input: torch.Tensor,  # noqa: A002 - torch's names
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`aten.linear` for autograd: torch's derivative of the whole op, where nobody looks closer."""
+    if (
+        input.__class__ in _PLAIN
+        and weight.__class__ in _PLAIN
+        and (bias is None or (bias.__class__ in _PLAIN and bias.dim() == 1))
+        and weight.dim() == _MATRIX
+        and not is_followed()
+    ):
+        return differentiated_linear(input, weight, bias)
+    return aten.linear.default.decompose(input, weight, bias)  # type: ignore[no-any-return]
+
+
+def linear_kernel(
+    input: torch.Tensor,  # noqa: A002
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`aten.linear` below autograd."""
+    with lock:
+        try:
+            x = input.untyped_storage()._lazyrt  # type: ignore[attr-defined]
+            w = weight.untyped_storage()._lazyrt  # type: ignore[attr-defined]
+            b = None if bias is None else bias.untyped_storage()._lazyrt  # type: ignore[attr-defined]
+            key = _read(x, w, b)
+            found = _forwards.get(key)
+            if found is None:
+                found = _forward(*key)
+                # Eager debug mode makes the two ones of `addmm` inputs, new ones at each call.
+                if found is not None and not (pending.eager or scalars.rehearses()):
+                    _forwards[key] = found
+        # A tensor of another device, or a part that runs on the CPU.
+        except (AttributeError, FallbackNeeded):
+            found = None
+        if found is not None:
+            return _tensor(found.results[0], found.nodes)
+    with below_autograd():
+        return aten.linear.default.decompose(input, weight, bias)  # type: ignore[no-any-return]
+
+
+def _read(x: State, w: State, b: State | None) -> tuple[Value, Value, Value | None]:
+    """Return the values of the operands; inputs get their numbers in the order of the composite."""
+    if x.value is None and b is not None and len(x.type[0]) != _MATRIX:
+        return current_value(x), current_value(w), current_value(b)
+    weight = w.value or current_value(w)
+    bias = None if b is None else b.value or current_value(b)
+    return x.value or current_value(x), weight, bias
+
+
+def linear_backward(
+    self: torch.Tensor,
+    grad_output: torch.Tensor,
+    weight: torch.Tensor,
+    output_mask: Sequence[bool],
+) -> tuple[torch.Tensor | None, ...]:
+    """`aten.linear_backward`: the gradients of input, weight and bias that the mask asks for."""
+    with lock:
+        try:
+            x = self.untyped_storage()._lazyrt.value or value_of(self)  # type: ignore[attr-defined]
+            g = grad_output.untyped_storage()._lazyrt.value or value_of(grad_output)  # type: ignore[attr-defined]
+            w = weight.untyped_storage()._lazyrt.value or value_of(weight)  # type: ignore[attr-defined]
+            key = (x, g, w, *output_mask)
+            found = _backwards.get(key)
+            if found is None:
+                found = _backward(x, g, w, output_mask)
+                if found is not None:
+                    _backwards[key] = found
+        except (AttributeError, FallbackNeeded):
+            found = None
+        if found is not None:
+            (into_x, into_w, into_b), nodes = found
+            return (
+                None if into_x is None else _tensor(into_x, nodes),
+                None if into_w is None else _tensor(into_w, ()),
+                None if into_b is None else _tensor(into_b, ()),
+            )
+    with below_autograd():
+        return backward_by_ops(self, grad_output, weight, output_mask)
+
+
+def backward_by_ops(
+    self: torch.Tensor,
+    grad_output: torch.Tensor,
+    weight: torch.Tensor,
+    output_mask: Sequence[bool],
+) -> tuple[torch.Tensor | None, ...]:
+    """`linear_backward` of other ops; autograd adds up what the gradient of the bias has too much."""
+    rows = math.prod(self.shape[:-1])
+    grad = grad_output.reshape(rows, weight.shape[0])
+    into_x, into_w, into_b = output_mask
+    return (
+        grad.mm(weight.conj()).view(self.shape) if into_x else None,
+        grad.t().mm(self.reshape(rows, weight.shape[1]).conj()) if into_w else None,
+        grad if into_b else None,
+    )
+
+
+def _tensor(result: _Result, nodes: tuple[Value, ...]) -> torch.Tensor:
+    """Return a new tensor for a recorded result."""
+    value = result.value
+    buffer = Buffer(value)
+    _buffers[buffer] = None
+    state: State = buffer
+    for op, args, value in result.views:  # the last one is the tensor's
+        state = View(state, op, args, value)
+    if _listeners:
+        for node in nodes:
+            record.note_recorded(node)
+    if len(_buffers) + pending.writes > config.max_pending_nodes > 0:
+        over_limit()
+    if value.strides is not None:
+        return wrap(state, value)
+    tensor = create_empty_tensor(value.shape, value.dtype)
+    tensor.untyped_storage()._lazyrt = state  # type: ignore[attr-defined]
+    return tensor
+
+
+def _forward(x: Value, w: Value, b: Value | None) -> _Recorded | None:
+    """Record what torch's composite records; None where it takes another way."""
+    is_matrix = len(x.shape) == _MATRIX
+    if len(w.shape) != _MATRIX or len(x.shape) < _MATRIX:
+        return None
+    if (b is not None and b.shape != w.shape[:1]) or not (
+        is_matrix or x.strides is None
+    ):
+        return None
+    nodes: list[Value] = []
+
+    def recorded(op: Any, *args: Any) -> Any:
+        nodes.append(functional(op, args))
+        return nodes[-1]
+
+    flat = (math.prod(x.shape[:-1]), x.shape[-1])
+    rows = x if is_matrix else recorded(_view, x, flat)
+    turned = recorded(_t, w)
+    if b is None:
+        product = recorded(_mm, rows, turned)
+    else:
+        product = recorded(_addmm, b, rows, turned, 1, 1)
+    shape = (*x.shape[:-1], w.shape[0])
+    if is_matrix:
+        result = _Result(product)
+    elif b is None:
+        result = _Result(recorded(_unsafe_view, product, shape))
+    else:
+        shaped = recorded(_view, product, shape)
+        result = _Result(product, ((_view, (shape,), shaped),))
+    return _Recorded((result,), tuple(nodes))
+
+
+def _backward(
+    x: Value, g: Value, w: Value, output_mask: Sequence[bool]
+) -> _Recorded | None:
+    """Record what the derivatives of the composite record; None for other layouts."""
+    if any(value.strides is not None for value in (x, g, w)) or w.dtype.is_complex:
+        return None
+    if len(x.shape) < _MATRIX or len(w.shape) != _MATRIX:
+        return None
+    nodes: list[Value] = []
+
+    def recorded(op: Any, *args: Any) -> Any:
+        nodes.append(functional(op, args))
+        return nodes[-1]
+
+    rows, (outputs, inputs) = math.prod(x.shape[:-1]), w.shape
+    is_matrix = len(x.shape) == _MATRIX
+    grad = g if is_matrix else recorded(_view, g, (rows, outputs))
+    results: list[_Result | None] = [None, None, None]
+    if output_mask[0]:
+        back = recorded(_mm, grad, recorded(_t, recorded(_t, w)))
+        views = (
+            () if is_matrix else ((_view, (x.shape,), recorded(_view, back, x.shape)),)
+        )
+        results[0] = _Result(back, views)
+    if output_mask[1]:
+        flat = x if is_matrix else recorded(_view, x, (rows, inputs))
+        product = recorded(_mm, recorded(_t, grad), flat)
+        turned = recorded(_t, product)
+        again = recorded(_t, turned)
+        results[1] = _Result(product, ((_t, (), turned), (_t, (), again)))
+    if output_mask[2]:
+        total = recorded(_sum, grad, (0,), _KEEP, None)
+        shaped = recorded(_view, total, (outputs,))
+        results[2] = _Result(total, ((_view, ((outputs,),), shaped),))
+    return _Recorded(tuple(results), tuple(nodes))
