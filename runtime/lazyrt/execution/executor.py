@@ -219,6 +219,8 @@ def _collect() -> tuple[list[Buffer], dict[Value, int], set[int]]:
 
     A buffer whose value is another one's input takes that data as its own.
     """
+    if not (pending.buffers or pending.parked):
+        return [], {}, set()
     live = [buffer for buffer in pending.live() if buffer.value is not None]
     values: list[Any] = [buffer.value for buffer in live]
     roots = dict.fromkeys([value for value in values if value.node is not None])

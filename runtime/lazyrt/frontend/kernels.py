@@ -86,7 +86,11 @@ def emit(result: Any) -> Any:
     if result.__class__ is Value:
         buffer = Buffer(result)
         pending.buffers[buffer] = None
-        return wrap(buffer, result)
+        if result.strides is not None:
+            return wrap(buffer, result)
+        tensor = create_empty_tensor(result.shape, result.dtype)
+        tensor.untyped_storage()._lazyrt = buffer  # type: ignore[attr-defined]
+        return tensor
     if result is None:
         return None
     if result.__class__ is tuple:

@@ -45,6 +45,8 @@ _view, _t = operation(aten.view.default), operation(aten.t.default)
 _addmm, _mm = operation(aten.addmm.default), operation(aten.mm.default)
 _unsafe_view = operation(aten._unsafe_view.default)
 _sum = operation(aten.sum.dim_IntList)
+_PLAIN_VIEW = View  # eager debug mode puts another class under the name
+_new: Any = object.__new__
 _listeners = events.op_listeners
 _buffers = pending.buffers
 
@@ -181,11 +183,20 @@ def backward_by_ops(
 def _tensor(result: _Result, nodes: tuple[Value, ...]) -> torch.Tensor:
     """Return a new tensor for a recorded result."""
     value = result.value
-    buffer = Buffer(value)
+    # What the classes' own `__init__` do, without a call for each of them.
+    buffer = _new(Buffer)
+    buffer.value = value
+    buffer.data = buffer.meta = None
+    buffer.version = 0
     _buffers[buffer] = None
     state: State = buffer
     for op, args, value in result.views:  # the last one is the tensor's
-        state = View(state, op, args, value)
+        view = _new(View)
+        view.parent, view.op, view.args, view._value = state, op, args, value
+        view.base, view._version, view.offset = buffer, 0, 0
+        if View is not _PLAIN_VIEW:
+            view.begin()
+        state = view
     if _listeners:
         for node in nodes:
             record.note_recorded(node)

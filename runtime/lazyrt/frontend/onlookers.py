@@ -35,6 +35,7 @@ _PROMPT_FUNCTIONS = frozenset(
     ("default", "_getval", "_getval_except", "do_p", "do_pp", "message", "displayhook",
      "do_display", "do_whatis", "do_interact", "effective")
 )  # fmt: skip
+_PROMPTS = _PROMPT_FUNCTIONS.union(_DEBUGGER_EVALUATION)
 # A debugger that stops at a function's end shows what it returns; nobody has typed that.
 _STOP_FUNCTION = "format_stack_entry"
 _PROMPT_FILES = ("/pdb.py", "/IPython/core/debugger.py", "/IPython/terminal/debugger.py",
@@ -51,7 +52,12 @@ def behind_the_users_back() -> bool:
 
 def at_debugger_prompt() -> bool:
     """Return whether the call comes from an expression typed at a debugger's prompt."""
-    return _any_frame(_is_prompt)
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:  # each read asks, so few frames are looked at closely
+        if frame.f_code.co_name in _PROMPTS and _is_prompt(frame):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def debugger_at_prompt() -> Any:
