@@ -6,14 +6,35 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from lazyrt.config import config
-from lazyrt.execution.why import inputs, key, program
 from lazyrt.execution.why.blocks import Block, repeated_block
+from lazyrt.execution.why.boundaries import is_cut
+from lazyrt.execution.why.carried import carried_over
 from lazyrt.execution.why.causes import Cause, Explanation, Taken, ranked
+from lazyrt.execution.why.cuts import (
+    began_after_a_cut,
+    cuts,
+    over_limit,
+    rest_of_a_cut,
+    with_what_ran_alone,
+)
 from lazyrt.execution.why.edits import Edits, at, count, place
 from lazyrt.execution.why.growth import with_growth, with_lengths
 from lazyrt.execution.why.joined import goes_on
+from lazyrt.execution.why.key import of_key
+from lazyrt.execution.why.leftovers import left_by_cells
+from lazyrt.execution.why.loops import repeats
+from lazyrt.execution.why.modules import modules
 from lazyrt.execution.why.nearest import closeness, nearest
+from lazyrt.execution.why.other_steps import is_other_step, other_step
+from lazyrt.execution.why.paths import other_path
+from lazyrt.execution.why.randomness import random_numbers
+from lazyrt.execution.why.regrouping import regrouped
+from lazyrt.execution.why.results import kept_results
+from lazyrt.execution.why.same_input import same_input, tied_parameters
+from lazyrt.execution.why.scalars import lifted_numbers, positions
 from lazyrt.execution.why.sequence import moved_boundary
+from lazyrt.execution.why.state import replaced_creations, state
+from lazyrt.execution.why.train_eval import fast_path, train_or_eval
 from lazyrt.execution.why.types import types_and_constants, types_of_inputs
 from lazyrt.execution.why.updates import updates
 from lazyrt.ir.match import shared
@@ -28,28 +49,28 @@ _RELATED = 0.4
 _ALIKE = 0.7
 # In this order: each takes out what it explains, and the next one sees the rest.
 _DETECTORS = (
-    key.cuts,
-    key.left_by_cells,
-    inputs.tied_parameters,
-    program.fast_path,
-    inputs.modules,
-    program.positions,  # before the state, which the first slice may be a part of
-    inputs.state,
+    cuts,
+    left_by_cells,
+    tied_parameters,
+    fast_path,
+    modules,
+    positions,  # before the state, which the first slice may be a part of
+    state,
     updates,
-    inputs.replaced_creations,
-    inputs.carried_over,
-    inputs.same_input,
-    program.regrouped,
-    program.repeats,
-    program.kept_results,
-    program.lifted_numbers,
+    replaced_creations,
+    carried_over,
+    same_input,
+    regrouped,
+    repeats,
+    kept_results,
+    lifted_numbers,
     types_and_constants,
-    program.train_or_eval,
-    program.random_numbers,
-    program.other_path,
+    train_or_eval,
+    random_numbers,
+    other_path,
 )
 # Of two steps of the program, other results and paths are what is to be expected.
-_BETWEEN_STEPS = (types_of_inputs, key.other_step, program.train_or_eval)
+_BETWEEN_STEPS = (types_of_inputs, other_step, train_or_eval)
 
 
 def explain(record: CompiledGraph, census: Census) -> Explanation:
@@ -59,7 +80,7 @@ def explain(record: CompiledGraph, census: Census) -> Explanation:
         record: The new graph, with its snapshot.
         census: The graphs before; the nearest of all is compared.
     """
-    limit = key.over_limit(record)
+    limit = over_limit(record)
     if limit is not None:
         return _alone(record, limit)
     if not len(census):
@@ -77,7 +98,7 @@ def explain(record: CompiledGraph, census: Census) -> Explanation:
         or _is_elsewhere(record, *found)
         or (rest is not None and found[0] is census.latest and found[1] < _ALIKE)
     ):
-        cut = key.began_after_a_cut(record, census) or rest
+        cut = began_after_a_cut(record, census) or rest
         return _alone(record, cut or _new_program(record))
     other, similarity = found
     causes, unexplained = differences(other, record)
@@ -110,9 +131,9 @@ def _is_elsewhere(record: CompiledGraph, other: CompiledGraph, alike: float) -> 
 
 def _rest_of(record: CompiledGraph, previous: CompiledGraph | None) -> Cause | None:
     """Return that a graph is what a cut left of the step of the one before, None if it is not."""
-    if previous is None or not key.is_cut(record.key.began_after):
+    if previous is None or not is_cut(record.key.began_after):
         return None
-    return key.rest_of_a_cut(record, previous) if goes_on(record, previous) else None
+    return rest_of_a_cut(record, previous) if goes_on(record, previous) else None
 
 
 def _parameters(record: CompiledGraph) -> set[str]:
@@ -176,15 +197,15 @@ def differences(
     before: CompiledGraph, now: CompiledGraph
 ) -> tuple[tuple[Cause, ...], int]:
     """Return the ranked causes for which two graphs differ, and how much has none."""
-    causes = key.of_key(before, now)
+    causes = of_key(before, now)
     if before.fingerprint != now.fingerprint:
         edits = Edits(before, now)
-        causes = key.with_what_ran_alone(edits, causes)
-        if key.is_other_step(
+        causes = with_what_ran_alone(edits, causes)
+        if is_other_step(
             edits
         ):  # or only the first one, that made the optimizer's state
-            causes += inputs.state(edits, of_optimizer=True)
-        for detect in _BETWEEN_STEPS if key.is_other_step(edits) else _DETECTORS:
+            causes += state(edits, of_optimizer=True)
+        for detect in _BETWEEN_STEPS if is_other_step(edits) else _DETECTORS:
             causes += detect(edits)
         unexplained = edits.remaining
     else:
@@ -197,10 +218,10 @@ def differences(
 def _beside(moved: Moved) -> tuple[tuple[Cause, ...], int]:
     """Return a boundary that moved and the causes of what differs besides."""
     edits = moved.edits
-    causes = [moved.cause, *key.of_key(edits.before, edits.now)]
-    causes = key.with_what_ran_alone(edits, causes)
+    causes = [moved.cause, *of_key(edits.before, edits.now)]
+    causes = with_what_ran_alone(edits, causes)
     for detect in _DETECTORS:
-        if detect is not key.cuts:
+        if detect is not cuts:
             causes += detect(edits)
     return with_lengths(ranked(causes)), edits.remaining
 

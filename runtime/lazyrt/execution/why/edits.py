@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from lazyrt.observe.events import Site
 
 
+Place = tuple[str, int, str]
+
 _MAX_CONES = 64
+_VIEWS = frozenset(("view", "reshape", "_unsafe_view", "flatten", "ravel", "clone", "t",
+                    "unsqueeze", "squeeze", "alias", "detach"))  # fmt: skip
 
 
 class Edits:
@@ -333,16 +337,9 @@ def first_site(vertices: Iterable[Vertex]) -> Site | None:
     return (forward or found)[0].site if found else None
 
 
-_VIEWS = frozenset(("view", "reshape", "_unsafe_view", "flatten", "ravel", "clone", "t",
-                    "unsqueeze", "squeeze", "alias", "detach"))  # fmt: skip
-
-
 def is_view(vertex: Vertex) -> bool:
     """Return whether an op gives the same elements in another shape."""
     return vertex.op.startswith("aten.") and vertex.op.split(".")[1] in _VIEWS
-
-
-Place = tuple[str, int, str]
 
 
 def place(site: Site | None) -> Place | None:
@@ -368,3 +365,57 @@ def listed(names: Iterable[str], limit: int = 3) -> str:
     found = list(dict.fromkeys(names))
     shown = ", ".join(f"`{name}`" for name in found[:limit])
     return shown + (f" and {len(found) - limit} more" if len(found) > limit else "")
+
+
+def with_leaves(
+    snapshot: Snapshot, vertices: Iterable[int], free: set[int]
+) -> set[int]:
+    """Return free vertices with the free inputs that only they read."""
+    found = set(vertices)
+    users = snapshot.users()
+    found |= {
+        k
+        for k in free
+        if snapshot.vertices[k].is_leaf and all(user in found for user, _ in users[k])
+    }
+    return found
+
+
+def readers_of(snapshot: Snapshot, vertices: Iterable[int]) -> list[int]:
+    """Return what reads some vertices, repeats included."""
+    users = snapshot.users()
+    return [user for vertex in vertices for user, _ in users[vertex]]
+
+
+def downstream(snapshot: Snapshot, seeds: Iterable[int], free: set[int]) -> set[int]:
+    """Return vertices with the free ones that follow from them."""
+    users = snapshot.users()
+    found: set[int] = set()
+    stack = list(seeds)
+    while stack:
+        vertex = stack.pop()
+        if vertex in found:
+            continue
+        found.add(vertex)
+        stack += [user for user, _ in users[vertex] if user in free]
+    return found
+
+
+def leaf_name(snapshot: Snapshot, leaf: int) -> str:
+    """Return what the user calls an input; empty where it has no name."""
+    return snapshot.leaf_names[leaf].text if leaf in snapshot.leaf_names else ""
+
+
+def text_of(name: Name | None) -> str:
+    """Return what the user calls a tensor; empty where it has no name."""
+    return name.text if name is not None else ""
+
+
+def leaf_site(snapshot: Snapshot, leaf: int) -> Site | None:
+    """Return the line of the first operation that reads an input."""
+    readers = [
+        vertex
+        for vertex in snapshot.vertices
+        if any(operand == leaf for operand, _ in vertex.operands)
+    ]
+    return first_site(readers)

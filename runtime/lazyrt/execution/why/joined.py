@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, NamedTuple
 
+from lazyrt.execution.why.cuts import is_of_program
 from lazyrt.execution.why.edits import is_kept
-from lazyrt.execution.why.key import is_of_program
 from lazyrt.ir.match import labels
 from lazyrt.ir.snapshot import Snapshot
 

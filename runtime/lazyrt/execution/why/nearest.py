@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from lazyrt.execution.why.boundaries import differs
 from lazyrt.execution.why.edits import place
-from lazyrt.execution.why.key import differs
 from lazyrt.ir.match import shared
 
 if TYPE_CHECKING:

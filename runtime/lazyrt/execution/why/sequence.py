@@ -12,7 +12,16 @@ import heapq
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lazyrt.execution.why.boundaries import (
+    cut_fix,
+    cut_lines,
+    differs,
+    is_cut,
+    is_fallback,
+    ran_on_the_cpu,
+)
 from lazyrt.execution.why.causes import Cause, Taken
+from lazyrt.execution.why.cuts import of_new_inputs
 from lazyrt.execution.why.edits import (
     Edits,
     at,
@@ -23,15 +32,6 @@ from lazyrt.execution.why.edits import (
     place,
 )
 from lazyrt.execution.why.joined import Joined, alone, follows, goes_on, joined
-from lazyrt.execution.why.key import (
-    cut_fix,
-    cut_lines,
-    differs,
-    is_cut,
-    is_fallback,
-    of_new_inputs,
-    ran_on_the_cpu,
-)
 from lazyrt.ir.match import shared
 
 if TYPE_CHECKING:

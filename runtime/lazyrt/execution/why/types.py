@@ -8,8 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from lazyrt.execution.why.causes import Cause
-from lazyrt.execution.why.edits import at, count
-from lazyrt.execution.why.inputs import leaf_site
+from lazyrt.execution.why.edits import at, count, leaf_site
 from lazyrt.execution.why.source import argument_name, takes_tensor
 from lazyrt.ir.snapshot import OPERAND
 
@@ -25,6 +24,19 @@ _FLOAT = re.compile(r"-?(?:\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+|inf|nan)")
 _SHOWN_CHARS = 60
 _SIZES_OF_INPUTS = frozenset(("input_shape", "parameter_shape"))
 _TYPE = re.compile(r"(\w+)\[([\d,]*)\]")
+_ONLY_NUMBERS = "keep to one value or to a few: each compiles once, and the op takes no tensor in its place"
+_MODEL_DTYPE = "convert the model once, before the loop (`model.to(dtype)`)"
+_BOTH_DTYPES = "convert the model once, before the loop (`model.to(dtype)`), and the data when it is loaded"
+_FIXES: dict[str, str] = {
+    "input_shape": "give every batch one shape: drop the last incomplete one, pad it, or "
+    "sort sizes into a few buckets",
+    "input_dtype": "convert the data once, when it is loaded",
+    "parameter_shape": "a module was rebuilt with other sizes: build it once",
+    "shape": "keep the size fixed, or pad to a fixed one",
+    "dtype": "keep one dtype, and autocast either always or never",
+    "baked_constant": "pass it as a tensor (`torch.tensor(value, device=...)`) if it goes on "
+    "varying",
+}
 
 
 def types_of_inputs(edits: Edits) -> list[Cause]:
@@ -508,18 +520,3 @@ def _shapes(vertex: Vertex) -> list[tuple[int, ...]]:
 
 def _dtypes(vertex: Vertex) -> tuple[str, ...]:
     return tuple(Counter(type_.partition("[")[0] for type_ in vertex.types))
-
-
-_ONLY_NUMBERS = "keep to one value or to a few: each compiles once, and the op takes no tensor in its place"
-_MODEL_DTYPE = "convert the model once, before the loop (`model.to(dtype)`)"
-_BOTH_DTYPES = "convert the model once, before the loop (`model.to(dtype)`), and the data when it is loaded"
-_FIXES: dict[str, str] = {
-    "input_shape": "give every batch one shape: drop the last incomplete one, pad it, or "
-    "sort sizes into a few buckets",
-    "input_dtype": "convert the data once, when it is loaded",
-    "parameter_shape": "a module was rebuilt with other sizes: build it once",
-    "shape": "keep the size fixed, or pad to a fixed one",
-    "dtype": "keep one dtype, and autocast either always or never",
-    "baked_constant": "pass it as a tensor (`torch.tensor(value, device=...)`) if it goes on "
-    "varying",
-}

@@ -1,0 +1,254 @@
+"""Modules that came, went, were made again, or were called on one side only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lazyrt.execution.why.causes import Cause, Taken
+from lazyrt.execution.why.edits import (
+    at,
+    connected,
+    count,
+    first_site,
+    is_view,
+    listed,
+    of_results,
+    updated,
+)
+from lazyrt.execution.why.train_eval import is_mode
+from lazyrt.execution.why.updates import (
+    only_updated,
+    take_updates_of,
+)
+from lazyrt.ir.match import cone
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from lazyrt.execution.why.causes import Kind
+    from lazyrt.execution.why.edits import Edits
+    from lazyrt.ir.snapshot import Snapshot
+
+
+_BUILT = {True: "added", False: "removed"}
+_BUILD_FIX = (
+    "build the model before the loop and leave it as it is; one compile for each structure is "
+    "what it costs"
+)
+_CALLED = {
+    True: "called in this step and not in {0}",
+    False: "not called in this step and {1} in {0}",
+}
+_CALL_FIX = (
+    "call the same modules in each step, and end each step at one place; one compile for each "
+    "choice of modules is what it costs"
+)
+
+
+def modules(edits: Edits) -> list[Cause]:
+    """Return which modules were added, removed, made again, or called on one side only."""
+    causes = _recreated(edits)
+    for is_gain in (True, False):
+        snapshot, other = (edits.b, edits.a) if is_gain else (edits.a, edits.b)
+        names, known = _module_names(snapshot), _module_names(other)
+        new = {name: leaf for name, leaf in names.items() if name not in known}
+        # A model under another name is no other model: its parameters are matched.
+        free = edits.added if is_gain else edits.removed
+        new = {name: leaf for name, leaf in new.items() if leaf in free}
+        new = {k: leaf for k, leaf in new.items() if k not in only_updated(snapshot)}
+        paths = _new_prefixes(new, known)
+        there = {prefix for name in other.modules for prefix in _prefixes(name)}
+        for mine, exists in (
+            ([path for path in paths if path not in there], False),
+            ([path for path in paths if path in there], True),
+        ):
+            seeds = [new[name] for name in new if _is_under(name, mine)]
+            made = exists and not any(snapshot.vertices[k].is_leaf for k in seeds)
+            if seeds and made and is_gain:
+                names = {n: leaf for n, leaf in new.items() if _is_under(n, mine)}
+                near = cone(edits.b, seeds, edits.added.__contains__)
+                causes.append(_made_again(edits, names, near, set()))
+            elif seeds and made:
+                causes.append(_was_made(edits, mine, seeds))
+            elif seeds:
+                causes.append(
+                    _modules(edits, mine, seeds, exists=exists, is_gain=is_gain)
+                )
+    return causes
+
+
+def _was_made(edits: Edits, paths: list[str], seeds: list[int]) -> Cause:
+    """Return that the graph before made modules, which are there from now on."""
+    gone = connected(edits.a, seeds, edits.removed)
+    site = first_site(edits.a.vertices[k] for k in sorted(gone))
+    return Cause(
+        kind="module_recreated",
+        text=f"{'module' if len(paths) == 1 else 'modules'} {listed(paths)} "
+        f"{'was' if len(paths) == 1 else 'were'} made in {edits.before.name}{at(site)} and "
+        f"{'is' if len(paths) == 1 else 'are'} not made again: "
+        f"{count(len(seeds), 'parameter')}",
+        fix="nothing to do when it happens once, in the first step; `lazyrt.mark_step()` after "
+        "the model is built keeps it out of that step",
+        variable=paths[0],
+        before=site,
+        taken=edits.take(removed=gone),
+    )
+
+
+def _is_under(name: str, paths: list[str]) -> bool:
+    return any(name.startswith(f"{path}.") for path in paths)
+
+
+def _modules(
+    edits: Edits, paths: list[str], seeds: list[int], *, exists: bool, is_gain: bool
+) -> Cause:
+    """Return that modules came or went; with `exists`, that the program has them all the same."""
+    snapshot, free = (edits.b, edits.added) if is_gain else (edits.a, edits.removed)
+    roots, gone = edits.new_roots, edits.gone_roots
+    logged = of_results(snapshot, roots if is_gain else gone, free, set(seeds))
+    near = _within(snapshot, connected(snapshot, seeds, free - logged), free - logged)
+    site = first_site(snapshot.vertices[k] for k in sorted(near))
+    # What merely joins the neighbours anew goes with the module.
+    taken = (
+        edits.take(added=near, removed=_touching(edits, near, added=True))
+        if is_gain
+        else edits.take(removed=near, added=_touching(edits, near, added=False))
+    )
+    updated = take_updates_of(edits, paths)
+    kind: Kind = "module_added" if is_gain else "module_removed"
+    noun, verb = ("module", "was") if len(paths) == 1 else ("modules", "were")
+    what = _CALLED[is_gain].format(edits.before.name, verb)
+    return Cause(
+        kind="module_call" if exists else kind,
+        text=f"{noun} {listed(paths)} {verb} {what if exists else _BUILT[is_gain]}: "
+        f"{count(len(seeds), 'parameter')}, {count(len(near) - len(seeds), 'operation')}",
+        fix=_CALL_FIX if exists else _BUILD_FIX,
+        variable=paths[0],
+        now=site if is_gain else None,
+        before=None if is_gain else site,
+        taken=Taken(*map(sum, zip(taken, updated, strict=True))),
+    )
+
+
+def _touching(edits: Edits, near: set[int], *, added: bool) -> set[int]:
+    """Return the few free vertices of the other side that sat where a module is now."""
+    free = set(edits.removed if added else edits.added)
+    snapshot = edits.a if added else edits.b
+    # Dropout that is gone has a reason of its own.
+    free -= {k for k in free if is_mode(snapshot.vertices[k])}
+    # So has a result that nobody keeps any more.
+    free -= of_results(
+        snapshot, edits.gone_roots if added else edits.new_roots, free, set()
+    )
+    return free if len(free) <= max(4, len(near) // 4) else set()
+
+
+def _within(snapshot: Snapshot, near: set[int], free: set[int]) -> set[int]:
+    """Return free vertices with those that the same modules record, backward too."""
+    scopes = {snapshot.vertices[k].scope for k in near} - {""}
+    inside = {k for k, v in enumerate(snapshot.vertices) if v.scope in scopes}
+    users = snapshot.users()
+    beside = {
+        k
+        for k in free
+        if snapshot.vertices[k].backward
+        and not inside.isdisjoint(
+            [*(k for k, _ in snapshot.vertices[k].operands), *(u for u, _ in users[k])]
+        )
+    }
+    return near | (inside & free) | beside
+
+
+def _module_names(snapshot: Snapshot) -> dict[str, int]:
+    """Return the vertex of each parameter: an input, or what the step makes it from."""
+    made = {
+        name.text: snapshot.roots[k][0]
+        for k, name in snapshot.root_names.items()
+        if name.in_module
+    }
+    return made | {
+        name.text: leaf for leaf, name in snapshot.leaf_names.items() if name.in_module
+    }
+
+
+def _new_prefixes(new: Iterable[str], known: Iterable[str]) -> list[str]:
+    """Return the shortest module paths above `new` that lead to nothing known."""
+    taken = {prefix for name in known for prefix in _prefixes(name)}
+    found: dict[str, None] = {}
+    for name in new:
+        fresh = [prefix for prefix in _prefixes(name) if prefix not in taken]
+        if fresh:
+            found[fresh[0]] = None
+    return list(found)
+
+
+def _prefixes(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:k]) for k in range(1, len(parts))]
+
+
+def _recreated(edits: Edits) -> list[Cause]:
+    """Parameters that were inputs and are computed by this step: it initialises them."""
+    had = {
+        name.text
+        for name in edits.a.leaf_names.values()
+        if name.in_module or name.holder == "variable"
+    }
+    has = {name.text for name in edits.b.leaf_names.values()}
+    has |= updated(edits.b)
+    now = {
+        name.text: edits.b.roots[k][0]
+        for k, name in edits.b.root_names.items()
+        if name.text in had - has and name.in_module
+    }
+    if not now:
+        return []
+    leaves = {leaf for leaf, name in edits.a.leaf_names.items() if name.text in now}
+    made = _read_instead(edits, leaves)
+    near = cone(edits.b, [*now.values(), *made], edits.added.__contains__)
+    turned = {
+        k
+        for k in edits.added
+        if is_view(edits.b.vertices[k])
+        and near.issuperset(operand for operand, _ in edits.b.vertices[k].operands)
+    }
+    return [_made_again(edits, now, near | turned, leaves)]
+
+
+def _made_again(
+    edits: Edits, names: Mapping[str, int], near: set[int], leaves: set[int]
+) -> Cause:
+    """Return that a step initialises parameters.
+
+    Args:
+        edits: The differences.
+        names: The parameters, with the vertices that give them.
+        near: What initialises them, and what merely views them.
+        leaves: The inputs that they were before.
+    """
+    near = _within(edits.b, near, edits.added)
+    paths = list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
+    site = first_site(edits.b.vertices[k] for k in sorted(near))
+    return Cause(
+        kind="module_recreated",
+        text=f"{'module' if len(paths) == 1 else 'modules'} {listed(paths)} "
+        f"{'was' if len(paths) == 1 else 'were'} made again{at(site)}: "
+        f"{count(len(names), 'parameter')} that were inputs are initialised in this step",
+        fix="build the model once, before the loop; or end the step after building it "
+        "(`lazyrt.mark_step()`)",
+        variable=next(iter(names)),
+        now=site,
+        taken=edits.take(added=near, removed=leaves, changed=names.values()),
+    )
+
+
+def _read_instead(edits: Edits, leaves: set[int]) -> list[int]:
+    """Return what the readers of the old inputs read now."""
+    users = edits.a.users()
+    found = []
+    for leaf in sorted(leaves):
+        for user, slot in users[leaf]:
+            partner = edits.match.to_now[user]
+            operands = edits.b.vertices[partner].operands if partner >= 0 else ()
+            found += [operand for operand, _ in operands[slot : slot + 1]]
+    return found

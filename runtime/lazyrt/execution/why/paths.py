@@ -1,0 +1,81 @@
+"""What no other cause explains: the program took another path."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from lazyrt.execution.why.causes import Cause
+from lazyrt.execution.why.edits import (
+    at,
+    count,
+    first_site,
+    is_view,
+)
+from lazyrt.execution.why.train_eval import SHOWN_OPS
+from lazyrt.execution.why.updates import OPTIONS_FIX, is_of_update
+
+if TYPE_CHECKING:
+    from lazyrt.execution.why.edits import Edits
+    from lazyrt.ir.snapshot import Vertex
+
+
+def other_path(edits: Edits) -> list[Cause]:
+    """Return what is left: the program took another path."""
+    if not edits.added and not edits.removed and not edits.changed:
+        return []
+    new = [edits.b.vertices[k] for k in sorted({*edits.added, *edits.changed})]
+    old = [edits.a.vertices[k] for k in sorted(edits.removed)]
+    places = Counter(
+        (v.op, v.scope.rpartition(".")[2]) for v in (*new, *old) if not v.is_leaf
+    )
+    scopes = {v.scope for v in (*new, *old) if v.scope}
+    times = max(places.values(), default=0)
+    alike = f", alike in {len(scopes)} modules" if times > 2 and len(scopes) > 2 else ""  # noqa: PLR2004
+    if is_of_update(edits):
+        return [_other_update(edits, new, old)]
+    return [
+        Cause(
+            kind="code_path",
+            text="the program took another path: "
+            + _ops_text(new, old)
+            + at(first_site(new) or first_site(old))
+            + (f" (in module `{next(iter(scopes))}`)" if len(scopes) == 1 else alike),
+            fix="a branch, a flag or a loop decides by the step: make the decision once, or "
+            "compute both sides and choose with `torch.where`",
+            now=first_site(new),
+            before=first_site(old),
+            taken=edits.take_all(),
+        )
+    ]
+
+
+def _other_update(edits: Edits, new: list[Vertex], old: list[Vertex]) -> Cause:
+    site = first_site(new) or first_site(old)
+    return Cause(
+        kind="update",
+        text=f"the optimizer's update{at(site)} computes something else: {_ops_text(new, old)}",
+        fix=OPTIONS_FIX,
+        now=first_site(new),
+        before=first_site(old),
+        taken=edits.take_all(),
+    )
+
+
+def _telling(ops: Counter[str], views: set[str]) -> list[tuple[str, int]]:
+    """Return a few ops, those that merely view last: they come with whatever reads them."""
+    return sorted(ops.most_common(), key=lambda item: item[0] in views)[:SHOWN_OPS]
+
+
+def _ops_text(new: list[Vertex], old: list[Vertex]) -> str:
+    ours = Counter(v.op for v in new if not v.is_leaf)
+    theirs = Counter(v.op for v in old if not v.is_leaf)
+    views = {v.op for v in (*new, *old) if is_view(v)}
+    parts = [f"{n} more {op}" for op, n in _telling(ours - theirs, views)]
+    parts += [f"{n} fewer {op}" for op, n in _telling(theirs - ours, views)]
+    if not parts:
+        inputs = [v for v in (*new, *old) if v.is_leaf]
+        if inputs:
+            return f"{count(len(inputs), 'other input')}"
+        parts = [f"{op} in another form" for op in list(ours)[:SHOWN_OPS]]
+    return ", ".join(parts)

@@ -1,0 +1,164 @@
+"""Tensors that were alive at the boundary on one side only."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from lazyrt.execution.why.causes import Cause
+from lazyrt.execution.why.edits import (
+    at,
+    count,
+    exclusive,
+)
+from lazyrt.execution.why.train_eval import is_mode
+
+if TYPE_CHECKING:
+    from lazyrt.execution.why.edits import Edits
+    from lazyrt.ir.snapshot import Snapshot
+
+
+_ITEM = re.compile(r"(.+)\[\d+\]")
+
+
+def kept_results(edits: Edits) -> list[Cause]:
+    """Return which tensors were alive at the boundary on one side only."""
+    causes = []
+    came = [edits.b.vertices[k] for k in (*edits.added, *edits.changed)]
+    gone = [edits.a.vertices[k] for k in edits.removed]
+    if any(map(is_mode, (*came, *gone))):
+        _forget_what_training_keeps(edits)
+    if edits.new_roots:
+        causes += _kept(edits)
+    if edits.gone_roots:
+        causes.append(_dropped(edits))
+    return causes
+
+
+def _forget_what_training_keeps(edits: Edits) -> None:
+    """Counters of norms, masks, and what is saved for backward need no cause of their own."""
+    edits.new_roots = [k for k in edits.new_roots if _is_users(edits.b, k, edits.added)]
+    edits.gone_roots = [
+        k for k in edits.gone_roots if _is_users(edits.a, k, edits.removed)
+    ]
+
+
+def _is_users(snapshot: Snapshot, root: int, free: set[int]) -> bool:
+    """Return whether a root is the user's own: named, or work of its own."""
+    name = snapshot.root_names.get(root)
+    vertex = snapshot.roots[root][0]
+    if name is not None:
+        return name.holder != "buffer"
+    return vertex in free and not is_mode(snapshot.vertices[vertex])
+
+
+def _kept(edits: Edits) -> list[Cause]:
+    roots = edits.new_roots
+    together, each = exclusive(edits.b, roots, edits.added)
+    # What others need too, and the graph before did not compute, came with another path; so did
+    # what nothing names and only a new operation reads, which saved it for backward.
+    roots = [
+        k
+        for k in roots
+        if each[k]
+        or (edits.b.roots[k][0] not in edits.added and not _is_saved(edits, k))
+    ]
+    edits.new_roots = roots
+    by_holder: dict[str, list[int]] = {}
+    for k in sorted(roots, key=lambda k: -len(each[k])):
+        name = edits.b.root_names.get(k)
+        holder = (
+            name.holder
+            if name is not None and name.holder.startswith("closure")
+            else ""
+        )
+        by_holder.setdefault(holder, []).append(k)
+    causes = []
+    for holder, mine in by_holder.items():
+        nodes = set().union(*(each[k] for k in mine))
+        if len(by_holder) == 1:
+            nodes = together
+        vertex = edits.b.vertices[edits.b.roots[mine[0]][0]]
+        called, variable = _root(edits.b, mine[0])
+        more = f" (and {len(mine) - 1} more)" if len(mine) > 1 else ""
+        held = f", held by the {holder}," if holder else ""
+        step, before = edits.now.first_step, edits.before.name
+        causes.append(
+            Cause(
+                kind="closure" if holder else "live_tensor",
+                text=f"live tensor {called} created{at(vertex.site)}{held} was alive at the "
+                f"boundary of step {step} but not in {before}{more}: "
+                f"{_difference('+', len(mine), len(nodes))}",
+                fix="log after the boundary, or `del` it, or keep a value of it "
+                "(`lazyrt.materialise(t)`), or put it off with a step closure in every step: "
+                f"`lazyrt.add_step_closure({_keeper(variable)}, (t,))`",
+                variable=variable,
+                now=vertex.site,
+                taken=edits.take(added=nodes),
+            )
+        )
+        edits.new_roots = [k for k in edits.new_roots if k not in mine]
+    return causes
+
+
+def _keeper(variable: str) -> str:
+    """Return what keeps a tensor, as a function: `history.append` for `history[3]`.
+
+    Example:
+        >>> _keeper("self.log['loss'][12]"), _keeper("best")
+        ("self.log['loss'].append", 'f')
+    """
+    item = _ITEM.fullmatch(variable)
+    return f"{item[1]}.append" if item is not None else "f"
+
+
+def _is_saved(edits: Edits, root: int) -> bool:
+    """Return whether a result has no name and the operations that read it are new."""
+    vertex = edits.b.roots[root][0]
+    if root in edits.b.root_names:
+        return False
+    return any(
+        vertex in (operand for operand, _ in edits.b.vertices[k].operands)
+        for k in edits.added
+    )
+
+
+def _dropped(edits: Edits) -> Cause:
+    roots = edits.gone_roots
+    together, each = exclusive(edits.a, roots, edits.removed)
+    first = max(roots, key=lambda k: len(each[k]))
+    vertex = edits.a.vertices[edits.a.roots[first][0]]
+    called, name = _root(edits.a, first)
+    more = f" (and {len(roots) - 1} more)" if len(roots) > 1 else ""
+    edits.gone_roots = []
+    return Cause(
+        kind="live_tensor_gone",
+        text=f"live tensor {called} created{at(vertex.site)} was alive at the boundary in "
+        f"{edits.before.name} but not in step {edits.now.first_step}{more}: "
+        f"{_difference('-', len(roots), len(together))}",
+        fix="keep the same tensors alive at each boundary: drop it in every step or in none",
+        variable=name,
+        before=vertex.site,
+        taken=edits.take(removed=together),
+    )
+
+
+def _difference(sign: str, outputs: int, operations: int) -> str:
+    """Return how many outputs, and operations for them alone, a graph has more or less.
+
+    Example:
+        >>> _difference("+", 2, 4), _difference("-", 1, 0)
+        ('+2 outputs, +4 operations', '-1 output')
+    """
+    shown = f"{sign}{count(outputs, 'output')}"
+    return f"{shown}, {sign}{count(operations, 'operation')}" if operations else shown
+
+
+def _root(snapshot: Snapshot, k: int) -> tuple[str, str]:
+    """Return how a sentence calls a root, and its name."""
+    vertex, index = snapshot.roots[k]
+    type_ = snapshot.vertices[vertex].types[index]
+    if k not in snapshot.root_names:
+        return f"{type_} of {snapshot.vertices[vertex].op}", ""
+    name = snapshot.root_names[k].text
+    return f"`{name}` {type_}", name

@@ -1,0 +1,120 @@
+"""Inputs that are one tensor now and were two, or the other way round."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lazyrt.execution.why.causes import Cause, Taken
+from lazyrt.execution.why.edits import (
+    at,
+    leaf_name,
+    leaf_site,
+    text_of,
+)
+from lazyrt.execution.why.updates import (
+    is_of_optimizer,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from lazyrt.execution.why.edits import Edits
+    from lazyrt.ir.snapshot import Snapshot
+
+
+def tied_parameters(edits: Edits) -> list[Cause]:
+    """Return which parameters of modules are one tensor now, or were before."""
+    return _same_input(edits, _is_parameter)
+
+
+def same_input(edits: Edits) -> list[Cause]:
+    """Return which two inputs are one tensor now, or were before."""
+    return _same_input(edits, lambda *_: True)
+
+
+def _is_parameter(snapshot: Snapshot, leaf: int) -> bool:
+    name = snapshot.leaf_names.get(leaf)
+    return name is not None and name.in_module
+
+
+def _same_input(
+    edits: Edits, is_wanted: Callable[[Snapshot, int], bool]
+) -> list[Cause]:
+    causes = []
+    for is_gain, free in ((False, edits.removed), (True, edits.added)):
+        snapshot, other = (edits.b, edits.a) if is_gain else (edits.a, edits.b)
+        partners = edits.match.to_before if is_gain else edits.match.to_now
+        for leaf in sorted(free):
+            if not is_wanted(snapshot, leaf):
+                continue
+            twin = _twin(snapshot, other, partners, leaf)
+            if twin is None:
+                continue
+            pair = [_called(snapshot, k) for k in (twin, leaf)]
+            one = f"{' and '.join(pair)} {{}} one tensor"
+            text = (
+                f"{one.format('were')} and are two now"
+                if is_gain
+                else f"{one.format('are')} now and were two"
+            )
+            causes.append(
+                Cause(
+                    kind="same_input",
+                    text=text,
+                    fix="give both as tensors of their own (`y.clone()`), or as one, in every "
+                    "step; tensors of equal values are no difference",
+                    variable=leaf_name(snapshot, leaf),
+                    now=leaf_site(edits.b, leaf if is_gain else partners[twin]),
+                    before=leaf_site(edits.a, partners[twin] if is_gain else leaf),
+                    taken=_take_with_update(edits, leaf, is_gain=is_gain),
+                )
+            )
+    return causes
+
+
+def _take_with_update(edits: Edits, leaf: int, *, is_gain: bool) -> Taken:
+    """Take out an input; of a parameter also its update, and the sum of the gradients of both."""
+    snapshot = edits.b if is_gain else edits.a
+    mine, others = ("added", "removed") if is_gain else ("removed", "added")
+    if not _is_parameter(snapshot, leaf):
+        return edits.take(**{mine: [leaf]})
+    name = leaf_name(snapshot, leaf)
+    gone = {name, f"{name}.grad"}
+    edits.new_roots = [k for k in edits.new_roots if text_of(edits.b.root_names.get(k)) not in gone]  # fmt: skip
+    edits.gone_roots = [k for k in edits.gone_roots if text_of(edits.a.root_names.get(k)) not in gone]  # fmt: skip
+    other = edits.a if is_gain else edits.b
+    sums = [
+        k
+        for k in (edits.removed if is_gain else edits.added)
+        if other.vertices[k].backward and other.vertices[k].op.startswith("aten.add.")
+    ]
+    updates = [k for k in edits.changed if is_of_optimizer(edits.b.vertices[k])]
+    return edits.take(**{mine: [leaf], others: sums, "changed": updates})
+
+
+def _twin(
+    snapshot: Snapshot, other: Snapshot, partners: Sequence[int], leaf: int
+) -> int | None:
+    """Return the input whose partner is read wherever `leaf` is, by the partners of its readers."""
+    if snapshot.vertices[leaf].op != "data":
+        return None
+    read = set()
+    users = snapshot.users()[leaf]
+    # The update of a parameter has one operand less when it is tied to another.
+    users = [user for user in users if snapshot.vertices[user[0]].scope] or users
+    for user, slot in users:
+        operands = (
+            other.vertices[partners[user]].operands if partners[user] >= 0 else ()
+        )
+        read.add(operands[slot][0] if slot < len(operands) else -1)
+    if len(read) != 1:
+        return None
+    found = read.pop()
+    is_input = found >= 0 and other.vertices[found].op == "data"
+    return partners.index(found) if is_input and found in partners else None
+
+
+def _called(snapshot: Snapshot, leaf: int) -> str:
+    """Return how a sentence calls an input: by its name, else by the line that reads it."""
+    name = leaf_name(snapshot, leaf)
+    return f"`{name}`" if name else f"the one read{at(leaf_site(snapshot, leaf))}"
