@@ -412,7 +412,9 @@ def test_an_evaluation_between_training_steps_is_a_step_of_its_own_and_no_cut():
     top = found.top
     assert top.now is not None
     assert top.before is not None
-    assert top.text.startswith(f"the step at {top.now} is a program of its own: ")
+    assert top.text.startswith(
+        f"the step at {top.now} computes no gradients and is a program of its own: "
+    )
     assert top.text.endswith(
         f" operations fewer than graph.1 of the step at {top.before}"
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lazyrt.config import config
 from lazyrt.execution.why.blocks import Block, repeated_block
-from lazyrt.execution.why.boundaries import is_cut
+from lazyrt.execution.why.boundaries import differs, is_cut
 from lazyrt.execution.why.carried import carried_over
 from lazyrt.execution.why.causes import Cause, Explanation, Taken, ranked
 from lazyrt.execution.why.cuts import (
@@ -15,10 +15,12 @@ from lazyrt.execution.why.cuts import (
     cuts,
     over_limit,
     rest_of_a_cut,
+    what_ran_alone,
     with_what_ran_alone,
 )
 from lazyrt.execution.why.edits import Edits, at, count, place
 from lazyrt.execution.why.growth import with_growth, with_lengths
+from lazyrt.execution.why.history import growing_list, through_earlier_steps
 from lazyrt.execution.why.joined import goes_on
 from lazyrt.execution.why.key import of_key
 from lazyrt.execution.why.leftovers import left_by_cells
@@ -27,13 +29,15 @@ from lazyrt.execution.why.modules import modules
 from lazyrt.execution.why.nearest import closeness, nearest
 from lazyrt.execution.why.other_steps import is_other_step, other_step
 from lazyrt.execution.why.paths import other_path
+from lazyrt.execution.why.pieces import piece
 from lazyrt.execution.why.randomness import random_numbers
 from lazyrt.execution.why.regrouping import regrouped
 from lazyrt.execution.why.results import kept_results
+from lazyrt.execution.why.rewired import Rewired, rewired
 from lazyrt.execution.why.same_input import same_input, tied_parameters
 from lazyrt.execution.why.scalars import lifted_numbers, positions
 from lazyrt.execution.why.sequence import moved_boundary
-from lazyrt.execution.why.state import replaced_creations, state
+from lazyrt.execution.why.state import replaced_creations, replaced_numbers, state
 from lazyrt.execution.why.train_eval import fast_path, train_or_eval
 from lazyrt.execution.why.types import types_and_constants, types_of_inputs
 from lazyrt.execution.why.updates import updates
@@ -49,14 +53,18 @@ _RELATED = 0.4
 _ALIKE = 0.7
 # In this order: each takes out what it explains, and the next one sees the rest.
 _DETECTORS = (
+    what_ran_alone,
     cuts,
     left_by_cells,
     tied_parameters,
     fast_path,
     modules,
     positions,  # before the state, which the first slice may be a part of
+    growing_list,
+    through_earlier_steps,
     state,
     updates,
+    replaced_numbers,
     replaced_creations,
     carried_over,
     same_input,
@@ -85,6 +93,11 @@ def explain(record: CompiledGraph, census: Census) -> Explanation:
         return _alone(record, limit)
     if not len(census):
         return _alone(record, _first_trace(record))
+    found_piece = piece(record, census)
+    if found_piece is not None:
+        cause, begun = found_piece
+        alike = min(1.0, closeness(record, begun))
+        return _compared(record, begun, alike, (cause,))
     moved = moved_boundary(record, census)
     if moved is not None:
         causes, unexplained = _beside(moved)
@@ -133,7 +146,25 @@ def _rest_of(record: CompiledGraph, previous: CompiledGraph | None) -> Cause | N
     """Return that a graph is what a cut left of the step of the one before, None if it is not."""
     if previous is None or not is_cut(record.key.began_after):
         return None
-    return rest_of_a_cut(record, previous) if goes_on(record, previous) else None
+    is_rest = goes_on(record, previous) or _reads_alike(record, previous)
+    return rest_of_a_cut(record, previous) if is_rest else None
+
+
+def _reads_alike(record: CompiledGraph, previous: CompiledGraph) -> bool:
+    """Return whether a graph begins at the cut that ended the one before, and reads its data."""
+    if differs(record.key.began_after, previous.key.ended_by):
+        return False
+    sides = [each.snapshot for each in (record, previous)]
+    ours, theirs = (
+        {
+            (name.text, side.vertices[leaf].types)
+            for leaf, name in side.leaf_names.items()
+            if not name.in_module
+        }
+        for side in sides
+        if side is not None
+    )
+    return bool(ours & theirs)
 
 
 def _parameters(record: CompiledGraph) -> set[str]:
@@ -211,7 +242,13 @@ def differences(
     else:
         unexplained = 0
     if not causes:
-        causes.append(_wiring(before, now))
+        causes.append(
+            _wiring(
+                before,
+                now,
+                None if before.fingerprint == now.fingerprint else rewired(edits),
+            )
+        )
     return with_lengths(ranked(causes)), unexplained
 
 
@@ -249,11 +286,13 @@ def _new_program(record: CompiledGraph) -> Cause:
     )
 
 
-def _wiring(before: CompiledGraph, now: CompiledGraph) -> Cause:
+def _wiring(before: CompiledGraph, now: CompiledGraph, other: Rewired | None) -> Cause:
+    told = f": {other.text}" if other is not None else ""
     return Cause(
         kind="wiring",
-        text=f"the operations are those of {before.name}, wired in another way",
-        fix="look at both with `%lazy diff`",
-        now=now.key.ended_by[1],
-        before=before.key.ended_by[1],
+        text=f"the operations are those of {before.name}, wired in another way{told}",
+        fix="a branch or a flag chooses what is read: choose once, or with `torch.where`; look at "
+        "both with `%lazy diff`",
+        now=other.now if other is not None else now.key.ended_by[1],
+        before=other.before if other is not None else before.key.ended_by[1],
     )

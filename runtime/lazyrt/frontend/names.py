@@ -123,17 +123,44 @@ class Walk:
         self._late: list[tuple[Name, Any, int]] = []
         self._optimizers: list[tuple[Name, torch.optim.Optimizer]] = []
         self._seen: set[int] = set()
+        self._namespaces = 0
+        # Where a model stands in the queue, and which namespace has named it.
+        self._models: dict[int, tuple[int, int]] = {}
 
     def add_namespace(
         self, namespace: Mapping[str, Any], holder: str = "variable", prefix: str = ""
     ) -> None:
         """Queue a namespace's variables, private ones and IPython's results last."""
+        self._namespaces += 1
         for name, thing in namespace.items():
             if (name.startswith("__") and name.strip("_")) or _is_twin(name, namespace):
+                continue
+            if (
+                holder == "variable"
+                and _is_module(thing)
+                and self._is_callers(name, thing)
+            ):
                 continue
             late = name.startswith("_") or name in _RESULTS
             found = Name(prefix + name, holder)
             (self._late if late else self._queue).append((found, thing, 0))
+
+    def _is_callers(self, name: str, module: torch.nn.Module) -> bool:
+        """Let a model be called as the outermost caller does; return whether it is queued.
+
+        `train(net)` and `evaluate(m)` are about the caller's `model`.
+        """
+        if name.startswith("_") or name == "self":
+            return False
+        known = self._models.get(id(module))
+        if known is None:
+            self._models[id(module)] = (len(self._queue), self._namespaces)
+            return False
+        place, number = known
+        if number != self._namespaces:  # of two names there, the first
+            self._queue[place] = (Name(name), module, 0)
+            self._models[id(module)] = (place, self._namespaces)
+        return True
 
     def add_late(self, namespace: Mapping[str, Any], holder: str) -> None:
         """Queue a namespace behind all others."""

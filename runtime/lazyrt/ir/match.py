@@ -161,16 +161,36 @@ class _Matcher:
         What two modules do with them conflicts, too. One module may read another parameter.
         """
         ours, theirs = self.now.vertices[other], self.before.vertices[one]
+        operands = zip(theirs.operands, ours.operands, strict=False)
+        pairs = [(one, other), *((a, b) for (a, _), (b, _) in operands)]
+        if self._differ_in_sort(one, other) or any(self._are_two(*p) for p in pairs):
+            return True
         if not ours.is_leaf and ours.scope == theirs.scope:
             return False
-        operands = zip(theirs.operands, ours.operands, strict=False)
-        return self._differ(one, other) or any(
-            self._differ(a, b) for (a, _), (b, _) in operands
-        )
+        return any(self._differ(a, b) for a, b in pairs)
+
+    def _differ_in_sort(self, one: int, other: int) -> bool:
+        """Return whether two inputs are a parameter and what an optimizer keeps of one."""
+        sorts = {
+            "module" if name.in_module else name.holder
+            for name in (
+                self.before.leaf_names.get(one),
+                self.now.leaf_names.get(other),
+            )
+            if name is not None
+        }
+        return len(sorts & {"module", "optimizer", "gradient"}) > 1
+
+    def _are_two(self, one: int, other: int) -> bool:
+        """Return whether two vertices are two parameters that both programs have."""
+        stays, was = self._lasting[0].get(one), self._lasting[1].get(other)
+        if stays is None or was is None:
+            return False
+        return stays[0] and was[0] and stays[1] != was[1]
 
     def _differ(self, one: int, other: int) -> bool:
         stays, was = self._lasting[0].get(one), self._lasting[1].get(other)
-        return stays is not None and was is not None and stays != was
+        return stays is not None and was is not None and stays[0] != was[0]
 
     def equal_computations(self) -> None:
         """Match what computes the same from inputs of the same name and type."""
@@ -319,10 +339,13 @@ class _Matcher:
         return groups
 
 
-def _lasting(snapshot: Snapshot, other: Snapshot) -> dict[int, bool]:
-    """Return for parameters, and views of them, whether the other side's program has them too."""
+def _lasting(snapshot: Snapshot, other: Snapshot) -> dict[int, tuple[bool, str]]:
+    """Return for parameters, and views of them, whether the other side's program has them too.
+
+    Each comes with its name.
+    """
     found = {
-        leaf: name.text in other.modules
+        leaf: (name.text in other.modules, name.text)
         for leaf, name in snapshot.leaf_names.items()
         if name.in_module
     }

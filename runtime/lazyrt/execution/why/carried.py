@@ -39,7 +39,10 @@ def carried_over(edits: Edits) -> list[Cause]:
     fresh = [
         leaf
         for leaf, origin in edits.b.origins.items()
-        if leaf in edits.added and origin.step == previous >= 0
+        if leaf in edits.added
+        and origin.step == previous >= 0
+        # What an earlier program made, before this one began, is an input like any other.
+        and previous >= edits.before.last_step
     ]
     # A program that replaces its state by a new one has as many on both sides.
     if not fresh and not edits.added & set(left) and not edits.removed & set(before):

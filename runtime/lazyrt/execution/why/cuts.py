@@ -22,8 +22,11 @@ from lazyrt.execution.why.boundaries import (
 from lazyrt.execution.why.causes import Cause, Taken
 from lazyrt.execution.why.edits import (
     at,
+    count,
     exclusive,
     is_kept,
+    leaf_name,
+    listed,
     not_reached,
     of_results,
     place,
@@ -54,6 +57,38 @@ def with_what_ran_alone(edits: Edits, causes: list[Cause]) -> list[Cause]:
         if cause.kind == "mode"
         else cause
         for cause in causes
+    ]
+
+
+def what_ran_alone(edits: Edits) -> list[Cause]:
+    """Return that a debug mode computed what the graph before computed itself."""
+    if edits.before.key.mode != edits.now.key.mode:
+        return []
+    found = [
+        leaf
+        for leaf, origin in edits.b.origins.items()
+        if leaf in edits.added and origin.how.endswith("mode")
+    ]
+    if not found:
+        return []
+    origin = edits.b.origins[found[0]]
+    names = [name for leaf in found if (name := leaf_name(edits.b, leaf))]
+    called = f" ({listed(names)})" if names else ""
+    taken = _cut_away(edits)
+    more = edits.take(added=found, removed=_of_modules(edits))
+    backward = {k for k in edits.added if edits.b.vertices[k].backward}
+    rest = edits.take(added=backward)
+    return [
+        Cause(
+            kind="mode",
+            text=f"{count(len(found), 'input')}{called} {origin.how.replace('in ', 'ran in ', 1)}"
+            f"{at(origin.site)}; {edits.before.name} computed what they stand for itself",
+            fix="leave the mode as it is over whole steps, or expect one compile at each switch",
+            variable=names[0] if names else "",
+            now=origin.site,
+            before=edits.before.key.ended_by[1],
+            taken=Taken(*map(sum, zip(taken, more, rest, strict=True))),
+        )
     ]
 
 
@@ -97,7 +132,7 @@ def cuts(edits: Edits) -> list[Cause]:
     if (
         read
         or (is_left(new.ended_by) and gone)
-        or (is_part(gone, came, edits.before.nodes) and not _ends_alike(edits))
+        or (is_part(gone, came, edits.before.nodes) and not ends_alike(edits))
     ):
         return _shorter(edits, old, new)
     if is_part(came, gone, edits.now.nodes):
@@ -105,7 +140,7 @@ def cuts(edits: Edits) -> list[Cause]:
     return []
 
 
-def _ends_alike(edits: Edits) -> bool:
+def ends_alike(edits: Edits) -> bool:
     """Return whether both graphs end in an update of parameters: none of them was cut short."""
     old, new = edits.before.key, edits.now.key
     if is_cut(old.ended_by) or is_cut(new.ended_by) or is_cut(new.began_after):

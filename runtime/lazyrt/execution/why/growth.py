@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from lazyrt.execution.why.causes import Taken
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -64,12 +66,12 @@ def _told(cause: Cause, sizes: list[int]) -> Cause:
     verb = "grows" if sizes[0] < sizes[-1] else "shrinks"
     series = ", ".join(f"{size:,}" for size in sizes[-_SHOWN:])
     start = "..., " if len(sizes) > _SHOWN else ""
-    is_loop = cause.kind == "loop_count"
-    what = "the number" if is_loop else "it"
+    counts = cause.kind in {"loop_count", "carried_over"}
+    what = "the number" if counts else "it"
     return replace(
         cause,
         text=f"{cause.text}; {what} {verb} from graph to graph: {start}{series}",
-        fix=cause.fix if is_loop else _FIX,
+        fix=cause.fix if counts else _FIX,
     )
 
 
@@ -88,6 +90,19 @@ def with_lengths(causes: tuple[Cause, ...]) -> tuple[Cause, ...]:
     loop = next((cause for cause in causes if cause.kind == "loop_count"), None)
     if loop is None:
         return causes
+    # What joins the results of all rounds is as long as there are rounds.
+    follow = [
+        c
+        for c in causes
+        if c.kind == "shape" and c.sizes and {*c.sizes} <= {*loop.sizes}
+    ]
+    if follow:
+        taken = map(sum, zip(loop.taken, *(c.taken for c in follow), strict=True))
+        whole = replace(loop, taken=Taken(*taken))
+        causes = tuple(
+            whole if cause is loop else cause for cause in causes if cause not in follow
+        )
+        loop = whole
     kinds = {"input_shape", "parameter_shape"}
     length = next(
         (c for c in causes if c.kind in kinds and {*loop.sizes} & {*c.sizes}), None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lazyrt.execution.why.cuts import is_of_program
 from lazyrt.execution.why.edits import is_kept
+from lazyrt.execution.why.updates import OF_OPTIMIZERS
 from lazyrt.ir.match import labels
 from lazyrt.ir.snapshot import Snapshot
 
@@ -53,6 +54,7 @@ def goes_on(now: CompiledGraph, previous: CompiledGraph) -> bool:
     names = snapshot.leaf_names
     return any(
         origin.graph == previous.name
+        and not origin.op.startswith(OF_OPTIMIZERS)
         and not (
             leaf in names
             and (names[leaf].in_module or names[leaf].holder == "optimizer")

@@ -12,6 +12,7 @@ from lazyrt.execution.why.edits import (
     count,
     downstream,
     first_site,
+    is_view,
     with_leaves,
 )
 
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
 _WHOLE = 0.8
 # Of a line alone, so many kinds of op tell that it is a loop's.
 _LINES_OPS = 4
+_VIEWS = (
+    "aten.slice",
+    "aten.select",
+    "aten._reshape_alias",
+    "aten.expand",
+    "aten.scalar_tensor",
+)
 
 
 def repeats(edits: Edits) -> list[Cause]:
@@ -45,10 +53,18 @@ def repeats(edits: Edits) -> list[Cause]:
             for k in free
             if not more.vertices[k].is_leaf and had.get(spot(more.vertices[k]))
         ]
-        if len(extra) < 2:  # noqa: PLR2004 - one op more is no round
+        # One op more is no round, and neither is what only views or follows from others.
+        if len(extra) < 2 or not any(_is_work(more.vertices[k]) for k in extra):  # noqa: PLR2004
             continue
         places = {spot(more.vertices[k]) for k in extra}
         rounds = _rounds(Counter((had[found], has[found]) for found in places))
+        if (
+            rounds is None
+        ):  # of a gradient's gradient each round adds more to the ones before
+            forward = [k for k in extra if not more.vertices[k].backward]
+            of_forward = {spot(more.vertices[k]) for k in forward}
+            rounds = _rounds(Counter((had[found], has[found]) for found in of_forward))
+            places = places if rounds is None or len(forward) < 2 else of_forward  # noqa: PLR2004
         if rounds is None or (spot is _line_spot and len(places) < _LINES_OPS):
             continue
         number = sum(has[k] - had[k] for k in places) // (rounds[1] - rounds[0])
@@ -67,6 +83,8 @@ def _rounds(counts: Counter[tuple[int, int]]) -> tuple[int, int] | None:
     Example:
         >>> _rounds(Counter({(4, 7): 9, (8, 14): 2, (3, 6): 5}))
         (4, 7)
+        >>> _rounds(Counter({(4, 3): 4, (8, 6): 9}))
+        (4, 3)
     """
     found = {
         pair: sum(n for each, n in counts.items() if _is_of_loop(*each, *pair))
@@ -74,8 +92,12 @@ def _rounds(counts: Counter[tuple[int, int]]) -> tuple[int, int] | None:
         if pair[1] > pair[0]
     }
     whole = [pair for pair, hits in found.items() if hits >= _WHOLE * counts.total()]
-    # The numbers of most ops are those of the rounds.
-    return max(whole, key=lambda pair: (counts[pair], -pair[0]), default=None)
+    # The numbers of most ops are those of the rounds, unless these record them several times each.
+    most = max(whole, key=lambda pair: (counts[pair], -pair[0]), default=None)
+    if most is None:
+        return None
+    parts = [pair for pair in whole if pair[0] * most[1] == pair[1] * most[0]]
+    return min(parts)
 
 
 def _is_of_loop(had: int, has: int, old: int, new: int) -> bool:
@@ -102,6 +124,10 @@ def _repeat(
     whole = len(extra) * old >= _WHOLE * (new - old) * sum(
         not v.is_leaf for v in (edits.a if sign == "added" else edits.b).vertices
     )
+    opposite = "removed" if sign == "added" else "added"
+    if any(snapshot.vertices[k].backward for k in extra):
+        extra = _with_backward(edits, extra, sign)
+        unmatched = _with_backward(edits, unmatched, opposite)
     ours, theirs = (extra, unmatched) if sign == "added" else (unmatched, extra)
     collects = _collected(edits, ours, theirs)
     taken = edits.take(
@@ -136,6 +162,25 @@ def _repeat(
         taken=taken,
         sizes=((old, new),),
     )
+
+
+def _with_backward(edits: Edits, extra: list[int], sign: str) -> list[int]:
+    """Return the ops of more rounds, with what is left of their backward pass.
+
+    It adds gradients up, in the first round and in the last one others than in between. What
+    is saved for it is no result of the program.
+    """
+    snapshot, free = (
+        (edits.b, edits.added) if sign == "added" else (edits.a, edits.removed)
+    )
+    edits.new_roots = [k for k in edits.new_roots if k in edits.b.root_names]
+    edits.gone_roots = [k for k in edits.gone_roots if k in edits.a.root_names]
+    more = {k for k in free if snapshot.vertices[k].backward}
+    return sorted({*extra, *more})
+
+
+def _is_work(vertex: Vertex) -> bool:
+    return not (vertex.backward or is_view(vertex) or vertex.op.startswith(_VIEWS))
 
 
 def _draws(snapshot: Snapshot, extra: list[int]) -> str:

@@ -74,7 +74,48 @@ def modules(edits: Edits) -> list[Cause]:
                 causes.append(
                     _modules(edits, mine, seeds, exists=exists, is_gain=is_gain)
                 )
+        own = {name: k for name, k in new.items() if not _is_under(name, paths)}
+        causes += _parameters(edits, own, is_gain=is_gain)
     return causes
+
+
+def _parameters(edits: Edits, own: Mapping[str, int], *, is_gain: bool) -> list[Cause]:
+    """Return which parameters or buffers modules have that they had not, as adapters and masks."""
+    snapshot, other = (edits.b, edits.a) if is_gain else (edits.a, edits.b)
+    free = edits.added if is_gain else edits.removed
+    seeds = [
+        leaf
+        for name, leaf in own.items()
+        if name not in other.modules
+        and leaf in free
+        and snapshot.vertices[leaf].is_leaf
+    ]
+    if not seeds:
+        return []
+    names = [name for name, leaf in own.items() if leaf in seeds]
+    owners = listed(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
+    near = connected(snapshot, seeds, free)
+    near = {k for k in near if k in seeds or not snapshot.vertices[k].is_leaf}
+    site = first_site(snapshot.vertices[k] for k in sorted(near))
+    verb = "was" if len(names) == 1 else "were"
+    updated = take_updates_of(edits, [])
+    taken = (
+        edits.take(added=near, removed=_touching(edits, near, added=True))
+        if is_gain
+        else edits.take(removed=near, added=_touching(edits, near, added=False))
+    )
+    return [
+        Cause(
+            kind="module_added" if is_gain else "module_removed",
+            text=f"{count(len(names), 'parameter')} {verb} "
+            f"{'added to' if is_gain else 'removed from'} {owners}: {listed(names)}",
+            fix=_BUILD_FIX,
+            variable=names[0],
+            now=site if is_gain else None,
+            before=None if is_gain else site,
+            taken=Taken(*map(sum, zip(taken, updated, strict=True))),
+        )
+    ]
 
 
 def _was_made(edits: Edits, paths: list[str], seeds: list[int]) -> Cause:

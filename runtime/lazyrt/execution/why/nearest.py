@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from lazyrt.execution.census import CompiledGraph
-    from lazyrt.ir.snapshot import Name
+    from lazyrt.ir.snapshot import Name, Snapshot
 
 # Added to the share of operations, which ranges from 0 to 1: of two that are about as similar, the
 # same step of the program, of the same model, with the same results.
@@ -23,6 +23,9 @@ _SAME_START = 0.1
 _SAME_INPUTS = 0.1
 _SAME_SIZE = 0.1
 _SAME_RESULTS = 0.05
+# A step that makes an optimizer's state is told from those that go on with it, and they from it.
+_MAKES_STATE = 0.06
+_READS_STATE = 0.03
 # Nothing makes up for operations: at least this share of what the most similar graph has.
 _ENOUGH = 0.75
 # A part of the other graph is similar, but less so than an equal.
@@ -81,7 +84,7 @@ def _best(
     best: tuple[float, int, str] = (-1.0, -1, "")
     found = others[0][1]
     for bound, _, other in bounds:
-        if bound + _SAME_INPUTS + _SAME_RESULTS < best[0]:
+        if bound + _SAME_INPUTS + _SAME_RESULTS + _MAKES_STATE < best[0]:
             break
         if other not in alike:
             alike[other] = closeness(record, other)
@@ -140,7 +143,19 @@ def _named_alike(one: CompiledGraph, other: CompiledGraph) -> float:
     assert b is not None
     inputs = _common(*(_names(side.leaf_names) for side in (a, b)))
     results = _common(*(_names(side.root_names) for side in (a, b)))
-    return _SAME_INPUTS * inputs + _SAME_RESULTS * results
+    state = _READS_STATE if _reads_state(a) else _MAKES_STATE
+    alike = not _keeps_state(a) or _reads_state(a) == _reads_state(b)
+    return _SAME_INPUTS * inputs + _SAME_RESULTS * results + state * alike
+
+
+def _keeps_state(snapshot: Snapshot) -> bool:
+    """Return whether a graph writes what an optimizer keeps: an evaluation does not."""
+    return any(name.holder == "optimizer" for name in snapshot.root_names.values())
+
+
+def _reads_state(snapshot: Snapshot) -> bool:
+    """Return whether a graph reads what an optimizer keeps, and so does not make it."""
+    return any(name.holder == "optimizer" for name in snapshot.leaf_names.values())
 
 
 def _names(names: Mapping[int, Name]) -> set[str]:

@@ -15,6 +15,7 @@ from lazyrt.execution.why.boundaries import (
 from lazyrt.execution.why.causes import Cause
 from lazyrt.execution.why.edits import (
     count,
+    is_view,
 )
 from lazyrt.execution.why.train_eval import is_mode
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 # A cut takes at least this share of the larger graph away, and adds little.
 CUT_SHARE = 0.2
 _ADDED_SHARE = 0.25
+# Of what a backward pass reads, a step that was cut short keeps at least this share.
+_KEPT_SHARE = 0.5
 
 
 def other_step(edits: Edits) -> list[Cause]:
@@ -38,10 +41,11 @@ def other_step(edits: Edits) -> list[Cause]:
         if any(not v.is_leaf for v in side)
     ]
     edits.new_roots, edits.gone_roots = [], []
+    alone = "computes no gradients and " if runs_forward_alone(edits) else ""
     return [
         Cause(
             kind="other_step",
-            text=f"{step_text(edits.now.key.ended_by)} is a program of its own: "
+            text=f"{step_text(edits.now.key.ended_by)} {alone}is a program of its own: "
             f"{' and '.join(parts) or 'other operations'} than {edits.before.name} of "
             f"{step_text(edits.before.key.ended_by)}",
             fix="nothing to do: it compiles once and is found again whenever this step comes back",
@@ -60,11 +64,13 @@ def other_step(edits: Edits) -> list[Cause]:
 def is_other_step(edits: Edits) -> bool:
     """Return whether two graphs that differ in much end two different steps of the program."""
     old, new = edits.before.key, edits.now.key
-    if is_cut(old.ended_by) or is_cut(new.ended_by) or is_cut(new.began_after):
+    if is_left(new.ended_by) or not differs(old.ended_by, new.ended_by):
         return False
-    if is_left(new.ended_by):
+    if runs_forward_alone(edits):
+        return True
+    if is_cut(new.ended_by) or is_cut(new.began_after):
         return False
-    if not differs(old.ended_by, new.ended_by):
+    if is_cut(old.ended_by) and not _changes_mode(edits):
         return False
     edited = len(edits.added) + len(edits.removed)
     if edited < CUT_SHARE * max(edits.before.nodes, edits.now.nodes):
@@ -73,6 +79,27 @@ def is_other_step(edits: Edits) -> bool:
     is_named = new.ended_by[0].startswith(f"{BLOCK} ")
     are_blocks = is_named or (is_block(old.ended_by) and is_block(new.ended_by))
     return are_blocks or _changes_mode(edits) or not _may_have_moved(edits)
+
+
+def runs_forward_alone(edits: Edits) -> bool:
+    """Return whether a graph keeps nothing for the backward pass that the one before has.
+
+    A training step that was cut short leaves what its rest reads; an evaluation does not.
+    """
+    a, b = edits.a, edits.b
+    rest = [k for k in edits.removed if a.vertices[k].backward]
+    if not rest or any(vertex.backward for vertex in b.vertices):
+        return False
+    wanted = {
+        (partner, index)
+        for k in rest
+        for operand, index in a.vertices[k].operands
+        if (partner := edits.match.to_now[operand]) >= 0
+        and not b.vertices[partner].is_leaf
+        and not is_view(b.vertices[partner])
+    }
+    kept = wanted & {*b.roots}
+    return len(kept) < _KEPT_SHARE * len(wanted)
 
 
 def _changes_mode(edits: Edits) -> bool:

@@ -11,7 +11,10 @@ from lazyrt.execution.why.edits import (
     count,
     first_site,
     is_view,
+    leaf_name,
+    listed,
 )
+from lazyrt.execution.why.rewired import rewired
 from lazyrt.execution.why.train_eval import SHOWN_OPS
 from lazyrt.execution.why.updates import OPTIONS_FIX, is_of_update
 
@@ -34,20 +37,40 @@ def other_path(edits: Edits) -> list[Cause]:
     alike = f", alike in {len(scopes)} modules" if times > 2 and len(scopes) > 2 else ""  # noqa: PLR2004
     if is_of_update(edits):
         return [_other_update(edits, new, old)]
+    other = None
+    if all(vertex.is_leaf or vertex.backward for vertex in (*new, *old)):
+        other = rewired(edits)
     return [
         Cause(
             kind="code_path",
             text="the program took another path: "
+            + (f"{other.text}; of its backward pass " if other is not None else "")
             + _ops_text(new, old)
+            + _inputs_text(edits)
             + at(first_site(new) or first_site(old))
             + (f" (in module `{next(iter(scopes))}`)" if len(scopes) == 1 else alike),
             fix="a branch, a flag or a loop decides by the step: make the decision once, or "
             "compute both sides and choose with `torch.where`",
-            now=first_site(new),
-            before=first_site(old),
+            now=other.now if other is not None else first_site(new),
+            before=other.before if other is not None else first_site(old),
             taken=edits.take_all(),
         )
     ]
+
+
+def _inputs_text(edits: Edits) -> str:
+    """Return which named inputs one side alone reads."""
+    sides = (edits.b, edits.added, "reads"), (edits.a, edits.removed, "no longer reads")
+    parts = []
+    for snapshot, free, verb in sides:
+        names = [
+            leaf_name(snapshot, k)
+            for k in sorted(free)
+            if snapshot.vertices[k].op == "data"
+        ]
+        if named := [name for name in names if name]:
+            parts.append(f", it {verb} {listed(named)}")
+    return "".join(parts)
 
 
 def _other_update(edits: Edits, new: list[Vertex], old: list[Vertex]) -> Cause:

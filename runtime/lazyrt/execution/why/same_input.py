@@ -48,7 +48,7 @@ def _same_input(
             if not is_wanted(snapshot, leaf):
                 continue
             twin = _twin(snapshot, other, partners, leaf)
-            if twin is None:
+            if twin is None or _are_two(snapshot, other, leaf, twin):
                 continue
             pair = [_called(snapshot, k) for k in (twin, leaf)]
             one = f"{' and '.join(pair)} {{}} one tensor"
@@ -112,6 +112,14 @@ def _twin(
     found = read.pop()
     is_input = found >= 0 and other.vertices[found].op == "data"
     return partners.index(found) if is_input and found in partners else None
+
+
+def _are_two(snapshot: Snapshot, other: Snapshot, leaf: int, twin: int) -> bool:
+    """Return whether two inputs are no two of the program, or parameters of their own on both sides."""
+    names = [leaf_name(snapshot, leaf), leaf_name(snapshot, twin)]
+    if names[0] == names[1] != "":  # what the name meant earlier, and what it means now
+        return True
+    return {*names} <= other.modules
 
 
 def _called(snapshot: Snapshot, leaf: int) -> str:

@@ -21,7 +21,7 @@ from lazyrt.execution.why.boundaries import (
     ran_on_the_cpu,
 )
 from lazyrt.execution.why.causes import Cause, Taken
-from lazyrt.execution.why.cuts import of_new_inputs
+from lazyrt.execution.why.cuts import ends_alike, of_new_inputs
 from lazyrt.execution.why.edits import (
     Edits,
     at,
@@ -32,6 +32,7 @@ from lazyrt.execution.why.edits import (
     place,
 )
 from lazyrt.execution.why.joined import Joined, alone, follows, goes_on, joined
+from lazyrt.execution.why.pieces import begun_by
 from lazyrt.ir.match import shared
 
 if TYPE_CHECKING:
@@ -80,7 +81,9 @@ def moved_boundary(now: CompiledGraph, census: Census) -> Moved | None:
     if now.snapshot is None or now.labels is None or _has_a_like(now, census):
         return None
     previous = census.latest
-    if previous is not None and goes_on(now, previous):
+    if previous is not None and not goes_on(now, previous):
+        previous = begun_by(now, census)
+    if previous is not None:
         return _began_elsewhere(now, previous, census)
     return _ended_elsewhere(now, census)
 
@@ -467,6 +470,8 @@ def _sooner(now: CompiledGraph, first: CompiledGraph) -> Moved | None:
     if cut_lines(first, now):  # other lines say it themselves
         return None
     edits = Edits(first, now)
+    if ends_alike(edits):
+        return None
     left = _take_what_was_not_reached(edits)
     more = sum(not edits.b.vertices[k].is_leaf for k in edits.added)
     goes_on_for_long = first.nodes < _ALIKE * now.nodes and left <= _STRAY * more

@@ -14,6 +14,7 @@ from lazyrt.execution.why.edits import (
     listed,
 )
 from lazyrt.ir.match import cone
+from lazyrt.ir.snapshot import OPERAND
 
 if TYPE_CHECKING:
     from lazyrt.execution.why.edits import Edits
@@ -23,6 +24,10 @@ _CREATIONS = (
     "aten.zeros", "aten.ones", "aten.full", "aten.empty", "aten.zero.", "aten.arange",
     "aten.scalar_tensor", "aten.rand", "aten.normal", "aten.uniform", "aten.bernoulli",
 )  # fmt: skip
+_NUMBER_FIX = (
+    "nothing to do when it happens once, in the second step; to save the compile, begin with a "
+    "tensor (`torch.zeros((), device=...)`)"
+)
 _SECOND_STEP = (
     "nothing to do when it happens once, in the second step, as with an optimizer"
 )
@@ -102,6 +107,41 @@ def replaced_creations(edits: Edits) -> list[Cause]:
     ]
 
 
+def replaced_numbers(edits: Edits) -> list[Cause]:
+    """Return which tensors the graph before had as plain numbers, as a sum that starts at zero."""
+    for k, partner in edits.changed.items():
+        now, before = edits.b.vertices[k], edits.a.vertices[partner]
+        numbers = [
+            old
+            for new, old in zip(now.attrs, before.attrs, strict=False)
+            if new == OPERAND != old
+        ]
+        more = {operand for operand, _ in now.operands} & edits.added
+        leaf = next((each for each in more if _is_earlier_result(edits, each)), None)
+        if leaf is None or len(numbers) != 1:
+            continue
+        origin, name = edits.b.origins[leaf], leaf_name(edits.b, leaf)
+        called = f"`{name}`" if name else "a tensor"
+        return [
+            Cause(
+                kind="state_became_input",
+                text=f"{called}, which {edits.before.name} had as the number "
+                f"{numbers[0]}{at(before.site)}, is a result of step {origin.step} now",
+                fix=_NUMBER_FIX,
+                variable=name,
+                now=now.site,
+                before=before.site,
+                taken=edits.take(added=[leaf], changed=[k]),
+            )
+        ]
+    return []
+
+
+def _is_earlier_result(edits: Edits, leaf: int) -> bool:
+    origin = edits.b.origins.get(leaf)
+    return origin is not None and origin.step >= 0
+
+
 def _creation_before(edits: Edits, leaf: int) -> int | None:
     """Return the vertex that only made data, where the other graph's reader reads it."""
     for number, vertex in enumerate(edits.b.vertices):
@@ -137,13 +177,19 @@ def _forget_untouched_state(edits: Edits) -> None:
 def _results_of(edits: Edits, graph: str) -> list[int]:
     """Return new inputs that the other graph computes: by execution, or by name."""
     made = {name.text for name in edits.a.root_names.values()}
-    made -= {name.text for name in edits.a.leaf_names.values()}
+    had = {name.text for name in edits.a.leaf_names.values()}
+    made -= had
+    # A parameter that is read by another name, as a pruned one's, was there before.
+    kept = {k for k, name in edits.a.root_names.items() if name.text in had}
     return [
         leaf
         for leaf, origin in edits.b.origins.items()
         if edits.match.to_before[leaf] < 0
         and not origin.dropped
-        and (origin.graph == graph or leaf_name(edits.b, leaf) in made)
+        and (
+            (origin.graph == graph and origin.output not in kept)
+            or leaf_name(edits.b, leaf) in made
+        )
     ]
 
 

@@ -7,8 +7,8 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from lazyrt.execution.why.causes import Cause
-from lazyrt.execution.why.edits import at, count, leaf_site
+from lazyrt.execution.why.causes import Cause, Taken
+from lazyrt.execution.why.edits import at, count, leaf_name, leaf_site
 from lazyrt.execution.why.source import argument_name, takes_tensor
 from lazyrt.ir.snapshot import OPERAND
 
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 _FLOAT = re.compile(r"-?(?:\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+|inf|nan)")
 _SHOWN_CHARS = 60
+_TAKES_PART = (
+    "aten.slice",
+    "aten.narrow",
+    "aten.index_select",
+    "aten.select",
+    "lazyrt.slice_at",
+)
 _SIZES_OF_INPUTS = frozenset(("input_shape", "parameter_shape"))
 _TYPE = re.compile(r"(\w+)\[([\d,]*)\]")
 _ONLY_NUMBERS = "keep to one value or to a few: each compiles once, and the op takes no tensor in its place"
@@ -355,6 +362,18 @@ def _cause(
             else ""
         )
         text = f"{called} is now {now.types[0]}{others}{follows}"
+    elif kind == "shape" and (part := _parts(edits, follow)):
+        cut, whole = edits.b.vertices[part[0][-1]], part[0][0]
+        called = leaf_name(edits.b, whole)
+        names = [called] if called else []
+        read = f"`{called}`" if called else "a tensor"
+        cuts = edits.take(added={k for chain in part for k in chain[1:]})
+        taken = Taken(*map(sum, zip(taken, cuts, strict=True)))
+        text = (
+            f"{cut.op}{at(cut.site)} gives {cut.types[0]} where {read} "
+            f"{edits.b.vertices[whole].types[0]} was read as a whole{follows}"
+        )
+        now = cut
     elif kind == "shape":
         old, new = _differing(before, now)
         text = (
@@ -388,8 +407,23 @@ def _cause(
         if not before.is_leaf
         else leaf_site(edits.a, edits.match.to_before[first]),
         taken=taken,
-        sizes=_sizes(edits, vertices) if kind == "input_shape" else (),
+        sizes=_sizes(edits, vertices) if kind in {"input_shape", "shape"} else (),
     )
+
+
+def _parts(edits: Edits, vertices: Iterable[int]) -> list[list[int]]:
+    """Return what is read in part and was read as a whole, each with the ops that take the part."""
+    found = []
+    for k in vertices:
+        theirs = edits.a.vertices[edits.match.to_before[k]].operands
+        for slot, (operand, _) in enumerate(edits.b.vertices[k].operands):
+            chain = [operand]
+            while chain[-1] in edits.added and edits.b.vertices[chain[-1]].op.startswith(_TAKES_PART):  # fmt: skip
+                chain.append(edits.b.vertices[chain[-1]].operands[0][0])
+            whole = edits.match.to_before[chain[-1]]
+            if len(chain) > 1 and slot < len(theirs) and theirs[slot][0] == whole:
+                found.append(chain[::-1])
+    return found
 
 
 def _sizes(edits: Edits, leaves: Iterable[int]) -> tuple[tuple[int, int], ...]:

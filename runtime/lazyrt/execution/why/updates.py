@@ -26,7 +26,7 @@ _BESIDE_FIX = (
     "nothing to do where both come back: with and without the update is one graph each"
 )
 _OTHER_FIX = "make the optimizer once, before the loop; each one costs a compile"
-_OF_OPTIMIZERS = ("aten._foreach", "aten._fused")
+OF_OPTIMIZERS = ("aten._foreach", "aten._fused")
 OPTIONS_FIX = (
     "options of the optimizer, such as weight_decay, momentum or amsgrad, choose what it computes: "
     "set them before the loop; each choice costs a compile"
@@ -129,7 +129,7 @@ def is_of_update(edits: Edits) -> bool:
 
 def is_of_optimizer(vertex: Vertex) -> bool:
     """Return whether an op takes many tensors at once, as optimizers do."""
-    return vertex.op.startswith(_OF_OPTIMIZERS)
+    return vertex.op.startswith(OF_OPTIMIZERS)
 
 
 def _in_part(owners: list[str], site: Site, taken: Taken, *, is_gain: bool) -> Cause:
