@@ -37,7 +37,7 @@ from lazyrt.frontend import reads, record, reuse
 from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.callsite import user_call
 from lazyrt.frontend.names import names_of_buffers
-from lazyrt.frontend.provenance import user_site
+from lazyrt.frontend.provenance import running_cell, user_site
 from lazyrt.frontend.torch_compat import DEVICE_TYPE, is_lazy
 from lazyrt.ir.graph import Graph
 from lazyrt.ir.live import lock, pending
@@ -62,6 +62,7 @@ automatic.install()
 modes.install()
 dynamo.install()
 newgraphs.set_namer(names_of_buffers)
+newgraphs.set_cell(running_cell)
 recording.begin_from_environment()
 
 mark_step = marks.mark_step

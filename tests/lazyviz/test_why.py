@@ -126,6 +126,25 @@ def test_m13_what_an_earlier_cell_left_pending_is_told_by_its_cell(lab):
     assert str(cause.now) == f"cell {cell} line 1"
 
 
+def test_m13_a_step_in_a_function_of_an_earlier_cell_ran_what_a_later_one_had_left(lab):
+    census.clear()
+    run(lab, "import torch\na = torch.ones(3).to('lazyrt')")
+    run(
+        lab,
+        "def work():\n    r = (a.exp() * 2).sum()\n    lazyrt.mark_step()\n    return r",
+    )
+    run(lab, "r = work()")
+    run(lab, "p = (a + 5).tanh().cumsum(0)")
+    cell = lab.execution_count - 1
+    run(lab, "r = work()")
+
+    found = lazyrt.explain()
+    assert found is not None
+    (cause,) = found.causes
+    assert cause.kind == "missing_boundary"
+    assert f"what cell {cell} had left pending: 3 operations" in cause.text
+
+
 def test_u14_a_model_that_compiles_often_is_read_from_one_table(lab):
     """S4.02: which graphs there are, what each cost, and why it is not the one before."""
     census.clear()

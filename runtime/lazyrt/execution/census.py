@@ -61,6 +61,7 @@ class StepKey:
         began_after: The same for the barrier before.
         fallbacks: (op, line) of each op that ran on the CPU since the graph before.
         rules: The user's own rules that lower it, and how often one had been registered.
+        cell: The cell of a notebook that ran when it was compiled; its functions may be others'.
     """
 
     fingerprint: str
@@ -73,6 +74,7 @@ class StepKey:
     began_after: tuple[str, Site | None] = ("", None)
     fallbacks: tuple[tuple[str, Site | None], ...] = ()
     rules: tuple[tuple[str, int], ...] = ()
+    cell: int | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -38,6 +38,7 @@ _fallbacks: deque[tuple[str, Site | None]] = deque(maxlen=_MAX_FALLBACKS)
 _modules: frozenset[str] = frozenset()
 _namer: Callable[[], dict[int, Name]] = dict
 _mode: Callable[[], str] = lambda: "lazy"  # noqa: E731 - replaced by `set_mode`
+_cell: Callable[[], int | None] = lambda: None  # noqa: E731 - replaced by `set_cell`
 
 
 def set_namer(namer: Callable[[], dict[int, Name]]) -> None:
@@ -50,6 +51,12 @@ def set_mode(mode: Callable[[], str]) -> None:
     """Tell how to find the name of the debug mode that ran a part of the pending step."""
     global _mode
     _mode = mode
+
+
+def set_cell(cell: Callable[[], int | None]) -> None:
+    """Tell how to find the cell of a notebook that runs."""
+    global _cell
+    _cell = cell
 
 
 def note_barrier(cause: str, site: Site | None) -> None:
@@ -92,6 +99,7 @@ def describe(
         began_after=_began_after,
         fallbacks=tuple(_fallbacks),
         rules=compiler.given_rules(graph),
+        cell=_cell(),
     )
     record = census.create(
         key, graph, snapshot_of(graph, names, origins, modules), step

@@ -34,7 +34,10 @@ def with_growth(
     """
     found = []
     for cause in causes:
-        series = _series(cause, against, explanation_of)
+        # Sizes of what the graph computes are not the data's.
+        series = (
+            () if cause.kind == "shape" else _series(cause, against, explanation_of)
+        )
         long = next((each for each in series if len(each) >= _LEAST), None)
         found.append(cause if long is None else _told(cause, long))
     return tuple(found)

@@ -20,7 +20,8 @@ def left_by_cells(edits: Edits) -> list[Cause]:
     for is_gain in (True, False):
         record, snapshot = (edits.now, edits.b) if is_gain else (edits.before, edits.a)
         free = edits.added if is_gain else edits.removed
-        own = record.key.ended_by[1]
+        ended = record.key.ended_by[1]
+        own = record.key.cell or (ended.cell if ended is not None else None)
         left = {
             k: site.cell
             for k in free
@@ -38,11 +39,11 @@ def left_by_cells(edits: Edits) -> list[Cause]:
     return []
 
 
-def _is_left_by(site: Site | None, own: Site | None) -> bool:
+def _is_left_by(site: Site | None, own: int | None) -> bool:
     """Return whether a line of an earlier cell, in no function, recorded an op."""
-    if site is None or own is None or site.cell is None or own.cell is None:
+    if site is None or own is None or site.cell is None:
         return False
-    return site.cell < own.cell and site.function.startswith(("<module>", "<cell"))
+    return site.cell < own and site.function.startswith(("<module>", "<cell"))
 
 
 def _left(edits: Edits, left: dict[int, int | None], *, is_gain: bool) -> Cause:
@@ -59,8 +60,9 @@ def _left(edits: Edits, left: dict[int, int | None], *, is_gain: bool) -> Cause:
         edits.new_roots = [k for k in edits.new_roots if k not in roots]
     else:
         edits.gone_roots = [k for k in edits.gone_roots if k not in roots]
+    work = sum(not snapshot.vertices[k].is_leaf for k in found)
     named = f"cell{'s' if len(cells) > 1 else ''} {', '.join(map(str, cells[:4]))}"
-    what = f"what {named} had left pending: {count(len(left), 'operation')}"
+    what = f"what {named} had left pending: {count(work, 'operation')}"
     site = first_site(snapshot.vertices[k] for k in sorted(left))
     return Cause(
         kind="missing_boundary",
