@@ -72,7 +72,11 @@ def _spot(vertex: Vertex) -> object:
 def _items(snapshot: Snapshot) -> dict[str, list[int]]:
     """Return the inputs that earlier steps computed and a list holds, by what it is called."""
     found: dict[str, list[int]] = {}
+    # What each step writes anew is state, as an optimizer's own.
+    written = {name.text for name in snapshot.root_names.values()}
     for leaf, name in snapshot.leaf_names.items():
+        if name.text in written:
+            continue
         item = _ITEM.fullmatch(name.text)
         origin = snapshot.origins.get(leaf)
         is_kept = name.holder in {"list", "deque"} and item is not None
