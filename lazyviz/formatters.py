@@ -142,7 +142,11 @@ def _tensor_bundle(shell: Any) -> Callable[[Any], Any]:
     def show(tensor: Any) -> Any:
         runtime = session.runtime()
         if runtime is not None and wants_html(shell) and is_lazy(tensor):
-            shown = _text_of(tensor)
+            try:
+                shown = _text_of(tensor)
+            except runtime.errors.LostValueError as error:
+                # Raised, it would be shown once for this form and again for the plain text.
+                return {"text/plain": f"{type(error).__name__}: {error}"}
             # Somebody who looks around behind the user's back gets the plan alone.
             if shown.startswith(_PLAN):
                 return {"text/plain": shown}

@@ -247,6 +247,24 @@ def test_those_unused_for_long_are_dropped(folder):
     assert len(files(folder)) == 1
 
 
+@pytest.mark.lazy_only("is about executables of steps")
+def test_what_killed_processes_left_half_written_is_deleted(folder):
+    work(8.5)
+    (kept,) = files(folder)
+    old, new = (kept.with_name(f"tmp{name}") for name in ("killed", "writing"))
+    for path in (old, new):
+        path.write_bytes(b"half")
+    hours_ago = time.time() - 7_200
+    os.utime(old, (hours_ago, hours_ago))
+    cache._sizes.clear()  # as in a new process
+
+    work(9.5)
+
+    assert not old.exists()
+    assert new.exists()
+    assert kept.exists()
+
+
 @pytest.mark.not_eager("is about executables of steps")
 def test_all_are_dropped_and_a_pending_graph_stays(folder):
     work(7.5)

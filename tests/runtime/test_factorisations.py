@@ -263,6 +263,15 @@ def test_a_handler_of_something_else_cuts_no_step(call):
         lazyrt.wait()
 
 
+def test_a_singular_matrix_raises_without_frames_of_torchs_dispatch():
+    with pytest.raises(RuntimeError, match="singular") as caught:
+        torch.linalg.inv(torch.zeros(2, 2, device=DEVICE))
+
+    files = [str(entry.path) for entry in caught.traceback]
+    assert files[0] == __file__
+    assert not [name for name in files if "/torch/" in name]
+
+
 def test_the_forms_that_return_info_run_with_the_step():
     x = lazy(A)
     lazyrt.reset_counters()

@@ -487,6 +487,38 @@ def test_the_workers_of_a_loader_are_no_replicas(tmp_path):
     assert [p.name for p in (tmp_path / "steps").glob("*.jsonl")] == ["replica-0.jsonl"]
 
 
+WORKING = """
+import multiprocessing, os
+import torch, lazyrt
+
+def work(rank):
+    if rank:
+        os.environ["RANK"] = rank
+    (torch.ones(2, device="lazyrt") * 3).tolist()
+
+if __name__ == "__main__":
+    work("")
+    for rank in ("", "7"):
+        other = multiprocessing.get_context("spawn").Process(target=work, args=(rank,))
+        other.start()
+        other.join()
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_that_has_its_rank_from_its_parent_is_no_later_run_of_it(tmp_path):
+    program = tmp_path / "work.py"
+    program.write_text(WORKING)
+    code = f"import runpy, sys; sys.argv = [{str(program)!r}]; runpy.run_path({str(program)!r}, run_name='__main__')"
+    process = start_python(code, LAZYRT_RECORD=str(tmp_path / "steps"), RANK="0")
+    _, errors = process.communicate(timeout=300)
+
+    assert process.returncode == 0, errors
+    names = sorted(p.name for p in (tmp_path / "steps").glob("*.jsonl"))
+    assert names[:2] == ["replica-0.jsonl", "replica-7.jsonl"]
+    assert [name[:11] for name in names[2:]] == ["replica-pid"]
+
+
 @pytest.mark.slow
 def test_a_folder_of_the_environment_that_cannot_be_written_stops_the_import(tmp_path):
     file = tmp_path / "file"

@@ -327,7 +327,7 @@ def begin_from_environment() -> None:
     """Begin to record where LAZYRT_RECORD names a folder.
 
     A process that a loader or a pool has started may never use the device; it begins with its
-    first barrier.
+    first barrier. A rank that it has from its parent is the parent's, and no name for it.
 
     Raises:
         UsageError: The folder cannot be written to.
@@ -339,9 +339,12 @@ def begin_from_environment() -> None:
         record_steps(folder)
         return
 
+    inherited = os.environ.get("RANK")
+
     def begin(event: BarrierStarted) -> None:
         hook.close()
-        record_steps(folder).entered(event)
+        is_own = os.environ.get("RANK") != inherited
+        record_steps(folder, None if is_own else _of_process()).entered(event)
 
     hook = on_barrier(begin)
 

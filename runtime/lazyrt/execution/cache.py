@@ -19,6 +19,7 @@ import os
 import stat
 import struct
 import tempfile
+import time
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
@@ -45,6 +46,9 @@ _END = struct.Struct("<I8s")
 PACE = "pace.json"
 INDEX = "index.jsonl"
 _MAX_TEXT_BYTES = 2**20
+# What is being written begins so; one this old was left by a process that was killed.
+_PART = "tmp"
+_ABANDONED_S = 3_600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,6 +239,7 @@ def _keep_within_budget(written: int) -> None:
     if folder in _sizes:
         _sizes[folder] += written
     else:
+        _delete_parts(folder, time.time() - _ABANDONED_S)
         _sizes[folder] = sum(file.nbytes for file in files())
     if _sizes[folder] <= budget:
         return
@@ -255,6 +260,16 @@ def _keep_within_budget(written: int) -> None:
         )
 
 
+def _delete_parts(folder: Path, before_s: float) -> None:
+    """Delete this user's half-written files that nobody has written to since a time."""
+    for pattern in (f"*/{_PART}*", f"*/*/{_PART}*"):
+        for path in folder.glob(pattern):
+            with contextlib.suppress(OSError):
+                status = path.stat(follow_symlinks=False)
+                if _is_ours(status) and status.st_mtime < before_s:
+                    path.unlink()
+
+
 def _ending(facts: Facts) -> bytes:
     text = json.dumps(asdict(facts)).encode()
     return text + _END.pack(len(text), _MARK)
@@ -262,7 +277,9 @@ def _ending(facts: Facts) -> bytes:
 
 def _write(path: Path, data: bytes) -> None:
     """Write a file so that it appears whole or not at all."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+    with tempfile.NamedTemporaryFile(
+        dir=path.parent, prefix=_PART, delete=False
+    ) as file:
         temporary = Path(file.name)
         try:
             file.write(data)
@@ -309,6 +326,7 @@ def clear() -> None:
         remove(file)
     if config.cache_dir is None:
         return
+    _delete_parts(config.cache_dir, time.time() - _ABANDONED_S)
     for name in (PACE, INDEX):
         for path in config.cache_dir.glob(f"*/{name}"):
             with contextlib.suppress(OSError):

@@ -60,7 +60,12 @@ def check_errors(info: torch.Tensor, api_name: str, *, is_matrix: bool) -> None:
         if is_pending and not _in_derivative():
             barrier(f"{api_name}, which checks for errors", site)
     host = reads.peek(info, site) if host is None else host
-    aten._linalg_check_errors.default(host, api_name, is_matrix=is_matrix)
+    try:
+        aten._linalg_check_errors.default(host, api_name, is_matrix=is_matrix)
+    except (
+        torch.linalg.LinAlgError
+    ) as error:  # the frames below are of torch's dispatch
+        raise error.with_traceback(None) from None
 
 
 def _small_info(
