@@ -53,6 +53,42 @@ def fresh(*numbers):
     return torch.tensor(numbers).to("lazyrt")
 
 
+class Between(list):
+    """Inputs before the next of which an op of a finaliser's brings its own."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.called = InTheMiddle(function)
+
+    def append(self, item):
+        self.called()
+        super().append(item)
+
+
+@pytest.mark.parametrize("numbered", ["inputs", "floats", "rng"])
+def test_an_op_between_a_number_and_its_input_has_a_number_of_its_own(
+    monkeypatch, numbered
+):
+    x, y = fresh(1.0, 2.0), fresh(3.0, 4.0)
+    generator = torch.Generator(device="lazyrt").manual_seed(1)
+    later = generator.clone_state()
+    ops = {
+        "inputs": lambda t, _: t + 1,
+        "floats": lambda t, _: t.clone().mul_(t.shape[0] + 0.5),
+        "rng": lambda t, g: t + torch.rand(2, generator=g, device="lazyrt"),
+    }
+    op = ops[numbered]
+    lazyrt.mark_step()
+    expected = [op(x, later).tolist(), op(y, later).tolist()]
+    between = Between(lambda: op(y, generator))
+    monkeypatch.setattr(live.pending, numbered, between)
+
+    own = op(x, generator)
+
+    (other,) = between.called.results
+    assert [own.tolist(), other.tolist()] == expected
+
+
 def record_one(a, b, c):
     return torch.addcmul(a, b, c, value=0.25)
 
