@@ -74,7 +74,7 @@ def test_an_op_between_a_number_and_its_input_has_a_number_of_its_own(
     later = generator.clone_state()
     ops = {
         "inputs": lambda t, _: t + 1,
-        "floats": lambda t, _: t.clone().mul_(t.shape[0] + 0.5),
+        "floats": lambda t, _: t.clone().mul_(0.25 if t is x else 0.75),
         "rng": lambda t, g: t + torch.rand(2, generator=g, device="lazyrt"),
     }
     op = ops[numbered]
