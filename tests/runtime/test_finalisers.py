@@ -53,7 +53,7 @@ def fresh(*numbers):
     return torch.tensor(numbers).to("lazyrt")
 
 
-class Between(list):
+class Between(list[Any]):
     """Inputs before the next of which an op of a finaliser's brings its own."""
 
     def __init__(self, function):
