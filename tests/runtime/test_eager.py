@@ -496,6 +496,21 @@ def test_inputs_of_eager_ops_are_given_back():
 # ------------------------------------------------------------------ how it is switched
 
 
+def test_an_op_called_while_an_error_is_handled_runs_at_once_and_one_that_fails_does_not():
+    x = torch.ones(3).to("lazyrt")
+    with lazyrt.eager_mode():
+        try:
+            x.view(7)
+        except RuntimeError:
+            y = x + 1
+            assert not lazyrt.is_pending(y)
+        z = x + 2
+        assert not lazyrt.is_pending(z)
+
+    assert y.tolist() == [2, 2, 2]
+    assert z.tolist() == [3, 3, 3]
+
+
 @pytest.mark.lazy_only("begins in lazy mode")
 def test_the_mode_and_the_scope_that_set_it():
     """S0.12: `mode()` says which mode holds, and who set it."""
@@ -518,14 +533,23 @@ def test_the_mode_and_the_scope_that_set_it():
 @pytest.mark.not_eager("begins in lazy mode")
 def test_while_the_mode_is_off_kernels_are_what_they_are_without_it():
     """S0.17: switching replaces global names; no op's path has a test for the mode."""
-    before = [(scope["lock"], scope["View"]) for scope in kernels.scopes]
+
+    def taken():
+        names = ("acquire", "release", "unwind", "View")
+        return [tuple(scope[name] for name in names) for scope in kernels.scopes]
+
+    before = taken()
     with lazyrt.eager_mode():
-        during = {type(scope["lock"]) for scope in kernels.scopes}
-    after = [(scope["lock"], scope["View"]) for scope in kernels.scopes]
+        during = {
+            type(scope[name].__self__)
+            for scope in kernels.scopes
+            for name in ("acquire", "release")
+        }
+    after = taken()
 
     assert len(before) > 1000
     assert before == after
-    assert set(before) == {(live.lock, View)}
+    assert set(before) == {(live.lock.acquire, live.lock.release, live.unwind, View)}
     assert during == {Guard}
     sources = "".join(
         inspect.getsource(part) for part in (kernels, record, live.Buffer)

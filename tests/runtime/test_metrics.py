@@ -367,13 +367,16 @@ def test_s0_21_the_recording_of_each_op_is_timed_while_somebody_asks():
 def test_watching_the_recording_leaves_the_kernels_as_they_were():
     from lazyrt.frontend import kernels
 
-    before = [scope["lock"] for scope in kernels.scopes]
-    with lazyrt.watch_tracing():
-        assert all(scope["lock"] is not before[0] for scope in kernels.scopes)
+    def taken():
+        names = ("acquire", "release", "unwind")
+        return [scope[name] for scope in kernels.scopes for name in names]
 
-    assert all(
-        scope["lock"] is was for scope, was in zip(kernels.scopes, before, strict=True)
-    )
+    before = taken()
+    with lazyrt.watch_tracing():
+        during = taken()
+
+    assert all(timed != was for timed, was in zip(during, before, strict=True))
+    assert taken() == before
 
 
 def test_s0_21_a_percentile_leads_to_the_samples_behind_it():

@@ -12,6 +12,7 @@ remembered likewise.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -77,20 +78,29 @@ class Guard:
     """Takes the place of `ir.live.lock` in the kernels while eager debug mode is on."""
 
     def __init__(self) -> None:
-        self._depth = 0
+        # For each op that is running, the exception that the program was handling when it called it.
+        self._handled: list[BaseException | None] = []
         self._marks = _Marks()
         self.views: list[NewView] = []
 
-    def __enter__(self) -> None:
+    def acquire(self) -> None:
+        """Set aside what is pending, before the outermost op."""
         lock.acquire()
         try:
-            self._depth += 1
-            if self._depth == 1:
+            self._handled.append(sys.exception())
+            if len(self._handled) == 1:
                 self._begin()
         except BaseException:
-            self._depth -= 1
+            self._handled.pop()
             lock.release()
             raise
+
+    __enter__ = acquire
+
+    def release(self) -> None:
+        """Run what the outermost op has recorded, unless an error is on its way."""
+        error = sys.exception()
+        self._leave(failed=error is not self._handled[-1])
 
     def __exit__(
         self,
@@ -98,12 +108,15 @@ class Guard:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._leave(failed=error is not None)
+
+    def _leave(self, *, failed: bool) -> None:
         try:
             # What a failed op has recorded stays pending, like anything recorded.
-            if self._depth == 1 and error is None:
+            if len(self._handled) == 1 and not failed:
                 self._finish()
         finally:
-            self._depth -= 1
+            self._handled.pop()
             lock.release()
 
     def _begin(self) -> None:

@@ -16,7 +16,7 @@ from lazyrt.frontend import (
     views,
 )
 from lazyrt.frontend.buffers import View
-from lazyrt.ir.live import Buffer, leaf_of, lock, pending, ran_alone
+from lazyrt.ir.live import Buffer, leaf_of, lock, pending, ran_alone, unwind
 from lazyrt.ir.node import Leaf
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def switch(*, on: bool) -> None:
     with lock:
         if pending.eager is on:
             return
-        _replace({"lock": _lock(on=on), "View": EagerView if on else View})
+        _replace({**_lock_names(on=on), "View": EagerView if on else View})
         pending.eager = on
         if not on:
             pending.unpark()
@@ -115,12 +115,25 @@ def wrap_lock(wrapper: Callable[[Any], Any] | None) -> None:
     global _wrapper
     with lock:
         _wrapper = wrapper
-        _replace({"lock": _lock(on=pending.eager)})
+        _replace(_lock_names(on=pending.eager))
 
 
-def _lock(*, on: bool) -> Any:
+def _lock_names(*, on: bool) -> dict[str, Any]:
+    """Return what stands for the lock, under the names by which kernels take it."""
     found: Any = guard if on else lock
-    return found if _wrapper is None else _wrapper(found)
+    if _wrapper is not None:
+        found = _wrapper(found)
+    return {
+        "lock": found,
+        "acquire": found.acquire,
+        "release": found.release,
+        # The others take back what they have begun before an error leaves them.
+        "unwind": unwind if found is lock else _nothing,
+    }
+
+
+def _nothing() -> None:
+    """Take nothing back."""
 
 
 def _replace(names: dict[str, Any]) -> None:

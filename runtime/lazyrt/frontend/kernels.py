@@ -46,6 +46,7 @@ from lazyrt.ir.live import (
     pending,
     random_leaf,
     undo_random,
+    unwind,
 )
 from lazyrt.ir.node import Op, Value
 from lazyrt.lowering import dynamic
@@ -53,8 +54,8 @@ from lazyrt.observe import events
 
 Kernel = Callable[..., Any]
 
-# The global names of each kernel. Eager debug mode puts another guard under `lock` and another
-# class under `View`; a test in the kernels would cost every op of every program.
+# The global names of each kernel. Eager debug mode puts those of another guard under `acquire` and
+# `release` and another class under `View`; a test in the kernels would cost every op of every program.
 scopes: list[dict[str, Any]] = []
 
 # View ops whose result may begin elsewhere in the storage.
@@ -209,9 +210,10 @@ class Source:
         self.in_place = in_place
         self.liftable = record.liftable(op)
         self.scope: dict[str, Any] = {
-            "op": op, "cache": op.cache, "miss": miss, "leaf_of": leaf_of, "func": func,
+            "op": op, "look_up": op.cache.get, "miss": miss, "leaf_of": leaf_of, "func": func,
             "component": component, "Buffer": Buffer, "create": create_empty_tensor,
-            "restrided": restrided, "new": object.__new__, "buffers": pending.buffers, "pending": pending, "lock": lock,
+            "restrided": restrided, "new": object.__new__, "buffers": pending.buffers, "pending": pending,
+            "acquire": lock.acquire, "release": lock.release, "unwind": unwind,
             "emit": emit, "random_leaf": random_leaf, "FallbackNeeded": FallbackNeeded,
             "run_on_cpu": run_on_cpu, "listeners": events.op_listeners, "View": View,
             "note": record.note_recorded, "float_leaf": float_leaf, "config": config,
@@ -332,7 +334,7 @@ class Source:
         return [
             *self.before,
             f"key = ({random}{', '.join(self.parts)},)",
-            "r = cache.get(key)",
+            "r = look_up(key)",
             "if r is None:",
             f"  try: r = miss(op, key{extra})",
             *self._handlers(),
@@ -352,7 +354,7 @@ class Source:
     def build(self, lines: list[str]) -> Kernel:
         """Return the kernel that has these lines, below its lock."""
         body = "\n".join(f"    {line}" for line in lines)
-        source = f"def kernel({', '.join(self.params)}):\n  with lock:\n{body}\n"
+        source = f"def kernel({', '.join(self.params)}):\n{_ENTER}{body}\n{_LEAVE}"
         code = compile(source, f"{finalisers.KERNEL}{self.func}>", "exec")
         exec(code, self.scope)  # noqa: S102 - our own source, from torch's schemas
         scopes.append(self.scope)
@@ -360,6 +362,14 @@ class Source:
         return kernel
 
 
+# `with lock:` in half its time. Ctrl-C comes after a call has returned, or while it waits for another
+# thread's op: `unwind` gives back a lock that was taken, and only that.
+_ENTER = """\
+  try: acquire()
+  except BaseException: unwind(); raise
+  try:
+"""
+_LEAVE = "  finally: release()\n"
 _AFTER = [
     "if listeners: note(r)",
     "if len(buffers) + pending.writes > config.max_pending_nodes > 0: over_limit()",

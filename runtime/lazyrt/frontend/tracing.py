@@ -26,12 +26,19 @@ class _Timed:
         self._depth = 0
         self._since = 0
 
-    def __enter__(self) -> None:
+    def acquire(self) -> None:
         start = time.perf_counter_ns()
-        self._inner.__enter__()
+        self._inner.acquire()
         self._depth += 1
         if self._depth == 1:
             self._since = start
+
+    __enter__ = acquire
+
+    def release(self) -> None:
+        outermost, since = self._end()
+        self._inner.release()
+        _tell(outermost, since)
 
     def __exit__(
         self,
@@ -39,12 +46,19 @@ class _Timed:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._depth -= 1
-        outermost, since = self._depth == 0, self._since
+        outermost, since = self._end()
         self._inner.__exit__(kind, error, traceback)
-        if outermost:
-            spent = time.perf_counter_ns() - since
-            events.emit(events.OpTraced(duration_ns=spent))
+        _tell(outermost, since)
+
+    def _end(self) -> tuple[bool, int]:
+        self._depth -= 1
+        return self._depth == 0, self._since
+
+
+def _tell(outermost: bool, since: int) -> None:  # noqa: FBT001
+    if outermost:
+        spent = time.perf_counter_ns() - since
+        events.emit(events.OpTraced(duration_ns=spent))
 
 
 _watchers: list[TracingWatch] = []

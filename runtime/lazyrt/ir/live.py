@@ -26,6 +26,16 @@ if TYPE_CHECKING:
 
 lock = threading.RLock()
 
+
+def unwind() -> None:
+    """Give the lock back once after an interrupted `lock.acquire()`, if that had taken it.
+
+    A thread that holds the lock never waits for it, so it has taken it again.
+    """
+    if lock._is_owned():  # type: ignore[attr-defined]
+        lock.release()
+
+
 # References to a buffer while `PendingStep.live` looks at it: the dict's key, the loop's
 # variable and getrefcount's argument.
 _OWN_REFERENCES = 3
