@@ -90,6 +90,7 @@ def linear(
         and weight.__class__ in _PLAIN
         and (bias is None or (bias.__class__ in _PLAIN and bias.dim() == 1))
         and weight.dim() == _MATRIX
+        and input.is_contiguous()  # the composite takes other ops for a turned input
         and not is_followed()
     ):
         return differentiated_linear(input, weight, bias)
@@ -160,6 +161,13 @@ def linear_backward(
                 None if into_b is None else _tensor(into_b, ()),
             )
     with below_autograd():
+        if self.dim() > _MATRIX and weight.is_contiguous():
+            # A head's gradients are turned: what copies them into rows is what the composite records.
+            rows = math.prod(self.shape[:-1])
+            grad = grad_output.reshape(rows, weight.shape[0])
+            flat = self.reshape(rows, weight.shape[1])
+            into_x, *others = linear_backward(flat, grad, weight, output_mask)
+            return (None if into_x is None else into_x.view(self.shape), *others)
         return backward_by_ops(self, grad_output, weight, output_mask)
 
 

@@ -95,6 +95,7 @@ def match(before: Snapshot, now: Snapshot) -> Match:
     matcher.equal_but_for_sizes()
     matcher.by_neighbours(_exact)
     for key in (_exact_origin, _origin, _exact_scope):
+        matcher.by_neighbours(key)  # casts on one line are told apart by what they cast
         matcher.by_key(key)
         matcher.by_neighbours(_exact)
     matcher.by_neighbours(_same_op)
@@ -263,6 +264,8 @@ class _Matcher:
         votes: Counter[int] = Counter()
         vertex = self.now.vertices[other]
         wanted = key(vertex)
+        if wanted is None:
+            return False
         for slot, (operand, index) in enumerate(vertex.operands):
             partner = self.to_before[operand]
             if partner < 0 or len(self._users_before[partner]) > _MAX_FAN_OUT:

@@ -149,6 +149,8 @@ def _modules(
     logged = of_results(snapshot, roots if is_gain else gone, free, set(seeds))
     near = _within(snapshot, connected(snapshot, seeds, free - logged), free - logged)
     site = first_site(snapshot.vertices[k] for k in sorted(near))
+    # Equal layers may be matched with one another's parameters: those left over stand for the new ones.
+    parameters = near.intersection(_module_names(snapshot).values()) | set(seeds)
     # What merely joins the neighbours anew goes with the module.
     taken = (
         edits.take(added=near, removed=_touching(edits, near, added=True))
@@ -162,7 +164,8 @@ def _modules(
     return Cause(
         kind="module_call" if exists else kind,
         text=f"{noun} {listed(paths)} {verb} {what if exists else _BUILT[is_gain]}: "
-        f"{count(len(seeds), 'parameter')}, {count(len(near) - len(seeds), 'operation')}",
+        f"{count(len(parameters), 'parameter')}, "
+        f"{count(len(near - parameters), 'operation')}",
         fix=_CALL_FIX if exists else _BUILD_FIX,
         variable=paths[0],
         now=site if is_gain else None,
