@@ -235,9 +235,8 @@ def _donated(kept: set[int]) -> tuple[int, ...]:
     Those are the inputs whose buffer this step overwrites, when nobody else holds the data but
     buffers that share it, which then get a copy, and reads that copy it at present.
     """
-    read = (
-        sharing.being_read()
-    )  # before references are counted: a read may end meanwhile
+    # Before references are counted: a read may end meanwhile.
+    read = sharing.being_read()
     count = sys.getrefcount
     inputs = pending.inputs
     found = []
@@ -251,8 +250,11 @@ def _donated(kept: set[int]) -> tuple[int, ...]:
         if buffer.data is not data:
             continue
         others = count(data) - _OWN_REFERENCES
-        are_known = others <= 0 or others <= sharing.references(position)
-        if are_known or (id(data) in read and sharing.is_only_read(position)):
+        if (
+            others <= 0
+            or others <= sharing.references(position)
+            or (id(data) in read and sharing.is_only_read(position))
+        ):
             found.append(position)
     return tuple(found)
 

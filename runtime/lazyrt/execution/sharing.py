@@ -148,6 +148,8 @@ def _copy_of(position: int) -> Any:
 
 def _read(positions: Sequence[int]) -> list[int]:
     """Return the inputs among these whose data is being read."""
+    if not _readings:
+        return []
     read = being_read()
     return [each for each in positions if id(pending.inputs[each]) in read]
 
