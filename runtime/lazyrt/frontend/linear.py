@@ -79,6 +79,47 @@ _forwards: dict[Any, _Recorded] = record.composed_table()
 _backwards: dict[Any, _Recorded] = record.composed_table()
 
 
+class _Forward(NamedTuple):
+    """What a call has recorded of its operands, which the derivative reads again.
+
+    Attributes:
+        rows: The input as a matrix.
+        turned: The transposed weight.
+    """
+
+    rows: Value
+    turned: Value
+
+
+class _Step:
+    """The forward calls of the pending step, by input and weight.
+
+    A derivative has the very nodes of its forward call, as with torch's composite, whose tensors keep
+    them: tables may have been emptied in between, as at the start of each cell.
+    """
+
+    def __init__(self) -> None:
+        self.number = -1
+        self.calls: dict[tuple[Value, Value], _Forward] = {}
+
+
+_step = _Step()
+
+
+def _remember(x: Value, w: Value, nodes: tuple[Value, ...], *, is_matrix: bool) -> None:
+    if _step.number != pending.number:
+        _step.calls.clear()
+        _step.number = pending.number
+    rows, turned = (x, nodes[0]) if is_matrix else nodes[:2]
+    _step.calls[x, w] = _Forward(rows, turned)
+
+
+def _forward_of(x: Value, w: Value) -> _Forward | None:
+    if pending.eager or _step.number != pending.number:
+        return None
+    return _step.calls.get((x, w))
+
+
 def linear(
     input: torch.Tensor,  # noqa: A002 - torch's names
     weight: torch.Tensor,
@@ -119,6 +160,9 @@ def linear_kernel(
         except (AttributeError, FallbackNeeded):
             found = None
         if found is not None:
+            _remember(
+                key[0], key[1], found.nodes, is_matrix=len(key[0].shape) == _MATRIX
+            )
             return _tensor(found.results[0], found.nodes)
     with below_autograd():
         return aten.linear.default.decompose(input, weight, bias)  # type: ignore[no-any-return]
@@ -161,13 +205,10 @@ def linear_backward(
                 None if into_b is None else _tensor(into_b, ()),
             )
     with below_autograd():
-        if self.dim() > _MATRIX and weight.is_contiguous():
-            # A head's gradients are turned: what copies them into rows is what the composite records.
-            rows = math.prod(self.shape[:-1])
-            grad = grad_output.reshape(rows, weight.shape[0])
-            flat = self.reshape(rows, weight.shape[1])
-            into_x, *others = linear_backward(flat, grad, weight, output_mask)
-            return (None if into_x is None else into_x.view(self.shape), *others)
+        if grad_output.dim() > _MATRIX and not grad_output.is_contiguous():
+            # A head's gradient is turned: what copies it into rows is what the composite records.
+            rows = grad_output.reshape(math.prod(self.shape[:-1]), weight.shape[0])
+            return linear_backward(self, rows, weight, output_mask)
         return backward_by_ops(self, grad_output, weight, output_mask)
 
 
@@ -266,16 +307,22 @@ def _backward(
 
     rows, (outputs, inputs) = math.prod(x.shape[:-1]), w.shape
     is_matrix = len(x.shape) == _MATRIX
-    grad = g if is_matrix else recorded(_view, g, (rows, outputs))
+    grad = g if len(g.shape) == _MATRIX else recorded(_view, g, (rows, outputs))
     results: list[_Result | None] = [None, None, None]
+    forward = _forward_of(x, w)
     if output_mask[0]:
-        back = recorded(_mm, grad, recorded(_t, recorded(_t, w)))
+        turned = recorded(_t, w) if forward is None else forward.turned
+        back = recorded(_mm, grad, recorded(_t, turned))
         views = (
             () if is_matrix else ((_view, (x.shape,), recorded(_view, back, x.shape)),)
         )
         results[0] = _Result(back, views)
     if output_mask[1]:
-        flat = x if is_matrix else recorded(_view, x, (rows, inputs))
+        flat = x
+        if forward is not None:
+            flat = forward.rows
+        elif not is_matrix:
+            flat = recorded(_view, x, (rows, inputs))
         product = recorded(_mm, recorded(_t, grad), flat)
         turned = recorded(_t, product)
         again = recorded(_t, turned)
