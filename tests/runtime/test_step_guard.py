@@ -267,14 +267,14 @@ def test_s1_06_a_checkpoint_in_a_step_names_the_tensors_as_the_program_holds_the
             save(model, optimizer)
 
     error = caught.value
-    assert "m.weight" in str(error)
+    assert "model.weight" in str(error)
     assert "f32[2,3], inside the step 'train'" in str(error)
     assert line_of(caught) == (__file__, save.__code__.co_firstlineno)
     if "save" in str(error.operation):
-        assert error.tensor == "m.weight"
+        assert error.tensor == "model.weight"
         (note,) = (n for n in error.__notes__ if n.startswith("pending in the same"))
-        assert "`m.bias`" in note
-        assert "`m.weight.exp_avg`" in note
+        assert "`model.bias`" in note
+        assert "`model.weight.exp_avg`" in note
     save(model, optimizer)  # behind the block it works
 
 
