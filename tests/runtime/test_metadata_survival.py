@@ -176,8 +176,8 @@ def test_inputs_have_the_users_names_in_every_dump_and_the_key_has_none():
         step(net, adam, batch)
     compiled = lazyrt.compiled_graphs()
     named = {
-        "module.weight", "module.bias", "x", "module.weight.exp_avg",
-        "module.weight.exp_avg_sq", "lifted floats",
+        "net.weight", "net.bias", "x", "net.weight.exp_avg",
+        "net.weight.exp_avg_sq", "lifted floats",
     }  # fmt: skip
     for form in ("hlo_before", "hlo_after"):
         (module,) = modules(text_of(compiled[1], form))
