@@ -9,7 +9,8 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 import lazyrt
-from lazyrt.frontend import linear
+from lazyrt.control.rehearsal import rehearse
+from lazyrt.frontend import linear, record
 from lazyrt.observe import events
 
 CASES = {
@@ -184,3 +185,28 @@ def test_a_strided_result_takes_no_second_op():
     assert transposed.stride() == (1, 3)
     assert "_reinterpret_tensor" in calls
     assert "redispatch_boxed" not in calls
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4)])
+@pytest.mark.lazy_only("compares what is pending")
+def test_a_derivative_has_its_forward_calls_nodes_whatever_lies_between(shape):
+    """A cell begins with empty tables; a rehearsal calls the layer and takes it back."""
+    layer = torch.nn.Linear(4, 5).to("lazyrt")
+    first = torch.nn.Linear(4, 4).to("lazyrt")
+    x = torch.ones(shape).to("lazyrt")
+    found = []
+    for between in (False, True):
+        lazyrt.mark_step()
+        hidden = first(x)
+        loss = layer(hidden).sum()
+        if between:
+            record.begin_run()
+            rehearse(layer, hidden)
+            record.begin_run()
+        loss.backward()
+        found.append(lazyrt.pending_graph().fingerprint)
+        layer.zero_grad()
+        first.zero_grad()
+        del hidden, loss
+
+    assert found[0] == found[1]

@@ -94,21 +94,20 @@ def drop_since(before: Mark | None, reason: str) -> Graph:
 
 def _drop(before: Mark, reason: str) -> None:
     kept = _alive(before.written)
-    leaves = _alive(before.read)
+    held = {**_alive(before.read), **kept}
     owners = [owner() for owner in pending.owners.values()]
     touched = dict.fromkeys(_recorded())
     touched.update(dict.fromkeys(owner for owner in owners if owner is not None))
     for buffer in touched:
-        if buffer in kept:
-            buffer.value = kept[buffer]
-        elif buffer in leaves:
-            buffer.value = leaves[buffer]
-        else:
+        if buffer not in held:
             _let_go(buffer, reason)
+            buffer.version += 1
+        elif buffer.value is not held[buffer]:
+            buffer.value = held[buffer]
+            buffer.version += 1  # only then: views of it would be recorded anew
         if buffer not in kept:
             pending.buffers.pop(buffer, None)
             pending.parked.pop(buffer, None)
-        buffer.version += 1
     drop_stand_ins(reason)
     pending.cut_back(before.sizes)
     pending.memo.clear()

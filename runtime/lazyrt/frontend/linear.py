@@ -79,20 +79,8 @@ _forwards: dict[Any, _Recorded] = record.composed_table()
 _backwards: dict[Any, _Recorded] = record.composed_table()
 
 
-class _Forward(NamedTuple):
-    """What a call has recorded of its operands, which the derivative reads again.
-
-    Attributes:
-        rows: The input as a matrix.
-        turned: The transposed weight.
-    """
-
-    rows: Value
-    turned: Value
-
-
 class _Step:
-    """The forward calls of the pending step, by input and weight.
+    """The forward calls of the pending step: input and weight to their rows and its transpose.
 
     A derivative has the very nodes of its forward call, as with torch's composite, whose tensors keep
     them: tables may have been emptied in between, as at the start of each cell.
@@ -100,24 +88,27 @@ class _Step:
 
     def __init__(self) -> None:
         self.number = -1
-        self.calls: dict[tuple[Value, Value], _Forward] = {}
+        self.calls: dict[tuple[Value, Value], tuple[Value, Value]] = {}
 
 
 _step = _Step()
 
 
-def _remember(x: Value, w: Value, nodes: tuple[Value, ...], *, is_matrix: bool) -> None:
+def _remember(x: Value, w: Value, nodes: tuple[Value, ...]) -> None:
+    # What is recorded to be taken back, or run at once, is nobody's forward call.
+    if pending.eager or scalars.rehearses():
+        return
     if _step.number != pending.number:
         _step.calls.clear()
         _step.number = pending.number
-    rows, turned = (x, nodes[0]) if is_matrix else nodes[:2]
-    _step.calls[x, w] = _Forward(rows, turned)
+    operands = (x, nodes[0]) if len(x.shape) == _MATRIX else nodes[:2]
+    _step.calls[x, w] = operands  # type: ignore[assignment]
 
 
-def _forward_of(x: Value, w: Value) -> _Forward | None:
+def _forward_of(x: Value, w: Value) -> tuple[Value | None, Value | None]:
     if pending.eager or _step.number != pending.number:
-        return None
-    return _step.calls.get((x, w))
+        return None, None
+    return _step.calls.get((x, w), (None, None))
 
 
 def linear(
@@ -160,9 +151,7 @@ def linear_kernel(
         except (AttributeError, FallbackNeeded):
             found = None
         if found is not None:
-            _remember(
-                key[0], key[1], found.nodes, is_matrix=len(key[0].shape) == _MATRIX
-            )
+            _remember(key[0], key[1], found.nodes)
             return _tensor(found.results[0], found.nodes)
     with below_autograd():
         return aten.linear.default.decompose(input, weight, bias)  # type: ignore[no-any-return]
@@ -295,10 +284,12 @@ def _backward(
     x: Value, g: Value, w: Value, output_mask: Sequence[bool]
 ) -> _Recorded | None:
     """Record what the derivatives of the composite record; None for other layouts."""
-    if any(value.strides is not None for value in (x, g, w)) or w.dtype.is_complex:
+    if x.strides is not None or w.strides is not None or w.dtype.is_complex:
         return None
     if len(x.shape) < _MATRIX or len(w.shape) != _MATRIX:
         return None
+    if g.strides is not None and len(g.shape) != _MATRIX:
+        return None  # rows of it need a copy
     nodes: list[Value] = []
 
     def recorded(op: Any, *args: Any) -> Any:
@@ -309,24 +300,20 @@ def _backward(
     is_matrix = len(x.shape) == _MATRIX
     grad = g if len(g.shape) == _MATRIX else recorded(_view, g, (rows, outputs))
     results: list[_Result | None] = [None, None, None]
-    forward = _forward_of(x, w)
+    flat, turned = _forward_of(x, w)
     if output_mask[0]:
-        turned = recorded(_t, w) if forward is None else forward.turned
-        back = recorded(_mm, grad, recorded(_t, turned))
+        back = recorded(_mm, grad, recorded(_t, turned or recorded(_t, w)))
         views = (
             () if is_matrix else ((_view, (x.shape,), recorded(_view, back, x.shape)),)
         )
         results[0] = _Result(back, views)
     if output_mask[1]:
-        flat = x
-        if forward is not None:
-            flat = forward.rows
-        elif not is_matrix:
-            flat = recorded(_view, x, (rows, inputs))
+        if flat is None:
+            flat = x if is_matrix else recorded(_view, x, (rows, inputs))
         product = recorded(_mm, recorded(_t, grad), flat)
-        turned = recorded(_t, product)
-        again = recorded(_t, turned)
-        results[1] = _Result(product, ((_t, (), turned), (_t, (), again)))
+        once = recorded(_t, product)
+        again = recorded(_t, once)
+        results[1] = _Result(product, ((_t, (), once), (_t, (), again)))
     if output_mask[2]:
         total = recorded(_sum, grad, (0,), _KEEP, None)
         shaped = recorded(_view, total, (outputs,))
