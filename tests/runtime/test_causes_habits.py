@@ -9,6 +9,7 @@ from torch.nn import functional
 
 import lazyrt
 from tests.harness import DEVICE
+from tests.runtime.causes import Tied
 
 pytestmark = [
     pytest.mark.lazy_only("is about compiled steps"),
@@ -112,15 +113,6 @@ def test_clipped_gradients_name_the_norm_before_what_merely_views():
 
 
 def test_weights_tied_between_two_updates_are_one_tensor_and_nothing_else():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed = nn.Embedding(10, 4)
-            self.head = nn.Linear(4, 10, bias=False)
-
-        def forward(self, ids):
-            return self.head(self.embed(ids))
-
     model, ids = Tied().to(DEVICE), torch.arange(6).to(DEVICE)
     lazyrt.mark_step()
     for ties in (False, True):

@@ -10,24 +10,12 @@ from torch import nn
 
 import lazyrt
 from tests.harness import DEVICE
+from tests.runtime.causes import explained, kinds, ones
 
 pytestmark = [
     pytest.mark.lazy_only("is about compiled steps"),
     pytest.mark.usefixtures("cold_and_fast"),
 ]
-
-
-def ones(*shape):
-    return torch.ones(*shape).to(DEVICE)
-
-
-def explained():
-    found = [record.explanation for record in lazyrt.compiled_graphs()]
-    return [each for each in found if each is not None]
-
-
-def kinds(explanation):
-    return [cause.kind for cause in explanation.causes]
 
 
 def layers(*more):

@@ -17,24 +17,12 @@ import lazyrt
 from lazyrt.execution.why.source import argument_name, takes_tensor
 from lazyrt.observe.events import Site
 from tests.harness import DEVICE
+from tests.runtime.causes import explained, kinds, ones
 
 pytestmark = [
     pytest.mark.lazy_only("is about compiled steps"),
     pytest.mark.usefixtures("cold_and_fast"),
 ]
-
-
-def ones(*shape):
-    return torch.ones(*shape).to(DEVICE)
-
-
-def explained():
-    found = [record.explanation for record in lazyrt.compiled_graphs()]
-    return [each for each in found if each is not None]
-
-
-def kinds(explanation):
-    return [cause.kind for cause in explanation.causes]
 
 
 def layers_with_a_mark_after(layers, x, place):

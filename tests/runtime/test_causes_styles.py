@@ -10,6 +10,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import lazyrt
 from tests.harness import DEVICE
+from tests.runtime.causes import Tied, kinds, ones
 
 pytestmark = [
     pytest.mark.lazy_only("is about compiled steps"),
@@ -24,16 +25,8 @@ def later_explanations():
     return found
 
 
-def kinds_of(explanation):
-    return [cause.kind for cause in explanation.causes]
-
-
 def last():
     return later_explanations()[-1]
-
-
-def ones(*shape):
-    return torch.ones(*shape).to(DEVICE)
 
 
 def train(model, optimizer, x, loss=lambda y: y.pow(2).mean()):
@@ -62,7 +55,7 @@ def test_two_networks_with_an_optimizer_each_are_two_programs_and_nothing_else()
         of_maker.step()
         lazyrt.mark_step()
 
-    assert [kinds_of(explanation) for explanation in later_explanations()] == [
+    assert [kinds(explanation) for explanation in later_explanations()] == [
         ["other_step"],
         ["state_became_input"],
         ["state_became_input"],
@@ -97,7 +90,7 @@ def test_an_episode_of_another_length_is_its_rounds_and_what_is_as_long():
         lazyrt.mark_step()
         policy.zero_grad()
 
-    assert kinds_of(last()) == ["input_shape", "loop_count"]
+    assert kinds(last()) == ["input_shape", "loop_count"]
     assert last().top.variable == "rewards"
     assert "came 6 times instead of 3" in last().causes[1].text
 
@@ -150,7 +143,7 @@ def test_guidance_that_sets_in_late_is_a_branch_and_no_regrouping():
             out = noise(ones(2, 4), ones(2, 1), guides)
     del out
 
-    assert kinds_of(last()) == ["code_path"]
+    assert kinds(last()) == ["code_path"]
     assert last().top.now.line == noise.__code__.co_firstlineno + 3
 
 
@@ -164,7 +157,7 @@ def test_another_dtype_under_autocast_leaves_no_other_tensors_alive():
         lazyrt.mark_step()
 
     assert total.dtype == torch.float16
-    assert kinds_of(last()) == ["dtype"]
+    assert kinds(last()) == ["dtype"]
 
 
 def test_another_activation_is_told_with_its_module_and_not_with_what_it_saves():
@@ -182,15 +175,6 @@ def test_another_activation_is_told_with_its_module_and_not_with_what_it_saves()
 
 
 def test_weights_that_are_tied_later_are_one_tensor_now_and_no_module_is_gone():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed = nn.Embedding(10, 4)
-            self.head = nn.Linear(4, 10, bias=False)
-
-        def forward(self, ids):
-            return self.head(self.embed(ids))
-
     model, ids = Tied().to(DEVICE), torch.arange(6).to(DEVICE)
     lazyrt.mark_step()
     for ties in (False, True):
@@ -305,7 +289,7 @@ def test_a_number_of_another_path_belongs_to_the_path():
             loss = F.cross_entropy(net(ones(2, 4)), target, label_smoothing=smoothing)
         del loss
 
-    assert kinds_of(last()) == ["code_path"]
+    assert kinds(last()) == ["code_path"]
 
 
 def test_a_rate_of_dropout_is_no_mode_of_the_model_while_both_sides_train():
@@ -425,4 +409,4 @@ def test_programs_of_other_lines_that_are_little_alike_are_no_relatives():
         second = torch.randn(4, device=DEVICE).exp() * ones(4)
     del first, second
 
-    assert kinds_of(last()) == ["new_program"]
+    assert kinds(last()) == ["new_program"]
