@@ -21,7 +21,9 @@ _NUMBERED = re.compile(r"^\s*\d+[.)]\s+(.*)$")
 _QUOTE = re.compile(r"^>\s?(.*)$")
 _TABLE_RULE = re.compile(r"^\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?$")
 _CODE_SPAN = re.compile(r"(`+)(.+?)\1")
-_LINK = re.compile(r"\[([^\]]+)\]\((https?://[^\s()]+|[^\s():]+)\)")
+_MARK = "\ue000"  # of private use, so that no text means anything by it
+_KEPT = re.compile(rf"{_MARK}(\d+){_MARK}")
+_LINK = re.compile(rf"\[([^\]]+)\]\((https?://[^\s(){_MARK}]+|[^\s():{_MARK}]+)\)")
 _BOLD = re.compile(r"\*\*(.+?)\*\*|__(.+?)__")
 _ITALIC = re.compile(r"(?<![\w*])[*_](?!\s)(.+?)(?<!\s)[*_](?![\w*])")
 
@@ -52,21 +54,24 @@ def to_html(text: str) -> str:
 
 def inline(text: str) -> str:
     """Return one line's markdown as HTML: code, bold, italic, links."""
-    pieces: list[str] = []
-    end = 0
-    for match in _CODE_SPAN.finditer(text):
-        pieces.append(_emphasis(text[end : match.start()]))
-        pieces.append(f"<code>{markup(match[2].strip())}</code>")
-        end = match.end()
-    pieces.append(_emphasis(text[end:]))
-    return "".join(pieces)
+    kept: list[str] = []
 
+    def keep(piece: str) -> str:
+        """Put a mark in place of what no later rule may touch: code, and where a link leads."""
+        kept.append(piece)
+        return f"{_MARK}{len(kept) - 1}{_MARK}"
 
-def _emphasis(text: str) -> str:
-    text = markup(text)
-    text = _LINK.sub(r'<a href="\2">\1</a>', text)
-    text = _BOLD.sub(lambda match: f"<strong>{match[1] or match[2]}</strong>", text)
-    return _ITALIC.sub(r"<em>\1</em>", text)
+    text = text.replace(_MARK, "\ufffd")
+    text = _CODE_SPAN.sub(
+        lambda found: keep(f"<code>{markup(found[2].strip())}</code>"), text
+    )
+    text = _LINK.sub(
+        lambda found: keep(f'<a href="{found[2]}">') + found[1] + keep("</a>"),
+        markup(text),
+    )
+    text = _BOLD.sub(lambda found: f"<strong>{found[1] or found[2]}</strong>", text)
+    text = _ITALIC.sub(r"<em>\1</em>", text)
+    return _KEPT.sub(lambda found: kept[int(found[1])], text)
 
 
 def _block(lines: list[str], start: int) -> tuple[str, int]:

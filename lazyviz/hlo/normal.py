@@ -100,7 +100,8 @@ def element_index(instruction: Instruction) -> int:
     if found is None:
         raise MisplacedError(
             f"%{instruction.name} takes an element of a tuple and does not say which. Add "
-            "`index=`.",
+            "`index=`; where the dump has no attributes at all, print it with them "
+            "(print_extra_attributes): without, programs that differ would look the same.",
             instruction.line,
             instruction.name,
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import lazyrt
 from lazyrt.errors import UsageError
+from lazyrt.frontend.reads import require_lazy
 from lazyrt.ir.node import Leaf, type_text
 from lazyviz.inspection.numerics import where_of
 from lazyviz.render import html, text
@@ -110,6 +111,8 @@ class NotFiniteView:
 
 def find_nan(*tensors: torch.Tensor) -> NotFiniteView:
     """Return the ops where NaN and infinities of pending tensors begin; see `lazyviz.find_nan`."""
+    for tensor in tensors:
+        require_lazy(tensor, "find_nan()")
     graph = lazyrt.pending_graph(*tensors)
     if not graph.nodes:
         what = "the tensors that it got are" if tensors else "everything is"

@@ -270,6 +270,12 @@ def compare_modes(
 
     for tensor in tensors:
         require_lazy(tensor, "compare_modes()")
+    if not lazyrt.pending_graph(*tensors).nodes:
+        what = "the tensors that it got are" if tensors else "everything is"
+        raise UsageError(
+            f"compare_modes() needs pending tensors, and {what} computed already, so there is no "
+            "graph to run in two ways. Call it before the barrier that runs them."
+        )
     eager = lazyrt.node_values(*tensors, mode="eager")
     lazy = lazyrt.node_values(*tensors, mode="lazy")
     return compare(eager, lazy, rtol=rtol, atol=atol)

@@ -120,6 +120,10 @@ def subject_of(
             "lazyrt is not imported, so nothing is pending. Import it and make tensors with "
             "device='lazyrt', or give a text, a path or a graph."
         )
+    from lazyrt.frontend.reads import require_lazy
+
+    for each in things:
+        require_lazy(each, "explore()")
     inspection = runtime.inspect(*things)
     subject = pending_subject(inspection)
     subject.cut = cut_before(runtime, inspection)

@@ -51,25 +51,31 @@ class Line:
 
 def summary(found: GraphDiff) -> list[str]:
     """Return what a diff comes to, in one line and some remarks."""
-    counts = [
-        f"{ADDED}{len(found.added)}",
-        f"{REMOVED}{len(found.removed)}",
-        f"{CHANGED}{len(found.changed)}",
-        f"{REWIRED}{len(found.rewired)}",
-    ]
     sizes = f"{len(found.a):,} → {len(found.b):,} instructions"
     if found.cost == 0:
         first = f"{sizes}: no difference"
     else:
-        outputs = found.outputs
         places = found.hunks()
         kinds = len(group_hunks(places))
-        first = (
-            f"{sizes}; {' '.join(counts)}; outputs {ADDED}{len(outputs.added)} "
-            f"{REMOVED}{len(outputs.removed)}; {plural(len(places), 'place')}"
-            + (f", {plural(kinds, 'kind')} of change" if kinds < len(places) else "")
-        )
+        alike = f", {plural(kinds, 'kind')} of change" if kinds < len(places) else ""
+        parts = [sizes, *_counts(found), plural(len(places), "place") + alike]
+        first = "; ".join(part for part in parts if part)
     return [first, *sentences(found), *_remarks(found)]
+
+
+def _counts(found: GraphDiff) -> Iterator[str]:
+    """Yield how much differs, each count with the mark that its lines have."""
+    outputs = found.outputs
+    marked = [
+        (ADDED, len(found.added), "added"),
+        (REMOVED, len(found.removed), "removed"),
+        (CHANGED, len(found.changed), "changed"),
+        (REWIRED, len(found.rewired), "with other operands"),
+    ]
+    yield ", ".join(f"{mark}{count:,} {word}" for mark, count, word in marked if count)
+    of_outputs = [(ADDED, len(outputs.added)), (REMOVED, len(outputs.removed))]
+    shown = " ".join(f"{mark}{count:,}" for mark, count in of_outputs if count)
+    yield f"outputs {shown}" if shown else ""
 
 
 def _remarks(found: GraphDiff) -> Iterator[str]:

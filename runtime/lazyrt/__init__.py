@@ -21,7 +21,7 @@ Example:
 
 from __future__ import annotations
 
-from lazyrt import errors
+from lazyrt import errors, testing
 from lazyrt.api import (
     activity,
     background_flush,
@@ -97,5 +97,6 @@ __all__ = [
     "materialise", "metrics_report", "mode", "node_values", "on_barrier", "op_by_op_mode",
     "optimizer_step", "origin", "pending_graph", "plan", "record_steps", "reset_counters", "reuse_choice", "scope",
     "short_metrics_report", "snapshot", "stand_in", "status", "step", "subscribe", "sync",
+    "testing",
     "times_run", "wait", "wait_for_closures", "watch_executions", "watch_tracing",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
+from lazyrt.arguments import require_flag, whole_number
 from lazyrt.control import automatic, dynamo, flush, marks, modes, recording
 from lazyrt.control import live_tensors as live
 from lazyrt.errors import LostValueError, UsageError
@@ -139,6 +140,7 @@ def materialise(
     """
     for each in (tensor, *more):
         reads.require_lazy(each, "materialise()")
+    require_flag(reuse, "materialise()", "reuse")
     for each in (tensor, *more) if reuse else ():
         reads.run_ahead(each, user_site(2))
     if not more:
@@ -183,7 +185,14 @@ def reuse_choice(tensor: torch.Tensor) -> ReuseChoice:
 
 
 def is_pending(tensor: torch.Tensor) -> bool:
-    """Return whether a lazy tensor has yet to be computed; False for other devices' tensors."""
+    """Return whether a lazy tensor has yet to be computed; False for other devices' tensors.
+
+    Raises:
+        UsageError: It is no tensor.
+    """
+    given: object = tensor
+    if not isinstance(given, torch.Tensor):
+        reads.require_lazy(tensor, "is_pending()")
     if not is_lazy(tensor):
         return False
     with lock:
@@ -305,7 +314,12 @@ def clear_caches(*, memory: bool = True, disk: bool = False) -> None:
     Args:
         memory: Those that this process holds.
         disk: Those in `config.cache_dir`, for every process of this user.
+
+    Raises:
+        UsageError: One of them is neither True nor False.
     """
+    require_flag(memory, "clear_caches()", "memory")
+    require_flag(disk, "clear_caches()", "disk")
     with lock:
         if memory:
             compiler.clear_memory()
@@ -375,9 +389,12 @@ def graph_of_step(step: int) -> CompiledGraph | None:
 
     Args:
         step: The runtime's number of the step, as events and `%lazy step` give it.
+
+    Raises:
+        UsageError: It is no number.
     """
     with lock:
-        return census.of_step(step)
+        return census.of_step(whole_number(step, "graph_of_step()", "a step"))
 
 
 def explain(step: int | None = None) -> Explanation | None:
@@ -393,7 +410,7 @@ def explain(step: int | None = None) -> Explanation | None:
         if step is None:
             found = [record.explanation for record in census if record.explanation]
             return max(found, key=lambda each: each.step, default=None)
-        record = census.of_step(step)
+        record = census.of_step(whole_number(step, "explain()", "a step"))
         if record is None:
             known = census.steps()
             have = f"they are {known[0]} to {known[-1]}" if known else "none ran yet"

@@ -51,7 +51,9 @@ def numbers(markup, kind="node"):
 def test_it_begins_with_what_the_diff_comes_to_and_its_places(explorer):
     told = words(explorer.overview())
 
-    assert told.startswith("before → after 3 → 4 instructions; +1 −0 ~1 ⇄1")
+    assert told.startswith(
+        "before → after 3 → 4 instructions; +1 added, ~1 changed, ⇄1 with other operands"
+    )
     assert "Where they differ enc.0, enc.1 m.py:3 (3 instructions)" in told
     assert explorer.crumbs == ["all places"]
 

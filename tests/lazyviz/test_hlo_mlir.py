@@ -305,6 +305,7 @@ def test_bytes_as_python_prints_them_are_read():
     ("old", "new", "said"),
     [
         (", index=1", "", "line 22, column 9: %result takes an element of a tuple and"),
+        (", index=1", "", "print it with them (print_extra_attributes)"),
         ("index=1", "index=7", "line 22, column 9: %result takes element 7 of %start"),
         ("parameter(0)", "parameter(x)", "line 18, column 4: %x is parameter(x), and"),
     ],

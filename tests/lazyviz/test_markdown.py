@@ -1,3 +1,5 @@
+import pytest
+
 from lazyviz.documents import markdown
 
 
@@ -52,6 +54,20 @@ def test_names_with_underscores_stay_whole():
     assert markdown.inline("call mark_step and is_pending") == (
         "call mark_step and is_pending"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("[x](http://a/*b*/_c_)", '<a href="http://a/*b*/_c_">x</a>'),
+        ("**[b](a__b__c)** __d__", '<strong><a href="a__b__c">b</a></strong> <strong>d</strong>'),
+        ("[`a_b`](c.md#_d_) _e_", '<a href="c.md#_d_"><code>a_b</code></a> <em>e</em>'),
+        ("*see `x * y`* and `*`", "<em>see <code>x * y</code></em> and <code>*</code>"),
+        ("\ue0000\ue000 [`x`](`y`)", "\ufffd0\ufffd [<code>x</code>](<code>y</code>)"),
+    ],
+)  # fmt: skip
+def test_emphasis_ends_at_links_and_code(text, shown):
+    assert markdown.inline(text) == shown
 
 
 def test_last_heading_is_the_last_without_marks():

@@ -1,14 +1,18 @@
 import inspect
+import math
+import re
 import types
 
 import pytest
 import torch
 
 import lazyrt
+import lazyviz
 from lazyrt import errors
 from lazyrt.config import config
 from lazyrt.errors import LazyRuntimeError, UsageError
 from lazyrt.frontend import record
+from lazyrt.lowering import registry
 from tests.harness import DEVICE, cold_start, run_python
 
 NAMES = [
@@ -71,6 +75,7 @@ NAMES = [
     "step",
     "subscribe",
     "sync",
+    "testing",
     "times_run",
     "wait",
     "wait_for_closures",
@@ -348,3 +353,59 @@ def test_arguments_of_another_kind_are_named():
         lazyrt.drop_executables(unused_s="day")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="function, not the name of an op"):
         lazyrt.lowers(lambda ctx, x: x)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("lazyrt.wait('a')", "wait() got timeout_s='a', which is no number"),
+        ("lazyrt.wait(-1)", "wait() got timeout_s=-1, which is no number"),
+        ("lazyrt.wait(math.nan)", "wait() got timeout_s=nan, which"),
+        ("lazyrt.wait(x)", "timeout_s=an object of type Tensor, which is"),
+        ("lazyrt.wait_for_closures(True)", "wait_for_closures() got timeout_s=True"),
+        ("lazyrt.optimizer_step(sgd(x), barrier='no')", "barrier='no', which"),
+        ("lazyrt.add_step_closure(print, run_async=1)", "run_async=1, which"),
+        ("lazyrt.clear_caches(disk='no')", "disk='no', which is neither"),
+        ("lazyrt.clear_caches(memory=None)", "memory=an object of type None"),
+        ("lazyrt.materialise(x, reuse='no')", "reuse='no', which is neither"),
+        ("lazyrt.DeviceLoader([x], 'cpu')", "device='cpu', which is not the"),
+        ("lazyrt.DeviceLoader([x], 'lazyrt:1')", "device='lazyrt:1', which"),
+        ("lazyrt.DeviceLoader([x], 'gpu')", "device='gpu', which is not the"),
+        ("lazyrt.is_pending([x])", "is_pending() got a list of 1, and takes"),
+        ("lazyrt.explain('last')", "explain() got 'last', which is no whole"),
+        ("lazyrt.graph_of_step(1.5)", "graph_of_step() got 1.5, which is no"),
+        ("lazyrt.lowers('aten.nope.default')(print)", "no op of that name"),
+        ("lazyrt.lowers('aten.add.tensor')(print)", "Name one of 'aten.add.Tensor'"),
+        ("lazyrt.lowers('a.b.c')(print)", "of your own has to be defined first"),
+        ("lazyviz.find_nan(cpu)", "find_nan() got a tensor on cpu"),
+        ("lazyviz.explore(cpu)", "explore() got a tensor on cpu"),
+        ("lazyviz.compare_modes(cpu)", "compare_modes() got a tensor on cpu"),
+        ("lazyviz.compare_modes()", "compare_modes() needs pending tensors"),
+    ],
+)
+def test_what_a_call_cannot_mean_is_refused_by_its_own_name_and_does_nothing(
+    call, said
+):
+    x = torch.ones(2).to(DEVICE)
+    lazyrt.mark_step()
+    before = lazyrt.counters()
+    rules = dict(registry.rules())
+
+    with pytest.raises(UsageError, match=re.escape(said)):
+        eval(call, {**globals(), "lazyviz": lazyviz, "x": x, "cpu": torch.ones(1)})  # noqa: S307
+
+    assert not any((lazyrt.counters() - before).values())
+    assert registry.rules() == rules
+
+
+@pytest.mark.lazy_only("waits for the execution of a step")
+def test_there_is_no_longest_wait():
+    x = torch.ones(2).to(DEVICE) * 2
+    lazyrt.mark_step()
+
+    assert lazyrt.wait(math.inf)
+    assert x.tolist() == [2.0, 2.0]
+
+
+def sgd(x):
+    return torch.optim.SGD([x.requires_grad_()], lr=0.1)

@@ -9,6 +9,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from lazyrt.arguments import require_flag
 from lazyrt.config import config
 from lazyrt.control import marks, status
 from lazyrt.control.rollback import note_optimizer
@@ -67,7 +68,7 @@ def optimizer_step(
         kwargs: Passed on.
 
     Raises:
-        UsageError: `optimizer` has no `step` method.
+        UsageError: `optimizer` has no `step` method, or `barrier` is neither True nor False.
         StepSyncError: `barrier` is set inside a `step()` that forbids reads.
     """
     if not callable(getattr(optimizer, "step", None)):
@@ -75,6 +76,7 @@ def optimizer_step(
             f"optimizer_step() got {type(optimizer).__name__}, which has no step() method, so "
             "nothing would be updated. Pass a torch.optim optimizer."
         )
+    require_flag(barrier, "optimizer_step()", "barrier")
     result = optimizer.step(**kwargs)
     if barrier:
         marks.mark_step()

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from lazyrt.arguments import require_flag
 from lazyrt.control import worker
 from lazyrt.errors import UsageError
 from lazyrt.frontend.provenance import user_site
@@ -106,7 +107,8 @@ def add_step_closure(
             next mark raises what a closure raised.
 
     Raises:
-        UsageError: `function` cannot be called, or `args` is no sequence of arguments.
+        UsageError: `function` cannot be called, `args` is no sequence of arguments, or `run_async`
+            is neither True nor False.
 
     Example:
         >>> import lazyrt, torch
@@ -128,6 +130,7 @@ def add_step_closure(
             "is no list of them. Put a single one into a tuple, with its comma: "
             "add_step_closure(print, (loss,))."
         )
+    require_flag(run_async, "add_step_closure()", "run_async")
     closure = Closure(
         function, tuple(args), dict(kwargs or {}), user_site(2), run_async
     )

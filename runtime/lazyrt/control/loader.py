@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -50,7 +51,7 @@ class DeviceLoader(Generic[T]):
         batches_per_execution: How many batches share one execution.
 
     Raises:
-        UsageError: A count that is too small, or a loader that cannot be iterated.
+        UsageError: A count that is too small, a loader that cannot be iterated, or another device.
 
     Example:
         >>> import lazyrt, torch
@@ -76,7 +77,7 @@ class DeviceLoader(Generic[T]):
         _check_count("prefetch", prefetch, 0)
         _check_count("batches_per_execution", batches_per_execution, 1)
         self.loader = loader
-        self.device = torch.device(device)
+        self.device = _lazy_device(device)
         self.prefetch = prefetch
         self.batches_per_execution = batches_per_execution
 
@@ -202,6 +203,18 @@ def _tell_left(number: int) -> None:
         events.WorkLeft(
             nodes=len(graph.nodes), nbytes=sum(map(nbytes_of, roots)), site=user_site(3)
         )
+    )
+
+
+def _lazy_device(device: object) -> torch.device:
+    """Return where batches go; elsewhere the loader would mark steps that it has no part in."""
+    with contextlib.suppress(RuntimeError, TypeError):
+        found = torch.device(device)  # type: ignore[call-overload]
+        if found.type == DEVICE_TYPE and not found.index:
+            return found  # type: ignore[no-any-return]
+    raise UsageError(
+        f"DeviceLoader got device={str(device)!r:.60}, which is not the lazy device, so no step would "
+        "use its batches. Leave the device out; for another one iterate over the loader itself."
     )
 
 

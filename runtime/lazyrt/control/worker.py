@@ -9,6 +9,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from lazyrt.arguments import seconds
 from lazyrt.config import config
 from lazyrt.errors import UsageError
 from lazyrt.frontend.copies import copied
@@ -74,8 +75,10 @@ def wait_for_closures(timeout_s: float | None = None) -> bool:
 
     Raises:
         BaseException: What one of them raised and no mark has raised yet.
-        UsageError: One of them asks: it would wait for itself.
+        UsageError: One of them asks: it would wait for itself; or `timeout_s` is no number from
+            0 up.
     """
+    timeout_s = seconds(timeout_s, "wait_for_closures()")
     if _is_own_thread():
         raise UsageError(
             f"wait_for_closures() was called in {_running}, which would wait for itself: "

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lazyrt.arguments import seconds
 from lazyrt.execution import forks, watcher
 from lazyrt.ir.live import Buffer, Lost, lock
 
@@ -110,8 +111,9 @@ def wait(timeout_s: float | None = None, *, check: bool = True) -> bool:
     Raises:
         ArgumentCheckError: A check of torch's that ran with a step has failed.
         torch.linalg.LinAlgError: So has a factorisation.
+        UsageError: `timeout_s` is no number from 0 up.
     """
-    is_idle = watcher.wait(timeout_s)
+    is_idle = watcher.wait(seconds(timeout_s, "wait()"))
     if check:
         raise_failed()
     return is_idle

@@ -44,7 +44,8 @@ def lowers(*names: str) -> Callable[[_R], _R]:
         names: Qualified overloads, such as `aten.add.Tensor`.
 
     Raises:
-        UsageError: A name lacks its overload, or is none; what is decorated is no function.
+        UsageError: A name lacks its overload, or there is no such op; what is decorated is no
+            function.
     """
     given: tuple[object, ...] = names
     if not given:
@@ -70,16 +71,36 @@ def lowers(*names: str) -> Callable[[_R], _R]:
                 f"lowers({names[0]!r}) got {rule!r:.60} as its rule, which cannot be called, so "
                 "the op would have no lowering any more. Decorate a function of jax arrays."
             )
-        for name in names:
-            _rules[name] = rule
         if not str(getattr(rule, "__module__", "")).startswith(_OWN):
+            for name in names:
+                _require_op(name)
             for name in names:
                 _given[name] = _given.get(name, 0) + 1
             for forget in _on_change:
                 forget()
+        for name in names:
+            _rules[name] = rule
         return rule
 
     return register
+
+
+def _require_op(name: str) -> None:
+    """Refuse the name of an op that torch does not have: its rule would never be asked for."""
+    namespace, op, overload = name.split(".")
+    packet = getattr(getattr(torch.ops, namespace), op, None)
+    known = packet.overloads() if packet is not None else []
+    if overload in known:
+        return
+    have = ", ".join(f"'{namespace}.{op}.{each}'" for each in known[:8])
+    do = (
+        f"Name one of {have}."
+        if known
+        else "Names look like 'aten.gelu.default'; an op of your own has to be defined first."
+    )
+    raise UsageError(
+        f"lowers({name!r}): torch has no op of that name, so the rule would never be used. {do}"
+    )
 
 
 def on_change(forget: Callable[[], None]) -> None:
