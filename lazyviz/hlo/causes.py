@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from lazyviz.hlo.blocks import blocks
 from lazyviz.hlo.edit_causes import edit_sentences
 from lazyviz.hlo.graph import CONSTANT, PARAMETER
 from lazyviz.hlo.mlir import MlirModule
@@ -15,12 +16,16 @@ from lazyviz.hlo.module import HloModule
 from lazyviz.hlo.nested import nested_diffs
 from lazyviz.hlo.normal import attributes, meshes_of
 from lazyviz.hlo.policy import embedded
+from lazyviz.hlo.print_options import ELIDED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from lazyviz.hlo.difference import GraphDiff
     from lazyviz.hlo.graph import Graph
+
+    # Nodes of either program that are counted in a sentence.
+    _Sides = tuple[set[int], set[int]]
 
 # What a module says of itself that decides how it is compiled and run.
 _SETTINGS = {
@@ -57,15 +62,21 @@ def sentences(found: GraphDiff, depth: int = 3) -> list[str]:
     A reason counts what follows from it: types that changed with an input's are no reason
     of their own. What other reasons leave untold is said as an edit.
     """
-    said = [*_settings(found), *_donations(found), *_inputs(found)]
-    said += [*_placement(found), *embedded(found), *_constants(found), *_outputs(found)]
-    said += edit_sentences(found, _where, _told(found))
+    ends = _with_outputs(found)
+    gone = blocks(found.a, found.removed, "removed", _where, ends[0])
+    new = blocks(found.b, found.added, "added", _where, ends[1])
+    told = gone.nodes, new.nodes
+    said = [*_settings(found), *_donations(found), *new.sentences, *gone.sentences]
+    said += [*_inputs(found, told), *_placement(found), *embedded(found)]
+    said += [*_constants(found), *_outputs(found, told)]
+    told = told[0] | ends[0], told[1] | ends[1]
+    said += edit_sentences(found, _where, told)
     if depth and len(said) < _FEW:
         said += _inside(found, depth)
     return said[:_MAX_SENTENCES]
 
 
-def _told(found: GraphDiff) -> tuple[set[int], set[int]]:
+def _with_outputs(found: GraphDiff) -> _Sides:
     """Return what is counted with outputs that one side has alone, on both sides."""
     added, removed = found.outputs.added, found.outputs.removed
     if len(added) == len(removed):  # replaced, which is no output more
@@ -166,7 +177,7 @@ def _shown(value: str | None) -> str:
     return value if len(value) <= _CLIP else f"{value[: _CLIP - 1]}…"
 
 
-def _inputs(found: GraphDiff) -> Iterator[str]:
+def _inputs(found: GraphDiff, told: _Sides) -> Iterator[str]:
     a, b = found.a, found.b
     changed = [
         (x, y)
@@ -181,8 +192,9 @@ def _inputs(found: GraphDiff) -> Iterator[str]:
         yield f"input {_name(b, y)} was {a.types[x]} and is {b.types[y]}{more}"
     if len(changed) > 3:  # noqa: PLR2004
         yield f"{len(changed) - 3:,} more inputs changed their types"
-    for graph, lone, what in ((b, found.added, "more"), (a, found.removed, "fewer")):
-        nodes = [node for node in lone if graph.ops[node] == PARAMETER]
+    sides = (b, found.added, told[1], "more"), (a, found.removed, told[0], "fewer")
+    for graph, lone, counted, what in sides:
+        nodes = [n for n in lone if graph.ops[n] == PARAMETER and n not in counted]
         if nodes:
             noun = "input" if len(nodes) == 1 else "inputs"
             shown = ", ".join(f"{_name(graph, n)} {graph.types[n]}" for n in nodes[:3])
@@ -241,6 +253,8 @@ def _constants(found: GraphDiff) -> Iterator[str]:
     for x, y in found.changed:
         before, now = found.a.label(x), found.b.label(y)
         if now.op == CONSTANT == before.op and before.literal != now.literal:
+            if ELIDED & {before.literal, now.literal}:
+                continue  # which is told as not compared
             changes.setdefault((before.literal, now.literal), []).append(y)
     resized = any(found.b.ops[y] == PARAMETER for _, y in found.changed)
     for (old, new), nodes in list(changes.items())[:3]:
@@ -261,17 +275,17 @@ def _inside(found: GraphDiff, depth: int) -> Iterator[str]:
                     yield f"in the {within} of {found.b.names[y]}{_where(found.b, [y])}: {each}"
 
 
-def _outputs(found: GraphDiff) -> Iterator[str]:
+def _outputs(found: GraphDiff, told: _Sides) -> Iterator[str]:
+    added, removed = found.outputs.added, found.outputs.removed
+    if len(added) == len(removed):  # A replaced result is no further one.
+        return
     sides = (
-        ("one more output", found.b, found.outputs.added, found.added, "+"),
-        ("one output less", found.a, found.outputs.removed, found.removed, "−"),
+        ("one more output", found.b, added, set(found.added) - told[1], "+"),
+        ("one output less", found.a, removed, set(found.removed) - told[0], "−"),
     )
-    for what, graph, outputs, lone, sign in sides:
-        mine = set(lone)
-        # A replaced result is no further one.
-        if not outputs or len(outputs) == len(found.outputs.added) == len(
-            found.outputs.removed
-        ):
+    for (what, graph, ends, mine, sign), counted in zip(sides, told[::-1], strict=True):
+        outputs = [node for node in ends if node not in counted]
+        if not outputs:
             continue
         count = len(_alone(graph, outputs, mine))
         many = what

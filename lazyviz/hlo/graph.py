@@ -140,6 +140,7 @@ class Graph:
             the inputs on is equal; None where the source knows no such thing.
         dead: What no output needed.
         source: What the graph was made from, for views that look deeper: a parsed module.
+        part: Name of the computation of `source` that it is; empty where that has none.
     """
 
     def __init__(
@@ -160,6 +161,7 @@ class Graph:
         numbers: Mapping[int, int] | None = None,
         dead: Sequence[DeadNode] = (),
         source: Any = None,
+        part: str = "",
     ) -> None:
         self.name = name
         self.labels = labels
@@ -171,6 +173,7 @@ class Graph:
         self.numbers = dict(numbers or {})
         self.dead = tuple(dead)
         self.source = source
+        self.part = part
         self._names = names
         self._origins = origins
         self._read_origin = read_origin
@@ -382,6 +385,7 @@ class GraphBuilder:
         *,
         dead: Sequence[DeadNode] = (),
         source: Any = None,
+        part: str = "",
     ) -> Graph:
         """Return the graph, without the nodes that no output needs.
 
@@ -389,6 +393,7 @@ class GraphBuilder:
             outputs: Ids of the results, in order.
             dead: Further nodes that were left out, to be listed.
             source: See `Graph.source`.
+            part: See `Graph.part`.
         """
         live = _live(self.operands, outputs)
         found = list(dead)
@@ -412,6 +417,7 @@ class GraphBuilder:
             numbers=self.numbers,
             dead=found,
             source=source,
+            part=part,
         )
 
     def _drop(self, live: bytearray) -> list[DeadNode]:

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from lazyviz.hlo.mlir_text import closing
+from lazyviz.hlo.tokens import evenly_spaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -99,7 +100,7 @@ def split_commas(text: str) -> list[str]:
 def literal_of(body: str) -> str | None:
     """Return the value of a constant, None if it has none that is known."""
     found = _LITERAL.search(body)
-    return _BLANK.sub(" ", found[1].strip()) if found else None
+    return evenly_spaced(found[1]) if found else None
 
 
 def attributes_of(op: str, body: str, symbol: Callable[[re.Match[str]], str]) -> str:

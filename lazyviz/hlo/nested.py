@@ -23,12 +23,9 @@ def callees(graph: Graph, node: int) -> list[tuple[str, str]]:
         return source.callees(graph, node)
     if not isinstance(source, HloModule):
         return []
-    name = graph.names[node].lstrip("%")
-    for computation in reversed(source.computations.values()):  # the entry first
-        position = computation.index.get(name)
-        if position is not None:
-            return called(computation.row(position), source)
-    return []
+    computation = source.computations[graph.part]
+    position = computation.index.get(graph.names[node].removeprefix("%"))
+    return [] if position is None else called(computation.row(position), source)
 
 
 def callee_graph(graph: Graph, name: str) -> Graph | None:
@@ -92,4 +89,4 @@ def _numbered(graph: Graph) -> Graph:
             group=graph.groups.get(node),
         )
     results = builder.add(builder.label("return", "()"), graph.outputs, name="%results")
-    return builder.finish([results], source=graph.source)
+    return builder.finish([results], source=graph.source, part=graph.part)

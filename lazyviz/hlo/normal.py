@@ -22,6 +22,8 @@ from lazyviz.hlo.graph import (
 )
 from lazyviz.hlo.inherited import filled
 from lazyviz.hlo.module import HloModule, name_in, without_layout
+from lazyviz.hlo.print_options import lacks_attributes
+from lazyviz.hlo.tokens import evenly_spaced
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
@@ -129,6 +131,7 @@ class _Normaliser:
         self._fingerprints: dict[str, str] = {}
         self._types: dict[str, str] = {}
         self._meshes = meshes_of(module.header)
+        self._is_bare = lacks_attributes(module)
         if module.effectful is None:
             module.effectful = _effectful(module)
         # What is worked out once for each form.
@@ -145,11 +148,13 @@ class _Normaliser:
         dead = [
             self._dead(computation, k) for k, is_live in enumerate(live) if not is_live
         ]
-        seen = _SeeThrough(computation, live)
+        seen = _SeeThrough(computation, live, sees_elements=not self._is_bare)
         ids = self._build(builder, computation, live, seen)
         outputs = [ids[each] for each in seen.outputs(computation.root)]
         outputs += [ids[each] for each in effects]
-        return builder.finish(outputs, dead=dead, source=self._module)
+        return builder.finish(
+            outputs, dead=dead, source=self._module, part=computation.name
+        )
 
     def _dead(self, computation: Computation, position: int) -> DeadNode:
         table, forms = computation.table, computation.forms
@@ -249,7 +254,7 @@ class _Normaliser:
         found = self._labels.get(form)
         if found is None:
             op, type_text, attrs, literal = self._module.forms[form]
-            literal = "" if op == PARAMETER else _BLANK.sub(" ", literal.strip())
+            literal = "" if op == PARAMETER else evenly_spaced(literal)
             kept = ", ".join(self._kept(attrs, op == _CUSTOM)) if attrs else ""
             found = self._labels[form] = Label(op, self._type(type_text), kept, literal)
         return found
@@ -372,14 +377,17 @@ class _SeeThrough:
         erased: Which instructions are no nodes.
     """
 
-    def __init__(self, computation: Computation, live: bytearray) -> None:
+    def __init__(
+        self, computation: Computation, live: bytearray, *, sees_elements: bool = True
+    ) -> None:
         self._computation = computation
         self._rows = computation.operands
         self.alias = list(range(len(computation)))
         self.members: dict[int, tuple[int, int]] = {}
         self.erased = bytearray(len(computation))
         self._tuples = _of_ops(computation, live, {_TUPLE})
-        self._elements = _of_ops(computation, live, {_ELEMENT})
+        elements = {_ELEMENT} if sees_elements else frozenset()
+        self._elements = _of_ops(computation, live, elements)
         split = self._splittable(live)
         for position in self._tuples | split:
             self.erased[position] = 1

@@ -18,10 +18,12 @@ import sys
 from jaxlib import _hlo
 
 data = sys.stdin.buffer.read()
+options = _hlo.HloPrintOptions()
+options.print_large_constants = True
 for part in (data, data[int(sys.argv[1]):int(sys.argv[2])]):
     try:
         module = _hlo.HloModule.from_serialized_hlo_module_proto(part)
-        text = module.to_string()
+        text = module.to_string(options)
     except Exception as error:
         failure = error
         continue

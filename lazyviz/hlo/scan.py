@@ -13,10 +13,13 @@ from lazyviz.hlo.brackets import (
     fault_of,
     type_end,
 )  # fmt: skip
-from lazyviz.hlo.common_lines import CommonLines, FaultError
+from lazyviz.hlo.common_lines import CommonLines
 from lazyviz.hlo.errors import HloSyntaxError
+from lazyviz.hlo.forms import Forms
 from lazyviz.hlo.frames import FrameTables
+from lazyviz.hlo.late import resolve
 from lazyviz.hlo.module import Computation, Form, HloModule
+from lazyviz.hlo.print_options import hidden_operands, nameless
 from lazyviz.hlo.tokens import (
     COMMENT,
     LITERAL_OPS,
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 # Every alternative starts with another character, so that matching is linear.
-_FLAT = r"[^()\"\n]*(?:\([^()\"\n]*\)[^()\"\n]*)*"
+_FLAT = r"[^()\"\n]*+(?:\([^()\"\n]*+\)[^()\"\n]*+)*+"
 _INSTRUCTION = re.compile(
     r"\s*(ROOT )?%?([\w.\-]+) = "
     r"([a-z]\w*\[[^\[\]\s]*\](?:\{[^{}\s]*\})?|\(" + _FLAT + r"\)) "
@@ -40,8 +43,9 @@ _INSTRUCTION = re.compile(
 _OPCODE = re.compile(r"\s*([A-Za-z][\w\-]*)\(")
 _HEADER = re.compile(r"\s*(ENTRY\b\s*)?%?([\w.\-]*)\s*(?=[({])")
 _MODULE = re.compile(r"HloModule\s+%?([^\s,]*)(.*)")
-_LEFT_OUT = re.compile(r"\.\.\.\(\+\d+\)?")
 _ALL_NAMES = re.compile(r"[\w.\-\n]*")
+# A brace may close a part of a literal, too: `})` or `},` and no more.
+_BEGINNING = re.compile(r"ENTRY|HloModule|\}(?!\)|,\s*$)")
 # Bodies within bodies.
 _MAX_BODIES = 50
 _MAX_JOINED_LINES = 100_000
@@ -61,39 +65,6 @@ def modules(text: str, *, partial: bool = False, source: str = "") -> list[HloMo
         HloSyntaxError: The text is no HLO, or is cut off, with line and column.
     """
     return _Reader(text, partial=partial, source=source).read()
-
-
-class _Forms:
-    """The forms of one module by what makes them. It knows no reader, which holds the text.
-
-    Attributes:
-        numbers: Their positions in the module's table, by head, attributes and literal.
-    """
-
-    def __init__(self, table: list[Form]) -> None:
-        self.numbers: dict[tuple[str, ...], int] = {}
-        self._table = table
-
-    def common(self, key: tuple[str, ...]) -> int:
-        """Return the number of the form of a common line.
-
-        Raises:
-            FaultError: Its attributes cannot be right.
-        """
-        found = self.numbers.get(key)
-        if found is not None:
-            return found
-        if key[1] and fault_of(key[1]) is not None:
-            raise FaultError
-        return self.add(key)
-
-    def add(self, key: tuple[str, ...]) -> int:
-        """Return the number of a new form."""
-        type_text, _, op = key[0].rpartition(" ")
-        number = self.numbers[key] = len(self._table)
-        plain = [COMMENT.sub("", part) if "/*" in part else part for part in key[1:]]
-        self._table.append(Form(op, type_text, *plain))
-        return number
 
 
 class _Reader:
@@ -185,7 +156,7 @@ class _Reader:
         self._tables = FrameTables()
 
     def _new_forms(self, table: list[Form]) -> None:
-        self._forms = _Forms(table)
+        self._forms = Forms(table)
         self._common = CommonLines(self._forms.common)
 
     def _finish_module(self) -> None:
@@ -194,6 +165,7 @@ class _Reader:
             return
         self._module = None
         self._resolve_late()
+        self._check_operand_names(module)
         module.frames = self._tables.sites()
         if not module.entry and module.computations and self._partial:
             module.entry = next(reversed(module.computations))
@@ -204,6 +176,20 @@ class _Reader:
                 line=len(self._lines),
             )
         self._found.append(module)
+
+    def _check_operand_names(self, module: HloModule) -> None:
+        """Refuse instructions whose operands were printed without names."""
+        found = None if self._partial else nameless(module)
+        if found is None:
+            return
+        computation, at = found
+        op, line = computation.table[computation.forms[at]].op, computation.lines[at]
+        raise self._error(
+            f"%{computation.names[at]} names nothing that it reads, and {op} reads something. "
+            "Print the module with `print_operand_names`.",
+            line=line,
+            column=self._lines[line - 1].find(f"{op}(") + 1,
+        )
 
     def _start_computation(self, found: re.Match[str]) -> None:
         if self._module is None:
@@ -366,7 +352,8 @@ class _Reader:
         if name in index and not self._partial:
             raise self._error(
                 f"the instruction %{name} is defined a second time in the computation "
-                f"%{computation.name}. Two dumps may have been mixed.",
+                f"%{computation.name}. Two dumps may have been mixed, or the module was "
+                "printed without `print_ids`.",
                 at=name,
             )
         form = self._forms.numbers.get(key)
@@ -379,11 +366,11 @@ class _Reader:
 
     def _check_operands(self, name: str, body: str) -> None:
         """Refuse operands that were left out, which would read as fewer."""
-        if not self._partial and (left_out := _LEFT_OUT.search(body)):
+        if not self._partial and (hidden := hidden_operands(body)):
             raise self._error(
-                f"%{name} reads more than it says: `{left_out[0]}` stands for the others. "
+                f"%{name} reads more than it says: `{hidden}` stands for the others. "
                 "Print the module without the option `compact_operands`.",
-                column=self._line().find(left_out[0]) + 1,
+                column=self._line().find(hidden) + 1,
             )
 
     def _check_attributes(self, name: str, rest: str) -> None:
@@ -440,9 +427,10 @@ class _Reader:
             if self._partial:
                 return
             what = "type" if end_of_type <= at else "opcode"
+            hint = " Print the module with `print_result_shape`."
             raise self._error(
                 f"%{start[2]} has no {what}: {clip(text[at:])!r}. An instruction reads "
-                "`name = type op(operands)`.",
+                f"`name = type op(operands)`.{hint if _OPCODE.match(text, at) else ''}",
                 column=max(at, end_of_type) + 1,
             )
         end = closing(text, opcode.end() - 1)
@@ -505,38 +493,9 @@ class _Reader:
         )
 
     def _resolve_late(self) -> None:
-        """Resolve operands that are defined after their users, or not at all."""
         late, self._late = self._late, []
-        reordered: dict[str, Computation] = {}
-        for computation, position, names in late:
-            found = [computation.index.get(each, -1) for each in names]
-            if -1 in found and not self._partial:
-                missing = names[found.index(-1)]
-                self._at = computation.lines[position] - 1
-                raise self._error(
-                    f"%{computation.names[position]} reads %{missing}, which the computation "
-                    f"%{computation.name} does not define. The dump was cut or edited.",
-                    at=missing,
-                )
-            computation.operands[position] = tuple(found)
-            computation.operand_names[position] = tuple(names)
-            if any(each >= position for each in found):
-                reordered[computation.name] = computation
-        for computation in reordered.values():
-            self._sort(computation)
-
-    def _sort(self, computation: Computation) -> None:
-        order, waits_for_itself = _topological(computation.operands)
-        if waits_for_itself >= 0:
-            self._at = computation.lines[waits_for_itself] - 1
-            name = computation.names[waits_for_itself]
-            raise self._error(
-                f"the computation %{computation.name} has a cycle through "
-                f"%{name}, which cannot be computed in any order. The dump "
-                "was edited.",
-                at=name,
-            )
-        computation.reorder(order)
+        if fault := resolve(late, partial=self._partial):
+            raise self._error(fault.message, line=fault.line, at=fault.at)
 
     def _error(
         self, message: str, *, line: int = 0, column: int = 1, at: str = ""
@@ -550,29 +509,4 @@ class _Reader:
 
 def _begins(line: str) -> bool:
     """Return whether a line begins something of its own, so nothing can go on in it."""
-    return bool(START.match(line)) or line.startswith(("}", "ENTRY", "HloModule"))
-
-
-def _topological(operands: Sequence[tuple[int, ...]]) -> tuple[list[int], int]:
-    """Return positions with operands first, keeping the text's order, or who is in a cycle."""
-    done: dict[int, None] = {}
-    for start in range(len(operands)):
-        stack = [start]
-        under_way: set[int] = set()
-        while stack:
-            position = stack[-1]
-            if position in done:
-                stack.pop()
-                continue
-            waiting = [
-                each for each in operands[position] if each >= 0 and each not in done
-            ]
-            if not waiting:
-                done[position] = None
-                stack.pop()
-            elif position in under_way:
-                return [], position
-            else:
-                under_way.add(position)
-                stack.extend(waiting)
-    return list(done), -1
+    return START.match(line) is not None or _BEGINNING.match(line) is not None

@@ -13,6 +13,8 @@ COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 METADATA = re.compile(
     r',?\s*metadata=\{((?:[^"{}]|"[^"\\]*(?:\\.[^"\\]*)*"|\{[^{}]*\})*)\}'
 )
+# Blanks that are not one space alone.
+_UNEVEN = re.compile(r"[^\S ]\s*| \s+")
 _TYPED = re.compile(r"(?<![\w.\-])[a-z]\w*\[[^\[\]]*\](?:\{[^{}]*\})?")
 
 
@@ -37,6 +39,18 @@ def without_metadata(rest: str) -> tuple[str, str]:
     if cut is None:
         return rest, ""
     return rest[: cut.start()] + rest[cut.end() :], cut[1]
+
+
+def evenly_spaced(text: str) -> str:
+    r"""Return a text with one space where it has blanks, and none around it.
+
+    A literal may have millions of single spaces, which stay where they are.
+
+    Example:
+        >>> evenly_spaced(" {1,  2,\n 3} "), evenly_spaced("a\tb")
+        ('{1, 2, 3}', 'a b')
+    """
+    return _UNEVEN.sub(" ", text.strip())
 
 
 def operand_names(body: str) -> list[str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from lazyviz.hlo.causes import sentences
 from lazyviz.hlo.hunks import group_hunks
 from lazyviz.hlo.nested import callees, nested_diffs
+from lazyviz.hlo.print_options import unseen
 from lazyviz.render.diff_change import CALLED
 from lazyviz.render.measure import clip
 from lazyviz.render.text import plural, size
@@ -93,6 +94,7 @@ def _remarks(found: GraphDiff) -> Iterator[str]:
             f"also: {plural(len(regrouped.pairs), 'operand')} of coalesced collectives in other "
             f"groups, of {sizes[0]} → {sizes[1]}"
         )
+    yield from unseen(found)
     dead_a, dead_b = (dead_text(dead) for dead in found.dead)
     if dead_a and dead_a == dead_b:
         yield f"dead code on both sides, no effect on results: {dead_a}"
@@ -272,8 +274,9 @@ def instruction(graph: Graph, node: int, other: Label | None = None) -> str:
     number = graph.numbers.get(node)
     if number is not None:
         inside = str(number)
-    attrs = _clip_to_change(label.attrs, other.attrs)
-    attrs = with_callees(attrs, graph, node)
+    attrs = with_callees(label.attrs, graph, node)
+    is_named = attrs != label.attrs
+    attrs = clip(attrs, _MAX_ATTRS) if is_named else _clip_to_change(attrs, other.attrs)
     attrs = f", {attrs}" if attrs else ""
     if label.attrs and not inside and "=" not in label.attrs:
         inside, attrs = attrs.removeprefix(", "), ""

@@ -1,5 +1,7 @@
 """What is said of two dumps: for what they were compiled, and what was edited first."""
 
+import re
+
 import pytest
 
 from lazyviz.hlo import diff, parse
@@ -21,6 +23,9 @@ ENTRY %main (p: f32[8]) -> f32[8] {{
   ROOT %n = f32[8] negate(%r)
 }}
 """
+INPUTS = (
+    "HloModule m\nENTRY e {\n  x = f32[4] parameter(0)\n  ROOT t = f32[4] tanh(x)\n}\n"
+)
 PLAIN = {"header": "", "sharding": "{replicated}", "groups": "{{0,1}}"}
 
 
@@ -108,9 +113,56 @@ def test_inputs_that_one_side_has_alone_are_named_and_move_no_others():
     said = diff_text(diff(a, b))
 
     count = len(b.inputs) - len(a.inputs)
-    assert f"{count} inputs more: " in said
+    layer = "the layer `encoder.layer.2` was"
+    assert f"{layer} added: 379 instructions and {count} inputs at " in said
+    assert "inputs more" not in said
     assert "another order" not in said
-    assert f"{count} inputs fewer: " in diff_text(diff(b, a))
+    assert f"{layer} removed: 379 instructions and {count} inputs at " in diff_text(
+        diff(b, a)
+    )
+
+
+@pytest.mark.parametrize("has_scopes", [True, False])
+def test_layers_that_one_side_has_alone_are_counted_as_such(has_scopes):
+    """Issue 6: 2,490 instructions are six layers."""
+    names = [0, 1, *(f"new{k}" for k in range(6)), 2, 3]
+    a, b = (
+        parse(text_of(p, seed=k, shuffle=True, metadata=has_scopes)[0])
+        for k, p in enumerate((transformer(4), transformer(names=names)))
+    )
+
+    said = sentences(diff(a, b))
+
+    if has_scopes:
+        assert len(said) == 1
+        assert said[0].startswith(
+            "6 layers `encoder.layer.new0`-`encoder.layer.new5` were added: 2,274 "
+            "instructions and 216 inputs at train.py:1"
+        )
+    else:
+        assert re.match(
+            r"a block of 37\d instructions and 3\d inputs was added 6 times: broadcast ×",
+            said[0],
+        )
+
+
+def test_layers_and_an_output_that_are_new_are_both_named():
+    said = sentences(pair({}, {"names": [0, 1, 2, 3], "norm": True}))
+
+    assert said[0].startswith("2 layers `encoder.layer.2`-`encoder.layer.3` were added")
+    assert said[1].startswith("one more output: %sqrt.")
+
+
+def test_inputs_that_one_side_has_alone_are_named():
+    a = parse(INPUTS)
+    b = parse(
+        INPUTS.replace(
+            "  ROOT", "  y = f32[4] parameter(1)\n  z = f32[4] add(x, y)\n  ROOT"
+        ).replace("tanh(x)", "tanh(z)")
+    )
+
+    assert sentences(diff(a, b))[0] == "1 input more: %y f32[4]"
+    assert sentences(diff(b, a))[0] == "1 input fewer: %y f32[4]"
 
 
 def test_an_output_that_both_compute_says_so():

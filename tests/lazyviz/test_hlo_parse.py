@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+import tracemalloc
 import weakref
 from pathlib import Path
 from typing import Any
@@ -457,6 +458,30 @@ def test_a_long_quotation_is_read_in_linear_time():
 
     assert max(len(label.attrs) for label in graph.labels) > 9_000_000
     assert time.process_time() - started < 3  # 0.3 s; one step for each character: 5 s
+
+
+@pytest.mark.parametrize("item", ["(1, -2)", "{ 1, -2 }"])
+def test_reading_a_large_literal_takes_little_more_memory_than_its_text(item):
+    """Each copy of the literal counts as one; matched with backtracking it was 19."""
+    literal = "{" + ", ".join([item] * 200_000) + "}"
+    text = f"HloModule m\nENTRY e {{\n  ROOT c = c64[200000] constant({literal})\n}}"
+    tracemalloc.start()
+
+    graph = parse(text)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert graph.label(0).literal == literal
+    assert peak < 9 * len(literal)
+
+
+def test_a_literal_in_rows_ends_where_its_own_brace_closes():
+    rows = "{\n{ 1, 2 },\n{ 3, 4 }\n}"
+    text = f"HloModule m\nENTRY e {{\n  ROOT c = s32[2,2] constant({rows})\n}}"
+    deep = text.replace(rows, "{\n{ {\n1, 2\n},\n{ 3, 4 } }\n}")
+
+    assert parse(text).label(0).literal == "{ { 1, 2 }, { 3, 4 } }"
+    assert parse(deep).label(0).literal == "{ { { 1, 2 }, { 3, 4 } } }"
 
 
 def _notations(text):

@@ -1,16 +1,21 @@
 """Programs as jax, XLA and our own runtime write them: text, protos, before and after XLA."""
 
+import importlib
 import random
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 
 import lazyrt
 import lazyviz
-from lazyviz.hlo import HloError, diff, parse, read
+from lazyviz.hlo import HloError, HloSyntaxError, diff, parse, read
+from lazyviz.render.diff_text import summary
+
+_hlo: Any = importlib.import_module("jaxlib._hlo")
 
 
 def program(scale):
@@ -117,6 +122,73 @@ def test_broken_protos_are_refused_and_end_no_process(pair):
             refused += 1
 
     assert refused > 6
+
+
+def large(last):
+    values = np.arange(64, dtype="float32")
+    values[-1] = last
+    return jax.jit(lambda x: x + values).lower(values)
+
+
+def test_large_constants_are_compared_or_said_not_to_be():
+    """XLA's text has `{...}` for them, unless it is asked for more; a proto has them all."""
+    one, two = map(hlo, (large(1), large(2)))
+    data = [each.as_serialized_hlo_module_proto() for each in (one, two)]
+    texts = [each.as_hlo_module().to_string() for each in (one, two)]
+
+    found, unknown = diff(*data), diff(*texts)
+
+    assert found.cost == len(found.changed) == 1
+    assert not any("not compared" in each for each in summary(found))
+    (said,) = summary(unknown)[1:]
+    assert said == (
+        "not compared: the value of a constant, which both dumps leave out; print with "
+        "`print_large_constants`"
+    )
+    assert "which the second dump leaves out" in summary(diff(data[0], texts[1]))[1]
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("print_extra_attributes", ""),
+        ("print_percent", ""),
+        ("print_metadata", ""),
+        ("print_program_shape", ""),
+        ("include_layout_in_shapes", ""),
+        ("print_operand_shape", ""),
+        ("canonicalize_computations", ""),
+        ("print_ids", r"printed without `print_ids`"),
+        ("print_operand_names", r"names nothing that it reads.* with `print_operand_names`"),
+        ("print_result_shape", r"has no type.* with `print_result_shape`"),
+    ],
+)  # fmt: skip
+def test_what_an_option_of_xlas_printer_leaves_out_is_read_around_or_named(
+    pair, option, said
+):
+    options = _hlo.HloPrintOptions()
+    setattr(options, option, not getattr(options, option))
+    texts = [hlo(each).as_hlo_module().to_string(options) for each in pair]
+
+    if said:
+        with pytest.raises(HloSyntaxError, match=said) as caught:
+            parse(texts[0])
+        assert caught.value.line > 1
+        assert caught.value.column > 1
+        return
+    found = diff(*texts)
+    assert diff(texts[0], texts[0]).is_empty
+    assert found.cost == 1  # the loop, in whose body a number is another
+    assert any("a constant was 2 and is 3" in each for each in summary(found))
+    is_bare = option == "print_extra_attributes"
+    assert is_bare == any("elements of tuples, which both" in s for s in summary(found))
+
+
+def test_bodies_of_one_name_in_canonical_notation_are_told_apart(pair):
+    options = _hlo.HloPrintOptions.canonical()
+    texts = [hlo(each).as_hlo_module().to_string(options) for each in pair]
+
+    assert "a constant was 2 and is 3" in summary(diff(*texts))[1]
 
 
 def test_data_that_is_no_proto_is_refused(tmp_path):
