@@ -245,8 +245,9 @@ def explore(*things: Any, **options: Any) -> ExploreView:
 
     A click on an op of a pending graph shows its value; the step stays as it is. Of a module
     with inputs the graph of that one call is shown: it is recorded and taken back, so nothing of
-    it runs, no random number is drawn, and what was pending stays as it was. What the call does
-    to Python objects stays.
+    it runs, no random number is drawn, and what was pending stays as it was, as do the attributes
+    of modules, gradients and optimizers. What the call does to other Python objects, such as a
+    list that it appends to, stays.
 
     Args:
         things: Nothing for all that is pending; lazy tensors; a graph; a computation; HLO or

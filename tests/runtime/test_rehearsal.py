@@ -3,13 +3,15 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import lazyrt
 from lazyrt.config import config
 from lazyrt.control.rehearsal import rehearse
 from lazyrt.errors import StepSyncError, UsageError
 from lazyrt.observe import events
-from tests.harness import DEVICE, recorded
+from tests.harness import DEVICE, grad_of, recorded
 
 pytestmark = pytest.mark.not_eager("records a call without running it")
 
@@ -19,10 +21,12 @@ class Net(nn.Module):
         super().__init__()
         self.first, self.norm = nn.Linear(3, 4), nn.BatchNorm1d(4)
         self.last = None
+        self.seen = []
 
     def forward(self, x, *, scale=1.0):
         hidden = torch.dropout(self.norm(self.first(x)), 0.5, True)  # noqa: FBT003
         self.last = hidden
+        self.seen.append(hidden)
         return {"hidden": hidden, "both": (hidden.sum() * scale, torch.relu(hidden))}
 
 
@@ -49,7 +53,8 @@ def run(net, look):
         facts.append(lazyrt.pending_graph().fingerprint)
         if look:
             rehearse(net, x)
-        net.last = None  # what a call does to Python objects stays
+        net.last = None
+        net.seen.clear()  # what a call does to a list stays
         net.zero_grad()
         out.backward()
         lazyrt.mark_step()
@@ -91,10 +96,12 @@ def test_nothing_runs_and_nothing_stays(net):
     assert sorted(found.outputs.values()) == ["both[0]", "both[1]", "hidden"]
     names = {held.name for held in found.holdings.values()}
     assert {"x", "net.first.weight", "net.norm.running_mean"} <= names
-    # What the module kept of the call is told to be lost, and why.
+    # What a list of the module's kept of the call is told to be lost, and why.
+    assert net.last is None
     assert len(lazyrt.live_tensors()) <= live + 1
-    with pytest.raises(lazyrt.errors.LostValueError, match="only recorded to see"):
-        net.last.cpu()
+    for use in (torch.Tensor.cpu, torch.sin, nn.Linear(4, 2).to(DEVICE)):
+        with pytest.raises(lazyrt.errors.LostValueError, match="only recorded to see"):
+            use(net.seen[0])
     assert y.tolist() == (torch.ones(5, 3) * 2).tolist()
 
 
@@ -161,3 +168,147 @@ def test_a_call_leaves_the_count_towards_the_bound_of_pending_ops(net):
         return [event.nodes for event in found]
 
     assert barriers(look=False) == barriers(look=True)
+
+
+def test_a_call_that_writes_its_argument_leaves_the_arguments_history():
+    weight = torch.ones(4, device=DEVICE, requires_grad=True)
+    hidden = weight * torch.tensor([1.0, -1.0, 2.0, -2.0]).to(DEVICE)
+    plain = torch.ones(4, device=DEVICE)
+
+    rehearse(nn.ReLU(inplace=True), hidden)
+    rehearse(lambda pair: pair["plain"].mul_(weight), {"plain": plain})
+    hidden.square().sum().backward()
+
+    assert grad_of(weight).tolist() == [2.0, 2.0, 8.0, 8.0]
+    assert not plain.requires_grad
+    assert plain.tolist() == [1.0] * 4
+
+
+class Counting(nn.Module):
+    """Writes a buffer that its derivative reads, and gives attributes other values."""
+
+    scale: torch.Tensor
+    calls: torch.Tensor
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(4))
+        self.register_buffer("calls", torch.zeros(()))
+        self.weight = nn.Parameter(torch.ones(4))
+        self.times = 0
+
+    def forward(self, x):
+        self.scale.add_(1)
+        self.calls, self.times = self.calls + 1, self.times + 1
+        self.extra = self.weight * 2
+        return x * self.weight * self.scale
+
+
+def test_a_call_leaves_a_modules_attributes_and_the_derivatives_of_calls_before_it():
+    net = Counting().to(DEVICE)
+    x = torch.ones(2, 4, device=DEVICE)
+
+    loss = net(x).sum()
+    extra = net.extra
+    rehearse(net, x)
+    rehearse(net.forward, x)
+    loss.backward()
+
+    assert grad_of(net.weight).tolist() == [4.0] * 4
+    assert (net.times, net.calls.item(), net.extra is extra) == (1, 1.0, True)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_whole_training_step_is_taken_back_with_gradients_and_optimizer(optimizer):
+    def run(look):
+        torch.manual_seed(0)
+        net = nn.Linear(3, 2).to(DEVICE)
+        steps = optimizer(net.parameters(), lr=0.1)
+        x = torch.ones(4, 3, device=DEVICE)
+
+        def train(x):
+            loss = net(x).square().mean()
+            loss.backward()
+            steps.step()
+            return loss
+
+        losses = []
+        for _ in range(2):
+            if look:
+                assert rehearse(train, x).outputs
+            losses.append(train(x).item())
+            gradient = net.weight.grad
+            if look:
+                rehearse(train, x)
+            assert net.weight.grad is gradient
+            steps.zero_grad()
+        return losses
+
+    assert run(look=True) == run(look=False)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_call_within_a_checkpoint_is_no_part_of_it(net, reentrant):
+    x = torch.ones(5, 3, device=DEVICE, requires_grad=True)
+    lazyrt.mark_step()
+    seen = []
+    for looks in ([], [net]):
+
+        def part(x, looks=looks):
+            hidden = torch.tanh(net.first(x))
+            while looks:  # in the forward call, and not where it is computed again
+                rehearse(looks.pop(), x)
+            return hidden.square()
+
+        checkpoint(part, x, use_reentrant=reentrant).sum().backward()
+        seen.append(lazyrt.pending_graph().fingerprint)
+        lazyrt.discard_pending()
+        net.zero_grad()
+        x.grad = None
+
+    assert seen[0] == seen[1]
+
+
+def test_a_counter_of_ops_counts_no_call_that_is_taken_back(net):
+    x = torch.ones(5, 3, device=DEVICE)
+    with FlopCounterMode(display=False) as counted:
+        net.first(x)
+        rehearse(net.first, x)
+
+    assert counted.get_total_flops() == 2 * 5 * 3 * 4
+
+
+def test_the_ops_of_a_call_that_is_taken_back_are_no_nodes_of_the_program():
+    x = torch.ones(5, 3, device=DEVICE)
+    call = rehearse(torch.tanh, x)
+
+    own = lazyrt.pending_graph(torch.tanh(x))
+
+    assert own.fingerprint == call.graph.fingerprint
+    assert own.nodes[-1] is not call.graph.nodes[-1]
+    assert own.nodes[-1].provenance.step == ""
+
+
+def test_equal_arguments_are_one_tensor_to_the_call():
+    x = torch.ones(2, 3, device=DEVICE) * 2
+    same = []
+
+    def add(a, b, others):
+        same.append(a is b is others[0])
+        return a + b
+
+    rehearse(add, x, x, [x])
+
+    assert same == [True]
+
+
+def test_a_call_that_would_decide_shapes_or_is_transformed_is_refused():
+    x = torch.ones(2, 3, device=DEVICE)
+    net = nn.LazyLinear(4).to(DEVICE)
+
+    with pytest.raises(UsageError, match="decide the shapes"):
+        rehearse(net, x)
+    with pytest.raises(UsageError, match="within a transform"):
+        torch.func.grad(lambda t: rehearse(torch.sin, t))(x)
+
+    assert net(x).shape == (2, 4)

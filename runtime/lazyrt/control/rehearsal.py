@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyrt.config import config
+from lazyrt.control.rollback import Undo
+from lazyrt.control.untouched import Untouched, apart
 from lazyrt.errors import StepSyncError, UsageError
 from lazyrt.execution import undo
 from lazyrt.execution.holdings import holdings
@@ -16,7 +18,7 @@ from lazyrt.frontend import scalars
 from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.names import names_of_buffers
 from lazyrt.frontend.provenance import user_site
-from lazyrt.frontend.torch_compat import is_lazy
+from lazyrt.frontend.torch_compat import is_lazy, is_transformed, unobserved
 from lazyrt.ir import active
 from lazyrt.ir.graph import Graph
 from lazyrt.ir.live import exempt, generators, lock, stand_ins
@@ -54,8 +56,10 @@ def rehearse(
 ) -> Rehearsal:
     """Record a call and take it back; what was pending before stays as it was.
 
-    Tensors that the call writes keep their data, and no random number is drawn. What else it
-    does to Python objects stays, as does what it does to tensors elsewhere than on the device.
+    Tensors that the call writes keep their data, their gradients and autograd's history, modules and
+    optimizers their attributes and state, and no random number is drawn. What else it does to Python
+    objects, such as lists that it appends to, stays, as does what it does to tensors elsewhere than on
+    the device.
 
     Args:
         function: A module or a function.
@@ -63,7 +67,8 @@ def rehearse(
         options: The same by name.
 
     Raises:
-        UsageError: It gives no tensor of pending ops, or ops run at once in this mode.
+        UsageError: It gives no tensor of pending ops, or ops run at once in this mode, or within a
+            transform of torch.func.
         StepSyncError: It needs a value, which only running a part of it would give.
     """
     name = type(function).__name__
@@ -73,7 +78,14 @@ def rehearse(
             f"the graph of {name} cannot be recorded in eager debug mode, where each op runs at "
             "once. Leave the mode first: lazyrt.config.eager = False."
         )
-    opened = active.ActiveStep(name=name, site=user_site(2), on_read="error")
+    if is_transformed():
+        raise UsageError(
+            f"the graph of {name} was asked for within a transform of torch.func, whose tensors have "
+            "no graph of their own. Ask for it outside, with the transformed function."
+        )
+    site = user_site(2)
+    taken_back = Undo("discard", site)
+    opened = active.ActiveStep(name, site, on_read="error", undo=taken_back)
     before = undo.mark()
     random = [(each, each.seed, each.offset) for each in generators]
     held = [(each, each.value) for each in stand_ins() if each.is_pending]
@@ -83,8 +95,11 @@ def rehearse(
             config.scoped(max_pending_nodes=0),
             scalars.unnoticed(),
             torch.random.fork_rng(devices=[]),
+            unobserved(),
+            Untouched(function, (arguments, options)),
         ):
-            return _recorded(function(*arguments, **options), name)
+            own, named = apart((arguments, options))
+            return _recorded(function(*own, **named), name)
     except StepSyncError as error:
         error.add_note(
             f"{name} was called to see its graph, of which nothing runs. Explore what is pending "
@@ -94,6 +109,7 @@ def rehearse(
     finally:
         active.leave(opened)
         undo.drop_since(before, _REASON)
+        taken_back.restore_optimizers()
         for generator, seed, offset in random:
             generator.restart(seed, offset)
         for buffer, value in held:

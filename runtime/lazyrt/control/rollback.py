@@ -76,7 +76,7 @@ class Undo:
             graph, restored = self._snapshot.restore(reason)
         else:
             graph = undo.drop_since(self._mark, reason)
-        self._restore_optimizers()
+        self.restore_optimizers()
         _discarded = graph
         events.emit(
             events.WorkDropped(
@@ -92,7 +92,8 @@ class Undo:
         )
         return outcome
 
-    def _restore_optimizers(self) -> None:
+    def restore_optimizers(self) -> None:
+        """Give optimizers that stepped the state from before."""
         for optimizer, saved in self._states:
             for key in [key for key in optimizer.state if key not in saved]:
                 del optimizer.state[key]

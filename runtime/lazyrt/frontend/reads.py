@@ -331,14 +331,14 @@ def snapshot(tensor: torch.Tensor) -> torch.Tensor:
             if ready_views.is_most_of_its_base(found):
                 source = found.base if found.base.data is found.data else None
                 own = _keeper(found.data, found.base.type, source, site)
-                return wrap(ready_views.same_views(found, own), _type_of(tensor))
+                return wrap(ready_views.same_views(found, own), type_of(tensor))
         elif tuple(found.shape) == shape:
             strides = None if tensor.is_contiguous() else tensor.stride()
             if strides is None or _is_dense(tensor):
                 base = state_of(tensor).base
                 source = base if base.data is found else None
                 meta = (shape, tensor.dtype, strides)
-                return wrap(_keeper(found, meta, source, site), _type_of(tensor))
+                return wrap(_keeper(found, meta, source, site), type_of(tensor))
     with torch.no_grad():
         return _finish(found, tensor, site).to(tensor.device)
 
@@ -351,7 +351,7 @@ def _keeper(data: Any, meta: Type, source: Buffer | None, site: Site | None) -> 
     return own
 
 
-def _type_of(tensor: torch.Tensor) -> Value:
+def type_of(tensor: torch.Tensor) -> Value:
     """Return a value of a tensor's type that nothing computes."""
     strides = None if tensor.is_contiguous() else tensor.stride()
     return Value(None, 0, tuple(tensor.shape), tensor.dtype, strides)

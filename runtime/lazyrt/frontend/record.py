@@ -124,6 +124,7 @@ def miss(
         raise error.with_traceback(None)  # noqa: B904 - the steps of the search tell nothing
     node = _make_node(op, args, result)
     found = cache[args] = _structured(node, result)
+    scalars.note_rehearsed(cache, args)
     return found
 
 
@@ -168,7 +169,7 @@ def _make_node(op: Op, args: tuple[Any, ...], result: Any) -> Node:
         check_spec(node.spec)
     except SpecFailure as failure:
         raise FallbackNeeded(str(failure)) from failure
-    _interned += 1
+    _interned += not scalars.rehearses()
     provenance.remember_forward(node)
     return node
 

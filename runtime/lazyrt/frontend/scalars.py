@@ -32,7 +32,7 @@ class _Site:
 
 
 _sites: dict[Any, _Site] = {}
-# While a call is recorded to be taken back: the constants' nodes that it made.
+# While a call is recorded to be taken back: the nodes that it made.
 _rehearsed: list[tuple[dict[Any, Any], Any]] | None = None
 
 
@@ -82,7 +82,6 @@ def should_lift(
         return not pending.parked
     site = _sites.get(where)
     if _rehearsed is not None and (site is None or not site.lifted):
-        _rehearsed.append((cache, key))
         return False
     if site is None:
         if len(_sites) > _MAX_SITES:
@@ -110,7 +109,7 @@ def lift(component: Any) -> Any:
 
 @contextlib.contextmanager
 def unnoticed() -> Iterator[None]:
-    """Record ops of which no line remembers its numbers: they will be taken back."""
+    """Record ops that will be taken back: no line remembers their numbers, no table their nodes."""
     global _rehearsed
     before, _rehearsed = _rehearsed, []
     try:
@@ -119,6 +118,15 @@ def unnoticed() -> Iterator[None]:
         for table, key in _rehearsed:
             table.pop(key, None)
         _rehearsed = before
+
+
+def note_rehearsed(cache: dict[Any, Any], key: Any) -> None:
+    """Forget a node with the call that is recorded to be taken back, if one is.
+
+    An equal op of the program shows its own line then.
+    """
+    if _rehearsed is not None:
+        _rehearsed.append((cache, key))
 
 
 def rehearses() -> bool:

@@ -27,7 +27,7 @@ from torch.multiprocessing import reductions
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
 DEVICE_TYPE = "lazyrt"
@@ -182,9 +182,14 @@ def is_followed() -> bool:
     """Return whether something looks at each op on its way: a transform, a tangent, a mode."""
     return (
         torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.maybe_current_level() is not None
+        or is_transformed()
         or forward_ad._current_level >= 0
     )
+
+
+def is_transformed() -> bool:
+    """Return whether a transform of torch.func is at work."""
+    return torch._C._functorch.maybe_current_level() is not None
 
 
 def is_lazy(tensor: object) -> bool:
@@ -242,6 +247,39 @@ def is_composite(name: str, *, implicit: bool) -> bool:
 def increment_version(tensors: Sequence[torch.Tensor]) -> None:
     """Count a write to each tensor, which torch leaves to the kernel of a foreach op."""
     torch._C._increment_version(tensors)
+
+
+def set_versions(versions: Iterable[tuple[torch.Tensor, int]]) -> None:
+    """Give tensors the counts of writes by which autograd tells whether what it saved has changed."""
+    found = [(t, version) for t, version in versions if t._version != version]
+    tensors, numbers = tuple(t for t, _ in found), tuple(n for _, n in found)
+    torch._C._autograd._unsafe_set_version_counter(tensors, numbers)
+
+
+_ALWAYS = False  # not only while something is traced
+
+
+@contextlib.contextmanager
+def unobserved() -> Iterator[None]:
+    """Let ops pass by the dispatch modes and the hooks of saved tensors that are in force around.
+
+    A counter of ops would count them, and a checkpoint would keep what they save among its own.
+    """
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    autograd: Any = torch._C._autograd
+    hooks = []
+    with _disable_current_modes():
+        try:
+            while (
+                top := autograd._top_saved_tensors_default_hooks(_ALWAYS)
+            ) is not None:
+                hooks.append(top)
+                autograd._pop_saved_tensors_default_hooks()
+            yield
+        finally:
+            for pack, unpack in reversed(hooks):
+                autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
 def find_overload(name: str) -> torch._ops.OpOverload | None:

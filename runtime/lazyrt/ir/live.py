@@ -129,12 +129,12 @@ class Buffer:
         """(shape, dtype, strides) of the tensor that owns the storage.
 
         Raises:
-            LostValueError: The storage was never written.
+            LostValueError: The storage was never written, or its value was dropped.
         """
         if self.meta is not None:
             return self.meta
         if self.value is None:
-            raise LostValueError(_NEVER)
+            raise LostValueError(_NEVER if self.data is None else why_lost(self.data))
         return (self.value.shape, self.value.dtype, self.value.strides)
 
     def write(self, value: Value) -> None:
