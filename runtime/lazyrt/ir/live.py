@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from lazyrt.config import config, follow
 from lazyrt.errors import LostValueError
 from lazyrt.ir.node import Leaf, Value
 
@@ -39,6 +40,7 @@ def unwind() -> None:
 # References to a buffer while `PendingStep.live` looks at it: the dict's key, the loop's
 # variable and getrefcount's argument.
 _OWN_REFERENCES = 3
+_NO_LIMIT = sys.maxsize
 
 
 Type = tuple[tuple[int, ...], torch.dtype, tuple[int, ...] | None]
@@ -141,7 +143,7 @@ class Buffer:
         """Give the storage a new pending value."""
         # In this order an interrupt between two lines leaves the old value, not a mixture.
         pending.buffers[self] = None
-        pending.writes += 1
+        pending.room -= 1
         self.version += 1
         self.value = value
 
@@ -202,9 +204,24 @@ class PendingStep:
         self.peeks: list[tuple[str, Site | None, int]] = []
         self.peeked: dict[Node, int] = {}
         self.number = 0
-        self.writes = 0
+        self._limit = self.room = _NO_LIMIT
         self.eager = False
         self.activity = 0
+
+    def set_limit(self, nodes: int) -> None:
+        """Bound what may be pending; 0 for no bound."""
+        writes = self.writes
+        self._limit = nodes or _NO_LIMIT
+        self.writes = writes
+
+    @property
+    def writes(self) -> int:
+        """How many in-place ops are pending."""
+        return self._limit - self.room
+
+    @writes.setter
+    def writes(self, count: int) -> None:
+        self.room = self._limit - count
 
     def live(self) -> list[Buffer]:
         """Return the buffers that something besides this step references."""
@@ -291,6 +308,8 @@ def _referenced(buffers: dict[Buffer, None]) -> list[Buffer]:
 
 
 pending = PendingStep()
+pending.set_limit(config.max_pending_nodes)
+follow("max_pending_nodes", pending.set_limit)
 
 _leaves: dict[Any, Leaf] = {}
 _number_leaves: dict[tuple[str, int], Leaf] = {}
