@@ -13,8 +13,10 @@ VENV ?= .venv
 INDEX ?=
 BIN = $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $(INDEX) -c constraints.txt
-# One line for each package that pip downloads; the full output only when it fails.
-PROGRESS = tee $(VENV)/install.log | sed -n -e 's/^Collecting \([A-Za-z0-9._-]*\).*/  \1/p' -e 's/^\(Installing collected\).*/  \1 packages/p'
+# One line for each package that pip downloads, and for an index that does not answer, which pip asks
+# again for minutes; the full output only when it fails.
+PROGRESS = tee $(VENV)/install.log | sed -n -e 's/^Collecting \([A-Za-z0-9._-]*\).*/  \1/p' -e 's/^\(Installing collected\).*/  \1 packages/p' \
+  -e 's/^WARNING: Retrying (Retry(total=4.*: \([^ ]*\)$$/  no answer yet from the index for \1/p'
 
 .PHONY: help tour lab test test-modes lint bench clean
 

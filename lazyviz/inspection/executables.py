@@ -107,6 +107,8 @@ def _live_row(entry: Any) -> str:
         shown = markup(f"{cell.shown:,}" if isinstance(cell.shown, int) else cell.shown)
         kind = "lzx-n" if name in _NUMBERS else f"lzx-{name}"
         inner = f"<code>{shown}</code>" if name == "key" else shown
+        if name == "holds":
+            inner = inner.replace("(", "(<wbr>")  # a type stays whole
         cells.append(
             f'<td class="{kind}" data-v="{markup(str(cell.value))}">{inner}</td>'
         )

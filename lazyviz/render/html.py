@@ -59,6 +59,7 @@ _WHOLE = frozenset(
         "took",
         "time",
         "ended at",
+        "in / out",
         "nearest",
         "command",
     )

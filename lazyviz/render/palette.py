@@ -99,8 +99,7 @@ RULES = (
     ".lzv .m{fill:#8b97a8;fill-opacity:.07;stroke:#8b97a8;stroke-opacity:.45}"
     ".lzv .h{fill:var(--quiet);font-size:10px;text-anchor:start}"
     ".lzv g[tabindex]{cursor:pointer;outline:none}"
-    ".lzv g[tabindex]:hover>rect,.lzv g[tabindex]:focus>rect,.lzv .sel>rect"
-    "{stroke:var(--root);stroke-width:2.4}"
+    ".lzv g[tabindex]:hover>rect,.lzv g[tabindex]:focus>rect{stroke:var(--sel);stroke-width:2}"
     ".lzv g.sel[tabindex]>rect{stroke:var(--sel);stroke-width:3}"
     ".lzv g[tabindex]:focus-visible>rect{stroke:var(--sel);stroke-width:3}"
 )

@@ -80,14 +80,15 @@ function panAndZoom(host, chart) {
     surround(r);
     const [, , w, h] = whole;
     box = [...whole]; placed = r.width > 0; steered = false;
-    // Large ones begin at the top, as large as they must be to be read; 0 shows all.
-    const k = Math.max(w / (r.width || 600), h / (r.height || 440)) * SMALLEST;
+    // Large ones begin at the top, as large as they must be to be read; 0 shows all. What is seen has
+    // the page's own proportions, or empty paper would come with it.
+    const wide = (r.width || 600) / SMALLEST, high = (r.height || 440) / SMALLEST;
     survey();
-    if (k > 1) {
-      const seen = [...svg.querySelectorAll("[data-b]")].map((each) => each.getBBox()).filter((b) => b.y < whole[1] + h / k);
+    if (w > wide || h > high) {
+      const seen = [...svg.querySelectorAll("[data-b]")].map((each) => each.getBBox()).filter((b) => b.y < whole[1] + high);
       const middles = seen.map((b) => b.x + b.width / 2).sort((a, b) => a - b);
-      const x = middles.length ? middles[middles.length >> 1] : whole[0] + w / 2;
-      box = [Math.min(Math.max(x - w / k / 2, whole[0]), whole[0] + w - w / k), whole[1], w / k, h / k];
+      const x = middles.length && w > wide ? middles[middles.length >> 1] : whole[0] + w / 2;
+      box = [x - wide / 2, h > high ? whole[1] : whole[1] + (h - high) / 2, wide, high]; inside();
     }
     set();
   };

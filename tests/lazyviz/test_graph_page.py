@@ -35,11 +35,21 @@ def browser_tab():
 @pytest.fixture
 def tab(browser_tab):
     """A page that shows a drawing much higher than itself."""
+    yield from showing(browser_tab, LENGTH, chains=1)
+
+
+@pytest.fixture
+def wide_tab(browser_tab):
+    """A page that shows a drawing much wider than itself, and somewhat higher."""
+    yield from showing(browser_tab, 30 * 16, chains=30)
+
+
+def showing(browser_tab, length, chains):
     browser_tab.asked.clear()
     browser_tab.set_viewport_size({"width": 1200, "height": 900})
-    boxes = tuple(Box(label=f"op{i}", members=(i,)) for i in range(LENGTH))
-    edges = tuple((i, i + 1) for i in range(LENGTH - 1))
-    graph = DrawGraph(boxes=boxes, edges=edges, nodes=LENGTH)
+    boxes = tuple(Box(label=f"op{i}", members=(i,)) for i in range(length))
+    edges = tuple((i, i + chains) for i in range(length - chains))
+    graph = DrawGraph(boxes=boxes, edges=edges, nodes=length)
     drawn = svg.emit(graph, lay_out(graph, "layered"), inline=True, legend=False)
     choice: dict[str, object] = {"form": [], "fold": [], "overlay": [], "chosen": {}}
     texts = dict.fromkeys(("title", "legend", "panel", "twin"), "")
@@ -96,6 +106,21 @@ def test_the_small_map_moves_the_view(tab):
     assert seen(tab)["box"][1] > start["box"][1] + start["box"][3]
 
 
+def test_a_wide_drawing_begins_at_its_top_without_empty_paper(wide_tab):
+    host = wide_tab.locator(".lzg-host").bounding_box()
+    left, top, width, height = seen(wide_tab)["box"]
+    drawn = wide_tab.evaluate(
+        "() => { const b = document.querySelector('.lzg-host svg').getBBox();"
+        " return { x: b.x, y: b.y, width: b.width, height: b.height }; }"
+    )
+
+    assert drawn["width"] > 2 * width
+    assert drawn["height"] > height
+    assert width / height == pytest.approx(host["width"] / host["height"], rel=0.01)
+    assert top >= drawn["y"] - 20
+    assert left >= drawn["x"] - 20
+
+
 def test_a_drawing_that_comes_while_the_page_is_not_seen_is_placed_once_it_is(tab):
     start = seen(tab)
     show = "how => { document.getElementById('root').style.display = how; }"
@@ -128,7 +153,7 @@ def test_a_window_that_is_made_narrow_shows_the_drawing_in_its_middle(tab):
     assert moved[1] > untouched[1]
     wider = seen(tab)["box"]  # where the reader had gone, with more beside it
     assert wider[1] == pytest.approx(moved[1], abs=1)
-    assert wider[2] > 2 * moved[2]
+    assert wider[2] > 1.5 * moved[2]
 
 
 def test_a_chosen_op_stays_chosen_and_in_sight_when_it_is_drawn_anew(tab):
