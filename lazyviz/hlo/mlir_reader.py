@@ -18,42 +18,34 @@ from lazyviz.hlo.mlir_attrs import (
     split_type,
 )
 from lazyviz.hlo.mlir_generic import short_notation
+from lazyviz.hlo.mlir_regions import (
+    REGIONS,
+    VALUE,
+    bound_by,
+    region_function,
+    regions_of,
+    uses,
+    without_bound,
+)
 from lazyviz.hlo.mlir_text import (
     Function,
     Statement,
-    block,
-    closing,
-    opening,
     without_locations,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from lazyviz.hlo.mlir import MlirModule
 
 GETITEM = "get-tuple-element"
 
 _RESULTS = re.compile(r"((?:%[\w$.\-]+(?::\d+)?\s*,\s*)*%[\w$.\-]+(?::\d+)?)\s*=\s*")
 _OP = re.compile(r'"?([A-Za-z_][\w.$\-]*)"?')
-_VALUE = re.compile(r"%([\w$.\-]+)(#\d+)?")
 _NAMED = re.compile(r"%([\w$.\-]+)(?::(\d+))?")
-_BOUND = re.compile(
-    r"%([\w$.\-]+)\s*(?:=\s*%([\w$.\-]+(?:#\d+)?)|:\s*([\w!.]+(?:<[^<>]*(?:<[^<>]*>)?[^<>]*>)?))"
-)
 _BLANK = re.compile(r"\s+")
 _SIDE_EFFECT = re.compile(r"\bhas_side_effect\s*=\s*true")
 _EFFECTS = frozenset({"outfeed", "send"})
 _CALLS = frozenset({"call", "func.call"})
 _SHARDINGS = ("sdy.sharding", "mhlo.sharding")
-# What the regions of an operation are to it.
-_REGIONS = {
-    "while": ("condition", "body"), "if": ("true", "false"), "sort": ("to_apply",),
-    "reduce": ("to_apply",), "map": ("to_apply",), "scatter": ("to_apply",),
-    "reduce_window": ("to_apply",), "all_reduce": ("to_apply",),
-    "reduce_scatter": ("to_apply",), "select_and_scatter": ("select", "scatter"),
-    "sdy.manual_computation": ("body",),
-}  # fmt: skip
 _DIALECTS = ("stablehlo.", "func.", "mhlo.")
 _MAX_RESULTS = 1_000_000
 _MAX_NESTING = 30
@@ -135,7 +127,7 @@ class FunctionReader:
         Most lines are such ones: this is the time that reading takes.
         """
         text = statement.text
-        parts = _VALUE.split(text)
+        parts = VALUE.split(text)
         skeleton = "%".join(parts[::3])
         builder, ids = self._builder, self._ids
         kind = self._kinds.get(skeleton)
@@ -188,45 +180,47 @@ class FunctionReader:
         if op[1] == "return" or op[1].endswith(".return"):
             values, _ = split_type(without_locations(rest)[0])
             self._returned = [
-                self._id(n, k, statement) for n, k in _VALUE.findall(values)
+                self._id(n, k, statement) for n, k in VALUE.findall(values)
             ]
             return
-        plain, regions = _regions(rest)
-        plain, location = without_locations(plain)
-        location = location or statement.location
-        body, type_text = split_type(plain)
-        bound = _bound(plain, self._knows) if regions else []
-        operands = [self._id(n, k, statement) for n, k in _uses(body, bound)]
-        if _short(op[1]) == "reduce" and "init:" in body:
-            # Said pair by pair, `(%a init: %x), (%b init: %y)`; an operand list is a, b, x, y.
-            operands = operands[0::2] + operands[1::2]
-            bound = bound[0::2] + bound[1::2]
-        inner, captured = self._inner(op[1], statement, regions, bound)
-        names = [
-            (name, int(count or 1))
-            for name, count in _NAMED.findall(results[1] if results else "")
-        ]
-        count = sum(each for _, each in names)
-        if count > _MAX_RESULTS:
+        names = self._result_names(results[1] if results else "", statement)
+        self._operation(op[1], rest, names, statement)
+
+    def _result_names(self, text: str, statement: Statement) -> list[tuple[str, int]]:
+        """Return what names an operation gives to its results, and to how many each."""
+        names = [(name, int(count or 1)) for name, count in _NAMED.findall(text)]
+        if sum(each for _, each in names) > _MAX_RESULTS:
             raise self._error(
                 f"an operation has more than {_MAX_RESULTS:,} results by its names, which no "
                 "program has. The dump was edited.",
                 statement,
             )
+        return names
+
+    def _operation(
+        self, op: str, rest: str, names: list[tuple[str, int]], statement: Statement
+    ) -> None:
+        plain, regions = regions_of(rest)
+        plain, location = without_locations(plain)
+        location = location or statement.location
+        body, type_text = split_type(plain)
+        bound = bound_by(plain, self._knows) if regions else []
+        operands = [self._id(n, k, statement) for n, k in uses(body, bound)]
+        if _short(op) == "reduce" and "init:" in body:
+            # Said pair by pair, `(%a init: %x), (%b init: %y)`; an operand list is a, b, x, y.
+            operands = operands[0::2] + operands[1::2]
+            bound = bound[0::2] + bound[1::2]
+        inner, captured = self._inner(op, statement, regions, bound)
         if bound:
-            body = _BOUND.sub(_value_alone, body)
-        attrs, literal = self._attrs(op[1], body, statement)
+            body = without_bound(body)
+        attrs, literal = self._attrs(op, body, statement)
         if attrs.startswith("<{"):
             texts = [text for text, _ in regions]
-            attrs, inner = short_notation(_short(op[1]), attrs, inner, texts)
+            attrs, inner = short_notation(_short(op), attrs, inner, texts)
+        count = sum(each for _, each in names)
         types = result_types(type_text, count)
         whole = types[0] if len(types) == 1 else f"({', '.join(types)})"
-        label = (
-            _short(op[1]),
-            whole,
-            ", ".join(p for p in (attrs, *inner) if p),
-            literal,
-        )
+        label = _short(op), whole, ", ".join(filter(None, (attrs, *inner))), literal
         made = self._builder.add(
             self._builder.label(*label),
             [*operands, *captured],
@@ -236,7 +230,7 @@ class FunctionReader:
         if _has_effect(label[0], body) or self._calls_effect(label[2]):
             self._effects.append(made)
         elif names and count == 1 and not regions and not bound:
-            self._module.plans["%".join(_VALUE.split(text)[::3])] = label
+            self._module.plans["%".join(VALUE.split(statement.text)[::3])] = label
         self._name_results(names, types, made, statement, location)
 
     def _calls_effect(self, attrs: str) -> bool:
@@ -335,7 +329,7 @@ class FunctionReader:
                 f"regions nest more than {_MAX_NESTING} deep, which no program does.",
                 statement,
             )
-        keys = _REGIONS.get(_short(op), ())
+        keys = REGIONS.get(_short(op), ())
         inputs = self._bound_inputs(bound, statement)
         said: list[str] = []
         order: dict[int, int] = {}
@@ -373,8 +367,8 @@ class FunctionReader:
             short = self._without_names(text)
             if short in self._module.known_regions:
                 return self._module.known_regions[short]
-        name = _VALUE.match(statement.text)
-        function = _region_function(
+        name = VALUE.match(statement.text)
+        function = region_function(
             f"{self._function.name}.{name[1] if name else statement.line}.{key}",
             text,
             statement.line + line,
@@ -383,7 +377,7 @@ class FunctionReader:
         )
         if any(row.text.startswith("^") for row in function.body):
             # Several blocks with jumps between them, which no graph has.
-            return _hash(_BLANK.sub(" ", _VALUE.sub("%", text)))
+            return _hash(_BLANK.sub(" ", VALUE.sub("%", text)))
         reader = FunctionReader(self._module, function, self)
         graph = reader.region(order)
         digest = digest_of(graph)
@@ -425,12 +419,12 @@ class FunctionReader:
     def _without_names(self, text: str) -> str | None:
         """Return a region's text with its names numbered; None if it reads what is around it."""
         names: dict[str, str] = {}
-        for found in _VALUE.finditer(text):
+        for found in VALUE.finditer(text):
             if found[1] not in names:
                 if self._knows(found[1]):
                     return None
                 names[found[1]] = f"%{len(names)}"
-        return _VALUE.sub(lambda found: names[found[1]] + (found[2] or ""), text)
+        return VALUE.sub(lambda found: names[found[1]] + (found[2] or ""), text)
 
     def _attrs(self, op: str, body: str, statement: Statement) -> tuple[str, str]:
         """Return what is left of a statement without operands and types, and a literal."""
@@ -445,7 +439,7 @@ class FunctionReader:
                 return self._module.fingerprint(name, statement)
             return self._module.meshes.get(name) or f"@{found[1]}"
 
-        text = attributes_of(op, _VALUE.sub("%", body), symbol)
+        text = attributes_of(op, VALUE.sub("%", body), symbol)
         if op in _CALLS:
             return "calls=" + ",".join(re.findall(r"#[0-9a-f]{16}", text)), ""
         return text, ""
@@ -484,58 +478,3 @@ def _has_effect(op: str, body: str) -> bool:
     return op in _EFFECTS or (
         "has_side_effect" in body and _SIDE_EFFECT.search(body) is not None
     )
-
-
-def _regions(text: str) -> tuple[str, list[tuple[str, int]]]:
-    """Return a statement without its regions, and the regions with their lines in it.
-
-    A region is a pair of braces with operations in it.
-    """
-    if "\n" not in text or "{" not in text:
-        return text, []
-    parts: list[str] = []
-    regions: list[tuple[str, int]] = []
-    at = 0
-    while True:
-        start = opening(text, at)
-        if start < 0:
-            break
-        end = closing(text, start)
-        if "\n" in text[start:end]:
-            parts.append(text[at:start])
-            regions.append((text[start:end], text.count("\n", 0, start)))
-        else:
-            parts.append(text[at:end])
-        at = end
-    return "".join([*parts, text[at:]]), regions
-
-
-def _region_function(
-    name: str,
-    text: str,
-    line: int,
-    inputs: list[tuple[str, str, str, str]],
-    source: str,
-) -> Function:
-    """Return a region as a function of its block's arguments, else of what the head gives it."""
-    given, rows = block(text, line, source)
-    return Function(name, "", rows, line, is_public=False, given=tuple(given or inputs))
-
-
-def _bound(body: str, knows: Callable[[str], bool]) -> list[tuple[str, str, str]]:
-    """Return what the head of an operation binds for its regions: names with values or types."""
-    return [
-        (name, value, type_text)
-        for name, value, type_text in _BOUND.findall(body)
-        if value or not knows(name)
-    ]
-
-
-def _value_alone(found: re.Match[str]) -> str:
-    return "%" if found[2] else found[0] if not found[3] else ""
-
-
-def _uses(body: str, bound: list[tuple[str, str, str]]) -> list[tuple[str, str]]:
-    """Return the values that a statement reads; names that it binds itself are none."""
-    names = {name for name, _, _ in bound}
-    return [(name, part) for name, part in _VALUE.findall(body) if name not in names]

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from lazyviz.hlo.cost import elements, type_bytes
 from lazyviz.hlo.errors import HloError
 from lazyviz.hlo.module import without_layout
-from lazyviz.hlo.normal import VARIADIC, called, element_index
+from lazyviz.hlo.normal import called
 from lazyviz.hlo.programs import module_of
+from lazyviz.hlo.see_through import VARIADIC, element_index
 from lazyviz.hlo.trace_data import Hop, HopKind, Sources, ValueTrace
 
 if TYPE_CHECKING:

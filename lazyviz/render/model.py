@@ -207,50 +207,63 @@ def draw_graph(
     names = {**_held_names(holdings), **(names or {})}
     runs = runs or {}
     boxes: list[Box] = []
-    edges: set[tuple[int, int]] = set()
-    aliases: set[tuple[int, int]] = set()
     position: dict[Any, int] = {}
     roots = {root.node or root for root in graph.roots}
     paths = _leaf_paths(graph.nodes)
-    views = {op: _is_view(op) for op in {node.op for node in graph.nodes}}
+    views = _views(graph.nodes) if with_memory else set()
+
+    def add_leaf(value: Any) -> None:
+        position[value] = len(boxes)
+        marks = _leaf_marks(holdings.get(value))
+        is_root = value in roots
+        boxes.append(_leaf_box(value, paths, names, marks=marks, is_root=is_root))
+
     for node in graph.nodes:
-        operands = node.operands
-        for value in operands:
-            source = value.node or value
-            if source not in position:
-                position[source] = len(boxes)
-                marks = _leaf_marks(holdings.get(value))
-                is_root = source in roots
-                boxes.append(
-                    _leaf_box(value, paths, names, marks=marks, is_root=is_root)
-                )
-        target = position[node] = len(boxes)
-        is_view = with_memory and views[node.op]
+        for value in node.operands:
+            if value.node is None and value not in position:
+                add_leaf(value)
+        position[node] = len(boxes)
+        marks = _node_marks(node, holdings, is_view=node in views)
         box = _node_box(
             node,
             names,
             is_root=node in roots,
             is_new=new is None or node.id in new,
             runs=runs.get(node, 0),
-            marks=_node_marks(node, holdings, is_view=is_view) if with_memory else (),
+            marks=marks if with_memory else (),
         )
         boxes.append(box)
-        edges.update([(position[v.node or v], target) for v in operands])
-        if is_view and operands:
-            aliases.add((position[operands[0].node or operands[0]], target))
     for leaf_value in graph.parameters:  # a root that is an input and no op reads
         if leaf_value not in position:
-            position[leaf_value] = len(boxes)
-            marks = _leaf_marks(holdings.get(leaf_value))
-            boxes.append(_leaf_box(leaf_value, paths, names, marks=marks, is_root=True))
+            add_leaf(leaf_value)
     return DrawGraph(
         boxes=tuple(boxes),
-        edges=tuple(sorted(edges)),
+        edges=tuple(sorted(_edges(graph.nodes, position))),
         nodes=len(graph.nodes),
         fingerprint=_fingerprint(graph),
-        aliases=frozenset(aliases),
+        aliases=_edges(views, position, 1),
         updates=_updates(holdings, position),
     )
+
+
+def _edges(
+    nodes: Iterable[Node], position: Mapping[Any, int], operands: int | None = None
+) -> frozenset[tuple[int, int]]:
+    """Return what nodes read, or the first few operands of them, as pairs of positions."""
+    return frozenset(
+        (position[value.node or value], position[node])
+        for node in nodes
+        for value in node.operands[:operands]
+    )
+
+
+def _views(nodes: Iterable[Node]) -> set[Node]:
+    """Return the nodes whose results share memory with their first operands."""
+    known: dict[Op, bool] = {}
+    for node in nodes:
+        if node.op not in known:
+            known[node.op] = _is_view(node.op)
+    return {node for node in nodes if known[node.op]}
 
 
 def _is_view(op: Op) -> bool:
