@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from lazyviz.hlo import apply_script, diff, parse
+from lazyviz.hlo import GraphBuilder, apply_script, diff, parse
 from tests import hlo_chains, hlo_zoo
 
 
@@ -41,6 +41,49 @@ def test_an_op_behind_every_layer_does_not_exchange_layers_that_stand_side_by_si
     truth = hlo_chains.op_behind_each_layer(two, None)
 
     check((one, two, truth), 1, scopes=False)  # exchanged, they take 7 % more
+
+
+_RECIPES = (("exp", "tanh"), ("tanh", "exp", "exp"), ("exp", "sine", "tanh"))
+
+
+def trained(layers):
+    """A chain of layers of three kinds, and an update of each layer's weight."""
+    builder = GraphBuilder("net")
+    add, label = builder.add, lambda op: builder.label(op, "f32[4]")
+    x = add(label("parameter"))
+    weights = []
+    for kind in layers:
+        y = x
+        for op in _RECIPES[kind]:
+            y = add(label(op), [y])
+        weights.append((y, add(label("parameter"))))
+        x = add(label("add"), [x, add(label("dot"), weights[-1])])
+    outputs = [add(label("loss"), [x])]
+    for y, weight in reversed(weights):
+        gradient = add(label("multiply"), [outputs[0], outputs[0]])
+        outputs[0] = gradient
+        step = add(label("dot"), [y, gradient])
+        outputs.append(add(label("subtract"), [weight, step]))
+    return builder.finish(outputs)
+
+
+def test_layers_in_and_out_at_many_places_of_a_long_chain_do_not_shift_it():
+    """Between two such places nothing tells a layer from its like but where it stands."""
+    rng = random.Random(0)  # noqa: S311
+    layers = [rng.randrange(3) for _ in range(620)]
+    edited, most = list(layers), 0
+    for place in rng.sample(range(620), 8):
+        edited.insert(place, rng.randrange(3))
+        most += len(_RECIPES[edited[place]]) + 7 + 4
+    for place in rng.sample(range(620), 3):
+        most += len(_RECIPES[edited.pop(place)]) + 7 + 4
+    a, b = trained(layers), trained(edited)
+
+    found = diff(a, b)
+
+    assert len(a) > 5_000
+    assert found.cost <= most
+    assert diff(apply_script(a, found.script()), b).is_empty
 
 
 class _Chosen(random.Random):

@@ -44,6 +44,9 @@ _BLIND_ROUNDS: tuple[tuple[int, Ties], ...] = ((2, "leave"), (3, "equal"), (3, "
 # from the start, and in what is left of a large graph.
 _MUCH = 0.1
 _SOME = 0.02
+# A share of a large graph that reads other nodes, or is left over: like layers were mistaken for
+# each other between two places where some were inserted.
+_SHIFTED = 0.01
 _OTHER_STARTS: tuple[str, ...] = ("colours", "cones", "order")
 _EXACT_ROUNDS = (2, 1, 4, 2, 1)
 
@@ -58,6 +61,8 @@ def match(a: Graph, b: Graph) -> Matching:
     size, rest = min(len(a), len(b)), _left_over(best)
     is_small = max(len(a), len(b)) <= _SMALL
     starts = _OTHER_STARTS if is_small else ()
+    if not is_small and rest + _disputed(best) > _SHIFTED * size:
+        starts = ("order",)
     if rest > _MUCH * size:
         starts = (*starts, "shapes")
     if starts:
@@ -72,6 +77,16 @@ def match(a: Graph, b: Graph) -> Matching:
 def _left_over(matching: Matching) -> int:
     """Return how many nodes have no partner on either side, by the side that has fewer of them."""
     return min(side.partner.count(UNPAIRED) for side in (matching.a, matching.b))
+
+
+def _disputed(matching: Matching) -> int:
+    """Return how many pairs read something else on the other side."""
+    rows_a, rows_b = matching.a.operands, matching.b.operands
+    partner_of = matching.a.partner.__getitem__
+    return sum(
+        y >= 0 and tuple(map(partner_of, rows_a[x])) != tuple(rows_b[y])
+        for x, y in enumerate(matching.a.partner)
+    )
 
 
 def _shortest(best: Matching, starts: Iterable[str]) -> Matching:
