@@ -69,6 +69,21 @@ def test_a_check_of_numbers_asks_the_device_for_nothing():
         Normal(small, small)
 
 
+def test_a_check_of_other_data_of_the_same_type_is_one_of_its_own():
+    found = []
+    for sign in (1.0, -1.0, 1.0):
+        scale = torch.ones(3, device=DEVICE) * sign
+        lazyrt.mark_step()
+        try:
+            Normal(0.0, scale)
+        except ValueError:
+            found.append(False)
+        else:
+            found.append(True)
+
+    assert found == [True, False, True]
+
+
 def test_what_is_copied_to_the_device_is_forgotten_with_it():
     before = len(transfer._sent)
     kept = [torch.tensor(float(number)).to(DEVICE) for number in range(50)]

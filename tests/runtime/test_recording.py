@@ -462,6 +462,16 @@ def test_the_environment_switches_recording_on(tmp_path):
     assert "end" not in found["replica-3.jsonl"][-1]
 
 
+def run_recorded(folder, text):
+    """Run a program from a file, of which its worker processes import what they run."""
+    program = folder / "program.py"
+    program.write_text(text)
+    code = f"import runpy, sys; sys.argv = [{str(program)!r}]; runpy.run_path({str(program)!r}, run_name='__main__')"
+    process = start_python(code, LAZYRT_RECORD=str(folder / "steps"), RANK="0")
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+
+
 LOADING = """
 import torch, lazyrt
 from torch.utils.data import DataLoader, TensorDataset
@@ -477,13 +487,8 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_the_workers_of_a_loader_are_no_replicas(tmp_path):
-    program = tmp_path / "load.py"
-    program.write_text(LOADING)
-    code = f"import runpy, sys; sys.argv = [{str(program)!r}]; runpy.run_path({str(program)!r}, run_name='__main__')"
-    process = start_python(code, LAZYRT_RECORD=str(tmp_path / "steps"), RANK="0")
-    _, errors = process.communicate(timeout=300)
+    run_recorded(tmp_path, LOADING)
 
-    assert process.returncode == 0, errors
     assert [p.name for p in (tmp_path / "steps").glob("*.jsonl")] == ["replica-0.jsonl"]
 
 
@@ -507,13 +512,8 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_a_worker_that_has_its_rank_from_its_parent_is_no_later_run_of_it(tmp_path):
-    program = tmp_path / "work.py"
-    program.write_text(WORKING)
-    code = f"import runpy, sys; sys.argv = [{str(program)!r}]; runpy.run_path({str(program)!r}, run_name='__main__')"
-    process = start_python(code, LAZYRT_RECORD=str(tmp_path / "steps"), RANK="0")
-    _, errors = process.communicate(timeout=300)
+    run_recorded(tmp_path, WORKING)
 
-    assert process.returncode == 0, errors
     names = sorted(p.name for p in (tmp_path / "steps").glob("*.jsonl"))
     assert names[:2] == ["replica-0.jsonl", "replica-7.jsonl"]
     assert [name[:11] for name in names[2:]] == ["replica-pid"]

@@ -1,10 +1,11 @@
 import asyncio
+import threading
 
 import pytest
 import torch
 
 import lazyrt
-from lazyrt.errors import UsageError
+from lazyrt.errors import StepSyncError, UsageError
 from lazyrt.ir import active
 from lazyrt.observe import events
 from tests.harness import DEVICE, recorded
@@ -154,6 +155,27 @@ async def async_generator():
 def test_a_generator_function_is_refused_with_the_way_out(function):
     with pytest.raises(UsageError, match=r"`with step\(\):` around the work between"):
         lazyrt.step()(function)
+
+
+def test_a_step_in_a_generator_that_another_thread_closes_is_over():
+    def pieces():
+        with lazyrt.step("pieces"):
+            yield torch.ones(2, device=DEVICE) * 2
+            yield None
+
+    left = pieces()
+    y = next(left)
+    assert [step.name for step in active.steps()] == ["pieces"]
+    with pytest.raises(StepSyncError, match="inside the step 'pieces'"):
+        y.sum().item()
+
+    thread = threading.Thread(target=left.close)
+    thread.start()
+    thread.join()
+
+    assert active.steps() == ()
+    assert active.innermost() is None
+    assert y.sum().item() == 4.0
 
 
 def test_a_module_is_no_name_of_a_step():

@@ -266,6 +266,17 @@ def test_an_outer_step_rolls_back_what_an_inner_one_has_run():
 
 
 @pytest.mark.not_eager("drops ops that have not run")
+def test_a_tensor_that_took_another_ones_data_keeps_it_when_its_step_is_dropped():
+    x = torch.tensor([1.0, 2.0]).to(DEVICE)
+    y = torch.empty_like(x).copy_(x)
+
+    lazyrt.discard_pending()
+    x.add_(1)
+    lazyrt.mark_step()
+
+    assert (y.tolist(), x.tolist()) == ([1.0, 2.0], [2.0, 3.0])
+
+
 def test_discard_pending_drops_what_a_loop_left():
     x = torch.ones(2).to(DEVICE)
     y = x * 2

@@ -132,21 +132,14 @@ def barrier(
         step = active.innermost()
         repeats: tuple[events.Repeat, ...] = ()
         if wanted and config.op_by_op_barriers:
-            values, nodes = op_by_op.compute(wanted)
-            with deferred_interrupt():
-                results: Sequence[Any] = [values[value] for value in wanted]
-                _commit(live, wanted, results, ran_alone("in op-by-op mode", *wanted))
+            nodes = _run_each(live, wanted)
         elif wanted:
             try:
                 donated = _donated(kept)
                 plan = _plan(wanted, donated, start, (cause, site))
                 nodes = len(plan.graph.nodes)
                 repeats = _repeats(plan.graph)
-                plan.make_sure_it_fits(sharing.to_copy(donated))
-                with deferred_interrupt():
-                    sharing.separate(donated)
-                    results = run_plan(plan)
-                    _commit(live, wanted, results, _note_run(plan, ended or step))
+                _run_whole(plan, donated, live, wanted, ended or step)
             except BaseException:
                 live.clear()  # a traceback keeps this frame; what died must be no root
                 raise
@@ -172,6 +165,30 @@ def barrier(
             )
         )
     return bool(wanted)
+
+
+def _run_each(live: list[Buffer], wanted: dict[Value, int]) -> int:
+    """Run what is wanted node by node, and end the step; return how many nodes that were."""
+    values, nodes = op_by_op.compute(wanted)
+    with deferred_interrupt():
+        results = [values[value] for value in wanted]
+        _commit(live, wanted, results, ran_alone("in op-by-op mode", *wanted))
+    return nodes
+
+
+def _run_whole(
+    plan: Plan,
+    donated: tuple[int, ...],
+    live: list[Buffer],
+    wanted: dict[Value, int],
+    step: ActiveStep | None,
+) -> None:
+    """Run a plan, and end the step."""
+    plan.make_sure_it_fits(sharing.to_copy(donated))
+    with deferred_interrupt():
+        sharing.separate(donated)
+        results = run_plan(plan)
+        _commit(live, wanted, results, _note_run(plan, step))
 
 
 def _repeats(graph: Canonical) -> tuple[events.Repeat, ...]:

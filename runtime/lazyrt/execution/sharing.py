@@ -17,12 +17,12 @@ import weakref
 from typing import TYPE_CHECKING, Any, Self
 
 from lazyrt import jax_compat
+from lazyrt.closing import Closing
 from lazyrt.execution import memory
 from lazyrt.ir.live import pending, ready_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from types import TracebackType
 
     from lazyrt.ir.live import Buffer, Type
 
@@ -32,28 +32,22 @@ _holders: dict[int, list[weakref.ref[Buffer]]] = {}
 _readings: dict[reading, None] = {}
 
 
-class reading:  # noqa: N801 - used like a function, in `with`
+class reading(Closing):  # noqa: N801 - used like a function, in `with`
     """Device data that is read without the lock, in `with`.
 
     The data is put into it with the lock held. No variable that outlives the block refers to
     it: references that stay would change what the next step donates.
     """
 
-    __slots__ = ("found",)
-
     def __enter__(self) -> Self:
         self.found: Any = None
         _readings[self] = None
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Let go of the data."""
         self.found = None  # first, so that no reference is left that nobody tells of
-        del _readings[self]
+        _readings.pop(self, None)
 
 
 def being_read() -> frozenset[int]:

@@ -283,12 +283,7 @@ class Source:
     def _tensor(self, position: int, name: str) -> str:
         value = f"v{position}"
         if position == 0:
-            self.before += [
-                "try:",
-                f"  s0 = {name}.untyped_storage()._lazyrt; {value} = s0.value",
-                f"  if {value} is None: {value} = leaf_of(s0)",
-                f"except AttributeError: {value} = component({name})",
-            ]
+            self.before += _read(value, name, "s0")
             return value
         number = (
             f"float_leaf({name})"
@@ -299,10 +294,7 @@ class Source:
             f"if {name}.__class__ is float: {value} = {number}",
             f"elif {name}.__class__ is int: {value} = {name}",
             "else:",
-            "  try:",
-            f"    s = {name}.untyped_storage()._lazyrt; {value} = s.value",
-            f"    if {value} is None: {value} = leaf_of(s)",
-            f"  except AttributeError: {value} = component({name})",
+            *[f"  {line}" for line in _read(value, name, "s")],
         ]
         return value
 
@@ -311,10 +303,7 @@ class Source:
         self.before += [
             f"if {name} is None: {value} = None",
             "else:",
-            "  try:",
-            f"    s = {name}.untyped_storage()._lazyrt; {value} = s.value",
-            f"    if {value} is None: {value} = leaf_of(s)",
-            f"  except AttributeError: {value} = component({name})",
+            *[f"  {line}" for line in _read(value, name, "s")],
         ]
         return value
 
@@ -360,6 +349,16 @@ class Source:
         scopes.append(self.scope)
         kernel: Kernel = self.scope["kernel"]
         return kernel
+
+
+def _read(value: str, name: str, state: str) -> list[str]:
+    """Lines that give `value` the value of the tensor `name`, and `state` its state."""
+    return [
+        "try:",
+        f"  {state} = {name}.untyped_storage()._lazyrt; {value} = {state}.value",
+        f"  if {value} is None: {value} = leaf_of({state})",
+        f"except AttributeError: {value} = component({name})",
+    ]
 
 
 # `with lock:` in half its time. Ctrl-C comes after a call has returned, or while it waits for another

@@ -29,6 +29,7 @@ class ActiveStep:
         closures: What was put off to the end of the step.
         undo: What `on_error` needs to take the step back; None for `flush`.
         number: The number that the user gave it, None if none.
+        is_over: Whether it was left, on whichever thread: a generator may be closed on another one.
     """
 
     name: str | None
@@ -39,6 +40,7 @@ class ActiveStep:
     closures: list[Any] = field(default_factory=list)
     undo: Any = None
     number: int | None = None
+    is_over: bool = False
 
     @property
     def label(self) -> str:
@@ -73,22 +75,22 @@ _scopes: ContextVar[tuple[ActiveScope, ...]] = ContextVar("lazyrt_scopes", defau
 
 def steps() -> tuple[ActiveStep, ...]:
     """Return the open steps, the outermost first."""
-    return _steps.get()
+    return tuple(each for each in _steps.get() if not each.is_over)
 
 
 def innermost() -> ActiveStep | None:
     """Return the innermost open step, None outside of all."""
-    found = _steps.get()
-    return found[-1] if found else None
+    return next((each for each in reversed(_steps.get()) if not each.is_over), None)
 
 
 def enter(step: ActiveStep) -> None:
     """Open a step."""
-    _steps.set((*_steps.get(), step))
+    _steps.set((*steps(), step))
 
 
 def leave(step: ActiveStep) -> None:
     """Close a step, whichever it is: coroutines may end in another order than they began."""
+    step.is_over = True
     _steps.set(tuple(each for each in _steps.get() if each is not step))
 
 
