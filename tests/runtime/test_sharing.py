@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import lazyrt
+from lazyrt import jax_compat
 from lazyrt.errors import OutOfMemoryError
 from lazyrt.execution import memory, sharing, transfer
 from lazyrt.frontend import reads, ready_views
@@ -108,6 +109,26 @@ def test_a_step_that_runs_while_another_thread_reads_gives_the_same_memory_away(
     assert meanwhile
     assert all(each == plain for each in meanwhile)
     assert x[0, 0].item() == 2 + len(meanwhile)
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_a_read_that_is_interrupted_leaves_nothing_in_its_traceback(read, monkeypatch):
+    x = ready(8, 8)
+    plain = donations(lambda: x.add_(1))
+
+    def interrupted(*args):
+        del args
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        for name in ("block", "on_host"):
+            patched.setattr(jax_compat, name, interrupted)
+        with pytest.raises(KeyboardInterrupt) as kept:
+            read(x)
+
+    assert donations(lambda: x.add_(1)) == plain
+    assert kept.value.__traceback__ is not None
+    assert x[0, 0].item() == 3
 
 
 def test_an_input_may_be_looked_at_while_its_step_gives_it_away(monkeypatch):

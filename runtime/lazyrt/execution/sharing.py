@@ -13,7 +13,9 @@ Everything here is called with the runtime's lock held, but for the end of a `re
 
 from __future__ import annotations
 
+import contextlib
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from lazyrt import jax_compat
@@ -23,9 +25,11 @@ from lazyrt.ir.live import pending, ready_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from types import TracebackType
 
     from lazyrt.ir.live import Buffer, Type
 
+_OWN_ROOT = str(Path(__file__).parent.parent) + "/"
 # A copy of less costs no more than remembering who has it.
 _MIN_SHARED = 2**20
 _holders: dict[int, list[weakref.ref[Buffer]]] = {}
@@ -36,7 +40,8 @@ class reading(Closing):  # noqa: N801 - used like a function, in `with`
     """Device data that is read without the lock, in `with`.
 
     The data is put into it with the lock held. No variable that outlives the block refers to
-    it: references that stay would change what the next step donates.
+    it: references that stay would change what the next step donates. After Ctrl-C those of the
+    frames below would, which the traceback keeps.
     """
 
     def __enter__(self) -> Self:
@@ -48,6 +53,24 @@ class reading(Closing):  # noqa: N801 - used like a function, in `with`
         """Let go of the data."""
         self.found = None  # first, so that no reference is left that nobody tells of
         _readings.pop(self, None)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _empty_frames(traceback)
+        self.close()
+
+
+def _empty_frames(traceback: TracebackType | None) -> None:
+    """Let our own functions that an exception has ended forget their variables."""
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename.startswith(_OWN_ROOT):
+            with contextlib.suppress(RuntimeError):  # the one that reads goes on
+                traceback.tb_frame.clear()
+        traceback = traceback.tb_next
 
 
 def being_read() -> frozenset[int]:

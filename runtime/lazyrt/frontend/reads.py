@@ -93,10 +93,10 @@ def peek_all(
                 for value, tensor in zip(values, tensors, strict=True)
             ]
             del computed
-        pairs = zip(reading.found, tensors, strict=True)
-        copies = [_finish(found, tensor, site) for found, tensor in pairs]
-        del pairs
-        return copies
+        return [
+            _finish(found, tensor, site)
+            for found, tensor in zip(reading.found, tensors, strict=True)
+        ]
 
 
 def edges(tensor: torch.Tensor, items: int, site: Site | None = None) -> torch.Tensor:
