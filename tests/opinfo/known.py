@@ -74,7 +74,8 @@ INEXACT: dict[str, str] = {
     ),
     **dict.fromkeys(
         ("addbmm", "baddbmm", "grid_sampler_2d", "kron", "nn.functional.bilinear",
-         "nn.functional.conv_transpose2d", "nn.functional.conv_transpose3d"),
+         "nn.functional.conv3d", "nn.functional.conv_transpose2d",
+         "nn.functional.conv_transpose3d"),
         _ROUNDS,
     ),
 }  # fmt: skip
