@@ -75,7 +75,7 @@ def repeats(edits: Edits) -> list[Cause]:
 
 
 def _rounds(counts: Counter[tuple[int, int]]) -> tuple[int, int] | None:
-    """Return how often a loop ran on both sides, from how often each of its ops came.
+    """Return how often a loop ran on both sides, the fewer first, from how often each op came.
 
     A line of a loop may record an op several times a round, and the first round or the last
     one more or less of them.
@@ -83,8 +83,8 @@ def _rounds(counts: Counter[tuple[int, int]]) -> tuple[int, int] | None:
     Example:
         >>> _rounds(Counter({(4, 7): 9, (8, 14): 2, (3, 6): 5}))
         (4, 7)
-        >>> _rounds(Counter({(4, 3): 4, (8, 6): 9}))
-        (4, 3)
+        >>> _rounds(Counter({(3, 4): 4, (6, 8): 9}))
+        (3, 4)
     """
     found = {
         pair: sum(n for each, n in counts.items() if _is_of_loop(*each, *pair))
