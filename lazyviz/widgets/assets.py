@@ -20,5 +20,14 @@ def style(name: str) -> str:
     return _read(f"{name}.css")
 
 
+def fallback(title: str) -> str:
+    """Return what stands in the place of a live view in a saved or converted notebook.
+
+    Args:
+        title: What it shows: the same text in each run, so that notebooks compare.
+    """
+    return f"<{title}: the live view needs a kernel; its copy above needs none>"
+
+
 def _read(name: str) -> str:
     return resources.files("lazyviz").joinpath(f"static/{name}").read_text("utf-8")

@@ -41,7 +41,7 @@ class CacheView(Page):
 
     def __repr__(self) -> str:
         """Return the same text in each run, so that notebooks compare."""
-        return "<executables>"
+        return assets.fallback("executables")
 
     def _table(self) -> str:
         return executables.to_html(self._runtime.cached_executables(), live=True)

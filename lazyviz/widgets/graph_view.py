@@ -56,7 +56,7 @@ class GraphView(Page):
 
     def __repr__(self) -> str:
         """Return the same text in each run, so that notebooks compare."""
-        return f"<{self.title}>"
+        return assets.fallback(self.title)
 
     def _replies(self, request: object) -> Iterable[Reply]:
         return self._explorer.handle(request)

@@ -60,7 +60,7 @@ class LiveView(Page):
 
     def __repr__(self) -> str:
         """Return the same text in each run, so that notebooks compare."""
-        return "<live tensors>"
+        return assets.fallback("live tensors")
 
     def cell_ended(self, shell: Any) -> None:
         """Make the table anew after a cell of its shell, if somebody sees it and it is cheap."""

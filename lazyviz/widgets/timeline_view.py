@@ -27,4 +27,4 @@ class TimelineView(anywidget.AnyWidget):
 
     def __repr__(self) -> str:
         """Return the same text in each run, so that notebooks compare."""
-        return "<timeline>"
+        return assets.fallback("timeline")

@@ -453,6 +453,20 @@ def test_no_live_tensor_is_said():
     assert "No tensor lives" in report.to_html()
 
 
+@pytest.mark.not_eager("looks at what is pending")
+@pytest.mark.parametrize(("count", "folded"), [(25, 0), (26, 6)])
+def test_of_many_tensors_the_largest_are_seen_and_the_rest_unfolds(count, folded):
+    kept = [torch.ones(k).to(DEVICE) for k in range(1, count + 1)]
+
+    page = lazyrt.live_tensors_report().to_html()
+
+    seen, _, rest = page.partition("<details>")
+    assert len(kept) == count
+    assert (seen + rest).count("<tr><td") == count
+    assert rest.count("<tr><td") == folded
+    assert ("<summary>6 more, 84 bytes</summary>" in rest) == bool(folded)
+
+
 def test_html_escapes_names_and_plain_data_is_json():
     evil = "<script>alert(1)</script>"
     space = {"log": {evil: made()}}

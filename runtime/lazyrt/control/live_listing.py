@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _MAX_TEXT_ROWS = 40
 _MAX_HTML_ROWS = 400
+# A model's parameters, gradients and moments are hundreds: what is large is seen, the rest unfolds.
+_UNFOLDED_ROWS = 20
+_FOLDS_FROM = 26
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -130,17 +133,16 @@ class LiveReport:
 
     def _html_table(self, limit: int) -> str:
         header, rows = self.table()
-        head = "".join(
-            f'<th style="{_STYLES[title]}">{html.escape(title)}</th>'
-            for title in header
-        )
-        shown = "".join(
-            f"<tr>{''.join(map(_html_cell, header, row))}</tr>" for row in rows[:limit]
-        )
+        shown = rows[:limit]
         more = f"<p>… and {len(rows) - limit:,} more</p>" if len(rows) > limit else ""
+        if len(shown) < _FOLDS_FROM:
+            return _html_rows(header, shown) + more
+        rest = self.rows[_UNFOLDED_ROWS : len(shown)]
+        size = size_text(sum(row.nbytes for row in rest if not row.same_memory_as))
         return (
-            f'<table style="font-size:12px">'
-            f"<thead><tr>{head}</tr></thead><tbody>{shown}</tbody></table>{more}"
+            f"{_html_rows(header, shown[:_UNFOLDED_ROWS])}"
+            f"<details><summary>{len(rest):,} more, {size}</summary>"
+            f"{_html_rows(header, shown[_UNFOLDED_ROWS:])}{more}</details>"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -229,6 +231,17 @@ def _text_cell(cell: object) -> str:
 def plain(text: str) -> str:
     """Return text for one line, without what would steer a terminal or turn the line round."""
     return _STEERING.sub("\ufffd", " ".join(text.split()))
+
+
+def _html_rows(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    head = "".join(
+        f'<th style="{_STYLES[title]}">{html.escape(title)}</th>' for title in header
+    )
+    body = "".join(f"<tr>{''.join(map(_html_cell, header, row))}</tr>" for row in rows)
+    return (
+        f'<table style="font-size:12px">'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    )
 
 
 def _html_cell(title: str, cell: object) -> str:
