@@ -301,9 +301,9 @@ def reset_counters() -> None:
 def begin_cell() -> None:
     """Let ops recorded from now on show the lines that record them.
 
-    Equal ops are one node, which keeps the line that recorded it first. An interactive shell
-    calls this before each cell, so that a cell never shows the line of another one. Costs the
-    next ops the price of new ones; fingerprints and executables stay.
+    Equal ops of steps that begin at one place are one node, which keeps the line that recorded it
+    first. An interactive shell calls this before each cell, so that a cell never shows the line of
+    another one. Costs the next ops the price of new ones; fingerprints and executables stay.
     """
     record.begin_run()
 

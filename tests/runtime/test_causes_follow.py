@@ -134,3 +134,49 @@ def test_a_line_that_records_an_op_twice_a_round_is_a_loop_and_no_missing_bounda
     (cause,) = last_causes()
     assert cause.kind == "loop_count"
     assert "came 6 times instead of 3" in cause.text
+
+
+class Cut(nn.Module):
+    """A model of equal layers whose forward pass reads a value between them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.extra, self.head = None, nn.Linear(8, 4)
+
+    def forward(self, x, *, reads=False):
+        h = torch.relu(self.first(x))
+        if reads:
+            float(h.detach().sum())
+        h = torch.relu(self.second(h))
+        return self.head(h if self.extra is None else self.extra(h))
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_the_rest_of_a_cut_step_of_another_size_is_no_other_path(adds):
+    net = Cut().to(DEVICE)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def fit(rows, *, reads):
+        x, y = torch.ones(rows, 8).to(DEVICE), torch.ones(rows, 4).to(DEVICE)
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(net(x, reads=reads), y)
+        loss.backward()
+        optimizer.step()
+        lazyrt.mark_step()
+
+    lazyrt.mark_step()
+    fit(16, reads=False)
+    known = len(lazyrt.compiled_graphs())
+    added = set()
+    if adds:
+        net.extra = nn.Linear(8, 8).to(DEVICE)
+        optimizer.add_param_group({"params": net.extra.parameters()})
+        added = {"module_added"}
+
+    fit(12, reads=True)
+
+    found = [record.explanation for record in lazyrt.compiled_graphs()[known:]]
+    kinds = [{c.kind for c in each.causes} for each in found if each is not None]
+    both = {"step_cut", "input_shape"}
+    assert kinds == [both, both | added]

@@ -32,7 +32,7 @@ def usage():
         "slices": len(peek._slices),
         "inputs": len(live.pending.inputs),
         "memo": len(live.pending.memo),
-        "leaves": len(live._leaves) + len(live._number_leaves),
+        "leaves": live.count_leaves(),
         "arrays": _device_arrays(),
     }
 

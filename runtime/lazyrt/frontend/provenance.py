@@ -275,6 +275,29 @@ def capture(args: Any, depth: int = 2) -> Provenance:
     return Provenance(site, forward.module, backward, tuple(stack), scope, name)
 
 
+def place(depth: int = 1) -> tuple[Any, ...]:
+    """Return what tells the place where an op is recorded now from others.
+
+    Those are the user's lines that lead there, the module, and in backward autograd's node: what
+    `capture` finds, without labels, which may be others in each step.
+    """
+    frame: FrameType | None = sys._getframe(depth)
+    lines: list[tuple[str, int]] = []
+    calls: list[FrameType] = []
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "_call_impl":
+            calls.append(frame)
+        elif len(lines) < _MAX_STACK and not is_library(code):
+            lines.append((code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    running = autograd_node()
+    # The innermost module's name is that of a part of the outermost one.
+    modules = [call.f_locals.get("self") for call in calls[:1] + calls[1:][-1:]]
+    path = _path([each for each in modules if isinstance(each, torch.nn.Module)])
+    return (*lines, path, "" if running is None else running[0])
+
+
 def _labels() -> tuple[str, str]:
     """Return the labels of the open scopes, joined, and the name of the innermost step."""
     step = active.innermost()

@@ -16,7 +16,7 @@ from lazyrt.frontend import positions as positions_of_slices
 from lazyrt.frontend.infer import Result
 from lazyrt.frontend.result_types import RESULT_TYPES
 from lazyrt.frontend.torch_compat import DynamicOutputShapeException
-from lazyrt.ir.live import lock, pending
+from lazyrt.ir.live import forget_leaves, lock, pending, set_place
 from lazyrt.ir.node import Node, Op, Value, iter_values, map_values
 from lazyrt.lowering import registry
 from lazyrt.lowering.spec import SpecFailure, check_spec, spec_of
@@ -331,6 +331,7 @@ def begin_run() -> None:
     global _interned
     with lock:
         _empty_tables()
+        forget_leaves()
         scalars.forget_nodes()
         _interned = 0
         for forget in _on_new_run:
@@ -338,6 +339,7 @@ def begin_run() -> None:
 
 
 registry.on_change(begin_run)
+set_place(provenance.place)
 _on_new_run: list[Callable[[], None]] = []
 
 

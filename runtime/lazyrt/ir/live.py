@@ -22,7 +22,9 @@ from lazyrt.errors import LostValueError
 from lazyrt.ir.node import Leaf, Value
 
 if TYPE_CHECKING:
-    from lazyrt.ir.node import Node
+    from collections.abc import Callable
+
+    from lazyrt.ir.node import LeafKind, Node
     from lazyrt.observe.events import Site
 
 lock = threading.RLock()
@@ -266,6 +268,8 @@ class PendingStep:
         del self.ints[sizes.ints :]
         del self.rng[sizes.rng :]
         del self.transient[sizes.transient :]
+        if not (sizes.inputs or sizes.floats or sizes.ints or sizes.rng):
+            _leave_place()
 
     def clear(self) -> None:
         """Forget the step; buffers keep whatever value and data they were given."""
@@ -284,6 +288,7 @@ class PendingStep:
         self.memo_bytes = 0
         self.runs = {}
         self.forget_peeks()
+        _leave_place()
 
     def note_peek(
         self, cone: list[Node], tensor: str, site: Site | None, duration_ns: int
@@ -311,8 +316,17 @@ pending = PendingStep()
 pending.set_limit(config.max_pending_nodes)
 follow("max_pending_nodes", pending.set_limit)
 
-_leaves: dict[Any, Leaf] = {}
-_number_leaves: dict[tuple[str, int], Leaf] = {}
+# Leaves of the pending step, by position with type or kind; `_NOWHERE` until it has read its first
+# input. A step that begins at another place of the program, as does the rest of a step that was cut,
+# has leaves of its own. Its inputs are numbered alike, and its ops are other nodes all the same,
+# with lines of their own.
+_Leaves = dict[Any, Leaf]
+_NOWHERE: _Leaves = {}
+_leaves = _NOWHERE
+_by_place: dict[Any, _Leaves] = {}
+# Places beyond these share their leaves: each costs the first step there the price of new nodes.
+_MAX_PLACES = 256
+_find_place: Callable[[], Any] = lambda: None  # noqa: E731 - replaced by `set_place`
 # Plain references without callbacks: a callback is Python code that runs wherever a tensor
 # happens to die, and where Ctrl-C could be swallowed.
 _live_ready: dict[int, weakref.ref[Buffer]] = {}
@@ -409,9 +423,7 @@ def leaf_of(buffer: Buffer) -> Leaf:
     key = (position, meta)
     leaf = _leaves.get(key)
     if leaf is None:
-        shape, dtype, strides = meta
-        leaf = _leaves[key] = Leaf("data", position, shape, dtype)
-        leaf.strides = strides
+        leaf = _of_place(key, "data", *meta)
     pending.owners[position] = weakref.ref(buffer)
     pending.sources[position] = (buffer.run, buffer.slot)
     buffer.value = leaf
@@ -486,18 +498,65 @@ def random_leaf(source: Generator = generator) -> Leaf:
     return _number_leaf("rng", position, torch.uint64)
 
 
-def _number_leaf(kind: Any, position: int, dtype: torch.dtype) -> Leaf:
-    leaf = _number_leaves.get((kind, position))
+def _number_leaf(kind: LeafKind, position: int, dtype: torch.dtype) -> Leaf:
+    leaf = _leaves.get((position, kind))
     if leaf is None:
-        shape = (2,) if kind == "rng" else ()
-        leaf = _number_leaves[kind, position] = Leaf(kind, position, shape, dtype)
+        leaf = _of_place((position, kind), kind, (2,) if kind == "rng" else (), dtype)
     return leaf
 
 
+def _of_place(
+    key: tuple[int, Any],
+    kind: LeafKind,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    strides: tuple[int, ...] | None = None,
+) -> Leaf:
+    """Return a leaf of the place where the pending step began, which its first one decides."""
+    global _leaves
+    leaves = _leaves
+    if leaves is _NOWHERE:
+        leaves = _leaves_here()
+        # In eager debug mode each op gives its inputs back; a finaliser's op may have come first.
+        if _leaves is _NOWHERE and not pending.eager:
+            _leaves = leaves
+        leaves = leaves if _leaves is _NOWHERE else _leaves
+    leaf = leaves.get(key)
+    if leaf is None:
+        leaf = leaves[key] = Leaf(kind, key[0], shape, dtype)
+        leaf.strides = strides
+    return leaf
+
+
+def _leaves_here() -> _Leaves:
+    place = None if pending.eager else _find_place()
+    leaves = _by_place.get(place)
+    if leaves is None:
+        if len(_by_place) >= _MAX_PLACES:
+            place = None
+        leaves = _by_place.setdefault(place, {})
+    return leaves
+
+
+def _leave_place() -> None:
+    global _leaves
+    _leaves = _NOWHERE
+
+
+def set_place(find: Callable[[], Any]) -> None:
+    """Tell how to find what tells the place apart where the program records an op now."""
+    global _find_place
+    _find_place = find
+
+
 def forget_leaves() -> None:
-    """Empty the leaf tables; only valid while nothing is pending."""
-    _leaves.clear()
-    _number_leaves.clear()
+    """Begin new leaves at every place; the pending step keeps its own."""
+    _by_place.clear()
+
+
+def count_leaves() -> int:
+    """Return how many leaves are kept for steps to come."""
+    return sum(map(len, _by_place.values()))
 
 
 _NEVER = (
