@@ -192,7 +192,10 @@ def test_ten_thousand_steps_leave_nothing_behind():
         lazyrt.wait()
 
     found = []
-    for steps in (300, 10_000):  # from one line: another one would record nodes of its own
+    for steps in (
+        300,
+        10_000,
+    ):  # from one line: another one would record nodes of its own
         train(steps)
         found.append((usage(), resident_bytes()))
 

@@ -115,10 +115,14 @@ def _is_same_work(now: CompiledGraph, other: CompiledGraph, names: set[str]) -> 
 
 def _lie_alike(one: CompiledGraph, other: CompiledGraph) -> bool:
     """Return whether two graphs end at one place, and begin at one boundary or on one line."""
-    return not differs(one.key.ended_by, other.key.ended_by) and (
-        not differs(one.key.began_after, other.key.began_after)
-        or place(one.lines[0]) == place(other.lines[0])
-    )
+    ends_alike = not differs(one.key.ended_by, other.key.ended_by)
+    return ends_alike and _begin_alike(one, other)
+
+
+def _begin_alike(one: CompiledGraph, other: CompiledGraph) -> bool:
+    """Return whether two graphs begin at one boundary, whatever came in front, or on one line."""
+    after, before = one.key.began_after, other.key.began_after
+    return not differs(after, before) or place(one.lines[0]) == place(other.lines[0])
 
 
 def _is_same_part(now: CompiledGraph, other: CompiledGraph, census: Census) -> bool:
@@ -399,7 +403,7 @@ def _ended_elsewhere(now: CompiledGraph, census: Census) -> Moved | None:
 def _begins_alike(now: CompiledGraph, first: CompiledGraph) -> bool:
     return (
         first.snapshot is not None
-        and place(now.lines[0]) == place(first.lines[0])
+        and _begin_alike(now, first)
         and not is_cut(now.key.ended_by)
         # A step of one graph begins where it ended: its loops are no boundary that moved.
         and differs(now.key.began_after, first.key.ended_by)
