@@ -142,14 +142,14 @@ class Cut(nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
-        self.extra, self.head = None, nn.Linear(8, 4)
+        self.more, self.head = None, nn.Linear(8, 4)
 
     def forward(self, x, *, reads=False):
         h = torch.relu(self.first(x))
         if reads:
             float(h.detach().sum())
         h = torch.relu(self.second(h))
-        return self.head(h if self.extra is None else self.extra(h))
+        return self.head(h if self.more is None else self.more(h))
 
 
 @pytest.mark.parametrize("adds", [False, True])
@@ -170,8 +170,8 @@ def test_the_rest_of_a_cut_step_of_another_size_is_no_other_path(adds):
     known = len(lazyrt.compiled_graphs())
     added = set()
     if adds:
-        net.extra = nn.Linear(8, 8).to(DEVICE)
-        optimizer.add_param_group({"params": net.extra.parameters()})
+        net.more = nn.Linear(8, 8).to(DEVICE)
+        optimizer.add_param_group({"params": net.more.parameters()})
         added = {"module_added"}
 
     fit(12, reads=True)
