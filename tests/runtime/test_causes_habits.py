@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import lazyrt
 from tests.harness import DEVICE
@@ -190,3 +191,40 @@ def test_the_rest_of_a_first_step_that_was_cut_names_the_cut(cut, told):
     assert explanation is not None
     assert len(explanation.causes) == 1
     assert fnmatch(explanation.text, f"{told}*")
+
+
+def test_momentum_that_is_switched_on_is_an_option_of_the_optimizer():
+    def momentum(trainer):
+        trainer.optimizer.param_groups[0]["momentum"] = 0.9
+
+    told = told_after(Trainer(), momentum)
+
+    assert told
+    assert all(
+        fnmatch(text, "the optimizer at *.py:* keeps `momentum_buffer` of each of 4 *")
+        for text in told
+    )
+
+
+def test_checkpointing_that_is_switched_on_is_no_change_of_dropout():
+    net = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Tanh()).to(DEVICE)
+    x = torch.ones(4, 6).to(DEVICE)
+    lazyrt.mark_step()
+
+    def fit(*, again):
+        out = checkpoint(net, x, use_reentrant=False) if again else net(x)
+        net.zero_grad()
+        out.sum().backward()
+        lazyrt.mark_step()
+
+    fit(again=False)
+    fit(again=True)
+
+    explanation = lazyrt.explain()
+    assert explanation is not None
+    (cause,) = explanation.causes
+    assert cause.kind == "code_path"
+    assert cause.text.startswith(
+        "backward computes forward ops again, as with gradient "
+    )
+    assert "1 random op more, aten.native_dropout.default" in cause.text

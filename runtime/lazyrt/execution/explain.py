@@ -30,7 +30,7 @@ from lazyrt.execution.why.nearest import closeness, nearest
 from lazyrt.execution.why.other_steps import is_other_step, other_step
 from lazyrt.execution.why.paths import other_path
 from lazyrt.execution.why.pieces import piece
-from lazyrt.execution.why.randomness import random_numbers
+from lazyrt.execution.why.randomness import random_numbers, recomputed
 from lazyrt.execution.why.regrouping import regrouped
 from lazyrt.execution.why.results import kept_results
 from lazyrt.execution.why.rewired import Rewired, rewired
@@ -73,6 +73,7 @@ _DETECTORS = (
     kept_results,
     lifted_numbers,
     types_and_constants,
+    recomputed,  # before the mode, which takes dropout for its own
     train_or_eval,
     random_numbers,
     other_path,

@@ -1,4 +1,4 @@
-"""Random numbers that are drawn on one side only."""
+"""Random numbers that are drawn on one side only, and those that backward draws again."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from lazyrt.execution.why.edits import (
     connected,
     count,
     first_site,
+    listed,
     place,
     with_leaves,
 )
@@ -47,6 +48,45 @@ def random_numbers(edits: Edits) -> list[Cause]:
             ),
         )
     ]
+
+
+def recomputed(edits: Edits) -> list[Cause]:
+    """Return whether backward computes forward ops again, as gradient checkpointing does.
+
+    Without random numbers they are the nodes of the forward pass, and the graph is the same.
+    """
+    for snapshot, free, is_gain in (
+        (edits.b, edits.added, True),
+        (edits.a, edits.removed, False),
+    ):
+        again = sorted(k for k in free if _is_drawn_in_backward(snapshot, k))
+        if not again:
+            continue
+        vertices = [snapshot.vertices[k] for k in again]
+        backward = {k for k in free if snapshot.vertices[k].backward}
+        mine = with_leaves(snapshot, connected(snapshot, again, backward), free)
+        taken = edits.take(added=mine) if is_gain else edits.take(removed=mine)
+        site, scopes = first_site(vertices), [v.scope for v in vertices if v.scope]
+        where = f" (in module {listed(scopes)})" if scopes else ""
+        verb = "computes forward ops again" if is_gain else "computes no op again"
+        return [
+            Cause(
+                kind="code_path",
+                text=f"backward {verb}, as {'with' if is_gain else 'without'} gradient checkpointing: "
+                f"{count(len(again), 'random op')} {'more' if is_gain else 'fewer'}, "
+                f"{vertices[0].op}{at(site)}{where}",
+                fix="checkpoint the same modules in every step; with and without it is one graph each",
+                now=site if is_gain else None,
+                before=None if is_gain else site,
+                taken=taken,
+            )
+        ]
+    return []
+
+
+def _is_drawn_in_backward(snapshot: Snapshot, k: int) -> bool:
+    vertex = snapshot.vertices[k]
+    return vertex.backward and vertex.op in snapshot.random
 
 
 def _on_lines_of(

@@ -183,12 +183,18 @@ def _update(
     if not runs_on_both:
         text = f"the optimizer's update{line} {_ran(edits, is_gain=is_gain)}: {state}"
         fix = _BESIDE_FIX
-    elif not has_others:
-        change = "has" if is_gain else "are not read any more"
+    elif not has_others and _is_option(lost):
+        keeps = "keeps" if is_gain else "no longer keeps"
+        owners = list(dict.fromkeys(map(_owner, lost)))
         text = (
-            f"another optimizer updates the parameters{line}: it has {state}"
-            if is_gain
-            else f"another optimizer updates the parameters{line}: {state} {change}"
+            f"the optimizer{line} {keeps} {_kinds(lost)} of each of "
+            f"{count(len(owners), 'parameter')} ({listed(owners)})"
+            + (", where it kept nothing" if is_gain else "")
+        )
+        fix = OPTIONS_FIX
+    elif not has_others:
+        text = f"another optimizer updates the parameters{line}: " + (
+            f"it has {state}" if is_gain else f"{state} are not read any more"
         )
         fix = _OTHER_FIX
     else:
@@ -258,6 +264,11 @@ def _exchanged(
             taken=taken,
         )
     ]
+
+
+def _is_option(states: Iterable[str]) -> bool:
+    """Return whether an optimizer keeps states or nothing as one option of it says: SGD's momentum."""
+    return all(name.endswith(".momentum_buffer") for name in states)
 
 
 def _kinds(names: Iterable[str]) -> str:
