@@ -21,9 +21,16 @@ if TYPE_CHECKING:
 _LEAVES = frozenset({PARAMETER, CONSTANT})
 # What a framework writes around a module's path: `transpose(jvp(h.4))`, `h.4 (backward)`.
 _AROUND = re.compile(r" \(.*|[\w.]*\(|\)")
+# What jax writes between modules for loops, branches and calls, which are none.
+_CONTROL = re.compile(
+    r"(?:^|(?<=/))(?:while(?:/(?:body|cond))?|closed_call|scan|checkpoint|branch_\d+_fun"
+    r"|rematted_computation|custom_\w+_call)(?=/|$)"
+)
 _NUMBERED = re.compile(r"(.*?)(\d+)")
 # Of a module that is new, so much is new: where equal layers meet, any may be the new one.
 _SHARE = 0.9
+# Of what is new, so much is in a block, at best: its first and last have other neighbours.
+_REPEATED = _SHARE, 0.8
 _LEAST_BLOCK = 8
 _MOST = 3
 
@@ -127,8 +134,11 @@ def _prefixes(scope: str) -> list[Path]:
     Example:
         >>> _prefixes("h.4 (backward)"), _prefixes("transpose(jvp(Model))/h_4")
         ([('h',), ('h', '4')], [('Model',), ('Model', 'h_4')])
+        >>> _prefixes("while/body/closed_call"), _prefixes("h.body"), _prefixes("scan/h_1")
+        ([], [('h',), ('h', 'body')], [('h_1',)])
     """
-    parts = [part for part in re.split(r"[./]", _AROUND.sub("", scope)) if part]
+    plain = _CONTROL.sub("", _AROUND.sub("", scope))
+    parts = [part for part in re.split(r"[./]", plain) if part]
     return [tuple(parts[:end]) for end in range(1, len(parts) + 1)]
 
 
@@ -236,8 +246,12 @@ def _times(counts: Iterable[int], total: int) -> int:
         (6, 0)
     """
     rows = list(counts)
-    for times in sorted({each for each in rows if each > 1}, reverse=True):
-        covered = sum(each for each in rows if each % times == 0)
-        if covered >= _SHARE * total:
-            return times
+    covered = {
+        times: sum(each for each in rows if each % times == 0)
+        for times in sorted({each for each in rows if each > 1}, reverse=True)
+    }
+    for share in _REPEATED:
+        for times, count in covered.items():
+            if count >= share * total:
+                return times
     return 0

@@ -22,7 +22,9 @@ _ESCAPE = re.compile(r"\\(.)")
 INHERITED = "inherited "
 # How a dump of the runtime says so.
 _WRITTEN_INHERITED = 'op_type="inherited"'
-_PROGRAM_PART = re.compile(r"(?:jit|pjit|jvp|vmap|transpose)\(.*\)|lazyrt_graph")
+_PROGRAM_PART = re.compile(r"(?:jit|pjit)\(.*\)|lazyrt_graph|")
+# What jax writes around the scope of an operation that it has derived another of.
+_DERIVED = re.compile(r"(jvp|vmap|transpose)\((.*)\)")
 
 
 class Instruction(NamedTuple):
@@ -259,11 +261,25 @@ def split_op_name(op_name: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=65_536)
 def _scope_of(path: str) -> str:
-    """Return a path without the programs that it starts with."""
-    parts = path.split("/")
-    while parts and _PROGRAM_PART.fullmatch(parts[0]):
-        del parts[0]
-    return "/".join(parts)
+    """Return a path without the programs that it starts with, derivatives as those of a scope.
+
+    Example:
+        >>> _scope_of("jit(f)/jvp(h_0)/mlp"), _scope_of("jit(f)/transpose(jvp(h_0))/mlp")
+        ('h_0/mlp', 'h_0/mlp (backward)')
+        >>> _scope_of("jit(f)/transpose(jvp())"), _scope_of("jit(f)/jvp(jit(main))/while")
+        ('', 'while')
+    """
+    parts: list[str] = []
+    is_backward = False
+    for part in path.split("/"):
+        plain = part
+        while found := _DERIVED.fullmatch(plain):
+            is_backward |= found[1] == "transpose"
+            plain = found[2]
+        if parts or not _PROGRAM_PART.fullmatch(plain):
+            parts.append(plain)
+    scope = "/".join(parts)
+    return f"{scope} (backward)" if scope and is_backward else scope
 
 
 def without_layout(type_text: str) -> str:

@@ -2,6 +2,7 @@
 
 import importlib
 import random
+import re
 from typing import Any
 
 import jax
@@ -94,6 +95,30 @@ def test_scopes_and_lines_are_read_before_and_after_xla(pair):
         assert any(origin.scope == "encoder" for origin in origins)
         assert any("test_hlo_sources.py:" in origin.site for origin in origins)
         assert any(origin.op_name == "w['first']" for origin in origins)
+
+
+def test_layers_of_a_jax_program_are_named_in_its_derivative_too():
+    """`jvp(h_0)` and `transpose(jvp(h_0))` are the scope `h_0`, forward and backward."""
+
+    def lowered(count):
+        def loss(weights, x):
+            for k, weight in enumerate(weights):
+                with jax.named_scope(f"h_{k}"):
+                    x = x + jnp.tanh(x @ weight) * jnp.sin(x)
+            return x.sum()
+
+        return jax.jit(jax.grad(loss)).lower([jnp.ones((4, 4))] * count, jnp.eye(4))
+
+    one, two = lowered(2), lowered(5)
+    graph = parse(one.as_text(debug_info=True))
+    named = diff(one.as_text(debug_info=True), two.as_text(debug_info=True))
+    plain = diff(one.as_text(), two.as_text())
+
+    assert {"h_0", "h_1", "h_0 (backward)"} <= set(map(graph.scope, range(len(graph))))
+    assert re.match(r"3 layers `h_\d`-`h_\d` were added: \d+ inst", summary(named)[1])
+    assert re.match(
+        r"a block of \d+ instructions .*was added 3 times", summary(plain)[1]
+    )
 
 
 def test_a_proto_and_its_text_are_one_graph(pair, tmp_path):
