@@ -216,7 +216,7 @@ class Source:
             "acquire": lock.acquire, "release": lock.release, "unwind": unwind,
             "emit": emit, "random_leaf": random_leaf, "FallbackNeeded": FallbackNeeded,
             "run_on_cpu": run_on_cpu, "listeners": events.op_listeners, "View": View,
-            "note": record.note_recorded, "float_leaf": float_leaf,
+            "note": record.note_recorded, "float_leaf": float_leaf, "config": config,
             "over_limit": over_limit, "check_default": record.check_default_dtype,
             "scalar_key": scalars.scalar_key, "Value": Value, "fit": _fit,
         }  # fmt: skip
@@ -371,7 +371,7 @@ _ENTER = """\
 _LEAVE = "  finally: release()\n"
 _AFTER = [
     "if listeners: note(r)",
-    "if len(buffers) > pending.room: over_limit()",
+    "if len(buffers) + pending.writes > config.max_pending_nodes > 0: over_limit()",
 ]
 
 
@@ -528,7 +528,7 @@ def _write_all(tensors: Any, olds: Any, values: Any) -> None:
         state = tensor.untyped_storage()._lazyrt
         if state.__class__ is Buffer:  # what `write` does, for every parameter
             buffers[state] = None
-            pending.room -= 1
+            pending.writes += 1
             state.version += 1
             state.value = value
         else:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from lazyrt.config import config
 from lazyrt.frontend import record, scalars
 from lazyrt.frontend.buffers import View, current_value, value_of
 from lazyrt.frontend.kernels import over_limit, wrap
@@ -237,7 +238,7 @@ def _tensor(result: _Result, nodes: tuple[Value, ...]) -> torch.Tensor:
     if _listeners:
         for node in nodes:
             record.note_recorded(node)
-    if len(_buffers) > pending.room:
+    if len(_buffers) + pending.writes > config.max_pending_nodes > 0:
         over_limit()
     if value.strides is not None:
         return wrap(state, value)

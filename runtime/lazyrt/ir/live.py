@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from lazyrt.config import config, follow
 from lazyrt.errors import LostValueError
 from lazyrt.ir.node import Leaf, Value
 
@@ -42,7 +41,6 @@ def unwind() -> None:
 # References to a buffer while `PendingStep.live` looks at it: the dict's key, the loop's
 # variable and getrefcount's argument.
 _OWN_REFERENCES = 3
-_NO_LIMIT = sys.maxsize
 
 
 Type = tuple[tuple[int, ...], torch.dtype, tuple[int, ...] | None]
@@ -145,7 +143,7 @@ class Buffer:
         """Give the storage a new pending value."""
         # In this order an interrupt between two lines leaves the old value, not a mixture.
         pending.buffers[self] = None
-        pending.room -= 1
+        pending.writes += 1
         self.version += 1
         self.value = value
 
@@ -206,24 +204,9 @@ class PendingStep:
         self.peeks: list[tuple[str, Site | None, int]] = []
         self.peeked: dict[Node, int] = {}
         self.number = 0
-        self._limit = self.room = _NO_LIMIT
+        self.writes = 0
         self.eager = False
         self.activity = 0
-
-    def set_limit(self, nodes: int) -> None:
-        """Bound what may be pending; 0 for no bound."""
-        writes = self.writes
-        self._limit = nodes or _NO_LIMIT
-        self.writes = writes
-
-    @property
-    def writes(self) -> int:
-        """How many in-place ops are pending."""
-        return self._limit - self.room
-
-    @writes.setter
-    def writes(self, count: int) -> None:
-        self.room = self._limit - count
 
     def live(self) -> list[Buffer]:
         """Return the buffers that something besides this step references."""
@@ -313,8 +296,6 @@ def _referenced(buffers: dict[Buffer, None]) -> list[Buffer]:
 
 
 pending = PendingStep()
-pending.set_limit(config.max_pending_nodes)
-follow("max_pending_nodes", pending.set_limit)
 
 # Leaves of the pending step, by position with type or kind; `_NOWHERE` until it has read its first
 # input. A step that begins at another place of the program, as does the rest of a step that was cut,
