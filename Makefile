@@ -12,6 +12,7 @@ PYTHON ?= python3
 VENV ?= .venv
 INDEX ?=
 BIN = $(VENV)/bin
+ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $(INDEX) -c constraints.txt
 # One line for each package that pip downloads, and for an index that does not answer, which pip asks
 # again for minutes; the full output only when it fails.
@@ -26,8 +27,9 @@ help:
 tour: $(VENV)/.lab
 	@$(BIN)/python -m lazyviz tour
 
+# Jupyter's server refuses root, which a container's user is, unless it is told.
 lab: $(VENV)/.lab
-	@$(BIN)/python -m jupyterlab notebooks
+	@$(BIN)/python -m jupyterlab $(ROOT) notebooks
 
 test: $(VENV)/.dev
 	@sh .ci/system-packages
