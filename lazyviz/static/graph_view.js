@@ -85,7 +85,7 @@ function panAndZoom(host, chart) {
     const wide = (r.width || 600) / SMALLEST, high = (r.height || 440) / SMALLEST;
     survey();
     if (w > wide || h > high) {
-      const seen = [...svg.querySelectorAll("[data-b]")].map((each) => each.getBBox()).filter((b) => b.y < whole[1] + high);
+      const seen = [...svg.querySelectorAll("[data-b]")].map((each) => each.getBBox()).filter((b) => b.y < whole[1] + high / 2); // its first rows
       const middles = seen.map((b) => b.x + b.width / 2).sort((a, b) => a - b);
       const x = middles.length && w > wide ? middles[middles.length >> 1] : whole[0] + w / 2;
       box = [x - wide / 2, h > high ? whole[1] : whole[1] + (h - high) / 2, wide, high]; inside();

@@ -93,12 +93,22 @@ def operand_of(source: str, scope: Mapping[str, object] | None = None) -> str:
         'loss'
         >>> operand_of("print('loss', i, loss)", {"i": 3}), operand_of("print(a, b)")
         ('loss', '')
+        >>> operand_of("f'{type(m).__name__} {y.mean():.3f}'"), operand_of("f'{a} {b}'")
+        ('y.mean()', '')
     """
     try:
         tree = _Plain().visit(ast.parse(source, mode="eval")).body
     except (SyntaxError, ValueError):
         return ""
-    found = _of_call(tree, scope or {}) if isinstance(tree, ast.Call) else _tested(tree)
+    if isinstance(
+        tree, ast.JoinedStr
+    ):  # up to Python 3.11 the place is that of the whole text
+        shown = [v.value for v in tree.values if isinstance(v, ast.FormattedValue)]
+        found = _only_tensor(shown, scope or {})
+    elif isinstance(tree, ast.Call):
+        found = _of_call(tree, scope or {})
+    else:
+        found = _tested(tree)
     return "" if found is None else _cut(ast.unparse(found))
 
 
@@ -167,6 +177,8 @@ def _is_plain(arg: ast.expr, scope: Mapping[str, object]) -> bool:
     """Return whether an argument is a constant, a text, or the name of a plain value."""
     if isinstance(arg, ast.Name):
         return isinstance(scope.get(arg.id), _PLAIN)
+    if isinstance(arg, ast.Attribute):
+        return arg.attr == "__name__"
     return isinstance(arg, ast.Constant | ast.JoinedStr)
 
 
