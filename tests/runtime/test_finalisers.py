@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import linear
 
 import lazyrt
 from lazyrt.config import config
@@ -165,7 +166,8 @@ def test_a_finaliser_whose_op_runs_on_the_cpu_leaves_the_op_beneath_it_its_input
     assert torch.equal(result.cpu(), torch.tensor([3.0, 10.5]))
 
 
-def test_a_finaliser_beyond_the_limit_of_pending_ops_runs_no_barrier(interrupt):
+@pytest.mark.parametrize("op", [record_one, lambda a, b, _: linear(a, b.view(1, 2))])
+def test_a_finaliser_beyond_the_limit_of_pending_ops_runs_no_barrier(interrupt, op):
     operands = fresh(0.5, 0.5), fresh(1.0, 2.0), fresh(10.0, 20.0)
     own = fresh(3.0, 4.0)
     barriers: list[Any] = []
@@ -177,10 +179,10 @@ def test_a_finaliser_beyond_the_limit_of_pending_ops_runs_no_barrier(interrupt):
     kept: list[Any] = []
     with lazyrt.subscribe(barriers.append, BarrierFinished):
         interrupt(record)
-        result = record_one(*operands)
+        result = op(*operands)
 
     assert (len(kept), barriers) == (1, [])
-    assert torch.equal(result.cpu(), torch.tensor([3.0, 10.5]))
+    assert torch.equal(result.cpu(), op(*[each.cpu() for each in operands]))
 
 
 def test_random_ops_of_a_finaliser_draw_states_of_their_own(interrupt):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import lazyrt
+from lazyrt.frontend import infer, record
 from lazyrt.ir.live import lock
 
 
@@ -29,8 +30,10 @@ def is_free():
 
 @pytest.fixture
 def alarm():
-    """A timer whose signal raises KeyboardInterrupt, as Ctrl-C does."""
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    """A timer that ends with Ctrl-C's signal."""
+    before = signal.signal(
+        signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT)
+    )
     yield lambda after: signal.setitimer(signal.ITIMER_REAL, after)
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
@@ -78,5 +81,64 @@ def test_ctrl_c_at_any_moment_of_recording_gives_the_lock_back_once(alarm):
 
     assert not lock._is_owned()  # type: ignore[attr-defined]
     assert is_free()
+    assert torch.is_grad_enabled()
     lazyrt.mark_step()
     assert (x + 1).tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("end", ["__enter__", "__exit__"])
+def test_ctrl_c_while_an_op_is_inferred_leaves_gradients_on(monkeypatch, end):
+    x = torch.ones(3).to("lazyrt")
+    original = getattr(torch.no_grad, end)
+
+    def interrupted(self, *args):
+        if end == "__enter__":
+            original(self, *args)
+        raise KeyboardInterrupt
+
+    infer.forget()
+    record.begin_run()
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.no_grad, end, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            x + 1
+
+    assert torch.is_grad_enabled()
+    assert (x + 1).tolist() == [2, 2, 2]
+
+
+def _linear_gradients(x):
+    weight = torch.ones(2, 3, device=x.device, requires_grad=True)
+    result = torch.nn.functional.linear(x, weight, weight[:, 0])
+    return torch.autograd.grad(result.square().sum(), weight)
+
+
+def _normalised(x):
+    norm = torch.nn.BatchNorm1d(3).to(x.device)
+    return norm(x).detach(), norm.running_mean, norm.running_var
+
+
+SEVERAL_RESULTS = [
+    lambda x: x.topk(2),
+    lambda x: torch.var_mean(x, 1),
+    lambda x: torch.ops.aten.sort.values(x, values=x + 1, indices=(x * 0).long()),
+    _linear_gradients,
+    _normalised,
+]
+
+
+@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize("op", SEVERAL_RESULTS)
+def test_the_bound_of_pending_ops_ends_a_step_once_all_results_of_an_op_are_kept(op):
+    """Else they would stand for other inputs: those of the next step."""
+    x = torch.tensor([[1.0, -2.0, 0.5], [4.0, 3.0, 2.5]])
+
+    for limit in (1, 2, 3):
+        with lazyrt.config.scoped(max_pending_nodes=limit):
+            lazy = x.to("lazyrt")
+            found = op(lazy * 2 + lazy)
+            further = [each + 1 for each in found]
+
+        for each, more, oracle in zip(found, further, op(x * 3), strict=True):
+            torch.testing.assert_close(each.cpu(), oracle)
+            torch.testing.assert_close(more.cpu(), oracle + 1)

@@ -179,6 +179,7 @@ def register() -> int:
         kernel = refused.get(name) or _kernel_for(name)
         if kernel is not None:
             library.impl(name, kernel, compat.DISPATCH_KEY)
+            finalisers.note_kernel(kernel)
             count += 1
     for name, composite in COMPOSITES.items():
         for key in (compat.DISPATCH_KEY, compat.AUTOGRAD_KEY):

@@ -8,16 +8,23 @@ reads are peeks there, and what else would end the step is left to the next barr
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lazyrt.execution import hooks
+from lazyrt.execution.executor import barrier
 from lazyrt.frontend.provenance import is_of_torch, is_own_file
 from lazyrt.ir.live import lock
 
 if TYPE_CHECKING:
-    from types import FrameType
+    from types import CodeType, FrameType
 
 KERNEL = "<lazyrt kernel "
+_others: set[CodeType] = {barrier.__code__}
+
+
+def note_kernel(kernel: Any) -> None:
+    """Count a function that is written by hand among the kernels."""
+    _others.add(kernel.__code__)
 
 
 def interrupts_an_op() -> bool:
@@ -30,7 +37,7 @@ def interrupts_an_op() -> bool:
 
 
 def interrupts_another_op() -> bool:
-    """Return whether the op that this kernel records was called in the middle of another one.
+    """Return whether the op that this kernel records was called in the middle of another, or of a barrier.
 
     A kernel that calls an op itself has no code of others between the two.
     """
@@ -38,7 +45,7 @@ def interrupts_another_op() -> bool:
     is_others = False
     while frame is not None:
         name = frame.f_code.co_filename
-        if name.startswith(KERNEL):
+        if name.startswith(KERNEL) or frame.f_code in _others:
             if is_others:
                 return True
         elif not is_own_file(name) and not is_of_torch(name):

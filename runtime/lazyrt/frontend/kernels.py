@@ -369,6 +369,7 @@ _ENTER = """\
   try:
 """
 _LEAVE = "  finally: release()\n"
+# Once tensors hold the results: a barrier ends the step whose inputs their values read.
 _AFTER = [
     "if listeners: note(r)",
     "if len(buffers) + pending.writes > config.max_pending_nodes > 0: over_limit()",
@@ -391,7 +392,7 @@ def functional_kernel(func: torch._ops.OpOverload) -> Kernel:
             "return t if r.strides is None else restrided(t, r.shape, r.strides)",
         ]
     else:
-        lines += [*_AFTER, "return emit(r)"]
+        lines += ["made = emit(r)", *_AFTER, "return made"]
     return source.build(lines)
 
 
@@ -494,8 +495,9 @@ def _many_in_place(
     return source.build(
         [
             *source.look_up(called=True),
+            f"made = write_results(r, [{targets}], {plain})",
             *_AFTER,
-            f"return write_results(r, [{targets}], {plain})",
+            "return made",
         ]
     )
 

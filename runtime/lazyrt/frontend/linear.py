@@ -152,7 +152,9 @@ def linear_kernel(
             found = None
         if found is not None:
             _remember(key[0], key[1], found.nodes)
-            return _tensor(found.results[0], found.nodes)
+            made = _tensor(found.results[0], found.nodes)
+            _check_room()
+            return made
     with below_autograd():
         return aten.linear.default.decompose(input, weight, bias)  # type: ignore[no-any-return]
 
@@ -188,11 +190,13 @@ def linear_backward(
             found = None
         if found is not None:
             (into_x, into_w, into_b), nodes = found
-            return (
+            gradients = (
                 None if into_x is None else _tensor(into_x, nodes),
                 None if into_w is None else _tensor(into_w, ()),
                 None if into_b is None else _tensor(into_b, ()),
             )
+            _check_room()  # of all: a barrier ends the step whose inputs their values read
+            return gradients
     with below_autograd():
         if grad_output.dim() > _MATRIX and not grad_output.is_contiguous():
             # A head's gradient is turned: what copies it into rows is what the composite records.
@@ -238,13 +242,16 @@ def _tensor(result: _Result, nodes: tuple[Value, ...]) -> torch.Tensor:
     if _listeners:
         for node in nodes:
             record.note_recorded(node)
-    if len(_buffers) + pending.writes > config.max_pending_nodes > 0:
-        over_limit()
     if value.strides is not None:
         return wrap(state, value)
     tensor = create_empty_tensor(value.shape, value.dtype)
     tensor.untyped_storage()._lazyrt = state  # type: ignore[attr-defined]
     return tensor
+
+
+def _check_room() -> None:
+    if len(_buffers) + pending.writes > config.max_pending_nodes > 0:
+        over_limit()
 
 
 def _forward(x: Value, w: Value, b: Value | None) -> _Recorded | None:

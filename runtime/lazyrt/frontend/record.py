@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyrt.errors import NoLoweringError, UsageError
+from lazyrt.execution.interrupts import deferred_interrupt
 from lazyrt.frontend import infer, provenance, scalars
 from lazyrt.frontend import positions as positions_of_slices
 from lazyrt.frontend.infer import Result
@@ -118,11 +119,13 @@ def miss(
     if dynamic is not None:
         func, new_args = dynamic
         return functional(operation(func), new_args)
-    try:
-        result = _infer(op, args[1:] if op.is_random else args, called)
-    except (RuntimeError, IndexError) as error:
-        raise error.with_traceback(None)  # noqa: B904 - the steps of the search tell nothing
-    node = _make_node(op, args, result)
+    # Ctrl-C in the middle would leave torch without gradients, or jax within a trace.
+    with deferred_interrupt():
+        try:
+            result = _infer(op, args[1:] if op.is_random else args, called)
+        except (RuntimeError, IndexError) as error:
+            raise error.with_traceback(None)  # noqa: B904 - the steps of the search tell nothing
+        node = _make_node(op, args, result)
     found = cache[args] = _structured(node, result)
     scalars.note_rehearsed(cache, args)
     return found

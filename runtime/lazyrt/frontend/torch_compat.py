@@ -132,13 +132,19 @@ def plain_dispatch() -> Iterator[None]:
     """Run torch ops untouched by modes, autograd and autocast: for calls on meta tensors."""
     from torch.utils._python_dispatch import _disable_current_modes
 
-    with (
-        torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS),
-        torch.no_grad(),
-        _disable_current_modes(),
-        torch._C.DisableTorchFunction(),
-    ):
-        yield
+    before = torch.is_grad_enabled()
+    try:
+        with (
+            torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS),
+            torch.no_grad(),
+            _disable_current_modes(),
+            torch._C.DisableTorchFunction(),
+        ):
+            yield
+    finally:
+        # Ctrl-C within `no_grad`, whose ends are Python code, would leave gradients off for good.
+        if torch.is_grad_enabled() is not before:
+            torch._C._set_grad_enabled(before)
 
 
 _OWN_AUTOCAST_KEY = torch._C.DispatchKeySet(
