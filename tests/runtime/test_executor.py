@@ -19,6 +19,7 @@ from lazyrt.config import config
 from lazyrt.errors import FrozenError, LazyRuntimeError
 from lazyrt.execution import compiler, executor, forecast, watcher
 from lazyrt.execution.executor import barrier
+from lazyrt.frontend.buffers import state_of
 from lazyrt.ir import live
 from lazyrt.ir.fingerprint import canonicalise
 from lazyrt.observe import events
@@ -890,3 +891,22 @@ def test_u04_a_hit_can_be_checked_and_two_programs_of_one_fingerprint_are_refuse
 
     assert second.tolist() == [10.0] * 3
     assert first.tolist() == [-3.0] * 3
+
+
+@pytest.mark.lazy_only("counts compiles")
+def test_an_executable_that_gives_memory_away_is_not_run_where_somebody_holds_it():
+    cold_start()
+    x = torch.ones(64).to(DEVICE)
+    compiles = []
+    held = []
+    for tier in ("fast", "fast", "optimised"):
+        lazyrt.config.compile_tier = tier
+        executor.clear_plans()  # a known step keeps its executable
+        x.add_(1)
+        with recorded(events.CompileFinished) as found:
+            lazyrt.mark_step()
+        compiles.append(len(found))
+        held.append(state_of(x).data)
+
+    assert compiles == [1, 1, 1]
+    assert [float(each[0]) for each in held] == [2.0, 3.0, 4.0]

@@ -312,3 +312,12 @@ def test_a_call_that_would_decide_shapes_or_is_transformed_is_refused():
         torch.func.grad(lambda t: rehearse(torch.sin, t))(x)
 
     assert net(x).shape == (2, 4)
+
+
+def test_what_stands_for_a_pending_tensor_is_still_there_after_a_call(net):
+    x = torch.ones(5, 3, device=DEVICE)
+    kept = lazyrt.stand_in(x * 2)
+
+    rehearse(net, x)
+
+    assert lazyrt.materialise(kept).tolist() == [[2.0] * 3] * 5

@@ -189,3 +189,13 @@ def test_other_writes_to_repeated_elements_are_refused_as_on_the_cpu(call):
     assert isinstance(expected, type)
     assert isinstance(found, type)
     assert issubclass(found, expected)
+
+
+def test_a_write_to_one_of_equal_rows_goes_to_their_place_in_the_storage():
+    results = []
+    for device in ("cpu", "lazyrt"):
+        x = torch.arange(6.0).to(device)
+        x[2:4].unsqueeze(0).expand(3, 2)[1].mul_(10)
+        results.append(x.tolist())
+
+    assert results[1] == results[0]
