@@ -221,8 +221,7 @@ def namespace(device: str, looks: int) -> dict[str, Any]:
         "peek": when(Looks.ALL, lazyrt.materialise),
         "graph": when(Looks.ALL, lambda: lazyrt.pending_graph().fingerprint),
         "keep": when(Looks.ALL, lambda tensor: kept.append(lazyrt.snapshot(tensor))),
-        # No look: an equal op of another cell is a node with a line of its own.
-        "new_cell": when(Looks.BARRIERS, lazyrt.begin_cell),
+        "new_cell": when(Looks.ALL, lazyrt.begin_cell),
     }
 
 

@@ -131,3 +131,46 @@ def test_places_beyond_the_limit_share_their_leaves():
         nodes.append(record.interned_nodes())
 
     assert nodes[-1] == nodes[live._MAX_PLACES] == live._MAX_PLACES + 1
+
+
+def test_a_step_of_several_cells_is_the_graph_that_it_is_without_cells():
+    """Equal ops of two cells are two nodes, with lines of their own, until the step is used."""
+    linear = nn.Linear(4, 4).to(DEVICE)
+    found = []
+    for begin_cell in (lambda: None, lazyrt.begin_cell):
+        linear.zero_grad()
+        torch.manual_seed(0)
+        x = torch.arange(12.0).reshape(3, 4).to(DEVICE)
+        lazyrt.reset_counters()
+        a, y, (top, _) = x.relu(), linear(x), x.topk(2)
+        view = a.view(4, 3)
+        drawn = torch.rand(3, device=DEVICE)
+        begin_cell()
+        b, z, (again, _) = x.relu(), linear(x), x.topk(2)
+        other = x.relu().clone().add_(1.5)
+        begin_cell()
+        (y * z).sum().backward()
+        total = (b + 1) * (a + 1) + (b.view(4, 3) + view).t().sum()
+        before = lazyrt.pending_graph()
+        view.add_(1)
+        graph = lazyrt.pending_graph()
+        lazyrt.mark_step()
+        gradient = linear.weight.grad
+        assert gradient is not None
+        tensors = (a, b, y, z, top, again, other, total, drawn, gradient)
+        values = [tensor.tolist() for tensor in tensors]
+        found.append((before.fingerprint, len(before), graph.fingerprint, values))
+
+    assert found[0] == found[1]
+    assert lazyrt.counters()["compiles"] == 0
+
+
+def test_an_equal_op_of_another_cell_shows_its_own_line():
+    x = torch.ones(2).to(DEVICE)
+    first = x + 1
+    lazyrt.begin_cell()
+    second = x + 1
+
+    lines = [provenance_of(tensor).site.line for tensor in (first, second)]
+    assert lines[1] == lines[0] + 2
+    assert len(lazyrt.pending_graph()) == 1

@@ -36,7 +36,7 @@ from lazyrt.execution import (
 from lazyrt.execution.census import CompiledGraph, Run, census
 from lazyrt.execution.frozen import check_frozen
 from lazyrt.execution.interrupts import deferred_interrupt
-from lazyrt.ir import active
+from lazyrt.ir import active, merging
 from lazyrt.ir.budgets import make_room
 from lazyrt.ir.fingerprint import Canonical, canonicalise
 from lazyrt.ir.live import (
@@ -239,6 +239,7 @@ def _collect() -> tuple[list[Buffer], dict[Value, int], set[int]]:
     if not (pending.buffers or pending.parked):
         return [], {}, set()
     live = [buffer for buffer in pending.live() if buffer.value is not None]
+    merging.merge(live)
     values: list[Any] = [buffer.value for buffer in live]
     roots = dict.fromkeys([value for value in values if value.node is not None])
     wanted = dict(zip(roots, itertools.count()))

@@ -6,6 +6,7 @@ only what was never seen is inferred, checked and given a provenance.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,7 @@ from lazyrt.frontend import positions as positions_of_slices
 from lazyrt.frontend.infer import Result
 from lazyrt.frontend.result_types import RESULT_TYPES
 from lazyrt.frontend.torch_compat import DynamicOutputShapeException
+from lazyrt.ir import merging
 from lazyrt.ir.live import forget_leaves, lock, pending, set_place
 from lazyrt.ir.node import Node, Op, Value, iter_values, map_values
 from lazyrt.lowering import registry
@@ -309,6 +311,7 @@ def _empty_tables() -> None:
         op.cache.clear()
     for table in _composed:
         table.clear()
+    merging.note_emptied()
 
 
 def interned_nodes() -> int:
@@ -343,6 +346,7 @@ def begin_run() -> None:
 
 registry.on_change(begin_run)
 set_place(provenance.place)
+merging.set_twin(functools.partial(twin, intern=True))
 _on_new_run: list[Callable[[], None]] = []
 
 

@@ -184,6 +184,8 @@ class PendingStep:
         writes: In-place ops.
         number: Barriers so far.
         runs: How often op-by-op mode has run each node, once it has run any.
+        may_repeat: Whether equal ops of the step may be several nodes, and `merged` the live values
+            of which that has been put right (`ir/merging.py`).
         eager: Whether eager debug mode runs each op as it comes.
         activity: Grows with everything that happens on the device.
     """
@@ -205,6 +207,8 @@ class PendingStep:
         self.peeked: dict[Node, int] = {}
         self.number = 0
         self.writes = 0
+        self.may_repeat = False
+        self.merged: tuple[Value | None, ...] = ()
         self.eager = False
         self.activity = 0
 
@@ -270,6 +274,8 @@ class PendingStep:
         self.memo = {}
         self.memo_bytes = 0
         self.runs = {}
+        self.may_repeat = False
+        self.merged = ()
         self.forget_peeks()
         _leave_place()
 

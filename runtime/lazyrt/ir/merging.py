@@ -1,0 +1,76 @@
+"""Equal ops that became several nodes of one pending step, made one node again.
+
+Tables of nodes are emptied while ops are pending: at each cell of a notebook, and where they are
+crowded. An op that equals a pending one is then recorded as another node, with a line of its own.
+Whether that happens must not decide which graph the step is, so a step of which it may have happened
+is looked through before its graph is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lazyrt.ir.live import pending
+from lazyrt.ir.node import Value, iter_values, map_values, walk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from lazyrt.ir.live import Buffer
+    from lazyrt.ir.node import Node
+
+_make_twin: Callable[[Node, tuple[Any, ...]], Node]
+
+
+def set_twin(make: Callable[[Node, tuple[Any, ...]], Node]) -> None:
+    """Tell how to make the node of the same op on other operands."""
+    global _make_twin
+    _make_twin = make
+
+
+def note_emptied() -> None:
+    """Note that equal ops recorded from now on are other nodes."""
+    if pending.buffers or pending.parked:
+        pending.may_repeat = True
+
+
+def merge(live: Sequence[Buffer]) -> None:
+    """Give buffers whose values equal ops compute the value of one of them.
+
+    Args:
+        live: The buffers that a barrier would give data now.
+    """
+    if not pending.may_repeat or pending.eager:
+        return
+    values = tuple([buffer.value for buffer in live])
+    if values != pending.merged:
+        new = _merged([value for value in values if value is not None])
+        if new:
+            for buffer, value in zip(live, values, strict=True):
+                if value is not None:
+                    buffer.value = new.get(value, value)
+        pending.merged = tuple([buffer.value for buffer in live])
+
+
+def _merged(roots: Iterable[Value]) -> dict[Value, Value]:
+    """Return what stands for each value that an equal op, or one of other operands, computes."""
+    first: dict[Any, Node] = {}
+    new: dict[Value, Value] = {}
+
+    def renewed(value: Value) -> Value:
+        return new.get(value, value)
+
+    for node in walk(roots)[0]:
+        args = node.args
+        if new and any(operand in new for operand in iter_values(args)):
+            args = map_values(args, renewed)
+        kept = first.get((node.op, args))
+        if kept is None:
+            kept = node if args is node.args else _make_twin(node, args)
+            first[node.op, args] = kept
+        if kept is not node:
+            pairs = zip(node.outputs, kept.outputs, strict=True)
+            new |= {
+                old: out for old, out in pairs if old is not None and out is not None
+            }
+    return new
