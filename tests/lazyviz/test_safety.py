@@ -59,7 +59,8 @@ class Shape(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         names = [name for name, _ in attrs]
-        if (tag, names) == ("code", []):  # a backtick in a text begins or ends one
+        # A backtick in a text begins or ends code; a bracket is a place to break a line.
+        if tag in {"code", "wbr"} and not names:
             return
         assert tag not in DANGEROUS, tag
         assert not [name for name in names if name.startswith(("on", "xlink"))], names
