@@ -299,9 +299,9 @@ def test_the_first_graph_of_a_process_says_so():
 
     cold_start()
     with recorded(events.CompileFinished) as found:
-        (torch.ones(2).to(DEVICE) * 2).tolist()
-        (torch.ones(3).to(DEVICE) * 2).tolist()
-        (torch.ones(3).to(DEVICE) * 2 - 1).tolist()
+        for size, less in ((2, False), (3, False), (3, True)):
+            x = torch.ones(size).to(DEVICE) * 2
+            (x - 1 if less else x).tolist()
 
     reasons = [event.reason for event in found]
     assert reasons[0] == "the first graph of this process"
