@@ -237,12 +237,20 @@ def test_a_read_names_its_cause_and_line(lab):
     assert "  ran 2 ops here: read by .item() at cell 4 line 3" in strip.splitlines()
 
 
-def test_equal_ops_of_two_cells_show_their_own_lines(lab):
+def test_an_op_shows_the_line_of_its_own_cell(lab):
     run(lab, "y = x + 1")
-    run(lab, "pass\nz = x + 1")
+    run(lab, "pass\ny = x + 1")
 
     nodes = lazyrt.pending_graph().nodes
-    assert [str(n.provenance.site) for n in nodes] == ["cell 4 line 1", "cell 5 line 2"]
+    assert [str(n.provenance.site) for n in nodes] == ["cell 5 line 2"]
+
+
+def test_equal_ops_of_two_cells_are_one_op_of_the_step_as_in_a_script(lab):
+    run(lab, "y = x + 1")
+    run(lab, "z = x + 1")
+
+    nodes = lazyrt.pending_graph().nodes
+    assert [str(n.provenance.site) for n in nodes] == ["cell 4 line 1"]
 
 
 def test_equal_cells_are_told_apart(lab):
