@@ -271,15 +271,17 @@ def trace_value(program: Any, name: str) -> ValueTrace:
     """Follow a value through tuples, calls and fusions to its consumers and its producers.
 
     Args:
-        program: HLO or StableHLO text, whole or in excerpts; a path; a graph.
+        program: HLO or StableHLO text, whole or in excerpts, or whatever `diff` takes: a path, a
+            graph, a lazy tensor, the number of a step. Of a text with several modules the one
+            that has the instruction.
         name: The instruction, with or without `%`.
 
     Raises:
         HloError: There is no such instruction.
     """
-    from lazyviz import hlo
+    from lazyviz.inspection import comparison
 
-    return hlo.trace_value(program, name)
+    return comparison.trace(program, name)
 
 
 def compare(

@@ -78,3 +78,16 @@ def output_file(word: str) -> Path:
     else:
         return path
     raise argparse.ArgumentTypeError(f"{word!r} cannot be written: {why}.")
+
+
+def keep_inputs(
+    parser: argparse.ArgumentParser, output: Path | None, inputs: Sequence[Path]
+) -> None:
+    """End the program with a usage error if it would write over what it is to read."""
+    if output is None:
+        return
+    for path in inputs:
+        if path.exists() and output.exists() and path.samefile(output):
+            parser.error(
+                f"{str(output)!r} is what is to be read. Name another file to write."
+            )

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from lazyviz.command_line import output_file, path_of
+from lazyviz.command_line import keep_inputs, output_file, path_of
 from lazyviz.foreign.debug_log_parse import parse_debug_log
 from lazyviz.foreign.evidence import EvidenceError, file_bytes, shorten
 from lazyviz.foreign.metrics_parse import parse_report
@@ -84,6 +84,7 @@ def main(arguments: Sequence[str], out: TextIO | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print plain data")
     options = parser.parse_args(arguments)
+    keep_inputs(parser, options.html, [options.path])
     try:
         found = read(
             sys.stdin.read() + "\n" if str(options.path) == "-" else options.path

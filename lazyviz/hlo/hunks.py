@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from lazyviz.hlo.collecting import uncollected
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from lazyviz.hlo.difference import GraphDiff, Rewire
+    from lazyviz.hlo.graph import Origin
 
 _Spot = tuple[str, int]
 _SHOWN_SCOPES = 3
+_MAX_TOGETHER = 20
+# A place of more than so many nodes is cut by module, and a part of as many by source line.
+_CUTS = (attrgetter("scope"), attrgetter("site"))
 
 
 @dataclass(frozen=True, slots=True)
 class Hunk:
-    """Edits that touch each other.
+    """Edits that touch each other, or where those are many, those of one module and line.
 
     Attributes:
         added: Nodes of b.
@@ -28,6 +33,7 @@ class Hunk:
         rewired: Operand slots of pairs that read something else.
         scope: Where most of it happens: a module path, or the first of several; may be empty.
         site: The source line of its first node with one, may be empty.
+        follows: Whether it is a part of a larger place in which no change begins.
         signature: Equal for places that look alike.
     """
 
@@ -37,6 +43,7 @@ class Hunk:
     rewired: tuple[Rewire, ...] = ()
     scope: str = ""
     site: str = ""
+    follows: bool = False
     signature: tuple[object, ...] = field(default=(), repr=False)
 
     def __len__(self) -> int:
@@ -59,30 +66,46 @@ class HunkGroup:
     hunks: tuple[Hunk, ...]
 
     @property
+    def follows(self) -> bool:
+        """Whether each of them is a part of a larger place, and no change begins in it."""
+        return all(hunk.follows for hunk in self.hunks)
+
+    @property
     def places(self) -> int:
         """How many they are."""
         return len(self.hunks)
 
 
 def hunks_of(found: GraphDiff) -> list[Hunk]:
-    """Return the connected places of a diff, the largest first."""
+    """Return the places of a diff, the largest first.
+
+    What is connected is one place. Another input size or an inserted layer touches half of a
+    program, though: such a place is cut by module, so that equal layers are told once.
+    """
     spots = _edited(found)
     rewired: dict[int, list[Rewire]] = {}
     for rewire in found.rewired:
         rewired.setdefault(rewire.b, []).append(rewire)
-    hunks = [_hunk(found, place, rewired) for place in _places(found, spots)]
+    hunks = []
+    for place in _places(found, spots):
+        for part in _parts(found, place):
+            follows = len(part) < len(place) and _follows(found, part, spots)
+            hunks.append(_hunk(found, part, rewired, follows=follows))
     hunks.sort(key=lambda hunk: -len(hunk))
     return hunks
 
 
 @uncollected
 def group_hunks(hunks: Iterable[Hunk]) -> list[HunkGroup]:
-    """Return the hunks, those that look alike together; what concerns most nodes first."""
+    """Return the hunks, those that look alike together.
+
+    What follows from another change comes last; else what concerns most nodes is first.
+    """
     groups: dict[tuple[object, ...], list[Hunk]] = {}
     for hunk in hunks:
         groups.setdefault(hunk.signature, []).append(hunk)
     found = [HunkGroup(alike[0], tuple(alike)) for alike in groups.values()]
-    found.sort(key=lambda group: -sum(map(len, group.hunks)))
+    found.sort(key=lambda group: (group.follows, -sum(map(len, group.hunks))))
     return found
 
 
@@ -115,23 +138,83 @@ def _places(found: GraphDiff, spots: dict[_Spot, None]) -> list[list[_Spot]]:
     return places
 
 
+def _parts(
+    found: GraphDiff,
+    place: list[_Spot],
+    cuts: Sequence[Callable[[Origin], str]] = _CUTS,
+) -> Iterator[list[_Spot]]:
+    """Yield a place as it is, or cut by where its nodes come from if it is large."""
+    if len(place) <= _MAX_TOGETHER or not cuts:
+        yield place
+        return
+    parts: dict[str, list[_Spot]] = {}
+    for spot in place:
+        parts.setdefault(cuts[0](_origin(found, spot)), []).append(spot)
+    for part in parts.values():
+        yield from _parts(found, part, cuts[1:])
+
+
+def _origin(found: GraphDiff, spot: _Spot) -> Origin:
+    side, node = spot
+    return (found.a if side == "a" else found.b).origin(node)
+
+
+def _follows(found: GraphDiff, part: list[_Spot], spots: dict[_Spot, None]) -> bool:
+    """Return whether a part of a place changed nothing, or reads an edited node elsewhere."""
+    inside = set(part)
+    is_read = any(
+        read in spots and read not in inside
+        for spot in part
+        for read in _reads(found, spot)
+    )
+    return is_read or not any(_is_changed(found, spot) for spot in part)
+
+
+def _is_changed(found: GraphDiff, spot: _Spot) -> bool:
+    side, node = spot
+    old = found.partner_b[node] if side == "b" else -1
+    return old >= 0 and found.a.label(old) != found.b.label(node)
+
+
 def _neighbours(found: GraphDiff, spot: _Spot) -> list[_Spot]:
+    return _reads(found, spot) + _readers(found, spot)
+
+
+def _reads(found: GraphDiff, spot: _Spot) -> list[_Spot]:
+    """Return the operands of a node, on both sides if it is on both."""
     side, node = spot
     near: list[_Spot] = []
     if side == "b":
-        near += [("b", other) for other in found.b.operands[node]]
-        near += [("b", user) for user, _ in found.b.users[node]]
+        near += [("b", each) for each in found.b.operands[node]]
         node = found.partner_b[node]
-        if node < 0:
-            return near
-    for other in (*found.a.operands[node], *(u for u, _ in found.a.users[node])):
-        partner = found.partner_a[other]
-        near.append(("b", partner) if partner >= 0 else ("a", other))
+    if node >= 0:
+        near += [_of_a(found, each) for each in found.a.operands[node]]
     return near
 
 
+def _readers(found: GraphDiff, spot: _Spot) -> list[_Spot]:
+    """Return the users of a node, on both sides if it is on both."""
+    side, node = spot
+    near: list[_Spot] = []
+    if side == "b":
+        near += [("b", user) for user, _ in found.b.users[node]]
+        node = found.partner_b[node]
+    if node >= 0:
+        near += [_of_a(found, user) for user, _ in found.a.users[node]]
+    return near
+
+
+def _of_a(found: GraphDiff, node: int) -> _Spot:
+    partner = found.partner_a[node]
+    return ("b", partner) if partner >= 0 else ("a", node)
+
+
 def _hunk(
-    found: GraphDiff, place: Sequence[_Spot], rewired: dict[int, list[Rewire]]
+    found: GraphDiff,
+    place: Sequence[_Spot],
+    rewired: dict[int, list[Rewire]],
+    *,
+    follows: bool,
 ) -> Hunk:
     removed = tuple(node for side, node in place if side == "a")
     mine = [node for side, node in place if side == "b"]
@@ -149,14 +232,13 @@ def _hunk(
         slots,
         scope,
         site,
+        follows,
         _signature(found, added, removed, changed, slots),
     )
 
 
 def _where(found: GraphDiff, place: Sequence[_Spot]) -> tuple[str, str]:
-    origins = [
-        (found.a if side == "a" else found.b).origin(node) for side, node in place
-    ]
+    origins = [_origin(found, spot) for spot in place]
     scope = _main_scope([origin.scope for origin in origins if origin.scope])
     site = next((origin.site for origin in origins if origin.site), "")
     return scope, site

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # About ten million instructions: beyond that something else than a dump was given.
 MAX_BYTES = 1 << 30
+_MAX_PATH = 4_096
 
 # What gives the text of a lowered or compiled program: jax's and ours, XlaComputation, HloModule.
 _TEXTS = ("as_text", "as_hlo_text", "to_string")
@@ -54,7 +55,7 @@ def parse(text: str | bytes, *, module: str | int = "", source: str = "") -> Gra
     """
     _check_size(len(text), source or "the text")
     if isinstance(text, bytes):
-        text = _text_of(text, source)
+        text = text_of_bytes(text, source)
     text = _undotted(undrawn(readable(text)), source)
     try:
         return _parsed(text, module, source)
@@ -68,7 +69,7 @@ def parse(text: str | bytes, *, module: str | int = "", source: str = "") -> Gra
         raise _at_source(HloError(_no_number(error)), source) from error
 
 
-def _text_of(data: bytes, source: str) -> str | bytes:
+def text_of_bytes(data: bytes, source: str = "") -> str | bytes:
     """Return the text in a file's bytes: unpacked, and that of a proto.
 
     Raises:
@@ -223,15 +224,31 @@ def read(path: str | Path, *, module: str | int = "") -> Graph:
     Raises:
         HloError: There is no such file, or it holds no program.
     """
-    file = Path(path)
+    return parse(_bytes_of(Path(path)), module=module, source=str(path))
+
+
+def text_of_file(path: str | Path) -> str:
+    """Return the text in a file, packed or not, and that of a proto.
+
+    Raises:
+        HloError: There is no such file, or it holds no text.
+    """
+    return readable(text_of_bytes(_bytes_of(Path(path)), str(path)))
+
+
+def _bytes_of(file: Path) -> bytes:
     try:
         _check_size(file.stat().st_size, str(file))
-        data = file.read_bytes()
+        return file.read_bytes()
+    except IsADirectoryError:
+        raise HloError(
+            f"{file} is a folder. Name a file in it; lazyviz.read() and `python -m lazyviz read` "
+            "list what XLA dumped into a folder."
+        ) from None
     except OSError as error:
         raise HloError(
             f"{file} cannot be read: {error.strerror}. Give the path of a dump, or its text."
         ) from None
-    return parse(data, module=module, source=str(file))
 
 
 @uncollected
@@ -248,7 +265,7 @@ def graph_of(thing: Any) -> Graph:
     if isinstance(thing, bytes):
         return parse(thing)
     if isinstance(thing, str):
-        return read(thing) if _is_path(thing) else parse(thing)
+        return read(thing) if is_path(thing) else parse(thing)
     if type(thing).__module__.startswith("lazyviz.foreign."):
         return _of_evidence(thing)
     if getattr(thing, "snapshot", None) is not None:  # a record of a compiled graph
@@ -290,8 +307,17 @@ def _of_evidence(thing: Any) -> Graph:
     raise HloError(f"an object of type {type(thing).__name__} is not one graph. {hint}")
 
 
+def is_path(thing: Any) -> bool:
+    """Return whether something that may be a text of a program is a path instead."""
+    if not isinstance(thing, str):
+        return isinstance(thing, Path)
+    return _is_path(thing)
+
+
 def _is_path(text: str) -> bool:
-    return bool(text) and "\n" not in text and len(text) < 4_096 and "=" not in text  # noqa: PLR2004
+    if not text or "\n" in text or len(text) >= _MAX_PATH:
+        return False
+    return "=" not in text or Path(text).is_file()
 
 
 class _Named(Protocol):
@@ -319,8 +345,8 @@ def _chosen(found: Sequence[_N], which: str | int) -> _N:
         return found[names.index(which)]
     if len(found) > 1:
         raise HloError(
-            f"the text has {len(found)} modules: {_listed(names)}. Choose one with "
-            "`module=`, by name or position."
+            f"the text has {len(found)} modules: {_listed(names)}. Choose one by name or "
+            "position: `module=`, or --module-a and --module-b on the command line."
         )
     return found[0]
 

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lazyviz.hlo.cost import elements, type_bytes
+from lazyviz.hlo.cost import elements
 from lazyviz.hlo.errors import HloError
 from lazyviz.hlo.module import without_layout
 from lazyviz.hlo.normal import called
+from lazyviz.hlo.operands import TUPLES, Operands, operand_name, split_types
 from lazyviz.hlo.programs import module_of
 from lazyviz.hlo.see_through import VARIADIC, element_index
-from lazyviz.hlo.trace_data import Hop, HopKind, Sources, ValueTrace
+from lazyviz.hlo.trace_data import Hop, HopKind, ValueTrace
+from lazyviz.hlo.unused import Unused, dead_rows, unused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from lazyviz.hlo.module import Computation, HloModule, Instruction
+    from lazyviz.hlo.trace_data import Sources
 
 _MAX_HOPS = 2_000
 _MAX_SHOWN = 40
-_TUPLES = frozenset({"get-tuple-element", "getitem"})
 _CALLS = frozenset({"call", "fusion", "while", "conditional", "async-start", "map"})
-# torch_xla calls its inputs p0.1, p1.2, ...
-_INPUT_NAME = re.compile(r"p\d+\.\d+")
-
 # An instruction of a computation, and which element of its result, outermost first.
 _Place = tuple[str, int, tuple[int, ...]]
 
@@ -42,8 +41,9 @@ def trace_value(program: Any, name: str) -> ValueTrace:
     Raises:
         HloError: There is no such instruction.
     """
-    module, is_excerpt = module_of(program)
-    return _Tracer(module, is_excerpt=is_excerpt).trace(name.lstrip("%"))
+    name = _name(name)
+    module, is_excerpt = module_of(program, name)
+    return _Tracer(module, is_excerpt=is_excerpt).trace(name)
 
 
 def operand_sources(program: Any, name: str) -> Sources:
@@ -52,16 +52,26 @@ def operand_sources(program: Any, name: str) -> Sources:
     Raises:
         HloError: There is no such instruction.
     """
-    module, is_excerpt = module_of(program)
+    name = _name(name)
+    module, is_excerpt = module_of(program, name)
     tracer = _Tracer(module, is_excerpt=is_excerpt)
-    computation, position = tracer.find(name.lstrip("%"))
-    return tracer.sources(computation, position)
+    return Operands(module, is_excerpt=is_excerpt).sources(*tracer.find(name))
+
+
+def _name(given: object) -> str:
+    if not isinstance(given, str):
+        raise HloError(
+            f"{given!r:.60} is no name of an instruction. Give what stands before its `=`, as a "
+            "text such as '%add.3'."
+        )
+    return given.strip().lstrip("%")
 
 
 class _Tracer:
     def __init__(self, module: HloModule, *, is_excerpt: bool) -> None:
         self._module = module
         self._is_excerpt = is_excerpt
+        self._operands = Operands(module, is_excerpt=is_excerpt)
         self._users: dict[str, list[list[tuple[int, int]]]] = {}
         self._callers: dict[str, list[tuple[str, int, str]]] | None = None
 
@@ -72,18 +82,28 @@ class _Tracer:
         collectives = dict.fromkeys(
             hop.name for hop in hops if hop.kind == "collective"
         )
+        if row.op in VARIADIC and len(row.operands) > 1:
+            collectives = {f"%{row.name}": None, **collectives}
         return ValueTrace(
             name=f"%{row.name}",
             type=without_layout(row.type),
-            what=_what(row),
+            what=row.op if row.op in TUPLES else self._what(computation, row),
             line=row.line,
             hops=hops,
             producers=tuple(self._backward(computation, position)),
             sources=tuple(
-                self.sources(*self.find(each.lstrip("%"))) for each in collectives
+                self._operands.sources(*self.find(each.lstrip("%")))
+                for each in collectives
             ),
             is_excerpt=self._is_excerpt,
+            waste=self._waste(computation, position),
         )
+
+    def _waste(self, computation: Computation, position: int) -> Unused | None:
+        """Return what a value costs that no result of its computation needs."""
+        if self._is_excerpt or position not in dead_rows(computation):
+            return None
+        return unused(self._module, computation, position)
 
     def find(self, name: str) -> tuple[Computation, int]:
         """Return an instruction's place, that in the entry computation first."""
@@ -94,7 +114,8 @@ class _Tracer:
             if position is not None:
                 return computation, position
         names = [each for c in others for each in c.index]
-        near = difflib.get_close_matches(name, names[:50_000], n=3)
+        near = [each for each in names if name and each.startswith(f"{name}.")][:3]
+        near = near or difflib.get_close_matches(name, names[:50_000], n=3)
         hint = (
             f" Did you mean {' or '.join(f'%{each}' for each in near)}?" if near else ""
         )
@@ -102,100 +123,6 @@ class _Tracer:
             f"there is no instruction %{name} in {self._module.name}.{hint} Names stand "
             "before the `=` of a line."
         )
-
-    def sources(self, computation: Computation, position: int) -> Sources:
-        row = self._row(computation, position)
-        types = self._operand_types(computation, row)
-        resolved = [
-            self._resolve(computation, operand, ()) if operand >= 0 else None
-            for operand in row.operands
-        ]
-        presumed = False
-        if None in resolved or any(r and r[0] is None for r in resolved):
-            presumed = self._presume(computation, row, resolved)
-        is_input = [each is not None and each[1] for each in resolved]
-        sizes = [type_bytes(each) for each in types]
-        return Sources(
-            f"%{row.name}",
-            len(row.operands),
-            sum(is_input),
-            sum(sizes),
-            sum(size for size, yes in zip(sizes, is_input, strict=True) if yes),
-            presumed,
-        )
-
-    def _presume(
-        self,
-        computation: Computation,
-        row: Instruction,
-        resolved: list[tuple[str | None, bool] | None],
-    ) -> bool:
-        """Tell operands that an excerpt does not show from a sibling's tuple, by position."""
-        whole = self._tuple_of_siblings(computation, row)
-        if whole is None:
-            return False
-        for k, each in enumerate(resolved):
-            if each is None:
-                name = _operand_name(whole, k, computation)
-                inside = whole.operands[k]
-                known = self._resolve(computation, inside, ()) if inside >= 0 else None
-                resolved[k] = known or (name, bool(_INPUT_NAME.fullmatch(name)))
-        return True
-
-    def _tuple_of_siblings(
-        self, computation: Computation, row: Instruction
-    ) -> Instruction | None:
-        """Return the tuple whose k-th element is the k-th operand, if one operand shows it."""
-        for k, operand in enumerate(row.operands):
-            if operand < 0:
-                continue
-            sibling = computation.instructions[operand]
-            if sibling.op not in _TUPLES or element_index(sibling) != k:
-                continue
-            inside = sibling.operands[0] if sibling.operands else -1
-            if inside < 0:
-                continue
-            whole = computation.instructions[inside]
-            if whole.op == "tuple" and len(whole.operands) == len(row.operands):
-                return whole
-        return None
-
-    def _resolve(
-        self, computation: Computation, position: int, path: tuple[int, ...]
-    ) -> tuple[str | None, bool] | None:
-        """Return the name of what computes a value, and whether that is an input."""
-        for _ in range(_MAX_HOPS):
-            row = computation.instructions[position]
-            if row.op in _TUPLES and row.operands:
-                path = (element_index(row), *path)
-            elif row.op == "tuple" and path and path[0] < len(row.operands):
-                following = row.operands[path[0]]
-                if following < 0:
-                    name = _operand_name(row, path[0], computation)
-                    return name, bool(_INPUT_NAME.fullmatch(name))
-                position, path = following, path[1:]
-                continue
-            else:
-                return row.name, row.op == "parameter" and self._is_entry(computation)
-            if row.operands[0] < 0:
-                return None
-            position = row.operands[0]
-        return None
-
-    def _is_entry(self, computation: Computation) -> bool:
-        return self._is_excerpt or computation.name == self._module.entry
-
-    def _operand_types(self, computation: Computation, row: Instruction) -> list[str]:
-        """Return the operands' types, from the operands or from a sibling's tuple."""
-        whole = self._tuple_of_siblings(computation, row)
-        listed = _split_types(whole.type) if whole is not None else []
-        found = []
-        for k, operand in enumerate(row.operands):
-            if operand >= 0:
-                found.append(computation.instructions[operand].type)
-            else:
-                found.append(listed[k] if k < len(listed) else "")
-        return found
 
     def _row(self, computation: Computation, position: int) -> Instruction:
         return computation.instructions[position]
@@ -261,9 +188,9 @@ class _Tracer:
         if row.op == "tuple":
             text = f"operand {slot} of %{row.name} ({count})"
             yield _hop("tuple", row, text, depth), (name, user, (slot, *path))
-        elif row.op in _TUPLES:
+        elif row.op in TUPLES:
             index = element_index(row)
-            if path and path[0] == index:
+            if not path or path[0] == index:
                 text = f"%{row.name} index={index}"
                 yield _hop("element", row, text, depth), (name, user, path[1:])
         elif row.op in VARIADIC and count > 1:
@@ -283,9 +210,9 @@ class _Tracer:
     def _collective(
         self, computation: Computation, row: Instruction, slot: int, depth: int
     ) -> Hop:
-        types = _split_types(row.type)
+        types = split_types(row.type)
         result = types[slot] if slot < len(types) else row.type
-        operand = self._operand_types(computation, row)[slot]
+        operand = self._operands.types(computation, row)[slot]
         text = f"operand {slot} of %{row.name} → element {slot}"
         before, after = without_layout(operand), without_layout(result)
         text += f", {before} → {after}" if before != after else f", {after}"
@@ -328,40 +255,66 @@ class _Tracer:
                 continue
             text = f"the result of %{call.name} ({call.op})"
             yield _hop("return", call, text, depth), (caller, at, path)
-            if call.op == "while":
-                parameter = _parameter(computation, 0)
-                if parameter is not None:
-                    after = computation.name, computation.index[parameter], path
-                    text = f"the next turn of %{call.name} (while)"
-                    yield _hop("call", call, text, depth), after
+            for callee, parameter, inner in (
+                self._inside(call, 0, path) if call.op == "while" else ()
+            ):
+                target = self._module.computations[callee]
+                text = f"the next turn of %{call.name} (while) as %{parameter} of %{callee}"
+                yield (
+                    _hop("call", call, text, depth),
+                    (callee, target.index[parameter], inner),
+                )
 
     # --- backward --------------------------------------------------------------------
 
     def _backward(self, computation: Computation, position: int) -> Iterator[Hop]:
         row = computation.instructions[position]
-        if row.op in _TUPLES or row.op == "parameter" or row.op in _CALLS:
+        if row.op in TUPLES or row.op == "parameter" or row.op in _CALLS:
             yield from self._origin(computation, position)
             return
         for k, operand in enumerate(row.operands):
             if operand < 0:
-                name = _operand_name(row, k, computation)
+                name = operand_name(row, k, computation)
                 yield Hop("value", f"%{name}", "", f"%{name}, not shown", "", 0, 1)
                 continue
-            resolved = self._resolve(computation, operand, ())
-            name = (resolved[0] if resolved else None) or ""
-            source = computation.index.get(name, operand)
-            made = computation.instructions[source]
-            text = f"operand {k}: %{made.name} = {_what(made)}, {without_layout(made.type)}"
+            made = self._made(computation, operand)
+            text = (
+                f"operand {k}: %{made.name} = {self._what(computation, made)}, "
+                f"{without_layout(made.type)}"
+            )
             yield _hop("value", made, text, 1)
+
+    def _made(self, computation: Computation, position: int) -> Instruction:
+        """Return what computes an operand, or which element it is of what makes several."""
+        resolved = self._operands.resolve(computation, position, ())
+        name = (resolved[0] if resolved else None) or ""
+        operand = computation.instructions[position]
+        made = computation.instructions[computation.index.get(name, position)]
+        return operand if operand.op in TUPLES and made.type != operand.type else made
+
+    def _what(self, computation: Computation, row: Instruction) -> str:
+        if row.op == "parameter" and not self._operands.is_entry(computation):
+            return f"parameter({row.literal}) of %{computation.name}"
+        if row.op == "parameter":
+            return f"parameter({row.literal}), an input"
+        if row.op == "constant":
+            literal = row.literal if len(row.literal) <= _MAX_SHOWN else "..."
+            return f"constant({literal})"
+        if row.op in TUPLES and row.operands and row.operands[0] >= 0:
+            whole = computation.instructions[row.operands[0]]
+            return f"element {element_index(row)} of %{whole.name} ({whole.op})"
+        return row.op
 
     def _origin(self, computation: Computation, position: int) -> Iterator[Hop]:
         """Follow a value that is only handed on, to what computes it."""
         places: deque[_Place] = deque([(computation.name, position, ())])
-        seen = set(places)
+        seen, told = set(places), set[tuple[str, _Place | None]]()
         while places and len(seen) < _MAX_HOPS:
             name, position, path = places.popleft()
             for hop, after in self._before(name, position, path):
-                yield hop
+                if (hop.text, after) not in told:
+                    told.add((hop.text, after))
+                    yield hop
                 if after is not None and after not in seen:
                     seen.add(after)
                     places.append(after)
@@ -371,7 +324,7 @@ class _Tracer:
     ) -> Iterator[tuple[Hop, _Place | None]]:
         computation = self._module.computations[name]
         row = computation.instructions[position]
-        if row.op in _TUPLES and row.operands:
+        if row.op in TUPLES and row.operands:
             index = element_index(row)
             if row.operands[0] >= 0:
                 whole = computation.instructions[row.operands[0]]
@@ -381,15 +334,18 @@ class _Tracer:
         elif row.op == "tuple" and path and path[0] < len(row.operands):
             inside = row.operands[path[0]]
             if inside < 0:
-                shown = _operand_name(row, path[0], computation)
+                shown = operand_name(row, path[0], computation)
                 yield (
                     Hop("value", f"%{shown}", "", f"%{shown}, not shown", "", 0, 1),
                     None,
                 )
                 return
             made = computation.instructions[inside]
-            text = f"operand {path[0]} of %{row.name}: %{made.name} = {_what(made)}"
-            is_last = made.op not in {"tuple", *_TUPLES, *_CALLS}
+            text = (
+                f"operand {path[0]} of %{row.name}: %{made.name} = "
+                f"{self._what(computation, made)}"
+            )
+            is_last = made.op not in {"tuple", *TUPLES, *_CALLS}
             yield (
                 _hop("value", made, text, 1),
                 None if is_last else (name, inside, path[1:]),
@@ -402,8 +358,13 @@ class _Tracer:
                     continue
                 inner = self._module.computations[callee]
                 made = inner.instructions[inner.root]
-                text = f"the root of %{callee}: %{made.name} = {_what(made)}"
+                text = (
+                    f"the root of %{callee}: %{made.name} = {self._what(inner, made)}"
+                )
                 yield _hop("return", made, text, 1), (callee, inner.root, path)
+            if row.op == "while" and row.operands and row.operands[0] >= 0:
+                hop, after = self._argument(computation, row, 0, path)
+                yield replace(hop, text=f"{hop.text}, if it makes no turn"), after
 
     def _arguments(
         self, computation: Computation, row: Instruction, path: tuple[int, ...]
@@ -419,9 +380,38 @@ class _Tracer:
                 ) + 1
             if call.op not in _CALLS or slot >= len(call.operands):
                 continue
-            made = outer.instructions[call.operands[slot]]
-            text = f"operand {slot} of %{call.name} ({call.op}): %{made.name} = {_what(made)}"
-            yield _hop("parameter", made, text, 1), (caller, call.operands[slot], path)
+            if call.operands[slot] >= 0:
+                yield self._argument(outer, call, slot, path)
+            if call.op == "while":
+                yield from self._turn_before(call, path)
+
+    def _argument(
+        self,
+        computation: Computation,
+        call: Instruction,
+        slot: int,
+        path: tuple[int, ...],
+    ) -> tuple[Hop, _Place]:
+        operand = call.operands[slot]
+        made = computation.instructions[operand]
+        text = (
+            f"operand {slot} of %{call.name} ({call.op}): %{made.name} = "
+            f"{self._what(computation, made)}"
+        )
+        return _hop("parameter", made, text, 1), (computation.name, operand, path)
+
+    def _turn_before(
+        self, loop: Instruction, path: tuple[int, ...]
+    ) -> Iterator[tuple[Hop, _Place]]:
+        for key, callee in called(loop, self._module):
+            if key == "body":
+                body = self._module.computations[callee]
+                made = body.instructions[body.root]
+                text = (
+                    f"the turn of %{loop.name} (while) before, the root of %{callee}: "
+                    f"%{made.name} = {self._what(body, made)}"
+                )
+                yield _hop("return", made, text, 1), (callee, body.root, path)
 
 
 def _hop(
@@ -431,30 +421,8 @@ def _hop(
     return Hop(kind, f"%{row.name}", row.op, text, shown, row.line, depth)
 
 
-def _what(row: Instruction) -> str:
-    if row.op == "parameter":
-        return f"parameter({row.literal}), an input"
-    if row.op == "constant":
-        literal = row.literal if len(row.literal) <= _MAX_SHOWN else "..."
-        return f"constant({literal})"
-    return row.op
-
-
-def _operand_name(row: Instruction, slot: int, computation: Computation) -> str:
-    if row.operands[slot] >= 0:
-        return computation.instructions[row.operands[slot]].name
-    return row.operand_names[slot] if slot < len(row.operand_names) else "?"
-
-
 def _parameter(computation: Computation, number: int) -> str | None:
     for row in computation.instructions:
         if row.op == "parameter" and row.literal.strip() == str(number):
             return row.name
     return None
-
-
-def _split_types(type_text: str) -> list[str]:
-    """Return the elements of a flat tuple type, or the type itself."""
-    if not type_text.startswith("("):
-        return [type_text]
-    return re.findall(r"[a-z]\w*\[[^\[\]]*\](?:\{[^{}]*\})?", type_text)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from lazyviz.hlo.unused import Unused
 
 HopKind = Literal[
     "value", "tuple", "element", "collective", "call", "parameter", "return", "consumer",
@@ -76,6 +79,7 @@ class ValueTrace:
         producers: Where it comes from.
         sources: For each collective on the way, what its operands are.
         is_excerpt: Whether the text is a part of a program only.
+        waste: Of a value that no result needs, what it costs; else None.
     """
 
     name: str
@@ -86,6 +90,7 @@ class ValueTrace:
     producers: tuple[Hop, ...]
     sources: tuple[Sources, ...]
     is_excerpt: bool
+    waste: Unused | None = None
 
     @property
     def consumers(self) -> tuple[Hop, ...]:
@@ -107,6 +112,8 @@ class ValueTrace:
         if self._ends_nowhere():
             where = " in this excerpt" if self.is_excerpt else ""
             lines.append(f"no consumer{where}")
+        if self.waste is not None:
+            lines.append(f"no result needs it: {self.waste.price}")
         for each in self.sources:
             lines.append(f"{each.name}: {each}")
             if each.is_presumed:

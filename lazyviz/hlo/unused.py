@@ -10,7 +10,7 @@ from lazyviz.hlo.module import without_layout
 from lazyviz.hlo.programs import module_of
 
 if TYPE_CHECKING:
-    from lazyviz.hlo.module import Computation, HloModule, Instruction
+    from lazyviz.hlo.module import Computation, HloModule
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +35,41 @@ class Unused:
     site: str
     line: int
 
+    @property
+    def price(self) -> str:
+        """Its bytes and operations in words."""
+        work = f" and {self.flops:,} FLOP" if self.flops else ""
+        return f"{self.bytes:,} bytes{work} for nothing"
+
 
 def unused_values(program: Any) -> list[Unused]:
-    """Return the values that no result needs, those of most work first."""
+    """Return the values that no result needs, those of most work first.
+
+    Within loops, branches and other computations that are called, too; what such a value costs
+    is told for one call.
+
+    Raises:
+        HloError: It is no program, or a text with several.
+    """
     module, is_excerpt = module_of(program)
     found = [
-        _unused(module, computation, row)
+        unused(module, computation, position)
         for computation in module.computations.values()
-        if computation.name == module.entry or is_excerpt
-        for row in _dead(computation, is_excerpt=is_excerpt)
+        for position in dead_rows(computation, is_excerpt=is_excerpt)
+        if not _must_stand(module, computation, position)
     ]
     found.sort(key=lambda each: (-each.flops, -each.bytes))
     return found
 
 
-def _dead(computation: Computation, *, is_excerpt: bool) -> list[Instruction]:
+def _must_stand(module: HloModule, computation: Computation, position: int) -> bool:
+    """Return whether a dead row is an input of what is called, which takes it by number."""
+    is_input = computation.instructions[position].op == "parameter"
+    return is_input and computation.name != module.entry
+
+
+def dead_rows(computation: Computation, *, is_excerpt: bool = False) -> list[int]:
+    """Return the positions of what the result of a computation does not need."""
     rows = computation.instructions
     live = bytearray(len(rows))
     if is_excerpt:
@@ -63,10 +83,12 @@ def _dead(computation: Computation, *, is_excerpt: bool) -> list[Instruction]:
             if live[position]:
                 for operand in rows[position].operands:
                     live[operand] = 1
-    return [row for row, is_live in zip(rows, live, strict=True) if not is_live]
+    return [position for position, is_live in enumerate(live) if not is_live]
 
 
-def _unused(module: HloModule, computation: Computation, row: Instruction) -> Unused:
+def unused(module: HloModule, computation: Computation, position: int) -> Unused:
+    """Return what a row of a computation costs, of which nothing makes use."""
+    row = computation.instructions[position]
     types = [computation.instructions[o].type for o in row.operands if o >= 0]
     return Unused(
         name=f"%{row.name}",

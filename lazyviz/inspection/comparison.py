@@ -11,20 +11,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from lazyviz import session
-from lazyviz.command_line import output_file
-from lazyviz.hlo import Graph, GraphDiff, HloError, graph_of, read
+from lazyviz.command_line import keep_inputs, output_file
+from lazyviz.hlo import Graph, GraphDiff, HloError, graph_of, parse, read, trace_value
 from lazyviz.hlo import diff as graph_diff
 from lazyviz.hlo import minimise as smallest
 from lazyviz.hlo.graph import PARAMETER
+from lazyviz.hlo.load import is_path
+from lazyviz.render.terminal import coloured, takes_colour
 from lazyviz.shell.lazytensors import is_lazy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import ModuleType
 
+    from lazyviz.hlo import ValueTrace
     from lazyviz.inspection.diff_explorer import DiffExplorer
 
 
+_STDIN = Path("-")
 _UNSAFE = re.compile(r"[^A-Za-z0-9]+")
 _FINGERPRINT = re.compile(r"[0-9a-f]{8,64}")
 
@@ -105,7 +109,16 @@ class DiffView:
 
 def compare(a: Any, b: Any) -> DiffView:
     """Return the difference of two programs; see `lazyviz.diff`."""
-    return DiffView(graph_diff(_graph(a), _graph(b)))
+    graphs = _graph(a), _graph(b)
+    if all(is_path(thing) for thing in (a, b)):
+        _tell_apart(graphs, (a, b))
+    return DiffView(graph_diff(*graphs))
+
+
+def trace(program: Any, name: str) -> ValueTrace:
+    """Follow a value of a program or a step; see `lazyviz.trace_value`."""
+    is_text = isinstance(program, (str, Path, bytes))
+    return trace_value(program if is_text else _graph(program), name)
 
 
 class MinimisedView:
@@ -297,15 +310,20 @@ def as_json(found: GraphDiff) -> dict[str, Any]:
 def main(arguments: Sequence[str], out: TextIO | None = None) -> int:
     """Run `python -m lazyviz diff`; return 0 without a difference, 1 with one, 2 for an error."""
     out = out or sys.stdout
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    paths = (options.a, options.b)
+    keep_inputs(parser, options.html, paths)
+    if paths == (_STDIN, _STDIN):
+        parser.error("only one of the two can come from stdin")
     try:
         graphs = [
-            read(path, module=_module(name))
-            for path, name in (
-                (options.a, options.module_a),
-                (options.b, options.module_b),
+            _read(path, _module(name))
+            for path, name in zip(
+                paths, (options.module_a, options.module_b), strict=True
             )
         ]
+        _tell_apart(graphs, paths)
         view = DiffView(graph_diff(*graphs))
         if options.html is not None:
             view.save(options.html, f"{options.a.name} → {options.b.name}")
@@ -315,10 +333,30 @@ def main(arguments: Sequence[str], out: TextIO | None = None) -> int:
     if options.json:
         out.write(json.dumps(view.as_json(), indent=1, ensure_ascii=False) + "\n")
     else:
-        out.write(f"{view}\n")
+        shown = str(view)
+        is_coloured = options.color == "always" or (
+            options.color == "auto" and takes_colour(out)
+        )
+        out.write(f"{coloured(shown) if is_coloured else shown}\n")
         if options.html is not None:
             out.write(f"The page: {options.html.absolute()}\n")
     return 0 if view.diff.is_empty else 1
+
+
+def _read(path: Path, module: str | int) -> Graph:
+    if path == _STDIN:
+        return parse(sys.stdin.buffer.read(), module=module, source="stdin")
+    return read(path, module=module)
+
+
+def _tell_apart(graphs: Sequence[Graph], things: Sequence[Any]) -> None:
+    """Name graphs from files after these if they have one name: XLA calls all `jit_main`."""
+    if len({graph.name for graph in graphs}) > 1 or things[0] == things[1]:
+        return
+    names = [Path(thing).name for thing in things]
+    for graph, thing, name in zip(graphs, things, names, strict=True):
+        file = name if names.count(name) == 1 else str(thing)
+        graph.name = f"{file} ({graph.name})"
 
 
 def _module(name: str) -> str | int:
@@ -331,13 +369,19 @@ def _parser() -> argparse.ArgumentParser:
         description="Compare two dumps: HLO or StableHLO text, HLO protos, torch_xla's IR. "
         "Names, layouts, order and dead code make no difference.",
     )
-    parser.add_argument("a", type=Path, help="the first file")
-    parser.add_argument("b", type=Path, help="the second file")
+    parser.add_argument("a", type=Path, help="the first file; - for stdin")
+    parser.add_argument("b", type=Path, help="the second file; - for stdin")
     parser.add_argument(
         "--html", type=output_file, metavar="FILE", help="also write a web page"
     )
     parser.add_argument(
         "--json", action="store_true", help="print data instead of text"
+    )
+    parser.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="colour the text; auto: on a terminal, unless NO_COLOR is set",
     )
     for side in "ab":
         parser.add_argument(

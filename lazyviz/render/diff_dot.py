@@ -55,7 +55,7 @@ def union_dot(union: UnionGraph) -> str:
             _add(inner, union, members)
     for position, node in enumerate(union.nodes):
         if node.hidden:
-            source.node(f"h{position}", f"⋯ {node.hidden}", shape="plaintext")
+            source.node(f"h{position}", f"… {node.hidden}", shape="plaintext")
             source.edge(
                 f"h{position}", f"n{position}", style="dotted", arrowhead="none"
             )

@@ -35,7 +35,7 @@ class UnionNode:
         detail: Second line: the type, with the former one where it changed.
         scope: Module path, in parts.
         site: Source line, may be empty.
-        hidden: How many of its neighbours are not drawn; for context only.
+        hidden: How many of its neighbours are not drawn; of what was not chosen itself.
         places: How many places look like the one it is part of.
         is_output: Whether it is an output.
     """
@@ -108,7 +108,9 @@ class _Union:
         chosen: dict[Spot, None] = {}
         for group in group_hunks(self._found.hunks()):
             spots = self._connected(group.exemplar, max(4, budget // 3))
-            if chosen and len(chosen) + len(spots) > budget:
+            # Of what only follows from another change some is enough.
+            room = budget // 4 if group.follows else budget
+            if chosen and len(chosen) + len(spots) > room:
                 continue
             for spot in spots:
                 chosen[spot] = None
@@ -238,7 +240,7 @@ class _Union:
         if mark == CHANGED and old >= 0:
             detail = change(self._found, old, node)
         hidden = 0
-        if mark == SAME:
+        if spot not in self._places:
             hidden = sum(1 for near in self._neighbours(spot) if near not in position)
         return UnionNode(
             spot=spot,

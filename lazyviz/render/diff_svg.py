@@ -40,13 +40,13 @@ _STYLE = (
     ".lzd text{text-anchor:middle;fill:#111}"
     ".lzd .d{font-size:10px}.lzd .h{fill:#7e8a9a;text-anchor:start;font-size:10px}"
     ".lzd .m{fill:none;stroke:#9a9a9a;stroke-opacity:.6}"
-    ".lzd .e{fill:none}.lzd .s{fill:#7e8a9a;font-size:9px}"
+    ".lzd .e{fill:none}"
     ".lzd a:hover rect,.lzd a:focus rect{stroke-width:3.5}"
 )
 
 
 _LIVE = (
-    ".lzd .h,.lzd .s{fill:var(--lz-quiet)}.lzd .same rect,.lzd .rew rect{fill:#fff}"
+    ".lzd .h{fill:var(--lz-quiet)}.lzd .same rect,.lzd .rew rect{fill:#fff}"
     ".lzd [data-b]{cursor:pointer}.lzd [data-b]:focus{outline:none}"
     ".lzd .sel rect,.lzd [data-b]:focus-visible rect{stroke:var(--lz-accent);stroke-width:4}"
     ".lzd .mate rect{stroke-width:3}"
@@ -70,7 +70,7 @@ def _themed(rules: dict[str, str]) -> str:
 _LIVE += _themed(
     {
         ".same rect,.rew rect,rect[fill='#FFFFFF']": "fill:#23282f",
-        ".same .d,.rew .d,.same text:not(.s),.rew text:not(.s)": "fill:#e3e7ee",
+        ".same text,.rew text": "fill:#e3e7ee",
         ".rew rect,.chg rect,path[stroke='#222222']": "stroke:#e3e7ee",
         "path[fill='#222222']": "fill:#e3e7ee",
         "path[stroke='#0072B2']": "stroke:#56b4e9",
@@ -85,6 +85,7 @@ def draw_graph_of(union: UnionGraph) -> DrawGraph:
         Box(
             label=node.label,
             detail=node.detail,
+            marks=(f"… {node.hidden}",) if node.hidden else (),
             path=node.scope,
             site=node.site,
             is_root=node.is_output,
@@ -207,14 +208,17 @@ def _button(
     index: int, number: int, node: UnionNode, box: Box, mates: list[int]
 ) -> str:
     """Return the attributes of a box that answers; see `static/graph_view.js`."""
-    said = " ".join(
-        part for part in (_LEGEND[node.mark], box.label, box.detail) if part
-    )
+    parts = (_LEGEND[node.mark], box.label, box.detail, _unseen(node))
+    said = " ".join(part for part in parts if part)
     near = " ".join(map(str, mates))
     return (
         f' data-b="{index}" data-n="{number}" data-u="{near}" tabindex="0" role="button" '
         f'aria-label="{markup(said)}"'
     )
+
+
+def _unseen(node: UnionNode) -> str:
+    return f"… {plural(node.hidden, 'neighbour')} not drawn" if node.hidden else ""
 
 
 def _box(node: UnionNode, box: Box, centre: Point, button: str, *, links: bool) -> str:
@@ -229,6 +233,7 @@ def _box(node: UnionNode, box: Box, centre: Point, button: str, *, links: bool) 
         node.site,
         "an output" if node.is_output else "",
         f"{node.places} places alike" if node.places > 1 else "",
+        _unseen(node),
     ]
     title = markup("\n".join(clip(fact, _MAX_FACT) for fact in facts if fact))
     detail = detail_text(box)
@@ -241,8 +246,6 @@ def _box(node: UnionNode, box: Box, centre: Point, button: str, *, links: bool) 
     )
     if detail:
         shape += f'<text class="d" x="{x:.0f}" y="{y + LINE - 2:.0f}">{markup(detail)}</text>'
-    if node.hidden:
-        shape += f'<text class="s" x="{x + width / 2 + 12:.0f}" y="{y + 3:.0f}">⋯ {node.hidden}</text>'
     shape += "</g>"
     side, number = node.spot
     return f'<a href="#{side}{number}">{shape}</a>' if links else shape

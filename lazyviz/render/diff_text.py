@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 ADDED, REMOVED, CHANGED, REWIRED, SAME = "+", "−", "~", "⇄", "="
 _MAX_GROUPS = 12
 _MAX_LINES = 8
+_MAX_FOLLOWING = 3
 _MAX_OPERANDS = 6
 _MAX_ATTRS = 48
 _MAX_INNER = 6
@@ -121,7 +122,8 @@ def dead_text(dead: Sequence[DeadNode]) -> str:
     parts = []
     for (op, literal, type_text, op_name, site), count in kinds.most_common(3):
         shown = f"{op}({clip(literal, 20)})" if literal else op
-        by = (f" of {op_name}" if op_name else "") + (f" at {site}" if site else "")
+        by = f" of {op_name}" if op_name not in {"", op} else ""
+        by += f" at {site}" if site else ""
         parts.append(f"{count:,} {shown} {type_text}{by}")
     if len(kinds) > len(parts):
         parts.append("others")
@@ -142,17 +144,18 @@ def diff_text(
     Args:
         found: The diff.
         groups: At most so many kinds of place.
-        lines: At most so many lines of each.
+        lines: At most so many lines of each; fewer of what only reads another change.
     """
     shown = [f"{found.a.name} → {found.b.name}", *summary(found)]
     alike = group_hunks(found.hunks())
     for group in alike[:groups]:
         shown.append(heading(group))
         rows = list(hunk_lines(found, group.exemplar))
-        for row in rows[:lines]:
+        room = min(lines, _MAX_FOLLOWING) if group.follows else lines
+        for row in rows[:room]:
             shown += [_one_line(row), *_within(found, row, _MAX_NESTING)]
-        if len(rows) > lines:
-            shown.append(f"   … {len(rows) - lines:,} more")
+        if len(rows) > room:
+            shown.append(f"   … {len(rows) - room:,} more")
     if len(alike) > groups:
         rest = sum(len(group.hunks) for group in alike[groups:])
         shown.append(f"… and {plural(rest, 'smaller place')}")

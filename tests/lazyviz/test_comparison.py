@@ -1,9 +1,12 @@
 """`lazyviz.diff` and `python -m lazyviz diff`."""
 
+import io
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +17,7 @@ import lazyrt
 import lazyviz
 from lazyviz.__main__ import main
 from lazyviz.hlo import HloError
+from lazyviz.inspection import comparison
 from lazyviz.render.diff_text import summary
 from tests.harness import cold_start
 from tests.lazyviz.test_render_diff import AFTER, BEFORE
@@ -69,6 +73,70 @@ def test_the_command_writes_a_page(files, tmp_path, capsys):
     assert main(["diff", *files, "--html", str(page)]) == 1
     assert "negate" in page.read_text("utf-8")
     assert str(page) in capsys.readouterr().out
+
+
+def test_a_side_can_come_from_stdin(files, monkeypatch, capsys):
+    stdin = io.TextIOWrapper(io.BytesIO(AFTER.encode()))
+    monkeypatch.setattr(sys, "stdin", stdin)
+
+    assert main(["diff", files[0], "-"]) == 1
+    assert "3 → 4 instructions" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["diff", "-", "-"])
+
+
+@pytest.mark.parametrize("command", ["diff", "read"])
+def test_what_is_to_be_read_is_not_written_over(command, files, capsys):
+    inputs = files if command == "diff" else files[:1]
+
+    with pytest.raises(SystemExit) as ended:
+        main([command, *inputs, "--html", files[0]])
+
+    assert ended.value.code == 2
+    assert "is what is to be read. Name another file" in capsys.readouterr().err
+    assert Path(files[0]).read_text("utf-8") == BEFORE
+
+
+def test_programs_of_one_name_are_called_after_their_files(tmp_path, capsys):
+    paths = [tmp_path / name for name in ("one.hlo", "two.hlo", "sub/two.hlo")]
+    paths[2].parent.mkdir()
+    for path, op in zip(paths, ("tanh", "sine", "cosine"), strict=True):
+        path.write_text(BEFORE.replace("before", "jit_main").replace("tanh", op))
+
+    main(["diff", *map(str, paths[:2])])
+    assert capsys.readouterr().out.startswith("one.hlo (jit_main) → two.hlo (jit_main)")
+    assert str(lazyviz.diff(*paths[1:])).startswith(
+        f"{paths[1]} (jit_main) → {paths[2]}"
+    )
+
+
+def test_a_terminal_gets_colours_and_nobody_else(files, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    def shown(out, *words):
+        comparison.main([*files, *words], out)
+        return out.getvalue()
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    plain, coloured = shown(io.StringIO()), shown(Terminal())
+    assert "\x1b" not in plain
+    assert "\n \x1b[32m+ %n = f32[4] negate(%f)\x1b[0m\n" in coloured
+    assert re.sub(r"\x1b\[\d+m", "", coloured) == plain
+    assert shown(io.StringIO(), "--color", "always") == coloured
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert shown(Terminal()) == plain
+
+
+def test_a_path_may_look_like_a_line_of_a_program(files, tmp_path):
+    odd = tmp_path / "lr=0.1.hlo"
+    odd.write_text(AFTER)
+
+    assert lazyviz.diff(files[0], str(odd)).diff.cost == 3
+    with pytest.raises(HloError, match=r"is a folder\. Name a file in it"):
+        lazyviz.diff(files[0], tmp_path)
 
 
 def test_the_command_prints_json(files, capsys):

@@ -1,5 +1,6 @@
 """Values followed through tuples, collectives, calls and fusions."""
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -103,7 +104,8 @@ def test_what_a_loop_gives_comes_out_again():
         "%out index=1",
         "operand 0 of %r (2)",
         "result 0 of the program",
-        "the next turn of %loop (while)",
+        "the next turn of %loop (while) as %s.1 of %cond",
+        "the next turn of %loop (while) as %s of %body",
         "%v index=1",
         "operand 0 of %w (tanh), f32[4,5]",
     ]
@@ -123,8 +125,18 @@ def test_a_value_is_followed_back_to_what_computes_it():
     assert sources("out") == [
         "element 1 of %loop (while)",
         "the root of %body: %t = tuple",
+        "operand 0 of %loop (while): %start = tuple, if it makes no turn",
         "operand 1 of %t: %w = tanh",
+        "operand 1 of %start: %f = fusion",
+        "the root of %fused: %n = negate",
     ]
+    assert sources("v")[1:4] == [
+        "operand 0 of %loop (while): %start = tuple",
+        "the turn of %loop (while) before, the root of %body: %t = tuple",
+        "operand 1 of %start: %f = fusion",
+    ]
+    assert sources("w") == ["operand 0: %v = element 1 of %s (parameter), f32[4,5]"]
+    assert sources("d")[0] == "operand 0: %p.0 = parameter(0) of %fused, f32[4,3]"
     assert sources("p.1") == [
         "operand 1 of %f (fusion): %b = parameter(1), an input",
     ]
@@ -141,6 +153,42 @@ def test_unused_values_are_listed_with_their_bytes_and_work():
         ("%waste", 80, 120, ""),
         ("%nine", 4, 0, "t.py:8"),
     ]
+
+
+def test_what_several_values_are_taken_from_is_followed_to_each_of_them():
+    """A tuple has consumers, too: they read its elements."""
+    loop, inside = trace_value(CALLS, "loop"), trace_value(CALLS, "s")
+    seed = trace_value(EXCERPT, "tuple.13225")
+
+    assert loop.is_output
+    assert [hop.name for hop in inside.consumers] == ["%less", "%w"]
+    assert [hop.name for hop in seed.hops] == [
+        "%get-tuple-element.13249", "%reduce-scatter.13258",
+    ]  # fmt: skip
+    assert "18.4 of 22.4 MiB" in str(trace_value(EXCERPT, "reduce-scatter.13258"))
+
+
+def test_a_value_that_no_result_needs_says_what_it_costs():
+    assert str(trace_value(CALLS, "waste")).endswith(
+        "no consumer\nno result needs it: 80 bytes and 120 FLOP for nothing"
+    )
+    inside = CALLS.replace("ROOT %t", "%idle = f32[4,5]{1,0} sine(%v)\n  ROOT %t")
+    assert [each.name for each in unused_values(inside)] == [
+        "%waste", "%idle", "%nine",
+    ]  # fmt: skip
+    assert trace_value(CALLS, "f").waste is None
+
+
+def test_packed_files_and_one_of_several_modules_can_be_traced(tmp_path):
+    other = CALLS.replace("HloModule calls", "HloModule others").replace(
+        "%waste", "%w9"
+    )
+    path = tmp_path / "two.hlo.gz"
+    path.write_bytes(gzip.compress(f"{CALLS}\n{other}".encode()))
+
+    assert trace_value(path, "w9").what == trace_value(path.read_bytes(), "w9").what
+    with pytest.raises(HloError, match=r"2 of the 2 modules have %out: calls, others"):
+        trace_value(path, "out")
 
 
 def test_graphs_and_other_notations_can_be_traced_too():
@@ -160,6 +208,15 @@ def test_a_name_that_is_not_there_gets_near_ones():
         HloError, match=r"no instruction %wast in calls. Did you mean %waste"
     ):
         trace_value(CALLS, "wast")
+
+
+def test_the_beginning_of_a_name_is_enough_to_be_told_the_rest():
+    with pytest.raises(
+        HloError, match=r"no instruction %p827 .* Did you mean %p827.13"
+    ):
+        trace_value(EXCERPT, "p827")
+    with pytest.raises(HloError, match="3 is no name of an instruction"):
+        trace_value(EXCERPT, 3)  # type: ignore[arg-type]
 
 
 def test_a_text_without_instructions_is_refused():

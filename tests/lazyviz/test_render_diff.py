@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from lazyviz.__main__ import main
-from lazyviz.hlo import diff, parse
+from lazyviz.hlo import diff, group_hunks, parse
 from lazyviz.render.diff_dot import diff_dot
 from lazyviz.render.diff_html import diff_bundle, diff_fragment, diff_page
 from lazyviz.render.diff_inputs import pairing_lines
@@ -142,6 +142,30 @@ def test_places_alike_are_drawn_once():
     assert "×4" in diff_dot(diff(a, b))
 
 
+def test_a_change_that_reaches_every_layer_is_told_once_for_all_of_them():
+    """Hunks by scope and line: the input that began it first, then a layer for all."""
+    a, _ = graph_of_program(transformer(5))
+    b, _ = graph_of_program(transformer(5, batch=12))
+    found = diff(a, b)
+    groups = group_hunks(found.hunks())
+    lines = diff_text(found).split("\n")
+    heads = [line for line in lines if line.startswith("@@")]
+
+    assert len(found.changed) > 300
+    assert sum(len(hunk) for group in groups for hunk in group.hunks) == len(
+        found.changed
+    )
+    assert [group.follows for group in groups] == sorted(g.follows for g in groups)
+    begun = [g.exemplar for g in groups if not g.follows]
+    assert any(b.ops[y] == "parameter" for hunk in begun for _, y in hunk.changed)
+    assert sum("×5 places alike" in head for head in heads) >= 5
+    assert all(head.count("encoder.layer") < 2 for head in heads)
+    assert len(lines) < 90
+    drawn = [node for node in union_graph(found).nodes if node.mark == "~"]
+    assert "~ parameter" in [node.label for node in drawn]
+    assert {node.places for node in drawn} == {1, 5}
+
+
 def test_a_large_difference_stays_small_on_paper():
     a, _ = graph_of_program(transformer(2))
     b, _ = graph_of_program(transformer(8))
@@ -176,8 +200,8 @@ def test_the_page_of_forty_thousand_instructions_opens_on_the_difference(
     hunks = re.findall(r"^@@.*", shown, re.MULTILINE)
     assert sizes is not None
     assert min(int(each.replace(",", "")) for each in sizes.groups()) > 39_000
-    assert hunks
-    assert all("layer.new" in each for each in hunks)
+    assert all("layer.new" in each for each in hunks[:5])
+    assert sum("layer.new" not in each for each in hunks) <= 1  # where it was put in
     html = page.read_text()
     assert "layer.new" in html
     assert len(html) < 400_000
