@@ -369,6 +369,17 @@ def scaled_erf(factor):
         return x * factor
 
 
+@pytest.mark.lazy_only("is about what is pending")
+def test_each_op_of_a_step_is_lowered_by_the_rule_that_held_when_it_was_recorded(rules):
+    x = torch.ones(2).to(DEVICE)
+    results = []
+    for factor in (2, 5):
+        scaled_erf(factor)
+        results.append(torch.special.erf(x))
+
+    assert [y.tolist() for y in results] == [[2, 2], [5, 5]]
+
+
 @pytest.mark.lazy_only("is about executables of steps")
 def test_a_rule_that_is_registered_again_is_the_one_that_runs(folder, rules):
     x = torch.ones(2).to(DEVICE)

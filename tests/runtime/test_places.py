@@ -108,6 +108,45 @@ def test_a_call_that_is_taken_back_leaves_the_place_to_the_step():
     assert "look" not in callers_of(positive())
 
 
+def test_a_derivative_that_was_looked_at_shows_the_lines_of_the_step():
+    linear, x, given = (
+        nn.Linear(2, 2).to(DEVICE),
+        torch.ones(3, 1, 2),
+        torch.ones(3, 1, 2),
+    )
+    x, given = x.to(DEVICE), given.to(DEVICE)
+    numbered = [x + 1, given + 1, linear.weight + 1]
+
+    def derive(x):
+        return torch.autograd.grad(linear(x), linear.weight, given)[0]
+
+    def look():
+        rehearse(derive, x)
+
+    look()
+
+    nodes = lazyrt.pending_graph(derive(x), *numbered).nodes
+    callers = {site.function for node in nodes for site in node.provenance.stack}
+    assert "look" not in callers
+
+
+def test_an_interrupt_while_the_place_is_found_leaves_nothing_numbered(monkeypatch):
+    x = torch.ones(2).to(DEVICE)
+    drawn = live.generator.offset
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(live, "_find_place", interrupted)
+        for op in (x.neg, x.exp_, lambda: torch.rand(2, device=DEVICE)):
+            with pytest.raises(KeyboardInterrupt):
+                op()
+
+    assert live.pending.sizes() == live.Sizes()
+    assert live.generator.offset == drawn
+
+
 def test_nodes_and_tensors_stay_flat_while_a_cut_moves():
     net = nn.Sequential(*[nn.Linear(2, 2) for _ in range(3)]).to(DEVICE)
     x = torch.ones(2).to(DEVICE)

@@ -90,6 +90,7 @@ READS = {
     "read": lambda x: x.numpy(),
     "view": lambda x: x[1:].tolist(),
     "several": lambda x: reads.peek_all([x, x]),
+    "several views": lambda x: reads.peek_all([x[1:], x[:4]]),
 }
 
 

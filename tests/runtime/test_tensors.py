@@ -113,6 +113,32 @@ def test_the_default_dtype_is_followed_when_it_changes():
     assert torch.ones(2, device=DEVICE).dtype is torch.float32
 
 
+@pytest.mark.parametrize("runs_each", [False, True])
+def test_floats_made_of_integers_have_the_default_dtype_of_their_line(runs_each):
+    def roots(counts, dtype):
+        torch.set_default_dtype(dtype)
+        try:
+            return torch.sqrt(counts) + counts / 3
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    counts = torch.arange(1, 8)
+    on_device, found, keys = counts.to(DEVICE), [], []
+    dtypes = (torch.float32, torch.float64, torch.float32)
+    for dtype in dtypes:
+        found.append(roots(on_device, dtype))
+        keys.append(lazyrt.pending_graph(found[-1]).fingerprint)
+        if runs_each:
+            lazyrt.mark_step()
+
+    assert keys[0] == keys[2] != keys[1]
+    for actual, dtype in zip(found, dtypes, strict=True):
+        assert actual.dtype is dtype
+        assert_same(
+            actual, roots(counts, dtype), 1e-12 if dtype is torch.float64 else 1e-6
+        )
+
+
 def test_the_device_works_as_a_context_and_as_default():
     with torch.device(DEVICE):
         tensor = torch.ones(2)

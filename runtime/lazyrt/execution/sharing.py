@@ -24,7 +24,7 @@ from lazyrt.execution import memory
 from lazyrt.ir.live import pending, ready_buffers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from types import TracebackType
 
     from lazyrt.ir.live import Buffer, Type
@@ -77,13 +77,15 @@ def being_read() -> frozenset[int]:
     """Return the ids of the arrays that are read without the lock at present."""
     if not _readings:
         return frozenset()
-    found = [each.found for each in list(_readings)]
-    parts = [part for each in found for part in (each if _is_many(each) else (each,))]
-    return frozenset(map(id, parts))
+    return frozenset(map(id, _parts([each.found for each in list(_readings)])))
 
 
-def _is_many(found: Any) -> bool:
-    return isinstance(found, (list, tuple))  # of values, or a base with its views
+def _parts(found: Iterable[Any]) -> Iterator[Any]:
+    for each in found:
+        if isinstance(each, (list, tuple)):  # of values, or a base with its views
+            yield from _parts(each)
+        else:
+            yield each
 
 
 def is_only_read(position: int) -> bool:

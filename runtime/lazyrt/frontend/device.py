@@ -319,6 +319,7 @@ def _patch() -> None:
     compat.patch_tensor_method("tolist", _tolist)
     compat.patch_tensor_method("__format__", _format)
     compat.patch_backward()
+    compat.patch_default_dtype(record.check_default_dtype)
     compat.patch_module_conversion()
     compat.patch_pickling(reads.value_to_save, state_of)
     compat.patch_sharing()

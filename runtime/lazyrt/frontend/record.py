@@ -189,9 +189,9 @@ def twin(node: Node, args: tuple[Any, ...], *, intern: bool) -> Node:
     """
     global _node_count, _interned
     cache = node.op.cache
-    found = next(iter_values((cache.get(args),)), None)
-    if found is not None and found.node is not None:
-        return found.node
+    found = _interned_as(cache, args)
+    if found is not None and merging.is_alike(found, node):
+        return found
     number = _node_count if intern else node.id
     made = Node(number, node.op, args, node.provenance)
     made.outputs = tuple(
@@ -204,11 +204,16 @@ def twin(node: Node, args: tuple[Any, ...], *, intern: bool) -> Node:
     if not intern:
         return made
     _node_count += 1
-    known = cache.get(node.args)
-    if known is not None:
-        cache[args] = map_values(known, lambda old: made.outputs[old.index])
+    known = _interned_as(cache, node.args)
+    if known is not None and found is None and merging.is_alike(known, node):
+        cache[args] = map_values(cache[node.args], lambda old: made.outputs[old.index])
         _interned += 1
     return made
+
+
+def _interned_as(cache: dict[Any, Any], args: tuple[Any, ...]) -> Node | None:
+    found = next(iter_values((cache.get(args),)), None)
+    return None if found is None else found.node
 
 
 def _collect(node: Node, result: Any, outputs: list[Value | None]) -> None:
@@ -381,9 +386,10 @@ def force_fallback(name: str | torch._ops.OpOverload) -> None:
 
 
 def check_default_dtype() -> None:
-    """Forget nodes whose dtype followed a default that has changed; for factory functions."""
+    """Forget nodes whose dtype followed a default that has changed."""
     if torch.get_default_dtype() is not _default_dtype:
-        forget_nodes()
+        with lock:
+            forget_nodes()
 
 
 def activity() -> int:

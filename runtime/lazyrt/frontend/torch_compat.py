@@ -422,6 +422,21 @@ def patch_generator(make: Callable[[], torch.Generator]) -> None:
     torch.Generator = Maker("Generator", (TorchGenerator,), members)  # type: ignore[misc]
 
 
+def patch_default_dtype(changed: Callable[[], None]) -> None:
+    """Call a function whenever torch's default dtype may have changed."""
+
+    def told(original: Callable[[Any], None]) -> Callable[[Any], None]:
+        @functools.wraps(original)
+        def replacement(given: Any) -> None:
+            original(given)
+            changed()
+
+        return replacement
+
+    for name in ("_set_default_dtype", "_set_default_tensor_type"):
+        setattr(torch._C, name, told(getattr(torch._C, name)))
+
+
 def patch_to_dlpack(to_host: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Let `torch.utils.dlpack.to_dlpack` export lazy tensors by their CPU copies."""
     original = torch._C._to_dlpack

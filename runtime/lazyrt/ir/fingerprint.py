@@ -21,6 +21,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from lazyrt.ir.node import Leaf, Node, Value, iter_values, walk
 
 if TYPE_CHECKING:
@@ -126,7 +128,8 @@ class _Numbering:
     def _node(self, node: Node) -> None:
         self.names[node] = f"n{len(self.nodes)}"
         self.nodes.append(node)
-        self.listing.append(f"{node.op.name}({self._args(node.args)})")
+        made = _made_by_default(node)
+        self.listing.append(f"{node.op.name}({self._args(node.args)}){made}")
 
     def _args(self, args: Sequence[Any]) -> str:
         parts = []
@@ -138,6 +141,29 @@ class _Numbering:
             else:
                 parts.append(f"{type(arg).__name__}:{arg!r}")
         return ",".join(parts)
+
+
+def _made_by_default(node: Node) -> str:
+    """Return the dtype of floats that torch's default alone decides; nothing for float32.
+
+    Ops make such floats of integers, numbers or nothing: `torch.arange(3) / 2`.
+    """
+    made = [out.dtype for out in node.outputs if out is not None and _is_float(out)]
+    if not made or made[0] in _USUAL or made[0] in node.args:
+        return ""
+    given = any(_is_float(v) and not _is_number(v) for v in iter_values(node.args))
+    return "" if given else f":{made[0]}"
+
+
+_USUAL = (torch.float32, torch.complex64)
+
+
+def _is_float(value: Value) -> bool:
+    return value.dtype.is_floating_point or value.dtype.is_complex
+
+
+def _is_number(value: Value) -> bool:
+    return isinstance(value, Leaf) and value.kind == "float"
 
 
 def _sorted_roots(roots: list[Value], numbering: _Numbering) -> Iterable[Value]:

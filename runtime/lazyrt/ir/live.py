@@ -402,15 +402,16 @@ def leaf_of(buffer: Buffer) -> Leaf:
     if data is None or data.__class__ is Lost:
         raise LostValueError(_NEVER if data is None else why_lost(data))
     meta: Type = buffer.meta  # type: ignore[assignment]
+    leaves = _leaves if _leaves is not _NOWHERE else _here()
     inputs = pending.inputs
     position = len(inputs)
     inputs.append(data)
     if inputs[position] is not data:  # a finaliser's op came in between
         position = _place_of(data, inputs, position)
     key = (position, meta)
-    leaf = _leaves.get(key)
+    leaf = leaves.get(key)
     if leaf is None:
-        leaf = _of_place(key, "data", *meta)
+        leaf = _new_leaf(leaves, key, "data", *meta)
     pending.owners[position] = weakref.ref(buffer)
     pending.sources[position] = (buffer.run, buffer.slot)
     buffer.value = leaf
@@ -424,22 +425,22 @@ def _place_of(item: Any, items: list[Any], start: int) -> int:
 
 def float_leaf(number: float) -> Leaf:
     """Make a Python float an input of the pending step."""
-    floats = pending.floats
+    leaves, floats = _here(), pending.floats
     position = len(floats)
     floats.append(number)
     if floats[position] is not number:
         position = _place_of(number, floats, position)
-    return _number_leaf("float", position, torch.float64)
+    return _number_leaf(leaves, "float", position, torch.float64)
 
 
 def int_leaf(number: int) -> Leaf:
     """Make a Python int an input of the pending step."""
-    ints = pending.ints
+    leaves, ints = _here(), pending.ints
     position = len(ints)
     ints.append(number)
     if ints[position] is not number:
         position = _place_of(number, ints, position)
-    return _number_leaf("int", position, torch.int64)
+    return _number_leaf(leaves, "int", position, torch.int64)
 
 
 # Every generator that a program still has.
@@ -475,6 +476,7 @@ def undo_random(source: Generator = generator) -> None:
 
 def random_leaf(source: Generator = generator) -> Leaf:
     """Make the next state of a generator an input of the pending step."""
+    leaves = _here()
     drawn = source.offset
     source.offset = drawn + 1
     state, states = (source.seed, drawn), pending.rng
@@ -482,37 +484,46 @@ def random_leaf(source: Generator = generator) -> Leaf:
     states.append(state)
     if states[position] is not state:
         position = _place_of(state, states, position)
-    return _number_leaf("rng", position, torch.uint64)
+    return _number_leaf(leaves, "rng", position, torch.uint64)
 
 
-def _number_leaf(kind: LeafKind, position: int, dtype: torch.dtype) -> Leaf:
-    leaf = _leaves.get((position, kind))
+def _number_leaf(
+    leaves: _Leaves, kind: LeafKind, position: int, dtype: torch.dtype
+) -> Leaf:
+    key = (position, kind)
+    leaf = leaves.get(key)
     if leaf is None:
-        leaf = _of_place((position, kind), kind, (2,) if kind == "rng" else (), dtype)
+        leaf = _new_leaf(leaves, key, kind, (2,) if kind == "rng" else (), dtype)
     return leaf
 
 
-def _of_place(
+def _new_leaf(
+    leaves: _Leaves,
     key: tuple[int, Any],
     kind: LeafKind,
     shape: tuple[int, ...],
     dtype: torch.dtype,
     strides: tuple[int, ...] | None = None,
 ) -> Leaf:
-    """Return a leaf of the place where the pending step began, which its first one decides."""
-    global _leaves
-    leaves = _leaves
-    if leaves is _NOWHERE:
-        leaves = _leaves_here()
-        # In eager debug mode each op gives its inputs back; a finaliser's op may have come first.
-        if _leaves is _NOWHERE and not pending.eager:
-            _leaves = leaves
-        leaves = leaves if _leaves is _NOWHERE else _leaves
-    leaf = leaves.get(key)
-    if leaf is None:
-        leaf = leaves[key] = Leaf(kind, key[0], shape, dtype)
-        leaf.strides = strides
+    leaf = leaves[key] = Leaf(kind, key[0], shape, dtype)
+    leaf.strides = strides
     return leaf
+
+
+def _here() -> _Leaves:
+    """Return the leaves of the place where the pending step began, which its first one decides.
+
+    Called before anything is numbered: Ctrl-C may end the walk of the stack that finds the place.
+    """
+    global _leaves
+    if _leaves is _NOWHERE:
+        leaves = _leaves_here()
+        # In eager debug mode each op gives its inputs back.
+        if pending.eager:
+            return leaves
+        if _leaves is _NOWHERE:  # else a finaliser's op has come first
+            _leaves = leaves
+    return _leaves
 
 
 def _leaves_here() -> _Leaves:

@@ -34,6 +34,16 @@ def note_emptied() -> None:
         pending.may_repeat = True
 
 
+def is_alike(one: Node, other: Node) -> bool:
+    """Return whether two nodes of one op on the same operands compute the same.
+
+    They do not where a rule was registered anew or torch's default dtype has changed in between.
+    """
+    return one.spec is other.spec or (
+        one.spec.given == other.spec.given and one.spec.outs == other.spec.outs
+    )
+
+
 def merge(live: Sequence[Buffer]) -> None:
     """Give buffers whose values equal ops compute the value of one of them.
 
@@ -64,10 +74,11 @@ def _merged(roots: Iterable[Value]) -> dict[Value, Value]:
         args = node.args
         if new and any(operand in new for operand in iter_values(args)):
             args = map_values(args, renewed)
-        kept = first.get((node.op, args))
+        key = (node.op, args, node.spec.given, node.spec.outs)
+        kept = first.get(key)
         if kept is None:
             kept = node if args is node.args else _make_twin(node, args)
-            first[node.op, args] = kept
+            first[key] = kept
         if kept is not node:
             pairs = zip(node.outputs, kept.outputs, strict=True)
             new |= {

@@ -14,6 +14,7 @@ from lazyrt.ir.node import type_text
 from lazyrt.lowering.dtypes import (
     Array,
     cast,
+    default_dtype,
     number_dtype,
     opmath_dtype,
     promote,
@@ -135,7 +136,7 @@ def result_type(args: Iterable[Any]) -> torch.dtype:
             rank, dtype = 2, number_dtype(arg)
         elif arg.weak:
             is_float = arg.dtype.is_floating_point
-            rank, dtype = 2, torch.get_default_dtype() if is_float else torch.int64
+            rank, dtype = 2, default_dtype() if is_float else torch.int64
         else:
             rank, dtype = (0 if arg.shape else 1), arg.dtype
         so_far = found[rank]

@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lazyrt.errors import NoLoweringError
 from lazyrt.ir.budgets import make_room
 from lazyrt.lowering.context import Aval, OpContext, Unsupported
+from lazyrt.lowering.dtypes import default_dtype
 
 if TYPE_CHECKING:
     from lazyrt.lowering.dtypes import Array
@@ -106,7 +107,7 @@ _programs: dict[Any, _Program | str] = {}
 
 def _program(ctx: OpContext) -> _Program:
     """Return the decomposition; refusals are remembered too."""
-    key = (ctx.func, _frozen(ctx.args), torch.get_default_dtype())
+    key = (ctx.func, _frozen(ctx.args), default_dtype())
     program = _programs.get(key)
     if program is None:
         make_room("decompositions", _programs, "max_decompositions")

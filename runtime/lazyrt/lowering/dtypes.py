@@ -4,13 +4,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
 from jax import lax
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Array = jax.Array
 
@@ -177,5 +182,25 @@ def number_dtype(value: Any) -> torch.dtype:
     if isinstance(value, int):
         return torch.int64
     if isinstance(value, complex):
-        return complex_dtype(torch.get_default_dtype())
-    return torch.get_default_dtype()
+        return complex_dtype(default_dtype())
+    return default_dtype()
+
+
+def default_dtype() -> torch.dtype:
+    """Return torch's default dtype, for an op that is lowered that of when it was recorded."""
+    return _recorded_under.get() or torch.get_default_dtype()
+
+
+@contextlib.contextmanager
+def recorded_under(dtype: torch.dtype) -> Iterator[None]:
+    """Lower an op that was recorded while torch's default dtype was this one."""
+    before = _recorded_under.set(dtype)
+    try:
+        yield
+    finally:
+        _recorded_under.reset(before)
+
+
+_recorded_under: ContextVar[torch.dtype | None] = ContextVar(
+    "lazyrt_recorded_under", default=None
+)

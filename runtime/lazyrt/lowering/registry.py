@@ -16,7 +16,8 @@ dtypes by whoever calls the rule.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -31,6 +32,9 @@ _OWN = "lazyrt.lowering."
 _rules: dict[str, Rule] = {}
 # Ops whose rule came from outside of this package, and how often one came.
 _given: dict[str, int] = {}
+_versions: dict[tuple[str, int], Rule] = {}
+_recorded: ContextVar[Mapping[str, int]]
+_recorded = ContextVar("lazyrt_rules", default=MappingProxyType({}))
 _noted: list[set[str]] = []
 _on_change: list[Callable[[], None]] = []
 
@@ -71,15 +75,17 @@ def lowers(*names: str) -> Callable[[_R], _R]:
                 f"lowers({names[0]!r}) got {rule!r:.60} as its rule, which cannot be called, so "
                 "the op would have no lowering any more. Decorate a function of jax arrays."
             )
-        if not str(getattr(rule, "__module__", "")).startswith(_OWN):
-            for name in names:
-                _require_op(name)
-            for name in names:
-                _given[name] = _given.get(name, 0) + 1
-            for forget in _on_change:
-                forget()
+        is_own = str(getattr(rule, "__module__", "")).startswith(_OWN)
+        for name in () if is_own else names:
+            _require_op(name)
         for name in names:
+            if not is_own:
+                times = _given.get(name, 0) + 1
+                _versions[name, times] = rule
+                _given[name] = times
             _rules[name] = rule
+        for forget in () if is_own else _on_change:
+            forget()
         return rule
 
     return register
@@ -119,6 +125,16 @@ def noting_given() -> Iterator[set[str]]:
         _noted[:] = [each for each in _noted if each is not found]
 
 
+@contextlib.contextmanager
+def as_recorded(given: Iterable[tuple[str, int]]) -> Iterator[None]:
+    """Lower an op by the rules that it was recorded with, though others may have come since."""
+    before = _recorded.set(dict(given))
+    try:
+        yield
+    finally:
+        _recorded.reset(before)
+
+
 def times_given(name: str) -> int:
     """Return how often a rule of an op came from outside of this package."""
     return _given.get(name, 0)
@@ -138,6 +154,9 @@ def rule_for(func: torch._ops.OpOverload) -> Rule | None:
     if name in _given:
         for found in _noted:
             found.add(name)
+        times = _recorded.get().get(name)
+        if times is not None:
+            return _versions[name, times]
     return _rules.get(name)
 
 

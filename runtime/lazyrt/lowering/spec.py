@@ -12,6 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import jax
+import torch
 
 from lazyrt import jax_compat
 from lazyrt.errors import LazyRuntimeError
@@ -21,13 +22,11 @@ from lazyrt.lowering import (
     registry,
 )
 from lazyrt.lowering.context import Aval
-from lazyrt.lowering.dtypes import has_jax_dtype, to_jax_dtype
+from lazyrt.lowering.dtypes import has_jax_dtype, recorded_under, to_jax_dtype
 from lazyrt.lowering.evaluate import evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import torch
 
 
 _LARGE_BYTES = 2**20
@@ -65,7 +64,7 @@ class Spec:
     """
 
     __slots__ = (
-        "_args", "_avals", "_failure", "_func", "_is_random", "_text", "executable", "given",
+        "_args", "_avals", "_default_dtype", "_failure", "_func", "_is_random", "_text", "executable", "given",
         "is_large", "name", "operands", "outs", "symbol",
     )  # fmt: skip
 
@@ -81,6 +80,7 @@ class Spec:
         )
         self.is_large = sum(map(nbytes_of, filter(None, node.outputs))) >= _LARGE_BYTES
         self.symbol = f"{re.sub(r'[^A-Za-z0-9_]', '_', self.name)}_{number}"
+        self._default_dtype = torch.get_default_dtype()
         self._failure: str | None = None
         self._text: str | None = None
         self.executable: Any = None
@@ -93,7 +93,8 @@ class Spec:
         key = None
         if self._is_random:
             key, args, avals = args[0], args[1:], avals[1:]
-        results = evaluate(self._func, args, avals, self.outs, key)
+        with recorded_under(self._default_dtype), registry.as_recorded(self.given):
+            results = evaluate(self._func, args, avals, self.outs, key)
         return [result for result in results if result is not None]
 
     @property
