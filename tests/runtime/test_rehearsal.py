@@ -218,6 +218,29 @@ def test_a_call_leaves_a_modules_attributes_and_the_derivatives_of_calls_before_
     assert (net.times, net.calls.item(), net.extra is extra) == (1, 1.0, True)
 
 
+def test_a_call_leaves_tensors_the_memory_that_they_had():
+    linear = nn.Linear(2, 2, bias=False).to(DEVICE)
+    average = torch.ones(2, device=DEVICE)
+    values = linear.weight.tolist()
+    doubled = linear.weight * 2
+
+    def call(x):
+        linear.weight.data = linear.weight.data[:1] / 2
+        average.data = x[0] * 2
+        linear.weight.requires_grad = False
+        torch.set_grad_enabled(False)
+        return linear(x).sum() + average
+
+    rehearse(call, torch.ones(2, 2, device=DEVICE))
+
+    assert linear.weight.tolist() == values
+    assert average.tolist() == [1, 1]
+    assert torch.is_grad_enabled()
+    doubled.sum().backward()
+    assert grad_of(linear.weight).tolist() == [[2.0, 2.0]] * 2
+    assert linear(torch.ones(2, device=DEVICE)).requires_grad
+
+
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
 def test_a_whole_training_step_is_taken_back_with_gradients_and_optimizer(optimizer):
     def run(look):

@@ -1,8 +1,9 @@
 """What a call that is taken back would change beside the device, kept from it or given back.
 
 Its arguments stand for the program's tensors: an op in place gives the stand-in its history, not the
-program's tensor. Modules get their attributes back, tensors their gradients and autograd's counts of
-writes, without which a derivative of the program would refuse what the call has written and undone.
+program's tensor. Modules get their attributes back, tensors their memory, gradients and autograd's
+counts of writes, without which a derivative of the program would refuse what the call has written and
+undone.
 """
 
 from __future__ import annotations
@@ -94,7 +95,10 @@ class Untouched(Closing):
             for table in (vars(module), module._parameters, module._buffers)
         ]
         lazy = list({id(t): t for t in tensors if is_lazy(t)}.values())
-        self._gradients = [(t, t.grad) for t in lazy if t.is_leaf]
+        self._grad_mode = torch.is_grad_enabled()
+        self._memory = [(t, state_of(t), t.data) for t in lazy]
+        self._leaves = [(t, t.requires_grad) for t in lazy if t.is_leaf]
+        self._gradients = [(t, t.grad) for t, _ in self._leaves]
         written = [*lazy, *(g for _, g in self._gradients if g is not None)]
         self._versions = [(t, t._version) for t in written if not t.is_inference()]
         self._plain = [t for t in lazy if not t.requires_grad]
@@ -103,14 +107,30 @@ class Untouched(Closing):
         """Give everything back."""
         for table, before in self._tables:
             _restore(table, before)
+        torch.set_grad_enabled(self._grad_mode)
+        for tensor, state, data in self._memory:
+            if state_of(tensor) is not state:
+                tensor.data = (
+                    data  # the call gave it other memory, as in `weight.data = ...`
+                )
         for tensor in self._plain:
             if tensor.requires_grad and not tensor.is_leaf:
                 tensor.detach_()  # written in place with what needs a gradient
+        for tensor, needs_gradient in self._leaves:
+            if tensor.requires_grad is not needs_gradient:
+                tensor.requires_grad_(needs_gradient)
         for tensor, gradient in self._gradients:
             if tensor.grad is not gradient:
                 tensor.grad = gradient
         set_versions(self._versions)
-        for kept in (self._tables, self._gradients, self._versions, self._plain):
+        held = (
+            self._tables,
+            self._memory,
+            self._leaves,
+            self._gradients,
+            self._versions,
+        )
+        for kept in (*held, self._plain):
             kept.clear()  # a traceback may keep this
 
 
