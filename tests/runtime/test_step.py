@@ -44,6 +44,20 @@ def test_a_step_without_a_name_works():
     assert y.tolist() == [3.0, 3.0]
 
 
+def test_a_step_on_a_line_of_its_own_says_that_it_did_nothing():
+    y = work()
+    with pytest.warns(UserWarning, match="call lazyrt.mark_step") as found:
+        lazyrt.step()
+
+    assert found[0].filename == __file__
+    assert y.tolist() == [3.0, 3.0]
+    unused = lazyrt.step("train")
+    assert repr(unused).startswith("lazyrt.step('train'): no block was run in it")
+    with unused:
+        pass
+    assert repr(unused) == "lazyrt.step('train')"
+
+
 @pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_a_decorated_function_is_a_step_of_its_name():
     @lazyrt.step()

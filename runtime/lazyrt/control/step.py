@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import time
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, get_args, overload
 
@@ -29,6 +31,11 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_UNUSED = (
+    "no block was run in it, so it did nothing. Write `with lazyrt.step():` around the work, "
+    "or call lazyrt.mark_step() to run what is pending"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,6 +93,9 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`, `@s
     max_graphs: int | None
     _function: str
     _entered: list[_Entered]
+    _is_used: bool = (
+        True  # until __new__ is done: one that was refused needs no warning
+    )
 
     @overload
     def __new__(cls, name: Callable[P, R], /) -> Callable[P, R]: ...  # type: ignore[misc]
@@ -133,9 +143,21 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`, `@s
         self.max_graphs = _checked_limit(max_graphs)
         self._function = ""
         self._entered = []
+        self._is_used = False
         return self
 
+    def __repr__(self) -> str:
+        """Tell whether it was ever entered: as a result of a cell it most likely was not."""
+        name = repr(self.name) if self.name else ""
+        return f"lazyrt.step({name})" + ("" if self._is_used else f": {_UNUSED}")
+
+    def __del__(self) -> None:
+        """Warn of `lazyrt.step()` on a line of its own, which reads like `mark_step()`."""
+        if not (self._is_used or sys.is_finalizing()):
+            warnings.warn(f"lazyrt.step() was dropped: {_UNUSED}", stacklevel=2)
+
     def __enter__(self) -> Self:
+        self._is_used = True
         around = active.innermost()
         site = user_site(2)
         opened = ActiveStep(
@@ -241,6 +263,7 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`, `@s
             UsageError: A generator function: its body runs in pieces, between which the
                 caller's ops would belong to no step.
         """
+        self._is_used = True
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(
             function
         ):
