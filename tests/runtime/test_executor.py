@@ -300,6 +300,19 @@ def test_inputs_that_somebody_still_needs_are_not_donated():
     assert x.sum().item() == 2048.0
 
 
+def test_data_that_a_copy_from_the_host_has_replaced_is_an_input_and_no_memory_for_results():
+    x = torch.ones(4).to(DEVICE)
+    tripled = x * 3
+
+    def write():
+        x.copy_(torch.arange(4.0))
+        x.add_(1)
+
+    assert donated(write) == 1
+    assert tripled.tolist() == [3.0] * 4
+    assert x.tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
 def test_only_read_inputs_are_not_donated():
     x = torch.ones(1024).to(DEVICE)
     kept = []
@@ -910,3 +923,17 @@ def test_an_executable_that_gives_memory_away_is_not_run_where_somebody_holds_it
 
     assert compiles == [1, 1, 1]
     assert [float(each[0]) for each in held] == [2.0, 3.0, 4.0]
+
+
+def test_a_process_that_ends_waits_for_its_compiles_though_one_of_them_has_failed(
+    monkeypatch,
+):
+    failed, late = Future[None](), Future[None]()
+    failed.set_exception(LazyRuntimeError("refused"))
+    monkeypatch.setattr(compiler, "_under_way", {"one": failed, "other": late})
+    timer = threading.Timer(0.05, late.set_result, (None,))
+    timer.start()
+
+    compiler._finish()
+
+    assert late.done()

@@ -312,6 +312,19 @@ def test_the_ops_of_a_call_that_is_taken_back_are_no_nodes_of_the_program():
     assert own.nodes[-1].provenance.step == ""
 
 
+def test_views_of_what_a_call_leaves_alone_keep_their_lines():
+    x = torch.ones(4, device=DEVICE) * 2
+    kept = x.view(2, 2)
+    lazyrt.begin_cell()
+
+    rehearse(torch.sin, x)
+
+    line = lazyrt.pending_graph(x.view(2, 2)).nodes[-1].provenance.site.line
+    used = lazyrt.pending_graph(kept + 1).nodes[-2]
+    assert used.op.name == "aten.view.default"
+    assert used.provenance.site.line < line
+
+
 def test_equal_arguments_are_one_tensor_to_the_call():
     x = torch.ones(2, 3, device=DEVICE) * 2
     same = []

@@ -8,6 +8,7 @@ waits for it.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import queue
 import threading
 import time
@@ -36,6 +37,7 @@ Place = Literal["memory", "disk", "nowhere"]
 """Where an executable is."""
 
 _POLL_S = 0.5
+_MAX_FAREWELL_S = 5.0
 _WORKERS = 2
 
 _executables: dict[str, Any] = {}
@@ -494,8 +496,5 @@ def _wait(
 @atexit.register
 def _finish() -> None:
     """Give compiles under way a moment: tearing XLA down below one can crash."""
-    for future in list(_under_way.values()):
-        try:
-            future.result(5)
-        except BaseException:  # noqa: BLE001 - the process is ending
-            return
+    with contextlib.suppress(BaseException):  # the process is ending
+        futures.wait(list(_under_way.values()), _MAX_FAREWELL_S)
