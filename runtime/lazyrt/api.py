@@ -175,7 +175,7 @@ def reuse_choice(tensor: torch.Tensor) -> ReuseChoice:
     """
     reads.require_lazy(tensor, "reuse_choice()")
     with lock:
-        value = state_of(tensor).base.value
+        value = reuse.value_in_step(state_of(tensor))
         if value is None or value.node is None:
             raise UsageError(
                 "reuse_choice() got a tensor that is computed already, so looking at it runs "

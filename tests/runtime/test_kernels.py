@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import signal
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import lazyrt
+from lazyrt.execution import eager
 from lazyrt.frontend import infer, record
 from lazyrt.ir.live import lock
 
@@ -105,6 +107,28 @@ def test_ctrl_c_while_an_op_is_inferred_leaves_gradients_on(monkeypatch, end):
 
     assert torch.is_grad_enabled()
     assert (x + 1).tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("moment", [1, 2])
+def test_ctrl_c_on_the_way_into_an_eager_op_or_out_of_it_leaves_the_mode(
+    monkeypatch, moment
+):
+    x = torch.ones(3).to("lazyrt")
+    calls = []
+
+    def interrupted():
+        calls.append(None)
+        if len(calls) == moment:
+            raise KeyboardInterrupt
+
+    with lazyrt.eager_mode():
+        with monkeypatch.context() as patched:
+            patched.setattr(eager, "sys", SimpleNamespace(exception=interrupted))
+            with pytest.raises(KeyboardInterrupt):
+                x + 1
+
+        assert is_free()
+        assert not lazyrt.is_pending(x + 2)
 
 
 def _linear_gradients(x):

@@ -204,6 +204,25 @@ def test_a_step_of_several_cells_is_the_graph_that_it_is_without_cells():
     assert lazyrt.counters()["compiles"] == 0
 
 
+def test_what_runs_ahead_of_a_step_of_several_cells_runs_for_equal_ops_of_all_of_them():
+    x = torch.ones(2).to(DEVICE)
+    found = []
+    for begin_cell in (lambda: None, lazyrt.begin_cell):
+        first = x.exp()
+        begin_cell()
+        second = x.exp()
+        total = first + second
+        foretold = lazyrt.reuse_choice(first).reused_fingerprint
+        lazyrt.materialise(first, reuse=True)
+        rest = lazyrt.pending_graph()
+        found.append((foretold, rest.fingerprint, lazyrt.is_pending(second)))
+        lazyrt.mark_step()
+        del total
+
+    assert found[0] == found[1]
+    assert found[0][0] == found[0][1]
+
+
 def test_an_equal_op_of_another_cell_shows_its_own_line():
     x = torch.ones(2).to(DEVICE)
     first = x + 1

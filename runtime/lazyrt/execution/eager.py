@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lazyrt import jax_compat
 from lazyrt.execution.op_by_op import Values, cone_of, read, run_and_tell
 from lazyrt.execution.peek import remember
-from lazyrt.ir.live import Sizes, lock, pending, ran_alone
+from lazyrt.ir.live import Sizes, lock, pending, ran_alone, unwind
 from lazyrt.ir.node import Leaf, Node, Value, iter_values
 
 if TYPE_CHECKING:
@@ -85,13 +85,20 @@ class Guard:
 
     def acquire(self) -> None:
         """Set aside what is pending, before the outermost op."""
-        lock.acquire()
         try:
+            lock.acquire()
+        except BaseException:
+            unwind()
+            raise
+        depth = -1
+        try:
+            depth = len(self._handled)
             self._handled.append(sys.exception())
-            if len(self._handled) == 1:
+            if depth == 0:
                 self._begin()
         except BaseException:
-            self._handled.pop()
+            if depth >= 0:
+                del self._handled[depth:]
             lock.release()
             raise
 
@@ -99,8 +106,13 @@ class Guard:
 
     def release(self) -> None:
         """Run what the outermost op has recorded, unless an error is on its way."""
-        error = sys.exception()
-        self._leave(failed=error is not self._handled[-1])
+        try:
+            # What a failed op has recorded stays pending, like anything recorded.
+            if sys.exception() is self._handled[-1]:
+                self._finish_outermost()
+        finally:
+            del self._handled[-1:]  # no call, after which Ctrl-C could come
+            lock.release()
 
     def __exit__(
         self,
@@ -108,16 +120,16 @@ class Guard:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._leave(failed=error is not None)
-
-    def _leave(self, *, failed: bool) -> None:
         try:
-            # What a failed op has recorded stays pending, like anything recorded.
-            if len(self._handled) == 1 and not failed:
-                self._finish()
+            if error is None:
+                self._finish_outermost()
         finally:
-            self._handled.pop()
+            del self._handled[-1:]
             lock.release()
+
+    def _finish_outermost(self) -> None:
+        if len(self._handled) == 1:
+            self._finish()
 
     def _begin(self) -> None:
         self.views.clear()

@@ -168,7 +168,7 @@ def read(tensor: torch.Tensor, how: str) -> torch.Tensor:
 def run_ahead(tensor: torch.Tensor, site: Site | None) -> None:
     """Run what a pending tensor needs as a part of its step; see `frontend.reuse`."""
     with lock:
-        value = state_of(tensor).base.value
+        value = reuse.value_in_step(state_of(tensor))
         if value is not None and value.node is not None:
             reuse.run_ahead(value, site, user_call().tensor)
 

@@ -28,6 +28,7 @@ from lazyrt.observe.readable import Readable
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from lazyrt.frontend.buffers import State
     from lazyrt.observe.events import Site
 
 _HOW = "ahead of its step"
@@ -82,6 +83,12 @@ class _Cut:
     kept: tuple[Value, ...]
     rest: tuple[Node, ...]
     holders: tuple[tuple[Buffer, Value], ...]
+
+
+def value_in_step(state: State) -> Value | None:
+    """Return what a barrier would compute for a tensor: equal ops of two cells are one by then."""
+    pending_roots()
+    return state.base.value
 
 
 def choice(value: Value, tensor: str) -> ReuseChoice:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazyrt.closing import Closing
 from lazyrt.frontend import eager_views
-from lazyrt.ir.live import lock
+from lazyrt.ir.live import lock, unwind
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
@@ -28,7 +28,12 @@ class _Timed:
 
     def acquire(self) -> None:
         start = time.perf_counter_ns()
-        self._inner.acquire()
+        try:
+            self._inner.acquire()
+        except BaseException:
+            if self._inner is lock:  # a guard has taken back what it had begun
+                unwind()
+            raise
         self._depth += 1
         if self._depth == 1:
             self._since = start
@@ -36,7 +41,8 @@ class _Timed:
     __enter__ = acquire
 
     def release(self) -> None:
-        outermost, since = self._end()
+        self._depth -= 1
+        outermost, since = self._depth == 0, self._since
         self._inner.release()
         _tell(outermost, since)
 
@@ -46,13 +52,10 @@ class _Timed:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        outermost, since = self._end()
+        self._depth -= 1
+        outermost, since = self._depth == 0, self._since
         self._inner.__exit__(kind, error, traceback)
         _tell(outermost, since)
-
-    def _end(self) -> tuple[bool, int]:
-        self._depth -= 1
-        return self._depth == 0, self._since
 
 
 def _tell(outermost: bool, since: int) -> None:  # noqa: FBT001
