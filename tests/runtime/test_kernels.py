@@ -114,7 +114,7 @@ def test_ctrl_c_on_the_way_into_an_eager_op_or_out_of_it_leaves_the_mode(
     monkeypatch, moment
 ):
     x = torch.ones(3).to("lazyrt")
-    calls = []
+    calls: list[None] = []
 
     def interrupted():
         calls.append(None)
