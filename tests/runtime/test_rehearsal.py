@@ -1,5 +1,8 @@
 """A call that is recorded to be seen leaves everything as it was."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -77,6 +80,21 @@ def test_a_call_leaves_values_random_numbers_and_graphs_as_they_were(net):
 
     assert seen[0][0] == seen[1][0]
     assert seen[1] == seen[2]
+
+
+def test_a_call_draws_no_number_on_the_host():
+    draws = (random.random, np.random.rand, lambda: torch.rand(()).item())
+    x = torch.ones(3, device=DEVICE)
+    seen = []
+    for look in (False, True):
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
+        if look:
+            rehearse(lambda x: x * sum(draw() for draw in draws), x)
+        seen.append([draw() for draw in draws])
+
+    assert seen[0] == seen[1]
 
 
 def test_nothing_runs_and_nothing_stays(net):
@@ -182,6 +200,29 @@ def test_a_call_that_writes_its_argument_leaves_the_arguments_history():
     assert grad_of(weight).tolist() == [2.0, 2.0, 8.0, 8.0]
     assert not plain.requires_grad
     assert plain.tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_a_call_that_derives_what_the_program_has_computed_leaves_it_to_the_program(
+    reentrant,
+):
+    def squares(t):
+        if reentrant is None:
+            return t * t
+        return checkpoint(torch.square, t, use_reentrant=reentrant)
+
+    weight = torch.full((3,), 2.0, device=DEVICE, requires_grad=True)
+    loss = squares(weight * 1).sum()
+
+    def derive(loss):
+        loss.backward()
+        return weight.grad
+
+    found = rehearse(derive, loss)
+    gradient = derive(loss)
+
+    assert found.graph.fingerprint == lazyrt.pending_graph(gradient).fingerprint
+    assert gradient.tolist() == [4.0] * 3
 
 
 class Counting(nn.Module):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from lazyrt.config import config
@@ -87,14 +90,14 @@ def rehearse(
     taken_back = Undo("discard", site)
     opened = active.ActiveStep(name, site, on_read="error", undo=taken_back)
     before = undo.mark()
-    random = [(each, each.seed, each.offset) for each in generators]
+    drawn = [(each, each.seed, each.offset) for each in generators]
     held = [(each, each.value) for each in stand_ins() if each.is_pending]
     active.enter(opened)
     try:
         with (
             config.scoped(max_pending_nodes=0),
             scalars.unnoticed(),
-            torch.random.fork_rng(devices=[]),
+            _drawing_nothing(),
             unobserved(),
             Untouched(function, (arguments, options)),
         ):
@@ -110,11 +113,23 @@ def rehearse(
         active.leave(opened)
         undo.drop_since(before, _REASON)
         taken_back.restore_optimizers()
-        for generator, seed, offset in random:
+        for generator, seed, offset in drawn:
             generator.restart(seed, offset)
         for buffer, value in held:
             buffer.data, buffer.value = None, value
             exempt(buffer)
+
+
+@contextlib.contextmanager
+def _drawing_nothing() -> Iterator[None]:
+    """Give the random states of the host back: torch's, Python's and numpy's."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 def _recorded(result: Any, name: str) -> Rehearsal:

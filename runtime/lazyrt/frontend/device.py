@@ -26,6 +26,7 @@ from lazyrt.frontend import (
     reads,
     record,
     refusals,
+    scalars,
     small_checks,
     special,
     storages,
@@ -318,7 +319,7 @@ def _patch() -> None:
     compat.patch_tensor_method("numpy", _numpy)
     compat.patch_tensor_method("tolist", _tolist)
     compat.patch_tensor_method("__format__", _format)
-    compat.patch_backward()
+    compat.patch_backward(scalars.rehearses)
     compat.patch_default_dtype(record.check_default_dtype)
     compat.patch_module_conversion()
     compat.patch_pickling(reads.value_to_save, state_of)
