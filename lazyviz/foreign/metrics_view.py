@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from lazyviz.render import html, text
@@ -14,8 +15,10 @@ if TYPE_CHECKING:
     from lazyviz.foreign.metrics import Call, Metric, MetricsReport, Section
     from lazyviz.foreign.quantities import Quantity
 
-_HEADER = ["metric", "samples", "total", "printed as", "mean", "std dev", "per second", "50 %", "99 %"]  # fmt: skip
+_SPREAD = "std dev"
+_HEADER = ["metric", "samples", "total", "printed as", "mean", _SPREAD, "per second", "50 %", "99 %"]  # fmt: skip
 _MEDIAN, _TAIL = 50.0, 99.0
+_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=::)")
 _WINDOW_NOTE = (
     "samples and total are over everything, the rest over the latest 1,024 samples"
 )
@@ -47,7 +50,7 @@ def report_html(report: MetricsReport) -> str:
         if section.title:
             parts.append(f"<h3>{markup(section.title)}</h3>")
         if section.metrics:
-            parts.append(html.table(*_columns(section, _HEADER)))
+            parts.append(_metrics_html(section))
             parts.append(html.folded("percentiles", _percentiles_html(section)))
         if section.counters:
             counters = html.table(
@@ -143,13 +146,31 @@ def _row(metric: Metric) -> list[object]:
     ]
 
 
+def _metrics_html(section: Section) -> str:
+    """Return the table of a section, which fits a narrow notebook: long names may break."""
+    header, rows = _columns(section, _HEADER)
+    keep = [k for k, title in enumerate(header) if title != _SPREAD]
+    names = [Fragment(_HUMP.sub("<wbr/>", markup(str(row[0])))) for row in rows]
+    cells = [
+        [name, *(row[k] for k in keep[1:])]
+        for name, row in zip(names, rows, strict=True)
+    ]
+    return html.table([header[k] for k in keep], cells)
+
+
 def _percentiles_html(section: Section) -> str:
     shares = sorted({share for m in section.metrics for share in m.percentiles})
-    header = ["metric", *(f"{share:g} %" for share in shares)]
+    header = ["metric", *(f"{share:g} %" for share in shares), _SPREAD]
     rows = [
-        [m.name, *(number(m.percentiles.get(share)) for share in shares)]
+        [
+            m.name,
+            *(number(m.percentiles.get(share)) for share in shares),
+            number(m.std_dev),
+        ]
         for m in section.metrics
     ]
+    if not any(row[-1] for row in rows):
+        header, rows = header[:-1], [row[:-1] for row in rows]
     calls = (html.folded(m.name, _calls_html(m)) for m in section.metrics if m.calls)
     return html.table(header, rows) + "".join(calls)
 

@@ -64,7 +64,7 @@ def _name(given: object) -> str:
             f"{given!r:.60} is no name of an instruction. Give what stands before its `=`, as a "
             "text such as '%add.3'."
         )
-    return given.strip().lstrip("%")
+    return given.lstrip("%")
 
 
 class _Tracer:

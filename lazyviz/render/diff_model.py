@@ -38,6 +38,7 @@ class UnionNode:
         hidden: How many of its neighbours are not drawn; of what was not chosen itself.
         places: How many places look like the one it is part of.
         is_output: Whether it is an output.
+        is_first: Whether it is of the place that is told first, on which a view opens.
     """
 
     spot: Spot
@@ -49,6 +50,7 @@ class UnionNode:
     hidden: int
     places: int
     is_output: bool
+    is_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class _Union:
         self._marks.update({("b", each.b): REWIRED for each in found.rewired})
         self._marks.update({("b", y): CHANGED for _, y in found.changed})
         self._places: dict[Spot, int] = {}
+        self._first: set[Spot] = set()
 
     def select(self, budget: int) -> UnionGraph:
         chosen: dict[Spot, None] = {}
@@ -112,6 +115,7 @@ class _Union:
             room = budget // 4 if group.follows else budget
             if chosen and len(chosen) + len(spots) > room:
                 continue
+            self._first = self._first or set(spots)
             for spot in spots:
                 chosen[spot] = None
                 self._places[spot] = group.places
@@ -120,6 +124,7 @@ class _Union:
     def place(self, group: HunkGroup, budget: int) -> UnionGraph:
         spots = self._connected(group.exemplar, budget)
         self._places = dict.fromkeys(spots, group.places)
+        self._first = set(spots)
         return self._with_context(dict.fromkeys(spots), budget)
 
     def near(self, spot: Spot, hops: int, budget: int) -> UnionGraph:
@@ -254,4 +259,5 @@ class _Union:
             hidden=hidden,
             places=self._places.get(spot, 1),
             is_output=node in graph.outputs,
+            is_first=spot in self._first,
         )

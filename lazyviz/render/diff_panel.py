@@ -224,11 +224,11 @@ def way_html(way: ValueTrace, number_of: Callable[[str], int | None], back: int)
 
 def _hop(arrow: str, hop: Hop, number_of: Callable[[str], int | None]) -> str:
     number = number_of(hop.name)
-    told = markup(hop.text)
+    told = f"<span>{markup(hop.text)}</span>"
     if number is not None:
         told = button_html(hop.text, kind="node", node=number)
     indent = min(hop.depth, 20) * 10 if arrow == "→" else 0
-    return f'<li style="margin-left:{indent}px">{arrow} {told}</li>'
+    return f'<li style="margin-left:{indent}px"><span>{arrow}</span>{told}</li>'
 
 
 def found_html(

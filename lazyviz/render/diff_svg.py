@@ -71,7 +71,7 @@ _LIVE += _themed(
     {
         ".same rect,.rew rect,rect[fill='#FFFFFF']": "fill:#23282f",
         ".same text,.rew text": "fill:#e3e7ee",
-        ".rew rect,.chg rect,path[stroke='#222222']": "stroke:#e3e7ee",
+        ".rew rect,.chg rect,rect[stroke='#222222'],path[stroke='#222222']": "stroke:#e3e7ee",
         "path[fill='#222222']": "fill:#e3e7ee",
         "path[stroke='#0072B2']": "stroke:#56b4e9",
         "path[fill='#0072B2']": "fill:#56b4e9",
@@ -211,8 +211,9 @@ def _button(
     parts = (_LEGEND[node.mark], box.label, box.detail, _unseen(node))
     said = " ".join(part for part in parts if part)
     near = " ".join(map(str, mates))
+    first = ' data-first="1"' if node.is_first else ""
     return (
-        f' data-b="{index}" data-n="{number}" data-u="{near}" tabindex="0" role="button" '
+        f'{first} data-b="{index}" data-n="{number}" data-u="{near}" tabindex="0" role="button" '
         f'aria-label="{markup(said)}"'
     )
 

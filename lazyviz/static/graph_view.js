@@ -80,15 +80,17 @@ function panAndZoom(host, chart) {
     surround(r);
     const [, , w, h] = whole;
     box = [...whole]; placed = r.width > 0; steered = false;
-    // Large ones begin at the top, as large as they must be to be read; 0 shows all. What is seen has
+    // Large ones begin at the top, or at what they are about, as large as they must be to be read; 0 shows all. What is seen has
     // the page's own proportions, or empty paper would come with it.
     const wide = (r.width || 600) / SMALLEST, high = (r.height || 440) / SMALLEST;
     survey();
     if (w > wide || h > high) {
-      const seen = [...svg.querySelectorAll("[data-b]")].map((each) => each.getBBox()).filter((b) => b.y < whole[1] + high / 2); // its first rows
+      const bounds = (which) => [...svg.querySelectorAll(which)].map((each) => each.getBBox());
+      const first = bounds("[data-first]"), top = first.length ? Math.min(...first.map((b) => b.y)) - 40 : whole[1];
+      const seen = (first.length ? first : bounds("[data-b]")).filter((b) => b.y < top + high / 2); // its first rows
       const middles = seen.map((b) => b.x + b.width / 2).sort((a, b) => a - b);
       const x = middles.length && w > wide ? middles[middles.length >> 1] : whole[0] + w / 2;
-      box = [x - wide / 2, h > high ? whole[1] : whole[1] + (h - high) / 2, wide, high]; inside();
+      box = [x - wide / 2, h > high ? top : whole[1] + (h - high) / 2, wide, high]; inside();
     }
     set();
   };

@@ -5,6 +5,8 @@ P.36, P.37 and section 1: pan, zoom, the small map, pages that are drawn before 
 
 import pytest
 
+from lazyviz.hlo import diff, parse
+from lazyviz.inspection.diff_explorer import DiffExplorer
 from lazyviz.render import svg
 from lazyviz.render.layout import lay_out
 from lazyviz.render.model import Box, DrawGraph
@@ -119,6 +121,43 @@ def test_a_wide_drawing_begins_at_its_top_without_empty_paper(wide_tab):
     assert width / height == pytest.approx(host["width"] / host["height"], rel=0.01)
     assert top >= drawn["y"] - 20
     assert left >= drawn["x"] - 20
+
+
+def many_places(op):
+    """Return a program with an op of each of 20 inputs, and with `sine` a chain of its own."""
+    inputs = [f"  %p{k} = f32[{k + 1}] parameter({k})" for k in range(20)]
+    ops = [f"  %o{k} = f32[{k + 1}] {op}(%p{k})" for k in range(20)]
+    chain = ["  %c0 = f32[20] negate(%p19)"]
+    chain += [f"  %c{k} = f32[20] exponential(%c{k - 1})" for k in range(1, 12)]
+    results = [f"%o{k}" for k in range(20)] + ["%c11"] * (op == "sine")
+    types = ", ".join(f"f32[{min(k + 1, 20)}]" for k in range(len(results)))
+    rows = "\n".join(inputs + ops + (chain if op == "sine" else []))
+    return f"HloModule {op}\n\nENTRY %main {{\n{rows}\n  ROOT %r = ({types}) tuple({', '.join(results)})\n}}\n"
+
+
+def test_a_difference_opens_on_the_place_that_is_told_first(browser_tab):
+    """S4.16: not on the top of the drawing, where some neighbour may stand."""
+    explorer = DiffExplorer(diff(*map(parse, map(many_places, ("tanh", "sine")))))
+    traits = ("title", "crumbs", "controls")
+    shown = {name: getattr(explorer, name) for name in traits}
+    texts = {"svg": explorer.drawing(), "legend": "", "panel": "", "twin": ""}
+
+    mount(browser_tab, "graph_view", shown | texts)
+
+    first = [node for node in explorer.shown.nodes if node.is_first]
+    left, top, width, height = seen(browser_tab)["box"]
+    boxes = browser_tab.evaluate(
+        "() => [...document.querySelectorAll('[data-first]')].map((e) => {"
+        " const b = e.getBBox(); return [b.x + b.width / 2, b.y + b.height / 2]; })"
+    )
+    assert len(boxes) == len(first)
+    drawn = browser_tab.evaluate(
+        "() => { const b = document.querySelector('.lzg-host svg').getBBox();"
+        " return [b.x, b.width, b.height]; }"
+    )
+    assert drawn[1] > 1.5 * width or drawn[2] > 1.5 * height, (drawn, width, height)
+    inside = [left < x < left + width and top < y < top + height for x, y in boxes]
+    assert sum(inside) > len(first) / 2
 
 
 def test_a_drawing_that_comes_while_the_page_is_not_seen_is_placed_once_it_is(tab):

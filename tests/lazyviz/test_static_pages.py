@@ -120,6 +120,24 @@ def test_every_text_of_every_static_view_can_be_read(views, tab, theme):
 
 @pytest.mark.browser
 @pytest.mark.slow
+def test_the_metrics_fit_a_narrow_notebook(views, tab):
+    """600 px of JupyterLab leave 484 to an output, whose cells have 6 px on each side."""
+    tab.set_viewport_size({"width": 484, "height": 800})
+    try:
+        shown(tab, f"<style>td,th{{padding:6px}}</style>{views['metrics']}", "light")
+        tab.evaluate(
+            "document.querySelectorAll('details').forEach(d => d.open = false)"
+        )
+        width = tab.evaluate("document.documentElement.scrollWidth")
+    finally:
+        tab.set_viewport_size({"width": 1200, "height": 900})
+
+    assert width <= 484
+    assert "std dev" in views["metrics"]
+
+
+@pytest.mark.browser
+@pytest.mark.slow
 def test_the_report_has_headings_in_order_and_one_language(lab, tab, tmp_path):
     """Section 7, U.48: a page of its own, so it needs a structure of its own."""
     lab.run_cell("y = torch.relu(x + 1).sum()\nprint(y)", store_history=True)

@@ -1,12 +1,17 @@
 """The page of each widget in a browser: texts that would do harm, contrast, keyboard, names, motion."""
 
 import random
+from dataclasses import replace
 from itertools import product
 from typing import get_args
 
 import pytest
 
 import lazyrt
+from lazyrt.control.live_listing import LiveReport
+from lazyrt.execution.cached import CachedExecutable
+from lazyrt.ir.snapshot import Name
+from lazyviz.inspection import executables
 from lazyviz.inspection.comparison import DiffView
 from lazyviz.inspection.diff_explorer import DiffExplorer
 from lazyviz.render import panel, svg
@@ -274,6 +279,37 @@ def test_high_contrast_and_a_zoom_of_200_percent_lose_nothing(tab, name):
             assert place["x"] + min(place["width"], 40) <= 560, each.inner_text()
     finally:
         tab.set_viewport_size(wide)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("name", ["live_view", "cache_view"])
+def test_a_narrow_notebook_shows_all_columns_of_a_table(tab, name):
+    """600 px of JupyterLab leave 484 to an output."""
+    told = state(name, "")
+    if name == "live_view":
+        weight = "model.layers.0.attention.weight"
+        (row,) = test_safety.live_report("train.py").rows
+        held = replace(row, names=(weight,), holders=(Name(weight, "module"),))
+        report = LiveReport(rows=(held,), step=12_345, growth=(), waiting=())
+        told["table"] = live_table(report, {}, "size", reverse=False)
+    if name == "cache_view":
+        entry = CachedExecutable(
+            key="0" * 32, holds="step graph 795080fb", nodes=1_360, tier="optimised",
+            line="cell 12 line 23", nbytes=12_345_678, age_s=90.0, unused_s=86_400.0,
+            in_memory=True, on_disk=True, compile_ns=12_345_000_000, hits=1_234,
+            is_usable=True,
+        )  # fmt: skip
+        told["table"] = executables.to_html([entry], live=True)
+    scroll = {"live_view": ".lzl-scroll", "cache_view": ".lzx-host"}[name]
+    mount(tab, name, told)
+    wide = tab.viewport_size
+    tab.set_viewport_size({"width": 484, "height": 700})
+    try:
+        found = tab.locator(scroll).evaluate("e => [e.scrollWidth, e.clientWidth]")
+    finally:
+        tab.set_viewport_size(wide)
+
+    assert found[0] <= found[1]
 
 
 @pytest.mark.browser
