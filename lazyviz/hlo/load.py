@@ -274,6 +274,8 @@ def graph_of(thing: Any) -> Graph:
         return from_snapshot(thing)
     if hasattr(thing, "nodes") and hasattr(thing, "roots"):
         return from_ir(thing)
+    if type(thing).__module__.startswith("jax.") and hasattr(thing, "compiler_ir"):
+        return parse(thing.as_text(debug_info=True))  # a `Lowered`, with its lines
     for name in _TEXTS:
         if hasattr(thing, name):
             return parse(getattr(thing, name)())
@@ -286,9 +288,14 @@ def graph_of(thing: Any) -> Graph:
             f"a tensor on {thing.device} has no graph. Give pending tensors of the device lazyrt, "
             "HLO or StableHLO text, or a path."
         )
+    hint = (
+        "a graph of the runtime such as lazyrt.pending_graph()"
+        if not type(thing).__module__.startswith(("jax.", "jaxlib."))
+        else "what jax.jit(f).lower(...) returns, compiled or not"
+    )
     raise HloError(
-        f"an object of type {type(thing).__name__} holds no graph. Give HLO or StableHLO text, a path, or a "
-        "graph of the runtime such as lazyrt.pending_graph()."
+        f"an object of type {type(thing).__name__} holds no graph. Give HLO or StableHLO text, a "
+        f"path, or {hint}."
     )
 
 

@@ -9,6 +9,7 @@ from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING
 
 from lazyviz.hlo.causes import sentences
+from lazyviz.hlo.graph import PARAMETER
 from lazyviz.hlo.hunks import group_hunks
 from lazyviz.hlo.nested import callees, nested_diffs
 from lazyviz.hlo.print_options import unseen
@@ -62,7 +63,7 @@ def summary(found: GraphDiff) -> list[str]:
         alike = f", {plural(kinds, 'kind')} of change" if kinds < len(places) else ""
         parts = [sizes, *_counts(found), plural(len(places), "place") + alike]
         first = "; ".join(part for part in parts if part)
-    return [first, *sentences(found), *_remarks(found)]
+    return [first, *_notations(found), *sentences(found), *_remarks(found)]
 
 
 def _counts(found: GraphDiff) -> Iterator[str]:
@@ -101,6 +102,23 @@ def _remarks(found: GraphDiff) -> Iterator[str]:
         yield f"dead code on both sides, no effect on results: {dead_a}"
     elif dead_a or dead_b:
         yield f"dead code, no effect on results: {dead_a or 'none'} → {dead_b or 'none'}"
+
+
+def _notations(found: GraphDiff) -> Iterator[str]:
+    """Yield that the sides are written in two ways; what follows is mostly due to that."""
+    before, after = _notation(found.a), _notation(found.b)
+    if found.cost and before != after:
+        yield (
+            f"the first is {before} and the second {after}, which call operations and their "
+            "attributes otherwise: much of this is notation. Compare dumps of one kind"
+        )
+
+
+def _notation(graph: Graph) -> str:
+    if graph.source is not None:
+        return "HLO" if type(graph.source).__name__ == "HloModule" else "StableHLO"
+    ops = {op for op in graph.ops if op != PARAMETER}
+    return "torch_xla's IR" if any("::" in op for op in ops) else "lazyrt's IR"
 
 
 def _keeps_order(found: GraphDiff) -> bool:

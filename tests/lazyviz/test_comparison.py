@@ -130,6 +130,34 @@ def test_a_terminal_gets_colours_and_nobody_else(files, monkeypatch):
     assert shown(Terminal()) == plain
 
 
+def test_programs_in_two_notations_are_said_to_be_so():
+    stable = jax.jit(lambda x: (jnp.tanh(x), x)).lower(jnp.ones(4)).as_text()
+    torch_ir = (
+        "IR {\n  %0 = f32[4]{0} xla::device_data(), xla_shape=f32[4]{0}\n"
+        "  %1 = f32[4]{0} aten::exp(%0), xla_shape=f32[4]{0}, ROOT=0\n}\n"
+    )
+    told = summary(lazyviz.diff(BEFORE, stable).diff)
+    other = summary(lazyviz.diff(torch_ir, lazyrt.pending_graph(ones() + 1)).diff)
+
+    assert told[1].startswith("the first is HLO and the second StableHLO, which call")
+    assert "torch_xla's IR and the second lazyrt's IR" in other[1]
+    assert "notation" not in str(lazyviz.diff(BEFORE, AFTER))
+
+
+def test_what_jax_has_lowered_is_told_with_its_lines():
+    def lowered(function):
+        return jax.jit(function).lower(jnp.ones(4))
+
+    shown = str(lazyviz.diff(lowered(jnp.tanh), lowered(lambda x: jnp.sin(x) + 1)))
+    assert f"{Path(__file__).name}:" in shown
+    with pytest.raises(HloError, match=r"what jax.jit\(f\).lower\(...\) returns"):
+        lazyviz.diff(jax.jit(jnp.tanh), BEFORE)
+
+
+def ones():
+    return torch.ones(4).to("lazyrt")
+
+
 def test_a_path_may_look_like_a_line_of_a_program(files, tmp_path):
     odd = tmp_path / "lr=0.1.hlo"
     odd.write_text(AFTER)
