@@ -86,6 +86,43 @@ def test_layers_in_and_out_at_many_places_of_a_long_chain_do_not_shift_it():
     assert diff(apply_script(a, found.script()), b).is_empty
 
 
+def mixture(layers, branches):
+    """Sums of like branches; the backward pass adds theirs from the other end."""
+    builder = GraphBuilder("mixture")
+    add, label = builder.add, lambda op: builder.label(op, "f32[4]")
+    x = add(label("parameter"))
+    read, outputs = [], []
+    for _ in range(layers):
+        weights = [add(label("parameter")) for _ in range(branches)]
+        made = [add(label("tanh"), [add(label("dot"), [x, w])]) for w in weights]
+        read.append((x, weights, made))
+        total = x
+        for each in made:
+            total = add(label("add"), [total, each])
+        x = total
+    for x_before, weights, made in reversed(read):
+        total = x
+        for weight, each in reversed([*zip(weights, made, strict=True)]):
+            slope = add(label("multiply"), [x, each])
+            step = add(label("dot"), [x_before, slope])
+            outputs.append(add(label("subtract"), [weight, step]))
+            total = add(label("add"), [total, add(label("dot"), [slope, weight])])
+        x = total
+    return builder.finish([x, *outputs])
+
+
+@pytest.mark.parametrize(("layers", "branches"), [(3, 24), (6, 100)])
+def test_branches_more_in_each_sum_are_told_from_one_end_of_both_passes(
+    layers, branches
+):
+    """Counted from another end in each pass, every branch behind them would be read by another."""
+    found = diff(mixture(layers, branches), mixture(layers, branches + 3))
+
+    assert found.cost <= layers * (3 * 10 + 2)
+    assert len(found.added) == layers * 3 * 9
+    assert (found.removed, found.changed) == ([], [])
+
+
 class _Chosen(random.Random):
     """Chooses given kinds of layers."""
 

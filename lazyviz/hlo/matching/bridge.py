@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -101,8 +102,10 @@ def _grouped(
 
 
 def _free_users(side: Side, node: int) -> list[int]:
+    """Return the unpaired users of a node, of very many no more than say that they are many."""
     partner = side.partner
-    return [user for user, _ in side.users[node] if partner[user] < 0]
+    free = (user for user, _ in side.users[node] if partner[user] < 0)
+    return list(islice(free, _MAX_NEIGHBOURS + 1))
 
 
 def _free_operands(side: Side, node: int) -> list[int]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lazyviz.hlo.matching.bridge import bridge
 from lazyviz.hlo.matching.colours import Ties, pair_by_colour
+from lazyviz.hlo.matching.conflicts import crossed, disputed, other_ops
 from lazyviz.hlo.matching.exact import MOST_NODES, match_exactly
 from lazyviz.hlo.matching.labels import blind_labels, numbers
 from lazyviz.hlo.matching.order import pair_in_reading_order
@@ -24,8 +25,6 @@ from lazyviz.hlo.matching.tiers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from lazyviz.hlo.graph import Graph
 
 # Hints count only if at least this share of the smaller graph's hints occurs in the other.
@@ -44,11 +43,32 @@ _BLIND_ROUNDS: tuple[tuple[int, Ties], ...] = ((2, "leave"), (3, "equal"), (3, "
 # from the start, and in what is left of a large graph.
 _MUCH = 0.1
 _SOME = 0.02
-# A share of a large graph that reads other nodes, or is left over: like layers were mistaken for
-# each other between two places where some were inserted.
+# A share of a large graph that is crossed, or left over: like layers were mistaken for each
+# other between two places where some were inserted.
 _SHIFTED = 0.01
-_OTHER_STARTS: tuple[str, ...] = ("colours", "cones", "order")
+_STARTS: tuple[str, ...] = ("hints", "colours", "cones", "order")
+_LARGE_STARTS: tuple[str, ...] = ("order", "colours")
 _EXACT_ROUNDS = (2, 1, 4, 2, 1)
+# How often pairs that read no partners are made anew, at most.
+_RECONSIDERED = 6
+# Scripts of so many times the shortest one's length may still become the shortest.
+_HOPEFUL = 1.5
+
+
+class _Found(NamedTuple):
+    """A matching, and how good it is.
+
+    A script that is one edit shorter because it says that an op became another one is no better
+    to read: such a change weighs two.
+    """
+
+    matching: Matching
+    cost: int
+    weight: int
+
+    def or_better(self, other: _Found) -> _Found:
+        is_better = other.cost < self.cost and other.weight < self.weight
+        return other if is_better else self
 
 
 def match(a: Graph, b: Graph) -> Matching:
@@ -57,49 +77,59 @@ def match(a: Graph, b: Graph) -> Matching:
     Small graphs are matched in several ways, of which the shortest script wins: where much
     looks alike, no one order of the tiers is best. Of tiny ones, all assignments are tried.
     """
-    best = _match(a, b)
-    size, rest = min(len(a), len(b)), _left_over(best)
     is_small = max(len(a), len(b)) <= _SMALL
-    starts = _OTHER_STARTS if is_small else ()
-    if not is_small and rest + _disputed(best) > _SHIFTED * size:
-        starts = ("order",)
-    if rest > _MUCH * size:
-        starts = (*starts, "shapes")
-    if starts:
-        best = _shortest(best, starts)
-    if is_small or rest > _SOME * size:
+    best = (_of_small(a, b) if is_small else _of_large(a, b)).matching
+    if is_small or _left_over(best) > _SOME * min(len(a), len(b)):
         best = _past_ops(best)
     if max(len(a), len(b)) <= MOST_NODES:
         best = match_exactly(best, script_cost(best))
     return best
 
 
+def _of_small(a: Graph, b: Graph) -> _Found:
+    """Return the best matching of all starts, each improved where it may become the best."""
+    found: list[_Found] = []
+    for start in _STARTS:
+        found.append(_found(_match(a, b, start)))
+        if found[-1].cost <= 1:
+            return found[-1]
+    found.sort(key=lambda each: each.cost)
+    hopeful = [each for each in found if each.cost <= _HOPEFUL * found[0].cost]
+    best = min(map(_reconsidered, hopeful), key=lambda each: each.cost)
+    return _tried(best, "shapes")
+
+
+def _of_large(a: Graph, b: Graph) -> _Found:
+    """Return the matching of the first start, or of further ones while much of it looks wrong."""
+    enough = _SHIFTED * min(len(a), len(b))
+    best = _found(_match(a, b))
+    is_rest_large = _left_over(best.matching) > _MUCH * min(len(a), len(b))
+    starts = _LARGE_STARTS[: _left_over(best.matching) > enough]
+    if crossed(best.matching) > enough:
+        best, starts = _reconsidered(best), _LARGE_STARTS
+    for start in starts:
+        if _left_over(best.matching) + len(disputed(best.matching)) <= enough:
+            break
+        best = _tried(best, start)
+    return _tried(best, "shapes") if is_rest_large else best
+
+
+def _tried(best: _Found, start: str) -> _Found:
+    """Return the better of a matching and that of another start."""
+    other = _found(_match(best.matching.a.graph, best.matching.b.graph, start))
+    if other.cost <= _HOPEFUL * best.cost and disputed(other.matching):
+        other = _reconsidered(other)
+    return best.or_better(other)
+
+
+def _found(matching: Matching) -> _Found:
+    cost = script_cost(matching)
+    return _Found(matching, cost, cost + other_ops(matching))
+
+
 def _left_over(matching: Matching) -> int:
     """Return how many nodes have no partner on either side, by the side that has fewer of them."""
     return min(side.partner.count(UNPAIRED) for side in (matching.a, matching.b))
-
-
-def _disputed(matching: Matching) -> int:
-    """Return how many pairs read something else on the other side."""
-    rows_a, rows_b = matching.a.operands, matching.b.operands
-    partner_of = matching.a.partner.__getitem__
-    return sum(
-        y >= 0 and tuple(map(partner_of, rows_a[x])) != tuple(rows_b[y])
-        for x, y in enumerate(matching.a.partner)
-    )
-
-
-def _shortest(best: Matching, starts: Iterable[str]) -> Matching:
-    """Return the best of a matching and those from other starts."""
-    lowest = script_cost(best)
-    for start in starts:
-        if lowest <= 1:
-            break
-        other = _match(best.a.graph, best.b.graph, start)
-        cost = script_cost(other)
-        if cost < lowest:
-            best, lowest = other, cost
-    return best
 
 
 def _match(a: Graph, b: Graph, start: str = "hints") -> Matching:
@@ -117,6 +147,13 @@ def _match(a: Graph, b: Graph, start: str = "hints") -> Matching:
     pair_equal_cones(matching, "full")
     if _is_done(matching):
         return matching
+    _complete(matching)
+    return matching
+
+
+def _complete(matching: Matching) -> None:
+    """Go on from what is paired to all that can be."""
+    a, b = matching.a.graph, matching.b.graph
     pair_unique_labels(matching, a.inputs, b.inputs)
     pair_unique_labels(matching, dict.fromkeys(a.outputs), dict.fromkeys(b.outputs))
     matching.grow()
@@ -133,7 +170,6 @@ def _match(a: Graph, b: Graph, start: str = "hints") -> Matching:
     pair_by_gain(matching)
     pair_leaves(matching)
     refine(matching)
-    return matching
 
 
 def _by_shapes(matching: Matching) -> None:
@@ -165,6 +201,42 @@ def _past_ops(matching: Matching) -> Matching:
     other.pair_all((x, y) for x, y in enumerate(matching.a.partner) if y >= 0)
     _by_shapes(other)
     return other if script_cost(other) < script_cost(matching) else matching
+
+
+def _reconsidered(best: _Found) -> _Found:
+    """Return a matching in which what reads no partners was paired anew, while that is shorter.
+
+    Where like branches were inserted into a sum, those of the forward pass may have been counted
+    from one end of it and those of the backward pass from the other. The branches themselves
+    agree, and say where the links of either chain belong once nothing holds these.
+    """
+    with_users = False
+    for _ in range(_RECONSIDERED):
+        doubtful = set(disputed(best.matching))
+        if not doubtful:
+            break
+        if with_users:
+            users = best.matching.a.users
+            doubtful |= {user for node in doubtful for user, _ in users[node]}
+        better = best.or_better(_found(_paired_anew(best.matching, doubtful)))
+        if better is best and with_users:
+            break
+        with_users = better is best
+        best = better
+    return best
+
+
+def _paired_anew(matching: Matching, doubtful: set[int]) -> Matching:
+    """Return a matching that keeps the pairs of all nodes but some."""
+    partner = matching.a.partner
+    other = Matching(matching.a.graph, matching.b.graph)
+    other.pair_all(
+        (x, y) for x, y in enumerate(partner) if y >= 0 and x not in doubtful
+    )
+    other.forget_leads()
+    other.grow()
+    _complete(other)
+    return other
 
 
 def _is_done(matching: Matching) -> bool:
