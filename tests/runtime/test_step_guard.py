@@ -1,6 +1,7 @@
 """What a step forbids: each dangerous operation, at the user's own line."""
 # ruff: noqa: PLW0108, PT012 - the source of each operation is what is tested
 
+import contextlib
 import io
 import pickle
 import warnings
@@ -210,6 +211,78 @@ def test_other_threads_are_not_in_the_step():
 
     with lazyrt.step(), ThreadPoolExecutor(1) as pool:
         assert pool.submit(lambda: work().item()).result() == 6.0
+
+
+def in_a_block(x):
+    with lazyrt.step():
+        return x + 1
+
+
+@lazyrt.step
+def decorated(x):
+    return x + 1
+
+
+@pytest.mark.parametrize("call", [in_a_block, decorated])
+def test_a_block_at_whose_end_ctrl_c_comes_is_over(call, monkeypatch):
+    """It is raised while `__exit__` is being called, before that has done anything."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    x = torch.ones(2).to(DEVICE)
+    with monkeypatch.context() as patched:
+        patched.setattr(lazyrt.step, "__exit__", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            call(x)
+        with pytest.raises(KeyboardInterrupt), lazyrt.step("here"):
+            y = x * 3
+
+    assert y.tolist() == [3.0, 3.0]
+    for _ in range(2):
+        assert call(x).tolist() == [2.0, 2.0]
+
+
+def entered_by_a_helper(opened):
+    opened.__enter__()
+
+
+def entered_by_a_stack(opened):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(opened)
+        stack.pop_all()
+
+
+@pytest.mark.not_eager("reads what is pending")
+@pytest.mark.parametrize("enter", [entered_by_a_helper, entered_by_a_stack])
+def test_a_step_that_a_function_has_entered_is_open_after_it(enter):
+    y = torch.ones(2).to(DEVICE) + 1
+    opened = lazyrt.step()
+    enter(opened)
+    try:
+        with pytest.raises(StepSyncError):
+            y.tolist()
+    finally:
+        opened.__exit__(None, None, None)
+
+
+@pytest.mark.not_eager("reads what is pending")
+def test_handlers_and_loops_in_a_block_are_within_it():
+    y = torch.ones(2).to(DEVICE) + 1
+
+    with lazyrt.step():
+        for _ in range(2):
+            try:
+                try:
+                    raise ValueError
+                finally:
+                    with pytest.raises(StepSyncError):
+                        y.tolist()
+            except ValueError:
+                with contextlib.suppress(KeyError), pytest.raises(StepSyncError):
+                    y.tolist()
+        with pytest.raises(StepSyncError), lazyrt.step():
+            [each.tolist() for each in (y,)]
 
 
 def test_one_coroutine_in_a_step_does_not_forbid_reads_to_another():

@@ -32,7 +32,7 @@ def _before_optimizer_step(
 def _after_optimizer_step(
     optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any
 ) -> None:
-    if active.innermost() is not None or not config.barrier_after_optimizer:
+    if not config.barrier_after_optimizer or active.is_inside():
         return
     if _updates_lazy(optimizer):
         marks.mark_quietly("optimizer.step()", user_site(2))

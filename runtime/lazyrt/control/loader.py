@@ -105,7 +105,7 @@ class DeviceLoader(Generic[T]):
             self._mark()
 
     def _mark(self) -> None:
-        if active.innermost() is None:
+        if not active.is_inside():
             marks.mark_quietly("loader", user_site(3))
 
     def _moved(self) -> Any:
@@ -193,7 +193,7 @@ def _put(ready: queue.Queue[Any], thing: Any, stop: threading.Event) -> None:
 
 def _tell_left(number: int) -> None:
     """Tell of work that a loop left pending; nothing if a barrier came since the last batch."""
-    if active.innermost() is not None or pending.number != number:
+    if active.is_inside() or pending.number != number:
         return
     roots = pending_roots()
     graph = Graph(roots)

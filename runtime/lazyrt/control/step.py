@@ -17,7 +17,7 @@ from lazyrt.execution.census import census, check_step_limit
 from lazyrt.execution.executor import barrier, pending_roots
 from lazyrt.frontend import finalisers
 from lazyrt.frontend.provenance import user_site
-from lazyrt.ir import active
+from lazyrt.ir import active, blocks
 from lazyrt.ir.active import ActiveStep, OnRead
 from lazyrt.ir.graph import Graph
 from lazyrt.ir.live import pending
@@ -158,6 +158,7 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`, `@s
 
     def __enter__(self) -> Self:
         self._is_used = True
+        active.drop_left()
         around = active.innermost()
         site = user_site(2)
         opened = ActiveStep(
@@ -167,6 +168,7 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`, `@s
             function=self._function,
             undo=None if self.on_error == "flush" else Undo(self.on_error, site),
             number=self.step_num,
+            block=blocks.entered_by(sys._getframe(1)),
         )
         now = time.perf_counter_ns()
         self._entered.append(_Entered(opened, pending.number, now))

@@ -102,6 +102,8 @@ def _note_on_others(names: list[str]) -> tuple[str, ...]:
 def _forbidding() -> ActiveStep | None:
     """Return the innermost step, unless it allows to be cut."""
     step = active.innermost()
+    if step is not None and active.drop_left():
+        step = active.innermost()
     return None if step is None or step.on_read == "allow" else step
 
 

@@ -10,7 +10,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from lazyrt.ir import blocks
+
 if TYPE_CHECKING:
+    from lazyrt.ir.blocks import Block
     from lazyrt.observe.events import Site
 
 OnRead = Literal["error", "warn", "allow"]
@@ -30,6 +33,7 @@ class ActiveStep:
         undo: What `on_error` needs to take the step back; None for `flush`.
         number: The number that the user gave it, None if none.
         is_over: Whether it was left, on whichever thread: a generator may be closed on another one.
+        block: Its `with` block, where the stack tells whether that still runs.
     """
 
     name: str | None
@@ -41,6 +45,7 @@ class ActiveStep:
     undo: Any = None
     number: int | None = None
     is_over: bool = False
+    block: Block | None = None
 
     @property
     def label(self) -> str:
@@ -92,6 +97,20 @@ def leave(step: ActiveStep) -> None:
     """Close a step, whichever it is: coroutines may end in another order than they began."""
     step.is_over = True
     _steps.set(tuple(each for each in _steps.get() if each is not step))
+
+
+def is_inside() -> bool:
+    """Return whether a step is open."""
+    drop_left()
+    return innermost() is not None
+
+
+def drop_left() -> bool:
+    """Close the steps whose block Ctrl-C has ended unnoticed; return whether there were any."""
+    left = [step for step in steps() if blocks.has_ended(step.block)]
+    for step in left:
+        leave(step)
+    return bool(left)
 
 
 def scopes() -> tuple[ActiveScope, ...]:
