@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from lazyrt.config import config
+from lazyrt.execution.why.begun_anew import begun_anew
 from lazyrt.execution.why.blocks import Block, repeated_block
 from lazyrt.execution.why.boundaries import differs, is_cut
 from lazyrt.execution.why.carried import carried_over
@@ -63,6 +64,7 @@ _DETECTORS = (
     growing_list,
     through_earlier_steps,
     state,
+    begun_anew,
     updates,
     replaced_numbers,
     replaced_creations,
@@ -109,7 +111,7 @@ def explain(record: CompiledGraph, census: Census) -> Explanation:
     if (
         found is None
         or found[1] < _RELATED
-        or _is_elsewhere(record, *found)
+        or _is_elsewhere(record, found[0])
         or (rest is not None and found[0] is census.latest and found[1] < _ALIKE)
     ):
         cut = began_after_a_cut(record, census) or rest
@@ -121,14 +123,12 @@ def explain(record: CompiledGraph, census: Census) -> Explanation:
     return _compared(record, other, similarity, causes, unexplained)
 
 
-def _is_elsewhere(record: CompiledGraph, other: CompiledGraph, alike: float) -> bool:
+def _is_elsewhere(record: CompiledGraph, other: CompiledGraph) -> bool:
     """Return whether two graphs that are little alike have no line and no module in common.
 
     The same ops on other lines, and in other sizes, may well be the same program. Modules are told
     apart by the names of their parameters where both have such: each `nn.Sequential` has a `0`.
     """
-    if alike >= _ALIKE:
-        return False
     sides = [
         each.snapshot.vertices if each.snapshot is not None else ()
         for each in (record, other)

@@ -259,6 +259,7 @@ class _Matcher:
     def in_order(self) -> None:
         """Match what is left of each kind of input, where both sides have as many."""
         self.by_key(lambda vertex: vertex.label if vertex.is_leaf else None)
+        self.by_key(lambda vertex: _data_sizes(vertex) if vertex.op == "data" else None)
 
     def _vote(self, other: int, key: Callable[[Vertex], Hashable]) -> bool:
         votes: Counter[int] = Counter()
@@ -340,6 +341,11 @@ class _Matcher:
             if found is not None:
                 groups[found].append(k)
         return groups
+
+
+def _data_sizes(vertex: Vertex) -> str:
+    """Return the sizes of an input without its dtype."""
+    return vertex.types[0].partition("[")[2]
 
 
 def _lasting(snapshot: Snapshot, other: Snapshot) -> dict[int, tuple[bool, str]]:

@@ -12,6 +12,7 @@ from lazyrt.execution.why.edits import (
     first_site,
     leaf_name,
     listed,
+    of_results,
     place,
     text_of,
 )
@@ -44,11 +45,15 @@ def carried_over(edits: Edits) -> list[Cause]:
         # What an earlier program made, before this one began, is an input like any other.
         and previous >= edits.before.last_step
     ]
+    # What is computed of such a result to be kept has the keeping for its cause.
+    kept = of_results(edits.b, edits.new_roots, edits.added, set())
+    fresh = [leaf for leaf in fresh if leaf not in kept]
     # A program that replaces its state by a new one has as many on both sides.
-    if not fresh and not edits.added & set(left) and not edits.removed & set(before):
+    is_more = edits.added & set(left) or edits.removed & set(before)
+    if not fresh and not is_more:
         return []
-    if not left:
-        left = fresh
+    if not is_more:
+        left, before = fresh, []
     free = connected(edits.b, {*left, *fresh}, edits.added)
     gone = connected(edits.a, before, edits.removed)
     snapshot, one = (edits.b, left[0]) if left else (edits.a, before[0])

@@ -25,6 +25,7 @@ from lazyrt.execution.why.edits import (
     count,
     exclusive,
     is_kept,
+    is_view,
     leaf_name,
     listed,
     not_reached,
@@ -49,7 +50,7 @@ def with_what_ran_alone(edits: Edits, causes: list[Cause]) -> list[Cause]:
     if (edits.before.key.mode, edits.now.key.mode) != ("lazy", "eager"):
         return causes
     taken = _cut_away(edits)
-    more = edits.take(removed=_of_modules(edits))
+    more = edits.take(_of_backward(edits), _of_modules(edits))
     return [
         dataclasses.replace(
             cause, taken=Taken(*map(sum, zip(taken, more, strict=True)))
@@ -76,8 +77,7 @@ def what_ran_alone(edits: Edits) -> list[Cause]:
     called = f" ({listed(names)})" if names else ""
     taken = _cut_away(edits)
     more = edits.take(added=found, removed=_of_modules(edits))
-    backward = {k for k in edits.added if edits.b.vertices[k].backward}
-    rest = edits.take(added=backward)
+    rest = edits.take(added=_of_backward(edits))
     return [
         Cause(
             kind="mode",
@@ -95,7 +95,7 @@ def what_ran_alone(edits: Edits) -> list[Cause]:
 def _of_modules(edits: Edits) -> set[int]:
     """Return what modules that have nothing in this graph did before, and what they read."""
     users, to_now = edits.a.users(), edits.match.to_now
-    there = {vertex.scope for vertex in edits.b.vertices}
+    there = {vertex.scope for vertex in edits.b.vertices if not vertex.backward}
     found = {
         k
         for k, vertex in enumerate(edits.a.vertices)
@@ -109,6 +109,19 @@ def _of_modules(edits: Edits) -> set[int]:
         and all(to_now[user] < 0 for user, _ in users[leaf])
     }
     return found | leaves
+
+
+def _of_backward(edits: Edits) -> set[int]:
+    """Return what the backward pass does with results of ops that ran alone, and what it reads."""
+    vertices, users = edits.b.vertices, edits.b.users()
+    return {
+        k
+        for k in edits.added
+        if vertices[k].backward
+        or (
+            vertices[k].is_leaf and all(vertices[user].backward for user, _ in users[k])
+        )
+    }
 
 
 def cuts(edits: Edits) -> list[Cause]:
@@ -132,12 +145,32 @@ def cuts(edits: Edits) -> list[Cause]:
     if (
         read
         or (is_left(new.ended_by) and gone)
+        or (gone and not came and _ends_before_the_rest(edits))
         or (is_part(gone, came, edits.before.nodes) and not ends_alike(edits))
     ):
         return _shorter(edits, old, new)
     if is_part(came, gone, edits.now.nodes):
         return _longer(edits, old, new)
     return []
+
+
+def _ends_before_the_rest(edits: Edits) -> bool:
+    """Return whether a mark stands in front of all lines that are missing.
+
+    A mark behind them is that of a step that left them out, such as an update in some rounds.
+    """
+    mark = edits.now.key.ended_by[1]
+    if mark is None or not differs(edits.before.key.ended_by, edits.now.key.ended_by):
+        return False
+    vertices = [edits.a.vertices[k] for k in edits.removed]
+    # What backward gave may have been turned for the update.
+    sites = [v.site for v in vertices if not (v.is_leaf or is_view(v))]
+    return bool(sites) and all(
+        site is not None
+        and (site.file, site.function) == (mark.file, mark.function)
+        and site.line > mark.line
+        for site in sites
+    )
 
 
 def ends_alike(edits: Edits) -> bool:

@@ -30,6 +30,7 @@ class Edits:
         added: Free vertices of `b`; `removed`: of `a`.
         changed: Vertex of `b` to its partner in `a`, where their labels differ.
         new_roots, gone_roots: Positions among the roots that only one side has.
+        is_partly_explained: Whether a detector has taken something out.
     """
 
     def __init__(self, before: CompiledGraph, now: CompiledGraph) -> None:
@@ -43,6 +44,7 @@ class Edits:
         self.removed = set(self.match.removed)
         self.changed = {k: partner for partner, k in self.match.changed}
         self.new_roots, self.gone_roots = _unpaired_roots(self)
+        self.is_partly_explained = False
 
     @property
     def remaining(self) -> int:
@@ -66,6 +68,7 @@ class Edits:
         # A root that goes with what was taken needs no cause of its own.
         self.new_roots = [k for k in self.new_roots if self.b.roots[k][0] not in came]
         self.gone_roots = [k for k in self.gone_roots if self.a.roots[k][0] not in went]
+        self.is_partly_explained |= bool(came or went or other)
         return Taken(len(came), len(went), len(other))
 
     def take_all(self) -> Taken:
@@ -145,7 +148,7 @@ def _unpaired_roots(edits: Edits) -> tuple[list[int], list[int]]:
     ours, theirs = set(range(len(b.roots))), set(range(len(a.roots)))
     for k, (vertex, index) in enumerate(a.roots):
         other = place_in_b.get((match_.to_now[vertex], index))
-        if other is not None:
+        if other is not None and not _is_moved_in_list(edits, k, other):
             ours.discard(other)
             theirs.discard(k)
     _pair_off(ours, theirs, b.root_names.get, a.root_names.get)
@@ -158,6 +161,17 @@ def _unpaired_roots(edits: Edits) -> tuple[list[int], list[int]]:
         )
     _pair_extended(edits, ours, theirs)
     return sorted(ours), sorted(theirs)
+
+
+def _is_moved_in_list(edits: Edits, was: int, now: int) -> bool:
+    """Return whether two roots are two things: results of an op that has more of them now.
+
+    A list of gradients that lacks some has the others at other positions.
+    """
+    names = edits.a.root_names.get(was), edits.b.root_names.get(now)
+    sides = (edits.a, was), (edits.b, now)
+    lengths = {len(side.vertices[side.roots[k][0]].types) for side, k in sides}
+    return len(lengths) > 1 and None not in names and names[0] != names[1]
 
 
 def _pair_extended(edits: Edits, ours: set[int], theirs: set[int]) -> None:
@@ -314,6 +328,10 @@ def not_reached(edits: Edits) -> set[int]:
     """
     users = edits.a.users()
     ends = {vertex for vertex, _ in edits.b.roots}
+    for k in sorted(ends, reverse=True):  # a result in another shape is the same result
+        while is_view(edits.b.vertices[k]) and edits.b.vertices[k].operands:
+            k = edits.b.vertices[k].operands[0][0]  # noqa: PLW2901 - the way down
+            ends.add(k)
     for k in edits.added:  # of a longer loop, what the rounds before gave
         ends.update(operand for operand, _ in edits.b.vertices[k].operands)
     results = {edits.match.to_before[vertex] for vertex in ends} - {-1}
@@ -385,6 +403,24 @@ def readers_of(snapshot: Snapshot, vertices: Iterable[int]) -> list[int]:
     """Return what reads some vertices, repeats included."""
     users = snapshot.users()
     return [user for vertex in vertices for user, _ in users[vertex]]
+
+
+def lists(edits: Edits, came: Iterable[int], gone: Iterable[int]) -> set[int]:
+    """Return the changed ops that join many tensors, more or fewer by some that came or went.
+
+    With them comes what follows from their length alone.
+    """
+    came, gone = {*came}, {*gone}
+    joins = [
+        k
+        for k, partner in edits.changed.items()
+        if len(edits.b.vertices[k].operands) != len(edits.a.vertices[partner].operands)
+        and (
+            any(operand in came for operand, _ in edits.b.vertices[k].operands)
+            or any(o in gone for o, _ in edits.a.vertices[partner].operands)
+        )
+    ]
+    return downstream(edits.b, joins, set(edits.changed)) if joins else set()
 
 
 def downstream(snapshot: Snapshot, seeds: Iterable[int], free: set[int]) -> set[int]:

@@ -9,7 +9,7 @@ import dataclasses
 from typing import TYPE_CHECKING, NamedTuple
 
 from lazyrt.execution.why.cuts import is_of_program
-from lazyrt.execution.why.edits import is_kept
+from lazyrt.execution.why.edits import is_kept, is_view
 from lazyrt.execution.why.updates import OF_OPTIMIZERS
 from lazyrt.ir.match import labels
 from lazyrt.ir.snapshot import Snapshot
@@ -124,7 +124,8 @@ class _Splice:
         self.vertices: list[Vertex] = []
         self.parts: list[int] = []
         self._known: dict[Vertex, int] = {}
-        # What follows from inputs that may be two although they have one name.
+        # Of the second graph: what follows from inputs that may be two although they have one
+        # name. A result of the first graph is what the first one made of its own.
         self._doubtful: set[int] = set()
         self.of_one: dict[int, tuple[int, int | None]] = {}
         self.of_other: dict[int, tuple[int, int | None]] = {}
@@ -134,7 +135,7 @@ class _Splice:
             if one.vertices[twin].is_leaf:
                 self.of_other[leaf] = self.of_one[twin]
                 if not _is_the_same(other, leaf):
-                    self._doubtful.add(self.of_one[twin][0])
+                    self._doubtful.add(leaf)
         self._add(other, self.of_other, _SECOND, leaves=True, skip={*handed})
         self._add(one, self.of_one, _FIRST, leaves=False)
         for leaf, (vertex, index) in handed.items():
@@ -155,20 +156,21 @@ class _Splice:
                 continue
             operands = tuple(_moved(numbers, each) for each in vertex.operands)
             placed = vertex._replace(operands=operands)
-            numbers[k] = (self._twin(placed, side), None)
-            if numbers[k][0] < 0:
+            if side is self.other and not self._doubtful.isdisjoint(
+                operand for operand, _ in vertex.operands
+            ):
+                self._doubtful.add(k)
+            is_sure = k not in self._doubtful or is_view(vertex)
+            twin = self._twin(placed, side) if is_sure else -1
+            numbers[k] = (twin, None)
+            if twin < 0:
                 numbers[k] = (len(self.vertices), None)
                 self.vertices.append(placed)
                 self.parts.append(part)
 
     def _twin(self, placed: Vertex, side: Snapshot) -> int:
         """Return what computes the same already, as one graph would have it once; else -1."""
-        if placed.is_leaf:
-            return -1
-        if placed.op in side.random or any(
-            vertex in self._doubtful for vertex, _ in placed.operands
-        ):
-            self._doubtful.add(len(self.vertices))
+        if placed.is_leaf or placed.op in side.random:  # each draw is another one
             return -1
         key = placed._replace(site=None, scope="", backward=False)
         found = self._known.get(key, -1)

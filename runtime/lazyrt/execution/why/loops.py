@@ -10,9 +10,9 @@ from lazyrt.execution.why.causes import Cause
 from lazyrt.execution.why.edits import (
     at,
     count,
-    downstream,
     first_site,
     is_view,
+    lists,
     with_leaves,
 )
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 _WHOLE = 0.8
 # Of a line alone, so many kinds of op tell that it is a loop's.
 _LINES_OPS = 4
-_VIEWS = (
+_NO_WORK = (
+    "aten._to_copy",
     "aten.slice",
     "aten.select",
     "aten._reshape_alias",
@@ -129,11 +130,11 @@ def _repeat(
         extra = _with_backward(edits, extra, sign)
         unmatched = _with_backward(edits, unmatched, opposite)
     ours, theirs = (extra, unmatched) if sign == "added" else (unmatched, extra)
-    collects = _collected(edits, ours, theirs)
+    collects = lists(edits, ours, theirs)
     taken = edits.take(
         added=with_leaves(edits.b, ours, edits.added),
         removed=with_leaves(edits.a, theirs, edits.removed),
-        changed=downstream(edits.b, collects, set(edits.changed)) if collects else (),
+        changed=collects,
     )
     # Where every operation comes k times as often, the boundary between them is missing; a loop
     # within the step ends where it ended before.
@@ -180,7 +181,7 @@ def _with_backward(edits: Edits, extra: list[int], sign: str) -> list[int]:
 
 
 def _is_work(vertex: Vertex) -> bool:
-    return not (vertex.backward or is_view(vertex) or vertex.op.startswith(_VIEWS))
+    return not (vertex.backward or is_view(vertex) or vertex.op.startswith(_NO_WORK))
 
 
 def _draws(snapshot: Snapshot, extra: list[int]) -> str:
@@ -192,20 +193,6 @@ def _draws(snapshot: Snapshot, extra: list[int]) -> str:
         f"; random numbers are drawn {count(draws, 'time')} more in one step, as no boundary came "
         "between the rounds"
     )
-
-
-def _collected(edits: Edits, added: list[int], removed: list[int]) -> list[int]:
-    """Return what joins the results of all rounds: one operand more for each."""
-    came, gone = set(added), set(removed)
-    return [
-        k
-        for k, partner in edits.changed.items()
-        if len(edits.b.vertices[k].operands) != len(edits.a.vertices[partner].operands)
-        and (
-            any(operand in came for operand, _ in edits.b.vertices[k].operands)
-            or any(o in gone for o, _ in edits.a.vertices[partner].operands)
-        )
-    ]
 
 
 def _count_by(spot: Callable[[Vertex], Any], snapshot: Snapshot) -> Counter[Any]:

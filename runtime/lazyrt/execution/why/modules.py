@@ -12,7 +12,9 @@ from lazyrt.execution.why.edits import (
     first_site,
     is_view,
     listed,
+    lists,
     of_results,
+    place,
     updated,
 )
 from lazyrt.execution.why.train_eval import is_mode
@@ -99,11 +101,7 @@ def _parameters(edits: Edits, own: Mapping[str, int], *, is_gain: bool) -> list[
     site = first_site(snapshot.vertices[k] for k in sorted(near))
     verb = "was" if len(names) == 1 else "were"
     updated = take_updates_of(edits, [])
-    taken = (
-        edits.take(added=near, removed=_touching(edits, near, added=True))
-        if is_gain
-        else edits.take(removed=near, added=_touching(edits, near, added=False))
-    )
+    taken = _take_with_neighbours(edits, near, is_gain=is_gain)
     return [
         Cause(
             kind="module_added" if is_gain else "module_removed",
@@ -146,17 +144,13 @@ def _modules(
     """Return that modules came or went; with `exists`, that the program has them all the same."""
     snapshot, free = (edits.b, edits.added) if is_gain else (edits.a, edits.removed)
     roots, gone = edits.new_roots, edits.gone_roots
-    logged = of_results(snapshot, roots if is_gain else gone, free, set(seeds))
-    near = _within(snapshot, connected(snapshot, seeds, free - logged), free - logged)
+    own = free - of_results(snapshot, roots if is_gain else gone, free, set(seeds))
+    own -= _of_others(snapshot, own, paths)
+    near = _within(snapshot, connected(snapshot, seeds, own), own)
     site = first_site(snapshot.vertices[k] for k in sorted(near))
     # Equal layers may be matched with one another's parameters: those left over stand for the new ones.
     parameters = near.intersection(_module_names(snapshot).values()) | set(seeds)
-    # What merely joins the neighbours anew goes with the module.
-    taken = (
-        edits.take(added=near, removed=_touching(edits, near, added=True))
-        if is_gain
-        else edits.take(removed=near, added=_touching(edits, near, added=False))
-    )
+    taken = _take_with_neighbours(edits, near, is_gain=is_gain)
     updated = take_updates_of(edits, paths)
     kind: Kind = "module_added" if is_gain else "module_removed"
     noun, verb = ("module", "was") if len(paths) == 1 else ("modules", "were")
@@ -174,10 +168,70 @@ def _modules(
     )
 
 
+def _take_with_neighbours(edits: Edits, near: set[int], *, is_gain: bool) -> Taken:
+    """Take out what modules do on one side, with what merely joins the neighbours anew."""
+    around = _touching(edits, near, added=is_gain)
+    added, removed = (near, around) if is_gain else (around, near)
+    changed = lists(edits, added, removed)
+    snapshot, free = (edits.b, edits.added) if is_gain else (edits.a, edits.removed)
+    joins = _gradients_beside(snapshot, near, free)
+    if is_gain:
+        added = added | joins
+    else:
+        removed = removed | joins
+    return edits.take(added, removed, changed)
+
+
+def _gradients_beside(snapshot: Snapshot, near: set[int], free: set[int]) -> set[int]:
+    """Return what little is left of the gradients of modules: equal layers take each other's."""
+    backward = [snapshot.vertices[k] for k in near if snapshot.vertices[k].backward]
+    lines = {place(vertex.site) for vertex in backward}
+    found = {
+        k
+        for k in free - near
+        if snapshot.vertices[k].backward and place(snapshot.vertices[k].site) in lines
+    }
+    return found if len(found) <= max(4, len(near) // 4) else set()
+
+
+def _of_others(snapshot: Snapshot, free: set[int], paths: list[str]) -> set[int]:
+    """Return free ops of the forward pass that modules neither record nor share a line with.
+
+    What the program does with the results of a new module may be new for reasons of its own.
+    """
+    inside = [v for v in snapshot.vertices if _is_recorded_by(v.scope, paths)]
+    lines = {place(vertex.site) for vertex in inside}
+    if not inside:  # parameters that a function of torch was given
+        return set()
+    return {
+        k
+        for k in free
+        if not (snapshot.vertices[k].backward or snapshot.vertices[k].is_leaf)
+        and not _is_recorded_by(snapshot.vertices[k].scope, paths)
+        and place(snapshot.vertices[k].site) not in lines
+    }
+
+
+def _is_recorded_by(scope: str, paths: list[str]) -> bool:
+    """Return whether a module or one within it recorded an op; scopes begin at the called module."""
+    outer = [".".join(scope.split(".")[:k]) for k in range(1, scope.count(".") + 2)]
+    return bool(scope) and any(
+        path == each or path.endswith(f".{each}") for path in paths for each in outer
+    )
+
+
 def _touching(edits: Edits, near: set[int], *, added: bool) -> set[int]:
     """Return the few free vertices of the other side that sat where a module is now."""
     free = set(edits.removed if added else edits.added)
-    snapshot = edits.a if added else edits.b
+    snapshot, other = (edits.a, edits.b) if added else (edits.b, edits.a)
+    # What lines do that the other side has not has reasons of its own.
+    lines = {place(vertex.site) for vertex in other.vertices}
+    free -= {
+        k
+        for k in free
+        if not (snapshot.vertices[k].backward or snapshot.vertices[k].is_leaf)
+        and place(snapshot.vertices[k].site) not in lines
+    }
     # Dropout that is gone has a reason of its own.
     free -= {k for k in free if is_mode(snapshot.vertices[k])}
     # So has a result that nobody keeps any more.

@@ -26,6 +26,10 @@ _SAME_RESULTS = 0.05
 # A step that makes an optimizer's state is told from those that go on with it, and they from it.
 _MAKES_STATE = 0.06
 _READS_STATE = 0.03
+# What wrote the state that a step goes on with last was the same step of the program, and what
+# made it is what the step differs from by reading it.
+_WROTE_ITS_STATE = 0.1
+_MADE_ITS_STATE = 0.25
 # Nothing makes up for operations: at least this share of what the most similar graph has.
 _ENOUGH = 0.75
 # A part of the other graph is similar, but less so than an equal.
@@ -84,7 +88,8 @@ def _best(
     best: tuple[float, int, str] = (-1.0, -1, "")
     found = others[0][1]
     for bound, _, other in bounds:
-        if bound + _SAME_INPUTS + _SAME_RESULTS + _MAKES_STATE < best[0]:
+        most = _SAME_INPUTS + _SAME_RESULTS + _MAKES_STATE + _MADE_ITS_STATE
+        if bound + most < best[0]:
             break
         if other not in alike:
             alike[other] = closeness(record, other)
@@ -145,12 +150,31 @@ def _named_alike(one: CompiledGraph, other: CompiledGraph) -> float:
     results = _common(*(_names(side.root_names) for side in (a, b)))
     state = _READS_STATE if _reads_state(a) else _MAKES_STATE
     alike = not _keeps_state(a) or _reads_state(a) == _reads_state(b)
-    return _SAME_INPUTS * inputs + _SAME_RESULTS * results + state * alike
+    return (
+        _SAME_INPUTS * inputs
+        + _SAME_RESULTS * results
+        + state * alike
+        + _wrote_state(a, other.name, b)
+    )
 
 
 def _keeps_state(snapshot: Snapshot) -> bool:
     """Return whether a graph writes what an optimizer keeps: an evaluation does not."""
     return any(name.holder == "optimizer" for name in snapshot.root_names.values())
+
+
+def _wrote_state(reader: Snapshot, graph: str, writer: Snapshot) -> float:
+    """Return how much it counts that a graph gave what another one reads of an optimizer's state."""
+    names = reader.leaf_names
+    given = {
+        names[leaf].text
+        for leaf, origin in reader.origins.items()
+        if origin.graph == graph and leaf in names and names[leaf].holder == "optimizer"
+    }
+    if not given:
+        return 0.0
+    read = {name.text for name in writer.leaf_names.values()}
+    return _WROTE_ITS_STATE if given <= read else _MADE_ITS_STATE
 
 
 def _reads_state(snapshot: Snapshot) -> bool:

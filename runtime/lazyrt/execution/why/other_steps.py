@@ -17,7 +17,7 @@ from lazyrt.execution.why.edits import (
     count,
     is_view,
 )
-from lazyrt.execution.why.train_eval import is_mode
+from lazyrt.execution.why.train_eval import is_mode, modes
 
 if TYPE_CHECKING:
     from lazyrt.execution.why.edits import Edits
@@ -104,9 +104,8 @@ def runs_forward_alone(edits: Edits) -> bool:
 
 def _changes_mode(edits: Edits) -> bool:
     """Return whether dropout or the like is on one side only: the other is the evaluation."""
-    return any(is_mode(edits.b.vertices[k]) for k in edits.added) != any(
-        is_mode(edits.a.vertices[k]) for k in edits.removed
-    )
+    more, fewer = modes(edits)
+    return bool(more) != bool(fewer)
 
 
 def _may_have_moved(edits: Edits) -> bool:

@@ -10,6 +10,7 @@ from lazyrt.execution.why.edits import (
     at,
     count,
     exclusive,
+    is_kept,
 )
 from lazyrt.execution.why.train_eval import is_mode
 
@@ -28,6 +29,10 @@ def kept_results(edits: Edits) -> list[Cause]:
     gone = [edits.a.vertices[k] for k in edits.removed]
     if any(map(is_mode, (*came, *gone))):
         _forget_what_training_keeps(edits)
+    edits.new_roots = [k for k in edits.new_roots if not _is_overwritten(edits.b, k)]
+    edits.gone_roots = [k for k in edits.gone_roots if not _is_overwritten(edits.a, k)]
+    if edits.is_partly_explained:
+        _forget_what_backward_keeps(edits)
     if edits.new_roots:
         causes += _kept(edits)
     if edits.gone_roots:
@@ -41,6 +46,27 @@ def _forget_what_training_keeps(edits: Edits) -> None:
     edits.gone_roots = [
         k for k in edits.gone_roots if _is_users(edits.a, k, edits.removed)
     ]
+
+
+def _forget_what_backward_keeps(edits: Edits) -> None:
+    """What nothing names is saved for a backward pass that comes later, as in another step.
+
+    Where both graphs compute it, what else differs says why it is saved on one side only.
+    """
+    a, b = edits.a, edits.b
+    edits.new_roots = [
+        k for k in edits.new_roots if k in b.root_names or b.roots[k][0] in edits.added
+    ]
+    edits.gone_roots = [
+        k for k in edits.gone_roots if k in a.root_names or a.roots[k][0] in edits.removed
+    ]  # fmt: skip
+
+
+def _is_overwritten(snapshot: Snapshot, root: int) -> bool:
+    """Return whether a root is a gradient that the graph reads and gives anew, as clipped ones."""
+    name = snapshot.root_names.get(root)
+    read = snapshot.leaf_names.values()
+    return name is not None and name.holder == "gradient" and name in read
 
 
 def _is_users(snapshot: Snapshot, root: int, free: set[int]) -> bool:
@@ -61,6 +87,7 @@ def _kept(edits: Edits) -> list[Cause]:
         k
         for k in roots
         if each[k]
+        or is_kept(edits.b.root_names.get(k))
         or (edits.b.roots[k][0] not in edits.added and not _is_saved(edits, k))
     ]
     edits.new_roots = roots

@@ -99,7 +99,14 @@ def _twin(
     if snapshot.vertices[leaf].op != "data":
         return None
     read = set()
-    users = snapshot.users()[leaf]
+    # Where a list of tensors has another length, nothing tells which of them was which.
+    users = [
+        (user, slot)
+        for user, slot in snapshot.users()[leaf]
+        if partners[user] < 0
+        or len(other.vertices[partners[user]].operands)
+        == len(snapshot.vertices[user].operands)
+    ]
     # The update of a parameter has one operand less when it is tied to another.
     users = [user for user in users if snapshot.vertices[user[0]].scope] or users
     for user, slot in users:

@@ -8,7 +8,6 @@ differs then has causes of its own.
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,18 +27,24 @@ from lazyrt.execution.why.edits import (
     count,
     exclusive,
     is_kept,
+    is_view,
     not_reached,
-    place,
 )
 from lazyrt.execution.why.joined import Joined, alone, follows, goes_on, joined
 from lazyrt.execution.why.pieces import begun_by
+from lazyrt.execution.why.same_part import (
+    begin_alike,
+    has_a_like,
+    nodes_of,
+    spot_of,
+)
 from lazyrt.ir.match import shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from lazyrt.execution.census import Census, CompiledGraph
-    from lazyrt.ir.snapshot import Snapshot, Vertex
+    from lazyrt.ir.snapshot import Snapshot
 
 # What two graphs share with those before, by their ops, so that they may be the same program.
 _ALIKE = 0.6
@@ -78,7 +83,7 @@ def moved_boundary(now: CompiledGraph, census: Census) -> Moved | None:
         now: The new graph.
         census: The graphs before, and which ran after which.
     """
-    if now.snapshot is None or now.labels is None or _has_a_like(now, census):
+    if now.snapshot is None or now.labels is None or has_a_like(now, census):
         return None
     previous = census.latest
     if previous is not None and not goes_on(now, previous):
@@ -86,83 +91,6 @@ def moved_boundary(now: CompiledGraph, census: Census) -> Moved | None:
     if previous is not None:
         return _began_elsewhere(now, previous, census)
     return _ended_elsewhere(now, census)
-
-
-def _has_a_like(now: CompiledGraph, census: Census) -> bool:
-    """Return whether a graph before is the same part of the program, so that none has moved."""
-    others = [other for other in census if other is not now]
-    names = _parameters(now)
-    if any(_is_same_work(now, other, names) for other in others):
-        return True
-    between = [
-        other for other in others if other.labels is not None and _lie_alike(now, other)
-    ]
-    latest = heapq.nlargest(_TRIED, between, key=lambda other: other.last_step)
-    return any(_is_same_part(now, other, census) for other in latest)
-
-
-def _is_same_work(now: CompiledGraph, other: CompiledGraph, names: set[str]) -> bool:
-    """Return whether two graphs have the very same ops.
-
-    Equal layers of a model have the same ops, too. Their parameters have other names.
-    """
-    return (
-        other.nodes == now.nodes
-        and other.ops == now.ops
-        and _parameters(other) == names
-    )
-
-
-def _lie_alike(one: CompiledGraph, other: CompiledGraph) -> bool:
-    """Return whether two graphs end at one place, and begin at one boundary or on one line."""
-    ends_alike = not differs(one.key.ended_by, other.key.ended_by)
-    return ends_alike and _begin_alike(one, other)
-
-
-def _begin_alike(one: CompiledGraph, other: CompiledGraph) -> bool:
-    """Return whether two graphs begin at one boundary, whatever came in front, or on one line."""
-    after, before = one.key.began_after, other.key.began_after
-    return not differs(after, before) or place(one.lines[0]) == place(other.lines[0])
-
-
-def _is_same_part(now: CompiledGraph, other: CompiledGraph, census: Census) -> bool:
-    """Return whether a graph differs by nothing that the boundary at either end may account for.
-
-    Where one mark of a loop is every boundary, one of its graphs has more or less of what those
-    beside it have; what an earlier mark leaves is in a graph that is still to come.
-    """
-    lost = _read(other) - _read(now)
-    mine, theirs = _spots(now), _spots(other)
-    if lost or (theirs - mine).keys() & mine.keys():
-        return False
-    beside = [census.latest] if census.latest is not None else []
-    for pair in census.successions():
-        beside += pair if other in pair else ()
-    moved = {*(mine - theirs), *(theirs - mine)}
-    gained = _read(now) - _read(other)
-    return not any(
-        moved & _spots(one).keys() or gained & _read(one)
-        for one in {*beside} - {now, other}
-    )
-
-
-def _read(record: CompiledGraph) -> set[str]:
-    """Return what the user calls the inputs of a graph, state of an optimizer aside."""
-    names = record.snapshot.leaf_names if record.snapshot is not None else {}
-    return {
-        name.text
-        for name in names.values()
-        if name.holder not in {"optimizer", "gradient"}
-    }
-
-
-def _spots(record: CompiledGraph) -> Counter[Any]:
-    return Counter(_spot(vertex) for vertex in _nodes(record))
-
-
-def _parameters(record: CompiledGraph) -> set[str]:
-    names = record.snapshot.leaf_names if record.snapshot is not None else {}
-    return {name.text for name in names.values() if name.in_module}
 
 
 def _began_elsewhere(
@@ -314,15 +242,31 @@ def _take_what_the_cuts_brought(edits: Edits, old: Joined, new: Joined) -> Taken
 def _brought(
     snapshot: Snapshot, roots: list[int], free: set[int], side: Joined
 ) -> set[int]:
-    if side.record is side.first or not is_cut(side.first.key.ended_by):
+    if side.record is side.first:
         return set()
+    if not is_cut(side.first.key.ended_by):
+        return _views_taken_again(snapshot, free, side)
     read = [
         k
         for k in roots
         if not side.parts[snapshot.roots[k][0]]
         and not is_kept(snapshot.root_names.get(k))
     ]
-    return exclusive(snapshot, read, free)[0] | of_new_inputs(snapshot, free)
+    found = exclusive(snapshot, read, free)[0] | of_new_inputs(snapshot, free)
+    return found | _views_taken_again(snapshot, free, side)
+
+
+def _views_taken_again(snapshot: Snapshot, free: set[int], side: Joined) -> set[int]:
+    """Return the views that the second part takes of what the first one computed."""
+    found: set[int] = set()
+    for k in sorted(free):
+        vertex = snapshot.vertices[k]
+        if is_view(vertex) and all(
+            operand in found or not side.parts[operand]
+            for operand, _ in vertex.operands
+        ):
+            found.add(k)
+    return found
 
 
 def _was_alive(root: tuple[int, int], partners: Sequence[int], other: Joined) -> bool:
@@ -403,7 +347,7 @@ def _ended_elsewhere(now: CompiledGraph, census: Census) -> Moved | None:
 def _begins_alike(now: CompiledGraph, first: CompiledGraph) -> bool:
     return (
         first.snapshot is not None
-        and _begin_alike(now, first)
+        and begin_alike(now, first)
         and not is_cut(now.key.ended_by)
         # A step of one graph begins where it ended: its loops are no boundary that moved.
         and differs(now.key.began_after, first.key.ended_by)
@@ -417,7 +361,7 @@ def _share(now: CompiledGraph, first: CompiledGraph) -> float:
     In evaluation they are others on the same lines.
     """
     ours, theirs = (
-        Counter(_spot(vertex)[1:] for vertex in _nodes(record))
+        Counter(spot_of(vertex)[1:] for vertex in nodes_of(record))
         for record in (now, first)
     )
     return shared(ours, theirs) / max(min(ours.total(), theirs.total()), 1)
@@ -426,19 +370,10 @@ def _share(now: CompiledGraph, first: CompiledGraph) -> float:
 def _is_longer(now: CompiledGraph, first: CompiledGraph, second: CompiledGraph) -> bool:
     """Return whether a graph goes on into what ran after the boundary, at the same places."""
     ours, own, after = (
-        Counter(_spot(vertex) for vertex in _nodes(record))
+        Counter(spot_of(vertex) for vertex in nodes_of(record))
         for record in (now, first, second)
     )
     return bool((ours - own) & after)
-
-
-def _nodes(record: CompiledGraph) -> list[Vertex]:
-    vertices = record.snapshot.vertices if record.snapshot is not None else ()
-    return [vertex for vertex in vertices if not vertex.is_leaf]
-
-
-def _spot(vertex: Vertex) -> Any:
-    return (vertex.op, vertex.scope, vertex.backward, place(vertex.site))
 
 
 def _later(
@@ -476,6 +411,8 @@ def _sooner(now: CompiledGraph, first: CompiledGraph) -> Moved | None:
     edits = Edits(first, now)
     if ends_alike(edits):
         return None
+    if not differs(mark, was) and _are_gradients(edits, not_reached(edits)):
+        return None  # nobody asks for them any more
     left = _take_what_was_not_reached(edits)
     more = sum(not edits.b.vertices[k].is_leaf for k in edits.added)
     goes_on_for_long = first.nodes < _ALIKE * now.nodes and left <= _STRAY * more
@@ -484,6 +421,17 @@ def _sooner(now: CompiledGraph, first: CompiledGraph) -> Moved | None:
     return Moved(
         _at_the_end(mark, was, "earlier", left, "before", removed=left), first, edits
     )
+
+
+def _are_gradients(edits: Edits, vertices: set[int]) -> bool:
+    """Return whether some ops of the graph before only gave gradients of parameters."""
+    names = edits.a.root_names
+    given = [
+        names[k].holder if k in names else ""
+        for k, (vertex, _) in enumerate(edits.a.roots)
+        if vertex in vertices
+    ]
+    return bool(given) and {*given} == {"gradient"}
 
 
 def _at_the_end(

@@ -12,12 +12,16 @@ from lazyrt.execution.why.edits import (
     leaf_name,
     leaf_site,
     listed,
+    place,
+    with_leaves,
 )
 from lazyrt.ir.match import cone
 from lazyrt.ir.snapshot import OPERAND
 
 if TYPE_CHECKING:
     from lazyrt.execution.why.edits import Edits
+    from lazyrt.ir.snapshot import Snapshot
+    from lazyrt.observe.events import Site
 
 
 _CREATIONS = (
@@ -61,18 +65,27 @@ def state(edits: Edits, *, of_optimizer: bool = False) -> list[Cause]:
     names = [edits.b.leaf_names[k].text for k in created if k in edits.b.leaf_names]
     what = f" ({listed(names)})" if names else ""
     near = connected(edits.b, created, edits.added)
+    creations = len(gone)
+    if any(name.holder == "optimizer" for name in edits.a.leaf_names.values()):
+        # Where some parameters had no state yet, all were updated one by one.
+        gone = with_leaves(edits.a, gone | _on_line(edits.a, edits.removed, site), edits.removed)  # fmt: skip
+        near = with_leaves(edits.b, near | _on_line(edits.b, edits.added, site), edits.added)  # fmt: skip
     _forget_untouched_state(edits)
     return [
         Cause(
             kind="state_became_input",
             text=f"state that {edits.before.name} created{at(site)} is an input from now on: "
-            f"{count(len(created), 'tensor')}{what}, {count(len(gone), 'fewer creation')}",
+            f"{count(len(created), 'tensor')}{what}, {count(creations, 'fewer creation')}",
             fix=_SECOND_STEP if _are_an_optimizers(edits, created) else _HANDED_ON,
             variable=names[0] if names else "",
             before=site,
             taken=edits.take(added=near, removed=gone),
         )
     ]
+
+
+def _on_line(snapshot: Snapshot, free: set[int], site: Site | None) -> set[int]:
+    return {k for k in free if site and place(snapshot.vertices[k].site) == place(site)}
 
 
 def replaced_creations(edits: Edits) -> list[Cause]:
@@ -186,6 +199,7 @@ def _results_of(edits: Edits, graph: str) -> list[int]:
         for leaf, origin in edits.b.origins.items()
         if edits.match.to_before[leaf] < 0
         and not origin.dropped
+        and not origin.how
         and (
             (origin.graph == graph and origin.output not in kept)
             or leaf_name(edits.b, leaf) in made

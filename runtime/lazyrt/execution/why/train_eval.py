@@ -45,8 +45,7 @@ def _counters(snapshot: Snapshot) -> list[int]:
 
 def train_or_eval(edits: Edits) -> list[Cause]:
     """Return whether dropout or batch norm switched between training and evaluation."""
-    more = [k for k in edits.added if is_mode(edits.b.vertices[k])]
-    fewer = [k for k in edits.removed if is_mode(edits.a.vertices[k])]
+    more, fewer = modes(edits)
     flags = [
         k
         for k, partner in edits.changed.items()
@@ -84,7 +83,12 @@ def train_or_eval(edits: Edits) -> list[Cause]:
                 | {k for k in edits.added if _is_copy(edits.b.vertices[k])},
                 removed=connected(edits.a, fewer, edits.removed)
                 | exclusive(edits.a, _counters(edits.a), edits.removed)[0],
-                changed=downstream(edits.b, flags, set(edits.changed)),
+                changed=downstream(edits.b, flags, set(edits.changed))
+                | {
+                    k
+                    for k in edits.changed
+                    if _is_mode_or_its_gradient(edits.b.vertices[k])
+                },
             ),
         )
     ]
@@ -160,8 +164,39 @@ def _norms_and_dropouts(vertices: list[Vertex]) -> str:
     return ", ".join(f"{number} {op}" for op, number in ops.most_common(SHOWN_OPS))
 
 
+def modes(edits: Edits) -> tuple[list[int], list[int]]:
+    """Return the vertices that show the mode and that one side alone has: of `b`, of `a`.
+
+    A module that does the same on the other side, at another time, is in the same mode.
+    """
+    found = []
+    sides = (edits.b, edits.a, edits.added), (edits.a, edits.b, edits.removed)
+    for snapshot, other, free in sides:
+        mine = [k for k in free if is_mode(snapshot.vertices[k])]
+        there = {
+            (v.op.replace("_backward", ""), v.scope)
+            for v in (other.vertices if mine else ())
+            if is_mode(v) or v.op.startswith(_DROPOUTS)
+        }
+        found.append(
+            [
+                k
+                for k in mine
+                if (snapshot.vertices[k].op, snapshot.vertices[k].scope) not in there
+            ]
+        )
+    return found[0], found[1]
+
+
 def is_mode(vertex: Vertex) -> bool:
-    """Return whether training and evaluation do something else in an op."""
+    """Return whether training and evaluation do something else in an op of the forward pass.
+
+    What backward does follows from it: a step that was cut has one without the other.
+    """
+    return "_backward" not in vertex.op and _is_mode_or_its_gradient(vertex)
+
+
+def _is_mode_or_its_gradient(vertex: Vertex) -> bool:
     return vertex.op.startswith(_DROPOUTS) or any(norm in vertex.op for norm in _NORMS)
 
 

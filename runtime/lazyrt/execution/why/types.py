@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from lazyrt.execution.why.causes import Cause, Taken
+from lazyrt.execution.why.changes import (
+    SIZES_OF_INPUTS,
+    Sources,
+    dtypes_of,
+    is_parameter,
+    shapes_of,
+)
 from lazyrt.execution.why.edits import at, count, leaf_name, leaf_site
 from lazyrt.execution.why.source import argument_name, takes_tensor
 from lazyrt.ir.snapshot import OPERAND
@@ -19,7 +24,6 @@ if TYPE_CHECKING:
     from lazyrt.execution.why.edits import Edits
     from lazyrt.ir.snapshot import Vertex
 
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 _FLOAT = re.compile(r"-?(?:\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+|inf|nan)")
 _SHOWN_CHARS = 60
 _TAKES_PART = (
@@ -29,8 +33,6 @@ _TAKES_PART = (
     "aten.select",
     "lazyrt.slice_at",
 )
-_SIZES_OF_INPUTS = frozenset(("input_shape", "parameter_shape"))
-_TYPE = re.compile(r"(\w+)\[([\d,]*)\]")
 _ONLY_NUMBERS = "keep to one value or to a few: each compiles once, and the op takes no tensor in its place"
 _MODEL_DTYPE = "convert the model once, before the loop (`model.to(dtype)`)"
 _BOTH_DTYPES = "convert the model once, before the loop (`model.to(dtype)`), and the data when it is loaded"
@@ -66,7 +68,7 @@ def _is_called_alike(edits: Edits, vertex: int) -> bool:
 
 
 def _types(edits: Edits, is_wanted: Callable[[int], bool]) -> list[Cause]:
-    sources = _Sources(edits)
+    sources = Sources(edits)
     groups: dict[tuple[Kind, object], list[int]] = {}
     exchanged = sources.exchanged()
     converted = {
@@ -88,7 +90,7 @@ def _types(edits: Edits, is_wanted: Callable[[int], bool]) -> list[Cause]:
     causes = []
     for (kind, _), vertices in groups.items():
         mine = {*vertices, *(beside if kind == "input_dtype" else ())}
-        if kind in _SIZES_OF_INPUTS:
+        if kind in SIZES_OF_INPUTS:
             mine |= {*resized}
         follow = [k for k, source in sources.of.items() if source in mine]
         causes.append(_cause(edits, kind, vertices, follow))
@@ -100,7 +102,7 @@ def _types(edits: Edits, is_wanted: Callable[[int], bool]) -> list[Cause]:
 def _converted(edits: Edits, vertex: int) -> object:
     """Return which dtypes became which."""
     before = edits.a.vertices[edits.match.to_before[vertex]]
-    return (_dtypes(before), _dtypes(edits.b.vertices[vertex]))
+    return (dtypes_of(before), dtypes_of(edits.b.vertices[vertex]))
 
 
 def _shape_too(edits: Edits, leaves: list[int]) -> list[Cause]:
@@ -108,10 +110,10 @@ def _shape_too(edits: Edits, leaves: list[int]) -> list[Cause]:
     for leaf in leaves:
         now = edits.b.vertices[leaf]
         before = edits.a.vertices[edits.match.to_before[leaf]]
-        if _shapes(now) == _shapes(before):
+        if shapes_of(now) == shapes_of(before):
             continue
         name = edits.b.leaf_names.get(leaf)
-        old, new = (list(_shapes(vertex)[0]) for vertex in (before, now))
+        old, new = (list(shapes_of(vertex)[0]) for vertex in (before, now))
         return [
             Cause(
                 kind="input_shape",
@@ -135,7 +137,7 @@ def _group(edits: Edits, vertex: int, kind: Kind) -> object:
     if kind in {"input_shape", "input_dtype", "parameter_shape"}:
         return None
     if kind == "dtype":
-        return (_dtypes(before), _dtypes(now))
+        return (dtypes_of(before), dtypes_of(now))
     if kind == "baked_constant":
         # The gradient of an op has the number that the op has, or one that follows from it.
         op = now.op.removesuffix(".default").replace("_backward", "")
@@ -155,187 +157,6 @@ def _forward_of(edits: Edits, op: str, scope: str) -> int | None:
     return None
 
 
-class _Sources:
-    """For each changed vertex, the vertex where the change began."""
-
-    def __init__(self, edits: Edits) -> None:
-        self.edits = edits
-        self.of: dict[int, int] = {}
-        # Where what reads a vertex has its change from: not the constant that it has itself.
-        self._passes: dict[int, int] = {}
-        self._sizes: set[tuple[str, str]] = set()
-        self._ratios: set[float] = {1.0}
-        for vertex in sorted(edits.changed):
-            source = self.of[vertex] = self._source(vertex)
-            self._passes[vertex] = self._upstream(vertex, source)
-            self._learn(vertex)
-
-    @property
-    def origins(self) -> list[int]:
-        """Changed vertices that follow from no other."""
-        return [vertex for vertex, source in self.of.items() if vertex == source]
-
-    def kind(self, vertex: int) -> Kind | None:
-        """Return the sort of change that began here; None for one of the program."""
-        now, before = self._pair(vertex)
-        if now.is_leaf:
-            if _dtypes(now) != _dtypes(before):
-                return "input_dtype"
-            return (
-                "parameter_shape"
-                if _is_parameter(self.edits, vertex)
-                else "input_shape"
-            )
-        if now.op != before.op or len(now.attrs) != len(before.attrs):
-            return None
-        if _is_flag(now, before):
-            return None
-        if self._passes[vertex] != vertex:
-            return "baked_constant"
-        if _shapes(now) != _shapes(before):
-            return "shape"
-        return "dtype" if now.types != before.types else "baked_constant"
-
-    def exchanged(self) -> set[int]:
-        """Return origins that are the others' resized: two views of one line, taken crosswise.
-
-        Where every size of a line has changed, nothing tells which of its views was which.
-        """
-        kinds = {vertex: self.kind(vertex) for vertex in self.origins}
-        if not _SIZES_OF_INPUTS & set(kinds.values()):
-            return set()
-        groups: dict[object, list[int]] = {}
-        for vertex, kind in kinds.items():
-            if kind == "shape":
-                now = self.edits.b.vertices[vertex]
-                groups.setdefault((now.op, now.site and now.site.line), []).append(vertex)  # fmt: skip
-        return {
-            k for group in groups.values() if self._is_permuted(group) for k in group
-        }
-
-    def _is_permuted(self, group: list[int]) -> bool:
-        """Return whether each vertex has the sizes of another's partner, or what became of them."""
-        old = [self._pair(vertex)[1] for vertex in group]
-        for vertex in group:
-            now = self._pair(vertex)[0]
-            place = next((n for n, o in enumerate(old) if self._is_grown(now, o)), -1)
-            if place < 0:
-                return False
-            del old[place]
-        return True
-
-    def _is_grown(self, now: Vertex, before: Vertex) -> bool:
-        """Return whether the same op gives the same sizes, but for those that inputs changed."""
-        texts = [" ".join((*v.attrs, *v.types)) for v in (now, before)]
-        ours, theirs = map(_NUMBER.findall, texts)
-        return (
-            len({_NUMBER.sub("", text) for text in texts}) == 1
-            and len(ours) == len(theirs)
-            and all(
-                x == y or (x, y) in self._sizes
-                for x, y in zip(theirs, ours, strict=True)
-            )
-        )
-
-    def _pair(self, vertex: int) -> tuple[Vertex, Vertex]:
-        partner = self.edits.match.to_before[vertex]
-        return self.edits.b.vertices[vertex], self.edits.a.vertices[partner]
-
-    def _source(self, vertex: int) -> int:
-        now, before = self._pair(vertex)
-        if now.is_leaf:
-            return vertex
-        changed = [self._passes[k] for k, _ in now.operands if k in self.of]
-        follows = self._follows(now, before)
-        if changed and follows:
-            return changed[0]
-        # 1/N of a mean's gradient reads nothing that changed, and follows all the same; so does
-        # what reads only what another cause has added.
-        if (
-            follows
-            and not changed
-            and self.of
-            and (now.attrs != before.attrs or self._is_resized(now, before))
-        ):
-            return next(iter(self.of.values()))
-        return vertex
-
-    def _is_resized(self, now: Vertex, before: Vertex) -> bool:
-        """Return whether a vertex reads what is new and differs in sizes that others have too."""
-        to_before = self.edits.match.to_before
-        if all(to_before[operand] >= 0 for operand, _ in now.operands):
-            return False
-        pairs = list(zip(_shapes(before), _shapes(now), strict=False))
-        return _dtypes(now) == _dtypes(before) and all(
-            len(old) == len(new)
-            and all(
-                x == y or (str(x), str(y)) in self._sizes
-                for x, y in zip(old, new, strict=True)
-            )
-            for old, new in pairs
-        )
-
-    def _upstream(self, vertex: int, source: int) -> int:
-        """Return the origin of the types of a vertex whose own change is a number."""
-        now, before = self._pair(vertex)
-        if source != vertex or now.is_leaf or now.types == before.types:
-            return source
-        if now.op != before.op or len(now.attrs) != len(before.attrs):
-            return source
-        changed = [self._passes[k] for k, _ in now.operands if k in self.of]
-        pairs = [pair for pair in zip(now.attrs, before.attrs, strict=True) if len(set(pair)) > 1]  # fmt: skip
-        if changed and pairs and all(map(_are_numbers, pairs)):
-            return changed[0]
-        return source
-
-    def _follows(self, now: Vertex, before: Vertex) -> bool:
-        """Return whether other constants are no more than other sizes."""
-        if now.op != before.op or len(now.attrs) != len(before.attrs):
-            return False
-        for new, old in zip(now.attrs, before.attrs, strict=True):
-            if new == old:
-                continue
-            ours, theirs = _NUMBER.findall(new), _NUMBER.findall(old)
-            if _NUMBER.sub("", new) != _NUMBER.sub("", old) or len(ours) != len(theirs):
-                return _is_dtype(new) and _is_dtype(old)
-            if not all(map(self._explained, theirs, ours)):
-                return False
-        return True
-
-    def _explained(self, old: str, new: str) -> bool:
-        if old == new or (old, new) in self._sizes:
-            return True
-        one, other = float(old), float(new)
-        if not one or not other:
-            return False
-        return any(
-            math.isclose(other / one, ratio, rel_tol=1e-9) for ratio in self._ratios
-        ) and bool(self._sizes)
-
-    def _learn(self, vertex: int) -> None:
-        """Note which sizes became which: constants may follow from them."""
-        now, before = self._pair(vertex)
-        for new, old in zip(_shapes(now), _shapes(before), strict=False):
-            if len(new) != len(old):
-                continue
-            for other, one in zip(new, old, strict=True):
-                if one != other:
-                    self._sizes.add((str(one), str(other)))
-                    self._add_ratio(one, other)
-            self._add_ratio(math.prod(old), math.prod(new))
-
-    def _add_ratio(self, one: int, other: int) -> None:
-        if one and other:
-            self._ratios |= {other / one, one / other}
-
-
-def _is_parameter(edits: Edits, leaf: int) -> bool:
-    name = edits.b.leaf_names.get(leaf)
-    return name is not None and (
-        name.in_module or name.holder in {"optimizer", "gradient"}
-    )
-
-
 def _cause(
     edits: Edits, kind: Kind, vertices: list[int], follow: Iterable[int]
 ) -> Cause:
@@ -348,7 +169,7 @@ def _cause(
         if kind in {"dtype", "input_dtype"}
         else (set(), set())
     )
-    are_parameters = now.is_leaf and all(_is_parameter(edits, k) for k in vertices)
+    are_parameters = now.is_leaf and all(is_parameter(edits, k) for k in vertices)
     taken = edits.take(casts[0], casts[1], follow)
     more = taken.changed - len(vertices)
     follows = f": {count(more, 'operation')} changed with it" if more > 0 else ""
@@ -384,8 +205,8 @@ def _cause(
             names = [name]
     elif kind == "dtype":
         text = (
-            f"{now.op}{at(now.site)} computes in {', '.join(_dtypes(now))} where it computed "
-            f"in {', '.join(_dtypes(before))}{_cast_text(*map(len, casts))}{follows}"
+            f"{now.op}{at(now.site)} computes in {', '.join(dtypes_of(now))} where it computed "
+            f"in {', '.join(dtypes_of(before))}{_cast_text(*map(len, casts))}{follows}"
         )
     else:
         names = [name] if (name := _number_name(before, now)) else []
@@ -398,7 +219,7 @@ def _cause(
             kind,
             before,
             now,
-            parameters=sum(_is_parameter(edits, k) for k in vertices),
+            parameters=sum(is_parameter(edits, k) for k in vertices),
             of=len(vertices),
         ),
         variable=names[0] if names else "",
@@ -432,7 +253,7 @@ def _sizes(edits: Edits, leaves: Iterable[int]) -> tuple[tuple[int, int], ...]:
     for leaf in leaves:
         now = edits.b.vertices[leaf]
         before = edits.a.vertices[edits.match.to_before[leaf]]
-        old, new = (_shapes(vertex)[0] for vertex in (before, now))
+        old, new = (shapes_of(vertex)[0] for vertex in (before, now))
         changed = [pair for pair in zip(old, new, strict=False) if pair[0] != pair[1]]
         if len(old) == len(new) and len(changed) == 1:
             found += changed
@@ -441,7 +262,7 @@ def _sizes(edits: Edits, leaves: Iterable[int]) -> tuple[tuple[int, int], ...]:
 
 def _casts(edits: Edits, now: Vertex, before: Vertex) -> tuple[set[int], set[int]]:
     """Return the conversions on either side that go with other dtypes, as autocast's do."""
-    dtypes = {*_dtypes(now), *_dtypes(before)}
+    dtypes = {*dtypes_of(now), *dtypes_of(before)}
     return (
         {k for k in edits.added if _is_cast(edits.b.vertices[k], dtypes)},
         {k for k in edits.removed if _is_cast(edits.a.vertices[k], dtypes)},
@@ -449,7 +270,9 @@ def _casts(edits: Edits, now: Vertex, before: Vertex) -> tuple[set[int], set[int
 
 
 def _is_cast(vertex: Vertex, dtypes: set[str]) -> bool:
-    return vertex.op.startswith("aten._to_copy") and dtypes.issuperset(_dtypes(vertex))
+    return vertex.op.startswith("aten._to_copy") and dtypes.issuperset(
+        dtypes_of(vertex)
+    )
 
 
 def _cast_text(more: int, fewer: int) -> str:
@@ -524,33 +347,3 @@ def _first_difference(before: Vertex, now: Vertex) -> tuple[str, str]:
         if old != new:
             return old, new
     return ", ".join(before.attrs), ", ".join(now.attrs)
-
-
-def _is_flag(now: Vertex, before: Vertex) -> bool:
-    """Return whether a boolean argument differs: a branch of the op, not a number."""
-    return any(
-        {new, old} == {"True", "False"}
-        for new, old in zip(now.attrs, before.attrs, strict=True)
-    )
-
-
-def _are_numbers(pair: tuple[str, str]) -> bool:
-    """Return whether both texts are floats: sizes and positions, which give shapes, are not."""
-    return all(_FLOAT.fullmatch(text) for text in pair)
-
-
-def _is_dtype(text: str) -> bool:
-    return text.startswith("torch.")
-
-
-def _shapes(vertex: Vertex) -> list[tuple[int, ...]]:
-    found = [_TYPE.fullmatch(type_) for type_ in vertex.types]
-    return [
-        tuple(int(size) for size in hit[2].split(",") if size)
-        for hit in found
-        if hit is not None
-    ]
-
-
-def _dtypes(vertex: Vertex) -> tuple[str, ...]:
-    return tuple(Counter(type_.partition("[")[0] for type_ in vertex.types))

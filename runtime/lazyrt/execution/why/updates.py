@@ -9,10 +9,15 @@ from lazyrt.execution.why.edits import (
     at,
     connected,
     count,
-    first_site,
     is_view,
     listed,
     place,
+)
+from lazyrt.execution.why.gradients import (
+    PART_FIX,
+    site_of,
+    take_gradients,
+    without_gradients,
 )
 
 if TYPE_CHECKING:
@@ -31,23 +36,32 @@ OPTIONS_FIX = (
     "options of the optimizer, such as weight_decay, momentum or amsgrad, choose what it computes: "
     "set them before the loop; each choice costs a compile"
 )
-_PART_FIX = "choose the parameters that are trained before the loop; each choice costs a compile"
 
 
 def updates(edits: Edits) -> list[Cause]:
     """Return whether the update ran on one side only, by another optimizer, or in part."""
-    before, now = _state(edits.a), _state(edits.b)
+    before, now = states_of(edits.a), states_of(edits.b)
     for old, new, other, is_gain in (
         (before, now, edits.b, False),
         (now, before, edits.a, True),
     ):
-        known = _parameters(other)  # those of other modules have their own cause
-        lost = [name for name in old if name not in new and _owner(name) in known]
+        # Those of other modules have their own cause, where modules ran.
+        known = _parameters(other) | other.modules
+        lost = [
+            name
+            for name in old
+            if name not in new and (owner_of(name) in known or _is_update_alone(edits))
+        ]
         if not lost:
             continue
         exchanged = _exchanged(edits, lost, [*new], is_gain=is_gain)
         return exchanged or _update(edits, lost, has_others=bool(new), is_gain=is_gain)
-    return [] if before or now else _without_state(edits)
+    return [] if before or now else _without_state(edits) or without_gradients(edits)
+
+
+def _is_update_alone(edits: Edits) -> bool:
+    """Return whether the optimizer has a step of its own, in which no module runs."""
+    return not any(v.scope for side in (edits.a, edits.b) for v in side.vertices)
 
 
 def _without_state(edits: Edits) -> list[Cause]:
@@ -60,10 +74,10 @@ def _without_state(edits: Edits) -> list[Cause]:
         known = _parameters(other) | other.modules
         made = {n.text for n in other.root_names.values() if n.in_module} - set(new)
         lost = [name for name in old if name not in {*new, *made} and name in known]
-        site = _site_of(snapshot, lost)
+        site = site_of(snapshot, lost)
         if not lost or site is None:
             continue
-        taken = _take(edits, lost, [f"{name}.grad" for name in lost])
+        taken = take_states(edits, lost, [f"{name}.grad" for name in lost])
         if not sum(taken):
             continue
         if new:
@@ -124,7 +138,19 @@ def is_of_update(edits: Edits) -> bool:
     left = [edits.b.vertices[k] for k in (*edits.added, *edits.changed)]
     left += [edits.a.vertices[k] for k in edits.removed]
     ops = [vertex for vertex in left if not vertex.is_leaf]
-    return bool(ops) and all(map(is_of_optimizer, ops))
+    lines = _update_lines(edits.a) | _update_lines(edits.b)
+    return bool(ops) and all(
+        is_of_optimizer(vertex) and place(vertex.site) in lines for vertex in ops
+    )
+
+
+def _update_lines(snapshot: Snapshot) -> set[Place | None]:
+    """Return the lines that give parameters, or what an optimizer keeps of them."""
+    return {
+        place(snapshot.vertices[snapshot.roots[k][0]].site)
+        for k, name in snapshot.root_names.items()
+        if name.holder in {"module", "optimizer"}
+    }
 
 
 def is_of_optimizer(vertex: Vertex) -> bool:
@@ -139,7 +165,7 @@ def _in_part(owners: list[str], site: Site, taken: Taken, *, is_gain: bool) -> C
         kind="update",
         text=f"{count(len(owners), 'parameter')} {more} {verb} updated{at(site)}: "
         f"{listed(owners)}",
-        fix=_PART_FIX,
+        fix=PART_FIX,
         variable=owners[0],
         now=site,
         before=site,
@@ -163,21 +189,25 @@ def take_updates_of(edits: Edits, paths: Iterable[str]) -> Taken:
         for name in side.root_names.values()
         if name.in_module and name.text.startswith(starts)
     ]
-    return _take(edits, names, _gradients(names)) if names else Taken()
+    return take_states(edits, names, gradients_of(names)) if names else Taken()
 
 
 def _update(
     edits: Edits, lost: list[str], *, has_others: bool, is_gain: bool
 ) -> list[Cause]:
     snapshot, other = (edits.b, edits.a) if is_gain else (edits.a, edits.b)
-    site = _site_of(snapshot, lost)
+    site = site_of(snapshot, lost)
     if site is None:
         return []
     runs_on_both = any(place(v.site) == place(site) for v in other.vertices)
     with_gradients = runs_on_both and has_others
-    taken = _take(edits, lost, _gradients(lost) if with_gradients else ())
+    taken = take_states(edits, lost, gradients_of(lost) if with_gradients else ())
     if not sum(taken):  # a cut has taken it away
         return []
+    if with_gradients:
+        trained = dict.fromkeys(map(owner_of, lost))
+        more = take_gradients(edits, trained, place(site), is_gain=is_gain)
+        taken = Taken(*map(sum, zip(taken, more, strict=True)))
     line = at(site)
     state = f"{count(len(lost), 'tensor')} of its state ({listed(lost)})"
     if not runs_on_both:
@@ -185,9 +215,9 @@ def _update(
         fix = _BESIDE_FIX
     elif not has_others and _is_option(lost):
         keeps = "keeps" if is_gain else "no longer keeps"
-        owners = list(dict.fromkeys(map(_owner, lost)))
+        owners = list(dict.fromkeys(map(owner_of, lost)))
         text = (
-            f"the optimizer{line} {keeps} {_kinds(lost)} of each of "
+            f"the optimizer{line} {keeps} {kinds_of(lost)} of each of "
             f"{count(len(owners), 'parameter')} ({listed(owners)})"
             + (", where it kept nothing" if is_gain else "")
         )
@@ -198,7 +228,7 @@ def _update(
         )
         fix = _OTHER_FIX
     else:
-        owners = list(dict.fromkeys(map(_owner, lost)))
+        owners = list(dict.fromkeys(map(owner_of, lost)))
         part = _in_part(owners, site, taken, is_gain=is_gain)
         text, fix = part.text, part.fix
     return [
@@ -225,31 +255,31 @@ def _exchanged(
         others: All state of the other side.
         is_gain: See `lost`.
     """
-    owners = dict.fromkeys(map(_owner, lost))
-    if not set(owners) <= set(map(_owner, others)):
+    owners = dict.fromkeys(map(owner_of, lost))
+    if not set(owners) <= set(map(owner_of, others)):
         return []
-    old = set(_state(edits.b if is_gain else edits.a))
-    instead = [name for name in others if name not in old and _owner(name) in owners]
+    old = set(states_of(edits.b if is_gain else edits.a))
+    instead = [name for name in others if name not in old and owner_of(name) in owners]
     snapshot, other = (edits.b, edits.a) if is_gain else (edits.a, edits.b)
-    before, now = _site_of(other, others), _site_of(snapshot, lost)
+    before, now = site_of(other, others), site_of(snapshot, lost)
     if not is_gain:
         before, now = now, before
     names = [*lost, *instead]
-    taken = _take(edits, names, _gradients(names))
+    taken = take_states(edits, names, gradients_of(names))
     if now is None or not sum(taken):
         return []
     of_each = f"of each of {count(len(owners), 'parameter')} ({listed([*owners])})"
     if instead:
         text = (
             f"another optimizer updates the parameters{at(now)}: it keeps "
-            f"{_kinds(instead)} {of_each}, the one of {edits.before.name} kept {_kinds(lost)}"
+            f"{kinds_of(instead)} {of_each}, the one of {edits.before.name} kept {kinds_of(lost)}"
         )
         fix = _OTHER_FIX
     else:
         keeps = (
-            f"keeps {_kinds(lost)}, too,"
+            f"keeps {kinds_of(lost)}, too,"
             if is_gain
-            else f"no longer keeps {_kinds(lost)}"
+            else f"no longer keeps {kinds_of(lost)}"
         )
         text = f"the optimizer{at(now)} {keeps} {of_each}"
         fix = OPTIONS_FIX
@@ -271,12 +301,12 @@ def _is_option(states: Iterable[str]) -> bool:
     return all(name.endswith(".momentum_buffer") for name in states)
 
 
-def _kinds(names: Iterable[str]) -> str:
+def kinds_of(names: Iterable[str]) -> str:
     """Return what states are called, without the parameters that they belong to."""
     return listed(list(dict.fromkeys(name.rpartition(".")[2] for name in names)))
 
 
-def _state(snapshot: Snapshot) -> dict[str, None]:
+def states_of(snapshot: Snapshot) -> dict[str, None]:
     """Return the names of the optimizer's state that a graph reads or writes."""
     names = (*snapshot.leaf_names.values(), *snapshot.root_names.values())
     return dict.fromkeys(name.text for name in names if name.holder == "optimizer")
@@ -287,26 +317,17 @@ def _parameters(snapshot: Snapshot) -> set[str]:
     return {name.text for name in names if name.holder not in {"optimizer", "gradient"}}
 
 
-def _owner(state: str) -> str:
+def owner_of(state: str) -> str:
     """Return the parameter whose state it is."""
     return state.rpartition(".")[0]
 
 
-def _site_of(snapshot: Snapshot, names: Iterable[str]) -> Site | None:
-    """Return the line that computes the first of these states."""
-    wanted = set(names)
-    return first_site(
-        snapshot.vertices[snapshot.roots[k][0]]
-        for k, name in snapshot.root_names.items()
-        if name.text in wanted
-    )
+def gradients_of(states: Iterable[str]) -> set[str]:
+    """Return the names of the gradients of the parameters that states belong to."""
+    return {f"{owner_of(each)}.grad" for each in states if not each.endswith(".grad")}
 
 
-def _gradients(states: Iterable[str]) -> set[str]:
-    return {f"{_owner(each)}.grad" for each in states if not each.endswith(".grad")}
-
-
-def _take(edits: Edits, states: list[str], gradients: Iterable[str]) -> Taken:
+def take_states(edits: Edits, states: list[str], gradients: Iterable[str]) -> Taken:
     """Take out the lines that update these states, and the gradients with these names."""
     names = {*states, *gradients}
     states = [name for name in states if not name.endswith(".grad")]
