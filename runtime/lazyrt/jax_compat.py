@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import pickle
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -38,6 +39,9 @@ FAST_OPTIONS: dict[str, Any] = {
 # for a small model that builds its masks from counters. Without that pass the executables of
 # a transformer's training step are as quick, and its compiles no slower.
 _OPTIONS: dict[str, Any] = {"xla_disable_hlo_passes": "constant_folding"}
+
+# A position in the text itself, which nobody has.
+_NOWHERE = re.compile(r' loc\("-":\d+:\d+\)')
 
 Array = jax.Array
 
@@ -170,11 +174,7 @@ def hlo_text(text: str, places: Mapping[str, tuple[str, str, int]]) -> str:
     """
     with mlir.make_ir_context():
         module = ir.Module.parse(text)
-        functions: list[Any] = list(module.body.operations)
-        for function in functions:
-            if function.name.value in places:
-                label, file, line = places[function.name.value]
-                _place(function, ir.Location.name(label, _line(file, line)))
+        _place_functions(module, places)
         lowered = _to_hlo(
             module.operation.get_asm(enable_debug_info=True),
             use_tuple_args=False,
@@ -182,6 +182,43 @@ def hlo_text(text: str, places: Mapping[str, tuple[str, str, int]]) -> str:
         )
     # `as_hlo_text` would leave out metadata.
     return str(lowered.as_hlo_module().to_string())
+
+
+def placed_text(text: str, places: Mapping[str, tuple[str, str, int]]) -> str:
+    """Return a StableHLO module in which what its private functions hold has a place, too.
+
+    Args:
+        text: The module, `main` first.
+        places: Label, file and line for all that a function of the module holds.
+    """
+    main, found, _ = text.partition("\nfunc.func private ")
+    if not found:
+        return text
+    with mlir.make_ir_context():
+        module = ir.Module.parse(text)
+        functions = _place_functions(module, places)
+        shown = [
+            function.operation.get_asm(enable_debug_info=True, use_local_scope=True)
+            for function in functions
+        ]
+    return "\n".join([main, *(_NOWHERE.sub("", each) for each in shown), "}", ""])
+
+
+def _place_functions(
+    module: Any, places: Mapping[str, tuple[str, str, int]]
+) -> list[Any]:
+    """Give all that functions hold their place, and return all functions but `main`.
+
+    What a rule of jax's writes as a function of its own has the place of the op's.
+    """
+    found = [each for each in module.body.operations if each.name.value != "main"]
+    for function in found:
+        name = function.name.value
+        symbol = next((s for s in places if name.startswith(f"{s}__")), name)
+        if symbol in places:
+            label, file, line = places[symbol]
+            _place(function, ir.Location.name(label, _line(file, line)))
+    return found
 
 
 def _line(file: str, line: int) -> Any:

@@ -4,6 +4,8 @@ import re
 
 import pytest
 import torch
+from jax.interpreters import mlir
+from jaxlib.mlir import ir
 from torch import nn
 
 import lazyrt
@@ -81,7 +83,7 @@ def placed(text, *, written_by_xla=False):
     rows = re.findall(r"^ +(?:ROOT )?%?[\w.\-]+ = .*$", text, re.MULTILINE)
     rows = [row for row in rows if " tuple(" not in row]
     known = [
-        "metadata=" in row and not (written_by_xla and 'op_type="inherited"' in row)
+        'op_name="' in row and not (written_by_xla and 'op_type="inherited"' in row)
         for row in rows
     ]
     assert len(known) > 1_000
@@ -96,6 +98,7 @@ def test_every_instruction_of_every_dump_has_a_place_also_where_xla_gives_none()
         before, after = (text_of(graph, form) for form in ("hlo_before", "hlo_after"))
 
         assert placed(before) == 1
+        assert 'source_file="-"' not in before + after
         assert placed(after) > 0.999  # a literal that is a result has nothing near it
         assert least < placed(after, written_by_xla=True) < 0.9
         (module,) = modules(after)
@@ -111,6 +114,45 @@ def test_every_instruction_of_every_dump_has_a_place_also_where_xla_gives_none()
             assert module.origin(row.metadata) == module.origin(of.metadata)
             assert isinstance(module.origin(row.metadata), InheritedOrigin)
             assert module.origin(row.metadata).op_name.startswith("model.")
+
+
+@pytest.mark.lazy_only("is about executables of steps")
+def test_what_the_functions_of_a_dump_hold_leads_back_too():
+    """S4.20: bodies of ops, functions that jax makes within them, and inputs of reductions."""
+    cold_start()
+    pool, bias = nn.MaxPool2d(2), torch.zeros(3, 3).to(DEVICE)
+    x = torch.randn(1, 1, 6, 6).to(DEVICE)
+    with lazyrt.step():
+        y = torch.softmax(pool(x) + bias, -1).cumsum(-1) + torch.where(x > 0, x, -x).sum()  # fmt: skip
+    (graph,) = lazyrt.compiled_graphs()
+    stablehlo, before, after = (
+        text_of(graph, form) for form in ("stablehlo", "hlo_before", "hlo_after")
+    )
+
+    assert 'loc("-"' not in stablehlo
+    with mlir.make_ir_context():
+        stack = [ir.Module.parse(stablehlo).operation]
+        unnamed = []
+        for operation in stack:
+            if 'loc("-"' in str(operation.location):
+                unnamed.append(operation.name)
+            stack += [
+                each.operation
+                for region in operation.regions
+                for block in region.blocks
+                for each in block.operations
+            ]
+    assert len(stack) > 40
+    assert unnamed == ["builtin.module", "func.func", "func.return"]  # those of `main`
+    assert parse(stablehlo).outputs
+    for text in (before, after):
+        (found,) = modules(text)
+        reducers = [c for name, c in found.computations.items() if name != found.entry]
+        rows = [row for c in reducers for row in c.instructions if row.op != "tuple"]
+        assert len(rows) > 20
+        origins = [found.origin(row.metadata) for row in rows]
+        assert [r for r, o in zip(rows, origins, strict=True) if not o.op_name] == []
+    assert y.shape == (1, 1, 3, 3)
 
 
 @pytest.mark.slow

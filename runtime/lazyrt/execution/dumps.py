@@ -101,7 +101,9 @@ def text_of(record: CompiledGraph, form: DumpForm) -> str:
         )
     writers: dict[str, Callable[[], str]] = {
         "ir": lambda: Graph(graph.roots).to_text() + "\n",
-        "stablehlo": lambda: emit_text(graph, record.input_names),
+        "stablehlo": lambda: jax_compat.placed_text(
+            emit_text(graph, record.input_names), function_places(graph)
+        ),
         "hlo_before": lambda: _before(record, graph),
         "hlo_after": lambda: _after(record, graph),
         "dot": lambda: to_dot(record, Graph(graph.roots).to_text()),

@@ -21,6 +21,8 @@ _CALLED = re.compile(
     r"|false_computation)=\{?((?:%?[\w.\-]+(?:, )?)+)"
 )
 _NAME = re.compile(r"[\w.\-]+")
+# A line of the StableHLO, which nobody has; it is what XLA knows of the bodies of functions.
+_NOWHERE = re.compile(r' ?source_file="-"(?: source_(?:end_)?(?:line|column)=\d+)*')
 _OF_TYPE = re.compile(r'op_type="[^"]*" ?')
 # What has the value of its operand.
 _COPIES = frozenset({"copy", "bitcast", "copy-start", "copy-done", "get-tuple-element"})
@@ -60,9 +62,9 @@ def with_all_places(text: str) -> str:
     says of none where it is from. A copy has what it copies, another instruction what the
     first that reads it has, else what it reads, else what calls its computation; an input of a
     called computation has what it is given. Such metadata has `op_type="inherited"`. The tuple
-    of the results stays as it is.
+    of the results stays as it is. A line in the StableHLO text, `source_file="-"`, is no place.
     """
-    lines = text.split("\n")
+    lines = _NOWHERE.sub("", text).replace(", metadata={}", "").split("\n")
     computations = _computations(lines)
     callers: dict[str, tuple[_Row, dict[str, _Row]]] = {}
     for name in reversed(computations):  # what is called stands before what calls it
