@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 import threading
+from concurrent import futures
 from types import SimpleNamespace
 
 import pytest
@@ -119,7 +121,8 @@ def test_ctrl_c_on_the_way_into_an_eager_op_or_out_of_it_leaves_the_mode(
     def interrupted():
         calls.append(None)
         if len(calls) == moment:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
+        return sys.exception()
 
     with lazyrt.eager_mode():
         with monkeypatch.context() as patched:
@@ -127,6 +130,26 @@ def test_ctrl_c_on_the_way_into_an_eager_op_or_out_of_it_leaves_the_mode(
             with pytest.raises(KeyboardInterrupt):
                 x + 1
 
+        assert is_free()
+        assert not lazyrt.is_pending(x + 2)
+
+
+def test_ctrl_c_ends_the_wait_for_an_eager_op_that_compiles(monkeypatch):
+    x = torch.ones(3).to("lazyrt")
+
+    def wait(waited, timeout):
+        signal.raise_signal(signal.SIGINT)
+        return real(waited, 60)
+
+    real = futures.wait
+    with lazyrt.eager_mode():
+        with monkeypatch.context() as patched:
+            patched.setattr(futures, "wait", wait)
+            with pytest.raises(KeyboardInterrupt) as caught:
+                torch.nn.functional.softplus(x, beta=1.25)
+
+        names = [entry.name for entry in caught.traceback]
+        assert "_wait" in names
         assert is_free()
         assert not lazyrt.is_pending(x + 2)
 

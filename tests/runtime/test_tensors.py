@@ -113,6 +113,7 @@ def test_the_default_dtype_is_followed_when_it_changes():
     assert torch.ones(2, device=DEVICE).dtype is torch.float32
 
 
+@pytest.mark.lazy_only("compares the keys of graphs")
 @pytest.mark.parametrize("runs_each", [False, True])
 def test_floats_made_of_integers_have_the_default_dtype_of_their_line(runs_each):
     def roots(counts, dtype):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import LoweringError
-from lazyrt.execution import cache, environment, forks
+from lazyrt.execution import cache, environment, forks, interrupts
 from lazyrt.lowering.emit import argument_types, emit_text, interpret, result_types
 from lazyrt.lowering.spec import Spec, forget_executables
 from lazyrt.observe import events
@@ -467,7 +467,7 @@ def _wait(
     timeout = config.progress_after_s
     interrupted = True
     try:
-        while not futures.wait((future,), timeout).done:
+        while not _is_done(future, timeout):
             timeout = _POLL_S
             events.emit(
                 events.CompileProgress(
@@ -491,6 +491,11 @@ def _wait(
                 interrupted=interrupted,
             )
         )
+
+
+def _is_done(future: Future[Any], timeout: float | None) -> bool:
+    with interrupts.waiting():
+        return bool(futures.wait((future,), timeout).done)
 
 
 @atexit.register

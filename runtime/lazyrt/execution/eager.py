@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lazyrt import jax_compat
+from lazyrt.execution.interrupts import deferred_interrupt
 from lazyrt.execution.op_by_op import Values, cone_of, read, run_and_tell
 from lazyrt.execution.peek import remember
 from lazyrt.ir.live import Sizes, lock, pending, ran_alone, unwind
@@ -81,6 +82,7 @@ class Guard:
         # For each op that is running, the exception that the program was handling when it called it.
         self._handled: list[BaseException | None] = []
         self._marks = _Marks()
+        self._interrupts = deferred_interrupt()
         self.views: list[NewView] = []
 
     def acquire(self) -> None:
@@ -96,6 +98,9 @@ class Guard:
             self._handled.append(sys.exception())
             if depth == 0:
                 self._begin()
+                # Last: from here to the end of `release` nothing can come in between.
+                self._interrupts = deferred_interrupt()
+                self._interrupts.__enter__()
         except BaseException:
             if depth >= 0:
                 del self._handled[depth:]
@@ -106,13 +111,7 @@ class Guard:
 
     def release(self) -> None:
         """Run what the outermost op has recorded, unless an error is on its way."""
-        try:
-            # What a failed op has recorded stays pending, like anything recorded.
-            if sys.exception() is self._handled[-1]:
-                self._finish_outermost()
-        finally:
-            del self._handled[-1:]  # no call, after which Ctrl-C could come
-            lock.release()
+        self._leave(failed=sys.exception() is not self._handled[-1])
 
     def __exit__(
         self,
@@ -120,16 +119,20 @@ class Guard:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._leave(failed=error is not None)
+
+    def _leave(self, *, failed: bool) -> None:
+        is_outermost = len(self._handled) == 1
+        interrupts = self._interrupts
         try:
-            if error is None:
-                self._finish_outermost()
+            # What a failed op has recorded stays pending, like anything recorded.
+            if is_outermost and not failed:
+                self._finish()
         finally:
             del self._handled[-1:]
             lock.release()
-
-    def _finish_outermost(self) -> None:
-        if len(self._handled) == 1:
-            self._finish()
+            if is_outermost:
+                interrupts.__exit__(None, None, None)
 
     def _begin(self) -> None:
         self.views.clear()

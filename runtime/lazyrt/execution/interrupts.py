@@ -33,6 +33,14 @@ class deferred_interrupt:  # noqa: N801 - used like a function, in `with`
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
         self._caught = (number, frame)
+        if _is_waiting:
+            self.deliver()
+
+    def deliver(self) -> None:
+        """Let Ctrl-C that has come have its effect now."""
+        caught, self._caught = self._caught, None
+        if caught is not None and callable(self._before):
+            self._before(*caught)
 
     def __exit__(
         self,
@@ -43,5 +51,24 @@ class deferred_interrupt:  # noqa: N801 - used like a function, in `with`
         if self._before is None:
             return
         _set_handler(signal.SIGINT, self._before)
-        if self._caught is not None and callable(self._before):
-            self._before(*self._caught)
+        self.deliver()
+
+
+class waiting:  # noqa: N801 - likewise
+    """Let Ctrl-C end what waits in the block, though an op of the eager debug mode puts it off."""
+
+    def __enter__(self) -> None:
+        global _is_waiting
+        if threading.current_thread() is threading.main_thread():
+            _is_waiting = True
+            deferring = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
+            if isinstance(deferring, deferred_interrupt):
+                deferring.deliver()
+
+    def __exit__(self, *_: object) -> None:
+        global _is_waiting
+        if threading.current_thread() is threading.main_thread():
+            _is_waiting = False
+
+
+_is_waiting = False  # on the main thread
