@@ -9,7 +9,7 @@ from lazyviz.hlo.graph import PARAMETER, Graph, GraphBuilder, Origin
 from lazyviz.hlo.ir import GETITEM, LEAF_PREFIXES, xla_type
 
 START = re.compile(r"\s*(?:%[a-z]+\d+ : [a-z]\w*\[|%\d+ = [\w.:]+\(|return(?: %|\s*$))")
-_LEAF = re.compile(r"%([a-z]+)(\d+) : ([a-z]\w*\[[\d,]*\])(?:  # .*)?$")
+_LEAF = re.compile(r"%([a-z]+)(\d+) : ([a-z]\w*\[[\d,]*\])(?:  # (.*))?$")
 _TYPE = r"(?:[a-z]\w*\[[\d,]*\]|none)"
 _NODE = re.compile(
     rf"%(\d+) = ([\w.:]+)\((.*)\) : ({_TYPE}(?:, {_TYPE})*)(?:  # (.*))?$"
@@ -65,10 +65,15 @@ class _Reader:
         return False
 
     def _add_leaf(self, found: re.Match[str]) -> None:
-        prefix, position, type_text = found.groups()
+        prefix, position, type_text, held = found.groups()
         kind = self.builder.label(PARAMETER, xla_type(type_text), _KINDS[prefix])
         name = f"{prefix}{position}"
-        self._ids[name] = self.builder.add(kind, name=f"%{name}", number=int(position))
+        self._ids[name] = self.builder.add(
+            kind,
+            name=f"%{name}",
+            number=int(position),
+            origin=Origin("", "", held or ""),
+        )
 
     def _add_node(self, found: re.Match[str], operands: list[int]) -> None:
         name, op, args, shown, where = found.groups()

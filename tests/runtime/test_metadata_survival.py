@@ -9,7 +9,7 @@ from jaxlib.mlir import ir
 from torch import nn
 
 import lazyrt
-from lazyrt.execution.dumps import text_of
+from lazyrt.execution.dumps import DumpForm, text_of
 from lazyviz.hlo import parse
 from lazyviz.hlo.graph import InheritedOrigin
 from lazyviz.hlo.scan import modules
@@ -221,6 +221,13 @@ def test_inputs_have_the_users_names_in_every_dump_and_the_key_has_none():
         "net.weight", "net.bias", "x", "net.weight.exp_avg",
         "net.weight.exp_avg_sq", "lifted floats",
     }  # fmt: skip
+    early: tuple[DumpForm, ...] = ("ir", "stablehlo")
+    for form in early:
+        graph = parse(text_of(compiled[1], form))
+        shown = {graph.origin(k).op_name: graph.types[k] for k in graph.numbers}
+        assert named - {"lifted floats"} <= set(shown), form
+        types = [shown[name] for name in ("net.weight", "net.bias", "x")]
+        assert types == ["f32[2,4]", "f32[2]", "f32[3,4]"], form
     for form in ("hlo_before", "hlo_after"):
         (module,) = modules(text_of(compiled[1], form))
         entry = module.computations[module.entry].instructions

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 DumpForm = Literal["ir", "stablehlo", "hlo_before", "hlo_after", "dot"]
 FORMS: tuple[DumpForm, ...] = get_args(DumpForm)
 
+_DATA = re.compile(r"^%p\d+ : \S+$", re.MULTILINE)
 _SUFFIXES: dict[str, str] = {
     "ir": "ir.txt",
     "stablehlo": "stablehlo.mlir",
@@ -100,15 +103,26 @@ def text_of(record: CompiledGraph, form: DumpForm) -> str:
             "memory. Call dump_graphs() nearer to its compile."
         )
     writers: dict[str, Callable[[], str]] = {
-        "ir": lambda: Graph(graph.roots).to_text() + "\n",
+        "ir": lambda: _ir(record, graph) + "\n",
         "stablehlo": lambda: jax_compat.placed_text(
             emit_text(graph, record.input_names), function_places(graph)
         ),
         "hlo_before": lambda: _before(record, graph),
         "hlo_after": lambda: _after(record, graph),
-        "dot": lambda: to_dot(record, Graph(graph.roots).to_text()),
+        "dot": lambda: to_dot(record, _ir(record, graph)),
     }
     return writers[form]()
+
+
+def _ir(record: CompiledGraph, graph: Canonical) -> str:
+    """Return the IR with the names of its inputs, which come from no line."""
+    names, ranks = record.input_names, count()
+
+    def named(found: re.Match[str]) -> str:
+        name = names.get(next(ranks), "")
+        return f"{found[0]}  # {name}" if name else found[0]
+
+    return _DATA.sub(named, Graph(graph.roots).to_text())
 
 
 def _before(record: CompiledGraph, graph: Canonical) -> str:
