@@ -180,8 +180,11 @@ def test_the_bound_of_pending_ops_ends_a_step_once_all_results_of_an_op_are_kept
     """Else they would stand for other inputs: those of the next step."""
     x = torch.tensor([[1.0, -2.0, 0.5], [4.0, 3.0, 2.5]])
 
-    for limit in (1, 2, 3):
-        with lazyrt.config.scoped(max_pending_nodes=limit):
+    for limit, eager_too in ((1, False), (2, False), (3, False), (1, True)):
+        with (
+            lazyrt.config.scoped(max_pending_nodes=limit),
+            lazyrt.eager_mode(eager_too),
+        ):
             lazy = x.to("lazyrt")
             found = op(lazy * 2 + lazy)
             further = [each + 1 for each in found]

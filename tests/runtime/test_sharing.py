@@ -94,6 +94,7 @@ READS = {
 }
 
 
+@pytest.mark.lazy_only("counts what steps give away")
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_a_step_that_runs_while_another_thread_reads_gives_the_same_memory_away(
     read, monkeypatch

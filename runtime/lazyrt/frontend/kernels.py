@@ -189,7 +189,8 @@ def over_limit() -> None:
     from lazyrt.execution.executor import barrier
     from lazyrt.frontend.provenance import user_site
 
-    if finalisers.interrupts_another_op():
+    # In eager debug mode each op runs at its end, and would find its inputs gone.
+    if pending.eager or finalisers.interrupts_another_op():
         return
     barrier(f"more than {config.max_pending_nodes:,} pending ops", user_site(2))
 
