@@ -13,6 +13,7 @@ HopKind = Literal[
     "output",
 ]  # fmt: skip
 _MAX_SHOWN = 40
+_UNITS = ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "bytes"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +60,14 @@ class Sources:
     is_presumed: bool = False
 
     def __str__(self) -> str:
-        mib = 1 << 20
+        unit, name = next(
+            each for each in _UNITS if self.operand_bytes >= each[0] or each[0] == 1
+        )
+        digits = 1 if unit > 1 else 0
         return (
-            f"{self.inputs} of {self.operands} operands, {self.input_bytes / mib:.1f} of "
-            f"{self.operand_bytes / mib:.1f} MiB, are inputs computed by an earlier execution"
+            f"{self.inputs} of {self.operands} operands, {self.input_bytes / unit:.{digits}f} of "
+            f"{self.operand_bytes / unit:.{digits}f} {name}, are inputs computed by an earlier "
+            "execution"
         )
 
 

@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 import lazyviz
-from lazyviz.hlo import HloError, operand_sources, parse, trace_value, unused_values
+from lazyviz.hlo import (
+    HloError,
+    Sources,
+    operand_sources,
+    parse,
+    trace_value,
+    unused_values,
+)
 
 EXCERPT = (
     Path(__file__).parent.parent / "data" / "reduce_scatter_excerpt.hlo"
@@ -81,6 +88,8 @@ def test_the_operands_of_the_seeds_collective_are_mostly_inputs():
         "24 of 28 operands, 18.4 of 22.4 MiB, are inputs computed by an earlier execution"
     )
     assert found.is_presumed
+    small = Sources("%r", operands=2, inputs=1, operand_bytes=48, input_bytes=16)
+    assert str(small).startswith("1 of 2 operands, 16 of 48 bytes, are inputs")
 
 
 def test_a_value_is_followed_through_fusions_and_loops_to_the_results():

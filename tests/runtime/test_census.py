@@ -202,7 +202,7 @@ def test_each_input_says_which_execution_output_and_line_produced_it():
     assert by_name["state"].output != by_name["other"].output
     assert "test_census.py" in str(by_name["state"].site)
     assert re.fullmatch(
-        r"2 of 3 inputs \(0\.0 of 0\.0 MiB\) were computed by an earlier execution: "
+        r"2 of 3 inputs \(32 of 48 bytes\) were computed by an earlier execution: "
         rf"2 by step {step}",
         origins.text,
     )

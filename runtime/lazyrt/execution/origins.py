@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazyrt.ir.live import FromCpu, RanAlone, made_in, pending
 from lazyrt.ir.node import Leaf, iter_values, type_text
+from lazyrt.observe.numbers import share_text
 from lazyrt.observe.readable import Readable
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from lazyrt.ir.snapshot import Name
     from lazyrt.observe.events import Site
 
-_MIB = 2**20
 ON_CPU = "on the CPU"
 
 
@@ -90,7 +90,7 @@ class InputOrigins(Readable, tuple[InputOrigin, ...]):
         makers = Counter(o.how or f"by step {o.step}" for o in computed)
         steps = ", ".join(f"{n} {maker}" for maker, n in makers.most_common(3))
         return (
-            f"{len(computed)} of {len(self)} inputs ({some / _MIB:.1f} of {all_ / _MIB:.1f} MiB) "
+            f"{len(computed)} of {len(self)} inputs ({share_text(some, all_)}) "
             f"were computed by an earlier execution{f': {steps}' if steps else ''}"
         )
 

@@ -120,6 +120,19 @@ def duration_text(ns: float) -> str:
     return f"{value:.{digits}f} {unit}"
 
 
+def share_text(part: int, whole: int) -> str:
+    """Return how many bytes of how many, in the unit that suits the whole.
+
+    Example:
+        >>> share_text(19_329_024, 23_531_524), share_text(80, 112)
+        ('18.4 of 22.4 MiB', '80 of 112 bytes')
+    """
+    for unit, name in ((_KB * _KB, "MiB"), (_KB, "KiB")):
+        if whole >= unit:
+            return f"{part / unit:.1f} of {whole / unit:.1f} {name}"
+    return f"{part} of {whole} bytes"
+
+
 def size_text(nbytes: float) -> str:
     """Return a size with its unit.
 
