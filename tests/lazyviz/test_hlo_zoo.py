@@ -1,13 +1,15 @@
 """Differences of programs of many kinds, of which a second generator knows the truth."""
 
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyviz.hlo import GraphDiff, apply_script, diff, parse
-from lazyviz.hlo.matching.order import common
+from lazyviz.hlo.matching.anchors import anchored
+from lazyviz.hlo.matching.rows import common
 from tests import hlo_zoo
 
 
@@ -94,3 +96,17 @@ def test_a_longest_common_subsequence_is_one():
         assert found == sorted(found)
         assert len({i for i, _ in found}) == len({k for _, k in found}) == len(found)
         assert common(one, two, 0) == (found if one == two else [])
+
+
+def test_rows_with_very_many_differences_are_aligned_between_landmarks():
+    rng = random.Random(0)  # noqa: S311
+    one = [rng.randrange(6) for _ in range(12_000)]
+    two = list(one)
+    for place in rng.sample(range(len(one)), 600):
+        two[place:place] = [7, 8]
+
+    found = anchored(one, two)
+
+    assert [one[i] for i, _ in found] == [two[k] for _, k in found] == one
+    assert all(i < j and k < m for (i, k), (j, m) in pairwise(found))
+    assert common(one, two, 800) == []

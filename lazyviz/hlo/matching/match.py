@@ -46,8 +46,8 @@ _SOME = 0.02
 # A share of a large graph that is crossed, or left over: like layers were mistaken for each
 # other between two places where some were inserted.
 _SHIFTED = 0.01
-_STARTS: tuple[str, ...] = ("hints", "colours", "cones", "order")
-_LARGE_STARTS: tuple[str, ...] = ("order", "colours")
+_STARTS: tuple[str, ...] = ("hints", "colours", "cones", "first result", "order")
+_LARGE_STARTS: tuple[str, ...] = ("first result", "order", "colours")
 _EXACT_ROUNDS = (2, 1, 4, 2, 1)
 # How often pairs that read no partners are made anew, at most.
 _RECONSIDERED = 6
@@ -103,14 +103,17 @@ def _of_large(a: Graph, b: Graph) -> _Found:
     """Return the matching of the first start, or of further ones while much of it looks wrong."""
     enough = _SHIFTED * min(len(a), len(b))
     best = _found(_match(a, b))
-    is_rest_large = _left_over(best.matching) > _MUCH * min(len(a), len(b))
-    starts = _LARGE_STARTS[: _left_over(best.matching) > enough]
-    if crossed(best.matching) > enough:
-        best, starts = _reconsidered(best), _LARGE_STARTS
+    rest, is_crossed = _left_over(best.matching), crossed(best.matching) > enough
+    starts = list(_LARGE_STARTS) if is_crossed or rest > enough else []
+    if rest > enough:  # so much is not paired anew quickly
+        best = best.or_better(_found(_match(a, b, starts.pop(0))))
+    if is_crossed:
+        best = _reconsidered(best)
     for start in starts:
         if _left_over(best.matching) + len(disputed(best.matching)) <= enough:
             break
         best = _tried(best, start)
+    is_rest_large = rest > _MUCH * min(len(a), len(b))
     return _tried(best, "shapes") if is_rest_large else best
 
 
@@ -142,8 +145,8 @@ def _match(a: Graph, b: Graph, start: str = "hints") -> Matching:
         _by_exact_colours(matching)
     elif start == "hints":
         _by_hints(matching)
-    elif start == "order":
-        pair_in_reading_order(matching)
+    elif start in {"order", "first result"}:
+        pair_in_reading_order(matching, whole=start == "order")
     pair_equal_cones(matching, "full")
     if _is_done(matching):
         return matching

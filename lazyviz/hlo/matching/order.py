@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lazyviz.hlo.matching.anchors import anchored
+from lazyviz.hlo.matching.rows import common
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -11,14 +14,31 @@ if TYPE_CHECKING:
 
 # More steps than so many between the two orders cost more than they tell.
 _MAX_STEPS = 800
+# In longer orders they are not looked for: between landmarks it takes a fifth of the time.
+_SHORT = 5_000
+# A share of an order that was found in the other one says that they are alike.
+_ALIKE = 0.5
+# A share of a program that the first result needs.
+_MUCH = 0.2
 
 
-def pair_in_reading_order(matching: Matching) -> None:
+def pair_in_reading_order(matching: Matching, *, whole: bool = True) -> None:
     """Pair what stands in the same place when both programs are read from their first result.
 
     A chain of like layers has no landmarks, but its order says which layer was inserted.
+
+    Args:
+        matching: Grows.
+        whole: Whether all is laid side by side. Else it is what the first result needs, if that
+            is much, as the forward pass is for the loss: what reads it follows from it then,
+            where the order of the backward pass could contradict that of the forward one.
     """
     order_a, order_b = _reading_order(matching.a), _reading_order(matching.b)
+    if not whole:
+        order_a, order_b = (
+            _first_part(matching.a, order_a),
+            _first_part(matching.b, order_b),
+        )
     found = dict(_aligned(matching, order_a, order_b))
     rows_a, rows_b = matching.a.operands, matching.b.operands
     seen = set(found.values())
@@ -62,22 +82,29 @@ def _reading_order(side: Side) -> list[int]:
     return order
 
 
+def _first_part(side: Side, order: list[int]) -> list[int]:
+    """Return a program's reading order up to its first result, if that is much of it."""
+    end = next((k for k, node in enumerate(order, 1) if side.is_output[node]), 0)
+    return order[:end] if end > _MUCH * len(order) else order
+
+
 def _aligned(
     matching: Matching, order_a: Sequence[int], order_b: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Return the pairs of a longest common subsequence; none if the orders differ in much.
+    """Return the pairs of a longest common subsequence, or of nearly one.
 
     Where an op was inserted behind every layer, so much reads another op than before that the
     orders are alike only in what stands there, and not in what that reads.
     """
+    is_short = max(len(order_a), len(order_b)) <= _SHORT
     ids: dict[object, int] = {}
     one = _symbols(matching.a, order_a, ids)
     two = _symbols(matching.b, order_b, ids)
-    found = common(one, two, _MAX_STEPS)
-    if not found:
+    found = common(one, two, _MAX_STEPS) if is_short else anchored(one, two)
+    if len(found) <= _ALIKE * min(len(one), len(two)):
         one = [matching.a.skeleton[node] for node in order_a]
         two = [matching.b.skeleton[node] for node in order_b]
-        found = common(one, two, _MAX_STEPS)
+        found = anchored(one, two)
     return [(order_a[i], order_b[k]) for i, k in found]
 
 
@@ -90,53 +117,3 @@ def _symbols(side: Side, order: Sequence[int], ids: dict[object, int]) -> list[i
         )
         for node in order
     ]
-
-
-def common(one: Sequence[int], two: Sequence[int], most: int) -> list[tuple[int, int]]:
-    """Return the positions of a longest common subsequence of two rows, by Myers' algorithm.
-
-    Args:
-        one: A row.
-        two: The other one.
-        most: Entries of either row that may be left over; with more, nothing is returned.
-    """
-    size_one, size_two = len(one), len(two)
-    reach = {1: 0}
-    trail: list[dict[int, int]] = []
-    for step in range(min(most, size_one + size_two) + 1):
-        trail.append(reach.copy())
-        for diagonal in range(-step, step + 1, 2):
-            down = diagonal == -step or (
-                diagonal != step
-                and reach.get(diagonal - 1, -1) < reach.get(diagonal + 1, -1)
-            )
-            at = reach[diagonal + 1] if down else reach[diagonal - 1] + 1
-            other = at - diagonal
-            while at < size_one and other < size_two and one[at] == two[other]:
-                at += 1
-                other += 1
-            reach[diagonal] = at
-            if at >= size_one and other >= size_two:
-                return _walked_back(trail, size_one, size_two)
-    return []
-
-
-def _walked_back(
-    trail: Sequence[dict[int, int]], at: int, other: int
-) -> list[tuple[int, int]]:
-    found = []
-    for step in range(len(trail) - 1, -1, -1):
-        reach, diagonal = trail[step], at - other
-        down = diagonal == -step or (
-            diagonal != step
-            and reach.get(diagonal - 1, -1) < reach.get(diagonal + 1, -1)
-        )
-        before = diagonal + 1 if down else diagonal - 1
-        start = reach[before] if step else 0
-        end = start - before if step else 0
-        while at > start and other > end:
-            at -= 1
-            other -= 1
-            found.append((at, other))
-        at, other = start, end
-    return found[::-1]
