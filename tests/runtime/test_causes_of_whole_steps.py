@@ -59,6 +59,8 @@ class Training:
         with lazyrt.eager_mode() if is_eager else contextlib.nullcontext():
             out = self.net(x)
             loss = functional.mse_loss(out, y)
+        if "read" in self.does:
+            float(out.detach().sum())
         if "cut after forward" in self.does:
             lazyrt.mark_step()
         loss.backward()
@@ -161,6 +163,67 @@ def test_an_update_in_a_step_of_its_own_has_the_cause_of_its_gradients(
     found = told_after(Training(has_two_marks=True), *changes)
 
     assert [kinds(each) for each in found] == expected
+
+
+class Read(nn.Module):
+    """A model that a read may cut in its middle, with a layer that may be added."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.more = None
+
+    def forward(self, x, *, is_read):
+        h = torch.relu(self.first(x))
+        if is_read:
+            float(h.detach().sum())
+        if self.more is not None:
+            h = self.more(h)
+        return self.last(h)
+
+
+def test_what_was_read_at_a_cut_that_is_gone_has_no_cause_of_its_own():
+    def train(*, is_read, has_more, size):
+        net = Read().to(DEVICE)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        lazyrt.mark_step()
+        for rows, reads in ((16, False), (16, False), (size, is_read)):
+            if rows != 16 or reads:
+                net.more = nn.Linear(8, 8).to(DEVICE) if has_more else None
+            optimizer.zero_grad()
+            x, y = torch.ones(rows, 8).to(DEVICE), torch.ones(rows, 4).to(DEVICE)
+            functional.mse_loss(net(x, is_read=reads), y).backward()
+            optimizer.step()
+
+    train(is_read=True, has_more=False, size=16)
+    train(is_read=True, has_more=True, size=16)
+    train(is_read=True, has_more=True, size=12)
+    train(is_read=False, has_more=True, size=12)
+
+    explanation = lazyrt.explain()
+    assert explanation is not None
+    assert kinds(explanation) == ["step_cut"]
+    assert explanation.text.startswith("the step ended later: optimizer.step() at ")
+
+
+def test_frozen_filters_beside_another_batch_size_are_two_causes():
+    net = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.Conv2d(2, 2, 3), nn.Flatten(), nn.Linear(8, 2)
+    )
+    net.to(DEVICE)
+    optimizer = torch.optim.Adam(net.parameters())
+    lazyrt.mark_step()
+
+    for size in (4, 4, 3):
+        net[1].requires_grad_(requires_grad=size == 4)
+        x = torch.ones(size, 1, 6, 6).to(DEVICE)
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+
+    explanation = lazyrt.explain()
+    assert explanation is not None
+    assert kinds(explanation) == ["update", "input_shape"]
 
 
 def test_the_parameters_that_are_frozen_or_made_again_are_named():

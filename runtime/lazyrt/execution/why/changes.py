@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 _FLOAT = re.compile(r"-?(?:\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+|inf|nan)")
+_CHOICES = re.compile(r"\[(?:(?:True|False)(?:, )?)+\]")
 SIZES_OF_INPUTS = frozenset(("input_shape", "parameter_shape"))
 _TYPE = re.compile(r"(\w+)\[([\d,]*)\]")
 
@@ -164,7 +165,7 @@ class Sources:
         if now.op != before.op or len(now.attrs) != len(before.attrs):
             return False
         for new, old in zip(now.attrs, before.attrs, strict=True):
-            if new == old:
+            if new == old or (now.backward and _are_choices(new, old)):
                 continue
             ours, theirs = _NUMBER.findall(new), _NUMBER.findall(old)
             if _NUMBER.sub("", new) != _NUMBER.sub("", old) or len(ours) != len(theirs):
@@ -219,6 +220,11 @@ def _is_flag(now: Vertex, before: Vertex) -> bool:
 def _are_numbers(pair: tuple[str, str]) -> bool:
     """Return whether both texts are floats: sizes and positions, which give shapes, are not."""
     return all(_FLOAT.fullmatch(text) for text in pair)
+
+
+def _are_choices(new: str, old: str) -> bool:
+    """Return whether both texts say which gradients are asked for."""
+    return all(_CHOICES.fullmatch(text) for text in (new, old))
 
 
 def _is_dtype(text: str) -> bool:

@@ -166,11 +166,14 @@ def _ends_before_the_rest(edits: Edits) -> bool:
     # What backward gave may have been turned for the update.
     sites = [v.site for v in vertices if not (v.is_leaf or is_view(v))]
     return bool(sites) and all(
-        site is not None
-        and (site.file, site.function) == (mark.file, mark.function)
-        and site.line > mark.line
+        site is not None and _code(site) == _code(mark) and site.line > mark.line
         for site in sites
     )
+
+
+def _code(site: Site) -> tuple[str, str]:
+    """Return the file and function of a line; a cell that runs again has the same code."""
+    return ("" if site.cell is not None else site.file, site.function)
 
 
 def ends_alike(edits: Edits) -> bool:

@@ -386,6 +386,7 @@ def _later(
         for k, partner in enumerate(edits.match.to_before)
         if partner >= 0 and old.parts[partner] and not edits.b.vertices[k].is_leaf
     ]
+    brought = _take_what_the_cuts_brought(edits, old, alone(now))
     left = _take_what_was_not_reached(edits)
     edits.new_roots = [
         k
@@ -397,7 +398,15 @@ def _later(
         return None
     mark, was = now.key.ended_by, first.key.ended_by
     return Moved(
-        _at_the_end(mark, was, "later", len(after), "after", added=len(after)),
+        _at_the_end(
+            mark,
+            was,
+            "later",
+            len(after),
+            "after",
+            added=len(after) + brought.added,
+            removed=brought.removed,
+        ),
         first,
         edits,
     )

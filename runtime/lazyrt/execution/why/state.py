@@ -54,7 +54,10 @@ def state(edits: Edits, *, of_optimizer: bool = False) -> list[Cause]:
         earlier = [
             k for k in earlier if k in called and called[k].holder == "optimizer"
         ]
-    created = [leaf for leaf in earlier if _was_removed(edits, leaf)]
+    if not earlier:
+        return []
+    made_of = _made_of_creations(edits)
+    created = [leaf for leaf in earlier if _was_removed(edits, leaf, made_of)]
     if not created:
         return []
     roots = [_root_before(edits, leaf) for leaf in created]
@@ -223,14 +226,22 @@ def _root_before(edits: Edits, leaf: int) -> int | None:
     )
 
 
-def _was_removed(edits: Edits, leaf: int) -> bool:
+def _made_of_creations(edits: Edits) -> list[bool]:
+    """Return for each vertex of the graph before whether it needs data that this one does not make.
+
+    One pass for however many inputs ask.
+    """
+    found: list[bool] = []
+    for k, vertex in enumerate(edits.a.vertices):
+        is_made = k in edits.removed and vertex.op.startswith(_CREATIONS)
+        found.append(is_made or any(found[operand] for operand, _ in vertex.operands))
+    return found
+
+
+def _was_removed(edits: Edits, leaf: int, made_of: list[bool]) -> bool:
     """Return whether this graph no longer creates what now comes in."""
     root = _root_before(edits, leaf)
     if root is None:
         return False
-    creations = {
-        k for k in edits.removed if edits.a.vertices[k].op.startswith(_CREATIONS)
-    }
-    needs = cone(edits.a, [root], lambda _: True)
     partner = edits.match.to_now[root]
-    return bool(needs & creations) or root in edits.removed or partner in edits.changed
+    return made_of[root] or root in edits.removed or partner in edits.changed

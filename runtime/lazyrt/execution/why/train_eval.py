@@ -83,14 +83,23 @@ def train_or_eval(edits: Edits) -> list[Cause]:
                 | {k for k in edits.added if _is_copy(edits.b.vertices[k])},
                 removed=connected(edits.a, fewer, edits.removed)
                 | exclusive(edits.a, _counters(edits.a), edits.removed)[0],
-                changed=downstream(edits.b, flags, set(edits.changed))
-                | {
-                    k
-                    for k in edits.changed
-                    if _is_mode_or_its_gradient(edits.b.vertices[k])
-                },
+                changed=downstream(
+                    edits.b,
+                    [*flags, *_changed_gradients(edits)],
+                    set(edits.changed),
+                ),
             ),
         )
+    ]
+
+
+def _changed_gradients(edits: Edits) -> list[int]:
+    """Return the gradients of norms that are computed with another flag than before."""
+    return [
+        k
+        for k, partner in edits.changed.items()
+        if _is_mode_or_its_gradient(edits.b.vertices[k])
+        and edits.b.vertices[k].attrs != edits.a.vertices[partner].attrs
     ]
 
 
