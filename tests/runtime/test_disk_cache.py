@@ -358,6 +358,7 @@ def rules(monkeypatch):
     """Let a test register rules that are gone after it."""
     monkeypatch.setattr(registry, "_rules", dict(registry._rules))
     monkeypatch.setattr(registry, "_given", {})
+    monkeypatch.setattr(registry, "_versions", {})
     yield
     monkeypatch.undo()
     cold_start()

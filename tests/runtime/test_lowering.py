@@ -30,8 +30,9 @@ X = torch.tensor([[0.5, -0.25], [1.5, 2.0]])
 
 @pytest.fixture
 def table(monkeypatch):
-    """Give the test a copy of the table of rules."""
-    monkeypatch.setattr(registry, "_rules", dict(registry._rules))
+    """Give the test copies of the tables of rules."""
+    for name in ("_rules", "_given", "_versions"):
+        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
 
 
 # The table.

@@ -87,8 +87,10 @@ def _best(
     bounds.sort(key=lambda item: item[:2], reverse=True)
     best: tuple[float, int, str] = (-1.0, -1, "")
     found = others[0][1]
+    most = _SAME_INPUTS + _SAME_RESULTS + _MAKES_STATE
+    if record.snapshot is not None and _reads_state(record.snapshot):
+        most += _MADE_ITS_STATE
     for bound, _, other in bounds:
-        most = _SAME_INPUTS + _SAME_RESULTS + _MAKES_STATE + _MADE_ITS_STATE
         if bound + most < best[0]:
             break
         if other not in alike:
