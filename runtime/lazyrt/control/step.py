@@ -93,9 +93,8 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`, `@s
     max_graphs: int | None
     _function: str
     _entered: list[_Entered]
-    _is_used: bool = (
-        True  # until __new__ is done: one that was refused needs no warning
-    )
+    # Until __new__ is done: one that was refused needs no warning.
+    _is_used: bool = True
 
     @overload
     def __new__(cls, name: Callable[P, R], /) -> Callable[P, R]: ...  # type: ignore[misc]
