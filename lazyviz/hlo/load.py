@@ -6,6 +6,7 @@ import ast
 import codecs
 import gzip
 import io
+import os
 import re
 import zlib
 from pathlib import Path
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 # About ten million instructions: beyond that something else than a dump was given.
 MAX_BYTES = 1 << 30
 _MAX_PATH = 4_096
+_SHOWN_CHARACTERS = 300
 
 # What gives the text of a lowered or compiled program: jax's and ours, XlaComputation, HloModule.
 _TEXTS = ("as_text", "as_hlo_text", "to_string")
@@ -245,10 +247,15 @@ def _bytes_of(file: Path) -> bytes:
             f"{file} is a folder. Name a file in it; lazyviz.read() and `python -m lazyviz read` "
             "list what XLA dumped into a folder."
         ) from None
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", "") or error
         raise HloError(
-            f"{file} cannot be read: {error.strerror}. Give the path of a dump, or its text."
+            f"{_shown(file)} cannot be read: {why}. Give the path of a dump, or its text."
         ) from None
+
+
+def _shown(file: Path) -> str:
+    return repr(str(file))[1:-1][:_SHOWN_CHARACTERS]
 
 
 @uncollected
@@ -324,7 +331,7 @@ def is_path(thing: Any) -> bool:
 def _is_path(text: str) -> bool:
     if not text or "\n" in text or len(text) >= _MAX_PATH:
         return False
-    return "=" not in text or Path(text).is_file()
+    return "=" not in text or os.path.isfile(text)  # noqa: PTH113 - False for what no path can be
 
 
 class _Named(Protocol):

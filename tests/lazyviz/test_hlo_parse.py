@@ -28,6 +28,7 @@ from lazyviz.hlo import (
 )
 from lazyviz.hlo.frames import with_lines
 from lazyviz.hlo.graph import InheritedOrigin, Origin
+from lazyviz.hlo.load import graph_of
 from lazyviz.hlo.normal import graph_of_module
 from lazyviz.hlo.scan import modules
 from tests.hlo_pairs import text_of, transformer
@@ -344,6 +345,14 @@ def test_a_call_of_what_is_not_there_is_refused():
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(HloError, match=r"none.hlo cannot be read: No such file"):
         read(tmp_path / "none.hlo")
+
+
+@pytest.mark.parametrize(
+    "text", [f"%x = f32[2] parameter(0) {'a' * 300}", "a" * 300, "a\0b", "a=\0b"]
+)
+def test_a_line_that_is_neither_a_program_nor_a_path_is_refused(text):
+    with pytest.raises(HloError):
+        graph_of(text)
 
 
 def mutated(text, rng):

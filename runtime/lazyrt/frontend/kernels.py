@@ -17,6 +17,7 @@ from torch.nn import Parameter
 from lazyrt.config import config
 from lazyrt.errors import DeviceError
 from lazyrt.frontend import finalisers, generators, record, scalars
+from lazyrt.frontend.bound import over_limit
 from lazyrt.frontend.buffers import (
     State,
     View,
@@ -182,17 +183,6 @@ def _uploaded(tensor: torch.Tensor) -> Value:
     buffer.store(to_device(tensor), (tuple(tensor.shape), tensor.dtype, None))
     pending.transient.append(buffer)
     return leaf_of(buffer)
-
-
-def over_limit() -> None:
-    """Run a barrier once too much is pending; a finaliser's op leaves it to the next one."""
-    from lazyrt.execution.executor import barrier
-    from lazyrt.frontend.provenance import user_site
-
-    # In eager debug mode each op runs at its end, and would find its inputs gone.
-    if pending.eager or finalisers.interrupts_another_op():
-        return
-    barrier(f"more than {config.max_pending_nodes:,} pending ops", user_site(2))
 
 
 # ------------------------------------------------------------------ source generation

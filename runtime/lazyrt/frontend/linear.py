@@ -18,8 +18,9 @@ import torch
 
 from lazyrt.config import config
 from lazyrt.frontend import record, scalars
+from lazyrt.frontend.bound import over_limit
 from lazyrt.frontend.buffers import View, current_value, value_of
-from lazyrt.frontend.kernels import over_limit, wrap
+from lazyrt.frontend.kernels import wrap
 from lazyrt.frontend.record import FallbackNeeded, functional, operation
 from lazyrt.frontend.torch_compat import (
     aten,
