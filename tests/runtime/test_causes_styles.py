@@ -64,6 +64,84 @@ def test_two_networks_with_an_optimizer_each_are_two_programs_and_nothing_else()
     ]
 
 
+class Maker(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.last = nn.Linear(3, 5), nn.Linear(5, 5)
+        self.more = nn.ModuleList()
+        self.drop = nn.Dropout(0.1)
+        self.is_bounded = False
+
+    def forward(self, noise):
+        hidden = torch.relu(self.inner(noise))
+        for layer in self.more:
+            hidden = torch.relu(layer(hidden))
+        hidden = torch.tanh(hidden) if self.is_bounded else hidden
+        return self.last(self.drop(hidden))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("bounded", "code_path"),
+        ("eval", "train_eval"),
+        ("added", "module_added"),
+        ("cut", "step_cut"),
+    ],
+)
+def test_what_changes_a_round_of_two_optimizers_is_the_one_cause_of_both_its_graphs(
+    change, expected
+):
+    """The second graph reads what the first one computed, and has no other cause for that."""
+    maker, critic = Maker().to(DEVICE), nn.Linear(5, 1).to(DEVICE)
+    of_maker, of_critic = (
+        torch.optim.SGD(net.parameters(), lr=0.1) for net in (maker, critic)
+    )
+    for number in range(3):
+        changed = number == 2
+        maker.is_bounded = changed and change == "bounded"
+        maker.train(not (changed and change == "eval"))
+        if changed and change == "added":
+            maker.more.append(nn.Linear(5, 5).to(DEVICE))
+        fake = maker(ones(5, 3))
+        of_critic.zero_grad()
+        critic(fake.detach()).exp().mean().backward()
+        of_critic.step()
+        of_maker.zero_grad()
+        loss = critic(fake).sigmoid().mean()
+        if changed and change == "cut":
+            lazyrt.mark_step()
+        loss.backward()
+        of_maker.step()
+
+    found = later_explanations()[1:]  # behind those of the first round
+    assert [kinds(each) for each in found] == [[expected]] * 2
+    assert not any(each.unexplained for each in found)
+
+
+def test_what_a_module_keeps_of_its_forward_pass_is_named_beside_a_read():
+    """It is no parameter, although the module holds it."""
+    model = Maker().to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    lazyrt.mark_step()
+    for number in range(4):
+        optimizer.zero_grad()
+        out = model(ones(5, 3))
+        loss = out.pow(2).mean()
+        if number == 3:
+            model.feature = out.detach().exp()
+            loss.item()
+        loss.backward()
+        optimizer.step()
+        lazyrt.mark_step()
+
+    assert set(kinds(later_explanations()[-2]) + kinds(last())) == {
+        "step_cut",
+        "live_tensor",
+    }
+    assert "live tensor `model.feature` f32[5,5]" in later_explanations()[-2].text
+
+
 def test_an_unrolled_recurrent_layer_names_its_sequence_first():
     layer = nn.LSTM(5, 6, batch_first=True).to(DEVICE)
     for length in (4, 7):

@@ -9,7 +9,10 @@ from lazyrt.config import config
 from lazyrt.execution.why.begun_anew import begun_anew
 from lazyrt.execution.why.blocks import Block, repeated_block
 from lazyrt.execution.why.boundaries import differs, is_cut
-from lazyrt.execution.why.carried import carried_over
+from lazyrt.execution.why.carried import (
+    carried_over,
+    with_what_the_part_before_hands_on,
+)
 from lazyrt.execution.why.causes import Cause, Explanation, Taken, ranked
 from lazyrt.execution.why.cuts import (
     began_after_a_cut,
@@ -118,6 +121,7 @@ def explain(record: CompiledGraph, census: Census) -> Explanation:
         return _alone(record, cut or _new_program(record))
     other, similarity = found
     causes, unexplained = differences(other, record)
+    causes = with_what_the_part_before_hands_on(causes, record, other, census)
     earlier = {each.name: each.explanation for each in census}
     causes = with_growth(causes, other.name, earlier.get)
     return _compared(record, other, similarity, causes, unexplained)

@@ -354,7 +354,9 @@ def _of_module(text: str, module: torch.nn.Module) -> Iterator[tuple[Name, Any]]
             yield Name(f"{text}.{key}", holder), item
     for key, item in list(own.items()):
         if not key.startswith("_"):
-            yield Name(f"{text}.{key}", "module"), item
+            # What a forward pass leaves on its module is no parameter and no buffer of it.
+            holder = "object" if type(item) is torch.Tensor else "module"
+            yield Name(f"{text}.{key}", holder), item
 
 
 def _of_function(text: str, function: Any) -> Iterator[tuple[Name, Any]]:

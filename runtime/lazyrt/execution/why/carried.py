@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
-from lazyrt.execution.why.causes import Cause
+from lazyrt.execution.why.causes import Cause, Taken, ranked
 from lazyrt.execution.why.edits import (
     at,
     connected,
@@ -16,8 +17,10 @@ from lazyrt.execution.why.edits import (
     place,
     text_of,
 )
+from lazyrt.execution.why.joined import goes_on
 
 if TYPE_CHECKING:
+    from lazyrt.execution.census import Census, CompiledGraph
     from lazyrt.execution.why.edits import Edits
     from lazyrt.ir.snapshot import Snapshot
 
@@ -65,15 +68,22 @@ def carried_over(edits: Edits) -> list[Cause]:
     ]
     called = f" ({listed(names)})" if names else ""
     verb = "are inputs" if len(left) > 1 else "is an input"
-    accumulates = bool(names) and all(name.endswith(".grad") for name in names)
+    # Backward goes on with what has a name; what it needs of a part of the step before has none.
+    is_backward = bool(names) and all(name.endswith(".grad") for name in names)
+    accumulates = (
+        is_backward
+        and all(_is_gradient(edits.b, k) for k in {*left, *fresh} & edits.added)
+        and all(_is_gradient(edits.a, k) for k in edits.removed.intersection(before))
+    )
+    if is_backward:
+        free = _with_backward_beside(edits.b, free, edits.added)
+        gone = _with_backward_beside(edits.a, gone, edits.removed)
     if accumulates:  # a result that is an input now is not gone
         edits.gone_roots = [
             k
             for k in edits.gone_roots
             if text_of(edits.a.root_names.get(k)) not in names
         ]
-        free = _with_backward_beside(edits.b, free, edits.added)
-        gone = _with_backward_beside(edits.a, gone, edits.removed)
     noun = "gradient" if accumulates else "tensor"
     what = count(len(left), noun) if left else f"no {noun}"
     if not left:
@@ -121,3 +131,56 @@ def _left_over(snapshot: Snapshot) -> list[int]:
         for leaf, origin in snapshot.origins.items()
         if origin.step >= 0 and (origin.dropped or origin.name.endswith(".grad"))
     ]
+
+
+def _is_gradient(snapshot: Snapshot, leaf: int) -> bool:
+    name = snapshot.origins[leaf].name or leaf_name(snapshot, leaf)
+    return name.endswith(".grad")
+
+
+def with_what_the_part_before_hands_on(
+    causes: tuple[Cause, ...],
+    record: CompiledGraph,
+    other: CompiledGraph,
+    census: Census,
+) -> tuple[Cause, ...]:
+    """Return causes; what another number of inputs follows from is told in its place.
+
+    A program with two optimizers has two graphs for each round. What is new in the first one
+    changes what the second one reads of it, and is no cause of its own.
+
+    Args:
+        causes: Those of the second graph.
+        record: That graph.
+        other: The one that it is compared with.
+        census: The graphs before.
+    """
+    carried = next((cause for cause in causes if cause.fix == _FINISH), None)
+    first = census.latest
+    if carried is None or first is None or not _is_second(record, other, first, census):
+        return causes
+    assert first.explanation is not None
+    origin = first.explanation.top
+    rest = [cause for cause in causes if cause is not carried]
+    place = next((k for k, cause in enumerate(rest) if cause.kind == origin.kind), -1)
+    if place < 0:
+        text = f"{first.name}, whose results this graph reads, is new: {origin.text}"
+        told = dataclasses.replace(origin, text=text, taken=carried.taken)
+        return ranked([told, *rest])
+    same = rest[place]
+    taken = Taken(*map(sum, zip(same.taken, carried.taken, strict=True)))
+    rest[place] = dataclasses.replace(same, taken=taken)
+    return tuple(rest)
+
+
+def _is_second(
+    record: CompiledGraph, other: CompiledGraph, first: CompiledGraph, census: Census
+) -> bool:
+    """Return whether a graph goes on with a new one, as the nearest did with that one's nearest."""
+    if first.explanation is None or first.runs > 1 or not goes_on(record, first):
+        return False
+    against = first.explanation.against
+    return first is not other and any(
+        one.name == against and one is not other and two is other
+        for one, two in census.successions()
+    )

@@ -147,6 +147,7 @@ def _modules(
     own = free - of_results(snapshot, roots if is_gain else gone, free, set(seeds))
     own -= _of_others(snapshot, own, paths)
     near = _within(snapshot, connected(snapshot, seeds, own), own)
+    near |= _views_of(snapshot, set(seeds), free)
     site = first_site(snapshot.vertices[k] for k in sorted(near))
     # Equal layers may be matched with one another's parameters: those left over stand for the new ones.
     parameters = near.intersection(_module_names(snapshot).values()) | set(seeds)
@@ -166,6 +167,18 @@ def _modules(
         before=None if is_gain else site,
         taken=Taken(*map(sum, zip(taken, updated, strict=True))),
     )
+
+
+def _views_of(snapshot: Snapshot, parameters: set[int], free: set[int]) -> set[int]:
+    """Return free views of parameters, wherever they are taken for backward's sake."""
+    return {
+        k
+        for k in free
+        if is_view(snapshot.vertices[k])
+        and parameters.issuperset(
+            operand for operand, _ in snapshot.vertices[k].operands
+        )
+    }
 
 
 def _take_with_neighbours(edits: Edits, near: set[int], *, is_gain: bool) -> Taken:

@@ -123,14 +123,22 @@ def _as_one(records: Sequence[CompiledGraph]) -> Joined:
 def _earlier(
     census: Census, previous: CompiledGraph
 ) -> Iterator[tuple[CompiledGraph, ...]]:
-    """Yield graphs that ran one after the other, and single ones, the latest first."""
+    """Yield graphs that ran one after the other, and single ones, the latest first.
+
+    The second of two is one alone where the new graphs, too, began after the first: a program
+    with two optimizers ends a step in its middle as well.
+    """
     rests = set()
     for first, second in census.successions():
         if previous not in (first, second) and follows(second, first):
             rests.add(second)
             yield first, second
     for record in reversed(list(census)):
-        if record is not previous and record.snapshot and record not in rests:
+        if record is previous or not record.snapshot:
+            continue
+        if record not in rests or not differs(
+            previous.key.began_after, record.key.began_after
+        ):
             yield (record,)
 
 
