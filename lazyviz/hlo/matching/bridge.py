@@ -18,10 +18,9 @@ _Signature = tuple[object, ...]
 
 def bridge(matching: Matching) -> int:
     """Pair nodes that look alike one node behind a stalled frontier; return how many."""
-    leads: list[tuple[int, int]] = []
-    for x, y in _frontier(matching):
-        leads += _leads(matching, x, y, _free_users, _users_of, _upward)
-        leads += _leads(matching, x, y, _free_operands, _users_of, _downward)
+    frontier = _frontier(matching)
+    leads = _leads(matching, frontier, _free_users, _upward)
+    leads += _leads(matching, frontier, _free_operands, _downward)
     before = matching.pairs
     for x, y in _mutual(leads):
         if not matching.is_free(x, y):
@@ -40,19 +39,35 @@ def _frontier(matching: Matching) -> list[tuple[int, int]]:
 
 def _leads(
     matching: Matching,
-    x: int,
-    y: int,
+    frontier: Iterable[tuple[int, int]],
     near: Callable[[Side, int], list[int]],
-    further: Callable[[Side, int], list[int]],
+    signature: Callable[[Side, int], _Signature | None],
+) -> list[tuple[int, int]]:
+    """Return the leads of a frontier in one direction, those of each region once."""
+    a, b = matching.a, matching.b
+    regions: dict[tuple[tuple[int, ...], tuple[int, ...]], None] = {}
+    for x, y in frontier:
+        near_a = near(a, x)
+        if not 0 < len(near_a) <= _MAX_NEIGHBOURS:
+            continue
+        near_b = near(b, y)
+        if 0 < len(near_b) <= _MAX_NEIGHBOURS:
+            # What many read is near to all of them.
+            regions[tuple(near_a), tuple(near_b)] = None
+    leads: list[tuple[int, int]] = []
+    for near_to_x, near_to_y in regions:
+        leads += _leads_of(matching, near_to_x, near_to_y, signature)
+    return leads
+
+
+def _leads_of(
+    matching: Matching,
+    near_a: tuple[int, ...],
+    near_b: tuple[int, ...],
     signature: Callable[[Side, int], _Signature | None],
 ) -> list[tuple[int, int]]:
     a, b = matching.a, matching.b
-    near_a, near_b = near(a, x), near(b, y)
-    if not near_a or not near_b:
-        return []
-    if len(near_a) > _MAX_NEIGHBOURS or len(near_b) > _MAX_NEIGHBOURS:
-        return []
-    region_a, region_b = _region(a, near_a, further), _region(b, near_b, further)
+    region_a, region_b = _region(a, near_a), _region(b, near_b)
     leads = _alone(_grouped(a, region_a, signature), _grouped(b, region_b, signature))
     if leads:
         return leads
@@ -79,12 +94,10 @@ def _label(side: Side, node: int) -> _Signature:
     return (side.full[node], side.is_output[node])
 
 
-def _region(
-    side: Side, near: list[int], further: Callable[[Side, int], list[int]]
-) -> dict[int, None]:
+def _region(side: Side, near: tuple[int, ...]) -> dict[int, None]:
     region = dict.fromkeys(near)
     for node in near:
-        region.update(dict.fromkeys(further(side, node)))
+        region.update(dict.fromkeys(_free_users(side, node)[:_MAX_NEIGHBOURS]))
     return region
 
 
@@ -111,10 +124,6 @@ def _free_users(side: Side, node: int) -> list[int]:
 def _free_operands(side: Side, node: int) -> list[int]:
     partner = side.partner
     return [operand for operand in side.operands[node] if partner[operand] < 0]
-
-
-def _users_of(side: Side, node: int) -> list[int]:
-    return _free_users(side, node)[:_MAX_NEIGHBOURS]
 
 
 def _upward(side: Side, node: int) -> _Signature:

@@ -2,25 +2,54 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from lazyviz.hlo.matching.state import Matching
+
+# Pairs that are looked at together; most have no edit.
+_BLOCK = 128
 
 
 def disputed(matching: Matching) -> list[int]:
     """Return the nodes of `a` whose partners read something else."""
-    rows_a, rows_b = matching.a.operands, matching.b.operands
+    if matching.rewired is not None:
+        return [x for x, _ in matching.rewired]
+    partner, rows_a, rows_b = (
+        matching.a.partner,
+        matching.a.operands,
+        matching.b.operands,
+    )
+    partner_of = partner.__getitem__
+    paired = [x for x, y in enumerate(partner) if y >= 0]
+    found: list[int] = []
+    for start in range(0, len(paired), _BLOCK):
+        block = paired[start : start + _BLOCK]
+        if not _reads_partners(matching, block):
+            found += [
+                x
+                for x in block
+                if tuple(map(partner_of, rows_a[x])) != rows_b[partner[x]]
+            ]
+    return found
+
+
+def _reads_partners(matching: Matching, block: Sequence[int]) -> bool:
+    """Return whether all slots of some pairs read partners; without a loop of ours."""
     partner_of = matching.a.partner.__getitem__
-    return [
-        x
-        for x, y in enumerate(matching.a.partner)
-        if y >= 0 and tuple(map(partner_of, rows_a[x])) != rows_b[y]
-    ]
+    rows_a = [*map(matching.a.operands.__getitem__, block)]
+    rows_b = [*map(matching.b.operands.__getitem__, map(partner_of, block))]
+    if [*map(len, rows_a)] != [*map(len, rows_b)]:
+        return False
+    read = [*map(partner_of, chain.from_iterable(rows_a))]
+    return read == [*chain.from_iterable(rows_b)]
 
 
-def crossed(matching: Matching) -> int:
-    """Return how many pairs read, in one slot, nodes that have other partners on both sides.
+def crossed(matching: Matching, nodes: Iterable[int]) -> int:
+    """Return how many of some disputed nodes read, in one slot, nodes with other partners both.
 
     Where something was inserted or removed one of them has none. What is crossed was rewired, or
     like nodes were mistaken for each other.
@@ -32,7 +61,7 @@ def crossed(matching: Matching) -> int:
             partner_a[c] != d and partner_a[c] >= 0 <= partner_b[d]
             for c, d in zip(rows_a[x], rows_b[partner_a[x]], strict=False)
         )
-        for x in disputed(matching)
+        for x in nodes
     )
 
 

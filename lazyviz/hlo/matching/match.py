@@ -78,7 +78,7 @@ def match(a: Graph, b: Graph) -> Matching:
     looks alike, no one order of the tiers is best. Of tiny ones, all assignments are tried.
     """
     is_small = max(len(a), len(b)) <= _SMALL
-    best = (_of_small(a, b) if is_small else _of_large(a, b)).matching
+    best = _of_small(a, b).matching if is_small else _of_large(a, b)
     if is_small or _left_over(best) > _SOME * min(len(a), len(b)):
         best = _past_ops(best)
     if max(len(a), len(b)) <= MOST_NODES:
@@ -99,12 +99,14 @@ def _of_small(a: Graph, b: Graph) -> _Found:
     return _tried(best, "shapes")
 
 
-def _of_large(a: Graph, b: Graph) -> _Found:
+def _of_large(a: Graph, b: Graph) -> Matching:
     """Return the matching of the first start, or of further ones while much of it looks wrong."""
     enough = _SHIFTED * min(len(a), len(b))
-    best = _found(_match(a, b))
-    rest, is_crossed = _left_over(best.matching), crossed(best.matching) > enough
-    starts = list(_LARGE_STARTS) if is_crossed or rest > enough else []
+    first = _match(a, b)
+    rest, is_crossed = _left_over(first), crossed(first, disputed(first)) > enough
+    if not is_crossed and rest <= enough:
+        return first
+    best, starts = _found(first), list(_LARGE_STARTS)
     if rest > enough:  # so much is not paired anew quickly
         best = best.or_better(_found(_match(a, b, starts.pop(0))))
     if is_crossed:
@@ -114,7 +116,7 @@ def _of_large(a: Graph, b: Graph) -> _Found:
             break
         best = _tried(best, start)
     is_rest_large = rest > _MUCH * min(len(a), len(b))
-    return _tried(best, "shapes") if is_rest_large else best
+    return (_tried(best, "shapes") if is_rest_large else best).matching
 
 
 def _tried(best: _Found, start: str) -> _Found:
@@ -150,8 +152,21 @@ def _match(a: Graph, b: Graph, start: str = "hints") -> Matching:
     pair_equal_cones(matching, "full")
     if _is_done(matching):
         return matching
+    if max(len(a), len(b)) > _SMALL:
+        _part_crossed(matching)
     _complete(matching)
     return matching
+
+
+def _part_crossed(matching: Matching) -> None:
+    """Give up what reads no partners before more follows from it, where much is crossed.
+
+    It would be paired anew in the end; small graphs are, from several starts.
+    """
+    doubtful = disputed(matching)
+    if crossed(matching, doubtful) > _SHIFTED * len(matching.a.graph):
+        matching.part(doubtful)
+        matching.grow()
 
 
 def _complete(matching: Matching) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
+from lazyviz.hlo.matching.conflicts import disputed
 from lazyviz.hlo.matching.residual import may_change_into
 from lazyviz.hlo.matching.state import UNPAIRED
 
@@ -21,8 +21,6 @@ _MAX_CHAIN = 10
 _MAX_EXCHANGES = 5_000
 # Graphs of so many nodes are so ambiguous, and so cheap, that all pairs are tried.
 _TINY = 48
-# Pairs that are looked at together; most have no edit.
-_BLOCK = 128
 
 
 class _Exchange(NamedTuple):
@@ -37,6 +35,7 @@ class _Exchange(NamedTuple):
 def refine(matching: Matching) -> None:
     """Improve the assignment until no chain of exchanges makes the script shorter."""
     search = _Search(matching)
+    matching.rewired = None
     edited = search.edited()
     for _ in range(_MAX_PASSES):
         improved = False
@@ -88,14 +87,7 @@ class _Search:
 
     def edited(self) -> list[tuple[int, int]]:
         """Return the pairs that read no partners somewhere."""
-        partner = self._a.partner
-        paired = [x for x, y in enumerate(partner) if y >= 0]
-        found: list[tuple[int, int]] = []
-        for start in range(0, len(paired), _BLOCK):
-            block = paired[start : start + _BLOCK]
-            if not self._reads_partners(block):
-                found += self._edited_among(block)
-        return found
+        return [(x, self._a.partner[x]) for x in disputed(self._matching)]
 
     def still_edited(self, edited: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return what `edited` would, given its last answer."""
@@ -104,16 +96,6 @@ class _Search:
         nodes.update([user for node in self._touched for user, _ in users[node]])
         self._touched.clear()
         return self._edited_among(sorted(nodes))
-
-    def _reads_partners(self, block: Sequence[int]) -> bool:
-        """Return whether all slots of some pairs read partners; without a loop of ours."""
-        partner = self._a.partner
-        rows_a = [self._a.operands[x] for x in block]
-        rows_b = [self._b.operands[partner[x]] for x in block]
-        if list(map(len, rows_a)) != list(map(len, rows_b)):
-            return False
-        read = map(partner.__getitem__, chain.from_iterable(rows_a))
-        return list(read) == list(chain.from_iterable(rows_b))
 
     def _edited_among(self, nodes: Iterable[int]) -> list[tuple[int, int]]:
         partner, rows_a, rows_b = self._a.partner, self._a.operands, self._b.operands
@@ -266,14 +248,24 @@ class _Search:
 
 def script_cost(matching: Matching) -> int:
     """Return the length of the script that an assignment gives."""
-    search = _Search(matching)
     a, b = matching.a, matching.b
-    paired = [x for x, y in enumerate(a.partner) if y >= 0]
-    lone = [x for x, y in enumerate(a.partner) if y < 0]
-    theirs = [y for y, x in enumerate(b.partner) if x < 0]
-    outputs = sum([a.is_output[x] for x in lone]) + sum(
-        [b.is_output[y] for y in theirs]
-    )
-    return (
-        len(lone) + len(theirs) + outputs + sum([search.pair_cost(x) for x in paired])
-    )
+    partner_a, partner_b, labels_b = a.partner, b.partner, b.full
+    relabelled = [
+        x
+        for x, (y, label) in enumerate(zip(partner_a, a.full, strict=True))
+        if y >= 0 and label != labels_b[y]
+    ]
+    outputs = 0
+    for x in set(a.graph.outputs):
+        y = partner_a[x]
+        outputs += abs(a.is_output[x] - (b.is_output[y] if y >= 0 else 0))
+    for y in set(b.graph.outputs):
+        x = partner_b[y]
+        outputs += b.is_output[y] if x < 0 or not a.is_output[x] else 0
+    slots = 0
+    for x in disputed(matching):
+        row_a, row_b = a.operands[x], b.operands[partner_a[x]]
+        slots += abs(len(row_a) - len(row_b))
+        slots += sum([partner_a[c] != d for c, d in zip(row_a, row_b, strict=False)])
+    lone = partner_a.count(UNPAIRED) + partner_b.count(UNPAIRED)
+    return lone + len(relabelled) + outputs + slots

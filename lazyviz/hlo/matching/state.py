@@ -51,6 +51,10 @@ class Side:
         for node in graph.outputs:
             self.is_output[node] = min(255, self.is_output[node] + 1)
 
+    def forget_unpaired(self) -> None:
+        """Let any node be unpaired again."""
+        self._free = list(range(len(self.partner)))
+
     def unpaired(self) -> list[int]:
         """Return the nodes without a partner, operands first; before `refine` they get fewer."""
         partner = self.partner
@@ -138,6 +142,18 @@ class Matching:
         for x, y in found:
             partner_a[x], partner_b[y] = y, x
         self.pairs += len(partner_a) - partner_a.count(UNPAIRED) - before
+
+    def part(self, nodes: Iterable[int]) -> None:
+        """Take the partners of some nodes of a away, and note the leads anew."""
+        a, b = self.a, self.b
+        for x in nodes:
+            y = a.partner[x]
+            a.partner[x], b.partner[y] = UNPAIRED, UNPAIRED
+            self.pairs -= 1
+        a.forget_unpaired()
+        b.forget_unpaired()
+        self.forget_leads()
+        self.recent = list(self._fresh)
 
     def note_frontier(self, found: Sequence[tuple[int, int]]) -> None:
         """Note the pairs among these that have unpaired neighbours on both sides."""
