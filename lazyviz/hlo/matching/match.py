@@ -17,7 +17,7 @@ from lazyviz.hlo.matching.residual import (
     pair_leaves,
     pair_lone_leaves,
 )
-from lazyviz.hlo.matching.state import UNPAIRED, Matching
+from lazyviz.hlo.matching.state import UNPAIRED, Matching, Side
 from lazyviz.hlo.matching.tiers import (
     pair_equal_cones,
     pair_local_cones,
@@ -293,8 +293,9 @@ def _by_hints(matching: Matching) -> None:
     known = numbers()
     a, b = matching.a, matching.b
     plain = a.full, b.full
-    a.full = [known[each] for each in zip(a.full, hints_a, strict=True)]
-    b.full = [known[each] for each in zip(b.full, hints_b, strict=True)]
+    labels_a, labels_b = plain if _share_labels(a, b) else (a.skeleton, b.skeleton)
+    a.full = [known[each] for each in zip(labels_a, hints_a, strict=True)]
+    b.full = [known[each] for each in zip(labels_b, hints_b, strict=True)]
     pair_unique_labels(matching, a.graph.inputs, b.graph.inputs)
     pair_local_cones(matching, _scopes(hints_a), _scopes(hints_b))
     pair_equal_cones(matching, "full")
@@ -303,6 +304,12 @@ def _by_hints(matching: Matching) -> None:
     a.full, b.full = plain
     matching.forget_leads()
     matching.grow()
+
+
+def _share_labels(a: Side, b: Side) -> bool:
+    """Return whether labels say anything: another dtype makes all of them new."""
+    shared = set(a.full).intersection(b.full)
+    return sum(map(shared.__contains__, a.full)) > _MUCH * len(a.full)
 
 
 def _scopes(hints: list[str]) -> list[int]:
