@@ -120,22 +120,50 @@ def _edited(found: GraphDiff) -> dict[_Spot, None]:
 
 
 def _places(found: GraphDiff, spots: dict[_Spot, None]) -> list[list[_Spot]]:
-    seen: set[_Spot] = set()
+    """Return what is connected, each place by node; within, spots are numbers: it may be many."""
+    number_of = {spot: 2 * spot[1] + (spot[0] == "b") for spot in spots}
+    spot_of = {number: spot for spot, number in number_of.items()}
+    near = _neighbours(found)
+    left = set(spot_of)
     places = []
-    for start in spots:
-        if start in seen:
+    for start in number_of.values():
+        if start not in left:
             continue
-        seen.add(start)
+        left.remove(start)
         place, stack = [], [start]
         while stack:
-            spot = stack.pop()
-            place.append(spot)
-            for near in _neighbours(found, spot):
-                if near in spots and near not in seen:
-                    seen.add(near)
-                    stack.append(near)
-        places.append(sorted(place, key=lambda spot: (spot[1], spot[0])))
+            number = stack.pop()
+            place.append(number)
+            fresh = left.intersection(near(number))
+            left -= fresh
+            stack += fresh
+        places.append([spot_of[number] for number in sorted(place)])
     return places
+
+
+def _neighbours(found: GraphDiff) -> Callable[[int], list[int]]:
+    """Return what lists the operands and users of a spot, on both sides if it is on both.
+
+    Spots are numbers here: twice a removed node of a, or one more than twice a node of b.
+    """
+    rows_a, users_a = found.a.operands, found.a.users
+    rows_b, users_b = found.b.operands, found.b.users
+    partner_b = found.partner_b
+    of_a = [2 * y + 1 if y >= 0 else 2 * x for x, y in enumerate(found.partner_a)]
+
+    def near(number: int) -> list[int]:
+        node, is_of_b = divmod(number, 2)
+        nodes: list[int] = []
+        if is_of_b:
+            nodes += [2 * each + 1 for each in rows_b[node]]
+            nodes += [2 * user + 1 for user, _ in users_b[node]]
+            node = partner_b[node]
+        if node >= 0:
+            nodes += [of_a[each] for each in rows_a[node]]
+            nodes += [of_a[user] for user, _ in users_a[node]]
+        return nodes
+
+    return near
 
 
 def _parts(
@@ -176,10 +204,6 @@ def _is_changed(found: GraphDiff, spot: _Spot) -> bool:
     return old >= 0 and found.a.label(old) != found.b.label(node)
 
 
-def _neighbours(found: GraphDiff, spot: _Spot) -> list[_Spot]:
-    return _reads(found, spot) + _readers(found, spot)
-
-
 def _reads(found: GraphDiff, spot: _Spot) -> list[_Spot]:
     """Return the operands of a node, on both sides if it is on both."""
     side, node = spot
@@ -189,18 +213,6 @@ def _reads(found: GraphDiff, spot: _Spot) -> list[_Spot]:
         node = found.partner_b[node]
     if node >= 0:
         near += [_of_a(found, each) for each in found.a.operands[node]]
-    return near
-
-
-def _readers(found: GraphDiff, spot: _Spot) -> list[_Spot]:
-    """Return the users of a node, on both sides if it is on both."""
-    side, node = spot
-    near: list[_Spot] = []
-    if side == "b":
-        near += [("b", user) for user, _ in found.b.users[node]]
-        node = found.partner_b[node]
-    if node >= 0:
-        near += [_of_a(found, user) for user, _ in found.a.users[node]]
     return near
 
 
