@@ -4,7 +4,11 @@ import random
 
 import pytest
 
-from lazyviz.hlo import GraphBuilder, apply_script, diff, parse
+from lazyviz.hlo import GraphBuilder, Origin, apply_script, diff, parse
+from lazyviz.hlo.matching import bridge as bridging
+from lazyviz.hlo.matching.conflicts import crossed, disputed
+from lazyviz.hlo.matching.match import _by_hints, _part_crossed
+from lazyviz.hlo.matching.state import UNPAIRED, Matching
 from tests import hlo_chains, hlo_zoo
 
 
@@ -86,14 +90,28 @@ def test_layers_in_and_out_at_many_places_of_a_long_chain_do_not_shift_it():
     assert diff(apply_script(a, found.script()), b).is_empty
 
 
-def mixture(layers, branches):
-    """Sums of like branches; the backward pass adds theirs from the other end."""
+def mixture(layers, branches, names=(), dtype="f32"):
+    """Sums of like branches; the backward pass adds theirs from the other end.
+
+    With names for the branches, layers are scopes, and their inputs have names.
+    """
     builder = GraphBuilder("mixture")
-    add, label = builder.add, lambda op: builder.label(op, "f32[4]")
+    layer = 0
+
+    def add(kind, operands=(), name=""):
+        if not names:
+            return builder.add(kind, operands)
+        scope = "" if name else f"layer.{layer}"
+        return builder.add(kind, operands, origin=Origin(scope, op_name=name))
+
+    def label(op):
+        return builder.label(op, f"{dtype}[4]")
+
     x = add(label("parameter"))
     read, outputs = [], []
-    for _ in range(layers):
-        weights = [add(label("parameter")) for _ in range(branches)]
+    for layer in range(layers):
+        inputs = [f"{layer}.{name}.w" for name in names] or [""] * branches
+        weights = [add(label("parameter"), name=name) for name in inputs]
         made = [add(label("tanh"), [add(label("dot"), [x, w])]) for w in weights]
         read.append((x, weights, made))
         total = x
@@ -101,6 +119,7 @@ def mixture(layers, branches):
             total = add(label("add"), [total, each])
         x = total
     for x_before, weights, made in reversed(read):
+        layer += 1
         total = x
         for weight, each in reversed([*zip(weights, made, strict=True)]):
             slope = add(label("multiply"), [x, each])
@@ -121,6 +140,52 @@ def test_branches_more_in_each_sum_are_told_from_one_end_of_both_passes(
     assert found.cost <= layers * (3 * 10 + 2)
     assert len(found.added) == layers * 3 * 9
     assert (found.removed, found.changed) == ([], [])
+
+
+def test_another_dtype_throughout_leaves_scopes_their_say():
+    """Labels that are all new would say nothing, not even within a scope."""
+    names = [f"e{k}" for k in range(8)]
+    a, b = mixture(3, 8, names), mixture(3, 9, [*names[:3], "n", *names[3:]], "bf16")
+    matching = Matching(a, b)
+
+    _by_hints(matching)
+
+    assert matching.pairs >= len(a) - 3 * 2
+    assert all(a[x].op == b[y].op for x, y in enumerate(matching.a.partner) if y >= 0)
+
+
+def test_what_many_nodes_read_is_looked_at_once(monkeypatch):
+    builder = GraphBuilder("many")
+    add, label = builder.add, lambda op: builder.label(op, "f32[4]")
+    rate = add(label("negate"), [add(label("parameter"))])
+    graph = builder.finish(
+        [add(label("multiply"), [add(label("dot")), rate]) for _ in range(50)]
+    )
+    matching, looked = Matching(graph, graph), []
+    for node in range(2, len(graph)):
+        matching.pair(node, node)
+    alone = bridging._alone
+    monkeypatch.setattr(
+        bridging, "_alone", lambda *found: looked.append(found) or alone(*found)
+    )
+
+    assert bridging.bridge(matching) == 2  # with what it reads
+    assert len(looked) == 1
+
+
+def test_crossed_pairs_are_given_up_with_what_they_led_to():
+    a, b = mixture(6, 100), mixture(6, 103)
+    matching = Matching(a, b)
+    order = [node for node, op in enumerate(b.ops) if op == "add"]
+    sums = [node for node, op in enumerate(a.ops) if op == "add"]
+    matching.pair_all(zip(sums, reversed(order), strict=False))
+    assert len(disputed(matching)) == len(sums)
+
+    _part_crossed(matching)
+
+    assert crossed(matching, disputed(matching)) == 0
+    assert matching.pairs == len(a) - matching.a.partner.count(UNPAIRED)
+    assert sums[0] in matching.a.unpaired()
 
 
 class _Chosen(random.Random):

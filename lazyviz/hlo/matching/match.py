@@ -66,6 +66,11 @@ class _Found(NamedTuple):
     cost: int
     weight: int
 
+    @property
+    def partner(self) -> list[int]:
+        """Its partner in b for each node of a."""
+        return self.matching.a.partner
+
     def or_better(self, other: _Found) -> _Found:
         is_better = other.cost < self.cost and other.weight < self.weight
         return other if is_better else self
@@ -94,7 +99,11 @@ def _of_small(a: Graph, b: Graph) -> _Found:
         if found[-1].cost <= 1:
             return found[-1]
     found.sort(key=lambda each: each.cost)
-    hopeful = [each for each in found if each.cost <= _HOPEFUL * found[0].cost]
+    hopeful: list[_Found] = []
+    for each in found:
+        is_new = all(each.partner != other.partner for other in hopeful)
+        if is_new and each.cost <= _HOPEFUL * found[0].cost:
+            hopeful.append(each)
     best = min(map(_reconsidered, hopeful), key=lambda each: each.cost)
     return _tried(best, "shapes")
 
