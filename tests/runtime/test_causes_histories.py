@@ -47,8 +47,14 @@ def evaluate_by_a_read(model, x):
     return float(model(x).argmax(1).sum())
 
 
-@pytest.mark.parametrize("evaluate", [evaluate_by_a_mark, evaluate_by_a_read])
-def test_an_evaluation_is_a_program_of_its_own_and_no_step_that_was_cut(evaluate):
+@pytest.mark.parametrize(
+    ("evaluate", "step"),
+    [
+        (evaluate_by_a_mark, "the step that mark_step() at "),
+        (evaluate_by_a_read, "the step that a read by .item() at "),
+    ],
+)
+def test_an_evaluation_is_a_program_of_its_own_and_no_step_that_was_cut(evaluate, step):
     model, x = layers(nn.Dropout(0.1)), ones(2, 4)
     optimizer = sgd(model)
     for _ in range(2):
@@ -57,6 +63,7 @@ def test_an_evaluation_is_a_program_of_its_own_and_no_step_that_was_cut(evaluate
 
     last = explained()[-1]
     assert last.top.kind == "other_step", found
+    assert last.top.text.startswith(step)
     assert "computes no gradients and is a program of its own" in last.text
     assert {*kinds(last)} <= {"other_step", "train_eval"}
 

@@ -50,7 +50,8 @@ def is_block(boundary: tuple[str, Site | None]) -> bool:
 def step_text(boundary: tuple[str, Site | None]) -> str:
     """Return the step that a boundary ends, by its name where it has one."""
     if not is_block(boundary):
-        return f"the step that {mark_text(boundary)} ends"
+        article = "a " if boundary[0].startswith("read ") else ""
+        return f"the step that {article}{mark_text(boundary)} ends"
     name = boundary[0].removeprefix(BLOCK).partition(_LEFT)[0].strip()
     return f"the step{f' `{name}`' if name else ''}{at(boundary[1])}"
 
