@@ -455,7 +455,11 @@ def test_u13_a_slice_that_moves_is_told_and_compiles_nothing_more():
     (explanation,) = later_explanations()
     (cause,) = explanation.causes
     assert cause.kind == "lifted_number"
-    assert cause.text.startswith("the position of a slice at test_causes_styles.py:")
+    where = (
+        "the position of a slice in `data[start : start + 4]` at test_causes_styles.py:"
+    )
+    assert cause.text.startswith(where)
+    assert cause.variable == "start"
     assert cause.fix == "nothing to do: further positions compile nothing"
 
 

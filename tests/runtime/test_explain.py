@@ -105,8 +105,11 @@ def test_a_number_that_varies_in_arithmetic_becomes_an_input_and_says_so():
     run(x, scale=0.5)
     run(x, scale=0.25)
 
-    assert latest().top.kind == "lifted_number"
-    assert "from now on" in latest().text
+    top = latest().top
+    assert top.kind == "lifted_number"
+    assert top.text.startswith("a Python number in `y * scale` at test_explain.py:")
+    assert top.text.endswith("varies and is an input from now on")
+    assert top.variable == "scale"
 
     compiled = lazyrt.counters()["compiles"]
     run(x, scale=0.125)

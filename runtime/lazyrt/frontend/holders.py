@@ -16,9 +16,9 @@ import types
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazyrt.execution import late_checks
-from lazyrt.frontend import names
 from lazyrt.frontend.buffers import state_of
-from lazyrt.frontend.names import Walk, is_installed, locals_of
+from lazyrt.frontend.names import Walk, is_installed
+from lazyrt.frontend.namespaces import locals_of, namespaces
 from lazyrt.frontend.provenance import is_library_file
 from lazyrt.frontend.torch_compat import is_lazy
 from lazyrt.ir.live import lock
@@ -67,7 +67,7 @@ def holders_of_buffers(
     """
     with lock:
         walk = _HolderWalk()
-        for namespace, function in names.namespaces(depth + 1):
+        for namespace, function in namespaces(depth + 1):
             holder = f"local of {function}" if function else "variable"
             walk.add_namespace(namespace, holder)
             namespace.clear()

@@ -1,15 +1,13 @@
 """What the user calls a tensor: found by walking frames, containers, modules and optimizers.
 
 Only a step-cache miss asks, so the search may cost milliseconds. It keeps nothing: names are
-texts, tensors are known by the identity of their buffers, and a frame's dict of locals, which
-CPython would keep with everything in it, is emptied after use. A walk that left a reference
+texts, and tensors are known by the identity of their buffers. A walk that left a reference
 behind would make a dead tensor a root of the next step.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 import types
 from collections import deque
@@ -18,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyrt.frontend.buffers import state_of
-from lazyrt.frontend.provenance import is_library, is_packages
+from lazyrt.frontend.namespaces import library_namespaces, namespaces
 from lazyrt.frontend.torch_compat import is_lazy
 from lazyrt.ir.snapshot import Name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-    from types import FrameType
 
 _MAX_VISITED = 50_000
 _MAX_ITEMS = 1_000
@@ -62,51 +59,6 @@ def all_names(depth: int = 1) -> dict[int, list[Name]]:
         namespace.clear()
     walk.run()
     return walk.holders
-
-
-def namespaces(depth: int) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield copies of the locals and globals of the user's frames, innermost first.
-
-    Each comes with the name of its function, empty for globals.
-    """
-    frame: FrameType | None = sys._getframe(depth)
-    seen: set[int] = set()
-    while frame is not None:
-        if not is_library(frame.f_code):
-            is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED
-            if is_function:
-                yield locals_of(frame), frame.f_code.co_qualname
-            for namespace in (None if is_function else frame.f_locals, frame.f_globals):
-                if namespace is not None and id(namespace) not in seen:
-                    seen.add(id(namespace))
-                    yield dict(namespace), ""
-        frame = frame.f_back
-
-
-def library_namespaces(depth: int) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield copies of the locals of packages that the user's line has called, innermost first.
-
-    A loop of a library, such as one that generates text, holds what the user has no name for.
-    """
-    frame: FrameType | None = sys._getframe(depth)
-    called: list[FrameType] = []
-    while frame is not None and is_library(frame.f_code):
-        if is_packages(frame.f_code.co_filename):
-            called.append(frame)
-        frame = frame.f_back
-    for each in called if frame is not None else ():
-        yield locals_of(each), each.f_code.co_qualname
-
-
-def locals_of(frame: FrameType) -> dict[str, Any]:
-    """Return a copy of a function's locals, and leave none in the frame."""
-    if frame.f_trace is not None:  # a debugger keeps the user's edits in that dict
-        return {}
-    found = frame.f_locals
-    copied = dict(found)
-    if type(found) is dict:
-        found.clear()
-    return copied
 
 
 class Walk:

@@ -13,6 +13,8 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from lazyrt.frontend import number_names
+from lazyrt.ir import varying
 from lazyrt.ir.live import float_leaf, int_leaf, pending
 
 if TYPE_CHECKING:
@@ -93,6 +95,7 @@ def should_lift(
             site.baked.append((cache, key))
             return False
         site.lifted = True
+        number_names.note(where[0].name)
         for table, baked in site.baked:
             table.pop(baked, None)
         site.baked.clear()
@@ -143,3 +146,4 @@ def forget_nodes() -> None:
 def forget() -> None:
     """Empty the table of call sites."""
     _sites.clear()
+    varying.forget()

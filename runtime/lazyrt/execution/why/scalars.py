@@ -11,9 +11,13 @@ from lazyrt.execution.why.edits import (
     readers_of,
     with_leaves,
 )
+from lazyrt.ir.varying import expression_at
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from lazyrt.execution.why.edits import Edits
+    from lazyrt.ir.snapshot import Vertex
     from lazyrt.observe.events import Site
 
 
@@ -42,12 +46,14 @@ def lifted_numbers(edits: Edits) -> list[Cause]:
         return []
     changed = {k for k in readers_of(edits.b, more) if k in edits.changed}
     numbers = "a Python number" if len(more) == 1 else f"{len(more)} Python numbers"
+    where, name = _told(len(more), readers, site)
     verb = "varies and is an input" if len(more) == 1 else "vary and are inputs"
     return [
         Cause(
             kind="lifted_number",
-            text=f"{numbers}{at(site)} {verb} from now on",
+            text=f"{numbers}{where} {verb} from now on",
             fix="nothing to do: further values compile nothing",
+            variable=name,
             now=site,
             taken=edits.take(added=more, changed=changed),
         )
@@ -61,13 +67,15 @@ def positions(edits: Edits) -> list[Cause]:
     if not came or not gone:
         return []
     site = first_site(edits.b.vertices[k] for k in sorted(came))
+    where, name = _told(len(came), (edits.a.vertices[k] for k in sorted(gone)), site)
     many = len(came) > 1
     return [
         Cause(
             kind="lifted_number",
-            text=f"{'the positions of slices' if many else 'the position of a slice'}{at(site)} "
+            text=f"{'the positions of slices' if many else 'the position of a slice'}{where} "
             f"{'vary and are inputs' if many else 'varies and is an input'} from now on",
             fix="nothing to do: further positions compile nothing",
+            variable=name,
             now=site,
             before=first_site(edits.a.vertices[k] for k in sorted(gone)),
             taken=edits.take(
@@ -75,6 +83,29 @@ def positions(edits: Edits) -> list[Cause]:
             ),
         )
     ]
+
+
+def _told(number: int, readers: Iterable[Vertex], site: Site | None) -> tuple[str, str]:
+    """Return where numbers vary, in words, and what a number is called if there is but one.
+
+    Args:
+        number: How many numbers there are.
+        readers: The ops that they have varied in.
+        site: The line that is shown.
+    """
+    forward = [vertex for vertex in readers if not vertex.backward]
+    ops = dict.fromkeys(vertex.op for vertex in forward if vertex.site == site)
+    noted = dict.fromkeys(expression_at(site, op) for op in ops)
+    known = [each for each in noted if each is not None]
+    within = f" in `{known[0].text}`" if len(known) == 1 else ""
+    if any(vertex.site != site for vertex in forward):
+        return (
+            (f", one of them{within}{at(site)},", "") if number > 1 else (at(site), "")
+        )
+    name = known[0].number if known else ""
+    if number > 1 and name:  # others than this one vary there, too
+        return at(site), ""
+    return within + at(site), name
 
 
 def _other_kind_of_number(
