@@ -536,6 +536,23 @@ def test_micro_batches_in_one_graph_are_told_with_their_number_and_lines():
     assert all(each.block is None for each in explained()[known:])
 
 
+def test_rounds_are_not_halved_by_what_a_step_does_to_four_tensors():
+    """U.18: an op on each of four equal tensors goes four times into eight rounds, too."""
+    heads = [torch.ones(4, 4, device=DEVICE, requires_grad=True) for _ in range(4)]
+    batches = [ones(3, 4) * k for k in range(8)]
+    lazyrt.mark_step()
+
+    for x in batches:
+        h = x @ heads[0] @ heads[1]
+        (h.relu() @ heads[2] @ heads[3]).square().mean().backward()
+    norms = [head.grad.square().sum() for head in heads if head.grad is not None]
+    lazyrt.mark_step()
+
+    (block,) = [each.block for each in explained() if each.block is not None]
+    assert block.times == 8
+    del norms
+
+
 def test_layers_of_a_functional_model_are_no_repeated_block():
     """U.18: they have weights of their own."""
     weights = [ones(4, 4) * k for k in range(6)]

@@ -18,6 +18,7 @@ _MIN_OPS = 5
 # The block makes up at least this share of the graph.
 _SHARE = 0.5
 _MAX_COUNTS = 32
+_NEARLY = 0.8
 
 
 class Block(NamedTuple):
@@ -79,7 +80,9 @@ def _rounds(counts: Mapping[Hashable, int]) -> tuple[int, set[Hashable]]:
     }
     if not exact:
         return 0, set()
-    times = max(exact, key=lambda each: (exact[each], each))
+    # What is there eight times is there four times twice: a few ops more decide nothing.
+    most = max(exact.values())
+    times = max(each for each, covered in exact.items() if covered >= _NEARLY * most)
     # The first round lacks what adds to the one before.
     return times, {
         spot for spot, n in counts.items() if n % times == 0 or (n + 1) % times == 0
