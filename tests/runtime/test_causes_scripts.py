@@ -4,8 +4,11 @@ import re
 from typing import Any
 
 import pytest
+import torch
 
 import lazyrt
+from tests.harness import DEVICE
+from tests.runtime.causes import explained
 
 pytestmark = [
     pytest.mark.lazy_only("is about compiled steps"),
@@ -102,3 +105,21 @@ def test_each_script_of_the_tour_is_told_its_own_change_and_no_earlier_one():
         ] == wanted
         assert not any(each.unexplained for each in found)
         variables.clear()
+
+
+def test_a_loop_of_small_graphs_is_compared_with_its_first_round_not_with_another_line():
+    """The data are made in the first round's graph; an earlier total has nothing to do with it."""
+    total = float(torch.randn(4, 4, device=DEVICE).sum())
+    rows = torch.randn(100, 8, device=DEVICE)
+    for start in range(0, 40, 10):
+        part = rows[start : start + 10].sum()
+        lazyrt.mark_step()
+
+    _, first, second = explained()
+    assert [cause.kind for cause in first.causes] == ["new_program"]
+    assert [cause.kind for cause in second.causes] == [
+        "state_became_input",
+        "lifted_number",
+    ]
+    assert [cause.variable for cause in second.causes] == ["rows", "start"]
+    del total, part

@@ -134,7 +134,7 @@ def _is_elsewhere(record: CompiledGraph, other: CompiledGraph) -> bool:
     apart by the names of their parameters where both have such: each `nn.Sequential` has a `0`.
     """
     sides = [
-        each.snapshot.vertices if each.snapshot is not None else ()
+        [v for v in each.snapshot.vertices if not v.is_leaf] if each.snapshot else []
         for each in (record, other)
     ]
     ours, other_ops = (Counter(v.op for v in side) for side in sides)

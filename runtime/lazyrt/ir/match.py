@@ -400,10 +400,23 @@ def _outlines(snapshot: Snapshot, table: dict[Any, int]) -> list[int]:
     return outlines
 
 
+_AT_CONSTANTS = {
+    "lazyrt.slice_at.default": "aten.slice.Tensor",
+    "lazyrt.select_at.default": "aten.select.int",
+    "lazyrt.slice_scatter_at.default": "aten.slice_scatter.default",
+    "lazyrt.select_scatter_at.default": "aten.select_scatter.default",
+}
+
+
 def labels(snapshot: Snapshot) -> Counter[tuple[Any, ...]]:
-    """Return how often each node's (op, types) occurs: what a graph looks like from afar."""
+    """Return how often each node's (op, types) occurs: what a graph looks like from afar.
+
+    A slice is a slice, whether its position is a constant or an input.
+    """
     return Counter(
-        (vertex.op, vertex.types) for vertex in snapshot.vertices if not vertex.is_leaf
+        (_AT_CONSTANTS.get(vertex.op, vertex.op), vertex.types)
+        for vertex in snapshot.vertices
+        if not vertex.is_leaf
     )
 
 
