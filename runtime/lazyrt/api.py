@@ -10,6 +10,7 @@ import torch
 from lazyrt.arguments import require_flag, whole_number
 from lazyrt.control import automatic, dynamo, flush, marks, modes, recording
 from lazyrt.control import live_tensors as live
+from lazyrt.control.closures import waiting_arguments
 from lazyrt.errors import LostValueError, UsageError
 from lazyrt.execution import (
     cache,
@@ -37,7 +38,7 @@ from lazyrt.frontend import device as _device
 from lazyrt.frontend import reads, record, reuse
 from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.callsite import user_call
-from lazyrt.frontend.names import names_of_buffers
+from lazyrt.frontend.names import names_of_buffers, set_elsewhere
 from lazyrt.frontend.provenance import running_cell, user_site
 from lazyrt.frontend.torch_compat import DEVICE_TYPE, is_lazy
 from lazyrt.ir.graph import Graph
@@ -63,6 +64,7 @@ automatic.install()
 modes.install()
 dynamo.install()
 newgraphs.set_namer(names_of_buffers)
+set_elsewhere(waiting_arguments)
 newgraphs.set_cell(running_cell)
 recording.begin_from_environment()
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import threading
 import time
+import types
 from collections import deque
 from collections.abc import Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,7 @@ from lazyrt.ir import active
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from lazyrt.observe.events import Site
 
@@ -51,6 +53,11 @@ class Closure:
     def name(self) -> str:
         """The function's qualified name."""
         return str(getattr(self.function, "__qualname__", repr(self.function)))
+
+    @property
+    def short_name(self) -> str:
+        """The function's name, without the function that it was made in."""
+        return self.name.rpartition("<locals>.")[2]
 
     def run(self) -> None:
         """Call the function; an exception gets a note that says where it was queued."""
@@ -82,6 +89,8 @@ class Closure:
 # Closures queued outside of any step; those of a step wait in the step itself.
 _outside: deque[Closure] = deque()
 _taking = threading.RLock()
+# Those of steps whose barrier runs: they are in no open step any more, and have not run yet.
+_ending: list[Closure] = []
 
 
 def add_step_closure(
@@ -184,3 +193,39 @@ def raise_failure() -> None:
 def queued() -> int:
     """Return how many closures wait for the end of a step."""
     return len(_outside) + sum(len(step.closures) for step in active.steps())
+
+
+@contextmanager
+def wait_for_barrier(waiting: Sequence[Closure]) -> Iterator[None]:
+    """Let closures of a step that ends be found as holders of tensors until its barrier is over."""
+    _ending.extend(waiting)
+    try:
+        yield
+    finally:
+        for closure in waiting:
+            _ending.remove(closure)
+
+
+def waiting_arguments() -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield what queued closures will be given, by the names of their parameters, and which one."""
+    waiting = [*_outside, *_ending]
+    for step in active.steps():
+        waiting += step.closures
+    for closure in waiting:
+        known = _parameters(closure.function)
+        names = [
+            known[k] if k < len(known) else f"{closure.short_name}()'s argument {k}"
+            for k in range(len(closure.args))
+        ]
+        given = dict(zip(names, closure.args, strict=True)) | dict(closure.kwargs)
+        yield given, f"closure {closure.short_name} queued at {closure.site}"
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Return what a function of the user's calls its positional arguments."""
+    bound = isinstance(function, types.MethodType)
+    plain = function.__func__ if isinstance(function, types.MethodType) else function
+    if not isinstance(plain, types.FunctionType):
+        return ()
+    code = plain.__code__
+    return code.co_varnames[int(bound) : code.co_argcount]

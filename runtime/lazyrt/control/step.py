@@ -230,7 +230,8 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`, `@s
             opened.undo.forget()
         closures.raise_failure()
         if not finalisers.interrupts_an_op():
-            barrier(self._label, site, ended=opened)
+            with closures.wait_for_barrier(opened.closures):
+                barrier(self._label, site, ended=opened)
         closures.run(opened.closures)
 
     def _recover(

@@ -14,6 +14,7 @@ from lazyrt.execution.why.carried import (
     with_what_the_part_before_hands_on,
 )
 from lazyrt.execution.why.causes import Cause, Explanation, Taken, ranked
+from lazyrt.execution.why.copied import copied_parameters
 from lazyrt.execution.why.cuts import (
     began_after_a_cut,
     cuts,
@@ -38,7 +39,11 @@ from lazyrt.execution.why.randomness import random_numbers, recomputed
 from lazyrt.execution.why.regrouping import regrouped
 from lazyrt.execution.why.results import kept_results
 from lazyrt.execution.why.rewired import Rewired, rewired
-from lazyrt.execution.why.same_input import same_input, tied_parameters
+from lazyrt.execution.why.same_input import (
+    merged_inputs,
+    same_input,
+    tied_parameters,
+)
 from lazyrt.execution.why.scalars import lifted_numbers, positions
 from lazyrt.execution.why.sequence import moved_boundary
 from lazyrt.execution.why.state import replaced_creations, replaced_numbers, state
@@ -55,12 +60,16 @@ if TYPE_CHECKING:
 _RELATED = 0.4
 # Below this one, a program of other lines is another program.
 _ALIKE = 0.7
+# A graph of less than this share of another one is no version of it, on lines of its own.
+_SCRAP = 0.25
 # In this order: each takes out what it explains, and the next one sees the rest.
 _DETECTORS = (
     what_ran_alone,
     cuts,
     left_by_cells,
     tied_parameters,
+    merged_inputs,
+    copied_parameters,  # before the modules: theirs are called all the same
     fast_path,
     modules,
     positions,  # before the state, which the first slice may be a part of
@@ -115,7 +124,7 @@ def explain(record: CompiledGraph, census: Census) -> Explanation:
         found is None
         or found[1] < _RELATED
         or _is_elsewhere(record, found[0])
-        or (rest is not None and found[0] is census.latest and found[1] < _ALIKE)
+        or (rest is not None and _is_other_part(record, *found, census.latest))
     ):
         cut = began_after_a_cut(record, census) or rest
         return _alone(record, cut or _new_program(record))
@@ -141,10 +150,30 @@ def _is_elsewhere(record: CompiledGraph, other: CompiledGraph) -> bool:
     if shared(ours, other_ops) >= _ALIKE * max(ours.total(), other_ops.total()):
         return False
     lines, theirs = ({place(v.site) for v in side} - {None} for side in sides)
+    if lines and theirs and not lines & theirs and _is_scrap(record, other):
+        return True
     modules, modules_there = _parameters(record), _parameters(other)
     if not (modules and modules_there):
         modules, modules_there = ({v.scope for v in side} - {""} for side in sides)
     return bool(lines and theirs) and not (lines & theirs or modules & modules_there)
+
+
+def _is_other_part(
+    record: CompiledGraph,
+    other: CompiledGraph,
+    similarity: float,
+    previous: CompiledGraph | None,
+) -> bool:
+    """Return whether the nearest graph is the part of the step before the cut, and no version."""
+    ends_elsewhere = differs(record.key.ended_by, other.key.ended_by)
+    return other is previous and (similarity < _ALIKE or ends_elsewhere)
+
+
+def _is_scrap(record: CompiledGraph, other: CompiledGraph) -> bool:
+    """Return whether one is little of the other and calls no module, as a copy of a model."""
+    small, large = sorted((record, other), key=lambda each: each.nodes)
+    vertices = small.snapshot.vertices if small.snapshot is not None else ()
+    return small.nodes < _SCRAP * large.nodes and not any(v.scope for v in vertices)
 
 
 def _rest_of(record: CompiledGraph, previous: CompiledGraph | None) -> Cause | None:

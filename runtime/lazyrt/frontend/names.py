@@ -21,7 +21,7 @@ from lazyrt.frontend.torch_compat import is_lazy
 from lazyrt.ir.snapshot import Name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 _MAX_VISITED = 50_000
 _MAX_ITEMS = 1_000
@@ -33,6 +33,18 @@ _KEYS = (str, bytes, int, float, bool, complex)
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 # IPython's results: they hold tensors, and are the last place to look.
 _RESULTS = ("Out", "_oh")
+
+
+# What holds tensors and stands in no frame of the user's, each time with its holder.
+_elsewhere: Callable[[], Iterable[tuple[Mapping[str, Any], str]]] = tuple
+
+
+def set_elsewhere(
+    elsewhere: Callable[[], Iterable[tuple[Mapping[str, Any], str]]],
+) -> None:
+    """Tell what holds tensors for the user beside frames, such as queued step closures."""
+    global _elsewhere
+    _elsewhere = elsewhere
 
 
 def names_of_buffers(depth: int = 1) -> dict[int, Name]:
@@ -57,6 +69,8 @@ def all_names(depth: int = 1) -> dict[int, list[Name]]:
     for namespace, function in library_namespaces(depth + 1):
         walk.add_late(namespace, f"local of {function}")
         namespace.clear()
+    for waiting, holder in _elsewhere():
+        walk.add_late(waiting, holder)
     walk.run()
     return walk.holders
 

@@ -49,16 +49,49 @@ def with_what_ran_alone(edits: Edits, causes: list[Cause]) -> list[Cause]:
     """Return causes in which the eager debug mode accounts for what it ran by itself."""
     if (edits.before.key.mode, edits.now.key.mode) != ("lazy", "eager"):
         return causes
+    read = _ran_alone(edits)
     taken = _cut_away(edits)
-    more = edits.take(_of_backward(edits), _of_modules(edits))
+    gone = _of_modules(edits)
+    more = edits.take(_of_backward(edits) | _called_anew(edits, gone), gone)
     return [
         dataclasses.replace(
-            cause, taken=Taken(*map(sum, zip(taken, more, strict=True)))
+            cause,
+            text=cause.text.partition(":")[0] + read[0] if read else cause.text,
+            variable=read[1] if read else cause.variable,
+            taken=Taken(*map(sum, zip(taken, more, strict=True))),
         )
         if cause.kind == "mode"
         else cause
         for cause in causes
     ]
+
+
+def _ran_alone(edits: Edits) -> tuple[str, str] | None:
+    """Return which named inputs the eager debug mode ran by itself, and the first one's name."""
+    found = [
+        (name, origin.site)
+        for leaf, origin in edits.b.origins.items()
+        if origin.how.endswith("mode") and (name := leaf_name(edits.b, leaf))
+    ]
+    if not found:
+        return None
+    called = listed(name for name, _ in found)
+    verb = "is an input" if len(found) == 1 else "are inputs"
+    return (
+        f": {called}, which the debug mode ran by itself{at(found[0][1])}, {verb} of this graph",
+        found[0][0],
+    )
+
+
+def _called_anew(edits: Edits, gone: set[int]) -> set[int]:
+    """Return what modules do that are called in another way now, and did before as well."""
+    there = {vertex.scope for vertex in edits.a.vertices}
+    did = {edits.a.vertices[k].label for k in gone}
+    return {
+        k
+        for k in edits.added
+        if edits.b.vertices[k].scope not in there and edits.b.vertices[k].label in did
+    }
 
 
 def what_ran_alone(edits: Edits) -> list[Cause]:
@@ -190,9 +223,18 @@ def began_after_a_cut(
     """Return why a graph that is like no other is the rest of a step that was cut."""
     if not is_cut(now.key.began_after):
         return None
+    if is_fallback(now.key.began_after):
+        return Cause(
+            kind="fallback",
+            text=ran_on_the_cpu(now.key.began_after),
+            fix=cut_fix(now.key.began_after),
+            now=now.key.began_after[1],
+            taken=Taken(added=now.nodes),
+        )
     for other in others:
         ends_alike = not differs(other.key.ended_by, now.key.ended_by)
-        if ends_alike and not is_cut(other.key.began_after):
+        cut_too = is_cut(other.key.began_after) or is_cut(other.key.ended_by)
+        if ends_alike and not cut_too:
             return Cause(
                 kind="step_cut",
                 text=f"the step began later: {mark_text(now.key.began_after)} ran its first part "
@@ -338,11 +380,27 @@ def replaced_by_inputs(edits: Edits, left: set[int]) -> set[int]:
             operands = edits.a.vertices[partner].operands if partner >= 0 else ()
             found.update(operand for operand, _ in operands[slot : slot + 1])
     found &= edits.removed
+    found |= _made_before(edits)
     readers = edits.a.users()
     for k in sorted(edits.removed, reverse=True) if found else ():
         if readers[k] and all(u in found or u in left for u, _ in readers[k]):
             found.add(k)
     return found
+
+
+def _made_before(edits: Edits) -> set[int]:
+    """Return what the graph before computed itself, by op and line of what now comes in."""
+    made = {
+        (origin.op, place(origin.site), edits.b.vertices[leaf].types)
+        for leaf, origin in edits.b.origins.items()
+        if leaf in edits.added and origin.step >= 0
+    }
+    vertices = edits.a.vertices
+    return {
+        k
+        for k in edits.removed
+        if (vertices[k].op, place(vertices[k].site), vertices[k].types) in made
+    }
 
 
 def is_of_program(name: Name | None) -> bool:

@@ -335,6 +335,10 @@ def not_reached(edits: Edits) -> set[int]:
     for k in edits.added:  # of a longer loop, what the rounds before gave
         ends.update(operand for operand, _ in edits.b.vertices[k].operands)
     results = {edits.match.to_before[vertex] for vertex in ends} - {-1}
+    called = set(
+        edits.b.root_names.values()
+    )  # a gradient that is scaled is the gradient
+    results |= {edits.a.roots[k][0] for k, name in edits.a.root_names.items() if name in called}  # fmt: skip
     below: set[int] = set()
     for k in sorted(edits.removed):
         operands = {operand for operand, _ in edits.a.vertices[k].operands}

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from lazyrt.ir.snapshot import Snapshot
     from lazyrt.observe.events import Site
 
+# What clips gradients takes all of them at once.
+_LISTS = "aten._foreach"
 PART_FIX = "choose the parameters that are trained before the loop; each choice costs a compile"
 
 
@@ -90,6 +92,7 @@ def take_gradients(
         if (vertex.backward or is_view(vertex)) and all(
             user in found
             or user in joins
+            or (user in free and snapshot.vertices[user].op.startswith(_LISTS))
             or place(snapshot.vertices[user].site) == update
             for user, _ in users[k]
         ):

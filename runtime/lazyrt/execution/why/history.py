@@ -82,7 +82,26 @@ def _items(snapshot: Snapshot) -> dict[str, list[int]]:
         is_kept = name.holder in {"list", "deque"} and item is not None
         if is_kept and item is not None and origin is not None and origin.step >= 0:
             found.setdefault(item[1], []).append(leaf)
+    for leaves in found.values():
+        leaves.extend(_dropped_since(snapshot, leaves))
     return found
+
+
+def _dropped_since(snapshot: Snapshot, items: list[int]) -> list[int]:
+    """Return the inputs that were read with a list's items, and that it has let go since."""
+    gone = {k for k, o in snapshot.origins.items() if o.dropped and o.step >= 0}
+    if not gone or not items:
+        return []
+    beside = [
+        operand
+        for vertex in snapshot.vertices
+        if any(operand in items for operand, _ in vertex.operands)
+        for operand, _ in vertex.operands
+        if operand in gone
+        and operand not in items
+        and snapshot.vertices[operand].types == snapshot.vertices[items[0]].types
+    ]
+    return list(dict.fromkeys(beside))
 
 
 def through_earlier_steps(edits: Edits) -> list[Cause]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from lazyrt.execution.why.edits import Edits
-    from lazyrt.ir.snapshot import Snapshot
+    from lazyrt.ir.snapshot import Snapshot, Vertex
 
 
 _CONCATENATIONS = ("aten.cat", "aten.stack")
@@ -49,6 +49,9 @@ def regrouped(edits: Edits) -> list[Cause]:
     ]
     site = first_site(edits.b.vertices[k] for k in moved or now)
     added = connected(edits.b, [*moved, *readers_of(edits.b, moved)], edits.added)
+    # What takes the members out again, and turns them back.
+    flow = downstream(edits.b, moved, edits.added | set(edits.changed))
+    added |= {k for k in flow & edits.added if _is_taken_out(edits.b.vertices[k])}
     removed = connected(edits.a, [*gone, *readers_of(edits.a, gone)], edits.removed)
     changed = downstream(edits.b, moved or now, set(edits.changed))
     # Where each member lies in its group follows from the grouping.
@@ -64,6 +67,10 @@ def regrouped(edits: Edits) -> list[Cause]:
             taken=edits.take(added=added, removed=removed, changed=changed),
         )
     ]
+
+
+def _is_taken_out(vertex: Vertex) -> bool:
+    return is_view(vertex) or vertex.op.startswith(_PARTS)
 
 
 def _in_one_group(groups: Iterable[list[int]]) -> set[int]:

@@ -11,14 +11,19 @@ from lazyrt.execution.why.edits import (
     count,
     exclusive,
     is_kept,
+    place,
 )
 from lazyrt.execution.why.train_eval import is_mode
+from lazyrt.execution.why.updates import WRITTEN_FIX
 
 if TYPE_CHECKING:
     from lazyrt.execution.why.edits import Edits
     from lazyrt.ir.snapshot import Snapshot
 
 
+_SHOWN = 2
+_QUEUED = " queued at "
+_QUEUED_FIX = "queue the closure in every step, or in none: what it is given is a result of the step"
 _ITEM = re.compile(r"(.+)\[\d+\]")
 
 
@@ -31,6 +36,7 @@ def kept_results(edits: Edits) -> list[Cause]:
         _forget_what_training_keeps(edits)
     edits.new_roots = [k for k in edits.new_roots if not _is_overwritten(edits.b, k)]
     edits.gone_roots = [k for k in edits.gone_roots if not _is_overwritten(edits.a, k)]
+    _forget_gradients_of_another_path(edits)
     if edits.is_partly_explained:
         _forget_what_backward_keeps(edits)
     if edits.new_roots:
@@ -62,6 +68,20 @@ def _forget_what_backward_keeps(edits: Edits) -> None:
     ]  # fmt: skip
 
 
+def _forget_gradients_of_another_path(edits: Edits) -> None:
+    """Gradients on both sides, by other names or in other memory, follow from how they are made."""
+    mine = [k for k in edits.new_roots if _is_gradient(edits.b, k)]
+    theirs = [k for k in edits.gone_roots if _is_gradient(edits.a, k)]
+    if mine and theirs and (edits.added or edits.removed):
+        edits.new_roots = [k for k in edits.new_roots if k not in mine]
+        edits.gone_roots = [k for k in edits.gone_roots if k not in theirs]
+
+
+def _is_gradient(snapshot: Snapshot, root: int) -> bool:
+    name = snapshot.root_names.get(root)
+    return name is not None and name.holder == "gradient"
+
+
 def _is_overwritten(snapshot: Snapshot, root: int) -> bool:
     """Return whether a root is a gradient that the graph reads and gives anew, as clipped ones."""
     name = snapshot.root_names.get(root)
@@ -79,7 +99,9 @@ def _is_users(snapshot: Snapshot, root: int, free: set[int]) -> bool:
 
 
 def _kept(edits: Edits) -> list[Cause]:
-    roots = edits.new_roots
+    roots = edits.new_roots = [
+        k for k in edits.new_roots if not _comes_with_a_path(edits, k)
+    ]
     together, each = exclusive(edits.b, roots, edits.added)
     # What others need too, and the graph before did not compute, came with another path; so did
     # what nothing names and only a new operation reads, which saved it for backward.
@@ -101,13 +123,21 @@ def _kept(edits: Edits) -> list[Cause]:
         )
         by_holder.setdefault(holder, []).append(k)
     causes = []
+    if written := [k for k in roots if _is_written(edits, k)]:
+        causes.append(_written(edits, written))
+        by_holder = {
+            holder: left
+            for holder, mine in by_holder.items()
+            if (left := [k for k in mine if k not in written])
+        }
+        together = together & edits.added
     for holder, mine in by_holder.items():
         nodes = set().union(*(each[k] for k in mine))
         if len(by_holder) == 1:
             nodes = together
         vertex = edits.b.vertices[edits.b.roots[mine[0]][0]]
         called, variable = _root(edits.b, mine[0])
-        more = f" (and {len(mine) - 1} more)" if len(mine) > 1 else ""
+        more = _others(edits.b, mine)
         held = f", held by the {holder}," if holder else ""
         step, before = edits.now.first_step, edits.before.name
         causes.append(
@@ -116,7 +146,9 @@ def _kept(edits: Edits) -> list[Cause]:
                 text=f"live tensor {called} created{at(vertex.site)}{held} was alive at the "
                 f"boundary of step {step} but not in {before}{more}: "
                 f"{_difference('+', len(mine), len(nodes))}",
-                fix="log after the boundary, or `del` it, or keep a value of it "
+                fix=_QUEUED_FIX
+                if _QUEUED in holder
+                else "log after the boundary, or `del` it, or keep a value of it "
                 "(`lazyrt.materialise(t)`), or put it off with a step closure in every step: "
                 f"`lazyrt.add_step_closure({_keeper(variable)}, (t,))`",
                 variable=variable,
@@ -126,6 +158,80 @@ def _kept(edits: Edits) -> list[Cause]:
         )
         edits.new_roots = [k for k in edits.new_roots if k not in mine]
     return causes
+
+
+def _comes_with_a_path(edits: Edits, root: int) -> bool:
+    """Return whether a result is a local variable, or a gradient, of what is new beside it.
+
+    A loop that takes another branch leaves its last round's value in a variable, and a tensor
+    that wants a gradient gets one.
+    """
+    name, vertices = edits.b.root_names.get(root), edits.b.vertices
+    if name is None or is_kept(name) or name.in_module:
+        return False
+    alone = exclusive(edits.b, [root], edits.added)[0]
+    others = [vertices[k] for k in edits.added - alone if not vertices[k].is_leaf]
+    if not alone or not others:
+        return False
+    if name.holder == "gradient":
+        return vertices[edits.b.roots[root][0]].backward and any(
+            operand in edits.added for k in alone for operand, _ in vertices[k].operands
+        )
+    did = {(vertex.op, place(vertex.site)) for vertex in others}
+    return name.holder.startswith(("variable", "local")) and did.issuperset(
+        (vertices[k].op, place(vertices[k].site)) for k in alone
+    )
+
+
+def _others(snapshot: Snapshot, roots: list[int]) -> str:
+    """Return the results beside the first one, by name where they have one."""
+    if len(roots) < 2:  # noqa: PLR2004
+        return ""
+    first = place(snapshot.vertices[snapshot.roots[roots[0]][0]].site)
+    told: list[str] = []
+    for k in roots[1:]:
+        site = snapshot.vertices[snapshot.roots[k][0]].site
+        if k in snapshot.root_names and len(told) < _SHOWN:
+            line = "" if place(site) == first else at(site)
+            told.append(f"`{snapshot.root_names[k].text}`{line}")
+    left = len(roots) - 1 - len(told)
+    if left:
+        told.append(f"{left} more")
+    shown = " and ".join((", ".join(told[:-1]), told[-1]) if told[1:] else told)
+    return f" (and {shown})"
+
+
+def _is_written(edits: Edits, root: int) -> bool:
+    """Return whether a result is an input written in place: it was there, and is given anew."""
+    name = edits.b.root_names.get(root)
+    if name is None or name.in_module:
+        return False
+    vertex, index = edits.b.roots[root]
+    type_ = edits.b.vertices[vertex].types[index]
+    return any(
+        other.text == name.text
+        and edits.b.vertices[leaf].types == (type_,)
+        and leaf in edits.added
+        for leaf, other in edits.b.leaf_names.items()
+    )
+
+
+def _written(edits: Edits, roots: list[int]) -> Cause:
+    """Return that tensors of the program are written to, as a metric's sums."""
+    nodes = exclusive(edits.b, roots, edits.added)[0]
+    vertex = edits.b.vertices[edits.b.roots[roots[0]][0]]
+    called, variable = _root(edits.b, roots[0])
+    edits.new_roots = [k for k in edits.new_roots if k not in roots]
+    return Cause(
+        kind="update",
+        text=f"{called} is written to{at(vertex.site)} in step {edits.now.first_step}, and was "
+        f"not in {edits.before.name}{_others(edits.b, roots)}: "
+        f"{_difference('+', len(roots), len(nodes))}",
+        fix=WRITTEN_FIX,
+        variable=variable,
+        now=vertex.site,
+        taken=edits.take(added=nodes),
+    )
 
 
 def _keeper(variable: str) -> str:
@@ -156,7 +262,7 @@ def _dropped(edits: Edits) -> Cause:
     first = max(roots, key=lambda k: len(each[k]))
     vertex = edits.a.vertices[edits.a.roots[first][0]]
     called, name = _root(edits.a, first)
-    more = f" (and {len(roots) - 1} more)" if len(roots) > 1 else ""
+    more = _others(edits.a, [first, *(k for k in roots if k != first)])
     edits.gone_roots = []
     return Cause(
         kind="live_tensor_gone",

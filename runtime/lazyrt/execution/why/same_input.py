@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING
 
 from lazyrt.execution.why.causes import Cause, Taken
 from lazyrt.execution.why.edits import (
     at,
+    count,
     leaf_name,
     leaf_site,
     text_of,
@@ -22,9 +24,99 @@ if TYPE_CHECKING:
     from lazyrt.ir.snapshot import Snapshot
 
 
+_MAX_PAIRS = 8
+_SAME_FIX = (
+    "give both as tensors of their own (`y.clone()`), or as one, in every step; tensors of equal "
+    "values are no difference"
+)
+
+
 def tied_parameters(edits: Edits) -> list[Cause]:
     """Return which parameters of modules are one tensor now, or were before."""
     return _same_input(edits, _is_parameter)
+
+
+def merged_inputs(edits: Edits) -> list[Cause]:
+    """Return which two inputs are one tensor now, where what was computed of both is one, too.
+
+    A network that is called with `a` and `b`, and then with `a` twice, runs once.
+    """
+    for is_gain, free in ((False, edits.removed), (True, edits.added)):
+        snapshot = edits.b if is_gain else edits.a
+        leaves = [k for k in sorted(free) if _is_data_of_program(snapshot, k)]
+        others = [
+            k
+            for k, vertex in enumerate(snapshot.vertices)
+            if k not in free and _is_data_of_program(snapshot, k)
+        ]
+        if not 0 < len(leaves) <= _MAX_PAIRS or len(others) > _MAX_PAIRS:
+            continue
+        for leaf, twin in product(leaves, others):
+            if snapshot.vertices[leaf].types != snapshot.vertices[twin].types:
+                continue
+            same = _computed_alike(snapshot, leaf, twin, free)
+            if len(same) > 1 and is_gain != (len(edits.removed) > len(edits.added)):
+                return [_one_tensor(edits, leaf, twin, same, is_gain=is_gain)]
+    return []
+
+
+def _is_data_of_program(snapshot: Snapshot, leaf: int) -> bool:
+    """Return whether a vertex is data that the user has a name for, and no module or optimizer."""
+    name = snapshot.leaf_names.get(leaf)
+    return (
+        snapshot.vertices[leaf].op == "data"
+        and name is not None
+        and not name.in_module
+        and name.holder not in {"optimizer", "gradient"}
+    )
+
+
+def _computed_alike(
+    snapshot: Snapshot, leaf: int, twin: int, free: set[int]
+) -> dict[int, int]:
+    """Return what is computed of one input and of another alike, each with its double.
+
+    Empty unless all that reads the first one has a double among what both graphs have.
+    """
+    known: dict[object, int] = {}
+    for k, vertex in enumerate(snapshot.vertices):
+        if k not in free:
+            known.setdefault((vertex.label, vertex.operands), k)
+    same = {leaf: twin}
+    for k in sorted(free):
+        vertex = snapshot.vertices[k]
+        if any(operand in same for operand, _ in vertex.operands):
+            operands = tuple((same.get(o, o), index) for o, index in vertex.operands)
+            double = known.get((vertex.label, operands))
+            if double is not None:
+                same[k] = double
+    readers = [user for user, _ in snapshot.users()[leaf]]
+    return same if all(user in same for user in readers) else {}
+
+
+def _one_tensor(
+    edits: Edits, leaf: int, twin: int, same: dict[int, int], *, is_gain: bool
+) -> Cause:
+    snapshot, other = (edits.b, edits.a) if is_gain else (edits.a, edits.b)
+    pair = " and ".join(_called(snapshot, k) for k in (twin, leaf))
+    count_text = count(len(same) - 1, "operation")
+    text = (
+        f"{pair} were one tensor and are two now: {count_text} more"
+        if is_gain
+        else f"{pair} are one tensor now and were two: {count_text} on them run once"
+    )
+    partners = edits.match.to_before if is_gain else edits.match.to_now
+    sites = leaf_site(snapshot, leaf), leaf_site(other, partners[twin])
+    mine = "added" if is_gain else "removed"
+    return Cause(
+        kind="same_input",
+        text=text,
+        fix=_SAME_FIX,
+        variable=leaf_name(snapshot, leaf),
+        now=sites[0] if is_gain else sites[1],
+        before=sites[1] if is_gain else sites[0],
+        taken=edits.take(**{mine: same}),
+    )
 
 
 def same_input(edits: Edits) -> list[Cause]:
@@ -61,8 +153,7 @@ def _same_input(
                 Cause(
                     kind="same_input",
                     text=text,
-                    fix="give both as tensors of their own (`y.clone()`), or as one, in every "
-                    "step; tensors of equal values are no difference",
+                    fix=_SAME_FIX,
                     variable=leaf_name(snapshot, leaf),
                     now=leaf_site(edits.b, leaf if is_gain else partners[twin]),
                     before=leaf_site(edits.a, partners[twin] if is_gain else leaf),

@@ -57,13 +57,19 @@ def state(edits: Edits, *, of_optimizer: bool = False) -> list[Cause]:
     if not earlier:
         return []
     made_of = _made_of_creations(edits)
-    created = [leaf for leaf in earlier if _was_removed(edits, leaf, made_of)]
+    numbers = {leaf for leaf, _, _ in _were_numbers(edits)}
+    created = [
+        leaf
+        for leaf in earlier
+        if leaf not in numbers and _was_removed(edits, leaf, made_of)
+    ]
     if not created:
         return []
     roots = [_root_before(edits, leaf) for leaf in created]
     gone = edits.removed & cone(
         edits.a, [root for root in roots if root is not None], lambda _: True
     )
+    gone = _without_what_came_first(edits, gone, made_of)
     site = edits.b.origins[created[0]].site
     names = [edits.b.leaf_names[k].text for k in created if k in edits.b.leaf_names]
     what = f" ({listed(names)})" if names else ""
@@ -85,6 +91,20 @@ def state(edits: Edits, *, of_optimizer: bool = False) -> list[Cause]:
             taken=edits.take(added=near, removed=gone),
         )
     ]
+
+
+def _without_what_came_first(
+    edits: Edits, gone: set[int], made_of: list[bool]
+) -> set[int]:
+    """Return what made state, without what gave others the same, as clipped gradients."""
+    users = edits.a.users()
+    roots = {vertex for vertex, _ in edits.a.roots}
+    kept: set[int] = set()
+    for k in sorted(gone, reverse=True):
+        alone = all(user in kept for user, _ in users[k])
+        if made_of[k] or alone or (k in roots and not users[k]):
+            kept.add(k)
+    return kept
 
 
 def _on_line(snapshot: Snapshot, free: set[int], site: Site | None) -> set[int]:
@@ -125,6 +145,28 @@ def replaced_creations(edits: Edits) -> list[Cause]:
 
 def replaced_numbers(edits: Edits) -> list[Cause]:
     """Return which tensors the graph before had as plain numbers, as a sum that starts at zero."""
+    for leaf, k, number in _were_numbers(edits):
+        now, before = edits.b.vertices[k], edits.a.vertices[edits.changed[k]]
+        origin, name = edits.b.origins[leaf], leaf_name(edits.b, leaf)
+        called = f"`{name}`" if name else "a tensor"
+        return [
+            Cause(
+                kind="state_became_input",
+                text=f"{called}, which {edits.before.name} had as the number "
+                f"{number}{at(before.site)}, is a result of step {origin.step} now",
+                fix=_NUMBER_FIX,
+                variable=name,
+                now=now.site,
+                before=before.site,
+                taken=edits.take(added=[leaf], changed=[k]),
+            )
+        ]
+    return []
+
+
+def _were_numbers(edits: Edits) -> list[tuple[int, int, str]]:
+    """Return inputs that stand for a number, each with the op that reads it and that number."""
+    found = []
     for k, partner in edits.changed.items():
         now, before = edits.b.vertices[k], edits.a.vertices[partner]
         numbers = [
@@ -134,23 +176,9 @@ def replaced_numbers(edits: Edits) -> list[Cause]:
         ]
         more = {operand for operand, _ in now.operands} & edits.added
         leaf = next((each for each in more if _is_earlier_result(edits, each)), None)
-        if leaf is None or len(numbers) != 1:
-            continue
-        origin, name = edits.b.origins[leaf], leaf_name(edits.b, leaf)
-        called = f"`{name}`" if name else "a tensor"
-        return [
-            Cause(
-                kind="state_became_input",
-                text=f"{called}, which {edits.before.name} had as the number "
-                f"{numbers[0]}{at(before.site)}, is a result of step {origin.step} now",
-                fix=_NUMBER_FIX,
-                variable=name,
-                now=now.site,
-                before=before.site,
-                taken=edits.take(added=[leaf], changed=[k]),
-            )
-        ]
-    return []
+        if leaf is not None and len(numbers) == 1:
+            found.append((leaf, k, numbers[0]))
+    return found
 
 
 def _is_earlier_result(edits: Edits, leaf: int) -> bool:

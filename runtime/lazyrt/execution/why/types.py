@@ -78,7 +78,10 @@ def _types(edits: Edits, is_wanted: Callable[[int], bool]) -> list[Cause]:
     }
     beside: list[int] = []
     resized: list[int] = []
+    _take_what_follows_from_others(edits, sources)
     for vertex in filter(is_wanted, sources.origins):
+        if vertex not in edits.changed:
+            continue
         kind = sources.kind(vertex)
         # What reads an added conversion follows from the input all the same.
         if kind == "dtype" and _converted(edits, vertex) in converted:
@@ -97,6 +100,34 @@ def _types(edits: Edits, is_wanted: Callable[[int], bool]) -> list[Cause]:
         if kind == "input_dtype":
             causes += _shape_too(edits, vertices)
     return causes
+
+
+def _take_what_follows_from_others(edits: Edits, sources: Sources) -> None:
+    """Take out the sizes of what reads another module's result now: that has its own cause."""
+    if edits.before.key.mode != edits.now.key.mode:
+        return  # what ran alone is no module's doing
+    told = {
+        vertex
+        for vertex in sources.origins
+        if sources.kind(vertex) == "shape" and _reads_what_is_told(edits, vertex)
+    }
+    edits.take(changed=[k for k, source in sources.of.items() if source in told])
+
+
+def _reads_what_is_told(edits: Edits, vertex: int) -> bool:
+    """Return whether an operand came and the one before went, each for a cause of its own."""
+    a, b, match = edits.a, edits.b, edits.match
+    now, before = b.vertices[vertex], a.vertices[match.to_before[vertex]]
+    return now.attrs == before.attrs and any(
+        match.to_before[new] < 0
+        and match.to_now[old] < 0
+        and new not in edits.added
+        and old not in edits.removed
+        and b.vertices[new].scope
+        and a.vertices[old].scope
+        and b.vertices[new].types != a.vertices[old].types
+        for (new, _), (old, _) in zip(now.operands, before.operands, strict=False)
+    )
 
 
 def _converted(edits: Edits, vertex: int) -> object:

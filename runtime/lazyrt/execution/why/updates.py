@@ -21,7 +21,7 @@ from lazyrt.execution.why.gradients import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from lazyrt.execution.why.edits import Edits, Place
     from lazyrt.ir.snapshot import Snapshot, Vertex
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 _BESIDE_FIX = (
     "nothing to do where both come back: with and without the update is one graph each"
+)
+WRITTEN_FIX = (
+    "nothing to do where both come back: with and without is one graph each; or write to them in "
+    "every step, or in a step of its own (`with lazyrt.step():`)"
 )
 _OTHER_FIX = "make the optimizer once, before the loop; each one costs a compile"
 OF_OPTIMIZERS = ("aten._foreach", "aten._fused")
@@ -55,8 +59,11 @@ def updates(edits: Edits) -> list[Cause]:
         if not lost:
             continue
         exchanged = _exchanged(edits, lost, [*new], is_gain=is_gain)
-        return exchanged or _update(edits, lost, has_others=bool(new), is_gain=is_gain)
-    return [] if before or now else _without_state(edits) or without_gradients(edits)
+        found = exchanged or _update(edits, lost, has_others=bool(new), is_gain=is_gain)
+        return found + _without_state(edits, besides={*before, *now})
+    if before or now:
+        return _without_state(edits, besides={*before, *now})
+    return _without_state(edits) or without_gradients(edits)
 
 
 def _is_update_alone(edits: Edits) -> bool:
@@ -64,9 +71,21 @@ def _is_update_alone(edits: Edits) -> bool:
     return not any(v.scope for side in (edits.a, edits.b) for v in side.vertices)
 
 
-def _without_state(edits: Edits) -> list[Cause]:
-    """Return whether an optimizer without state updates other parameters than before."""
+def _without_state(edits: Edits, besides: Collection[str] = ()) -> list[Cause]:
+    """Return whether an optimizer without state updates other parameters than before.
+
+    Args:
+        edits: What is left of the difference.
+        besides: State of an optimizer: what it trains is none of these parameters, nor is what
+            has gradients.
+    """
     before, now = written(edits.a), written(edits.b)
+    if besides:
+        trained = set(map(owner_of, besides)) | _trained(edits.a) | _trained(edits.b)
+        before, now = (
+            {name: None for name in names if name not in trained}
+            for names in (before, now)
+        )
     for old, new, snapshot, other, is_gain in (
         (before, now, edits.a, edits.b, False),
         (now, before, edits.b, edits.a, True),
@@ -75,13 +94,14 @@ def _without_state(edits: Edits) -> list[Cause]:
         made = {n.text for n in other.root_names.values() if n.in_module} - set(new)
         lost = [name for name in old if name not in {*new, *made} and name in known]
         site = site_of(snapshot, lost)
-        if not lost or site is None:
+        if not lost or site is None or not _is_left(edits, lost, is_gain=is_gain):
             continue
         taken = take_states(edits, lost, [f"{name}.grad" for name in lost])
         if not sum(taken):
             continue
         if new:
-            return [_in_part(lost, site, taken, is_gain=is_gain)]
+            trains = not _trained(snapshot).isdisjoint(lost)
+            return [_in_part(lost, site, taken, is_gain=is_gain, trains=trains)]
         what = f"{count(len(lost), 'parameter')} ({listed(lost)})"
         return [
             Cause(
@@ -95,6 +115,17 @@ def _without_state(edits: Edits) -> list[Cause]:
             )
         ]
     return []
+
+
+def _is_left(edits: Edits, names: list[str], *, is_gain: bool) -> bool:
+    """Return whether what gives some parameters anew still wants a cause: a cut may be one."""
+    snapshot = edits.b if is_gain else edits.a
+    left = edits.added if is_gain else edits.removed
+    left = left | ({*edits.changed} if is_gain else {*edits.changed.values()})
+    return any(
+        name.text in names and snapshot.roots[k][0] in left
+        for k, name in snapshot.root_names.items()
+    )
 
 
 def _ran(edits: Edits, *, is_gain: bool) -> str:
@@ -158,14 +189,27 @@ def is_of_optimizer(vertex: Vertex) -> bool:
     return vertex.op.startswith(OF_OPTIMIZERS)
 
 
-def _in_part(owners: list[str], site: Site, taken: Taken, *, is_gain: bool) -> Cause:
+def _trained(snapshot: Snapshot) -> set[str]:
+    """Return the parameters whose gradients a graph reads or gives."""
+    names = (*snapshot.leaf_names.values(), *snapshot.root_names.values())
+    return {owner_of(name.text) for name in names if name.holder == "gradient"}
+
+
+def _in_part(
+    owners: list[str],
+    site: Site,
+    taken: Taken,
+    *,
+    is_gain: bool,
+    trains: bool = True,
+) -> Cause:
     more = "more" if is_gain else "fewer"
     verb = "is" if len(owners) == 1 else "are"
     return Cause(
         kind="update",
         text=f"{count(len(owners), 'parameter')} {more} {verb} updated{at(site)}: "
         f"{listed(owners)}",
-        fix=PART_FIX,
+        fix=PART_FIX if trains else WRITTEN_FIX,
         variable=owners[0],
         now=site,
         before=site,
