@@ -9,6 +9,7 @@ from lazyviz.divergence.tracks import called
 from lazyviz.render import html, text
 from lazyviz.render.escape import one_line
 from lazyviz.render.measure import clip
+from lazyviz.render.page import page_html
 
 if TYPE_CHECKING:
     from lazyviz.divergence.report import Replicas
@@ -61,7 +62,7 @@ def replicas_html(found: Replicas) -> str:
 
 def replicas_page(found: Replicas) -> str:
     """Return a page that needs no other file."""
-    return html.page_html(
+    return page_html(
         "Replicas side by side", [("", replicas_html(found))], is_locked=True
     )
 

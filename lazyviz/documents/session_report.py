@@ -19,6 +19,7 @@ from lazyviz.documents import privacy
 from lazyviz.documents.facts import Facts, collect
 from lazyviz.documents.parts import PARTS
 from lazyviz.render import html, text
+from lazyviz.render.page import Section, page_html
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,16 +68,16 @@ def write(path: str | Path, *, source: bool = True, force: bool = False) -> Writ
 def page_of(facts: Facts) -> str:
     """Return the page: nothing in it names the home directory, and its size is bounded."""
     sections = [
-        html.Section(
+        Section(
             title=part.title,
             body=_body(part.make, facts, part.nbytes),
             anchor=part.anchor,
         )
         for part in PARTS
     ]
-    page = html.page_html(
+    page = page_html(
         "Report of a lazyviz session",
-        [html.Section(title="", body=_introduction(facts)), *sections],
+        [Section(title="", body=_introduction(facts)), *sections],
         generator=GENERATOR,
         is_locked=True,
     )

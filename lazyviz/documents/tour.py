@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, TextIO
 
 from lazyviz.command_line import output_file
 from lazyviz.documents import markdown, notebook
-from lazyviz.render import html, text
+from lazyviz.render import text
 from lazyviz.render.escape import markup
+from lazyviz.render.page import page_html
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str], out: TextIO | None = None) -> int:
     started = time.perf_counter_ns()
     title = _title(cells, path)
     sections, failed = _run(cells, path, title, out)
-    page = html.page_html(title, sections)
+    page = page_html(title, sections)
     output.write_text(page, encoding="utf-8", errors="replace")
     took = text.duration(time.perf_counter_ns() - started)
     out.write(f"\n{'Stopped' if failed else 'Done'} after {took}. The page: {output}\n")

@@ -16,14 +16,13 @@ if TYPE_CHECKING:
 _HEADER = [
     "graph",
     "name",
-    "inputs",
-    "outputs",
+    "in / out",
     "compiles",
     "executions",
-    "at",
+    "in",
     "cause",
 ]
-_HASH_DIGITS = 12
+_HASH_DIGITS = 8
 _MAX_EVENTS = 200
 _READ = "a value was read before the step's end"
 
@@ -169,8 +168,7 @@ def _row(graph: str, events: list[Event], *, level_2: bool) -> list[object]:
     return [
         graph[:_HASH_DIGITS],
         first.name,
-        first.inputs,
-        first.outputs,
+        f"{first.inputs} / {first.outputs}",
         compiles,
         len(events) - compiles if level_2 else "",
         _where(first),

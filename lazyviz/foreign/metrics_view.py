@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from lazyviz.foreign.quantities import Quantity
 
 _SPREAD = "std dev"
-_HEADER = ["metric", "samples", "total", "printed as", "mean", _SPREAD, "per second", "50 %", "99 %"]  # fmt: skip
+_RATE = "per second"
+_HEADER = ["metric", "samples", "total", "printed as", "mean", _SPREAD, _RATE, "50 %", "99 %"]  # fmt: skip
+# What a page shows of these; the rest is folded, and what was printed stands below the total.
+_NARROW = ("samples", "total", "mean", "50 %", "99 %")
 _MEDIAN, _TAIL = 50.0, 99.0
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=::)")
 _WINDOW_NOTE = (
@@ -51,7 +54,8 @@ def report_html(report: MetricsReport) -> str:
             parts.append(f"<h3>{markup(section.title)}</h3>")
         if section.metrics:
             parts.append(_metrics_html(section))
-            parts.append(html.folded("percentiles", _percentiles_html(section)))
+            title = f"percentiles, {_RATE}"
+            parts.append(html.folded(title, _percentiles_html(section)))
         if section.counters:
             counters = html.table(
                 ["counter", "value"], sorted(section.counters.items())
@@ -136,41 +140,56 @@ def _row(metric: Metric) -> list[object]:
         total.printed if total.error else "",
         number(metric.mean),
         number(metric.std_dev),
-        ""
-        if metric.rate is None
-        else f"{metric.rate:,.2g}"
-        if metric.rate < 1
-        else f"{metric.rate:,.1f}",
+        _rate(metric),
         number(metric.percentiles.get(_MEDIAN)),
         number(metric.percentiles.get(_TAIL)),
     ]
 
 
+def _rate(metric: Metric) -> str:
+    if metric.rate is None:
+        return ""
+    return f"{metric.rate:,.2g}" if metric.rate < 1 else f"{metric.rate:,.1f}"
+
+
 def _metrics_html(section: Section) -> str:
     """Return the table of a section, which fits a narrow notebook: long names may break."""
     header, rows = _columns(section, _HEADER)
-    keep = [k for k, title in enumerate(header) if title != _SPREAD]
+    keep = [k for k, title in enumerate(header) if title in _NARROW]
     names = [Fragment(_HUMP.sub("<wbr/>", markup(str(row[0])))) for row in rows]
     cells = [
-        [name, *(row[k] for k in keep[1:])]
-        for name, row in zip(names, rows, strict=True)
+        [name, *(row[k] for k in keep)] for name, row in zip(names, rows, strict=True)
     ]
-    return html.table([header[k] for k in keep], cells)
+    if "printed as" in header:
+        total, printed = header.index("total"), header.index("printed as")
+        at = keep.index(total) + 1
+        for cell, row in zip(cells, rows, strict=True):
+            if row[printed]:
+                cell[at] = _with_printed(str(row[total]), str(row[printed]))
+    return html.table([header[0], *(header[k] for k in keep)], cells)
+
+
+def _with_printed(total: str, printed: str) -> Fragment:
+    """Return what was measured, and below it what had been printed of it."""
+    return Fragment(
+        f"{html.breakable(total)}<br/><small>printed as {html.breakable(printed)}</small>"
+    )
 
 
 def _percentiles_html(section: Section) -> str:
     shares = sorted({share for m in section.metrics for share in m.percentiles})
-    header = ["metric", *(f"{share:g} %" for share in shares), _SPREAD]
+    header = ["metric", *(f"{share:g} %" for share in shares), _SPREAD, _RATE]
     rows = [
         [
             m.name,
             *(number(m.percentiles.get(share)) for share in shares),
             number(m.std_dev),
+            _rate(m),
         ]
         for m in section.metrics
     ]
-    if not any(row[-1] for row in rows):
-        header, rows = header[:-1], [row[:-1] for row in rows]
+    said = [k for k in range(len(header)) if any(row[k] != "" for row in rows)]
+    header, rows = [header[k] for k in said], [[row[k] for k in said] for row in rows]
     calls = (html.folded(m.name, _calls_html(m)) for m in section.metrics if m.calls)
     return html.table(header, rows) + "".join(calls)
 

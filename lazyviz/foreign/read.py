@@ -15,11 +15,14 @@ from lazyviz.foreign.evidence import EvidenceError, file_bytes, shorten
 from lazyviz.foreign.metrics_parse import parse_report
 from lazyviz.foreign.programs import parse_programs
 from lazyviz.foreign.tensors_dump_parse import BEGIN, parse_tensors_dump
+from lazyviz.foreign.tensors_report import DEBUG_INFO, REPORT, parse_tensors_report
 from lazyviz.foreign.xla_dump import read_xla_dump
 from lazyviz.foreign.xplane_parse import SUFFIX, profiles_in, read_profile
+from lazyviz.hlo import ir_text
 from lazyviz.hlo.errors import HloError
-from lazyviz.hlo.load import UTF16_MARKS, readable
-from lazyviz.render import html
+from lazyviz.hlo.load import readable, unpacked
+from lazyviz.hlo.signatures import told_by, wide_coding
+from lazyviz.render.page import page_html
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,8 +32,14 @@ if TYPE_CHECKING:
 _MAX_BYTES = 512 * 2**20
 _PROBE = 4_096
 _PROGRAM = re.compile(
-    r'^(?:HloModule\b|\s*"?(?:builtin\.)?module\b|\s*func\.func\b|\s*IR \{|digraph G \{)',
+    r'^(?:HloModule\b|\s*"?(?:builtin\.)?module\b|\s*func\.func\b|\s*IR \{'
+    r'|digraph (?:G|"graph\.[^"]*") \{)',
     re.MULTILINE,
+)
+_KINDS = (
+    "What can be read: a metrics report ('Metric: ...'), a PT_XLA_DEBUG log ('Compilation "
+    f"Analysis: ...'), a dump of graphs ('{BEGIN}'), a report of tensors ('Tensor: id=...'), a "
+    "program ('HloModule', 'module', 'IR {'). Give the file as it was written."
 )
 _ANALYSES = ("Compilation Analysis:", "Execution Analysis:", "pt-xla-profiler:")
 
@@ -38,8 +47,10 @@ _ANALYSES = ("Compilation Analysis:", "Execution Analysis:", "pt-xla-profiler:")
 def read(source: str | Path) -> Evidence:
     """Read what torch_xla, XLA or lazyrt wrote, after finding out what it is.
 
-    Knows metrics reports, PT_XLA_DEBUG logs, XLA_SAVE_TENSORS_FILE dumps, the folders of
-    `--xla_dump_to`, profiles (`*.xplane.pb`, or the folder of `jax.profiler.trace`), and programs: HLO, StableHLO, torch_xla's IR, HLO protos.
+    Knows metrics reports, PT_XLA_DEBUG logs, XLA_SAVE_TENSORS_FILE dumps, torch_xla's reports
+    of live tensors, the folders of `--xla_dump_to` and of `lazyrt.dump_graphs`, profiles
+    (`*.xplane.pb`, or the folder of `jax.profiler.trace`), and programs: HLO, StableHLO, the IR
+    of torch_xla and lazyrt, HLO protos. A file may be packed by gzip.
 
     Args:
         source: Path of a file or folder, or the text itself (of several lines).
@@ -58,13 +69,21 @@ def read(source: str | Path) -> Evidence:
         return read_profile(path)
     data = file_bytes(path, _MAX_BYTES, "Split it, or give the part that matters.")
     try:
-        if b"\0" in data[:_PROBE] and not data.startswith(UTF16_MARKS):
-            return _binary(path, data)
-        contents = readable(data)
-        return _reader(contents)(contents)
+        return _read_bytes(path, unpacked(data, str(path)))
+    except HloError as error:  # it cannot be unpacked
+        raise EvidenceError(str(error)) from None
     except EvidenceError as error:
         error.add_note(f"in {path}")
         raise
+
+
+def _read_bytes(path: Path, data: bytes) -> Evidence:
+    if what := told_by(data):
+        raise EvidenceError(f"{path} is {what} {_KINDS}")
+    if b"\0" in data[:_PROBE] and not wide_coding(data):
+        return _binary(path, data)
+    contents = readable(data)
+    return _reader(contents)(contents)
 
 
 def main(arguments: Sequence[str], out: TextIO | None = None) -> int:
@@ -72,8 +91,9 @@ def main(arguments: Sequence[str], out: TextIO | None = None) -> int:
     out = out or sys.stdout
     parser = argparse.ArgumentParser(
         prog="python -m lazyviz read",
-        description="Read what torch_xla or XLA wrote: a metrics report, a PT_XLA_DEBUG "
-        "log, an XLA_SAVE_TENSORS_FILE dump, a folder of --xla_dump_to, a profile (.xplane.pb), or a program.",
+        description="Read what torch_xla, XLA or lazyrt wrote: a metrics report, a "
+        "PT_XLA_DEBUG log, an XLA_SAVE_TENSORS_FILE dump, a report of live tensors, a folder of "
+        "--xla_dump_to or of lazyrt.dump_graphs, a profile (.xplane.pb), or a program.",
     )
     parser.add_argument("path", type=Path, help="the file or folder; - for stdin")
     parser.add_argument(
@@ -95,7 +115,7 @@ def main(arguments: Sequence[str], out: TextIO | None = None) -> int:
         return 2
     if options.html:
         title = f"{options.path.name or options.path}"
-        options.html.write_text(html.page_html(title, [("", shown)]), encoding="utf-8")
+        options.html.write_text(page_html(title, [("", shown)]), encoding="utf-8")
         shown = f"The page: {options.html.absolute()}"
     out.write(f"{shown}\n")
     return 0
@@ -124,8 +144,12 @@ def _reader(contents: str) -> Callable[[str], Evidence]:
         return parse_debug_log
     if "Metric: " in contents or "Counter: " in contents or _is_report_json(contents):
         return parse_report
-    if _PROGRAM.search(contents):
+    if REPORT.search(contents) or DEBUG_INFO.search(contents):
+        return parse_tensors_report
+    if _PROGRAM.search(contents) or ir_text.START.match(contents):
         return parse_programs
+    if not contents.strip():
+        raise EvidenceError(f"there is nothing in it. {_KINDS}")
     if '"traceEvents"' in contents:
         raise EvidenceError(
             "the text is a trace-event file, a timeline, which is not read here. Sum it up by "
@@ -133,9 +157,7 @@ def _reader(contents: str) -> Callable[[str], Evidence]:
         )
     raise EvidenceError(
         f"the text that starts with {shorten(contents.lstrip())} is nothing that can be read "
-        "here: neither a metrics report ('Metric: ...'), nor a PT_XLA_DEBUG log "
-        f"('Compilation Analysis: ...'), nor a dump of graphs ('{BEGIN}'), nor a program "
-        "('HloModule', 'module', 'IR {'). Give the file as it was written."
+        f"here. {_KINDS}"
     )
 
 

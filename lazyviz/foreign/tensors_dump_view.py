@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from lazyviz.hlo.sharing import is_same_up_to_sharing
 from lazyviz.render import html, text
 from lazyviz.render.escape import markup
 
@@ -13,11 +14,15 @@ if TYPE_CHECKING:
     from lazyviz.foreign.tensors_dump import DumpedGraph, TensorsDump
     from lazyviz.hlo import GraphDiff
 
-_HEADER = ["graph", "hash", "format", "size", "roots", "event", "at", "same as"]
-_HASH_DIGITS = 12
+_HEADER = ["graph", "hash", "format", "size", "roots", "event", "in", "same as"]
+_HASH_DIGITS = 8
 _MAX_OPS = 12
 _MAX_CHARACTERS = 200_000
 _MAX_COMPARED = 8
+# Beyond so many characters equal hashes are taken at their word.
+_MAX_CHECKED = 8_000_000
+# Columns that say the same of every graph stand in the line above the table.
+_COMMON = ("format", "event")
 
 
 def dump_text(dump: TensorsDump) -> str:
@@ -74,7 +79,21 @@ def dump_dict(dump: TensorsDump) -> dict[str, Any]:
 
 
 def _summary(dump: TensorsDump) -> str:
-    return f"{text.plural(len(dump.graphs), 'graph')}, {len(dump.distinct):,} of them different"
+    facts = "".join(f", {title} {value}" for title, value in _common(dump).items())
+    return (
+        f"{text.plural(len(dump.graphs), 'graph')}, {len(dump.distinct):,} of them "
+        f"different{facts}"
+    )
+
+
+def _common(dump: TensorsDump) -> dict[str, str]:
+    """Return what is true of all graphs, by the title of its column."""
+    found = {title: {getattr(g, title) for g in dump.graphs} for title in _COMMON}
+    return {
+        title: value
+        for title, (value, *others) in found.items()
+        if value and not others
+    }
 
 
 def _columns(dump: TensorsDump) -> tuple[list[str], list[list[object]]]:
@@ -83,7 +102,12 @@ def _columns(dump: TensorsDump) -> tuple[list[str], list[list[object]]]:
         _row(position, graph, first[position])
         for position, graph in enumerate(dump.graphs, 1)
     ]
-    keep = [k for k in range(len(_HEADER)) if any(row[k] != "" for row in rows)]
+    common = _common(dump)
+    keep = [
+        k
+        for k, title in enumerate(_HEADER)
+        if title not in common and any(row[k] != "" for row in rows)
+    ]
     return [_HEADER[k] for k in keep], [[row[k] for k in keep] for row in rows]
 
 
@@ -109,7 +133,8 @@ def _title(graph: DumpedGraph, positions: list[int]) -> str:
 
 
 def _differences(dump: TensorsDump) -> Iterator[str]:
-    """Say what makes graphs differ that the same line of the user's code asked for."""
+    """Say which hashes stand for more than one program, and what makes those of a line differ."""
+    yield from _shared_hashes(dump)
     first: dict[str, int] = {}
     compared = 0
     for positions in dump.distinct.values():
@@ -129,6 +154,37 @@ def _differences(dump: TensorsDump) -> Iterator[str]:
         )
 
 
+def _shared_hashes(dump: TensorsDump) -> Iterator[str]:
+    """Say of graphs with an earlier one's hash how they differ from it."""
+    size = sum(len(graph.body) for graph in dump.graphs)
+    for positions in dump.distinct.values() if size <= _MAX_CHECKED else ():
+        first = positions[0]
+        alike: dict[tuple[str, bool], list[int]] = {}
+        for position in positions[1:]:
+            found = dump.diff(first, position)
+            if what := _what(found):
+                same = is_same_up_to_sharing(found.a, found.b)
+                alike.setdefault((what, same), []).append(position)
+        for (what, same), others in alike.items():
+            yield _shared_hash(first, others, what, same=same)
+
+
+def _shared_hash(first: int, others: list[int], what: str, *, same: bool) -> str:
+    *rest, last = map(str, others)
+    subject = (
+        f"graphs {', '.join(rest)} and {last} have" if rest else f"graph {last} has"
+    )
+    if same:
+        return (
+            f"{subject} the hash of graph {first}, and the same results: values are shared "
+            f"otherwise, {what}."
+        )
+    return (
+        f"{subject} the hash of graph {first}, but not its program: {what}. torch_xla runs "
+        "one executable for both, so results may be wrong (pytorch/xla#8353)."
+    )
+
+
 def _what(found: GraphDiff) -> str:
     counts = [
         (len(found.added), "more", "node"),
@@ -144,6 +200,8 @@ def _what(found: GraphDiff) -> str:
         )
     if found.rewired:
         parts.append(text.plural(len(found.rewired), "operand") + " from elsewhere")
+    if found.outputs.added or found.outputs.removed:
+        parts.append("other outputs")
     return "; ".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""A folder that XLA wrote with `--xla_dump_to`: its modules, each in several stages."""
+"""A folder that XLA wrote with `--xla_dump_to`, or `lazyrt.dump_graphs`: modules in stages."""
 
 from __future__ import annotations
 
@@ -11,13 +11,20 @@ from lazyviz.hlo.tokens import instruction_count
 from lazyviz.render import html, text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from lazyviz.hlo import Graph
 
-_BEFORE = ("before_optimizations.txt",)
-_AFTER = re.compile(r"(?:\w+_)?after_optimizations\.txt")
+_BEFORE = ("before_optimizations.txt", "before_optimisation.hlo")
+_AFTER = re.compile(r"(?:\w+_)?after_optimizations\.txt|after_optimisation\.hlo")
+# What `lazyrt.dump_graphs` writes of each graph.
+_GRAPH = re.compile(
+    r"graph\.(?P<id>\d+)\.(?P<stage>ir\.txt|stablehlo\.mlir"
+    r"|(?:before|after)_optimisation\.hlo|dot)"
+)
+_ALIASES = {"ir": "ir.txt", "stablehlo": "stablehlo.mlir"}
+_MAX_NAMED = 4
 _PASS = re.compile(r"(\d{4})\.(.+)\.txt")
 _HEADER = ["module", "name", "before", "after", "passes", "files", "bytes"]
 
@@ -28,7 +35,7 @@ class DumpedModule:
 
     Attributes:
         id: XLA's number of it.
-        name: Such as `jit_step` or `IrToHlo.108`.
+        name: Such as `jit_step`, `IrToHlo.108` or lazyrt's `graph.2`.
         files: Paths by what follows the name, such as `before_optimizations.txt`.
     """
 
@@ -55,7 +62,8 @@ class DumpedModule:
         """Return the module's graph, for `lazyviz.hlo`.
 
         Args:
-            stage: `before` or `after` optimisation, or a key of `files` with HLO text.
+            stage: `before` or `after` optimisation, for a graph of lazyrt also `ir` or
+                `stablehlo`, or a key of `files` that holds a program.
 
         Raises:
             EvidenceError: The folder has no such text of it.
@@ -64,14 +72,18 @@ class DumpedModule:
         from lazyviz.hlo import parse
 
         path = {"before": self.before, "after": self.after}.get(
-            stage, self.files.get(stage)
+            stage, self.files.get(_ALIASES.get(stage, stage))
         )
         if path is None:
             raise EvidenceError(
                 f"module {self.id} {self.name} has no text {stage!r} in the dump. It has "
-                f"{', '.join(self.files)}; set --xla_dump_hlo_as_text for text."
+                f"{', '.join(self.files)}{self._advice()}."
             )
         return parse(path.read_text("utf-8", errors="replace"), source=path.name)
+
+    def _advice(self) -> str:
+        is_ours = any(_GRAPH.fullmatch(path.name) for path in self.files.values())
+        return "" if is_ours else "; set --xla_dump_hlo_as_text for text"
 
     @property
     def passes(self) -> dict[str, Path]:
@@ -100,11 +112,11 @@ class XlaDump(Evidence):
 
     def text(self) -> str:
         """Return a table of the modules."""
-        return f"{self._summary()}\n\n{text.table(_HEADER, self._rows())}"
+        return f"{self._summary()}\n\n{text.table(*self._table())}"
 
     def to_html(self) -> str:
         """Return the table; each module's files are folded."""
-        parts = [html.muted(self._summary()), html.table(_HEADER, self._rows())]
+        parts = [html.muted(self._summary()), html.table(*self._table())]
         for module in self.modules:
             title = f"module {module.id} {module.name}"
             parts.append(html.folded(title, html.pre("\n".join(module.files))))
@@ -127,13 +139,16 @@ class XlaDump(Evidence):
         }
 
     def _summary(self) -> str:
-        return (
-            f"{text.plural(len(self.modules), 'module')} in {self.folder}; before and after "
-            "are numbers of instructions"
+        counted = (
+            "; before and after are numbers of instructions"
+            if any(module.before or module.after for module in self.modules)
+            else ""
         )
+        return f"{text.plural(len(self.modules), 'module')} in {self.folder}{counted}"
 
-    def _rows(self) -> list[list[object]]:
-        return [
+    def _table(self) -> tuple[list[str], list[list[object]]]:
+        """Return header and rows, without columns of what was not dumped."""
+        rows: list[list[object]] = [
             [
                 module.id,
                 module.name,
@@ -145,6 +160,10 @@ class XlaDump(Evidence):
             ]
             for module in self.modules
         ]
+        keep = [
+            k for k in range(len(_HEADER)) if any(row[k] not in ("", 0) for row in rows)
+        ]
+        return [_HEADER[k] for k in keep], [[row[k] for k in keep] for row in rows]
 
 
 def read_xla_dump(folder: Path) -> XlaDump:
@@ -157,14 +176,41 @@ def read_xla_dump(folder: Path) -> XlaDump:
         raise EvidenceError(
             f"{folder} is no folder. Give the folder that XLA_FLAGS=--xla_dump_to=... named."
         )
-    modules = _group(path for path in sorted(folder.iterdir()) if path.is_file())
+    paths = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    modules = _group(paths) or _graphs(paths)
     if not modules:
         raise EvidenceError(
             f"{folder} has no files like 'module_0001.jit_step.before_optimizations.txt', so "
-            "it is no dump of XLA. Set XLA_FLAGS=--xla_dump_to=FOLDER and "
-            "--xla_dump_hlo_as_text before the program starts."
+            f"it is no dump of XLA{_instead(paths)} For one, set "
+            "XLA_FLAGS=--xla_dump_to=FOLDER and --xla_dump_hlo_as_text before the program starts."
         )
     return XlaDump(folder, modules)
+
+
+def _instead(paths: Sequence[Path]) -> str:
+    """Return what a folder that is no dump holds, and who reads that."""
+    if any(path.name.startswith("replica-") for path in paths):
+        return ", but a record of steps, which lazyviz.replicas(folder) reads."
+    if not paths:
+        return ": it has no file at all."
+    names = ", ".join(path.name for path in paths[:_MAX_NAMED])
+    more = f" and {len(paths) - _MAX_NAMED:,} more" if len(paths) > _MAX_NAMED else ""
+    return (
+        f", nor graphs of lazyrt.dump_graphs(), such as 'graph.1.ir.txt'. It has {names}{more}; "
+        "name a file."
+    )
+
+
+def _graphs(paths: Iterable[Path]) -> tuple[DumpedModule, ...]:
+    """Group what `lazyrt.dump_graphs` wrote by graph."""
+    known: dict[int, dict[str, Path]] = {}
+    for path in paths:
+        if found := _GRAPH.fullmatch(path.name):
+            known.setdefault(int(found["id"]), {})[found["stage"]] = path
+    return tuple(
+        DumpedModule(id=number, name=f"graph.{number}", files=files)
+        for number, files in sorted(known.items())
+    )
 
 
 def _group(paths: Iterable[Path]) -> tuple[DumpedModule, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import codecs
 import gzip
 import io
 import os
@@ -21,6 +20,7 @@ from lazyviz.hlo.mlir import MlirModule
 from lazyviz.hlo.normal import graph_of_module
 from lazyviz.hlo.proto import looks_like_proto, text_of_proto
 from lazyviz.hlo.scan import modules
+from lazyviz.hlo.signatures import told_by, wide_coding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,8 +32,9 @@ _SHOWN_CHARACTERS = 300
 
 # What gives the text of a lowered or compiled program: jax's and ours, XlaComputation, HloModule.
 _TEXTS = ("as_text", "as_hlo_text", "to_string")
+# Where evidence that holds several programs keeps them.
+_PARTS = ("graphs", "modules", "tensors")
 _GZIP = b"\x1f\x8b"
-UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _HLO = re.compile(r"^HloModule\b", re.MULTILINE)
 _INDENTED = re.compile(r"^([ \t]+)HloModule\b", re.MULTILINE)
 _DOT_START = "digraph G {"
@@ -77,11 +78,15 @@ def text_of_bytes(data: bytes, source: str = "") -> str | bytes:
     Raises:
         HloError: It is packed and damaged, or is no text.
     """
-    if data.startswith(_GZIP):
-        data = _unpacked(data, source)
+    data = unpacked(data, source)
+    if what := told_by(data):
+        raise HloSyntaxError(
+            f"it is {what} Give a dump of HLO or StableHLO, as text or as a proto.",
+            source=source,
+        )
     if looks_like_proto(data):
         return text_of_proto(data, source)
-    if b"\0" in data and not data.startswith(UTF16_MARKS):
+    if b"\0" in data and not wide_coding(data):
         start = " ".join(f"{byte:02x}" for byte in data[:8])
         raise HloSyntaxError(
             f"it holds bytes that no text has, and begins with {start}. Give a dump of HLO or "
@@ -91,7 +96,14 @@ def text_of_bytes(data: bytes, source: str = "") -> str | bytes:
     return data
 
 
-def _unpacked(data: bytes, source: str) -> bytes:
+def unpacked(data: bytes, source: str) -> bytes:
+    """Return a file's bytes as they were before gzip packed them, if it did.
+
+    Raises:
+        HloError: They are damaged, or too many.
+    """
+    if not data.startswith(_GZIP):
+        return data
     try:
         with gzip.open(io.BytesIO(data)) as file:
             data = file.read(MAX_BYTES + 1)
@@ -196,8 +208,7 @@ def _unprinted(text: str) -> str:
 
 def _decoded(data: bytes) -> str:
     """Return a file's text; some editors save it in two bytes for each character."""
-    coding = "utf-16" if data.startswith(UTF16_MARKS) else "utf-8"
-    return data.decode(coding, "replace")
+    return data.decode(wide_coding(data) or "utf-8", "replace")
 
 
 def _placed(error: MisplacedError, text: str, source: str) -> HloSyntaxError:
@@ -245,7 +256,7 @@ def _bytes_of(file: Path) -> bytes:
     except IsADirectoryError:
         raise HloError(
             f"{file} is a folder. Name a file in it; lazyviz.read() and `python -m lazyviz read` "
-            "list what XLA dumped into a folder."
+            "list the dumps in a folder."
         ) from None
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", "") or error
@@ -312,7 +323,7 @@ def _of_evidence(thing: Any) -> Graph:
     found = found() if callable(found) else found
     if isinstance(found, Graph):
         return found
-    parts = next((name for name in ("graphs", "modules") if hasattr(thing, name)), "")
+    parts = next((name for name in _PARTS if hasattr(thing, name)), "")
     hint = (
         f"Choose one, such as `.{parts}[0]`."
         if parts

@@ -12,6 +12,7 @@ from lazyviz.inspection.explorer import Explorer
 from lazyviz.inspection.subjects import pending_subject, subject_of
 from lazyviz.render import html
 from lazyviz.render.cuts import cut_html, cut_text
+from lazyviz.render.page import page_html
 from lazyviz.shell import twofold
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class ExploreView:
 
         listing = html.pre(self.explorer.listing())
         body = html.graph_html(self.explorer.copied) + listing + self._cut_html()
-        page = html.page_html(title or self.explorer.title, [("", body)])
+        page = page_html(title or self.explorer.title, [("", body)])
         Path(path).write_text(page, encoding="utf-8")
 
     def show(self) -> None:

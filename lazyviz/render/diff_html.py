@@ -31,7 +31,8 @@ from lazyviz.render.diff_text import (
     with_callees,
 )
 from lazyviz.render.escape import markup
-from lazyviz.render.html import Section, folded, page_html, pre
+from lazyviz.render.html import folded, pre
+from lazyviz.render.page import Section, page_html
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from dataclasses import dataclass
-from hashlib import sha256
-from importlib import resources
 from typing import TYPE_CHECKING
 
 from lazyviz.render import svg, text
@@ -37,20 +34,27 @@ _ADVICE = (
     "border-left:3px solid #2a9d8f;overflow-wrap:anywhere"
 )
 _CODE = re.compile(r"`([^`\n]+)`")
+# Longer words of a table may end a line where a part of them ends.
+_LONG_WORD = 12
+_LONG = re.compile(rf"[\w:.]{{{_LONG_WORD},}}")
+_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=::)|(?<=[A-Za-z][_.])(?=[A-Za-z])(?!py\b)")
+# A duration of `15m55.564619s`, as torch_xla writes them, may stand in two lines.
+_UNIT_END = re.compile(r"(?<=\d[smh])(?=\d)|(?<=\dms)(?=\d)")
+_QUANTITY_START = re.compile(r"\d+(ms|[smh])\d")
 _BAR_HEIGHT = 12
 _BAR_WIDTH = 420
 _SMALL_BAR_WIDTH = 84
 _SMALL_BAR_HEIGHT = 8
-# `12`, `4.1 MiB`, `about 1 min 3 s`, `97 %`, as text.py and torch_xla write them.
+# `12`, `4.1 MiB`, `about 1 min 3 s`, `97 %`, `15m55.564619s`, as text.py and torch_xla write them.
 _QUANTITY = re.compile(
     r"(about |<)?[-+−]?\d[\d,.]*"
     r"( ?(%|ns|[µu]s|ms|s|min|h|days?|bytes?|[KMGTP]i?B)){0,1}( \d+ (min|s|ms|h))*"
+    r"|(\d[\d.]*([mu]s|[hms]))+"
 )
 # On a narrow page `cell 3 line 2` and `4.1 MiB` would stand in two lines.
 _WHOLE = frozenset(
     (
         "at",
-        "size",
         "compile",
         "where",
         "age",
@@ -60,23 +64,9 @@ _WHOLE = frozenset(
         "time",
         "ended at",
         "in / out",
-        "nearest",
         "command",
     )
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """One part of a page: a heading, which may be empty, and its HTML.
-
-    Attributes:
-        anchor: Its id, by which the page's table of contents finds it; empty for none.
-    """
-
-    title: str
-    body: str
-    anchor: str = ""
 
 
 class Fragment(str):
@@ -367,7 +357,10 @@ def folded(
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return a table; columns of numbers and quantities stand to the right, heading and all."""
+    """Return a table; columns of numbers and quantities stand to the right, heading and all.
+
+    On a narrow page long names may end a line where a part of them ends.
+    """
     right = [
         _is_measured([row[k] for row in rows if k < len(row)])
         for k in range(len(header))
@@ -386,106 +379,47 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _is_measured(column: Sequence[object]) -> bool:
-    """Return whether all that a column says is numbers, sizes or durations."""
+    """Return whether all that a column says, in first lines, is numbers, sizes or durations."""
     said = [value for value in column if value not in ("", None)]
     return bool(said) and all(
-        _QUANTITY.fullmatch(str(value)) is not None
+        _QUANTITY.fullmatch(_first_line(value)) is not None
         for value in said
         if not isinstance(value, int) or isinstance(value, bool)
     )
 
 
+def _first_line(value: object) -> str:
+    return str(value).partition("<br/>")[0].replace("<wbr/>", "")
+
+
 def _table_cell(value: object, title: str, is_right: bool) -> str:  # noqa: FBT001
     is_number = isinstance(value, int) and not isinstance(value, bool)
-    whole = ";white-space:nowrap" if title in _WHOLE or is_right else ""
+    is_long = is_right and _UNIT_END.search(_first_line(value)) is not None
+    is_whole = (title in _WHOLE or is_right) and not is_long
+    whole = ";white-space:nowrap" if is_whole else ""
     side = "right;font-variant-numeric:tabular-nums" if is_right else "left"
     if is_number:
         shown = f"{value:,}"
     else:
-        shown = value if isinstance(value, Fragment) else markup(str(value))
+        shown = value if isinstance(value, Fragment) else breakable(str(value))
     return f'<td style="text-align:{side}{whole}">{shown}</td>'
 
 
-def page_html(
-    title: str,
-    sections: Sequence[Section | tuple[str, str]],
-    *,
-    generator: str = "",
-    is_locked: bool = False,
-) -> str:
-    """Return a page that needs no other file and follows the system's light or dark theme.
+def breakable(words: str) -> str:
+    """Return escaped text whose long words may end a line where a part of them ends.
 
-    Args:
-        title: Text of the heading.
-        sections: Heading and HTML of each part; the headings are escaped. Those with an anchor
-            are listed in a table of contents.
-        generator: What made the page, so that it can be told from other files.
-        is_locked: Whether a browser is to run no script in it but our own, which makes timelines
-            zoom, and to fetch nothing for it.
+    Example:
+        >>> breakable("15m55.564619s"), breakable("model.head.weight")
+        ('15m<wbr/>55.564619s', 'model.<wbr/>head.<wbr/>weight')
     """
-    style = _static("page.css")
-    made = [
-        part if isinstance(part, Section) else Section(title=part[0], body=part[1])
-        for part in sections
-    ]
-    parts = "\n".join([*_contents(made), *map(_section, made)])
-    script = ""
-    if TIMELINE_CLASS in parts:
-        script = timeline_script()
-        style += _static("timeline_view.css")
-    heading = markup(title)
-    head = (
-        f'<meta name="generator" content="{markup(generator)}">\n' if generator else ""
-    )
-    if is_locked:
-        head += _LOCK.format(scripts=_allowed(script))
-    return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n{head}'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{heading}</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
-        f"<main>\n<h1>{heading}</h1>\n{parts}\n</main>\n"
-        + (f"<script>{script}</script>\n" if script else "")
-        + "</body>\n</html>\n"
-    )
-
-
-_LOCK = (
-    '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-    "img-src data:; style-src 'unsafe-inline'{scripts}\">\n"
-)
-
-
-def _allowed(script: str) -> str:
-    """Return what lets a browser run exactly this script of ours in a locked page."""
-    if not script:
-        return ""
-    digest = b64encode(sha256(script.encode()).digest()).decode("ascii")
-    return f"; script-src 'sha256-{digest}'"
-
-
-def timeline_script() -> str:
-    """Return what makes static timelines zoom; where no script runs they stay as they are."""
-    parts = map(_static, ("common.js", "timeline.js", "timeline_page.js"))
-    return "(() => {\n" + "\n".join(parts) + "})();"
-
-
-def _static(name: str) -> str:
-    return resources.files("lazyviz").joinpath(f"static/{name}").read_text("utf-8")
-
-
-def _contents(sections: Sequence[Section]) -> list[str]:
-    items = [
-        f'<li><a href="#{markup(part.anchor)}">{markup(part.title)}</a></li>'
-        for part in sections
-        if part.anchor
-    ]
-    if not items:
-        return []
-    return [f'<nav aria-label="contents"><ul>{"".join(items)}</ul></nav>']
-
-
-def _section(section: Section) -> str:
-    anchor = f' id="{markup(section.anchor)}"' if section.anchor else ""
-    heading = f"<h2>{markup(section.title)}</h2>\n" if section.title else ""
-    return f"<section{anchor}>\n{heading}{section.body}\n</section>"
+    if (
+        "/" in words
+    ):  # a path stays whole, so that a report finds the home directory in it
+        return markup(words)
+    text, end = "", 0
+    for found in _LONG.finditer(words):
+        ends = _UNIT_END if _QUANTITY_START.match(found[0]) else _HUMP
+        parts = map(markup, ends.split(found[0]))
+        text += markup(words[end : found.start()]) + "<wbr/>".join(parts)
+        end = found.end()
+    return text + markup(words[end:])

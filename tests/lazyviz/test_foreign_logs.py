@@ -187,7 +187,9 @@ def test_views_of_a_dump_are_well_formed(kind):
 def test_equal_graphs_are_said_to_be_the_same():
     rows = dump("text").text().splitlines()
 
-    assert rows[0] == "3 graphs, 2 of them different"
+    assert rows[0] == (
+        "3 graphs, 2 of them different, format text, event ScheduleSyncTensorsGraph"
+    )
     assert rows[6].split()[-1] == "1"
     assert "ops: xla::device_data ×6" in rows[-1]
 
@@ -413,7 +415,7 @@ def test_the_command_prints_text_or_data_or_writes_a_page(tmp_path, capsys):
     assert read.main([source], out) == 0
     assert "15m55.564619s" in out.getvalue()
     assert read.main([source, "--html", str(page)], out) == 0
-    assert "15m55.564619s" in page.read_text()
+    assert "15m55.564619s" in page.read_text().replace("<wbr/>", "")
     data = io.StringIO()
     assert read.main([source, "--json"], data) == 0
     assert json.loads(data.getvalue())["rounding"] == "legacy"

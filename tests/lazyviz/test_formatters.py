@@ -127,6 +127,16 @@ def test_the_plan_of_a_pending_tensor_is_folded_below_it(lab):
     assert lazyrt.is_pending(lab.user_ns["y"])
 
 
+def test_data_without_a_name_gets_none_of_the_shells(lab):
+    """The shell's own functions hold what they show, under names that say nothing."""
+    run(lab, "def made():\n    y = x + 1\n    lazyrt.mark_step()\n    return y")
+
+    page = page_of(lab, "made()")
+
+    assert "obj" not in page
+    assert re.search(r"data: f32\[2,3\]: output 0 of step \d+", page)
+
+
 def test_data_tells_where_it_came_from(lab):
     run(lab, "y = x + 1", "lazyrt.mark_step()")
 

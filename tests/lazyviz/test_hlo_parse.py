@@ -775,7 +775,7 @@ def test_line_ends_tabs_and_encodings_are_no_difference(text, dress):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"\x89PNG\r\n\x1a\n\0\0\0", "no text has, and begins with 89 50 4e 47"),
+        (b"\x89PNX\r\n\x1a\n\0\0\0", "no text has, and begins with 89 50 4e 58"),
         (b"\x80\x04\0" + HLO.encode(), "no text has"),
         (gzip.compress(HLO.encode())[:-20], "cannot be unpacked"),
     ],

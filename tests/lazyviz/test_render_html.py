@@ -8,6 +8,7 @@ import pytest
 
 from lazyviz.render import html
 from lazyviz.render.model import Box, DrawGraph, draw_graph
+from lazyviz.render.page import Section, page_html
 from lazyviz.render.strip import Barrier, Fallback, Strip
 from tests.lazyviz.ir_builder import perceptron, transformer
 
@@ -169,6 +170,35 @@ def test_every_part_escapes_its_texts(source):
     assert set(checker.tags) <= SAFE_TAGS
 
 
+@pytest.mark.parametrize(
+    ("cell", "shown"),
+    [
+        ("ScheduleSyncTensorsGraph", "Schedule<wbr/>Sync<wbr/>Tensors<wbr/>Graph"),
+        ("train (debug_env.py:16)", "train (debug_<wbr/>env.py:16)"),
+        ("model.head.weight", "model.<wbr/>head.<wbr/>weight"),
+        ("a<b>model.head.weight", "a&lt;b&gt;model.<wbr/>head.<wbr/>weight"),
+        ("aten.relu.default", "aten.<wbr/>relu.<wbr/>default"),
+        ("0.123456789012", "0.123456789012"),
+        # A session's report looks for the home directory, and writes `~` for it.
+        ("~/a_long.name/train.py:3", "~/a_long.name/train.py:3"),
+        ("short_name", "short_name"),
+    ],
+)
+def test_a_long_word_in_a_table_may_end_a_line_where_a_part_of_it_ends(cell, shown):
+    page = html.table(["what"], [[cell]])
+
+    assert f">{shown}</td>" in page
+    ET.fromstring(page)
+
+
+def test_a_duration_of_minutes_and_seconds_may_stand_in_two_lines():
+    page = html.table(["total"], [["15m55.564619s"], ["01s002ms"]])
+
+    assert ">15m<wbr/>55.564619s</td>" in page
+    assert page.count("text-align:right") == 3
+    assert page.count("nowrap") == 0
+
+
 def test_a_large_graph_stays_within_the_size_that_is_embedded():
     source = html.graph_html(draw_graph(transformer(12)), budget=300, engine="layered")
 
@@ -185,9 +215,9 @@ def test_why_another_engine_drew_a_graph_is_told(monkeypatch, tmp_path):
 
 
 def test_a_page_needs_no_other_file():
-    page = html.page_html(
+    page = page_html(
         f"Tour {HOSTILE}",
-        [html.Section(title=HOSTILE, body=html.strip_html(BUSY)), ("", "<p>end</p>")],
+        [Section(title=HOSTILE, body=html.strip_html(BUSY)), ("", "<p>end</p>")],
     )
 
     checker = check(page.replace("<!DOCTYPE html>\n", ""))
@@ -204,7 +234,7 @@ def test_a_page_needs_no_other_file():
 def test_in_a_browser_the_pictures_of_a_page_are_shown(browser_path, tmp_path):
     sync_api = pytest.importorskip("playwright.sync_api")
     path = tmp_path / "page.html"
-    path.write_text(html.page_html("Tour", [("Cell", html.strip_html(BUSY))]))
+    path.write_text(page_html("Tour", [("Cell", html.strip_html(BUSY))]))
 
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(

@@ -25,9 +25,9 @@ from lazyviz.hlo.graph import PARAMETER, GraphBuilder, Origin
 from lazyviz.inspection.comparison import DiffView, MinimisedView
 from lazyviz.inspection.diff_explorer import DiffExplorer
 from lazyviz.render import dot, escape, html, panel, svg, text
-from lazyviz.render.html import timeline_script
 from lazyviz.render.live import Target, answer, live_table, question
 from lazyviz.render.model import Box, DrawGraph
+from lazyviz.render.page import Section, page_html, timeline_script
 from lazyviz.render.state import Apart, Left, Looked, Redundant, Repeat, State
 from lazyviz.render.strip import Barrier, Fallback, SingleOps, Strip
 from lazyviz.render.tensor import Shown, tensor_html
@@ -214,8 +214,8 @@ def pages(payload):
     yield "live question", question(payload, 2, payload)
     yield "live answer", answer(payload, failed=True)
     yield "table", html.table([payload, "n"], [(payload, 1)])
-    section = html.Section(title=payload, body=html.muted(payload), anchor=payload)
-    yield "page", html.page_html(payload, [section], generator=payload, is_locked=True)
+    section = Section(title=payload, body=html.muted(payload), anchor=payload)
+    yield "page", page_html(payload, [section], generator=payload, is_locked=True)
     first, group = graph.boxes
     yield "node", panel.node_facts(first, upstream=[first], downstream=[group])
     yield "input", panel.input_facts(first)

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from lazyviz.render import html
+from lazyviz.render.page import page_html
 from lazyviz.render.spans import CellTime
 from lazyviz.render.timeline import MAX_DETAILED_BYTES, MAX_SVG_BYTES, timeline_svg
 from lazyviz.render.timeline_text import TimelineView
@@ -48,7 +49,7 @@ def test_a_session_of_thousands_of_spans_stays_within_the_bound():
 
 
 def test_a_page_without_a_timeline_has_no_script():
-    page = html.page_html("t", [("", "<p>words</p>")], is_locked=True)
+    page = page_html("t", [("", "<p>words</p>")], is_locked=True)
 
     assert "<script" not in page
     assert "script-src" not in page
@@ -77,7 +78,7 @@ def page_of(view):
         timeline_svg(view, is_detailed=True), "t", html.TIMELINE_CLASS
     )
     body = f'<div class="lazyviz-timeline">{picture}</div>'
-    return html.page_html("Report", [("Timeline", body)], is_locked=True)
+    return page_html("Report", [("Timeline", body)], is_locked=True)
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,9 @@ _MAX_TEXT_ROWS = 40
 _MAX_HTML_ROWS = 400
 # A model's parameters, gradients and moments are hundreds: what is large is seen, the rest unfolds.
 _UNFOLDED_ROWS = 20
+# On a narrow page a long name may end a line where a part of it ends.
+_LONG = frozenset(("name", "held by"))
+_PART = re.compile(r"([A-Za-z\d][._])(?=[A-Za-z])")
 _FOLDS_FROM = 26
 
 
@@ -204,7 +207,7 @@ _NUMBERS = frozenset(("id", "size", "ops", "age"))
 # A front end's own style sets words to the right, too.
 _STYLES = {
     title: ("text-align:right" if title in _NUMBERS else "text-align:left")
-    + (";white-space:nowrap" if title in {*_NUMBERS, "type", "made at"} else "")
+    + (";white-space:nowrap" if title in {*_NUMBERS, "type"} else "")
     for title in COLUMNS
 }
 
@@ -245,4 +248,7 @@ def _html_rows(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _html_cell(title: str, cell: object) -> str:
-    return f'<td style="{_STYLES[title]}">{html.escape(_text_cell(cell))}</td>'
+    words = html.escape(_text_cell(cell))
+    if title in _LONG and "/" not in words:  # a path stays whole, to be found
+        words = _PART.sub(r"\1<wbr/>", words)
+    return f'<td style="{_STYLES[title]}">{words}</td>'

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
+_SHELLS = ("/IPython/", "/ipykernel/", "/traitlets/")
+
 
 def namespaces(depth: int) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield copies of the locals and globals of the user's frames, innermost first.
@@ -44,11 +46,16 @@ def library_namespaces(depth: int) -> Iterator[tuple[dict[str, Any], str]]:
     frame: FrameType | None = sys._getframe(depth)
     called: list[FrameType] = []
     while frame is not None and is_library(frame.f_code):
-        if is_packages(frame.f_code.co_filename):
+        if is_packages(frame.f_code.co_filename) and not _is_shell(frame):
             called.append(frame)
         frame = frame.f_back
     for each in called if frame is not None else ():
         yield locals_of(each), each.f_code.co_qualname
+
+
+def _is_shell(frame: FrameType) -> bool:
+    """Return whether a frame is the shell's, which shows a value under a name of its own."""
+    return any(part in frame.f_code.co_filename for part in _SHELLS)
 
 
 def locals_of(frame: FrameType) -> dict[str, Any]:
