@@ -88,7 +88,7 @@ def test_a_rate_of_dropout_is_one_number_and_its_gradients_no_other():
     (told,) = told_after(Trainer(nn.Dropout(0.5)), other_rate)
 
     assert told.startswith("a Python number is part of the graph: aten.native_dropout")
-    assert told.endswith("has 0.25 where it had 0.5")
+    assert told.endswith("has 0.25 as its `p` where it had 0.5")
     assert ";" not in told
 
 

@@ -33,7 +33,8 @@ from lazyrt.execution.why.loops import repeats
 from lazyrt.execution.why.modules import modules
 from lazyrt.execution.why.nearest import closeness, nearest
 from lazyrt.execution.why.other_steps import is_other_step, other_step
-from lazyrt.execution.why.paths import other_path
+from lazyrt.execution.why.passes import backward_pass
+from lazyrt.execution.why.paths import other_path, other_update
 from lazyrt.execution.why.pieces import piece
 from lazyrt.execution.why.randomness import random_numbers, recomputed
 from lazyrt.execution.why.regrouping import regrouped
@@ -77,6 +78,7 @@ _DETECTORS = (
     through_earlier_steps,
     state,
     begun_anew,
+    backward_pass,
     updates,
     replaced_numbers,
     replaced_creations,
@@ -85,6 +87,7 @@ _DETECTORS = (
     regrouped,
     repeats,
     kept_results,
+    other_update,
     lifted_numbers,
     types_and_constants,
     recomputed,  # before the mode, which takes dropout for its own

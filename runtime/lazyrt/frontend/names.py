@@ -207,7 +207,9 @@ class Walk:
             found = table.setdefault(id(buffer), [])
             if len(found) < _MAX_HOLDERS and name not in found:
                 found.append(name)
-        gradient = _gradient(tensor) if tensor.requires_grad else None
+        # A parameter that is frozen may have one from before.
+        may_have = tensor.requires_grad or type(tensor) is torch.nn.Parameter
+        gradient = _gradient(tensor) if may_have else None
         if gradient is not None:
             self._visit_tensor(Name(f"{name.text}.grad", "gradient"), gradient)
 

@@ -18,8 +18,12 @@ from lazyrt.execution.why.edits import (
     text_of,
 )
 from lazyrt.execution.why.joined import goes_on
+from lazyrt.execution.why.results import ITEM
+from lazyrt.execution.why.updates import stale_gradients
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from lazyrt.execution.census import Census, CompiledGraph
     from lazyrt.execution.why.edits import Edits
     from lazyrt.ir.snapshot import Snapshot
@@ -38,18 +42,22 @@ def carried_over(edits: Edits) -> list[Cause]:
     Work that the step before began and did not finish, such as gradients that wait in a
     bucket, changes with how much was left over.
     """
-    left, before = _left_over(edits.b), _left_over(edits.a)
+    stale = stale_gradients(edits.b)
+    left = [leaf for leaf in _left_over(edits.b) if leaf not in stale]
+    before = _left_over(edits.a)
     previous = max((o.step for o in edits.b.origins.values()), default=-1)
     fresh = [
         leaf
         for leaf, origin in edits.b.origins.items()
         if leaf in edits.added
+        and leaf not in stale
         and origin.step == previous >= 0
         # What an earlier program made, before this one began, is an input like any other.
         and previous >= edits.before.last_step
     ]
     # What is computed of such a result to be kept has the keeping for its cause.
     kept = of_results(edits.b, edits.new_roots, edits.added, set())
+    kept |= _of_same_lists(edits.b, fresh, kept)
     fresh = [leaf for leaf in fresh if leaf not in kept]
     # A program that replaces its state by a new one has as many on both sides.
     is_more = edits.added & set(left) or edits.removed & set(before)
@@ -105,6 +113,21 @@ def carried_over(edits: Edits) -> list[Cause]:
             taken=edits.take(added=free, removed=gone),
         )
     ]
+
+
+def _of_same_lists(
+    snapshot: Snapshot, leaves: Iterable[int], kept: set[int]
+) -> set[int]:
+    """Return the inputs that stand in a list with some: a loop's variable has another name."""
+    origins = snapshot.origins
+    lists = {_list_of(origins[k].name) for k in kept if k in origins} - {""}
+    return {k for k in leaves if _list_of(origins[k].name) in lists}
+
+
+def _list_of(name: str) -> str:
+    """Return what the list is called whose item has this name; empty for anything else."""
+    item = ITEM.fullmatch(name)
+    return item[1] if item is not None else ""
 
 
 def _with_backward_beside(

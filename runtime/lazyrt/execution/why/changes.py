@@ -7,6 +7,8 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from lazyrt.ir.snapshot import OPERAND
+
 if TYPE_CHECKING:
     from lazyrt.execution.why.causes import Kind
     from lazyrt.execution.why.edits import Edits
@@ -16,6 +18,8 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 _FLOAT = re.compile(r"-?(?:\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+|inf|nan)")
 _CHOICES = re.compile(r"\[(?:(?:True|False)(?:, )?)+\]")
 SIZES_OF_INPUTS = frozenset(("input_shape", "parameter_shape"))
+_PASS = re.compile(r"_(?:backward_data|backward|forward)|\.default$")
+_ROOTS = (0.5, -0.5, 0.25, -0.25)
 _TYPE = re.compile(r"(\w+)\[([\d,]*)\]")
 
 
@@ -29,6 +33,7 @@ class Sources:
         self._passes: dict[int, int] = {}
         self._sizes: set[tuple[str, str]] = set()
         self._ratios: set[float] = {1.0}
+        self._roots: set[float] = set()
         for vertex in sorted(edits.changed):
             source = self.of[vertex] = self._source(vertex)
             self._passes[vertex] = self._upstream(vertex, source)
@@ -50,13 +55,32 @@ class Sources:
             )
         if now.op != before.op or len(now.attrs) != len(before.attrs):
             return None
-        if _is_flag(now, before):
+        if (
+            _is_flag(now, before)
+            or _reads_other(now, before)
+            or _is_elsewhere(now, before)
+        ):
             return None
+        other, given = _differences(now, before), self.forward_of(vertex)
+        if other and given is not None and other == _differences(*self._pair(given)):
+            return self.kind(given)
         if self._passes[vertex] != vertex:
             return "baked_constant"
         if shapes_of(now) != shapes_of(before):
             return "shape"
         return "dtype" if now.types != before.types else "baked_constant"
+
+    def forward_of(self, vertex: int) -> int | None:
+        """Return the changed vertex whose gradient an op of backward computes."""
+        now = self.edits.b.vertices[vertex]
+        if not now.backward:
+            return None
+        for k in self.edits.changed:
+            other = self.edits.b.vertices[k]
+            named = _bare(other.op) == _bare(now.op)
+            if named and other.scope == now.scope and not other.backward:
+                return k
+        return None
 
     def exchanged(self) -> set[int]:
         """Return origins that are the others' resized: two views of one line, taken crosswise.
@@ -178,11 +202,12 @@ class Sources:
         if old == new or (old, new) in self._sizes:
             return True
         one, other = float(old), float(new)
-        if not one or not other:
+        if not one or not other or not self._sizes:
             return False
         return any(
-            math.isclose(other / one, ratio, rel_tol=1e-9) for ratio in self._ratios
-        ) and bool(self._sizes)
+            math.isclose(other / one, ratio, rel_tol=1e-9)
+            for ratio in (*self._ratios, *self._roots)
+        )
 
     def _learn(self, vertex: int) -> None:
         """Note which sizes became which: constants may follow from them."""
@@ -194,11 +219,47 @@ class Sources:
                 if one != other:
                     self._sizes.add((str(one), str(other)))
                     self._add_ratio(one, other)
+                    self._add_roots(one, other)
             self._add_ratio(math.prod(old), math.prod(new))
 
     def _add_ratio(self, one: int, other: int) -> None:
         if one and other:
             self._ratios |= {other / one, one / other}
+
+    def _add_roots(self, one: int, other: int) -> None:
+        """Note what the scale of attention follows from: 1/sqrt(size), and the root of that."""
+        if one and other:
+            self._roots |= {(other / one) ** power for power in _ROOTS}
+
+
+def _bare(op: str) -> str:
+    """Return the name of an op and of its gradient, without what tells them apart."""
+    return _PASS.sub("", op)
+
+
+def _differences(now: Vertex, before: Vertex) -> list[tuple[str, str]]:
+    """Return the arguments that differ, new and old."""
+    pairs = zip(now.attrs, before.attrs, strict=False)
+    return [pair for pair in pairs if pair[0] != pair[1]]
+
+
+def _reads_other(now: Vertex, before: Vertex) -> bool:
+    """Return whether an argument is a tensor on one side alone."""
+    return any(OPERAND in pair for pair in _differences(now, before))
+
+
+def _is_elsewhere(now: Vertex, before: Vertex) -> bool:
+    """Return whether two ops stand on two lines of a file and differ in more than floats.
+
+    Then it is not one call that was given something else. Lines of a cell move when it is edited.
+    """
+    one, other = now.site, before.site
+    if one is None or other is None or one.cell is not None or other.cell is not None:
+        return False
+    if one.file != other.file or one.line == other.line or now.backward:
+        return False
+    pairs = _differences(now, before)
+    return not (pairs and all(map(_are_numbers, pairs)))
 
 
 def is_parameter(edits: Edits, leaf: int) -> bool:

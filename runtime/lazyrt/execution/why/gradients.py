@@ -13,6 +13,7 @@ from lazyrt.execution.why.edits import (
     listed,
     lists,
     place,
+    readers_of,
     text_of,
 )
 
@@ -80,6 +81,9 @@ def take_gradients(
         if len(edits.b.vertices[k].operands) != len(edits.a.vertices[partner].operands)
     }
     gradients = {f"{owner}.grad" for owner in owners}
+    other, partners = (edits.a, edits.match.to_now) if is_gain else (edits.b, to_before)
+    # What is left of them from an earlier step stands in the same lists.
+    joins |= {partners[k] for k in readers_of(other, _called(other, gradients))}
     kept = {
         vertex
         for k, (vertex, _) in enumerate(snapshot.roots)
@@ -97,14 +101,21 @@ def take_gradients(
             for user, _ in users[k]
         ):
             found.add(k)
-    asked = {k for k in edits.changed if _gives_other_gradients(edits, k)}
+    asked = {k for k in edits.changed if gives_other_gradients(edits, k)}
     came, gone = (found, set[int]()) if is_gain else (set[int](), found)
     changed = lists(edits, came, gone) | asked
     # Without a gradient of its weight, torch computes a linear layer in another way.
     scopes = {name.rpartition(".")[0] for name in owners}
     came |= _of_modules(edits.b, edits.added, scopes)
     gone |= _of_modules(edits.a, edits.removed, scopes)
-    return edits.take(came, gone, changed | _beside(edits, came, gone))
+    return edits.take(came, gone, changed | _beside(edits))
+
+
+def _called(snapshot: Snapshot, names: set[str]) -> list[int]:
+    """Return the inputs that have one of some names, or had it where they were computed."""
+    found = {leaf for leaf, name in snapshot.leaf_names.items() if name.text in names}
+    found |= {leaf for leaf, o in snapshot.origins.items() if o.name in names}
+    return sorted(found)
 
 
 def _of_modules(snapshot: Snapshot, free: set[int], paths: set[str]) -> set[int]:
@@ -118,19 +129,25 @@ def _of_modules(snapshot: Snapshot, free: set[int], paths: set[str]) -> set[int]
     return {k for k in free if snapshot.vertices[k].scope in mine}
 
 
-def _beside(edits: Edits, came: set[int], gone: set[int]) -> set[int]:
-    """Return the changed views next to some vertices."""
+def _beside(edits: Edits) -> set[int]:
+    """Return the changed views next to what one side alone has."""
+    to_before, to_now = edits.match.to_before, edits.match.to_now
+    users = edits.b.users(), edits.a.users()
     found = set()
     for k, partner in edits.changed.items():
-        sides = ((edits.b.vertices[k], came), (edits.a.vertices[partner], gone))
-        if is_view(edits.b.vertices[k]) and any(
-            operand in mine for vertex, mine in sides for operand, _ in vertex.operands
-        ):
+        if not is_view(edits.b.vertices[k]):
+            continue
+        ours = [o for o, _ in edits.b.vertices[k].operands] + [
+            u for u, _ in users[0][k]
+        ]
+        theirs = [o for o, _ in edits.a.vertices[partner].operands]
+        theirs += [u for u, _ in users[1][partner]]
+        if any(to_before[n] < 0 for n in ours) or any(to_now[n] < 0 for n in theirs):
             found.add(k)
     return found
 
 
-def _gives_other_gradients(edits: Edits, k: int) -> bool:
+def gives_other_gradients(edits: Edits, k: int) -> bool:
     """Return whether an op of backward gives the same, but for gradients that nobody asks for."""
     now, before = edits.b.vertices[k], edits.a.vertices[edits.match.to_before[k]]
     return (

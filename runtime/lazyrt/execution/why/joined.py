@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lazyrt.execution.why.cuts import is_of_program
 from lazyrt.execution.why.edits import is_kept, is_view
-from lazyrt.execution.why.updates import OF_OPTIMIZERS
+from lazyrt.execution.why.updates import OF_OPTIMIZERS, stale_gradients
 from lazyrt.ir.match import labels
 from lazyrt.ir.snapshot import Snapshot
 
@@ -52,8 +52,10 @@ def goes_on(now: CompiledGraph, previous: CompiledGraph) -> bool:
     if snapshot is None or previous.labels is None or previous.snapshot is None:
         return False
     names = snapshot.leaf_names
+    stale = stale_gradients(snapshot)
     return any(
         origin.graph == previous.name
+        and leaf not in stale
         and not origin.op.startswith(OF_OPTIMIZERS)
         and not (
             leaf in names

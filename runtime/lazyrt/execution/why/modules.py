@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from lazyrt.execution.why.causes import Cause, Taken
@@ -16,7 +17,10 @@ from lazyrt.execution.why.edits import (
     of_results,
     place,
     updated,
+    with_leaves,
 )
+from lazyrt.execution.why.gradients import gives_other_gradients
+from lazyrt.execution.why.neighbours import linear_forms, longer_lists, scopes_of
 from lazyrt.execution.why.train_eval import is_mode
 from lazyrt.execution.why.updates import (
     only_updated,
@@ -78,7 +82,32 @@ def modules(edits: Edits) -> list[Cause]:
                 )
         own = {name: k for name, k in new.items() if not _is_under(name, paths)}
         causes += _parameters(edits, own, is_gain=is_gain)
-    return causes
+    return _with_what_joins_anew(edits, causes)
+
+
+def _with_what_joins_anew(edits: Edits, causes: list[Cause]) -> list[Cause]:
+    """Return causes, the last with what little is left of the gradients of their neighbours.
+
+    A linear layer whose input comes from another module takes it in another form.
+    """
+    if not causes:
+        return []
+    last, weight = causes[-1], sum(cause.weight for cause in causes)
+    sides = (edits.b, edits.added), (edits.a, edits.removed)
+    came, gone, crossed = linear_forms(edits)
+    backward = [{k for k in free if side.vertices[k].backward} for side, free in sides]
+    if sum(map(len, backward)) <= max(4, weight // 10):
+        came, gone = came | backward[0], gone | backward[1]
+    sums = [
+        k
+        for k, partner in edits.changed.items()
+        if edits.b.vertices[k].backward
+        and edits.b.vertices[k].op.startswith("aten.sum.")
+        and edits.b.vertices[k].attrs != edits.a.vertices[partner].attrs
+    ]
+    taken = edits.take(came, gone, crossed.union(sums))
+    both = Taken(*map(sum, zip(last.taken, taken, strict=True)))
+    return [*causes[:-1], dataclasses.replace(last, taken=both)]
 
 
 def _parameters(edits: Edits, own: Mapping[str, int], *, is_gain: bool) -> list[Cause]:
@@ -99,9 +128,13 @@ def _parameters(edits: Edits, own: Mapping[str, int], *, is_gain: bool) -> list[
     near = connected(snapshot, seeds, free)
     near = {k for k in near if k in seeds or not snapshot.vertices[k].is_leaf}
     site = first_site(snapshot.vertices[k] for k in sorted(near))
+    near = _within(snapshot, near, free)
     verb = "was" if len(names) == 1 else "were"
-    updated = take_updates_of(edits, [])
     taken = _take_with_neighbours(edits, near, is_gain=is_gain)
+    updated = take_updates_of(edits, names)
+    scopes = {snapshot.vertices[k].scope for k in near} - {""}
+    scopes |= scopes_of(edits, {name.rpartition(".")[0] for name in names})
+    beside = _take_beside(edits, scopes)
     return [
         Cause(
             kind="module_added" if is_gain else "module_removed",
@@ -111,9 +144,35 @@ def _parameters(edits: Edits, own: Mapping[str, int], *, is_gain: bool) -> list[
             variable=names[0],
             now=site if is_gain else None,
             before=None if is_gain else site,
-            taken=Taken(*map(sum, zip(taken, updated, strict=True))),
+            taken=Taken(*map(sum, zip(taken, updated, beside, strict=True))),
         )
     ]
+
+
+def _take_beside(edits: Edits, scopes: set[str]) -> Taken:
+    """Take out what modules do on both sides beside their new parameters, and lists of these.
+
+    With a bias a linear layer is another op, and so is its gradient; what modules make of numbers
+    alone, such as a state for each layer, has other sizes.
+    """
+    changed = {
+        k
+        for k in edits.changed
+        if edits.b.vertices[k].scope in scopes
+        and not edits.b.vertices[k].is_leaf
+        and (not edits.b.vertices[k].operands or gives_other_gradients(edits, k))
+    }
+    return edits.take(
+        _of_scopes(edits.b, edits.added, scopes),
+        _of_scopes(edits.a, edits.removed, scopes),
+        changed | longer_lists(edits),
+    )
+
+
+def _of_scopes(snapshot: Snapshot, free: set[int], scopes: set[str]) -> set[int]:
+    """Return the free vertices that some modules have recorded, with the inputs of these alone."""
+    found = {k for k in free if snapshot.vertices[k].scope in scopes}
+    return with_leaves(snapshot, found, free)
 
 
 def _was_made(edits: Edits, paths: list[str], seeds: list[int]) -> Cause:
@@ -153,6 +212,7 @@ def _modules(
     parameters = near.intersection(_module_names(snapshot).values()) | set(seeds)
     taken = _take_with_neighbours(edits, near, is_gain=is_gain)
     updated = take_updates_of(edits, paths)
+    joins = edits.take(changed=longer_lists(edits))
     kind: Kind = "module_added" if is_gain else "module_removed"
     noun, verb = ("module", "was") if len(paths) == 1 else ("modules", "were")
     what = _CALLED[is_gain].format(edits.before.name, verb)
@@ -165,7 +225,7 @@ def _modules(
         variable=paths[0],
         now=site if is_gain else None,
         before=None if is_gain else site,
-        taken=Taken(*map(sum, zip(taken, updated, strict=True))),
+        taken=Taken(*map(sum, zip(taken, updated, joins, strict=True))),
     )
 
 

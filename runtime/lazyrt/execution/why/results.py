@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _SHOWN = 2
 _QUEUED = " queued at "
 _QUEUED_FIX = "queue the closure in every step, or in none: what it is given is a result of the step"
-_ITEM = re.compile(r"(.+)\[\d+\]")
+ITEM = re.compile(r"(.+)\[\d+\]")
 
 
 def kept_results(edits: Edits) -> list[Cause]:
@@ -42,7 +42,7 @@ def kept_results(edits: Edits) -> list[Cause]:
     if edits.new_roots:
         causes += _kept(edits)
     if edits.gone_roots:
-        causes.append(_dropped(edits))
+        causes += _dropped(edits)
     return causes
 
 
@@ -241,7 +241,7 @@ def _keeper(variable: str) -> str:
         >>> _keeper("self.log['loss'][12]"), _keeper("best")
         ("self.log['loss'].append", 'f')
     """
-    item = _ITEM.fullmatch(variable)
+    item = ITEM.fullmatch(variable)
     return f"{item[1]}.append" if item is not None else "f"
 
 
@@ -256,15 +256,25 @@ def _is_saved(edits: Edits, root: int) -> bool:
     )
 
 
-def _dropped(edits: Edits) -> Cause:
+def _dropped(edits: Edits) -> list[Cause]:
     roots = edits.gone_roots
     together, each = exclusive(edits.a, roots, edits.removed)
+    # What others needed too, and this graph does not compute, went with another path.
+    roots = [
+        k
+        for k in roots
+        if each[k]
+        or is_kept(edits.a.root_names.get(k))
+        or edits.a.roots[k][0] not in edits.removed
+    ]
+    edits.gone_roots = []
+    if not roots:
+        return []
     first = max(roots, key=lambda k: len(each[k]))
     vertex = edits.a.vertices[edits.a.roots[first][0]]
     called, name = _root(edits.a, first)
     more = _others(edits.a, [first, *(k for k in roots if k != first)])
-    edits.gone_roots = []
-    return Cause(
+    cause = Cause(
         kind="live_tensor_gone",
         text=f"live tensor {called} created{at(vertex.site)} was alive at the boundary in "
         f"{edits.before.name} but not in step {edits.now.first_step}{more}: "
@@ -274,6 +284,7 @@ def _dropped(edits: Edits) -> Cause:
         before=vertex.site,
         taken=edits.take(removed=together),
     )
+    return [cause]
 
 
 def _difference(sign: str, outputs: int, operations: int) -> str:

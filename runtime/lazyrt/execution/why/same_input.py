@@ -13,8 +13,10 @@ from lazyrt.execution.why.edits import (
     leaf_site,
     text_of,
 )
+from lazyrt.execution.why.neighbours import longer_lists
 from lazyrt.execution.why.updates import (
     is_of_optimizer,
+    take_updates_of,
 )
 
 if TYPE_CHECKING:
@@ -179,8 +181,11 @@ def _take_with_update(edits: Edits, leaf: int, *, is_gain: bool) -> Taken:
         for k in (edits.removed if is_gain else edits.added)
         if other.vertices[k].backward and other.vertices[k].op.startswith("aten.add.")
     ]
-    updates = [k for k in edits.changed if is_of_optimizer(edits.b.vertices[k])]
-    return edits.take(**{mine: [leaf], others: sums, "changed": updates})
+    updates = {k for k in edits.changed if is_of_optimizer(edits.b.vertices[k])}
+    joins = longer_lists(edits)
+    taken = edits.take(**{mine: [leaf], others: sums, "changed": updates | joins})
+    updated = take_updates_of(edits, [name])
+    return Taken(*map(sum, zip(taken, updated, strict=True)))
 
 
 def _twin(
@@ -209,7 +214,28 @@ def _twin(
         return None
     found = read.pop()
     is_input = found >= 0 and other.vertices[found].op == "data"
-    return partners.index(found) if is_input and found in partners else None
+    if not is_input or found not in partners:
+        return None
+    twin = partners.index(found)
+    return twin if _is_read_alike(snapshot, other, partners, twin) else None
+
+
+def _is_read_alike(
+    snapshot: Snapshot, other: Snapshot, partners: Sequence[int], twin: int
+) -> bool:
+    """Return whether what modules do with an input reads its partner on the other side, too.
+
+    Where some of it has no counterpart, equal layers were taken for one another.
+    """
+    for user, slot in snapshot.users()[twin]:
+        if not snapshot.vertices[user].scope:
+            continue
+        operands = (
+            other.vertices[partners[user]].operands if partners[user] >= 0 else ()
+        )
+        if slot >= len(operands) or operands[slot][0] != partners[twin]:
+            return False
+    return True
 
 
 def _are_two(snapshot: Snapshot, other: Snapshot, leaf: int, twin: int) -> bool:

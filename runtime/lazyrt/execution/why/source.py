@@ -22,13 +22,17 @@ _MAX_LINES = 20_000
 _MAX_TEXT = 40
 
 
-def argument_name(site: Site | None, op: str, position: int) -> str:
+def argument_name(
+    site: Site | None, op: str, position: int, item: int | None = None
+) -> str:
     """Return the expression of an argument, such as `self.eps`; empty where it is unknown.
 
     Args:
         site: The line that recorded the op.
         op: Its ATen overload, such as `aten.topk.default`.
         position: The argument's position in the op's schema, operands included.
+        item: Which item of a list is meant: `x.view(rows, k)` gives one by one what `x.view((rows,
+            k))` gives at once.
     """
     if site is None:
         return ""
@@ -36,7 +40,7 @@ def argument_name(site: Site | None, op: str, position: int) -> str:
     calls = [call for call in _calls(site) if _callee(call) in names]
     if len(calls) != 1:
         return ""
-    expression = _argument(calls[0], _in_schema(op, position), position)
+    expression = _argument(calls[0], name_in_schema(op, position), position, item)
     if expression is None or not any(
         isinstance(node, ast.Name) for node in ast.walk(expression)
     ):
@@ -47,7 +51,7 @@ def argument_name(site: Site | None, op: str, position: int) -> str:
 
 def takes_tensor(op: str, position: int) -> bool:
     """Return whether some overload of an op takes a tensor for an argument."""
-    name = _in_schema(op, position)
+    name = name_in_schema(op, position)
     return any(
         each.name == name and "Tensor" in str(each.type)
         for overload in _overloads(op)
@@ -55,13 +59,16 @@ def takes_tensor(op: str, position: int) -> bool:
     )
 
 
-def _in_schema(op: str, position: int) -> str:
+def name_in_schema(op: str, position: int) -> str:
     """Return the name of an argument; empty for an op that torch does not have."""
-    for overload in _overloads(op):
-        if str(overload) == op:
-            arguments = overload._schema.arguments
-            return str(arguments[position].name) if position < len(arguments) else ""
-    return ""
+    names = arguments_of(op)
+    return names[position] if 0 <= position < len(names) else ""
+
+
+def arguments_of(op: str) -> list[str]:
+    """Return the names of an op's arguments; none for an op that torch does not have."""
+    found = next((each for each in _overloads(op) if str(each) == op), None)
+    return [str(each.name) for each in found._schema.arguments] if found else []
 
 
 def _overloads(op: str) -> list[Any]:
@@ -107,7 +114,9 @@ def _callee(call: ast.Call) -> str:
     return function.id if isinstance(function, ast.Name) else ""
 
 
-def _argument(call: ast.Call, argument: str, position: int) -> ast.expr | None:
+def _argument(
+    call: ast.Call, argument: str, position: int, item: int | None
+) -> ast.expr | None:
     """Return the argument of that name, else the one at that place."""
     for keyword in call.keywords:
         if keyword.arg == argument:
@@ -116,7 +125,10 @@ def _argument(call: ast.Call, argument: str, position: int) -> ast.expr | None:
         return None
     if _is_method(call):  # the tensor stands in front of the dot
         position -= 1
-    return call.args[position] if 0 <= position < len(call.args) else None
+    given = call.args[position:] if position >= 0 else []
+    if item is not None and given and not isinstance(given[0], (ast.Tuple, ast.List)):
+        return given[item] if item < len(given) > 1 else None
+    return given[0] if given else None
 
 
 _FUNCTIONS_OF = frozenset(

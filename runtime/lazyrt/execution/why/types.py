@@ -13,8 +13,13 @@ from lazyrt.execution.why.changes import (
     is_parameter,
     shapes_of,
 )
-from lazyrt.execution.why.edits import at, count, leaf_name, leaf_site
-from lazyrt.execution.why.source import argument_name, takes_tensor
+from lazyrt.execution.why.edits import at, count, is_view, leaf_name, leaf_site
+from lazyrt.execution.why.source import (
+    argument_name,
+    arguments_of,
+    name_in_schema,
+    takes_tensor,
+)
 from lazyrt.ir.snapshot import OPERAND
 
 if TYPE_CHECKING:
@@ -26,6 +31,8 @@ if TYPE_CHECKING:
 
 _FLOAT = re.compile(r"-?(?:\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+|inf|nan)")
 _SHOWN_CHARS = 60
+# Names of arguments that say nothing.
+_PLAIN = frozenset(("self", "other", "value", "scalar", "scalars", "input"))
 _TAKES_PART = (
     "aten.slice",
     "aten.narrow",
@@ -89,7 +96,7 @@ def _types(edits: Edits, is_wanted: Callable[[int], bool]) -> list[Cause]:
         elif vertex in exchanged:
             resized.append(vertex)
         elif kind is not None:
-            groups.setdefault((kind, _group(edits, vertex, kind)), []).append(vertex)
+            groups.setdefault((kind, _group(sources, vertex, kind)), []).append(vertex)
     causes = []
     for (kind, _), vertices in groups.items():
         mine = {*vertices, *(beside if kind == "input_dtype" else ())}
@@ -159,8 +166,9 @@ def _shape_too(edits: Edits, leaves: list[int]) -> list[Cause]:
     return []
 
 
-def _group(edits: Edits, vertex: int, kind: Kind) -> object:
+def _group(sources: Sources, vertex: int, kind: Kind) -> object:
     """Return what origins of one cause share."""
+    edits = sources.edits
     now, before = (
         edits.b.vertices[vertex],
         edits.a.vertices[edits.match.to_before[vertex]],
@@ -169,23 +177,14 @@ def _group(edits: Edits, vertex: int, kind: Kind) -> object:
         return None
     if kind == "dtype":
         return (dtypes_of(before), dtypes_of(now))
+    # The gradient of an op has the number that the op has, or one that follows from it.
+    forward = sources.forward_of(vertex)
+    differ = before.attrs != now.attrs
+    if differ and forward is not None and sources.kind(forward) == kind:
+        return _group(sources, forward, kind)
     if kind == "baked_constant":
-        # The gradient of an op has the number that the op has, or one that follows from it.
-        op = now.op.removesuffix(".default").replace("_backward", "")
-        if now.backward and (forward := _forward_of(edits, op, now.scope)) is not None:
-            return _group(edits, forward, kind)
-        return (*_first_difference(before, now), op)
+        return (*_first_difference(before, now), now.op.removesuffix(".default"))
     return (before.attrs, now.attrs, now.op, now.site and now.site.line)
-
-
-def _forward_of(edits: Edits, op: str, scope: str) -> int | None:
-    """Return the changed vertex whose gradient an op of this name computes."""
-    for k in edits.changed:
-        vertex = edits.b.vertices[k]
-        named = vertex.op.removesuffix(".default") == op
-        if named and vertex.scope == scope and not vertex.backward:
-            return k
-    return None
 
 
 def _cause(
@@ -202,6 +201,9 @@ def _cause(
     )
     are_parameters = now.is_leaf and all(is_parameter(edits, k) for k in vertices)
     taken = edits.take(casts[0], casts[1], follow)
+    if any(casts):
+        views = edits.take(*_views_beside(edits))
+        taken = Taken(*map(sum, zip(taken, views, strict=True)))
     more = taken.changed - len(vertices)
     follows = f": {count(more, 'operation')} changed with it" if more > 0 else ""
     if kind in {"input_shape", "input_dtype", "parameter_shape"}:
@@ -300,6 +302,14 @@ def _casts(edits: Edits, now: Vertex, before: Vertex) -> tuple[set[int], set[int
     )
 
 
+def _views_beside(edits: Edits) -> tuple[set[int], set[int]]:
+    """Return the views that are left on either side: what is converted is viewed anew."""
+    return (
+        {k for k in edits.added if is_view(edits.b.vertices[k])},
+        {k for k in edits.removed if is_view(edits.a.vertices[k])},
+    )
+
+
 def _is_cast(vertex: Vertex, dtypes: set[str]) -> bool:
     return vertex.op.startswith("aten._to_copy") and dtypes.issuperset(
         dtypes_of(vertex)
@@ -331,21 +341,41 @@ def _fix(kind: Kind, before: Vertex, now: Vertex, *, parameters: int, of: int) -
 
 def _number_name(before: Vertex, now: Vertex) -> str:
     """Return what the source calls the number that differs; empty where it is unknown."""
-    return argument_name(now.site, now.op, _place(before, now))
+    return argument_name(
+        now.site, now.op, _place(before, now), _item(*_first_difference(before, now))
+    )
+
+
+def _item(old: str, new: str) -> int | None:
+    """Return which item of two lists differs first; None for what is no list."""
+    if not (old.startswith("[") and new.startswith("[")):
+        return None
+    pairs = enumerate(zip(old[1:-1].split(", "), new[1:-1].split(", "), strict=False))
+    return next((k for k, (one, other) in pairs if one != other), None)
+
+
+def _named_in_schema(before: Vertex, now: Vertex) -> str:
+    """Return what torch calls the first argument that differs; empty where that says nothing."""
+    name = name_in_schema(now.op, _place(before, now))
+    return "" if name in _PLAIN else name
 
 
 def _place(before: Vertex, now: Vertex) -> int:
-    """Return the position of the first argument that differs."""
+    """Return the position in the op's schema of the first argument that differs."""
     pairs = enumerate(zip(before.attrs, now.attrs, strict=False))
-    return next((k for k, (old, new) in pairs if old != new), 0)
+    found = next((k for k, (old, new) in pairs if old != new), 0)
+    # A random op's state stands in front of what it is given.
+    return found - max(len(now.attrs) - len(arguments_of(now.op) or now.attrs), 0)
 
 
 def _constant(before: Vertex, now: Vertex, times: int, name: str) -> str:
     old, new = _short_numbers(*_first_difference(before, now))
     repeated = f" ({times} times)" if times > 1 else ""
     called = f"the Python number `{name}`" if name else "a Python number"
+    argument = "" if name else _named_in_schema(before, now)
+    as_what = f" as its `{argument}`" if argument else ""
     return (
-        f"{called} is part of the graph: {now.op}{at(now.site)} has {new} where it had "
+        f"{called} is part of the graph: {now.op}{at(now.site)} has {new}{as_what} where it had "
         f"{old}{repeated}"
     )
 
@@ -357,6 +387,7 @@ def _argument(before: Vertex, now: Vertex) -> str:
     name = _number_name(before, now)
     if OPERAND in old + new:  # a list of tensors of another length
         return ""
+    name = name or _named_in_schema(before, now)
     called = f"`{name}`: " if name else ""
     return f" ({called}{_clipped(old)} became {_clipped(new)})"
 

@@ -9,9 +9,12 @@ from lazyrt.execution.why.edits import (
     at,
     connected,
     count,
+    first_site,
     is_view,
     listed,
     place,
+    readers_of,
+    text_of,
 )
 from lazyrt.execution.why.gradients import (
     PART_FIX,
@@ -33,6 +36,10 @@ _BESIDE_FIX = (
 WRITTEN_FIX = (
     "nothing to do where both come back: with and without is one graph each; or write to them in "
     "every step, or in a step of its own (`with lazyrt.step():`)"
+)
+_STALE_FIX = (
+    "; `parameter.grad = None` where it is frozen, as `zero_grad()` leaves what the optimizer does "
+    "not hold"
 )
 _OTHER_FIX = "make the optimizer once, before the loop; each one costs a compile"
 OF_OPTIMIZERS = ("aten._foreach", "aten._fused")
@@ -100,8 +107,10 @@ def _without_state(edits: Edits, besides: Collection[str] = ()) -> list[Cause]:
         if not sum(taken):
             continue
         if new:
+            more = take_gradients(edits, lost, place(site), is_gain=is_gain)
+            taken = Taken(*map(sum, zip(taken, more, strict=True)))
             trains = not _trained(snapshot).isdisjoint(lost)
-            return [_in_part(lost, site, taken, is_gain=is_gain, trains=trains)]
+            return [_in_part(edits, lost, site, taken, is_gain=is_gain, trains=trains)]
         what = f"{count(len(lost), 'parameter')} ({listed(lost)})"
         return [
             Cause(
@@ -165,13 +174,17 @@ def only_updated(snapshot: Snapshot) -> set[str]:
 
 
 def is_of_update(edits: Edits) -> bool:
-    """Return whether all that is left was recorded by an optimizer, many tensors in one op."""
+    """Return whether all that is left was recorded by an optimizer: on the lines that update."""
     left = [edits.b.vertices[k] for k in (*edits.added, *edits.changed)]
     left += [edits.a.vertices[k] for k in edits.removed]
     ops = [vertex for vertex in left if not vertex.is_leaf]
     lines = _update_lines(edits.a) | _update_lines(edits.b)
+    keeps_state = bool(states_of(edits.a) or states_of(edits.b))
     return bool(ops) and all(
-        is_of_optimizer(vertex) and place(vertex.site) in lines for vertex in ops
+        place(vertex.site) in lines
+        and not (vertex.scope or vertex.backward)
+        and (keeps_state or is_of_optimizer(vertex))
+        for vertex in ops
     )
 
 
@@ -196,6 +209,7 @@ def _trained(snapshot: Snapshot) -> set[str]:
 
 
 def _in_part(
+    edits: Edits,
     owners: list[str],
     site: Site,
     taken: Taken,
@@ -205,21 +219,64 @@ def _in_part(
 ) -> Cause:
     more = "more" if is_gain else "fewer"
     verb = "is" if len(owners) == 1 else "are"
+    text = (
+        f"{count(len(owners), 'parameter')} {more} {verb} updated{at(site)}: "
+        f"{listed(owners)}"
+    )
+    fix = PART_FIX if trains else WRITTEN_FIX
+    left = edits.added & stale_gradients(edits.b)
+    if left:
+        readers = [edits.b.vertices[k] for k in readers_of(edits.b, sorted(left))]
+        step = max(edits.b.origins[leaf].step for leaf in left)
+        noun = "a gradient" if len(left) == 1 else f"{len(left)} gradients"
+        text += f"; {noun} that step {step} computed of {'it' if len(owners) == 1 else 'them'} "
+        text += (
+            f"{'is' if len(left) == 1 else 'are'} still read{at(first_site(readers))}"
+        )
+        fix += _STALE_FIX
+    more_taken = edits.take(added=left)
     return Cause(
         kind="update",
-        text=f"{count(len(owners), 'parameter')} {more} {verb} updated{at(site)}: "
-        f"{listed(owners)}",
-        fix=PART_FIX if trains else WRITTEN_FIX,
+        text=text,
+        fix=fix,
         variable=owners[0],
         now=site,
         before=site,
-        taken=taken,
+        taken=Taken(*map(sum, zip(taken, more_taken, strict=True))),
     )
 
 
+def stale_gradients(snapshot: Snapshot) -> set[int]:
+    """Return the inputs that are gradients of parameters that a step updates no longer.
+
+    Backward adds nothing to them. A step that gathers gradients for a later one updates nothing,
+    so it has none.
+    """
+    owners = {*written(snapshot), *map(owner_of, states_of(snapshot))}
+    if not owners:
+        return set()
+    called = {
+        leaf: origin.name or text_of(snapshot.leaf_names.get(leaf))
+        for leaf, origin in snapshot.origins.items()
+    }
+    found = {
+        leaf
+        for leaf, name in called.items()
+        if name.endswith(".grad") and owner_of(name) not in owners
+    }
+    added_to = {
+        operand
+        for vertex in (snapshot.vertices if found else ())
+        if vertex.backward
+        for operand, _ in vertex.operands
+    }
+    return found - added_to
+
+
 def take_updates_of(edits: Edits, paths: Iterable[str]) -> Taken:
-    """Take out gradients and updates of the parameters of modules that one side lacks."""
-    starts = tuple(f"{path}." for path in paths)
+    """Take out gradients and updates of parameters that one side lacks, by module or by name."""
+    lacking = set(paths)
+    starts = tuple(f"{path}." for path in lacking)
     names = [
         name.text
         for side in (edits.a, edits.b)
@@ -231,7 +288,7 @@ def take_updates_of(edits: Edits, paths: Iterable[str]) -> Taken:
         name.text
         for side in (edits.a, edits.b)
         for name in side.root_names.values()
-        if name.in_module and name.text.startswith(starts)
+        if name.in_module and (name.text in lacking or name.text.startswith(starts))
     ]
     return take_states(edits, names, gradients_of(names)) if names else Taken()
 
@@ -273,8 +330,8 @@ def _update(
         fix = _OTHER_FIX
     else:
         owners = list(dict.fromkeys(map(owner_of, lost)))
-        part = _in_part(owners, site, taken, is_gain=is_gain)
-        text, fix = part.text, part.fix
+        part = _in_part(edits, owners, site, taken, is_gain=is_gain)
+        text, fix, taken = part.text, part.fix, part.taken
     return [
         Cause(
             kind="update",
