@@ -406,3 +406,85 @@ def test_what_the_debug_mode_ran_is_named_and_modules_called_anew_are_no_other_p
     assert kinds(found) == ["mode"], found
     assert "`hidden`, which the debug mode ran by itself at " in found.text
     assert found.top.variable == "hidden"
+
+
+def test_training_after_a_pass_over_the_data_is_a_program_of_its_own():
+    model, x = perceptron(), ones(8, 4)
+    optimizer = torch.optim.Adam(model.parameters())
+    with torch.no_grad():
+        old = model(x).log_softmax(-1)
+    lazyrt.mark_step()
+    ratio = (model(x[:4]).log_softmax(-1) - old[:4]).exp()
+    optimizer.zero_grad()
+    ratio.mean().backward()
+    optimizer.step()
+
+    found = latest()
+    assert kinds(found) in (["other_step"], ["new_program"]), found
+    if found.top.kind == "other_step":
+        assert " computes gradients and is a program of its own: " in found.text
+
+
+def test_a_list_that_is_stacked_has_its_latest_result_too():
+    model, x, losses = nn.Linear(4, 2).to(DEVICE), ones(3, 4), []
+    lazyrt.mark_step()
+    for number in range(4):
+        loss = model(x).square().mean()
+        lazyrt.mark_step()
+        losses.append(loss.detach())
+        if number % 2:
+            assert torch.stack(losses).sum().item() > 0
+
+    found = latest()
+    assert kinds(found) == ["carried_over"], found
+    assert ": 4 inputs of this step, 2 in graph." in found.text
+
+
+def test_a_flip_that_is_left_out_is_a_path_and_no_variable_that_held_it():
+    model, x = nn.Linear(4, 2).to(DEVICE), ones(3, 4)
+    lazyrt.mark_step()
+    for flips in (True, False):
+        data = x.flip(-1) if flips else x
+        with lazyrt.step():
+            total = model(data).sum()
+
+    assert kinds(latest()) == ["code_path"], latest()
+    assert "1 fewer aten.flip.default" in latest().text
+    assert total.shape == ()
+
+
+def test_a_head_that_is_left_out_is_no_shorter_loop_and_no_number():
+    body, main, more = (nn.Linear(4, n).to(DEVICE) for n in (4, 2, 3))
+    x = ones(3, 4)
+    lazyrt.mark_step()
+    for weight in (0.3, 0.3, 0.0):
+        for module in (body, main, more):
+            module.zero_grad()
+        hidden = body(x).relu()
+        extra = more(hidden) if weight else None
+        loss = main(hidden).square().mean() + (
+            weight * extra.square().mean() if extra is not None else 0
+        )
+        loss.backward()
+        lazyrt.mark_step()
+
+    found = latest()
+    assert found.top.kind == "module_call", found
+    assert found.top.variable == "more"
+    assert {"loop_count", "baked_constant"}.isdisjoint(kinds(found)), found
+    assert "·" not in str(found)
+
+
+def test_a_part_of_other_data_is_told_with_both_names():
+    model, x, rows = nn.Linear(4, 2).to(DEVICE), ones(3, 4), ones(8, 4)
+    lazyrt.mark_step()
+    for is_part in (False, True):
+        part = rows[:5] if is_part else x
+        with lazyrt.step():
+            total = model(part).sum()
+
+    found = latest()
+    assert kinds(found) == ["shape"], found
+    assert "gives f32[5,4] of `rows` where `" in found.text
+    assert total.shape == ()
+    assert found.top.variable == "rows"

@@ -19,10 +19,11 @@ from lazyrt.execution.why.edits import (
 
 if TYPE_CHECKING:
     from lazyrt.execution.why.edits import Edits
-    from lazyrt.ir.snapshot import Snapshot, Vertex
+    from lazyrt.ir.snapshot import Name, Snapshot, Vertex
 
 _ITEM = re.compile(r"(.+)\[\d+\]")
 _SHOWN_STEPS = 3
+_JOINS = ("aten.cat.", "aten.stack.")
 _LIST_FIX = (
     "keep a running value (`total += x.detach()`) or a tensor of fixed size, or read the list "
     "after the loop: each length of what is read is a graph of its own"
@@ -83,25 +84,35 @@ def _items(snapshot: Snapshot) -> dict[str, list[int]]:
         if is_kept and item is not None and origin is not None and origin.step >= 0:
             found.setdefault(item[1], []).append(leaf)
     for leaves in found.values():
-        leaves.extend(_dropped_since(snapshot, leaves))
+        leaves.extend(_read_beside(snapshot, leaves))
     return found
 
 
-def _dropped_since(snapshot: Snapshot, items: list[int]) -> list[int]:
-    """Return the inputs that were read with a list's items, and that it has let go since."""
-    gone = {k for k, o in snapshot.origins.items() if o.dropped and o.step >= 0}
-    if not gone or not items:
-        return []
+def _read_beside(snapshot: Snapshot, items: list[int]) -> list[int]:
+    """Return the results of earlier steps that are joined with a list's items.
+
+    The list has let them go since, or a variable, by which they are called, holds them as well.
+    """
+    type_ = snapshot.vertices[items[0]].types
     beside = [
         operand
         for vertex in snapshot.vertices
-        if any(operand in items for operand, _ in vertex.operands)
+        if vertex.op.startswith(_JOINS)
+        and any(operand in items for operand, _ in vertex.operands)
         for operand, _ in vertex.operands
-        if operand in gone
-        and operand not in items
-        and snapshot.vertices[operand].types == snapshot.vertices[items[0]].types
+        if operand not in items
+        and operand in snapshot.origins
+        and snapshot.origins[operand].step >= 0
+        and snapshot.vertices[operand].types == type_
+        and not _is_programs(snapshot.leaf_names.get(operand))
     ]
     return list(dict.fromkeys(beside))
+
+
+def _is_programs(name: Name | None) -> bool:
+    return name is not None and (
+        name.in_module or name.holder in {"optimizer", "gradient"}
+    )
 
 
 def through_earlier_steps(edits: Edits) -> list[Cause]:

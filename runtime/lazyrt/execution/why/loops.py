@@ -68,11 +68,28 @@ def repeats(edits: Edits) -> list[Cause]:
             places = places if rounds is None or len(forward) < 2 else of_forward  # noqa: PLR2004
         if rounds is None or (spot is _line_spot and len(places) < _LINES_OPS):
             continue
+        is_short = rounds[0] == 1 and len(places) < _LINES_OPS
+        if is_short and _follow_what_is_told(edits, more, extra):
+            continue
         number = sum(has[k] - had[k] for k in places) // (rounds[1] - rounds[0])
         other = edits.removed if sign == "added" else edits.added
         unmatched = [k for k in other if spot(fewer.vertices[k]) in places]
         return [_repeat(edits, rounds, number, extra, unmatched, sign)]
     return []
+
+
+def _follow_what_is_told(edits: Edits, side: Snapshot, extra: list[int]) -> bool:
+    """Return whether few operations are all on results of what has a cause, as another module's."""
+    is_now = side is edits.b
+    partners = edits.match.to_before if is_now else edits.match.to_now
+    free = edits.added if is_now else edits.removed
+    told: set[int] = set()
+    for k, vertex in enumerate(side.vertices):
+        if partners[k] >= 0 or vertex.is_leaf:
+            continue
+        if k not in free or any(operand in told for operand, _ in vertex.operands):
+            told.add(k)
+    return told.issuperset(extra)
 
 
 def _rounds(counts: Counter[tuple[int, int]]) -> tuple[int, int] | None:

@@ -20,7 +20,10 @@ from lazyrt.execution.why.edits import (
 from lazyrt.execution.why.train_eval import is_mode, modes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lazyrt.execution.why.edits import Edits
+    from lazyrt.ir.snapshot import Snapshot
 
 # A cut takes at least this share of the larger graph away, and adds little.
 CUT_SHARE = 0.2
@@ -41,7 +44,13 @@ def other_step(edits: Edits) -> list[Cause]:
         if any(not v.is_leaf for v in side)
     ]
     edits.new_roots, edits.gone_roots = [], []
-    alone = "computes no gradients and " if runs_forward_alone(edits) else ""
+    alone = (
+        "computes no gradients and "
+        if runs_forward_alone(edits)
+        else "computes gradients and "
+        if trains_besides(edits)
+        else ""
+    )
     return [
         Cause(
             kind="other_step",
@@ -66,7 +75,7 @@ def is_other_step(edits: Edits) -> bool:
     old, new = edits.before.key, edits.now.key
     if is_left(new.ended_by) or not differs(old.ended_by, new.ended_by):
         return False
-    if runs_forward_alone(edits):
+    if runs_forward_alone(edits) or trains_besides(edits):
         return True
     if is_cut(new.ended_by) or is_cut(new.began_after):
         return False
@@ -86,20 +95,45 @@ def runs_forward_alone(edits: Edits) -> bool:
 
     A training step that was cut short leaves what its rest reads; an evaluation does not.
     """
-    a, b = edits.a, edits.b
-    rest = [k for k in edits.removed if a.vertices[k].backward]
-    if not rest or any(vertex.backward for vertex in b.vertices):
+    wanted, kept = _saved(edits.b, edits.a, edits.removed, edits.match.to_now)
+    return wanted >= 0 and kept < _KEPT_SHARE * wanted
+
+
+def trains_besides(edits: Edits) -> bool:
+    """Return whether it is the graph before that keeps little for a backward pass.
+
+    A pass over the data before the first update is no part of that. What it gives to the user may
+    be what the other's backward pass reads, too.
+    """
+    if is_cut(edits.before.key.ended_by) or is_cut(edits.now.key.began_after):
         return False
+    wanted, kept = _saved(edits.a, edits.b, edits.added, edits.match.to_before)
+    return wanted > 0 and kept <= _KEPT_SHARE * wanted
+
+
+def _saved(
+    alone: Snapshot, other: Snapshot, free: set[int], partners: Sequence[int]
+) -> tuple[int, int]:
+    """Return how many results of one graph the other's backward pass reads, and how many it keeps.
+
+    Args:
+        alone: The graph that may be the forward pass alone.
+        other: The one with a backward pass; without one, or with two, the number is -1.
+        free: Vertices of `other` without a partner.
+        partners: For each vertex of `other` its partner in `alone`, -1 for none.
+    """
+    rest = [k for k in free if other.vertices[k].backward]
+    if not rest or any(vertex.backward for vertex in alone.vertices):
+        return -1, 0
     wanted = {
         (partner, index)
         for k in rest
-        for operand, index in a.vertices[k].operands
-        if (partner := edits.match.to_now[operand]) >= 0
-        and not b.vertices[partner].is_leaf
-        and not is_view(b.vertices[partner])
+        for operand, index in other.vertices[k].operands
+        if (partner := partners[operand]) >= 0
+        and not alone.vertices[partner].is_leaf
+        and not is_view(alone.vertices[partner])
     }
-    kept = wanted & {*b.roots}
-    return len(kept) < _KEPT_SHARE * len(wanted)
+    return len(wanted), len(wanted & {*alone.roots})
 
 
 def _changes_mode(edits: Edits) -> bool:

@@ -228,6 +228,17 @@ def _cause(
             f"{edits.b.vertices[whole].types[0]} was read as a whole{follows}"
         )
         now = cut
+    elif kind == "shape" and (instead := _part_of_another(edits, first)):
+        cut, parts, old_leaf = instead
+        names = [leaf_name(edits.b, parts[0])]
+        leaves = edits.take(added=parts, removed=[old_leaf])
+        taken = Taken(*map(sum, zip(taken, leaves, strict=True)))
+        text = (
+            f"{cut.op}{at(cut.site)} gives {cut.types[0]} of `{names[0]}` where "
+            f"`{leaf_name(edits.a, old_leaf)}` {edits.a.vertices[old_leaf].types[0]} was "
+            f"read{follows}"
+        )
+        now = cut
     elif kind == "shape":
         old, new = _differing(before, now)
         text = (
@@ -278,6 +289,28 @@ def _parts(edits: Edits, vertices: Iterable[int]) -> list[list[int]]:
             if len(chain) > 1 and slot < len(theirs) and theirs[slot][0] == whole:
                 found.append(chain[::-1])
     return found
+
+
+def _part_of_another(edits: Edits, vertex: int) -> tuple[Vertex, list[int], int] | None:
+    """Return the op that takes a part of a new input where another input was read as a whole.
+
+    Returns:
+        The op, the input with what takes its part, and the input before; None if it is not so.
+    """
+    vertices = edits.b.vertices
+    theirs = edits.a.vertices[edits.match.to_before[vertex]].operands
+    pairs = zip(vertices[vertex].operands, theirs, strict=False)
+    for (operand, _), (old, _) in pairs:
+        chain = [operand]
+        while chain[-1] in edits.added and vertices[chain[-1]].op.startswith(_TAKES_PART):  # fmt: skip
+            chain.append(vertices[chain[-1]].operands[0][0])
+        if (
+            len(chain) > 1
+            and chain[-1] in edits.added & {*edits.b.leaf_names}
+            and old in edits.removed & {*edits.a.leaf_names}
+        ):
+            return vertices[chain[0]], chain[::-1], old
+    return None
 
 
 def _sizes(edits: Edits, leaves: Iterable[int]) -> tuple[tuple[int, int], ...]:
