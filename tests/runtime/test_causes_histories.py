@@ -343,3 +343,34 @@ def test_an_op_that_reads_another_value_is_named_with_its_line(trains):
     assert " reads `first` where it read the aten.select.int at " in cause.text
     assert cause.now is not None
     assert cause.now.line == run.__code__.co_firstlineno + 2
+
+
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "options", "creations"),
+    [
+        (torch.optim.SGD, {"momentum": 0.9}, 2),
+        (torch.optim.SGD, {"momentum": 0.9, "foreach": False}, 2),
+        (torch.optim.AdamW, {}, 2),
+        (torch.optim.ASGD, {}, 8),
+        (torch.optim.Rprop, {}, 4),
+    ],
+)
+def test_the_second_step_of_an_optimizer_differs_by_its_state_alone(
+    kind, options, creations, clips
+):
+    model = nn.Linear(3, 2).to(DEVICE)
+    optimizer = kind(model.parameters(), **options)
+    x = ones(4, 3)
+    for _ in range(3):
+        with lazyrt.step():
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            if clips:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+
+    _, second = explained()
+    (cause,) = second.causes
+    assert cause.kind == "state_became_input"
+    assert cause.text.endswith(f", {creations} fewer creations")

@@ -69,8 +69,8 @@ def state(edits: Edits, *, of_optimizer: bool = False) -> list[Cause]:
     gone = edits.removed & cone(
         edits.a, [root for root in roots if root is not None], lambda _: True
     )
-    gone = _without_what_came_first(edits, gone, made_of)
     site = edits.b.origins[created[0]].site
+    gone = _without_what_came_first(edits, gone, made_of, site)
     names = [edits.b.leaf_names[k].text for k in created if k in edits.b.leaf_names]
     what = f" ({listed(names)})" if names else ""
     near = connected(edits.b, created, edits.added)
@@ -94,15 +94,13 @@ def state(edits: Edits, *, of_optimizer: bool = False) -> list[Cause]:
 
 
 def _without_what_came_first(
-    edits: Edits, gone: set[int], made_of: list[bool]
+    edits: Edits, gone: set[int], made_of: list[bool], site: Site | None
 ) -> set[int]:
-    """Return what made state, without what gave others the same, as clipped gradients."""
+    """Return what made state, without what other lines gave it and others, as clipped gradients."""
     users = edits.a.users()
-    roots = {vertex for vertex, _ in edits.a.roots}
-    kept: set[int] = set()
-    for k in sorted(gone, reverse=True):
-        alone = all(user in kept for user, _ in users[k])
-        if made_of[k] or alone or (k in roots and not users[k]):
+    kept = _on_line(edits.a, gone, site)
+    for k in sorted(gone - kept, reverse=True):
+        if made_of[k] or all(user in kept for user, _ in users[k]):
             kept.add(k)
     return kept
 
