@@ -19,6 +19,7 @@ from lazyviz.hlo.graph import PARAMETER
 from lazyviz.hlo.load import is_path
 from lazyviz.render.terminal import coloured, takes_colour
 from lazyviz.shell.lazytensors import is_lazy
+from lazyviz.timing.compile_share import why_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -232,8 +233,7 @@ def graph_of_step(runtime: ModuleType, step: int) -> Graph:
     record = runtime.graph_of_step(step)
     if record is None:
         raise HloError(
-            f"there is no graph of step {step}: it ran nothing, or is more than a thousand "
-            "steps ago. `%lazy step` lists the last steps."
+            f"there is no graph of step {step}: {why_unknown(runtime, step)}"
         )
     if record.snapshot is None:
         raise HloError(

@@ -14,7 +14,7 @@ from lazyviz.hlo.hunks import group_hunks
 from lazyviz.hlo.nested import nested_diffs
 from lazyviz.render.diff_inputs import pairing_lines
 from lazyviz.render.diff_model import union_graph
-from lazyviz.render.diff_svg import diff_svg
+from lazyviz.render.diff_svg import diff_picture
 from lazyviz.render.diff_text import (
     ADDED,
     CHANGED,
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from lazyviz.hlo.graph import Graph
     from lazyviz.hlo.hunks import HunkGroup
     from lazyviz.render.diff_model import UnionGraph
+    from lazyviz.render.layered import Point
 from lazyviz.render.text import plural
 
 _MAX_GROUPS = 20
@@ -50,6 +51,8 @@ _NOTEBOOK_LINES = 20
 _NOTEBOOK_NODES = 60
 _MAX_NEAR = 12
 _MAX_EMBEDDED_BYTES = 131_072
+# Pixels of a picture that are seen above and to the left of where it opens.
+_BEFORE_START = 60
 # Half transparent, so that they read on light and dark pages.
 _COLOURS = {
     ADDED: "rgba(0,114,178,.18)",
@@ -68,7 +71,7 @@ def diff_page(found: GraphDiff, title: str = "", *, budget: int = 120) -> str:
     union = union_graph(found, budget)
     sections = [Section(title="", body=_summary(found))]
     if union.nodes:
-        picture = diff_svg(union)
+        picture, start = diff_picture(union)
         note = ""
         if union.left_out:
             are = "is" if union.left_out == 1 else "are"
@@ -77,7 +80,7 @@ def diff_page(found: GraphDiff, title: str = "", *, budget: int = 120) -> str:
         sections.append(
             Section(
                 title="Where they differ",
-                body=f'<div style="overflow:auto;max-height:720px">{picture}</div>{note}',
+                body=_scrolled(picture, start, 720) + note,
             )
         )
     sections += _places(found, _MAX_GROUPS, _MAX_LINES)
@@ -104,18 +107,30 @@ def diff_fragment(found: GraphDiff) -> str:
     parts = [_summary(found)]
     budget = _NOTEBOOK_NODES
     while found.cost and budget >= 8:  # noqa: PLR2004
-        picture = diff_svg(union_graph(found, budget), links=False).encode()
-        if len(picture) <= _MAX_EMBEDDED_BYTES:
-            data = b64encode(picture).decode()
-            parts.append(
-                '<div style="overflow:auto;max-height:480px"><img alt="difference of two '
-                f'graphs" style="max-width:none" src="data:image/svg+xml;base64,{data}"></div>'
+        picture, start = diff_picture(union_graph(found, budget), links=False)
+        if len(picture.encode()) <= _MAX_EMBEDDED_BYTES:
+            data = b64encode(picture.encode()).decode()
+            shown = (
+                '<img alt="difference of two graphs" '
+                f'style="display:block;margin:0;max-width:none" src="data:image/svg+xml;base64,{data}">'
             )
+            parts.append(_scrolled(shown, start, 480))
             break
         budget //= 2
     places = _places(found, _NOTEBOOK_GROUPS, _NOTEBOOK_LINES)
     parts += [folded(section.title, section.body) for section in places]
     return "".join(parts)
+
+
+def _scrolled(picture: str, start: Point, height: int) -> str:
+    """Return a picture that scrolls, and opens on a point where the browser can (no script)."""
+    x, y = (max(0, round(each - _BEFORE_START)) for each in start)
+    return (
+        f'<div style="overflow:auto;max-height:{height}px">'
+        f'<div style="position:relative;width:max-content">{picture}'
+        f'<span style="position:absolute;left:{x}px;top:{y}px;scroll-initial-target:nearest">'
+        "</span></div></div>"
+    )
 
 
 def _summary(found: GraphDiff) -> str:

@@ -104,7 +104,18 @@ def diff_svg(
     links: bool = True,
     live: Callable[[Spot], int] | None = None,
 ) -> str:
-    """Return the picture of a union graph, one element.
+    """Return the picture of a union graph, one element; see `diff_picture`."""
+    return diff_picture(union, engine=engine, links=links, live=live)[0]
+
+
+def diff_picture(
+    union: UnionGraph,
+    *,
+    engine: str | None = None,
+    links: bool = True,
+    live: Callable[[Spot], int] | None = None,
+) -> tuple[str, Point]:
+    """Return the picture of a union graph, one element, and where what it is about begins.
 
     Args:
         union: What to draw.
@@ -137,7 +148,21 @@ def diff_svg(
         button = _button(k, live(node.spot), node, box, mates[k]) if live else ""
         parts.append(_box(node, box, centre, button, links=links and not live))
     parts.append(_legend(legend, layout.height))
-    return "".join([*parts, "</svg>"])
+    return "".join([*parts, "</svg>"]), _start(union, drawing, layout)
+
+
+def _start(union: UnionGraph, drawing: DrawGraph, layout: Layout) -> Point:
+    """Return the corner of the topmost box of the place that is told first, in pixels."""
+    corners = [
+        (node.is_first, cy - box_size(box)[1] / 2, cx - box_size(box)[0] / 2)
+        for node, box, (cx, cy) in zip(
+            union.nodes, drawing.boxes, layout.centres, strict=True
+        )
+        if node.mark != SAME
+    ]
+    told = [corner for corner in corners if corner[0]] or corners
+    _, y, x = min(told, default=(False, 0.0, 0.0))
+    return x + _MARGIN, y + _MARGIN
 
 
 def _frames(layout: Layout) -> list[str]:

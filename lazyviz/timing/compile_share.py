@@ -127,10 +127,24 @@ def _record(runtime: ModuleType, step: int | None) -> Any:
     record = runtime.graph_of_step(step)
     if record is None:
         raise ValueError(
-            f"step {step} is not known: it ran nothing, or is more than a thousand steps ago. "
-            "%lazy step lists the last steps."
+            f"there is no graph of step {step}: {why_unknown(runtime, step)}"
         )
     return record
+
+
+def why_unknown(runtime: ModuleType, step: int) -> str:
+    """Return why no graph is known of a step, and what to do."""
+    latest = max((each.last_step for each in runtime.compiled_graphs()), default=None)
+    if latest is None:
+        return "no step has run yet. Run the cell that trains first."
+    if step > latest:
+        return (
+            f"the latest that ran is step {latest}. `%lazy step` lists the last steps."
+        )
+    return (
+        "it ran nothing, or is more than a thousand steps ago. `%lazy step` lists the last "
+        "steps."
+    )
 
 
 def of_pending(runtime: ModuleType, graph: Any, expectations: Expectations) -> Shares:

@@ -75,7 +75,7 @@ def test_a_step_that_is_not_known_is_refused(net, capsys):
     run(net, "%lazy compile soon")
 
     errors = capsys.readouterr().err
-    assert "step 987654 is not known" in errors
+    assert "there is no graph of step 987654" in errors
     assert "'soon' is not a step's number" in errors
 
 

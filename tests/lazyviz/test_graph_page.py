@@ -3,11 +3,14 @@
 P.36, P.37 and section 1: pan, zoom, the small map, pages that are drawn before they are seen.
 """
 
+import re
+
 import pytest
 
 from lazyviz.hlo import diff, parse
 from lazyviz.inspection.diff_explorer import DiffExplorer
 from lazyviz.render import svg
+from lazyviz.render.diff_html import diff_page
 from lazyviz.render.layout import lay_out
 from lazyviz.render.model import Box, DrawGraph
 from tests.conftest import find_browser
@@ -148,7 +151,8 @@ def test_a_difference_opens_on_the_place_that_is_told_first(browser_tab):
     left, top, width, height = seen(browser_tab)["box"]
     boxes = browser_tab.evaluate(
         "() => [...document.querySelectorAll('[data-first]')].map((e) => {"
-        " const b = e.getBBox(); return [b.x + b.width / 2, b.y + b.height / 2]; })"
+        " const b = e.getBBox();"
+        " return [b.x + b.width / 2, b.y + b.height / 2, b.width / 2]; })"
     )
     assert len(boxes) == len(first)
     drawn = browser_tab.evaluate(
@@ -156,8 +160,37 @@ def test_a_difference_opens_on_the_place_that_is_told_first(browser_tab):
         " return [b.x, b.width, b.height]; }"
     )
     assert drawn[1] > 1.5 * width or drawn[2] > 1.5 * height, (drawn, width, height)
-    inside = [left < x < left + width and top < y < top + height for x, y in boxes]
+    inside = [left < x < left + width and top < y < top + height for x, y, _ in boxes]
     assert sum(inside) > len(first) / 2
+    # The first of all is whole, and not under the buttons of the corner.
+    x, _, half = min(boxes, key=lambda box: box[1])
+    assert left < x - half
+    assert x + half < left + width - 40
+
+
+def test_the_page_of_a_difference_opens_its_picture_there_without_a_script(browser_tab):
+    """S4.16: the picture is wider than the page, and empty at its left end."""
+    found = diff(*map(parse, map(many_places, ("tanh", "sine"))))
+    page = diff_page(found)
+    start = re.search(r"left:(\d+)px;top:(\d+)px;scroll-initial", page)
+    assert start is not None
+
+    browser_tab.set_viewport_size({"width": 600, "height": 800})
+    try:
+        browser_tab.set_content(page)
+        browser_tab.wait_for_timeout(200)
+        place = browser_tab.evaluate(
+            "() => { const box = document.querySelector('svg.lzd').closest('[style*=overflow]');"
+            " return [box.scrollLeft, box.scrollTop, box.scrollWidth, box.clientWidth]; }"
+        )
+    finally:
+        browser_tab.set_viewport_size({"width": 1200, "height": 900})
+
+    left, top, whole, seen_width = place
+    assert whole > 2 * seen_width
+    assert int(start[1]) > 0
+    assert left == pytest.approx(min(int(start[1]), whole - seen_width), abs=2)
+    assert top <= int(start[2])
 
 
 def test_a_drawing_that_comes_while_the_page_is_not_seen_is_placed_once_it_is(tab):

@@ -1,5 +1,7 @@
 """Graphs of the runtime: from the pending graph, from snapshots, by `%lazy diff`."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ import lazyrt
 import lazyviz
 from lazyviz import session
 from lazyviz.hlo import HloSyntaxError, diff, from_ir, graph_of, parse
+from lazyviz.timing.compile_share import of_step
 from tests.conftest import displayed
 
 
@@ -120,14 +123,26 @@ def test_the_steps_of_a_session_can_be_compared(lab):
     assert lazyrt.counters() == before
 
 
-def test_a_step_that_is_not_known_is_refused(lab, capsys):
-    lab.run_cell("%lazy diff 999998 999999", store_history=True)
-
-    error = capsys.readouterr().err
-    assert (
-        "UsageError: %lazy diff 999998 999999: there is no graph of step 999998"
-        in error
+@pytest.mark.parametrize("line", ["diff 999998 999999", "compile 999998"])
+def test_a_step_that_is_not_known_is_refused(lab, capsys, line):
+    lab.run_cell(
+        "lazyrt.mark_step()\ny = torch.ones(2, device='lazyrt') + 1\nlazyrt.mark_step()"
     )
+    latest = max(each.last_step for each in lazyrt.compiled_graphs())
+
+    lab.run_cell(f"%lazy {line}", store_history=True)
+
+    assert (
+        f"there is no graph of step 999998: the latest that ran is step {latest}."
+        in capsys.readouterr().err
+    )
+
+
+def test_where_no_step_has_run_that_is_said():
+    runtime = SimpleNamespace(compiled_graphs=lambda: (), graph_of_step=lambda _: None)
+
+    with pytest.raises(ValueError, match="step 3: no step has run yet"):
+        of_step(runtime, 3)  # type: ignore[arg-type]
 
 
 def test_one_step_has_nothing_to_be_compared_with(lab, capsys):

@@ -67,10 +67,9 @@ class Shape(HTMLParser):
         self.tags.append((tag, *names))
         for name, value in attrs:
             if name == "style":
-                # Longer texts make a picture wider, and one that is too wide scrolls.
-                self.styles.append(
-                    (value or "").replace("max-width:none", "max-width:100%")
-                )
+                # Longer texts make a picture wider; one that is too wide scrolls, from elsewhere.
+                style = (value or "").replace("max-width:none", "max-width:100%")
+                self.styles.append(re.sub(r"(left|top):\d+px", r"\1:0px", style))
             elif name in {"src", "href"}:
                 self._address(value or "")
             elif name in {"aria-label", "alt", "title"}:

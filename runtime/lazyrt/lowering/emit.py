@@ -134,6 +134,7 @@ def _declare_arguments(
     called: Mapping[int, str],
 ) -> str:
     arguments = []
+    readers = _first_readers(graph)
     for number, leaf in enumerate(graph.data):
         names[leaf] = f"%p{number}"
         arguments.append(f"%p{number}: {_tensor_type(leaf)}{_called(called, number)}")
@@ -149,17 +150,30 @@ def _declare_arguments(
         vector = f"tensor<{len(leaves)}{extra}x{element}>"
         arguments.append(f"%{name}: {vector}{_called(called, len(arguments))}")
         for number, leaf in enumerate(leaves):
-            lines += _pick(f"%{name}", vector, number, leaf)
+            lines += _pick(f"%{name}", vector, number, leaf, readers.get(leaf))
             names[leaf] = f"%{name}_{number}"
     return ", ".join(arguments)
+
+
+def _first_readers(graph: Canonical) -> dict[Value, Node]:
+    """Return the first node that reads each packed number."""
+    packed = {*graph.floats, *graph.ints, *graph.rng}
+    return {
+        operand: node
+        for node in reversed(graph.nodes)
+        for operand in node.operands
+        if operand in packed
+    }
 
 
 def _called(called: Mapping[int, str], number: int) -> str:
     return f' loc("{_quoted(called[number])}")' if number in called else ""
 
 
-def _pick(source: str, vector: str, number: int, leaf: Leaf) -> list[str]:
-    """Take one packed number, or one packed RNG state, out of its vector."""
+def _pick(
+    source: str, vector: str, number: int, leaf: Leaf, reader: Node | None
+) -> list[str]:
+    """Take one packed number, or one packed RNG state, out of its vector at its reader's line."""
     element = _element(leaf)
     columns, row = (
         (", 0:2", f"tensor<1x2x{element}>")
@@ -167,7 +181,7 @@ def _pick(source: str, vector: str, number: int, leaf: Leaf) -> list[str]:
         else ("", f"tensor<1x{element}>")
     )
     name = f"{source}_{number}"
-    place = f'loc("lifted {source.removeprefix("%")}")'
+    place = _located(f"lifted {source.removeprefix('%')}", reader)
     return [
         (
             f"{name}_row = stablehlo.slice {source} [{number}:{number + 1}{columns}] : "
@@ -193,13 +207,15 @@ def _call(node: Node, result: str, names: dict[Any, str], mark: str) -> str:
 
 
 def _location(node: Node, mark: str) -> str:
-    origin = node.provenance
-    label = label_of(node) + mark
-    if origin.site is None:
+    return _located(label_of(node) + mark, node)
+
+
+def _located(label: str, node: Node | None) -> str:
+    """Return a label with the line that recorded a node."""
+    site = node.provenance.site if node is not None else None
+    if site is None:
         return f'loc("{_quoted(label)}")'
-    return (
-        f'loc("{_quoted(label)}"("{_quoted(origin.site.file)}":{origin.site.line}:0))'
-    )
+    return f'loc("{_quoted(label)}"("{_quoted(site.file)}":{site.line}:0))'
 
 
 def label_of(node: Node) -> str:
