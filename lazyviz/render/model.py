@@ -281,6 +281,7 @@ _HOLDERS = {
     "module": "parameter",
     "buffer": "buffer",
     "optimizer": "optimizer state",
+    "optimizer LBFGS": "optimizer state",
     "gradient": "gradient",
 }
 

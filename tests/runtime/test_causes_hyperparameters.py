@@ -351,3 +351,64 @@ def test_the_padding_of_a_kernel_and_its_gradient_are_one_number():
     explanation = explained()[-1]
     assert kinds(explanation) == ["parameter_shape", "baked_constant"], explanation
     assert "[2, 2] as its `padding` where it had [1, 1]" in explanation.text
+
+
+class Keeper(nn.Module):
+    """Layers that grow, and what they gave last."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8))
+        self.keeps = False
+        self.last = None
+
+    def forward(self, x):
+        y = self.layers(x)
+        if self.keeps:
+            self.last = y
+        return y
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_what_keeps_the_result_of_a_new_module_has_a_cause_of_its_own(later):
+    net = Keeper().to(DEVICE)
+    x = torch.ones(2, 6).to(DEVICE)
+
+    def fit():
+        with lazyrt.step():
+            net.zero_grad()
+            net(x).square().mean().backward()
+
+    def append():
+        net.layers.append(nn.Linear(8, 8).to(DEVICE))
+        net.keeps = later
+        net.last = None
+        lazyrt.mark_step()
+
+    net.keeps = not later
+    fit()
+    append()
+    fit()
+
+    explanation = explained()[-1]
+    kept = "live_tensor" if later else "live_tensor_gone"
+    assert kinds(explanation) == ["module_added", kept], explanation
+    assert explanation.causes[1].variable == "net.last"
+
+
+def test_an_average_of_a_new_modules_weights_is_part_of_the_module():
+    trainer = Trainer(nn.Sequential(Tagger()))
+    trainer.averages = [p.detach().clone() for p in trainer.model.parameters()]
+    lazyrt.mark_step()
+    for _ in range(2):
+        trainer.fit()
+
+    trainer.model.append(nn.Linear(9, 9).to(DEVICE))
+    trainer.averages += [p.detach().clone() for p in trainer.model[1].parameters()]
+    trainer.optimizer = adamw(trainer.model.parameters())
+    lazyrt.mark_step()
+    trainer.fit()
+
+    explanation = explained()[-1]
+    assert explanation.top.kind == "module_added", explanation
+    assert not {"live_tensor", "live_tensor_gone"} & set(kinds(explanation))

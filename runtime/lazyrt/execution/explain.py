@@ -28,6 +28,7 @@ from lazyrt.execution.why.growth import with_growth, with_lengths
 from lazyrt.execution.why.history import growing_list, through_earlier_steps
 from lazyrt.execution.why.joined import goes_on
 from lazyrt.execution.why.key import of_key
+from lazyrt.execution.why.lbfgs import lbfgs, part_of_lbfgs, runs_lbfgs
 from lazyrt.execution.why.leftovers import left_by_cells
 from lazyrt.execution.why.loops import repeats
 from lazyrt.execution.why.modules import modules
@@ -65,6 +66,7 @@ _ALIKE = 0.7
 _SCRAP = 0.25
 # In this order: each takes out what it explains, and the next one sees the rest.
 _DETECTORS = (
+    lbfgs,
     what_ran_alone,
     cuts,
     left_by_cells,
@@ -111,24 +113,27 @@ def explain(record: CompiledGraph, census: Census) -> Explanation:
         return _alone(record, limit)
     if not len(census):
         return _alone(record, _first_trace(record))
-    found_piece = piece(record, census)
+    is_of_lbfgs = runs_lbfgs(record)
+    found_piece = None if is_of_lbfgs else piece(record, census)
     if found_piece is not None:
         cause, begun = found_piece
         alike = min(1.0, closeness(record, begun))
         return _compared(record, begun, alike, (cause,))
-    moved = moved_boundary(record, census)
+    moved = None if is_of_lbfgs else moved_boundary(record, census)
     if moved is not None:
         causes, unexplained = _beside(moved)
         alike = min(1.0, closeness(record, moved.old))
         return _compared(record, moved.old, alike, causes, unexplained)
     found = nearest(record, census)
-    rest = _rest_of(record, census.latest)
+    rest = None if is_of_lbfgs else _rest_of(record, census.latest)
     if (
         found is None
         or found[1] < _RELATED
         or _is_elsewhere(record, found[0])
         or (rest is not None and _is_other_part(record, *found, census.latest))
     ):
+        if is_of_lbfgs:
+            return _alone(record, part_of_lbfgs(record))
         cut = began_after_a_cut(record, census) or rest
         return _alone(record, cut or _new_program(record))
     other, similarity = found

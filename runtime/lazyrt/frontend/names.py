@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lazyrt.frontend import lbfgs_names
 from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.namespaces import library_namespaces, namespaces
 from lazyrt.frontend.torch_compat import is_lazy
@@ -69,6 +70,8 @@ def all_names(depth: int = 1) -> dict[int, list[Name]]:
     for namespace, function in library_namespaces(depth + 1):
         walk.add_late(namespace, f"local of {function}")
         namespace.clear()
+    for variables in lbfgs_names.running(depth + 1):
+        walk.add_running(variables)
     for waiting, holder in _elsewhere():
         walk.add_late(waiting, holder)
     walk.run()
@@ -88,6 +91,7 @@ class Walk:
         self._queue: deque[tuple[Name, Any, int]] = deque()
         self._late: list[tuple[Name, Any, int]] = []
         self._optimizers: list[tuple[Name, torch.optim.Optimizer]] = []
+        self._running: list[dict[str, Any]] = []
         self._seen: set[int] = set()
         self._namespaces = 0
         # Where a model stands in the queue, and which namespace has named it.
@@ -137,6 +141,10 @@ class Walk:
         """Queue one object, to be looked at last."""
         self._late.append((name, thing, 0))
 
+    def add_running(self, variables: dict[str, Any]) -> None:
+        """Note the variables of a step of LBFGS that is running."""
+        self._running.append(variables)
+
     def run(self) -> None:
         """Find every buffer that the queue leads to, and let go of all objects."""
         self._put_off_members()
@@ -156,6 +164,7 @@ class Walk:
         self._queue.clear()
         self._late.clear()
         self._optimizers.clear()
+        self._running.clear()
 
     def _put_off_members(self) -> None:
         """Let a parameter be called by its module, and a numbered module by its number.
@@ -214,6 +223,14 @@ class Walk:
             self._visit_tensor(Name(f"{name.text}.grad", "gradient"), gradient)
 
     def _visit_optimizer(self, name: Name, optimizer: torch.optim.Optimizer) -> None:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            steps = [each for each in self._running if each.get("self") is optimizer]
+            for variables in steps or [{}]:
+                for found, tensor in lbfgs_names.kept_by(
+                    name.text, optimizer, variables
+                ):
+                    self._visit_tensor(found, tensor)
+            return
         for number, (parameter, state) in enumerate(list(optimizer.state.items())):
             owner = self._name_of(parameter) or f"{name.text}.state[{number}]"
             for key, value in list(state.items()) if isinstance(state, dict) else []:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # Stands for an operand in an argument's text.
 OPERAND = "·"
+# What holds the state of `torch.optim.LBFGS`: one for all parameters, in lists.
+OF_LBFGS = "optimizer LBFGS"
 
 
 class Name(NamedTuple):
@@ -28,7 +30,7 @@ class Name(NamedTuple):
     Attributes:
         text: Such as `loss`, `history[3]`, `model.0.weight`.
         holder: What holds it: `variable`, the kind of a container such as `list`, `module`,
-            `buffer` (of a module), `gradient`, `optimizer`, `object`, `closure of log`,
+            `buffer` (of a module), `gradient`, `optimizer`, `optimizer LBFGS`, `object`, `closure of log`,
             `local of train`.
     """
 

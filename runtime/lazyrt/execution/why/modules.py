@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import TYPE_CHECKING
 
 from lazyrt.execution.why.causes import Cause, Taken
@@ -11,6 +12,7 @@ from lazyrt.execution.why.edits import (
     connected,
     count,
     first_site,
+    is_kept,
     is_view,
     listed,
     lists,
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from lazyrt.ir.snapshot import Snapshot
 
 
+_ITEM = re.compile(r"\[[^\]]*\]$")
 _BUILT = {True: "added", False: "removed"}
 _BUILD_FIX = (
     "build the model before the loop and leave it as it is; one compile for each structure is "
@@ -53,6 +56,8 @@ _CALL_FIX = (
 
 def modules(edits: Edits) -> list[Cause]:
     """Return which modules were added, removed, made again, or called on one side only."""
+    came = _kept_apart(edits.b, edits.a, edits.new_roots)
+    went = _kept_apart(edits.a, edits.b, edits.gone_roots)
     causes = _recreated(edits)
     for is_gain in (True, False):
         snapshot, other = (edits.b, edits.a) if is_gain else (edits.a, edits.b)
@@ -82,7 +87,25 @@ def modules(edits: Edits) -> list[Cause]:
                 )
         own = {name: k for name, k in new.items() if not _is_under(name, paths)}
         causes += _parameters(edits, own, is_gain=is_gain)
-    return _with_what_joins_anew(edits, causes)
+    causes = _with_what_joins_anew(edits, causes)
+    # Who keeps what a new module gives keeps it for reasons of its own.
+    edits.new_roots = sorted({*edits.new_roots, *came})
+    edits.gone_roots = sorted({*edits.gone_roots, *went})
+    return causes
+
+
+def _kept_apart(snapshot: Snapshot, other: Snapshot, roots: Iterable[int]) -> list[int]:
+    """Return the results that something keeps, but for items of what the other side has, too.
+
+    An average of the weights has one item more for each new parameter.
+    """
+    names = {k: snapshot.root_names[k] for k in roots if k in snapshot.root_names}
+    there = {_ITEM.sub("", name.text) for name in other.root_names.values()}
+    return [
+        k
+        for k, name in names.items()
+        if is_kept(name) and _ITEM.sub("", name.text) not in there
+    ]
 
 
 def _with_what_joins_anew(edits: Edits, causes: list[Cause]) -> list[Cause]:
