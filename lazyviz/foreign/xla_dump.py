@@ -24,6 +24,7 @@ _GRAPH = re.compile(
     r"|(?:before|after)_optimisation\.hlo|dot)"
 )
 _ALIASES = {"ir": "ir.txt", "stablehlo": "stablehlo.mlir"}
+_STAGES = ("before", "ir", "stablehlo", "after")
 _MAX_NAMED = 4
 _PASS = re.compile(r"(\d{4})\.(.+)\.txt")
 _HEADER = ["module", "name", "before", "after", "passes", "files", "bytes"]
@@ -58,12 +59,13 @@ class DumpedModule:
             None,
         )
 
-    def graph(self, stage: str = "before") -> Graph:
+    def graph(self, stage: str = "") -> Graph:
         """Return the module's graph, for `lazyviz.hlo`.
 
         Args:
             stage: `before` or `after` optimisation, for a graph of lazyrt also `ir` or
-                `stablehlo`, or a key of `files` that holds a program.
+                `stablehlo`, or a key of `files` that holds a program. By default the first of
+                `before`, `ir`, `stablehlo`, `after` that was dumped.
 
         Raises:
             EvidenceError: The folder has no such text of it.
@@ -71,19 +73,29 @@ class DumpedModule:
         """
         from lazyviz.hlo import parse
 
-        path = {"before": self.before, "after": self.after}.get(
-            stage, self.files.get(_ALIASES.get(stage, stage))
-        )
+        wanted = (stage,) if stage else _STAGES
+        path = next(filter(None, map(self._path, wanted)), None)
         if path is None:
+            what = f"text {stage!r}" if stage else "text of a program"
             raise EvidenceError(
-                f"module {self.id} {self.name} has no text {stage!r} in the dump. It has "
+                f"module {self.id} {self.name} has no {what} in the dump. It has "
                 f"{', '.join(self.files)}{self._advice()}."
             )
-        return parse(path.read_text("utf-8", errors="replace"), source=path.name)
+        graph = parse(path.read_text("utf-8", errors="replace"), source=path.name)
+        if self._is_ours:
+            graph.name = self.name
+        return graph
+
+    def _path(self, stage: str) -> Path | None:
+        known = {"before": self.before, "after": self.after}
+        return known.get(stage, self.files.get(_ALIASES.get(stage, stage)))
+
+    @property
+    def _is_ours(self) -> bool:
+        return any(_GRAPH.fullmatch(path.name) for path in self.files.values())
 
     def _advice(self) -> str:
-        is_ours = any(_GRAPH.fullmatch(path.name) for path in self.files.values())
-        return "" if is_ours else "; set --xla_dump_hlo_as_text for text"
+        return "" if self._is_ours else "; set --xla_dump_hlo_as_text for text"
 
     @property
     def passes(self) -> dict[str, Path]:

@@ -129,6 +129,8 @@ def test_what_the_runtime_dumped_is_read_again(tmp_path):
     one, two = folder.modules
     assert len(hlo.diff(one.graph("ir"), two.graph("ir")).changed) == 1
     assert len(one.graph("after")) == 2
+    changed = lazyviz.diff(one, two)  # neither has the HLO before optimisation
+    assert str(changed).startswith("graph.2 → graph.10\n2 → 2 instructions; ~1 changed")
     with pytest.raises(EvidenceError, match=r"no text 'after' .* It has ir\.txt\.$"):
         two.graph("after")
     for text in (IR, drawing):
