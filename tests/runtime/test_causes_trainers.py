@@ -488,3 +488,59 @@ def test_a_part_of_other_data_is_told_with_both_names():
     assert "gives f32[5,4] of `rows` where `" in found.text
     assert total.shape == ()
     assert found.top.variable == "rows"
+
+
+def test_more_rounds_over_a_list_of_batches_are_no_two_inputs():
+    model, log = nn.Linear(4, 2).to(DEVICE), {}
+    batches = [torch.full((3, 4), float(k)).to(DEVICE) for k in range(4)]
+    lazyrt.mark_step()
+    for rounds in (2, 4):
+        model.zero_grad()
+        total = torch.zeros((), device=DEVICE)
+        for batch in batches[:rounds]:
+            loss = model(batch).square().mean()
+            loss.backward()
+            total = total + loss.detach()
+        if rounds == 4:
+            log["mean"] = total / rounds
+        lazyrt.mark_step()
+
+    found = latest()
+    assert kinds(found) == ["loop_count", "live_tensor"], found
+    assert "came 4 times instead of 2" in found.text
+
+
+def test_a_backward_pass_for_a_step_closure_alone_is_the_closures():
+    model = nn.Linear(4, 2).to(DEVICE)
+    seen: list[torch.Tensor] = []
+    for size in (3, 5):
+        x = ones(size, 4)
+        lazyrt.mark_step()
+        with lazyrt.step():
+            loss = model(x).square().mean()
+            loss.backward()
+            if size == 5:
+                gradient = next(model.parameters()).grad
+                assert gradient is not None
+                lazyrt.add_step_closure(seen.append, (gradient.abs().max(),))
+                del gradient
+            model.zero_grad()
+
+    found = latest()
+    assert kinds(found) == ["input_shape", "closure"], found
+    assert "queued at" in found.causes[1].text
+    assert len(seen) == 1
+
+
+def test_a_metric_of_what_wants_gradients_is_one_cause_with_what_backward_would_read():
+    model, x = perceptron(), ones(3, 4)
+    hits = torch.zeros(2, device=DEVICE)
+    lazyrt.mark_step()
+    for counts in (False, True):
+        with lazyrt.step():
+            out = model(x)
+            if counts:
+                hits += out.softmax(-1).sum(0)
+
+    assert kinds(latest()) == ["update"], latest()
+    assert latest().text.startswith("`hits` f32[2] is written to at ")

@@ -44,6 +44,9 @@ def without_gradients(edits: Edits) -> list[Cause]:
         owners = [name.removesuffix(".grad") for name in lost]
         if not lost or not others or not other.modules.issuperset(owners):
             continue
+        read = {name.text for name in other.leaf_names.values()}
+        if read.isdisjoint(owners):  # modules that are not called have their own cause
+            continue
         site = site_of(snapshot, lost)
         taken = take_gradients(edits, owners, None, is_gain=is_gain)
         if not sum(taken):

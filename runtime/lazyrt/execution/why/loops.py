@@ -114,6 +114,10 @@ def _rounds(counts: Counter[tuple[int, int]]) -> tuple[int, int] | None:
     most = max(whole, key=lambda pair: (counts[pair], -pair[0]), default=None)
     if most is None:
         return None
+    # What sums the rounds up comes once less than they do.
+    above = (most[0] + 1, most[1] + 1)
+    if above in whole and 2 * counts[above] >= counts[most]:
+        most = above
     parts = [pair for pair in whole if pair[0] * most[1] == pair[1] * most[0]]
     return min(parts)
 

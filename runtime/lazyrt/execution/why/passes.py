@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 from lazyrt.execution.why.boundaries import differs
 from lazyrt.execution.why.causes import Cause, Taken
-from lazyrt.execution.why.edits import at, count, downstream, first_site
+from lazyrt.execution.why.edits import (
+    at,
+    count,
+    downstream,
+    exclusive,
+    first_site,
+    is_kept,
+)
 from lazyrt.execution.why.gradients import site_of
 from lazyrt.execution.why.updates import states_of, take_states, written
 
@@ -30,6 +37,8 @@ def backward_pass(edits: Edits) -> list[Cause]:
     snapshot, free = (edits.b, edits.added) if is_gain else (edits.a, edits.removed)
     backward = {k for k in free if snapshot.vertices[k].backward}
     if len(backward) < sum(v.backward for v in snapshot.vertices):
+        return []
+    if backward <= _of_kept_results(edits, free, is_gain=is_gain):
         return []
     site = first_site(snapshot.vertices[k] for k in sorted(backward))
     states = [*states_of(snapshot)]
@@ -58,6 +67,14 @@ def backward_pass(edits: Edits) -> list[Cause]:
             taken=taken,
         )
     ]
+
+
+def _of_kept_results(edits: Edits, free: set[int], *, is_gain: bool) -> set[int]:
+    """Return what only results that the program keeps need, such as a norm that it logs."""
+    snapshot = edits.b if is_gain else edits.a
+    roots = edits.new_roots if is_gain else edits.gone_roots
+    kept = [k for k in roots if is_kept(snapshot.root_names.get(k))]
+    return exclusive(snapshot, kept, free)[0] if kept else set()
 
 
 def _with_what_only_they_read(

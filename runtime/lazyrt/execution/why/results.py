@@ -15,6 +15,7 @@ from lazyrt.execution.why.edits import (
 )
 from lazyrt.execution.why.train_eval import is_mode
 from lazyrt.execution.why.updates import WRITTEN_FIX
+from lazyrt.ir.match import cone
 
 if TYPE_CHECKING:
     from lazyrt.execution.why.edits import Edits
@@ -128,7 +129,7 @@ def _kept(edits: Edits) -> list[Cause]:
         by_holder = {
             holder: left
             for holder, mine in by_holder.items()
-            if (left := [k for k in mine if k not in written])
+            if (left := [k for k in mine if k in edits.new_roots])
         }
         together = together & edits.added
     for holder, mine in by_holder.items():
@@ -218,7 +219,14 @@ def _is_written(edits: Edits, root: int) -> bool:
 
 def _written(edits: Edits, roots: list[int]) -> Cause:
     """Return that tensors of the program are written to, as a metric's sums."""
-    nodes = exclusive(edits.b, roots, edits.added)[0]
+    # What nothing names on the way was saved for a backward pass.
+    way = cone(edits.b, [edits.b.roots[k][0] for k in roots], edits.added.__contains__)
+    saved = [
+        k
+        for k in edits.new_roots
+        if k not in edits.b.root_names and edits.b.roots[k][0] in way
+    ]
+    nodes = exclusive(edits.b, [*roots, *saved], edits.added)[0]
     vertex = edits.b.vertices[edits.b.roots[roots[0]][0]]
     called, variable = _root(edits.b, roots[0])
     edits.new_roots = [k for k in edits.new_roots if k not in roots]

@@ -57,6 +57,8 @@ def merged_inputs(edits: Edits) -> list[Cause]:
             if snapshot.vertices[leaf].types != snapshot.vertices[twin].types:
                 continue
             same = _computed_alike(snapshot, leaf, twin, free)
+            if not _goes_on_alike(edits, same, is_gain=is_gain):
+                continue  # a loop's further round is computed alike, too
             if len(same) > 1 and is_gain != (len(edits.removed) > len(edits.added)):
                 return [_one_tensor(edits, leaf, twin, same, is_gain=is_gain)]
     return []
@@ -94,6 +96,24 @@ def _computed_alike(
                 same[k] = double
     readers = [user for user, _ in snapshot.users()[leaf]]
     return same if all(user in same for user in readers) else {}
+
+
+def _goes_on_alike(edits: Edits, same: dict[int, int], *, is_gain: bool) -> bool:
+    """Return whether what reads the results is there on both sides, and reads the doubles there."""
+    snapshot, other = (edits.b, edits.a) if is_gain else (edits.a, edits.b)
+    partners = edits.match.to_before if is_gain else edits.match.to_now
+    readers = 0
+    for k, vertex in enumerate(snapshot.vertices):
+        slots = [n for n, (o, _) in enumerate(vertex.operands) if o in same]
+        if k in same or not slots:
+            continue
+        theirs = other.vertices[partners[k]].operands if partners[k] >= 0 else ()
+        for slot in slots:
+            double = partners[same[vertex.operands[slot][0]]]
+            if slot >= len(theirs) or theirs[slot][0] != double:
+                return False
+        readers += 1
+    return readers > 0
 
 
 def _one_tensor(
