@@ -374,3 +374,56 @@ def test_the_second_step_of_an_optimizer_differs_by_its_state_alone(
     (cause,) = second.causes
     assert cause.kind == "state_became_input"
     assert cause.text.endswith(f", {creations} fewer creations")
+
+
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(4, 3, num_layers=2, batch_first=True)
+
+    def forward(self, x):
+        return self.lstm(x)[0]
+
+
+def train_in_a_step(model, optimizer, x):
+    with lazyrt.step():
+        train(model, optimizer, x)
+
+
+def test_a_whole_model_in_another_dtype_with_a_new_optimizer_is_told_by_both():
+    model, x = layers(), ones(5, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        train_in_a_step(model, optimizer, x)
+
+    model.to(torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters())
+    train_in_a_step(model, optimizer, x.to(torch.bfloat16))
+
+    found = explained()[-1]
+    assert kinds(found)[:2] == ["update", "dtype"]
+    assert " anew (`model.0.weight`" in found.top.text
+
+
+def test_a_longer_sequence_of_an_lstm_comes_before_the_rounds_that_follow_from_it():
+    tagger = Tagger().to(DEVICE)
+    optimizer = sgd(tagger)
+    train_in_a_step(tagger, optimizer, ones(2, 4, 4))
+    train_in_a_step(tagger, optimizer, ones(2, 6, 4))
+
+    found = explained()[-1]
+    assert kinds(found) == ["input_shape", "loop_count"]
+    assert found.causes[1].text.endswith(
+        " came 6 times instead of 4, as many as `x` is long"
+    )
+
+
+def test_another_optimizer_of_an_lstm_is_told_where_its_biases_share_their_state():
+    tagger = Tagger().to(DEVICE)
+    x = ones(2, 3, 4)
+    train_in_a_step(tagger, torch.optim.Adam(tagger.parameters()), x)
+    train_in_a_step(tagger, torch.optim.SGD(tagger.parameters(), momentum=0.9), x)
+
+    (cause,) = explained()[-1].causes
+    assert cause.text.startswith("another optimizer updates the parameters at ")
+    assert "of each of 8 parameters" in cause.text

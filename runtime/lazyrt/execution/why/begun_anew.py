@@ -65,13 +65,12 @@ def begun_anew(edits: Edits) -> list[Cause]:
 
 
 def _begun_anew(edits: Edits) -> list[str]:
-    """Return the state that the graph before read and this one makes, where it reads the rest."""
+    """Return the state that the graph before read and this one makes."""
     before = states_of(edits.a)
     read = {name.text for name in edits.b.leaf_names.values()}
     was_read = {name.text for name in edits.a.leaf_names.values()}
     made = {name.text for name in edits.b.root_names.values()} - read
-    anew = [name for name in before if name in made & was_read]
-    return anew if any(name in read for name in before) else []
+    return [name for name in before if name in made & was_read]
 
 
 def _whole_modules(parameters: Iterable[str], known: Iterable[str]) -> list[str]:
