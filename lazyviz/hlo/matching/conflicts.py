@@ -5,13 +5,17 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from lazyviz.hlo.matching.state import UNPAIRED
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from lazyviz.hlo.matching.state import Matching
+    from lazyviz.hlo.matching.state import Matching, Side
 
 # Pairs that are looked at together; most have no edit.
 _BLOCK = 128
+# Places that read a part that was inserted.
+_READERS = 2
 
 
 def disputed(matching: Matching) -> list[int]:
@@ -63,6 +67,58 @@ def crossed(matching: Matching, nodes: Iterable[int]) -> int:
         )
         for x in nodes
     )
+
+
+def may_be_mistaken(matching: Matching, nodes: Sequence[int]) -> bool:
+    """Return whether like nodes may have been taken for each other, given the disputed ones.
+
+    Something is gone that is new elsewhere, or a slot reads another node though both have
+    partners, and its operands are not merely turned round.
+    """
+    a, b = matching.a, matching.b
+    gone = {a.full[node] for node in a.unpaired()}
+    if not gone.isdisjoint([b.full[node] for node in b.unpaired()]):
+        return True
+    rewired = [
+        x
+        for x in nodes
+        if sorted([a.partner[c] for c in a.operands[x]])
+        != sorted(b.operands[a.partner[x]])
+    ]
+    return crossed(matching, rewired) > 0
+
+
+def only_inserts(matching: Matching, nodes: Sequence[int]) -> bool:
+    """Return whether some disputed nodes are all that insertions into one side explain.
+
+    One side is wholly paired then, nothing is crossed, and what the other has more is read in two
+    places for each of its parts: a branch of a layer is, in the forward pass and the backward.
+    """
+    small, large = matching.a, matching.b
+    if small.partner.count(UNPAIRED) and large.partner.count(UNPAIRED):
+        return False
+    if small.partner.count(UNPAIRED):
+        small, large = large, small
+    return not crossed(matching, nodes) and len(nodes) <= _READERS * _parts(large)
+
+
+def _parts(side: Side) -> int:
+    """Return into how many connected parts the unpaired nodes of a side fall."""
+    part = {node: node for node in side.unpaired()}
+    count = len(part)
+    for node in side.unpaired():
+        for operand in side.operands[node]:
+            if operand in part:
+                one, other = _first(part, node), _first(part, operand)
+                count -= one != other
+                part[one] = other
+    return count
+
+
+def _first(part: dict[int, int], node: int) -> int:
+    while part[node] != node:
+        part[node] = node = part[part[node]]
+    return node
 
 
 def other_ops(matching: Matching) -> int:

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lazyviz.hlo.matching.bridge import bridge
 from lazyviz.hlo.matching.colours import Ties, pair_by_colour
-from lazyviz.hlo.matching.conflicts import crossed, disputed, other_ops
+from lazyviz.hlo.matching.conflicts import (
+    crossed,
+    disputed,
+    may_be_mistaken,
+    only_inserts,
+    other_ops,
+)
 from lazyviz.hlo.matching.exact import MOST_NODES, match_exactly
 from lazyviz.hlo.matching.labels import blind_labels, numbers
 from lazyviz.hlo.matching.order import pair_in_reading_order
@@ -14,6 +20,7 @@ from lazyviz.hlo.matching.refine import refine, script_cost
 from lazyviz.hlo.matching.residual import (
     pair_by_gain,
     pair_contested,
+    pair_handed_through,
     pair_leaves,
     pair_lone_leaves,
 )
@@ -46,8 +53,10 @@ _SOME = 0.02
 # A share of a large graph that is crossed, or left over: like layers were mistaken for each
 # other between two places where some were inserted.
 _SHIFTED = 0.01
+# A share that, left over by the first leads, makes it worthwhile to read both programs in order.
+_LOST = 0.05
 _STARTS: tuple[str, ...] = ("hints", "colours", "cones", "first result", "order")
-_LARGE_STARTS: tuple[str, ...] = ("first result", "order", "colours")
+_LARGE_STARTS: tuple[str, ...] = ("order", "first result", "colours")
 _EXACT_ROUNDS = (2, 1, 4, 2, 1)
 # How often pairs that read no partners are made anew, at most.
 _RECONSIDERED = 6
@@ -111,21 +120,46 @@ def _of_small(a: Graph, b: Graph) -> _Found:
 def _of_large(a: Graph, b: Graph) -> Matching:
     """Return the matching of the first start, or of further ones while much of it looks wrong."""
     enough = _SHIFTED * min(len(a), len(b))
-    first = _match(a, b)
-    rest, is_crossed = _left_over(first), crossed(first, disputed(first)) > enough
-    if not is_crossed and rest <= enough:
-        return first
-    best, starts = _found(first), list(_LARGE_STARTS)
-    if rest > enough:  # so much is not paired anew quickly
-        best = best.or_better(_found(_match(a, b, starts.pop(0))))
-    if is_crossed:
+    first, others = _best_begun(a, b)
+    _finish(first)
+    doubtful = disputed(first)
+    rest, is_crossed = _left_over(first), crossed(first, doubtful) > enough
+    best = _found(first)
+    is_good = not is_crossed and rest <= enough
+    if is_good and others[0] != "order":
         best = _reconsidered(best)
-    for start in starts:
-        if _left_over(best.matching) + len(disputed(best.matching)) <= enough:
+    elif is_good and may_be_mistaken(first, doubtful):
+        best = best.or_better(_found(_match(a, b, "order")))
+    if is_good:
+        return best.matching
+    if rest > enough:  # so much is not paired anew quickly
+        best = best.or_better(_found(_match(a, b, others.pop(0))))
+    if is_crossed or len(disputed(best.matching)) <= enough:
+        best = _reconsidered(best)
+    for start in others:
+        doubtful = disputed(best.matching)
+        if _left_over(best.matching) + len(doubtful) <= enough:
+            break
+        if only_inserts(best.matching, doubtful):
             break
         best = _tried(best, start)
     is_rest_large = rest > _MUCH * min(len(a), len(b))
     return (_tried(best, "shapes") if is_rest_large else best).matching
+
+
+def _best_begun(a: Graph, b: Graph) -> tuple[Matching, list[str]]:
+    """Return the better beginning of two, and which starts are left.
+
+    Where like layers are exchanged, or one of them is inserted, no cone behind that place is
+    equal, and more is left over than was inserted. The reading orders are alike then.
+    """
+    first, others = _begun(a, b, "hints"), list(_LARGE_STARTS)
+    lost = _LOST * min(len(a), len(b))
+    if _left_over(first) > max(lost, abs(len(a) - len(b))):
+        ordered = _begun(a, b, others[0])
+        if _open(ordered) < _open(first):
+            return ordered, ["hints", *others[1:]]
+    return first, others
 
 
 def _tried(best: _Found, start: str) -> _Found:
@@ -146,11 +180,24 @@ def _left_over(matching: Matching) -> int:
     return min(side.partner.count(UNPAIRED) for side in (matching.a, matching.b))
 
 
-def _match(a: Graph, b: Graph, start: str = "hints") -> Matching:
-    matching = Matching(a, b)
+def _open(matching: Matching) -> int:
+    """Return how much of a matching is not settled yet."""
+    return _left_over(matching) + len(disputed(matching))
+
+
+def _match(a: Graph, b: Graph, start: str) -> Matching:
     if start == "shapes":
+        matching = Matching(a, b)
         _by_shapes(matching)
-        return matching
+    else:
+        matching = _begun(a, b, start)
+        _finish(matching)
+    return matching
+
+
+def _begun(a: Graph, b: Graph, start: str) -> Matching:
+    """Return a matching of what is equal, and of what follows from it."""
+    matching = Matching(a, b)
     pair_lone_leaves(matching)
     if start == "colours":
         _by_exact_colours(matching)
@@ -163,7 +210,7 @@ def _match(a: Graph, b: Graph, start: str = "hints") -> Matching:
         return matching
     if max(len(a), len(b)) > _SMALL:
         _part_crossed(matching)
-    _complete(matching)
+    _spread(matching)
     return matching
 
 
@@ -180,11 +227,24 @@ def _part_crossed(matching: Matching) -> None:
 
 def _complete(matching: Matching) -> None:
     """Go on from what is paired to all that can be."""
+    _spread(matching)
+    _finish(matching)
+
+
+def _spread(matching: Matching) -> None:
+    """Go on to what can be nothing else, or differs in sizes alone."""
     a, b = matching.a.graph, matching.b.graph
     pair_unique_labels(matching, a.inputs, b.inputs)
     pair_unique_labels(matching, dict.fromkeys(a.outputs), dict.fromkeys(b.outputs))
     matching.grow()
     pair_equal_cones(matching, "skeleton", similar=True)
+
+
+def _finish(matching: Matching) -> None:
+    """Go on to all that can be paired."""
+    if _is_done(matching) and not disputed(matching):
+        return
+    a, b = matching.a.graph, matching.b.graph
     _by_bridges(matching)
     for rounds, ties in _COLOUR_ROUNDS:
         _by_colours(matching, rounds, ties)
@@ -196,6 +256,7 @@ def _complete(matching: Matching) -> None:
     pair_contested(matching)
     pair_by_gain(matching)
     pair_leaves(matching)
+    pair_handed_through(matching)
     refine(matching)
 
 
@@ -217,6 +278,7 @@ def _by_shapes(matching: Matching) -> None:
     matching.grow(similar=True)
     pair_by_gain(matching)
     pair_leaves(matching)
+    pair_handed_through(matching)
     refine(matching)
 
 
@@ -237,10 +299,11 @@ def _reconsidered(best: _Found) -> _Found:
     from one end of it and those of the backward pass from the other. The branches themselves
     agree, and say where the links of either chain belong once nothing holds these.
     """
+    is_large = len(best.matching.a.graph) > _SMALL
     with_users = False
     for _ in range(_RECONSIDERED):
         doubtful = set(disputed(best.matching))
-        if not doubtful:
+        if not doubtful or (is_large and only_inserts(best.matching, [*doubtful])):
             break
         if with_users:
             users = best.matching.a.users

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from lazyviz.hlo.graph import CONSTANT, PARAMETER
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lazyviz.hlo.matching.state import Matching, Side
 
 _MAX_USERS = 64
@@ -145,18 +147,36 @@ def pair_lone_leaves(matching: Matching) -> None:
 
     Among equal ones, that which is an output most often goes with the other side's.
     """
-    theirs = _lone_leaves(matching.b)
-    for label, leaves in _lone_leaves(matching.a).items():
+    _pair_lone(matching, matching.a.full, matching.b.full)
+
+
+def pair_handed_through(matching: Matching) -> None:
+    """Pair what is left of such leaves, whatever became of their types and shardings.
+
+    Equal types go together first. Strangers would be an input and an output less, and one more.
+    """
+    a, b = matching.a.graph, matching.b.graph
+    typed = [[*zip(each.ops, each.types, strict=True)] for each in (a, b)]
+    _pair_lone(matching, *typed)
+    _pair_lone(matching, a.ops, b.ops)
+
+
+def _pair_lone(
+    matching: Matching, labels_a: Sequence[object], labels_b: Sequence[object]
+) -> None:
+    theirs = _lone_leaves(matching.b, labels_b)
+    for label, leaves in _lone_leaves(matching.a, labels_a).items():
         for x, y in zip(leaves, theirs.get(label, ()), strict=False):
             matching.pair(x, y)
 
 
-def _lone_leaves(side: Side) -> dict[int, list[int]]:
-    """Return them by label, those first that are outputs most often."""
-    found: dict[int, list[int]] = {}
+def _lone_leaves(side: Side, labels: Sequence[object]) -> dict[object, list[int]]:
+    """Return the free ones by label, those first that are outputs most often."""
+    found: dict[object, list[int]] = {}
     for node in sorted(set(side.graph.outputs), key=lambda n: -side.is_output[n]):
-        if not side.operands[node] and not side.users[node]:
-            found.setdefault(side.full[node], []).append(node)
+        is_lone = not side.operands[node] and not side.users[node]
+        if is_lone and side.partner[node] < 0:
+            found.setdefault(labels[node], []).append(node)
     return found
 
 
