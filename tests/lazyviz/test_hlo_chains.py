@@ -1,5 +1,6 @@
 """Differences of chains of like layers, of which a third generator knows the length."""
 
+import importlib
 import random
 from unittest.mock import Mock
 
@@ -91,6 +92,42 @@ def test_layers_in_and_out_at_many_places_of_a_long_chain_do_not_shift_it():
     assert diff(apply_script(a, found.script()), b).is_empty
 
 
+@pytest.mark.parametrize("back", [6, 20, 150])
+def test_a_layer_inserted_near_the_end_of_a_long_chain_is_all_that_is_told(back):
+    """Few nodes are left over where all layers behind it are taken for their neighbours."""
+    rng = random.Random(1)  # noqa: S311
+    layers = [rng.randrange(3) for _ in range(620)]
+    edited = [*layers[:-back], 0, *layers[-back:]]
+    a, b = trained(layers), trained(edited)
+
+    found = diff(a, b)
+
+    assert len(a) > 5_000
+    assert found.cost <= len(b) - len(a) + 8
+    assert found.removed == []
+
+
+def test_insertions_into_a_long_row_of_one_op_are_that_many_instructions():
+    """Nothing is shifted here that reading both in order would tell better."""
+
+    def row(places):
+        builder = GraphBuilder("row")
+        node = builder.add(builder.label("parameter", "f32[4]"))
+        for place in range(8_000):
+            node = builder.add(builder.label("exp", "f32[4]"), [node])
+            if place in places:
+                node = builder.add(builder.label(places[place], "f32[4]"), [node])
+        return builder.finish([node])
+
+    ops = ("exp", "log", "tanh", "abs")
+    places = {400 * k + 7 * k * k % 390: ops[k % 4] for k in range(20)}
+
+    found = diff(row({}), row(places))
+
+    assert found.removed == []
+    assert found.cost <= 40
+
+
 def mixture(layers, branches, names=(), dtype="f32"):
     """Sums of like branches; the backward pass adds theirs from the other end.
 
@@ -141,6 +178,21 @@ def test_branches_more_in_each_sum_are_told_from_one_end_of_both_passes(
     assert found.cost <= layers * (3 * 10 + 2)
     assert len(found.added) == layers * 3 * 9
     assert (found.removed, found.changed) == ([], [])
+
+
+def test_a_branch_more_in_each_sum_of_a_large_program_is_matched_in_few_ways(
+    monkeypatch,
+):
+    """What insertions explain needs no further way: each takes as long as the first."""
+    order_of_tiers = importlib.import_module("lazyviz.hlo.matching.match")
+    refined = Mock(side_effect=order_of_tiers.refine)
+    monkeypatch.setattr(order_of_tiers, "refine", refined)
+
+    found = diff(mixture(40, 20), mixture(40, 21))
+
+    assert found.cost <= 40 * (9 + 3)
+    assert found.removed == []
+    assert refined.call_count <= 3
 
 
 def test_another_dtype_throughout_leaves_scopes_their_say():

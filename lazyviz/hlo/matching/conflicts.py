@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 # Pairs that are looked at together; most have no edit.
 _BLOCK = 128
+# A share of the disputed nodes that, gone here and new elsewhere, looks like a shift.
+_MOVED = 0.05
 # Places that read a part that was inserted.
 _READERS = 2
 
@@ -69,23 +72,16 @@ def crossed(matching: Matching, nodes: Iterable[int]) -> int:
     )
 
 
-def may_be_mistaken(matching: Matching, nodes: Sequence[int]) -> bool:
-    """Return whether like nodes may have been taken for each other, given the disputed ones.
+def may_be_mistaken(matching: Matching) -> bool:
+    """Return whether like nodes may have been taken for each other.
 
-    Something is gone that is new elsewhere, or a slot reads another node though both have
-    partners, and its operands are not merely turned round.
+    More than half of what is gone is new elsewhere then, and it is no small part of what differs:
+    of a thousand edits a few are alike by chance.
     """
     a, b = matching.a, matching.b
-    gone = {a.full[node] for node in a.unpaired()}
-    if not gone.isdisjoint([b.full[node] for node in b.unpaired()]):
-        return True
-    rewired = [
-        x
-        for x in nodes
-        if sorted([a.partner[c] for c in a.operands[x]])
-        != sorted(b.operands[a.partner[x]])
-    ]
-    return crossed(matching, rewired) > 0
+    gone = Counter([a.full[node] for node in a.unpaired()])
+    moved = (gone & Counter([b.full[node] for node in b.unpaired()])).total()
+    return moved > max(gone.total() / 2, _MOVED * len(disputed(matching)))
 
 
 def only_inserts(matching: Matching, nodes: Sequence[int]) -> bool:

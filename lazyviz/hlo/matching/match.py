@@ -125,12 +125,11 @@ def _of_large(a: Graph, b: Graph) -> Matching:
     doubtful = disputed(first)
     rest, is_crossed = _left_over(first), crossed(first, doubtful) > enough
     best = _found(first)
-    is_good = not is_crossed and rest <= enough
-    if is_good and others[0] != "order":
-        best = _reconsidered(best)
-    elif is_good and may_be_mistaken(first, doubtful):
-        best = best.or_better(_found(_match(a, b, "order")))
-    if is_good:
+    if not is_crossed and rest <= enough:
+        if others[0] != "order":
+            best = _reconsidered(best)
+        if may_be_mistaken(best.matching):
+            best = best.or_better(_found(_match(a, b, others[0])))
         return best.matching
     if rest > enough:  # so much is not paired anew quickly
         best = best.or_better(_found(_match(a, b, others.pop(0))))
