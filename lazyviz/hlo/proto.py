@@ -11,11 +11,17 @@ import sys
 from lazyviz.hlo.errors import HloError
 
 _TIMEOUT_S = 300
+_REFUSED, _NO_JAXLIB = 3, 4
 _LENGTH_DELIMITED_FIELD_1 = 0x0A
 # A proto of XLA's dumps, HloProto, holds the module in its first field.
 _CHILD = """
 import sys
-from jaxlib import _hlo
+
+try:
+    from jaxlib import _hlo
+except ImportError as error:
+    sys.stderr.write(f"\\x00{error}")
+    sys.exit(4)
 
 data = sys.stdin.buffer.read()
 options = _hlo.HloPrintOptions()
@@ -39,7 +45,7 @@ def text_of_proto(data: bytes, source: str = "") -> str:
     """Return the HLO text of a serialised HloModuleProto or HloProto.
 
     Raises:
-        HloError: It is neither, or is cut off.
+        HloError: It is neither, or is cut off, or there is no jaxlib to read it.
     """
     start, end = _first_field(data)
     try:
@@ -57,7 +63,14 @@ def text_of_proto(data: bytes, source: str = "") -> str:
     if done.returncode == 0:
         return done.stdout.decode("utf-8", "replace")
     reason = done.stderr.decode("utf-8", "replace").rpartition("\x00")[2].strip()
-    first = reason.split("\n")[0][:200] if done.returncode == 3 else "XLA gave up"  # noqa: PLR2004
+    first = reason.split("\n")[0][:200]
+    if done.returncode == _NO_JAXLIB:
+        raise HloError(
+            f"{source or 'the data'} is no text, and protos are read by jaxlib, which cannot be "
+            f"imported ({first}). Install jaxlib, or give HLO text."
+        )
+    if done.returncode != _REFUSED:
+        first = "XLA gave up"
     raise HloError(
         f"{source or 'the data'} is no HLO proto that XLA reads ({first}). Give a serialised "
         "HloModuleProto or HloProto, or HLO text."

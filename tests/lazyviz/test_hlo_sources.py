@@ -216,6 +216,18 @@ def test_bodies_of_one_name_in_canonical_notation_are_told_apart(pair):
     assert "a constant was 2 and is 3" in summary(diff(*texts))[1]
 
 
+def test_a_proto_where_there_is_no_jaxlib_is_refused_with_what_is_missing(
+    pair, tmp_path, monkeypatch
+):
+    proto = hlo(pair[0]).as_serialized_hlo_module_proto()
+    (tmp_path / "jaxlib").mkdir()
+    (tmp_path / "jaxlib/__init__.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    with pytest.raises(HloError, match=r"cannot be imported .*'_hlo'.*Install jaxlib"):
+        parse(proto)
+
+
 def test_data_that_is_no_proto_is_refused(tmp_path):
     path = tmp_path / "noise.pb"
     path.write_bytes(b"\x0a\x05\x00\xff\xfe noise")
