@@ -642,6 +642,8 @@ for _ in range(150):
             step()
     except KeyboardInterrupt:
         interrupts += 1
+        # Torch's optimizers leave gradients off where they are interrupted on their way out.
+        torch.set_grad_enabled(True)
     timer.join()
     for parameter in model.parameters():
         assert parameter.detach().cpu().isfinite().all()
