@@ -136,5 +136,6 @@ def test_s0_21_a_percentile_leads_to_its_call():
     assert call.site.startswith("test_findings.py:")
     assert len(call.graph) > 12
     assert call.reason
+    page = report.to_html().replace("<wbr/>", "")
     for part in (call.site, call.graph[:12], "because"):
-        assert part in report.to_html()
+        assert part in page

@@ -28,7 +28,7 @@ def test_m_03_a_logarithm_of_negative_numbers_is_named_with_them():
     assert (operand.summary.low, operand.summary.high, operand.element) == (-2, 9, -2)
     assert "1 result is not finite. It begins at 1 op: 4 values checked" in str(view)
     assert "x: -2 to 9, -2 at [0, 2]" in str(view)
-    assert "aten.sqrt.default" in view._repr_html_()
+    assert "aten.sqrt.default" in view._repr_html_().replace("<wbr/>", "")
 
 
 def test_m_03_one_op_is_found_among_two_thousand():

@@ -28,7 +28,7 @@ class Sanitised(HTMLParser):
     def __init__(self, page):
         super().__init__()
         self.text, self.pictures, self._skipped = "", 0, 0
-        self.feed(page)
+        self.feed(page.replace("<wbr/>", ""))  # where a line may end within a word
         self.close()
 
     def handle_starttag(self, tag, attrs):
@@ -65,6 +65,8 @@ def example(name, folder):
             return lazyviz.read(DATA / "pt_xla_debug.log")
         case "TensorsDump":
             return lazyviz.read(DATA / "save_tensors.text")
+        case "TensorsReport":
+            return lazyviz.read(TENSORS)
         case "ValueTrace":
             return lazyviz.trace_value(HLO, "a")
         case "DiffView":
@@ -113,12 +115,24 @@ REPORT = """Metric: CompileTime
   Rate: 0.4 / second
   Percentiles: 1%=02s000ms000.000us; 50%=02s250ms000.000us; 99%=02s500ms000.000us
 """
+TENSORS = """XLATensor {
+TensorID: 8
+AliasID: 8
+Device: CPU:0
+XLA Shape: f32[5]
+ShardingSpec: None
+IR: [] aten::sum, xla_shape=f32[5], dynamic_dims: (), dtype=6
+XLAData: None
+Tensor on host: None
+}
+"""
 # Words that a reader without styles and scripts must find, per class or magic.
 WORDS = {
     "MetricsReport": "metric",
     "ReportDiff": "CompileTime",
     "DebugLog": "cause",
     "TensorsDump": "aten",
+    "TensorsReport": "aten::sum",
     "ValueTrace": "negate",
     "DiffView": "multiply",
     "Comparison": "agree",

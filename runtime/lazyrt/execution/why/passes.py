@@ -13,9 +13,10 @@ from lazyrt.execution.why.edits import (
     exclusive,
     first_site,
     is_kept,
+    listed,
 )
 from lazyrt.execution.why.gradients import site_of
-from lazyrt.execution.why.updates import states_of, take_states, written
+from lazyrt.execution.why.updates import owner_of, states_of, take_states, written
 
 if TYPE_CHECKING:
     from lazyrt.execution.why.edits import Edits
@@ -42,7 +43,8 @@ def backward_pass(edits: Edits) -> list[Cause]:
         return []
     site = first_site(snapshot.vertices[k] for k in sorted(backward))
     states = [*states_of(snapshot)]
-    updated = site_of(snapshot, states or written(snapshot))
+    owners = list(dict.fromkeys(map(owner_of, states))) or [*written(snapshot)]
+    updated = site_of(snapshot, states or owners)
     below = _with_what_only_they_read(
         snapshot, downstream(snapshot, backward, free), free
     )
@@ -50,7 +52,9 @@ def backward_pass(edits: Edits) -> list[Cause]:
     taken = Taken(*map(sum, zip(taken, take_states(edits, states, ()), strict=True)))
     many = updated is not None
     what = f"the backward pass{at(site)} ({count(len(backward), 'operation')})"
-    what += f" and the optimizer's update{at(updated)}" if many else ""
+    if many:
+        what += f" and the optimizer's update{at(updated)} of "
+        what += f"{count(len(owners), 'parameter')} ({listed(owners)})"
     before = edits.before.name
     text = (
         f"{what} {'run' if many else 'runs'} in this step and did not in {before}"
