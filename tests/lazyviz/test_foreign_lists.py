@@ -31,17 +31,7 @@ IR {
   %2 = f32[2,3]{1,0} aten::mm(%1, %0), xla_shape=f32[2,3]{1,0}, ROOT=0
 }
 """
-DEBUG_INFO = """XLATensor {
-TensorID: 8
-AliasID: 8
-Device: CPU:0
-XLA Shape: f32[5]
-ShardingSpec: None
-IR: [] aten::sum, xla_shape=f32[5], dynamic_dims: (), dtype=6
-XLAData: None
-Tensor on host: None
-}
-"""
+DEBUG_INFO = (DATA / "tensor_debug_info.txt").read_text("utf-8")
 
 # ---------------------------------------------------------------- lists of tensors
 

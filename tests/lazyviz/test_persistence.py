@@ -66,7 +66,7 @@ def example(name, folder):
         case "TensorsDump":
             return lazyviz.read(DATA / "save_tensors.text")
         case "TensorsReport":
-            return lazyviz.read(TENSORS)
+            return lazyviz.read(DATA / "tensor_debug_info.txt")
         case "ValueTrace":
             return lazyviz.trace_value(HLO, "a")
         case "DiffView":
@@ -114,17 +114,6 @@ REPORT = """Metric: CompileTime
   ValueRate: 900ms000.000us / second
   Rate: 0.4 / second
   Percentiles: 1%=02s000ms000.000us; 50%=02s250ms000.000us; 99%=02s500ms000.000us
-"""
-TENSORS = """XLATensor {
-TensorID: 8
-AliasID: 8
-Device: CPU:0
-XLA Shape: f32[5]
-ShardingSpec: None
-IR: [] aten::sum, xla_shape=f32[5], dynamic_dims: (), dtype=6
-XLAData: None
-Tensor on host: None
-}
 """
 # Words that a reader without styles and scripts must find, per class or magic.
 WORDS = {

@@ -198,11 +198,12 @@ def queued() -> int:
 @contextmanager
 def wait_for_barrier(waiting: Sequence[Closure]) -> Iterator[None]:
     """Let closures of a step that ends be found as holders of tensors until its barrier is over."""
-    _ending.extend(waiting)
+    held = tuple(waiting)  # whatever the barrier does to the step's own list
+    _ending.extend(held)
     try:
         yield
     finally:
-        for closure in waiting:
+        for closure in held:
             _ending.remove(closure)
 
 
