@@ -110,3 +110,19 @@ def test_asking_for_the_name_keeps_no_tensor_of_the_function_alive():
     graph = lazyrt.compiled_graphs()[-1]
     assert graph.snapshot is not None
     assert len(graph.snapshot.roots) == 1
+
+
+@pytest.mark.lazy_only("is about live tensors")
+def test_what_a_function_keeps_of_its_locals_is_not_emptied():
+    x = torch.ones(4).to(DEVICE)
+
+    def step(scale, name):
+        options = locals()
+        with lazyrt.step():
+            y = x * scale
+        return y, options
+
+    for scale in (0.5, 0.25):
+        _, options = step(scale, "run")
+        assert options["scale"] == scale
+        assert options["name"] == "run"

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
+# References to a frame's dict: of the frame, of a variable here, and of the call that counts.
+_UNKEPT = 3
 _SHELLS = ("/IPython/", "/ipykernel/", "/traitlets/")
 
 
@@ -59,11 +61,14 @@ def _is_shell(frame: FrameType) -> bool:
 
 
 def locals_of(frame: FrameType) -> dict[str, Any]:
-    """Return a copy of a function's locals, and leave none in the frame."""
+    """Return a copy of a function's locals, and leave none in the frame.
+
+    Where the function keeps what `locals()` gave it, that is the frame's own dict: it stays.
+    """
     if frame.f_trace is not None:  # a debugger keeps the user's edits in that dict
         return {}
     found = frame.f_locals
     copied = dict(found)
-    if type(found) is dict:
+    if type(found) is dict and sys.getrefcount(found) <= _UNKEPT:
         found.clear()
     return copied
