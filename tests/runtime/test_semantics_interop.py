@@ -1,9 +1,8 @@
-"""How lazy tensors meet other libraries: arrays, capsules, pickles, storages, other layouts."""
+"""How lazy tensors meet other libraries: arrays, capsules, pickles, other layouts."""
 
 import copy
 import gc
 import io
-import itertools
 import pickle
 import traceback
 
@@ -97,100 +96,6 @@ def test_dlpack_imports_make_cpu_tensors_that_can_be_moved():
     imported = from_dlpack(np.arange(4.0))
 
     assert lazy(imported).tolist() == [0.0, 1.0, 2.0, 3.0]
-
-
-# ---------------------------------------------------------------- storages
-
-
-def test_storages_have_the_sizes_of_the_cpu():
-    def program(device, x):
-        tensors = [
-            x,
-            x[1],
-            x.half(),
-            x[1].clone(),
-            x.t(),
-            x.t() + 1,
-            x.view(torch.uint8),
-        ]
-        tensors += [torch.empty(0, device=device), torch.tensor(1, device=device)]
-        sizes = [tensor.untyped_storage().nbytes() for tensor in tensors]
-        whole = x.untyped_storage()
-        return sizes, len(whole), whole.size(), x.nbytes, x.element_size()
-
-    on_both(program, grid(4, 6))
-
-
-def test_addresses_tell_which_tensors_share_memory_and_where():
-    def program(device, x):
-        def first(t):
-            return t.data_ptr()
-
-        def storage(t):
-            return t.untyped_storage().data_ptr()
-
-        distances = [
-            first(part) - first(x) for part in (x[1], x[:, 2], x[1:, 2:], x[2][3:])
-        ]
-        same = [x.view(-1), x.detach(), x.data, nn.Parameter(x), x.t(), x.unsqueeze(0)]
-        other = [x.clone(), x + 0, x.contiguous().clone()]
-        return (
-            distances,
-            [first(t) == first(x) and storage(t) == storage(x) for t in same],
-            [first(t) != first(x) and storage(t) != storage(x) for t in other],
-            [storage(part) == storage(x) for part in (x[1], x[:, 2])],
-            [first(x) != 0, first(x[3:3]), first(torch.empty(0, device=device))],
-        )
-
-    on_both(program, grid(4, 6))
-
-
-def test_an_address_lasts_over_writes_and_barriers_and_is_nobody_elses():
-    x = torch.ones(4, device=DEVICE)
-    address = x.data_ptr()
-    x.add_(1)
-    lazyrt.mark_step()
-    others = [torch.ones(n, device=DEVICE) for n in (1, 100, 4)]
-
-    assert x.data_ptr() == address
-    spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in (x, *others))
-    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
-
-
-@pytest.mark.not_eager("looks at what is pending")
-def test_asking_a_storage_computes_nothing():
-    with recorded(events.BarrierFinished, events.TensorMaterialised) as found:
-        x = torch.ones(4, device=DEVICE) * 2
-        x[1:].data_ptr()
-        x.untyped_storage().nbytes()
-
-    assert not found
-    assert lazyrt.is_pending(x)
-
-
-def test_tied_weights_are_found_as_checkpoint_libraries_find_them():
-    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3))
-    model[1].weight = model[0].weight
-    model.to(DEVICE)
-
-    groups: dict[tuple[int, int], list[str]] = {}
-    for name, tensor in model.state_dict().items():
-        storage = tensor.untyped_storage()
-        groups.setdefault((storage.data_ptr(), storage.nbytes()), []).append(name)
-
-    assert [names for names in groups.values() if len(names) > 1] == [
-        ["0.weight", "1.weight"]
-    ]
-
-
-def test_a_storages_bytes_can_be_read():
-    on_both(
-        lambda d, x: (
-            x[1].untyped_storage().tolist(),
-            list(x.untyped_storage().cpu()),
-        ),
-        grid(2, 2, dtype=torch.int16),
-    )
 
 
 # ---------------------------------------------------------------- copies and pickles

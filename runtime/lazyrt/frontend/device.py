@@ -191,7 +191,7 @@ def register() -> int:
     library.impl("linear_backward", linear.backward_by_ops, compat.VMAP_KEY)
     _register_autocast(library)
     _patch()
-    compat.register_checkpoint_location(special.storage_to_device)
+    compat.register_checkpoint_location(storages.storage_to_device)
     on_crowded(_forget_if_crowded)
     on_crowded(keep_within_budget)
     for forget in (small_checks.forget, forget_slices, clear_plans):

@@ -7,12 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lazyrt.errors import NoLoweringError
 from lazyrt.execution.transfer import to_device
-from lazyrt.frontend import linear, provenance, reads, record, refusals, warned
+from lazyrt.frontend import (
+    linear,
+    provenance,
+    reads,
+    record,
+    refusals,
+    storages,
+    warned,
+)
 from lazyrt.frontend.buffers import (
     contiguous_strides,
-    current_value,
     state_of,
     value_of,
 )
@@ -27,15 +33,12 @@ from lazyrt.frontend.layouts import (
     as_strided,
     as_strided_copy,
     as_strided_scatter,
-    check_bounds,
     resize,
-    root_as,
 )
 from lazyrt.frontend.record import functional, operation
 from lazyrt.frontend.torch_compat import (
     DEVICE_TYPE,
     aten,
-    create_empty_tensor,
 )
 from lazyrt.frontend.views import make_view, view_kernel
 from lazyrt.ir.live import Buffer, leaf_of, lock, pending
@@ -122,21 +125,20 @@ def new_zeros_like_tangent(
 
 
 def factory_out(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return the kernel of a factory's out= form, such as `aten.arange.start_out`."""
+    """Return the kernel of a factory's out= form, such as `aten.linspace.out`.
+
+    A flat result keeps the shape of an `out` with as many elements, as on the CPU.
+    """
 
     def kernel(*args: Any, out: torch.Tensor) -> torch.Tensor:
         made = factory(*args, dtype=out.dtype, device=out.device)
-        resize_(out, made.shape)
-        return copy_(out, made)
+        if factory is torch.arange:
+            warned.of_count(out, made.numel())
+        if made.dim() > 1 or made.numel() != out.numel():
+            resize_(out, made.shape)
+        return copy_(out, made.view(out.shape))
 
     return kernel
-
-
-def arange_out(*args: Any, out: torch.Tensor) -> torch.Tensor:
-    """`aten.arange.start_out`."""
-    made = torch.arange(*args, dtype=out.dtype, device=out.device)
-    warned.of_count(out, made.numel())
-    return copy_(resize_(out, made.shape), made)
 
 
 def _strides_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
@@ -350,33 +352,6 @@ def set_tensor_(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     return self
 
 
-def set_storage_(
-    self: torch.Tensor, source: Any, offset: int = 0, size: Sequence[int] = (),
-    stride: Sequence[int] = (),
-) -> torch.Tensor:  # fmt: skip
-    """`aten.set_.source_Storage_storage_offset`, for storages of this device."""
-    storage = source.untyped() if hasattr(source, "untyped") else source
-    state = getattr(storage, "_lazyrt", None)
-    if isinstance(state, HostBytes):
-        self.data = state.tensor(self.dtype, offset, tuple(size), tuple(stride))
-        return self
-    if state is None:
-        raise NoLoweringError(
-            "set_() got a storage that lazyrt did not make. The device keeps no raw bytes. "
-            "Copy a CPU tensor to the device instead."
-        )
-    shape, dtype, strides = state.type
-    is_whole = tuple(size) == shape and strides is None and offset == 0
-    if is_whole and self.dtype is dtype:
-        self.data = wrap(state, current_value(state))
-    else:
-        root = root_as(state.base, self.dtype)
-        args = (tuple(size), tuple(stride), offset)
-        check_bounds(root, args)
-        self.data = make_view(self, aten.as_strided.default, args, root)
-    return self
-
-
 _plain_batch_norm = functional_kernel(aten.native_batch_norm.default)
 
 
@@ -395,59 +370,6 @@ def native_batch_norm(
         write(running_mean, mean)
         write(running_var, variance)
         return emit(tuple(results))
-
-
-class HostBytes:
-    """A storage that was read from a checkpoint and belongs to the device.
-
-    The device keeps no raw bytes, so the CPU storage waits for the tensors that checkpoints
-    build on it; equal ones share one buffer, as tied weights must.
-    """
-
-    def __init__(self, storage: torch.UntypedStorage) -> None:
-        self._storage = storage
-        self._buffers: dict[Any, Buffer] = {}
-
-    def tensor(
-        self,
-        dtype: torch.dtype,
-        offset: int,
-        size: tuple[int, ...],
-        stride: tuple[int, ...],
-    ) -> torch.Tensor:
-        """Return the lazy tensor that shows a part of the storage."""
-        host = torch.empty(0, dtype=dtype).set_(self._storage, offset, size, stride)
-        buffer = self._buffers.get((dtype, offset, size, stride))
-        kind = (size, dtype, _strides_of(host))
-        if buffer is None:
-            buffer = self._buffers[dtype, offset, size, stride] = Buffer(None)
-            with lock:
-                buffer.store(to_device(host), kind)
-                buffer.made_at = provenance.user_site(2)
-        return wrap(buffer, Value(None, 0, *kind))
-
-
-def storage_to_device(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """Return a storage of the device that stands for a CPU storage's bytes."""
-    holder = create_empty_tensor((0,), torch.uint8).untyped_storage()
-    holder._lazyrt = HostBytes(storage)  # type: ignore[attr-defined]
-    return holder
-
-
-def set_whole_storage_(self: torch.Tensor, source: Any) -> torch.Tensor:
-    """`aten.set_.source_Storage`: the tensor shows all of a storage, flat."""
-    storage = source.untyped() if hasattr(source, "untyped") else source
-    count = storage.nbytes() // self.itemsize
-    return set_storage_(self, storage, 0, (count,), (1,))
-
-
-def is_set_to(self: torch.Tensor, other: torch.Tensor) -> bool:
-    """`aten.is_set_to`: whether two tensors show the same storage the same way."""
-    return (
-        state_of(self) is state_of(other)
-        and self.shape == other.shape
-        and self.stride() == other.stride()
-    )
 
 
 def in_place_view(func: torch._ops.OpOverload) -> Callable[..., torch.Tensor]:
@@ -472,7 +394,7 @@ IN_PLACE_VIEWS: dict[str, torch._ops.OpOverload] = {
 }
 
 SPECIAL: dict[str, Callable[..., Any]] = {
-    "arange.start_out": arange_out,
+    "arange.start_out": factory_out(torch.arange),
     "eye.out": factory_out(torch.eye),
     "eye.m_out": factory_out(torch.eye),
     "linspace.out": factory_out(torch.linspace),
@@ -489,7 +411,7 @@ SPECIAL: dict[str, Callable[..., Any]] = {
     "is_nonzero": is_nonzero,
     "equal": equal,
     "lift_fresh": lift_fresh,
-    "is_set_to": is_set_to,
+    "is_set_to": storages.is_set_to,
     "linear": linear.linear_kernel,
     "linear_backward": linear.linear_backward,
     "native_batch_norm": native_batch_norm,
@@ -502,6 +424,6 @@ SPECIAL: dict[str, Callable[..., Any]] = {
     "unbind.int": unbind,
     "resize_": resize_,
     "set_.source_Tensor": set_tensor_,
-    "set_.source_Storage": set_whole_storage_,
-    "set_.source_Storage_storage_offset": set_storage_,
+    "set_.source_Storage": storages.set_whole_storage_,
+    "set_.source_Storage_storage_offset": storages.set_storage_,
 }

@@ -1,10 +1,14 @@
-"""What a storage tells about itself: size, address, bytes.
+"""What a storage tells about itself, its bytes, and tensors that are set to show it.
 
 torch's storages of this device are empty, because data lives in XLA's memory and may not exist
 yet. Libraries ask storages whether tensors share memory (safetensors, transformers, FSDP), so
 their answers must be right: all tensors on one buffer give its size and one address, and a
 view's address lies as far behind its base's as on the CPU. The addresses are made up. They are
 no memory, and a program that follows one fails as it does with a CUDA tensor's address.
+
+A method of a storage that reads or writes bytes works on a `uint8` tensor that shows them
+(`as_bytes`). torch's own methods would follow an address, or ask for an allocator that the
+device does not have.
 """
 
 from __future__ import annotations
@@ -14,13 +18,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lazyrt.frontend import reads
+from lazyrt.errors import NoLoweringError, UsageError
+from lazyrt.execution.transfer import to_device
+from lazyrt.frontend import provenance, reads, refusals
 from lazyrt.frontend import torch_compat as compat
+from lazyrt.frontend.buffers import current_value, state_of
 from lazyrt.frontend.kernels import wrap
+from lazyrt.frontend.layouts import check_bounds, root_as
+from lazyrt.frontend.torch_compat import DEVICE_TYPE, aten, create_empty_tensor
+from lazyrt.frontend.views import make_view
 from lazyrt.ir.live import Buffer, lock
 from lazyrt.ir.node import Value
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from lazyrt.frontend.buffers import State
 
 # No address of user memory begins there on the supported machines.
@@ -36,27 +48,48 @@ def install() -> None:
     for name, answer in (
         ("nbytes", size_bytes), ("size", size_bytes), ("__len__", size_bytes),
         ("data_ptr", address), ("cpu", host_storage), ("tolist", _bytes_list),
+        ("__iter__", lambda storage: iter(host_storage(storage))), ("__repr__", _text),
+        ("__getitem__", _get), ("__setitem__", _set), ("copy_", _copy), ("fill_", _fill),
+        ("resize_", _resize), ("new", lambda _storage: new_storage()), ("_byteswap", _byteswap),
     ):  # fmt: skip
         compat.patch_storage_method(name, answer)
+    compat.patch_storage_constructor(new_storage)
+
+
+def new_storage(
+    contents: int | Sequence[int] = 0, device: Any = None
+) -> torch.UntypedStorage:
+    """Return a new lazy storage.
+
+    Args:
+        contents: How many bytes, all zero, or the bytes.
+        device: `lazyrt`, with or without an index.
+    """
+    refusals.check_index(None if device is None else torch.device(device))
+    if isinstance(contents, int):
+        made = torch.zeros(contents, dtype=torch.uint8, device=DEVICE_TYPE)
+    else:
+        made = torch.tensor(contents, dtype=torch.uint8, device=DEVICE_TYPE)
+    return made.untyped_storage()
 
 
 def size_bytes(storage: torch.UntypedStorage) -> int:
     """Return how many bytes a lazy storage stands for; a view's are those of its base."""
-    base = _base(storage)
-    if base is None:
+    state = _state(storage)
+    if state is None:
         return 0
-    shape, dtype, _ = base.type
+    if isinstance(state, HostBytes):
+        return state.storage.nbytes()
+    shape, dtype, _ = state.base.type
     return math.prod(shape) * dtype.itemsize
 
 
 def address(storage: torch.UntypedStorage) -> int:
     """Return the made-up address of a lazy storage, 0 for one without bytes."""
-    size = size_bytes(storage)
-    if size == 0:
+    size, state = size_bytes(storage), _state(storage)
+    if size == 0 or state is None:
         return 0
-    base = _base(storage)
-    assert base is not None
-    return _address_of(base, size)
+    return _address_of(state if isinstance(state, HostBytes) else state.base, size)
 
 
 def _tensor_address(_original: Any, tensor: torch.Tensor) -> int:
@@ -68,14 +101,36 @@ def _tensor_address(_original: Any, tensor: torch.Tensor) -> int:
 
 def host_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     """Return a CPU storage with the bytes of a lazy one: a program's read."""
-    base = _base(storage)
-    if base is None:
+    return _on_host(storage, lambda whole: reads.read(whole, "UntypedStorage.cpu()"))
+
+
+def _on_host(
+    storage: torch.UntypedStorage, fetch: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.UntypedStorage:
+    state = _state(storage)
+    if state is None:
         return torch.UntypedStorage(0)
+    if isinstance(state, HostBytes):
+        return state.storage.clone()
+    base = state.base
     with lock:
         shape, dtype, strides = base.type
         whole = wrap(base, Value(None, 0, shape, dtype, strides))
-    host = reads.read(whole, "UntypedStorage.cpu()")
-    return host.untyped_storage()
+    return fetch(whole).untyped_storage()
+
+
+def _text(storage: torch.UntypedStorage) -> str:
+    """Return what the CPU prints, by a peek."""
+    host = _on_host(storage, lambda whole: reads.peek(whole, provenance.user_site(2)))
+    return repr(host).replace("(device=cpu)", f"(device={storage.device})")
+
+
+def as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
+    """Return a flat `uint8` tensor that shows the bytes of a storage, to read and to write."""
+    state = _state(storage) if _is_lazy(storage) else None
+    if isinstance(state, HostBytes):
+        storage._lazyrt = state.to_buffer()  # type: ignore[attr-defined]
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload, no-any-return]
 
 
 def _bytes_list(storage: torch.UntypedStorage) -> list[int]:
@@ -83,13 +138,64 @@ def _bytes_list(storage: torch.UntypedStorage) -> list[int]:
     return found
 
 
-def _base(storage: torch.UntypedStorage) -> Buffer | None:
-    state: State | None = getattr(storage, "_lazyrt", None)
-    # A checkpoint's storage waits for the tensors that will be made of it.
-    return getattr(state, "base", None)
+def _get(storage: torch.UntypedStorage, index: int | slice) -> Any:
+    """Return a byte, or a copy of some: a slice of a CPU storage would share its memory."""
+    if isinstance(index, slice):
+        part = as_bytes(storage)[index]
+        return part.clone().untyped_storage()
+    return host_storage(storage)[index]
 
 
-def _address_of(base: Buffer, size: int) -> int:
+def _set(storage: torch.UntypedStorage, index: int | slice, value: int) -> None:
+    as_bytes(storage)[index] = value
+
+
+def _copy(
+    storage: torch.UntypedStorage,
+    source: torch.UntypedStorage,
+    non_blocking: bool | None = None,  # noqa: FBT001 - torch's signature
+) -> torch.UntypedStorage:
+    size, given = storage.nbytes(), source.nbytes()
+    if size != given:
+        raise RuntimeError(
+            f"size does not match, self was {size} bytes but src was {given} bytes"
+        )
+    if _is_lazy(storage):
+        as_bytes(storage).copy_(as_bytes(source))
+        return storage
+    return storage.copy_(host_storage(source), non_blocking)
+
+
+def _fill(storage: torch.UntypedStorage, value: int) -> torch.UntypedStorage:
+    as_bytes(storage).fill_(value)
+    return storage
+
+
+def _resize(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+    if size != size_bytes(storage):
+        raise UsageError(
+            f"UntypedStorage.resize_({size}) of a storage of {size_bytes(storage)} bytes on the "
+            "device lazyrt: tensors share values here, no memory that could grow or be freed "
+            "under them. Resize the tensor (`t.resize_(shape)`), or drop it to free its memory."
+        )
+    return storage
+
+
+def _byteswap(storage: torch.UntypedStorage, width: int) -> None:
+    rows = as_bytes(storage).view(-1, width)
+    rows.copy_(rows.flip(1))
+
+
+def _is_lazy(storage: torch.UntypedStorage) -> bool:
+    return storage.device.type == DEVICE_TYPE
+
+
+def _state(storage: torch.UntypedStorage) -> State | HostBytes | None:
+    found: State | HostBytes | None = getattr(storage, "_lazyrt", None)
+    return found
+
+
+def _address_of(base: Buffer | HostBytes, size: int) -> int:
     global _next_address
     with lock:
         try:
@@ -98,3 +204,101 @@ def _address_of(base: Buffer, size: int) -> int:
             base.address = _next_address
             _next_address += (size // _ALIGNMENT + 2) * _ALIGNMENT
             return base.address
+
+
+def set_storage_(
+    self: torch.Tensor, source: Any, offset: int = 0, size: Sequence[int] = (),
+    stride: Sequence[int] = (),
+) -> torch.Tensor:  # fmt: skip
+    """`aten.set_.source_Storage_storage_offset`, for storages of this device."""
+    storage = source.untyped() if hasattr(source, "untyped") else source
+    state = getattr(storage, "_lazyrt", None)
+    if isinstance(state, HostBytes):
+        self.data = state.tensor(self.dtype, offset, tuple(size), tuple(stride))
+        return self
+    if state is None:
+        raise NoLoweringError(
+            "set_() got a storage that lazyrt did not make. The device keeps no raw bytes. "
+            "Copy a CPU tensor to the device instead."
+        )
+    shape, dtype, strides = state.type
+    is_whole = tuple(size) == shape and strides is None and offset == 0
+    if is_whole and self.dtype is dtype:
+        self.data = wrap(state, current_value(state))
+    else:
+        root = root_as(state.base, self.dtype)
+        args = (tuple(size), tuple(stride), offset)
+        check_bounds(root, args)
+        self.data = make_view(self, aten.as_strided.default, args, root)
+    return self
+
+
+class HostBytes:
+    """A storage that was read from a checkpoint and belongs to the device.
+
+    The device keeps no raw bytes, so the CPU storage waits for the tensors that checkpoints
+    build on it; equal ones share one buffer, as tied weights must.
+
+    Attributes:
+        storage: The bytes.
+        address: Where it pretends to lie, once somebody has asked.
+    """
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self.storage = storage
+        self._buffers: dict[Any, Buffer] = {}
+
+    def tensor(
+        self,
+        dtype: torch.dtype,
+        offset: int,
+        size: tuple[int, ...],
+        stride: tuple[int, ...],
+    ) -> torch.Tensor:
+        """Return the lazy tensor that shows a part of the storage."""
+        host = torch.empty(0, dtype=dtype).set_(self.storage, offset, size, stride)
+        buffer = self._buffers.get((dtype, offset, size, stride))
+        kind = (size, dtype, None if host.is_contiguous() else host.stride())
+        if buffer is None:
+            buffer = self._buffers[dtype, offset, size, stride] = Buffer(None)
+            with lock:
+                buffer.store(to_device(host), kind)
+                buffer.made_at = provenance.user_site(2)
+        return wrap(buffer, Value(None, 0, *kind))
+
+    def to_buffer(self) -> Buffer:
+        """Return a buffer of the bytes, for a program that works on the storage itself.
+
+        Raises:
+            NoLoweringError: Tensors were built on it, which would not see what is written.
+        """
+        if self._buffers:
+            raise NoLoweringError(
+                "the bytes of this storage were read from a checkpoint and have become tensors "
+                "of their own, which would not see a write to the storage. Write to the tensors."
+            )
+        count = self.storage.nbytes()
+        return state_of(self.tensor(torch.uint8, 0, (count,), (1,))).base
+
+
+def storage_to_device(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """Return a storage of the device that stands for a CPU storage's bytes."""
+    holder = create_empty_tensor((0,), torch.uint8).untyped_storage()
+    holder._lazyrt = HostBytes(storage)  # type: ignore[attr-defined]
+    return holder
+
+
+def set_whole_storage_(self: torch.Tensor, source: Any) -> torch.Tensor:
+    """`aten.set_.source_Storage`: the tensor shows all of a storage, flat."""
+    storage = source.untyped() if hasattr(source, "untyped") else source
+    count = storage.nbytes() // self.itemsize
+    return set_storage_(self, storage, 0, (count,), (1,))
+
+
+def is_set_to(self: torch.Tensor, other: torch.Tensor) -> bool:
+    """`aten.is_set_to`: whether two tensors show the same storage the same way."""
+    return (
+        state_of(self) is state_of(other)
+        and self.shape == other.shape
+        and self.stride() == other.stride()
+    )

@@ -379,19 +379,34 @@ def patch_tensor_method(name: str, replacement: Callable[..., Any]) -> None:
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def patch_storage_method(
-    name: str, replacement: Callable[[torch.UntypedStorage], Any]
-) -> None:
-    """Replace a method of `torch.UntypedStorage` for storages of the device."""
+def patch_storage_method(name: str, replacement: Callable[..., Any]) -> None:
+    """Replace a method of `torch.UntypedStorage` where it meets a storage of the device."""
     original = getattr(torch.UntypedStorage, name)
 
     @functools.wraps(original)
     def method(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
-        if self.device.type != DEVICE_TYPE:
-            return original(self, *args, **kwargs)
-        return replacement(self)
+        if any(
+            isinstance(storage, torch.UntypedStorage)
+            and storage.device.type == DEVICE_TYPE
+            for storage in (self, *args)
+        ):
+            return replacement(self, *args, **kwargs)
+        return original(self, *args, **kwargs)
 
     setattr(torch.UntypedStorage, name, method)
+
+
+def patch_storage_constructor(make: Callable[..., torch.UntypedStorage]) -> None:
+    """Let `torch.UntypedStorage(..., device="lazyrt")` call `make` with the same arguments."""
+    original = torch.UntypedStorage.__new__
+
+    def new(cls: Any, *args: Any, **kwargs: Any) -> torch.UntypedStorage:
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type == DEVICE_TYPE:
+            return make(*args, **kwargs)
+        return original(cls, *args, **kwargs)
+
+    setattr(torch.UntypedStorage, "__new__", new)  # noqa: B010 - mypy forbids the assignment
 
 
 def generator_pointer(generator: torch.Generator) -> int:

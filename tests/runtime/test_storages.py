@@ -1,0 +1,225 @@
+"""Storages: sizes, addresses and bytes, next to the CPU."""
+
+import copy
+import io
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+import lazyrt
+from lazyrt.errors import NoLoweringError, UsageError
+from lazyrt.observe import events
+from tests.harness import DEVICE, lazy, recorded
+from tests.runtime.semantics import grid, on_both
+
+pytestmark = pytest.mark.usefixtures("fast")
+
+
+def test_storages_have_the_sizes_of_the_cpu():
+    def program(device, x):
+        tensors = [
+            x,
+            x[1],
+            x.half(),
+            x[1].clone(),
+            x.t(),
+            x.t() + 1,
+            x.view(torch.uint8),
+        ]
+        tensors += [torch.empty(0, device=device), torch.tensor(1, device=device)]
+        sizes = [tensor.untyped_storage().nbytes() for tensor in tensors]
+        whole = x.untyped_storage()
+        return sizes, len(whole), whole.size(), x.nbytes, x.element_size()
+
+    on_both(program, grid(4, 6))
+
+
+def test_addresses_tell_which_tensors_share_memory_and_where():
+    def program(device, x):
+        def first(t):
+            return t.data_ptr()
+
+        def storage(t):
+            return t.untyped_storage().data_ptr()
+
+        distances = [
+            first(part) - first(x) for part in (x[1], x[:, 2], x[1:, 2:], x[2][3:])
+        ]
+        same = [x.view(-1), x.detach(), x.data, nn.Parameter(x), x.t(), x.unsqueeze(0)]
+        other = [x.clone(), x + 0, x.contiguous().clone()]
+        return (
+            distances,
+            [first(t) == first(x) and storage(t) == storage(x) for t in same],
+            [first(t) != first(x) and storage(t) != storage(x) for t in other],
+            [storage(part) == storage(x) for part in (x[1], x[:, 2])],
+            [first(x) != 0, first(x[3:3]), first(torch.empty(0, device=device))],
+        )
+
+    on_both(program, grid(4, 6))
+
+
+def test_an_address_lasts_over_writes_and_barriers_and_is_nobody_elses():
+    x = torch.ones(4, device=DEVICE)
+    address = x.data_ptr()
+    x.add_(1)
+    lazyrt.mark_step()
+    others = [torch.ones(n, device=DEVICE) for n in (1, 100, 4)]
+
+    assert x.data_ptr() == address
+    spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in (x, *others))
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+
+
+@pytest.mark.not_eager("looks at what is pending")
+def test_asking_a_storage_computes_nothing():
+    with recorded(events.BarrierFinished, events.TensorMaterialised) as found:
+        x = torch.ones(4, device=DEVICE) * 2
+        x[1:].data_ptr()
+        x.untyped_storage().nbytes()
+
+    assert not found
+    assert lazyrt.is_pending(x)
+
+
+def test_tied_weights_are_found_as_checkpoint_libraries_find_them():
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    model.to(DEVICE)
+
+    groups: dict[tuple[int, int], list[str]] = {}
+    for name, tensor in model.state_dict().items():
+        storage = tensor.untyped_storage()
+        groups.setdefault((storage.data_ptr(), storage.nbytes()), []).append(name)
+
+    assert [names for names in groups.values() if len(names) > 1] == [
+        ["0.weight", "1.weight"]
+    ]
+
+
+def test_a_storages_bytes_can_be_read():
+    on_both(
+        lambda d, x: (
+            x[1].untyped_storage().tolist(),
+            list(x.untyped_storage().cpu()),
+        ),
+        grid(2, 2, dtype=torch.int16),
+    )
+
+
+def test_a_storage_is_made_of_a_size_and_of_bytes():
+    def program(device):
+        zeros = torch.UntypedStorage(8, device=device).fill_(0)
+        given = torch.UntypedStorage([1, 2, 3, 4], device=device)
+        typed = torch.TypedStorage(2, dtype=torch.float32, device=device).fill_(0)
+        shown = torch.empty(0, dtype=torch.int16, device=device).set_(given)
+        return (
+            *(len(s) for s in (zeros, given, given.new())),
+            *(s.tolist() for s in (zeros, given, typed)),
+            shown,
+        )
+
+    on_both(program)
+
+
+COPIES = {
+    "clone": lambda s: s.clone(),
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "float": lambda s: s.float(),
+    "long": lambda s: s.long(),
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_copies_of_storages_are_those_of_the_cpu_and_their_own(name):
+    def program(device, x):
+        copies = [COPIES[name](s) for s in (x.untyped_storage(), x.storage())]
+        x.add_(1)
+        return [(c.device.type == device, c.nbytes(), c.tolist()) for c in copies]
+
+    on_both(program, grid(2, 2))
+
+
+def test_bytes_that_are_written_are_those_of_the_tensors():
+    def program(device, x):
+        part, storage = x[1:], x.untyped_storage()
+        storage[0] = 7
+        storage[4:6] = 3
+        before = x.clone()
+        storage.copy_(torch.arange(8, dtype=torch.int16).untyped_storage())
+        host = torch.UntypedStorage(16).copy_(storage)
+        storage.byteswap(torch.int16)
+        return (
+            before,
+            part,
+            host.tolist(),
+            storage[2],
+            storage[:4].tolist(),
+            x.fill_(1),
+            storage.fill_(2)[3],
+        )
+
+    on_both(program, grid(8, dtype=torch.int16))
+
+
+def test_storages_move_to_the_device_and_back():
+    host = grid(4).untyped_storage()
+
+    there = host.to(device=DEVICE)
+
+    assert there.device.type == DEVICE
+    assert there.cpu().tolist() == host.tolist()
+
+
+@pytest.mark.parametrize("location", [None, "cpu", DEVICE])
+def test_a_saved_storage_keeps_its_bytes(location):
+    file = io.BytesIO()
+    torch.save(lazy(grid(4)).untyped_storage(), file)
+    file.seek(0)
+
+    loaded = torch.load(file, weights_only=False, map_location=location).untyped()
+
+    assert loaded.device.type == (location or DEVICE)
+    assert loaded.nbytes() == 16
+    assert loaded.tolist() == grid(4).untyped_storage().tolist()
+    assert loaded.data_ptr() == loaded.data_ptr() != 0
+    loaded.fill_(0)
+    shown = torch.empty(0, device=loaded.device).set_(loaded)
+    assert shown.tolist() == [0.0] * 4
+
+
+def test_a_loaded_storage_whose_bytes_became_tensors_refuses_writes():
+    file = io.BytesIO()
+    torch.save(lazy(grid(4)).untyped_storage(), file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False).untyped()
+    torch.empty(0, device=DEVICE).set_(loaded)
+
+    with pytest.raises(NoLoweringError, match="Write to the tensors"):
+        loaded.fill_(0)
+
+
+@pytest.mark.not_eager("looks at what is pending")
+def test_printing_a_storage_is_a_peek():
+    x = torch.ones(2, device=DEVICE) * 2
+
+    text = repr(x.untyped_storage())
+
+    assert text.splitlines()[3] == " 64"
+    assert text.endswith("(device=lazyrt:0) of size 8]")
+    assert lazyrt.is_pending(x)
+
+
+def test_a_storage_of_another_size_or_device_is_refused_by_name():
+    storage = lazy(grid(4)).untyped_storage()
+
+    assert storage.resize_(16) is storage
+    with pytest.raises(UsageError, match=r"resize_\(0\) of a storage of 16 bytes"):
+        storage.resize_(0)
+    with pytest.raises(RuntimeError, match="self was 16 bytes but src was 4 bytes"):
+        storage.copy_(torch.UntypedStorage(4))
+    with pytest.raises(RuntimeError, match="lazyrt:1"):
+        torch.UntypedStorage(4, device="lazyrt:1")
