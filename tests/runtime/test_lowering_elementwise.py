@@ -14,6 +14,7 @@ from tests.runtime.oracle import Weak, check
 aten = torch.ops.aten
 
 FLOAT = torch.tensor([[0.5, -0.25, 0.75], [0.125, -0.875, 0.3]])
+LARGE = torch.tensor([-30.0, -2.9, 2.9, 3.1, 10.0, 26.0, 50.0, 1e10, 1e30])
 INTEGER = torch.tensor([[3, -7, 2], [5, 1, -4]])
 BOOLEAN = torch.tensor([[True, False, True], [False, False, True]])
 SPECIAL = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 2.5, -2.5])
@@ -86,6 +87,18 @@ def test_a_unary_op_agrees_with_torch_on_integers_and_half_types(name):
     if name not in {"frac", "logit"}:
         check(op, INTEGER, rtol=1e-5, atol=1e-6)
     check(op, FLOAT.bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_erfcx_is_right_where_its_factors_overflow(dtype):
+    x = torch.cat([LARGE, SPECIAL]).to(dtype)
+
+    check(
+        aten.special_erfcx.default,
+        x,
+        rtol=1e-13 if dtype.itemsize > 4 else 1e-6,
+        atol=0,
+    )
 
 
 BINARY = ["add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "maximum.default",

@@ -65,7 +65,14 @@ def factories_write_into_tensors(d, x):
     grown = torch.empty(0, dtype=torch.long, device=d)
     every_other = torch.zeros(6, device=d)
     turned = torch.empty(2, 2, device=d).t()
+    square, line = torch.zeros(2, 3, device=d), torch.zeros(4, device=d)
     return [
+        torch.linspace(0, 3, 4, out=square.narrow(1, 1, 2)),
+        square.clone(),
+        torch.logspace(0, 3, 4, out=square.narrow(1, 0, 2)),
+        torch.arange(4, out=square.t()[1:]),
+        torch.eye(2, out=line),
+        square,
         torch.arange(1, 7, 2, out=grown),
         torch.arange(3, out=every_other[::2]),
         every_other,

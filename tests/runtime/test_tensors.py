@@ -348,7 +348,11 @@ def test_view_dtype_and_complex_views_write_back():
         y.view(torch.int32).bitwise_xor_(1 << 31)
         z = torch.complex(x, x)
         torch.view_as_real(z)[..., 1] = 5.0
-        return [bits, y, z, z.real, z.imag]
+        pairs = x.clone()
+        pairs.view(torch.complex64)[0] *= 2j
+        truth = x > x[0, 1]
+        truth.view(torch.int16)[1] = 0
+        return [bits, y, z, z.real, z.imag, pairs, truth]
 
     on_both(program, grid(2, 2))
 

@@ -72,17 +72,41 @@ def _antialiased(name: str, kernel: Callable[[_Matrix], _Matrix], reach: int) ->
         *scales: float | None,
     ) -> Array:
         (x,) = ctx.cast(x)
-        for dim, given in ((2, scales[0]), (3, scales[1])):
+        resample = _rounded_product if x.dtype == jnp.uint8 else _product
+        for dim, given in ((3, scales[1]), (2, scales[0])):
             count = ctx.out.shape[dim]
+            if count == x.shape[dim] and x.dtype == jnp.uint8:
+                continue
             scale = _scale(x.shape[dim], count, align_corners, given)
             matrix = _weights(x.shape[dim], count, scale, kernel, reach)
-            factor = jnp.asarray(matrix.astype(x.dtype))
-            numbers = (((dim,), (1,)), ((), ()))
-            exact = lax.Precision.HIGHEST
-            x = jnp.moveaxis(
-                lax.dot_general(x, factor, numbers, precision=exact), -1, dim
-            )
+            x = resample(x, matrix, dim)
         return x
+
+
+def _product(x: Array, matrix: _Matrix, dim: int) -> Array:
+    """Return the product with a matrix along one dimension."""
+    factor = jnp.asarray(matrix.astype(x.dtype))
+    numbers = (((dim,), (1,)), ((), ()))
+    exact = lax.Precision.HIGHEST
+    return jnp.moveaxis(lax.dot_general(x, factor, numbers, precision=exact), -1, dim)
+
+
+_WEIGHT_BITS = 15  # of a weight's magnitude, as torch and Pillow take them for bytes
+
+
+def _rounded_product(x: Array, matrix: _Matrix, dim: int) -> Array:
+    """Return the product of bytes with a matrix of fixed-point weights, rounded to bytes.
+
+    The CPU computes in this way: the weights have as many fraction bits as leave the largest
+    of them below 2**15, and each dimension's result is rounded to a byte.
+    """
+    bits = 0
+    while np.floor(0.5 + matrix.max() * 2 ** (bits + 1)) < 2**_WEIGHT_BITS:
+        bits += 1
+    fixed = np.trunc(matrix * 2**bits + np.copysign(0.5, matrix)).astype(np.int32)
+    total = _product(x.astype(jnp.int32), fixed, dim)
+    rounded = (total + (1 << bits - 1)) >> bits
+    return jnp.clip(rounded, 0, 255).astype(x.dtype)
 
 
 _antialiased("_upsample_bilinear2d_aa", _triangle, 1)

@@ -14,13 +14,14 @@ import numpy as np
 import torch
 from jax import lax
 
-from lazyrt.lowering.context import OpContext, Unsupported
 from lazyrt.lowering.dtypes import Array, cast, to_jax_dtype
 from lazyrt.lowering.registry import lowers
 from lazyrt.lowering.shaping import axes, axis, expand, zeros_like
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from lazyrt.lowering.context import OpContext
 
 
 @lowers("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default",
@@ -36,21 +37,31 @@ def reshape(ctx: OpContext, x: Array, *_: Any) -> Array:
 
 @lowers("aten.view.dtype", "aten.view_copy.dtype")
 def view_dtype(ctx: OpContext, x: Array, *_: Any) -> Array:
-    target = ctx.dtype
+    """Reinterpret the elements' bytes, which lie in the last dimension.
+
+    XLA casts between numbers of one part; a complex number is two, a truth value is a byte.
+    """
+    shape = ctx.out.shape
     if x.dtype == bool:
         x = lax.convert_element_type(x, np.uint8)
+    elif jnp.iscomplexobj(x):
+        rows = (*x.shape[:-1], 2 * x.shape[-1]) if x.ndim else (2,)
+        x = lax.reshape(jnp.stack([lax.real(x), lax.imag(x)], axis=-1), rows)
     if ctx.out.dtype is torch.bool:
-        return lax.reshape(lax.ne(x, zeros_like(x)), ctx.out.shape)
-    if jnp.iscomplexobj(x):
-        x = jnp.stack([lax.real(x), lax.imag(x)], axis=-1)
-        x = lax.reshape(x, (*x.shape[:-2], x.shape[-2] * 2)) if x.ndim > 1 else x
-    if jnp.issubdtype(target, jnp.complexfloating):
-        raise Unsupported("a bit cast to complex numbers")
-    ratio = x.dtype.itemsize // np.dtype(target).itemsize
-    if ratio == 0:
-        factor = np.dtype(target).itemsize // x.dtype.itemsize
+        return _cast_bits(x, np.uint8, shape) != 0
+    if ctx.out.dtype.is_complex:
+        part = to_jax_dtype(ctx.out.dtype.to_real())
+        pairs = _cast_bits(x, part, (*shape, 2))
+        return lax.complex(pairs[..., 0], pairs[..., 1])
+    return _cast_bits(x, ctx.dtype, shape)
+
+
+def _cast_bits(x: Array, target: Any, shape: tuple[int, ...]) -> Array:
+    """Return numbers of one part as numbers of another width, in the given shape."""
+    factor = np.dtype(target).itemsize // x.dtype.itemsize
+    if factor > 1:
         x = lax.reshape(x, (*x.shape[:-1], x.shape[-1] // factor, factor))
-    return lax.reshape(lax.bitcast_convert_type(x, target), ctx.out.shape)
+    return lax.reshape(lax.bitcast_convert_type(x, target), shape)
 
 
 @lowers("aten.expand.default", "aten.expand_copy.default", "aten.broadcast_to.default",
@@ -379,7 +390,7 @@ def as_strided_scatter(
 @lowers("aten.unfold.default", "aten.unfold_copy.default")
 def unfold(ctx: OpContext, x: Array, dimension: int, size: int, step: int) -> Array:
     if x.ndim == 0:
-        return lax.reshape(x, ctx.out.shape)
+        return expand(x, ctx.out.shape)  # of one element or none
     d = axis(dimension, x.ndim)
     count = ctx.out.shape[d]
     starts = lax.broadcasted_iota(np.int64, (count, size), 0) * step
