@@ -10,7 +10,6 @@ import lazyrt
 from lazyrt.config import config
 from lazyrt.errors import UsageError
 from lazyrt.execution import cache, cache_index
-from lazyrt.lowering import registry
 from tests.harness import DEVICE, cold_start, run_python
 
 DAY_S = 86_400
@@ -351,17 +350,6 @@ def test_a_file_of_another_user_is_never_loaded(folder, monkeypatch):
     work(9.5)
 
     assert compiles() == before + 1
-
-
-@pytest.fixture
-def rules(monkeypatch):
-    """Let a test register rules that are gone after it."""
-    monkeypatch.setattr(registry, "_rules", dict(registry._rules))
-    monkeypatch.setattr(registry, "_given", {})
-    monkeypatch.setattr(registry, "_versions", {})
-    yield
-    monkeypatch.undo()
-    cold_start()
 
 
 def scaled_erf(factor):

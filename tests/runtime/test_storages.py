@@ -108,6 +108,7 @@ def test_a_storages_bytes_can_be_read():
     )
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 def test_a_storage_is_made_of_a_size_and_of_bytes():
     def program(device):
         zeros = torch.UntypedStorage(8, device=device).fill_(0)

@@ -21,8 +21,9 @@ from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import LoweringError
 from lazyrt.execution import cache, environment, forks, interrupts
+from lazyrt.execution.host_kernel import HostKernel
 from lazyrt.lowering.emit import argument_types, emit_text, interpret, result_types
-from lazyrt.lowering.spec import Spec, forget_executables
+from lazyrt.lowering.spec import Spec, first_line, forget_executables
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
@@ -269,7 +270,7 @@ def compile_interpreted(
 
 
 def compile_spec(spec: Spec, purpose: Purpose = "op", node: Node | None = None) -> Any:
-    """Return the executable of a single op.
+    """Return the executable of a single op, or the `HostKernel` of one that XLA refuses.
 
     Args:
         spec: The op on operands of certain types.
@@ -293,12 +294,14 @@ def begin_spec(
     def build() -> Any:
         apply = spec.apply
         main = jax_compat.with_ready_scalar(apply) if spec.is_large else apply
-        return jax_compat.compile_function(main, spec.signature, {}, fast=True)
+        try:
+            return jax_compat.compile_function(main, spec.signature, {}, fast=True)
+        except Exception as error:
+            raise LoweringError(first_line(error)) from error
 
     key = _spec_key(spec)
-    operands = ", ".join(map(str, spec.operands))
     facts = cache.Facts(
-        holds=f"{spec.name}({operands})",
+        holds=str(spec),
         nodes=1,
         tier="fast",
         line=_line_of(node) if node is not None else "",
@@ -308,7 +311,10 @@ def begin_spec(
 
     def finish() -> None:
         if spec.executable is None:
-            spec.executable = _result(begun, spec.symbol, 1, purpose)
+            try:
+                spec.executable = _result(begun, spec.symbol, 1, purpose)
+            except LoweringError as error:
+                spec.executable = HostKernel(spec, str(error))
 
     return finish
 
@@ -368,7 +374,7 @@ def _compile_by_interpretation(
             f"XLA refused a graph of {len(graph.nodes)} nodes ({str(first)[:500]}). A lowering "
             "rule produced something that does not compile. Please report it with the text of "
             "`lazyrt.pending_graph().to_text()`; `lazyrt.materialise(t)` on its tensors tells "
-            "which op it is."
+            "which op it is, and `lazyrt.discard_pending()` drops everything pending."
         ) from second
 
 

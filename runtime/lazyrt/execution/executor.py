@@ -16,12 +16,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from lazyrt import jax_compat
 from lazyrt.config import config
+from lazyrt.errors import LoweringError
 from lazyrt.execution import (
     compiler,
     forks,
@@ -31,6 +32,7 @@ from lazyrt.execution import (
     newgraphs,
     op_by_op,
     sharing,
+    unlowerable,
     watcher,
 )
 from lazyrt.execution.census import CompiledGraph, Run, census
@@ -127,44 +129,64 @@ def barrier(
     with lock:
         hooks.run_hooks(cause, site)
         start = time.perf_counter_ns()
-        live, wanted, kept = _collect()
-        number, nodes = pending.number, 0
-        step = active.innermost()
-        repeats: tuple[events.Repeat, ...] = ()
-        if wanted and config.op_by_op_barriers:
-            nodes = _run_each(live, wanted)
-        elif wanted:
-            try:
-                donated = _donated(kept)
-                plan = _plan(wanted, donated, start, (cause, site))
-                nodes = len(plan.graph.nodes)
-                repeats = _repeats(plan.graph)
-                _run_whole(plan, donated, live, wanted, ended or step)
-            except BaseException:
-                live.clear()  # a traceback keeps this frame; what died must be no root
+        number, step = pending.number, active.innermost()
+        boundary, ends = (cause, site), ended or step
+        try:
+            ran = _run_pending(start, boundary, ends)
+        except LoweringError:
+            if not unlowerable.repair(pending_roots()):
                 raise
-        else:
-            _commit(live, wanted, (), None)
+            ran = _run_pending(start, boundary, ends)
         late_checks.note_barrier()
         newgraphs.note_barrier(cause, site)
-        pending.activity += bool(wanted)
+        executed = ran.roots > 0
+        pending.activity += executed
         events.emit(
             events.BarrierFinished(
                 step=number,
                 cause=cause,
                 site=site,
-                nodes=nodes,
-                roots=len(wanted),
-                executed=bool(wanted),
+                nodes=ran.nodes,
+                roots=ran.roots,
+                executed=executed,
                 duration_ns=time.perf_counter_ns() - start,
                 eager=pending.eager,
                 tensor=tensor,
-                cut=(step.name or "") if step is not None and wanted else None,
+                cut=(step.name or "") if step is not None and executed else None,
                 caller=caller,
-                repeats=repeats,
+                repeats=ran.repeats,
             )
         )
-    return bool(wanted)
+    return executed
+
+
+class _Ran(NamedTuple):
+    """How much a barrier ran, and what of it peeks had computed already."""
+
+    roots: int = 0
+    nodes: int = 0
+    repeats: tuple[events.Repeat, ...] = ()
+
+
+def _run_pending(
+    start: int, boundary: newgraphs.Boundary, step: ActiveStep | None
+) -> _Ran:
+    """Run everything that is pending, and end the step."""
+    live, wanted, kept = _collect()
+    if not wanted:
+        _commit(live, wanted, (), None)
+        return _Ran()
+    try:
+        if config.op_by_op_barriers:
+            return _Ran(len(wanted), _run_each(live, wanted))
+        donated = _donated(kept)
+        plan = _plan(wanted, donated, start, boundary)
+        repeats = _repeats(plan.graph)
+        _run_whole(plan, donated, live, wanted, step)
+        return _Ran(len(wanted), len(plan.graph.nodes), repeats)
+    except BaseException:
+        live.clear()  # a traceback keeps this frame; what died must be no root
+        raise
 
 
 def _run_each(live: list[Buffer], wanted: dict[Value, int]) -> int:

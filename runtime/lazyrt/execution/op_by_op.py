@@ -16,7 +16,9 @@ import numpy as np
 
 from lazyrt import jax_compat
 from lazyrt.config import config
+from lazyrt.errors import LoweringError
 from lazyrt.execution import compiler, forks, memory, watcher
+from lazyrt.execution.host_kernel import HostKernel
 from lazyrt.ir.live import pending
 from lazyrt.ir.node import Leaf, Node, Value, iter_values, visit
 from lazyrt.observe import events
@@ -78,14 +80,32 @@ def run_node(node: Node, values: Values, purpose: Purpose = "op") -> Ran:
     executable = compiler.compile_spec(node.spec, purpose, node)
     memory.make_sure(memory.results_of(node), node.op.name, (node,))
     operands = [read(operand, values) for operand in iter_values(node.args)]
-    with memory.explained(node.op.name):
-        results: list[Any] = jax_compat.dispatcher(executable)(*operands)
+    if isinstance(executable, HostKernel):
+        results = _run_on_host(executable, node, operands)
+    else:
+        with memory.explained(node.op.name):
+            results = jax_compat.dispatcher(executable)(*operands)
     token = results.pop() if node.spec.is_large else next(iter(results), None)
     found = iter(results)
     for output in node.outputs:
         if output is not None:
             values[output] = next(found)
     return Ran(results, token)
+
+
+def _run_on_host(kernel: HostKernel, node: Node, operands: list[Any]) -> list[Any]:
+    """Run a node that XLA refuses on the CPU, and tell listeners."""
+    op, site = node.op.name, node.provenance.site
+    events.emit(events.FallbackUsed(op=op, reason=kernel.reason, site=site))
+    start = time.perf_counter_ns()
+    try:
+        results = kernel(*operands)
+    except LoweringError as error:
+        error.add_note(f"recorded at {site or 'an unknown line'}")
+        raise
+    took = time.perf_counter_ns() - start
+    events.emit(events.FallbackFinished(op=op, site=site, duration_ns=took))
+    return results
 
 
 class Tally:

@@ -10,12 +10,14 @@ fast compile tier, whichever is estimated to be cheaper.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from lazyrt import jax_compat
 from lazyrt.config import config
+from lazyrt.errors import LoweringError
 from lazyrt.execution import compiler, forecast, forks, memory, pace, watcher
 from lazyrt.execution.executor import Plan, pack_arguments, plan_of
 from lazyrt.execution.op_by_op import Tally, cone_of, last_uses, run_node
@@ -86,9 +88,12 @@ def _compute(
     reused = len(known_operands)
     plan = _slices.get(_key(values))
     strategy: Strategy = "slice"
+    found = None
     if _is_slice(plan, cone, reused=bool(reused)):
-        found = _run_slice(values, cone, plan)
-    else:
+        # An op that XLA refuses runs on the CPU, if it runs alone.
+        with contextlib.suppress(LoweringError):
+            found = _run_slice(values, cone, plan)
+    if found is None:
         strategy = "op by op"
         found = _run_op_by_op(values, cone)
     pending.activity += 1

@@ -20,12 +20,12 @@ from lazyrt.ir.live import (
     Type,
     drop_stand_ins,
     generators,
+    let_go,
     live_buffers,
     lock,
     made_in,
     pending,
 )
-from lazyrt.ir.node import Leaf
 
 if TYPE_CHECKING:
     from lazyrt.ir.node import Value
@@ -100,7 +100,7 @@ def _drop(before: Mark, reason: str) -> None:
     touched.update(dict.fromkeys(owner for owner in owners if owner is not None))
     for buffer in touched:
         if buffer not in held:
-            _let_go(buffer, reason)
+            let_go(buffer, reason)
             buffer.version += 1
         elif buffer.value is not held[buffer]:
             buffer.value = held[buffer]
@@ -122,17 +122,6 @@ def _alive(
 ) -> dict[Buffer, Value | None]:
     found = ((reference(), value) for reference, value in held)
     return {buffer: value for buffer, value in found if buffer is not None}
-
-
-def _let_go(buffer: Buffer, reason: str) -> None:
-    """Give a buffer the data that it has without the pending step, if there is any."""
-    value = buffer.value
-    if buffer.meta is None and isinstance(value, Leaf):
-        buffer.store(pending.inputs[value.position], buffer.type)
-        buffer.run, buffer.slot = pending.sources[value.position]
-    elif buffer.meta is None:
-        buffer.data = Lost(reason)
-    buffer.value = None
 
 
 class Snapshot:

@@ -8,6 +8,7 @@ compiled anew the first time: the choice that the peek makes the other way round
 
 from __future__ import annotations
 
+import functools
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,10 +18,11 @@ from lazyrt.execution import compiler, forks
 from lazyrt.execution.executor import pending_roots, plan_of, run_plan
 from lazyrt.execution.interrupts import deferred_interrupt
 from lazyrt.frontend import record
+from lazyrt.ir import merging
 from lazyrt.ir.fingerprint import canonicalise
 from lazyrt.ir.graph import Graph
 from lazyrt.ir.live import Buffer, leaf_of, lock, pending, ran_alone
-from lazyrt.ir.node import Leaf, Node, Value, iter_values, map_values, nbytes_of
+from lazyrt.ir.node import Leaf, Node, Value, iter_values, nbytes_of
 from lazyrt.observe import events
 from lazyrt.observe.numbers import size_text
 from lazyrt.observe.readable import Readable
@@ -103,7 +105,8 @@ def choice(value: Value, tensor: str) -> ReuseChoice:
         }
         for kept, leaf in stand_ins.items():
             leaf.strides = kept.strides
-        new = _rebuilt(cut.rest, stand_ins, intern=False)
+        make_twin = functools.partial(record.twin, intern=False)
+        new = merging.rebuilt(cut.rest, stand_ins, make_twin)
         held = set(cut.kept)
         roots = [new.get(v, v) for _, v in cut.holders if v not in held]
         rest = Graph(roots)
@@ -204,34 +207,8 @@ def _hand_over(cut: _Cut, results: dict[Value, Any]) -> None:
                 owner.store(data, (kept.shape, kept.dtype, kept.strides))
                 owner.run = ran_alone(_HOW, kept)
             inputs[kept] = owner.value or leaf_of(owner)
-    new = _rebuilt(cut.rest, inputs, intern=True)
+    new = merging.rebuilt(cut.rest, inputs)
     for buffer, held in cut.holders:
         if held in new and held not in results:
             buffer.value = new[held]
             buffer.version += 1
-
-
-def _rebuilt(
-    nodes: Iterable[Node], replaced: dict[Value, Value], *, intern: bool
-) -> dict[Value, Value]:
-    """Return what stands for each value once some values have become inputs.
-
-    Args:
-        nodes: Those that may read them, operands first.
-        replaced: The new inputs by the values that they stand for.
-        intern: Whether the new nodes are to be recorded.
-    """
-    new = dict(replaced)
-
-    def renewed(value: Value) -> Value:
-        return new.get(value, value)
-
-    for node in nodes:
-        if any(operand in new for operand in iter_values(node.args)):
-            args = map_values(node.args, renewed)
-            twin = record.twin(node, args, intern=intern)
-            pairs = zip(node.outputs, twin.outputs, strict=True)
-            new |= {
-                old: out for old, out in pairs if old is not None and out is not None
-            }
-    return new

@@ -111,7 +111,8 @@ def _on_host(
     if state is None:
         return torch.UntypedStorage(0)
     if isinstance(state, HostBytes):
-        return state.storage.clone()
+        found: torch.UntypedStorage = state.storage.clone()
+        return found
     base = state.base
     with lock:
         shape, dtype, strides = base.type
@@ -130,7 +131,8 @@ def as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
     state = _state(storage) if _is_lazy(storage) else None
     if isinstance(state, HostBytes):
         storage._lazyrt = state.to_buffer()  # type: ignore[attr-defined]
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload, no-any-return]
+    shown = torch.empty(0, dtype=torch.uint8, device=storage.device)
+    return shown.set_(storage)
 
 
 def _bytes_list(storage: torch.UntypedStorage) -> list[int]:
@@ -243,6 +245,8 @@ class HostBytes:
         storage: The bytes.
         address: Where it pretends to lie, once somebody has asked.
     """
+
+    address: int
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self.storage = storage

@@ -404,7 +404,8 @@ def patch_storage_constructor(make: Callable[..., torch.UntypedStorage]) -> None
         device = kwargs.get("device")
         if device is not None and torch.device(device).type == DEVICE_TYPE:
             return make(*args, **kwargs)
-        return original(cls, *args, **kwargs)
+        made: torch.UntypedStorage = original(cls, *args, **kwargs)
+        return made
 
     setattr(torch.UntypedStorage, "__new__", new)  # noqa: B010 - mypy forbids the assignment
 

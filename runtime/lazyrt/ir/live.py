@@ -418,6 +418,17 @@ def leaf_of(buffer: Buffer) -> Leaf:
     return leaf
 
 
+def let_go(buffer: Buffer, reason: str) -> None:
+    """Give a buffer the data that it has without the pending step, if there is any."""
+    value = buffer.value
+    if buffer.meta is None and isinstance(value, Leaf):
+        buffer.store(pending.inputs[value.position], buffer.type)
+        buffer.run, buffer.slot = pending.sources[value.position]
+    elif buffer.meta is None:
+        buffer.data = Lost(reason)
+    buffer.value = None
+
+
 def _place_of(item: Any, items: list[Any], start: int) -> int:
     """Return where something stands that was appended when a list had `start` items or more."""
     return next(k for k in range(start, len(items)) if items[k] is item)

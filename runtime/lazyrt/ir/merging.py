@@ -85,3 +85,33 @@ def _merged(roots: Iterable[Value]) -> dict[Value, Value]:
                 old: out for old, out in pairs if old is not None and out is not None
             }
     return new
+
+
+def rebuilt(
+    nodes: Iterable[Node],
+    replaced: dict[Value, Value],
+    make_twin: Callable[[Node, tuple[Any, ...]], Node] | None = None,
+) -> dict[Value, Value]:
+    """Return what stands for each value once some values have become inputs.
+
+    Args:
+        nodes: Those that may read them, operands first.
+        replaced: The new inputs by the values that they stand for.
+        make_twin: Makes the node of the same op on other operands; None records it.
+    """
+    new = dict(replaced)
+    make_twin = make_twin or _make_twin
+
+    def renewed(value: Value) -> Value:
+        return new.get(value, value)
+
+    for node in nodes:
+        if any(operand in new for operand in iter_values(node.args)):
+            twin = make_twin(node, map_values(node.args, renewed))
+            pairs = zip(node.outputs, twin.outputs, strict=True)
+            new |= {
+                old: out
+                for old, out in pairs
+                if old is not None and out is not None and old not in replaced
+            }
+    return new

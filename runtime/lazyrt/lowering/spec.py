@@ -15,7 +15,7 @@ import jax
 import torch
 
 from lazyrt import jax_compat
-from lazyrt.errors import LazyRuntimeError
+from lazyrt.errors import LazyRuntimeError, LoweringError
 from lazyrt.ir.node import Leaf, Node, Value, nbytes_of
 from lazyrt.lowering import (
     dynamic,  # noqa: F401 - registers its rules
@@ -52,7 +52,8 @@ class Spec:
     """One op on operands of given types and given constants.
 
     Attributes:
-        name: Qualified name of the op.
+        name: Qualified name of the op, `func` the overload itself.
+        is_random: Whether the first operand is the state of random numbers.
         operands: Type of each operand, repeats included.
         outs: Type of each result, None for an undefined tensor.
         symbol: Name of the private StableHLO function.
@@ -64,14 +65,14 @@ class Spec:
     """
 
     __slots__ = (
-        "_args", "_avals", "_default_dtype", "_failure", "_func", "_is_random", "_text", "executable", "given",
-        "is_large", "name", "operands", "outs", "symbol",
+        "_args", "_avals", "_default_dtype", "_failure", "_text", "executable", "func",
+        "given", "is_large", "is_random", "name", "operands", "outs", "symbol",
     )  # fmt: skip
 
     def __init__(self, node: Node, number: int) -> None:
         self.name = node.op.name
-        self._func = node.op.func
-        self._is_random = node.op.is_random
+        self.func = node.op.func
+        self.is_random = node.op.is_random
         self.operands: list[Aval] = []
         self._args = [self._template(arg) for arg in node.args]
         self._avals = [_fill(arg, self.operands) for arg in self._args]
@@ -91,10 +92,10 @@ class Spec:
         args = [_fill(arg, operands) for arg in self._args]
         avals = self._avals
         key = None
-        if self._is_random:
+        if self.is_random:
             key, args, avals = args[0], args[1:], avals[1:]
         with recorded_under(self._default_dtype), registry.as_recorded(self.given):
-            results = evaluate(self._func, args, avals, self.outs, key)
+            results = evaluate(self.func, args, avals, self.outs, key)
         return [result for result in results if result is not None]
 
     @property
@@ -114,11 +115,37 @@ class Spec:
 
     @property
     def text(self) -> str:
-        """The op as private StableHLO functions, the first of them named `symbol`."""
+        """The op as private StableHLO functions, the first of them named `symbol`.
+
+        Raises:
+            LoweringError: What the rule gave does not pass MLIR's checks.
+        """
         if self._text is None:
-            module = jax_compat.stablehlo_of(self.apply, self.signature)
-            self._text = _private_functions(module, self.symbol)
+            try:
+                module = jax_compat.stablehlo_of(self.apply, self.signature)
+            except Exception as error:
+                self.refuse(first_line(error))
+                raise LoweringError(
+                    f"the rule of {self} gave what MLIR refuses ({self.failure}). Correct it."
+                ) from error
+            self._text = _privatefunctions(module, self.symbol)
         return self._text
+
+    @property
+    def failure(self) -> str:
+        """Why it cannot be lowered; empty where it can, or where nobody knows yet."""
+        return self._failure or ""
+
+    def refuse(self, reason: str) -> None:
+        """Note that it cannot be compiled: equal ops are not recorded any more."""
+        self._failure = reason
+
+    def arguments(self, operands: Sequence[Any]) -> list[Any]:
+        """Return the op's arguments, one for each of its schema, with these operands."""
+        return [_fill(arg, operands) for arg in self._args]
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(map(str, self.operands))})"
 
     def check(self) -> None:
         """Trace the op abstractly, once.
@@ -153,6 +180,13 @@ class Spec:
                 return kind(value) if value.__class__ is str else value
             return [self._template(part) for part in arg]
         return arg
+
+
+def first_line(error: Exception) -> str:
+    """Return what an error of MLIR says first, without the program that follows."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = next((line for line in lines if "error:" in line), lines[0] if lines else "")
+    return told.rpartition("error: ")[2] or type(error).__name__
 
 
 def jax_type(aval: Aval) -> jax.ShapeDtypeStruct:
@@ -225,7 +259,7 @@ def _is_weak(value: Value) -> bool:
 _FUNCTION = re.compile(r"func\.func (?:public |private )?@([\w.]+)")
 
 
-def _private_functions(module: str, symbol: str) -> str:
+def _privatefunctions(module: str, symbol: str) -> str:
     """Return a module's functions renamed after `symbol`, ready for another module."""
     names = _FUNCTION.findall(module)
     body = module[module.index("{", module.index("module @")) :]
