@@ -433,3 +433,49 @@ def test_a_barrier_does_not_wait_for_a_check_that_still_runs(monkeypatch):
     monkeypatch.setattr(watcher, "wait_for", lambda data: setattr(data, "ready", True))
     with pytest.raises(ArgumentCheckError, match="it is wrong"):
         late_checks.raise_failed(wait=True)
+
+
+def wait_for_step():
+    lazyrt.mark_step()
+    lazyrt.wait()
+
+
+INVALID = {
+    "a chance above 1": lambda x: torch.bernoulli(x + 1),
+    "a chance in place": lambda x: torch.zeros_like(x).bernoulli_(-x),
+    "weights below 0": lambda x: torch.multinomial(-x, 1),
+    "weights without a sum": lambda x: torch.multinomial(x * 0, 1),
+    "a negative deviation": lambda x: torch.normal(x, -x),
+    "a negative deviation alone": lambda x: torch.normal(0.0, -x),
+}
+
+
+@pytest.mark.parametrize("what", INVALID)
+def test_values_that_the_host_knows_are_refused_at_the_line(what):
+    with pytest.raises(RuntimeError):
+        INVALID[what](torch.ones(2))
+    with pytest.raises(ArgumentCheckError):
+        INVALID[what](torch.ones(2).to(DEVICE))
+
+    assert lazyrt.counters()["executions"] == 0
+
+
+@pytest.mark.parametrize("what", INVALID)
+def test_values_that_the_device_computes_are_refused_once_their_step_has_run(what):
+    x = long_chain()[0].abs().clamp(1, 1)
+    INVALID[what](x)
+
+    with pytest.raises(
+        ArgumentCheckError, match="The check ran together with its step"
+    ):
+        wait_for_step()
+
+
+def test_a_check_of_samplers_costs_no_execution_and_passes_good_values():
+    x = long_chain()[0].abs().clamp(0.5, 1)
+
+    drawn = torch.bernoulli(x), torch.multinomial(x, 1), torch.normal(x, x)
+    wait_for_step()
+
+    assert lazyrt.counters()["executions"] == 1
+    assert all(lazyrt.is_pending(each) is False for each in drawn)

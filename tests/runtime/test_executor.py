@@ -494,7 +494,9 @@ def test_a_failed_read_raises_at_the_read_and_can_be_repeated(monkeypatch):
     assert y.tolist() == [2.5] * 3
 
 
-def test_an_op_that_xla_refuses_once_runs_on_the_cpu_and_leaves_the_step_alone(monkeypatch):
+def test_an_op_that_xla_refuses_once_runs_on_the_cpu_and_leaves_the_step_alone(
+    monkeypatch,
+):
     cold_start()
     y = torch.ones(3).to(DEVICE) * 2.5
 

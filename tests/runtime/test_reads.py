@@ -13,7 +13,7 @@ from torch import nn
 
 import lazyrt
 from lazyrt.config import config
-from lazyrt.frontend import promptcost
+from lazyrt.frontend import promptcost, provenance
 from lazyrt.observe import events
 from tests.harness import DEVICE, recorded
 
@@ -607,8 +607,8 @@ def is_small(value):
 
 
 @pytest.fixture
-def checking(tmp_path, monkeypatch):
-    package = tmp_path / "site-packages"
+def checking(tmp_path, monkeypatch, request):
+    package = tmp_path / getattr(request, "param", "site-packages")
     package.mkdir()
     (package / "checking.py").write_text(LIBRARY, encoding="utf-8")
     monkeypatch.syspath_prepend(str(package))
@@ -629,6 +629,39 @@ def test_a_cut_within_a_library_names_the_librarys_line(checking):
     assert barrier.cause == "read by bool() in checking.py:3"
     assert barrier.site.file == __file__
     assert barrier.tensor == ""  # the line here does not name what is read
+
+
+@pytest.mark.lazy_only("reads what is pending")
+@pytest.mark.parametrize(
+    "checking", ["site-packages", "on-the-python-path"], indirect=True
+)
+def test_a_packages_small_check_is_a_peek_wherever_the_package_lies(checking):
+    x = torch.ones(4, device=DEVICE) * 2
+
+    assert checking.is_small(x.sum())
+
+    assert lazyrt.is_pending(x)
+
+
+@pytest.mark.lazy_only("reads what is pending")
+@pytest.mark.parametrize("here", ["project/scripts", "project"])
+def test_a_module_of_the_programs_own_project_reads_as_the_program(
+    here, tmp_path, monkeypatch
+):
+    sources = tmp_path / "project" / "src"
+    for folder in (sources, tmp_path / "project" / "scripts"):
+        folder.mkdir(parents=True)
+    (tmp_path / "project" / "pyproject.toml").touch()
+    (sources / "own_checks.py").write_text(LIBRARY, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(sources))
+    monkeypatch.chdir(tmp_path / here)
+    monkeypatch.setattr(provenance, "_own_trees", provenance._find_own_trees())
+    x = torch.ones(4, device=DEVICE) * 2
+
+    assert importlib.import_module("own_checks").is_small(x.sum())
+
+    assert not lazyrt.is_pending(x)
+    del sys.modules["own_checks"]
 
 
 def large(x):

@@ -190,6 +190,9 @@ REFUSED_ON_BOTH = {
     "mask picks another number": lambda x: x.__setitem__(
         x > 4, torch.ones(3, device=x.device)
     ),
+    "values of another dtype": lambda x: x.__setitem__(
+        (slice(None), [1]), torch.ones(4, 1, dtype=torch.int32, device=x.device)
+    ),
     "scatter of a float index": lambda x: x.scatter(0, x, x),
     "gather of another rank": lambda x: x.gather(0, torch.tensor([0], device=x.device)),
 }

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.dlpack import from_dlpack
 
 import lazyrt
+from lazyrt.errors import DeviceError
 from lazyrt.frontend import reads
 from lazyrt.observe import events
 from tests.harness import DEVICE, assert_same, lazy, recorded
@@ -389,3 +390,22 @@ def test_a_tensor_left_on_the_cpu_is_told_by_one_error(mixed):
     assert "Move it with `.to('lazyrt')`" in str(caught.value)
     shown = "".join(traceback.format_exception(caught.value))
     assert shown.count("Traceback") == 1
+
+
+# ---------------------------------------------------------------- DataParallel
+
+
+@pytest.mark.parametrize("device", ["cpu", DEVICE])
+def test_data_parallel_leaves_a_module_where_it_is(device):
+    model = nn.DataParallel(nn.Linear(4, 2).to(device))
+
+    y = model(torch.ones(2, 4, device=device))
+
+    assert y.device.type == model.module.weight.device.type == device
+
+
+def test_an_operator_names_the_dtype_that_the_device_lacks():
+    x = torch.tensor(1j, dtype=torch.complex128, device=DEVICE)
+
+    with pytest.raises(DeviceError, match=r"torch\.complex32 cannot go to the device"):
+        x + torch.ones(2, dtype=torch.float16, device=DEVICE)

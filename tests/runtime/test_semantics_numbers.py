@@ -383,6 +383,13 @@ REFUSED_ON_BOTH = {
         x, -torch.ones_like(x)
     ),
     "random from an empty range": lambda x: torch.randint(3, 3, (2,), device=x.device),
+    "random_ from an empty range": lambda x: x.random_(5, 3),
+    "random_ below zero": lambda x: x.random_(-1),
+    "random_ beyond bytes": lambda x: x.to(torch.uint8).random_(0, 257),
+    "random_ beyond booleans": lambda x: (x > 0).random_(3),
+    "bernoulli_ of a number above 1": lambda x: x.bernoulli_(2),
+    "uniform_ over more than floats": lambda x: x.uniform_(-3e38, 3e38),
+    "heaviside of two dtypes": lambda x: torch.heaviside(x, x.long()),
 }
 
 

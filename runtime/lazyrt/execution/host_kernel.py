@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from lazyrt.errors import LoweringError
 from lazyrt.execution import transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    import torch
 
     from lazyrt.lowering.context import Aval
     from lazyrt.lowering.spec import Spec
+
+
+_run: Callable[[torch._ops.OpOverload, list[Any]], Any]
+
+
+def set_run(run: Callable[[torch._ops.OpOverload, list[Any]], Any]) -> None:
+    """Tell how to call an op on CPU tensors, with one argument for each of its schema."""
+    global _run
+    _run = run
 
 
 class HostKernel:
@@ -52,14 +61,7 @@ class HostKernel:
         spec = self._spec
         if spec.is_random:
             raise RuntimeError("its random numbers are those of the device")
-        schema = spec.func._schema.arguments
-        named = {
-            argument.name: arg
-            for argument, arg in zip(schema, args, strict=True)
-            if argument.kwarg_only
-        }
-        with torch.no_grad():
-            found = _flat(spec.func(*args[: len(args) - len(named)], **named))
+        found = _flat(_run(spec.func, args))
         results = []
         for result, out in zip(found, spec.outs, strict=True):
             if out is None:

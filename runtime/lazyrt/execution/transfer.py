@@ -14,6 +14,7 @@ from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import DeviceError
 from lazyrt.execution import forks, memory
+from lazyrt.lowering.dtypes import has_jax_dtype
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
@@ -45,6 +46,11 @@ def to_device(tensor: torch.Tensor, site: Site | None = None) -> Any:
         raise DeviceError(
             f"a tensor of {tensor.dim()} dimensions cannot go to the device: only tensors with up "
             f"to {_MOST_DIMENSIONS} dims are supported. Reshape it first."
+        )
+    if not has_jax_dtype(tensor.dtype):
+        raise DeviceError(
+            f"a tensor of {tensor.dtype} cannot go to the device: XLA has no such type. Convert it "
+            "with `.to()` first."
         )
     memory.make_sure(tensor.numel() * tensor.itemsize, "a copy to the device")
     host = tensor.detach().resolve_conj().resolve_neg().contiguous()

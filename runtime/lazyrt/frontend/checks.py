@@ -31,6 +31,69 @@ def _uniform(x: Tensor, low: float = 0.0, high: float = 1.0, **_: Any) -> None:
         f"uniform_ got the range [{low}, {high}), which is empty. It draws from [from, to). "
         "Pass bounds in rising order.",
     )
+    if x.is_floating_point():
+        most = torch.finfo(x.dtype).max
+        _require(
+            high - low <= most,
+            f"uniform_ expects to-from <= {most:g}, the largest number of {x.dtype}, but got "
+            f"from={low:g} and to={high:g}. Draw from a narrower range.",
+        )
+
+
+def _random_to(x: Tensor, high: int, **_: Any) -> None:
+    _random_from(x, 0, high)
+
+
+def _random_from(x: Tensor, low: int, high: int | None, **_: Any) -> None:
+    first, last = _range(x.dtype)
+    _require(
+        high is None or low < high,
+        f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}. It draws "
+        "from [from, to). Pass bounds in rising order.",
+    )
+    for name, bound in (("from", low), ("to - 1", low if high is None else high - 1)):
+        _require(
+            first <= bound <= last,
+            f"{name} is out of bounds for {x.dtype}: random_ got {bound}, and the dtype holds "
+            f"{first:g} to {last:g}. Pass a smaller bound, or convert the tensor.",
+        )
+
+
+def _range(dtype: torch.dtype) -> tuple[float, float]:
+    """Return the smallest and the largest number of a dtype."""
+    if dtype is torch.bool:
+        return 0, 1
+    info = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    return info.min, info.max
+
+
+def _bernoulli(_x: Tensor, p: float, **_: Any) -> None:
+    _require(
+        0 <= p <= 1,
+        f"bernoulli_ expects p to be in [0, 1], but got p={p:g}. It is a probability. Pass one.",
+    )
+
+
+def _heaviside(x: Tensor, values: Tensor) -> None:
+    _require(
+        x.dtype is values.dtype,
+        "heaviside is not yet implemented for tensors with different dtypes: it got "
+        f"{x.dtype} and {values.dtype}. Convert one with `.to()`.",
+    )
+
+
+def _index_put(
+    x: Tensor, indices: Sequence[Tensor | None], values: Tensor, *_: Any, **__: Any
+) -> None:
+    masks = {torch.bool, torch.uint8}
+    fills = values.numel() == 1 and all(i is None or i.dtype in masks for i in indices)
+    _require(
+        x.dtype is values.dtype or fills,
+        "Index put requires the source and destination dtypes match, got "
+        f"{_NAMES.get(x.dtype, x.dtype)} for the destination and "
+        f"{_NAMES.get(values.dtype, values.dtype)} for the source. Convert the source with "
+        "`.to()`.",
+    )
 
 
 def _complex(real: Tensor, imaginary: Tensor) -> None:
@@ -322,6 +385,11 @@ _CHECKS: dict[str, Callable[..., None]] = {
     "aten.amin.default": _extremes,
     "aten.aminmax.default": _extremes,
     "aten.uniform.default": _uniform,
+    "aten.random.from": _random_from,
+    "aten.random.to": _random_to,
+    "aten.bernoulli.p": _bernoulli,
+    "aten.heaviside.default": _heaviside,
+    "aten.index_put.default": _index_put,
     "aten.complex.default": _complex,
     "aten.masked_scatter.default": _masked_scatter,
     "aten.convolution.default": _convolution,

@@ -33,7 +33,7 @@ from lazyrt.frontend import (
 )
 from lazyrt.frontend import torch_compat as compat
 from lazyrt.frontend.buffers import state_of
-from lazyrt.frontend.checking import ASSERTIONS
+from lazyrt.frontend.checking import ASSERTIONS, checked
 from lazyrt.frontend.composites import COMPOSITES
 from lazyrt.frontend.derivatives import DIFFERENTIATED
 from lazyrt.frontend.factorisations import FACTORISATIONS
@@ -179,6 +179,7 @@ def register() -> int:
     for name in compat.operator_names():
         kernel = refused.get(name) or _kernel_for(name)
         if kernel is not None:
+            kernel = checked(name, kernel)
             library.impl(name, kernel, compat.DISPATCH_KEY)
             finalisers.note_kernel(kernel)
             count += 1
@@ -324,6 +325,7 @@ def _patch() -> None:
     compat.patch_module_conversion()
     compat.patch_pickling(reads.value_to_save, state_of)
     compat.patch_sharing()
+    compat.patch_data_parallel()
     storages.install()
     dlpack.install()
 

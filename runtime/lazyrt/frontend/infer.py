@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lazyrt.execution import host_kernel
 from lazyrt.frontend import warned
 from lazyrt.frontend.checks import check
 from lazyrt.frontend.cpu_errors import blank, in_words_of_the_cpu
@@ -150,15 +151,18 @@ def run_on_host(node: Node, values: Mapping[Value, Any]) -> Any:
     def convert(arg: Any) -> Any:
         return values[arg] if isinstance(arg, Value) else decode(arg, convert)
 
-    return _call(node.op.func, list(map(convert, node.args)), "cpu")
+    return _call(node.op.func, list(map(convert, node.args)))
 
 
-def _call(func: torch._ops.OpOverload, args: list[Any], device: str) -> Any:
+def _call(func: torch._ops.OpOverload, args: list[Any], device: str = "cpu") -> Any:
     positional, keywords = call_arguments(func, args)
     if _takes_device(func):
         keywords["device"] = torch.device(device)
     with plain_dispatch():
         return _accepting_numbers(func, positional, keywords)
+
+
+host_kernel.set_run(_call)
 
 
 def _accepting_numbers(

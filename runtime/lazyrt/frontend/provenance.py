@@ -138,7 +138,7 @@ def calling_package(depth: int = 1) -> str:
     name = frame.f_code.co_filename
     if name.startswith(_CHECKERS):
         return f"torch.{name.removeprefix(_TORCH).split('/')[0]}"
-    return "an installed package" if _is_installed(name) else ""
+    return "an installed package" if _is_of_package(frame) else ""
 
 
 def package_line(depth: int = 1) -> str:
@@ -226,6 +226,40 @@ def is_packages(name: str) -> bool:
 
 def _is_installed(name: str) -> bool:
     return "/site-packages/" in name or "/dist-packages/" in name
+
+
+def _is_of_package(frame: FrameType) -> bool:
+    """Return whether a frame's module belongs to a package that the program only imports.
+
+    That is one in a folder of installed packages, or one that an editable install or
+    `PYTHONPATH` brings from outside of the program's own tree.
+    """
+    name, names = frame.f_code.co_filename, frame.f_globals
+    if _is_installed(name):
+        return True
+    is_imported = names.get("__spec__") is not None and names["__name__"] != "__main__"
+    return is_imported and not (_is_stdlib(name) or name.startswith(_own_trees))
+
+
+def _find_own_trees() -> tuple[str, ...]:
+    """Return the program's folders: those of the main script and the working directory.
+
+    Each is the project around it, where a file tells what that is.
+    """
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    starts = [Path.cwd()] if main is None else [Path.cwd(), Path(main).resolve().parent]
+    return tuple(f"{_project_around(start)}/" for start in starts)
+
+
+def _project_around(start: Path) -> Path:
+    for folder in (start, *start.parents):
+        if any((folder / name).exists() for name in _PROJECT_FILES):
+            return folder
+    return start
+
+
+_PROJECT_FILES = ("pyproject.toml", "setup.py", ".git")
+_own_trees = _find_own_trees()
 
 
 def _is_stdlib(name: str) -> bool:

@@ -708,6 +708,22 @@ def received(contents: bytes) -> torch.Tensor:
     return tensor
 
 
+def patch_data_parallel() -> None:
+    """Let `nn.DataParallel` leave modules where they are: one device has no replicas.
+
+    It would take a registered device for the one to spread modules over, also those of the CPU.
+    """
+    module: Any = sys.modules["torch.nn.parallel.data_parallel"]
+    original = module._get_available_device_type
+
+    @functools.wraps(original)
+    def available() -> str | None:
+        found: str | None = original()
+        return None if found == DEVICE_TYPE else found
+
+    module._get_available_device_type = available
+
+
 def register_checkpoint_location(
     to_device: Callable[[torch.UntypedStorage], torch.UntypedStorage],
 ) -> None:
