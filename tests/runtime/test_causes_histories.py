@@ -87,13 +87,13 @@ def test_an_evaluation_after_steps_that_a_fallback_cuts_is_another_step():
     optimizer = sgd(model)
     optimizer.zero_grad()
     out = model(x)
-    found = torch.bincount(out.argmax(1), minlength=3)
+    found = torch.bincount(out.argmax(1))
     out.square().mean().backward()
     optimizer.step()
     known = len(explained())
     evaluate_by_a_mark(model, x)
 
-    assert found.numel() == 3
+    assert found.sum() == 2
     assert kinds(explained()[known]) == ["other_step", "train_eval"]
 
 

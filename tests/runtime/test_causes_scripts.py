@@ -39,11 +39,11 @@ STOPS = RING.replace("    loss.b", "    if loss < 0.001:\n        break\n    los
 COUNTS = RING.replace(
     "    optimizer.step()\n",
     "    found = model(points).argmax(1)\n"
-    "    share = torch.bincount(found, minlength=2) / len(found)\n"
+    "    share = torch.bincount(found) / len(found)\n"
     "    optimizer.step()\n",
 )
 ONE_HOT = COUNTS.replace(
-    "torch.bincount(found, minlength=2)",
+    "torch.bincount(found)",
     "nn.functional.one_hot(found, 2).sum(0)",
 )
 STATE = (

@@ -1,5 +1,7 @@
 """Slices whose positions vary from step to step are compiled once, and stay right."""
 
+import re
+
 import pytest
 import torch
 
@@ -195,3 +197,32 @@ def test_a_slice_that_ends_before_it_begins_is_empty_wherever_it_stands():
         assert total == k
 
     assert found == [(0,)] * 4
+
+
+def functions_of_slices(*results):
+    text = lazyrt.pending_graph(*results).lower().as_text()
+    return set(re.findall(r"= func\.call @(\w*(?:select|slice)\w*)\(", text))
+
+
+@pytest.mark.lazy_only("reads the step's program")
+def test_rows_at_constants_share_one_function():
+    x = torch.arange(24.0).view(6, 4).to(DEVICE)
+    rows = [row.cos() for row in x]
+    pairs = [x[k : k + 2, -3:].cos() for k in range(4)]
+
+    assert len(functions_of_slices(*rows)) == 1
+    assert len(functions_of_slices(*pairs)) == 2
+    assert_same(torch.stack(rows), torch.arange(24.0).view(6, 4).cos(), 1e-6)
+    for k, pair in enumerate(pairs):
+        expected = torch.arange(24.0).view(6, 4)[k : k + 2, -3:].cos()
+        assert_same(pair, expected, 1e-6)
+
+
+@pytest.mark.lazy_only("reads the step's program")
+def test_a_slice_that_skips_or_is_empty_has_a_function_of_its_own():
+    x = torch.arange(24.0).view(6, 4).to(DEVICE)
+    skipping, empty = x[::2].cos(), x[3:3].cos()
+
+    assert len(functions_of_slices(skipping, empty)) == 2
+    assert_same(skipping, torch.arange(24.0).view(6, 4)[::2].cos(), 1e-6)
+    assert empty.shape == (0, 4)

@@ -15,6 +15,7 @@ import torch
 from lazyrt.execution.executor import barrier
 from lazyrt.frontend import finalisers, generators, provenance
 from lazyrt.frontend.buffers import state_of
+from lazyrt.frontend.counts import by_length
 from lazyrt.frontend.guard import check_shape
 from lazyrt.frontend.masks import by_positions
 from lazyrt.frontend.torch_compat import DEVICE_TYPE, is_lazy
@@ -42,9 +43,10 @@ def run_on_cpu(
     """
     site = provenance.user_site(2)
     if _any_lazy([args, kwargs]):
-        recorded = by_positions(func, args, kwargs)
-        if recorded is not NotImplemented:
-            return recorded
+        for record in (by_positions, by_length):
+            recorded = record(func, args, kwargs)
+            if recorded is not NotImplemented:
+                return recorded
         needs_a_cut = _any_pending([args, kwargs])
         if needs_a_cut and torch.Tag.dynamic_output_shape in func.tags:
             check_shape(str(func))

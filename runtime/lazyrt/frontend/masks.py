@@ -3,7 +3,8 @@
 Models leave out what a mask of their input hides (`logits[attention_mask == 1]`), so how many
 elements are left depends on data, but only on the batch's. Such a mask is read by a peek, as a
 package's other small checks are, and the op is recorded with the positions of its true
-elements. A user's own line cuts the step, which the strip shows; so does any other mask.
+elements. A mask that bounds decide (`frontend.bounds`), such as `x >= 0` of an `argmax`, takes
+no read. A user's own line cuts the step, which the strip shows; so does any other mask.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lazyrt.frontend import reads
+from lazyrt.frontend import bounds, reads
+from lazyrt.frontend.buffers import state_of, value_of
 from lazyrt.frontend.torch_compat import DEVICE_TYPE, aten, is_lazy
 from lazyrt.ir.live import pending
 
@@ -46,6 +48,8 @@ def by_positions(
     with torch.no_grad():
         if name == "aten.masked_select.default":
             return _masked_select(x, indices)
+        if name == "aten.index.Tensor" and _hides_nothing(indices, x):
+            return x.reshape(-1, *x.shape[indices[0].dim() :]).clone()
         positions = _positions(indices)
         return NotImplemented if positions is None else func(x, positions, *rest)
 
@@ -59,6 +63,17 @@ def _masked_select(x: torch.Tensor, mask: torch.Tensor) -> Any:
         place.to(DEVICE_TYPE) for place in known.expand(shape).nonzero().unbind(1)
     ]
     return aten.index.Tensor(x.expand(shape), places)
+
+
+def _hides_nothing(indices: Sequence[Any], x: torch.Tensor) -> bool:
+    """Return whether an index list is one mask whose ops tell that all of it is true."""
+    if len(indices) != 1 or indices[0] is None or not is_lazy(indices[0]):
+        return False
+    (mask,) = indices
+    if mask.dtype is not torch.bool or not mask.dim() or not state_of(mask).is_pending:
+        return False
+    fits = mask.shape == x.shape[: mask.dim()]
+    return fits and bounds.of(value_of(mask)) == (1, 1)
 
 
 def _positions(indices: Sequence[Any]) -> list[Any] | None:

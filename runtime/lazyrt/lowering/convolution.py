@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from lazyrt.lowering import grouped
+from lazyrt.lowering.grouped import Geometry
 from lazyrt.lowering.registry import lowers
 from lazyrt.lowering.shaping import expand, pair
 
@@ -21,8 +23,7 @@ if TYPE_CHECKING:
     from lazyrt.lowering.dtypes import Array
 
 
-def _convolve(
-    x: Array,
+def _normalised(
     weight: Array,
     stride: Sequence[int],
     padding: Sequence[int],
@@ -30,11 +31,12 @@ def _convolve(
     transposed: bool,
     output_padding: Sequence[int],
     groups: int,
-) -> Array:
-    rank = x.ndim - 2
+) -> tuple[Array, Geometry]:
+    """Return the kernel and geometry of the equal convolution that is not transposed."""
+    rank = weight.ndim - 2
     stride, padding, dilation = (pair(v, rank) for v in (stride, padding, dilation))
     edges = [(p, p) for p in padding]
-    scale = [1] * rank
+    spread: Sequence[int] = [1] * rank
     if transposed:
         weight = _transposed_kernel(weight, groups)
         extra = pair(output_padding, rank)
@@ -42,19 +44,8 @@ def _convolve(
         edges = [
             (r - p, r - p + e) for r, p, e in zip(reach, padding, extra, strict=True)
         ]
-        stride, scale = scale, stride
-    spatial = "DHW"[-rank:]
-    return lax.conv_general_dilated(
-        x,
-        weight,
-        window_strides=stride,
-        padding=edges,
-        lhs_dilation=scale,
-        rhs_dilation=dilation,
-        dimension_numbers=(f"NC{spatial}", f"OI{spatial}", f"NC{spatial}"),
-        feature_group_count=groups,
-        precision=lax.Precision.HIGHEST,
-    )
+        stride, spread = spread, stride
+    return weight, Geometry(stride, edges, spread, dilation, groups)
 
 
 def _transposed_kernel(weight: Array, groups: int) -> Array:
@@ -73,7 +64,7 @@ def convolution(
     x, weight = ctx.cast(x, weight)
     unbatched = x.ndim == weight.ndim - 1
     x = lax.expand_dims(x, (0,)) if unbatched else x
-    result = _convolve(x, weight, *geometry)
+    result = grouped.convolve(x, *_normalised(weight, *geometry))
     if bias is not None:
         (bias,) = ctx.cast(bias)
         shaped = lax.reshape(bias, (bias.size, *(1,) * (result.ndim - 2)))
@@ -104,14 +95,14 @@ def convolution_backward(
     output_mask: Sequence[bool],
 ) -> tuple[Array | None, Array | None, Array | None]:
     grad, x, weight = ctx.cast(grad, x, weight)
-    geometry = (stride, padding, dilation, transposed, output_padding, groups)
+    settings = (stride, padding, dilation, transposed, output_padding, groups)
+    kernel, geometry = _normalised(weight, *settings)
     d_x = d_weight = d_bias = None
     if output_mask[0]:
-        _, pull = jax.vjp(lambda value: _convolve(value, weight, *geometry), x)
-        (d_x,) = pull(grad)
+        d_x = grouped.input_gradient(grad, x, kernel, geometry)
     if output_mask[1]:
-        _, pull = jax.vjp(lambda value: _convolve(x, value, *geometry), weight)
-        (d_weight,) = pull(grad)
+        _, pull = jax.vjp(lambda value: _normalised(value, *settings)[0], weight)
+        (d_weight,) = pull(grouped.kernel_gradient(grad, x, kernel, geometry))
     if output_mask[2]:
         d_bias = lax.reduce_sum(grad, (0, *range(2, grad.ndim)))
     return d_x, d_weight, d_bias

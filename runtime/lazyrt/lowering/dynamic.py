@@ -19,9 +19,12 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
+from lazyrt.ir.node import Leaf, Node, Op, Value
 from lazyrt.lowering.registry import lowers
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lazyrt.lowering.context import OpContext
 
 _SCHEMAS = (
@@ -77,3 +80,52 @@ def _select_scatter_at(
 @lowers("lazyrt.restride.default")
 def _restride(ctx: OpContext, self: Any, stride: Any) -> Any:
     return self
+
+
+# What a slice at a constant is lowered by: one function for all positions of a size.
+
+_Parts = tuple[Op, tuple[Any, ...], int]
+
+
+def _select_of(value: Value, dim: int, index: int, _: Value) -> _Parts | None:
+    return _SELECT, (value, dim), index % value.shape[dim]
+
+
+def _slice_of(
+    value: Value, dim: int, start: int | None, end: int | None, step: int, out: Value
+) -> _Parts | None:
+    if step != 1 or not out.shape[dim]:
+        return None
+    first = slice(start, end).indices(value.shape[dim])[0]
+    return _SLICE, (value, dim, None, out.shape[dim]), first
+
+
+_SELECT, _SLICE = Op(select_at), Op(slice_at)
+_BY_POSITION: dict[str, Callable[..., _Parts | None]] = {
+    "aten.select.int": _select_of,
+    "aten.slice.Tensor": _slice_of,
+}
+
+
+def by_position(node: Node) -> tuple[Node, int] | None:
+    """Return the slice at an input that a slice at a constant is a case of, and the constant.
+
+    The rows of a tensor, taken one by one, are so many constants. XLA turns a slice at an input
+    that is a constant back into a plain one.
+
+    Args:
+        node: With its outputs. Any op that is no slice, or skips elements, has no such form.
+    """
+    find = _BY_POSITION.get(node.op.name)
+    (out,) = node.outputs if find is not None else (None,)
+    if find is None or out is None:
+        return None
+    found = find(*node.args, out)
+    if found is None:
+        return None
+    op, args, position = found
+    leaf = Leaf("int", 0, (), torch.int64)
+    filled = (*args[:2], leaf, *args[3:])
+    made = Node(node.id, op, filled, node.provenance)
+    made.outputs = (Value(made, 0, out.shape, out.dtype, None),)
+    return made, position

@@ -65,10 +65,10 @@ def emit_text(
     arguments = _declare_arguments(graph, names, lines, called or {})
     functions: dict[str, str] = {}
     for number, node in enumerate(graph.nodes):
-        spec = node.spec
+        spec = node.spec.called
         functions.setdefault(spec.symbol, spec.text)
         mark = f" #{number}" if numbered else ""
-        lines.append(_call(node, f"%n{number}", names, mark))
+        lines += _call(node, f"%n{number}", names, mark)
     results = ", ".join(names[root] for root in graph.roots)
     types = ", ".join(_tensor_type(root) for root in graph.roots)
     return "\n".join(
@@ -94,7 +94,7 @@ def function_places(graph: Canonical) -> dict[str, tuple[str, str, int]]:
     """
     callers: dict[str, dict[str, Node]] = {}
     for node in graph.nodes:
-        callers.setdefault(node.spec.symbol, {}).setdefault(label_of(node), node)
+        callers.setdefault(node.spec.called.symbol, {}).setdefault(label_of(node), node)
     return {symbol: _place(found) for symbol, found in callers.items()}
 
 
@@ -191,19 +191,28 @@ def _pick(
     ]
 
 
-def _call(node: Node, result: str, names: dict[Any, str], mark: str) -> str:
-    operands = node.operands
+def _call(node: Node, result: str, names: dict[Any, str], mark: str) -> list[str]:
+    spec, place = node.spec, _location(node, mark)
     outputs = [output for output in node.outputs if output is not None]
     for number, output in enumerate(outputs):
         names[output] = result if len(outputs) == 1 else f"{result}#{number}"
     count = "" if len(outputs) == 1 else f":{len(outputs)}"
-    arguments = ", ".join(names[operand] for operand in operands)
-    ins = ", ".join(_tensor_type(operand) for operand in operands)
+    arguments = [names[operand] for operand in node.operands]
+    ins = [_tensor_type(operand) for operand in node.operands]
     outs = ", ".join(_tensor_type(output) for output in outputs)
-    return (
-        f"{result}{count} = func.call @{node.spec.symbol}({arguments}) : "
-        f"({ins}) -> ({outs}) {_location(node, mark)}"
+    lines = []
+    if spec.general is not None:
+        at = f"{result}_at"
+        lines.append(
+            f"{at} = stablehlo.constant dense<{spec.position}> : tensor<i64> {place}"
+        )
+        arguments.append(at)
+        ins.append("tensor<i64>")
+    lines.append(
+        f"{result}{count} = func.call @{spec.called.symbol}({', '.join(arguments)}) : "
+        f"({', '.join(ins)}) -> ({outs}) {place}"
     )
+    return lines
 
 
 def _location(node: Node, mark: str) -> str:

@@ -17,10 +17,7 @@ import torch
 from lazyrt import jax_compat
 from lazyrt.errors import LazyRuntimeError, LoweringError
 from lazyrt.ir.node import Leaf, Node, Value, nbytes_of
-from lazyrt.lowering import (
-    dynamic,  # noqa: F401 - registers its rules
-    registry,
-)
+from lazyrt.lowering import dynamic, registry
 from lazyrt.lowering.context import Aval
 from lazyrt.lowering.dtypes import has_jax_dtype, recorded_under, to_jax_dtype
 from lazyrt.lowering.evaluate import evaluate
@@ -62,11 +59,14 @@ class Spec:
         executable: The compiled single op, None until something runs it.
         given: The rules from outside of this package that it is lowered by, and how often such a
             rule had come then; known once it was checked.
+        general: The spec whose function computes it, given a `position` as one operand more;
+            None for an op with a function of its own. See `dynamic.by_position`.
+        position: That operand.
     """
 
     __slots__ = (
-        "_args", "_avals", "_default_dtype", "_failure", "_text", "executable", "func",
-        "given", "is_large", "is_random", "name", "operands", "outs", "symbol",
+        "_args", "_avals", "_default_dtype", "_failure", "_text", "executable", "func", "general",
+        "given", "is_large", "is_random", "name", "operands", "outs", "position", "symbol",
     )  # fmt: skip
 
     def __init__(self, node: Node, number: int) -> None:
@@ -86,6 +86,16 @@ class Spec:
         self._text: str | None = None
         self.executable: Any = None
         self.given: tuple[tuple[str, int], ...] = ()
+        self.general: Spec | None = None
+        self.position = 0
+        found = None if registry.times_given(self.name) else dynamic.by_position(node)
+        if found is not None:
+            self.general, self.position = spec_of(found[0]), found[1]
+
+    @property
+    def called(self) -> Spec:
+        """The spec of the private function that computes the op in a graph."""
+        return self.general or self
 
     def apply(self, *operands: Any) -> list[Any]:
         """Compute the op on jax arrays or tracers; undefined results are left out."""
@@ -115,11 +125,13 @@ class Spec:
 
     @property
     def text(self) -> str:
-        """The op as private StableHLO functions, the first of them named `symbol`.
+        """What `called` computes as private StableHLO functions, the first named by its `symbol`.
 
         Raises:
             LoweringError: What the rule gave does not pass MLIR's checks.
         """
+        if self.general is not None:
+            return self.general.text
         if self._text is None:
             try:
                 module = jax_compat.stablehlo_of(self.apply, self.signature)
@@ -153,6 +165,9 @@ class Spec:
         Raises:
             SpecFailure: It has no lowering, or the lowering refuses these operands.
         """
+        if self._failure is None and self.general is not None:
+            self.general.check()
+            self._failure, self.given = "", self.general.given
         if self._failure is None:
             unknown = [str(a) for a in self.operands if not has_jax_dtype(a.dtype)]
             if unknown:
