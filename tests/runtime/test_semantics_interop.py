@@ -404,6 +404,7 @@ def test_data_parallel_leaves_a_module_where_it_is(device):
     assert y.device.type == model.module.weight.device.type == device
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
 def test_an_operator_names_the_dtype_that_the_device_lacks():
     x = torch.tensor(1j, dtype=torch.complex128, device=DEVICE)
 
