@@ -24,13 +24,14 @@ from lazyrt.ir.node import Leaf, Node, Value, iter_values, visit
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator
+    from collections.abc import Callable, Container, Iterable, Iterator
 
     from lazyrt.observe.events import Purpose, SingleOps
 
 Values = dict[Value, Any]
 
 _PAUSE_NS = 500_000_000  # between two notes of progress
+_check: Callable[[Node, Values], None] | None = None
 # The step in which each mode last ran a single op.
 _last_step: dict[SingleOps, int] = {}
 
@@ -62,6 +63,18 @@ def cone_of(
         if root.node is not None:
             visit(root.node, done, needs)
     return list(done), reused
+
+
+def set_check(check: Callable[[Node, Values], None]) -> None:
+    """Tell what refuses a node for what its operands hold, before a mode of single ops runs it."""
+    global _check
+    _check = check
+
+
+def check_values(node: Node, values: Values) -> None:
+    """Raise what the CPU raises for a node's op on operands that hold what these do."""
+    if _check is not None:
+        _check(node, values)
 
 
 class Ran(NamedTuple):
@@ -256,6 +269,7 @@ def compute(roots: Iterable[Value]) -> tuple[Values, int]:
     with jax_compat.scope():
         for number, node in enumerate(cone):
             tally.note(number)
+            check_values(node, values)
             times = pending.runs[node] = pending.runs.get(node, 0) + 1
             run_and_tell(node, values, "op by op", times=times)
             for value in uses.get(number, ()):
