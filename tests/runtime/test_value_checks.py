@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 import lazyrt
+from lazyrt.errors import LostValueError
 from lazyrt.observe import events
 from tests.harness import DEVICE, recorded
 
@@ -93,6 +94,28 @@ def test_op_by_op_a_read_refuses_what_the_cpu_refuses_and_tells_the_line(name):
 
     assert (type(caught.value), str(caught.value).rstrip(".")) == expected
     assert caught.value.__notes__[0].startswith("recorded at test_value_checks.py:")
+
+
+def test_op_by_op_a_barrier_drops_what_it_refuses_and_goes_on():
+    x = torch.tensor([4, 5]).to(DEVICE)
+    other = torch.ones(2).to(DEVICE)
+    with (
+        lazyrt.eager_mode(on=False),
+        lazyrt.config.scoped(op_by_op_reads=True, op_by_op_barriers=True),
+    ):
+        later = other + 1
+        lost = x % (x - 4)
+        x.floor_divide_(x - 5)
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            lazyrt.mark_step()
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            lazyrt.mark_step()
+        lazyrt.mark_step()
+
+    assert x.tolist() == [4, 5]
+    assert later.tolist() == [2, 2]
+    with pytest.raises(LostValueError, match=r"aten.remainder.Tensor was refused"):
+        lost.tolist()
 
 
 GOOD = {

@@ -255,11 +255,20 @@ def has_run(mode: SingleOps) -> bool:
     return _last_step.get(mode) == pending.number
 
 
-def compute(roots: Iterable[Value]) -> tuple[Values, int]:
+def compute(
+    roots: Iterable[Value], refused: Callable[[Node], None] | None = None
+) -> tuple[Values, int]:
     """Run the cone of some pending values in op-by-op mode, whatever ran before.
+
+    Args:
+        roots: The values.
+        refused: Called with a node that is refused for what its operands hold.
 
     Returns:
         The data of each root, and how many nodes were run.
+
+    Raises:
+        RuntimeError: A node is refused; another plain error where the CPU raises that.
     """
     wanted = set(roots)
     cone, _ = cone_of(wanted, ())
@@ -269,7 +278,13 @@ def compute(roots: Iterable[Value]) -> tuple[Values, int]:
     with jax_compat.scope():
         for number, node in enumerate(cone):
             tally.note(number)
-            check_values(node, values)
+            try:
+                check_values(node, values)
+            except Exception:
+                values.clear()  # a traceback keeps them
+                if refused is not None:
+                    refused(node)
+                raise
             times = pending.runs[node] = pending.runs.get(node, 0) + 1
             run_and_tell(node, values, "op by op", times=times)
             for value in uses.get(number, ()):
