@@ -22,12 +22,12 @@ from lazyrt.ir.node import Leaf, Node, Value
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# Ops of which some operand holds positions.
+# Ops of which some operand holds positions; `index_reduce` would warn once more.
 _WITH_POSITIONS = frozenset(
     f"aten::{name}"
     for name in (
         "index", "index_put", "_index_put_impl", "index_select", "index_add", "index_copy",
-        "index_fill", "index_reduce", "gather", "take", "put", "scatter", "scatter_add",
+        "index_fill", "gather", "take", "put", "scatter", "scatter_add",
         "scatter_reduce", "embedding", "_embedding_bag", "_embedding_bag_forward_only",
         "nll_loss_forward", "nll_loss2d_forward", "multi_margin_loss",
         "multilabel_margin_loss_forward", "max_unpool2d", "max_unpool3d",
