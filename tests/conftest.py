@@ -8,7 +8,6 @@ import gc
 import os
 import shutil
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +16,7 @@ from tests import crashes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from IPython.core.interactiveshell import InteractiveShell
 
@@ -31,14 +31,6 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 # takes each of the processes that tests start a second or two.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-
-
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Spread folders over the cores; a file or a test by name runs at once, in this process."""
-    named = [Path(argument.split("::")[0]) for argument in config.args]
-    if any(path.suffix == ".py" for path in named):
-        return 0
-    return min(os.cpu_count() or 1, 4)
 
 
 @pytest.hookimpl(trylast=True)  # after pytest's own, which has stacks written to stderr
@@ -118,7 +110,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs Chromium: apt-get install chromium")
     for marker, variables in _MODES.items():
         found = item.get_closest_marker(marker)
-        if found is not None and any(map(os.environ.get, variables)):
+        if found is None:
+            continue
+        if not found.args:
+            pytest.fail(f"the marker {marker} needs the reason", pytrace=False)
+        if any(map(os.environ.get, variables)):
             pytest.skip(f"{marker}: {found.args[0]}")
 
 

@@ -1,13 +1,16 @@
 """The shell fixture itself."""
 
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from IPython import get_ipython
 
-from tests.conftest import displayed, pytest_xdist_auto_num_workers
+from conftest import pytest_xdist_auto_num_workers
+from tests.conftest import displayed
 
 
 def test_shell_runs_cells_and_captures_displays(shell, capsys):
@@ -51,8 +54,92 @@ def test_after_a_shell_the_interpreter_is_as_before():
     ],
 )
 def test_folders_are_spread_over_the_cores_and_files_are_not(named, spread):
-    config: Any = SimpleNamespace(args=named)
+    config: Any = SimpleNamespace(
+        args=named, invocation_params=SimpleNamespace(args=named)
+    )
 
     workers = pytest_xdist_auto_num_workers(config)
 
     assert workers >= 1 if spread else workers == 0
+
+
+ROOT = Path(__file__).parents[1]
+COLLECTING = """
+import sys
+import pytest
+
+class Seen:
+    def pytest_collection_finish(self, session):
+        option = session.config.option
+        print("sanitized with", getattr(option, "nbval_sanitize_with", None))
+        print("limits", {mark.args for item in session.items for mark in
+                         item.iter_markers("timeout")})
+
+pytest.main(["--collect-only", "-q", *sys.argv[1:]], plugins=[Seen()])
+print("nbval was imported:", "nbval.plugin" in sys.modules)
+"""
+
+
+def collected(*arguments):
+    """Return the tests that a pytest of its own finds here, and what it says beside them."""
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECTING, "-p", "no:cacheprovider", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = done.stdout.splitlines()
+    return [line for line in lines if "::" in line], done.stdout
+
+
+def test_notebooks_are_run_with_one_option():
+    """Their times and addresses do not count, and nbval alone bounds what a cell takes."""
+    cells, said = collected("--nbval", "notebooks/03_eager_debug.ipynb")
+
+    assert len(cells) > 5
+    assert f"sanitized with {ROOT / 'notebooks/sanitize.cfg'}\n" in said
+    assert "limits {(0,)}\n" in said
+
+
+def test_notebooks_may_be_compared_in_another_way():
+    _, said = collected(
+        "--nbval", "--nbval-sanitize-with", "x.cfg", "notebooks/03_eager_debug.ipynb"
+    )
+
+    assert "sanitized with x.cfg\n" in said
+
+
+def test_a_run_without_notebooks_does_not_import_nbval():
+    _, said = collected("tests/test_makefile.py")
+
+    assert "nbval was imported: False" in said
+
+
+def test_a_share_of_the_tests_is_the_same_each_time_and_of_about_that_size():
+    file = "tests/lazyviz/test_hlo_parse.py"
+    everything, _ = collected(file)
+    (first, _), (second, _) = (collected("--share=4", file) for _ in range(2))
+
+    assert first == second
+    assert set(first) < set(everything)
+    assert len(everything) / 8 < len(first) < len(everything) / 2
+
+
+def test_a_marker_of_a_mode_needs_its_reason(tmp_path):
+    (tmp_path / "conftest.py").write_text(
+        "from tests.conftest import pytest_runtest_setup\n"
+    )
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n@pytest.mark.lazy_only\ndef test_it():\n    pass\n"
+    )
+
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert "the marker lazy_only needs the reason" in run.stdout

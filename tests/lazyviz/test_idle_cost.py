@@ -2,7 +2,8 @@
 
 import configparser
 import re
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 import lazyrt
 from lazyrt.observe import events
 from lazyviz import session
+from lazyviz.inspection import tables
 from lazyviz.render import html, text
 from lazyviz.render.strip import Strip
 from lazyviz.timing import pulse
@@ -153,6 +155,19 @@ def test_the_sanitiser_of_notebooks_knows_executions_that_still_run(running):
     assert text.strip_text(done) != text.strip_text(busy)
     assert sanitised(text.strip_text(done)) == sanitised(text.strip_text(busy))
     assert sanitised(html.strip_html(done)) == sanitised(html.strip_html(busy))
+
+
+@pytest.mark.parametrize("running", [1, 3])
+def test_the_sanitiser_of_notebooks_knows_what_a_status_tells_of_the_device(
+    monkeypatch, running
+):
+    told, strips = [], cast("session.Session", SimpleNamespace(strips=True))
+    for flying in (0, running):
+        monkeypatch.setattr(lazyrt, "in_flight", lambda n=flying: n)
+        told.append(tables.status(tables.status_rows(lazyrt, strips)))
+
+    assert told[0] != told[1]
+    assert sanitised(told[0]) == sanitised(told[1])
 
 
 @pytest.mark.parametrize(

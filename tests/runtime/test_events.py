@@ -238,6 +238,7 @@ def test_transfers_tell_direction_and_size():
     ]
 
 
+@pytest.mark.not_eager("a cut needs something that is pending")
 def test_a_fallback_names_op_reason_and_line():
     x = torch.tensor([1.0, 0.0, 2.0]).to(DEVICE)
 

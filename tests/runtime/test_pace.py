@@ -185,7 +185,7 @@ def _look(build):
     return inspection, inspection.graph.nodes[-1].id
 
 
-@pytest.mark.lazy_only
+@pytest.mark.not_eager("looks at what is pending")
 def test_m04_looks_of_a_kind_are_expected_within_a_factor_of_two_after_the_first(
     monkeypatch,
 ):
@@ -225,7 +225,7 @@ def test_m04_looks_of_a_kind_are_expected_within_a_factor_of_two_after_the_first
     assert all(0.5 <= ratio <= 2 for ratio in ratios), ratios
 
 
-@pytest.mark.lazy_only
+@pytest.mark.not_eager("looks at what is pending")
 def test_m04_a_machine_is_timed_once_and_in_no_count(tmp_path, monkeypatch):
     lazyrt.config.cache_dir = tmp_path
     pace.forget()
@@ -260,6 +260,7 @@ def test_m04_a_machine_is_timed_once_and_in_no_count(tmp_path, monkeypatch):
     assert seen == []
 
 
+@pytest.mark.not_eager("looks at what is pending")
 def test_m04_a_machine_that_cannot_be_timed_has_plain_guesses(monkeypatch):
     def failing(*_, **__):
         raise RuntimeError("no compiler")
@@ -271,7 +272,7 @@ def test_m04_a_machine_that_cannot_be_timed_has_plain_guesses(monkeypatch):
     assert inspection.cost(node).estimate_ns > 0
 
 
-@pytest.mark.lazy_only
+@pytest.mark.not_eager("looks at what is pending")
 def test_m04_an_executable_on_disk_is_expected_to_be_loaded(tmp_path):
     lazyrt.config.cache_dir = tmp_path
     x = torch.ones(5, 7).to("lazyrt")

@@ -58,6 +58,7 @@ def seen(run):
     return result, done, [g.cause for g in lazyrt.compiled_graphs()]
 
 
+@pytest.mark.lazy_only("records the graphs of steps")
 def test_recording_changes_neither_graphs_nor_counts_nor_results(tmp_path):
     alone = seen(train)
 
@@ -92,6 +93,7 @@ def test_a_barrier_costs_a_bounded_number_of_instructions_more(tmp_path, monkeyp
     assert cost() < alone + 400  # tables of the runtime grow a little
 
 
+@pytest.mark.lazy_only("records the graphs of steps")
 def test_each_barrier_is_told_when_entered_and_when_done(tmp_path):
     cold_start()
     with lazyrt.record_steps(tmp_path, "left") as recording:
@@ -114,6 +116,7 @@ def test_each_barrier_is_told_when_entered_and_when_done(tmp_path):
     del y
 
 
+@pytest.mark.lazy_only("records the graphs of steps")
 def test_the_file_of_a_graph_gives_its_record_back(tmp_path):
     cold_start()
     with lazyrt.record_steps(tmp_path, 0) as recording:
@@ -143,6 +146,7 @@ def test_a_damaged_graph_is_refused(text):
         recorded.decode(text)
 
 
+@pytest.mark.lazy_only("records the graphs of steps")
 def test_operands_that_come_later_are_refused(tmp_path):
     cold_start()
     x = torch.ones(3, device=DEVICE) * 2
@@ -169,6 +173,7 @@ def test_nothing_is_kept_alive(tmp_path):
         assert len(lazyrt.live_tensors()) == before
 
 
+@pytest.mark.not_eager("a barrier with nothing pending cannot fail")
 def test_a_barrier_that_fails_is_entered_and_never_done(tmp_path, monkeypatch):
     x = torch.ones(2, device=DEVICE) * 3
     with lazyrt.record_steps(tmp_path, 0) as recording:
@@ -183,6 +188,7 @@ def test_a_barrier_that_fails_is_entered_and_never_done(tmp_path, monkeypatch):
     del x
 
 
+@pytest.mark.lazy_only("records the graphs of steps")
 def test_the_same_graph_is_written_once(tmp_path):
     cold_start()
     with lazyrt.record_steps(tmp_path, 0) as recording:
@@ -192,6 +198,7 @@ def test_the_same_graph_is_written_once(tmp_path):
     assert len(graphs) == len(set(graphs)) < len(of_kind(recording, "done"))
 
 
+@pytest.mark.lazy_only("records the graphs of steps")
 def test_a_graph_beyond_the_bounds_has_no_file(tmp_path, monkeypatch):
     cold_start()
     monkeypatch.setattr(recordings, "_MAX_NODES", 0)
@@ -244,6 +251,7 @@ def test_the_home_of_nobody_is_refused():
         lazyrt.record_steps("~no-such-user/x")
 
 
+@pytest.mark.lazy_only("records the graphs of steps")
 def test_a_program_that_changes_its_folder_goes_on_recording(tmp_path, monkeypatch):
     cold_start()
     monkeypatch.chdir(tmp_path)
@@ -266,6 +274,7 @@ def test_two_recordings_at_once_are_refused(tmp_path):
         lazyrt.record_steps(tmp_path / "other", 0)
 
 
+@pytest.mark.lazy_only("records the graphs of steps")
 def test_a_full_disk_ends_the_record_and_not_the_program(tmp_path, monkeypatch, caplog):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -282,6 +291,7 @@ def test_a_full_disk_ends_the_record_and_not_the_program(tmp_path, monkeypatch, 
     assert not recording.is_open
 
 
+@pytest.mark.lazy_only("records the graphs of steps")
 def test_a_record_has_a_largest_size(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(recordings, "_MAX_BYTES", 3_000)
     with lazyrt.record_steps(tmp_path, 0) as recording:

@@ -319,6 +319,7 @@ def test_a_host_tensor_that_was_pinned_may_change_after_its_transfer():
     assert not moved.cpu().any()
 
 
+@pytest.mark.not_eager("looks at what is pending")
 def test_events_of_the_one_stream_are_no_reason_to_compute():
     stream = torch.Stream(DEVICE)
     event = stream.record_event()

@@ -55,6 +55,7 @@ def test_a_large_tensor_that_is_kept_takes_no_memory_of_its_own(monkeypatch):
     assert kept[1].tolist() == [1, 2, 3, 4]
 
 
+@pytest.mark.not_eager("the op has computed it, not a look")
 def test_what_a_look_has_computed_is_kept_without_a_copy():
     y = ready(8, 8) * 2
     value = lazyrt.materialise(y)
@@ -70,6 +71,7 @@ def test_what_a_look_has_computed_is_kept_without_a_copy():
     assert torch.equal(y.cpu(), value + 1)
 
 
+@pytest.mark.lazy_only("counts what steps give away")
 def test_a_step_gives_the_same_memory_away_whether_somebody_keeps_a_copy_or_not():
     x = ready(8, 8)
     plain = donations(lambda: x.add_(1))
@@ -138,6 +140,7 @@ def test_a_read_that_is_interrupted_leaves_nothing_in_its_traceback(read, monkey
     assert x[0, 0].item() == 3
 
 
+@pytest.mark.not_eager("looks at the inputs of what is pending")
 def test_an_input_may_be_looked_at_while_its_step_gives_it_away(monkeypatch):
     x = ready(8, 8)
     plain = donations(lambda: x.add_(1))
@@ -169,6 +172,7 @@ def in_each_copy(monkeypatch, run):
     return given
 
 
+@pytest.mark.lazy_only("counts what steps give away")
 def test_either_may_be_written_to_alone_and_both_in_one_step():
     x = ready(8)
     first, second = lazyrt.snapshot(x), lazyrt.snapshot(x)
@@ -182,6 +186,7 @@ def test_either_may_be_written_to_alone_and_both_in_one_step():
     assert second.tolist() == list(range(8))
 
 
+@pytest.mark.lazy_only("counts what steps give away")
 def test_a_copy_that_the_step_reads_is_separated_from_what_the_step_overwrites():
     x = ready(8)
     kept = lazyrt.snapshot(x)
@@ -197,6 +202,7 @@ def test_a_copy_that_the_step_reads_is_separated_from_what_the_step_overwrites()
     assert made[0].tolist() == list(range(10, 90, 10))
 
 
+@pytest.mark.not_eager("the op takes memory, not a barrier")
 def test_a_copy_is_told_as_one_that_takes_memory_with_the_step():
     x = ready(64, 64)
     kept = lazyrt.snapshot(x)
@@ -266,6 +272,7 @@ def test_nothing_is_remembered_of_what_is_gone():
     assert len(sharing._holders) == 1
 
 
+@pytest.mark.lazy_only("a step that runs as one executable forgets what it gives away")
 def test_what_is_no_longer_shown_costs_later_steps_nothing():
     """A barrier asks for shared arrays for as long as there are any."""
     x = ready(3)

@@ -57,37 +57,42 @@ def dump(
                 f"dump_graphs() got the form {form!r}, which there is not. The forms are "
                 f"{', '.join(FORMS)}."
             )
+    path = _path(folder)
     there = [record for record in records if record.canonical is not None]
     if not there:
         raise UsageError(
             "dump_graphs() found no compiled graph in memory, so there is nothing to write. "
             "Run a step first."
         )
-    target = _made(folder)
+    target = _made(path)
     written = []
     for record in there:
         for form in wanted:
-            path = target / f"{record.name}.{_SUFFIXES[form]}"
-            path.write_text(text_of(record, form), encoding="utf-8")
-            written.append(path)
+            file = target / f"{record.name}.{_SUFFIXES[form]}"
+            file.write_text(text_of(record, form), encoding="utf-8")
+            written.append(file)
     return written
 
 
-def _made(folder: str | Path) -> Path:
+def _path(folder: str | Path) -> Path:
     try:
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
+        return Path(folder)
     except TypeError:
         raise UsageError(
             f"dump_graphs() got {folder!r:.60} as its folder, which is {type(folder).__name__} and "
             "no path, so nothing was written. Give the folder's path, such as 'dumps'."
         ) from None
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
             f"dump_graphs() cannot make the folder {str(folder)!r}, so nothing was written: "
             f"{error.strerror}. Give another path."
         ) from None
-    return target
+    return folder
 
 
 def text_of(record: CompiledGraph, form: DumpForm) -> str:

@@ -18,9 +18,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from lazyrt import jax_compat
 from lazyrt.execution.interrupts import deferred_interrupt
-from lazyrt.execution.op_by_op import Values, cone_of, read, run_and_tell
+from lazyrt.execution.op_by_op import (
+    Values,
+    check_values,
+    cone_of,
+    read,
+    run_and_tell,
+)
 from lazyrt.execution.peek import remember
-from lazyrt.ir.live import Sizes, lock, pending, ran_alone, unwind
+from lazyrt.ir.live import Lost, Sizes, lock, pending, ran_alone, unwind
 from lazyrt.ir.node import Leaf, Node, Value, iter_values
 
 if TYPE_CHECKING:
@@ -178,10 +184,32 @@ class Guard:
         cone, _ = cone_of(roots, values)
         with jax_compat.scope():
             for node in cone:
+                self._refuse(node, values)
                 run_and_tell(node, values, "eager")
         if pending.parked:
             self._remember(cone, values)
         return values
+
+    def _refuse(self, node: Node, values: Values) -> None:
+        """Take the op back if the CPU refuses what a node's operands hold, and raise its error."""
+        try:
+            check_values(node, values)
+        except Exception:
+            self._take_back()
+            values.clear()  # a traceback keeps them
+            raise
+
+    def _take_back(self) -> None:
+        """Give what the op has written its contents from before: ready ones, or parked values."""
+        for buffer in list(pending.buffers):
+            if buffer.value is None:
+                continue
+            buffer.value = pending.parked.get(buffer)
+            buffer.version += 1
+            if buffer.value is None and buffer.meta is None:
+                buffer.data = Lost("the op that makes it was refused")
+        pending.buffers.clear()
+        self._marks.restore()
 
     def _remember(self, cone: list[Node], values: Values) -> None:
         """Keep values of the pending graph: those that read no input of this op."""

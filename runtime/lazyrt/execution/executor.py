@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
     from lazyrt.ir.active import ActiveStep
     from lazyrt.ir.live import RanAlone
+    from lazyrt.ir.node import Node
     from lazyrt.observe.events import OpCounts, Site
 
 # References to an input's data that are the runtime's own: the list of inputs, the buffer, a
@@ -191,7 +192,11 @@ def _run_pending(
 
 def _run_each(live: list[Buffer], wanted: dict[Value, int]) -> int:
     """Run what is wanted node by node, and end the step; return how many nodes that were."""
-    values, nodes = op_by_op.compute(wanted)
+
+    def refused(node: Node) -> None:
+        unlowerable.drop(node, list(wanted), f"{node.op.name} was refused")
+
+    values, nodes = op_by_op.compute(wanted, refused)
     with deferred_interrupt():
         results = [values[value] for value in wanted]
         _commit(live, wanted, results, ran_alone("in op-by-op mode", *wanted))

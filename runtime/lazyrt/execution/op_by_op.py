@@ -24,13 +24,14 @@ from lazyrt.ir.node import Leaf, Node, Value, iter_values, visit
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator
+    from collections.abc import Callable, Container, Iterable, Iterator
 
     from lazyrt.observe.events import Purpose, SingleOps
 
 Values = dict[Value, Any]
 
 _PAUSE_NS = 500_000_000  # between two notes of progress
+_check: Callable[[Node, Values], None] | None = None
 # The step in which each mode last ran a single op.
 _last_step: dict[SingleOps, int] = {}
 
@@ -62,6 +63,18 @@ def cone_of(
         if root.node is not None:
             visit(root.node, done, needs)
     return list(done), reused
+
+
+def set_check(check: Callable[[Node, Values], None]) -> None:
+    """Tell what refuses a node for what its operands hold, before a mode of single ops runs it."""
+    global _check
+    _check = check
+
+
+def check_values(node: Node, values: Values) -> None:
+    """Raise what the CPU raises for a node's op on operands that hold what these do."""
+    if _check is not None:
+        _check(node, values)
 
 
 class Ran(NamedTuple):
@@ -242,11 +255,20 @@ def has_run(mode: SingleOps) -> bool:
     return _last_step.get(mode) == pending.number
 
 
-def compute(roots: Iterable[Value]) -> tuple[Values, int]:
+def compute(
+    roots: Iterable[Value], refused: Callable[[Node], None] | None = None
+) -> tuple[Values, int]:
     """Run the cone of some pending values in op-by-op mode, whatever ran before.
+
+    Args:
+        roots: The values.
+        refused: Called with a node that is refused for what its operands hold.
 
     Returns:
         The data of each root, and how many nodes were run.
+
+    Raises:
+        RuntimeError: A node is refused; another plain error where the CPU raises that.
     """
     wanted = set(roots)
     cone, _ = cone_of(wanted, ())
@@ -256,6 +278,13 @@ def compute(roots: Iterable[Value]) -> tuple[Values, int]:
     with jax_compat.scope():
         for number, node in enumerate(cone):
             tally.note(number)
+            try:
+                check_values(node, values)
+            except Exception:
+                values.clear()  # a traceback keeps them
+                if refused is not None:
+                    refused(node)
+                raise
             times = pending.runs[node] = pending.runs.get(node, 0) + 1
             run_and_tell(node, values, "op by op", times=times)
             for value in uses.get(number, ()):

@@ -76,7 +76,7 @@ def _replace(node: Node, roots: Sequence[Value]) -> dict[Value, Value]:
         for _ in run_cone(outputs, values=values):
             pass
     except LoweringError as error:
-        dropped = _drop(node, roots, f"{node.op.name} could not be computed")
+        dropped = drop(node, roots, f"{node.op.name} could not be computed")
         error.add_note(
             f"It was dropped with the {dropped:,} tensors that depend on it; everything else is "
             "pending as it was."
@@ -97,7 +97,7 @@ def _replace(node: Node, roots: Sequence[Value]) -> dict[Value, Value]:
     return new
 
 
-def _drop(node: Node, roots: Sequence[Value], reason: str) -> int:
+def drop(node: Node, roots: Sequence[Value], reason: str) -> int:
     """Drop a node and what depends on it; return how many tensors lose their value by that."""
     reached = {node}
     for each in Graph(roots).nodes:

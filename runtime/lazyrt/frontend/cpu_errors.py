@@ -32,18 +32,18 @@ def in_words_of_the_cpu(call: Callable[[], Any], error: Exception) -> Exception:
     """
     if type(error) not in _PLAIN:
         return error
-    said = _error_of(call)
+    said = refusal(call)
     return error if said is None else said
 
 
 def what_is_said(call: Callable[[], Any]) -> tuple[type[Exception], str] | None:
     """Return type and words of the plain error that `call` raises; None if it raises none."""
-    said = _error_of(call)
+    said = refusal(call)
     return None if said is None else (type(said), str(said))
 
 
-def _error_of(call: Callable[[], Any]) -> Exception | None:
-    """Return the error of a call on blank tensors if it is of the kind that tells a user what is wrong."""
+def refusal(call: Callable[[], Any]) -> Exception | None:
+    """Return the error of a call on the CPU if it is of the kind that tells a user what is wrong."""
     try:
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
             warnings.simplefilter("ignore")

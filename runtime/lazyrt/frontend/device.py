@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyrt.config import config
-from lazyrt.execution import forks, memory, watcher
+from lazyrt.execution import forks, memory, op_by_op, watcher
 from lazyrt.execution.budget import keep_within_budget
 from lazyrt.execution.executor import barrier, clear_plans, on_crowded
 from lazyrt.execution.looking import WHOLE
@@ -30,6 +30,7 @@ from lazyrt.frontend import (
     small_checks,
     special,
     storages,
+    value_checks,
 )
 from lazyrt.frontend import torch_compat as compat
 from lazyrt.frontend.buffers import state_of
@@ -326,6 +327,7 @@ def _patch() -> None:
     compat.patch_pickling(reads.value_to_save, state_of)
     compat.patch_sharing()
     compat.patch_data_parallel()
+    op_by_op.set_check(value_checks.check)
     storages.install()
     dlpack.install()
 

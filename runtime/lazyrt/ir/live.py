@@ -21,7 +21,7 @@ from lazyrt.errors import LostValueError
 from lazyrt.ir.node import Leaf, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from lazyrt.ir.node import LeafKind, Node
     from lazyrt.observe.events import Site
@@ -172,7 +172,8 @@ class PendingStep:
     Attributes:
         buffers: Every buffer that an op created or wrote, in order; keys hold them strongly,
             so a buffer that only this dict references is dead.
-        parked: Those of them that were pending when an op of the eager debug mode began.
+        parked: Those of them that were pending when an op of the eager debug mode began, with
+            the values that they had.
         inputs: Device arrays in order of first use, and `owners` weak references to the
             buffers they came from, by position. `sources` are the executions that made them,
             with the number of the result: a buffer may be gone when somebody asks.
@@ -192,7 +193,7 @@ class PendingStep:
 
     def __init__(self) -> None:
         self.buffers: dict[Buffer, None] = {}
-        self.parked: dict[Buffer, None] = {}
+        self.parked: dict[Buffer, Value | None] = {}
         self.inputs: list[Any] = []
         self.sources: dict[int, tuple[Any, int]] = {}
         self.owners: dict[int, weakref.ref[Buffer]] = {}
@@ -225,14 +226,14 @@ class PendingStep:
 
     def park(self) -> None:
         """Set aside what is pending, so that `buffers` holds what comes from now on."""
-        self.parked.update(self.buffers)
+        self.parked.update({buffer: buffer.value for buffer in self.buffers})
         self.buffers.clear()
 
     def unpark(self) -> None:
         """Make what was set aside part of `buffers` again, in the order of recording."""
-        everything = {**self.parked, **self.buffers}
+        everything = [*self.parked, *self.buffers]
         self.buffers.clear()
-        self.buffers.update(everything)
+        self.buffers.update(dict.fromkeys(everything))
         self.parked.clear()
 
     def sizes(self) -> Sizes:
@@ -295,7 +296,7 @@ class PendingStep:
             self.peeked = {}
 
 
-def _referenced(buffers: dict[Buffer, None]) -> list[Buffer]:
+def _referenced(buffers: Iterable[Buffer]) -> list[Buffer]:
     """Return those of a step's buffers that something besides the step references."""
     count = sys.getrefcount
     return [buffer for buffer in buffers if count(buffer) > _OWN_REFERENCES]

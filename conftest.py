@@ -1,0 +1,63 @@
+"""Which tests a run has and where they run; the notebooks' run of nbval."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+
+import pytest
+
+_OF_NOTEBOOKS = {"--nbval", "--nbval-lax"}
+_SANITIZE = Path(__file__).parent / "notebooks/sanitize.cfg"
+
+
+def _has_notebooks(config: pytest.Config) -> bool:
+    return not _OF_NOTEBOOKS.isdisjoint(config.invocation_params.args)
+
+
+def pytest_addoption(
+    parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager
+) -> None:
+    """Add `--share`; import nbval, which takes two seconds, where it was asked for."""
+    parser.addoption(
+        "--share",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run one test in N, chosen by a hash of its id: the same ones each time",
+    )
+    config = pluginmanager.get_plugin("pytestconfig")
+    if isinstance(config, pytest.Config) and _has_notebooks(config):
+        pluginmanager.import_plugin("nbval.plugin")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compare what notebooks show without times and addresses."""
+    if _has_notebooks(config) and config.option.nbval_sanitize_with is None:
+        config.option.nbval_sanitize_with = str(_SANITIZE)
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Spread folders over the cores; a file or a test by name runs at once, in this process.
+
+    So does a notebook: its cells share a kernel and come one after the other.
+    """
+    named = [Path(argument.split("::")[0]) for argument in config.args]
+    if _has_notebooks(config) or any(path.suffix == ".py" for path in named):
+        return 0
+    return min(os.cpu_count() or 1, 4)
+
+
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Keep the share of the tests; leave the time of notebooks' cells to nbval."""
+    share: int = config.getoption("share")
+    left = [item for item in items if zlib.crc32(item.nodeid.encode()) % share]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in set(left)]
+    for item in items:
+        if item.path.suffix == ".ipynb":
+            item.add_marker(pytest.mark.timeout(0))  # --nbval-cell-timeout holds
