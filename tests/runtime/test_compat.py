@@ -6,6 +6,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 import torch
@@ -533,6 +534,58 @@ def test_one_process_stands_for_many(tmp_path, monkeypatch):
 def test_what_needs_several_devices_is_refused(call):
     with pytest.raises(NoEquivalentError, match="one device in one process"):
         call()
+
+
+STARTING: list[Any] = [
+    xm.xla_device,
+    torch_xla.device,
+    xm.get_ordinal,
+    xm.xrt_world_size,
+    runtime.world_size,
+    runtime.global_ordinal,
+    xm.is_master_ordinal,
+    lambda: xm.all_reduce(xm.REDUCE_SUM, torch.ones(2)),
+    lambda: torch_xla.launch(lambda index: index),
+    lambda: xmp.spawn(lambda index: index),
+]
+
+
+@pytest.mark.parametrize("call", STARTING)
+def test_one_of_several_replicas_is_told_that_nothing_sums_their_gradients(
+    call, monkeypatch
+):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    with pytest.raises(NoEquivalentError, match=r"found WORLD_SIZE=2 in the env") as e:
+        call()
+
+    assert "no collectives yet" in str(e.value)
+    assert "LAZYRT_INDEPENDENT_PROCESSES=1" in str(e.value)
+    with config.scoped(independent_processes=True):
+        call()
+
+
+@pytest.mark.parametrize("size", ["1", "", None, "many"])
+def test_one_process_alone_notices_nothing_of_its_launcher(size, monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    if size is not None:
+        monkeypatch.setenv("WORLD_SIZE", size)
+
+    for call in STARTING:
+        call()
+
+
+def test_an_optimizer_of_one_of_several_replicas_makes_no_step(monkeypatch):
+    weight = torch.nn.Parameter(torch.ones(2, device=DEVICE))
+    weight.grad = torch.ones_like(weight)
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+
+    with pytest.raises(NoEquivalentError, match="process group of 4"):
+        xm.optimizer_step(optimizer)
+
+    assert weight.tolist() == [1.0, 1.0]
 
 
 def test_a_profiler_server_needs_a_port():
