@@ -39,9 +39,7 @@ def shorten(error: BaseException, shell: Any, what: str, pending_ops: int) -> No
         what: What was waited for, such as `compiling 214 ops`.
         pending_ops: How many ops have not run.
     """
-    ops = plural(pending_ops, "op")
-    rest = _PENDING.format(ops=ops) if pending_ops else _DISPATCHED
-    error.add_note(_GOES_ON.format(what=what) + rest)
+    error.add_note(note(what, pending_ops))
 
     def render() -> list[str]:
         # Asked for by name: an exception that led to itself would live until a collection.
@@ -55,6 +53,13 @@ def shorten(error: BaseException, shell: Any, what: str, pending_ops: int) -> No
         return lines
 
     error._render_traceback_ = render  # type: ignore[attr-defined]  # IPython asks for it
+
+
+def note(what: str, pending_ops: int) -> str:
+    """Return what an interrupted wait was for, and what to do with ops that have not run."""
+    ops = plural(pending_ops, "op")
+    rest = _PENDING.format(ops=ops) if pending_ops else _DISPATCHED
+    return _GOES_ON.format(what=what) + rest
 
 
 def cut(traceback: TracebackType | None) -> None:
