@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import lazyrt
-from lazyrt.compat import switches
+from lazyrt.compat import _XLAC, switches
 from lazyrt.compat import xla_model as _xm
 from lazyrt.compat.blocks import Block
-from lazyrt.compat.refusals import INTERNAL, only_one, refuse
+from lazyrt.compat.refusals import only_one, refuse
 from lazyrt.compat.replicas import one_replica
 from lazyrt.control.modes import in_mode
 from lazyrt.errors import TooManyGraphsError
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from lazyrt.ir.active import OnRead
 
 __all__ = [
-    "compile", "device", "device_count", "devices", "launch", "manual_seed", "real_devices",
+    "_XLAC", "compile", "device", "device_count", "devices", "launch", "manual_seed", "real_devices",
     "step", "sync",
 ]  # fmt: skip
 
-REFUSED = {"_XLAC": INTERNAL}
+REFUSED: dict[str, str] = {}
 __getattr__ = refuse("torch_xla", REFUSED)
 
 

@@ -15,6 +15,7 @@ from lazyrt.compat import switches
 from lazyrt.compat.refusals import INTERNAL, ONE_DEVICE, only_one, refuse
 from lazyrt.compat.replicas import one_replica
 from lazyrt.config import config
+from lazyrt.control.loader import to_device
 from lazyrt.frontend.torch_compat import is_lazy
 
 if TYPE_CHECKING:
@@ -214,13 +215,16 @@ def save(
 
 
 def send_cpu_data_to_device(datas: Any, device: Any, input_sharding: Any = None) -> Any:
-    """Return `datas` with its CPU tensors on the device; a single tensor gives a list."""
+    """Return `datas` with its tensors on the device; a single tensor gives a list.
+
+    Lists, tuples, dicts and dataclasses may be nested; what has a method `to` moves itself.
+    """
     only_one(
         "send_cpu_data_to_device()", "input_sharding", input_sharding, allowed=None
     )
     if isinstance(datas, torch.Tensor):
         datas = [datas]
-    return _each_tensor(datas, lambda t: t.to(device) if t.device.type == "cpu" else t)
+    return to_device(datas, torch.device(device))
 
 
 def wait_device_ops(devices: Sequence[Any] = ()) -> None:
@@ -312,14 +316,11 @@ class RateTracker:
 
 
 def _to_cpu(data: Any) -> Any:
-    return _each_tensor(data, lambda t: t.detach().cpu() if is_lazy(t) else t)
-
-
-def _each_tensor(data: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return nested containers with each tensor replaced."""
     from torch.utils._pytree import tree_map_only
 
-    return tree_map_only(torch.Tensor, change, data)
+    return tree_map_only(
+        torch.Tensor, lambda t: t.detach().cpu() if is_lazy(t) else t, data
+    )
 
 
 def _rng() -> Any:
