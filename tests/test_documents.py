@@ -137,7 +137,7 @@ def waits() -> str:
     return "\n".join(
         (
             wait.line,
-            interrupted._STILL.format(what=wait.what),
+            interrupted.note(wait.what, pending_ops=214),
             f"LazyRuntimeError: {raised.value}",
         )
     )

@@ -7,6 +7,7 @@ thirty seconds, any op that ran on the CPU.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -28,6 +29,7 @@ _MAX_RATIO = 0.5
 _WARM_UP_STEPS = 10
 _SLOW_COMPILE_NS = 300e9
 _SLOW_EXECUTION_NS = 30e9
+_NUMBER = re.compile(r"(?P<line>cell \d+ line \d+|[\w./-]+:\d+)|\d[\d.,]*")
 _FALLBACK = "aten::"
 _READ_OF_SCALAR = "aten::_local_scalar_dense"
 _FIX_COMPILE = (
@@ -90,15 +92,33 @@ def _too_often(
     message = (
         f"{name} too frequent: {metric.total_samples:,} counts during {steps:,} steps"
     )
-    reasons = {
-        reason: count
-        for reason, count in metric.reasons.items()
-        if not reason.startswith(_FIRST)
-    }
-    reason = _top(reasons)
+    reason = _most_frequent(metric.reasons)
     if reason:
         message += f", most often for this cause: {reason}"
     yield Finding(symptom, message, _top(metric.sites), fix)
+
+
+def _most_frequent(reasons: Mapping[str, int]) -> str | None:
+    """Return the cause that came most often, in its first words; None if none came twice.
+
+    A loop over sizes gives each graph another sentence. Those that differ in numbers alone, the
+    line's not among them, are one cause.
+    """
+    counts: dict[str, int] = {}
+    first: dict[str, str] = {}
+    for reason, count in reasons.items():
+        if reason and not reason.startswith(_FIRST):
+            cause = _NUMBER.sub(_without_number, reason)
+            counts[cause] = counts.get(cause, 0) + count
+            first.setdefault(cause, reason)
+    top = _top(counts)
+    if top is None or (counts[top] == 1 and len(counts) > 1):
+        return None
+    return f"{first[top]} ({plural(counts[top], 'time')})"
+
+
+def _without_number(found: re.Match[str]) -> str:
+    return found[0] if found["line"] else "#"
 
 
 def _too_slow(

@@ -11,26 +11,35 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lazyviz.render.text import plural
+
 if TYPE_CHECKING:
     from types import TracebackType
 
 _ROOT = str(Path(__file__).parent.parent) + "/"
 _KERNEL = "<lazyrt kernel "
-_STILL = (
-    "interrupted while {what}; that goes on in the background, and every tensor is as it was. "
-    "Run the cell again to take it up."
+_GOES_ON = "interrupted while {what}; that goes on in the background. "
+_PENDING = (
+    "{ops} of your program are still pending: lazyrt.mark_step() runs them, %lazy drop takes "
+    "them back. Choose one before you run the cell again, which would record its work a second "
+    "time."
+)
+_DISPATCHED = (
+    "Nothing is pending: lazyrt.wait() waits for the results. Running the cell again does its "
+    "work a second time."
 )
 
 
-def shorten(error: BaseException, shell: Any, what: str) -> None:
+def shorten(error: BaseException, shell: Any, what: str, pending_ops: int) -> None:
     """Make an exception that rises through the runtime show the user's own lines alone.
 
     Args:
         error: It is being raised; it gets a note.
         shell: The shell that will show it.
         what: What was waited for, such as `compiling 214 ops`.
+        pending_ops: How many ops have not run.
     """
-    error.add_note(_STILL.format(what=what))
+    error.add_note(note(what, pending_ops))
 
     def render() -> list[str]:
         # Asked for by name: an exception that led to itself would live until a collection.
@@ -44,6 +53,13 @@ def shorten(error: BaseException, shell: Any, what: str) -> None:
         return lines
 
     error._render_traceback_ = render  # type: ignore[attr-defined]  # IPython asks for it
+
+
+def note(what: str, pending_ops: int) -> str:
+    """Return what an interrupted wait was for, and what to do with ops that have not run."""
+    ops = plural(pending_ops, "op")
+    rest = _PENDING.format(ops=ops) if pending_ops else _DISPATCHED
+    return _GOES_ON.format(what=what) + rest
 
 
 def cut(traceback: TracebackType | None) -> None:

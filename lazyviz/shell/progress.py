@@ -257,7 +257,9 @@ class Progress:
         error = sys.exception()
         if isinstance(error, KeyboardInterrupt):
             what = self._now.what if self._now is not None else _VERBS[event.phase]
-            shorten(error, self._shell, what)
+            runtime = self._runtime
+            pending = runtime.status().pending_ops if runtime is not None else 0
+            shorten(error, self._shell, what, pending)
 
     def _show(self, wait: Wait) -> None:
         self._now = wait

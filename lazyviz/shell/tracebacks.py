@@ -3,14 +3,16 @@
 Between that line and a refusal lie frames of the runtime's, which tell nobody anything, and in
 the innermost of which `%debug` would begin. An error that nobody meant to raise keeps them. An
 error of the user's own code that the runtime called is shown without the frames between.
+Once it is shown, our frames hold nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from lazyviz.shell.interrupted import cut, leave_out
+from lazyviz.shell.interrupted import cut, is_ours, leave_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +31,10 @@ def install(shell: Any) -> list[Callable[[], None]]:
             leave_out(error.__traceback__)
             if is_meant(error):
                 cut(error.__traceback__)
-        return original(*args, **options)
+        try:
+            return original(*args, **options)
+        finally:
+            empty_own_frames(error)
 
     def undo() -> None:
         if vars(shell).get("showtraceback") is not showtraceback:
@@ -41,6 +46,28 @@ def install(shell: Any) -> list[Callable[[], None]]:
 
     shell.showtraceback = showtraceback
     return [undo]
+
+
+def empty_own_frames(error: BaseException | None) -> None:
+    """Let functions of lazyviz and the runtime that an exception has ended forget their variables.
+
+    IPython keeps the last traceback. What our frames hold of it would be tensors that no line of
+    the user's keeps.
+    """
+    seen: set[int] = set()
+    waiting = [error]
+    while waiting:
+        each = waiting.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        waiting += (each.__cause__, each.__context__)
+        traceback = each.__traceback__
+        while traceback is not None:
+            if is_ours(traceback.tb_frame.f_code.co_filename):
+                with contextlib.suppress(RuntimeError):  # it goes on
+                    traceback.tb_frame.clear()
+            traceback = traceback.tb_next
 
 
 def is_meant(error: BaseException) -> bool:

@@ -151,6 +151,9 @@ class Config(Readable):
             Environment: LAZYVIZ_OPBYOP, which sets both, or LAZYVIZ_OPBYOP_READS.
         op_by_op_barriers: A barrier runs what is pending op by op.
             Environment: LAZYVIZ_OPBYOP, or LAZYVIZ_OPBYOP_BARRIERS.
+        independent_processes: Whether the processes that a launcher such as torchrun has started
+            are meant to train models of their own. Else torch_xla's names in `lazyrt.compat` raise
+            there. Environment: LAZYRT_INDEPENDENT_PROCESSES.
     """
 
     read_policy: Literal["barrier", "peek"] = field(
@@ -204,6 +207,9 @@ class Config(Readable):
     eager: bool = field(default_factory=lambda: flag("LAZYVIZ_EAGER", default=False))
     op_by_op_reads: bool = field(default_factory=lambda: _op_by_op("READS"))
     op_by_op_barriers: bool = field(default_factory=lambda: _op_by_op("BARRIERS"))
+    independent_processes: bool = field(
+        default_factory=lambda: flag("LAZYRT_INDEPENDENT_PROCESSES", default=False)
+    )
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in {f.name for f in fields(self)}:
@@ -345,6 +351,7 @@ _VARIABLES = {
     "max_graphs": ("LAZYRT_MAX_GRAPHS",),
     "check_hits": ("LAZYRT_CHECK_HITS",),
     "deferred_checks": ("LAZYRT_DEFERRED_CHECKS",),
+    "independent_processes": ("LAZYRT_INDEPENDENT_PROCESSES",),
     "scope_policy": ("LAZYRT_SCOPE_POLICY",),
     "max_async_closures": ("LAZYRT_MAX_ASYNC_CLOSURES",),
     "eager": ("LAZYVIZ_EAGER",),

@@ -139,3 +139,49 @@ def test_s0_21_a_percentile_leads_to_its_call():
     page = report.to_html().replace("<wbr/>", "")
     for part in (call.site, call.graph[:12], "because"):
         assert part in page
+
+
+def compiled(*reasons):
+    for reason in reasons:
+        metrics(
+            events.CompileFinished(
+                fingerprint="f", purpose="step", tier="optimised", source="xla", nodes=1,
+                duration_ns=1, reason=reason,
+            )
+        )  # fmt: skip
+    for step in range(11):
+        metrics(
+            events.BarrierFinished(
+                step=step, cause="mark_step()", site=None, nodes=1, roots=1, executed=True,
+                duration_ns=1,
+            )
+        )  # fmt: skip
+
+
+def cause_of(*reasons):
+    compiled(*reasons)
+    message = found()["compiles too often"].message
+    return message.partition("most often for this cause: ")[2]
+
+
+SHAPES = [f"ones at cell 2 line 2 gives f32[{n}] where it gave f32[{n - 1}]" for n in range(1, 9)]  # fmt: skip
+
+
+def test_the_cause_that_is_named_is_the_most_frequent_whatever_numbers_it_has():
+    once = "the optimizer began anew at cell 2 line 9"
+
+    assert cause_of("the first graph of this process", once, *SHAPES) == (
+        f"{SHAPES[0]} (8 times)"
+    )
+
+
+def test_causes_at_different_lines_are_different_ones():
+    at_line = "the value at cell 2 line {} is another one"
+
+    assert cause_of(*(at_line.format(n) for n in range(6)), *2 * [SHAPES[0]]) == (
+        f"{SHAPES[0]} (2 times)"
+    )
+
+
+def test_no_cause_is_called_the_most_frequent_where_each_came_once():
+    assert cause_of(*(f"cause {name}" for name in "abcdefgh")) == ""

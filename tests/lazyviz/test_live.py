@@ -6,6 +6,7 @@ import re
 import sys
 
 import pytest
+import torch
 
 import lazyrt
 from lazyviz.inspection import live
@@ -279,6 +280,33 @@ def test_dropping_the_traceback_frees_what_it_kept(space):
     assert re.match(r"Dropped traceback: \d tensors?, [\d.]+ KiB, freed\.", text)
     assert [row.names for row in live.report(lazyrt, space).rows] == [("x",)]
     assert getattr(sys, "last_value", None) is None
+
+
+@pytest.mark.parametrize(
+    "magic", ["%lazy explore nothing", "%lazy drop nothing", "%lazy reuse [x, x]"]
+)
+def test_a_magic_that_failed_holds_no_tensor_and_is_no_holder(space, magic):
+    run(space, "x = torch.ones(4, device='lazyrt')\nlazyrt.mark_step()", magic)
+
+    (row,) = live.report(lazyrt, space).rows
+    run(space, "del x")
+
+    assert [holder.text for holder in row.holders] == ["x"]
+    assert live.report(lazyrt, space).rows == ()
+
+
+def test_frames_of_the_runtime_are_no_holders(monkeypatch):
+    x = torch.ones(4, device="lazyrt")
+    monkeypatch.setattr("lazyrt.frontend.reads.require_lazy", divmod)
+    with pytest.raises(TypeError) as caught:
+        lazyrt.materialise(x)
+    monkeypatch.setattr(sys, "last_value", caught.value, raising=False)
+
+    (row,) = lazyrt.live_tensors_report().rows
+
+    places = [str(holder) for holder in row.holders]
+    assert any("test_frames_of_the_runtime" in place for place in places)
+    assert not any("materialise" in place for place in places)
 
 
 @pytest.mark.parametrize(

@@ -317,23 +317,94 @@ def test_a_long_copy_says_how_far_it_is(notebook):
     assert not progress.shown
 
 
+INTERRUPTED = """
+from unittest.mock import Mock
+from lazyrt.execution import compiler
+stop = Mock(side_effect=KeyboardInterrupt)
+real, compiler.Future.result = compiler.Future.result, stop
+try:
+{lines}
+finally:
+    compiler.Future.result = real
+"""
+
+
+def interrupt(shell, *lines):
+    """Run a cell whose compiles Ctrl-C interrupts."""
+    indented = "\n".join(f"    {line}" for line in lines)
+    shell.run_cell(INTERRUPTED.format(lines=indented), store_history=True)
+
+
 def test_an_interrupt_shows_the_users_line_and_what_goes_on(lab, capsys):
     """P.46: eleven frames of the runtime tell nobody anything and take long to draw."""
-    source = (
-        "from unittest.mock import Mock\nfrom lazyrt.execution import compiler\n"
-        "y, stop = x.exp(), Mock(side_effect=KeyboardInterrupt)\n"
-        "real, compiler.Future.result = compiler.Future.result, stop\n"
-        "try:\n    y.sum().item()\nfinally:\n    compiler.Future.result = real"
-    )
-
-    lab.run_cell(source, store_history=True)
+    interrupt(lab, "y = x.exp()", "y.sum().item()")
 
     shown = capsys.readouterr().out
     assert "y.sum().item()" in shown
     assert "runtime/lazyrt" not in shown
-    assert "interrupted while compiling; that goes on in the background" in shown
+    assert "interrupted while compiling; that goes on in the background." in shown
+    assert "2 ops of your program are still pending: lazyrt.mark_step()" in shown
     lab.run_cell("y.sum().item()", store_history=True)
     assert round(lab.user_ns["_"], 3) == 16.31
+
+
+TRAINED = """
+import torch, lazyrt
+def network(device):
+    torch.manual_seed(1)
+    model = torch.nn.Linear(3, 1).to(device)
+    return model, {optimizer}
+def train(model, optimizer, device):
+    torch.manual_seed(2)
+    for _ in range(2):
+        x = torch.randn(4, 3).to(device)
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+model, optimizer = network("lazyrt")
+{before}
+lazyrt.clear_caches()
+"""
+OPTIMIZERS = (
+    "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)",
+    "torch.optim.Adam(model.parameters(), lr=0.1)",
+)
+
+
+@pytest.mark.parametrize("trained_before", [0, 1])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("advice", ["lazyrt.mark_step()", "%lazy drop"])
+def test_what_an_interrupt_advises_leaves_the_program_where_it_says(
+    lab, capsys, optimizer, advice, trained_before
+):
+    again = "train(model, optimizer, 'lazyrt')"
+    before = again if trained_before else ""
+    lab.run_cell(TRAINED.format(optimizer=optimizer, before=before), store_history=True)
+
+    interrupt(lab, again)
+    shown = capsys.readouterr().out
+    lab.run_cell(advice, store_history=True)
+    if advice == "%lazy drop":
+        lab.run_cell(again, store_history=True)
+
+    assert "runs them, %lazy drop takes them back" in shown
+    model, optimizer = lab.user_ns["network"]("cpu")
+    for _ in range(trained_before):
+        lab.user_ns["train"](model, optimizer, "cpu")
+    if advice == "%lazy drop":
+        lab.user_ns["train"](model, optimizer, "cpu")
+    else:  # the step that was recorded, and no other
+        lab.user_ns["range"] = lambda _: [0]
+        lab.user_ns["train"](model, optimizer, "cpu")
+    for ours, theirs in zip(
+        lab.user_ns["model"].parameters(), model.parameters(), strict=True
+    ):
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-5, atol=1e-6)
+    counts = [
+        [float(state["step"]) for state in each.state.values() if "step" in state]
+        for each in (lab.user_ns["optimizer"], optimizer)
+    ]
+    assert counts[0] == counts[1]
 
 
 def test_frames_of_a_users_function_under_the_runtime_stay():

@@ -118,9 +118,8 @@ def test_m13_what_an_earlier_cell_left_pending_is_told_by_its_cell(lab):
     assert found is not None
     (cause,) = found.causes
     assert cause.kind == "missing_boundary"
-    assert (
-        cause.text
-        == f"this step also ran what cell {cell} had left pending: 3 operations"
+    assert cause.text == (
+        f"3 operations that cell {cell} left pending joined this step's graph"
     )
     assert "lazyrt.mark_step()" in cause.fix
     assert str(cause.now) == f"cell {cell} line 1"
@@ -142,7 +141,55 @@ def test_m13_a_step_in_a_function_of_an_earlier_cell_ran_what_a_later_one_had_le
     assert found is not None
     (cause,) = found.causes
     assert cause.kind == "missing_boundary"
-    assert f"what cell {cell} had left pending: 3 operations" in cause.text
+    assert f"3 operations that cell {cell} left pending joined" in cause.text
+
+
+LEFT = {
+    "by a function of an earlier cell": "p = prepared(a + 5)",
+    "for the step to read": "a = prepared(a)",
+    "for the step and for nobody": "a, p = a + 5, prepared(a)",
+    "in place": "a.mul_(1.5)",
+    "by a module": "p = model(a.view(3, 1))",
+    "by a backward pass": "model(a.view(3, 1)).sum().backward()",
+}
+
+
+@pytest.mark.parametrize("left", LEFT.values(), ids=LEFT)
+def test_work_that_an_earlier_cell_left_is_the_one_cause_whoever_records_or_reads_it(
+    lab, left
+):
+    census.clear()
+    run(
+        lab,
+        "import torch\na = torch.ones(3).to('lazyrt')\n"
+        "model = torch.nn.Linear(1, 2).to('lazyrt')\n"
+        "def prepared(t):\n    return (t * 2 + 1).tanh().cumsum(0)\n"
+        "def work():\n    r = (a.exp() * 2).sum()\n    lazyrt.mark_step()\n    return r",
+    )
+    run(lab, "r = work()")
+    run(lab, "r = work()")
+    run(lab, left)
+    cell = lab.execution_count - 1
+    run(lab, "r = work()")
+
+    found = lazyrt.explain()
+    assert found is not None
+    (cause,) = found.causes
+    assert cause.kind == "missing_boundary"
+    assert f" that cell {cell} left pending joined this step's graph" in cause.text
+
+
+def test_an_edit_of_a_step_that_spans_cells_is_no_work_that_was_left(lab):
+    census.clear()
+    run(lab, "import torch\na = torch.ones(3).to('lazyrt')\nlazyrt.mark_step()")
+    for first in ("h = (a * 2).exp()", "h = (a * 2).exp()", "h = (a * 2).exp().sqrt()"):
+        run(lab, first)
+        run(lab, "r = h.sum()\ndel h\nlazyrt.mark_step()")
+
+    found = lazyrt.explain()
+    assert found is not None
+    assert [cause.kind for cause in found.causes] != ["missing_boundary"]
+    assert "sqrt" in found.text
 
 
 def test_u14_a_model_that_compiles_often_is_read_from_one_table(lab):

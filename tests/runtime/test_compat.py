@@ -3,16 +3,27 @@
 import asyncio
 import importlib
 import re
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_sequence
 
 import lazyrt
 from lazyrt import compat
-from lazyrt.compat import experimental, runtime, switches, torch_xla
+from lazyrt.compat import (
+    _XLAC,
+    experimental,
+    runtime,
+    stablehlo,
+    switches,
+    torch_xla,
+)
 from lazyrt.compat import xla_model as xm
 from lazyrt.compat.debug import metrics as met
 from lazyrt.compat.debug import profiler as xp
@@ -453,6 +464,91 @@ def test_batches_can_be_sent_by_hand_and_loaded_for_one_device():
     loader.close()
 
 
+@dataclass(frozen=True)
+class Batch:
+    words: Any
+    name: str
+
+
+def test_batches_of_any_shape_are_sent_and_what_moves_itself_keeps_a_part():
+    packed = pack_sequence([torch.ones(3), torch.ones(2)])
+    datas: list[Any] = [
+        packed,
+        {"deep": (Batch(packed, "a"), OrderedDict(x=torch.ones(2)), 3)},
+    ]
+
+    sent = xm.send_cpu_data_to_device(datas, xm.xla_device())
+    (loaded,) = pl.MpDeviceLoader([datas], xm.xla_device(), device_prefetch_size=0)
+
+    for one, other in (sent, loaded):
+        batch, ordered, number = other["deep"]
+        assert number == 3
+        assert type(batch) is Batch
+        assert ordered["x"].device.type == DEVICE
+        for each in (one, batch.words):
+            assert each.data.device.type == DEVICE
+            assert each.batch_sizes.tolist() == [2, 2, 1]
+            assert each.batch_sizes.device.type == "cpu"
+    assert datas[1]["deep"][1]["x"].device.type == "cpu"
+
+
+@pytest.mark.not_eager("is about what is pending")
+def test_what_is_pending_can_be_asked_of_the_extension_module():
+    y = torch.ones(2, device=DEVICE).exp()
+
+    assert "aten.exp.default" in torch_xla._XLAC._get_xla_tensors_text([y])
+    assert "exponential" in torch_xla._XLAC._get_xla_tensors_hlo([y])
+    assert torch_xla._XLAC._get_xla_tensors_text([]) == ""
+    assert lazyrt.is_pending(y)
+
+
+@pytest.mark.not_eager("is about what is pending")
+def test_a_traced_function_labels_its_ops():
+    cold_start()
+
+    @xp.trace_me("labelled")
+    def double(x, *, by):
+        return x * by
+
+    y = double(torch.ones(2, device=DEVICE), by=2)
+
+    assert double.__name__ == "double"
+    scopes = {node.provenance.scope for node in lazyrt.pending_graph(y).nodes}
+    assert "labelled" in scopes
+
+
+@pytest.mark.lazy_only("is about what is recorded")
+def test_an_exported_program_runs_on_the_device_and_shows_its_stablehlo():
+    class Network(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 2)
+            self.register_buffer("shift", torch.ones(2))
+
+        def forward(self, x, *, scale):
+            return {"y": self.linear(x) * scale + self.shift, "z": torch.zeros(2) + 1}
+
+    x, scale = torch.randn(4, 3), torch.tensor(2.0)
+    exported = torch.export.export(Network(), (x,), {"scale": scale})
+    expected = exported.module()(x, scale=scale)
+
+    program = stablehlo.exported_program_to_stablehlo(exported)
+    lazyrt.mark_step()
+    lazyrt.reset_counters()
+    found = program(x, scale=scale)
+    text = program.get_stablehlo_text()
+    options: Any = {"inline_all_constant": True}
+
+    assert "stablehlo.dot_general" in text
+    assert lazyrt.counters()["executions"] == 0
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name].cpu(), value)
+    with pytest.raises(UsageError, match="one method"):
+        program.get_stablehlo_text("backward")
+    with pytest.raises(UsageError, match="knows none"):
+        stablehlo.exported_program_to_stablehlo(exported, options)
+
+
 def test_random_states_fork_and_seeds_repeat():
     xm.set_rng_state(5)
     first = torch.rand(3, device=DEVICE).tolist()
@@ -535,6 +631,58 @@ def test_what_needs_several_devices_is_refused(call):
         call()
 
 
+STARTING: list[Any] = [
+    xm.xla_device,
+    torch_xla.device,
+    xm.get_ordinal,
+    xm.xrt_world_size,
+    runtime.world_size,
+    runtime.global_ordinal,
+    xm.is_master_ordinal,
+    lambda: xm.all_reduce(xm.REDUCE_SUM, torch.ones(2)),
+    lambda: torch_xla.launch(lambda index: index),
+    lambda: xmp.spawn(lambda index: index),
+]
+
+
+@pytest.mark.parametrize("call", STARTING)
+def test_one_of_several_replicas_is_told_that_nothing_sums_their_gradients(
+    call, monkeypatch
+):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+    with pytest.raises(NoEquivalentError, match=r"found WORLD_SIZE=2 in the env") as e:
+        call()
+
+    assert "no collectives yet" in str(e.value)
+    assert "LAZYRT_INDEPENDENT_PROCESSES=1" in str(e.value)
+    with config.scoped(independent_processes=True):
+        call()
+
+
+@pytest.mark.parametrize("size", ["1", "", None, "many"])
+def test_one_process_alone_notices_nothing_of_its_launcher(size, monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    if size is not None:
+        monkeypatch.setenv("WORLD_SIZE", size)
+
+    for call in STARTING:
+        call()
+
+
+def test_an_optimizer_of_one_of_several_replicas_makes_no_step(monkeypatch):
+    weight = torch.nn.Parameter(torch.ones(2, device=DEVICE))
+    weight.grad = torch.ones_like(weight)
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+
+    with pytest.raises(NoEquivalentError, match="process group of 4"):
+        xm.optimizer_step(optimizer)
+
+    assert weight.tolist() == [1.0, 1.0]
+
+
 def test_a_profiler_server_needs_a_port():
     with pytest.raises(RuntimeError, match="got port 99999, which is none"):
         xp.start_server(99_999)
@@ -554,6 +702,8 @@ def test_a_trace_is_written(tmp_path):
 
 MODULES = {
     "torch_xla": torch_xla,
+    "torch_xla._XLAC": _XLAC,
+    "torch_xla.stablehlo": stablehlo,
     "torch_xla.core.xla_model": xm,
     "torch_xla.runtime": runtime,
     "torch_xla.experimental": experimental,

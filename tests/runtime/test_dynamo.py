@@ -1,12 +1,14 @@
 """S1.21: `torch.compile` with our backend: graphs are recorded, a step stays one execution."""
 
 import gc
+import sys
 import tomllib
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import lazyrt
@@ -244,3 +246,27 @@ def test_s1_21_torch_compile_of_cpu_tensors_goes_where_it_went(monkeypatch):
 
     assert found.tolist() == [2.0, 2.0]
     assert len(asked) == 1
+
+
+@pytest.mark.lazy_only("is about what is recorded")
+def test_the_name_that_torch_xla_documents_for_its_backend_is_ours_for_lazy_graphs():
+    expected, _ = losses_of(cpu := network(), lambda x: cpu(x).square().mean(), "cpu")
+    model = network().to(DEVICE)
+    compiled = torch.compile(lambda x: model(x).square().mean(), backend="openxla")
+    lazyrt.mark_step()
+    lazyrt.reset_counters()
+
+    found, _ = losses_of(model, compiled, DEVICE)
+
+    counts = lazyrt.counters()
+    assert (counts["executions"], counts["cpu_fallbacks"]) == (3, 0)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_graphs_without_a_lazy_tensor_go_to_torch_xlas_own_backend(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch_xla", None)  # as if it were not installed
+
+    compiled = torch.compile(lambda x: x + 1, backend="openxla")
+
+    with pytest.raises(BackendCompilerFailed, match="to install torch_xla"):
+        compiled(torch.ones(2))

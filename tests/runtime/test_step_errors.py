@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import lazyrt
+from lazyrt.config import config
 from lazyrt.errors import LostValueError
 from lazyrt.observe import events
 from tests.harness import DEVICE, recorded
@@ -353,3 +354,33 @@ def test_a_look_before_a_discard_is_not_taken_for_one_after_it():
     lazyrt.discard_pending()
 
     assert lazyrt.materialise(y * 3).tolist() == [15.0] * 3
+
+
+@pytest.mark.lazy_only("is about what is pending")
+def test_dropped_updates_leave_an_optimizer_as_it_was_before_them():
+    weight = torch.nn.Parameter(torch.ones(2, device=DEVICE))
+    optimizer = torch.optim.Adam([weight], lr=0.1)
+    lazyrt.mark_step()
+
+    def update():
+        optimizer.zero_grad()
+        (weight * 2).sum().backward()
+        optimizer.step()
+
+    with config.scoped(barrier_after_optimizer=False):
+        update()
+        update()
+        lazyrt.discard_pending()
+        first = dict(optimizer.state)
+        gradient = weight.grad
+        update()
+        lazyrt.mark_step()
+        once = weight.tolist(), float(optimizer.state[weight]["step"])
+        update()
+        update()
+        lazyrt.discard_pending()
+
+    assert (first, gradient) == ({}, None)
+    torch.testing.assert_close(once[0], [0.9, 0.9])
+    assert once[1] == 1.0
+    assert (weight.tolist(), float(optimizer.state[weight]["step"])) == once

@@ -6,6 +6,7 @@ import lazyrt.compat.xla_model as xm  # import torch_xla.core.xla_model as xm
 import lazyrt.compat.runtime as xr  # import torch_xla.runtime as xr
 import lazyrt.compat.debug.metrics as met  # import torch_xla.debug.metrics as met
 import lazyrt.compat.debug.profiler as xp  # import torch_xla.debug.profiler as xp
+import lazyrt.compat.stablehlo as stablehlo  # import torch_xla.stablehlo as stablehlo
 import lazyrt.compat.distributed.parallel_loader as pl
 import lazyrt.compat.distributed.xla_multiprocessing as xmp
 ```

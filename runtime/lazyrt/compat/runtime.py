@@ -6,6 +6,7 @@ from pathlib import Path
 
 from lazyrt.compat import xla_model as _xm
 from lazyrt.compat.refusals import INTERNAL, ONE_DEVICE_SPMD, only_one, refuse
+from lazyrt.compat.replicas import one_replica
 from lazyrt.config import config
 
 __all__ = [
@@ -31,41 +32,49 @@ def device_type() -> str:
     return _xm.xla_device_hw()
 
 
+@one_replica
 def world_size() -> int:
     """Return 1."""
     return 1
 
 
+@one_replica
 def global_ordinal() -> int:
     """Return 0."""
     return 0
 
 
+@one_replica
 def local_ordinal() -> int:
     """Return 0."""
     return 0
 
 
+@one_replica
 def process_index() -> int:
     """Return 0."""
     return 0
 
 
+@one_replica
 def host_index() -> int:
     """Return 0."""
     return 0
 
 
+@one_replica
 def process_count() -> int:
     """Return 1."""
     return 1
 
 
+@one_replica
 def local_process_count() -> int:
     """Return 1."""
     return 1
 
 
+@one_replica
 def global_device_count() -> int:
     """Return 1."""
     return 1
@@ -81,6 +90,7 @@ def addressable_device_count() -> int:
     return 1
 
 
+@one_replica
 def global_runtime_device_count() -> int:
     """Return 1."""
     return 1

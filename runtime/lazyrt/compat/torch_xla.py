@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import lazyrt
-from lazyrt.compat import switches
+from lazyrt.compat import _XLAC, switches
 from lazyrt.compat import xla_model as _xm
 from lazyrt.compat.blocks import Block
-from lazyrt.compat.refusals import INTERNAL, only_one, refuse
+from lazyrt.compat.refusals import only_one, refuse
+from lazyrt.compat.replicas import one_replica
 from lazyrt.control.modes import in_mode
 from lazyrt.errors import TooManyGraphsError
 from lazyrt.observe import events
@@ -24,14 +25,15 @@ if TYPE_CHECKING:
     from lazyrt.ir.active import OnRead
 
 __all__ = [
-    "compile", "device", "device_count", "devices", "launch", "manual_seed", "real_devices",
+    "_XLAC", "compile", "device", "device_count", "devices", "launch", "manual_seed", "real_devices",
     "step", "sync",
 ]  # fmt: skip
 
-REFUSED = {"_XLAC": INTERNAL}
+REFUSED: dict[str, str] = {}
 __getattr__ = refuse("torch_xla", REFUSED)
 
 
+@one_replica
 def device(index: int | None = None) -> torch.device:
     """Return the lazy device; `index` is None or 0."""
     only_one("device()", "index", index, allowed=0)
@@ -39,6 +41,7 @@ def device(index: int | None = None) -> torch.device:
     return lazyrt.device()
 
 
+@one_replica
 def devices() -> list[torch.device]:
     """Return the one device in a list."""
     return [lazyrt.device()]
@@ -49,6 +52,7 @@ def real_devices() -> list[str]:
     return _xm.xla_real_devices()
 
 
+@one_replica
 def device_count() -> int:
     """Return 1."""
     return 1
@@ -64,6 +68,7 @@ def manual_seed(seed: int, device: Any = None) -> None:
     torch.manual_seed(seed)
 
 
+@one_replica
 def launch(
     fn: Callable[..., Any],
     args: Sequence[Any] = (),

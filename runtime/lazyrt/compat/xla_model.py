@@ -13,7 +13,9 @@ import torch
 import lazyrt
 from lazyrt.compat import switches
 from lazyrt.compat.refusals import INTERNAL, ONE_DEVICE, only_one, refuse
+from lazyrt.compat.replicas import one_replica
 from lazyrt.config import config
+from lazyrt.control.loader import to_device
 from lazyrt.frontend.torch_compat import is_lazy
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ REFUSED = {
 __getattr__ = refuse("torch_xla.core.xla_model", REFUSED)
 
 
+@one_replica
 def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device:
     """Return the lazy device; `n` is None or 0."""
     only_one("xla_device()", "n", n, allowed=0)
@@ -62,6 +65,7 @@ def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device
     return lazyrt.device()
 
 
+@one_replica
 def get_xla_supported_devices(
     devkind: str | None = None, max_devices: int | None = None
 ) -> list[str]:
@@ -86,26 +90,31 @@ def is_xla_tensor(tensor: torch.Tensor) -> bool:
     return is_lazy(tensor)
 
 
+@one_replica
 def xrt_world_size(defval: int = 1) -> int:
     """Return 1, the number of replicas."""
     return 1
 
 
+@one_replica
 def get_ordinal(defval: int = 0) -> int:
     """Return 0, the number of this replica."""
     return 0
 
 
+@one_replica
 def get_local_ordinal(defval: int = 0) -> int:
     """Return 0, the number of this replica on this host."""
     return 0
 
 
+@one_replica
 def is_master_ordinal(local: bool = True) -> bool:
     """Return True: the only replica is the master."""
     return True
 
 
+@one_replica
 def master_print(
     *args: Any, fd: Any = None, local: bool = False, flush: bool = False
 ) -> None:
@@ -136,6 +145,7 @@ def add_step_closure(
     lazyrt.add_step_closure(closure, args, run_async=run_async)
 
 
+@one_replica
 def optimizer_step(
     optimizer: torch.optim.Optimizer,
     barrier: bool = False,
@@ -147,12 +157,14 @@ def optimizer_step(
     return lazyrt.optimizer_step(optimizer, barrier=barrier, **(optimizer_args or {}))
 
 
+@one_replica
 def reduce_gradients(
     optimizer: torch.optim.Optimizer, groups: Any = None, pin_layout: bool = True
 ) -> None:
     """Do nothing: one replica's gradients are the sum."""
 
 
+@one_replica
 def all_reduce(
     reduce_type: str,
     inputs: Any,
@@ -164,11 +176,13 @@ def all_reduce(
     return inputs.clone() if isinstance(inputs, torch.Tensor) else inputs
 
 
+@one_replica
 def broadcast_master_param(model: torch.nn.Module) -> None:
     """Run what is pending; one replica's parameters are the master's."""
     mark_step()
 
 
+@one_replica
 def rendezvous(
     tag: str, payload: bytes = b"", replicas: Iterable[int] = ()
 ) -> list[bytes]:
@@ -177,11 +191,13 @@ def rendezvous(
     return [payload]
 
 
+@one_replica
 def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[[list[Any]], Any]) -> Any:
     """Return `reduce_fn` of one replica's data, moved to the CPU."""
     return reduce_fn([_to_cpu(data)])
 
 
+@one_replica
 def do_on_ordinals(
     target: Callable[..., Any],
     data: Sequence[Any] = (),
@@ -199,13 +215,16 @@ def save(
 
 
 def send_cpu_data_to_device(datas: Any, device: Any, input_sharding: Any = None) -> Any:
-    """Return `datas` with its CPU tensors on the device; a single tensor gives a list."""
+    """Return `datas` with its tensors on the device; a single tensor gives a list.
+
+    Lists, tuples, dicts and dataclasses may be nested; what has a method `to` moves itself.
+    """
     only_one(
         "send_cpu_data_to_device()", "input_sharding", input_sharding, allowed=None
     )
     if isinstance(datas, torch.Tensor):
         datas = [datas]
-    return _each_tensor(datas, lambda t: t.to(device) if t.device.type == "cpu" else t)
+    return to_device(datas, torch.device(device))
 
 
 def wait_device_ops(devices: Sequence[Any] = ()) -> None:
@@ -297,14 +316,11 @@ class RateTracker:
 
 
 def _to_cpu(data: Any) -> Any:
-    return _each_tensor(data, lambda t: t.detach().cpu() if is_lazy(t) else t)
-
-
-def _each_tensor(data: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return nested containers with each tensor replaced."""
     from torch.utils._pytree import tree_map_only
 
-    return tree_map_only(torch.Tensor, change, data)
+    return tree_map_only(
+        torch.Tensor, lambda t: t.detach().cpu() if is_lazy(t) else t, data
+    )
 
 
 def _rng() -> Any:

@@ -12,7 +12,7 @@ from torch.optim.optimizer import (
 from lazyrt.arguments import require_flag
 from lazyrt.config import config
 from lazyrt.control import marks, status
-from lazyrt.control.rollback import note_optimizer
+from lazyrt.control.rollback import note_optimizer, note_update
 from lazyrt.errors import UsageError
 from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.torch_compat import is_lazy
@@ -32,6 +32,7 @@ def _before_optimizer_step(
 def _after_optimizer_step(
     optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any
 ) -> None:
+    note_update(optimizer)
     if not config.barrier_after_optimizer or active.is_inside():
         return
     if _updates_lazy(optimizer):

@@ -1,6 +1,7 @@
 """`torch.compile(f)`: a compiled function's ops are recorded like any others.
 
-The backend is `lazyrt`; where none is named, graphs of lazy tensors come here, too.
+The backend is `lazyrt`; where none is named, or torch_xla's `openxla`, graphs of lazy tensors
+come here, too.
 
 TorchDynamo finds the function's graph, AOTAutograd its backward, both once; a call then
 records their ops without running the function's Python. Nothing is computed by the call:
@@ -18,6 +19,8 @@ from lazyrt.frontend.torch_compat import (
     dynamo_is_loaded,
     name_backend,
     patch_default_compiler,
+    patch_openxla,
+    skip_packages_in_dynamo,
 )
 
 if TYPE_CHECKING:
@@ -26,6 +29,10 @@ if TYPE_CHECKING:
     import torch
 
 NAMES = ("lazyrt", "lazyviz")
+
+# After a graph break TorchDynamo goes on with every function that is called. Ours and jax's
+# are no part of the program: tracing and rewriting them breaks them.
+NOT_TRACED = ("lazyrt", "lazyviz", "jax", "jaxlib")
 
 _compile: Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]] | None = (
     None
@@ -59,9 +66,12 @@ def _record(graph: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Any:
 def install() -> None:
     """Give the backend its names where TorchDynamo is loaded already, and the lazy graphs.
 
+    Functions of ours are left out of what it traces, whatever its backend.
     Elsewhere TorchDynamo finds the names as entry points, when it is loaded.
     """
+    skip_packages_in_dynamo(NOT_TRACED)
     patch_default_compiler(dynamo_backend)
+    patch_openxla(dynamo_backend)
     if dynamo_is_loaded():
         for name in NAMES:
             name_backend(name, dynamo_backend)

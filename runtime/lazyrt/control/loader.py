@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 import queue
 import threading
+from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
@@ -115,19 +118,31 @@ class DeviceLoader(Generic[T]):
 
 
 def to_device(thing: Any, device: torch.device, depth: int = 0) -> Any:
-    """Return a batch with its tensors on `device`; other things stay as they are."""
-    if isinstance(thing, torch.Tensor):
-        return thing.to(device)
+    """Return a batch with its tensors on `device`; other things stay as they are.
+
+    What has a method `to` moves itself: of a `PackedSequence` a part stays on the CPU.
+    """
+    move = getattr(thing, "to", None)
+    if callable(move) and not isinstance(thing, type):
+        return move(device)
     if depth >= _MAX_DEPTH:
         return thing
     if isinstance(thing, tuple) and hasattr(thing, "_fields"):
         return type(thing)(*(to_device(part, device, depth + 1) for part in thing))
-    if type(thing) in {list, tuple}:
+    if type(thing) in {list, tuple, deque}:
         return type(thing)([to_device(part, device, depth + 1) for part in thing])
-    if type(thing) is dict:
-        return {key: to_device(part, device, depth + 1) for key, part in thing.items()}
-    move = getattr(thing, "to", None)
-    return move(device) if callable(move) else thing
+    moved: Any
+    if isinstance(thing, dict):
+        moved = copy.copy(thing)
+        moved.update((k, to_device(part, device, depth + 1)) for k, part in thing.items())  # fmt: skip
+        return moved
+    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+        moved = copy.copy(thing)
+        for field in dataclasses.fields(thing):
+            part = to_device(getattr(thing, field.name), device, depth + 1)
+            object.__setattr__(moved, field.name, part)  # a frozen one, too
+        return moved
+    return thing
 
 
 class _End:

@@ -14,7 +14,7 @@ from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.torch_compat import is_lazy
 from lazyrt.ir import active
-from lazyrt.ir.live import Lost
+from lazyrt.ir.live import Lost, pending
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 OnError = Literal["flush", "discard", "rollback"]
 Outcome = Literal["run", "discarded", "rolled back"]
 
-_optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+# The step that each optimizer updated last, by its number, and how often it did so in it.
+_updates: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, int]] = (
+    weakref.WeakKeyDictionary()
+)
 _discarded: Graph | None = None
 
 
@@ -40,6 +43,7 @@ class Undo:
         self, policy: Literal["discard", "rollback"], site: Site | None
     ) -> None:
         self._states: list[tuple[torch.optim.Optimizer, dict[Any, Any]]] = []
+        self._updates = _updates.copy()
         self._mark: undo.Mark | None = None
         self._snapshot: undo.Snapshot | None = None
         if policy == "rollback":
@@ -59,6 +63,7 @@ class Undo:
     def forget(self) -> None:
         """Let go of everything: the step is about to end well."""
         self._states.clear()
+        self._updates.clear()
         if self._snapshot is not None:
             self._snapshot.release()
 
@@ -99,7 +104,11 @@ class Undo:
                 del optimizer.state[key]
             for key, value in saved.items():
                 optimizer.state[key] = value
-        for optimizer in _optimizers:
+            _updates.pop(optimizer, None)
+            if optimizer in self._updates:
+                _updates[optimizer] = self._updates[optimizer]
+            _drop_lost_gradients(optimizer)
+        for optimizer in _updates:
             _drop_lost_gradients(optimizer)
 
 
@@ -107,8 +116,14 @@ def note_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Let each open step remember an optimizer that is about to update lazy parameters."""
     for step in active.steps():
         if step.undo is not None:
-            _optimizers.add(optimizer)
             step.undo.note_optimizer(optimizer)
+
+
+def note_update(optimizer: torch.optim.Optimizer) -> None:
+    """Remember that an optimizer has updated its parameters in the step that is pending."""
+    number, times = _updates.get(optimizer, (-1, 0))
+    times = times + 1 if number == pending.number else 1
+    _updates[optimizer] = (pending.number, times)
 
 
 def discarded_graph() -> Graph | None:
@@ -123,7 +138,8 @@ def discard_pending() -> int:
     """Drop everything that is pending, unrun, and return how many ops that were.
 
     Tensors with data from before keep it; those that only the dropped ops would have made
-    are lost, and raise LostValueError where they are used.
+    are lost, and raise LostValueError where they are used. Optimizers are as before the
+    updates that are dropped: what they keep for a parameter, its gradient, their `step` counts.
     """
     global _discarded
     graph = undo.drop_since(
@@ -131,6 +147,11 @@ def discard_pending() -> int:
         "lazyrt.discard_pending() dropped the ops that would have computed it. Run the lines "
         "that make it again.",
     )
+    for optimizer, (number, times) in list(_updates.items()):
+        _drop_lost_gradients(optimizer)
+        if number == pending.number:
+            _take_back_updates(optimizer, times)
+            del _updates[optimizer]
     _discarded = graph
     events.emit(
         events.WorkDropped(
@@ -144,11 +165,28 @@ def _drop_lost_gradients(optimizer: torch.optim.Optimizer) -> None:
     """Leave no gradient that cannot be computed: without one it is as after `zero_grad()`."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            gradient = parameter.grad
-            if gradient is not None and is_lazy(gradient):
-                base = state_of(gradient).base
-                if isinstance(base.data, Lost) and base.value is None:
-                    parameter.grad = None
+            if _is_lost(parameter.grad):
+                parameter.grad = None
+
+
+def _take_back_updates(optimizer: torch.optim.Optimizer, times: int) -> None:
+    """Take back what updates that were dropped have left in an optimizer's state.
+
+    Tensors on the device are taken back with the ops; `step`, torch's name for how many updates
+    a parameter has had, is on the host by default.
+    """
+    for parameter, state in list(optimizer.state.items()):
+        if any(_is_lost(value) for value in state.values()):
+            del optimizer.state[parameter]  # the first of these updates has made it
+        elif "step" in state and not is_lazy(state["step"]):
+            state["step"] -= times
+
+
+def _is_lost(value: Any) -> bool:
+    if not is_lazy(value):
+        return False
+    base = state_of(value).base
+    return isinstance(base.data, Lost) and base.value is None
 
 
 def _copied(value: Any) -> Any:

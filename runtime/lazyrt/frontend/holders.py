@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 TRACEBACK = "traceback"
+_OWN = frozenset(
+    ("lazyrt", "lazyviz")
+)  # whose frames are nothing that a user lets go of
 AUTOGRAD = "autograd"
 BACKWARD_OF = "backward of "
 _LAST_ERROR = "sys.last_value"
@@ -218,7 +221,8 @@ def _of_traceback(
     count = 0
     while traceback is not None and count < _MAX_FRAMES:
         frame, count = traceback.tb_frame, count + 1
-        if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        own = str(frame.f_globals.get("__name__")).partition(".")[0] in _OWN
+        if frame.f_code.co_flags & inspect.CO_OPTIMIZED and not own:
             found = locals_of(frame)
             for key, item in found.items():
                 place = f"{key} in {frame.f_code.co_qualname}()"

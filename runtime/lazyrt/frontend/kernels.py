@@ -36,6 +36,7 @@ from lazyrt.frontend.torch_compat import (
     create_empty_tensor,
     find_overload,
     increment_version,
+    never_trace,
     place,
     restrided,
 )
@@ -339,6 +340,7 @@ class Source:
         exec(code, self.scope)  # noqa: S102 - our own source, from torch's schemas
         scopes.append(self.scope)
         kernel: Kernel = self.scope["kernel"]
+        never_trace(kernel.__code__)
         return kernel
 
 

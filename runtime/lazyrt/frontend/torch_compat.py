@@ -9,6 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import io
 import math
 import sys
@@ -81,6 +84,68 @@ def dynamo_is_loaded() -> bool:
     return "torch._dynamo.backends.registry" in sys.modules
 
 
+def never_trace(code: types.CodeType) -> None:
+    """Have TorchDynamo run a function, and all that it calls, as they are."""
+    frames = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
+
+
+def skip_packages_in_dynamo(names: Sequence[str]) -> None:
+    """Add packages to those that TorchDynamo neither traces nor rewrites, now or once loaded."""
+
+    def skip(trace_rules: Any) -> None:
+        for name in names:
+            trace_rules.add(name)
+
+    _when_loaded("torch._dynamo.trace_rules", skip)
+
+
+def _when_loaded(name: str, function: Callable[[types.ModuleType], None]) -> None:
+    """Call `function` with a module: at once if it is loaded, else as soon as anything loads it."""
+    if name in sys.modules:
+        function(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _WhenLoaded(name, function))
+
+
+class _WhenLoaded(importlib.abc.MetaPathFinder):
+    """Calls a function with a module once its code has run; an import that fails does not count."""
+
+    def __init__(self, name: str, function: Callable[[types.ModuleType], None]) -> None:
+        self._name = name
+        self._function = function
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,  # noqa: ARG002 - as Python calls it
+        target: types.ModuleType | None = None,  # noqa: ARG002
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the real spec of the module, with a loader that calls the function."""
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)  # or the search would find this finder
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            sys.meta_path.insert(0, self)
+        if spec is not None and isinstance(spec.loader, importlib.abc.Loader):
+            self._call_after(spec.loader)
+        return spec
+
+    def _call_after(self, loader: importlib.abc.Loader) -> None:
+        execute = loader.exec_module
+
+        def execute_and_call(module: types.ModuleType) -> None:
+            execute(module)
+            vars(loader).pop("exec_module", None)
+            sys.meta_path.remove(self)
+            self._function(module)
+
+        vars(loader)["exec_module"] = execute_and_call
+
+
 @contextlib.contextmanager
 def freeing_importers() -> Iterator[None]:
     """Free the frames that torch keeps where a meta kernel is the first to need TorchDynamo.
@@ -115,16 +180,40 @@ def patch_default_compiler(backend: Callable[..., Any]) -> None:
     name of a table's key. Graphs without a lazy tensor go where they went.
     """
     wrapper = torch._TorchCompileInductorWrapper
-    original = wrapper.__call__
+    patched = _choosing(backend, wrapper.__call__)
+    setattr(wrapper, "__call__", patched)  # noqa: B010 - mypy takes it for a new signature
+
+
+def patch_openxla(backend: Callable[..., Any]) -> None:
+    """Hand what `torch.compile(backend="openxla")` captures of lazy tensors to `backend`.
+
+    torch registers the name itself, for torch_xla, whose graphs go where they went.
+    """
+
+    def patch(module: Any) -> None:
+        registry: Any = sys.modules["torch._dynamo.backends.registry"]
+        compilers = registry._COMPILER_FNS
+        patched = _choosing(backend, module.openxla)
+        patched._tags = compilers["openxla"]._tags  # type: ignore[attr-defined]
+        compilers["openxla"] = patched
+
+    _when_loaded("torch._dynamo.backends.torchxla", patch)
+
+
+def _choosing(
+    backend: Callable[..., Any], original: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return `original`, a compiler of graphs, with `backend` in its place for lazy tensors."""
 
     @functools.wraps(original)
-    def compile_graph(self: Any, graph: Any, inputs: Any, **options: Any) -> Any:
+    def compile_graph(*args: Any, **options: Any) -> Any:
+        graph, inputs = args[-2:]  # a method has `self` in front
         values = (node.meta.get("example_value") for node in graph.graph.nodes)
         if any(is_lazy(value) for value in (*inputs, *values)):
             return backend(graph, inputs)
-        return original(self, graph, inputs, **options)
+        return original(*args, **options)
 
-    setattr(wrapper, "__call__", compile_graph)  # noqa: B010 - mypy takes it for a new signature
+    return compile_graph
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,16 @@ from lazyrt.compat.refusals import INTERNAL, NO_SERVER, refuse
 
 if TYPE_CHECKING:
     import contextlib
+    from collections.abc import Callable
 
-__all__ = ["StepTrace", "Trace", "start_server", "start_trace", "stop_trace"]
+__all__ = [
+    "StepTrace",
+    "Trace",
+    "start_server",
+    "start_trace",
+    "stop_trace",
+    "trace_me",
+]
 
 REFUSED = {
     "trace": NO_SERVER,
@@ -48,6 +57,20 @@ class Trace(Block):
 
         stack.enter_context(jax.profiler.TraceAnnotation(self.name, **self._facts))
         stack.enter_context(lazyrt.scope(self.name))
+
+
+def trace_me(scope: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator: each call of the function is a block labelled `scope`, a `Trace`."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            with Trace(scope):
+                return function(*args, **kwargs)
+
+        return traced
+
+    return decorate
 
 
 class StepTrace(Trace):

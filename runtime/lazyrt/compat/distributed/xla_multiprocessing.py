@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lazyrt.compat.refusals import ONE_DEVICE, only_one, refuse
+from lazyrt.compat.replicas import one_replica
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ REFUSED = {"MpModelWrapper": ONE_DEVICE, "MpSerialExecutor": ONE_DEVICE}
 __getattr__ = refuse("torch_xla.distributed.xla_multiprocessing", REFUSED)
 
 
+@one_replica
 def spawn(
     fn: Callable[..., Any],
     args: Sequence[Any] = (),
