@@ -3,6 +3,7 @@
 import copy
 import io
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -111,7 +112,8 @@ def test_a_storages_bytes_can_be_read():
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 def test_a_storage_is_made_of_a_size_and_of_bytes():
     def program(device):
-        zeros = torch.UntypedStorage(8, device=device).fill_(0)
+        zeros: Any = torch.UntypedStorage(8, device=device)
+        zeros.fill_(0)
         given = torch.UntypedStorage([1, 2, 3, 4], device=device)
         typed = torch.TypedStorage(2, dtype=torch.float32, device=device).fill_(0)
         shown = torch.empty(0, dtype=torch.int16, device=device).set_(given)

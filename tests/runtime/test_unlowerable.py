@@ -1,6 +1,7 @@
 """Ops whose lowering fails only once they are compiled: the device goes on."""
 
 import contextlib
+from typing import Any
 
 import jax
 import pytest
@@ -73,11 +74,12 @@ def test_equal_ops_fall_back_when_they_are_recorded_next(broken):
 @pytest.mark.parametrize("mode", ["lazy", "op by op", "eager"])
 def test_values_are_right_in_all_modes(broken, mode):
     x = halves()
-    with {
+    modes: dict[str, Any] = {
         "lazy": contextlib.nullcontext,
         "op by op": lazyrt.op_by_op_mode,
         "eager": lazyrt.eager_mode,
-    }[mode]():
+    }
+    with modes[mode]():
         y = torch.frac(x)
         unrelated = (torch.ones(3, device=DEVICE) * 2).sum()
         z = torch.frac(x + 0.25) + y
