@@ -100,6 +100,36 @@ def test_s0_14_a_convolution_of_two_dtypes_is_refused():
 
 def test_s0_14_an_index_of_two_axes_selects_nothing():
     x = torch.ones(2, 3, device=DEVICE)
+RESAMPLED = [
+    ("nearest", 1, torch.int16), ("nearest", 2, torch.complex64), ("nearest-exact", 3, torch.bool),
+    ("linear", 1, torch.uint8), ("bilinear", 2, torch.int16), ("bicubic", 2, torch.int64),
+    ("trilinear", 3, torch.uint8), ("area", 2, torch.uint8), ("area", 3, torch.int32),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mode", "axes", "dtype"), RESAMPLED)
+def test_resampling_refuses_the_dtypes_that_the_cpu_refuses(mode, axes, dtype):
+    image = torch.ones((1, 2, *[3] * axes)).to(dtype)
+    with pytest.raises(NotImplementedError) as expected:
+        F.interpolate(image, scale_factor=2, mode=mode)
+
+    with pytest.raises(NotImplementedError) as found:
+        F.interpolate(image.to(DEVICE), scale_factor=2, mode=mode)
+
+    assert str(found.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
+def test_resampling_takes_the_bytes_that_the_cpu_takes(mode):
+    image = torch.arange(18, dtype=torch.uint8).view(1, 2, 3, 3)
+    expected = F.interpolate(image, scale_factor=2, mode=mode)
+
+    found = F.interpolate(image.to(DEVICE), scale_factor=2, mode=mode)
+
+    assert (found.cpu().int() - expected.int()).abs().max() <= 1
+    assert lazyrt.counters()["cpu_fallbacks"] == 0
+
+
 
     with pytest.raises(IndexError, match="Index is supposed to be a vector"):
         x.index_select(0, x.long())
