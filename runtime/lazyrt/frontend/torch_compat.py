@@ -669,7 +669,8 @@ def patch_module_conversion() -> None:
     torch makes new Parameters when the two devices' tensors have different implementations,
     one for each place of a shared weight. Swapping their contents instead keeps identity, so
     that an optimizer made before `.to()` stays valid. Where torch cannot swap (somebody holds a
-    weak reference to a parameter), shared places are tied again by hand.
+    weak reference to a parameter), shared places are tied again by hand. A conversion that stays
+    on a device is left to torch's own way, which keeps what lies below a Parameter, too.
     """
     for name in ("to", "cpu", DEVICE_TYPE, "to_empty"):
         original = getattr(torch.nn.Module, name)
@@ -679,8 +680,12 @@ def patch_module_conversion() -> None:
 def _conversion(original: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(original)
     def convert(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        to_lazy = name == DEVICE_TYPE or _names_lazy_device((*args, *kwargs.values()))
-        if not to_lazy and not any(map(is_lazy, self.parameters())):
+        given = (*args, *kwargs.values())
+        named = filter(None, map(_device, given))
+        target = name if name in _DEVICES else next(named, None)
+        to_lazy = target == DEVICE_TYPE
+        held = (*self.parameters(), *self.buffers())
+        if not target or all(is_lazy(tensor) is to_lazy for tensor in held):
             return original(self, *args, **kwargs)
         tied, unshaped = _shared_places(self), _without_shape(self)
         before = torch.__future__.get_swap_module_params_on_conversion()
@@ -708,15 +713,17 @@ def _without_shape(module: torch.nn.Module) -> list[torch.nn.Parameter]:
     return [p for p in module.parameters() if isinstance(p, kind)]
 
 
-def _names_lazy_device(args: tuple[Any, ...]) -> bool:
-    for arg in args:
-        if isinstance(arg, torch.device) and arg.type == DEVICE_TYPE:
-            return True
-        if isinstance(arg, str) and arg.split(":")[0] == DEVICE_TYPE:
-            return True
-        if is_lazy(arg):
-            return True
-    return False
+# Methods that are named after where they move a module.
+_DEVICES = frozenset(("cpu", DEVICE_TYPE))
+
+
+def _device(arg: Any) -> str | None:
+    """Return the type of the device that an argument of `Module.to` names, None for other ones."""
+    if isinstance(arg, torch.Tensor):
+        return arg.device.type
+    if isinstance(arg, torch.device):
+        return arg.type
+    return arg.partition(":")[0] if isinstance(arg, str) else None
 
 
 _Places = list[list[tuple[dict[str, Any], str]]]
