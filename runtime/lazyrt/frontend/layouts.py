@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from lazyrt.errors import NoLoweringError
-from lazyrt.frontend import buffers
+from lazyrt.frontend import buffers, unwritten
 from lazyrt.frontend.buffers import (
     State,
     View,
@@ -175,8 +175,8 @@ def resize(
 ) -> None:
     """Give a lazy tensor another shape: a part of its storage, where that is large enough.
 
-    Else the tensor gets new storage with the old elements, then zeros; views of the old storage
-    stay behind, unlike on the CPU.
+    Else the tensor gets new storage with the elements of the old one from its own first on, then
+    unwritten ones; views of the old storage stay behind, unlike on the CPU.
 
     Args:
         tensor: Gets the shape.
@@ -195,9 +195,8 @@ def resize(
     if wanted < count:
         flat = functional(operation(aten.slice.Tensor), (flat, 0, 0, wanted))
     elif wanted > count:
-        rest = functional(
-            operation(aten.full.default), ((wanted - count,), 0, old.dtype)
-        )
+        kind = ((wanted - count,), unwritten.content(old.dtype), old.dtype)
+        rest = functional(operation(aten.full.default), kind)
         flat = functional(operation(aten.cat.default), ((flat, rest),))
     value = functional(operation(aten.reshape.default), (flat, shape))
     buffer = Buffer(value)
