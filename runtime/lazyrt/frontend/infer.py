@@ -20,7 +20,7 @@ from lazyrt.frontend.cpu_errors import blank, in_words_of_the_cpu
 from lazyrt.frontend.result_types import RESULT_TYPES
 from lazyrt.frontend.torch_compat import freeing_importers, plain_dispatch
 from lazyrt.ir.budgets import make_room
-from lazyrt.ir.node import Leaf, Op, Value
+from lazyrt.ir.node import Leaf, Op, Value, strides_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -205,8 +205,8 @@ def _takes_device(func: torch._ops.OpOverload) -> bool:
 
 def _describe(out: Any) -> Any:
     if isinstance(out, torch.Tensor):
-        strides = None if out.is_contiguous() else tuple(out.stride())
-        return Result(tuple(out.shape), out.dtype, strides, int(out.storage_offset()))
+        shape, start = tuple(out.shape), int(out.storage_offset())
+        return Result(shape, out.dtype, strides_of(out), start)
     if isinstance(out, (tuple, list)):
         return tuple([_describe(part) for part in out])
     return None
