@@ -101,7 +101,7 @@ def _run_meta(func: torch._ops.OpOverload, args: Sequence[Any]) -> Any:
     if _takes_device(func):
         keywords["device"] = torch.device("meta")
     check(str(func), positional, keywords)
-    warned.of_op(str(func))
+    warned.of_op(str(func), positional, keywords)
     types = RESULT_TYPES.get(str(func))
     try:
         with plain_dispatch():
