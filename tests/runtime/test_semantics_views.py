@@ -202,6 +202,7 @@ def what_has_no_elements_keeps_its_strides(d, x):
         y[:, :0] + 1, y[:0].transpose(1, 2).clone(), torch.zeros(3, 0, device=d),
         torch.empty_strided((0, 3), (1, 7), device=d), y[:0].as_strided((2, 0), (3, 1)),
         y[:0].transpose(1, 2).detach(), y[:0].view(torch.int16), y[:0].cpu().to(d),
+        torch.zeros(3, 0, 5, device=d).cpu(), y[:0].transpose(1, 2).cpu(),
     )  # fmt: skip
     y[:0].transpose(1, 2).add_(1)
     y[:, 2:].copy_(torch.ones(2))

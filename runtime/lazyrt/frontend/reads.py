@@ -397,7 +397,9 @@ def _forget_old_copies() -> None:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether the strides are a permutation of contiguous ones."""
+    """Return whether the strides are a permutation of contiguous ones, or place nothing."""
+    if 0 in tensor.shape:
+        return True
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size == 1:
