@@ -1,5 +1,7 @@
 """S0.14: a wrong call says on the lazy device what it says on the CPU."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
@@ -98,6 +100,36 @@ def test_s0_14_a_convolution_of_two_dtypes_is_refused():
         F.conv2d(x.double(), x)
 
 
+RESAMPLED = [
+    ("nearest", 1, torch.int16), ("nearest", 2, torch.complex64), ("nearest-exact", 3, torch.bool),
+    ("linear", 1, torch.uint8), ("bilinear", 2, torch.int16), ("bicubic", 2, torch.int64),
+    ("trilinear", 3, torch.uint8), ("area", 2, torch.uint8), ("area", 3, torch.int32),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mode", "axes", "dtype"), RESAMPLED)
+def test_resampling_refuses_the_dtypes_that_the_cpu_refuses(mode, axes, dtype):
+    image = torch.ones((1, 2, *[3] * axes)).to(dtype)
+    with pytest.raises(NotImplementedError) as expected:
+        F.interpolate(image, scale_factor=2, mode=mode)
+
+    with pytest.raises(NotImplementedError) as found:
+        F.interpolate(image.to(DEVICE), scale_factor=2, mode=mode)
+
+    assert str(found.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
+def test_resampling_takes_the_bytes_that_the_cpu_takes(mode):
+    image = torch.arange(18, dtype=torch.uint8).view(1, 2, 3, 3)
+    expected = F.interpolate(image, scale_factor=2, mode=mode)
+
+    found = F.interpolate(image.to(DEVICE), scale_factor=2, mode=mode)
+
+    assert (found.cpu().int() - expected.int()).abs().max() <= 1
+    assert lazyrt.counters()["cpu_fallbacks"] == 0
+
+
 def test_s0_14_an_index_of_two_axes_selects_nothing():
     x = torch.ones(2, 3, device=DEVICE)
 
@@ -141,3 +173,74 @@ def test_s0_14_numbers_that_do_not_fit_are_refused_as_on_the_cpu(name):
     words = str(expected.value).rstrip(".")
     assert str(found.value).startswith(words)
     assert x.tolist() == [1, 2]
+
+
+REFUSED_FOR_ITS_VALUE: dict[str, tuple[Any, Any]] = {
+    "floor division": (lambda x, k: x // k, (3, 2, 0)),
+    "floor division in place": (lambda x, k: x.clone().floor_divide_(k), (3, 2, 0)),
+    "division that rounds": (
+        lambda x, k: torch.div(x, k, rounding_mode="trunc"),
+        (3, 2, 0),
+    ),
+    "remainder": (lambda x, k: x % k, (3, 2, 0)),
+    "fmod": (torch.fmod, (3, 2, 0)),
+    "power": (lambda x, k: x**k, (3, 2, -1)),
+    "powers of a list": (lambda x, k: torch._foreach_pow([x], k)[0], (3, 2, -1)),
+    "full": (
+        lambda x, k: torch.full((2,), k, dtype=torch.uint8, device=x.device),
+        (3, 2, 300),
+    ),
+    "full of a half": (
+        lambda x, k: torch.full((2,), k, dtype=torch.float16, device=x.device),
+        (3.0, 2.0, 1e6),
+    ),
+    "full of no dtype": (
+        lambda x, k: torch.full((2,), k, device=x.device),
+        (3.0, 2.0, 1e39),
+    ),
+    "fill": (lambda x, k: x.char().fill_(k), (3, 2, 300)),
+    "masked fill": (lambda x, k: x.half().masked_fill(x > 1, k), (-2.0, -1.0, -1e9)),
+    "clamp": (lambda x, k: x.byte().clamp(0, k), (3, 2, 300)),
+    "alpha": (lambda x, k: torch.add(x.char(), x.char(), alpha=k), (3, 2, 300)),
+}
+
+
+@pytest.mark.parametrize("varies", [False, True])
+@pytest.mark.parametrize("name", REFUSED_FOR_ITS_VALUE)
+def test_a_number_is_refused_for_its_value_though_others_have_become_inputs(
+    name, varies
+):
+    call, (*right, wrong) = REFUSED_FOR_ITS_VALUE[name]
+    x = torch.tensor([2, 3], device=DEVICE)
+    for number in right if varies else ():
+        call(x, number)
+        lazyrt.mark_step()
+    with pytest.raises(RuntimeError) as expected:
+        call(x.cpu(), wrong)
+
+    with pytest.raises(RuntimeError) as found:
+        call(x, wrong)
+
+    assert str(found.value).startswith(str(expected.value).rstrip("."))
+
+
+@pytest.mark.parametrize("number", [0, -300, 300, 2**63, -(2**63) - 1])
+def test_numbers_of_any_size_that_the_cpu_takes_are_taken(number):
+    x = torch.tensor([2, 3], dtype=torch.int8)
+    for k in (1, 2):
+        (lazyrt.mark_step(), x.to(DEVICE) * k)
+
+    for call in (
+        lambda x: x * min(max(number, -(2**63)), 2**63 - 1),
+        lambda x: x.long() + number,
+        lambda x: x.long() == number,
+        lambda x: x.float() / number,
+        lambda x: x.float().masked_fill(x > 2, number),
+    ):
+        try:
+            expected = call(x).tolist()
+        except (RuntimeError, OverflowError) as error:
+            with pytest.raises(type(error)):
+                call(x.to(DEVICE))
+        else:
+            assert call(x.to(DEVICE)).tolist() == expected

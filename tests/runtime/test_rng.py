@@ -29,6 +29,23 @@ DRAWS = {
 }
 
 
+def test_a_permutation_is_drawn_into_out_as_without():
+    lazyrt.reset_counters()
+    out = torch.empty(3, device=DEVICE)
+    generator = torch.Generator(device=DEVICE)
+
+    torch.manual_seed(7)
+    plain = torch.randperm(16, device=DEVICE)
+    torch.manual_seed(7)
+    torch.randperm(16, out=out)
+    drawn = torch.randperm(16, device=DEVICE, generator=generator.manual_seed(3))
+    whole = torch.randperm(16, generator=generator.manual_seed(3), out=drawn.clone())
+
+    assert out.tolist() == plain.tolist()
+    assert whole.tolist() == drawn.tolist()
+    assert lazyrt.counters()["cpu_fallbacks"] == 0
+
+
 @pytest.mark.parametrize("draw", DRAWS)
 def test_draws_follow_from_the_seed_and_differ_from_each_other(draw):
     def twice():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.dlpack import from_dlpack
+from torch.utils import dlpack
 
 import lazyrt
 from lazyrt.errors import DeviceError
@@ -75,7 +75,10 @@ def test_dlpack_exports_a_copy_to_the_cpu():
 
     arrays = [np.from_dlpack(x), np.from_dlpack(x.t())]
     capsule = torch.to_dlpack(x)  # type: ignore[attr-defined]
-    tensors = [from_dlpack(x), from_dlpack(capsule)]
+    tensors = [
+        dlpack.from_dlpack(capsule),
+        dlpack.from_dlpack(x, device="cpu"),
+    ]
 
     assert arrays[0].tolist() == (grid(2, 3) * 2).tolist()
     assert arrays[1].tolist() == (grid(2, 3) * 2).t().tolist()
@@ -86,7 +89,25 @@ def test_dlpack_exports_a_copy_to_the_cpu():
     assert x.sum().item() == 42.0
 
 
+def test_torchs_own_import_shares_the_storage_of_a_lazy_tensor():
+    lazyrt.mark_step()
+    lazyrt.reset_counters()
+    x = torch.arange(6.0, device=DEVICE).view(2, 3).t()
+
+    shared, copy = dlpack.from_dlpack(x), dlpack.from_dlpack(x, copy=True)
+    shared[0] = 9
+
+    assert lazyrt.counters()["executions"] == 0
+    assert shared.device == x.device
+    assert shared.stride() == x.stride()
+    assert shared.data_ptr() == x.data_ptr()
+    assert x.tolist() == [[9.0, 9.0], [1.0, 4.0], [2.0, 5.0]]
+    assert copy.tolist() == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
+
+
 def test_dlpack_of_what_cannot_be_exported_is_refused():
+    with pytest.raises(BufferError, match="require gradient"):
+        dlpack.from_dlpack(torch.ones(2, device=DEVICE, requires_grad=True))
     with pytest.raises(BufferError, match="require gradient"):
         torch.ones(2, device=DEVICE, requires_grad=True).__dlpack__()
     with pytest.raises(BufferError, match="Leave `copy` out"):
@@ -94,7 +115,7 @@ def test_dlpack_of_what_cannot_be_exported_is_refused():
 
 
 def test_dlpack_imports_make_cpu_tensors_that_can_be_moved():
-    imported = from_dlpack(np.arange(4.0))
+    imported = dlpack.from_dlpack(np.arange(4.0))
 
     assert lazy(imported).tolist() == [0.0, 1.0, 2.0, 3.0]
 

@@ -179,6 +179,43 @@ def resize_keeps_the_storage(d, x):
     return x, part, grown, x.clone().resize_as_(torch.ones(2, 2, device=d))
 
 
+def resize_lays_out_as_it_is_told(d, x):
+    within = torch.zeros(40, device=d).copy_(x.repeat(4)[:40])
+    within.resize_(2, 3, 2, 2, memory_format=torch.channels_last)
+    grown = x[4:8].clone().resize_(1, 2, 3, 2, memory_format=torch.channels_last)
+    again = x.clone().view(1, 3, 2, 2)
+    again.resize_(1, 3, 2, 2, memory_format=torch.channels_last)
+    like = torch.zeros(2, 3, 2, 2, device=d).resize_as_(again)
+    kept = [t.stride() for t in (within, grown, again, like)]
+    # What is longer than its storage was: nobody has written the rest.
+    turned = x.view(3, 4).t().resize_(5, 4)[:3]
+    part = x[2:4].resize_(16)[:10]
+    return within, grown.as_strided((4,), (1,), 0), again, kept, turned, part
+
+
+def what_has_no_elements_keeps_its_strides(d, x):
+    y = x.view(3, 2, 2)
+    parts = (
+        y[:0], y[:, 2:], y[:, :, 1:1], y.narrow(1, 1, 0), y[1:1, 0], y.transpose(0, 2)[:0],
+        y[:0].transpose(0, 1), y[:0].diagonal(0, 1, 2), y[..., :0].permute(2, 0, 1), y[:0, ::2],
+        y[:0].chunk(2, 1)[1], y[:0].unfold(1, 2, 1), y.transpose(0, 1)[:0].contiguous(),
+        y[:, :0] + 1, y[:0].transpose(1, 2).clone(), torch.zeros(3, 0, device=d),
+        torch.empty_strided((0, 3), (1, 7), device=d), y[:0].as_strided((2, 0), (3, 1)),
+        y[:0].transpose(1, 2).detach(), y[:0].view(torch.int16), y[:0].cpu().to(d),
+        torch.zeros(3, 0, 5, device=d).cpu(), y[:0].transpose(1, 2).cpu(),
+    )  # fmt: skip
+    y[:0].transpose(1, 2).add_(1)
+    y[:, 2:].copy_(torch.ones(2))
+    return [(p.stride(), p.storage_offset(), p.is_contiguous()) for p in parts], y
+
+
+def lazy_clones_are_clones(d, x):
+    copy = torch._lazy_clone(x)
+    turned = torch._lazy_clone(x.view(3, 4).t())
+    x.add_(1)
+    return copy + x, turned, turned.stride(), copy.data_ptr() == x.data_ptr()
+
+
 def out_is_a_view(d, x):
     target = torch.zeros(4, 4, device=d)
     torch.add(x[:4], x[:4], out=target[1])
@@ -314,6 +351,7 @@ PROGRAMS = [
     metadata_changes_in_place, metadata_of_a_view_changes_in_place, bits_are_viewed_and_written,
     gradients_through_written_views, gradients_through_overlapping_views, data_is_swapped,
     data_is_written_under_a_graph, set_shows_another_storage, resize_keeps_the_storage,
+    resize_lays_out_as_it_is_told, what_has_no_elements_keeps_its_strides, lazy_clones_are_clones,
     out_is_a_view, out_is_resized, strided_copies_go_by_the_storage,
     strided_copies_are_differentiated, out_forms_that_write_through_views,
     out_gets_the_strides_of_a_new_result, storage_of_any_strides, storage_offsets_are_those_of_the_cpu,
@@ -323,7 +361,8 @@ PROGRAMS = [
 QUICK = {
     overlapping_views_are_read_and_written, strided_view_of_a_transposed_result, chain_of_views_is_written,
     metadata_changes_in_place, gradients_through_written_views, set_shows_another_storage,
-    resize_keeps_the_storage, out_is_resized, storage_offsets_are_those_of_the_cpu,
+    resize_keeps_the_storage, resize_lays_out_as_it_is_told, what_has_no_elements_keeps_its_strides,
+    lazy_clones_are_clones, out_is_resized, storage_offsets_are_those_of_the_cpu,
 }  # fmt: skip
 
 
@@ -406,6 +445,37 @@ def test_what_the_cpu_refuses_is_refused(call):
     assert isinstance(expected, type)
     assert isinstance(found, type)
     assert issubclass(found, expected)
+
+
+# What is refused from arguments alone, in the words of the CPU.
+SAID_ON_BOTH = {
+    "larger dtype from the middle": lambda x: x[1:3].view(torch.float64),
+    "larger dtype of columns from the middle": lambda x: x.view(2, 6)[:, 1:5].view(
+        torch.float64
+    ),
+    "larger dtype of rows of odd length": lambda x: x.view(4, 3)[:, 1:].view(
+        torch.float64
+    ),
+    "larger dtype of columns": lambda x: x.view(2, 6).t().view(torch.float64),
+    "negative window": lambda x: x.unfold(0, -1, 1),
+    "window of no step": lambda x: x.unfold(0, 2, 0),
+    "window beyond the end": lambda x: x.unfold(0, 13, 1),
+    "window of another dimension": lambda x: x.unfold(1, 1, 1),
+    "channels last of three dimensions": lambda x: x.resize_(
+        1, 3, 4, memory_format=torch.channels_last
+    ),
+}
+
+
+@pytest.mark.parametrize("call", SAID_ON_BOTH)
+def test_what_is_refused_is_refused_in_the_words_of_the_cpu(call):
+    with pytest.raises((RuntimeError, IndexError)) as expected:
+        SAID_ON_BOTH[call](grid(12))
+
+    with pytest.raises(expected.type) as found:
+        SAID_ON_BOTH[call](lazy(grid(12)))
+
+    assert str(found.value) == str(expected.value)
 
 
 def test_a_strided_view_of_a_conjugate_is_refused_with_advice():

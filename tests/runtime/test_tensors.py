@@ -1135,6 +1135,21 @@ def test_moving_a_module_keeps_tied_weights_tied():
     assert model.embed.weight.device.type == "cpu"
 
 
+@pytest.mark.parametrize(
+    "place", [(DEVICE,), (torch.float64,), (DEVICE, torch.float64)]
+)
+def test_a_conversion_on_one_device_keeps_the_tensors_below_parameters(place):
+    model = nn.Linear(2, 2).to(DEVICE)
+    parameters = list(model.parameters())
+    below = [parameter._cdata for parameter in parameters]
+
+    model.to(*place)
+
+    assert [parameter._cdata for parameter in model.parameters()] == below
+    assert model.weight is parameters[0]
+    assert model.weight.dtype is place[-1] or place == (DEVICE,)
+
+
 def test_an_optimizer_made_before_the_move_stays_valid():
     model = Tied()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -1303,7 +1318,7 @@ def test_tensors_are_pickled_by_value():
 
 
 def test_deep_copies_share_nothing_and_keep_ties():
-    model = Tied().to(DEVICE)
+    model: Any = Tied().to(DEVICE)
 
     copied = copy.deepcopy(model)
     with torch.no_grad():

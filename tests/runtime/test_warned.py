@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lazyrt.frontend import warned
+from lazyrt.frontend import infer, warned
 from tests.harness import DEVICE, lazy
 from tests.runtime.semantics import grid
 
@@ -17,6 +17,7 @@ PAIRS = torch.complex(grid(3), -grid(3))
 def _never_told_before(monkeypatch):
     """Let each test see what a process is told once."""
     monkeypatch.setattr(warned, "_said", set())
+    infer.forget()
     torch.set_warn_always(True)
     yield
     torch.set_warn_always(False)
@@ -70,8 +71,14 @@ CALLS = {
     "in beta": lambda d: torch.ones(3, device=d).index_reduce_(
         0, torch.tensor([0], device=d), torch.ones(1, device=d), "mean"
     ),
+    "no freedom": lambda d: torch.ones(1, device=d).std(),
+    "no freedom in rows": lambda d: torch.var_mean(
+        torch.ones(7, 3, device=d), dim=-1, correction=3
+    ),
+    "no rows": lambda d: torch.var(torch.ones(0, 3, device=d), 0),
+    "freedom": lambda d: torch.ones(7, 3, device=d).std(1, correction=2),
 }  # fmt: skip
-SILENT = ("no elements", "to truth", "nothing", "a range that fits")
+SILENT = ("no elements", "to truth", "nothing", "a range that fits", "freedom")
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -15,7 +15,7 @@ from lazyrt.errors import NoLoweringError
 from lazyrt.frontend.record import functional, operation
 from lazyrt.frontend.torch_compat import aten
 from lazyrt.ir.live import Buffer, Type, leaf_of
-from lazyrt.ir.node import Op, Value
+from lazyrt.ir.node import Op, Value, contiguous_strides
 
 if TYPE_CHECKING:
     import torch
@@ -139,16 +139,6 @@ _REPEATED = (
     "unsupported operation: more than one element of the written-to tensor refers to a "
     "single memory location. Please clone() the tensor before performing the operation."
 )
-
-
-def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides of a contiguous tensor, in elements."""
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 def state_of(tensor: torch.Tensor) -> State:

@@ -128,6 +128,28 @@ def _convolution(
     )
 
 
+def _resampled(x: Tensor, *_: Any) -> None:
+    _has_kernel(x, also={torch.uint8})
+
+
+def _resampled_by_weights(x: Tensor, *_: Any) -> None:
+    _has_kernel(x, also={torch.complex64, torch.complex128})
+
+
+def _resampled_image(x: Tensor, *_: Any) -> None:
+    _has_kernel(x, also={torch.uint8, torch.complex64, torch.complex128})
+
+
+def _averaged(x: Tensor, *_: Any) -> None:
+    _has_kernel(x, also=set())
+
+
+def _has_kernel(x: Tensor, also: set[torch.dtype]) -> None:
+    """Leave a dtype to the CPU that it has no kernel for: it says so."""
+    if not x.is_floating_point() and x.dtype not in also:
+        raise NotImplementedError(f"the CPU has no kernel for {x.dtype}")
+
+
 def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, **_: Any) -> None:
     rank = max(x.dim(), 1)
     if x.dim() == 0 or not -rank <= dim < rank:
@@ -393,6 +415,19 @@ _CHECKS: dict[str, Callable[..., None]] = {
     "aten.complex.default": _complex,
     "aten.masked_scatter.default": _masked_scatter,
     "aten.convolution.default": _convolution,
+    **{
+        f"aten.{exact}{n}d.default": _resampled
+        for exact in ("upsample_nearest", "_upsample_nearest_exact")
+        for n in (1, 2, 3)
+    },
+    "aten.upsample_linear1d.default": _resampled_by_weights,
+    "aten.upsample_trilinear3d.default": _resampled_by_weights,
+    "aten.upsample_bilinear2d.default": _resampled_image,
+    "aten.upsample_bicubic2d.default": _resampled_image,
+    "aten._upsample_bilinear2d_aa.default": _resampled,
+    "aten._upsample_bicubic2d_aa.default": _resampled,
+    "aten._adaptive_avg_pool2d.default": _averaged,
+    "aten._adaptive_avg_pool3d.default": _averaged,
     "aten.index_add.default": _index_add,
     "aten.multinomial.default": _multinomial,
     "aten._histogramdd_bin_edges.default": _histogramdd,

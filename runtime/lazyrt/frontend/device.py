@@ -30,6 +30,7 @@ from lazyrt.frontend import (
     small_checks,
     special,
     storages,
+    unwritten,
     value_checks,
 )
 from lazyrt.frontend import torch_compat as compat
@@ -202,6 +203,11 @@ def register() -> int:
 
 
 def _kernel_for(name: str) -> Any:
+    kernel = _plain_kernel_for(name)
+    return unwritten.filling(kernel) if name in unwritten.MAKERS else kernel
+
+
+def _plain_kernel_for(name: str) -> Any:
     if name in special.SPECIAL:
         return special.SPECIAL[name]
     if name in FACTORISATIONS:

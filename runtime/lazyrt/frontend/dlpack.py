@@ -2,6 +2,10 @@
 
 torch itself would hand out a capsule with a null address, because a lazy tensor's data may not
 exist yet and lies in XLA's memory when it does. An export is a read, like `.numpy()`.
+
+`torch.from_dlpack` of a lazy tensor needs no capsule: it gives a tensor of the device that shares
+the storage, as it does on other devices. A capsule cannot say which lazy tensor it came from, so a
+capsule that is imported again is the copy.
 """
 
 from __future__ import annotations
@@ -22,6 +26,19 @@ def install() -> None:
     compat.patch_tensor_method("__dlpack_device__", _device)
     compat.patch_tensor_method("__dlpack__", _export)
     compat.patch_to_dlpack(lambda tensor: reads.read(tensor, "to_dlpack()"))
+    compat.patch_from_dlpack(_share)
+
+
+def _share(tensor: torch.Tensor, copy: bool | None) -> torch.Tensor:  # noqa: FBT001
+    _check_history(tensor)
+    return tensor.clone() if copy else tensor.detach()
+
+
+def _check_history(tensor: torch.Tensor) -> None:
+    if tensor.requires_grad:
+        raise BufferError(
+            "Can't export tensors that require gradient, use tensor.detach()"
+        )
 
 
 def _device(_original: Any, _self: torch.Tensor) -> tuple[Any, int]:
@@ -37,10 +54,7 @@ def _export(
     dl_device: tuple[Any, int] | None = None,
     copy: bool | None = None,
 ) -> Any:
-    if self.requires_grad:
-        raise BufferError(
-            "Can't export tensors that require gradient, use tensor.detach()"
-        )
+    _check_history(self)
     if copy is False:
         raise BufferError(
             f"__dlpack__(copy=False) of a lazy tensor of shape {tuple(self.shape)} is impossible: "

@@ -20,7 +20,7 @@ from lazyrt.frontend.cpu_errors import blank, in_words_of_the_cpu
 from lazyrt.frontend.result_types import RESULT_TYPES
 from lazyrt.frontend.torch_compat import freeing_importers, plain_dispatch
 from lazyrt.ir.budgets import make_room
-from lazyrt.ir.node import Leaf, Op, Value
+from lazyrt.ir.node import Leaf, Op, Value, strides_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -101,7 +101,7 @@ def _run_meta(func: torch._ops.OpOverload, args: Sequence[Any]) -> Any:
     if _takes_device(func):
         keywords["device"] = torch.device("meta")
     check(str(func), positional, keywords)
-    warned.of_op(str(func))
+    warned.of_op(str(func), positional, keywords)
     types = RESULT_TYPES.get(str(func))
     try:
         with plain_dispatch():
@@ -205,8 +205,8 @@ def _takes_device(func: torch._ops.OpOverload) -> bool:
 
 def _describe(out: Any) -> Any:
     if isinstance(out, torch.Tensor):
-        strides = None if out.is_contiguous() else tuple(out.stride())
-        return Result(tuple(out.shape), out.dtype, strides, int(out.storage_offset()))
+        shape, start = tuple(out.shape), int(out.storage_offset())
+        return Result(shape, out.dtype, strides_of(out), start)
     if isinstance(out, (tuple, list)):
         return tuple([_describe(part) for part in out])
     return None

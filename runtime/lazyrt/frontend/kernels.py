@@ -21,7 +21,6 @@ from lazyrt.frontend.bound import over_limit
 from lazyrt.frontend.buffers import (
     State,
     View,
-    contiguous_strides,
     state_of,
 )
 from lazyrt.frontend.checks import check_overwrite
@@ -50,7 +49,7 @@ from lazyrt.ir.live import (
     undo_random,
     unwind,
 )
-from lazyrt.ir.node import Op, Value
+from lazyrt.ir.node import Op, Value, contiguous_strides
 from lazyrt.lowering import dynamic
 from lazyrt.observe import events
 

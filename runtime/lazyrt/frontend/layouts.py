@@ -6,11 +6,10 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from lazyrt.errors import NoLoweringError
-from lazyrt.frontend import buffers
+from lazyrt.frontend import buffers, unwritten
 from lazyrt.frontend.buffers import (
     State,
     View,
-    contiguous_strides,
     current_value,
     state_of,
 )
@@ -22,6 +21,7 @@ from lazyrt.frontend.record import functional, operation
 from lazyrt.frontend.torch_compat import aten
 from lazyrt.frontend.views import make_view, view_state
 from lazyrt.ir.live import Buffer, lock, pending
+from lazyrt.ir.node import contiguous_strides
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -155,7 +155,7 @@ def root_as(state: State, dtype: torch.dtype) -> State:
 def _in_memory_order(base: Buffer) -> State:
     """Return a storage, or the permuted view of it that lists elements as strides place them."""
     shape, _, strides = base.type
-    if strides is None:
+    if strides is None or 0 in shape:
         return base
     order = tuple(sorted(range(len(shape)), key=lambda dim: -strides[dim]))
     value = functional(operation(aten.permute.default), (current_value(base), order))
@@ -175,8 +175,8 @@ def resize(
 ) -> None:
     """Give a lazy tensor another shape: a part of its storage, where that is large enough.
 
-    Else the tensor gets new storage with the old elements, then zeros; views of the old storage
-    stay behind, unlike on the CPU.
+    Else the tensor gets new storage with the elements of the old one from its own first on, then
+    unwritten ones; views of the old storage stay behind, unlike on the CPU.
 
     Args:
         tensor: Gets the shape.
@@ -189,15 +189,18 @@ def resize(
         strides = strides or contiguous_strides(shape)
         tensor.data = as_strided(tensor, shape, strides, state.offset)
         return
-    old = operand(tensor)
-    count, wanted = tensor.numel(), math.prod(shape)
+    if tensor.dtype is dtype and (isinstance(state, View) or state.type[2] is not None):
+        places = (math.prod(held) - state.offset,), (1,), state.offset
+        old, count = operand(as_strided(tensor, *places)), places[0][0]
+    else:
+        old, count = operand(tensor), tensor.numel()
+    wanted = math.prod(shape)
     flat = functional(operation(aten.reshape.default), (old, (count,)))
     if wanted < count:
         flat = functional(operation(aten.slice.Tensor), (flat, 0, 0, wanted))
     elif wanted > count:
-        rest = functional(
-            operation(aten.full.default), ((wanted - count,), 0, old.dtype)
-        )
+        kind = ((wanted - count,), unwritten.content(old.dtype), old.dtype)
+        rest = functional(operation(aten.full.default), kind)
         flat = functional(operation(aten.cat.default), ((flat, rest),))
     value = functional(operation(aten.reshape.default), (flat, shape))
     buffer = Buffer(value)

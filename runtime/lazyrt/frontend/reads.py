@@ -28,7 +28,7 @@ from lazyrt.frontend.guard import ARGUMENT_CHECK, check_read
 from lazyrt.frontend.ready_views import Chain
 from lazyrt.frontend.torch_compat import is_lazy
 from lazyrt.ir.live import Buffer, Lost, exempt, lock, pending, why_lost
-from lazyrt.ir.node import Value, type_text
+from lazyrt.ir.node import Value, strides_of, type_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -333,7 +333,7 @@ def snapshot(tensor: torch.Tensor) -> torch.Tensor:
                 own = _keeper(found.data, found.base.type, source, site)
                 return wrap(ready_views.same_views(found, own), type_of(tensor))
         elif tuple(found.shape) == shape:
-            strides = None if tensor.is_contiguous() else tensor.stride()
+            strides = strides_of(tensor)
             if strides is None or _is_dense(tensor):
                 base = state_of(tensor).base
                 source = base if base.data is found else None
@@ -353,8 +353,8 @@ def _keeper(data: Any, meta: Type, source: Buffer | None, site: Site | None) -> 
 
 def type_of(tensor: torch.Tensor) -> Value:
     """Return a value of a tensor's type that nothing computes."""
-    strides = None if tensor.is_contiguous() else tensor.stride()
-    return Value(None, 0, tuple(tensor.shape), tensor.dtype, strides)
+    shape = tuple(tensor.shape)
+    return Value(None, 0, shape, tensor.dtype, strides_of(tensor))
 
 
 def _fetch(data: Any, tensor: torch.Tensor, site: Site | None) -> torch.Tensor:
@@ -397,7 +397,9 @@ def _forget_old_copies() -> None:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether the strides are a permutation of contiguous ones."""
+    """Return whether the strides are a permutation of contiguous ones, or place nothing."""
+    if 0 in tensor.shape:
+        return True
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size == 1:

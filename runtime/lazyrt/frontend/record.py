@@ -16,6 +16,7 @@ from lazyrt.execution.interrupts import deferred_interrupt
 from lazyrt.frontend import infer, provenance, scalars
 from lazyrt.frontend import positions as positions_of_slices
 from lazyrt.frontend.infer import Result
+from lazyrt.frontend.number_limits import base_name, must_stay
 from lazyrt.frontend.result_types import RESULT_TYPES
 from lazyrt.frontend.torch_compat import DynamicOutputShapeException
 from lazyrt.ir import merging
@@ -242,14 +243,11 @@ def _structured(node: Node, result: Any) -> Any:
 
 
 def _liftable_positions(func: torch._ops.OpOverload) -> tuple[int, ...]:
-    name = func._schema.name.removeprefix("aten::").removeprefix("_foreach_")
-    if name.strip("_") in _FUSED:
+    name = base_name(func)
+    if name in _FUSED:
         names = [argument.name for argument in func._schema.arguments]
         return (names.index("lr"),) if func._overloadname == "default" else ()
-    if (
-        name.strip("_") not in _ARITHMETIC
-        or torch.Tag.nondeterministic_seeded in func.tags
-    ):
+    if name not in _ARITHMETIC or torch.Tag.nondeterministic_seeded in func.tags:
         return ()
     return tuple(
         position
@@ -273,7 +271,7 @@ def _lift(op: Op, args: tuple[Any, ...], positions: tuple[int, ...]) -> tuple[An
             numbers += [part for part in arg if scalars.is_number(part)]
         elif scalars.is_number(arg):
             numbers.append(arg)
-    if not numbers:
+    if not numbers or must_stay(op.func, args, numbers):
         return args
     # By shape, too: a number that goes with a sequence length varies only as the graph does.
     shapes = tuple([value.shape for value in iter_values(args)])

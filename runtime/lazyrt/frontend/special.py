@@ -17,11 +17,7 @@ from lazyrt.frontend import (
     storages,
     warned,
 )
-from lazyrt.frontend.buffers import (
-    contiguous_strides,
-    state_of,
-    value_of,
-)
+from lazyrt.frontend.buffers import state_of, value_of
 from lazyrt.frontend.kernels import (
     component,
     emit,
@@ -42,7 +38,7 @@ from lazyrt.frontend.torch_compat import (
 )
 from lazyrt.frontend.views import make_view, view_kernel
 from lazyrt.ir.live import Buffer, leaf_of, lock, pending
-from lazyrt.ir.node import Value
+from lazyrt.ir.node import Value, contiguous_strides, strides_of
 from lazyrt.lowering import dynamic
 
 if TYPE_CHECKING:
@@ -91,7 +87,7 @@ def empty_strided(
     refusals.check_index(device)
     like = torch.empty_strided(size, stride, device="meta")
     with lock:
-        if like.is_contiguous():
+        if strides_of(like) is None:
             return emit(_zeros(size, dtype))  # type: ignore[no-any-return]
         if like.untyped_storage().nbytes() == like.nbytes:
             return emit(_zeros(size, dtype, stride))  # type: ignore[no-any-return]
@@ -141,8 +137,17 @@ def factory_out(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
     return kernel
 
 
-def _strides_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    return None if tensor.is_contiguous() else tuple(tensor.stride())
+def randperm_out(
+    n: int, *, generator: torch.Generator | None = None, out: torch.Tensor
+) -> torch.Tensor:
+    """`aten.randperm.generator_out`, which draws as `torch.randperm` does."""
+    made = torch.randperm(n, generator=generator, dtype=out.dtype, device=out.device)
+    return copy_(resize_(out, made.shape), made)
+
+
+def lazy_clone(self: torch.Tensor) -> torch.Tensor:
+    """`aten._lazy_clone`: a clone; arrays are copied when they are written to in any case."""
+    return self.clone()
 
 
 def copy_(
@@ -163,7 +168,7 @@ def copy_(
         state = state_of(dst)
         shape = tuple(dst.shape)
         if isinstance(state, Buffer) and host.shape == dst.shape:
-            state.store(to_device(host), (shape, dst.dtype, _strides_of(dst)))
+            state.store(to_device(host), (shape, dst.dtype, strides_of(dst)))
             state.made_at = state.made_at or provenance.user_site(2)
             pending.activity += 1
             return dst
@@ -228,10 +233,10 @@ def _upload(
     like = torch.empty_like(host, device="meta", memory_format=keep)
     buffer = Buffer(None)
     with lock:
-        buffer.store(to_device(host), (tuple(host.shape), dtype, _strides_of(like)))
+        buffer.store(to_device(host), (tuple(host.shape), dtype, strides_of(like)))
         buffer.made_at = provenance.user_site(2)
         pending.activity += 1
-    return wrap(buffer, Value(None, 0, tuple(host.shape), dtype, _strides_of(like)))
+    return wrap(buffer, Value(None, 0, tuple(host.shape), dtype, strides_of(like)))
 
 
 def item(self: torch.Tensor) -> Any:
@@ -265,19 +270,19 @@ def lift_fresh(self: torch.Tensor) -> torch.Tensor:
 
 def unfold(self: torch.Tensor, dimension: int, size: int, step: int) -> torch.Tensor:
     """`aten.unfold`, as a strided view where the tensor's own layout allows it."""
-    dim = dimension % max(self.dim(), 1)
-    if (
-        self.dim() == 0
-        or not self.is_contiguous()
-        or state_of(self).base.type[2] is not None
-    ):
+    rank = self.dim()
+    is_strided = (
+        -rank <= dimension < rank
+        and 0 <= size <= self.shape[dimension]
+        and step > 0
+        and self.is_contiguous()
+        and state_of(self).base.type[2] is None
+    )
+    if not is_strided:  # a wrong call is refused there, in torch's words
         with lock:
             return make_view(self, aten.unfold.default, (dimension, size, step))
+    dim = dimension % rank
     shape, strides = list(self.shape), list(self.stride())
-    if size > shape[dim]:
-        raise RuntimeError(
-            f"maximum size for tensor at dimension {dim} is {shape[dim]} but size is {size}"
-        )
     count = (shape[dim] - size) // step + 1
     return as_strided(
         self,
@@ -340,9 +345,13 @@ def resize_(
     self: torch.Tensor, size: Sequence[int], *, memory_format: Any = None
 ) -> torch.Tensor:
     """`aten.resize_`."""
-    if tuple(self.shape) != tuple(size):
+    shape, strides = tuple(size), None
+    if memory_format is not None:
+        like = torch.empty(shape, device="meta", memory_format=memory_format)
+        strides = tuple(like.stride())
+    if tuple(self.shape) != shape or strides not in {None, tuple(self.stride())}:
         with lock:
-            resize(self, tuple(size))
+            resize(self, shape, strides)
     return self
 
 
@@ -400,6 +409,9 @@ SPECIAL: dict[str, Callable[..., Any]] = {
     "linspace.out": factory_out(torch.linspace),
     "logspace.out": factory_out(torch.logspace),
     "range.out": factory_out(torch.ops.aten.range.step),
+    "randperm.out": randperm_out,
+    "randperm.generator_out": randperm_out,
+    "_lazy_clone": lazy_clone,
     "empty.memory_format": empty,
     "empty_strided": empty_strided,
     "_new_zeros_with_same_feature_meta": new_zeros_like_tangent,

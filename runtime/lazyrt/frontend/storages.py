@@ -28,7 +28,7 @@ from lazyrt.frontend.layouts import check_bounds, root_as
 from lazyrt.frontend.torch_compat import DEVICE_TYPE, aten, create_empty_tensor
 from lazyrt.frontend.views import make_view
 from lazyrt.ir.live import Buffer, lock
-from lazyrt.ir.node import Value
+from lazyrt.ir.node import Value, strides_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -262,7 +262,7 @@ class HostBytes:
         """Return the lazy tensor that shows a part of the storage."""
         host = torch.empty(0, dtype=dtype).set_(self.storage, offset, size, stride)
         buffer = self._buffers.get((dtype, offset, size, stride))
-        kind = (size, dtype, None if host.is_contiguous() else host.stride())
+        kind = (size, dtype, strides_of(host))
         if buffer is None:
             buffer = self._buffers[dtype, offset, size, stride] = Buffer(None)
             with lock:

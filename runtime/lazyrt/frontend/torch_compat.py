@@ -555,6 +555,36 @@ def patch_to_dlpack(to_host: Callable[[torch.Tensor], torch.Tensor]) -> None:
         setattr(module, "to_dlpack", export)  # noqa: B010 - not an exported name to mypy
 
 
+def patch_from_dlpack(
+    share: Callable[[torch.Tensor, bool | None], torch.Tensor],
+) -> None:
+    """Let `torch.from_dlpack` of a lazy tensor call `share(tensor, copy)`.
+
+    One that is asked for on another device goes by the protocol, and so by a CPU copy.
+    """
+    original = torch.utils.dlpack.from_dlpack
+
+    @functools.wraps(original)
+    def imported(
+        ext_tensor: Any, *, device: Any = None, copy: bool | None = None
+    ) -> torch.Tensor:
+        stays = device is None or torch.device(device).type == DEVICE_TYPE
+        if stays and is_lazy(ext_tensor):
+            return share(ext_tensor, copy)
+        return original(ext_tensor, device=device, copy=copy)
+
+    for module in (torch, torch.utils.dlpack):
+        setattr(module, "from_dlpack", imported)  # noqa: B010 - mypy takes it for a new signature
+
+
+def fills_new_memory() -> bool:
+    """Return whether a program wants new memory filled: `torch.use_deterministic_algorithms`."""
+    return (
+        torch.are_deterministic_algorithms_enabled()
+        and torch._C._get_deterministic_fill_uninitialized_memory()
+    )
+
+
 def patch_accelerator(
     *,
     synchronize: Callable[[], None],
@@ -639,7 +669,8 @@ def patch_module_conversion() -> None:
     torch makes new Parameters when the two devices' tensors have different implementations,
     one for each place of a shared weight. Swapping their contents instead keeps identity, so
     that an optimizer made before `.to()` stays valid. Where torch cannot swap (somebody holds a
-    weak reference to a parameter), shared places are tied again by hand.
+    weak reference to a parameter), shared places are tied again by hand. A conversion that stays
+    on a device is left to torch's own way, which keeps what lies below a Parameter, too.
     """
     for name in ("to", "cpu", DEVICE_TYPE, "to_empty"):
         original = getattr(torch.nn.Module, name)
@@ -649,8 +680,12 @@ def patch_module_conversion() -> None:
 def _conversion(original: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(original)
     def convert(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        to_lazy = name == DEVICE_TYPE or _names_lazy_device((*args, *kwargs.values()))
-        if not to_lazy and not any(map(is_lazy, self.parameters())):
+        given = (*args, *kwargs.values())
+        named = filter(None, map(_device, given))
+        target = name if name in _DEVICES else next(named, None)
+        to_lazy = target == DEVICE_TYPE
+        held = (*self.parameters(), *self.buffers())
+        if not target or all(is_lazy(tensor) is to_lazy for tensor in held):
             return original(self, *args, **kwargs)
         tied, unshaped = _shared_places(self), _without_shape(self)
         before = torch.__future__.get_swap_module_params_on_conversion()
@@ -678,15 +713,17 @@ def _without_shape(module: torch.nn.Module) -> list[torch.nn.Parameter]:
     return [p for p in module.parameters() if isinstance(p, kind)]
 
 
-def _names_lazy_device(args: tuple[Any, ...]) -> bool:
-    for arg in args:
-        if isinstance(arg, torch.device) and arg.type == DEVICE_TYPE:
-            return True
-        if isinstance(arg, str) and arg.split(":")[0] == DEVICE_TYPE:
-            return True
-        if is_lazy(arg):
-            return True
-    return False
+# Methods that are named after where they move a module.
+_DEVICES = frozenset(("cpu", DEVICE_TYPE))
+
+
+def _device(arg: Any) -> str | None:
+    """Return the type of the device that an argument of `Module.to` names, None for other ones."""
+    if isinstance(arg, torch.Tensor):
+        return arg.device.type
+    if isinstance(arg, torch.device):
+        return arg.type
+    return arg.partition(":")[0] if isinstance(arg, str) else None
 
 
 _Places = list[list[tuple[dict[str, Any], str]]]

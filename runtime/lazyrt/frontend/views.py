@@ -11,6 +11,7 @@ from lazyrt.frontend.buffers import State, View, current_value, state_of
 from lazyrt.frontend.infer import infer
 from lazyrt.frontend.kernels import SHIFTS, Kernel, Source, wrap
 from lazyrt.frontend.record import functional, operation
+from lazyrt.frontend.torch_compat import aten, plain_dispatch
 
 if TYPE_CHECKING:
     from lazyrt.ir.node import Value
@@ -26,16 +27,19 @@ def view_kernel(func: torch._ops.OpOverload) -> Kernel:
     """Return the kernel of an op whose result aliases its first argument."""
     op = operation(func)
     source = Source(func, op, in_place=False)
+    by_bits = func is aten.view.dtype
     rest = "".join(f"{part}, " for part in source.parts[1:])
     source.scope.update(
         track=track_offset,
         wrap_view=wrap_view,
         Plain=View,
         inferring=torch.is_inference_mode_enabled,
+        check_start=check_start,
     )
     return source.build(
         [
             "s = a0.untyped_storage()._lazyrt; v = s.value",
+            *(["if s.offset: check_start(a0, a1)"] if by_bits else []),
             "if v is None: v = leaf_of(s)",
             f"a = ({rest})",
             "key = (v, *a)",
@@ -63,6 +67,19 @@ def wrap_view(view: View, value: Value, viewed: torch.Tensor) -> torch.Tensor:
         return wrap(view, value)
     with torch.inference_mode(mode=False):
         return wrap(view, value)
+
+
+def check_start(tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    """Check that the elements of a larger dtype may begin where a view begins in its storage.
+
+    Raises:
+        RuntimeError: They would begin in the middle of one; in torch's words.
+    """
+    start = int(tensor.storage_offset())
+    if start * tensor.itemsize % dtype.itemsize:
+        whole = torch.empty(0, dtype=tensor.dtype, device="meta")
+        with plain_dispatch():
+            whole.as_strided(tensor.shape, tensor.stride(), start).view(dtype)
 
 
 def track_offset(view: View, key: tuple[Any, ...]) -> None:

@@ -6,15 +6,17 @@ for this one, too.
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lazyrt.frontend.provenance import is_own
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import FrameType
 
 _said: set[str] = set()
@@ -99,7 +101,35 @@ def of_count(out: torch.Tensor, count: int) -> None:
         )
 
 
-def of_op(name: str) -> None:
-    """Warn of a functional op that torch warns of whenever it is called."""
+def of_op(name: str, positional: Sequence[Any], keywords: dict[str, Any]) -> None:
+    """Warn of a functional op that torch warns of whenever it is called, or for its arguments.
+
+    Args:
+        name: Of the op.
+        positional: Its arguments, with meta tensors.
+        keywords: Those that have names only.
+    """
     if name in _OF_OPS:
         say_once(_OF_OPS[name])
+    elif name in _SPREADS:
+        _of_freedom(_SPREADS[name], *positional, **keywords)
+
+
+def _of_freedom(
+    name: str, x: torch.Tensor, dim: Any = None, *, correction: Any = None, **_: Any
+) -> None:
+    """Warn that no number is left after the correction, so that a variance is NaN or infinite."""
+    dims = range(x.dim()) if dim is None or len(dim) == 0 else dim
+    if not all(-x.dim() <= d < x.dim() for d in dims):
+        return  # the op refuses them
+    count = math.prod(x.shape[d] for d in dims)
+    if (count if x.numel() else 0) <= (1 if correction is None else correction):
+        say(
+            f"{name}(): degrees of freedom is <= 0. Correction should be strictly less than the "
+            "reduction factor (input numel divided by output numel)."
+        )
+
+
+_SPREADS = {
+    f"aten.{name}.correction": name for name in ("std", "var", "std_mean", "var_mean")
+}

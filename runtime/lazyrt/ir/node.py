@@ -86,7 +86,7 @@ class Value:
     Attributes:
         shape: Sizes.
         dtype: torch dtype.
-        strides: Strides in elements, None when contiguous.
+        strides: Strides in elements, None when contiguous (`strides_of`).
         node: The node that computes it; None for a leaf.
         index: Position among the node's results.
     """
@@ -267,6 +267,26 @@ _SHORT = {
     torch.float8_e4m3fn: "f8e4m3fn", torch.float8_e4m3fnuz: "f8e4m3fnuz",
     torch.float8_e5m2: "f8e5m2", torch.float8_e5m2fnuz: "f8e5m2fnuz",
 }  # fmt: skip
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a contiguous tensor, in elements."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def strides_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """Return a tensor's strides as a `Value` has them: None when contiguous.
+
+    A tensor without elements is contiguous whatever its strides, so it always has them.
+    """
+    if tensor.is_contiguous() and 0 not in tensor.shape:
+        return None
+    return tuple(tensor.stride())
 
 
 def nbytes_of(value: Value) -> int:
