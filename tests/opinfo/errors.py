@@ -42,7 +42,7 @@ class Refusal:
 
 def refusals(case: Case) -> Iterator[Refusal]:
     """Yield one entry for each wrong call that the CPU refuses."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), lazyrt.config.scoped(deferred_checks=False):
         warnings.simplefilter("ignore")
         for number, bad in enumerate(bad_calls(case)):
             sample = bad.sample_input

@@ -74,8 +74,8 @@ INEXACT: dict[str, str] = {
     ),
     **dict.fromkeys(
         ("addbmm", "baddbmm", "grid_sampler_2d", "kron", "nn.functional.bilinear",
-         "nn.functional.conv3d", "nn.functional.conv_transpose2d",
-         "nn.functional.conv_transpose3d"),
+         "nn.functional.conv3d", "nn.functional.conv_transpose1d",
+         "nn.functional.conv_transpose2d", "nn.functional.conv_transpose3d"),
         _ROUNDS,
     ),
 }  # fmt: skip
@@ -174,7 +174,6 @@ _DATA = (
 )
 ACCEPTED: dict[str, tuple[tuple[int, ...], str]] = {
     "gather": ((4,), _DATA),
-    "multinomial": (tuple(range(7, 21)), _DATA),
     "scatter": ((3,), _DATA),
     "scatter_add": ((3,), _DATA),
 }
