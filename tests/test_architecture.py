@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import ratchets
+
 ROOT = Path(__file__).parent.parent
 RUNTIME = ROOT / "runtime" / "lazyrt"
 LAZYVIZ = ROOT / "lazyviz"
@@ -145,3 +147,35 @@ def test_every_lock_can_be_taken_again_by_the_thread_that_holds_it():
     ]
 
     assert plain == []
+
+
+# ---------------------------------------------------------------- what may only fall
+
+
+def test_the_product_gets_no_more_tangled_and_no_larger():
+    assert ratchets.risen(ratchets.figures(), ratchets.committed()) == []
+
+
+def test_what_rises_is_named():
+    most = {"circles": [["a", "b", "c"]], "internals": ["x: lazyrt.ir.node.Node"]}
+    now = {
+        "circles": [["a", "c"], ["c", "d"]],
+        "internals": ["y: lazyrt.ir.graph.Graph"],
+    }
+    counts = [{key: {"new": n} for key in ("files", "lines", "any")} for n in (1, 2)]
+
+    assert ratchets.risen({**now, **counts[1]}, {**most, **counts[0]}) == [
+        "modules import each other: c, d",
+        "lazyviz imports an internal name: y: lazyrt.ir.graph.Graph",
+        "files of new: 2, at most 1",
+        "lines of new: 2, at most 1",
+        "any of new: 2, at most 1",
+    ]
+
+
+def test_circles_are_found_through_functions_and_types():
+    graph = {"a": ["b"], "b": ["c"], "c": ["a", "d"], "d": [], "e": ["e", "d"]}
+
+    assert ratchets._components(graph) == [["d"], ["a", "b", "c"], ["e"]]
+    example = ast.parse("def f():\n from a.b import c\nif TYPE_CHECKING:\n import d.e")
+    assert ratchets.imports_in(example) == {"a.b.c", "d.e"}
