@@ -15,6 +15,7 @@ import importlib.util
 import io
 import math
 import sys
+import threading
 import types
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
@@ -688,23 +689,48 @@ def _conversion(original: Callable[..., Any], name: str) -> Callable[..., Any]:
         if not target or all(is_lazy(tensor) is to_lazy for tensor in held):
             return original(self, *args, **kwargs)
         tied, unshaped = _shared_places(self), _without_shape(self)
-        before = torch.__future__.get_swap_module_params_on_conversion()
-        torch.__future__.set_swap_module_params_on_conversion(True)
         try:
-            result = original(self, *args, **kwargs)
+            with _swapping:
+                result = original(self, *args, **kwargs)
         except RuntimeError as error:
             if "swap" not in str(error):
                 raise
-            torch.__future__.set_swap_module_params_on_conversion(False)
             result = original(self, *args, **kwargs)
-        finally:
-            torch.__future__.set_swap_module_params_on_conversion(before)
         _tie(tied)
         for parameter in unshaped:
             parameter.__class__ = torch.nn.UninitializedParameter  # type: ignore[assignment]
         return result
 
     return convert
+
+
+class _Swapping:
+    """While somebody is in it, conversions swap what lies below parameters.
+
+    torch's switch is one for all threads: the first that comes sets it, and the last that goes
+    sets it back.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._inside = 0
+        self._before = False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = torch.__future__.get_swap_module_params_on_conversion()
+                torch.__future__.set_swap_module_params_on_conversion(True)
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                torch.__future__.set_swap_module_params_on_conversion(self._before)
+
+
+_swapping = _Swapping()
 
 
 def _without_shape(module: torch.nn.Module) -> list[torch.nn.Parameter]:
