@@ -72,6 +72,8 @@ def factories_write_into_tensors(d, x):
         torch.logspace(0, 3, 4, out=square.narrow(1, 0, 2)),
         torch.arange(4, out=square.t()[1:]),
         torch.eye(2, out=line),
+        torch.ops.aten.range.step(1, 4, 0.3, dtype=torch.float64, device=d),
+        torch.ops.aten.range.out(1, 6, out=square.clone()),
         square,
         torch.arange(1, 7, 2, out=grown),
         torch.arange(3, out=every_other[::2]),
