@@ -140,7 +140,7 @@ class Spec:
                 raise LoweringError(
                     f"the rule of {self} gave what MLIR refuses ({self.failure}). Correct it."
                 ) from error
-            self._text = _privatefunctions(module, self.symbol)
+            self._text = _private_functions(module, self.symbol)
         return self._text
 
     @property
@@ -274,7 +274,7 @@ def _is_weak(value: Value) -> bool:
 _FUNCTION = re.compile(r"func\.func (?:public |private )?@([\w.]+)")
 
 
-def _privatefunctions(module: str, symbol: str) -> str:
+def _private_functions(module: str, symbol: str) -> str:
     """Return a module's functions renamed after `symbol`, ready for another module."""
     names = _FUNCTION.findall(module)
     body = module[module.index("{", module.index("module @")) :]
