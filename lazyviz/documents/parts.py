@@ -15,10 +15,11 @@ from lazyviz import __version__, parse_report
 from lazyviz.documents import privacy, quotations
 from lazyviz.documents.facts import tell_of
 from lazyviz.inspection import executables, standing, tables
-from lazyviz.render import html, text
+from lazyviz.render import html, strip_html, text
 from lazyviz.render.escape import markup
 from lazyviz.render.html import Fragment
 from lazyviz.render.state import state_text
+from lazyviz.render.strip import strip_notes
 from lazyviz.render.why import why_html
 
 if TYPE_CHECKING:
@@ -87,9 +88,7 @@ def _findings(facts: Facts) -> str:
         elif strip.error is not None:
             found.append(f"cell {number} stopped by {_headline(facts, record)}")
         found += [
-            f"cell {number}: {note}"
-            for note in text.strip_notes(strip)
-            if "cut" in note
+            f"cell {number}: {note}" for note in strip_notes(strip) if "cut" in note
         ]
     found += map(str, _live_tensors(facts, runtime).growth)
     counts = runtime.counters()
@@ -169,7 +168,7 @@ def _cell(
     if record is not None:
         if record.failure is not None:
             parts.append(_failure(record.failure, source=source))
-        parts.append(html.strip_html(record.strip))
+        parts.append(strip_html.strip_html(record.strip))
     return "".join(parts)
 
 

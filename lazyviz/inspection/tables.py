@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazyviz import __version__
 from lazyviz.inspection import standing
-from lazyviz.render import html, state, text
+from lazyviz.render import html, state, strip, text
 from lazyviz.render.escape import one_line
 from lazyviz.render.state import now_text
 from lazyviz.render.strip import Barrier
@@ -287,7 +287,7 @@ def _notes(rows: Sequence[StepRow]) -> Iterator[str]:
             cut=cut_step,
             duration_ns=sum(row.barrier_ns for row in those),
         )
-        yield f"{_numbers(those)}: {state.cut_text(barrier)}"
+        yield f"{_numbers(those)}: {strip.cut_text(barrier)}"
     for (tensor, site), found in looks.items():
         together = state.Repeat(
             tensor=tensor,

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from lazyviz.render import text
-
-if TYPE_CHECKING:
-    from lazyviz.render.strip import Barrier
-
 
 _MAX_READ = 3
 
@@ -158,23 +153,6 @@ def now_text(state: State) -> str:
     if state.pending_from:
         pending += f", from {state.pending_from} on"
     return " · ".join([*parts, pending, text.plural(state.live_tensors, "live tensor")])
-
-
-def cut_text(barrier: Barrier) -> str:
-    """Return what a read that cut a step did, and the way around it."""
-    step = f"the step {barrier.cut}" if barrier.cut else "a step"
-    return (
-        f"{barrier_cause(barrier)} cut {step}: {text.plural(barrier.nodes, 'op')} ran on their "
-        f"own in {text.duration(barrier.duration_ns)}. Read behind the block, or use "
-        "add_step_closure()"
-    )
-
-
-def barrier_cause(barrier: Barrier) -> str:
-    """Return what a barrier was, with the tensor that was read and the line."""
-    tensor = f" of {barrier.tensor}" if barrier.tensor else ""
-    where = f" at {barrier.site}" if barrier.site else ""
-    return f"{barrier.cause}{tensor}{where}"
 
 
 def repeat_text(repeat: Repeat) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from lazyviz.render import text
 from lazyviz.render.gaps import Gaps, gaps_text
 from lazyviz.render.measure import clip
-from lazyviz.render.phases import PHASES
+from lazyviz.render.palette import PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
