@@ -101,10 +101,12 @@ class Session:
         shell: The shell.
         strips: Whether a strip follows each cell that touched the device.
         cells: The last thousand cells that touched the device.
+        last_error: The error that was shown before the running cell.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
         self.strips = True
+        self.last_error: BaseException | None = None
         self.cells: deque[CellRecord] = deque(maxlen=_MAX_CELLS)
         self.progress = Progress(shell)
         self.shell: Any = shell

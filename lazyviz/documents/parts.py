@@ -11,9 +11,9 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lazyviz import __version__, parse_report
 from lazyviz.documents import privacy, quotations
 from lazyviz.documents.facts import tell_of
+from lazyviz.foreign.metrics_parse import parse_report
 from lazyviz.inspection import executables, standing, tables
 from lazyviz.render import html, strip_html, text
 from lazyviz.render.escape import markup
@@ -21,6 +21,7 @@ from lazyviz.render.html import Fragment
 from lazyviz.render.state import state_text
 from lazyviz.render.strip import strip_notes
 from lazyviz.render.why import why_html
+from lazyviz.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

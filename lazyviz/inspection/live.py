@@ -8,9 +8,9 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lazyviz import session
 from lazyviz.render import text
 from lazyviz.render.live import Target
-from lazyviz.shell import twofold
 from lazyviz.shell.lazytensors import is_lazy
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from lazyrt.ir.snapshot import Name
 
 TRACEBACK = "traceback"
-_TWIN = "lzl-twin"
 _RESULT = re.compile(r"(?:Out\[(\d+)\]|_(\d+)|(_{1,3}))")
 _LAST_ERROR = ("last_exc", "last_value", "last_type", "last_traceback")
 _COLUMNS = {"bytes": "size", "nodes": "ops", "site": "made at", "holder": "held by"}
@@ -109,19 +108,6 @@ def report(
         wanted.above, namespace=shell.user_ns
     )
     return found.sorted(wanted.sort, reverse=wanted.reverse)
-
-
-def show(runtime: ModuleType, shell: Any, chosen: Options) -> None:
-    """Display the live tensors: a table that stays, and one to sort and let go by."""
-    found = report(runtime, shell, chosen)
-
-    def view() -> Any:
-        from lazyviz.widgets.live_view import LiveView
-
-        return LiveView(runtime, shell, chosen, _TWIN)
-
-    make = view if found.rows else None
-    twofold.show(shell, found.to_text(), found.to_html, _TWIN, make)
 
 
 # --- letting go
@@ -231,8 +217,6 @@ def leads(row: LiveRow, name: str) -> bool:
 
 
 def _drop_traceback(shell: Any) -> None:
-    from lazyviz import extension
-
     if not any(hasattr(sys, name) for name in _LAST_ERROR):
         raise ValueError(
             "%lazy drop traceback: no exception was shown since the last drop, so there is no "
@@ -240,7 +224,9 @@ def _drop_traceback(shell: Any) -> None:
         )
     for name in _LAST_ERROR:
         vars(sys).pop(name, None)
-    extension.forget_error(shell)
+    current = session.current(shell)
+    if current is not None:
+        current.last_error = None
     last = shell.last_execution_result
     if last is not None:
         last.error_in_exec = last.error_before_exec = None

@@ -24,6 +24,7 @@ from lazyviz.inspection.programs import (
 )
 from lazyviz.render import text
 from lazyviz.render.hlo_model import unwrapped
+from lazyviz.timing.compile_share import why_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from lazyviz.hlo import Graph as HloGraph
     from lazyviz.inspection.programs import Form, Program
     from lazyviz.render.cuts import Cut
+
 
 _NO_VALUES = (
     "No values: the step of this program has run, or it was never recorded here."
@@ -304,7 +306,6 @@ def _lowered(
 
 
 def _step_subject(step: int, runtime: ModuleType | None) -> Subject:
-    from lazyviz.inspection.comparison import graph_of_step
 
     if runtime is None:
         raise HloError(
@@ -332,3 +333,24 @@ def _text_subject(graph: HloGraph) -> Subject:
         form = "ir"
     name = f"{FORM_NAMES[form]} {graph.name}"
     return Subject({form: lambda: HloProgram(shown, form, name)}, form)
+
+
+def graph_of_step(runtime: ModuleType, step: int) -> HloGraph:
+    """Return the graph that a step ran.
+
+    Raises:
+        HloError: There is no such step, or its graph is no longer kept.
+    """
+    record = runtime.graph_of_step(step)
+    if record is None:
+        raise HloError(
+            f"there is no graph of step {step}: {why_unknown(runtime, step)}"
+        )
+    if record.snapshot is None:
+        raise HloError(
+            f"the graph of step {step} is no longer kept: too many graphs were compiled "
+            "since. Compare later steps."
+        )
+    graph = graph_of(record)
+    graph.name = f"step {step} ({record.name})"
+    return graph

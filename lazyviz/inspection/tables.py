@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lazyviz import __version__
 from lazyviz.inspection import standing
 from lazyviz.render import html, state, strip, text
 from lazyviz.render.escape import one_line
 from lazyviz.render.state import now_text
 from lazyviz.render.strip import Barrier
 from lazyviz.render.why import why_html
+from lazyviz.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -18,7 +18,7 @@ import traitlets
 from lazyviz.widgets import assets
 
 if TYPE_CHECKING:
-    from lazyviz.shell.progress import Wait
+    from lazyviz.timing.expected import Wait
 
 _VIEW = "application/vnd.jupyter.widget-view+json"
 

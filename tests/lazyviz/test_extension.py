@@ -122,7 +122,7 @@ def test_load_twice_and_reload_hook_once(lab):
 
 def test_a_load_that_fails_leaves_no_hook(shell, monkeypatch):
     before = hooks(shell)
-    monkeypatch.setattr("lazyviz.magics.install", lambda *_: 1 / 0)
+    monkeypatch.setattr("lazyviz.shell.magics.install", lambda *_: 1 / 0)
 
     with pytest.raises(ZeroDivisionError):
         extension.load(shell)
