@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from IPython.core.interactiveshell import InteractiveShell
 
-    from lazyrt.execution.node_values import NodeValues
+    from lazyrt.tools import NodeValues
     from lazyviz.divergence.report import Replicas
     from lazyviz.documents.session_report import Written
     from lazyviz.foreign.evidence import Evidence

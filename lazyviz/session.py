@@ -26,10 +26,8 @@ if TYPE_CHECKING:
 
     from IPython.core.interactiveshell import InteractiveShell
 
-    from lazyrt.execution.holdings import Holding
-    from lazyrt.ir.graph import Graph
-    from lazyrt.ir.node import Node, Value
     from lazyrt.observe.events import Subscription
+    from lazyrt.tools import Graph, Holding, Node, Value
     from lazyviz.render.cuts import Cut
     from lazyviz.render.model import DrawGraph
     from lazyviz.render.spans import CellTime
@@ -348,7 +346,7 @@ class Session:
             self._told_waiting.clear()
         if not graph.nodes:
             return ()
-        from lazyrt.control.live_growth import waiting_cells
+        from lazyrt.tools import waiting_cells
 
         found = [
             each
@@ -362,7 +360,7 @@ class Session:
         """Return the loop that fills the pending graph, where the cell made it much larger."""
         if new < _MANY_PENDING:
             return ()
-        from lazyrt.ir.rounds import rounds_in
+        from lazyrt.tools import rounds_in
 
         nodes = graph.nodes
         rounds = rounds_in((node.op.name, node.provenance.site) for node in nodes)
@@ -403,7 +401,7 @@ class Session:
             return None
         if not set(self._runtime.pending_graph().nodes).issuperset(graph.nodes):
             return None
-        from lazyrt.control.live_tensors import holdings_in
+        from lazyrt.tools import holdings_in
 
         return holdings_in(graph, self.shell.user_ns)
 

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from lazyrt import LiveReport
-    from lazyrt.control.live_rows import LiveRow
-    from lazyrt.ir.snapshot import Name
+    from lazyrt.tools import LiveRow, Name
 
 TRACEBACK = "traceback"
 _RESULT = re.compile(r"(?:Out\[(\d+)\]|_(\d+)|(_{1,3}))")
@@ -59,13 +58,13 @@ def options(rest: str) -> Options:
         >>> options("--sort age --above 500")
         Options(above=500, sort='age', reverse=False)
     """
-    from lazyrt.control.live_listing import COLUMNS
+    from lazyrt.tools import LIVE_COLUMNS
 
     words = rest.split()
     found: dict[str, Any] = {}
     while words:
         if words[0] == "--sort":
-            found["sort"], words = _column(words[1:], COLUMNS)
+            found["sort"], words = _column(words[1:], LIVE_COLUMNS)
         elif words[0] == "--above":
             found["above"], words = _count(words[1:])
         elif words[0] == "--reverse":
@@ -73,7 +72,7 @@ def options(rest: str) -> Options:
         else:
             raise ValueError(
                 f"%lazy live {rest}: {words[0]!r} is no option. It has --sort COLUMN "
-                f"({', '.join(COLUMNS)}), --reverse, and --above N for tensors that need "
+                f"({', '.join(LIVE_COLUMNS)}), --reverse, and --above N for tensors that need "
                 "more than N pending ops."
             )
     return Options(**found)
@@ -203,7 +202,7 @@ def _taken(found: LiveReport) -> int:
 
 
 def _still(row: LiveRow) -> str:
-    from lazyrt.control.live_rows import held_by
+    from lazyrt.tools import held_by
 
     return f"  {row.type}, {text.size(row.nbytes)}, is still held by {held_by(row)}"
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from lazyrt import Graph, Inspection
-    from lazyrt.lowering.computation import Computation
     from lazyviz.hlo import Graph as HloGraph
     from lazyviz.inspection.programs import Form, Program
     from lazyviz.render.cuts import Cut
@@ -59,7 +58,7 @@ class Subject:
         makers: Mapping[Form, Callable[[], Program]],
         first: Form,
         inspection: Inspection | None = None,
-        computation: Computation | None = None,
+        graph: Graph | None = None,
         no_values: str = "",
         names: Mapping[Any, str] | None = None,
         cut: Cut | None = None,
@@ -71,7 +70,7 @@ class Subject:
         self.first = first
         self.inspection = inspection
         self._makers = makers
-        self._computation = computation
+        self._computation = graph.lower() if graph is not None else None
         self._made: dict[Form, Program] = {}
 
     def program(self, form: Form) -> Program:
@@ -122,7 +121,7 @@ def subject_of(
             "lazyrt is not imported, so nothing is pending. Import it and make tensors with "
             "device='lazyrt', or give a text, a path or a graph."
         )
-    from lazyrt.frontend.reads import require_lazy
+    from lazyrt.tools import require_lazy
 
     for each in things:
         require_lazy(each, "explore()")
@@ -171,7 +170,7 @@ def _call_subject(
         )
     if not arguments and not options:
         return _module_subject(function, name, runtime)
-    from lazyrt.control.rehearsal import rehearse
+    from lazyrt.tools import rehearse
 
     _check_arguments(function, name, arguments, options)
     session.be_library(runtime)  # the names are those of the caller's frame
@@ -301,7 +300,7 @@ def _lowered(
             "optimised", lambda: computation.known_hlo() or computation.as_text("hlo")
         ),
     }
-    subject = Subject(makers, first, inspection, computation, no_values, names)
+    subject = Subject(makers, first, inspection, graph, no_values, names)
     return subject
 
 

@@ -11,8 +11,7 @@ from lazyviz.render.model import type_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from lazyrt.ir.graph import Graph
-    from lazyrt.ir.node import Leaf, Node, Value
+    from lazyrt.tools import Graph, Leaf, Node, Value
 
 Align = Literal["<", ">"]
 
@@ -171,7 +170,7 @@ def listing(
     if hidden:
         lines.append(f"... {plural(hidden, 'earlier op')}")
     lines.extend(map(_node_line, shown))
-    lines.append("return " + ", ".join(map(_reference, graph.roots)))
+    lines.append("return " + ", ".join(map(reference, graph.roots)))
     return "\n".join(lines)
 
 
@@ -265,7 +264,7 @@ def _argument_names(node: Node) -> list[str]:
 
 def _argument(arg: Any) -> str:
     if hasattr(arg, "dtype") and hasattr(arg, "node"):
-        return _reference(arg)
+        return reference(arg)
     if isinstance(arg, tuple):
         if len(arg) == 2 and arg[0] in (float, bool, complex):  # noqa: PLR2004
             return str(arg[1])
@@ -273,7 +272,8 @@ def _argument(arg: Any) -> str:
     return str(arg)
 
 
-def _reference(value: Value) -> str:
+def reference(value: Value) -> str:
+    """Return what a listing calls a value: `%3`, `%p0`."""
     if value.node is None:
         return _leaf_name(value)
     suffix = f".{value.index}" if len(value.node.outputs) > 1 else ""
