@@ -22,7 +22,7 @@ from lazyviz import formatters, session
 from lazyviz.render import strip_html
 from lazyviz.render.strip import strip_text
 from lazyviz.session import SHELL_ATTRIBUTE, Session
-from lazyviz.shell import displayed, magics, postmortem, tracebacks, twofold
+from lazyviz.shell import displayed, dual_display, magics, postmortem, tracebacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -157,7 +157,7 @@ class Extension:
 
     def _wake_copying(self) -> None:
         """Let the buttons in this session's strips work, from the first one on."""
-        if not twofold.has_page(self._shell):
+        if not dual_display.has_page(self._shell):
             return
         try:
             from lazyviz.widgets.copy_lines import CopyLines

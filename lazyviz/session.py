@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lazyviz.inspection.standing import state_of
+from lazyviz.render.state import state_of
 from lazyviz.shell.failures import failure_of
 from lazyviz.shell.lazytensors import named_tensors
 from lazyviz.shell.progress import Progress

@@ -16,7 +16,7 @@ import pytest
 import lazyrt
 from lazyrt.errors import LazyRuntimeError
 from lazyrt.execution import forks
-from lazyviz.shell import completion, interrupted
+from lazyviz.shell import completion, tracebacks
 from lazyviz.timing import expected
 from lazyviz.timing.expected import Expected
 from tests.conftest import displayed
@@ -138,7 +138,7 @@ def waits() -> str:
     return "\n".join(
         (
             wait.line,
-            interrupted.note(wait.what, pending_ops=214),
+            tracebacks.note(wait.what, pending_ops=214),
             f"LazyRuntimeError: {raised.value}",
         )
     )

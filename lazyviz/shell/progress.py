@@ -15,7 +15,7 @@ import uuid
 from typing import TYPE_CHECKING, Any, TextIO
 
 from lazyviz.render import text
-from lazyviz.shell.interrupted import shorten
+from lazyviz.shell.tracebacks import shorten
 from lazyviz.timing.expected import VERBS, Expectations, Expected, Wait
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from lazyviz.inspection import executables, live, tables
 from lazyviz.inspection.cuts import cut_of
 from lazyviz.render import text
 from lazyviz.render.cuts import cut_html, cut_text
-from lazyviz.shell import completion, twofold
+from lazyviz.shell import completion, dual_display
 from lazyviz.shell.commands import Commands, refuse, runtime_here, step_named
 from lazyviz.shell.expressions import names_hint
 
@@ -61,7 +61,7 @@ class SessionCommands(Commands):
             return LiveView(runtime, self._shell, chosen, _LIVE_TWIN)
 
         make = view if found.rows else None
-        twofold.show(self._shell, found.to_text(), found.to_html, _LIVE_TWIN, make)
+        dual_display.show(self._shell, found.to_text(), found.to_html, _LIVE_TWIN, make)
 
     def _step(self, rest: str) -> None:
         if rest and not (rest.isdecimal() and int(rest)):
@@ -126,7 +126,9 @@ class SessionCommands(Commands):
 
         shown = executables.table(entries)
         copy = partial(executables.to_html, entries)
-        twofold.show(self._shell, shown, copy, _CACHE_TWIN, view if entries else None)
+        dual_display.show(
+            self._shell, shown, copy, _CACHE_TWIN, view if entries else None
+        )
 
     def _compile(self, rest: str) -> None:
         from lazyviz.timing import compile_share

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any
 from lazyviz.command_line import path_of
 from lazyviz.render import text
 from lazyviz.render.escape import printable
-from lazyviz.render.gaps import gaps
 from lazyviz.render.spans import CellTime, Span
-from lazyviz.render.timeline_text import TimelineView, timeline_text
+from lazyviz.render.timeline_text import TimelineView, gaps, timeline_text
 from lazyviz.version import __version__
 
 if TYPE_CHECKING:

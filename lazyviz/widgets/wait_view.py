@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import anywidget
 import traitlets
 
-from lazyviz.widgets import assets
+from lazyviz.widgets import page
 
 if TYPE_CHECKING:
     from lazyviz.timing.expected import Wait
@@ -30,8 +30,8 @@ class WaitView(anywidget.AnyWidget):
         number: Of the wait that is shown; a click that comes after its end says an old one.
     """
 
-    _esm = assets.page("wait_view")
-    _css = assets.style("wait_view")
+    _esm = page.script("wait_view")
+    _css = page.style("wait_view")
 
     number = traitlets.Int().tag(sync=True)
     active = traitlets.Bool().tag(sync=True)
