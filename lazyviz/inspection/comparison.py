@@ -18,7 +18,7 @@ from lazyviz.hlo import minimise as smallest
 from lazyviz.hlo.graph import PARAMETER
 from lazyviz.hlo.load import is_path
 from lazyviz.inspection.subjects import graph_of_step
-from lazyviz.render.terminal import coloured, takes_colour
+from lazyviz.render.diff_text import coloured, takes_colour
 from lazyviz.shell.lazytensors import is_lazy
 
 if TYPE_CHECKING:
