@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
     from IPython.core.interactiveshell import InteractiveShell
 
+    from lazyrt import Graph
     from lazyrt.observe.events import Subscription
-    from lazyrt.tools import Graph, Holding, Node, Value
+    from lazyrt.tools import Holding, Node, Value
     from lazyviz.render.cuts import Cut
     from lazyviz.render.model import DrawGraph
     from lazyviz.render.spans import CellTime

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from lazyrt.tools import Graph, NotFinite, Operand, Origin, Value
+    from lazyrt import Graph
+    from lazyrt.tools import NotFinite, Operand, Origin, Value
 
 _HEADER = ("op", "type", "where", "not finite", "first at", "made of")
 

@@ -244,7 +244,7 @@ def compare(
 
 def _cause(rows: dict[Value, NodeDifference]) -> NodeDifference | None:
     """Return the earliest row, of those under the first over tolerance, that made a difference."""
-    from lazyrt.tools import Graph
+    from lazyrt import Graph
 
     first = next((value for value, row in rows.items() if row.over), None)
     if first is None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from lazyrt.tools import Graph, Holding, Leaf, Node, Op, Value
+    from lazyrt import Graph
+    from lazyrt.tools import Holding, Leaf, Node, Op, Value
 
 Kind = Literal["op", "backward", "random", "parameter", "constant", "group"]
 

@@ -11,7 +11,8 @@ from lazyviz.render.model import type_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from lazyrt.tools import Graph, Leaf, Node, Value
+    from lazyrt import Graph
+    from lazyrt.tools import Leaf, Node, Value
 
 Align = Literal["<", ">"]
 

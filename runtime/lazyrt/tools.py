@@ -24,13 +24,12 @@ from lazyrt.execution.summaries import Summary
 from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.reads import require_lazy
 from lazyrt.ir.costs import flops, result_bytes, run_ns
-from lazyrt.ir.graph import Graph
 from lazyrt.ir.node import Leaf, Node, Op, Value
 from lazyrt.ir.rounds import rounds_in
 from lazyrt.ir.snapshot import Name
 
 __all__ = [
-    "LIVE_COLUMNS", "Cost", "Graph", "Holding", "Leaf", "Lifetime", "LiveRow", "Look", "Name", "Node",
+    "LIVE_COLUMNS", "Cost", "Holding", "Leaf", "Lifetime", "LiveRow", "Look", "Name", "Node",
     "NodeValues", "NotFinite", "Op", "Operand", "Origin", "Summary", "Value",
     "decode_record", "differences", "flops", "held_by", "holdings_in", "rehearse", "require_lazy",
     "result_bytes", "rounds_in", "run_ns", "user_site", "waiting_cells",
