@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lazyviz.version import __version__
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
@@ -16,12 +18,12 @@ if TYPE_CHECKING:
     import torch
     from IPython.core.interactiveshell import InteractiveShell
 
-    from lazyrt.execution.node_values import NodeValues
+    from lazyrt.tools import NodeValues
     from lazyviz.divergence.report import Replicas
     from lazyviz.documents.session_report import Written
     from lazyviz.foreign.evidence import Evidence
-    from lazyviz.foreign.metrics import MetricsReport
     from lazyviz.foreign.metrics_diff import Comparable, ReportDiff
+    from lazyviz.foreign.metrics_report import MetricsReport
     from lazyviz.foreign.quantities import Rounding
     from lazyviz.hlo import Graph, ValueTrace
     from lazyviz.inspection.comparison import DiffView, MinimisedView
@@ -49,8 +51,6 @@ __all__ = [
     "trace_value",
     "unload_ipython_extension",
 ]
-
-__version__ = "0.1.0.dev0"
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:

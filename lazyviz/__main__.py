@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
             sys.stdout.write(_USAGE)
             return 0
         case ["--version"]:
-            from lazyviz import __version__
+            from lazyviz.version import __version__
 
             sys.stdout.write(f"lazyviz {__version__}\n")
             return 0

@@ -5,7 +5,7 @@
 | `pre_run_cell`, `post_run_cell` | begin and end a cell's record; the strip |
 | display hook | `Out` keeps snapshots (`lazyviz.shell.displayed`) |
 | formatters | lazy tensors and graphs (`lazyviz.formatters`) |
-| magics, completer | `%lazy` (`lazyviz.magics`) |
+| magics, completer | `%lazy` (`lazyviz.shell.magics`) |
 | `sys.meta_path` | notice that the user's program imports `lazyrt` |
 """
 
@@ -18,10 +18,11 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
-from lazyviz import formatters, magics, session
-from lazyviz.render import html, text
+from lazyviz import formatters, session
+from lazyviz.render import strip_html
+from lazyviz.render.strip import strip_text
 from lazyviz.session import SHELL_ATTRIBUTE, Session
-from lazyviz.shell import displayed, postmortem, tracebacks, twofold
+from lazyviz.shell import displayed, dual_display, magics, postmortem, tracebacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -49,7 +50,6 @@ class Extension:
         self._open: list[ExecutionInfo] = []
         self._undo: list[Callable[[], None]] = []
         self._copying: Any = None
-        self._last_error: BaseException | None = None
 
     def install(self) -> None:
         """Put every hook in place."""
@@ -65,10 +65,6 @@ class Extension:
             self._undo.pop()()
         self.session.close()
 
-    def forget_error(self) -> None:
-        """Let go of the error that was shown before the running cell."""
-        self._last_error = None
-
     def _install(self) -> None:
         shell = self._shell
         self._hook_events()
@@ -78,7 +74,7 @@ class Extension:
         self._undo += tracebacks.install(shell)
         # Loaded from within a cell, what that cell goes on to do is recorded too.
         self.session.start_cell(shell.execution_count - 1)
-        self._last_error = _last_error()
+        self.session.last_error = _last_error()
         runtime = session.runtime()
         if runtime is not None:
             self.session.attach(runtime)
@@ -98,7 +94,7 @@ class Extension:
         self._open.append(info)
         if len(self._open) > 1:
             return
-        self._last_error = _last_error()
+        self.session.last_error = _last_error()
         # nbval and VS Code run cells without history: those keep the count of the next.
         count: int = self._shell.execution_count
         self.session.start_cell(count - 1 if info.store_history else count)
@@ -137,8 +133,8 @@ class Extension:
         return False
 
     def _let_go(self, error: BaseException | None) -> None:
-        latest, before = _last_error(), self._last_error
-        self._last_error = None
+        latest, before = _last_error(), self.session.last_error
+        self.session.last_error = None
         runtime = session.runtime()
         if runtime is None:
             return
@@ -150,18 +146,18 @@ class Extension:
                     postmortem.let_go(each, runtime.stand_in)
 
     def _publish(self, strip: Any) -> None:
-        data = {"text/plain": text.strip_text(strip)}
+        data = {"text/plain": strip_text(strip)}
         if formatters.wants_html(self._shell):
             with _logged("the drawing of a strip"):
-                data["text/html"] = html.strip_html(strip)
+                data["text/html"] = strip_html.strip_html(strip)
         self._shell.display_pub.publish(data, metadata={})
-        if self._copying is None and html.has_copy_button(strip):
+        if self._copying is None and strip_html.has_copy_button(strip):
             with _logged("the buttons that copy lines"):
                 self._wake_copying()
 
     def _wake_copying(self) -> None:
         """Let the buttons in this session's strips work, from the first one on."""
-        if not twofold.has_page(self._shell):
+        if not dual_display.has_page(self._shell):
             return
         try:
             from lazyviz.widgets.copy_lines import CopyLines
@@ -178,13 +174,6 @@ def load(shell: InteractiveShell) -> None:
     extension.install()
     setattr(shell, SHELL_ATTRIBUTE, extension.session)
     setattr(shell, _EXTENSION_ATTRIBUTE, extension)
-
-
-def forget_error(shell: InteractiveShell) -> None:
-    """Let go of the error that was shown before a shell's running cell."""
-    extension = getattr(shell, _EXTENSION_ATTRIBUTE, None)
-    if extension is not None:
-        extension.forget_error()
 
 
 def unload(shell: InteractiveShell) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lazyviz.inspection.standing import state_of
+from lazyviz.render.state import state_of
 from lazyviz.shell.failures import failure_of
 from lazyviz.shell.lazytensors import named_tensors
 from lazyviz.shell.progress import Progress
@@ -26,10 +26,9 @@ if TYPE_CHECKING:
 
     from IPython.core.interactiveshell import InteractiveShell
 
-    from lazyrt.execution.holdings import Holding
-    from lazyrt.ir.graph import Graph
-    from lazyrt.ir.node import Node, Value
+    from lazyrt import Graph
     from lazyrt.observe.events import Subscription
+    from lazyrt.tools import Holding, Node, Value
     from lazyviz.render.cuts import Cut
     from lazyviz.render.model import DrawGraph
     from lazyviz.render.spans import CellTime
@@ -101,10 +100,12 @@ class Session:
         shell: The shell.
         strips: Whether a strip follows each cell that touched the device.
         cells: The last thousand cells that touched the device.
+        last_error: The error that was shown before the running cell.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
         self.strips = True
+        self.last_error: BaseException | None = None
         self.cells: deque[CellRecord] = deque(maxlen=_MAX_CELLS)
         self.progress = Progress(shell)
         self.shell: Any = shell
@@ -346,7 +347,7 @@ class Session:
             self._told_waiting.clear()
         if not graph.nodes:
             return ()
-        from lazyrt.control.live_growth import waiting_cells
+        from lazyrt.tools import waiting_cells
 
         found = [
             each
@@ -360,7 +361,7 @@ class Session:
         """Return the loop that fills the pending graph, where the cell made it much larger."""
         if new < _MANY_PENDING:
             return ()
-        from lazyrt.ir.rounds import rounds_in
+        from lazyrt.tools import rounds_in
 
         nodes = graph.nodes
         rounds = rounds_in((node.op.name, node.provenance.site) for node in nodes)
@@ -401,7 +402,7 @@ class Session:
             return None
         if not set(self._runtime.pending_graph().nodes).issuperset(graph.nodes):
             return None
-        from lazyrt.control.live_tensors import holdings_in
+        from lazyrt.tools import holdings_in
 
         return holdings_in(graph, self.shell.user_ns)
 

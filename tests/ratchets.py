@@ -91,7 +91,8 @@ def _components(graph: dict[str, list[str]]) -> list[list[str]]:
 def internals() -> list[str]:
     """Return what lazyviz imports of lazyrt beside its public names, with the module.
 
-    Public are the names of `lazyrt.__all__`, the errors and the events.
+    Public are the names of `lazyrt.__all__`, the errors, the events, and what `lazyrt.tools`
+    gathers for inspectors.
     """
     public = set(_all_of(modules()["lazyrt"]))
     return sorted(
@@ -105,7 +106,7 @@ def internals() -> list[str]:
     )
 
 
-_PUBLIC = ("lazyrt.errors.", "lazyrt.observe.events.")
+_PUBLIC = ("lazyrt.errors.", "lazyrt.observe.events.", "lazyrt.tools.")
 
 
 def _all_of(path: Path) -> list[str]:

@@ -114,6 +114,19 @@ def test_private_names_of_torch_and_jax_stand_in_few_files():
     }
 
 
+def test_the_runtime_gathers_for_inspectors_what_lazyviz_uses_and_no_more():
+    sources = [path.read_text("utf-8") for path in LAZYVIZ.rglob("*.py")]
+    used = {
+        name.partition(".")[2]
+        for path in LAZYVIZ.rglob("*.py")
+        for imported in ratchets.imports_in(ratchets.tree_of(path))
+        if (name := imported.removeprefix("lazyrt.")).startswith("tools.")
+    } | {name for text in sources for name in re.findall(r"\btools\.(\w+)", text)}
+
+    gathered = ratchets._all_of(RUNTIME / "tools.py")
+    assert sorted(used) == sorted(gathered)
+
+
 def test_imports_run_one_way():
     order = ("ir", "lowering", "execution", "frontend", "control", "api")
     upwards = {

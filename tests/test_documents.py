@@ -16,7 +16,8 @@ import pytest
 import lazyrt
 from lazyrt.errors import LazyRuntimeError
 from lazyrt.execution import forks
-from lazyviz.shell import completion, interrupted, progress
+from lazyviz.shell import completion, tracebacks
+from lazyviz.timing import expected
 from lazyviz.timing.expected import Expected
 from tests.conftest import displayed
 from tests.harness import ROOT, cold_start, fresh_runtime
@@ -121,7 +122,7 @@ def is_said(line: str, said: str) -> bool:
 
 def waits() -> str:
     """Return what is said where a test would have to wait: of waits, and in forked processes."""
-    wait = progress.Wait(
+    wait = expected.Wait(
         phase="compile",
         nodes=214,
         look=False,
@@ -137,7 +138,7 @@ def waits() -> str:
     return "\n".join(
         (
             wait.line,
-            interrupted.note(wait.what, pending_ops=214),
+            tracebacks.note(wait.what, pending_ops=214),
             f"LazyRuntimeError: {raised.value}",
         )
     )

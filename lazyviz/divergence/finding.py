@@ -421,7 +421,7 @@ def _reasons(
 
 def _of_runtime(before: Any, now: Any, most: str, odd: str) -> list[_Reason]:
     """Return the causes that a recompilation would have; none for a record that was edited."""
-    from lazyrt.execution.explain import differences
+    from lazyrt.tools import differences
 
     before.name, now.name = f"the graph of {most}", f"the graph of {odd}"
     try:

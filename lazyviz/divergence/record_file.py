@@ -241,10 +241,10 @@ def _damaged(path: Path, error: Exception) -> EvidenceError:
 
 def _record(path: Path) -> Any:
     """Return the runtime's record of a graph; loads the runtime."""
-    from lazyrt.execution.recorded import decode
+    from lazyrt.tools import decode_record
 
     try:
-        return decode(_text(path))
+        return decode_record(_text(path))
     except (ValueError, RecursionError) as error:
         if isinstance(error, EvidenceError):
             raise

@@ -16,7 +16,7 @@ from lazyviz.divergence.record_file import is_record, read_record
 from lazyviz.divergence.tracks import Barrier, Place, Program, Track, order
 from lazyviz.foreign.evidence import EvidenceError, file_bytes, user_frame
 from lazyviz.foreign.programs import parse_programs
-from lazyviz.foreign.tensors_dump_parse import BEGIN, parse_tensors_dump
+from lazyviz.foreign.tensors_dump import BEGIN, parse_tensors_dump
 from lazyviz.hlo import HloError, diff
 from lazyviz.hlo.cost import type_bytes
 from lazyviz.hlo.load import readable

@@ -6,7 +6,7 @@ import datetime as dt
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lazyviz.documents import privacy, quotations
+from lazyviz.documents import redaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +50,7 @@ def collect(
     return Facts(
         runtime=runtime,
         cells=_cells_of(current, source=source) if current is not None else (),
-        steps=tuple(quotations.step(row, tell) for row in steps),
+        steps=tuple(redaction.step(row, tell) for row in steps),
         graphs=tuple(runtime.compiled_graphs()) if runtime is not None else (),
         source=source,
         session=current,
@@ -60,14 +60,14 @@ def collect(
 
 def tell_of(*, source: bool) -> Callable[[str], str]:
     """Return how expressions of the user's source are told."""
-    return privacy.masked if source else quotations.name_only
+    return redaction.masked if source else redaction.name_only
 
 
 def _cells_of(
     current: Session, *, source: bool
 ) -> tuple[tuple[int | None, str, CellRecord | None], ...]:
     tell = tell_of(source=source)
-    records = [quotations.cell(record, tell) for record in current.cells]
+    records = [redaction.cell(record, tell) for record in current.cells]
     sources = _sources(current.shell) if source else {}
     # Front ends that run cells without a history give several the same number.
     last = {record.number: record for record in records}

@@ -11,15 +11,17 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lazyviz import __version__, parse_report
-from lazyviz.documents import privacy, quotations
+from lazyviz.documents import redaction
 from lazyviz.documents.facts import tell_of
-from lazyviz.inspection import executables, standing, tables
-from lazyviz.render import html, text
+from lazyviz.foreign.metrics_parse import parse_report
+from lazyviz.inspection import executables, tables
+from lazyviz.inspection.tables import why_html
+from lazyviz.render import html, strip_html, text
 from lazyviz.render.escape import markup
 from lazyviz.render.html import Fragment
-from lazyviz.render.state import state_text
-from lazyviz.render.why import why_html
+from lazyviz.render.state import state_of, state_text
+from lazyviz.render.strip import strip_notes
+from lazyviz.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -87,20 +89,18 @@ def _findings(facts: Facts) -> str:
         elif strip.error is not None:
             found.append(f"cell {number} stopped by {_headline(facts, record)}")
         found += [
-            f"cell {number}: {note}"
-            for note in text.strip_notes(strip)
-            if "cut" in note
+            f"cell {number}: {note}" for note in strip_notes(strip) if "cut" in note
         ]
     found += map(str, _live_tensors(facts, runtime).growth)
     counts = runtime.counters()
-    now = quotations.state(standing.state_of(runtime), tell_of(source=facts.source))
-    state = html.muted(state_text(now))
+    now = redaction.state(state_of(runtime), tell_of(source=facts.source))
+    standing = html.muted(state_text(now))
     counted = ", ".join(
         f"{name.replace('_', ' ')} {counts[name]:,}" for name in counts if counts[name]
     )
     return (
         (_list(found) if found else html.muted("Nothing stands out."))
-        + state
+        + standing
         + html.muted(counted or "Nothing has run.")
     )
 
@@ -109,7 +109,7 @@ def _headline(facts: Facts, record: CellRecord) -> str:
     """Return which exception ended a cell, in one line."""
     if record.failure is None or not facts.source:
         return record.strip.error or ""
-    return _clip_text(privacy.masked(record.failure.headline))
+    return _clip_text(redaction.masked(record.failure.headline))
 
 
 def _environment(facts: Facts) -> str:
@@ -127,7 +127,7 @@ def _environment(facts: Facts) -> str:
     devices = {graph.key.device for graph in facts.graphs if graph.key.device}
     rows += [("device", each) for each in sorted(devices)]
     rows += [
-        (name, privacy.masked(value))
+        (name, redaction.masked(value))
         for name, value in sorted(os.environ.items())
         if name in _VARIABLES or name.startswith(_PREFIXES)
     ]
@@ -161,7 +161,7 @@ def _cell(
     anchor = f' id="cell-{number}"' if linked and number is not None else ""
     parts = [f"<h3{anchor}>{title}</h3>"]
     if written:
-        shown = privacy.masked(written[:_MAX_SOURCE].rstrip())
+        shown = redaction.masked(written[:_MAX_SOURCE].rstrip())
         more = len(written) - _MAX_SOURCE
         if more > 0:
             shown += f"\n… {more:,} characters more"
@@ -169,14 +169,14 @@ def _cell(
     if record is not None:
         if record.failure is not None:
             parts.append(_failure(record.failure, source=source))
-        parts.append(html.strip_html(record.strip))
+        parts.append(strip_html.strip_html(record.strip))
     return "".join(parts)
 
 
 def _failure(failure: Failure, *, source: bool) -> str:
     """Return an exception and the user's lines that led to it; its message is the user's, too."""
     told = failure if source else dataclasses.replace(failure, message="")
-    return f'<pre class="error">{markup(privacy.masked(str(told)))}</pre>'
+    return f'<pre class="error">{markup(redaction.masked(str(told)))}</pre>'
 
 
 def _steps(facts: Facts) -> str:
@@ -308,7 +308,7 @@ def _timeline(facts: Facts) -> str:
         return html.muted("There is no session, so no cell was timed.")
     shown = TimelineShown(facts.session, _TIMELINE_CELLS)
     tell = tell_of(source=facts.source)
-    spans = [quotations.span(each, tell) for each in shown.view.spans]
+    spans = [redaction.span(each, tell) for each in shown.view.spans]
     # The lines that recorded most are quoted.
     lines = [(at, tell(line), share) for at, line, share in shown.view.lines]
     if not facts.source:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from lazyviz import session
 from lazyviz.command_line import path_of
-from lazyviz.documents import privacy
+from lazyviz.documents import redaction
 from lazyviz.documents.facts import Facts, collect
 from lazyviz.documents.parts import PARTS
 from lazyviz.render import html, text
@@ -81,7 +81,7 @@ def page_of(facts: Facts) -> str:
         generator=GENERATOR,
         is_locked=True,
     )
-    return privacy.shortened(page)
+    return redaction.shortened(page)
 
 
 def summary(facts: Facts) -> str:
@@ -111,7 +111,7 @@ def _body(make: Callable[[Facts], str], facts: Facts, limit: int) -> str:
         body = make(facts)
     except Exception as error:  # noqa: BLE001
         _log.exception("a part of the report failed")
-        said = privacy.masked(f": {error}") if facts.source else ""
+        said = redaction.masked(f": {error}") if facts.source else ""
         return html.muted(f"This part failed: {type(error).__name__}{said}"[:500])
     nbytes = len(body.encode("utf-8", "replace"))
     if nbytes <= limit:
@@ -141,13 +141,13 @@ def _target(path: str | Path, *, force: bool) -> Path:
 def _unwritable(target: Path, error: Exception) -> ReportError:
     why = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
     return ReportError(
-        f"{privacy.shortened(str(target))!r:.200} cannot be written: {why}. Nothing was written; choose "
+        f"{redaction.shortened(str(target))!r:.200} cannot be written: {why}. Nothing was written; choose "
         "a folder that you may write to, with room."
     )
 
 
 def _check(target: Path, *, force: bool) -> None:
-    shown = privacy.shortened(str(target))
+    shown = redaction.shortened(str(target))
     if target.suffix.lower() not in _SUFFIXES:
         raise ReportError(
             f"the report is a web page, and {shown!r} does not end in .html, so nothing was "
@@ -160,7 +160,7 @@ def _check(target: Path, *, force: bool) -> None:
         )
     if not target.parent.is_dir():
         raise ReportError(
-            f"there is no folder {privacy.shortened(str(target.parent))}, so nothing was "
+            f"there is no folder {redaction.shortened(str(target.parent))}, so nothing was "
             "written. Make it, or name another one."
         )
     if target.exists() and not force and not _is_ours(target):

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lazyviz.foreign.evidence import EvidenceError, Tables
-from lazyviz.foreign.metrics import MetricsReport, Section
+from lazyviz.foreign.metrics import Section
 from lazyviz.foreign.metrics_parse import parse_report
-from lazyviz.foreign.metrics_view import number
+from lazyviz.foreign.metrics_report import MetricsReport, number
 from lazyviz.render import html, text
 from lazyviz.render.escape import markup
 

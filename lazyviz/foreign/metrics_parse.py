@@ -11,7 +11,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, get_args
 
 from lazyviz.foreign.evidence import EvidenceError, shorten
-from lazyviz.foreign.metrics import WINDOW, Metric, MetricsReport, Section, from_live
+from lazyviz.foreign.metrics import WINDOW, Metric, Section
+from lazyviz.foreign.metrics_report import MetricsReport, from_live
 from lazyviz.foreign.quantities import Quantity, Rounding, parse_quantity
 
 if TYPE_CHECKING:

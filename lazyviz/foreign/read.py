@@ -14,7 +14,7 @@ from lazyviz.foreign.debug_log_parse import parse_debug_log
 from lazyviz.foreign.evidence import EvidenceError, file_bytes, shorten
 from lazyviz.foreign.metrics_parse import parse_report
 from lazyviz.foreign.programs import parse_programs
-from lazyviz.foreign.tensors_dump_parse import BEGIN, parse_tensors_dump
+from lazyviz.foreign.tensors_dump import BEGIN, parse_tensors_dump
 from lazyviz.foreign.tensors_report import DEBUG_INFO, REPORT, parse_tensors_report
 from lazyviz.foreign.xla_dump import read_xla_dump
 from lazyviz.foreign.xplane_parse import SUFFIX, profiles_in, read_profile

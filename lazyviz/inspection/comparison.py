@@ -17,9 +17,9 @@ from lazyviz.hlo import diff as graph_diff
 from lazyviz.hlo import minimise as smallest
 from lazyviz.hlo.graph import PARAMETER
 from lazyviz.hlo.load import is_path
-from lazyviz.render.terminal import coloured, takes_colour
+from lazyviz.inspection.subjects import graph_of_step
+from lazyviz.render.diff_text import coloured, takes_colour
 from lazyviz.shell.lazytensors import is_lazy
-from lazyviz.timing.compile_share import why_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,11 +73,11 @@ class DiffView:
 
     def show(self, shell: Any) -> None:
         """Display it; where there is a page, a picture that answers clicks takes its place."""
-        from lazyviz.shell import twofold
+        from lazyviz.shell import dual_display
 
         shell.display_pub.publish(self._repr_mimebundle_(), metadata={})
-        if not self.diff.is_empty and twofold.has_page(shell):
-            twofold.show_live(shell, self._widget)
+        if not self.diff.is_empty and dual_display.has_page(shell):
+            dual_display.show_live(shell, self._widget)
 
     def _widget(self) -> Any:
         from lazyviz.widgets.graph_view import GraphView
@@ -98,9 +98,9 @@ class DiffView:
     __repr__ = __str__
 
     def _ipython_display_(self) -> None:
-        from lazyviz.shell import twofold
+        from lazyviz.shell import dual_display
 
-        twofold.display(self, self.show)
+        dual_display.display(self, self.show)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         from lazyviz.render.diff_html import diff_bundle
@@ -222,27 +222,6 @@ def _compiled(runtime: ModuleType, text: str) -> Any:
             "%lazy graphs lists those that are."
         )
     return found[-1]
-
-
-def graph_of_step(runtime: ModuleType, step: int) -> Graph:
-    """Return the graph that a step ran.
-
-    Raises:
-        HloError: There is no such step, or its graph is no longer kept.
-    """
-    record = runtime.graph_of_step(step)
-    if record is None:
-        raise HloError(
-            f"there is no graph of step {step}: {why_unknown(runtime, step)}"
-        )
-    if record.snapshot is None:
-        raise HloError(
-            f"the graph of step {step} is no longer kept: too many graphs were compiled "
-            "since. Compare later steps."
-        )
-    graph = graph_of(record)
-    graph.name = f"step {step} ({record.name})"
-    return graph
 
 
 def last_two(runtime: ModuleType) -> tuple[int, int] | None:

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazyviz.render import html, text
 from lazyviz.render.escape import markup
-from lazyviz.shell import twofold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import ModuleType
 
 _NONE = "No executable is in memory or on disk."
-_TWIN = "lzx-twin"
 _MAX_ROWS = 40
 _MAX_LIVE_ROWS = 300
 _KEY_DIGITS = 8
@@ -137,19 +135,6 @@ def _cells(entry: Any) -> list[_Cell]:
         _Cell(span(entry.age_s), entry.age_s),
         _Cell(span(entry.unused_s), entry.unused_s),
     ]
-
-
-def show(runtime: ModuleType, shell: Any) -> None:
-    """Display the executables: a static table, and where there is a page one with buttons."""
-    entries = runtime.cached_executables()
-
-    def view() -> Any:
-        from lazyviz.widgets.cache_view import CacheView
-
-        return CacheView(runtime, _TWIN)
-
-    make = view if entries else None
-    twofold.show(shell, table(entries), lambda: to_html(entries), _TWIN, make)
 
 
 def ordered(entries: Sequence[Any], order: str) -> list[Any]:

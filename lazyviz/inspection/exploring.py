@@ -13,7 +13,7 @@ from lazyviz.inspection.subjects import pending_subject, subject_of
 from lazyviz.render import html
 from lazyviz.render.cuts import cut_html, cut_text
 from lazyviz.render.page import page_html
-from lazyviz.shell import twofold
+from lazyviz.shell import dual_display
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -91,7 +91,7 @@ class ExploreView:
         publish = self._shell_now().display_pub.publish
         publish(self._repr_mimebundle_(), metadata={})
         if not self.is_empty and self._is_live():
-            twofold.show_live(self._shell_now(), lambda: self.widget)
+            dual_display.show_live(self._shell_now(), lambda: self.widget)
 
     def _is_live(self) -> bool:
         shell = self._shell_now()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lazyrt.execution.node_values import Lifetime
+from lazyrt.tools import Lifetime
 from lazyviz.render import html, text
 from lazyviz.render.escape import markup
 

@@ -8,9 +8,9 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lazyviz import session
 from lazyviz.render import text
 from lazyviz.render.live import Target
-from lazyviz.shell import twofold
 from lazyviz.shell.lazytensors import is_lazy
 
 if TYPE_CHECKING:
@@ -18,11 +18,9 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from lazyrt import LiveReport
-    from lazyrt.control.live_rows import LiveRow
-    from lazyrt.ir.snapshot import Name
+    from lazyrt.tools import LiveRow, Name
 
 TRACEBACK = "traceback"
-_TWIN = "lzl-twin"
 _RESULT = re.compile(r"(?:Out\[(\d+)\]|_(\d+)|(_{1,3}))")
 _LAST_ERROR = ("last_exc", "last_value", "last_type", "last_traceback")
 _COLUMNS = {"bytes": "size", "nodes": "ops", "site": "made at", "holder": "held by"}
@@ -60,13 +58,13 @@ def options(rest: str) -> Options:
         >>> options("--sort age --above 500")
         Options(above=500, sort='age', reverse=False)
     """
-    from lazyrt.control.live_listing import COLUMNS
+    from lazyrt.tools import LIVE_COLUMNS
 
     words = rest.split()
     found: dict[str, Any] = {}
     while words:
         if words[0] == "--sort":
-            found["sort"], words = _column(words[1:], COLUMNS)
+            found["sort"], words = _column(words[1:], LIVE_COLUMNS)
         elif words[0] == "--above":
             found["above"], words = _count(words[1:])
         elif words[0] == "--reverse":
@@ -74,7 +72,7 @@ def options(rest: str) -> Options:
         else:
             raise ValueError(
                 f"%lazy live {rest}: {words[0]!r} is no option. It has --sort COLUMN "
-                f"({', '.join(COLUMNS)}), --reverse, and --above N for tensors that need "
+                f"({', '.join(LIVE_COLUMNS)}), --reverse, and --above N for tensors that need "
                 "more than N pending ops."
             )
     return Options(**found)
@@ -109,19 +107,6 @@ def report(
         wanted.above, namespace=shell.user_ns
     )
     return found.sorted(wanted.sort, reverse=wanted.reverse)
-
-
-def show(runtime: ModuleType, shell: Any, chosen: Options) -> None:
-    """Display the live tensors: a table that stays, and one to sort and let go by."""
-    found = report(runtime, shell, chosen)
-
-    def view() -> Any:
-        from lazyviz.widgets.live_view import LiveView
-
-        return LiveView(runtime, shell, chosen, _TWIN)
-
-    make = view if found.rows else None
-    twofold.show(shell, found.to_text(), found.to_html, _TWIN, make)
 
 
 # --- letting go
@@ -217,7 +202,7 @@ def _taken(found: LiveReport) -> int:
 
 
 def _still(row: LiveRow) -> str:
-    from lazyrt.control.live_rows import held_by
+    from lazyrt.tools import held_by
 
     return f"  {row.type}, {text.size(row.nbytes)}, is still held by {held_by(row)}"
 
@@ -231,8 +216,6 @@ def leads(row: LiveRow, name: str) -> bool:
 
 
 def _drop_traceback(shell: Any) -> None:
-    from lazyviz import extension
-
     if not any(hasattr(sys, name) for name in _LAST_ERROR):
         raise ValueError(
             "%lazy drop traceback: no exception was shown since the last drop, so there is no "
@@ -240,7 +223,9 @@ def _drop_traceback(shell: Any) -> None:
         )
     for name in _LAST_ERROR:
         vars(sys).pop(name, None)
-    extension.forget_error(shell)
+    current = session.current(shell)
+    if current is not None:
+        current.last_error = None
     last = shell.last_execution_result
     if last is not None:
         last.error_in_exec = last.error_before_exec = None

@@ -72,12 +72,12 @@ class LiveTable:
 
     def _sort(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         """Sort by a column; asked for the same one again, turn the order round."""
-        from lazyrt.control.live_listing import COLUMNS
+        from lazyrt.tools import LIVE_COLUMNS
 
         column, chosen = request.get("column"), self._chosen
-        if column not in COLUMNS:
+        if column not in LIVE_COLUMNS:
             raise RequestError(
-                f"{quoted(column)} is no column of the live table. It has {', '.join(COLUMNS)}."
+                f"{quoted(column)} is no column of the live table. It has {', '.join(LIVE_COLUMNS)}."
             )
         reverse = column == chosen.sort and not chosen.reverse
         self._chosen = live.Options(above=chosen.above, sort=column, reverse=reverse)

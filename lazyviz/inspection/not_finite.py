@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import lazyrt
 from lazyrt.errors import UsageError
-from lazyrt.frontend.reads import require_lazy
-from lazyrt.ir.node import Leaf, type_text
+from lazyrt.tools import require_lazy
 from lazyviz.inspection.numerics import where_of
 from lazyviz.render import html, text
+from lazyviz.render.model import type_text
 from lazyviz.render.overlay import not_finite_words
 
 if TYPE_CHECKING:
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from lazyrt.execution.not_finite import NotFinite, Operand, Origin
-    from lazyrt.ir.graph import Graph
-    from lazyrt.ir.node import Value
+    from lazyrt import Graph
+    from lazyrt.tools import NotFinite, Operand, Origin, Value
 
 _HEADER = ("op", "type", "where", "not finite", "first at", "made of")
 
@@ -102,11 +101,7 @@ class NotFiniteView:
         return f"{self._name(operand.value)}: {', '.join(parts)}"
 
     def _name(self, value: Value) -> str:
-        if value in self.names:
-            return self.names[value]
-        if isinstance(value, Leaf):
-            return f"%p{value.position}"
-        return f"%{value.node.id}" if value.node is not None else "a value"
+        return self.names.get(value) or text.reference(value)
 
 
 def find_nan(*tensors: torch.Tensor) -> NotFiniteView:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from lazyrt.errors import UsageError
-from lazyrt.execution.node_values import NodeValues
+from lazyrt.tools import NodeValues
 from lazyviz.inspection.lifetimes import Timeline, of_hlo
 from lazyviz.render import html, text
 from lazyviz.render.escape import markup
 
 if TYPE_CHECKING:
-    from lazyrt.ir.node import Node, Value
+    from lazyrt.tools import Node, Value
 
 # Relative and absolute tolerance, as `torch.testing.assert_close` has them.
 _TOLERANCES = {
@@ -244,7 +244,7 @@ def compare(
 
 def _cause(rows: dict[Value, NodeDifference]) -> NodeDifference | None:
     """Return the earliest row, of those under the first over tolerance, that made a difference."""
-    from lazyrt.ir.graph import Graph
+    from lazyrt import Graph
 
     first = next((value for value, row in rows.items() if row.over), None)
     if first is None:
@@ -266,7 +266,7 @@ def compare_modes(
 ) -> Comparison:
     """Run what some pending tensors need in both ways and compare; see `lazyviz.compare_modes`."""
     import lazyrt
-    from lazyrt.frontend.reads import require_lazy
+    from lazyrt.tools import require_lazy
 
     for tensor in tensors:
         require_lazy(tensor, "compare_modes()")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from lazyrt import Graph, Inspection
-    from lazyrt.execution.holdings import Holding
+    from lazyrt.tools import Holding
     from lazyviz.hlo import Graph as HloGraph
     from lazyviz.render.overlay import Overlay
 
@@ -177,19 +177,19 @@ class IrProgram(Program):
 
     def overlay(self, name: str) -> Overlay:
         """Return an overlay; that of NaN tells of values that are computed already."""
-        from lazyrt.ir import costs  # only a graph of the runtime needs it
+        from lazyrt import tools  # only a graph of the runtime needs it
 
         nodes = self.graph.nodes
         if name == "bytes":
             return Amounts(
                 title="bytes of results",
-                nodes={node.id: costs.result_bytes(node) for node in nodes},
+                nodes={node.id: tools.result_bytes(node) for node in nodes},
                 inputs=self._input_bytes(),
             )
         if name == "flops":
             return Amounts(
                 title="FLOPs, counted from shapes",
-                nodes={node.id: costs.flops(node) for node in nodes},
+                nodes={node.id: tools.flops(node) for node in nodes},
                 words=count_words,
             )
         if name == "nan":
@@ -211,9 +211,9 @@ class IrProgram(Program):
                 nodes=self.measured,
                 words=text.duration,
             )
-        from lazyrt.ir import costs
+        from lazyrt import tools
 
-        return _shares({node.id: costs.run_ns(node) for node in self.graph.nodes})
+        return _shares({node.id: tools.run_ns(node) for node in self.graph.nodes})
 
     def _input_bytes(self) -> dict[str, float]:
         return {

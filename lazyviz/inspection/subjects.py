@@ -24,16 +24,17 @@ from lazyviz.inspection.programs import (
 )
 from lazyviz.render import text
 from lazyviz.render.hlo_model import unwrapped
+from lazyviz.timing.compile_share import why_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import ModuleType
 
     from lazyrt import Graph, Inspection
-    from lazyrt.lowering.computation import Computation
     from lazyviz.hlo import Graph as HloGraph
     from lazyviz.inspection.programs import Form, Program
     from lazyviz.render.cuts import Cut
+
 
 _NO_VALUES = (
     "No values: the step of this program has run, or it was never recorded here."
@@ -57,7 +58,7 @@ class Subject:
         makers: Mapping[Form, Callable[[], Program]],
         first: Form,
         inspection: Inspection | None = None,
-        computation: Computation | None = None,
+        graph: Graph | None = None,
         no_values: str = "",
         names: Mapping[Any, str] | None = None,
         cut: Cut | None = None,
@@ -69,7 +70,7 @@ class Subject:
         self.first = first
         self.inspection = inspection
         self._makers = makers
-        self._computation = computation
+        self._computation = graph.lower() if graph is not None else None
         self._made: dict[Form, Program] = {}
 
     def program(self, form: Form) -> Program:
@@ -120,7 +121,7 @@ def subject_of(
             "lazyrt is not imported, so nothing is pending. Import it and make tensors with "
             "device='lazyrt', or give a text, a path or a graph."
         )
-    from lazyrt.frontend.reads import require_lazy
+    from lazyrt.tools import require_lazy
 
     for each in things:
         require_lazy(each, "explore()")
@@ -169,7 +170,7 @@ def _call_subject(
         )
     if not arguments and not options:
         return _module_subject(function, name, runtime)
-    from lazyrt.control.rehearsal import rehearse
+    from lazyrt.tools import rehearse
 
     _check_arguments(function, name, arguments, options)
     session.be_library(runtime)  # the names are those of the caller's frame
@@ -299,12 +300,11 @@ def _lowered(
             "optimised", lambda: computation.known_hlo() or computation.as_text("hlo")
         ),
     }
-    subject = Subject(makers, first, inspection, computation, no_values, names)
+    subject = Subject(makers, first, inspection, graph, no_values, names)
     return subject
 
 
 def _step_subject(step: int, runtime: ModuleType | None) -> Subject:
-    from lazyviz.inspection.comparison import graph_of_step
 
     if runtime is None:
         raise HloError(
@@ -332,3 +332,24 @@ def _text_subject(graph: HloGraph) -> Subject:
         form = "ir"
     name = f"{FORM_NAMES[form]} {graph.name}"
     return Subject({form: lambda: HloProgram(shown, form, name)}, form)
+
+
+def graph_of_step(runtime: ModuleType, step: int) -> HloGraph:
+    """Return the graph that a step ran.
+
+    Raises:
+        HloError: There is no such step, or its graph is no longer kept.
+    """
+    record = runtime.graph_of_step(step)
+    if record is None:
+        raise HloError(
+            f"there is no graph of step {step}: {why_unknown(runtime, step)}"
+        )
+    if record.snapshot is None:
+        raise HloError(
+            f"the graph of step {step} is no longer kept: too many graphs were compiled "
+            "since. Compare later steps."
+        )
+    graph = graph_of(record)
+    graph.name = f"step {step} ({record.name})"
+    return graph

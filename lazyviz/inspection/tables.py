@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lazyviz import __version__
-from lazyviz.inspection import standing
-from lazyviz.render import html, state, text
+from lazyviz.render import html, state, strip, text
 from lazyviz.render.escape import one_line
 from lazyviz.render.state import now_text
 from lazyviz.render.strip import Barrier
-from lazyviz.render.why import why_html
+from lazyviz.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +17,12 @@ if TYPE_CHECKING:
     from lazyrt.observe import events
     from lazyviz.session import Session
     from lazyviz.timing.steplog import StepRow
+
+
+_CARD = (
+    "font-size:13px;line-height:1.5;max-width:72em;margin:4px 0;overflow-wrap:anywhere"
+)
+_LIST = "margin:6px 0;padding-left:1.8em"
 
 _COUNTERS = (
     ("compiles", "compile", "compiles"),
@@ -46,7 +50,7 @@ def status_rows(runtime: ModuleType | None, session: Session) -> list[tuple[str,
     rows = [("", f"lazyviz {__version__}, strips {strips}")]
     if runtime is None:
         return [*rows, ("", "lazyrt is not imported: there is no lazy device yet")]
-    now = standing.state_of(runtime)
+    now = state.state_of(runtime)
     flying = runtime.in_flight()
     way = f" · {text.plural(flying, 'execution')} under way" if flying else ""
     served = op_cache(runtime.metrics_report("dict"))
@@ -287,7 +291,7 @@ def _notes(rows: Sequence[StepRow]) -> Iterator[str]:
             cut=cut_step,
             duration_ns=sum(row.barrier_ns for row in those),
         )
-        yield f"{_numbers(those)}: {state.cut_text(barrier)}"
+        yield f"{_numbers(those)}: {strip.cut_text(barrier)}"
     for (tensor, site), found in looks.items():
         together = state.Repeat(
             tensor=tensor,
@@ -319,3 +323,34 @@ def _settings(config: Any) -> str:
         "max_pending_nodes",
     )
     return ", ".join(f"{name}={getattr(config, name, '?')}" for name in names)
+
+
+def why_html(explanation: Any, notes: tuple[str, ...] = ()) -> str:
+    """Return a card with the causes in their order.
+
+    Args:
+        explanation: What `lazyrt.explain()` returns.
+        notes: Lines below the causes.
+    """
+    first, *lines = str(explanation).splitlines()
+    head, _, rest = first.partition(", ")
+    told = sum(2 if cause.fix else 1 for cause in explanation.causes)
+    below = "".join(html.muted(line.strip()) for line in [*lines[told:], *notes])
+    causes = "".join(
+        f'<li style="margin:5px 0">{"".join(_cause(cause))}</li>'
+        for cause in explanation.causes
+    )
+    return (
+        f'<div style="{_CARD}"><b>{html.prose(head)}</b>'
+        f"{html.muted(rest) if rest else ''}"
+        f'<ol style="{_LIST}">{causes}</ol>{below}</div>'
+    )
+
+
+def _cause(cause: Any) -> Iterator[str]:
+    yield f"<div>{html.prose(cause.text)}</div>"
+    details = str(cause).removeprefix(cause.text).strip()
+    if details:
+        yield html.muted(details.removeprefix("(").removesuffix(")"))
+    if cause.fix:
+        yield html.advice("fix", cause.fix)

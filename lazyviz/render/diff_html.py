@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from lazyviz.hlo.graph import InheritedOrigin
 from lazyviz.hlo.hunks import group_hunks
 from lazyviz.hlo.nested import nested_diffs
-from lazyviz.render.diff_inputs import pairing_lines
 from lazyviz.render.diff_model import union_graph
+from lazyviz.render.diff_panel import pairing_lines
 from lazyviz.render.diff_svg import diff_picture
 from lazyviz.render.diff_text import (
     ADDED,
@@ -33,6 +33,7 @@ from lazyviz.render.diff_text import (
 from lazyviz.render.escape import markup
 from lazyviz.render.html import folded, pre
 from lazyviz.render.page import Section, page_html
+from lazyviz.render.text import plural
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from lazyviz.hlo.hunks import HunkGroup
     from lazyviz.render.diff_model import UnionGraph
     from lazyviz.render.layered import Point
-from lazyviz.render.text import plural
+
 
 _MAX_GROUPS = 20
 _MAX_LINES = 60

@@ -1,7 +1,8 @@
-"""A diff as text: what a terminal shows, and the lines of a side-by-side view."""
+"""A diff as text: what a terminal shows, coloured or not, and the lines of a side-by-side view."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -19,12 +20,19 @@ from lazyviz.render.text import plural, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from typing import TextIO
 
     from lazyviz.hlo.difference import GraphDiff
     from lazyviz.hlo.graph import DeadNode, Graph, Label
     from lazyviz.hlo.hunks import Hunk, HunkGroup
 
 ADDED, REMOVED, CHANGED, REWIRED, SAME = "+", "−", "~", "⇄", "="
+_END = "\x1b[0m"
+# As of `git diff`; the signs say the same to who sees no colours.
+_STYLES = {
+    f"{ADDED} ": "\x1b[32m", f"{REMOVED} ": "\x1b[31m", f"{CHANGED} ": "\x1b[33m",
+    f"{REWIRED} ": "\x1b[36m", "was ": "\x1b[2m", "@@ ": "\x1b[1m",
+}  # fmt: skip
 _MAX_GROUPS = 12
 _MAX_LINES = 8
 _MAX_FOLLOWING = 3
@@ -352,3 +360,26 @@ def _clip_to_change(text: str, other: str) -> str:
     start = min(start, len(text) - _MAX_ATTRS)
     head = "…" if start else ""
     return head + clip(text[start:], _MAX_ATTRS)
+
+
+def takes_colour(out: TextIO) -> bool:
+    """Return whether a stream is a terminal whose user has not asked for plain text."""
+    return (
+        out.isatty()
+        and not os.environ.get("NO_COLOR")
+        and os.environ.get("TERM") != "dumb"
+    )
+
+
+def coloured(text: str) -> str:
+    """Return the text of a diff with each line in the colour of its mark."""
+    return "\n".join(map(_line, text.split("\n")))
+
+
+def _line(line: str) -> str:
+    body = line.lstrip(" ")
+    for mark, style in _STYLES.items():
+        if body.startswith(mark):
+            indent = line[: len(line) - len(body)]
+            return f"{indent}{style}{body}{_END}"
+    return line

@@ -13,22 +13,18 @@ from typing import TYPE_CHECKING
 
 from lazyviz.render import svg, text
 from lazyviz.render.escape import markup
-from lazyviz.render.phases import COLOURS, PHASES
-from lazyviz.render.state import batched_source, state_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lazyviz.render.model import DrawGraph
-    from lazyviz.render.strip import Strip
 
 STRIP_BUDGET = 60
-EXPLORE_HINT = "%lazy explore walks through it: click an op to see its value"
 MAX_EMBEDDED_BYTES = 65_536
 TIMELINE_CLASS = "lazyviz-timeline-static"
 
 _MOST_SHRUNK = 1_500  # pixels; about 1,050 are there
-_FONT = "font-size:12px;line-height:1.5"
+FONT = "font-size:12px;line-height:1.5"
 _ADVICE = (
     "font-size:13px;line-height:1.5;margin:3px 0;padding:1px 0 1px 9px;"
     "border-left:3px solid #2a9d8f;overflow-wrap:anywhere"
@@ -41,10 +37,6 @@ _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=::)|(?<=[A-Za-z][_.])(?=[A-Za-z])(?
 # A duration of `15m55.564619s`, as torch_xla writes them, may stand in two lines.
 _UNIT_END = re.compile(r"(?<=\d[smh])(?=\d)|(?<=\dms)(?=\d)")
 _QUANTITY_START = re.compile(r"\d+(ms|[smh])\d")
-_BAR_HEIGHT = 12
-_BAR_WIDTH = 420
-_SMALL_BAR_WIDTH = 84
-_SMALL_BAR_HEIGHT = 8
 # `12`, `4.1 MiB`, `about 1 min 3 s`, `97 %`, `15m55.564619s`, as text.py and torch_xla write them.
 _QUANTITY = re.compile(
     r"(about |<)?[-+−]?\d[\d,.]*"
@@ -73,150 +65,6 @@ class Fragment(str):
     """Text that is HTML already."""
 
     __slots__ = ()
-
-
-def strip_html(strip: Strip, *, css_class: str = "") -> str:
-    """Return a cell's strip; one that has details folds them.
-
-    Args:
-        strip: What the cell did.
-        css_class: A further class of the strip and of its pictures, by which a page's
-            script finds them.
-    """
-    line = _strip_line(strip) + _headline(strip)
-    details = _strip_details(strip, css_class)
-    classes = f"lazyviz-strip {css_class}".strip()
-    if not details:
-        return f'<div class="{markup(classes)}" style="{_FONT}">{line}</div>'
-    return (
-        f'<div class="{markup(classes)}" style="{_FONT}"><details>'
-        f'<summary style="cursor:pointer">{line}</summary>{details}</details></div>'
-    )
-
-
-def _headline(strip: Strip) -> str:
-    """Return the first thing that a user may want to act on, in a line that does not wrap."""
-    found = text.urgent_notes(strip)
-    if not found:
-        return ""
-    more = f"1 of {len(found)}: " if len(found) > 1 else ""
-    style = "display:block;opacity:.75;overflow:hidden;white-space:nowrap;text-overflow:ellipsis"
-    # A viewer that takes styles out would run both lines into one.
-    return f'<br><span style="{style}">{more}{markup(found[0])}</span>'
-
-
-def _strip_line(strip: Strip) -> str:
-    first, *others = [markup(part) for part in text.strip_parts(strip)]
-    parts = [f"<b>{first}</b>", *others]
-    if strip.error is not None or strip.interrupted:
-        parts[-1] = f'<span style="color:#d14d72"><b>{parts[-1]}</b></span>'
-    if not set(dict(strip.parts)) - {"python", "trace"}:
-        return " · ".join(parts)
-    bar = bar_svg(dict(strip.parts), _SMALL_BAR_WIDTH, _SMALL_BAR_HEIGHT)
-    return f"{_image(bar, 'where the time went')} " + " · ".join(parts)
-
-
-# Empty and hidden until `lazyviz.widgets.copy_lines` wakes it, so that a saved notebook shows none.
-_COPY_BUTTON = (
-    '<button type="button" class="lzb-copy" style="display:none" aria-label="Copy these lines" '
-    'data-lm-suppress-shortcuts="true"></button>'
-)
-
-
-def has_copy_button(strip: Strip) -> bool:
-    """Return whether a strip has lines to copy."""
-    return strip.apart is not None and bool(batched_source(strip.apart))
-
-
-def _strip_details(strip: Strip, css_class: str) -> str:
-    notes = text.strip_notes(strip)
-    parts = [timing_html(strip)]
-    if strip.state is not None:
-        parts.append(muted(state_text(strip.state)))
-    if notes:
-        items = "".join(f"<li>{markup(note)}</li>" for note in notes)
-        parts.append(f'<ul style="margin:4px 0;padding-left:20px">{items}</ul>')
-    batched = batched_source(strip.apart) if strip.apart is not None else ""
-    if strip.apart is not None and batched:
-        many = f"{strip.apart.times:,}"
-        parts.append(
-            folded(
-                f"{many} reads = {many} executions: batch them",
-                pre(batched) + _COPY_BUTTON,
-            )
-        )
-    if strip.cuts:
-        from lazyviz.render.cuts import cut_html
-
-        parts += map(cut_html, strip.cuts)
-    if strip.graph is not None and strip.graph.boxes:
-        parts.append(
-            graph_html(
-                strip.graph, budget=STRIP_BUDGET, css_class=css_class, hint=EXPLORE_HINT
-            )
-        )
-    return "".join(parts)
-
-
-def timing_html(strip: Strip) -> str:
-    """Return a bar with the phases of a cell, each with its colour, name and time.
-
-    The parts of the bar add up to the cell's time. What the device did is told behind them:
-    it may have worked while the cell's thread did something else, and is no part of the bar.
-    """
-    times = dict(strip.parts)
-    bar = bar_svg(times)
-    if not bar:
-        return ""
-    names = "&ensp;".join(
-        f'<span style="color:{COLOURS[name]}">■</span> {name} {text.duration(ns)}'
-        for name, ns in times.items()
-    )
-    total = f"&ensp;= cell {text.duration(strip.wall_ns)}" if strip.wall_ns else ""
-    if total and strip.own_ns:
-        total += f", {text.duration(strip.own_ns)} of it listening by lazyviz"
-    device = muted(device_text(strip)) if strip.execute_ns else ""
-    return (
-        f'<div style="margin:4px 0">{_image(bar, "the time of the cell by phase")}'
-        f"<br>{names}{total}{device}</div>"
-    )
-
-
-def device_text(strip: Strip) -> str:
-    """Return how long the device worked, and how much of it nobody waited for."""
-    waited = dict(strip.parts).get("execute", 0)
-    hidden = strip.execute_ns - waited
-    part = f"device busy {text.duration(strip.execute_ns)}"
-    if waited and hidden > waited // 10:
-        return f"{part}, {text.duration(hidden)} of it behind the other phases"
-    return part if waited else f"{part}, all of it behind the other phases"
-
-
-def bar_svg(
-    times: dict[str, int], width: int = _BAR_WIDTH, height: int = _BAR_HEIGHT
-) -> str:
-    """Return a bar whose segments are as long as the phases; empty when there are none."""
-    total = sum(times.values())
-    if not total:
-        return ""
-    segments = []
-    x = 0.0
-    for name in PHASES:
-        if not times.get(name):
-            continue
-        length = times[name] / total * width
-        segments.append(
-            f'<rect x="{x:.1f}" width="{length:.1f}" height="{height}" '
-            f'fill="{COLOURS[name]}">'
-            f"<title>{name} {text.duration(times[name])}</title></rect>"
-        )
-        x += length
-    corner = height / 3
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}">'
-        f'<clipPath id="r"><rect width="{width}" height="{height}" rx="{corner:.1f}"/>'
-        f'</clipPath><g clip-path="url(#r)">{"".join(segments)}</g></svg>'
-    )
 
 
 def graph_svg(graph: DrawGraph, budget: int = STRIP_BUDGET) -> str:
@@ -248,7 +96,7 @@ def graph_html(
     what = f"{graph.kind}, {text.plural(graph.nodes, 'op')}"
     # A little too wide is made to fit; what would be too small to read scrolls.
     limit = "100%" if drawing.width <= _MOST_SHRUNK else "none"
-    picture = _image(drawing.svg, what, css_class=css_class, max_width=limit)
+    picture = image(drawing.svg, what, css_class=css_class, max_width=limit)
     notes = "".join(muted(f"layout: {note}") for note in drawing.notes)
     return (
         f'<div style="max-height:480px;overflow:auto;margin-top:4px">{picture}</div>'
@@ -256,7 +104,8 @@ def graph_html(
     )
 
 
-def _image(picture: str, what: str, css_class: str = "", max_width: str = "") -> str:
+def image(picture: str, what: str, css_class: str = "", max_width: str = "") -> str:
+    """Return a drawing as an image in a line of text."""
     data = b64encode(picture.encode()).decode()
     classes = f' class="{markup(css_class)}"' if css_class else ""
     style = "display:inline;margin:0;vertical-align:middle"
@@ -276,14 +125,14 @@ def picture(svg_text: str, what: str, css_class: str = "") -> str:
         what: What it shows, for those who do not see it.
         css_class: By which a page finds it, to put a live one in its place.
     """
-    shown = _image(svg_text, what, max_width="100%")
+    shown = image(svg_text, what, max_width="100%")
     name = f' class="{css_class}"' if css_class else ""
     return f'<div{name} style="overflow:auto;margin-top:4px">{shown}</div>'
 
 
 def line(words: str) -> str:
     """Return one line that stands out, with what stands in backticks as code."""
-    return f'<div style="{_FONT}"><b>{prose(words)}</b></div>'
+    return f'<div style="{FONT}"><b>{prose(words)}</b></div>'
 
 
 def prose(words: str) -> str:
@@ -306,7 +155,7 @@ def sentences(lines: Sequence[str]) -> str:
         for head, colon, rest in parts
     )
     style = (
-        f"{_FONT};margin:4px 0;padding-left:20px;max-width:100em;overflow-wrap:anywhere"
+        f"{FONT};margin:4px 0;padding-left:20px;max-width:100em;overflow-wrap:anywhere"
     )
     return f'<ul style="{style}">{items}</ul>' if items else ""
 
@@ -318,7 +167,7 @@ def advice(label: str, words: str) -> str:
 
 def muted(line: str) -> str:
     """Return one quiet line."""
-    return f'<div style="{_FONT};opacity:.75">{markup(line)}</div>'
+    return f'<div style="{FONT};opacity:.75">{markup(line)}</div>'
 
 
 def pre(listing: str) -> str:
@@ -351,7 +200,7 @@ def folded(
     if css_class:
         attribute += f' class="{markup(css_class)}"'
     return (
-        f'<details style="{_FONT}"{attribute}>'
+        f'<details style="{FONT}"{attribute}>'
         f'<summary style="cursor:pointer">{markup(summary)}</summary>{body}</details>'
     )
 
@@ -373,7 +222,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         f"<tr>{''.join(map(_table_cell, row, header, right))}</tr>" for row in rows
     )
     return (
-        f'<table style="{_FONT}"><thead><tr>{head}</tr></thead>'
+        f'<table style="{FONT}"><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table>"
     )
 

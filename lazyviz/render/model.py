@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from lazyrt.execution.holdings import Holding
-    from lazyrt.ir.graph import Graph
-    from lazyrt.ir.node import Leaf, Node, Op, Value
+    from lazyrt import Graph
+    from lazyrt.tools import Holding, Leaf, Node, Op, Value
 
 Kind = Literal["op", "backward", "random", "parameter", "constant", "group"]
 

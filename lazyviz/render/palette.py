@@ -1,4 +1,4 @@
-"""Colours of drawings, light and dark, and the CSS that gives them to boxes and lines."""
+"""Colours of drawings and of the parts of a cell's time, and the CSS that gives them to boxes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,31 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lazyviz.render.model import Kind
+
+# The parts of a cell's time, in the order in which they are drawn.
+PHASE_MEANINGS = {
+    "python": "the program's own time, in which no op was recorded",
+    "trace": "recording ops",
+    "dispatch": "barriers beside their waits: collecting the graph, handing it over",
+    "lower": "waiting while the graph became StableHLO",
+    "compile": "waiting for XLA, or for an executable from disk",
+    "peek": "computing values to show them",
+    "transfer": "copying between host and device",
+    "fallback": "ops without a lowering, on the CPU",
+    "execute": "waiting for the device",
+}
+PHASES = tuple(PHASE_MEANINGS)
+PHASE_COLOURS = {
+    "python": "#c3cad4",
+    "trace": "#8b97a8",
+    "dispatch": "#5d6878",
+    "lower": "#e8c670",
+    "compile": "#d99a3d",
+    "peek": "#dc9aea",
+    "transfer": "#75bdb1",
+    "fallback": "#d17f62",
+    "execute": "#5b86d6",
+}
 
 LEVELS = 5  # shades of an overlay
 

@@ -16,10 +16,8 @@ from lazyviz.render.model import path_text
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from lazyrt.execution.inspection import Cost
-    from lazyrt.execution.looking import Look
-    from lazyrt.execution.summaries import Summary
     from lazyrt.observe.events import TensorPrinted
+    from lazyrt.tools import Cost, Look, Summary
     from lazyviz.render.model import Box
 
 _MAX_NEIGHBOURS = 12

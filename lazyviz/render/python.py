@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lazyrt.ir.node import Node, Value
+    from lazyrt.tools import Node, Value
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 

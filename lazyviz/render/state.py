@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lazyviz.render import text
 
 if TYPE_CHECKING:
-    from lazyviz.render.strip import Barrier
+    from types import ModuleType
 
 
 _MAX_READ = 3
@@ -160,23 +160,6 @@ def now_text(state: State) -> str:
     return " · ".join([*parts, pending, text.plural(state.live_tensors, "live tensor")])
 
 
-def cut_text(barrier: Barrier) -> str:
-    """Return what a read that cut a step did, and the way around it."""
-    step = f"the step {barrier.cut}" if barrier.cut else "a step"
-    return (
-        f"{barrier_cause(barrier)} cut {step}: {text.plural(barrier.nodes, 'op')} ran on their "
-        f"own in {text.duration(barrier.duration_ns)}. Read behind the block, or use "
-        "add_step_closure()"
-    )
-
-
-def barrier_cause(barrier: Barrier) -> str:
-    """Return what a barrier was, with the tensor that was read and the line."""
-    tensor = f" of {barrier.tensor}" if barrier.tensor else ""
-    where = f" at {barrier.site}" if barrier.site else ""
-    return f"{barrier.cause}{tensor}{where}"
-
-
 def repeat_text(repeat: Repeat) -> str:
     """Return which work ran twice, because of which look, and what it cost.
 
@@ -293,3 +276,34 @@ def redundant_text(redundant: Redundant) -> str:
         f"{redundant.cause} at {redundant.site} found nothing to run, "
         f"{redundant.times:,} times. Remove it: {redundant.before} comes before it"
     )
+
+
+def state_of(runtime: ModuleType) -> State:
+    """Return what is open, queued and pending now; looking changes nothing."""
+    status: Any = runtime.status()
+    return State(
+        mode=_mode(runtime),
+        steps=status.steps,
+        scopes=status.scopes,
+        pending_ops=status.pending_ops,
+        pending_bytes=status.pending_bytes,
+        pending_from=str(status.pending_from or ""),
+        live_tensors=status.live_tensors,
+        queued_closures=status.queued_closures,
+        async_closures=status.async_closures,
+        async_age_ns=status.async_age_ns,
+        last_barrier=_barrier_words(status.last_barrier),
+    )
+
+
+def _mode(runtime: ModuleType) -> str:
+    mode = getattr(runtime, "mode", None)
+    return "lazy" if mode is None else str(mode())
+
+
+def _barrier_words(barrier: Any) -> str:
+    if barrier is None:
+        return ""
+    tensor = f" of {barrier.tensor}" if barrier.tensor else ""
+    where = f" at {barrier.site}" if barrier.site else ""
+    return f"{text.plural(barrier.nodes, 'op')}, {barrier.cause}{tensor}{where}"

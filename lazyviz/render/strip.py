@@ -1,14 +1,21 @@
-"""What one cell did to the lazy device: the data behind its strip."""
+"""What one cell did to the lazy device: the data behind its strip, and its words."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from lazyviz.render import state, text
+from lazyviz.render.escape import one_line
 
 if TYPE_CHECKING:
     from lazyviz.render.cuts import Cut
     from lazyviz.render.model import DrawGraph
     from lazyviz.render.state import Apart, Left, Looked, Redundant, Repeat, State
+
+# What a graph without an earlier relative has as its reason.
+_NEW = ("the first graph", "a program not seen", "no boundary had come")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,3 +148,173 @@ class Strip:
     apart: Apart | None = None
     waiting: tuple[str, ...] = ()
     cuts: tuple[Cut, ...] = ()
+
+
+def strip_text(strip: Strip) -> str:
+    """Return a cell's strip: its line, and below it what made pending ops run."""
+    return "\n".join([strip_line(strip), *(f"  {line}" for line in strip_notes(strip))])
+
+
+def strip_line(strip: Strip) -> str:
+    """Return the one line that sums a cell up; only what happened is named."""
+    return " · ".join(strip_parts(strip))
+
+
+def strip_parts(strip: Strip) -> list[str]:
+    """Return the parts of the strip's line, in their order."""
+    pending = text.plural(strip.pending_ops, "pending op")
+    if strip.new_ops:
+        pending += f" (+{strip.new_ops:,} here)"
+    parts = [pending, text.plural(strip.live_tensors, "live tensor")]
+    if strip.singles is not None:
+        parts.append(_single_ops(strip.singles, strip.compile_ns))
+    if strip.steps:
+        parts.append(text.plural(strip.steps, "step"))
+    if strip.compiles:
+        parts.append(
+            f"compiled {strip.compiles:,} in {text.duration(strip.compile_ns)}"
+        )
+    if strip.loads:
+        parts.append(
+            f"loaded {strip.loads:,} from disk in {text.duration(strip.load_ns)}"
+        )
+    if strip.executions:
+        parts.append(_executed(strip))
+    if strip.cache_hits:
+        parts.append(text.plural(strip.cache_hits, "cache hit"))
+    if strip.peeks:
+        parts.append(
+            f"{text.plural(strip.peeks, 'peek')} in {text.duration(strip.peek_ns)}"
+        )
+    if strip.transfers:
+        transfers = text.plural(strip.transfers, "transfer")
+        parts.append(f"{transfers} in {text.duration(strip.transfer_ns)}")
+    if strip.fallbacks:
+        count = sum(fallback.times for fallback in strip.fallbacks)
+        parts.append(text.plural(count, "CPU fallback"))
+    if strip.state is not None:
+        shown = dataclasses.replace(
+            strip.state, mode="lazy"
+        )  # `singles` tells the mode
+        parts += state.open_parts(shown)
+    if strip.interrupted:
+        parts.append("interrupted")
+    elif strip.error is not None:
+        parts.append(f"stopped by {strip.error}")
+    return list(map(one_line, parts))
+
+
+def _single_ops(singles: SingleOps, compile_ns: int) -> str:
+    """Return the badge of a mode in which ops run one by one, with what they cost."""
+    if not singles.ops:
+        return singles.mode
+    part = f"{singles.mode}: {text.plural(singles.ops, 'op')} in {text.duration(singles.run_ns)}"
+    compiled = singles.ops - singles.cache_hits
+    if compiled:
+        part += f", {compiled:,} compiled in {text.duration(compile_ns)}"
+    return f"{part}, {text.plural(singles.cache_hits, 'hit')}"
+
+
+def _executed(strip: Strip) -> str:
+    done = strip.executions - strip.running
+    if done <= 0:
+        return f"executing {strip.executions:,}, still running"
+    part = f"executed {done:,} in {text.duration(strip.execute_ns)}"
+    return f"{part}, {strip.running:,} still running" if strip.running else part
+
+
+def strip_notes(strip: Strip) -> list[str]:
+    """Return what a user may want to act on: barriers, fallbacks, recompiles."""
+    singles = strip.singles
+    notes = [
+        *(_single_notes(singles) if singles is not None else ()),
+        *map(barrier_text, strip.barriers),
+        *map(state.repeat_text, strip.repeats),
+        *map(state.looked_text, strip.looks),
+        *_print_notes(strip),
+        *([state.apart_text(strip.apart)] if strip.apart is not None else ()),
+        *map(state.left_text, strip.left),
+        *strip.waiting,
+        *map(state.redundant_text, strip.redundant),
+        *map(fallback_text, strip.fallbacks),
+        *strip.waits,
+        *map(compiled_text, strip.reasons),
+    ]
+    return list(map(one_line, notes))
+
+
+def urgent_notes(strip: Strip) -> list[str]:
+    """Return those of the notes that cost time each time the cell runs, the dearest kind first."""
+    told = map(compiled_text, strip.reasons)
+    notes = [
+        *(note for note in told if note.startswith("recompiled")),
+        *map(fallback_text, strip.fallbacks),
+        *(barrier_text(each) for each in strip.barriers if each.cut is not None),
+        *map(state.repeat_text, strip.repeats),
+        *([state.apart_text(strip.apart)] if strip.apart is not None else ()),
+        *map(state.left_text, strip.left),
+        *map(state.redundant_text, strip.redundant),
+    ]
+    return list(map(one_line, notes))
+
+
+def _print_notes(strip: Strip) -> list[str]:
+    more = strip.more_prints
+    return [*strip.prints, *([f"... and {more:,} more printed"] if more else ())]
+
+
+def _single_notes(singles: SingleOps) -> list[str]:
+    notes = []
+    if singles.idle_barriers:
+        many = text.plural(singles.idle_barriers, "barrier")
+        notes.append(f"{many} had no effect: in eager mode each op has run already")
+    if singles.repeats:
+        many = text.plural(singles.repeats, "op")
+        notes.append(
+            f"{many} executed again: op-by-op mode remembers nothing between reads; "
+            "lazyrt.materialise(t) does"
+        )
+    return notes
+
+
+def compiled_text(reason: str) -> str:
+    """Return why a graph was compiled, and whether one like it had been before."""
+    return f"{'compiled' if reason.startswith(_NEW) else 'recompiled'}: {reason}"
+
+
+def barrier_text(barrier: Barrier) -> str:
+    """Return why pending ops ran, and where.
+
+    Example:
+        >>> barrier_text(Barrier(cause="read by .item()", site="cell 3 line 7", nodes=214))
+        'ran 214 ops here: read by .item() at cell 3 line 7'
+    """
+    if barrier.cut is not None:
+        return cut_text(barrier)
+    where = f" at {barrier.site}" if barrier.site else ""
+    many = f" in {barrier.times:,} barriers" if barrier.times > 1 else ""
+    return f"ran {text.plural(barrier.nodes, 'op')} here{many}: {barrier.cause}{where}"
+
+
+def fallback_text(fallback: Fallback) -> str:
+    """Return which op ran on the CPU, and where."""
+    where = f" at {fallback.site}" if fallback.site else ""
+    many = f" {fallback.times:,} times" if fallback.times > 1 else ""
+    return f"{fallback.op} ran on the CPU{many}{where}, which cut the graph"
+
+
+def cut_text(barrier: Barrier) -> str:
+    """Return what a read that cut a step did, and the way around it."""
+    step = f"the step {barrier.cut}" if barrier.cut else "a step"
+    return (
+        f"{barrier_cause(barrier)} cut {step}: {text.plural(barrier.nodes, 'op')} ran on their "
+        f"own in {text.duration(barrier.duration_ns)}. Read behind the block, or use "
+        "add_step_closure()"
+    )
+
+
+def barrier_cause(barrier: Barrier) -> str:
+    """Return what a barrier was, with the tensor that was read and the line."""
+    tensor = f" of {barrier.tensor}" if barrier.tensor else ""
+    where = f" at {barrier.site}" if barrier.site else ""
+    return f"{barrier.cause}{tensor}{where}"

@@ -13,7 +13,7 @@ from lazyviz.render import html
 from lazyviz.render.values import bars_svg, drawn_picture, marked, picture_axes
 
 if TYPE_CHECKING:
-    from lazyrt.execution.looking import Look
+    from lazyrt.tools import Look
 
 MAX_TEXT = 40_000
 _OPEN_BELOW = 65  # elements: so few are read at a glance

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,9 +11,8 @@ from lazyviz.render.model import type_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from lazyrt.ir.graph import Graph
-    from lazyrt.ir.node import Leaf, Node, Value
-    from lazyviz.render.strip import Barrier, Fallback, SingleOps, Strip
+    from lazyrt import Graph
+    from lazyrt.tools import Leaf, Node, Value
 
 Align = Literal["<", ">"]
 
@@ -148,166 +146,6 @@ def _alignment(rows: Sequence[Sequence[object]], columns: int) -> list[Align]:
     ]
 
 
-def strip_text(strip: Strip) -> str:
-    """Return a cell's strip: its line, and below it what made pending ops run."""
-    return "\n".join([strip_line(strip), *(f"  {line}" for line in strip_notes(strip))])
-
-
-def strip_line(strip: Strip) -> str:
-    """Return the one line that sums a cell up; only what happened is named."""
-    return " · ".join(strip_parts(strip))
-
-
-def strip_parts(strip: Strip) -> list[str]:
-    """Return the parts of the strip's line, in their order."""
-    from lazyviz.render import state
-
-    pending = plural(strip.pending_ops, "pending op")
-    if strip.new_ops:
-        pending += f" (+{strip.new_ops:,} here)"
-    parts = [pending, plural(strip.live_tensors, "live tensor")]
-    if strip.singles is not None:
-        parts.append(_single_ops(strip.singles, strip.compile_ns))
-    if strip.steps:
-        parts.append(plural(strip.steps, "step"))
-    if strip.compiles:
-        parts.append(f"compiled {strip.compiles:,} in {duration(strip.compile_ns)}")
-    if strip.loads:
-        parts.append(f"loaded {strip.loads:,} from disk in {duration(strip.load_ns)}")
-    if strip.executions:
-        parts.append(_executed(strip))
-    if strip.cache_hits:
-        parts.append(plural(strip.cache_hits, "cache hit"))
-    if strip.peeks:
-        parts.append(f"{plural(strip.peeks, 'peek')} in {duration(strip.peek_ns)}")
-    if strip.transfers:
-        transfers = plural(strip.transfers, "transfer")
-        parts.append(f"{transfers} in {duration(strip.transfer_ns)}")
-    if strip.fallbacks:
-        count = sum(fallback.times for fallback in strip.fallbacks)
-        parts.append(plural(count, "CPU fallback"))
-    if strip.state is not None:
-        shown = dataclasses.replace(
-            strip.state, mode="lazy"
-        )  # `singles` tells the mode
-        parts += state.open_parts(shown)
-    if strip.interrupted:
-        parts.append("interrupted")
-    elif strip.error is not None:
-        parts.append(f"stopped by {strip.error}")
-    return list(map(one_line, parts))
-
-
-def _single_ops(singles: SingleOps, compile_ns: int) -> str:
-    """Return the badge of a mode in which ops run one by one, with what they cost."""
-    if not singles.ops:
-        return singles.mode
-    part = f"{singles.mode}: {plural(singles.ops, 'op')} in {duration(singles.run_ns)}"
-    compiled = singles.ops - singles.cache_hits
-    if compiled:
-        part += f", {compiled:,} compiled in {duration(compile_ns)}"
-    return f"{part}, {plural(singles.cache_hits, 'hit')}"
-
-
-def _executed(strip: Strip) -> str:
-    done = strip.executions - strip.running
-    if done <= 0:
-        return f"executing {strip.executions:,}, still running"
-    part = f"executed {done:,} in {duration(strip.execute_ns)}"
-    return f"{part}, {strip.running:,} still running" if strip.running else part
-
-
-def strip_notes(strip: Strip) -> list[str]:
-    """Return what a user may want to act on: barriers, fallbacks, recompiles."""
-    singles = strip.singles
-    from lazyviz.render import state
-
-    notes = [
-        *(_single_notes(singles) if singles is not None else ()),
-        *map(barrier_text, strip.barriers),
-        *map(state.repeat_text, strip.repeats),
-        *map(state.looked_text, strip.looks),
-        *_print_notes(strip),
-        *([state.apart_text(strip.apart)] if strip.apart is not None else ()),
-        *map(state.left_text, strip.left),
-        *strip.waiting,
-        *map(state.redundant_text, strip.redundant),
-        *map(fallback_text, strip.fallbacks),
-        *strip.waits,
-        *map(compiled_text, strip.reasons),
-    ]
-    return list(map(one_line, notes))
-
-
-def urgent_notes(strip: Strip) -> list[str]:
-    """Return those of the notes that cost time each time the cell runs, the dearest kind first."""
-    from lazyviz.render import state
-
-    told = map(compiled_text, strip.reasons)
-    notes = [
-        *(note for note in told if note.startswith("recompiled")),
-        *map(fallback_text, strip.fallbacks),
-        *(barrier_text(each) for each in strip.barriers if each.cut is not None),
-        *map(state.repeat_text, strip.repeats),
-        *([state.apart_text(strip.apart)] if strip.apart is not None else ()),
-        *map(state.left_text, strip.left),
-        *map(state.redundant_text, strip.redundant),
-    ]
-    return list(map(one_line, notes))
-
-
-def _print_notes(strip: Strip) -> list[str]:
-    more = strip.more_prints
-    return [*strip.prints, *([f"... and {more:,} more printed"] if more else ())]
-
-
-def _single_notes(singles: SingleOps) -> list[str]:
-    notes = []
-    if singles.idle_barriers:
-        many = plural(singles.idle_barriers, "barrier")
-        notes.append(f"{many} had no effect: in eager mode each op has run already")
-    if singles.repeats:
-        many = plural(singles.repeats, "op")
-        notes.append(
-            f"{many} executed again: op-by-op mode remembers nothing between reads; "
-            "lazyrt.materialise(t) does"
-        )
-    return notes
-
-
-# What a graph without an earlier relative has as its reason.
-_NEW = ("the first graph", "a program not seen", "no boundary had come")
-
-
-def compiled_text(reason: str) -> str:
-    """Return why a graph was compiled, and whether one like it had been before."""
-    return f"{'compiled' if reason.startswith(_NEW) else 'recompiled'}: {reason}"
-
-
-def barrier_text(barrier: Barrier) -> str:
-    """Return why pending ops ran, and where.
-
-    Example:
-        >>> from lazyviz.render.strip import Barrier
-        >>> barrier_text(Barrier(cause="read by .item()", site="cell 3 line 7", nodes=214))
-        'ran 214 ops here: read by .item() at cell 3 line 7'
-    """
-    if barrier.cut is not None:
-        from lazyviz.render import state
-
-        return state.cut_text(barrier)
-    where = f" at {barrier.site}" if barrier.site else ""
-    many = f" in {barrier.times:,} barriers" if barrier.times > 1 else ""
-    return f"ran {plural(barrier.nodes, 'op')} here{many}: {barrier.cause}{where}"
-
-
-def fallback_text(fallback: Fallback) -> str:
-    """Return which op ran on the CPU, and where."""
-    where = f" at {fallback.site}" if fallback.site else ""
-    many = f" {fallback.times:,} times" if fallback.times > 1 else ""
-    return f"{fallback.op} ran on the CPU{many}{where}, which cut the graph"
-
-
 def listing(
     graph: Graph,
     limit: int | None = None,
@@ -333,7 +171,7 @@ def listing(
     if hidden:
         lines.append(f"... {plural(hidden, 'earlier op')}")
     lines.extend(map(_node_line, shown))
-    lines.append("return " + ", ".join(map(_reference, graph.roots)))
+    lines.append("return " + ", ".join(map(reference, graph.roots)))
     return "\n".join(lines)
 
 
@@ -427,7 +265,7 @@ def _argument_names(node: Node) -> list[str]:
 
 def _argument(arg: Any) -> str:
     if hasattr(arg, "dtype") and hasattr(arg, "node"):
-        return _reference(arg)
+        return reference(arg)
     if isinstance(arg, tuple):
         if len(arg) == 2 and arg[0] in (float, bool, complex):  # noqa: PLR2004
             return str(arg[1])
@@ -435,7 +273,8 @@ def _argument(arg: Any) -> str:
     return str(arg)
 
 
-def _reference(value: Value) -> str:
+def reference(value: Value) -> str:
+    """Return what a listing calls a value: `%3`, `%p0`."""
     if value.node is None:
         return _leaf_name(value)
     suffix = f".{value.index}" if len(value.node.outputs) > 1 else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lazyviz.render.escape import markup
-from lazyviz.render.phases import COLOURS, PHASES
+from lazyviz.render.palette import PHASE_COLOURS, PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ _OTHERS = {
     "peek": "#dc9aea",
 }
 _DEVICE_OTHER = "#8fa9d8"
-DARK = frozenset((COLOURS["dispatch"],))  # labels on these are white
+DARK = frozenset((PHASE_COLOURS["dispatch"],))  # labels on these are white
 _MARK_COLOURS = {kind: f"var(--m{k})" for k, kind in enumerate(MARKS)}
 _MARK_NAMES = {
     "barrier": "▼ barrier you wrote",
@@ -48,7 +48,7 @@ def colour_of(kind: str, row: str) -> str:
     """Return the colour of a span of a kind in a row."""
     if row == "device":
         return _OTHERS.get(kind, _DEVICE_OTHER)
-    return COLOURS.get(kind) or _OTHERS.get(kind, "#c3cad4")
+    return PHASE_COLOURS.get(kind) or _OTHERS.get(kind, "#c3cad4")
 
 
 def plain(kind: str) -> str:
@@ -85,13 +85,13 @@ def legend_kinds(
     phases = {name for cell in view.cells for name in cell.parts} | {
         span.kind for span in rows["host"]
     }
-    found = [(COLOURS[name], name) for name in PHASES if name in phases]
+    found = [(PHASE_COLOURS[name], name) for name in PHASES if name in phases]
     for row in ("step", "compile", "transfer"):
         kinds = dict.fromkeys(span.kind for span in rows[row])
         found += [
             (colour_of(kind, row), plain(kind).replace("run", "step"))
             for kind in kinds
-            if kind not in COLOURS
+            if kind not in PHASE_COLOURS
         ]
     kinds = dict.fromkeys(span.kind for span in rows["device"])
     found += [(colour_of(kind, "device"), f"device: {kind}") for kind in kinds]

@@ -1,19 +1,24 @@
-"""The timeline of a session as tables, and what both its text and its picture show."""
+"""The timeline of a session as tables, with what the host did while the device was idle."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lazyviz.render import text
-from lazyviz.render.gaps import Gaps, gaps_text
 from lazyviz.render.measure import clip
-from lazyviz.render.phases import PHASES
+from lazyviz.render.palette import PHASES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from lazyviz.render.spans import CellTime, Span
+
+
+# Neither recording nor waiting for something that works.
+_LOST = ("python", "dispatch", "transfer")
+_MAX_LINES = 3
 
 _TEXT_ROWS = 40
 
@@ -105,3 +110,136 @@ def _event_table(spans: Sequence[Span], cells: Sequence[CellTime]) -> str:
         for span in spans
     ]
     return text.table(["ended at", "cell", "what", "name", "took", "line"], rows)
+
+
+Piece = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gaps:
+    """The device's idle time within some cells.
+
+    Attributes:
+        wall_ns: Time of the cells.
+        device_ns: How much of it the device worked.
+        idle_ns: The rest, by what the cells' thread did meanwhile.
+        sites: Time in which neither recording nor the device went on, by the line after it.
+    """
+
+    wall_ns: int
+    device_ns: int
+    idle_ns: dict[str, int] = field(default_factory=dict)
+    sites: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def lost_ns(self) -> int:
+        """Time in which neither tracing nor the device went on."""
+        return sum(self.idle_ns.get(name, 0) for name in _LOST)
+
+
+def gaps(cells: Sequence[CellTime], spans: Iterable[Span], since_ns: int = 0) -> Gaps:
+    """Return the device's idle time in some cells and whom to blame for it.
+
+    Args:
+        cells: They do not overlap.
+        spans: Of the whole session.
+        since_ns: Nothing before it counts, for spans that have been forgotten.
+    """
+    found = list(spans)
+    within = [(max(c.start_ns, since_ns), c.end_ns) for c in cells]
+    within = [piece for piece in within if piece[0] < piece[1]]
+    busy = _union(
+        (s.start_ns, s.end_ns) for s in found if s.lane == "device" and s.duration_ns
+    )
+    idle = [piece for cell in within for piece in _without(cell, busy)]
+    totals: Counter[str] = Counter()
+    sites: Counter[str] = Counter()
+    for span in found:
+        if span.lane != "host" or span.kind == "handover":
+            continue
+        shared = _shared((span.start_ns, span.end_ns), idle)
+        totals[span.kind] += shared
+        if span.kind in _LOST and span.site:
+            sites[span.site] += shared
+    wall = sum(end - start for start, end in within)
+    idle_total = sum(end - start for start, end in idle)
+    totals["trace"] += idle_total - sum(totals.values())
+    return Gaps(
+        wall_ns=wall,
+        device_ns=wall - idle_total,
+        idle_ns={name: ns for name, ns in totals.most_common() if ns > 0},
+        sites={site: ns for site, ns in sites.most_common(_MAX_LINES) if ns > 0},
+    )
+
+
+def gaps_text(gaps: Gaps) -> str:
+    """Return the attribution in two sentences at most.
+
+    Example:
+        >>> print(gaps_text(Gaps(wall_ns=10**9, device_ns=250_000_000, sites={
+        ...     "cell 3 line 7": 200_000_000}, idle_ns={"trace": 550_000_000,
+        ...     "python": 200_000_000})))
+        device idle 75 % of 1.0 s: trace 55 %, python 20 %
+        neither tracing nor the device at work: 200 ms, of which 200 ms before cell 3 line 7
+    """
+    if not gaps.wall_ns:
+        return ""
+    idle = gaps.wall_ns - gaps.device_ns
+    shares = ", ".join(
+        f"{name} {_percent(ns, gaps.wall_ns)}" for name, ns in gaps.idle_ns.items()
+    )
+    lines = [
+        f"device idle {_percent(idle, gaps.wall_ns)} of {text.duration(gaps.wall_ns)}"
+        + (f": {shares}" if shares else "")
+    ]
+    if gaps.lost_ns:
+        places = ", ".join(
+            f"{text.duration(ns)} before {site}" for site, ns in gaps.sites.items()
+        )
+        lines.append(
+            "neither tracing nor the device at work: "
+            + text.duration(gaps.lost_ns)
+            + (f", of which {places}" if places else "")
+        )
+    return "\n".join(lines)
+
+
+def _percent(part: int, whole: int) -> str:
+    share = 100 * part / whole
+    return "<1 %" if 0 < share < 1 else f"{share:.0f} %"
+
+
+def _union(pieces: Iterable[Piece]) -> list[Piece]:
+    merged: list[Piece] = []
+    for start, end in sorted(pieces):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _without(whole: Piece, busy: Sequence[Piece]) -> list[Piece]:
+    start, end = whole
+    left: list[Piece] = []
+    for busy_start, busy_end in busy:
+        if busy_end <= start or busy_start >= end:
+            continue
+        if busy_start > start:
+            left.append((start, busy_start))
+        start = max(start, busy_end)
+    if start < end:
+        left.append((start, end))
+    return left
+
+
+def _shared(piece: Piece, others: Sequence[Piece]) -> int:
+    from bisect import bisect_right
+
+    total = 0
+    first = max(0, bisect_right(others, (piece[0],)) - 1)
+    for start, end in others[first:]:
+        if start >= piece[1]:
+            break
+        total += max(0, min(end, piece[1]) - max(start, piece[0]))
+    return total

@@ -16,7 +16,7 @@ from lazyviz.render.escape import markup
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lazyrt.execution.looking import Look
+    from lazyrt.tools import Look
 
     Array = np.ndarray[Any, Any]
 

@@ -97,9 +97,9 @@ def _offered(given: list[str], start: str, namespace: dict[str, Any]) -> Iterabl
 
 def _live_words(given: list[str]) -> Iterable[str]:
     if given and given[-1] == "--sort":
-        from lazyrt.control.live_listing import COLUMNS
+        from lazyrt.tools import LIVE_COLUMNS
 
-        return COLUMNS
+        return LIVE_COLUMNS
     return [option for option in _LIVE_OPTIONS if option not in given]
 
 

@@ -14,8 +14,8 @@ import inspect
 import sys
 from typing import TYPE_CHECKING, Any
 
-from lazyviz.shell.interrupted import is_ours
 from lazyviz.shell.lazytensors import is_lazy, lazy_tensors, replaced
+from lazyviz.shell.tracebacks import is_ours
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

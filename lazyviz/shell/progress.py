@@ -12,12 +12,11 @@ import logging
 import sys
 import threading
 import uuid
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from lazyviz.render import text
-from lazyviz.shell.interrupted import shorten
-from lazyviz.timing.expected import Expectations, Expected
+from lazyviz.shell.tracebacks import shorten
+from lazyviz.timing.expected import VERBS, Expectations, Expected, Wait
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -39,12 +38,6 @@ _ERASE_LINE = "\r\x1b[2K"
 _NOTED_NS = 1_000_000_000
 _MAX_WAITS = 20
 _MAX_UNDER_WAY = 32
-_VERBS = {
-    "load": "looking for the executable of",
-    "lower": "lowering",
-    "compile": "compiling",
-    "execute": "running",
-}
 _WAITED = {"compile": "a compile", "execute": "an execution"}
 _SHOWN = frozenset(("CompileProgress", "TransferProgress"))
 _PHASES = frozenset(("CompileStarted", "LoweringFinished", "CompileFinished"))
@@ -54,52 +47,6 @@ _OF_ONE_OP = frozenset(
 )
 _FOLLOWED = _SHOWN | {"WaitFinished", "BarrierFinished", "TensorMaterialised"}
 _COPIES = {"to_device": "to the device", "to_host": "to the host"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
-    """A wait under way.
-
-    Attributes:
-        phase: `load`, `lower`, `compile`, `execute` or `transfer`.
-        nodes: Ops of the graph; 0 if not known.
-        look: Whether it is for showing a value, which leaves the step alone.
-        elapsed_ns: So far.
-        expected: How long it will take.
-        cause, site: The barrier that waits; empty for a look.
-        copy: What is copied where, for a transfer.
-        done: How much is copied, or how many ops have run, by now.
-        one_by_one: Whether ops run one by one.
-    """
-
-    phase: str
-    nodes: int
-    look: bool
-    elapsed_ns: int
-    expected: Expected
-    cause: str = ""
-    site: str = ""
-    copy: str = ""
-    done: str = ""
-    one_by_one: bool = False
-
-    @property
-    def what(self) -> str:
-        """What is going on, such as `compiling 214 ops`."""
-        if self.copy:
-            return f"copying {self.copy}"
-        ops = f" {text.plural(self.nodes, 'op')}" if self.nodes else ""
-        verb = _VERBS[self.phase] if ops else _VERBS[self.phase].removesuffix(" of")
-        return f"{verb}{ops}{' to show a value' if self.look else ''}"
-
-    @property
-    def line(self) -> str:
-        """All of it in one line."""
-        took = text.duration(self.elapsed_ns)
-        known = self.expected.ns is not None
-        expected = f" of {self.expected}" if known else " · expected: unknown"
-        parts = (f"{self.what} · {took}{expected}", self.done, self.site)
-        return " · ".join(filter(None, parts))
 
 
 class Progress:
@@ -256,7 +203,7 @@ class Progress:
         """Make the KeyboardInterrupt that ended a wait short and clear; called while it rises."""
         error = sys.exception()
         if isinstance(error, KeyboardInterrupt):
-            what = self._now.what if self._now is not None else _VERBS[event.phase]
+            what = self._now.what if self._now is not None else VERBS[event.phase]
             runtime = self._runtime
             pending = runtime.status().pending_ops if runtime is not None else 0
             shorten(error, self._shell, what, pending)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
-from lazyviz import parse_report
 from lazyviz import session as sessions
+from lazyviz.foreign.metrics_parse import parse_report
 from lazyviz.inspection import executables, live, tables
 from lazyviz.inspection.cuts import cut_of
 from lazyviz.render import text
 from lazyviz.render.cuts import cut_html, cut_text
-from lazyviz.shell import completion
+from lazyviz.shell import completion, dual_display
 from lazyviz.shell.commands import Commands, refuse, runtime_here, step_named
 from lazyviz.shell.expressions import names_hint
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+# CSS classes of the static copies, which the live views hide.
+_LIVE_TWIN, _CACHE_TWIN = "lzl-twin", "lzx-twin"
 
 
 class SessionCommands(Commands):
@@ -45,7 +53,15 @@ class SessionCommands(Commands):
             chosen = live.options(rest)
         except ValueError as error:
             raise UsageError(str(error)) from None
-        live.show(runtime, self._shell, chosen)
+        found = live.report(runtime, self._shell, chosen)
+
+        def view() -> Any:
+            from lazyviz.widgets.live_view import LiveView
+
+            return LiveView(runtime, self._shell, chosen, _LIVE_TWIN)
+
+        make = view if found.rows else None
+        dual_display.show(self._shell, found.to_text(), found.to_html, _LIVE_TWIN, make)
 
     def _step(self, rest: str) -> None:
         if rest and not (rest.isdecimal() and int(rest)):
@@ -97,7 +113,22 @@ class SessionCommands(Commands):
         elif command:
             raise UsageError(executables.unknown(rest))
         else:
-            executables.show(runtime, self._shell)
+            self._show_executables(runtime)
+
+    def _show_executables(self, runtime: ModuleType) -> None:
+        """Display a static table, and where there is a page one with buttons."""
+        entries = runtime.cached_executables()
+
+        def view() -> Any:
+            from lazyviz.widgets.cache_view import CacheView
+
+            return CacheView(runtime, _CACHE_TWIN)
+
+        shown = executables.table(entries)
+        copy = partial(executables.to_html, entries)
+        dual_display.show(
+            self._shell, shown, copy, _CACHE_TWIN, view if entries else None
+        )
 
     def _compile(self, rest: str) -> None:
         from lazyviz.timing import compile_share

@@ -3,19 +3,36 @@
 Between that line and a refusal lie frames of the runtime's, which tell nobody anything, and in
 the innermost of which `%debug` would begin. An error that nobody meant to raise keeps them. An
 error of the user's own code that the runtime called is shown without the frames between.
-Once it is shown, our frames hold nothing.
+Once it is shown, our frames hold nothing. The KeyboardInterrupt that ends a wait says what goes on,
+and is cut too: drawing a dozen frames of the runtime takes longer than the interrupt itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lazyviz.shell.interrupted import cut, is_ours, leave_out
+from lazyviz.render.text import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import TracebackType
+
+
+_ROOT = str(Path(__file__).parent.parent) + "/"
+_KERNEL = "<lazyrt kernel "
+_GOES_ON = "interrupted while {what}; that goes on in the background. "
+_PENDING = (
+    "{ops} of your program are still pending: lazyrt.mark_step() runs them, %lazy drop takes "
+    "them back. Choose one before you run the cell again, which would record its work a second "
+    "time."
+)
+_DISPATCHED = (
+    "Nothing is pending: lazyrt.wait() waits for the results. Running the cell again does its "
+    "work a second time."
+)
 
 _OURS = frozenset(("lazyrt", "lazyviz"))
 
@@ -85,3 +102,90 @@ def is_meant(error: BaseException) -> bool:
     if where in {"lazyrt.frontend.record", "lazyrt.testing"}:
         return True
     return type(error) is RuntimeError and where.partition(".")[0] in _OURS
+
+
+def shorten(error: BaseException, shell: Any, what: str, pending_ops: int) -> None:
+    """Make an exception that rises through the runtime show the user's own lines alone.
+
+    Args:
+        error: It is being raised; it gets a note.
+        shell: The shell that will show it.
+        what: What was waited for, such as `compiling 214 ops`.
+        pending_ops: How many ops have not run.
+    """
+    error.add_note(note(what, pending_ops))
+
+    def render() -> list[str]:
+        # Asked for by name: an exception that led to itself would live until a collection.
+        shown = sys.exception() or sys.last_value
+        if shown is None:
+            return []
+        cut(shown.__traceback__)
+        lines: list[str] = shell.InteractiveTB.structured_traceback(
+            type(shown), shown, shown.__traceback__
+        )
+        return lines
+
+    error._render_traceback_ = render  # type: ignore[attr-defined]  # IPython asks for it
+
+
+def note(what: str, pending_ops: int) -> str:
+    """Return what an interrupted wait was for, and what to do with ops that have not run."""
+    ops = plural(pending_ops, "op")
+    rest = _PENDING.format(ops=ops) if pending_ops else _DISPATCHED
+    return _GOES_ON.format(what=what) + rest
+
+
+def cut(traceback: TracebackType | None) -> None:
+    """Take the runtime's innermost frames off a traceback: those that no user's code follows."""
+    provenance = sys.modules.get("lazyrt.frontend.provenance")
+    last: TracebackType | None = None
+    inside = False
+    while traceback is not None:
+        name = traceback.tb_frame.f_code.co_filename
+        if is_ours(name):
+            inside = True
+        elif not (provenance and provenance.is_library_file(name)):
+            inside = False
+        if not inside and name != contextlib.__file__:  # what enters our `with` blocks
+            last = traceback
+        traceback = traceback.tb_next
+    if last is not None:
+        last.tb_next = None
+
+
+def leave_out(traceback: TracebackType | None) -> None:
+    """Take the runtime's frames between the user's own ones off a traceback.
+
+    So a step closure, a batch loader or a decorated function that raises is shown with the line
+    that queued, asked or called, and its own. Where the runtime's frames are the innermost, or a
+    library's that it calls, they stay: that is an error of the runtime's.
+    """
+    provenance = sys.modules.get("lazyrt.frontend.provenance")
+    if provenance is None:
+        return
+    kept: TracebackType | None = None
+    while traceback is not None:
+        name = traceback.tb_frame.f_code.co_filename
+        if not is_ours(name) and not provenance.is_library_file(name):
+            if kept is not None and _all_ours(kept.tb_next, traceback):
+                kept.tb_next = traceback
+            kept = traceback
+        traceback = traceback.tb_next
+
+
+def _all_ours(first: TracebackType | None, end: TracebackType) -> bool:
+    """Return whether all frames from one up to another are the runtime's, or enter its blocks."""
+    while first is not None and first is not end:
+        name = first.tb_frame.f_code.co_filename
+        if not is_ours(name) and name != contextlib.__file__:
+            return False
+        first = first.tb_next
+    return True
+
+
+def is_ours(file: str) -> bool:
+    """Return whether a frame with this file is one of lazyviz, the runtime or its kernels."""
+    provenance = sys.modules.get("lazyrt.frontend.provenance")
+    is_own = provenance is not None and provenance.is_own_file(file)
+    return is_own or file.startswith((_ROOT, _KERNEL))

@@ -1,4 +1,4 @@
-// What the pages of all widgets share; lazyviz.widgets.assets puts it in front of each.
+// What the pages of all widgets share; lazyviz.widgets.page puts it in front of each.
 
 function element(tag, className, text) {
   const made = document.createElement(tag);

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazyrt.observe import events
 from lazyviz.render import html, text
-from lazyviz.render.phases import MEANINGS, PHASES
+from lazyviz.render.palette import PHASE_MEANINGS, PHASES
 from lazyviz.timing.ledger import Ledger
 from lazyviz.timing.pulse import Pulse, Quiet
 from lazyviz.timing.tally import Tally
@@ -147,7 +147,10 @@ def _more(runs: list[Run]) -> list[str]:
 
 def _meanings(runs: list[Run]) -> list[tuple[str, str]]:
     device = "how long it worked; what nobody waited for is in no other column"
-    return [*((name, MEANINGS[name]) for name in _phases(runs)), ("device", device)]
+    return [
+        *((name, PHASE_MEANINGS[name]) for name in _phases(runs)),
+        ("device", device),
+    ]
 
 
 def _row(run: Run, names: list[str]) -> list[str | int]:

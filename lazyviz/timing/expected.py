@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections import OrderedDict, deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazyviz.render import text
@@ -16,6 +17,7 @@ from lazyviz.render import text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from types import ModuleType
+
 
 _MAX_GRAPHS = 1_000
 _MAX_SAMPLES = 200
@@ -32,6 +34,14 @@ _HERE = 3
 
 LEARNT_FROM = frozenset(("CompileFinished", "ExecuteStarted", "ExecuteFinished"))
 """Names of the events that tell how long something took."""
+
+
+VERBS = {
+    "load": "looking for the executable of",
+    "lower": "lowering",
+    "compile": "compiling",
+    "execute": "running",
+}
 
 Sample = tuple[int, int]
 
@@ -194,3 +204,49 @@ def _put(table: OrderedDict[str, int], key: str, value: int) -> None:
     table.move_to_end(key)
     if len(table) > _MAX_GRAPHS:
         table.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """A wait under way.
+
+    Attributes:
+        phase: `load`, `lower`, `compile`, `execute` or `transfer`.
+        nodes: Ops of the graph; 0 if not known.
+        look: Whether it is for showing a value, which leaves the step alone.
+        elapsed_ns: So far.
+        expected: How long it will take.
+        cause, site: The barrier that waits; empty for a look.
+        copy: What is copied where, for a transfer.
+        done: How much is copied, or how many ops have run, by now.
+        one_by_one: Whether ops run one by one.
+    """
+
+    phase: str
+    nodes: int
+    look: bool
+    elapsed_ns: int
+    expected: Expected
+    cause: str = ""
+    site: str = ""
+    copy: str = ""
+    done: str = ""
+    one_by_one: bool = False
+
+    @property
+    def what(self) -> str:
+        """What is going on, such as `compiling 214 ops`."""
+        if self.copy:
+            return f"copying {self.copy}"
+        ops = f" {text.plural(self.nodes, 'op')}" if self.nodes else ""
+        verb = VERBS[self.phase] if ops else VERBS[self.phase].removesuffix(" of")
+        return f"{verb}{ops}{' to show a value' if self.look else ''}"
+
+    @property
+    def line(self) -> str:
+        """All of it in one line."""
+        took = text.duration(self.elapsed_ns)
+        known = self.expected.ns is not None
+        expected = f" of {self.expected}" if known else " · expected: unknown"
+        parts = (f"{self.what} · {took}{expected}", self.done, self.site)
+        return " · ".join(filter(None, parts))

@@ -14,8 +14,8 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from lazyrt.frontend.provenance import user_site
 from lazyrt.observe import events
+from lazyrt.tools import user_site
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,10 +7,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from lazyviz.render import html, text
-from lazyviz.render.gaps import gaps
 from lazyviz.render.timeline import timeline_svg
-from lazyviz.render.timeline_text import TimelineView, timeline_text
-from lazyviz.shell import twofold
+from lazyviz.render.timeline_text import TimelineView, gaps, timeline_text
+from lazyviz.shell import dual_display
 from lazyviz.timing import trace_file
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ class TimelineShown:
         return f'<div class="lazyviz-timeline">{shown}{notes}{folded}</div>'
 
     def _notes(self) -> list[str]:
-        from lazyviz.render.gaps import gaps_text
+        from lazyviz.render.timeline_text import gaps_text
 
         lines = gaps_text(self.view.gaps).splitlines() if self.view.gaps else []
         if self.view.lines:
@@ -97,8 +96,8 @@ class TimelineShown:
     def show(self, shell: Any) -> None:
         """Display it; where there is a page, a picture that zooms takes the picture's place."""
         shell.display_pub.publish(self._repr_mimebundle_(), metadata={})
-        if self.view.cells and twofold.has_page(shell):
-            twofold.show_live(shell, self._widget)
+        if self.view.cells and dual_display.has_page(shell):
+            dual_display.show_live(shell, self._widget)
 
     def _widget(self) -> Any:
         from lazyviz.widgets.timeline_view import TimelineView
@@ -123,7 +122,7 @@ class TimelineShown:
         return self.text()
 
     def _ipython_display_(self) -> None:
-        twofold.display(self, self.show)
+        dual_display.display(self, self.show)
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return {"text/plain": self.text(), "text/html": self.to_html()}

@@ -18,13 +18,12 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lazyviz import __version__
 from lazyviz.command_line import path_of
 from lazyviz.render import text
 from lazyviz.render.escape import printable
-from lazyviz.render.gaps import gaps
 from lazyviz.render.spans import CellTime, Span
-from lazyviz.render.timeline_text import TimelineView, timeline_text
+from lazyviz.render.timeline_text import TimelineView, gaps, timeline_text
+from lazyviz.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,7 +9,7 @@ import traitlets
 
 from lazyviz.inspection import executables
 from lazyviz.inspection.protocol import RequestError, answered, quoted
-from lazyviz.widgets import assets
+from lazyviz.widgets import page
 from lazyviz.widgets.page import Page
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ class CacheView(Page):
         note: What the last request did.
     """
 
-    _esm = assets.page("cache_view")
-    _css = assets.style("cache_view")
+    _esm = page.script("cache_view")
+    _css = page.style("cache_view")
 
     table = traitlets.Unicode().tag(sync=True)
     note = traitlets.Unicode().tag(sync=True)
@@ -41,7 +41,7 @@ class CacheView(Page):
 
     def __repr__(self) -> str:
         """Return the same text in each run, so that notebooks compare."""
-        return assets.fallback("executables")
+        return page.fallback("executables")
 
     def _table(self) -> str:
         return executables.to_html(self._runtime.cached_executables(), live=True)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import anywidget
 
-from lazyviz.widgets import assets
+from lazyviz.widgets import page
 
 
 class CopyLines(anywidget.AnyWidget):
     """Listens in the page; holds nothing of the program."""
 
-    _esm = assets.page("copy_lines")
+    _esm = page.script("copy_lines")
 
     def __repr__(self) -> str:
         """Return the same text in each run, so that notebooks compare."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import traitlets
 
 from lazyviz.render import panel
-from lazyviz.widgets import assets
+from lazyviz.widgets import page
 from lazyviz.widgets.page import Page
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ class GraphView(Page):
         controls: What the reader can choose, and what is chosen; see `Explorer.controls`.
     """
 
-    _esm = assets.page("graph_view")
-    _css = assets.style("graph_view")
+    _esm = page.script("graph_view")
+    _css = page.style("graph_view")
 
     title = traitlets.Unicode().tag(sync=True)
     svg = traitlets.Unicode().tag(sync=True)
@@ -56,7 +56,7 @@ class GraphView(Page):
 
     def __repr__(self) -> str:
         """Return the same text in each run, so that notebooks compare."""
-        return assets.fallback(self.title)
+        return page.fallback(self.title)
 
     def _replies(self, request: object) -> Iterable[Reply]:
         return self._explorer.handle(request)

@@ -13,7 +13,7 @@ import traitlets
 
 from lazyviz.inspection.live_table import MAX_AUTOMATIC_NS, LiveTable
 from lazyviz.render import live as drawing
-from lazyviz.widgets import assets
+from lazyviz.widgets import page
 from lazyviz.widgets.page import Page
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ class LiveView(Page):
         stale: Whether the table is of a moment before the latest cell.
     """
 
-    _esm = assets.page("live_view")
-    _css = assets.style("live_view")
+    _esm = page.script("live_view")
+    _css = page.style("live_view")
 
     title = traitlets.Unicode().tag(sync=True)
     table = traitlets.Unicode().tag(sync=True)
@@ -60,7 +60,7 @@ class LiveView(Page):
 
     def __repr__(self) -> str:
         """Return the same text in each run, so that notebooks compare."""
-        return assets.fallback("live tensors")
+        return page.fallback("live tensors")
 
     def cell_ended(self, shell: Any) -> None:
         """Make the table anew after a cell of its shell, if somebody sees it and it is cheap."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import anywidget
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from lazyviz.inspection.protocol import Reply
+
 
 _log = logging.getLogger(__name__)
 
@@ -56,3 +58,31 @@ class Page(anywidget.AnyWidget):
             # Without, the page says that nobody answers.
             if not (isinstance(content, dict) and content.get("kind") == "hello"):
                 self.send({"kind": "done"})
+
+
+def script(name: str, *parts: str) -> str:
+    """Return a widget's JavaScript module, with what all pages share in front.
+
+    Args:
+        name: Of the module.
+        parts: Further files that it shares with others, in between.
+    """
+    return "\n".join(_read(f"{each}.js") for each in ("common", *parts, name))
+
+
+def style(name: str) -> str:
+    """Return a widget's CSS."""
+    return _read(f"{name}.css")
+
+
+def fallback(title: str) -> str:
+    """Return what stands in the place of a live view in a saved or converted notebook.
+
+    Args:
+        title: What it shows: the same text in each run, so that notebooks compare.
+    """
+    return f"<{title}: the live view needs a kernel; its copy above needs none>"
+
+
+def _read(name: str) -> str:
+    return resources.files("lazyviz").joinpath(f"static/{name}").read_text("utf-8")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import anywidget
 import traitlets
 
-from lazyviz.widgets import assets
+from lazyviz.widgets import page
 
 
 class TimelineView(anywidget.AnyWidget):
@@ -19,12 +19,12 @@ class TimelineView(anywidget.AnyWidget):
         twin: CSS class of the static picture that the page hides while it is live.
     """
 
-    _esm = assets.page("timeline_view", "timeline")
-    _css = assets.style("timeline_view")
+    _esm = page.script("timeline_view", "timeline")
+    _css = page.style("timeline_view")
 
     svg = traitlets.Unicode().tag(sync=True)
     twin = traitlets.Unicode().tag(sync=True)
 
     def __repr__(self) -> str:
         """Return the same text in each run, so that notebooks compare."""
-        return assets.fallback("timeline")
+        return page.fallback("timeline")

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import anywidget
 import traitlets
 
-from lazyviz.widgets import assets
+from lazyviz.widgets import page
 
 if TYPE_CHECKING:
-    from lazyviz.shell.progress import Wait
+    from lazyviz.timing.expected import Wait
 
 _VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -30,8 +30,8 @@ class WaitView(anywidget.AnyWidget):
         number: Of the wait that is shown; a click that comes after its end says an old one.
     """
 
-    _esm = assets.page("wait_view")
-    _css = assets.style("wait_view")
+    _esm = page.script("wait_view")
+    _css = page.style("wait_view")
 
     number = traitlets.Int().tag(sync=True)
     active = traitlets.Bool().tag(sync=True)

@@ -15,7 +15,7 @@ from lazyviz.inspection import executables
 from lazyviz.inspection.lifetimes import Timeline
 from lazyviz.inspection.numerics import Comparison, NodeDifference
 from lazyviz.render.cuts import Cut, Listing, Part, Row, Rule, SourceLine, cut_html
-from lazyviz.render.phases import PHASES
+from lazyviz.render.palette import PHASES
 from lazyviz.render.spans import CellTime, Span
 from lazyviz.render.timeline_text import TimelineView
 from lazyviz.timing.timeline import TimelineShown

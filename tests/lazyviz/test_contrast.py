@@ -7,7 +7,7 @@ from itertools import combinations
 
 import pytest
 
-from lazyviz.render import diff_dot, palette, phases, timeline, timeline_legend
+from lazyviz.render import diff_dot, palette, timeline, timeline_legend
 from tests.lazyviz.test_render_timeline import VIEW
 
 PAPER = {"light": "#ffffff", "dark": "#111111"}
@@ -95,7 +95,7 @@ def test_the_words_of_a_page_stand_out_in_every_theme():
 def test_each_label_on_a_timeline_stands_out_from_its_bar():
     """SD.05: whatever lane and kind a bar is of."""
     colours = {
-        **phases.COLOURS,
+        **palette.PHASE_COLOURS,
         **timeline_legend._OTHERS,
         "other": timeline_legend._DEVICE_OTHER,
     }
@@ -141,7 +141,7 @@ def dot(row, column):
 def test_phases_and_marks_of_a_diff_differ_whatever_cones_a_reader_has(sight):
     """Section 7: a difference of 2 can just be seen; 10 at a glance."""
     marks = {fill for fill, *_ in diff_dot.STYLES.values()}
-    for colours in (set(phases.COLOURS.values()), marks):
+    for colours in (set(palette.PHASE_COLOURS.values()), marks):
         assert len(colours) >= 4
         for one, other in combinations(sorted(colours), 2):
             apart = math.dist(seen(one, sight), seen(other, sight))

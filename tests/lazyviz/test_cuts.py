@@ -9,7 +9,7 @@ import pytest
 import lazyrt
 from lazyviz.inspection.cuts import cut_of, cuts_of
 from lazyviz.inspection.exploring import explore
-from lazyviz.render import html
+from lazyviz.render import strip_html
 from lazyviz.render.cuts import Cut, Part, Row, cut_html, cut_text
 from lazyviz.render.strip import Strip
 from tests.conftest import displayed
@@ -288,7 +288,7 @@ def test_a_step_in_one_piece_is_explored_without_a_cut(fresh):
 def test_the_drawing_is_a_picture_and_text_without_a_script_and_escaped():
     parts = (Part(30, "lines 1 to 2", "read by <b>"), Part(10, "", "mark_step()"))
     rows = (Row("before", (Part(40, "", "mark"),)), Row("now", parts))
-    page = html.strip_html(Strip(cuts=(Cut("a <title>", rows),)))
+    page = strip_html.strip_html(Strip(cuts=(Cut("a <title>", rows),)))
 
     assert cut_html(Cut("a <title>", rows)) in page
     assert "a &lt;title&gt;" in page

@@ -122,7 +122,7 @@ def test_load_twice_and_reload_hook_once(lab):
 
 def test_a_load_that_fails_leaves_no_hook(shell, monkeypatch):
     before = hooks(shell)
-    monkeypatch.setattr("lazyviz.magics.install", lambda *_: 1 / 0)
+    monkeypatch.setattr("lazyviz.shell.magics.install", lambda *_: 1 / 0)
 
     with pytest.raises(ZeroDivisionError):
         extension.load(shell)
@@ -456,7 +456,7 @@ def test_a_strip_that_fails_costs_only_the_strip(lab, monkeypatch, caplog, capsy
 
 
 def test_a_drawing_that_fails_costs_only_the_drawing(lab, monkeypatch, caplog):
-    monkeypatch.setattr("lazyviz.render.html.strip_html", lambda _: 1 / 0)
+    monkeypatch.setattr("lazyviz.render.strip_html.strip_html", lambda _: 1 / 0)
 
     run(lab, "y = x + 1")
 

@@ -10,7 +10,7 @@ import pytest
 import lazyviz
 from lazyviz import hlo
 from lazyviz.foreign.evidence import EvidenceError
-from lazyviz.foreign.tensors_dump_parse import parse_tensors_dump
+from lazyviz.foreign.tensors_dump import parse_tensors_dump
 from lazyviz.foreign.tensors_report import parse_tensors_report
 from lazyviz.foreign.xla_dump import XlaDump, read_xla_dump
 

@@ -17,7 +17,7 @@ from lazyviz.foreign.debug_log_parse import parse_debug_log
 from lazyviz.foreign.evidence import EvidenceError, Frame
 from lazyviz.foreign.ir_text import parse_ir
 from lazyviz.foreign.programs import Programs, parse_programs
-from lazyviz.foreign.tensors_dump_parse import parse_tensors_dump
+from lazyviz.foreign.tensors_dump import parse_tensors_dump
 from lazyviz.foreign.xla_dump import read_xla_dump
 from tests.harness import ROOT
 

@@ -9,8 +9,7 @@ import lazyrt
 import lazyviz
 from lazyrt.execution.census import census
 from lazyrt.observe import events
-from lazyviz import magics
-from lazyviz.shell import commands, completion
+from lazyviz.shell import commands, completion, magics
 from tests.conftest import displayed
 from tests.lazyviz.fakes import fake_tensor
 

@@ -6,7 +6,7 @@ import lazyrt
 from lazyrt.observe import events
 from lazyviz.inspection import tables
 from lazyviz.render import model, svg, text
-from lazyviz.render.strip import SingleOps, Strip
+from lazyviz.render.strip import SingleOps, Strip, strip_line
 from lazyviz.timing.tally import Tally
 from tests.conftest import displayed
 
@@ -132,10 +132,10 @@ def test_the_badge_tells_hits_and_compiles():
     )
     nothing = Strip(singles=SingleOps(mode="eager", idle_barriers=1))
 
-    assert text.strip_line(strip) == (
+    assert strip_line(strip) == (
         "0 pending ops · 0 live tensors · eager: 8 ops in 1.2 ms, 3 compiled in 60 ms, 5 hits"
     )
-    assert text.strip_line(nothing) == "0 pending ops · 0 live tensors · eager"
+    assert strip_line(nothing) == "0 pending ops · 0 live tensors · eager"
 
 
 def test_the_status_says_what_the_op_cache_saved(lab):

@@ -408,7 +408,7 @@ def test_what_an_interrupt_advises_leaves_the_program_where_it_says(
 
 
 def test_frames_of_a_users_function_under_the_runtime_stay():
-    from lazyviz.shell.interrupted import cut
+    from lazyviz.shell.tracebacks import cut
 
     def closure():
         raise KeyboardInterrupt

@@ -13,8 +13,8 @@ from lazyviz.__main__ import main
 from lazyviz.hlo import diff, group_hunks, parse
 from lazyviz.render.diff_dot import diff_dot
 from lazyviz.render.diff_html import diff_bundle, diff_fragment, diff_page
-from lazyviz.render.diff_inputs import pairing_lines
 from lazyviz.render.diff_model import union_graph
+from lazyviz.render.diff_panel import pairing_lines
 from lazyviz.render.diff_svg import diff_svg
 from lazyviz.render.diff_text import diff_text
 from tests.hlo_pairs import graph_of_program, text_of, transformer

@@ -2,7 +2,7 @@ import pytest
 
 from lazyrt.ir.graph import Graph
 from lazyviz.render import text
-from lazyviz.render.strip import Barrier, Fallback, Strip
+from lazyviz.render.strip import Barrier, Fallback, Strip, strip_parts, strip_text
 from tests.lazyviz.ir_builder import Builder, data, perceptron
 
 BUSY = Strip(
@@ -34,7 +34,7 @@ BUSY = Strip(
 
 
 def test_a_strip_names_all_that_happened():
-    assert text.strip_text(BUSY) == (
+    assert strip_text(BUSY) == (
         "1,214 pending ops (+12 here) · 1 live tensor · 1 step · compiled 1 in 41 ms · "
         "executed 2 in 12 ms, 1 still running · 2 cache hits · 1 peek in 3.0 ms · "
         "2 transfers in 120 µs · 4 CPU fallbacks\n"
@@ -48,7 +48,7 @@ def test_a_strip_names_all_that_happened():
 
 
 def test_a_strip_leaves_out_what_did_not_happen():
-    assert text.strip_text(Strip(live_tensors=2)) == "0 pending ops · 2 live tensors"
+    assert strip_text(Strip(live_tensors=2)) == "0 pending ops · 2 live tensors"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_strip_leaves_out_what_did_not_happen():
     ],
 )
 def test_a_strip_ends_with_what_went_wrong_or_goes_on(strip, ending):
-    assert text.strip_parts(strip)[-1] == ending
+    assert strip_parts(strip)[-1] == ending
 
 
 @pytest.mark.parametrize(

@@ -24,12 +24,12 @@ from lazyviz.hlo import diff
 from lazyviz.hlo.graph import PARAMETER, GraphBuilder, Origin
 from lazyviz.inspection.comparison import DiffView, MinimisedView
 from lazyviz.inspection.diff_explorer import DiffExplorer
-from lazyviz.render import dot, escape, html, panel, svg, text
+from lazyviz.render import dot, escape, html, panel, strip_html, svg, text
 from lazyviz.render.live import Target, answer, live_table, question
 from lazyviz.render.model import Box, DrawGraph
 from lazyviz.render.page import Section, page_html, timeline_script
 from lazyviz.render.state import Apart, Left, Looked, Redundant, Repeat, State
-from lazyviz.render.strip import Barrier, Fallback, SingleOps, Strip
+from lazyviz.render.strip import Barrier, Fallback, SingleOps, Strip, strip_text
 from lazyviz.render.tensor import Shown, tensor_html
 from tests.conftest import displayed
 from tests.harness import thinned
@@ -200,7 +200,7 @@ def difference(payload):
 def pages(payload):
     """Yield each way in which a text gets into HTML."""
     graph = drawing(payload)
-    yield "strip", html.strip_html(strip(payload), css_class=payload)
+    yield "strip", strip_html.strip_html(strip(payload), css_class=payload)
     yield "svg", svg.draw(graph, engine="layered").svg
     yield "inline svg", svg.draw(graph, engine="layered", inline=True).svg
     yield "graph", html.graph_html(graph, engine="layered", css_class=payload)
@@ -278,13 +278,13 @@ def test_there_are_enough_payloads():
 @pytest.mark.parametrize("number", range(len(PAYLOADS)))
 def test_a_terminal_is_sent_no_control_character(number, monkeypatch):
     payload = PAYLOADS[number]
-    shown = text.strip_text(strip(payload)) + text.table([payload], [[payload]])
+    shown = strip_text(strip(payload)) + text.table([payload], [[payload]])
 
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]", shown)
     # A line of its own would be taken for one of ours.
     assert not [
         line
-        for line in text.strip_text(strip("first\nsecond")).splitlines()
+        for line in strip_text(strip("first\nsecond")).splitlines()
         if line.startswith("second")
     ]
 

@@ -10,7 +10,7 @@ import pytest
 
 import lazyrt
 import lazyviz
-from lazyviz.documents import parts, privacy, session_report
+from lazyviz.documents import parts, redaction, session_report
 from lazyviz.documents.session_report import MAX_BYTES, ReportError
 from lazyviz.render.page import timeline_script
 from tests.conftest import displayed
@@ -369,20 +369,20 @@ def test_outside_a_session_the_runtime_alone_is_told(clean_runtime, tmp_path):
     ],
 )
 def test_what_looks_like_a_secret_is_masked(source, shown):
-    assert privacy.masked(source) == shown
+    assert redaction.masked(source) == shown
 
 
 def test_a_picture_that_is_none_stays_as_it_is():
     page = "<pre>data:image/svg+xml;base64,abc data:image/svg+xml;base64,////</pre>"
 
-    assert privacy.shortened(page) == page
+    assert redaction.shortened(page) == page
 
 
 def test_a_home_that_is_part_of_another_name_stays(tmp_path):
     home = tmp_path / "ann"
     page = f"{home}/x {home}e/y {home} <{home}> other{home}"
 
-    short = privacy.shortened(page, home)
+    short = redaction.shortened(page, home)
 
     assert short == f"~/x {home}e/y ~ <~> other{home}"
 

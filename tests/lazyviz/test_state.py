@@ -4,10 +4,9 @@ import re
 from dataclasses import replace
 
 from lazyviz.inspection.tables import step_notes
-from lazyviz.render.html import strip_html
 from lazyviz.render.state import State, open_parts, state_text
-from lazyviz.render.strip import Strip
-from lazyviz.render.text import strip_parts
+from lazyviz.render.strip import Strip, strip_parts
+from lazyviz.render.strip_html import strip_html
 from lazyviz.timing.steplog import StepRow
 from tests.conftest import displayed
 

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from lazyviz.shell.progress import Progress, Wait
-from lazyviz.timing.expected import Expected
+from lazyviz.shell.progress import Progress
+from lazyviz.timing.expected import Expected, Wait
 from lazyviz.widgets import wait_view
 from tests.lazyviz import fakes
 from tests.lazyviz.test_progress import published

@@ -4,7 +4,7 @@ import pytest
 
 import lazyrt
 from lazyrt.execution.census import census
-from lazyviz.render.text import compiled_text
+from lazyviz.render.strip import compiled_text
 from tests.conftest import displayed
 
 

@@ -6,7 +6,9 @@ are those that change how the session runs.
 
 from __future__ import annotations
 
+import ast
 import inspect
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +16,10 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 
 from lazyviz.inspection import tables
-from lazyviz.shell import completion, help_page
+from lazyviz.render import html
+from lazyviz.shell import completion
 from lazyviz.shell.commands import refuse, runtime_here
 from lazyviz.shell.expressions import ExpressionFailed
-from lazyviz.shell.inplace import run_in_place
 from lazyviz.shell.program_commands import ProgramCommands
 from lazyviz.shell.session_commands import SessionCommands
 
@@ -27,6 +29,11 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from lazyviz.session import Session
+
+
+_ENTRY = re.compile(r"(%%?lazy\b.*?) {2,}(\S.*)")
+_SENTENCE = ". "
+_CONTINUED = re.compile(r" {5,}(\S.*)")
 
 
 @magics_class
@@ -141,8 +148,8 @@ class LazyMagics(ProgramCommands, SessionCommands, Magics):
         if rest:
             if rest not in {*completion.SUBCOMMANDS, *completion.CELL_COMMANDS}:
                 raise UsageError(completion.unknown(rest))
-            page = help_page.entries_of(page, rest)
-        self._show(page, lambda: help_page.to_html(page))
+            page = _entries_of(page, rest)
+        self._show(page, lambda: _help_html(page))
 
     def _time(self, rest: str, cell: str) -> None:
         __tracebackhide__ = True
@@ -225,3 +232,61 @@ def install(shell: InteractiveShell, session: Session) -> list[Callable[[], None
             matchers.remove(matcher)
 
     return [unregister, remove_matcher]
+
+
+def _entries_of(page: str, name: str) -> str:
+    """Return the entries of one subcommand: their lines, and those below that are indented."""
+    entry = re.compile(rf"^.*%lazy {name}\b.*(\n {{5,}}.*)*", re.MULTILINE)
+    return "\n".join(found[0] for found in entry.finditer(page))
+
+
+def _help_html(page: str) -> str:
+    """Return the help as tables with a line above each; their words wrap where a page is narrow."""
+    parts: list[str] = []
+    rows: list[list[str]] = []
+    for line in [*page.splitlines(), ""]:
+        entry, more = _ENTRY.fullmatch(line), _CONTINUED.fullmatch(line)
+        if entry is not None:
+            rows.append([entry[1], entry[2]])
+        elif more is not None:
+            rows[-1][1] += f" {more[1]}"
+        elif rows:
+            parts.append(html.table(("command", "what it does"), rows))
+            rows = []
+        if line and entry is None and more is None:
+            is_heading = not line.endswith(".") and _SENTENCE not in line
+            parts.append(html.line(line) if is_heading else html.muted(line))
+    return "".join(parts)
+
+
+def run_in_place(shell: Any, cell: str, number: int) -> None:
+    """Run the body of a cell magic so that errors rise through and line numbers hold.
+
+    Args:
+        shell: Where it runs.
+        cell: The body.
+        number: The cell's execution count.
+    """
+    __tracebackhide__ = True
+    # IPython drops empty lines at the start. With them and one for the magic's own line,
+    # line 3 of the cell stays line 3.
+    dropped = re.match(r"(?:[^\S\n]*\n)*", cell)
+    lead = "\n" + "\n" * (dropped[0].count("\n") if dropped else 0)
+    source = lead + shell.transform_cell(cell)
+    name = shell.compile.cache(source, number)
+    tree = shell.transform_ast(shell.compile.ast_parse(source, filename=name))
+    body: list[Any] = tree.body
+    shows_last = (
+        bool(body)
+        and isinstance(body[-1], ast.Expr)
+        and not shell.displayhook.semicolon_at_end_of_expression(cell)
+    )
+    parts: list[tuple[Any, str]] = [(ast.Module(body, []), "exec")]
+    if shows_last:
+        parts = [
+            (ast.Module(body[:-1], []), "exec"),
+            (ast.Interactive([body[-1]]), "single"),
+        ]
+    for tree_part, mode in parts:
+        code = shell.compile(tree_part, name, mode)
+        exec(code, shell.user_global_ns, shell.user_ns)  # noqa: S102

@@ -1,19 +1,22 @@
-"""A metrics report as tables: for a terminal, for a notebook, as plain data."""
+"""A metrics report that was read, and its tables: for a terminal, for a notebook, as plain data."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
+from lazyviz.foreign.evidence import Evidence, EvidenceError
+from lazyviz.foreign.metrics import Behind, Call, Finding, Metric, Section, find
+from lazyviz.foreign.quantities import Quantity
 from lazyviz.render import html, text
 from lazyviz.render.escape import markup
 from lazyviz.render.html import Fragment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from lazyviz.foreign.metrics import Call, Metric, MetricsReport, Section
-    from lazyviz.foreign.quantities import Quantity
+    from lazyviz.foreign.quantities import Rounding
 
 _SPREAD = "std dev"
 _RATE = "per second"
@@ -28,6 +31,128 @@ _WINDOW_NOTE = (
 _GRAPH_DIGITS = 12
 _MINUTE_NS = 60_000_000_000
 _SECOND_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class MetricsReport(Evidence):
+    """What `lazyviz.parse_report` returns.
+
+    Attributes:
+        sections: One for each report in the text.
+        rounding: Whether its durations are printed exactly or as wrongly as torch_xla does;
+            `mixed` for a text with reports of both kinds, each read as it was printed.
+        evidence: How that was found out.
+    """
+
+    sections: tuple[Section, ...]
+    rounding: Rounding | Literal["mixed"]
+    evidence: str
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """The metrics of all sections."""
+        return tuple(metric for section in self.sections for metric in section.metrics)
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """The counters of all sections; equal names are added up."""
+        found: dict[str, int] = {}
+        for section in self.sections:
+            for name, value in section.counters.items():
+                found[name] = found.get(name, 0) + value
+        return found
+
+    def __getitem__(self, name: str) -> Metric:
+        """Return a metric by its name.
+
+        Raises:
+            KeyError: There is none of this name, or there is one in several sections.
+        """
+        found = [
+            (s.title, m) for s in self.sections for m in s.metrics if m.name == name
+        ]
+        if len(found) == 1:
+            return found[0][1]
+        if found:
+            titles = ", ".join(repr(title) for title, _ in found)
+            raise KeyError(
+                f"{name} is in {len(found)} sections: {titles}. Take it from one of "
+                "`report.sections`, with `section.get(name)`."
+            )
+        names = ", ".join(dict.fromkeys(metric.name for metric in self.metrics))
+        raise KeyError(f"the report has no metric {name}. It has {names or 'none'}.")
+
+    def findings(self) -> list[Finding]:
+        """Return what stands out: what is too frequent, too slow, or ran on the CPU."""
+        return [finding for section in self.sections for finding in find(section)]
+
+    def text(self) -> str:
+        """Return tables for a terminal, with the measured values."""
+        return report_text(self)
+
+    def to_html(self) -> str:
+        """Return tables for a notebook, with measured and printed values."""
+        return report_html(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the measured values as plain data."""
+        return report_dict(self)
+
+
+def from_live(plain: Mapping[str, Any]) -> MetricsReport:
+    """Return the report of `lazyrt.metrics_report("dict")`.
+
+    Raises:
+        EvidenceError: The mapping is something else.
+    """
+    try:
+        metrics = tuple(_live_metric(n, m) for n, m in plain["metrics"].items())
+        counters, fallbacks = dict(plain["counters"]), dict(plain["fallbacks"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise EvidenceError(
+            f"this mapping is no metrics report: {type(error).__name__} {error}. Give the "
+            'result of lazyrt.metrics_report("dict"), its JSON, or the text of a report.'
+        ) from None
+    section = Section(title="", metrics=metrics, counters=counters, fallbacks=fallbacks)
+    return MetricsReport(
+        sections=(section,), rounding="exact", evidence="numbers of a running lazyrt"
+    )
+
+
+def _live_metric(name: str, plain: Mapping[str, Any]) -> Metric:
+    unit, everything, window = plain["unit"], plain["all"], plain["window"]
+    return Metric(
+        name=name,
+        total_samples=everything["samples"],
+        accumulator=Quantity(unit, everything["accumulator"]),
+        mean=Quantity(unit, window["mean"]),
+        std_dev=Quantity(unit, window["std_dev"]),
+        rate=window["rate"],
+        percentiles={
+            float(share.rstrip("%")): Quantity(unit, value)
+            for share, value in window["percentiles"].items()
+        },
+        calls={
+            float(share.rstrip("%")): _call(call)
+            for share, call in window["calls"].items()
+        },
+        behind={
+            float(share.rstrip("%")): Behind(
+                each["samples"],
+                tuple((Quantity(unit, s["value"]), _call(s)) for s in each["largest"]),
+            )
+            for share, each in window.get("behind", {}).items()
+        },
+        sites=window["sites"],
+        reasons=window["reasons"],
+        upper_bounds=everything["upper_bounds"],
+    )
+
+
+def _call(sample: Mapping[str, Any]) -> Call:
+    return Call(
+        sample["site"] or "", sample["graph"], sample["reason"], sample.get("step")
+    )
 
 
 def report_text(report: MetricsReport) -> str:
