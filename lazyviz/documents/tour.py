@@ -24,6 +24,7 @@ from nbclient.exceptions import CellExecutionError, DeadKernelError
 from lazyviz.command_line import output_file
 from lazyviz.render import text
 from lazyviz.render.escape import markup, printable
+from lazyviz.render.measure import clip
 from lazyviz.render.page import page_html
 
 if TYPE_CHECKING:
@@ -245,8 +246,7 @@ def _plain(output: Any) -> str:
 
 
 def _first_line(source: str) -> str:
-    line = source.strip().splitlines()[0]
-    return line if len(line) <= _MAX_TITLE else line[: _MAX_TITLE - 3] + "..."
+    return clip(source.strip().splitlines()[0], _MAX_TITLE)
 
 
 def _indented(shown: str, *, whole: bool) -> str:

@@ -109,7 +109,7 @@ class Profile(Evidence):
             title = (
                 f"{plane.name} {line.name}: {text.plural(len(line.events), 'event')}"
             )
-            parts.append(html.folded(title, html.pre(self._listing(shown))))
+            parts.append(html.folded(title, self._listing(shown)))
         return f'<div class="lazyviz-profile">{"".join(parts)}</div>'
 
     def to_dict(self) -> dict[str, Any]:
@@ -251,11 +251,15 @@ class Profile(Evidence):
 
     def _listing(self, events: Sequence[ProfileEvent]) -> str:
         zero = self.start_ns
-        return "\n".join(
-            f"{text.duration(event.start_ns - zero):>10} {text.duration(event.duration_ns):>10}  "
-            f"{event.name}"
-            for event in events
-        )
+        rows = [
+            [
+                text.duration(each.start_ns - zero),
+                text.duration(each.duration_ns),
+                each.name,
+            ]
+            for each in events
+        ]
+        return html.table(["at", "time", "event"], rows)
 
     def _timeline(self) -> TimelineView:
         whole = CellTime(
@@ -391,13 +395,13 @@ def _instruction_rows(events: Sequence[ProfileEvent]) -> list[list[object]]:
         key = str(event.stats["hlo_op"]), str(event.stats.get("hlo_module", ""))
         runs[key] += 1
         times[key] += event.duration_ns
-    total = sum(times.values()) or 1
+    total = sum(times.values())
     return [
         [
             *key,
             runs[key],
             text.duration(ns),
-            f"{round(100 * ns / total)} %",
+            text.share(ns, total),
             text.duration(ns / runs[key]),
         ]
         for key, ns in sorted(times.items(), key=lambda item: (-item[1], item[0]))

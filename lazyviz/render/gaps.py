@@ -91,10 +91,10 @@ def gaps_text(gaps: Gaps) -> str:
         return ""
     idle = gaps.wall_ns - gaps.device_ns
     shares = ", ".join(
-        f"{name} {_percent(ns, gaps.wall_ns)}" for name, ns in gaps.idle_ns.items()
+        f"{name} {text.share(ns, gaps.wall_ns)}" for name, ns in gaps.idle_ns.items()
     )
     lines = [
-        f"device idle {_percent(idle, gaps.wall_ns)} of {text.duration(gaps.wall_ns)}"
+        f"device idle {text.share(idle, gaps.wall_ns)} of {text.duration(gaps.wall_ns)}"
         + (f": {shares}" if shares else "")
     ]
     if gaps.lost_ns:
@@ -107,11 +107,6 @@ def gaps_text(gaps: Gaps) -> str:
             + (f", of which {places}" if places else "")
         )
     return "\n".join(lines)
-
-
-def _percent(part: int, whole: int) -> str:
-    share = 100 * part / whole
-    return "<1 %" if 0 < share < 1 else f"{share:.0f} %"
 
 
 def _union(pieces: Iterable[Piece]) -> list[Piece]:

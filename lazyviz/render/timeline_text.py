@@ -67,8 +67,7 @@ def timeline_text(view: TimelineView, rows: int = _TEXT_ROWS) -> str:
 
 def _lines_text(lines: Sequence[tuple[str, str, float]]) -> str:
     rows = [
-        (site, f"{share:.0%}".replace("%", " %"), clip(source, 60))
-        for site, source, share in lines
+        (site, text.share(share), clip(source, 60)) for site, source, share in lines
     ]
     return "recording by line, sampled:\n" + text.table(["at", "share", "line"], rows)
 
