@@ -38,8 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run one command; return the exit status."""
     match list(arguments):
         case [command, *rest] if command in _COMMANDS:
-            status: int = importlib.import_module(_COMMANDS[command]).main(rest)
-            return status
+            return int(importlib.import_module(_COMMANDS[command]).main(rest))
         case ["-h" | "--help", *_]:
             sys.stdout.write(_USAGE)
             return 0

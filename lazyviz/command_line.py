@@ -27,8 +27,8 @@ def run(
         name: Of the program, for the line that says that it was interrupted.
 
     Returns:
-        The status of `main`; 130 after Ctrl-C; 141 when whoever read the output has gone, as
-        `head` has after its last line.
+        The status of `main`; 2 without a package that it needs; 130 after Ctrl-C; 141 when
+        whoever read the output has gone, as `head` has after its last line.
     """
     try:
         try:
@@ -38,6 +38,9 @@ def run(
     except KeyboardInterrupt:
         sys.stderr.write(f"{name}: interrupted\n")
         return INTERRUPTED
+    except ModuleNotFoundError as error:
+        sys.stderr.write(f"{name}: {error}. Run: pip install 'lazyviz[lab]'\n")
+        return 2
     except BrokenPipeError:
         # The interpreter flushes once more at its end, and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -142,8 +142,11 @@ def _tensor_bundle(shell: Any) -> Callable[[Any], Any]:
     def show(tensor: Any) -> Any:
         runtime = session.runtime()
         if runtime is not None and wants_html(shell) and is_lazy(tensor):
+            current = session.current()
             try:
-                shown = _text_of(tensor)
+                # The display tells the tensor's statistics, so the strip need not.
+                with current.displaying() if current is not None else nullcontext():
+                    shown = repr(tensor)
             except runtime.errors.LostValueError as error:
                 # Raised, it would be shown once for this form and again for the plain text.
                 return {"text/plain": f"{type(error).__name__}: {error}"}
@@ -157,13 +160,6 @@ def _tensor_bundle(shell: Any) -> Callable[[Any], Any]:
         return method() if method is not None else None
 
     return show
-
-
-def _text_of(tensor: Any) -> str:
-    """Return a tensor's text; the display tells its statistics, so the strip need not."""
-    current = session.current()
-    with current.displaying() if current is not None else nullcontext():
-        return repr(tensor)
 
 
 def graph_bundle(graph: Any, hint: str = "") -> dict[str, str]:

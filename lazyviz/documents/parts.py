@@ -162,9 +162,8 @@ def _cell(
     parts = [f"<h3{anchor}>{title}</h3>"]
     if written:
         shown = redaction.masked(written[:_MAX_SOURCE].rstrip())
-        more = len(written) - _MAX_SOURCE
-        if more > 0:
-            shown += f"\n… {more:,} characters more"
+        left = text.more(len(written) - _MAX_SOURCE, "character")
+        shown = "\n".join([shown, *left])
         parts.append(f'<pre class="code"><code>{markup(shown)}</code></pre>')
     if record is not None:
         if record.failure is not None:
@@ -245,8 +244,7 @@ def _listing(record: Any) -> str:
         _clip_text(instruction(graph, n))
         for n in range(min(len(graph), _MAX_LISTED_OPS))
     ]
-    if len(graph) > len(lines):
-        lines.append(f"… {len(graph) - len(lines):,} more")
+    lines += text.more(len(graph) - len(lines))
     return html.folded(title, html.pre("\n".join(lines)))
 
 
@@ -327,10 +325,8 @@ def _fallbacks(facts: Facts) -> str:
         return html.muted("Every op of the recorded cells had a lowering.")
     largest = sorted(counts.items(), key=lambda item: -item[1])
     rows = [(op, site, times) for (op, site), times in largest[:_MAX_FALLBACKS]]
-    more = len(largest) - len(rows)
-    return html.table(["op", "at", "times"], rows) + (
-        html.muted(f"{more:,} more") if more else ""
-    )
+    left = text.more(len(largest) - len(rows))
+    return html.table(["op", "at", "times"], rows) + "".join(map(html.muted, left))
 
 
 def _metrics(facts: Facts) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Iterable
     from pathlib import Path
 
@@ -123,3 +124,14 @@ def file_bytes(path: Path, most: int, instead: str) -> bytes:
 def shorten(text: str, limit: int = 60) -> str:
     """Return the start of a text for an error message, as a literal."""
     return repr(text if len(text) <= limit else text[:limit] + "...")
+
+
+def ranked(counts: Counter[str], limit: int) -> str:
+    """Return the most frequent names with how often each occurs.
+
+    Example:
+        >>> from collections import Counter
+        >>> ranked(Counter("abracadabra"), 2)
+        'a ×5, b ×2'
+    """
+    return ", ".join(f"{name} ×{count:,}" for name, count in counts.most_common(limit))

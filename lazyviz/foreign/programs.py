@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from lazyviz.foreign.evidence import Evidence, EvidenceError
+from lazyviz.foreign.evidence import Evidence, EvidenceError, ranked
 from lazyviz.hlo.cost import type_bytes
 from lazyviz.render import html, text
 
@@ -77,8 +77,8 @@ class Programs(Evidence):
             graph.site(node) for graph in self.graphs for node in range(len(graph))
         )
         places.pop("", None)
-        notes = ["ops: " + _ranked(ops, _MAX_OPS)]
-        return [*notes, "lines: " + _ranked(places, _MAX_PLACES)] if places else notes
+        notes = ["ops: " + ranked(ops, _MAX_OPS)]
+        return [*notes, "lines: " + ranked(places, _MAX_PLACES)] if places else notes
 
 
 def parse_programs(source: str | bytes) -> Programs:
@@ -106,10 +106,4 @@ def _listing(graph: Graph) -> str:
         place = f"  # {node.site}" if node.site else ""
         name = node.name or f"#{node.id}"
         lines.append(f"{name} = {node.type} {node.op}({operands}){place}")
-    if len(graph) > _MAX_NODES:
-        lines.append(f"... {len(graph) - _MAX_NODES:,} more nodes")
-    return "\n".join(lines)
-
-
-def _ranked(counts: Counter[str], limit: int) -> str:
-    return ", ".join(f"{name} ×{count}" for name, count in counts.most_common(limit))
+    return "\n".join([*lines, *text.more(len(graph) - _MAX_NODES, "node")])

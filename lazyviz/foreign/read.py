@@ -17,7 +17,7 @@ from lazyviz.foreign.programs import parse_programs
 from lazyviz.foreign.tensors_dump import BEGIN, parse_tensors_dump
 from lazyviz.foreign.tensors_report import DEBUG_INFO, REPORT, parse_tensors_report
 from lazyviz.foreign.xla_dump import read_xla_dump
-from lazyviz.foreign.xplane_parse import SUFFIX, profiles_in, read_profile
+from lazyviz.foreign.xplane import SUFFIX, profiles_in, read_profile
 from lazyviz.hlo import ir_text
 from lazyviz.hlo.errors import HloError
 from lazyviz.hlo.load import readable, unpacked

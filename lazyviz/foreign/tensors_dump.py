@@ -13,6 +13,7 @@ from lazyviz.foreign.evidence import (
     EvidenceError,
     Frame,
     parse_frame,
+    ranked,
     shorten,
     user_frame,
 )
@@ -182,9 +183,8 @@ def dump_html(dump: TensorsDump) -> str:
     parts += [f"<p>{markup(sentence)}</p>" for sentence in _differences(dump)]
     for positions in dump.distinct.values():
         graph = dump.graphs[positions[0] - 1]
-        body = graph.body[:_MAX_CHARACTERS]
-        if len(body) < len(graph.body):
-            body += f"\n... {len(graph.body) - len(body):,} more characters"
+        left = text.more(len(graph.body) - _MAX_CHARACTERS, "character")
+        body = "\n".join([graph.body[:_MAX_CHARACTERS], *left])
         parts.append(html.folded(_title(graph, positions), html.pre(body)))
     ops = _ops(dump)
     return f'<div class="lazyviz-dump">{"".join(parts)}{html.muted(ops) if ops else ""}</div>'
@@ -349,10 +349,8 @@ def _what(found: GraphDiff) -> str:
 
 
 def _ops(dump: TensorsDump) -> str:
-    ranked = dump.ops().most_common(_MAX_OPS)
-    if not ranked:
-        return ""
-    return "ops: " + ", ".join(f"{op} ×{count}" for op, count in ranked)
+    ops = ranked(dump.ops(), _MAX_OPS)
+    return f"ops: {ops}" if ops else ""
 
 
 def parse_tensors_dump(dump: str) -> TensorsDump:

@@ -129,9 +129,8 @@ class TensorsReport(Evidence):
         parts = [html.table(*self._table()), html.muted(self._summary())]
         folds = list(self._folds())
         parts += [html.folded(*each) for each in folds[:_MAX_SHOWN]]
-        if len(folds) > _MAX_SHOWN:
-            more = text.plural(len(folds) - _MAX_SHOWN, "more tensor")
-            parts.append(html.muted(f"... {more}; `report.tensors` has all"))
+        for line in text.more(len(folds) - _MAX_SHOWN, "tensor"):
+            parts.append(html.muted(f"{line}; `report.tensors` has all"))
         return f'<div class="lazyviz-tensors">{"".join(parts)}</div>'
 
     def to_dict(self) -> dict[str, Any]:

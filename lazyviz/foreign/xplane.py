@@ -1,20 +1,29 @@
-"""A profile of XLA as tables and a timeline: threads, steps, instructions, what took the time."""
+"""A profile of XLA as tables and a timeline: threads, steps, instructions, what took the time.
+
+jax reads the files, `*.xplane.pb`, as jax, TensorFlow and torch_xla write them.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lazyviz.foreign.evidence import Evidence
+from lazyviz.foreign.evidence import Evidence, EvidenceError, file_bytes
 from lazyviz.render import html, text
 from lazyviz.render.spans import CellTime, Span
 from lazyviz.render.timeline import timeline_svg
 from lazyviz.render.timeline_text import TimelineView
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
+SUFFIX = ".xplane.pb"
+_MAX_BYTES = 256 * 2**20  # a million events or so, which take some ten seconds
+# On a TPU an event's name is the whole text of its instruction.
+_INSTRUCTION = re.compile(r"%(\S+) = ")
 _LINES = ["plane", "line", "events", "busy", "from", "to"]
 _STEPS = ["step", "name", "at", "time", "instructions"]
 _OPS = ["instruction", "module", "runs", "time", "share", "mean"]
@@ -100,7 +109,7 @@ class Profile(Evidence):
             title = (
                 f"{plane.name} {line.name}: {text.plural(len(line.events), 'event')}"
             )
-            parts.append(html.folded(title, html.pre(self._listing(shown))))
+            parts.append(html.folded(title, self._listing(shown)))
         return f'<div class="lazyviz-profile">{"".join(parts)}</div>'
 
     def to_dict(self) -> dict[str, Any]:
@@ -242,11 +251,15 @@ class Profile(Evidence):
 
     def _listing(self, events: Sequence[ProfileEvent]) -> str:
         zero = self.start_ns
-        return "\n".join(
-            f"{text.duration(event.start_ns - zero):>10} {text.duration(event.duration_ns):>10}  "
-            f"{event.name}"
-            for event in events
-        )
+        rows = [
+            [
+                text.duration(each.start_ns - zero),
+                text.duration(each.duration_ns),
+                each.name,
+            ]
+            for each in events
+        ]
+        return html.table(["at", "time", "event"], rows)
 
     def _timeline(self) -> TimelineView:
         whole = CellTime(
@@ -268,6 +281,93 @@ class Profile(Evidence):
         ]
         spans.sort(key=lambda span: span.start_ns)
         return TimelineView(cells=[whole], spans=spans, whole="profile")
+
+
+def read_profile(path: Path) -> Profile:
+    """Read one profile, or those of all hosts of a run: the latest one in a folder.
+
+    Raises:
+        EvidenceError: There is none, or it breaks off.
+    """
+    files = profiles_in(path) if path.is_dir() else [path]
+    if not files:
+        raise EvidenceError(
+            f"{path} has no profile. jax.profiler.trace(FOLDER) writes "
+            f"FOLDER/plugins/profile/TIME/HOST{SUFFIX}; give the folder or the file."
+        )
+    planes: list[ProfilePlane] = []
+    for file in files:
+        host = f"{file.name.removesuffix(SUFFIX)}: " if len(files) > 1 else ""
+        data = file_bytes(file, _MAX_BYTES, "Profile fewer steps.")
+        planes += _planes(data, str(file), host)
+    return Profile(tuple(planes))
+
+
+def profiles_in(folder: Path) -> list[Path]:
+    """Return the files of the latest run below a folder; none if there is no profile."""
+    found = [
+        *folder.glob(f"*{SUFFIX}"),
+        *folder.glob(f"plugins/profile/*/*{SUFFIX}"),
+        *folder.glob(f"profile/*/*{SUFFIX}"),
+    ]
+    if not found:
+        return []
+    latest = max(found, key=lambda path: (path.stat().st_mtime_ns, str(path))).parent
+    return sorted(path for path in found if path.parent == latest)
+
+
+def _planes(data: bytes, source: str, host: str) -> list[ProfilePlane]:
+    from jax.profiler import ProfileData
+
+    try:
+        planes = [
+            ProfilePlane(
+                host + plane.name,
+                tuple(ProfileLine(line.name, _events(line)) for line in plane.lines),
+                _statistics(plane.stats),
+            )
+            for plane in ProfileData.from_serialized_xspace(data).planes
+            if plane.name
+        ]
+    except (RuntimeError, ValueError) as error:
+        raise EvidenceError(
+            f"{source} is no profile of XLA, or breaks off: {error}. "
+            "The program may have ended while it was written; profile again."
+        ) from None
+    if not planes:
+        raise EvidenceError(
+            f"{source} holds no plane, so nothing was profiled. Keep the profiler open while "
+            "the program runs."
+        )
+    return planes
+
+
+def _events(line: Any) -> tuple[ProfileEvent, ...]:
+    found = [
+        ProfileEvent(
+            instruction[1] if (instruction := _INSTRUCTION.match(name)) else name,
+            int(event.start_ns),
+            int(event.duration_ns),
+            _statistics(event.stats),
+        )
+        for event in line.events
+        for name in (event.name,)
+    ]
+    return tuple(sorted(found, key=lambda event: (event.start_ns, -event.duration_ns)))
+
+
+def _statistics(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return statistics by name, without those that hold bytes."""
+    found: dict[str, Any] = {}
+    left = iter(named)
+    while True:
+        try:
+            name, value = next(left)
+        except StopIteration:
+            return found
+        except UnicodeDecodeError:
+            continue
+        found[name] = value
 
 
 def _lane(
@@ -295,13 +395,13 @@ def _instruction_rows(events: Sequence[ProfileEvent]) -> list[list[object]]:
         key = str(event.stats["hlo_op"]), str(event.stats.get("hlo_module", ""))
         runs[key] += 1
         times[key] += event.duration_ns
-    total = sum(times.values()) or 1
+    total = sum(times.values())
     return [
         [
             *key,
             runs[key],
             text.duration(ns),
-            f"{round(100 * ns / total)} %",
+            text.share(ns, total),
             text.duration(ns / runs[key]),
         ]
         for key, ns in sorted(times.items(), key=lambda item: (-item[1], item[0]))

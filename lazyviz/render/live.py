@@ -67,7 +67,7 @@ def _table(
     body = "".join(
         f"<tr{_GROWS if row.growth else ''}>"
         f"{''.join(_cell(t, c) for t, c in zip(header, cells, strict=True))}"
-        f"<td>{_buttons(targets.get(row.id, ()))}</td></tr>"
+        f"<td>{' '.join(button(t.name, t.name) for t in targets.get(row.id, ()))}</td></tr>"
         for row, cells in zip(report.rows[:_MAX_ROWS], rows[:_MAX_ROWS], strict=True)
     )
     more = len(rows) - _MAX_ROWS
@@ -103,10 +103,6 @@ def _cell(title: str, cell: Any) -> str:
     shown = f"{cell:,}" if type(cell) is int else str(cell)
     side = ' class="lzl-number"' if title in _NUMBERS else ""
     return f"<td{side}>{markup(shown)}</td>"
-
-
-def _buttons(targets: Sequence[Target]) -> str:
-    return " ".join(button(target.name, target.name) for target in targets)
 
 
 def button(name: str, label: str, *, confirmed: bool = False) -> str:

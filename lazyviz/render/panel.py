@@ -78,7 +78,8 @@ def node_facts(
     )
     if has_values:
         buttons.append(button_html("Check the cone for NaN", kind="check", node=node))
-    code = _code("op as Python", python) if python else ""
+    code = f"<pre>{markup(python)}</pre>"
+    code = f"<details><summary>op as Python</summary>{code}</details>" if python else ""
     return f"{heading_html(f'%{node} {box.label}')}{facts_table(shown)}<p>{' '.join(buttons)}</p>{code}"
 
 
@@ -414,10 +415,6 @@ def _link(box: Box) -> str:
 
 def _title(box: Box) -> str:
     return f"%{box.members[0]} {box.label}"
-
-
-def _code(title: str, lines: str) -> str:
-    return f"<details><summary>{title}</summary><pre>{markup(lines)}</pre></details>"
 
 
 def button_html(label: str, *, title: str = "", **request: object) -> str:

@@ -90,6 +90,31 @@ def size(nbytes: float) -> str:
     return f"{value:.1f} {unit}" if value < 99.95 else f"{value:.0f} {unit}"  # noqa: PLR2004
 
 
+def share(part: float, whole: float = 1) -> str:
+    """Return a part in per cent of the whole.
+
+    Example:
+        >>> share(0.384), share(1, 3000), share(0, 3000)
+        ('38 %', '<1 %', '0 %')
+    """
+    percent = 100 * part / whole if whole else 0
+    return "<1 %" if 0 < percent < 1 else f"{percent:.0f} %"
+
+
+def more(hidden: int, noun: str = "", nouns: str | None = None) -> list[str]:
+    """Return how many a list leaves out, as its last line; no line if it has all.
+
+    Example:
+        >>> more(1_200), more(1, "node"), more(0)
+        (['... and 1,200 more'], ['... and 1 more node'], [])
+    """
+    if hidden <= 0:
+        return []
+    return [
+        f"... and {plural(hidden, f'more {noun}', nouns) if noun else f'{hidden:,} more'}"
+    ]
+
+
 def plural(count: int, noun: str, nouns: str | None = None) -> str:
     """Return a count and its noun.
 
@@ -120,7 +145,10 @@ def table(
         max([len(title), *(len(row[i]) for row in cells)])
         for i, title in enumerate(header)
     ]
-    sides = list(align) or _alignment(rows, len(header))
+    sides = list(align) or [
+        ">" if rows and all(isinstance(row[i], int | float) for row in rows) else "<"
+        for i in range(len(header))
+    ]
 
     def line(parts: Sequence[str]) -> str:
         padded = (
@@ -137,13 +165,6 @@ def _cell(value: object) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return one_line(str(value))
-
-
-def _alignment(rows: Sequence[Sequence[object]], columns: int) -> list[Align]:
-    return [
-        ">" if rows and all(isinstance(row[i], int | float) for row in rows) else "<"
-        for i in range(columns)
-    ]
 
 
 def listing(
@@ -193,26 +214,23 @@ def number_lines(graph: Graph) -> list[str]:
                 inputs.setdefault(_leaf_name(arg), site)
     lines = []
     if embedded:
-        shown = ", ".join(
-            one_line(f"{number} ({', '.join(filter(None, sites[:3]))})")
-            for number, sites in list(embedded.items())[:_MAX_NUMBERS]
-        )
-        rest = f" and {len(embedded) - _MAX_NUMBERS:,} more"
+        shown = [f"{n} ({', '.join(filter(None, s[:3]))})" for n, s in embedded.items()]
         lines.append(
-            f"# embedded as constants: {shown}{rest if len(embedded) > _MAX_NUMBERS else ''}; "
+            f"# embedded as constants: {_some(shown)}; "
             "one that varies becomes an input with its second value"
         )
     if inputs:
-        shown = ", ".join(
-            one_line(f"{name} ({site})" if site else name)
-            for name, site in list(inputs.items())[:_MAX_NUMBERS]
-        )
-        rest = f" and {len(inputs) - _MAX_NUMBERS:,} more"
+        shown = [f"{name} ({site})" if site else name for name, site in inputs.items()]
         lines.append(
-            f"# numbers that are inputs: {shown}{rest if len(inputs) > _MAX_NUMBERS else ''}; "
-            "other values of them compile nothing"
+            f"# numbers that are inputs: {_some(shown)}; other values of them compile nothing"
         )
     return lines
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = len(names) - _MAX_NUMBERS
+    shown = ", ".join(map(one_line, names[:_MAX_NUMBERS]))
+    return f"{shown} and {rest:,} more" if rest > 0 else shown
 
 
 def _leaves(graph: Graph, shown: Sequence[Node]) -> Iterator[Leaf]:

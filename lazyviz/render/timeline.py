@@ -200,16 +200,13 @@ def _cells(view: TimelineView, axis: _Axis) -> list[_Shape]:
     shapes = []
     for cell, (_, _, x, width) in zip(view.cells, axis.pieces, strict=True):
         parts = ", ".join(f"{k} {text.duration(ns)}" for k, ns in cell.parts.items())
-        name = view.whole or _cell_name(cell)
+        number = "a cell" if cell.number is None else f"cell {cell.number}"
+        name = view.whole or number
         title = f"{name}: {text.duration(cell.end_ns - cell.start_ns)}"
         shapes.append(
             _Shape(x, width, "cell", name, f"{title} = {parts}" if parts else title)
         )
     return shapes
-
-
-def _cell_name(cell: CellTime) -> str:
-    return f"cell {cell.number}" if cell.number is not None else "a cell"
 
 
 def _tracing(axis: _Axis) -> list[_Shape]:

@@ -72,8 +72,7 @@ def timeline_text(view: TimelineView, rows: int = _TEXT_ROWS) -> str:
 
 def _lines_text(lines: Sequence[tuple[str, str, float]]) -> str:
     rows = [
-        (site, f"{share:.0%}".replace("%", " %"), clip(source, 60))
-        for site, source, share in lines
+        (site, text.share(share), clip(source, 60)) for site, source, share in lines
     ]
     return "recording by line, sampled:\n" + text.table(["at", "share", "line"], rows)
 
@@ -186,10 +185,10 @@ def gaps_text(gaps: Gaps) -> str:
         return ""
     idle = gaps.wall_ns - gaps.device_ns
     shares = ", ".join(
-        f"{name} {_percent(ns, gaps.wall_ns)}" for name, ns in gaps.idle_ns.items()
+        f"{name} {text.share(ns, gaps.wall_ns)}" for name, ns in gaps.idle_ns.items()
     )
     lines = [
-        f"device idle {_percent(idle, gaps.wall_ns)} of {text.duration(gaps.wall_ns)}"
+        f"device idle {text.share(idle, gaps.wall_ns)} of {text.duration(gaps.wall_ns)}"
         + (f": {shares}" if shares else "")
     ]
     if gaps.lost_ns:
@@ -202,11 +201,6 @@ def gaps_text(gaps: Gaps) -> str:
             + (f", of which {places}" if places else "")
         )
     return "\n".join(lines)
-
-
-def _percent(part: int, whole: int) -> str:
-    share = 100 * part / whole
-    return "<1 %" if 0 < share < 1 else f"{share:.0f} %"
 
 
 def _union(pieces: Iterable[Piece]) -> list[Piece]:

@@ -111,7 +111,13 @@ def report(runs: list[Run]) -> str:
     """Return the runs as a table, and what may be said of the program's speed."""
     notes = [f"{name}: {meaning}" for name, meaning in _meanings(runs)]
     return "\n".join(
-        [text.table(*_table(runs)), *_more(runs), *notes, "", _verdict(runs)]
+        [
+            text.table(*_table(runs)),
+            *text.more(len(runs) - _MAX_ROWS),
+            *notes,
+            "",
+            _verdict(runs),
+        ]
     )
 
 
@@ -121,7 +127,7 @@ def to_html(runs: list[Run]) -> str:
     return (
         html.line(_verdict(runs))
         + html.table(*_table(runs))
-        + "".join(map(html.muted, _more(runs)))
+        + "".join(map(html.muted, text.more(len(runs) - _MAX_ROWS)))
         + html.folded("what the columns are", meanings)
     )
 
@@ -137,12 +143,6 @@ def _table(runs: list[Run]) -> tuple[list[str], list[list[str | int]]]:
 
 def _phases(runs: list[Run]) -> list[str]:
     return [name for name in PHASES if any(name in run.parts for run in runs)]
-
-
-def _more(runs: list[Run]) -> list[str]:
-    """Return how many runs the table leaves out, as a line; none if it has all."""
-    hidden = len(runs) - _MAX_ROWS
-    return [f"... and {hidden:,} more"] if hidden > 0 else []
 
 
 def _meanings(runs: list[Run]) -> list[tuple[str, str]]:

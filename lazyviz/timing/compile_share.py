@@ -186,7 +186,7 @@ def _shares(
         share = block.ops / len(ops)
         about = text.duration(share * total_ns) if total_ns else ""
         name = f"{block.name} ×{block.times}" if block.times > 1 else block.name
-        rows.append((name, block.ops, f"{100 * share:.0f} %", about, block.site))
+        rows.append((name, block.ops, text.share(share), about, block.site))
     header = ["block", "ops", "share", "about", "at"]
     keep = [k for k, _ in enumerate(header) if any(str(row[k]) for row in rows)]
     notes = []

@@ -87,8 +87,7 @@ class TimelineShown:
         lines = gaps_text(self.view.gaps).splitlines() if self.view.gaps else []
         if self.view.lines:
             top = ", ".join(
-                f"{site} {share:.0%}".replace("%", " %")
-                for site, _, share in self.view.lines[:3]
+                f"{site} {text.share(share)}" for site, _, share in self.view.lines[:3]
             )
             lines.append(f"recording by line: {top}")
         return lines

@@ -5,11 +5,12 @@ import functools
 from collections.abc import Mapping
 from pathlib import Path
 
+import nbformat
+
 import lazyviz
 from lazyrt.execution.cached import CachedExecutable
 from lazyrt.execution.node_values import Lifetime
 from lazyviz.documents import tour
-from lazyviz.documents.notebook import Output
 from lazyviz.foreign.metrics import Behind, Call
 from lazyviz.inspection import executables
 from lazyviz.inspection.lifetimes import Timeline
@@ -82,8 +83,11 @@ def views(text):
     yield "value", poisoned(lazyviz.trace_value(HLO, "a"), text)._repr_html_()
     for is_detailed in (False, True):
         yield f"timeline {is_detailed}", shown_timeline(text, is_detailed=is_detailed)
-    for kind in ("stream", "error"):
-        output = Output(kind=kind, data={"text/plain": text})
+    for kind, parts in (
+        ("stream", {"name": "stdout", "text": text}),
+        ("error", {"ename": text, "evalue": text, "traceback": [text]}),
+    ):
+        output = nbformat.v4.new_output(kind, **parts)
         yield f"tour {kind}", tour._output_html(output)
 
 

@@ -361,7 +361,7 @@ def test_a_page_of_a_large_program_stays_short():
 
     page = parse_programs(text).to_html()
 
-    assert "... 101 more nodes" in page
+    assert "... and 101 more nodes" in page
     assert page.count("exponential(") == 1_999
 
 

@@ -18,7 +18,7 @@ from lazyrt.execution.looking import Look
 from lazyrt.execution.summaries import Summary
 from lazyrt.ir.snapshot import Name
 from lazyrt.observe.events import Site
-from lazyviz.documents import markdown
+from lazyviz.documents import tour
 from lazyviz.foreign.programs import Programs
 from lazyviz.hlo import diff
 from lazyviz.hlo.graph import PARAMETER, GraphBuilder, Origin
@@ -264,7 +264,7 @@ def test_a_text_between_a_notebooks_cells_is_no_html(number):
         f"# {payload}",
         f"- {payload}\n\n| {payload} | b |\n|-|-|",
     ):
-        page = markdown.to_html(written)
+        page = tour.markdown_html(written)
 
         linked = re.sub(r'<a href="[^":]*">|<a href="https?://[^"]*">', "", page)
         Shape(linked)  # no other link, nothing that runs or loads

@@ -1,15 +1,33 @@
 import io
+import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from lazyviz import __main__ as command_line
+from lazyviz.command_line import run as run_command
 from lazyviz.documents import tour
-from tests.lazyviz.test_notebook import write
 
 READ = "from pathlib import Path\nprint(Path('data.txt').read_text())"
 FIRST = Path(tour.__file__).parent.parent / "notebooks" / "01_first_look.ipynb"
+
+
+def write(path, *cells):
+    """Write a notebook of (kind, source, tags) cells."""
+    entries = [
+        {
+            "cell_type": kind,
+            "source": source.splitlines(keepends=True),
+            "metadata": {"tags": list(tags)},
+            **({"outputs": [], "execution_count": None} if kind == "code" else {}),
+        }
+        for kind, source, *tags in cells
+    ]
+    whole = {"cells": entries, "metadata": {}, "nbformat": 4, "nbformat_minor": 4}
+    path.write_text(json.dumps(whole), encoding="utf-8")
+    return path
 
 
 def run(tmp_path, *cells):
@@ -21,7 +39,7 @@ def run(tmp_path, *cells):
     return status, out.getvalue(), output.read_text("utf-8")
 
 
-def test_a_tour_prints_progress_and_writes_one_page(tmp_path, clean_runtime):
+def test_a_tour_prints_progress_and_writes_one_page(tmp_path):
     status, printed, page = run(
         tmp_path,
         ("markdown", "# A look\n\nWith **care**.\n"),
@@ -50,36 +68,42 @@ def test_a_tour_prints_progress_and_writes_one_page(tmp_path, clean_runtime):
 
 def test_a_failing_cell_ends_the_tour_with_its_traceback(tmp_path):
     status, printed, page = run(
-        tmp_path, ("code", "1 / 0"), ("code", "print('not reached')")
+        tmp_path,
+        ("code", "1 / 0", "raises-exception"),
+        ("code", "x = = 1", "nbval-raises-exception"),
+        ("code", "print('reached')"),
+        ("code", "1 / 0"),
+        ("code", "print('be' 'yond')"),
     )
 
     assert status == 1
-    assert "ZeroDivisionError: division by zero" in printed
+    assert "      ZeroDivisionError: division by zero" in printed.splitlines()
+    assert "SyntaxError" in printed
     assert "Stopped after" in printed
-    assert "not reached" not in printed
-    assert "ZeroDivisionError" in page
-
-
-def test_a_cell_that_is_meant_to_fail_does_not_end_it(tmp_path):
-    status, printed, _ = run(
-        tmp_path, ("code", "1 / 0", "raises-exception"), ("code", "print('reached')")
-    )
-
-    assert status == 0
     assert "reached" in printed
+    assert "beyond" not in printed
+    assert page.count('<pre class="output error">') == 3
+    assert "\x1b" not in printed + page
 
 
-def test_long_outputs_are_shortened_in_the_terminal_only(tmp_path):
-    _, printed, page = run(tmp_path, ("code", "for i in range(99): print('line', i)"))
+def test_a_kernel_that_ends_is_told(tmp_path):
+    status, printed, _ = run(tmp_path, ("code", "import os\nos._exit(3)"))
 
-    assert "      ... 87 lines more ..." in printed.splitlines()
-    assert "line 50" not in printed
-    assert "line 50" in page
+    assert status == 1
+    assert "      The kernel ended while the cell ran." in printed.splitlines()
 
 
-def test_pictures_and_markdown_are_embedded(tmp_path):
-    _, _, page = run(
+def test_outputs_stand_in_their_order_and_updates_change_the_one_they_name(tmp_path):
+    _, printed, page = run(
         tmp_path,
+        (
+            "code",
+            (
+                "import sys\nprint('a'); sys.stdout.flush(); print('b')\n"
+                "h = display('old', display_id=True)\nprint('c')\nh.update('new')\n42"
+            ),
+        ),
+        ("code", "for i in range(99): print('line', i)"),
         (
             "code",
             (
@@ -90,6 +114,12 @@ def test_pictures_and_markdown_are_embedded(tmp_path):
         ),
     )
 
+    lines = printed.splitlines()
+    assert lines[1:6] == ["      a", "      b", "      'new'", "      c", "      42"]
+    assert '<pre class="output stream">a\nb\n</pre>' in page
+    assert "      ... 87 lines more ..." in lines
+    assert "line 50" not in printed
+    assert "line 50" in page
     assert 'src="data:image/png;base64,AAAA"' in page
     assert "<strong>m</strong>" in page
 
@@ -112,12 +142,56 @@ def test_without_a_notebook_it_says_where_it_looked(tmp_path, capsys):
     assert "lazyviz tour: there is no notebook at " in capsys.readouterr().err
 
 
-def test_what_is_no_notebook_is_said(tmp_path, capsys):
+@pytest.mark.parametrize(
+    "content", ["not json", "[]", "{}", '{"worksheets": []}', '{"cells": [{}]}']
+)
+def test_what_is_no_notebook_is_said(tmp_path, capsys, content):
     path = tmp_path / "n.ipynb"
-    path.write_text("{}")
+    path.write_text(content)
 
     assert tour.main(["--notebook", str(path)]) == 2
-    assert "is not a Jupyter notebook" in capsys.readouterr().err
+    assert "n.ipynb is not a Jupyter notebook" in capsys.readouterr().err
+
+
+def test_without_its_packages_the_tour_says_how_to_get_them(monkeypatch, capsys):
+    monkeypatch.delitem(sys.modules, tour.__name__)
+    monkeypatch.setitem(sys.modules, "nbclient", None)
+
+    assert run_command(command_line.main, ["tour"], "lazyviz") == 2
+    assert "nbclient" in (said := capsys.readouterr().err)
+    assert "pip install 'lazyviz[lab]'" in said
+
+
+def test_empty_code_cells_are_left_out(tmp_path):
+    path = write(
+        tmp_path / "n.ipynb",
+        ("markdown", "# One\ntext"),
+        ("code", "   "),
+        ("code", "2"),
+        ("raw", "left out"),
+    )
+
+    assert [cell.source for cell in tour.read(path).cells] == ["# One\ntext", "2"]
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("# A *b*\n\nRuns `x + y`,\n[z](https://a.b/c).\n", '<h1>A <em>b</em></h1>\n<p>Runs <code>x + y</code>,\n<a href="https://a.b/c">z</a>.</p>\n'),
+        ("<b> [x](javascript:f) ![y](https://a/b.png)", '<p>&lt;b&gt; [x](javascript:f) !<a href="https://a/b.png">y</a></p>\n'),
+        ("[x](a.md#b) <mailto:a@b.c> &#8238;\x1b", '<p><a href="a.md#b">x</a> &lt;mailto:a@b.c&gt; \ufffd\ufffd</p>\n'),
+        ("|a|\n|-|\n|`2`|", "<table>\n<thead>\n<tr>\n<th>a</th>\n</tr>\n</thead>\n<tbody>\n<tr>\n<td><code>2</code></td>\n</tr>\n</tbody>\n</table>\n"),
+    ],
+)  # fmt: skip
+def test_markdown_is_html_that_runs_and_loads_nothing(source, shown):
+    assert tour.markdown_html(source) == shown
+
+
+def test_the_last_heading_is_without_marks():
+    text = "# One\ntext\n## The `two` *of* us\n```\n# no heading\n```\n"
+
+    assert tour.last_heading(text) == "The two of us"
+    assert tour.last_heading("no heading") == ""
 
 
 def test_the_command_line_runs_the_tour(tmp_path, monkeypatch, capsys):
@@ -132,7 +206,7 @@ def test_the_command_line_runs_the_tour(tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not FIRST.is_file(), reason="needs the notebooks of a checkout")
-def test_the_first_notebook_runs_from_top_to_bottom(tmp_path, clean_runtime):
+def test_the_first_notebook_runs_from_top_to_bottom(tmp_path):
     pytest.importorskip("sklearn")
     output = tmp_path / "tour.html"
     out = io.StringIO()
