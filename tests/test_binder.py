@@ -80,7 +80,7 @@ def distributions_of(module):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_binder_installs_what_a_notebook_imports(path):
-    """SD.08: the environment comes from the listed packages alone."""
+    """The environment comes from the listed packages alone."""
     modules = imports_of_notebook(path) - set(sys.stdlib_module_names)
 
     missing = {m for m in modules if not distributions_of(m) & installed_by_binder()}
@@ -152,7 +152,7 @@ subprocess.run(
 
 @pytest.mark.slow
 def test_jupyterlab_starts_and_a_notebook_runs_without_a_network(tmp_path):
-    """SD.08: once it is built, nothing is fetched."""
+    """Once it is built, nothing is fetched."""
     alone = ["unshare", "--map-root-user", "--net"]
     if (
         shutil.which("unshare") is None

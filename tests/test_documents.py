@@ -25,7 +25,8 @@ from tests.harness import ROOT, cold_start, fresh_runtime
 if TYPE_CHECKING:
     from pathlib import Path
 
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
 TROUBLE = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
 BLOCK = re.compile(r"```(python|text)\n(.*?)```", re.DOTALL)
@@ -58,7 +59,7 @@ def test_relative_links_lead_somewhere(name):
         assert not anchor or anchor in anchors(target), link
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n != "CHANGELOG.md"])
+@pytest.mark.parametrize("name", NAMES)
 def test_files_that_a_page_names_exist(name):
     folders = ("runtime", "lazyviz", "tests", "benchmarks", "docs", "notebooks")
     files = [*ROOT.glob("*"), *(ROOT / "binder").glob("*")]
@@ -173,8 +174,29 @@ def test_troubleshooting_has_the_words_that_are_shown(shell, capsys, caplog):
     assert not missing, "\n\n".join(missing)
 
 
-def test_the_changelog_says_nothing_twice():
-    text = (ROOT / "CHANGELOG.md").read_text("utf-8")
-    entries = [" ".join(entry.split()) for entry in re.split(r"\n- |\n#", text)]
+def test_architecture_fits_a_few_screens():
+    lines = (ROOT / "ARCHITECTURE.md").read_text("utf-8").splitlines()
 
-    assert [entry for entry in set(entries) if entries.count(entry) > 1] == []
+    assert len(lines) <= 150
+    assert [line for line in lines if len(line) > 110] == []
+
+
+def test_a_decision_is_short_and_has_its_three_parts():
+    wrong = []
+    for page in DECISIONS:
+        text = page.read_text("utf-8")
+        parts = re.findall(r"^\*\*(\w+)\.\*\*", text, re.MULTILINE)
+        if text.count("\n") > 25 or parts != ["Context", "Decision", "Consequences"]:
+            wrong.append(page.name)
+
+    assert wrong == []
+
+
+def test_the_index_of_decisions_has_each_with_its_title():
+    index = (ROOT / "docs" / "decisions" / "README.md").read_text("utf-8")
+    listed = re.findall(r"^\* \[(\d+)\]\((\S+)\) (.+)$", index, re.MULTILINE)
+
+    assert listed == [
+        (page.name[:3], page.name, page.read_text("utf-8").splitlines()[0][2:])
+        for page in DECISIONS
+    ]

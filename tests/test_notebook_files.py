@@ -1,4 +1,4 @@
-"""SD.07: what the committed notebooks hold; the suite runs them with nbval."""
+"""What the committed notebooks hold; the suite runs them with nbval."""
 
 import json
 from pathlib import Path

@@ -43,7 +43,7 @@ def counts_of_a_step(layers):
 
 
 def test_repeated_layers_hit_the_op_cache():
-    """S0.06: four times the layers compile hardly more, and run three times as much."""
+    """Four times the layers compile hardly more, and run three times as much."""
     compiles2, executions2 = counts_of_a_step(2)
     compiles8, executions8 = counts_of_a_step(8)
 
@@ -52,7 +52,7 @@ def test_repeated_layers_hit_the_op_cache():
 
 
 def test_lazy_mode_compiles_twice_in_ten_iterations():
-    """S0.23: the lazy half of the experiment."""
+    """The lazy half of the experiment."""
     lazyrt.config.compile_tier = "fast"
     model = tiny_bert(2).to(DEVICE)
     ids = torch.arange(16).reshape(2, 8).to(DEVICE)
@@ -86,5 +86,4 @@ def test_lazy_mode_compiles_twice_in_ten_iterations():
     ],
 )
 def test_the_crossover_is_where_lazy_mode_has_caught_up(eager, lazy, expected):
-    """S0.13."""
     assert modes.crossover(eager, lazy) == expected

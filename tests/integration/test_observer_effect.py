@@ -454,7 +454,7 @@ def run_program(shell, look):
 def test_every_view_of_the_extension_leaves_the_program_as_it_is_without_it(
     shell, tmp_path, monkeypatch, capsys
 ):
-    """M.01: every subcommand, and every request of every widget's page."""
+    """Every subcommand, and every request of every widget's page."""
     from lazyrt.execution import sharing
     from lazyviz.shell import completion
 
@@ -500,7 +500,7 @@ def test_every_view_of_the_extension_leaves_the_program_as_it_is_without_it(
 
 @pytest.mark.slow
 def test_no_view_keeps_a_tensor_alive(shell, monkeypatch):
-    """M.01: of whatever kind it is, and whatever was clicked."""
+    """Of whatever kind it is, and whatever was clicked."""
     import gc
 
     shell.run_line_magic("load_ext", "lazyviz")

@@ -1,4 +1,4 @@
-"""U.15, U.16, U.17, S1.08: two processes that train one program, and where they part."""
+"""Two processes that train one program, and where they part."""
 
 import signal
 import time

@@ -1,4 +1,4 @@
-"""SD.05: the bars of a cell add up to its time, and each gets what is its own.
+"""The bars of a cell add up to its time, and each gets what is its own.
 
 What takes long in each kind of cell is a sleep of known length at the place in question, so
 the expected part is known without a second clock inside.
@@ -112,7 +112,7 @@ def test_the_parts_of_a_cell_add_up_to_its_time_and_the_long_one_is_named(lab, k
 
 @pytest.mark.slow
 def test_a_cell_that_waits_for_the_device_says_so(lab):
-    """U.05, U.06: what `.item()` waits for is not the item."""
+    """What `.item()` waits for is not the item."""
     work = "z = a\nfor _ in range(60):\n    z = torch.tanh(z @ a)\nz.sum().item()"
     lab.run_cell("a = torch.rand(500, 500).to('lazyrt')\n" + work, store_history=True)
 

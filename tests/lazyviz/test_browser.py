@@ -230,7 +230,7 @@ def test_forms_colours_and_parts_are_chosen_in_the_view(page, record_property):
 
 @pytest.mark.parametrize("front", [LAB, NOTEBOOK], ids=lambda front: front.name)
 def test_a_diff_answers_clicks_and_a_timeline_as_a_result_zooms(page, front):
-    """U.31: where the script of a static page is not run, as in an output."""
+    """Where the script of a static page is not run, as in an output."""
     open_notebook(page, page.server, "diff.ipynb", front)
     for index in range(len(DIFF)):
         run_cell(page, index)

@@ -132,7 +132,7 @@ def test_each_column_sorts_by_click_and_turns_round_by_keyboard(page):
     assert [int(text) for text in cells_of(page, "id")] == sorted(numbers)[::-1]
 
 
-def test_u10_a_button_copies_the_lines_that_read_in_one_execution(page):
+def test_a_button_copies_the_lines_that_read_in_one_execution(page):
     """By a click and by a key, with words for those who do not see it."""
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     cell = run_cell(page, 6)
@@ -174,7 +174,7 @@ def test_growth_and_names_are_text(page):
 
 
 def test_no_column_lies_under_the_buttons(page):
-    """S4.11: beside a file browser, too, all that a row says can be read."""
+    """Beside a file browser, too, all that a row says can be read."""
     hidden = page.evaluate(
         "() => [...document.querySelectorAll('.lzl-table tbody tr')].map(row => {"
         " const cells = [...row.cells].map(cell => cell.getBoundingClientRect());"

@@ -1,4 +1,4 @@
-"""S0.07: `%lazy cache` lists the executables and drops some."""
+"""`%lazy cache` lists the executables and drops some."""
 
 import re
 from importlib import resources
@@ -117,7 +117,7 @@ def view():
 
 
 def test_the_compile_time_and_the_hits_are_listed(lab, folder):
-    """U.37: what an executable cost, and how often it served."""
+    """What an executable cost, and how often it served."""
     run(lab, "for _ in range(3):\n    y = (x * 5).sum()\n    lazyrt.mark_step()")
 
     graph = max(

@@ -1,4 +1,4 @@
-"""U.50: a timer that tells compiling, recording and executing apart."""
+"""A timer that tells compiling, recording and executing apart."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""SD.10: `python -m lazyviz` and `python -m benchmarks`: bad words, statuses, readers that go away."""
+"""`python -m lazyviz` and `python -m benchmarks`: bad words, statuses, readers that go away."""
 
 import argparse
 import json

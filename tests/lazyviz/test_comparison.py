@@ -286,7 +286,7 @@ for name, place in (("rows", rows), ("whole", whole), ("one", jax.devices()[0]))
 
 @pytest.mark.slow
 def test_programs_that_xla_compiled_for_two_devices_differ_by_placement(tmp_path):
-    """M.05: sharding and devices, from XLA's own dumps: lazyrt itself has one device."""
+    """Sharding and devices, from XLA's own dumps: lazyrt itself has one device."""
     environment = dict(os.environ, XLA_FLAGS="--xla_force_host_platform_device_count=2")
     subprocess.run(
         [sys.executable, "-c", _SHARDED, str(tmp_path)], check=True, env=environment

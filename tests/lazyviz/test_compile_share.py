@@ -1,4 +1,4 @@
-"""U.21: which blocks a compile is for, and how long it will take."""
+"""Which blocks a compile is for, and how long it will take."""
 
 from types import SimpleNamespace
 from typing import Any

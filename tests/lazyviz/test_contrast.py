@@ -93,7 +93,7 @@ def test_the_words_of_a_page_stand_out_in_every_theme():
 
 
 def test_each_label_on_a_timeline_stands_out_from_its_bar():
-    """SD.05: whatever lane and kind a bar is of."""
+    """Whatever lane and kind a bar is of."""
     colours = {
         **palette.PHASE_COLOURS,
         **timeline_legend._OTHERS,
@@ -139,7 +139,7 @@ def dot(row, column):
 
 @pytest.mark.parametrize("sight", SIGHTS)
 def test_phases_and_marks_of_a_diff_differ_whatever_cones_a_reader_has(sight):
-    """Section 7: a difference of 2 can just be seen; 10 at a glance."""
+    """A difference of 2 can just be seen; 10 at a glance."""
     marks = {fill for fill, *_ in diff_dot.STYLES.values()}
     for colours in (set(palette.PHASE_COLOURS.values()), marks):
         assert len(colours) >= 4

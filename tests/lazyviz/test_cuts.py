@@ -1,4 +1,4 @@
-"""S0.02, S0.03: where a step is cut, and where it was before, drawn on rows and on the source."""
+"""Where a step is cut, and where it was before, drawn on rows and on the source."""
 
 import re
 from base64 import b64decode
@@ -42,7 +42,7 @@ def fresh(lab):
     return lab
 
 
-def test_s0_02_a_mark_in_the_middle_is_drawn_across_the_cell(fresh):
+def test_a_mark_in_the_middle_is_drawn_across_the_cell(fresh):
     """Two graphs of four ops; a line between the lines with the sizes of both halves."""
     _, (page, *_) = run(fresh, CHAIN.format(first="", second=MARK))
 
@@ -75,7 +75,7 @@ def test_a_step_that_compiled_nothing_and_one_that_is_gone_have_no_cut(fresh):
     assert len(cuts_of(lazyrt, [first, first + 1, first])) == 1
 
 
-def test_s0_03_a_moved_mark_is_drawn_where_it_was_and_where_it_is(fresh, capsys):
+def test_a_moved_mark_is_drawn_where_it_was_and_where_it_is(fresh, capsys):
     run(fresh, CHAIN.format(first="", second=MARK))
     before = fresh.execution_count - 1
     capsys.readouterr()
@@ -134,7 +134,7 @@ def explored(step):
     return view.explorer, view.explorer.overview(), view
 
 
-def test_s0_03_the_explorer_draws_the_cut_and_colours_the_ops_that_it_moved(fresh):
+def test_the_explorer_draws_the_cut_and_colours_the_ops_that_it_moved(fresh):
     for marks in ({"first": "", "second": MARK}, {"first": MARK, "second": ""}):
         run(fresh, CHAIN.format(**marks))
     first, second = [each.first_step for each in lazyrt.compiled_graphs()[-2:]]
@@ -155,7 +155,7 @@ def test_s0_03_the_explorer_draws_the_cut_and_colours_the_ops_that_it_moved(fres
     assert "cut" not in dict(explored(first)[0].controls["overlay"])  # nothing came
 
 
-def test_s0_03_both_programs_are_drawn_whole_after_both_have_run_again(fresh):
+def test_both_programs_are_drawn_whole_after_both_have_run_again(fresh):
     for _ in range(2):
         for marks in ({"first": "", "second": MARK}, {"first": MARK, "second": ""}):
             run(fresh, CHAIN.format(**marks))
@@ -168,7 +168,7 @@ def test_s0_03_both_programs_are_drawn_whole_after_both_have_run_again(fresh):
     assert sizes == {"before": [4, 4], "now": [2, 6]}
 
 
-def test_s0_02_the_explorer_draws_a_cut_that_has_not_moved_without_its_colours(fresh):
+def test_the_explorer_draws_a_cut_that_has_not_moved_without_its_colours(fresh):
     run(fresh, CHAIN.format(first="", second=MARK))
     last = lazyrt.compiled_graphs()[-1].first_step
 
@@ -188,7 +188,7 @@ b = a.sin().cos()
 """
 
 
-def test_s0_02_a_pending_graph_is_drawn_behind_the_read_that_cut_it_off(fresh):
+def test_a_pending_graph_is_drawn_behind_the_read_that_cut_it_off(fresh):
     run(fresh, READ)
     number = fresh.execution_count - 1
 
@@ -211,7 +211,7 @@ def test_s0_02_a_pending_graph_is_drawn_behind_the_read_that_cut_it_off(fresh):
     assert "cut after 3 ops: read by .item()" in view.to_text() + view.to_html()
 
 
-def test_s0_02_what_a_later_cell_does_with_the_result_goes_on_behind_the_cut(fresh):
+def test_what_a_later_cell_does_with_the_result_goes_on_behind_the_cut(fresh):
     run(fresh, READ.replace("b = a.sin().cos()", ""))
     run(fresh, "b = a.sin()")
 
@@ -221,7 +221,7 @@ def test_s0_02_what_a_later_cell_does_with_the_result_goes_on_behind_the_cut(fre
     assert [part.ops for part in cut.rows[0].parts] == [3, 1]
 
 
-def test_s0_02_a_pending_graph_is_drawn_behind_the_mark_that_cut_it_off(fresh):
+def test_a_pending_graph_is_drawn_behind_the_mark_that_cut_it_off(fresh):
     """Where it goes on with what was computed in front of the mark, in the same cell."""
     run(fresh, READ.replace("print(a.sum().item())", "lazyrt.mark_step()"))
     number = fresh.execution_count - 1

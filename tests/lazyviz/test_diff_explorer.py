@@ -1,4 +1,4 @@
-"""U.31, S4.09: walking through a difference, request by request, without a browser."""
+"""Walking through a difference, request by request, without a browser."""
 
 import html
 import re
@@ -143,7 +143,7 @@ def test_a_double_click_opens_a_changed_fusion_only(explorer):
 
 
 def test_a_value_is_followed_through_tuples_and_fusions(explorer):
-    """S4.05: the way of a value, by a click."""
+    """The way of a value, by a click."""
     number = explorer._program.number("b", 1)
 
     told = panel_of(ask(explorer, kind="follow", node=number))

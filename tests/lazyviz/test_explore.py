@@ -242,7 +242,7 @@ def test_a_module_alone_shows_what_is_pending_of_it(clean_runtime):
 
 
 def test_the_static_twin_needs_no_script_and_the_page_no_other_file(step, tmp_path):
-    """P.34, P.38: one file, offline."""
+    """One file, offline."""
     view = lazyviz.explore()
     view.save(tmp_path / "view.html", "a <title>")
 
@@ -289,7 +289,7 @@ def layered(count, depth=40):
     "folding", thinned(["auto", "module", "cell", "line", "none"], 2)
 )
 def test_ten_thousand_ops_are_never_more_than_300_boxes(folding):
-    """P.32, U.45: a synopsis of any graph."""
+    """A synopsis of any graph."""
     graph = layered(10_000)
 
     folded = fold_by(graph, folding, MOST_BOXES)
@@ -299,7 +299,7 @@ def test_ten_thousand_ops_are_never_more_than_300_boxes(folding):
 
 
 def test_folding_by_line_walks_a_graph_once_for_all_its_lines():
-    """P.32: four times the ops take four times the work, not sixteen."""
+    """Four times the ops take four times the work, not sixteen."""
     small, large = (
         bytecodes_of(functools.partial(fold_by, layered(count), "line", 20))
         for count in (250, 1_000)
@@ -313,7 +313,7 @@ def test_a_budget_above_300_is_300():
 
 
 def test_ops_fold_by_module_cell_and_line(explorer):
-    """P.32: by scope, cell and line."""
+    """By scope, cell and line."""
     boxes = {}
     for by in ("line", "cell", "module"):
         ask(explorer, kind="fold", by=by)
@@ -376,7 +376,7 @@ def test_time_is_estimated_and_says_so_until_it_is_measured(explorer):
 
 
 def test_what_is_said_of_a_colour_goes_with_it_and_a_value_stays(explorer):
-    """P.36: the panel never tells of a colour that is not shown."""
+    """The panel never tells of a colour that is not shown."""
     ask(explorer, kind="overlay", name="time")
 
     drawing, said = ask(explorer, kind="overlay", name="bytes")
@@ -461,7 +461,7 @@ def test_every_shade_of_an_overlay_has_words():
 
 
 def test_parameters_donations_and_versions_are_marked(step):
-    """U.39: roots are bold, with their variables."""
+    """Roots are bold, with their variables."""
     net, _, _ = step
     with torch.no_grad():
         for parameter in net.parameters():
@@ -482,7 +482,7 @@ def test_parameters_donations_and_versions_are_marked(step):
     assert "data-u=" in explorer.drawing()
 
 
-def test_u38_results_of_one_op_have_one_version_each_is_told_once(clean_runtime):
+def test_results_of_one_op_have_one_version_each_is_told_once(clean_runtime):
     values, places = torch.ones(3, 4, device="lazyrt").mul_(2).max(dim=1)
     explorer = Explorer(subject_of(values, places, runtime=lazyrt))
 
@@ -492,7 +492,7 @@ def test_u38_results_of_one_op_have_one_version_each_is_told_once(clean_runtime)
 
 
 def test_views_are_joined_to_what_they_share(clean_runtime):
-    """U.38: dashed lines are views; versions stand in the panel."""
+    """Dashed lines are views; versions stand in the panel."""
     x = torch.ones(4, 4, device="lazyrt")
     lazyrt.mark_step()
     y = x.t() + 1

@@ -45,7 +45,7 @@ def test_the_title_counts_ops_inputs_and_outputs(explorer):
 
 
 def test_selecting_an_op_tells_its_cost_then_its_value(explorer, network):
-    """SD.06, M.04: cost first, then the value beside the node; only the cone runs."""
+    """Cost first, then the value beside the node; only the cone runs."""
     first = next(i for i, b in enumerate(explorer.shown.boxes) if b.label == "addmm")
 
     cost, value = ask(explorer, kind="select", box=first)
@@ -198,7 +198,7 @@ def test_a_node_outside_the_part_is_brought_into_view(explorer):
     ],
 )
 def test_search_looks_at_op_type_module_and_line(explorer, text, count):
-    """P.36, P.37: by op, shape, name and line."""
+    """By op, shape, name and line."""
     found, listing = ask(explorer, kind="search", text=text)
 
     assert found["count"] == count
@@ -310,8 +310,8 @@ def test_the_inside_of_a_box_has_dimmed_neighbours():
     assert [box.is_new for box in part.boxes] == [False, True, True, False]
 
 
-def test_m04_a_click_on_heavy_work_asks_before_it_runs(clean_runtime):
-    """M.04: eight products of 4,096 rows, which no count of ops would call slow."""
+def test_a_click_on_heavy_work_asks_before_it_runs(clean_runtime):
+    """Eight products of 4,096 rows, which no count of ops would call slow."""
     large = torch.zeros(4096, 4096).to("lazyrt")
     lazyrt.mark_step()
     chain = large

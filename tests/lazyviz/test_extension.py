@@ -59,7 +59,7 @@ def hooks(shell):
 
 
 def test_unload_leaves_the_shell_as_load_found_it(shell):
-    """SD.01: callbacks, formatters, displayhook and magics are what they were."""
+    """Callbacks, formatters, displayhook and magics are what they were."""
     shell.run_line_magic("unload_ext", "nothing")  # IPython loads this magic when used
     before = hooks(shell)
 
@@ -347,7 +347,7 @@ def test_out_holds_the_value_and_works_as_a_tensor(lab):
 
 
 def test_displaying_does_not_change_the_pending_graph(lab):
-    """U.47: a look leaves the hash as it is."""
+    """A look leaves the hash as it is."""
     run(lab, "y = x + 1\nz = y * 2\ndel y")
     before = lazyrt.pending_graph()
     run(lab, "z")
@@ -472,7 +472,7 @@ def test_a_drawing_that_fails_costs_only_the_drawing(lab, monkeypatch, caplog):
     "source", ["%whos", "%who_ls", "y?", "y??", "%pinfo y", "dir(y)", "f'{y.shape}'"]
 )
 def test_looking_around_computes_nothing(lab, source):
-    """P.33, P.41: whoever looks behind the user gets the plan."""
+    """Whoever looks behind the user gets the plan."""
     run(lab, "y = x + 1")
     lazyrt.reset_counters()
 
@@ -546,7 +546,7 @@ def test_the_graph_of_a_strip_names_inputs_and_outputs_as_the_user_does(lab):
 
 @pytest.mark.parametrize("mode", ["lazy", "eager"])
 def test_sd03_a_print_shows_values_and_the_strip_their_statistics(lab, capsys, mode):
-    """SD.03: statistics come from the copy that was printed; nothing runs for them."""
+    """Statistics come from the copy that was printed; nothing runs for them."""
     lab.run_cell(f"%lazy eager {'on' if mode == 'eager' else 'off'}")
     lab.run_cell("y = (x - 2).log() if 0 else (x * 2 - 5).log()\nz = x.cumsum(1) * 2")
     before = lazyrt.pending_graph().fingerprint if mode == "lazy" else None
@@ -592,8 +592,8 @@ def test_sd03_tensors_of_every_kind_are_printed_with_their_range(lab, capsys, dt
     assert f": {dtype}[3, 2] · " in displayed(lab)[0]
 
 
-def test_p41_the_plan_line_costs_the_same_whatever_is_pending(lab):
-    """P.41: what a debugger or a list of variables shows is O(1) and changes nothing."""
+def test_the_plan_line_costs_the_same_whatever_is_pending(lab):
+    """What a debugger or a list of variables shows is O(1) and changes nothing."""
     from lazyrt.frontend import reads
 
     lab.run_cell("short = x + 1\nlong = x\nfor _ in range(2_000): long = long + 1")
@@ -611,7 +611,7 @@ def test_p41_the_plan_line_costs_the_same_whatever_is_pending(lab):
 
 
 def test_sd02_a_strip_draws_what_its_cell_added_and_folds_what_was_there(lab):
-    """SD.02: five ops are five boxes; the next cell shows its two, and one for the five."""
+    """Five ops are five boxes; the next cell shows its two, and one for the five."""
 
     def boxes(source):
         lab.display_pub.outputs.clear()

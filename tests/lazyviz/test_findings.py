@@ -1,4 +1,4 @@
-"""S3.22: three planted faults are found, each with its line and what to do."""
+"""Three planted faults are found, each with its line and what to do."""
 
 import pytest
 import torch
@@ -35,14 +35,14 @@ def train(steps, size=lambda _step: 4, after=lambda _loss: None, op=torch.sigmoi
         after(loss)
 
 
-def test_s3_22_a_sound_loop_has_no_finding():
+def test_a_sound_loop_has_no_finding():
     train(12)
 
     assert found() == {}
 
 
 @pytest.mark.slow
-def test_s3_22_a_graph_that_varies_compiles_too_often():
+def test_a_graph_that_varies_compiles_too_often():
     train(11, size=lambda step: 2 + step)
 
     (finding,) = found().values()
@@ -55,13 +55,13 @@ def test_s3_22_a_graph_that_varies_compiles_too_often():
     assert "pad inputs" in str(finding)
 
 
-def test_s3_22_ten_steps_of_warming_up_may_compile():
+def test_ten_steps_of_warming_up_may_compile():
     train(3, size=lambda step: 20 + step)
 
     assert found() == {}
 
 
-def test_s3_22_a_read_in_each_step_is_too_often():
+def test_a_read_in_each_step_is_too_often():
     train(4, after=lambda loss: loss.item())
     (finding,) = found().values()
 
@@ -74,14 +74,14 @@ def test_s3_22_a_read_in_each_step_is_too_often():
     assert "step closure" in str(finding)
 
 
-def test_s3_22_a_read_now_and_then_is_none():
+def test_a_read_now_and_then_is_none():
     train(4)
     torch.ones(2, device=DEVICE).sum().item()
 
     assert "reads too often" not in found()
 
 
-def test_s3_22_an_op_without_a_lowering_is_named_with_its_line():
+def test_an_op_without_a_lowering_is_named_with_its_line():
     site = events.Site(file="train.py", line=9, function="loss")
     for _ in range(2):
         metrics(events.FallbackUsed(op="aten.median.default", reason="r", site=site))
@@ -93,7 +93,7 @@ def test_s3_22_an_op_without_a_lowering_is_named_with_its_line():
     )
 
 
-def test_s3_22_an_op_forced_to_the_cpu_is_found(monkeypatch):
+def test_an_op_forced_to_the_cpu_is_found(monkeypatch):
     monkeypatch.setattr(record, "_forced", set())
     lazyrt.fallback("aten.hardswish.default")
 
@@ -126,7 +126,7 @@ def test_a_read_of_a_scalar_in_torch_xla_is_no_missing_lowering():
     assert find(section) == []
 
 
-def test_s0_21_a_percentile_leads_to_its_call():
+def test_a_percentile_leads_to_its_call():
     train(2)
     report = lazyviz.parse_report(lazyrt.metrics_report("dict"))
 

@@ -222,7 +222,7 @@ def test_graphs_of_one_hash_that_share_values_otherwise_are_told():
 
 
 def test_another_program_of_the_same_hash_is_told():
-    """U.04: torch_xla runs one executable for both."""
+    """torch_xla runs one executable for both."""
     found = parse_tensors_dump(TWICE + OTHER)
 
     assert (

@@ -481,7 +481,7 @@ def test_modules_of_a_dump_folder_can_be_compared(tmp_path):
 
 
 def test_what_was_read_can_be_given_to_diff_and_trace_as_it_is(tmp_path):
-    """M.15: one graph of a dump is a program; a whole dump says what to choose."""
+    """One graph of a dump is a program; a whole dump says what to choose."""
     one, two = dump("text").graphs[0], dump("dot").graphs[0]
     write_modules(tmp_path)
     folder = read_xla_dump(tmp_path)

@@ -1,4 +1,4 @@
-"""Old metrics reports, read back: facts F1 to F4 about the one of 2022."""
+"""Old metrics reports, read back: what is known of the one of 2022."""
 
 import itertools
 import json
@@ -41,7 +41,7 @@ def seconds(report, model, mode):
     return sum(m.accumulator.value for m in phases) / 1e9
 
 
-def test_s0_22_all_eight_metrics_are_read_with_their_eleven_fields(old):
+def test_all_eight_metrics_are_read_with_their_eleven_fields(old):
     assert [(s.title.split(" ")[-3:], len(s.metrics)) for s in old.sections] == [
         (["EAGER", "DEBUG", "MODE"], 2),
         (["metrics:", "LAZY", "MODE"], 2),
@@ -66,11 +66,11 @@ def test_s0_22_all_eight_metrics_are_read_with_their_eleven_fields(old):
         (SMALL, "EAGER DEBUG MODE", "XrtExecute", 38_930_102_810),
     ],
 )
-def test_f1_the_measured_durations_are_had_back(old, model, mode, name, ns):
+def test_the_measured_durations_are_recovered(old, model, mode, name, ns):
     assert metric(old, model, mode, name).accumulator.value == ns
 
 
-def test_f1_half_of_the_printed_durations_are_wrong_by_up_to_a_minute(old):
+def test_half_of_the_printed_durations_are_wrong_by_up_to_a_minute(old):
     times = [q for m in old.metrics for q in m.quantities()]
     wrong = [q for q in times if q.error]
 
@@ -82,7 +82,7 @@ def test_f1_half_of_the_printed_durations_are_wrong_by_up_to_a_minute(old):
     assert not any(q.others for q in times)
 
 
-def test_f1_only_the_measured_percentiles_rise(old):
+def test_only_the_measured_percentiles_rise(old):
     def rising(values):
         return all(a <= b for a, b in itertools.pairwise(values))
 
@@ -93,14 +93,14 @@ def test_f1_only_the_measured_percentiles_rise(old):
     assert all(map(rising, measured))
 
 
-def test_f2_eager_wins_for_the_large_model_and_loses_for_the_small_one(old):
+def test_eager_wins_for_the_large_model_and_loses_for_the_small_one(old):
     assert seconds(old, LARGE, "EAGER DEBUG MODE") == pytest.approx(217.6, abs=0.05)
     assert seconds(old, LARGE, "LAZY MODE") == pytest.approx(1047.7, abs=0.05)
     assert seconds(old, SMALL, "EAGER DEBUG MODE") == pytest.approx(50.2, abs=0.05)
     assert seconds(old, SMALL, "LAZY MODE") == pytest.approx(31.8, abs=0.05)
 
 
-def test_f3_compiles_hardly_grow_with_depth_and_executions_do(old):
+def test_compiles_hardly_grow_with_depth_and_executions_do(old):
     def samples(model, mode, name):
         return metric(old, model, mode, name).total_samples
 
@@ -113,7 +113,7 @@ def test_f3_compiles_hardly_grow_with_depth_and_executions_do(old):
         assert samples(model, "LAZY MODE", "XrtExecute") == 10
 
 
-def test_f4_the_mean_is_over_a_window(old):
+def test_the_mean_is_over_a_window(old):
     for found in old.metrics:
         whole = found.accumulator.value / found.total_samples
         if found.total_samples <= 358:
@@ -127,7 +127,7 @@ def test_f4_the_mean_is_over_a_window(old):
     assert execute.mean.value == pytest.approx(3.876e6, rel=1e-3)
 
 
-def test_f4_the_deviation_is_the_populations(old):
+def test_the_deviation_is_the_populations(old):
     compiles = metric(old, LARGE, "LAZY MODE", "XrtCompile")
     larger = compiles.percentiles[50].value
     smaller = compiles.accumulator.value - larger
@@ -324,7 +324,7 @@ def test_a_printer_that_is_not_known_is_refused():
         lazyviz.parse_report("Counter: A\n  Value: 1\n", rounding="old")  # type: ignore[arg-type]
 
 
-def test_s0_21_a_live_report_folds_the_samples_behind_each_percentile():
+def test_a_live_report_folds_the_samples_behind_each_percentile():
     series = Series("ns")
     for k in range(40):
         series.add(Sample(k, k * 1_000, f"graph{k}", "why <b>", None, k))
@@ -395,14 +395,14 @@ def each_line(before, after=""):
         "prose",
     ],
 )
-def test_s0_22_what_was_put_around_the_lines_is_left_out(text):
+def test_what_was_put_around_the_lines_is_left_out(text):
     """Windows, terminals, logs, mails, pages: all metrics are there, with all fields."""
     plain = lazyviz.parse_report(TODAY).to_dict()
 
     assert lazyviz.parse_report(text).to_dict()["sections"] == plain["sections"]
 
 
-def test_s0_22_a_text_with_reports_of_both_printers_reads_each_as_it_was_printed():
+def test_a_text_with_reports_of_both_printers_reads_each_as_it_was_printed():
     ours = own_report([500_600_000] * 3, legacy=False)
     theirs = lazyviz.parse_report(TODAY)["CompileTime"]
 
@@ -420,7 +420,7 @@ def test_s0_22_a_text_with_reports_of_both_printers_reads_each_as_it_was_printed
 
 
 @pytest.mark.parametrize("share", [0.2, 0.35, 0.6, 0.85])
-def test_s0_22_a_report_that_breaks_off_in_a_metric_is_refused_with_the_line(share):
+def test_a_report_that_breaks_off_in_a_metric_is_refused_with_the_line(share):
     lines = TODAY.splitlines()
     starts = [k for k, line in enumerate(lines) if line.startswith("Metric")]
     at = starts[int(share * len(starts))]

@@ -72,7 +72,7 @@ def profile():
 
 
 def test_a_profile_is_tables_and_a_timeline(tmp_path):
-    """M.15: xplane files have the same views as logs and dumps."""
+    """xplane files have the same views as logs and dumps."""
     path = tmp_path / "vm.xplane.pb"
     path.write_bytes(profile())
 
@@ -99,7 +99,7 @@ def test_a_profile_is_tables_and_a_timeline(tmp_path):
 
 
 def test_the_folder_of_a_trace_gives_its_latest_run(tmp_path):
-    """M.15: what `jax.profiler.trace` was given; here by jax itself."""
+    """What `jax.profiler.trace` was given; here by jax itself."""
     double = jax.jit(lambda x: jnp.tanh(x @ x) * 2)
     double(jnp.ones((8, 8))).block_until_ready()
     with jax.profiler.trace(str(tmp_path)):

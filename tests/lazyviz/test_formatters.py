@@ -93,7 +93,7 @@ def page_of(lab, source):
     ],
 )
 def test_a_display_has_statistics_first_and_folds_the_rest(lab, source, parts):
-    """P.34, P.35: range, mean, NaN in one line."""
+    """Range, mean, NaN in one line."""
     page = page_of(lab, source)
 
     for part in parts:

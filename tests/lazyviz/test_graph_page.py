@@ -1,6 +1,6 @@
 """The page of the graph view in a browser, without a kernel: where the reader looks.
 
-P.36, P.37 and section 1: pan, zoom, the small map, pages that are drawn before they are seen.
+Pan, zoom, the small map, pages that are drawn before they are seen.
 """
 
 import re
@@ -139,7 +139,7 @@ def many_places(op):
 
 
 def test_a_difference_opens_on_the_place_that_is_told_first(browser_tab):
-    """S4.16: not on the top of the drawing, where some neighbour may stand."""
+    """Not on the top of the drawing, where some neighbour may stand."""
     explorer = DiffExplorer(diff(*map(parse, map(many_places, ("tanh", "sine")))))
     traits = ("title", "crumbs", "controls")
     shown = {name: getattr(explorer, name) for name in traits}
@@ -169,7 +169,7 @@ def test_a_difference_opens_on_the_place_that_is_told_first(browser_tab):
 
 
 def test_the_page_of_a_difference_opens_its_picture_there_without_a_script(browser_tab):
-    """S4.16: the picture is wider than the page, and empty at its left end."""
+    """The picture is wider than the page, and empty at its left end."""
     found = diff(*map(parse, map(many_places, ("tanh", "sine"))))
     page = diff_page(found)
     start = re.search(r"left:(\d+)px;top:(\d+)px;scroll-initial", page)

@@ -1,4 +1,4 @@
-"""SD.05, U.11, U.12, S1.18: what happened when."""
+"""What happened when."""
 
 import re
 import threading
@@ -163,7 +163,7 @@ def test_spans_may_come_from_several_threads():
 
 
 def test_a_cell_with_a_pause_and_a_loop(lab):
-    """U.23, U.24: the pause is the program's own; lines that record are sampled."""
+    """The pause is the program's own; lines that record are sampled."""
     lab.run_cell(
         "import time\nz = x + 1\ntime.sleep(0.25)\n"
         "end = time.monotonic() + 0.4\n"
@@ -194,7 +194,7 @@ def test_a_cell_that_records_nothing_asks_nothing(lab):
 
 
 def test_a_real_compile_fills_its_cell(lab):
-    """SD.05: the parts of a cell with a compile of a second add up to its time."""
+    """The parts of a cell with a compile of a second add up to its time."""
     lab.run_cell(
         "from lazyrt import jax_compat\nimport time\n"
         "real = jax_compat.compile_text\n"

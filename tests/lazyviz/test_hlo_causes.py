@@ -174,7 +174,7 @@ def test_an_output_that_both_compute_says_so():
 
 
 def test_a_new_value_between_two_known_ones_that_is_a_result_too():
-    """S4.05: what another path added is not computed for the output alone."""
+    """What another path added is not computed for the output alone."""
     text = "HloModule m\nENTRY e {\n  a = f32[4] parameter(0)\n  b = f32[4] exponential(a)\n  s = f32[4] sine(b)\n  ROOT r = (f32[4]) tuple(s)\n}\n"
     more = (
         text.replace("sine(b)", "sine(t)")
@@ -211,7 +211,7 @@ _SCALED_IR = """IR {
 def test_a_number_that_became_special_is_told_as_an_embedded_constant(
     text, input_, constant, names
 ):
-    """U.03: in torch_xla's graphs 0 and 1 are constants, other numbers data."""
+    """In torch_xla's graphs 0 and 1 are constants, other numbers data."""
     other = text.replace(input_, constant)
     op, name = names
 
@@ -228,7 +228,6 @@ def test_a_number_that_became_special_is_told_as_an_embedded_constant(
 
 
 def test_a_number_of_the_runtimes_graph_that_became_an_input_is_told():
-    """U.03."""
     one = "%p0 : f32[4]\n%0 = aten.mul.Tensor(%p0, 1.0) : f32[4]  # t.py:4\nreturn %0"
     two = (
         "%p0 : f32[4]\n%f0 : f64[]\n"
@@ -290,7 +289,7 @@ ENTRY %main (p: f32[8], i: s32[]) -> f32[4] {
     ],
 )  # fmt: skip
 def test_each_kind_of_edit_has_a_sentence(old, new, said):
-    """U.41: a reason is never empty; a branch is compared with the same branch."""
+    """A reason is never empty; a branch is compared with the same branch."""
     found = diff(parse(EDITED), parse(EDITED.replace(old, new)))
 
     assert sentences(found)[0] == said

@@ -333,7 +333,7 @@ def test_many_random_edit_scripts_are_at_most_twice_the_generators(seed):
     "names", [[*range(20), "new", *range(20, 40)], [*range(1, 40)]]
 )
 def test_beyond_a_break_in_a_large_graph_without_names_equal_cones_are_found(names):
-    """S4.16: no metadata helps, and half of the graph follows from what was inserted."""
+    """No metadata helps, and half of the graph follows from what was inserted."""
     first, second = transformer(40), transformer(names=names)
 
     a, b, true = pair(first, second, shuffle=True, metadata=False)
@@ -344,7 +344,7 @@ def test_beyond_a_break_in_a_large_graph_without_names_equal_cones_are_found(nam
 
 
 def test_what_reads_nothing_does_not_become_what_computes():
-    """U.04: `ones` is removed and `relu` added, though one changed node would be shorter."""
+    """`ones` is removed and `relu` added, though one changed node would be shorter."""
 
     def graph(op, reads):
         builder = GraphBuilder(op)

@@ -15,7 +15,7 @@ from tests.hlo_pairs import LAYER, graph_of_program, text_of, transformer, truth
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(st.integers(0, 10**9))
 def test_of_any_two_graphs_the_script_is_short_symmetric_and_right(seed):
-    """U.04: at most twice the generator's; b comes out of it; nothing differs from itself."""
+    """At most twice the generator's; b comes out of it; nothing differs from itself."""
     a, b, most = dags.pair(seed)
 
     found, mirrored = diff(a, b), diff(b, a)
@@ -140,7 +140,7 @@ def test_a_change_deep_within_a_loop_changes_the_loop_alone(second, changed):
 
 @pytest.mark.parametrize("op", ["reduce-scatter", "all-gather", "all-to-all"])
 def test_tuple_collectives_in_other_buckets_are_a_regrouping(op):
-    """S4.13, S4.14: as FSDP's buckets when one gradient moves to the next."""
+    """As FSDP's buckets when one gradient moves to the next."""
     texts = [
         text_of(transformer(2, bucket=size), seed=size, shuffle=True)[0]
         for size in (4, 5)

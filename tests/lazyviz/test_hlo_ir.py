@@ -48,7 +48,7 @@ def test_the_ir_becomes_a_graph_without_tensors():
 
 
 def test_nodes_of_one_digest_compute_the_same_from_the_inputs_on():
-    """S4.16: what the runtime knows of its nodes stands for a look at all below them."""
+    """What the runtime knows of its nodes stands for a look at all below them."""
     ir, held = graph(3)
     made = from_ir(ir)
     cones = made.cones

@@ -80,7 +80,7 @@ def test_a_predicate_that_is_false_for_the_whole_is_refused():
 
 
 def test_a_programs_text_is_cut_down_and_shown_with_lines():
-    """S4.17: 200 nodes of HLO, of which the planted three are left."""
+    """200 nodes of HLO, of which the planted three are left."""
     lines = ["  %p = f32[4] parameter(0)", "  %n0 = f32[4] negate(%p)"]
     for k in range(1, 200):
         op = {70: "tanh", 71: "log", 72: "sqrt"}.get(k, "add")
@@ -107,7 +107,7 @@ def test_a_programs_text_is_cut_down_and_shown_with_lines():
 
 
 def test_the_magic_cuts_a_step_down_to_what_another_lacks(lab, capsys):
-    """S4.17: by another step, by a graph's name, and by a function of a graph."""
+    """By another step, by a graph's name, and by a function of a graph."""
     lab.run_cell("y = (x + 1).exp()\nlazyrt.mark_step()", store_history=True)
     lab.run_cell("y = (x + 1).exp().cumsum(0).sin()\nlazyrt.mark_step()")
     lab.run_cell("def shows(part): return 'aten.sin.default' in part.ops")

@@ -230,7 +230,7 @@ def _many(x):
 
 @pytest.mark.parametrize("other", [1.5, 2.5])
 def test_both_notations_of_a_program_are_one_program(other):
-    """S4.16: what `print_generic_op_form` writes compares with what jax writes."""
+    """What `print_generic_op_form` writes compares with what jax writes."""
     shown = []
     for scale in (1.5, other):
         lowered = jax.jit(lambda x, by=scale: _many(x * by)).lower(jnp.ones((4, 4)))

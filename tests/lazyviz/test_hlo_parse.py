@@ -210,7 +210,7 @@ ENTRY e {
 
 
 def test_computations_in_the_place_of_their_names_are_read():
-    """S4.03: XLA's options `canonical` and `fingerprint` leave out names of computations."""
+    """XLA's options `canonical` and `fingerprint` leave out names of computations."""
     nameless = INLINE.replace("HloModule m", "HloModule ").replace("main.1 ", "")
     graph = parse(INLINE)
 
@@ -457,7 +457,7 @@ def test_a_hostile_text_is_refused_in_linear_time(text):
 
 
 def test_a_long_quotation_is_read_in_linear_time():
-    """S4.16: the configuration of a custom call may be megabytes in one line."""
+    """The configuration of a custom call may be megabytes in one line."""
     text = HLO.replace(
         "(%first.2", f'(%first.2, %q), note="{"x y" * 3_000_000}", b=(%q'
     )
@@ -598,7 +598,7 @@ def test_a_graph_keeps_nothing_of_the_text_that_it_was_read_from(monkeypatch):
 
 
 def test_what_is_compared_is_read_in_columns_and_each_form_once():
-    """S4.16: no object for each instruction, and no work twice."""
+    """No object for each instruction, and no work twice."""
     graph = parse(text_of(transformer(3))[0])
     main = graph.source.computations[graph.source.entry]
 
@@ -667,7 +667,7 @@ def test_a_program_reads_the_same_with_and_without_metadata():
 
 
 def test_what_xla_adds_within_a_fusion_has_its_neighbours_origin_marked_as_such():
-    """S4.20: that of its reader, of what it reads, or of the fusion; inputs have none."""
+    """That of its reader, of what it reads, or of the fusion; inputs have none."""
     (module,) = modules("""HloModule m
 
 %bits (p: u32[4]) -> u32[4] {
@@ -706,7 +706,6 @@ ENTRY %main (x: u32[4]) -> u32[4] {
 
 
 def test_a_copy_in_the_entry_has_the_origin_of_what_it_copies_in_foreign_dumps_too():
-    """S4.20."""
     graph = parse(
         """HloModule m
 ENTRY e {
@@ -726,7 +725,7 @@ ENTRY e {
 
 
 def test_text_with_lines_has_neither_tables_nor_places_in_the_text_itself():
-    """U.31: what surrounds an instruction's metadata stays as XLA wrote it."""
+    """What surrounds an instruction's metadata stays as XLA wrote it."""
     text = (
         'HloModule m\n\nFileNames\n1 "/a b/t.py"\n\nFunctionNames\n1 "f"\n\nFileLocations\n'
         "1 {file_name_id=1 function_name_id=1 line=7 end_line=7 column=0 end_column=0}\n\n"

@@ -59,7 +59,7 @@ ENTRY %main (a: f32[4,3], b: f32[3,5]) -> (f32[4,5], f32[4,3]) {
 
 
 def test_the_seeds_own_lines_give_the_answer_that_its_thread_looked_for():
-    """S4.06: F9 in one call, through the tuple, its element and the collective."""
+    """In one call, through the tuple, its element and the collective."""
     trace = lazyviz.trace_value(EXCERPT, "%p827.13201")
 
     assert str(trace).split("\n") == [
@@ -80,7 +80,7 @@ def test_the_seeds_own_lines_give_the_answer_that_its_thread_looked_for():
 
 
 def test_the_operands_of_the_seeds_collective_are_mostly_inputs():
-    """S4.15, M.07: F7's sentence from the excerpt alone."""
+    """The sentence from the excerpt alone."""
     found = operand_sources(EXCERPT, "reduce-scatter.13258")
 
     assert (found.inputs, found.operands) == (24, 28)

@@ -1,4 +1,4 @@
-"""S0.17: what the extension costs a program while it is loaded and nothing is looked at."""
+"""What the extension costs a program while it is loaded and nothing is looked at."""
 
 import configparser
 import re
@@ -31,7 +31,7 @@ def cost_of_recording(x):
     return bytecodes_of(lambda: record(x))
 
 
-def test_s0_17_recording_costs_the_same_with_the_extension_loaded_and_unloaded(
+def test_recording_costs_the_same_with_the_extension_loaded_and_unloaded(
     shell, monkeypatch
 ):
     # Where the time goes is sampled, at most fifty times a second, whatever is recorded.
@@ -52,7 +52,7 @@ def test_s0_17_recording_costs_the_same_with_the_extension_loaded_and_unloaded(
     assert not listening
 
 
-def test_s0_17_a_step_costs_a_bounded_number_of_instructions_more(shell, monkeypatch):
+def test_a_step_costs_a_bounded_number_of_instructions_more(shell, monkeypatch):
     """Measured: 160 to 460 in the step, and 1,740 at a beat of the pulse, on the pulse's thread."""
     monkeypatch.setattr(pulse, "PERIOD_S", 3600)
     monkeypatch.setattr(pulse, "_SELDOM_NS", 10**15)
@@ -88,7 +88,7 @@ def test_s0_17_a_step_costs_a_bounded_number_of_instructions_more(shell, monkeyp
     assert 1_000 < later < 2_200
 
 
-def test_s0_17_listening_to_each_op_is_what_would_cost():
+def test_listening_to_each_op_is_what_would_cost():
     """The measure sees a listener: it is no number that cannot change."""
     x = torch.ones(8).to(DEVICE)
     alone = cost_of_recording(x)
@@ -110,7 +110,7 @@ def test_a_closed_pulse_asks_nothing_more():
     assert not events.op_listeners
 
 
-def test_s0_17_each_strip_says_what_listening_took(lab):
+def test_each_strip_says_what_listening_took(lab):
     """What it took from the cell's own thread, measured and not estimated."""
     lab.run_cell("y = (x + 1).tolist()")
 

@@ -1,4 +1,4 @@
-"""S0.17: what is told is noted at once and added up later, and nothing is lost by that."""
+"""What is told is noted at once and added up later, and nothing is lost by that."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""SD.05: the parts of a cell's time never overlap and leave nothing out."""
+"""The parts of a cell's time never overlap and leave nothing out."""
 
 import random
 

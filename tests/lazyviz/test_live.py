@@ -1,4 +1,4 @@
-"""S4.11, U.36: `%lazy live` names holders in a notebook's words, `%lazy drop` lets go."""
+"""`%lazy live` names holders in a notebook's words, `%lazy drop` lets go."""
 
 import gc
 import html
@@ -206,7 +206,7 @@ def test_dropping_a_pending_variable_makes_the_next_step_smaller(space):
 
 
 def test_dropping_what_the_pending_step_reads_says_that_its_memory_stays(space):
-    """U.35: what no tensor has any more is counted as long as the step needs it."""
+    """What no tensor has any more is counted as long as the step needs it."""
     run(
         space,
         "x = torch.ones(64, device='lazyrt')\nlazyrt.mark_step()",
@@ -226,7 +226,7 @@ def test_dropping_what_the_pending_step_reads_says_that_its_memory_stays(space):
 
 
 def test_a_large_result_has_the_memory_of_its_variable_until_one_is_written(space):
-    """U.36: `Out` takes no second gigabyte, and the table counts the one once."""
+    """`Out` takes no second gigabyte, and the table counts the one once."""
     run(
         space,
         "w = torch.ones(512, 1024, device='lazyrt')\nlazyrt.mark_step()",
@@ -248,7 +248,7 @@ def test_a_large_result_has_the_memory_of_its_variable_until_one_is_written(spac
 
 
 def test_a_collection_is_named_with_the_cell_that_fills_it(space):
-    """S4.11: `list in cell 3`."""
+    """`list in cell 3`."""
     run(
         space,
         "class Log:\n    seen = {}\nlog = Log()",
@@ -315,7 +315,7 @@ def test_frames_of_the_runtime_are_no_holders(monkeypatch):
 def test_an_error_that_the_device_raises_keeps_no_tensor_of_the_failed_cell(
     space, call
 ):
-    """U.36: neither the traceback nor the runtime's own frames behind it keep one."""
+    """Neither the traceback nor the runtime's own frames behind it keep one."""
     run(space, "x = torch.ones(4, 5, device='lazyrt')\nlazyrt.mark_step()")
     gc.disable()
     try:
@@ -380,7 +380,6 @@ def test_looking_at_holders_records_and_runs_nothing(space):
 
 
 def test_values_read_one_by_one_are_told_with_the_call_that_reads_them_in_one(space):
-    """U.10."""
     run(space, "x = torch.arange(12.0).to('lazyrt')")
     metrics = "a, b, c, d = x.mean(), x.std(), x.min(), x.max()"
 
@@ -397,7 +396,7 @@ def test_values_read_one_by_one_are_told_with_the_call_that_reads_them_in_one(sp
 
 
 def test_a_strip_unfolds_the_lines_that_read_the_same_values_in_one_execution(space):
-    """U.10: `7 reads = 7 executions: batch them`, without a script, so it stays when saved."""
+    """`7 reads = 7 executions: batch them`, without a script, so it stays when saved."""
     run(space, "x = torch.arange(12.0).to('lazyrt')\nlazyrt.mark_step()")
     reads = [f"v{k}" for k in range(7)]
     record = "\n".join(f"{name} = x[{k}] * 2" for k, name in enumerate(reads))
@@ -432,7 +431,7 @@ def test_a_training_loop_that_reads_its_loss_is_left_in_peace(space):
 
 
 def test_a_look_that_runs_many_ops_first_says_so(space):
-    """U.07: a print that takes long says that it ran its ops first."""
+    """A print that takes long says that it ran its ops first."""
     run(space, "x = torch.ones(4, device='lazyrt')\nfor _ in range(120): x = x * 1.01")
 
     strip = said_strip(space, "print(x)")

@@ -62,7 +62,6 @@ def test_status_before_the_runtime_is_imported(shell, monkeypatch):
 
 
 def test_ir_says_which_numbers_are_constants_and_which_inputs(lab):
-    """U.03."""
     run(lab, "y = x * 1.0")
     run(lab, "w = [x.clone() for _ in range(2)]\n_ = [t.mul_(0.5) for t in w]")
     run(lab, "v = y * w[0]")
@@ -137,7 +136,7 @@ def test_hlo_and_stablehlo_leave_the_graph_alone(lab):
 
 
 def test_hlo_names_the_users_lines_and_never_those_of_its_own_text(lab):
-    """U.31: which Python line made this instruction."""
+    """Which Python line made this instruction."""
     run(lab, "z = x * 2\n\ny = torch.tanh(z).sum()")
     number = lab.execution_count - 1
 
@@ -167,7 +166,7 @@ def test_step_shows_the_last_steps(lab):
     "line", ["%lazy compile", "%lazy compile {step}", "%lazy cache --sort compile"]
 )
 def test_a_page_shows_what_compiling_took_as_tables(lab, line):
-    """P.36: the same facts as in the text, numbers and their headings to the right."""
+    """The same facts as in the text, numbers and their headings to the right."""
     run(lab, "x.sum().item()\ny = x * 2" if line == "%lazy compile" else "x.sum().item()")  # fmt: skip
     step = lazyrt.compiled_graphs()[-1].last_step
     lab.display_pub.outputs.clear()
@@ -249,7 +248,7 @@ def test_why_is_a_card_in_a_page_with_the_same_words(lab):
 
 
 def test_durations_of_metrics_are_those_of_every_other_view(lab):
-    """S0.21: two digits and a unit; `--raw` has all that was measured."""
+    """Two digits and a unit; `--raw` has all that was measured."""
     lab.run_cell("(x + 1).sum().item()", store_history=True)
 
     shown = printed(lab, "%lazy metrics")
@@ -659,7 +658,7 @@ def test_the_completer_offers_them(lab):
 
 
 def test_a_long_listing_scrolls_in_a_box_and_ends(lab, monkeypatch):
-    """Section 7: sizes are bounded; a terminal and a saved notebook have the same text."""
+    """Sizes are bounded; a terminal and a saved notebook have the same text."""
     lab.run_cell("%lazy off\nz = x\nfor k in range(70): z = torch.sin(z)")
     lab.display_pub.outputs.clear()
 

@@ -29,7 +29,6 @@ def parts_of(strip):
 
 
 def test_the_magic_switches_the_mode_and_says_who_set_it(lab):
-    """S0.08, S0.12."""
     on = run(lab, "%lazy eager on")
     strip = run(lab, "y = (x + 1) * 2")[-1]
     table = run(lab, "%lazy eager")[0].splitlines()
@@ -46,7 +45,7 @@ def test_the_magic_switches_the_mode_and_says_who_set_it(lab):
 
 
 def test_one_cell_may_be_eager(lab):
-    """S0.08: per cell."""
+    """Per cell."""
     strip = run(lab, "%%lazy eager\ny = x + 1\nmode = lazyrt.mode()")[-1]
 
     assert lab.user_ns["mode"] == "eager"
@@ -56,7 +55,7 @@ def test_one_cell_may_be_eager(lab):
 
 
 def test_a_barrier_without_an_effect_says_so(lab):
-    """S0.11: nobody need tune a barrier in eager mode."""
+    """Nobody need tune a barrier in eager mode."""
     source = "%%lazy eager\ny = x + 1\nlazyrt.mark_step()\nlazyrt.mark_step()"
 
     strip = run(lab, source)[-1]
@@ -67,7 +66,7 @@ def test_a_barrier_without_an_effect_says_so(lab):
 
 
 def test_ops_that_ran_again_are_counted(lab):
-    """S0.15: the strip counts them."""
+    """The strip counts them."""
     source = "a = x + 1\nb = a * 2\nwith lazyrt.op_by_op_mode(): b.cpu(); a.cpu()"
 
     strip = run(lab, source)[-1]
@@ -77,7 +76,7 @@ def test_ops_that_ran_again_are_counted(lab):
 
 
 def test_the_drawing_marks_the_nodes_that_ran_again(lab):
-    """S0.15: they are marked, and say how often they ran."""
+    """They are marked, and say how often they ran."""
     run(lab, "a = x + 1\nb = a * 2")
     run(lab, "with lazyrt.op_by_op_mode(): b.cpu(); a.cpu()")
 
@@ -125,7 +124,7 @@ def test_another_threads_background_work_is_not_the_cells():
 
 
 def test_the_badge_tells_hits_and_compiles():
-    """S0.04, S0.06: how many ops the cache served."""
+    """How many ops the cache served."""
     strip = Strip(
         compile_ns=60_000_000,
         singles=SingleOps(mode="eager", ops=8, cache_hits=5, run_ns=1_200_000),
@@ -139,7 +138,7 @@ def test_the_badge_tells_hits_and_compiles():
 
 
 def test_the_status_says_what_the_op_cache_saved(lab):
-    """S0.06: hits times the mean compile time of one op."""
+    """Hits times the mean compile time of one op."""
     before = run(lab, "%lazy status")[0]
     run(lab, "%%lazy eager\nfor _ in range(4):\n    y = x.tanh()")
 
@@ -153,7 +152,7 @@ def test_the_status_says_what_the_op_cache_saved(lab):
 
 
 def test_the_op_cache_claims_no_time_that_was_not_measured():
-    """S0.06: every op came from disk, so that none was compiled."""
+    """Every op came from disk, so that none was compiled."""
     counters = {"lazyrt::op_by_op_executions": 3, "lazyrt::op_by_op_cache_hits": 1}
 
     assert tables.op_cache({"metrics": {}, "counters": counters}) == (
@@ -163,7 +162,7 @@ def test_the_op_cache_claims_no_time_that_was_not_measured():
 
 
 def test_what_reusing_a_look_would_cost_is_told_before_it_runs(lab, capsys):
-    """S1.11: the trade-off as a what-if."""
+    """The trade-off as a what-if."""
     run(lab, "loss = (x * 2).sum()\nmore = loss + 1")
 
     first, second = run(lab, "%lazy reuse loss")[0].splitlines()
@@ -186,7 +185,7 @@ model(x)
 
 
 @pytest.mark.parametrize("mode", ["lazy", "eager"])
-def test_s0_01_a_tensor_can_be_printed_after_the_fact_with_debug(
+def test_a_tensor_can_be_printed_after_the_fact_with_debug(
     lab, monkeypatch, capsys, mode
 ):
     run(lab, "%%lazy eager" + MODEL if mode == "eager" else MODEL)

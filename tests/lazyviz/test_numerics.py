@@ -31,7 +31,6 @@ def stack():
 
 
 def test_each_node_is_compared_and_the_first_over_tolerance_is_marked():
-    """S0.18."""
     y = stack()
     eager = lazyrt.node_values(y, mode="eager")
     lazy = lazyrt.node_values(y, mode="lazy")
@@ -102,7 +101,7 @@ def test_what_is_no_run_is_refused():
 
 
 def test_a_fusion_is_named_with_its_ops():
-    """S0.18: the fusion that a difference comes from."""
+    """The fusion that a difference comes from."""
     x = torch.linspace(-3, 3, 200).to(DEVICE)
     y = torch.tanh(x * 1.7) + torch.exp(x)
 
@@ -114,7 +113,7 @@ def test_a_fusion_is_named_with_its_ops():
     assert any("aten.tanh.default" in name for name in named)
 
 
-def test_s0_18_the_difference_is_blamed_on_the_op_and_the_fusion_that_made_it():
+def test_the_difference_is_blamed_on_the_op_and_the_fusion_that_made_it():
     found = lazyviz.compare_modes(stack(), rtol=0, atol=0)
 
     cause, first = found.cause, found.first_over
@@ -131,7 +130,7 @@ def test_s0_18_the_difference_is_blamed_on_the_op_and_the_fusion_that_made_it():
     assert all(found.rows.index(row) > found.rows.index(cause) for row in inherited)
 
 
-def test_s0_18_equal_ops_are_not_blamed_on_one_anothers_fusion():
+def test_equal_ops_are_not_blamed_on_one_anothers_fusion():
     x = torch.linspace(-3, 3, 64).reshape(8, 8).to(DEVICE)
     one = torch.exp(x * 1.5)
     two = torch.exp(one @ one) + 1
@@ -177,7 +176,7 @@ def test_eager_values_are_those_of_eager_mode():
 
 
 def test_memory_stands_side_by_side():
-    """S0.19: eager keeps every value that is still needed, the step only what it returns."""
+    """Eager keeps every value that is still needed, the step only what it returns."""
     x = torch.ones(256, 256).to(DEVICE)
     y = ((x * 2 + 1).exp() - x).sum()
 
@@ -189,7 +188,7 @@ def test_memory_stands_side_by_side():
     assert "peak memory: eager 768 KiB, lazy " in found.to_text()
 
 
-def test_s0_19_each_tensors_memory_is_told_over_time_in_both_runs():
+def test_each_tensors_memory_is_told_over_time_in_both_runs():
     x = torch.ones(256, 256).to(DEVICE)
     y = ((x * 2 + 1).exp() - x).sum()
 

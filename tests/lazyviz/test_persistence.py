@@ -163,7 +163,7 @@ def test_no_class_that_shows_itself_is_forgotten():
 
 @pytest.mark.parametrize("name", WORDS)
 def test_an_object_shows_itself_as_text_and_as_static_html(lab, tmp_path, name):
-    """U.48, SD.09: with all taken out that GitHub's viewer and an untrusted notebook take out."""
+    """With all taken out that GitHub's viewer and an untrusted notebook take out."""
     data, _ = lab.display_formatter.format(example(name, tmp_path))
     if not data:  # it displays itself, the static form first
         data = lab.display_pub.outputs[0]["data"]
@@ -251,7 +251,6 @@ def check(data, words):
 
 @pytest.mark.filterwarnings("ignore:Your element with mimetype")
 def test_a_saved_notebook_converts_to_a_page_with_every_view(lab):
-    """U.48, SD.09."""
     outputs = []
     lab.run_cell("y = torch.relu(x + 1).sum()", store_history=True)
     for line in ("graph", "explore", "metrics"):

@@ -188,7 +188,7 @@ def test_causes_contexts_and_groups_are_followed():
 
 
 def test_callers_that_the_traceback_no_longer_names_are_cleared():
-    """U.36: an error told in other words, whose traceback was cut at the user's line."""
+    """An error told in other words, whose traceback was cut at the user's line."""
 
     def inner():
         raise KeyError("in torch's words")

@@ -161,7 +161,7 @@ def test_the_law_through_three_sizes_or_more_is_followed():
 
 
 def test_scattered_times_of_small_graphs_promise_nothing_of_a_large_one():
-    """SD.05: a session whose compiles of 7 to 39 ops took 0.2 to 2.4 s; 802 took 1.0 s."""
+    """A session whose compiles of 7 to 39 ops took 0.2 to 2.4 s; 802 took 1.0 s."""
     took = [(39, 2200), (35, 2400), (11, 975), (7, 188), (13, 655)]
 
     assert from_size(took, 802) is None
@@ -174,7 +174,7 @@ def test_scattered_times_of_small_graphs_promise_nothing_of_a_large_one():
 
 
 def test_compiles_of_like_size_and_of_this_session_count_more():
-    """SD.05: what the disk remembers of other programs promised 17 s for 802 ops; it took 1.0 s."""
+    """What the disk remembers of other programs promised 17 s for 802 ops; it took 1.0 s."""
     disk = [
         (34, 3700),
         (40, 4200),
@@ -336,7 +336,7 @@ def interrupt(shell, *lines):
 
 
 def test_an_interrupt_shows_the_users_line_and_what_goes_on(lab, capsys):
-    """P.46: eleven frames of the runtime tell nobody anything and take long to draw."""
+    """Eleven frames of the runtime tell nobody anything and take long to draw."""
     interrupt(lab, "y = x.exp()", "y.sum().item()")
 
     shown = capsys.readouterr().out

@@ -211,7 +211,7 @@ def drawn(graph):
     )
 
 
-def test_p36_what_lies_between_equal_layers_is_drawn_once_with_them():
+def test_what_lies_between_equal_layers_is_drawn_once_with_them():
     """The additions around residual layers; the last one leads out of them."""
     boxes, edges = drawn(fold_repeats(stacked(12)))
 
@@ -226,7 +226,7 @@ def test_p36_what_lies_between_equal_layers_is_drawn_once_with_them():
     ]
 
 
-def test_p36_layers_with_something_else_between_them_stay_apart():
+def test_layers_with_something_else_between_them_stay_apart():
     graph = stacked(4, between=("odd",))
 
     assert fold_repeats(graph) is graph
@@ -234,7 +234,7 @@ def test_p36_layers_with_something_else_between_them_stay_apart():
     assert fold_repeats(two) is two
 
 
-def test_p36_a_row_of_equal_layers_begins_anew_behind_what_differs():
+def test_a_row_of_equal_layers_begins_anew_behind_what_differs():
     graph = stacked(8)
     odd = next(
         i for i, box in enumerate(graph.boxes) if box.path[:2] == ("layers", "4")
@@ -249,7 +249,7 @@ def test_p36_a_row_of_equal_layers_begins_anew_behind_what_differs():
     assert labels[5:] == [("norm", 4), ("linear", 4), ("add", 3), ("add", 1)]
 
 
-def test_p36_modules_of_one_kind_with_others_between_them_are_not_one_box():
+def test_modules_of_one_kind_with_others_between_them_are_not_one_box():
     """The two norms of a transformer's layer: attention lies between them."""
     path = ("h", "0")
     names = ("ln_1", "attn", "ln_2", "mlp")
@@ -269,7 +269,7 @@ def test_p36_modules_of_one_kind_with_others_between_them_are_not_one_box():
     assert [box.count for box in fold_repeats(beside).boxes] == [2, 1, 1]
 
 
-def test_p36_an_overview_opens_what_holds_most_and_has_no_way_back():
+def test_an_overview_opens_what_holds_most_and_has_no_way_back():
     """A line on both sides of a module is two boxes, unless a loop passes it again and again."""
 
     def line(times):

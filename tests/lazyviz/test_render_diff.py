@@ -67,7 +67,6 @@ def test_a_diff_as_text():
 
 
 def test_dead_code_says_what_it_would_cost_and_who_made_it():
-    """S4.07."""
     wasted = '  %sq = f32[4]{0} multiply(%x, %x), metadata={op_name="enc.0/aten.mul" source_file="m.py" source_line=8}\n'
     after = BEFORE.replace("  %dead =", f"{wasted}  %dead =")
     different = diff(parse(BEFORE), parse(after))
@@ -99,7 +98,6 @@ def readers(numbers, first="p", rows=None):
 
 
 def test_permuted_inputs_are_paired_by_use_and_each_row_says_why():
-    """S4.03 and S4.04."""
     order = random.Random(3).sample(range(26), 26)  # noqa: S311
     moved = sum(place != k for place, k in enumerate(order))
     permuted = diff(parse(readers(range(26))), parse(readers(order, first="q8")))
@@ -181,7 +179,7 @@ def test_a_large_difference_stays_small_on_paper():
 def test_the_page_of_forty_thousand_instructions_opens_on_the_difference(
     tmp_path, capsys
 ):
-    """S4.16: the same layers twice and one more: what is drawn and listed is the new one."""
+    """The same layers twice and one more: what is drawn and listed is the new one."""
     names = [*range(48), "new", *range(48, 96)]
     for file, program in (
         ("a.hlo", transformer(96)),
@@ -253,7 +251,7 @@ class Tags(HTMLParser):
 
 
 def test_a_box_says_in_words_what_differs_within_what_it_calls():
-    """S4.05: no fingerprint; loops within loops, constants by their value."""
+    """No fingerprint; loops within loops, constants by their value."""
     details = {node.detail for node in union_graph(found()).nodes if node.mark == "~"}
     edits = {
         "tanh(%p)": ("sine(%p)", "in calls: tanh → sine"),

@@ -108,7 +108,7 @@ def test_modules_get_frames():
 
 
 def test_the_layered_layout_is_always_there(no_graphviz):
-    """U.45: no Graphviz is needed."""
+    """No Graphviz is needed."""
     assert engines() == ("layered",)
 
     found = lay_out(draw_graph(perceptron()))
@@ -118,7 +118,7 @@ def test_the_layered_layout_is_always_there(no_graphviz):
 
 
 def test_an_engine_that_is_missing_is_noted(no_graphviz):
-    """SD.04: without Graphviz a drawing has a layout of our own."""
+    """Without Graphviz a drawing has a layout of our own."""
     found = lay_out(draw_graph(perceptron()), "dot")
 
     assert (found.engine, found.notes) == ("layered", ("dot: not installed here",))

@@ -85,7 +85,7 @@ def test_a_large_graph_is_folded_and_says_so():
 
 
 def test_the_legend_explains_lines_and_repetitions_where_there_are_some():
-    """P.36: dashed lines are views, dotted ones what overwrites an input."""
+    """Dashed lines are views, dotted ones what overwrites an input."""
     boxes = (
         Box(label="x", kind="parameter"),
         Box(label="t", op="t", members=(1,), count=12),
@@ -184,7 +184,7 @@ def test_in_a_browser_texts_fit_their_boxes(browser_path, scheme):
 
 
 def test_a_name_of_twenty_thousand_letters_makes_no_large_picture():
-    """Section 7: sizes of outputs are bounded; the listing has such a name in full."""
+    """Sizes of outputs are bounded; the listing has such a name in full."""
     box = Box(label="n" * 20_000, op="o" * 20_000, path=("m" * 20_000,), site="s" * 20_000, members=(1,))  # fmt: skip
     graph = DrawGraph(boxes=(box, box), edges=((0, 1),), nodes=2)
 

@@ -1,4 +1,4 @@
-"""P.36, section 1: what repeats in a program is drawn once, with its number."""
+"""What repeats in a program is drawn once, with its number."""
 
 from dataclasses import replace
 
@@ -92,7 +92,7 @@ def test_a_loop_with_rounds_of_a_hundred_ops_is_found():
 
 
 def test_the_time_steps_of_a_cell_are_one(clean_runtime):
-    """P.36: each calls one module; the first reads an input, the others what was before."""
+    """Each calls one module; the first reads an input, the others what was before."""
     cell = nn.LSTMCell(8, 16).to("lazyrt")
     steps = torch.randn(12, 3, 8).to("lazyrt")
     start = torch.zeros(3, 16).to("lazyrt")
@@ -144,7 +144,7 @@ class Layers(nn.Module):
 
 
 def test_equal_layers_are_one_though_the_first_reads_the_batch(clean_runtime):
-    """Section 1: `×12`, not one and eleven."""
+    """`×12`, not one and eleven."""
     model = Layers().to("lazyrt").eval()
     batch = torch.randn(2, 5, 8).to("lazyrt").requires_grad_()
     lazyrt.mark_step()

@@ -1,4 +1,4 @@
-"""U.15, U.16, U.17, S1.08, M.08: which replica went another way, from what each has recorded."""
+"""Which replica went another way, from what each has recorded."""
 
 import json
 import random
@@ -52,7 +52,7 @@ def test_equal_programs_have_no_difference(tmp_path):
 def test_a_checkpoint_in_front_of_the_barrier_is_named_with_the_line_that_mends_it(
     tmp_path,
 ):
-    """U.15, S1.08: replica 0 reads the weights before mark_step()."""
+    """Replica 0 reads the weights before mark_step()."""
     train = [STEP, STEP, barrier(at="train.py:40")]
     saves = [STEP, STEP, read("save.py:12<train.py:31"), barrier(graph="c" * 32, ops=2)]
 
@@ -100,7 +100,7 @@ def test_the_condition_around_the_line_is_what_the_repair_names(tmp_path):
 
 
 def test_a_replica_that_leaves_a_barrier_out_is_named(tmp_path):
-    """U.16: the others wait for it where it never comes."""
+    """The others wait for it where it never comes."""
     meet = barrier("mark_step()", "train.py:50", "d" * 32, 3)
     rounds = [STEP, meet] * 4
 
@@ -352,7 +352,7 @@ def dumps(folder, text, change, count=4, odd=1):
 
 
 def test_dumps_of_torch_xla_are_compared_by_ordinal(tmp_path):
-    """U.17: the last batch of one replica has another size."""
+    """The last batch of one replica has another size."""
     text = (DATA / "save_tensors.text").read_text()
     start = text.rindex("## BEGIN_GRAPH")
 

@@ -473,7 +473,7 @@ def test_our_python_neither_evaluates_text_nor_names_another_host():
 @pytest.mark.browser
 @pytest.mark.slow
 def test_a_browser_runs_nothing_of_it_and_asks_for_nothing(browser_path, tmp_path):
-    """P.34, section 9: a page for each view, with every payload in it."""
+    """A page for each view, with every payload in it."""
     bodies: dict[str, str] = {}
     for payload in PAYLOADS:
         for name, page in pages(payload):

@@ -147,7 +147,7 @@ def test_attaching_in_the_middle_of_a_cell_records_the_rest(shell, fake):
 
 
 def test_imports_in_front_of_the_first_op_are_no_tracing(shell, fake):
-    """SD.05: a cell that imports torch and lazyrt for ten seconds records in the rest."""
+    """A cell that imports torch and lazyrt for ten seconds records in the rest."""
     session = Session(shell)
     session.start_cell(1)
     session._running.started_ns -= 10**10  # type: ignore[union-attr]
@@ -190,7 +190,7 @@ def test_cells_are_found_by_the_file_name_of_their_code(shell, session):
 
 
 def test_an_exceptions_text_computes_no_tensor(lab):
-    """M.01: the report quotes it, and nobody has asked for the values in it."""
+    """The report quotes it, and nobody has asked for the values in it."""
     lab.run_cell("y = x * 2 + 1")
     before = dict(lazyrt.counters())
 

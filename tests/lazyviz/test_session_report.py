@@ -186,7 +186,7 @@ def test_without_source_what_was_looked_at_and_read_is_told_by_name_alone(
 def test_an_exception_is_told_with_the_users_lines_and_without_source_by_its_class(
     lab, tmp_path, monkeypatch
 ):
-    """SD.09: what a bug report needs of a failed cell; the message may quote a value."""
+    """What a bug report needs of a failed cell; the message may quote a value."""
     monkeypatch.chdir(tmp_path)
     lab.run_cell(
         "def fails(t):\n    return t.reshape(7)\n"

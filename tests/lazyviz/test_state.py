@@ -35,7 +35,7 @@ def shown(shell, source):
     return "\n".join(displayed(shell))
 
 
-def test_s1_20_the_state_is_one_line():
+def test_the_state_is_one_line():
     assert state_text(FULL) == (
         "eager mode · in train / a step · scope epoch/loss open · 2 closures queued · "
         "1 asynchronous closure due for 3.0 ms · 214 pending ops, 4.1 MiB, from cell 4 line 6 "
@@ -46,19 +46,19 @@ def test_s1_20_the_state_is_one_line():
     )
 
 
-def test_s1_20_a_strips_line_names_only_what_is_open():
+def test_a_strips_line_names_only_what_is_open():
     assert strip_parts(Strip(state=State())) == ["0 pending ops", "0 live tensors"]
     assert strip_parts(Strip(state=FULL))[2:] == open_parts(FULL)[1:]
 
 
-def test_s1_20_the_folded_part_of_a_strip_tells_all_of_it():
+def test_the_folded_part_of_a_strip_tells_all_of_it():
     page = strip_html(Strip(state=FULL))
 
     assert "214 pending ops, 4.1 MiB, from cell 4 line 6 on" in page
     assert "last barrier: 12 ops, mark_step() at cell 3 line 2" in page
 
 
-def test_s1_20_status_inside_a_step_tells_what_is_open(lab):
+def test_status_inside_a_step_tells_what_is_open(lab):
     source = (
         "with lazyrt.step('train'), lazyrt.scope('loss'):\n"
         "    y = x * 2\n"
@@ -73,7 +73,7 @@ def test_s1_20_status_inside_a_step_tells_what_is_open(lab):
     ) in [line.replace("lazy mode · ", "") for line in lines]
 
 
-def test_s1_20_a_step_that_stays_open_is_told_by_the_strip(lab):
+def test_a_step_that_stays_open_is_told_by_the_strip(lab):
     strip = shown(lab, "s = lazyrt.step('train'); s.__enter__(); y = x + 1")
     shown(lab, "s.__exit__(None, None, None)")
 
@@ -91,7 +91,7 @@ LOOP = (
 )
 
 
-def test_s1_05_a_leak_is_named_by_the_cell_that_left_it_and_one_magic_drops_it(lab):
+def test_a_leak_is_named_by_the_cell_that_left_it_and_one_magic_drops_it(lab):
     strip = shown(lab, LOOP)
 
     assert (
@@ -104,11 +104,11 @@ def test_s1_05_a_leak_is_named_by_the_cell_that_left_it_and_one_magic_drops_it(l
     assert shown(lab, "%lazy drop").startswith("Nothing is pending.")
 
 
-def test_s1_05_a_leak_that_ran_in_the_same_cell_is_none(lab):
+def test_a_leak_that_ran_in_the_same_cell_is_none(lab):
     assert "left pending" not in shown(lab, LOOP + "\nlazyrt.mark_step()")
 
 
-def test_s1_06_a_read_that_cuts_a_step_is_named_with_its_tensor_and_its_time(lab):
+def test_a_read_that_cuts_a_step_is_named_with_its_tensor_and_its_time(lab):
     source = (
         "with lazyrt.step('train', on_read='allow'):\n"
         "    loss = (x * 2).sum()\n"
@@ -125,7 +125,7 @@ def test_s1_06_a_read_that_cuts_a_step_is_named_with_its_tensor_and_its_time(lab
         assert "Read behind the block, or use add_step_closure()" in text
 
 
-def test_s1_10_work_that_ran_twice_is_named_in_strip_and_log(lab):
+def test_work_that_ran_twice_is_named_in_strip_and_log(lab):
     source = (
         "with lazyrt.step('train'):\n"
         "    loss = (x * 2).sum()\n"
@@ -144,7 +144,7 @@ def test_s1_10_work_that_ran_twice_is_named_in_strip_and_log(lab):
         )
 
 
-def test_s1_10_equal_looks_of_a_loop_are_one_line(lab):
+def test_equal_looks_of_a_loop_are_one_line(lab):
     source = (
         "for _ in range(3):\n"
         "    with lazyrt.step():\n"
@@ -161,7 +161,7 @@ def test_s1_10_equal_looks_of_a_loop_are_one_line(lab):
     assert re.search(r"^steps \d+ to \d+: 6 ops", log, re.MULTILINE)
 
 
-def test_s1_18_the_log_names_the_library_that_called_back(lab, tmp_path, monkeypatch):
+def test_the_log_names_the_library_that_called_back(lab, tmp_path, monkeypatch):
     package = tmp_path / "site-packages" / "fakeimages"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("def call(f):\n    f()\n")
@@ -176,7 +176,7 @@ def test_s1_18_the_log_names_the_library_that_called_back(lab, tmp_path, monkeyp
     )
 
 
-def test_s1_19_marks_that_keep_finding_nothing_are_told_with_the_one_before_them(lab):
+def test_marks_that_keep_finding_nothing_are_told_with_the_one_before_them(lab):
     source = (
         "for _ in range(3):\n"
         "    with lazyrt.step():\n"
@@ -190,7 +190,7 @@ def test_s1_19_marks_that_keep_finding_nothing_are_told_with_the_one_before_them
     ) in shown(lab, source)
 
 
-def test_s1_19_one_mark_too_many_is_no_news(lab):
+def test_one_mark_too_many_is_not_reported(lab):
     assert "found nothing" not in shown(
         lab, "y = x + 1\nlazyrt.mark_step()\nlazyrt.mark_step()"
     )

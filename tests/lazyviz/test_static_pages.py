@@ -84,7 +84,7 @@ def roles(tab):
 @pytest.mark.browser
 @pytest.mark.slow
 def test_a_screen_reader_names_all_of_every_static_view(views, tab):
-    """Section 7: pictures and folds have names, tables have headings, in Chromium's own tree."""
+    """Pictures and folds have names, tables have headings, in Chromium's own tree."""
     for name, body in views.items():
         shown(tab, body, "light")
         heard = roles(tab)
@@ -110,7 +110,7 @@ def test_a_screen_reader_names_all_of_every_static_view(views, tab):
 @pytest.mark.slow
 @pytest.mark.parametrize("theme", THEMES)
 def test_every_text_of_every_static_view_can_be_read(views, tab, theme):
-    """Section 7: in JupyterLab's colours, light and dark."""
+    """In JupyterLab's colours, light and dark."""
     for name, body in views.items():
         shown(tab, body, theme)
 
@@ -155,7 +155,7 @@ def test_tables_fit_a_narrow_notebook(views, tab):
 @pytest.mark.browser
 @pytest.mark.slow
 def test_the_report_has_headings_in_order_and_one_language(lab, tab, tmp_path):
-    """Section 7, U.48: a page of its own, so it needs a structure of its own."""
+    """A page of its own, so it needs a structure of its own."""
     lab.run_cell("y = torch.relu(x + 1).sum()\nprint(y)", store_history=True)
     lab.run_cell(f"%lazy report {tmp_path}/page.html", store_history=True)
     tab.goto((tmp_path / "page.html").as_uri())

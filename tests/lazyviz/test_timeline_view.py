@@ -129,7 +129,7 @@ def labels(tab):
 @pytest.mark.browser
 @pytest.mark.slow
 def test_a_report_zooms_by_keyboard_wheel_and_button_and_tells_what_is_there(open_page):
-    """U.45, S0.07: offline, in a page that runs no other script."""
+    """Offline, in a page that runs no other script."""
     tab = open_page(FULL)
     svg = tab.locator(".lzt-view svg")
     tell = tab.locator(".lzt-tell")

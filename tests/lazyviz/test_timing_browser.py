@@ -85,7 +85,7 @@ def click_cancel(page):
 
 @pytest.mark.parametrize("front", [LAB, NOTEBOOK], ids=lambda front: front.name)
 def test_cancel_reaches_the_kernel_at_once_in_both_front_ends(page, front):
-    """SD.05: the kernel has the interrupt within half a second of the click, as it was."""
+    """The kernel has the interrupt within half a second of the click, as it was."""
     open_notebook(page, page.server, "timing.ipynb", front)
     run_cell(page, 0)
     run_cell(page, 1)
@@ -105,7 +105,7 @@ def test_cancel_reaches_the_kernel_at_once_in_both_front_ends(page, front):
 
 
 def test_waits_executables_and_the_timeline(page):
-    """SD.05, S0.07, U.37: one notebook, so that one server is enough."""
+    """One notebook, so that one server is enough."""
     open_notebook(page, page.server, "timing.ipynb")
     run_cell(page, 0)
     run_cell(page, 1)

@@ -1,4 +1,4 @@
-"""SD.10, P.26, P.39: the session as a trace that Perfetto opens, and its summary."""
+"""The session as a trace that Perfetto opens, and its summary."""
 
 import dataclasses
 import gzip

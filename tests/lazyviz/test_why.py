@@ -80,7 +80,7 @@ def test_graphs_is_a_census(lab):
     assert lines[-1].startswith("2 graphs, compiled in ")
 
 
-def test_u20_a_loop_without_boundaries_is_named_while_its_ops_are_pending(lab):
+def test_a_loop_without_boundaries_is_named_while_its_ops_are_pending(lab):
     run(lab, "h = torch.ones(3, 3).to('lazyrt')")
     lab.display_pub.outputs.clear()
     compiles = lazyrt.counters()["compiles"]
@@ -93,7 +93,7 @@ def test_u20_a_loop_without_boundaries_is_named_while_its_ops_are_pending(lab):
     assert lazyrt.counters()["compiles"] == compiles
 
 
-def test_u20_many_ops_that_are_no_loop_raise_no_alarm(lab, monkeypatch):
+def test_many_ops_that_are_no_loop_raise_no_alarm(lab, monkeypatch):
     monkeypatch.setattr("lazyviz.session._MANY_PENDING", 50)
     lines = "\n".join("h = h + 1" for _ in range(120))
     run(lab, "h = torch.ones(3).to('lazyrt')")
@@ -105,7 +105,7 @@ def test_u20_many_ops_that_are_no_loop_raise_no_alarm(lab, monkeypatch):
     assert "no boundary has come" not in strip
 
 
-def test_m13_what_an_earlier_cell_left_pending_is_told_by_its_cell(lab):
+def test_what_an_earlier_cell_left_pending_is_told_by_its_cell(lab):
     census.clear()
     step = "with lazyrt.step():\n    r = (a.exp() * 2).sum()"
     run(lab, "import torch\na = torch.ones(3).to('lazyrt')")
@@ -125,7 +125,7 @@ def test_m13_what_an_earlier_cell_left_pending_is_told_by_its_cell(lab):
     assert str(cause.now) == f"cell {cell} line 1"
 
 
-def test_m13_a_step_in_a_function_of_an_earlier_cell_ran_what_a_later_one_had_left(lab):
+def test_a_step_in_a_function_of_an_earlier_cell_ran_what_a_later_one_had_left(lab):
     census.clear()
     run(lab, "import torch\na = torch.ones(3).to('lazyrt')")
     run(
@@ -192,8 +192,8 @@ def test_an_edit_of_a_step_that_spans_cells_is_no_work_that_was_left(lab):
     assert "sqrt" in found.text
 
 
-def test_u14_a_model_that_compiles_often_is_read_from_one_table(lab):
-    """S4.02: which graphs there are, what each cost, and why it is not the one before."""
+def test_a_model_that_compiles_often_is_read_from_one_table(lab):
+    """Which graphs there are, what each cost, and why it is not the one before."""
     census.clear()
     run(lab, TWO.replace("(3, 4)", "(3, 4, 5)"))
 

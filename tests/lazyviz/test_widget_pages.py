@@ -182,7 +182,7 @@ _HARM = (
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WIDGETS)
 def test_no_text_becomes_an_element_or_runs_in_any_widget(tab, name):
-    """P.34, section 9: the corpus in every place of every widget, escaped and not."""
+    """The corpus in every place of every widget, escaped and not."""
     harmless = state(name, "harmless")
     mount(tab, PAGES.get(name, name), harmless)
     shape = (
@@ -255,7 +255,7 @@ def test_a_keyboard_reaches_all_and_a_screen_reader_names_all(tab, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WIDGETS)
 def test_high_contrast_and_a_zoom_of_200_percent_lose_nothing(tab, name):
-    """Section 7: the reader's own colours (forced-colors), and half the room."""
+    """The reader's own colours (forced-colors), and half the room."""
     shown = state(name, "harmless")
     mount(tab, PAGES.get(name, name), shown, "dark")
     tab.emulate_media(forced_colors="active", color_scheme="dark")
@@ -316,7 +316,7 @@ def test_a_narrow_notebook_shows_all_columns_of_a_table(tab, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["graph_view", "diff", "live_view", "cache_view"])
 def test_a_question_mark_tells_the_keys(tab, name):
-    """Section 7: a help overlay in each view that has keys, by button and by key."""
+    """A help overlay in each view that has keys, by button and by key."""
     mount(tab, PAGES.get(name, name), state(name, "harmless"))
     button, keys = (
         tab.locator("button[aria-label=keys]"),
@@ -335,7 +335,7 @@ def test_a_question_mark_tells_the_keys(tab, name):
 @pytest.mark.browser
 @pytest.mark.slow
 def test_a_wider_page_shows_more_of_a_drawing_and_no_larger_letters(tab):
-    """Section 7: also after the reader has chosen a place, where nothing may jump."""
+    """Also after the reader has chosen a place, where nothing may jump."""
     mount(tab, "graph_view", state("graph_view", "harmless"))
     size = "() => document.querySelector('.lzg-host [data-b] text').getBoundingClientRect().height"
     tab.locator(".lzg-host").focus()
@@ -415,7 +415,7 @@ def widgets(lab):
 def test_no_message_of_a_page_breaks_a_widget_or_changes_the_program(
     lab, widgets, monkeypatch, caplog
 ):
-    """Section 9: wrong types, huge numbers, missing keys, bombs of nested lists."""
+    """Wrong types, huge numbers, missing keys, bombs of nested lists."""
     from lazyviz.widgets import wait_view
 
     interrupts: list[int] = []

@@ -1,4 +1,4 @@
-"""The lowering that ARCHITECTURE adds in ten lines."""
+"""The examples of ARCHITECTURE: a lowering in ten lines, and an event of a program's own."""
 
 import re
 from pathlib import Path
@@ -10,18 +10,24 @@ import torch
 import lazyrt
 from lazyrt.frontend import record
 from lazyrt.lowering import registry
+from lazyrt.observe import events
 
 pytestmark = pytest.mark.not_eager("looks at what is pending")
 
 TEXT = (Path(__file__).parents[2] / "ARCHITECTURE.md").read_text("utf-8")
 
 
+def example(word: str) -> str:
+    """Return the one block of code that has a word."""
+    blocks = re.findall(r"^  ```python\n(.*?)^  ```", TEXT, re.DOTALL | re.MULTILINE)
+    (block,) = [block for block in blocks if word in block]
+    return re.sub(r"^  ", "", block, flags=re.MULTILINE)
+
+
 def test_the_ten_lines_of_architecture_add_a_lowering(monkeypatch):
     for name in ("_rules", "_given", "_versions"):
         monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
-    found = re.search(r"```python\n(.*?@lazyrt\.lowers.*?)```", TEXT, re.DOTALL)
-    assert found is not None
-    code = re.sub(r"^  ", "", found[1], flags=re.MULTILINE)
+    code = example("@lazyrt.lowers")
     lines = [line for line in code.splitlines() if line.strip()]
     names: dict[str, Any] = {}
 
@@ -38,3 +44,14 @@ def test_the_ten_lines_of_architecture_add_a_lowering(monkeypatch):
     assert exponent.dtype == torch.int32
     assert lazyrt.counters()["cpu_fallbacks"] == 0
     record.forget_nodes()
+
+
+def test_the_event_of_architecture_reaches_its_listener():
+    seen: list[Any] = []
+
+    with lazyrt.subscribe(seen.append):
+        exec(example("EpochFinished"), {"__name__": "example"})  # noqa: S102 - ours
+
+    (event,) = [event for event in seen if type(event).__name__ == "EpochFinished"]
+    assert isinstance(event, events.Event)
+    assert getattr(event, "epoch", None) == 3

@@ -51,7 +51,7 @@ def test_a_wrong_argument_raises_at_its_line_as_on_the_cpu():
 
 
 def test_a_check_of_numbers_asks_the_device_for_nothing():
-    """S2.3: the 1.0 of each step is copied anew, and known on the host."""
+    """The 1.0 of each step is copied anew, and known on the host."""
     x = torch.randn(8, device=DEVICE)
     x = x + long_chain()[0]
     lazyrt.reset_counters()
@@ -160,7 +160,7 @@ def test_an_assertion_of_torchs_waits_for_its_step():
 
 
 def test_what_a_check_says_of_constraints_with_tensors_looks_at_none():
-    """S2.2: the text of a check that waits is made at its line, from names alone."""
+    """The text of a check that waits is made at its line, from names alone."""
     weights = long_chain()
     part = constraints.stack([constraints.interval(weights - 1, weights + 1)] * 3)
     nested = constraints.cat([part, constraints.less_than(weights)])

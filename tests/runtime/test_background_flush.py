@@ -34,7 +34,7 @@ def program():
 
 @pytest.mark.not_eager("needs pending values")
 def test_pending_values_are_computed_without_a_call():
-    """S0.16: what waits reaches 0 by itself, and peeks then find their values."""
+    """What waits reaches 0 by itself, and peeks then find their values."""
     y, total = program()
     with lazyrt.background_flush(0.02) as flush:
         wait_until_flushed(flush)
@@ -53,7 +53,7 @@ def test_pending_values_are_computed_without_a_call():
 
 @pytest.mark.lazy_only("needs pending values")
 def test_the_users_graph_is_not_cut():
-    """S0.16: the next step has the fingerprint that it has without the flush."""
+    """The next step has the fingerprint that it has without the flush."""
 
     def step(*, flushed):
         torch.manual_seed(4)
@@ -76,7 +76,7 @@ def test_the_users_graph_is_not_cut():
 
 @pytest.mark.slow
 def test_two_threads_and_a_flush_agree_in_two_hundred_runs():
-    """S0.16: no race: two threads record, peek and barrier while values are computed."""
+    """No race: two threads record, peek and barrier while values are computed."""
     x = torch.arange(5.0).to(DEVICE)
     wrong: list[object] = []
 

@@ -1,4 +1,4 @@
-"""S1.06: what a read in a step is said to read, for expressions of every kind."""
+"""What a read in a step is said to read, for expressions of every kind."""
 
 import linecache
 import math
@@ -52,7 +52,7 @@ def go(y, loss):
 
 
 @pytest.mark.parametrize("statement", STATEMENTS)
-def test_s1_06_the_error_names_what_an_odd_expression_reads(statement):
+def test_the_error_names_what_an_odd_expression_reads(statement):
     source = PROGRAM.format(statement=statement)
     file = f"odd {statement}"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)

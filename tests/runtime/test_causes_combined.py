@@ -1,4 +1,4 @@
-"""M.05: of two causes at once both are named, each with its variable and line, whatever they are."""
+"""Of two causes at once both are named, each with its variable and line, whatever they are."""
 
 import itertools
 from typing import Any

@@ -1,4 +1,4 @@
-"""M.05: what a cause tells to do is true. Each fix is applied, and the compile is gone.
+"""What a cause tells to do is true. Each fix is applied, and the compile is gone.
 
 A case runs a program that compiles once too often, and its mended forms. `what` is how the program
 is mended, with `planted` for not at all; `part` is 0 for the first half, which may compile, and 1
@@ -73,7 +73,7 @@ def number(what, part):
 
 
 def logged_norm(what, part):
-    """S4.18: logging after the step makes its graph another one."""
+    """Logging after the step makes its graph another one."""
     x = ones(4)
     lazyrt.mark_step()
     log: list[Any] = []
@@ -356,7 +356,7 @@ def test_without_the_fix_the_cause_is_named_and_tells_of_it(program):
         assert fix in told, told
 
 
-def test_s4_18_a_log_within_the_step_is_named_with_its_line_and_the_closure_to_write():
+def test_a_log_within_the_step_is_named_with_its_line_and_the_closure_to_write():
     """The extra root's line is that of the op, its name the log's, and the patch runs as it is."""
     x, logs = ones(4), []
 

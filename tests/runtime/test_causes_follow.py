@@ -1,4 +1,4 @@
-"""M.05: what follows from a cause is no cause beside it, and a loop is no missing boundary."""
+"""What follows from a cause is no cause beside it, and a loop is no missing boundary."""
 
 import pytest
 import torch

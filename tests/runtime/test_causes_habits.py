@@ -1,4 +1,4 @@
-"""M.05: what people change between two runs of a loop, told in one clause, or nothing compiled."""
+"""What people change between two runs of a loop, told in one clause, or nothing compiled."""
 
 from fnmatch import fnmatch
 

@@ -1,4 +1,4 @@
-"""M.05, U.41: what a loop keeps from step to step, reads in pieces, or calls by another name.
+"""What a loop keeps from step to step, reads in pieces, or calls by another name.
 
 Each program below is one that a user writes; its top cause is the true one, and what follows from it
 is no cause beside it.

@@ -1,4 +1,4 @@
-"""M.05: one choice of a model, a loss or an optimizer changes: the sentences are about that choice alone."""
+"""One choice of a model, a loss or an optimizer changes: the sentences are about that choice alone."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""M.05: LBFGS calls the model in the middle of its step, decides by values and keeps what it did."""
+"""LBFGS calls the model in the middle of its step, decides by values and keeps what it did."""
 
 import pytest
 import torch

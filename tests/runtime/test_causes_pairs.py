@@ -1,4 +1,4 @@
-"""M.05: of each pair of causes both are named, and nothing else: all pairs, on two models.
+"""Of each pair of causes both are named, and nothing else: all pairs, on two models.
 
 A boundary that moved makes two graphs; together they name it and whatever changed beside it.
 """

@@ -1,4 +1,4 @@
-"""M.05, U.41: causes planted in programs of other shapes than the table's, judged by the sentence.
+"""Causes planted in programs of other shapes than the table's, judged by the sentence.
 
 Loops over layers, modules in classes, two models, callbacks, errors: what a user sees first is the
 cause, with the name that the program has for it.
@@ -263,7 +263,7 @@ def test_what_a_debug_mode_ran_is_no_module_that_was_removed():
 
 
 def test_two_inputs_that_are_one_tensor_now_are_both_named():
-    """U.02: the same tensor twice is another program; equal values are not."""
+    """The same tensor twice is another program; equal values are not."""
     a, b = ones(3), ones(3)
 
     def run(x, y):
@@ -504,7 +504,7 @@ def test_what_only_a_library_holds_has_the_librarys_name(tmp_path, monkeypatch):
 
 
 def test_micro_batches_in_one_graph_are_told_with_their_number_and_lines():
-    """U.18: a step that holds several rounds says so, and the fix makes its graph smaller."""
+    """A step that holds several rounds says so, and the fix makes its graph smaller."""
     model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)).to(DEVICE)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     batches = [ones(3, 4) * k for k in range(8)]
@@ -537,7 +537,7 @@ def test_micro_batches_in_one_graph_are_told_with_their_number_and_lines():
 
 
 def test_rounds_are_not_halved_by_what_a_step_does_to_four_tensors():
-    """U.18: an op on each of four equal tensors goes four times into eight rounds, too."""
+    """An op on each of four equal tensors goes four times into eight rounds, too."""
     heads = [torch.ones(4, 4, device=DEVICE, requires_grad=True) for _ in range(4)]
     batches = [ones(3, 4) * k for k in range(8)]
     lazyrt.mark_step()
@@ -554,7 +554,7 @@ def test_rounds_are_not_halved_by_what_a_step_does_to_four_tensors():
 
 
 def test_layers_of_a_functional_model_are_no_repeated_block():
-    """U.18: they have weights of their own."""
+    """They have weights of their own."""
     weights = [ones(4, 4) * k for k in range(6)]
     lazyrt.mark_step()
     h = ones(2, 4)
@@ -574,7 +574,7 @@ def test_layers_of_a_model_are_no_repeated_block():
 
 
 def test_another_optimizer_of_the_same_parameters_is_no_update_in_part():
-    """U.41: and neither is an option by which it keeps more."""
+    """And neither is an option by which it keeps more."""
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to(DEVICE)
     x = ones(5, 3)
     lazyrt.mark_step()

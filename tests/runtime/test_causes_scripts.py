@@ -1,4 +1,4 @@
-"""M.05: what the scripts that a reader runs one after the other are told, sentence by sentence."""
+"""What the scripts that a reader runs one after the other are told, sentence by sentence."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""M.05: programs in the styles that people write. Every graph after the first has its one cause."""
+"""Programs in the styles that people write. Every graph after the first has its one cause."""
 
 import copy
 from typing import Any
@@ -207,7 +207,7 @@ def test_a_state_that_each_step_hands_to_the_next_is_told_once_with_what_made_it
 
 
 def test_guidance_that_sets_in_late_is_a_branch_and_no_regrouping():
-    """U.19: sampling with a model whose input is joined from two tensors, once and then twice."""
+    """Sampling with a model whose input is joined from two tensors, once and then twice."""
     net = nn.Linear(5, 4).to(DEVICE)
 
     def noise(x, t, guides):
@@ -413,7 +413,7 @@ def test_tokens_of_another_length_are_the_only_cause_in_a_language_model():
     assert "i64[2,8] is now i64[2,12]" in cause.text
 
 
-def test_u01_random_numbers_that_are_read_each_round_compile_once():
+def test_random_numbers_that_are_read_each_round_compile_once():
     """The state of random numbers is an input; only a loop without boundaries grows the graph."""
     for _ in range(4):
         float(torch.randn(5, 5, device=DEVICE).sum())
@@ -421,7 +421,7 @@ def test_u01_random_numbers_that_are_read_each_round_compile_once():
     assert lazyrt.counters()["compiles"] == 1
 
 
-def test_u01_a_chain_of_random_numbers_without_boundaries_says_so():
+def test_a_chain_of_random_numbers_without_boundaries_says_so():
     start = torch.zeros(4, device=DEVICE)
     lazyrt.mark_step()
 
@@ -444,7 +444,7 @@ def test_u01_a_chain_of_random_numbers_without_boundaries_says_so():
     assert top.text.endswith("the number grows from graph to graph: 1, 2, 3")
 
 
-def test_u13_a_slice_that_moves_is_told_and_compiles_nothing_more():
+def test_a_slice_that_moves_is_told_and_compiles_nothing_more():
     data = torch.arange(64.0).reshape(16, 4).to(DEVICE)
     lazyrt.mark_step()
     for start in range(0, 16, 4):
@@ -463,7 +463,7 @@ def test_u13_a_slice_that_moves_is_told_and_compiles_nothing_more():
     assert cause.fix == "nothing to do: further positions compile nothing"
 
 
-def test_u20_a_loop_that_fills_the_pending_graph_up_to_the_limit_is_named():
+def test_a_loop_that_fills_the_pending_graph_up_to_the_limit_is_named():
     x = torch.ones(3, 3).to(DEVICE)
     lazyrt.mark_step()
     with lazyrt.config.scoped(max_pending_nodes=110):

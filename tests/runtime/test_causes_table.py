@@ -1,4 +1,4 @@
-"""M.05: one table of planted causes. Each top cause is the planted one, complete.
+"""One table of planted causes. Each top cause is the planted one, complete.
 
 Complete: a sentence, the variable's name, the line of this graph and that of the one before,
 how many operations follow, what the compile cost, and what to do.
@@ -363,7 +363,7 @@ def tokens(rows):
 
 
 def test_of_an_incomplete_last_batch_the_input_is_the_only_cause():
-    """U.17: views, transposes and the factors 1/N of its gradients follow from it."""
+    """Views, transposes and the factors 1/N of its gradients follow from it."""
     train, _ = encoder_steps()
     train(tokens(4))
     train(tokens(3))

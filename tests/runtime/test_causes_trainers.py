@@ -1,4 +1,4 @@
-"""M.05: what training programs do beside forward, backward and update, told by the cause alone."""
+"""What training programs do beside forward, backward and update, told by the cause alone."""
 
 import collections
 import copy

@@ -147,7 +147,7 @@ def test_old_graphs_give_up_their_memory_and_keep_their_record(monkeypatch):
 
 @pytest.mark.lazy_only("is about compiled steps")
 def test_dumps_are_named_by_graph_and_count_as_no_compile(tmp_path):
-    """S4.01: a unique name for each graph, in memory and on disk, in five forms."""
+    """A unique name for each graph, in memory and on disk, in five forms."""
     double(on_device(3))
     double(on_device(4))
     compiles = lazyrt.counters()["compiles"]
@@ -183,7 +183,6 @@ def test_a_form_that_there_is_not_and_an_empty_census_are_refused(tmp_path):
 
 @pytest.mark.lazy_only("is about compiled steps")
 def test_each_input_says_which_execution_output_and_line_produced_it():
-    """M.07."""
     x = on_device(4)
     with lazyrt.step():
         state = x * 2
@@ -237,7 +236,6 @@ def test_asking_for_origins_changes_nothing():
 
 @pytest.mark.lazy_only("is about compiled steps")
 def test_a_hook_runs_before_each_barrier_while_all_is_pending():
-    """S4.19."""
     seen = []
 
     def report(event):

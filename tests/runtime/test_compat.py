@@ -151,7 +151,7 @@ _MODES = ("eager", "op_by_op_reads", "op_by_op_barriers")
 def test_seed_000_the_variables_that_a_script_sets_switch_its_mode(
     switches_of_torch_xla,
 ):
-    """S0.14, S0.15: 8 nodes for `output4`, and 6 of them again for `output3`."""
+    """8 nodes for `output4`, and 6 of them again for `output3`."""
     lazyrt.reset_counters()
 
     run_script(OP_BY_OP)

@@ -48,7 +48,7 @@ def test_the_environment_gives_defaults(monkeypatch):
     assert fresh.cache_dir == Path("~/mine").expanduser()
 
 
-def test_s0_09_the_origin_of_each_setting_knows_its_variable(monkeypatch):
+def test_the_origin_of_each_setting_knows_its_variable(monkeypatch):
     from lazyrt.config import _VARIABLES, _initial_origin
 
     documented = set(re.findall(r"LAZY(?:RT|VIZ)_\w+", str(Config.__doc__)))
@@ -197,7 +197,7 @@ def test_whole_numbers_of_other_libraries_are_whole_numbers():
     "name", ["LAZYVIZ_EAGER", "LAZYVIZ_OPBYOP", "LAZYRT_BARRIER_AFTER_OPTIMIZER"]
 )
 def test_a_word_that_is_neither_yes_nor_no_is_named(monkeypatch, name):
-    """S0.09: a mode is not switched on by a word that nobody meant so."""
+    """A mode is not switched on by a word that nobody meant so."""
     monkeypatch.setenv(name, "lazy")
 
     with pytest.raises(UsageError, match=f"{name} is 'lazy', which says neither"):
@@ -205,7 +205,7 @@ def test_a_word_that_is_neither_yes_nor_no_is_named(monkeypatch, name):
 
 
 @pytest.mark.parametrize("word", ["1", "true", "ON", " yes "])
-def test_s0_09_words_for_yes_switch_eager_debug_mode_on(monkeypatch, word):
+def test_words_for_yes_switch_eager_debug_mode_on(monkeypatch, word):
     monkeypatch.setenv("LAZYVIZ_EAGER", word)
 
     assert Config().eager

@@ -1,4 +1,4 @@
-"""S0.14: a wrong call says on the lazy device what it says on the CPU."""
+"""A wrong call says on the lazy device what it says on the CPU."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_s0_14_a_wrong_call_says_what_the_cpu_says(name):
+def test_a_wrong_call_says_what_the_cpu_says(name):
     with pytest.raises((RuntimeError, IndexError)) as expected:
         CALLS[name](torch.ones(2, 3))
     lazyrt.reset_counters()
@@ -43,7 +43,7 @@ def test_s0_14_a_wrong_call_says_what_the_cpu_says(name):
     assert lazyrt.counters()["executions"] == 0
 
 
-def test_s0_14_a_wrong_call_draws_no_random_number():
+def test_a_wrong_call_draws_no_random_number():
     before = torch.get_rng_state()
 
     with pytest.raises(RuntimeError):
@@ -65,7 +65,7 @@ WITH_NUMBERS = {
 
 
 @pytest.mark.parametrize("name", WITH_NUMBERS)
-def test_s0_14_integers_refuse_the_numbers_that_the_cpu_refuses(name):
+def test_integers_refuse_the_numbers_that_the_cpu_refuses(name):
     call = WITH_NUMBERS[name]
     with pytest.raises(RuntimeError) as expected:
         call(torch.tensor([2, 3]))
@@ -85,7 +85,7 @@ def _listed(found):
 
 
 @pytest.mark.parametrize("name", ["mm", "mv", "dot"])
-def test_s0_14_matrix_products_of_two_dtypes_are_refused(name):
+def test_matrix_products_of_two_dtypes_are_refused(name):
     x = torch.ones(3, 3, device=DEVICE)
     first, second = {"mm": (x, x), "mv": (x, x[0]), "dot": (x[0], x[0])}[name]
 
@@ -93,7 +93,7 @@ def test_s0_14_matrix_products_of_two_dtypes_are_refused(name):
         getattr(torch, name)(first, second.double())
 
 
-def test_s0_14_a_convolution_of_two_dtypes_is_refused():
+def test_a_convolution_of_two_dtypes_is_refused():
     x = torch.ones(1, 1, 3, 3, device=DEVICE)
 
     with pytest.raises(RuntimeError, match="weight type"):
@@ -130,7 +130,7 @@ def test_resampling_takes_the_bytes_that_the_cpu_takes(mode):
     assert lazyrt.counters()["cpu_fallbacks"] == 0
 
 
-def test_s0_14_an_index_of_two_axes_selects_nothing():
+def test_an_index_of_two_axes_selects_nothing():
     x = torch.ones(2, 3, device=DEVICE)
 
     with pytest.raises(IndexError, match="Index is supposed to be a vector"):
@@ -162,7 +162,7 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_s0_14_numbers_that_do_not_fit_are_refused_as_on_the_cpu(name):
+def test_numbers_that_do_not_fit_are_refused_as_on_the_cpu(name):
     x = torch.tensor([1, 2], device=DEVICE)
     with pytest.raises(RuntimeError) as expected:
         NUMBERS[name](torch.tensor([1, 2]))

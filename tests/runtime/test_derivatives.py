@@ -103,7 +103,7 @@ def test_values_and_gradients_are_those_of_the_cpu_without_a_cut(op, data):
 @pytest.mark.parametrize("op", ["max", "min", "median", "nanmedian"])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_infinities_share_a_gradient_among_themselves_alone(op, sign):
-    """S0.18: what is chosen may be the number that marks what is not."""
+    """What is chosen may be the number that marks what is not."""
     numbers = torch.tensor([-INF, 1.0, -INF, NAN if op == "nanmedian" else -INF, -INF])
     found = []
     for device in ("cpu", DEVICE):

@@ -1,4 +1,4 @@
-"""S0.07: the executables in memory and on disk, listed and dropped."""
+"""The executables in memory and on disk, listed and dropped."""
 
 import os
 import time
@@ -63,7 +63,7 @@ def test_an_executable_is_listed_with_what_it_holds_and_where_it_came_from(folde
 def test_the_latest_executables_are_found_without_reading_the_others(
     folder, monkeypatch
 ):
-    """SD.05: what a wait is expected to take must not take as long to look up."""
+    """What a wait is expected to take must not take as long to look up."""
     for sizes in (2, 3, 4):
         torch.ones(sizes, device=DEVICE).exp().tolist()
     for age, path in enumerate(files(folder)):
@@ -149,7 +149,7 @@ def test_listing_changes_nothing(folder):
 
 
 @pytest.mark.lazy_only("is about executables of steps")
-def test_p36_hundreds_of_executables_are_listed_by_one_file(folder, monkeypatch):
+def test_hundreds_of_executables_are_listed_by_one_file(folder, monkeypatch):
     """The index says what they hold: from when they are stored, or from the first listing."""
     work(4.75)
     (real,) = files(folder)

@@ -117,7 +117,7 @@ def test_a_strip_shows_a_data_dependent_cut_with_its_line(shell):
 
 @pytest.mark.lazy_only("counts what runs")
 def test_an_op_of_the_cpu_on_ready_operands_cuts_no_step():
-    """S2.2: the nodes of a graph, in the middle of a step."""
+    """The nodes of a graph, in the middle of a step."""
     x, ends = lazy(grid(4)), lazy(torch.tensor([0, 1, 1, 3]))
     lazyrt.mark_step()
     lazyrt.reset_counters()

@@ -1,4 +1,4 @@
-"""S1.21: `torch.compile` with our backend: graphs are recorded, a step stays one execution."""
+"""`torch.compile` with our backend: graphs are recorded, a step stays one execution."""
 
 import gc
 import sys
@@ -46,7 +46,7 @@ def losses_of(model, function, device):
 
 
 @pytest.mark.lazy_only("is about what is recorded")
-def test_s1_21_forward_and_backward_of_a_compiled_function_run_with_their_step():
+def test_forward_and_backward_of_a_compiled_function_run_with_their_step():
     cpu = network()
     expected, _ = losses_of(cpu, lambda x: cpu(x).square().mean(), "cpu")
     model = network().to(DEVICE)
@@ -76,7 +76,7 @@ def test_s1_21_forward_and_backward_of_a_compiled_function_run_with_their_step()
 
 
 @pytest.mark.not_eager("is about what is recorded")
-def test_s1_21_a_call_computes_nothing_and_its_ops_know_their_lines_and_modules():
+def test_a_call_computes_nothing_and_its_ops_know_their_lines_and_modules():
     cold_start()
     model = network().to(DEVICE).eval()
 
@@ -110,7 +110,7 @@ def test_s1_21_a_call_computes_nothing_and_its_ops_know_their_lines_and_modules(
 
 
 @pytest.mark.lazy_only("is about what is recorded")
-def test_s1_21_compiled_code_draws_new_random_numbers_at_each_call():
+def test_compiled_code_draws_new_random_numbers_at_each_call():
     def function(x):
         return nn.functional.dropout(x, 0.5)
 
@@ -128,7 +128,7 @@ def test_s1_21_compiled_code_draws_new_random_numbers_at_each_call():
     assert not torch.equal(one.cpu(), two.cpu())
 
 
-def test_s1_21_another_shape_is_captured_again_and_a_break_in_the_graph_goes_on():
+def test_another_shape_is_captured_again_and_a_break_in_the_graph_goes_on():
     def function(x):
         y = x * 2
         print(end="")  # noqa: T201 - TorchDynamo breaks the graph here
@@ -141,7 +141,7 @@ def test_s1_21_another_shape_is_captured_again_and_a_break_in_the_graph_goes_on(
         assert_same(compiled(x.to(DEVICE)), function(x))
 
 
-def test_s1_21_the_lines_of_a_graph_are_forgotten_with_it():
+def test_the_lines_of_a_graph_are_forgotten_with_it():
     gc.collect()  # graphs of earlier tests
     before = len(compiled_code._lines)
     graph = torch.fx.symbolic_trace(lambda x: x + 1)
@@ -191,7 +191,7 @@ print(y.tolist(), lazyrt.counters()["executions"])
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["lazyrt", "lazyviz"])
-def test_s1_21_an_installed_package_has_names_for_the_backend(name, tmp_path):
+def test_an_installed_package_has_names_for_the_backend(name, tmp_path):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     points = project["entry-points"]["torch_dynamo_backends"]
     info = tmp_path / "lazyviz_points-1.dist-info"
@@ -217,7 +217,7 @@ def test_importing_the_runtime_does_not_load_the_compiler_of_graphs():
 
 
 @pytest.mark.lazy_only("is about what is recorded")
-def test_s1_21_torch_compile_without_a_backend_records_lazy_graphs_and_leaves_others():
+def test_torch_compile_without_a_backend_records_lazy_graphs_and_leaves_others():
     model = network().to(DEVICE).eval()
     x = torch.ones(5, 3, device=DEVICE)
     lazyrt.mark_step()
@@ -231,7 +231,7 @@ def test_s1_21_torch_compile_without_a_backend_records_lazy_graphs_and_leaves_ot
     assert zeros.tolist() == [1.0, 1.0]
 
 
-def test_s1_21_torch_compile_of_cpu_tensors_goes_where_it_went(monkeypatch):
+def test_torch_compile_of_cpu_tensors_goes_where_it_went(monkeypatch):
     import torch._inductor.compile_fx
 
     asked = []

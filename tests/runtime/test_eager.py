@@ -56,7 +56,7 @@ def compiled_and_run(run):
 
 
 def test_each_op_is_compiled_and_run_by_itself():
-    """S0.04: eight ops for the four layers; compiles and cache hits add up to executions."""
+    """Eight ops for the four layers; compiles and cache hits add up to executions."""
     layers, x = four_layers()
     cold_start()
     before = lazyrt.counters()
@@ -71,7 +71,7 @@ def test_each_op_is_compiled_and_run_by_itself():
 
 
 def test_an_op_that_is_known_is_a_hit():
-    """S0.04: the cache goes by op, shapes and static arguments."""
+    """The cache goes by op, shapes and static arguments."""
     a, b = torch.ones(2, 3).to(DEVICE), torch.ones(5).to(DEVICE)
     cold_start()
 
@@ -95,7 +95,7 @@ def test_an_op_that_is_known_is_a_hit():
 
 
 def test_a_printed_tensor_is_the_cpus_at_any_line():
-    """S0.01: the value at the prompt is that of eager CPU torch."""
+    """The value at the prompt is that of eager CPU torch."""
     layers, x = four_layers()
 
     with lazyrt.eager_mode(), torch.no_grad():
@@ -105,7 +105,7 @@ def test_a_printed_tensor_is_the_cpus_at_any_line():
 
 
 def test_a_pdb_session_costs_copies_alone():
-    """S0.01, S0.10: typed at the prompt, line by line; the counts are those without pdb."""
+    """Typed at the prompt, line by line; the counts are those without pdb."""
     layers, x = four_layers()
     typed = [
         *["n"] * (sys.version_info >= (3, 13)),  # which stops at set_trace() itself
@@ -151,7 +151,7 @@ def test_a_pdb_session_costs_copies_alone():
 
 
 def test_two_reads_are_two_transfers_and_nothing_else():
-    """S0.10: `output1.to('cpu')`, `output4.to('cpu')` compile and run nothing."""
+    """`output1.to('cpu')`, `output4.to('cpu')` compile and run nothing."""
     layers, x = four_layers()
     with lazyrt.eager_mode(), torch.no_grad():
         outputs = [x := layer(x) for layer in layers]
@@ -168,7 +168,7 @@ def test_two_reads_are_two_transfers_and_nothing_else():
 
 
 def test_reading_one_version_again_moves_no_bytes():
-    """S0.10: repeated reads are served from one host copy, which nobody can spoil."""
+    """Repeated reads are served from one host copy, which nobody can spoil."""
     x = torch.ones(3).to(DEVICE)
     with lazyrt.eager_mode():
         y = x * 2
@@ -186,7 +186,7 @@ def test_reading_one_version_again_moves_no_bytes():
 
 @pytest.mark.parametrize("extra", [1, 4])
 def test_mark_steps_change_nothing(extra):
-    """S0.11: more barriers count as barriers, and nothing else changes."""
+    """More barriers count as barriers, and nothing else changes."""
     layers, x = four_layers()
 
     def run(marks):
@@ -241,7 +241,7 @@ def run_program(lines, stops, stop):
 
 
 def test_counts_do_not_depend_on_where_the_breakpoint_is():
-    """S0.05: at each of five positions in a fresh runtime the same counts."""
+    """At each of five positions in a fresh runtime the same counts."""
     layers, x = four_layers()
 
     def run(position):
@@ -264,7 +264,7 @@ def test_counts_do_not_depend_on_where_the_breakpoint_is():
     "seed", [1, *(pytest.param(s, marks=pytest.mark.slow) for s in range(2, 9))]
 )
 def test_counts_and_values_of_a_random_program_are_the_same_wherever_it_stops(seed):
-    """S0.05, as a property: barriers, reads and prints anywhere."""
+    """As a property: barriers, reads and prints anywhere."""
     lines = program(seed)
     r = random.Random(seed)  # noqa: S311 - a reproducible program
     stops = (lambda t: lazyrt.mark_step(), lambda t: t.sum, print, lambda t: t.cpu())
@@ -343,7 +343,7 @@ def test_training_matches_the_cpu():
 
 @pytest.mark.not_eager("begins in lazy mode")
 def test_a_pending_graph_stays_as_it_is():
-    """S0.08: legal at any time; what is pending keeps its graph, its inputs and its values."""
+    """Legal at any time; what is pending keeps its graph, its inputs and its values."""
     x = torch.arange(4.0).to(DEVICE)
     lazily = (x * 2).exp() + torch.rand(4, device=DEVICE)
     fingerprint = lazyrt.pending_graph(lazily).fingerprint
@@ -513,7 +513,7 @@ def test_an_op_called_while_an_error_is_handled_runs_at_once_and_one_that_fails_
 
 @pytest.mark.lazy_only("begins in lazy mode")
 def test_the_mode_and_the_scope_that_set_it():
-    """S0.12: `mode()` says which mode holds, and who set it."""
+    """`mode()` says which mode holds, and who set it."""
     assert lazyrt.mode() == "lazy"
     with lazyrt.eager_mode():
         mode = lazyrt.mode()
@@ -532,7 +532,7 @@ def test_the_mode_and_the_scope_that_set_it():
 
 @pytest.mark.not_eager("begins in lazy mode")
 def test_while_the_mode_is_off_kernels_are_what_they_are_without_it():
-    """S0.17: switching replaces global names; no op's path has a test for the mode."""
+    """Switching replaces global names; no op's path has a test for the mode."""
 
     def taken():
         names = ("acquire", "release", "unwind", "View")
@@ -598,7 +598,7 @@ def test_a_function_may_be_eager():
 
 @pytest.mark.not_eager("begins in lazy mode")
 def test_one_module_may_be_eager():
-    """S0.08: per nn.Module; the ops before and after it are recorded as before."""
+    """Per nn.Module; the ops before and after it are recorded as before."""
     torch.manual_seed(2)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to(DEVICE)
     x = torch.randn(5, 3).to(DEVICE)
@@ -663,7 +663,7 @@ def test_a_generator_function_cannot_be_eager():
 
 
 def test_the_table_of_settings_says_who_set_each():
-    """S0.09: one table of all switches, with value and origin."""
+    """One table of all switches, with value and origin."""
     config.max_pending_nodes = 77
     with lazyrt.eager_mode():
         rows = {line.split()[0]: line for line in config.table().splitlines()}
@@ -699,7 +699,6 @@ print(lazyrt.mode(), "|", lazyrt.mode().scope, "|", c["eager_compiles"], c["eage
 def test_the_pitch_runs_by_call_and_by_variable_and_a_second_process_compiles_nothing(
     tmp_path,
 ):
-    """S0.07, S0.08, S0.09."""
     by_call = run_python(
         PITCH.format(enable="lazyrt.enable_eager_execution()"),
         LAZYRT_CACHE_DIR=str(tmp_path),

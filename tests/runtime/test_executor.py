@@ -884,7 +884,7 @@ def test_a_result_takes_the_memory_of_what_it_overwrites() -> None:
     assert len(re.findall(r" copy\(", entry)) <= overwritten // 4
 
 
-def test_u04_a_hit_can_be_checked_and_two_programs_of_one_fingerprint_are_refused(
+def test_a_hit_can_be_checked_and_two_programs_of_one_fingerprint_are_refused(
     monkeypatch,
 ):
     """The fingerprint holds the wiring; a setting compares the graphs themselves as well."""

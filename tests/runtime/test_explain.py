@@ -327,7 +327,7 @@ def run_layers(first="", second=""):
 
 
 def test_a_moved_mark_names_both_lines():
-    """S0.03: two compiles; the graph that the mark cuts names the line before and now."""
+    """Two compiles; the graph that the mark cuts names the line before and now."""
     run_layers(second=MARK)
     count = len(lazyrt.compiled_graphs())
     run_layers(first=MARK)
@@ -347,7 +347,7 @@ def test_a_moved_mark_names_both_lines():
 
 
 def test_the_same_mark_over_less_work_has_not_moved():
-    """S0.03: another number of rounds ends at the same line."""
+    """Another number of rounds ends at the same line."""
 
     def step(rounds):
         y = on_device(4, 8)
@@ -597,7 +597,6 @@ def test_a_mode_that_ran_nothing_of_the_step_is_no_cause():
 
 
 def test_the_order_in_which_tensors_are_made_compiles_nothing():
-    """S4.12."""
     x = on_device(8)
     makers = [x.exp, x.sin, lambda: x * 3, lambda: x.tanh() + 2]
     for shift in range(4):
@@ -609,7 +608,6 @@ def test_the_order_in_which_tensors_are_made_compiles_nothing():
 
 
 def test_dead_constants_compile_nothing():
-    """S4.08."""
     x = on_device(8)
     for dead in range(3):
         with lazyrt.step():
@@ -622,8 +620,6 @@ def test_dead_constants_compile_nothing():
 
 
 def test_inputs_of_equal_value_or_the_same_tensor_twice_do_not_share_a_key():
-    """U.02."""
-
     def step(a, b):
         with lazyrt.step():
             return a * 2 + b
@@ -636,7 +632,6 @@ def test_inputs_of_equal_value_or_the_same_tensor_twice_do_not_share_a_key():
 
 
 def test_a_learning_rate_that_passes_through_one_and_zero_compiles_nothing():
-    """U.03, S4.09."""
     weight = nn.Parameter(on_device(4))
     optimizer = torch.optim.SGD([weight], lr=0.1)
 
@@ -837,7 +832,6 @@ def train_in_buckets(limit, *, flush):
 def test_gradients_carried_over_in_buckets_make_four_graphs_of_two(
     limit, flush, graphs
 ):
-    """F8, S4.13."""
     train_in_buckets(limit, flush=flush)
 
     found = explanations()

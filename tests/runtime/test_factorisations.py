@@ -121,7 +121,7 @@ def test_a_factorisation_cuts_no_step_and_raises_once_that_has_run(name):
 
 @pytest.mark.lazy_only("is about what is pending")
 def test_training_by_factorisations_is_one_execution_for_each_step():
-    """S2.2: a Gaussian process, as it is written for the CPU."""
+    """A Gaussian process, as it is written for the CPU."""
 
     def train(device):
         noise = torch.tensor(0.1, device=device, requires_grad=True)

@@ -44,7 +44,7 @@ def inputs(count=2):
 
 @pytest.mark.lazy_only("is about executables of steps")
 def test_a_program_in_another_order_with_other_names_and_dead_code_compiles_once():
-    """M.09: three programs that a step cache by names or positions would compile anew."""
+    """Three programs that a step cache by names or positions would compile anew."""
     cold_start()
     numbers = {"a": 1.0, "b": 2.0, "c": 3.0}
 

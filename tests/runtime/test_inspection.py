@@ -334,8 +334,8 @@ def test_a_graph_without_nodes_takes_no_time():
 
 
 @pytest.mark.not_eager("is about recorded graphs")
-def test_m04_an_estimate_counts_work_and_not_ops_alone():
-    """M.04: a product of large matrices takes longer than one of small ones, a chain longer."""
+def test_an_estimate_counts_work_and_not_ops_alone():
+    """A product of large matrices takes longer than one of small ones, a chain longer."""
     pace.forget()
     small, large = (torch.ones(n, n).to("lazyrt") for n in (16, 2048))
     lazyrt.mark_step()

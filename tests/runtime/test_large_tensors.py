@@ -1,4 +1,4 @@
-"""U.10, P.35: large tensors are looked at without copying them; many are read at once."""
+"""Large tensors are looked at without copying them; many are read at once."""
 
 from typing import Any
 

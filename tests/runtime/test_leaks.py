@@ -199,7 +199,7 @@ print(len(lazyrt.live_tensors()))
 
 
 def test_what_the_first_op_loads_keeps_no_frame_of_the_users():
-    """U.36: torch keeps the frames from which it loads TorchDynamo."""
+    """torch keeps the frames from which it loads TorchDynamo."""
     done = subprocess.run(
         [sys.executable, "-c", FIRST_OP], capture_output=True, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""S4.10, S4.11, M.13: live tensors with their holders, and what keeps growing."""
+"""Live tensors with their holders, and what keeps growing."""
 
 import functools
 import gc
@@ -83,7 +83,7 @@ def remembers():
 
 
 def test_what_a_class_or_a_function_holds_is_found():
-    """S4.10: caches that no object holds."""
+    """Caches that no object holds."""
     x, y = made(), made()
     Shared.cache.append(x)
     remembers.last = y  # type: ignore[attr-defined]

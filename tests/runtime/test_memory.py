@@ -27,7 +27,7 @@ def refused(make, match):
 
 @pytest.mark.lazy_only("a mode runs the op at its line")
 def test_p_out_of_memory_lists_size_name_and_line_and_leaves_every_tensor():
-    """U.35: which tensors, who holds them, and where they were made."""
+    """Which tensors, who holds them, and where they were made."""
     kept = torch.ones(300, 300, device=DEVICE)
     lazyrt.mark_step()
     huge = torch.ones(HUGE, device=DEVICE)
@@ -89,7 +89,7 @@ def test_a_result_in_the_middle_is_named():
 
 @pytest.mark.lazy_only("a mode runs the op at its line")
 def test_the_op_at_which_most_memory_is_taken_is_named():
-    """U.35: where in the graph, and how much is there at once."""
+    """Where in the graph, and how much is there at once."""
     small = torch.ones(2, device=DEVICE).exp()
     huge = torch.ones(HUGE, device=DEVICE)
     twice = huge + huge.sin()

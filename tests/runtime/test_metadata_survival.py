@@ -92,7 +92,7 @@ def placed(text, *, written_by_xla=False):
 
 @pytest.mark.slow
 def test_every_instruction_of_every_dump_has_a_place_also_where_xla_gives_none():
-    """S4.20: copies, literals, random bits, inputs of fusions; fused ops as a set."""
+    """Copies, literals, random bits, inputs of fusions; fused ops as a set."""
     for dropout, least in ((0.0, 0.5), (0.1, 0.4)):
         graph = trained(dropout)
         before, after = (text_of(graph, form) for form in ("hlo_before", "hlo_after"))
@@ -118,7 +118,7 @@ def test_every_instruction_of_every_dump_has_a_place_also_where_xla_gives_none()
 
 @pytest.mark.lazy_only("is about executables of steps")
 def test_what_the_functions_of_a_dump_hold_leads_back_too():
-    """S4.20: bodies of ops, functions that jax makes within them, and inputs of reductions."""
+    """Bodies of ops, functions that jax makes within them, and inputs of reductions."""
     cold_start()
     pool, bias = nn.MaxPool2d(2), torch.zeros(3, 3).to(DEVICE)
     x = torch.randn(1, 1, 6, 6).to(DEVICE)
@@ -180,7 +180,6 @@ def test_optimised_instructions_lead_back_to_op_and_line():
 
 @pytest.mark.slow
 def test_random_bits_that_xla_expands_have_the_origin_of_the_op_that_draws():
-    """S4.20."""
     graph = trained(0.1)
     found = instructions(graph, "hlo_after")
     within = [(each.op, o) for place, each, o in found if place == "fusion"]
@@ -201,7 +200,7 @@ def test_the_calls_of_the_dump_before_optimisation_lead_back_too():
 
 @pytest.mark.lazy_only("is about executables of steps")
 def test_inputs_have_the_users_names_in_every_dump_and_the_key_has_none():
-    """S4.20: parameters, optimizer state and packed numbers, and no compile for a name."""
+    """Parameters, optimizer state and packed numbers, and no compile for a name."""
     cold_start()
     net = nn.Linear(4, 2).to(DEVICE)
     other = nn.Linear(4, 2).to(DEVICE)
@@ -251,7 +250,7 @@ def test_inputs_have_the_users_names_in_every_dump_and_the_key_has_none():
 
 @pytest.mark.lazy_only("is about executables of steps")
 def test_what_an_ops_function_holds_names_its_callers_before_optimisation():
-    """S4.20: op, module and line of each instruction, a shared function's as a set."""
+    """Op, module and line of each instruction, a shared function's as a set."""
     cold_start()
     net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).to(DEVICE)
     with lazyrt.step():

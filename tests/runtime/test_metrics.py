@@ -72,7 +72,7 @@ def sampled(*values, unit="ns", times=None):
     return metrics
 
 
-def test_s0_20_the_report_has_the_form_of_the_original():
+def test_the_report_has_the_form_of_the_original():
     metrics = sampled(21_109_436, 27_160_091, 39_982_515, times=[0, 5 * 10**8, 10**9])
     metrics(events.FallbackUsed(op="aten.nonzero.default", reason="r", site=None))
     metrics(events.CacheHit(fingerprint="f", step=1))
@@ -93,7 +93,7 @@ def test_s0_20_the_report_has_the_form_of_the_original():
     )
 
 
-def test_s0_20_the_exact_report_differs_in_its_durations_and_says_so():
+def test_the_exact_report_differs_in_its_durations_and_says_so():
     text = sampled(500_600_000).report().text()
 
     assert "Accumulator: 500ms600.000us" in text
@@ -104,7 +104,7 @@ def test_s0_20_the_exact_report_differs_in_its_durations_and_says_so():
     )
 
 
-def test_s0_20_the_originals_own_comparison_reads_the_report():
+def test_the_originals_own_comparison_reads_the_report():
     """The two expressions with which torch_xla's comparison of reports reads them."""
     metric = r"Metric: (\S+)\s+TotalSamples: (\d+)\s+Accumulator: (\S+)"
     counter = r"Counter: (\S+)\s+Value: (\d+)"
@@ -116,7 +116,7 @@ def test_s0_20_the_originals_own_comparison_reads_the_report():
     assert re.findall(counter, text)[0] == ("CachedCompile", "1")
 
 
-def test_f4_mean_spread_and_percentiles_are_over_the_latest_samples():
+def test_mean_spread_and_percentiles_are_over_the_latest_samples():
     values = [10**9] * 500 + list(range(1024))
     summary = summarise(sampled(*values)._series["CompileTime"])
 
@@ -154,7 +154,7 @@ def test_plain_data_json_and_html_say_the_same():
 
 @pytest.mark.lazy_only("counts graphs and executions of steps")
 def test_a_sample_knows_its_graph_reason_and_line():
-    """S0.21: what a percentile is made of can be looked up."""
+    """What a percentile is made of can be looked up."""
     cold_start()
     lazyrt.reset_counters()
     x = torch.ones(3, device=DEVICE)
@@ -320,7 +320,7 @@ def test_every_counter_of_the_documented_surface_exists():
 
 
 @pytest.mark.lazy_only("counts graphs and executions of steps")
-def test_s0_20_ops_are_counted_by_their_names_as_often_as_their_graphs_run():
+def test_ops_are_counted_by_their_names_as_often_as_their_graphs_run():
     x = torch.ones(3, 3).to(DEVICE)
     lazyrt.mark_step()
     lazyrt.reset_counters()
@@ -346,7 +346,7 @@ def test_s0_20_ops_are_counted_by_their_names_as_often_as_their_graphs_run():
     assert "xla::" not in lazyrt.metrics_report()
 
 
-def test_s0_21_the_recording_of_each_op_is_timed_while_somebody_asks():
+def test_the_recording_of_each_op_is_timed_while_somebody_asks():
     x = torch.ones(3).to(DEVICE)
     x.exp()
     assert "LazyTracing" not in lazyrt.metrics_report("dict")["metrics"]
@@ -380,7 +380,7 @@ def test_watching_the_recording_leaves_the_kernels_as_they_were():
     assert taken() == before
 
 
-def test_s0_21_a_percentile_leads_to_the_samples_behind_it():
+def test_a_percentile_leads_to_the_samples_behind_it():
     values = [(n * 37) % 100 * 1_000 for n in range(100)]  # 0 to 99 us in another order
     metrics = sampled(*values)
     report = metrics.report()
@@ -411,7 +411,7 @@ def test_s0_21_a_percentile_leads_to_the_samples_behind_it():
     ]
 
 
-def test_s0_21_one_sample_and_equal_shares_stand_for_themselves():
+def test_one_sample_and_equal_shares_stand_for_themselves():
     one = summarise(sampled(5)._series["CompileTime"], (0.5, 0.9))
     equal = summarise(sampled(5, 6)._series["CompileTime"], (0.5, 0.5))
 
@@ -420,7 +420,7 @@ def test_s0_21_one_sample_and_equal_shares_stand_for_themselves():
 
 
 @pytest.mark.lazy_only("counts graphs and executions of steps")
-def test_s0_21_samples_of_steps_and_of_single_ops_know_their_line_and_step():
+def test_samples_of_steps_and_of_single_ops_know_their_line_and_step():
     cold_start()
     lazyrt.reset_counters()
     x = torch.ones(3).to(DEVICE)

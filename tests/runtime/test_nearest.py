@@ -1,4 +1,4 @@
-"""M.05: which graph before a new one is compared with: exact, and quick for hundreds of them."""
+"""Which graph before a new one is compared with: exact, and quick for hundreds of them."""
 
 import random
 from collections import Counter

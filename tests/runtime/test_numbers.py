@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from lazyrt.observe.numbers import bytes_text, duration_text, time_text, value_text
 from lazyviz.render.text import duration
 
-# F1: what an old report printed, and what had been measured, in nanoseconds.
+# What an old report printed, and what had been measured, in nanoseconds.
 PRINTED = [
     ("16m56s565ms618.863us", 955_564_618_863),
     ("02m32s168ms546.572us", 92_167_546_572),
@@ -21,7 +21,7 @@ PRINTED = [
 
 
 @pytest.mark.parametrize(("printed", "ns"), PRINTED)
-def test_f1_the_legacy_form_is_what_the_original_printed(printed, ns):
+def test_the_legacy_form_is_what_the_original_printed(printed, ns):
     assert time_text(ns, legacy=True) == printed
 
 
@@ -55,7 +55,7 @@ def test_bytes_and_values_have_two_decimals():
 
 
 def test_the_runtime_and_the_views_say_a_duration_in_one_way():
-    """SD.05: `%lazy why`, a strip and a table never tell one compile's time in two ways."""
+    """`%lazy why`, a strip and a table never tell one compile's time in two ways."""
     edges = [
         0,
         9.949,

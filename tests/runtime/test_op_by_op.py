@@ -26,7 +26,7 @@ def outputs_of(layers, x):
 
 @pytest.mark.lazy_only("begins in lazy mode")
 def test_a_mark_step_at_the_breakpoint_makes_two_graphs():
-    """S0.02: the lazy baseline, two graphs of two layers each."""
+    """The lazy baseline, two graphs of two layers each."""
     layers, x = four_layers()
     cold_start()
     lazyrt.reset_counters()
@@ -45,7 +45,7 @@ def test_a_mark_step_at_the_breakpoint_makes_two_graphs():
 
 @pytest.mark.lazy_only("begins in lazy mode")
 def test_moving_the_breakpoint_compiles_both_halves_again():
-    """S0.03: the count; the reason names what is new."""
+    """The count; the reason names what is new."""
     layers, x = four_layers()
 
     def run(stop):
@@ -68,7 +68,7 @@ def test_moving_the_breakpoint_compiles_both_halves_again():
 
 @pytest.mark.not_eager("begins in lazy mode")
 def test_a_read_runs_the_nodes_of_its_cone():
-    """S0.14: with both switches, executions are the nodes of the cone."""
+    """With both switches, executions are the nodes of the cone."""
     layers, x = four_layers()
     outputs = outputs_of(layers, x)
     before = lazyrt.counters()
@@ -84,7 +84,7 @@ def test_a_read_runs_the_nodes_of_its_cone():
 
 @pytest.mark.not_eager("begins in lazy mode")
 def test_two_reads_run_what_both_need_twice():
-    """S0.15: 8 + 6 nodes, six of them executed again; each says how often."""
+    """8 + 6 nodes, six of them executed again; each says how often."""
     layers, x = four_layers()
     outputs = outputs_of(layers, x)
     before = lazyrt.counters()
@@ -104,7 +104,7 @@ def test_two_reads_run_what_both_need_twice():
 
 @pytest.mark.not_eager("begins in lazy mode")
 def test_peeks_in_the_mode_run_each_node_once():
-    """S0.15: the memoised peek of the same two values takes eight."""
+    """The memoised peek of the same two values takes eight."""
     layers, x = four_layers()
     outputs = outputs_of(layers, x)
     expected = x.cpu()
@@ -121,7 +121,7 @@ def test_peeks_in_the_mode_run_each_node_once():
 
 @pytest.mark.not_eager("begins in lazy mode")
 def test_a_barrier_runs_each_node_and_ends_the_step():
-    """S0.14: the second switch."""
+    """The second switch."""
     layers, x = four_layers()
     outputs = outputs_of(layers, x)
     lazily = [lazyrt.materialise(output) for output in outputs]

@@ -1,4 +1,4 @@
-"""M.04: what a look is expected to take, by a clock that only work moves."""
+"""What a look is expected to take, by a clock that only work moves."""
 
 import itertools
 import json
@@ -38,7 +38,7 @@ class Clock:
 
 
 @pytest.mark.parametrize("speed", [0.1, 1, 12])
-def test_m04_after_one_look_of_a_kind_the_next_is_expected_within_a_factor_of_two(
+def test_after_one_look_of_a_kind_the_next_is_expected_within_a_factor_of_two(
     speed,
 ):
     """Kinds that take a thirtieth to thirty times their guess, on a slow and a fast machine."""
@@ -58,7 +58,7 @@ def test_m04_after_one_look_of_a_kind_the_next_is_expected_within_a_factor_of_tw
             assert span.low_ns == span.high_ns == span.ns
 
 
-def test_m04_what_is_not_known_is_a_range_of_four_times_and_the_machine_counts():
+def test_what_is_not_known_is_a_range_of_four_times_and_the_machine_counts():
     fresh = pace.expected([Part("run mm", 5, 8e6)])
     for kind in ("run add", "run exp", "run sum"):
         pace.learn([Part(kind, 5, 4e6)], 12e6)
@@ -71,7 +71,7 @@ def test_m04_what_is_not_known_is_a_range_of_four_times_and_the_machine_counts()
     assert other_size.high_ns < 3 * other_size.low_ns
 
 
-def test_m04_what_is_known_is_believed_and_the_rest_is_the_new_kinds():
+def test_what_is_known_is_believed_and_the_rest_is_the_new_kinds():
     pace.learn([Part("run known", 5, 10e6)], 40e6)
 
     pace.learn([Part("run known", 5, 10e6), Part("run new", 5, 10e6)], 240e6)
@@ -80,7 +80,7 @@ def test_m04_what_is_known_is_believed_and_the_rest_is_the_new_kinds():
     assert pace.expected([Part("run new", 5, 10e6)]).ns == pytest.approx(200e6)
 
 
-def test_m04_one_outlier_is_no_rule_and_what_a_clock_cannot_tell_is_none():
+def test_one_outlier_is_no_rule_and_what_a_clock_cannot_tell_is_none():
     part = Part("run op", 5, 10e6)
     for _ in range(3):
         pace.learn([part], 10e6)
@@ -98,7 +98,7 @@ def test_m04_one_outlier_is_no_rule_and_what_a_clock_cannot_tell_is_none():
     assert pace.expected([part]).ns < 20e6
 
 
-def test_m04_what_hardly_counts_learns_nothing_from_what_does():
+def test_what_hardly_counts_learns_nothing_from_what_does():
     """A scale of a large product tells nothing of how long a scale takes."""
     pace.learn([Part("run mm", 9, 100e6), Part("run mul", 4, 1e6)], 900e6)
 
@@ -106,13 +106,13 @@ def test_m04_what_hardly_counts_learns_nothing_from_what_does():
     assert pace.expected([Part("run mm", 9, 100e6)]).ns == pytest.approx(900e6, rel=0.1)
 
 
-def test_m04_a_pause_in_little_work_says_nothing_of_much_work():
+def test_a_pause_in_little_work_says_nothing_of_much_work():
     pace.learn([Part("run mm", 1, 20_000), Part("run overhead", 0, 60_000)], 90e6)
 
     assert pace.expected([Part("run mm", 12, 3e9)]).ns == 3e9
 
 
-def test_m04_the_first_compile_of_a_process_is_not_taken_for_its_kinds():
+def test_the_first_compile_of_a_process_is_not_taken_for_its_kinds():
     first, mm = Part("fixed first compile", 0, 150e6), Part("compile mm", 0, 20e6)
     pace.learn([first, mm], 340e6)
     afterwards = pace.expected([mm])
@@ -125,7 +125,7 @@ def test_m04_the_first_compile_of_a_process_is_not_taken_for_its_kinds():
     assert pace.expected([first]).ns == pytest.approx(600e6)
 
 
-def test_m04_later_processes_know_what_earlier_ones_learned(tmp_path):
+def test_later_processes_know_what_earlier_ones_learned(tmp_path):
     lazyrt.config.cache_dir = tmp_path
     pace.learn([Part("run op", 5, 10e6)], 70e6)
     pace.save()
@@ -153,7 +153,7 @@ def test_m04_later_processes_know_what_earlier_ones_learned(tmp_path):
         " " * (2**20 + 1),
     ],
 )
-def test_m04_a_damaged_file_or_one_of_another_version_is_not_believed(tmp_path, text):
+def test_a_damaged_file_or_one_of_another_version_is_not_believed(tmp_path, text):
     lazyrt.config.cache_dir = tmp_path
     file = _file()
     cache.write_text(file, text)
@@ -165,7 +165,7 @@ def test_m04_a_damaged_file_or_one_of_another_version_is_not_believed(tmp_path, 
     assert json.loads(file.read_text())["version"] == 2
 
 
-def test_m04_the_file_is_bounded(tmp_path, monkeypatch):
+def test_the_file_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(pace, "_MAX_FACTORS", 50)
     lazyrt.config.cache_dir = tmp_path
     for k in range(200):
@@ -186,7 +186,7 @@ def _look(build):
 
 
 @pytest.mark.not_eager("looks at what is pending")
-def test_m04_looks_of_a_kind_are_expected_within_a_factor_of_two_after_the_first(
+def test_looks_of_a_kind_are_expected_within_a_factor_of_two_after_the_first(
     monkeypatch,
 ):
     """The whole way: cost(), look(), cost() of the next, on a machine that takes its own time.
@@ -226,7 +226,7 @@ def test_m04_looks_of_a_kind_are_expected_within_a_factor_of_two_after_the_first
 
 
 @pytest.mark.not_eager("looks at what is pending")
-def test_m04_a_machine_is_timed_once_and_in_no_count(tmp_path, monkeypatch):
+def test_a_machine_is_timed_once_and_in_no_count(tmp_path, monkeypatch):
     lazyrt.config.cache_dir = tmp_path
     pace.forget()
     compiled = []
@@ -261,7 +261,7 @@ def test_m04_a_machine_is_timed_once_and_in_no_count(tmp_path, monkeypatch):
 
 
 @pytest.mark.not_eager("looks at what is pending")
-def test_m04_a_machine_that_cannot_be_timed_has_plain_guesses(monkeypatch):
+def test_a_machine_that_cannot_be_timed_has_plain_guesses(monkeypatch):
     def failing(*_, **__):
         raise RuntimeError("no compiler")
 
@@ -273,7 +273,7 @@ def test_m04_a_machine_that_cannot_be_timed_has_plain_guesses(monkeypatch):
 
 
 @pytest.mark.not_eager("looks at what is pending")
-def test_m04_an_executable_on_disk_is_expected_to_be_loaded(tmp_path):
+def test_an_executable_on_disk_is_expected_to_be_loaded(tmp_path):
     lazyrt.config.cache_dir = tmp_path
     x = torch.ones(5, 7).to("lazyrt")
     lazyrt.mark_step()

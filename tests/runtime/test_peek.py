@@ -89,7 +89,7 @@ def test_an_op_on_an_input_and_on_a_pending_value_is_one_kind():
 
 
 def test_executables_of_single_ops_are_begun_before_their_turn(peeks, monkeypatch):
-    """S2.2: XLA compiles some of a first print's kinds while Python traces the next."""
+    """XLA compiles some of a first print's kinds while Python traces the next."""
     begin, order = compiler.begin_spec, []
 
     def noted(spec, *args, **kwargs):

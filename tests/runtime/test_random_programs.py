@@ -75,7 +75,7 @@ def test_the_modes_are_those_of_the_runtime():
     assert pairs == {("lazy", "eager"), ("lazy", "opbyop"), ("eager", "opbyop")}
 
 
-def test_m_18_two_modes_that_differ_are_found_where_each_is_near_the_cpu(monkeypatch):
+def test_two_modes_that_differ_are_found_where_each_is_near_the_cpu(monkeypatch):
     """The difference of two modes is held to the bound that holds for the CPU."""
     program = Program((*START, "a.mul_(1.0)"))
     real = programs.run_lazily
@@ -99,7 +99,7 @@ def zeroed(program):
     return tensors
 
 
-def test_m_18_modes_take_turns_line_by_line():
+def test_modes_take_turns_line_by_line():
     turns = next(mode for mode in modes() if mode.turns == ("lazy", "eager"))
     found = []
     for line in (1, 2, 3):

@@ -316,7 +316,7 @@ INSPECTORS = [
 @pytest.mark.not_eager("reads what is pending")
 @pytest.mark.parametrize("file", INSPECTORS)
 def test_inspectors_get_the_plan_line_and_compute_nothing(file):
-    """U.09: an IDE's list of variables runs nothing."""
+    """An IDE's list of variables runs nothing."""
     y = torch.ones(8, 10, device=DEVICE) * 2
     fingerprint = lazyrt.pending_graph(y).fingerprint
     source = "def look(t):\n    return repr(t), str(t), f'{t}', '%s' % t\n"
@@ -410,7 +410,7 @@ def at_pdb(commands, tensor):
     ],
 )
 def test_what_is_typed_at_a_pdb_prompt_is_a_peek(typed, shown):
-    """U.08: a tensor at pdb's prompt is no step's compile."""
+    """A tensor at pdb's prompt is no step's compile."""
     y = torch.ones(2, device=DEVICE) * 2
     fingerprint = lazyrt.pending_graph(y).fingerprint
     lazyrt.reset_counters()
@@ -426,7 +426,7 @@ def test_what_is_typed_at_a_pdb_prompt_is_a_peek(typed, shown):
 
 @pytest.mark.not_eager("reads what is pending")
 def test_a_tensor_that_a_function_returns_under_pdb_costs_no_compile():
-    """U.08: pdb shows by itself what is returned, and shows it again in `where`."""
+    """pdb shows by itself what is returned, and shows it again in `where`."""
     y = torch.ones(2, device=DEVICE) * 2
     lazyrt.reset_counters()
     screen = io.StringIO()
@@ -473,7 +473,7 @@ def test_what_is_typed_into_pdbs_interpreter_is_a_peek(monkeypatch, capsys):
 
 @pytest.mark.not_eager("reads what is pending")
 def test_the_condition_of_a_breakpoint_cuts_nothing():
-    """S0.01: it is evaluated each time that its line is reached."""
+    """It is evaluated each time that its line is reached."""
     program = "def loop(t, stop):\n    stop()\n    for _ in range(4):\n        t = t + 1\n    return t\n"
     file = "/x/loop.py"
     linecache.cache[file] = (
@@ -514,7 +514,7 @@ def test_the_condition_of_a_breakpoint_cuts_nothing():
 
 @pytest.mark.not_eager("reads what is pending")
 def test_a_peek_at_a_prompt_says_its_cost_after_the_value(monkeypatch, capsys):
-    """S0.01: on one line, for what took long; a script's print says nothing."""
+    """On one line, for what took long; a script's print says nothing."""
     monkeypatch.setattr(promptcost, "WORTH_TELLING_NS", 0)
     y = torch.ones(2, device=DEVICE) * 2
 
@@ -529,7 +529,7 @@ def test_a_peek_at_a_prompt_says_its_cost_after_the_value(monkeypatch, capsys):
 
 
 def test_a_quick_peek_at_a_prompt_says_no_cost(monkeypatch):
-    """S0.01: below 50 ms nobody waits."""
+    """Below 50 ms nobody waits."""
     assert promptcost.WORTH_TELLING_NS == 50_000_000
     monkeypatch.setattr(promptcost, "WORTH_TELLING_NS", 10**12)
 

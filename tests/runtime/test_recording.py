@@ -1,4 +1,4 @@
-"""M.08: a process writes down its barriers, and is what it would be without."""
+"""A process writes down its barriers, and is what it would be without."""
 
 import errno
 import functools

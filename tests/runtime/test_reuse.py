@@ -1,4 +1,4 @@
-"""S1.11: looking with `reuse=True` runs a part of the step once; a peek leaves the step alone."""
+"""Looking with `reuse=True` runs a part of the step once; a peek leaves the step alone."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def train(look, steps=3, device=DEVICE):
 
 
 @pytest.mark.lazy_only("counts executions of steps")
-def test_s1_11_with_reuse_no_op_runs_twice_and_the_step_is_another_graph():
+def test_with_reuse_no_op_runs_twice_and_the_step_is_another_graph():
     def run(*, reuse):
         x = torch.ones(4).to(DEVICE)
         with recorded(events.GraphCaptured, events.BarrierFinished) as found:
@@ -59,7 +59,7 @@ def test_s1_11_with_reuse_no_op_runs_twice_and_the_step_is_another_graph():
     assert step != other_step
 
 
-def test_s1_11_both_ways_are_told_before_anything_runs():
+def test_both_ways_are_told_before_anything_runs():
     x = torch.ones(4).to(DEVICE)
     hidden = (x * 2).exp()
     loss = hidden.sum()
@@ -84,7 +84,7 @@ def test_s1_11_both_ways_are_told_before_anything_runs():
 
 
 @pytest.mark.lazy_only("counts executions of steps")
-def test_s1_11_training_is_the_cpus_and_compiles_as_often_as_without_looking():
+def test_training_is_the_cpus_and_compiles_as_often_as_without_looking():
     expected = train(lambda loss: loss.detach().clone(), device="cpu")
     lazyrt.reset_counters()
     train(lambda loss: None)
@@ -103,7 +103,7 @@ def test_s1_11_training_is_the_cpus_and_compiles_as_often_as_without_looking():
         torch.testing.assert_close(ours, theirs.detach(), rtol=1e-5, atol=1e-6)
 
 
-def test_s1_11_views_writes_and_random_numbers_come_out_as_without_looking():
+def test_views_writes_and_random_numbers_come_out_as_without_looking():
     def program(*, reuse):
         torch.manual_seed(5)
         weight = torch.ones(4, 4).to(DEVICE).requires_grad_()

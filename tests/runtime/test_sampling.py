@@ -1,4 +1,4 @@
-"""Random numbers that are drawn until one is accepted, and their derivatives (S2.2)."""
+"""Random numbers that are drawn until one is accepted, and their derivatives."""
 
 import numpy as np
 import pytest

@@ -646,7 +646,7 @@ def test_a_fused_step_is_one_execution():
 
 
 def test_weighted_smoothed_labels_take_no_mask():
-    """S2.2: torch selects the weights of labels that are not ignored by a mask, a cut."""
+    """torch selects the weights of labels that are not ignored by a mask, a cut."""
     labels, weight = torch.tensor([1, -100, 3, 0, 2]), torch.tensor([0.5, 2, 1, 3])
 
     def program(_, x):

@@ -41,7 +41,7 @@ def donations(run):
 
 
 def test_a_large_tensor_that_is_kept_takes_no_memory_of_its_own(monkeypatch):
-    """U.36: showing a gigabyte does not take another one."""
+    """Showing a gigabyte does not take another one."""
     monkeypatch.setattr(sharing, "_MIN_SHARED", 2**20)
     large, small = ready(512, 512), ready(4)
     before = memory.in_use()
@@ -249,7 +249,7 @@ def some_program(seed, *, keeps):
 
 @pytest.mark.parametrize("seed", thinned(range(12), 4))
 def test_random_programs_run_the_same_steps_and_keep_what_was_shown(seed):
-    """M.01: fingerprints, donations and bits, with copies kept at random places."""
+    """Fingerprints, donations and bits, with copies kept at random places."""
     cold_start()
     runs, values, _, _ = some_program(seed, keeps=False)
     cold_start()

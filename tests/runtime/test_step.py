@@ -249,7 +249,7 @@ def test_a_failing_barrier_at_the_end_of_a_good_step_is_raised(monkeypatch):
 
 
 @pytest.mark.parametrize("way", ["normal", "break", "continue", "return"])
-def test_s1_03_however_a_block_is_left_nothing_is_pending(way):
+def test_nothing_is_pending_however_a_step_ends(way):
     def run():
         for _ in range(1):
             with lazyrt.step():

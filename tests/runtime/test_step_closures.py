@@ -29,7 +29,7 @@ def work(factor=1):
 
 
 @pytest.mark.lazy_only("counts graphs and executions of steps")
-def test_s1_12_closures_run_after_the_barrier_in_order_and_share_one_execution():
+def test_closures_run_after_the_barrier_in_order_and_share_one_execution():
     seen: list[Any] = []
 
     def note(name, tensor):
@@ -47,7 +47,7 @@ def test_s1_12_closures_run_after_the_barrier_in_order_and_share_one_execution()
     assert lazyrt.counters()["executions"] == 1
 
 
-def test_s1_12_closures_run_in_the_step_that_queued_them():
+def test_closures_run_in_the_step_that_queued_them():
     seen: list[Any] = []
 
     for number in range(3):
@@ -233,7 +233,7 @@ def test_the_copies_for_closures_change_neither_compiles_nor_donation():
     assert run(closing=False) == run(closing=True)
 
 
-def test_s1_13_an_exception_reaches_the_next_barrier_with_its_traceback():
+def test_an_exception_reaches_the_next_barrier_with_its_traceback():
     def fail(_):
         raise OSError("disk full")
 
@@ -251,7 +251,7 @@ def test_s1_13_an_exception_reaches_the_next_barrier_with_its_traceback():
 
 
 @pytest.mark.parametrize("raise_at", [lazyrt.mark_step, lazyrt.wait_for_closures])
-def test_s1_13_every_mark_raises_it_once(raise_at):
+def test_every_mark_raises_the_exception_of_a_closure_once(raise_at):
     def fail():
         raise OSError("disk full")
 
@@ -265,7 +265,7 @@ def test_s1_13_every_mark_raises_it_once(raise_at):
     raise_at()
 
 
-def test_s1_13_a_slow_closure_is_named_before_training_waits_for_it(caplog):
+def test_a_slow_closure_is_named_before_training_waits_for_it(caplog):
     gate = threading.Event()
     seen: list[Any] = []
 

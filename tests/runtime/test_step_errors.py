@@ -64,7 +64,7 @@ def break_off(training, **options):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("policy", ["discard", "rollback"])
 @pytest.mark.parametrize("updates", [0, 2])
-def test_s1_04_an_in_place_update_does_not_happen(policy, optimizer, updates):
+def test_an_error_in_a_step_undoes_its_in_place_updates(policy, optimizer, updates):
     training = Training(optimizer)
     for _ in range(updates):
         training.update()
@@ -80,7 +80,7 @@ def test_s1_04_an_in_place_update_does_not_happen(policy, optimizer, updates):
 
 @pytest.mark.not_eager("drops ops that have not run")
 @pytest.mark.parametrize("policy", ["flush", "discard", "rollback"])
-def test_s1_04_training_goes_on_afterwards(policy):
+def test_training_goes_on_after_an_error_in_a_step(policy):
     training, undisturbed = Training(), Training()
     torch.manual_seed(4)
     break_off(training, on_error=policy)
@@ -95,7 +95,7 @@ def test_s1_04_training_goes_on_afterwards(policy):
     assert training.state() == undisturbed.state()
 
 
-def test_s1_04_flush_commits_the_update():
+def test_flush_commits_the_update():
     training, updated = Training(), Training()
 
     break_off(training, on_error="flush")
@@ -107,7 +107,7 @@ def test_s1_04_flush_commits_the_update():
 
 
 @pytest.mark.not_eager("drops ops that have not run")
-def test_s1_04_flush_says_that_half_a_step_was_committed():
+def test_flush_says_that_half_a_step_was_committed():
     caught = break_off(Training(), on_error="flush")
 
     (note,) = [n for n in caught.value.__notes__ if " ran as far as " in n]
@@ -115,7 +115,7 @@ def test_s1_04_flush_says_that_half_a_step_was_committed():
     assert 'step(on_error="rollback") takes them back' in note
 
 
-def test_s1_04_a_step_that_recorded_nothing_commits_nothing():
+def test_a_step_that_recorded_nothing_commits_nothing():
     with pytest.raises(ValueError, match="mine") as caught, lazyrt.step():
         raise ValueError("mine")
 
@@ -123,7 +123,7 @@ def test_s1_04_a_step_that_recorded_nothing_commits_nothing():
 
 
 @pytest.mark.parametrize("policy", ["flush", "discard", "rollback"])
-def test_s1_03_s1_04_nothing_is_pending_and_the_error_is_the_users_own(policy):
+def test_nothing_is_pending_and_the_error_is_the_users_own(policy):
     training = Training()
     lazyrt.mark_step()
 
@@ -141,7 +141,7 @@ def test_s1_03_s1_04_nothing_is_pending_and_the_error_is_the_users_own(policy):
 
 @pytest.mark.not_eager("drops ops that have not run")
 @pytest.mark.parametrize("policy", ["discard", "rollback"])
-def test_s1_04_the_dropped_graph_is_kept_for_a_post_mortem(policy):
+def test_the_dropped_graph_is_kept_for_a_post_mortem(policy):
     training = Training()
     lazyrt.mark_step()
     lazyrt.reset_counters()
@@ -155,7 +155,7 @@ def test_s1_04_the_dropped_graph_is_kept_for_a_post_mortem(policy):
     assert lazyrt.counters()["executions"] == 0
 
 
-def test_s1_04_rollback_reaches_behind_a_read_that_cut_the_step():
+def test_rollback_reaches_behind_a_read_that_cut_the_step():
     training = Training()
     training.update()
     before = training.state()

@@ -48,7 +48,7 @@ def work():
 
 @pytest.mark.not_eager("reads what is pending")
 @pytest.mark.parametrize("operation", DANGEROUS)
-def test_s1_06_each_dangerous_operation_raises_and_names_tensor_call_and_fix(operation):
+def test_each_dangerous_operation_raises_and_names_tensor_call_and_fix(operation):
     with pytest.raises(StepSyncError) as caught, lazyrt.step("train"):
         DANGEROUS[operation](work())
 
@@ -64,7 +64,7 @@ def test_s1_06_each_dangerous_operation_raises_and_names_tensor_call_and_fix(ope
 
 
 @pytest.mark.parametrize("operation", DANGEROUS)
-def test_s1_06_outside_the_block_each_of_them_works(operation):
+def test_each_dangerous_operation_works_outside_of_a_step(operation):
     with lazyrt.step():
         loss = work()
 
@@ -74,7 +74,7 @@ def test_s1_06_outside_the_block_each_of_them_works(operation):
 
 @pytest.mark.not_eager("reads what is pending")
 @pytest.mark.parametrize("operation", DANGEROUS)
-def test_s1_24_the_error_comes_at_the_guilty_line(operation):
+def test_the_error_comes_at_the_guilty_line(operation):
     function = DANGEROUS[operation]
 
     with pytest.raises(StepSyncError) as caught, lazyrt.step():
@@ -125,7 +125,7 @@ def test_a_condition_is_named_by_its_source():
 
 @pytest.mark.not_eager("reads what is pending")
 @pytest.mark.parametrize("look", [print, repr, str, lazyrt.materialise, "{}".format])
-def test_s1_06_prints_and_peeks_pass_and_disturb_nothing(look, capsys):
+def test_prints_and_peeks_pass_and_disturb_nothing(look, capsys):
     def run(*, looking):
         with lazyrt.step(), recorded(events.GraphCaptured) as found:
             loss = work()
@@ -330,7 +330,7 @@ CHECKPOINTS = {
 
 @pytest.mark.not_eager("reads what is pending")
 @pytest.mark.parametrize("way", CHECKPOINTS)
-def test_s1_06_a_checkpoint_in_a_step_names_the_tensors_as_the_program_holds_them(way):
+def test_a_checkpoint_in_a_step_names_the_tensors_as_the_program_holds_them(way):
     model, optimizer = trained()
     save = CHECKPOINTS[way]
 
@@ -352,7 +352,7 @@ def test_s1_06_a_checkpoint_in_a_step_names_the_tensors_as_the_program_holds_the
 
 
 @pytest.mark.not_eager("reads what is pending")
-def test_s1_06_an_optimizers_state_is_named_by_its_parameter():
+def test_an_optimizers_state_is_named_by_its_parameter():
     model, optimizer = trained()
 
     with config.scoped(barrier_after_optimizer=False):  # noqa: SIM117

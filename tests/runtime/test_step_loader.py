@@ -18,7 +18,7 @@ BATCHES = [torch.full((2,), float(number)) for number in range(5)]
 
 @pytest.mark.lazy_only("counts graphs and executions of steps")
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 9])
-def test_s1_07_a_loader_marks_each_batch_and_the_end(prefetch):
+def test_a_loader_marks_each_batch_and_the_end(prefetch):
     results = []
 
     with recorded(events.BarrierFinished) as found:
@@ -29,15 +29,12 @@ def test_s1_07_a_loader_marks_each_batch_and_the_end(prefetch):
     assert [event.executed for event in found] == [False] + [True] * 5
     assert lazyrt.counters()["executions"] == 5
     assert [r.tolist() for r in results] == [[2.0 * n] * 2 for n in range(5)]
-    assert (
-        found[0].site.function
-        == test_s1_07_a_loader_marks_each_batch_and_the_end.__name__
-    )
+    assert found[0].site.function == test_a_loader_marks_each_batch_and_the_end.__name__
 
 
 @pytest.mark.lazy_only("counts graphs and executions of steps")
 @pytest.mark.parametrize(("together", "executions"), [(1, 5), (2, 3), (5, 1), (7, 1)])
-def test_s1_07_batches_may_share_an_execution(together, executions):
+def test_batches_may_share_an_execution(together, executions):
     loader = lazyrt.DeviceLoader(BATCHES, batches_per_execution=together)
 
     kept = [batch * 2 for batch in loader]
@@ -48,7 +45,7 @@ def test_s1_07_batches_may_share_an_execution(together, executions):
 
 
 @pytest.mark.lazy_only("counts graphs and executions of steps")
-def test_s1_19_a_step_in_the_loop_leaves_nothing_to_the_loaders_marks():
+def test_a_step_in_the_loop_leaves_nothing_to_the_loaders_marks():
     with recorded(events.BarrierFinished) as found:
         for batch in lazyrt.DeviceLoader(BATCHES):
             with lazyrt.step():
@@ -60,7 +57,7 @@ def test_s1_19_a_step_in_the_loop_leaves_nothing_to_the_loaders_marks():
 
 
 @pytest.mark.lazy_only("counts what a barrier costs")
-def test_s1_19_a_mark_that_finds_nothing_costs_less_than_a_fiftieth_of_a_small_step():
+def test_a_mark_that_finds_nothing_costs_less_than_a_fiftieth_of_a_small_step():
     torch.manual_seed(1)
     model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(8)]).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
@@ -158,7 +155,7 @@ def leave_early(loader, *, way):
 
 @pytest.mark.not_eager("counts graphs and executions of steps")
 @pytest.mark.parametrize("way", ["break", "return"])
-def test_s1_05_work_that_a_loop_leaves_is_told_with_its_line_before_it_runs(way):
+def test_work_that_a_loop_leaves_is_told_with_its_line_before_it_runs(way):
     with recorded(events.WorkLeft, events.ExecuteStarted) as found:
         loss = leave_early(lazyrt.DeviceLoader(BATCHES), way=way)
 
@@ -172,7 +169,7 @@ def test_s1_05_work_that_a_loop_leaves_is_told_with_its_line_before_it_runs(way)
 
 
 @pytest.mark.not_eager("counts graphs and executions of steps")
-def test_s1_05_one_call_drops_it():
+def test_one_call_drops_the_work_that_a_loop_left():
     leave_early(lazyrt.DeviceLoader(BATCHES), way="break")
     loss = leave_early(lazyrt.DeviceLoader(BATCHES), way="break")
 
@@ -184,7 +181,7 @@ def test_s1_05_one_call_drops_it():
         loss.tolist()
 
 
-def test_s1_05_with_a_step_nothing_is_left():
+def test_a_loop_of_steps_leaves_no_work():
     with recorded(events.WorkLeft) as found:
         for batch in lazyrt.DeviceLoader(BATCHES):
             with lazyrt.step():
@@ -232,9 +229,7 @@ def fake_library(folder, monkeypatch):
 
 
 @pytest.mark.lazy_only("counts graphs and executions of steps")
-def test_s1_18_mark_step_works_as_a_librarys_callback_and_names_it(
-    tmp_path, monkeypatch
-):
+def test_mark_step_works_as_a_librarys_callback_and_names_it(tmp_path, monkeypatch):
     library = fake_library(tmp_path, monkeypatch)
     x = torch.ones(2).to(DEVICE)
 

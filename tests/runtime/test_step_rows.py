@@ -15,7 +15,7 @@ from tests.harness import DEVICE, cold_start, recorded
 
 
 @pytest.mark.lazy_only("counts executions of steps")
-def test_s1_01_a_mark_runs_all_live_tensors_once_and_lists_them_by_name():
+def test_a_mark_runs_all_live_tensors_once_and_lists_them_by_name():
     x = torch.ones(3).to(DEVICE)
     lazyrt.mark_step()
     with recorded(events.ExecuteStarted) as found:
@@ -47,7 +47,7 @@ class Trainer(nn.Module):
 
 @pytest.mark.lazy_only("counts graphs and executions of steps")
 @pytest.mark.parametrize("way", ["block", "method", "coroutine"])
-def test_s1_02_each_form_is_one_execution_with_its_name_and_modules(way):
+def test_each_form_is_one_execution_with_its_name_and_modules(way):
     trainer = Trainer().to(DEVICE)
     x = torch.ones(2, 3).to(DEVICE)
 
@@ -69,7 +69,7 @@ def test_s1_02_each_form_is_one_execution_with_its_name_and_modules(way):
 
 
 @pytest.mark.not_eager("counts graphs and executions of steps")
-def test_s1_02_nodes_of_a_step_know_their_module_path():
+def test_nodes_of_a_step_know_their_module_path():
     cold_start()
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU()).to(DEVICE)
 
@@ -81,7 +81,7 @@ def test_s1_02_nodes_of_a_step_know_their_module_path():
 
 
 @pytest.mark.lazy_only("counts graphs and executions of steps")
-def test_s1_15_a_step_carries_the_users_number_in_both_events():
+def test_a_step_carries_the_users_number_in_both_events():
     with recorded(events.StepStarted, events.StepFinished) as found:
         for number in range(2):
             with lazyrt.step("train", number):
@@ -129,7 +129,7 @@ def counts():
 
 @pytest.mark.lazy_only("counts graphs and executions of steps")
 @pytest.mark.slow
-def test_s1_17_before_and_after_give_equal_losses_compiles_and_executions():
+def test_before_and_after_give_equal_losses_compiles_and_executions():
     with config.scoped(barrier_after_optimizer=False):
         model, optimizer, data = example()
         before: list[float] = []
@@ -153,7 +153,7 @@ def test_s1_17_before_and_after_give_equal_losses_compiles_and_executions():
 
 
 @pytest.mark.lazy_only("counts graphs and executions of steps")
-def test_s1_10_s1_17_logging_before_the_mark_runs_the_forward_twice():
+def test_logging_before_the_mark_runs_the_forward_twice():
     with config.scoped(barrier_after_optimizer=False, read_policy="peek"):
         model, optimizer, data = example()
         with recorded(events.BarrierFinished) as found:
@@ -169,7 +169,7 @@ def test_s1_10_s1_17_logging_before_the_mark_runs_the_forward_twice():
 
 
 @pytest.mark.lazy_only("counts graphs and executions of steps")
-def test_s1_11_a_peek_leaves_the_steps_hash_and_a_barrier_changes_it():
+def test_a_peek_leaves_the_steps_hash_and_a_barrier_changes_it():
     def fingerprints(policy):
         with config.scoped(read_policy=policy), recorded(events.GraphCaptured) as found:
             loss = (torch.ones(3, device=DEVICE) * 2).sum()
@@ -191,7 +191,7 @@ def test_s1_11_a_peek_leaves_the_steps_hash_and_a_barrier_changes_it():
 
 
 @pytest.mark.lazy_only("counts graphs and executions of steps")
-def test_s1_21_a_compiled_function_in_a_step_is_one_execution():
+def test_a_compiled_function_in_a_step_is_one_execution():
     def function(x, weight):
         return torch.relu(x @ weight).sum()
 
@@ -207,7 +207,7 @@ def test_s1_21_a_compiled_function_in_a_step_is_one_execution():
 
 
 @pytest.mark.lazy_only("counts graphs and executions of steps")
-def test_s1_23_a_decorated_function_returns_lazy_tensors_that_are_computed_once():
+def test_a_decorated_function_returns_lazy_tensors_that_are_computed_once():
     @lazyrt.step()
     def function(x):
         return x * 2, [x + 1]
@@ -220,7 +220,7 @@ def test_s1_23_a_decorated_function_returns_lazy_tensors_that_are_computed_once(
 
 
 @pytest.mark.lazy_only("counts graphs and executions of steps")
-def test_s1_23_a_function_is_decorated_with_or_without_a_call():
+def test_a_function_is_decorated_with_or_without_a_call():
     @lazyrt.step
     def double(x):
         """Double."""
@@ -248,7 +248,7 @@ def test_s1_23_a_function_is_decorated_with_or_without_a_call():
 
 
 @pytest.mark.lazy_only("counts executions of steps")
-def test_s1_23_the_outputs_of_a_step_know_their_step():
+def test_the_outputs_of_a_step_know_their_step():
     @lazyrt.step("train", step_num=7)
     def train(x):
         return (x * 2).sum()
@@ -270,7 +270,7 @@ def test_s1_23_the_outputs_of_a_step_know_their_step():
 
 
 @pytest.mark.lazy_only("counts executions of steps")
-def test_s1_23_what_no_step_made_says_where_it_is_from():
+def test_what_no_step_made_says_where_it_is_from():
     x = torch.ones(2).to(DEVICE)
     y = x + 1
     assert lazyrt.origin(y) is None
@@ -290,7 +290,7 @@ def test_s1_23_what_no_step_made_says_where_it_is_from():
 
 
 @pytest.mark.not_eager("counts graphs and executions of steps")
-def test_s1_23_pending_ops_know_the_step_and_the_scopes_that_recorded_them():
+def test_pending_ops_know_the_step_and_the_scopes_that_recorded_them():
     cold_start()
     weight = torch.ones(2, device=DEVICE, requires_grad=True)
 
@@ -321,7 +321,7 @@ def test_s1_23_pending_ops_know_the_step_and_the_scopes_that_recorded_them():
     ("mode", "how"),
     [("eager", "in eager debug mode"), ("opbyop", "in op-by-op mode")],
 )
-def test_s1_23_what_a_debug_mode_made_knows_its_op_and_line(mode, how):
+def test_what_a_debug_mode_made_knows_its_op_and_line(mode, how):
     x = torch.ones(2, 3).to(DEVICE)
     with in_mode(mode):
         y = x + 1
@@ -336,10 +336,7 @@ def test_s1_23_what_a_debug_mode_made_knows_its_op_and_line(mode, how):
     assert str(origin) == (
         f"`y` f32[2,3]: computed {how} by aten.add.Tensor at {origin.site}"
     )
-    assert (
-        origin.site.function
-        == "test_s1_23_what_a_debug_mode_made_knows_its_op_and_line"
-    )
+    assert origin.site.function == "test_what_a_debug_mode_made_knows_its_op_and_line"
     more = y * half + x
     inputs = {each.name: each for each in lazyrt.input_origins(more)}
     assert inputs["y"] == origin
@@ -351,7 +348,7 @@ def test_s1_23_what_a_debug_mode_made_knows_its_op_and_line(mode, how):
 
 
 @pytest.mark.lazy_only("looks at what is pending")
-def test_s1_23_what_ran_ahead_of_its_step_knows_its_op_and_line():
+def test_what_ran_ahead_of_its_step_knows_its_op_and_line():
     x = torch.ones(2).to(DEVICE)
     loss = (x * 2).sum()
     lazyrt.materialise(loss, reuse=True)
@@ -366,7 +363,7 @@ def test_s1_23_what_ran_ahead_of_its_step_knows_its_op_and_line():
 
 
 @pytest.mark.lazy_only("counts executions of steps")
-def test_s1_23_a_tensor_that_got_earlier_data_back_names_what_made_that():
+def test_a_tensor_that_got_earlier_data_back_names_what_made_that():
     x = torch.ones(2).to(DEVICE) * 3
     lazyrt.mark_step()
     before = lazyrt.origin(x)

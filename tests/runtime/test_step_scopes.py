@@ -15,7 +15,7 @@ def work():
 
 
 @pytest.mark.not_eager("looks at what is pending")
-def test_s1_14_a_barrier_in_a_scope_fails_in_the_words_of_the_original():
+def test_a_barrier_in_a_scope_fails_in_the_words_of_the_original():
     y = work()
 
     with (  # noqa: PT012
@@ -41,7 +41,7 @@ def test_s1_14_a_barrier_in_a_scope_fails_in_the_words_of_the_original():
     assert y.tolist() == [4.0, 4.0]
 
 
-def test_s1_14_nested_scopes_are_named_by_their_path():
+def test_nested_scopes_are_named_by_their_path():
     with (
         pytest.raises(ScopeError, match=r"but it is epoch/loss\."),
         lazyrt.scope("epoch"),
@@ -50,7 +50,7 @@ def test_s1_14_nested_scopes_are_named_by_their_path():
         lazyrt.sync()
 
 
-def test_s1_14_split_ends_the_scope_before_the_barrier_and_goes_on_after_it():
+def test_split_ends_the_scope_before_the_barrier_and_goes_on_after_it():
     with (
         config.scoped(scope_policy="split"),
         recorded(events.ScopeFinished, events.BarrierFinished) as found,
@@ -90,7 +90,7 @@ def test_barriers_that_nobody_wrote_pass():
 
 @pytest.mark.not_eager("looks at what is pending")
 def test_scopes_and_modules_are_in_the_metadata_of_the_hlo():
-    """S1.14: what a scope labels can be found in the executable."""
+    """What a scope labels can be found in the executable."""
     cold_start()
     layer = torch.nn.Linear(3, 2).to(DEVICE)
     model = torch.nn.Sequential(layer)

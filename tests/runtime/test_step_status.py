@@ -1,4 +1,4 @@
-"""S1.20: what is open, queued and pending, told without changing it."""
+"""What is open, queued and pending, told without changing it."""
 
 import gc
 import threading
@@ -12,7 +12,7 @@ from tests.harness import DEVICE, recorded
 
 
 @pytest.mark.not_eager("looks at what is pending")
-def test_s1_20_everything_that_is_open_is_told():
+def test_everything_that_is_open_is_told():
     gc.collect()
     before = lazyrt.status()
     x = torch.ones(4).to(DEVICE)
@@ -29,9 +29,7 @@ def test_s1_20_everything_that_is_open_is_told():
     assert now.queued_closures == 2
     assert (now.pending_ops, now.pending_bytes) == (1, 16)
     assert now.pending_from is not None
-    assert (
-        now.pending_from.function == test_s1_20_everything_that_is_open_is_told.__name__
-    )
+    assert now.pending_from.function == test_everything_that_is_open_is_told.__name__
     assert now.live_tensors - before.live_tensors == 2
     assert now.live_bytes - before.live_bytes == 32
     assert fingerprint
@@ -39,7 +37,7 @@ def test_s1_20_everything_that_is_open_is_told():
 
 
 @pytest.mark.not_eager("looks at what is pending")
-def test_s1_20_outside_of_everything_nothing_is_open():
+def test_outside_of_everything_nothing_is_open():
     x = torch.ones(4).to(DEVICE)
     with lazyrt.step("train"):
         x.add_(1)
@@ -54,7 +52,7 @@ def test_s1_20_outside_of_everything_nothing_is_open():
 
 
 @pytest.mark.lazy_only("looks at what is pending")
-def test_s1_20_the_last_barrier_is_the_last_that_ran_something():
+def test_the_last_barrier_is_the_last_that_ran_something():
     y = torch.ones(4, device=DEVICE) * 3
     y.tolist()
     lazyrt.mark_step()
@@ -66,7 +64,7 @@ def test_s1_20_the_last_barrier_is_the_last_that_ran_something():
     assert last.tensor == "y"
 
 
-def test_s1_20_asynchronous_closures_are_told_with_their_age():
+def test_asynchronous_closures_are_told_with_their_age():
     gate = threading.Event()
     for _ in range(3):
         lazyrt.add_step_closure(lambda: gate.wait(30), run_async=True)
@@ -81,7 +79,7 @@ def test_s1_20_asynchronous_closures_are_told_with_their_age():
     assert lazyrt.status().async_closures == 0
 
 
-def test_s1_20_looking_disturbs_nothing():
+def test_looking_disturbs_nothing():
     kept = []
 
     def run(*, looking):
@@ -97,7 +95,7 @@ def test_s1_20_looking_disturbs_nothing():
 
 
 @pytest.mark.lazy_only("looks at what is pending")
-def test_s1_10_work_that_ran_twice_is_told_with_its_tensor_line_and_time():
+def test_work_that_ran_twice_is_told_with_its_tensor_line_and_time():
     with recorded(events.BarrierFinished) as found, lazyrt.step():
         x = torch.ones(4, device=DEVICE)
         loss = ((x * 2).exp() + 1).sum()
@@ -107,14 +105,14 @@ def test_s1_10_work_that_ran_twice_is_told_with_its_tensor_line_and_time():
     (barrier,) = found
     (repeat,) = barrier.repeats
     assert repeat.tensor == "loss"
-    assert repeat.site.function.startswith("test_s1_10_work_that_ran_twice")
+    assert repeat.site.function.startswith("test_work_that_ran_twice")
     assert repeat.nodes == 5
     assert barrier.nodes == 6
     assert repeat.duration_ns > 0
 
 
 @pytest.mark.lazy_only("looks at what is pending")
-def test_s1_10_each_op_counts_for_the_first_look_that_ran_it():
+def test_each_op_counts_for_the_first_look_that_ran_it():
     with recorded(events.BarrierFinished) as found, lazyrt.step():
         a = torch.ones(4, device=DEVICE) * 2
         repr(a)
@@ -126,7 +124,7 @@ def test_s1_10_each_op_counts_for_the_first_look_that_ran_it():
 
 
 @pytest.mark.lazy_only("looks at what is pending")
-def test_s1_10_what_only_the_look_needed_did_not_run_twice():
+def test_what_only_the_look_needed_did_not_run_twice():
     with recorded(events.BarrierFinished) as found, lazyrt.step():
         a = torch.ones(4, device=DEVICE) * 2
         lazyrt.materialise(a.exp())
@@ -135,7 +133,7 @@ def test_s1_10_what_only_the_look_needed_did_not_run_twice():
 
 
 @pytest.mark.lazy_only("looks at what is pending")
-def test_s1_10_a_step_without_looks_and_a_barrier_by_a_read_repeat_nothing():
+def test_a_step_without_looks_and_a_barrier_by_a_read_repeat_nothing():
     with recorded(events.BarrierFinished) as found:
         with lazyrt.step():
             a = torch.ones(4, device=DEVICE) * 2

@@ -27,14 +27,14 @@ def step(size=3):
 
 
 @pytest.mark.lazy_only("counts graphs and executions of steps")
-def test_p_42_counts_that_are_right_pass():
+def test_counts_that_are_right_pass():
     with assert_compiles(1), assert_executions(2):
         step()
         step()
 
 
 @pytest.mark.lazy_only("counts graphs and executions of steps")
-def test_p_42_wrong_compiles_are_told_with_their_reasons():
+def test_wrong_compiles_are_told_with_their_reasons():
     step(3)
 
     with pytest.raises(AssertionError) as caught, assert_compiles(0):  # noqa: PT012
@@ -48,7 +48,7 @@ def test_p_42_wrong_compiles_are_told_with_their_reasons():
 
 
 @pytest.mark.lazy_only("counts graphs and executions of steps")
-def test_p_42_wrong_executions_are_told_with_cause_and_line():
+def test_wrong_executions_are_told_with_cause_and_line():
     line = caller_line() + 4
 
     with pytest.raises(AssertionError) as caught, assert_executions(1):  # noqa: PT012
@@ -64,7 +64,7 @@ def test_p_42_wrong_executions_are_told_with_cause_and_line():
 
 
 @pytest.mark.not_eager("counts graphs and executions of steps")
-def test_p_42_what_is_still_pending_is_named():
+def test_what_is_still_pending_is_named():
     with (
         pytest.raises(AssertionError, match="2 ops still pending"),
         assert_executions(1),
@@ -74,7 +74,7 @@ def test_p_42_what_is_still_pending_is_named():
     assert lazyrt.is_pending(y)
 
 
-def test_p_42_prints_and_peeks_do_not_count():
+def test_prints_and_peeks_do_not_count():
     with assert_compiles(0), assert_executions(0):
         y = torch.ones(3, device=DEVICE) * 2
         repr(y)
@@ -82,7 +82,7 @@ def test_p_42_prints_and_peeks_do_not_count():
 
 
 @pytest.mark.lazy_only("counts graphs and executions of steps")
-def test_p_42_an_executable_from_disk_counts_as_a_new_graph(tmp_path):
+def test_an_executable_from_disk_counts_as_a_new_graph(tmp_path):
     lazyrt.config.cache_dir = tmp_path
 
     for _ in range(2):
@@ -93,14 +93,14 @@ def test_p_42_an_executable_from_disk_counts_as_a_new_graph(tmp_path):
     assert lazyrt.counters()["disk_hits"] == 1
 
 
-def test_p_42_an_error_of_the_block_goes_first():
+def test_an_error_of_the_block_goes_first():
     with pytest.raises(ZeroDivisionError), assert_compiles(5), assert_executions(5):
         raise ZeroDivisionError
 
 
 @pytest.mark.parametrize("helper", [assert_compiles, assert_executions])
 @pytest.mark.parametrize("count", [-1, 1.5, True, None])
-def test_p_42_counts_are_whole_numbers(helper, count):
+def test_counts_are_whole_numbers(helper, count):
     with (
         pytest.raises(UsageError, match=rf"{helper.__name__}\(\) got {count}"),
         helper(count),
@@ -108,7 +108,7 @@ def test_p_42_counts_are_whole_numbers(helper, count):
         pass
 
 
-def test_p_09_known_graphs_run_inside_frozen():
+def test_known_graphs_run_inside_frozen():
     step()
 
     with frozen():
@@ -116,7 +116,7 @@ def test_p_09_known_graphs_run_inside_frozen():
 
 
 @pytest.mark.lazy_only("counts graphs and executions of steps")
-def test_p_09_a_new_graph_raises_with_its_cause_and_nothing_is_lost():
+def test_a_new_graph_raises_with_its_cause_and_nothing_is_lost():
     step(3)
 
     with pytest.raises(FrozenError) as caught, frozen():  # noqa: PT012
@@ -132,7 +132,7 @@ def test_p_09_a_new_graph_raises_with_its_cause_and_nothing_is_lost():
 
 
 @pytest.mark.lazy_only("counts graphs and executions of steps")
-def test_p_09_an_executable_on_disk_is_new_too(tmp_path):
+def test_an_executable_on_disk_is_new_too(tmp_path):
     lazyrt.config.cache_dir = tmp_path
     step()
     cold_start()
@@ -141,7 +141,7 @@ def test_p_09_an_executable_on_disk_is_new_too(tmp_path):
         step()
 
 
-def test_p_09_looking_is_allowed_inside_frozen():
+def test_looking_is_allowed_inside_frozen():
     y = torch.ones(3, device=DEVICE) * 2
 
     with frozen():
@@ -149,7 +149,7 @@ def test_p_09_looking_is_allowed_inside_frozen():
 
 
 @pytest.mark.lazy_only("counts graphs and executions of steps")
-def test_p_09_frozen_ends_with_its_block_and_nests():
+def test_frozen_ends_with_its_block_and_nests():
     with frozen():
         with frozen():
             pass

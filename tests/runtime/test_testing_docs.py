@@ -1,4 +1,4 @@
-"""P.42, P.09: the helpers in a project of its own, as docs/testing.md has it."""
+"""The helpers in a project of its own, as docs/testing.md has it."""
 
 import os
 import re
