@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lazyrt.errors import UsageError
-from lazyrt.execution import cache, cache_index, compiler
+from lazyrt.execution import cache, compiler
 from lazyrt.execution.census import census
 from lazyrt.observe.numbers import duration_text, plural, size_text
 from lazyrt.observe.readable import Readable
@@ -89,7 +89,7 @@ def cached(limit: int | None = None) -> tuple[CachedExecutable, ...]:
     held = compiler.held()
     found = []
     files = _files(held, limit)
-    known = cache_index.facts_of(files, is_all=limit is None)
+    known = cache.facts_of(files, is_all=limit is None)
     for file in files:
         memory = held.pop(file.digest, None) if file.is_usable else None
         found.append(_entry(now, file.digest, file, known[file.path], memory))
