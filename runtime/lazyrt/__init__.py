@@ -68,7 +68,7 @@ from lazyrt.api import (
 )
 from lazyrt.config import config
 from lazyrt.control.automatic import optimizer_step
-from lazyrt.control.closures import add_step_closure
+from lazyrt.control.closures import add_step_closure, wait_for_closures
 from lazyrt.control.dynamo import dynamo_backend
 from lazyrt.control.live_listing import LiveReport
 from lazyrt.control.loader import DeviceLoader
@@ -76,7 +76,6 @@ from lazyrt.control.rollback import discard_pending, discarded_graph
 from lazyrt.control.scopes import scope
 from lazyrt.control.status import status
 from lazyrt.control.step import step
-from lazyrt.control.worker import wait_for_closures
 from lazyrt.errors import LazyRuntimeError
 from lazyrt.execution.frozen import frozen
 from lazyrt.execution.inspection import Inspection

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lazyrt.control import closures, worker
+from lazyrt.control import closures
 from lazyrt.execution import watcher
 from lazyrt.execution.executor import pending_roots
 from lazyrt.ir import active
@@ -101,8 +101,8 @@ def status() -> Status:
         live_tensors=len(live),
         live_bytes=sum(tensor.nbytes for tensor in live),
         queued_closures=closures.queued(),
-        async_closures=worker.depth(),
-        async_age_ns=worker.oldest_ns(),
+        async_closures=closures.asynchronous_depth(),
+        async_age_ns=closures.asynchronous_age_ns(),
         in_flight=watcher.in_flight(),
         last_barrier=_last_barrier,
     )
