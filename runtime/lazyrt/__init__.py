@@ -78,9 +78,9 @@ from lazyrt.control.status import status
 from lazyrt.control.step import step
 from lazyrt.errors import LazyRuntimeError
 from lazyrt.execution.frozen import frozen
+from lazyrt.execution.graph import Graph
 from lazyrt.execution.inspection import Inspection
 from lazyrt.frontend.tracing import watch_tracing
-from lazyrt.ir.graph import Graph
 from lazyrt.lowering.registry import lowers
 from lazyrt.observe.events import subscribe
 from lazyrt.observe.live_report import LiveTensor

@@ -24,6 +24,7 @@ from lazyrt.execution import (
 from lazyrt.execution.census import CompiledGraph, census
 from lazyrt.execution.dumps import FORMS, DumpForm, dump
 from lazyrt.execution.executor import clear_plans, pending_roots
+from lazyrt.execution.graph import Graph
 from lazyrt.execution.inspection import Inspection
 from lazyrt.execution.node_values import NodeValues
 from lazyrt.execution.node_values import node_values as run_nodes
@@ -41,7 +42,6 @@ from lazyrt.frontend.callsite import user_call
 from lazyrt.frontend.names import names_of_buffers, set_elsewhere
 from lazyrt.frontend.provenance import running_cell, user_site
 from lazyrt.frontend.torch_compat import DEVICE_TYPE, is_lazy
-from lazyrt.ir.graph import Graph
 from lazyrt.ir.live import lock, pending
 from lazyrt.observe import events, live_report
 from lazyrt.observe.metrics import Counters, metrics

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from lazyrt.errors import UsageError
 from lazyrt.execution.executor import pending_roots
 from lazyrt.execution.frozen import frozen
-from lazyrt.ir.graph import Graph
+from lazyrt.execution.graph import Graph
 from lazyrt.observe import events
 from lazyrt.observe.events import BarrierFinished, CompileFinished, Event
 

@@ -876,7 +876,7 @@ def test_a_result_takes_the_memory_of_what_it_overwrites() -> None:
             optimizer.zero_grad()
             layers(x).square().mean().backward()
             optimizer.step()
-    text = executor.executable_of(graphs[-1].fingerprint).as_text()
+    text = compiler.executable_of(graphs[-1].fingerprint).as_text()
     head, entry = text[: text.index("\n")], text[text.index("ENTRY") :]
 
     overwritten = 3 * len(list(layers.parameters()))  # each with two moments

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from lazyrt.control.live_rows import LiveRow
-    from lazyrt.ir.graph import Graph
+    from lazyrt.execution.graph import Graph
     from lazyrt.ir.node import Node, Value
     from lazyrt.ir.snapshot import Name
     from lazyrt.observe.events import Site

@@ -30,8 +30,8 @@ from lazyrt.observe.numbers import size_text
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from lazyrt.execution.graph import Graph
     from lazyrt.execution.holdings import Holding
-    from lazyrt.ir.graph import Graph
     from lazyrt.ir.node import Value
     from lazyrt.ir.snapshot import Name
     from lazyrt.observe.events import Site

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from lazyrt.control import closures
 from lazyrt.execution import watcher
 from lazyrt.execution.executor import pending_roots
+from lazyrt.execution.graph import Graph
 from lazyrt.ir import active
-from lazyrt.ir.graph import Graph
 from lazyrt.ir.live import lock
 from lazyrt.ir.node import nbytes_of
 from lazyrt.observe import events, live_report

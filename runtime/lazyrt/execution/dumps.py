@@ -11,7 +11,7 @@ from lazyrt import jax_compat
 from lazyrt.errors import UsageError
 from lazyrt.execution import compiler
 from lazyrt.execution.dot import to_dot
-from lazyrt.ir.graph import Graph
+from lazyrt.execution.graph import Graph
 from lazyrt.lowering.emit import (
     argument_types,
     emit_text,

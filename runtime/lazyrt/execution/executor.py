@@ -245,14 +245,6 @@ def donated_inputs() -> frozenset[int]:
         return frozenset(_donated(_collect()[2]))
 
 
-def executable_of(fingerprint: str) -> Any:
-    """Return the executable that runs a known step graph; None for an unknown one."""
-    with lock:
-        plans = (p for p in _plans.values() if p.graph.fingerprint == fingerprint)
-        plan = next(plans, None)
-        return None if plan is None else plan.executable
-
-
 def clear_plans() -> None:
     """Forget which executable belongs to which values: the next step is found by fingerprint."""
     _plans.clear()

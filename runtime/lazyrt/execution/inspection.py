@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
     import torch
 
+    from lazyrt.execution.graph import Graph
     from lazyrt.execution.looking import Look
     from lazyrt.execution.not_finite import NotFinite
-    from lazyrt.ir.graph import Graph
     from lazyrt.ir.node import Leaf, Node, Value
     from lazyrt.ir.snapshot import Name
     from lazyrt.observe.events import Site
