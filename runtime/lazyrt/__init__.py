@@ -78,7 +78,7 @@ from lazyrt.control.status import status
 from lazyrt.control.step import step
 from lazyrt.errors import LazyRuntimeError
 from lazyrt.execution.frozen import frozen
-from lazyrt.execution.graph import Graph
+from lazyrt.execution.graph import Computation, Graph
 from lazyrt.execution.inspection import Inspection
 from lazyrt.frontend.tracing import watch_tracing
 from lazyrt.lowering.registry import lowers
@@ -87,7 +87,7 @@ from lazyrt.observe.live_report import LiveTensor
 from lazyrt.observe.metrics import watch_executions
 
 __all__ = [
-    "DeviceLoader", "Graph", "Inspection", "LazyRuntimeError", "LiveReport", "LiveTensor", "activity", "add_step_closure",
+    "Computation", "DeviceLoader", "Graph", "Inspection", "LazyRuntimeError", "LiveReport", "LiveTensor", "activity", "add_step_closure",
     "background_flush", "begin_cell", "cached_executables", "clear_caches", "compiled_graphs", "config", "counters",
     "device", "discard_pending", "discarded_graph", "drop_executables", "dump_graphs", "dynamo_backend", "eager_mode", "eager_module",
     "enable_eager_execution", "errors", "explain", "fallback", "frozen", "graph_of_step",
