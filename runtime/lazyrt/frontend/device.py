@@ -41,13 +41,14 @@ from lazyrt.frontend.derivatives import DIFFERENTIATED
 from lazyrt.frontend.factorisations import FACTORISATIONS
 from lazyrt.frontend.fallback import run_on_cpu
 from lazyrt.frontend.kernels import (
+    VIEW_OPS,
     find_pure,
     functional_kernel,
     in_place_kernel,
+    view_kernel,
 )
 from lazyrt.frontend.outs import out_kernel
 from lazyrt.frontend.repeats import allowing_repeats
-from lazyrt.frontend.views import VIEW_OPS, view_kernel
 from lazyrt.lowering.registry import rule_for
 from lazyrt.lowering.spec import forget_specs
 from lazyrt.observe import events
