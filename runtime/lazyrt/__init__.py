@@ -71,19 +71,19 @@ from lazyrt.control.automatic import optimizer_step
 from lazyrt.control.closures import add_step_closure, wait_for_closures
 from lazyrt.control.dynamo import dynamo_backend
 from lazyrt.control.live_listing import LiveReport
+from lazyrt.control.live_tensors import LiveTensor
 from lazyrt.control.loader import DeviceLoader
 from lazyrt.control.rollback import discard_pending, discarded_graph
 from lazyrt.control.scopes import scope
 from lazyrt.control.status import status
 from lazyrt.control.step import step
 from lazyrt.errors import LazyRuntimeError
-from lazyrt.execution.frozen import frozen
+from lazyrt.execution.cache_miss import frozen
 from lazyrt.execution.graph import Computation, Graph
 from lazyrt.execution.inspection import Inspection
 from lazyrt.frontend.tracing import watch_tracing
 from lazyrt.lowering.registry import lowers
 from lazyrt.observe.events import subscribe
-from lazyrt.observe.live_report import LiveTensor
 from lazyrt.observe.metrics import watch_executions
 
 __all__ = [

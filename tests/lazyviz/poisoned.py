@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import lazyviz
-from lazyrt.execution.cached import CachedExecutable
+from lazyrt.execution.executables import CachedExecutable
 from lazyrt.execution.node_values import Lifetime
 from lazyviz.documents import tour
 from lazyviz.documents.notebook import Output

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lazyrt.control import closures
+from lazyrt.control.live_tensors import live_tensors
 from lazyrt.execution import watcher
 from lazyrt.execution.executor import pending_roots
 from lazyrt.execution.graph import Graph
 from lazyrt.ir import active
 from lazyrt.ir.live import lock
 from lazyrt.ir.node import nbytes_of
-from lazyrt.observe import events, live_report
+from lazyrt.observe import events
 from lazyrt.observe.numbers import plural, size_text
 from lazyrt.observe.readable import Readable
 
@@ -90,7 +91,7 @@ def status() -> Status:
     with lock:
         roots = pending_roots()
         graph = Graph(roots)
-        live = live_report.live_tensors()
+        live = live_tensors()
     sites = (node.provenance.site for node in graph.nodes)
     return Status(
         steps=tuple(step.name or "" for step in active.steps()),

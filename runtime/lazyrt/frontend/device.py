@@ -8,7 +8,7 @@ import torch
 
 from lazyrt.config import config
 from lazyrt.execution import forks, memory, op_by_op, watcher
-from lazyrt.execution.budget import keep_within_budget
+from lazyrt.execution.executables import keep_within_budget
 from lazyrt.execution.executor import barrier, clear_plans, on_crowded
 from lazyrt.execution.looking import WHOLE
 from lazyrt.execution.peek import forget_slices
