@@ -17,7 +17,7 @@ import lazyrt
 from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import FrozenError, LazyRuntimeError
-from lazyrt.execution import compiler, executor, forecast, watcher
+from lazyrt.execution import compiler, cost_model, executor, watcher
 from lazyrt.execution.executor import barrier
 from lazyrt.frontend.buffers import state_of
 from lazyrt.ir import live
@@ -276,7 +276,7 @@ def test_watching_a_peek_keeps_no_large_result(monkeypatch):
         tokens.append(token)
 
     monkeypatch.setattr(watcher, "watch", watch)
-    monkeypatch.setattr(forecast, "slice_is_cheaper", lambda cone: False)
+    monkeypatch.setattr(cost_model, "slice_is_cheaper", lambda cone: False)
     lazyrt.materialise(x * 3)
 
     assert [token.nbytes for token in tokens] == [1]
