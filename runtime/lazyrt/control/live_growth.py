@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from lazyrt.control.keeping import line_of_keeping
+from lazyrt.control.append_site import line_of_keeping
 from lazyrt.control.live_rows import COLLECTIONS, Growth, Waiting
 from lazyrt.frontend.holders import AUTOGRAD, BACKWARD_OF
 from lazyrt.ir.cones import nodes_under

@@ -13,7 +13,7 @@ import torch
 
 from lazyrt.config import config
 from lazyrt.control.rollback import Undo
-from lazyrt.control.untouched import Untouched, apart
+from lazyrt.control.state_guard import StateGuard, apart
 from lazyrt.errors import StepSyncError, UsageError
 from lazyrt.execution import undo
 from lazyrt.execution.graph import Graph
@@ -99,7 +99,7 @@ def rehearse(
             scalars.unnoticed(),
             _drawing_nothing(),
             unobserved(),
-            Untouched(function, (arguments, options)),
+            StateGuard(function, (arguments, options)),
         ):
             own, named = apart((arguments, options))
             return _recorded(function(*own, **named), name)

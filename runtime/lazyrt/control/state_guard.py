@@ -71,7 +71,7 @@ def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
     return found
 
 
-class Untouched(Closing):
+class StateGuard(Closing):
     """The modules and tensors that a call reaches, in `with`: as they were at its end.
 
     Args:
