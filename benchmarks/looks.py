@@ -14,7 +14,7 @@ from torch import nn
 import lazyrt
 from benchmarks import machine
 from benchmarks.report import Cell, Goal, Report, Table
-from lazyrt.execution import pace
+from lazyrt.execution import cost_model
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -63,7 +63,7 @@ def run(_options: Namespace) -> Report:
     before = lazyrt.config.cache_dir
     with tempfile.TemporaryDirectory() as folder:
         lazyrt.config.cache_dir = Path(folder)
-        pace.forget()
+        cost_model.forget()
         try:
             rounds = [
                 ("nothing known, nothing compiled", _round(0)),
@@ -73,7 +73,7 @@ def run(_options: Namespace) -> Report:
             ]
         finally:
             lazyrt.config.cache_dir = before
-            pace.forget()
+            cost_model.forget()
     tables = [
         Table(title, _COLUMNS, [_row(each) for each in seen]) for title, seen in rounds
     ]

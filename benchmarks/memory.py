@@ -55,7 +55,7 @@ def lazy_peak() -> tuple[int, int, int]:
     from benchmarks import bert, devices
     from benchmarks.jax_steps import live_bytes
     from lazyrt.config import config
-    from lazyrt.execution import executor
+    from lazyrt.execution import compiler
     from lazyrt.observe import events
 
     gc.collect()
@@ -72,7 +72,7 @@ def lazy_peak() -> tuple[int, int, int]:
         with lazyrt.subscribe(captured.append, events.GraphCaptured):
             lazyrt.mark_step()
     del loss
-    executable = executor.executable_of(captured[0].fingerprint)
+    executable = compiler.executable_of(captured[0].fingerprint)
     return _parts(before, executable.memory_analysis())
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
 _TENSOR = ("torch", "Tensor")
-_GRAPH = ("lazyrt.ir.graph", "Graph")
+_GRAPH = ("lazyrt.execution.graph", "Graph")
 _PLAN = "<lazyrt "
 _MAX_STATISTICS = 10_000_000
 _MAX_LISTED_OPS = 60

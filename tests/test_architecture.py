@@ -169,6 +169,11 @@ def test_the_product_gets_no_more_tangled_and_no_larger():
     assert ratchets.risen(ratchets.figures(), ratchets.committed()) == []
 
 
+def test_no_two_modules_of_the_runtime_import_each_other():
+    """Imports in functions and for types count."""
+    assert [group for group in ratchets.circles() if "lazyrt" in group[0]] == []
+
+
 def test_what_rises_is_named():
     most = {"circles": [["a", "b", "c"]], "internals": ["x: lazyrt.ir.node.Node"]}
     now = {

@@ -68,27 +68,26 @@ from lazyrt.api import (
 )
 from lazyrt.config import config
 from lazyrt.control.automatic import optimizer_step
-from lazyrt.control.closures import add_step_closure
+from lazyrt.control.closures import add_step_closure, wait_for_closures
 from lazyrt.control.dynamo import dynamo_backend
 from lazyrt.control.live_listing import LiveReport
+from lazyrt.control.live_tensors import LiveTensor
 from lazyrt.control.loader import DeviceLoader
 from lazyrt.control.rollback import discard_pending, discarded_graph
 from lazyrt.control.scopes import scope
 from lazyrt.control.status import status
 from lazyrt.control.step import step
-from lazyrt.control.worker import wait_for_closures
 from lazyrt.errors import LazyRuntimeError
-from lazyrt.execution.frozen import frozen
+from lazyrt.execution.cache_miss import frozen
+from lazyrt.execution.graph import Computation, Graph
 from lazyrt.execution.inspection import Inspection
 from lazyrt.frontend.tracing import watch_tracing
-from lazyrt.ir.graph import Graph
 from lazyrt.lowering.registry import lowers
 from lazyrt.observe.events import subscribe
-from lazyrt.observe.live_report import LiveTensor
 from lazyrt.observe.metrics import watch_executions
 
 __all__ = [
-    "DeviceLoader", "Graph", "Inspection", "LazyRuntimeError", "LiveReport", "LiveTensor", "activity", "add_step_closure",
+    "Computation", "DeviceLoader", "Graph", "Inspection", "LazyRuntimeError", "LiveReport", "LiveTensor", "activity", "add_step_closure",
     "background_flush", "begin_cell", "cached_executables", "clear_caches", "compiled_graphs", "config", "counters",
     "device", "discard_pending", "discarded_graph", "drop_executables", "dump_graphs", "dynamo_backend", "eager_mode", "eager_module",
     "enable_eager_execution", "errors", "explain", "fallback", "frozen", "graph_of_step",

@@ -14,16 +14,17 @@ from lazyrt.control.closures import waiting_arguments
 from lazyrt.errors import LostValueError, UsageError
 from lazyrt.execution import (
     cache,
-    cached,
+    cache_miss,
     compiler,
+    executables,
     hooks,
     late_checks,
-    newgraphs,
     watcher,
 )
 from lazyrt.execution.census import CompiledGraph, census
 from lazyrt.execution.dumps import FORMS, DumpForm, dump
 from lazyrt.execution.executor import clear_plans, pending_roots
+from lazyrt.execution.graph import Graph
 from lazyrt.execution.inspection import Inspection
 from lazyrt.execution.node_values import NodeValues
 from lazyrt.execution.node_values import node_values as run_nodes
@@ -41,9 +42,8 @@ from lazyrt.frontend.callsite import user_call
 from lazyrt.frontend.names import names_of_buffers, set_elsewhere
 from lazyrt.frontend.provenance import running_cell, user_site
 from lazyrt.frontend.torch_compat import DEVICE_TYPE, is_lazy
-from lazyrt.ir.graph import Graph
 from lazyrt.ir.live import lock, pending
-from lazyrt.observe import events, live_report
+from lazyrt.observe import events
 from lazyrt.observe.metrics import Counters, metrics
 from lazyrt.observe.series import PERCENTILES
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from lazyrt.execution.cached import CachedExecutable
+    from lazyrt.execution.executables import CachedExecutable
     from lazyrt.execution.looking import Look
     from lazyrt.execution.why.causes import Explanation
     from lazyrt.frontend.reuse import ReuseChoice
@@ -63,16 +63,16 @@ _device.register()
 automatic.install()
 modes.install()
 dynamo.install()
-newgraphs.set_namer(names_of_buffers)
+cache_miss.set_namer(names_of_buffers)
 set_elsewhere(waiting_arguments)
-newgraphs.set_cell(running_cell)
+cache_miss.set_cell(running_cell)
 recording.begin_from_environment()
 
 mark_step = marks.mark_step
 sync = marks.mark_step
 wait = late_checks.wait
 in_flight = watcher.in_flight
-live_tensors = live_report.live_tensors
+live_tensors = live.live_tensors
 live_tensors_report = live.live_tensors_report
 activity = record.activity
 snapshot = reads.snapshot
@@ -349,7 +349,7 @@ def cached_executables(limit: int | None = None) -> tuple[CachedExecutable, ...]
             "a whole number, or None for all of them."
         )
     with lock:
-        return cached.cached(limit)
+        return executables.list_executables(limit)
 
 
 def drop_executables(
@@ -373,9 +373,9 @@ def drop_executables(
             "ways, so nothing was dropped. Give one of them."
         )
     with lock:
-        entries = cached.chosen(key, unused_s)
+        entries = executables.chosen(key, unused_s)
         if entries:
-            cached.drop(entries)
+            executables.drop(entries)
             clear_plans()
             forget_slices()
         return entries

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from lazyrt.observe.events import Site
+    from lazyrt.observe.source_location import Site
 
 
 class LazyRuntimeError(RuntimeError):

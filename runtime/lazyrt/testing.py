@@ -24,9 +24,9 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from lazyrt.errors import UsageError
+from lazyrt.execution.cache_miss import frozen
 from lazyrt.execution.executor import pending_roots
-from lazyrt.execution.frozen import frozen
-from lazyrt.ir.graph import Graph
+from lazyrt.execution.graph import Graph
 from lazyrt.observe import events
 from lazyrt.observe.events import BarrierFinished, CompileFinished, Event
 

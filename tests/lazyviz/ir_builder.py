@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from lazyrt.ir.graph import Graph
+from lazyrt import Graph
 from lazyrt.ir.node import BackwardOf, Leaf, Node, Op, Provenance, Value
 from lazyrt.observe.events import Site
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import nbformat
 
 import lazyviz
-from lazyrt.execution.cached import CachedExecutable
+from lazyrt.execution.executables import CachedExecutable
 from lazyrt.execution.node_values import Lifetime
 from lazyviz.documents import tour
 from lazyviz.foreign.metrics import Behind, Call

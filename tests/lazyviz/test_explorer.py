@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import lazyrt
-from lazyrt.execution import pace
+from lazyrt.execution import cost_model
 from lazyviz.inspection.explorer import Explorer
 from lazyviz.inspection.protocol import RequestError
 from lazyviz.inspection.subjects import pending_subject, subject_of
@@ -61,13 +61,13 @@ def test_the_machine_is_timed_once_the_page_is_open_and_not_by_the_first_click(
     explorer,
 ):
     before = lazyrt.pending_graph().fingerprint, lazyrt.counters()
-    pace.forget()
+    cost_model.forget()
     replies = explorer.handle({"kind": "hello"})
 
     assert next(replies)["kind"] == "ready"
-    assert not pace.is_calibrated()  # the page has its answer first
+    assert not cost_model.is_calibrated()  # the page has its answer first
     assert list(replies) == []
-    assert pace.is_calibrated()
+    assert cost_model.is_calibrated()
     assert (lazyrt.pending_graph().fingerprint, lazyrt.counters()) == before
 
 

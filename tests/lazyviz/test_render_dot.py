@@ -2,7 +2,7 @@ import subprocess
 
 import pytest
 
-from lazyrt.ir.graph import Graph
+from lazyrt import Graph
 from lazyviz.render.dot import to_dot
 from lazyviz.render.model import Box, DrawGraph, draw_graph
 from tests.lazyviz.ir_builder import Builder, data, perceptron

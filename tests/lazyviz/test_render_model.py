@@ -1,4 +1,4 @@
-from lazyrt.ir.graph import Graph
+from lazyrt import Graph
 from lazyviz.render.model import BACKWARD, draw_graph
 from tests.lazyviz.ir_builder import Builder, data, perceptron
 

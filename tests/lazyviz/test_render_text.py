@@ -1,6 +1,6 @@
 import pytest
 
-from lazyrt.ir.graph import Graph
+from lazyrt import Graph
 from lazyviz.render import text
 from lazyviz.render.strip import Barrier, Fallback, Strip, strip_parts, strip_text
 from tests.lazyviz.ir_builder import Builder, data, perceptron

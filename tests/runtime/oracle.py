@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from lazyrt import jax_compat
-from lazyrt.lowering.context import Aval
+from lazyrt.lowering.avals import Aval
+from lazyrt.lowering.context import evaluate
 from lazyrt.lowering.dtypes import to_jax_dtype, to_torch_dtype
-from lazyrt.lowering.evaluate import evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

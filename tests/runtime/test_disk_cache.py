@@ -9,7 +9,7 @@ import torch
 import lazyrt
 from lazyrt.config import config
 from lazyrt.errors import UsageError
-from lazyrt.execution import cache, cache_index
+from lazyrt.execution import cache
 from tests.harness import DEVICE, cold_start, run_python
 
 DAY_S = 86_400
@@ -203,11 +203,11 @@ def test_a_damaged_index_is_passed_over_and_mended(folder, text):
 
 
 def test_an_index_that_nobody_lists_does_not_grow_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache_index, "_MAX_BYTES", 600)
+    monkeypatch.setattr(cache, "_MAX_INDEX_BYTES", 600)
 
     for number in range(20):
         path = tmp_path / "ab" / f"ab{number}.xla"
-        cache_index.note(path, 1, cache.Facts(holds="x" * 100))
+        cache._note(path, 1, cache.Facts(holds="x" * 100))
 
     assert 0 < (tmp_path / cache.INDEX).stat().st_size < 1_000
 

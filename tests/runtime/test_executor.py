@@ -17,7 +17,7 @@ import lazyrt
 from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import FrozenError, LazyRuntimeError
-from lazyrt.execution import compiler, executor, forecast, watcher
+from lazyrt.execution import compiler, cost_model, executor, watcher
 from lazyrt.execution.executor import barrier
 from lazyrt.frontend.buffers import state_of
 from lazyrt.ir import live
@@ -276,7 +276,7 @@ def test_watching_a_peek_keeps_no_large_result(monkeypatch):
         tokens.append(token)
 
     monkeypatch.setattr(watcher, "watch", watch)
-    monkeypatch.setattr(forecast, "slice_is_cheaper", lambda cone: False)
+    monkeypatch.setattr(cost_model, "slice_is_cheaper", lambda cone: False)
     lazyrt.materialise(x * 3)
 
     assert [token.nbytes for token in tokens] == [1]
@@ -876,7 +876,7 @@ def test_a_result_takes_the_memory_of_what_it_overwrites() -> None:
             optimizer.zero_grad()
             layers(x).square().mean().backward()
             optimizer.step()
-    text = executor.executable_of(graphs[-1].fingerprint).as_text()
+    text = compiler.executable_of(graphs[-1].fingerprint).as_text()
     head, entry = text[: text.index("\n")], text[text.index("ENTRY") :]
 
     overwritten = 3 * len(list(layers.parameters()))  # each with two moments

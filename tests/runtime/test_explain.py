@@ -743,13 +743,13 @@ def test_the_compile_and_the_lines_of_both_sides_are_part_of_the_explanation():
 
 
 def test_an_explanation_that_fails_does_not_stop_the_step(monkeypatch, caplog):
-    from lazyrt.execution import newgraphs
+    from lazyrt.execution import cache_miss
 
     def broken(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(newgraphs, "explain", broken)
-    monkeypatch.setattr(newgraphs, "_namer", broken)
+    monkeypatch.setattr(cache_miss, "explain", broken)
+    monkeypatch.setattr(cache_miss, "_namer", broken)
 
     assert run(on_device(2, 2)).isfinite().item()
     assert "explaining why graph.1 is new failed" in caplog.text

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import lazyrt
+from lazyrt import Graph
 from lazyrt.ir.fingerprint import canonicalise
-from lazyrt.ir.graph import Graph
 from lazyrt.ir.node import Leaf, Node, Op, Provenance, Value
 from tests.graphs import Program
 from tests.harness import DEVICE, cold_start, lazy, run_python

@@ -9,7 +9,7 @@ import torch
 
 import lazyrt
 from lazyrt.errors import LostValueError, UsageError
-from lazyrt.execution import pace
+from lazyrt.execution import cost_model
 from lazyrt.frontend.buffers import state_of
 from lazyrt.observe import events
 from tests.harness import DEVICE
@@ -336,7 +336,7 @@ def test_a_graph_without_nodes_takes_no_time():
 @pytest.mark.not_eager("is about recorded graphs")
 def test_an_estimate_counts_work_and_not_ops_alone():
     """A product of large matrices takes longer than one of small ones, a chain longer."""
-    pace.forget()
+    cost_model.forget()
     small, large = (torch.ones(n, n).to("lazyrt") for n in (16, 2048))
     lazyrt.mark_step()
     chain = large

@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 import lazyrt
-from lazyrt.control.keeping import line_of_keeping
+from lazyrt import Graph
+from lazyrt.control.append_site import line_of_keeping
 from lazyrt.control.live_rows import NOT_FOUND, LiveRow, held_by
 from lazyrt.errors import UsageError
 from lazyrt.frontend import record
 from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.provenance import set_cell_namer
 from lazyrt.ir.cones import cone_sizes
-from lazyrt.ir.graph import Graph
 from lazyrt.observe import events
 from lazyrt.observe.events import Site
 from tests.graphs import Program

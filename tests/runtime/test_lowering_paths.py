@@ -7,7 +7,7 @@ import torch
 import lazyrt
 from lazyrt import jax_compat
 from lazyrt.execution import compiler
-from lazyrt.execution.executor import executable_of
+from lazyrt.execution.compiler import executable_of
 from lazyrt.execution.transfer import to_host
 from lazyrt.ir import live
 from tests.graphs import Program

@@ -5,7 +5,7 @@ import torch
 
 import lazyrt
 from lazyrt import config
-from lazyrt.execution import compiler, forecast, peek
+from lazyrt.execution import compiler, cost_model, peek
 from lazyrt.observe import events
 from tests.harness import DEVICE
 
@@ -102,7 +102,7 @@ def test_executables_of_single_ops_are_begun_before_their_turn(peeks, monkeypatc
 
         return finish_noted
 
-    monkeypatch.setattr(forecast, "runs_as_slice", lambda *_, **__: False)
+    monkeypatch.setattr(cost_model, "runs_as_slice", lambda *_, **__: False)
     x = torch.ones(7, 11, device=DEVICE)
     lazyrt.mark_step()
     monkeypatch.setattr(compiler, "begin_spec", noted)

@@ -20,7 +20,7 @@ import torch
 
 import lazyrt
 from lazyrt.control import recording as recordings
-from lazyrt.control.whereabouts import Whereabouts, lines_of
+from lazyrt.control.thread_location import ThreadLocation, lines_of
 from lazyrt.errors import UsageError
 from lazyrt.execution import recorded
 from lazyrt.observe import events
@@ -395,8 +395,8 @@ def test_a_threads_line_is_found_without_its_frames():
     thread = threading.Thread(target=wait_here)
     thread.start()
     ready.wait(20)
-    with Whereabouts() as whereabouts:
-        lines = whereabouts.of(thread.ident or 0)
+    with ThreadLocation() as location:
+        lines = location.of(thread.ident or 0)
     go_on.set()
     thread.join()
 

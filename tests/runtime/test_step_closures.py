@@ -11,7 +11,7 @@ import torch
 
 import lazyrt
 from lazyrt.config import config
-from lazyrt.control import closures, worker
+from lazyrt.control import closures
 from lazyrt.errors import StepSyncError, UsageError
 from lazyrt.observe import events
 from tests.harness import DEVICE, recorded
@@ -239,7 +239,7 @@ def test_an_exception_reaches_the_next_barrier_with_its_traceback():
 
     with lazyrt.step():
         lazyrt.add_step_closure(fail, (work(),), run_async=True)
-    while worker.depth():
+    while closures.asynchronous_depth():
         pass
     with pytest.raises(OSError, match="disk full") as caught, lazyrt.step():
         y = work()
@@ -257,7 +257,7 @@ def test_every_mark_raises_the_exception_of_a_closure_once(raise_at):
 
     lazyrt.add_step_closure(fail, run_async=True)
     lazyrt.mark_step()
-    while worker.depth():
+    while closures.asynchronous_depth():
         pass
 
     with pytest.raises(OSError, match="disk full"):
@@ -287,12 +287,12 @@ def test_a_slow_closure_is_named_before_training_waits_for_it(caplog):
     ):
         thread = threading.Thread(target=train)
         thread.start()
-        while worker.depth() < 5:
+        while closures.asynchronous_depth() < 5:
             pass
         thread.join(0.05)
         assert thread.is_alive()
-        assert worker.depth() == 5
-        assert worker.oldest_ns() > 0
+        assert closures.asynchronous_depth() == 5
+        assert closures.asynchronous_age_ns() > 0
         assert "slow that was queued at test_step_closures.py" in caplog.text
         assert "of at most 4 wait" in caplog.text
         gate.set()

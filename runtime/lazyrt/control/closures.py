@@ -7,6 +7,8 @@ keeps the order too, while the program goes on with the next step.
 
 from __future__ import annotations
 
+import atexit
+import logging
 import threading
 import time
 import types
@@ -16,17 +18,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lazyrt.arguments import require_flag
-from lazyrt.control import worker
+from lazyrt.arguments import require_flag, seconds
+from lazyrt.config import config
 from lazyrt.errors import UsageError
+from lazyrt.frontend.copies import copied
 from lazyrt.frontend.provenance import user_site
 from lazyrt.ir import active
+from lazyrt.ir.active import ActiveStep
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from lazyrt.observe.events import Site
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
@@ -168,7 +174,7 @@ def run(waiting: list[Closure]) -> None:
         closure.due_ns = now
         try:
             if closure.asynchronous:
-                worker.submit(closure)
+                _submit(closure)
             else:
                 closure.run()
         except BaseException as error:
@@ -185,9 +191,8 @@ def note_dropped(error: BaseException, dropped: list[Closure]) -> None:
 
 def raise_failure() -> None:
     """Raise what an asynchronous closure raised, once, with its own traceback."""
-    failure = worker.take_failure()
-    if failure is not None:
-        raise failure
+    if _failures:
+        raise _failures.popleft()
 
 
 def queued() -> int:
@@ -230,3 +235,122 @@ def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
         return ()
     code = plain.__code__
     return code.co_varnames[int(bound) : code.co_argcount]
+
+
+# ---------------------------------------------------- the thread of asynchronous ones
+
+_MAX_FAREWELL_S = 30.0
+_CROWDED = 0.75
+
+_changed = threading.Condition()
+_waiting: deque[Closure] = deque()
+_failures: deque[BaseException] = deque()
+_running: Closure | None = None
+_running_since = 0
+_thread: threading.Thread | None = None
+
+
+def _submit(closure: Closure) -> None:
+    """Hand a closure to the thread; waits for room, after naming what takes so long."""
+    closure.args = copied(closure.args)
+    closure.kwargs = copied(closure.kwargs)
+    with _changed:
+        _start()
+        limit = max(1, config.max_async_closures)
+        if len(_waiting) + 1 >= max(1, int(limit * _CROWDED)):
+            _warn(limit)
+        _changed.wait_for(lambda: len(_waiting) < limit)
+        _waiting.append(closure)
+        _changed.notify_all()
+
+
+def asynchronous_depth() -> int:
+    """Return how many asynchronous closures wait or run."""
+    with _changed:
+        return len(_waiting) + (_running is not None)
+
+
+def asynchronous_age_ns() -> int:
+    """Return for how long the oldest asynchronous closure has been due, 0 if there is none."""
+    with _changed:
+        oldest = _running or next(iter(_waiting), None)
+    return time.perf_counter_ns() - oldest.due_ns if oldest is not None else 0
+
+
+def wait_for_closures(timeout_s: float | None = None) -> bool:
+    """Wait until every asynchronous step closure has run.
+
+    Args:
+        timeout_s: Give up after this many seconds; None waits as long as it takes.
+
+    Returns:
+        Whether all have run; False when the time was up first.
+
+    Raises:
+        BaseException: What one of them raised and no mark has raised yet.
+        UsageError: One of them asks: it would wait for itself; or `timeout_s` is no number from
+            0 up.
+    """
+    timeout_s = seconds(timeout_s, "wait_for_closures()")
+    if _is_own_thread():
+        raise UsageError(
+            f"wait_for_closures() was called in {_running}, which would wait for itself: "
+            "asynchronous closures run one after the other, on one thread. Call it where the "
+            "program goes on, after the step."
+        )
+    with _changed:
+        done = _changed.wait_for(lambda: not _waiting and _running is None, timeout_s)
+    raise_failure()
+    return done
+
+
+def _is_own_thread() -> bool:
+    return _thread is not None and threading.get_ident() == _thread.ident
+
+
+def _start() -> None:
+    global _thread
+    if _thread is None or not _thread.is_alive():
+        _thread = threading.Thread(target=_work, name="lazyrt-closures", daemon=True)
+        _thread.start()
+
+
+def _work() -> None:
+    global _running, _running_since
+    # A read of a pending tensor here would cut the step that the program is recording.
+    active.enter(ActiveStep(None, None, "error", kind="async closure"))
+    while True:
+        with _changed:
+            _changed.wait_for(lambda: bool(_waiting))
+            closure: Any = _waiting.popleft()
+            _running, _running_since = closure, time.perf_counter_ns()
+            _changed.notify_all()
+        try:
+            closure.run()
+        except BaseException as error:  # noqa: BLE001 - the next mark raises it
+            _failures.append(error)
+        with _changed:
+            _running = closure = None
+            _changed.notify_all()
+
+
+def _warn(limit: int) -> None:
+    if _running is None:
+        return
+    seconds = (time.perf_counter_ns() - _running_since) / 1e9
+    _log.warning(
+        "%s has been running for %.1f s, and %d of at most %d wait behind it. Training will "
+        "wait for it. Make it faster, queue it less often, or raise "
+        "lazyrt.config.max_async_closures.",
+        _running, seconds, len(_waiting), limit,
+    )  # fmt: skip
+
+
+@atexit.register
+def _finish() -> None:
+    """Let what is queued run before Python ends, and tell of what went wrong."""
+    with _changed:
+        _changed.wait_for(lambda: not _waiting and _running is None, _MAX_FAREWELL_S)
+    while _failures:
+        error = _failures.popleft()
+        _log.error("an asynchronous step closure failed", exc_info=error)

@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from lazyrt.control.keeping import line_of_keeping
+from lazyrt.control.append_site import line_of_keeping
 from lazyrt.control.live_rows import COLLECTIONS, Growth, Waiting
 from lazyrt.frontend.holders import AUTOGRAD, BACKWARD_OF
 from lazyrt.ir.cones import nodes_under
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from lazyrt.control.live_rows import LiveRow
-    from lazyrt.ir.graph import Graph
+    from lazyrt.execution.graph import Graph
     from lazyrt.ir.node import Node, Value
     from lazyrt.ir.snapshot import Name
     from lazyrt.observe.events import Site

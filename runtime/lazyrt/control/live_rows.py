@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lazyrt.ir.graph import Graph
+from lazyrt.execution.graph import Graph
 from lazyrt.ir.node import type_text
 from lazyrt.observe.numbers import plural, size_text
 

@@ -15,10 +15,10 @@ import torch
 from lazyrt.control import marks
 from lazyrt.errors import UsageError
 from lazyrt.execution.executor import pending_roots
+from lazyrt.execution.graph import Graph
 from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.torch_compat import DEVICE_TYPE
 from lazyrt.ir import active
-from lazyrt.ir.graph import Graph
 from lazyrt.ir.live import pending
 from lazyrt.ir.node import nbytes_of
 from lazyrt.observe import events

@@ -21,7 +21,7 @@ import torch
 from lazyrt.closing import Closing
 from lazyrt.config import config, follow
 from lazyrt.errors import UsageError
-from lazyrt.execution import newgraphs, op_by_op
+from lazyrt.execution import cache_miss, op_by_op
 from lazyrt.frontend import eager_views
 from lazyrt.frontend.provenance import user_site
 
@@ -268,6 +268,6 @@ def _debug_mode_of_step() -> Name:
 
 def install() -> None:
     """Follow the setting `eager`, which an environment variable may have set already."""
-    newgraphs.set_mode(_debug_mode_of_step)
+    cache_miss.set_mode(_debug_mode_of_step)
     follow("eager", lambda on: eager_views.switch(on=bool(on)))
     eager_views.switch(on=config.eager)

@@ -26,7 +26,7 @@ import torch
 
 from lazyrt.closing import Closing
 from lazyrt.config import record_folder
-from lazyrt.control.whereabouts import Whereabouts
+from lazyrt.control.thread_location import ThreadLocation
 from lazyrt.errors import UsageError
 from lazyrt.execution import recorded
 from lazyrt.execution.census import census
@@ -278,7 +278,7 @@ class Recording(Closing):
 
     def _beat(self) -> None:
         """Write a line when nothing else has been written for a while, more and more seldom."""
-        with Whereabouts() as whereabouts:
+        with ThreadLocation() as location:
             wait, seen = _FIRST_BEAT_S, self._changed
             while not self._stop.wait(wait):
                 if not self.is_open:
@@ -287,7 +287,7 @@ class Recording(Closing):
                     wait, seen = _FIRST_BEAT_S, self._changed
                     continue
                 wait = min(2 * wait, _MAX_BEAT_S)
-                lines = whereabouts.of(self._thread)[:_MAX_LINES]
+                lines = location.of(self._thread)[:_MAX_LINES]
                 shown = [[s.file, s.line, s.function, s.cell] for s in lines]
                 self._write(beat=_now(), lines=shown, next_s=wait)
 

@@ -13,9 +13,10 @@ import torch
 
 from lazyrt.config import config
 from lazyrt.control.rollback import Undo
-from lazyrt.control.untouched import Untouched, apart
+from lazyrt.control.state_guard import StateGuard, apart
 from lazyrt.errors import StepSyncError, UsageError
 from lazyrt.execution import undo
+from lazyrt.execution.graph import Graph
 from lazyrt.execution.holdings import holdings
 from lazyrt.frontend import scalars
 from lazyrt.frontend.buffers import state_of
@@ -23,7 +24,6 @@ from lazyrt.frontend.names import names_of_buffers
 from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.torch_compat import is_lazy, is_transformed, unobserved
 from lazyrt.ir import active
-from lazyrt.ir.graph import Graph
 from lazyrt.ir.live import exempt, generators, lock, stand_ins
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def rehearse(
             scalars.unnoticed(),
             _drawing_nothing(),
             unobserved(),
-            Untouched(function, (arguments, options)),
+            StateGuard(function, (arguments, options)),
         ):
             own, named = apart((arguments, options))
             return _recorded(function(*own, **named), name)

@@ -18,7 +18,7 @@ from lazyrt.ir.live import Lost, pending
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
-    from lazyrt.ir.graph import Graph
+    from lazyrt.execution.graph import Graph
     from lazyrt.observe.events import Site
 
 OnError = Literal["flush", "discard", "rollback"]

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lazyrt.control import closures, worker
+from lazyrt.control import closures
+from lazyrt.control.live_tensors import live_tensors
 from lazyrt.execution import watcher
 from lazyrt.execution.executor import pending_roots
+from lazyrt.execution.graph import Graph
 from lazyrt.ir import active
-from lazyrt.ir.graph import Graph
 from lazyrt.ir.live import lock
 from lazyrt.ir.node import nbytes_of
-from lazyrt.observe import events, live_report
+from lazyrt.observe import events
 from lazyrt.observe.numbers import plural, size_text
 from lazyrt.observe.readable import Readable
 
@@ -90,7 +91,7 @@ def status() -> Status:
     with lock:
         roots = pending_roots()
         graph = Graph(roots)
-        live = live_report.live_tensors()
+        live = live_tensors()
     sites = (node.provenance.site for node in graph.nodes)
     return Status(
         steps=tuple(step.name or "" for step in active.steps()),
@@ -101,8 +102,8 @@ def status() -> Status:
         live_tensors=len(live),
         live_bytes=sum(tensor.nbytes for tensor in live),
         queued_closures=closures.queued(),
-        async_closures=worker.depth(),
-        async_age_ns=worker.oldest_ns(),
+        async_closures=closures.asynchronous_depth(),
+        async_age_ns=closures.asynchronous_age_ns(),
         in_flight=watcher.in_flight(),
         last_barrier=_last_barrier,
     )

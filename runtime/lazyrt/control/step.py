@@ -15,11 +15,11 @@ from lazyrt.control.rollback import OnError, Outcome, Undo
 from lazyrt.errors import UsageError
 from lazyrt.execution.census import census, check_step_limit
 from lazyrt.execution.executor import barrier, pending_roots
+from lazyrt.execution.graph import Graph
 from lazyrt.frontend import finalisers
 from lazyrt.frontend.provenance import user_site
 from lazyrt.ir import active, blocks
 from lazyrt.ir.active import ActiveStep, OnRead
-from lazyrt.ir.graph import Graph
 from lazyrt.ir.live import pending
 from lazyrt.observe import events
 

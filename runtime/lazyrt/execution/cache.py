@@ -6,7 +6,11 @@ belongs to the user's jax programs, and a hit there still pays for lowering; thi
 neither. Writing is atomic; a file that cannot be read is deleted and compiled again.
 
 What an entry holds is written behind the executable, where unpickling does not look: files
-without it load like those with it.
+without it load like those with it. Listing ten thousand executables would open as many files,
+so what one holds is also a line of an index, in one small file for each folder of versions. A
+line is written when an executable is stored, and for files without a line when they are first
+listed. It counts only for a file of its size; whatever else is in the index is passed over, and
+an index that has grown to more than twice the files is written anew.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import stat
 import struct
 import tempfile
 import time
+from collections import defaultdict
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
@@ -32,7 +37,7 @@ from lazyrt.config import config
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _log = logging.getLogger(__name__)
 # Changes when lowering or the calling convention of executables does.
@@ -196,8 +201,6 @@ def _is_ours(status: os.stat_result) -> bool:
 
 def store(key: str, executable: Any, facts: Facts) -> None:
     """Store an executable under `key`; failing to is logged once and harmless."""
-    from lazyrt.execution import cache_index  # which reads files by this module
-
     path = _path(key)
     if path is None:
         return
@@ -205,7 +208,7 @@ def store(key: str, executable: Any, facts: Facts) -> None:
         data = jax_compat.serialise(executable) + _ending(facts)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _write(path, data)
-        cache_index.note(path, len(data), facts)
+        _note(path, len(data), facts)
         _keep_within_budget(len(data))
     except Exception as error:  # noqa: BLE001 - a full disk must not stop a training run
         _tell(path, error)
@@ -332,3 +335,91 @@ def clear() -> None:
             with contextlib.suppress(OSError):
                 if _is_ours(path.stat(follow_symlinks=False)):
                     path.unlink()
+
+
+# ---------------------------------------------------------------- the index
+
+_MAX_INDEX_BYTES = 64 * 2**20
+_SPARE_LINES = 200
+
+_Line = tuple[str, int]  # a file's digest, its bytes
+
+
+def _note(path: Path, nbytes: int, facts: Facts) -> None:
+    """Write down what a file that was just stored holds; failing to is harmless."""
+    _append_to_index(path.parent.parent, {(path.stem, nbytes): facts})
+
+
+def facts_of(files: Sequence[File], *, is_all: bool) -> dict[Path, Facts]:
+    """Return what some files hold; only those without a line in the index are opened.
+
+    Args:
+        files: Executables on disk.
+        is_all: Whether these are all there are, so that an index may drop other lines.
+    """
+    folders: defaultdict[Path, list[File]] = defaultdict(list)
+    for file in files:
+        folders[file.path.parent.parent].append(file)
+    found: dict[Path, Facts] = {}
+    for folder, of_folder in folders.items():
+        found |= _of_folder(folder, of_folder, is_all=is_all)
+    return found
+
+
+def _of_folder(
+    folder: Path, files: Iterable[File], *, is_all: bool
+) -> dict[Path, Facts]:
+    known, lines = _parsed_index(read_text(folder / INDEX, _MAX_INDEX_BYTES))
+    found: dict[Path, Facts] = {}
+    fresh: dict[_Line, Facts] = {}
+    present: dict[_Line, Facts] = {}
+    for file in files:
+        key = file.digest, file.nbytes
+        facts = known.get(key)
+        if facts is None:
+            facts = fresh[key] = file.facts()
+        found[file.path] = present[key] = facts
+    if is_all and lines > 2 * len(present) + _SPARE_LINES:
+        _rewrite_index(folder, present)
+    elif fresh:
+        _append_to_index(folder, fresh)
+    return found
+
+
+def _parsed_index(text: str) -> tuple[dict[_Line, Facts], int]:
+    """Return what an index says, and how many lines it has."""
+    found: dict[_Line, Facts] = {}
+    lines = text.splitlines()
+    for line in lines:
+        with contextlib.suppress(
+            ValueError, TypeError, AttributeError, OverflowError, RecursionError
+        ):
+            digest, nbytes, held = json.loads(line)
+            found[str(digest), int(nbytes)] = facts_from(held)
+    return found, len(lines)
+
+
+def _index_text(entries: Mapping[_Line, Facts]) -> str:
+    return "".join(
+        json.dumps([digest, nbytes, asdict(facts)]) + "\n"
+        for (digest, nbytes), facts in entries.items()
+    )
+
+
+def _append_to_index(folder: Path, entries: Mapping[_Line, Facts]) -> None:
+    with contextlib.suppress(OSError):
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        descriptor = os.open(folder / INDEX, flags, 0o600)
+        try:
+            if os.fstat(descriptor).st_size > _MAX_INDEX_BYTES:  # nobody would read it
+                os.ftruncate(descriptor, 0)
+            os.write(
+                descriptor, _index_text(entries).encode()
+            )  # at once: others append, too
+        finally:
+            os.close(descriptor)
+
+
+def _rewrite_index(folder: Path, entries: Mapping[_Line, Facts]) -> None:
+    with contextlib.suppress(OSError):
+        write_text(folder / INDEX, _index_text(entries))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lazyrt.config import config
-from lazyrt.ir.graph import Graph
+from lazyrt.execution.graph import Graph
 from lazyrt.ir.match import labels
 from lazyrt.observe import events
 from lazyrt.observe.numbers import duration_text, plural
@@ -37,10 +37,6 @@ _MAX_GRAPH_NODES = 300_000
 _MAX_STEPS = 1_000
 # What the vectors are in which numbers are passed, in their order after the data.
 _PACKED = {"float": "lifted floats", "int": "lifted ints", "rng": "random states"}
-# Compile time of the optimised tier where none was measured yet: at least, and for each node.
-_COMPILE_NS = 50_000_000
-_COMPILE_NODE_NS = 8_000_000
-_FEW = 10  # nodes that the fixed part of a compile is worth
 # So many graphs are listed by an alarm.
 _MAX_ALARM = 12
 
@@ -230,17 +226,6 @@ class Census:
         runs = list(self._of_step.values())
         pairs = dict.fromkeys(itertools.pairwise(runs))
         return list(pairs)[::-1]
-
-    def estimate_compile_ns(self, nodes: int) -> int:
-        """Return how long a graph of so many nodes takes to compile, by those that were."""
-        known = [(r.compile_ns / r.compiles, r.nodes) for r in self if r.compile_ns]
-        if not known:
-            return _COMPILE_NS + nodes * _COMPILE_NODE_NS
-        return int(
-            sum(ns for ns, _ in known)
-            / sum(n + _FEW for _, n in known)
-            * (nodes + _FEW)
-        )
 
     def create(
         self, key: StepKey, graph: Canonical, snapshot: Snapshot, step: int

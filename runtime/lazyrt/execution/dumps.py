@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
@@ -10,8 +11,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from lazyrt import jax_compat
 from lazyrt.errors import UsageError
 from lazyrt.execution import compiler
-from lazyrt.execution.dot import to_dot
-from lazyrt.ir.graph import Graph
+from lazyrt.execution.graph import Graph
 from lazyrt.lowering.emit import (
     argument_types,
     emit_text,
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from lazyrt.execution.census import CompiledGraph
     from lazyrt.ir.fingerprint import Canonical
+    from lazyrt.ir.snapshot import Snapshot
 
 DumpForm = Literal["ir", "stablehlo", "hlo_before", "hlo_after", "dot"]
 FORMS: tuple[DumpForm, ...] = get_args(DumpForm)
@@ -114,7 +115,7 @@ def text_of(record: CompiledGraph, form: DumpForm) -> str:
         ),
         "hlo_before": lambda: _before(record, graph),
         "hlo_after": lambda: _after(record, graph),
-        "dot": lambda: to_dot(record, _ir(record, graph)),
+        "dot": lambda: _to_dot(record, _ir(record, graph)),
     }
     return writers[form]()
 
@@ -145,3 +146,49 @@ def _after(record: CompiledGraph, graph: Canonical) -> str:
             emit_text(graph, names), argument_types(graph), result_types(graph), names
         )
     return compiled_text(executable)
+
+
+def _to_dot(record: CompiledGraph, ir: str) -> str:
+    """Return a graph's snapshot as a DOT digraph, clustered by module.
+
+    Args:
+        record: Of the graph; it must still have the snapshot.
+        ir: The graph's IR, which follows as comments: a drawing lacks the ops' arguments, and
+            a comparison needs them.
+    """
+    snapshot = record.snapshot
+    assert snapshot is not None
+    scopes: dict[str, list[int]] = defaultdict(list)
+    for k, vertex in enumerate(snapshot.vertices):
+        scopes[vertex.scope].append(k)
+    lines = [f"digraph {_quoted(record.name)} {{", "  node [shape=box];"]
+    for number, (scope, members) in enumerate(scopes.items()):
+        nodes = [f"v{k} [label={_quoted(_label(snapshot, k))}];" for k in members]
+        if scope:
+            head = f"subgraph cluster_{number} {{ label={_quoted(scope)};"
+            nodes = [head, *(f"  {node}" for node in nodes), "}"]
+        lines += [f"  {node}" for node in nodes]
+    for k, vertex in enumerate(snapshot.vertices):
+        lines += [f"  v{operand} -> v{k};" for operand, _ in vertex.operands]
+    for rank, (vertex_number, _) in enumerate(snapshot.roots):
+        name = snapshot.root_names[rank].text if rank in snapshot.root_names else ""
+        label = f"output {rank} {name}".strip()
+        lines.append(f"  r{rank} [shape=ellipse, label={_quoted(label)}];")
+        lines.append(f"  v{vertex_number} -> r{rank};")
+    comments = [f"// {line}" for line in ir.splitlines()]
+    return "\n".join([*lines, "}", *comments, ""])
+
+
+def _label(snapshot: Snapshot, k: int) -> str:
+    vertex = snapshot.vertices[k]
+    name = snapshot.leaf_names[k].text if k in snapshot.leaf_names else ""
+    parts = [f"{vertex.op} {name}".strip(), ", ".join(vertex.types)]
+    if vertex.site is not None:
+        parts.append(str(vertex.site))
+    return "\n".join(parts)
+
+
+def _quoted(text: str) -> str:
+    """Return a DOT string literal."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'

@@ -24,19 +24,18 @@ from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import LoweringError
 from lazyrt.execution import (
+    cache_miss,
     compiler,
     forks,
     hooks,
     late_checks,
     memory,
-    newgraphs,
     op_by_op,
     sharing,
     unlowerable,
     watcher,
 )
 from lazyrt.execution.census import CompiledGraph, Run, census
-from lazyrt.execution.frozen import check_frozen
 from lazyrt.execution.interrupts import deferred_interrupt
 from lazyrt.ir import active, merging
 from lazyrt.ir.budgets import make_room
@@ -139,7 +138,7 @@ def barrier(
                 raise
             ran = _run_pending(start, boundary, ends)
         late_checks.note_barrier()
-        newgraphs.note_barrier(cause, site)
+        cache_miss.note_barrier(cause, site)
         executed = ran.roots > 0
         pending.activity += executed
         events.emit(
@@ -170,7 +169,7 @@ class _Ran(NamedTuple):
 
 
 def _run_pending(
-    start: int, boundary: newgraphs.Boundary, step: ActiveStep | None
+    start: int, boundary: cache_miss.Boundary, step: ActiveStep | None
 ) -> _Ran:
     """Run everything that is pending, and end the step."""
     live, wanted, kept = _collect()
@@ -245,14 +244,6 @@ def donated_inputs() -> frozenset[int]:
         return frozenset(_donated(_collect()[2]))
 
 
-def executable_of(fingerprint: str) -> Any:
-    """Return the executable that runs a known step graph; None for an unknown one."""
-    with lock:
-        plans = (p for p in _plans.values() if p.graph.fingerprint == fingerprint)
-        plan = next(plans, None)
-        return None if plan is None else plan.executable
-
-
 def clear_plans() -> None:
     """Forget which executable belongs to which values: the next step is found by fingerprint."""
     _plans.clear()
@@ -308,7 +299,7 @@ def _plan(
     wanted: dict[Value, int],
     donated: tuple[int, ...],
     start: int,
-    boundary: newgraphs.Boundary,
+    boundary: cache_miss.Boundary,
 ) -> Plan:
     key = (tuple(wanted), donated)
     plan = _plans.get(key)
@@ -353,7 +344,7 @@ def _make_plan(
     wanted: dict[Value, int],
     donated: tuple[int, ...],
     start: int,
-    boundary: newgraphs.Boundary,
+    boundary: cache_miss.Boundary,
 ) -> Plan:
     graph = canonicalise(wanted)
     donated_args = _takers(graph, frozenset(donated))
@@ -365,19 +356,19 @@ def _make_plan(
     record = census.find(key)
     if known is not None:
         if config.check_hits and record is not None:
-            newgraphs.check_hit(graph, record)
+            cache_miss.check_hit(graph, record)
         executable = known
         events.emit(events.CacheHit(fingerprint=graph.fingerprint, step=pending.number))
         if record is None:  # an interrupted wait left its compile to go on alone
-            record = newgraphs.describe(
+            record = cache_miss.describe(
                 graph, list(donated_args), None, boundary, fast=fast
             )
             census.admit(key, record)
     else:
-        record = newgraphs.describe(
+        record = cache_miss.describe(
             graph, list(donated_args), record, boundary, fast=fast
         )
-        check_frozen(len(graph.nodes), record.cause)
+        cache_miss.check_frozen(len(graph.nodes), record.cause)
         with census.compiling(key, record):
             executable = compiler.compile_graph(
                 graph,

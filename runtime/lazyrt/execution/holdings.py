@@ -15,7 +15,7 @@ from lazyrt.ir.live import pending
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from lazyrt.ir.graph import Graph
+    from lazyrt.execution.graph import Graph
     from lazyrt.ir.live import Buffer
     from lazyrt.ir.node import Leaf, Value
     from lazyrt.ir.snapshot import Name

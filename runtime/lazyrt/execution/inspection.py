@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING, Any
 from lazyrt import jax_compat
 from lazyrt.errors import LostValueError, UsageError
 from lazyrt.execution import (
-    calibration,
-    forecast,
+    cost_model,
     looking,
     not_finite,
-    pace,
     sharing,
     summaries,
     transfer,
@@ -44,9 +42,9 @@ if TYPE_CHECKING:
 
     import torch
 
+    from lazyrt.execution.graph import Graph
     from lazyrt.execution.looking import Look
     from lazyrt.execution.not_finite import NotFinite
-    from lazyrt.ir.graph import Graph
     from lazyrt.ir.node import Leaf, Node, Value
     from lazyrt.ir.snapshot import Name
     from lazyrt.observe.events import Site
@@ -59,7 +57,7 @@ class Cost:
     Attributes:
         nodes: Ops to run; 0 when the value is known.
         reused: Values computed by earlier peeks that save the rest of the cone.
-        estimate_ns: Expected nanoseconds, compiling included; see `execution.pace`.
+        estimate_ns: Expected nanoseconds, compiling included; see `execution.cost_model`.
         compiles: Executables to compile first; 0 when all are in memory or on disk.
         loads: Executables to read from disk first.
         look_ns: Expected nanoseconds for the statistics of the value.
@@ -148,19 +146,19 @@ class Inspection(Readable):
     def get_ready(self) -> None:
         """Time this machine, unless that was done, so that the first `cost` need not."""
         if self.is_current:
-            calibration.make_sure()
+            cost_model.calibrate()
 
     def cost(self, node_id: int, output: int = 0) -> Cost:
         """Return what `materialise` would take now; computes nothing."""
         value = self.value(node_id, output)
-        calibration.make_sure()
+        cost_model.calibrate()
         with lock:
             if not self.is_current or value in pending.memo:
                 return Cost(nodes=0, reused=0, estimate_ns=0)
             cone, known = cone_of((value,), pending.memo)
             plan = forecast_of(cone, value, reused=bool(known))
-            work = pace.expected([*plan.gets, *plan.runs])
-            look = pace.expected(forecast.looks(value))
+            work = cost_model.expected([*plan.gets, *plan.runs])
+            look = cost_model.expected(cost_model.looks(value))
             return Cost(
                 nodes=len(cone),
                 reused=len(known),
@@ -175,10 +173,10 @@ class Inspection(Readable):
     def cost_of_all(self) -> Cost:
         """Return what running each node of the graph alone would take; computes nothing."""
         nodes = list(self.graph.nodes)
-        calibration.make_sure()
+        cost_model.calibrate()
         with lock:
             plan = op_forecast(nodes)
-            work = pace.expected([*plan.gets, *plan.runs])
+            work = cost_model.expected([*plan.gets, *plan.runs])
             return Cost(
                 nodes=len(nodes),
                 reused=0,
@@ -231,9 +229,9 @@ class Inspection(Readable):
         value = self.value(node_id, output)
         with sharing.reading() as reading:
             self._compute(reading, value, node_id, site)
-            start = pace.now()
+            start = cost_model.now()
             found = looking.look(reading.found, value.dtype, at, axes, site)
-        pace.learn(forecast.looks(value), pace.now() - start)
+        cost_model.learn(cost_model.looks(value), cost_model.now() - start)
         return found
 
     def look_at_input(
@@ -344,11 +342,11 @@ class Inspection(Readable):
                 return
             cone, known = cone_of((value,), pending.memo)
             parts = run_parts(cone, value, reused=bool(known))
-            start, compiled = pace.now(), compiled_ns()
+            start, compiled = cost_model.now(), compiled_ns()
             reading.found = peek_value(value, site)
             compiled = compiled_ns() - compiled
         jax_compat.block(reading.found)
-        pace.learn(parts, pace.now() - start - compiled)
+        cost_model.learn(parts, cost_model.now() - start - compiled)
 
     def parameter(self, leaf: Leaf, site: Site | None = None) -> torch.Tensor:
         """Return an input of the graph as a new CPU tensor.

@@ -24,8 +24,8 @@ from lazyrt.ir.node import Leaf, Node, iter_values, type_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from lazyrt.execution.graph import Graph
     from lazyrt.execution.op_by_op import Values
-    from lazyrt.ir.graph import Graph
     from lazyrt.ir.node import Value
 
 Way = Literal["eager", "lazy"]

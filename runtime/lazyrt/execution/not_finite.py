@@ -21,9 +21,9 @@ from lazyrt.ir.node import Leaf, iter_values
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from lazyrt.execution.graph import Graph
     from lazyrt.execution.op_by_op import Values
     from lazyrt.execution.summaries import Summary
-    from lazyrt.ir.graph import Graph
     from lazyrt.ir.node import Node, Value
 
 _MAX_ORIGINS = 20

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import LoweringError
-from lazyrt.execution import compiler, forecast, forks, memory, pace, watcher
+from lazyrt.execution import compiler, cost_model, forks, memory, watcher
 from lazyrt.execution.executor import Plan, pack_arguments, plan_of
 from lazyrt.execution.op_by_op import Tally, cone_of, last_uses, run_node
 from lazyrt.ir.budgets import make_room
@@ -30,7 +30,7 @@ from lazyrt.observe import events
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from lazyrt.execution.pace import Part
+    from lazyrt.execution.cost_model import Part
     from lazyrt.lowering.spec import Spec
     from lazyrt.observe.events import Site, Strategy
 
@@ -119,7 +119,7 @@ def compiled_ns() -> int:
 def _is_slice(plan: Plan | None, cone: list[Node], *, reused: bool) -> bool:
     if plan is not None:
         return not config.op_by_op_reads
-    return forecast.runs_as_slice(cone, reused=reused)
+    return cost_model.runs_as_slice(cone, reused=reused)
 
 
 class Forecast(NamedTuple):
@@ -143,10 +143,10 @@ def forecast_of(cone: list[Node], value: Value, *, reused: bool) -> Forecast:
     plan = _slices.get(value)
     if not _is_slice(plan, cone, reused=reused):
         return op_forecast(cone)
-    place = "memory" if plan is not None else forecast.place_of_slice((value,))
+    place = "memory" if plan is not None else cost_model.place_of_slice((value,))
     return Forecast(
-        forecast.slice_compile(cone, place),
-        forecast.slice_runs(cone, is_new=plan is None),
+        cost_model.slice_compile(cone, place),
+        cost_model.slice_runs(cone, is_new=plan is None),
         int(place == "nowhere"),
         int(place == "disk"),
     )
@@ -154,11 +154,11 @@ def forecast_of(cone: list[Node], value: Value, *, reused: bool) -> Forecast:
 
 def op_forecast(cone: list[Node]) -> Forecast:
     """Return what running a cone op by op will do."""
-    gets = forecast.op_compiles(cone)
+    gets = cost_model.op_compiles(cone)
     kinds = [part.kind.partition(" ")[0] for part in gets]
     return Forecast(
         gets,
-        forecast.runs(cone),
+        cost_model.runs(cone),
         kinds.count("compile"),
         kinds.count("load"),
     )
@@ -168,18 +168,18 @@ def run_parts(cone: list[Node], value: Value, *, reused: bool) -> list[Part]:
     """Return what runs in a peek once its executables are there."""
     plan = _slices.get(value)
     if _is_slice(plan, cone, reused=reused):
-        return forecast.slice_runs(cone, is_new=plan is None)
-    return forecast.runs(cone)
+        return cost_model.slice_runs(cone, is_new=plan is None)
+    return cost_model.runs(cone)
 
 
 def _timed(parts: list[Part], get: Callable[[], T]) -> T:
     """Get an executable, and learn how long that took."""
     global _compiled_ns
-    start = pace.now()
+    start = cost_model.now()
     found = get()
-    took = pace.now() - start
+    took = cost_model.now() - start
     _compiled_ns += took
-    pace.learn(parts, took)
+    cost_model.learn(parts, took)
     return found
 
 
@@ -190,7 +190,7 @@ def _run_slice(
         graph = canonicalise(values)
         place = compiler.place_of_graph(graph, fast=True, purpose="peek")
         executable = _timed(
-            forecast.slice_compile(cone, place),
+            cost_model.slice_compile(cone, place),
             lambda: compiler.compile_graph(graph, {}, fast=True, purpose="peek"),
         )
         make_room("slices", _slices, "max_slices")
@@ -254,23 +254,23 @@ class _Executables:
     def get(self, node: Node) -> None:
         """Give a node's op its executable."""
         while node.spec.executable is None and (self._waiting or self._begun):
-            start = pace.now()
+            start = cost_model.now()
             self._look_ahead()
             self._begun.popleft()()
-            self._took_ns += pace.now() - start
+            self._took_ns += cost_model.now() - start
 
     def _look_ahead(self) -> None:
         while self._waiting and len(self._begun) <= _AHEAD:
             node = self._waiting.pop()
             place = compiler.place_of_op(node.spec)
-            self._parts += forecast.op_part(node.spec, place)
+            self._parts += cost_model.op_part(node.spec, place)
             self._begun.append(compiler.begin_spec(node.spec, node=node))
 
     def learn(self) -> None:
         """Remember how long it took."""
         global _compiled_ns
         _compiled_ns += self._took_ns
-        pace.learn(self._parts, self._took_ns)
+        cost_model.learn(self._parts, self._took_ns)
 
 
 def remember(value: Value, data: Any) -> bool:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lazyrt.execution.executor import pending_roots
+from lazyrt.execution.graph import Graph
 from lazyrt.execution.interrupts import deferred_interrupt
-from lazyrt.ir.graph import Graph
 from lazyrt.ir.live import (
     Buffer,
     Lost,

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from lazyrt.errors import LoweringError
 from lazyrt.execution import compiler
+from lazyrt.execution.graph import Graph
 from lazyrt.execution.host_kernel import HostKernel
 from lazyrt.execution.interrupts import deferred_interrupt
 from lazyrt.execution.op_by_op import run_cone
 from lazyrt.ir import merging
-from lazyrt.ir.graph import Graph
 from lazyrt.ir.live import Buffer, FromCpu, leaf_of, let_go, pending
 from lazyrt.ir.node import iter_values
 

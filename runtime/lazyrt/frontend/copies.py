@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from lazyrt import jax_compat
 from lazyrt.frontend import reads
 from lazyrt.frontend.buffers import state_of
-from lazyrt.frontend.kernels import wrap
+from lazyrt.frontend.tensors import wrap
 from lazyrt.frontend.torch_compat import is_lazy
 from lazyrt.ir.live import Buffer, Lost, lock, made_in
 from lazyrt.ir.node import Value

@@ -8,7 +8,7 @@ import torch
 
 from lazyrt.config import config
 from lazyrt.execution import forks, memory, op_by_op, watcher
-from lazyrt.execution.budget import keep_within_budget
+from lazyrt.execution.executables import keep_within_budget
 from lazyrt.execution.executor import barrier, clear_plans, on_crowded
 from lazyrt.execution.looking import WHOLE
 from lazyrt.execution.peek import forget_slices
@@ -41,13 +41,14 @@ from lazyrt.frontend.derivatives import DIFFERENTIATED
 from lazyrt.frontend.factorisations import FACTORISATIONS
 from lazyrt.frontend.fallback import run_on_cpu
 from lazyrt.frontend.kernels import (
+    VIEW_OPS,
     find_pure,
     functional_kernel,
     in_place_kernel,
+    view_kernel,
 )
 from lazyrt.frontend.outs import out_kernel
 from lazyrt.frontend.repeats import allowing_repeats
-from lazyrt.frontend.views import VIEW_OPS, view_kernel
 from lazyrt.lowering.registry import rule_for
 from lazyrt.lowering.spec import forget_specs
 from lazyrt.observe import events

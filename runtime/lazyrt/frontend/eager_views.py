@@ -9,7 +9,6 @@ from lazyrt.execution.eager import EAGER, guard
 from lazyrt.frontend import (
     factorisations,
     kernels,
-    layouts,
     linear,
     outs,
     special,
@@ -140,7 +139,7 @@ def _replace(names: dict[str, Any]) -> None:
     """Give global names of every kernel other values."""
     written = [
         vars(module)
-        for module in (kernels, layouts, linear, outs, special, factorisations, views)
+        for module in (kernels, linear, outs, special, factorisations, views)
     ]
     for scope in (*kernels.scopes, *written):
         for name, value in names.items():

@@ -19,8 +19,9 @@ from lazyrt.frontend import (
     torch_checks,
 )
 from lazyrt.frontend.buffers import state_of, value_of
-from lazyrt.frontend.kernels import emit, functional_kernel
+from lazyrt.frontend.kernels import functional_kernel
 from lazyrt.frontend.record import functional, operation
+from lazyrt.frontend.tensors import emit
 from lazyrt.frontend.torch_compat import aten, autograd_node
 from lazyrt.ir.live import Buffer, lock, pending
 

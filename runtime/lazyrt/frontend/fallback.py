@@ -15,10 +15,11 @@ import torch
 from lazyrt.execution.executor import barrier
 from lazyrt.frontend import finalisers, generators, provenance
 from lazyrt.frontend.buffers import state_of
-from lazyrt.frontend.counts import by_length
+from lazyrt.frontend.dynamic_shapes import with_known_shape
 from lazyrt.frontend.guard import check_shape
-from lazyrt.frontend.masks import by_positions
+from lazyrt.frontend.reads import peek
 from lazyrt.frontend.torch_compat import DEVICE_TYPE, is_lazy
+from lazyrt.frontend.views import flat_storage, resize, shows_twice
 from lazyrt.ir.live import FromCpu
 from lazyrt.observe import events
 
@@ -43,10 +44,9 @@ def run_on_cpu(
     """
     site = provenance.user_site(2)
     if _any_lazy([args, kwargs]):
-        for record in (by_positions, by_length):
-            recorded = record(func, args, kwargs)
-            if recorded is not NotImplemented:
-                return recorded
+        recorded = with_known_shape(func, args, kwargs)
+        if recorded is not NotImplemented:
+            return recorded
         needs_a_cut = _any_pending([args, kwargs])
         if needs_a_cut and torch.Tag.dynamic_output_shape in func.tags:
             check_shape(str(func))
@@ -140,9 +140,6 @@ def _to_host(
         copies: Pairs of a lazy tensor and its copy.
         targets: The ids of the tensors that the op writes.
     """
-    from lazyrt.frontend.layouts import shows_twice
-    from lazyrt.frontend.reads import peek
-
     if is_lazy(arg):
         is_repeating = id(arg) in targets and shows_twice(arg)
         host = _laid_out_alike(arg) if is_repeating else peek(arg)
@@ -157,16 +154,11 @@ def _to_host(
 
 def _laid_out_alike(lazy: torch.Tensor) -> torch.Tensor:
     """Return a CPU tensor that shows a copy of the storage just as `lazy` shows its own."""
-    from lazyrt.frontend.layouts import flat_storage
-    from lazyrt.frontend.reads import peek
-
     host = peek(flat_storage(lazy))
     return host.as_strided(lazy.shape, lazy.stride(), lazy.storage_offset())
 
 
 def _write_back(lazy: torch.Tensor, host: torch.Tensor) -> None:
-    from lazyrt.frontend.layouts import flat_storage, resize, shows_twice
-
     if lazy.shape != host.shape:
         resize(lazy, tuple(host.shape))
     if shows_twice(lazy):

@@ -12,33 +12,27 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn import Parameter
 
 from lazyrt.config import config
-from lazyrt.errors import DeviceError
 from lazyrt.frontend import finalisers, generators, record, scalars
 from lazyrt.frontend.bound import over_limit
-from lazyrt.frontend.buffers import (
-    State,
-    View,
-    state_of,
-)
+from lazyrt.frontend.buffers import View, state_of
 from lazyrt.frontend.checks import check_overwrite
 from lazyrt.frontend.fallback import run_on_cpu
 from lazyrt.frontend.infer import call_arguments
 from lazyrt.frontend.record import FallbackNeeded, functional, miss, operation
 from lazyrt.frontend.refusals import check_index
+from lazyrt.frontend.tensors import component, emit, indices, operands
 from lazyrt.frontend.torch_compat import (
     DEVICE_TYPE,
-    TorchGenerator,
     aten,
     create_empty_tensor,
     find_overload,
     increment_version,
     never_trace,
-    place,
     restrided,
 )
+from lazyrt.frontend.views import check_start, track_offset, wrap_view
 from lazyrt.ir.live import (
     Buffer,
     float_leaf,
@@ -59,6 +53,11 @@ Kernel = Callable[..., Any]
 # `release` and another class under `View`; a test in the kernels would cost every op of every program.
 scopes: list[dict[str, Any]] = []
 
+VIEW_OPS = frozenset(
+    ("view", "transpose.int", "t", "permute", "select.int", "slice.Tensor", "unsqueeze",
+     "squeeze", "squeeze.dim", "squeeze.dims", "expand", "diagonal", "view.dtype", "unfold",
+     "_reshape_alias", "view_as_real", "view_as_complex", "_conj", "_neg_view")
+)  # fmt: skip
 # View ops whose result may begin elsewhere in the storage.
 SHIFTS = frozenset(("aten.select.int", "aten.slice.Tensor", "aten.diagonal.default"))
 # In-place ops that give all elements one number, so that it does not matter which repeat.
@@ -69,120 +68,6 @@ _PLACEMENT = frozenset(("layout", "pin_memory", "non_blocking"))
 _AS_THEY_ARE = frozenset(
     ("int", "Optional[int]", "str", "Optional[str]", "bool", "Optional[bool]")
 )
-
-
-def wrap(state: State, value: Value) -> torch.Tensor:
-    """Return a new lazy tensor of a value's type whose storage has the given state."""
-    tensor = create_empty_tensor(value.shape, value.dtype)
-    tensor.untyped_storage()._lazyrt = state  # type: ignore[attr-defined]
-    if state.offset:
-        strides = value.strides or contiguous_strides(value.shape)
-        return place(tensor, value.shape, strides, state.offset)
-    if value.strides is None:
-        return tensor
-    return restrided(tensor, value.shape, value.strides)
-
-
-def emit(result: Any) -> Any:
-    """Return new lazy tensors for a recorded result, in its structure."""
-    if result.__class__ is Value:
-        buffer = Buffer(result)
-        pending.buffers[buffer] = None
-        if result.strides is not None:
-            return wrap(buffer, result)
-        tensor = create_empty_tensor(result.shape, result.dtype)
-        tensor.untyped_storage()._lazyrt = buffer  # type: ignore[attr-defined]
-        return tensor
-    if result is None:
-        return None
-    if result.__class__ is tuple:
-        return tuple([emit(part) for part in result])
-    return wrap_alias(result)
-
-
-def wrap_alias(leaf: Value) -> torch.Tensor:
-    """Return a new tensor whose value is an input of the step."""
-    buffer = Buffer(leaf)
-    pending.buffers[buffer] = None
-    return wrap(buffer, leaf)
-
-
-def component(arg: Any) -> Any:
-    """Return the key component of any kernel argument: a value for each tensor."""
-    kind = arg.__class__
-    if kind is int or arg is None:
-        return arg
-    if kind is float:
-        return scalars.scalar_key(arg)
-    if kind is list or kind is tuple:
-        return tuple(
-            [part if part.__class__ is int else component(part) for part in arg]
-        )
-    if kind is Parameter or isinstance(arg, torch.Tensor):
-        return operand(arg)
-    if isinstance(arg, TorchGenerator):
-        generators.source(arg)  # the random state is a component of its own
-        return None
-    return scalars.scalar_key(arg)
-
-
-def operand(tensor: torch.Tensor) -> Value:
-    """Return the value of a tensor argument.
-
-    A CPU tensor of no dimensions becomes an input of the step, as torch allows on every device.
-
-    Raises:
-        DeviceError: The tensor lives on another device.
-    """
-    try:
-        state = tensor.untyped_storage()._lazyrt  # type: ignore[attr-defined]
-    except (AttributeError, NotImplementedError):
-        pass
-    else:
-        value: Value | None = state.value
-        return value if value is not None else leaf_of(state)
-    if tensor.dim() == 0 and tensor.device.type == "cpu":
-        return _uploaded(tensor)
-    raise DeviceError(
-        f"Expected all tensors to be on the same device, but found one on {tensor.device} with "
-        f"shape {tuple(tensor.shape)} among tensors on {DEVICE_TYPE}. An op runs on one "
-        f"device. Move it with `.to('{DEVICE_TYPE}')`."
-    ) from None  # a kernel asks here after its own way in has failed
-
-
-def operands(tensors: Any) -> tuple[Any, ...]:
-    """Return the values of a list of tensors: `component`, without a call for each of them."""
-    try:
-        states = [tensor.untyped_storage()._lazyrt for tensor in tensors]
-    except (AttributeError, NotImplementedError):
-        return tuple([component(tensor) for tensor in tensors])
-    return tuple([leaf_of(s) if (value := s.value) is None else value for s in states])
-
-
-def indices(tensors: Any) -> Any:
-    """Return the key component of an index list: CPU tensors are allowed, as on every device.
-
-    A boolean mask on the CPU becomes integer indices there, so that its shape is known.
-    """
-    parts: list[Any] = []
-    for tensor in tensors:
-        if tensor is None or tensor.device.type == DEVICE_TYPE:
-            parts.append(component(tensor))
-        elif tensor.dtype in {torch.bool, torch.uint8} and tensor.dim():
-            parts += [_uploaded(index) for index in tensor.nonzero(as_tuple=True)]
-        else:
-            parts.append(_uploaded(tensor))
-    return tuple(parts)
-
-
-def _uploaded(tensor: torch.Tensor) -> Value:
-    """Make a CPU tensor an input of this step."""
-    from lazyrt.execution.transfer import to_device
-
-    buffer = Buffer(None)
-    buffer.store(to_device(tensor), (tuple(tensor.shape), tensor.dtype, None))
-    pending.transient.append(buffer)
-    return leaf_of(buffer)
 
 
 # ------------------------------------------------------------------ source generation
@@ -386,6 +271,44 @@ def functional_kernel(func: torch._ops.OpOverload) -> Kernel:
     else:
         lines += ["made = emit(r)", *_AFTER, "return made"]
     return source.build(lines)
+
+
+def view_kernel(func: torch._ops.OpOverload) -> Kernel:
+    """Return the kernel of an op whose result aliases its first argument."""
+    op = operation(func)
+    source = Source(func, op, in_place=False)
+    by_bits = func is aten.view.dtype
+    rest = "".join(f"{part}, " for part in source.parts[1:])
+    source.scope.update(
+        track=track_offset,
+        wrap_view=wrap_view,
+        Plain=View,
+        inferring=torch.is_inference_mode_enabled,
+        check_start=check_start,
+    )
+    return source.build(
+        [
+            "s = a0.untyped_storage()._lazyrt; v = s.value",
+            *(["if s.offset: check_start(a0, a1)"] if by_bits else []),
+            "if v is None: v = leaf_of(s)",
+            f"a = ({rest})",
+            "key = (v, *a)",
+            "r = look_up(key)",
+            "if r is None: r = miss(op, key)",
+            "if listeners: note(r)",
+            "w = new(View); w.parent = s; w.op = op; w.args = a; w._value = r; w.offset = 0",
+            "w.base = base = s if s.__class__ is Buffer else s.base",
+            "w._version = base.version",
+            "if w.__class__ is not Plain: w.begin()",
+            "if True:" if op.name in SHIFTS else "if s.offset:",
+            "  track(w, key)",
+            "  if w.offset: return wrap_view(w, r, a0)",
+            "if inferring() and not a0.is_inference(): return wrap_view(w, r, a0)",
+            "t = create(r.shape, r.dtype)",
+            "t.untyped_storage()._lazyrt = w",
+            "return t if r.strides is None else restrided(t, r.shape, r.strides)",
+        ]
+    )
 
 
 def _is_factory(func: torch._ops.OpOverload) -> bool:

@@ -20,8 +20,8 @@ from lazyrt.config import config
 from lazyrt.frontend import record, scalars
 from lazyrt.frontend.bound import over_limit
 from lazyrt.frontend.buffers import View, current_value, value_of
-from lazyrt.frontend.kernels import wrap
 from lazyrt.frontend.record import FallbackNeeded, functional, operation
+from lazyrt.frontend.tensors import wrap
 from lazyrt.frontend.torch_compat import (
     aten,
     below_autograd,

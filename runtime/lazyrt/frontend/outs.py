@@ -12,9 +12,11 @@ from lazyrt.frontend.buffers import state_of, value_of
 from lazyrt.frontend.cpu_errors import what_is_said
 from lazyrt.frontend.fallback import run_on_cpu
 from lazyrt.frontend.infer import elements_of, run_blank, type_key
-from lazyrt.frontend.kernels import Kernel, component, write
+from lazyrt.frontend.kernels import Kernel, write
 from lazyrt.frontend.record import FallbackNeeded, functional, operation
+from lazyrt.frontend.tensors import component
 from lazyrt.frontend.torch_compat import DEVICE_TYPE, TorchGenerator, is_lazy
+from lazyrt.frontend.views import resize
 from lazyrt.ir.live import Generator, lock, random_leaf, undo_random
 
 if TYPE_CHECKING:
@@ -237,8 +239,6 @@ def _answer(
 
 def write_out(target: Any, value: Any) -> None:
     """Write what an op has computed to its `out=`, which is resized where it must be."""
-    from lazyrt.frontend.layouts import resize
-
     for tensor, part in _pairs([target], [value]):
         if tuple(tensor.shape) != part.shape:
             warned.of_resize(tuple(tensor.shape), part.shape)

@@ -26,6 +26,7 @@ from lazyrt.frontend.buffers import State, View, state_of, value_of
 from lazyrt.frontend.callsite import user_call
 from lazyrt.frontend.guard import ARGUMENT_CHECK, check_read
 from lazyrt.frontend.ready_views import Chain
+from lazyrt.frontend.tensors import wrap
 from lazyrt.frontend.torch_compat import is_lazy
 from lazyrt.ir.live import Buffer, Lost, exempt, lock, pending, why_lost
 from lazyrt.ir.node import Value, strides_of, type_text
@@ -321,8 +322,6 @@ def snapshot(tensor: torch.Tensor) -> torch.Tensor:
     It shares nothing with `tensor`: no storage, no autograd graph, no role in any step. The
     memory of a large one is shared for as long as nobody writes to either.
     """
-    from lazyrt.frontend.kernels import wrap
-
     require_lazy(tensor, "snapshot()")
     site, shape = provenance.user_site(2), tuple(tensor.shape)
     with lock:
@@ -478,8 +477,6 @@ def stand_in(tensor: torch.Tensor) -> torch.Tensor:
     For variables that only a traceback holds. Nothing is computed now. A peek works until the
     next barrier, which does not compute the stand-in; later reads raise LostValueError.
     """
-    from lazyrt.frontend.kernels import wrap
-
     require_lazy(tensor, "stand_in()")
     with lock:
         state = state_of(tensor)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyrt.frontend.fallback import run_on_cpu
-from lazyrt.frontend.layouts import flat_storage, shows_twice
 from lazyrt.frontend.torch_compat import DEVICE_TYPE, find_overload, is_lazy
+from lazyrt.frontend.views import flat_storage, shows_twice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from lazyrt.config import config
 from lazyrt.execution import compiler, forks
 from lazyrt.execution.executor import pending_roots, plan_of, run_plan
+from lazyrt.execution.graph import Graph
 from lazyrt.execution.interrupts import deferred_interrupt
 from lazyrt.frontend import record
 from lazyrt.ir import merging
 from lazyrt.ir.fingerprint import canonicalise
-from lazyrt.ir.graph import Graph
 from lazyrt.ir.live import Buffer, leaf_of, lock, pending, ran_alone
 from lazyrt.ir.node import Leaf, Node, Value, iter_values, nbytes_of
 from lazyrt.observe import events

@@ -18,25 +18,20 @@ from lazyrt.frontend import (
     warned,
 )
 from lazyrt.frontend.buffers import state_of, value_of
-from lazyrt.frontend.kernels import (
-    component,
-    emit,
-    functional_kernel,
-    wrap,
-    write,
-)
-from lazyrt.frontend.layouts import (
-    as_strided,
-    as_strided_copy,
-    as_strided_scatter,
-    resize,
-)
+from lazyrt.frontend.kernels import functional_kernel, view_kernel, write
 from lazyrt.frontend.record import functional, operation
+from lazyrt.frontend.tensors import component, emit, wrap
 from lazyrt.frontend.torch_compat import (
     DEVICE_TYPE,
     aten,
 )
-from lazyrt.frontend.views import make_view, view_kernel
+from lazyrt.frontend.views import (
+    as_strided,
+    as_strided_copy,
+    as_strided_scatter,
+    make_view,
+    resize,
+)
 from lazyrt.ir.live import Buffer, leaf_of, lock, pending
 from lazyrt.ir.node import Value, contiguous_strides, strides_of
 from lazyrt.lowering import dynamic

@@ -23,10 +23,9 @@ from lazyrt.execution.transfer import to_device
 from lazyrt.frontend import provenance, reads, refusals
 from lazyrt.frontend import torch_compat as compat
 from lazyrt.frontend.buffers import current_value, state_of
-from lazyrt.frontend.kernels import wrap
-from lazyrt.frontend.layouts import check_bounds, root_as
+from lazyrt.frontend.tensors import wrap
 from lazyrt.frontend.torch_compat import DEVICE_TYPE, aten, create_empty_tensor
-from lazyrt.frontend.views import make_view
+from lazyrt.frontend.views import check_bounds, make_view, root_as
 from lazyrt.ir.live import Buffer, lock
 from lazyrt.ir.node import Value, strides_of
 

@@ -1,64 +1,31 @@
-"""Views: kernels of ops whose result aliases their argument, and views made by hand."""
+"""Views made by hand: by a view op, or of a storage as flat memory, and other sizes of it."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lazyrt.frontend import record
-from lazyrt.frontend.buffers import State, View, current_value, state_of
+from lazyrt.errors import NoLoweringError
+from lazyrt.frontend import buffers, record, unwritten
+from lazyrt.frontend.buffers import (
+    State,
+    View,
+    current_value,
+    state_of,
+)
 from lazyrt.frontend.infer import infer
-from lazyrt.frontend.kernels import SHIFTS, Kernel, Source, wrap
 from lazyrt.frontend.record import functional, operation
+from lazyrt.frontend.tensors import operand, wrap
 from lazyrt.frontend.torch_compat import aten, plain_dispatch
+from lazyrt.ir.live import Buffer, lock, pending
+from lazyrt.ir.node import contiguous_strides
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lazyrt.ir.node import Value
-
-VIEW_OPS = frozenset(
-    ("view", "transpose.int", "t", "permute", "select.int", "slice.Tensor", "unsqueeze",
-     "squeeze", "squeeze.dim", "squeeze.dims", "expand", "diagonal", "view.dtype", "unfold",
-     "_reshape_alias", "view_as_real", "view_as_complex", "_conj", "_neg_view")
-)  # fmt: skip
-
-
-def view_kernel(func: torch._ops.OpOverload) -> Kernel:
-    """Return the kernel of an op whose result aliases its first argument."""
-    op = operation(func)
-    source = Source(func, op, in_place=False)
-    by_bits = func is aten.view.dtype
-    rest = "".join(f"{part}, " for part in source.parts[1:])
-    source.scope.update(
-        track=track_offset,
-        wrap_view=wrap_view,
-        Plain=View,
-        inferring=torch.is_inference_mode_enabled,
-        check_start=check_start,
-    )
-    return source.build(
-        [
-            "s = a0.untyped_storage()._lazyrt; v = s.value",
-            *(["if s.offset: check_start(a0, a1)"] if by_bits else []),
-            "if v is None: v = leaf_of(s)",
-            f"a = ({rest})",
-            "key = (v, *a)",
-            "r = look_up(key)",
-            "if r is None: r = miss(op, key)",
-            "if listeners: note(r)",
-            "w = new(View); w.parent = s; w.op = op; w.args = a; w._value = r; w.offset = 0",
-            "w.base = base = s if s.__class__ is Buffer else s.base",
-            "w._version = base.version",
-            "if w.__class__ is not Plain: w.begin()",
-            "if True:" if op.name in SHIFTS else "if s.offset:",
-            "  track(w, key)",
-            "  if w.offset: return wrap_view(w, r, a0)",
-            "if inferring() and not a0.is_inference(): return wrap_view(w, r, a0)",
-            "t = create(r.shape, r.dtype)",
-            "t.untyped_storage()._lazyrt = w",
-            "return t if r.strides is None else restrided(t, r.shape, r.strides)",
-        ]
-    )
 
 
 def wrap_view(view: View, value: Value, viewed: torch.Tensor) -> torch.Tensor:
@@ -109,3 +76,184 @@ def make_view(
     """Return a view of a tensor, or of another state of its storage, by recording the view op."""
     view = view_state(state if state is not None else state_of(viewed), func, args)
     return wrap_view(view, view.value, viewed)
+
+
+def as_strided(
+    self: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    offset: int | None = None,
+) -> torch.Tensor:
+    """`aten.as_strided`: a view of the storage at the root, whatever `self` shows of it."""
+    with lock:
+        state = state_of(self)
+        start = state.offset if offset is None else offset
+        root = root_as(state, self.dtype)
+        args = (tuple(size), tuple(stride), start)
+        check_bounds(root, args)
+        return make_view(self, aten.as_strided.default, args, root)
+
+
+def check_bounds(root: State, places: tuple[Any, ...]) -> None:
+    """Refuse places beyond the end of a storage, as the CPU does.
+
+    Args:
+        root: The whole storage.
+        places: Sizes, strides and offset, in elements of it.
+
+    Raises:
+        RuntimeError: The last place lies beyond.
+    """
+    size, stride, offset = places
+    shape, dtype, _ = root.type
+    if 0 in size or len(size) != len(stride):
+        return  # the second torch refuses in words of its own
+    reach = offset + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+    if reach > math.prod(shape):
+        raise RuntimeError(
+            f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {offset}, and "
+            f"itemsize {dtype.itemsize} requiring a storage size of {reach * dtype.itemsize} are out "
+            f"of bounds for storage of size {math.prod(shape) * dtype.itemsize}. The storage ends "
+            f"before the last element. Pass smaller sizes or strides, or make a larger tensor."
+        )
+
+
+def as_strided_copy(
+    self: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    offset: int | None = None,
+) -> torch.Tensor:
+    """`aten.as_strided_copy`: a copy of what the storage at the root shows in these places."""
+    return as_strided(self, size, stride, offset).contiguous().clone()
+
+
+def as_strided_scatter(
+    self: torch.Tensor,
+    source: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    offset: int | None = None,
+) -> torch.Tensor:
+    """`aten.as_strided_scatter`: a copy of the storage with `source` written to some places.
+
+    The result shows of it what `self` shows of its own. Of an expanded tensor the copy is plain,
+    as on the CPU.
+    """
+    if 0 in self.stride() and shows_twice(self):
+        place = self.contiguous().clone()
+    else:
+        storage = flat_storage(self).clone()
+        place = storage.as_strided(self.shape, self.stride(), self.storage_offset())
+    target = place.as_strided(size, stride, offset)
+    if target.shape != source.shape:
+        raise RuntimeError(
+            f"expected src to have a size equal to the slice of self: the slice has the shape "
+            f"{tuple(target.shape)}, src {tuple(source.shape)}. Reshape src to that."
+        )
+    target.copy_(source)
+    return place
+
+
+def shows_twice(tensor: torch.Tensor) -> bool:
+    """Return whether a lazy tensor may show an element of its storage more than once."""
+    if isinstance(state_of(tensor), Buffer):
+        return False
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
+    return False
+
+
+def flat_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """Return all elements of a lazy tensor's storage, flat: a view of it."""
+    count = tensor.untyped_storage().nbytes() // tensor.itemsize
+    return tensor.as_strided((count,), (1,), 0)
+
+
+def root_as(state: State, dtype: torch.dtype) -> State:
+    """Return the storage under a tensor as elements of the tensor's own dtype.
+
+    Raises:
+        NoLoweringError: The tensor shows the storage conjugated or negated.
+    """
+    link = state
+    while isinstance(link, buffers.View):  # eager debug mode gives `View` another class
+        if link.op.func in {aten._conj.default, aten._neg_view.default}:
+            raise NoLoweringError(
+                f"as_strided on a view made by {link.op.name} has no lowering. The storage holds "
+                "other numbers than the view shows. Call `.clone()` first."
+            )
+        link = link.parent
+    root = _in_memory_order(state.base)
+    if state.base.type[1] is dtype:
+        return root
+    shape, before, _ = root.type
+    if before.is_complex and not dtype.is_complex:
+        root = view_state(root, aten.view_as_real.default, ())
+        shape = root.type[0]
+    flat = view_state(root, aten.view.default, ((math.prod(shape),),))
+    if flat.type[1] is dtype:
+        return flat
+    return view_state(flat, aten.view.dtype, (dtype,))
+
+
+def _in_memory_order(base: Buffer) -> State:
+    """Return a storage, or the permuted view of it that lists elements as strides place them."""
+    shape, _, strides = base.type
+    if strides is None or 0 in shape:
+        return base
+    order = tuple(sorted(range(len(shape)), key=lambda dim: -strides[dim]))
+    value = functional(operation(aten.permute.default), (current_value(base), order))
+    if value.strides is not None:
+        raise NoLoweringError(
+            f"as_strided on storage of shape {shape} with strides {strides} has no lowering: "
+            "it has gaps or overlaps, and the device keeps no raw memory. Call "
+            "`.contiguous()` first."
+        )
+    return View(base, operation(aten.permute.default), (order,), value)
+
+
+def resize(
+    tensor: torch.Tensor,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None = None,
+) -> None:
+    """Give a lazy tensor another shape: a part of its storage, where that is large enough.
+
+    Else the tensor gets new storage with the elements of the old one from its own first on, then
+    unwritten ones; views of the old storage stay behind, unlike on the CPU.
+
+    Args:
+        tensor: Gets the shape.
+        shape: Sizes.
+        strides: Without gaps or overlaps, in elements; None for contiguous ones.
+    """
+    state = state_of(tensor)
+    held, dtype, _ = state.base.type
+    if tensor.dtype is dtype and state.offset + math.prod(shape) <= math.prod(held):
+        strides = strides or contiguous_strides(shape)
+        tensor.data = as_strided(tensor, shape, strides, state.offset)
+        return
+    if tensor.dtype is dtype and (isinstance(state, View) or state.type[2] is not None):
+        places = (math.prod(held) - state.offset,), (1,), state.offset
+        old, count = operand(as_strided(tensor, *places)), places[0][0]
+    else:
+        old, count = operand(tensor), tensor.numel()
+    wanted = math.prod(shape)
+    flat = functional(operation(aten.reshape.default), (old, (count,)))
+    if wanted < count:
+        flat = functional(operation(aten.slice.Tensor), (flat, 0, 0, wanted))
+    elif wanted > count:
+        kind = ((wanted - count,), unwritten.content(old.dtype), old.dtype)
+        rest = functional(operation(aten.full.default), kind)
+        flat = functional(operation(aten.cat.default), ((flat, rest),))
+    value = functional(operation(aten.reshape.default), (flat, shape))
+    buffer = Buffer(value)
+    pending.buffers[buffer] = None
+    tensor.data = wrap(buffer, value)
+    if strides is not None:
+        tensor.data = as_strided(tensor, shape, strides, 0)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lazyrt.ir.graph import Graph
-from lazyrt.ir.node import iter_values
+from lazyrt.ir.node import iter_values, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,7 +21,7 @@ def cone_sizes(values: Iterable[Value]) -> dict[Value, int]:
     Takes one pass over the graph for every 4,096 nodes of it.
     """
     wanted = dict.fromkeys(values)
-    nodes = Graph(wanted).nodes
+    nodes, _ = walk(wanted)
     numbers = {node: number for number, node in enumerate(nodes)}
     operands = [
         tuple({numbers[v.node] for v in iter_values(node.args) if v.node is not None})
@@ -50,4 +49,4 @@ def _needed(operands: list[tuple[int, ...]], start: int) -> list[int]:
 
 def nodes_under(values: Iterable[Value]) -> set[Node]:
     """Return the nodes that some values need, together."""
-    return set(Graph(values).nodes)
+    return set(walk(values)[0])

@@ -1,51 +1,35 @@
-"""What a lowering rule is told about its op: types, constants, the random state."""
+"""Applying an op's rule, and what the rule is told: types, constants, the random state."""
 
 # torch has no public name for an op's schema.
-# ruff: noqa: SLF001, N818
+# ruff: noqa: SLF001
 
 from __future__ import annotations
 
+import difflib
+import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
+import jax.numpy as jnp
+import numpy as np
 
-from lazyrt.ir.node import type_text
+from lazyrt.errors import LazyRuntimeError, LoweringError, NoLoweringError
+from lazyrt.lowering import decompose
+from lazyrt.lowering.avals import Aval, Unsupported, describe_types, result_type
 from lazyrt.lowering.dtypes import (
     Array,
     cast,
-    default_dtype,
-    number_dtype,
+    has_jax_dtype,
     opmath_dtype,
-    promote,
     to_jax_dtype,
+    to_torch_dtype,
 )
+from lazyrt.lowering.registry import rule_for, rules
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
-
-class Unsupported(Exception):
-    """A rule does not cover these types or constants; says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Aval:
-    """The type of a tensor.
-
-    Attributes:
-        shape: Sizes.
-        dtype: torch dtype.
-        weak: A Python number that is an input of the graph: a 0-d f64 or i64 array that
-            takes part in dtype promotion as the number would.
-    """
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    weak: bool = False
-
-    def __str__(self) -> str:
-        return type_text(self.shape, self.dtype)
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +96,6 @@ class OpContext:
             types: The same with avals in place of arrays.
             outs: Types of its results.
         """
-        from lazyrt.lowering.evaluate import evaluate
-
         rest = [
             argument.default_value if argument.has_default_value() else None
             for argument in func._schema.arguments[len(args) :]
@@ -125,34 +107,124 @@ class OpContext:
         return replace(self, args=tuple(args), outs=outs)
 
 
-def result_type(args: Iterable[Any]) -> torch.dtype:
-    """Return torch's result type of tensors' types and Python numbers.
+def evaluate(
+    func: torch._ops.OpOverload,
+    args: Sequence[Any],
+    avals: Sequence[Any],
+    outs: Sequence[Aval | None],
+    key: Array | None = None,
+) -> list[Array | None]:
+    """Compute a functional op on jax arrays or tracers.
 
-    Tensors with dimensions weigh more than 0-d tensors, these more than Python numbers.
+    Args:
+        func: The op.
+        args: One entry for each schema argument: an array for a tensor, a Python list for a
+            list, the constant itself otherwise.
+        avals: The same with an `Aval` in place of each array.
+        outs: Type of each result; None for one that torch leaves undefined.
+        key: (seed, offset) of a random op as u64[2].
+
+    Returns:
+        One array of the declared type for each result.
+
+    Raises:
+        NoLoweringError: There is neither a rule nor a decomposition.
+        LoweringError: The rule failed, or gave another shape than torch does.
     """
-    found: list[torch.dtype | None] = [None, None, None]
-    for arg in _operands(args):
-        if not isinstance(arg, Aval):
-            rank, dtype = 2, number_dtype(arg)
-        elif arg.weak:
-            is_float = arg.dtype.is_floating_point
-            rank, dtype = 2, default_dtype() if is_float else torch.int64
-        else:
-            rank, dtype = (0 if arg.shape else 1), arg.dtype
-        so_far = found[rank]
-        found[rank] = dtype if so_far is None else torch.promote_types(so_far, dtype)
-    return promote(found)
+    values, types = _as_arrays(func, args, avals)
+    ctx = OpContext(str(func), func, tuple(outs), types, key)
+    for out in outs:
+        if out is not None and not has_jax_dtype(out.dtype):
+            raise _no_lowering(ctx, f"XLA has no counterpart of {out.dtype}")
+    results = _apply(ctx, values)
+    return [
+        None if out is None else _conform(ctx, result, out)
+        for result, out in zip(_flatten(ctx, results), outs, strict=True)
+    ]
 
 
-def _operands(args: Iterable[Any]) -> Iterator[Any]:
-    for arg in args:
-        if isinstance(arg, (list, tuple)):
-            yield from _operands(arg)
-        elif isinstance(arg, (Aval, bool, int, float, complex)):
-            yield arg
+def _as_arrays(
+    func: torch._ops.OpOverload, args: Sequence[Any], avals: Sequence[Any]
+) -> tuple[list[Any], tuple[Any, ...]]:
+    """Return arguments and types with Python numbers for tensors turned into weak arrays."""
+    values, types = list(args), list(avals)
+    for position in _tensor_positions(func):
+        if isinstance(values[position], (bool, int, float, complex)):
+            values[position], types[position] = _number(values[position])
+    return values, tuple(types)
 
 
-def describe_types(args: Iterable[Any]) -> str:
-    """Return the types of an op's tensors for a message: `f32[2,3], i64[2]`."""
-    tensors = [str(arg) for arg in _operands(args) if isinstance(arg, Aval)]
-    return ", ".join(tensors) or "no tensors"
+def _number(value: Any) -> tuple[Array, Any]:
+    """Return a Python number as an array, and itself as what promotion goes by."""
+    array = jnp.asarray(np.asarray(value))
+    if isinstance(value, (float, int)) and not isinstance(value, bool):
+        return array, Aval((), to_torch_dtype(array.dtype), weak=True)
+    return array, Aval((), to_torch_dtype(array.dtype))
+
+
+@functools.cache
+def _tensor_positions(func: torch._ops.OpOverload) -> tuple[int, ...]:
+    return tuple(
+        position
+        for position, argument in enumerate(func._schema.arguments)
+        if str(argument.type) in {"Tensor", "Optional[Tensor]"}
+    )
+
+
+def _apply(ctx: OpContext, values: Sequence[Any]) -> Any:
+    rule = rule_for(ctx.func)
+    try:
+        if rule is None:
+            return decompose.apply(ctx.func, ctx.args, values, ctx.key, evaluate)
+        return rule(ctx, *values)
+    except Unsupported as refusal:
+        raise _no_lowering(ctx, str(refusal)) from refusal
+    except LazyRuntimeError:
+        raise
+    except Exception as error:
+        raise _failure(ctx, error) from error
+
+
+def _flatten(ctx: OpContext, results: Any) -> list[Any]:
+    flat = list(results) if isinstance(results, (tuple, list)) else [results]
+    if len(flat) != len(ctx.outs):
+        raise LoweringError(
+            f"the lowering of {_describe(ctx)} gave {len(flat)} results where torch gives "
+            f"{len(ctx.outs)}, so they cannot be told apart. Correct its rule."
+        )
+    return flat
+
+
+def _conform(ctx: OpContext, result: Any, out: Aval) -> Array:
+    if result is None or tuple(jnp.shape(result)) != tuple(out.shape):
+        shape = None if result is None else list(jnp.shape(result))
+        raise LoweringError(
+            f"the lowering of {_describe(ctx)} gave shape {shape} where torch gives "
+            f"{list(out.shape)}, so the result would be wrong. Correct its rule."
+        )
+    return cast(result, out.dtype)
+
+
+def _failure(ctx: OpContext, error: Exception) -> LoweringError:
+    return LoweringError(
+        f"the lowering of {_describe(ctx)} failed with {type(error).__name__}: {error}. The "
+        f"rule does not cover these types: correct it, or run the op on the CPU with "
+        f"lazyrt.fallback({ctx.name!r})."
+    )
+
+
+def _no_lowering(ctx: OpContext, reason: str) -> NoLoweringError:
+    because = f" ({reason})" if reason else ""
+    error = NoLoweringError(
+        f"no lowering for {_describe(ctx)}{because}. Register one with "
+        f"@lowers({ctx.name!r}), or run the op on the CPU with lazyrt.fallback({ctx.name!r})."
+    )
+    near = difflib.get_close_matches(ctx.name, rules(), n=3, cutoff=0.7)
+    near = [name for name in near if name != ctx.name]
+    if near:
+        error.add_note(f"lowered ops with similar names: {', '.join(near)}")
+    return error
+
+
+def _describe(ctx: OpContext) -> str:
+    return f"{ctx.name} on {describe_types(ctx.args)}"

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lazyrt.errors import NoLoweringError
 from lazyrt.ir.budgets import make_room
-from lazyrt.lowering.context import Aval, OpContext, Unsupported
+from lazyrt.lowering.avals import Aval, Unsupported
 from lazyrt.lowering.dtypes import default_dtype
 
 if TYPE_CHECKING:
@@ -39,26 +39,35 @@ Evaluate = Callable[..., list[Any]]
 _DYNAMIC = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
 
-def apply(ctx: OpContext, values: Sequence[Any], evaluate: Evaluate) -> list[Any]:
+def apply(
+    func: torch._ops.OpOverload,
+    avals: Sequence[object],
+    values: Sequence[Any],
+    key: Array | None,
+    evaluate: Evaluate,
+) -> list[Any]:
     """Compute an op by its decomposition.
 
     Args:
-        ctx: The op and its types.
-        values: One value for each schema argument.
-        evaluate: How to compute the simpler ops: `lazyrt.lowering.evaluate.evaluate`.
+        func: The op.
+        avals: One entry for each schema argument: an `Aval` for a tensor, a list for a list,
+            the constant itself otherwise.
+        values: The same with arrays in place of avals.
+        key: (seed, offset) of a random op as u64[2].
+        evaluate: How to compute the simpler ops: `lazyrt.lowering.context.evaluate`.
 
     Raises:
         Unsupported: It has no decomposition, or none for these types.
     """
-    program = _program(ctx)
+    program = _program(func, avals)
     tensors: list[Any] = []
-    _collect(ctx.args, values, tensors)
+    _collect(avals, values, tensors)
     found: dict[str, Any] = dict(zip(program.inputs, tensors, strict=True))
     for number, step in enumerate(program.steps):
-        key = None if ctx.key is None else _fold(ctx.key, number)
+        own = None if key is None else _fold(key, number)
         args = [_fill(arg, found) for arg in step.args]
         try:
-            results = evaluate(step.func, args, step.avals, step.outs, key)
+            results = evaluate(step.func, args, step.avals, step.outs, own)
         except NoLoweringError as error:
             raise Unsupported(f"its decomposition needs {step.func}") from error
         found[step.name] = results[0] if step.is_single else results
@@ -105,14 +114,14 @@ class _Program:
 _programs: dict[Any, _Program | str] = {}
 
 
-def _program(ctx: OpContext) -> _Program:
+def _program(func: torch._ops.OpOverload, avals: Sequence[object]) -> _Program:
     """Return the decomposition; refusals are remembered too."""
-    key = (ctx.func, _frozen(ctx.args), default_dtype())
+    key = (func, _frozen(avals), default_dtype())
     program = _programs.get(key)
     if program is None:
         make_room("decompositions", _programs, "max_decompositions")
         try:
-            program = _build(ctx)
+            program = _build(func, avals)
         except Unsupported as refusal:
             program = str(refusal)
         _programs[key] = program
@@ -143,16 +152,16 @@ def _decomposition(func: torch._ops.OpOverload) -> Callable[..., Any] | None:
     return func.decompose if func._can_decompose() else None
 
 
-def _build(ctx: OpContext) -> _Program:
-    if _DYNAMIC & set(ctx.func.tags):
+def _build(func: torch._ops.OpOverload, avals: Sequence[object]) -> _Program:
+    if _DYNAMIC & set(func.tags):
         raise Unsupported("the shape of its result depends on data")
-    function = _decomposition(ctx.func)
+    function = _decomposition(func)
     if function is None:
         raise Unsupported("it has no decomposition either")
     metas: list[torch.Tensor] = []
     with torch.inference_mode(mode=False), torch._C.DisableTorchFunction():
-        template = [_to_meta(arg, metas) for arg in ctx.args]
-    positional, keywords = _split(ctx.func, template)
+        template = [_to_meta(arg, metas) for arg in avals]
+    positional, keywords = _split(func, template)
 
     def run(*tensors: torch.Tensor) -> Any:
         args, kwargs = _place(positional, tensors), _place(keywords, tensors)
@@ -160,7 +169,7 @@ def _build(ctx: OpContext) -> _Program:
 
     try:
         traced = _trace(run, metas)
-        return _read(ctx.func, traced)
+        return _read(func, traced)
     except Unsupported:
         raise
     except Exception as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lazyrt.lowering.context import Aval
+from lazyrt.lowering.avals import Aval
 from lazyrt.lowering.spec import jax_type
 
 if TYPE_CHECKING:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lazyrt.lowering.context import Aval, OpContext
+from lazyrt.lowering.avals import Aval
 from lazyrt.lowering.registry import Rule, lowers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from lazyrt.lowering.context import OpContext
     from lazyrt.lowering.dtypes import Array
 
 # The overload of the single op that an overload of the foreach op repeats, where it is not

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from lazyrt.lowering.context import Aval, OpContext, Unsupported
+from lazyrt.lowering.avals import Aval, Unsupported
 from lazyrt.lowering.dtypes import (
     Array,
     cast,
@@ -26,6 +26,8 @@ from lazyrt.lowering.shaping import broadcast, expand
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from lazyrt.lowering.context import OpContext
 
 aten = torch.ops.aten
 

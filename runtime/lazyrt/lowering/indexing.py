@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from jax import lax
 
-from lazyrt.lowering.context import OpContext, Unsupported
+from lazyrt.lowering.avals import Unsupported
 from lazyrt.lowering.dtypes import Array, cast, to_jax_dtype, to_torch_dtype
 from lazyrt.lowering.reductions import norm_of
 from lazyrt.lowering.registry import lowers
@@ -21,6 +21,8 @@ from lazyrt.lowering.shaping import axis, expand, iota_along, scalar_like, zeros
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from lazyrt.lowering.context import OpContext
 
 # torch raises for an index out of range. A compiled program cannot: reads stay inside the
 # tensor, writes outside of it are dropped.

@@ -18,11 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from lazyrt.lowering.context import OpContext, Unsupported
+from lazyrt.lowering.avals import Unsupported
 from lazyrt.lowering.registry import lowers
 from lazyrt.lowering.shaping import expand
 
 if TYPE_CHECKING:
+    from lazyrt.lowering.context import OpContext
     from lazyrt.lowering.dtypes import Array
 
 _State = tuple[Any, Any, Any, Any]

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from lazyrt.lowering.context import OpContext, Unsupported
+from lazyrt.lowering.avals import Unsupported
 from lazyrt.lowering.dtypes import Array, cast, to_jax_dtype
 from lazyrt.lowering.reductions import norm_of
 from lazyrt.lowering.registry import lowers
@@ -20,6 +20,8 @@ from lazyrt.lowering.shaping import broadcast, expand, scalar_like
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from lazyrt.lowering.context import OpContext
 
 
 def contract(ctx: OpContext, a: Array, b: Array, batch: int = 0) -> Array:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from jax import lax
 
-from lazyrt.lowering.context import OpContext, Unsupported
+from lazyrt.lowering.avals import Unsupported
 from lazyrt.lowering.dtypes import (
     Array,
     cast,
@@ -31,6 +31,8 @@ from lazyrt.lowering.shaping import axis, expand, scalar_like, zeros_like
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from lazyrt.lowering.context import OpContext
 
 _DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
 

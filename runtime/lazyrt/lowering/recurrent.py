@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,13 @@ import numpy as np
 import torch
 from jax import lax
 
-from lazyrt.lowering.context import OpContext, Unsupported
+from lazyrt.lowering.avals import Unsupported
 from lazyrt.lowering.dtypes import Array, cast, opmath_dtype, to_torch_dtype
 from lazyrt.lowering.registry import lowers
 from lazyrt.lowering.shaping import expand
+
+if TYPE_CHECKING:
+    from lazyrt.lowering.context import OpContext
 
 
 def _gates(ctx: OpContext, parts: list[Array | None], count: int) -> list[Array]:

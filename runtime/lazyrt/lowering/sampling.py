@@ -18,13 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from lazyrt.lowering.context import OpContext, Unsupported
+from lazyrt.lowering.avals import Unsupported
 from lazyrt.lowering.dtypes import Array, cast
 from lazyrt.lowering.registry import lowers
 from lazyrt.lowering.shaping import broadcast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from lazyrt.lowering.context import OpContext
 
 # An element that no attempt serves, as for a parameter without a meaning, must not run for ever.
 _MOST_ROUNDS = 10_000

@@ -17,10 +17,10 @@ import torch
 from lazyrt import jax_compat
 from lazyrt.errors import LazyRuntimeError, LoweringError
 from lazyrt.ir.node import Leaf, Node, Value, nbytes_of
-from lazyrt.lowering import dynamic, registry
-from lazyrt.lowering.context import Aval
+from lazyrt.lowering import dynamic, registry, rules  # noqa: F401 - registers them
+from lazyrt.lowering.avals import Aval
+from lazyrt.lowering.context import evaluate
 from lazyrt.lowering.dtypes import has_jax_dtype, recorded_under, to_jax_dtype
-from lazyrt.lowering.evaluate import evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -24,6 +24,7 @@ from typing import Literal
 
 from lazyrt.closing import Closing
 from lazyrt.errors import UsageError
+from lazyrt.observe.source_location import Site as Site  # noqa: PLC0414, TC001
 
 _log = logging.getLogger(__name__)
 
@@ -50,29 +51,6 @@ def base_name(op: str) -> str:
     """
     parts = op.split(".")
     return parts[1] if len(parts) > 1 else op
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """A place in the user's source: where an op was recorded or a barrier was asked for.
-
-    Attributes:
-        file: Path of the source file, or IPython's name of the cell's code.
-        line: Line number, from 1.
-        function: Name of the function, `<module>` at the top level.
-        cell: Execution count of the notebook cell, or None outside notebooks.
-    """
-
-    file: str
-    line: int
-    function: str
-    cell: int | None = None
-
-    def __str__(self) -> str:
-        """Return `cell 3 line 2` or `train.py:41`."""
-        if self.cell is not None:
-            return f"cell {self.cell} line {self.line}"
-        return f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,10 @@
-"""The executables that this process or this user's disk holds: a list, and eviction."""
+"""The executables that this process or this user's disk holds: a list, and eviction.
+
+Above their budget they are dropped in order of their last use. A step that repeats finds its
+executable by its plan and looks nothing up, so the order would be that of compiling. Plans are
+therefore forgotten once before anything is dropped: whatever is still in use is then looked up
+and goes to the end.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +13,12 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from lazyrt.config import config
 from lazyrt.errors import UsageError
-from lazyrt.execution import cache, cache_index, compiler
+from lazyrt.execution import cache, compiler
 from lazyrt.execution.census import census
+from lazyrt.execution.peek import forget_slices
+from lazyrt.observe import events
 from lazyrt.observe.numbers import duration_text, plural, size_text
 from lazyrt.observe.readable import Readable
 
@@ -79,7 +88,7 @@ class CachedExecutable(Readable):
         return " · ".join(parts if self.is_usable else [*parts, "of no use here"])
 
 
-def cached(limit: int | None = None) -> tuple[CachedExecutable, ...]:
+def list_executables(limit: int | None = None) -> tuple[CachedExecutable, ...]:
     """Return the executables in memory and on disk, the latest used first.
 
     Args:
@@ -89,7 +98,7 @@ def cached(limit: int | None = None) -> tuple[CachedExecutable, ...]:
     held = compiler.held()
     found = []
     files = _files(held, limit)
-    known = cache_index.facts_of(files, is_all=limit is None)
+    known = cache.facts_of(files, is_all=limit is None)
     for file in files:
         memory = held.pop(file.digest, None) if file.is_usable else None
         found.append(_entry(now, file.digest, file, known[file.path], memory))
@@ -156,7 +165,7 @@ def chosen(key: str | None, unused_s: float | None) -> tuple[CachedExecutable, .
             none of these.
     """
     _check(key, unused_s)
-    entries = cached()
+    entries = list_executables()
     if unused_s is not None:
         return tuple(entry for entry in entries if entry.unused_s >= unused_s)
     if key is None:
@@ -196,3 +205,35 @@ def drop(entries: tuple[CachedExecutable, ...]) -> None:
     for entry in entries:
         if entry._file is not None:
             cache.remove(entry._file)
+
+
+_order_is_known = False
+
+
+def keep_within_budget() -> bool:
+    """Drop executables above `config.max_executables`; return whether plans must go, too.
+
+    Called with nothing pending. Results and fingerprints stay what they would have been: an
+    executable that is needed again is compiled again.
+    """
+    global _order_is_known
+    budget = config.max_executables
+    count = compiler.executable_count()
+    nearly_full = budget * 3 // 4
+    if count <= nearly_full:
+        return False
+    if count <= budget:
+        if _order_is_known:
+            return False
+        _order_is_known = True
+        forget_slices()
+        return True
+    dropped = compiler.drop_oldest(nearly_full)
+    forget_slices()
+    _order_is_known = False
+    events.emit(
+        events.CacheEvicted(
+            cache="executables", dropped=dropped, kept=count - dropped, budget=budget
+        )
+    )
+    return True

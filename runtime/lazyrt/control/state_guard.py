@@ -16,8 +16,8 @@ import torch
 from lazyrt.closing import Closing
 from lazyrt.errors import UsageError
 from lazyrt.frontend.buffers import state_of
-from lazyrt.frontend.kernels import wrap
 from lazyrt.frontend.reads import type_of
+from lazyrt.frontend.tensors import wrap
 from lazyrt.frontend.torch_compat import is_lazy, set_versions
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
     return found
 
 
-class Untouched(Closing):
+class StateGuard(Closing):
     """The modules and tensors that a call reaches, in `with`: as they were at its end.
 
     Args:

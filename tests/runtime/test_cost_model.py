@@ -9,17 +9,17 @@ import torch
 
 import lazyrt
 from lazyrt import jax_compat
-from lazyrt.execution import cache, pace, watcher
-from lazyrt.execution.pace import Part
+from lazyrt.execution import cache, cost_model, watcher
+from lazyrt.execution.cost_model import Part
 from tests.harness import cold_start
 
 
 @pytest.fixture(autouse=True)
 def _nothing_learned():
-    pace.forget()
-    pace.set_calibrated()
+    cost_model.forget()
+    cost_model.set_calibrated()
     yield
-    pace.forget()
+    cost_model.forget()
 
 
 def _file():
@@ -48,22 +48,22 @@ def test_after_one_look_of_a_kind_the_next_is_expected_within_a_factor_of_two(
     }  # what a kind takes, by its guess
 
     for kind, factor in truth.items():
-        pace.learn([Part(kind, 8, 5e7)], 5e7 * factor)
+        cost_model.learn([Part(kind, 8, 5e7)], 5e7 * factor)
 
     for kind, factor in truth.items():
         for guess in (2e7, 5e7, 9e7):
-            span = pace.expected([Part(kind, 8, guess)])
+            span = cost_model.expected([Part(kind, 8, guess)])
             took = guess * factor * draw.uniform(0.6, 1.6)
             assert took / 2 <= span.ns <= took * 2
             assert span.low_ns == span.high_ns == span.ns
 
 
 def test_what_is_not_known_is_a_range_of_four_times_and_the_machine_counts():
-    fresh = pace.expected([Part("run mm", 5, 8e6)])
+    fresh = cost_model.expected([Part("run mm", 5, 8e6)])
     for kind in ("run add", "run exp", "run sum"):
-        pace.learn([Part(kind, 5, 4e6)], 12e6)
-    slow = pace.expected([Part("run mm", 5, 8e6)])
-    other_size = pace.expected([Part("run add", 9, 8e6)])
+        cost_model.learn([Part(kind, 5, 4e6)], 12e6)
+    slow = cost_model.expected([Part("run mm", 5, 8e6)])
+    other_size = cost_model.expected([Part("run add", 9, 8e6)])
 
     assert (fresh.low_ns, fresh.ns, fresh.high_ns) == (4e6, 8e6, 16e6)
     assert slow.ns == pytest.approx(24e6, rel=1e-3)
@@ -72,66 +72,68 @@ def test_what_is_not_known_is_a_range_of_four_times_and_the_machine_counts():
 
 
 def test_what_is_known_is_believed_and_the_rest_is_the_new_kinds():
-    pace.learn([Part("run known", 5, 10e6)], 40e6)
+    cost_model.learn([Part("run known", 5, 10e6)], 40e6)
 
-    pace.learn([Part("run known", 5, 10e6), Part("run new", 5, 10e6)], 240e6)
+    cost_model.learn([Part("run known", 5, 10e6), Part("run new", 5, 10e6)], 240e6)
 
-    assert pace.expected([Part("run known", 5, 10e6)]).ns == pytest.approx(40e6)
-    assert pace.expected([Part("run new", 5, 10e6)]).ns == pytest.approx(200e6)
+    assert cost_model.expected([Part("run known", 5, 10e6)]).ns == pytest.approx(40e6)
+    assert cost_model.expected([Part("run new", 5, 10e6)]).ns == pytest.approx(200e6)
 
 
 def test_one_outlier_is_no_rule_and_what_a_clock_cannot_tell_is_none():
     part = Part("run op", 5, 10e6)
     for _ in range(3):
-        pace.learn([part], 10e6)
-    pace.learn([part], 50_000)  # of the clock
-    pace.learn([], 10e6)
-    unmoved = pace.expected([part]).ns
-    pace.learn([part], 400e6)
+        cost_model.learn([part], 10e6)
+    cost_model.learn([part], 50_000)  # of the clock
+    cost_model.learn([], 10e6)
+    unmoved = cost_model.expected([part]).ns
+    cost_model.learn([part], 400e6)
 
-    after = pace.expected([part]).ns
-    pace.learn([part], 10e6)
-    pace.learn([part], 10e6)
+    after = cost_model.expected([part]).ns
+    cost_model.learn([part], 10e6)
+    cost_model.learn([part], 10e6)
 
     assert unmoved == pytest.approx(10e6)
     assert after < 70e6
-    assert pace.expected([part]).ns < 20e6
+    assert cost_model.expected([part]).ns < 20e6
 
 
 def test_what_hardly_counts_learns_nothing_from_what_does():
     """A scale of a large product tells nothing of how long a scale takes."""
-    pace.learn([Part("run mm", 9, 100e6), Part("run mul", 4, 1e6)], 900e6)
+    cost_model.learn([Part("run mm", 9, 100e6), Part("run mul", 4, 1e6)], 900e6)
 
-    assert "run mul" not in pace._factors
-    assert pace.expected([Part("run mm", 9, 100e6)]).ns == pytest.approx(900e6, rel=0.1)
+    assert "run mul" not in cost_model._factors
+    assert cost_model.expected([Part("run mm", 9, 100e6)]).ns == pytest.approx(
+        900e6, rel=0.1
+    )
 
 
 def test_a_pause_in_little_work_says_nothing_of_much_work():
-    pace.learn([Part("run mm", 1, 20_000), Part("run overhead", 0, 60_000)], 90e6)
+    cost_model.learn([Part("run mm", 1, 20_000), Part("run overhead", 0, 60_000)], 90e6)
 
-    assert pace.expected([Part("run mm", 12, 3e9)]).ns == 3e9
+    assert cost_model.expected([Part("run mm", 12, 3e9)]).ns == 3e9
 
 
 def test_the_first_compile_of_a_process_is_not_taken_for_its_kinds():
     first, mm = Part("fixed first compile", 0, 150e6), Part("compile mm", 0, 20e6)
-    pace.learn([first, mm], 340e6)
-    afterwards = pace.expected([mm])
-    pace.learn([mm], 100e6)
-    pace.learn([first, mm], 700e6)
+    cost_model.learn([first, mm], 340e6)
+    afterwards = cost_model.expected([mm])
+    cost_model.learn([mm], 100e6)
+    cost_model.learn([first, mm], 700e6)
 
     assert afterwards.ns == pytest.approx(40e6)
     assert afterwards.high_ns > 3.9 * afterwards.low_ns
-    assert pace.expected([mm]).ns == pytest.approx(100e6)
-    assert pace.expected([first]).ns == pytest.approx(600e6)
+    assert cost_model.expected([mm]).ns == pytest.approx(100e6)
+    assert cost_model.expected([first]).ns == pytest.approx(600e6)
 
 
 def test_later_processes_know_what_earlier_ones_learned(tmp_path):
     lazyrt.config.cache_dir = tmp_path
-    pace.learn([Part("run op", 5, 10e6)], 70e6)
-    pace.save()
-    pace.forget()
+    cost_model.learn([Part("run op", 5, 10e6)], 70e6)
+    cost_model.save()
+    cost_model.forget()
 
-    remembered = pace.expected([Part("run op", 5, 10e6)])
+    remembered = cost_model.expected([Part("run op", 5, 10e6)])
 
     assert remembered.ns == pytest.approx(70e6, rel=1e-3)
     assert remembered.high_ns == remembered.low_ns
@@ -158,20 +160,20 @@ def test_a_damaged_file_or_one_of_another_version_is_not_believed(tmp_path, text
     file = _file()
     cache.write_text(file, text)
 
-    assert pace.expected([Part("run op", 5, 10e6)]).ns == 10e6
-    pace.learn([Part("run op", 5, 10e6)], 20e6)
-    pace._changed = True
-    pace.save()
+    assert cost_model.expected([Part("run op", 5, 10e6)]).ns == 10e6
+    cost_model.learn([Part("run op", 5, 10e6)], 20e6)
+    cost_model._changed = True
+    cost_model.save()
     assert json.loads(file.read_text())["version"] == 2
 
 
 def test_the_file_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(pace, "_MAX_FACTORS", 50)
+    monkeypatch.setattr(cost_model, "_MAX_FACTORS", 50)
     lazyrt.config.cache_dir = tmp_path
     for k in range(200):
-        pace.learn([Part(f"run op{k}", 5, 10e6)], 20e6)
-    pace._changed = True
-    pace.save()
+        cost_model.learn([Part(f"run op{k}", 5, 10e6)], 20e6)
+    cost_model._changed = True
+    cost_model.save()
 
     held = json.loads(_file().read_text())["factors"]
 
@@ -194,9 +196,9 @@ def test_looks_of_a_kind_are_expected_within_a_factor_of_two_after_the_first(
     The first of all, too: the machine is timed before.
     """
     cold_start()
-    pace.forget()
+    cost_model.forget()
     clock = Clock()
-    monkeypatch.setattr(pace, "now", clock)
+    monkeypatch.setattr(cost_model, "now", clock)
     compile_function, block = jax_compat.compile_function, jax_compat.block
 
     def compiling(*args, **options):
@@ -228,7 +230,7 @@ def test_looks_of_a_kind_are_expected_within_a_factor_of_two_after_the_first(
 @pytest.mark.not_eager("looks at what is pending")
 def test_a_machine_is_timed_once_and_in_no_count(tmp_path, monkeypatch):
     lazyrt.config.cache_dir = tmp_path
-    pace.forget()
+    cost_model.forget()
     compiled = []
     compile_function = jax_compat.compile_function
 
@@ -250,8 +252,8 @@ def test_a_machine_is_timed_once_and_in_no_count(tmp_path, monkeypatch):
     with lazyrt.subscribe(seen.append):
         inspection.cost(node)
         inspection.cost(node)
-    pace.save()
-    pace.forget()
+    cost_model.save()
+    cost_model.forget()
     inspection.cost(node)
 
     assert (while_busy, len(compiled)) == (0, 3)
@@ -265,7 +267,7 @@ def test_a_machine_that_cannot_be_timed_has_plain_guesses(monkeypatch):
     def failing(*_, **__):
         raise RuntimeError("no compiler")
 
-    pace.forget()
+    cost_model.forget()
     monkeypatch.setattr(jax_compat, "compile_function", failing)
     inspection, node = _look(lambda: torch.ones(3).to("lazyrt") + 1)
 

@@ -2,17 +2,19 @@
 
 The new graph gets a name, its tensors the user's names, and its compile a reason. Nothing here
 runs on a hit, and nothing here may stop a step: an explanation that fails is logged, and the
-step goes on without it.
+step goes on without it. Only `frozen()` stops one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from lazyrt import jax_compat
-from lazyrt.errors import LazyRuntimeError
+from lazyrt.errors import FrozenError, LazyRuntimeError
 from lazyrt.execution import compiler
 from lazyrt.execution.census import CompiledGraph, Run, StepKey, census
 from lazyrt.execution.explain import evicted, explain
@@ -22,11 +24,12 @@ from lazyrt.ir.snapshot import Name, Origin, snapshot_of
 from lazyrt.observe.events import Site
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from lazyrt.ir.fingerprint import Canonical
     from lazyrt.ir.node import Value
 
+_is_frozen: ContextVar[bool] = ContextVar("lazyrt_frozen", default=False)
 _log = logging.getLogger(__name__)
 _MAX_FALLBACKS = 100
 
@@ -189,3 +192,35 @@ def _origin(position: int, *, dropped: bool) -> Origin:
     output = run.order[slot]
     op, site, name = run.record.results[output]
     return Origin(run.step, run.record.name, output, op, site, name, dropped)
+
+
+@contextlib.contextmanager
+def frozen() -> Iterator[None]:
+    """Let no step make a new graph inside the block.
+
+    A barrier that would have to compile, or to read an executable from disk, raises with the
+    reason; nothing has run then, and its tensors stay pending. Prints and peeks may compile:
+    they do not change what a step compiles.
+
+    Raises:
+        FrozenError: A step's graph is new.
+    """
+    token = _is_frozen.set(True)
+    try:
+        yield
+    finally:
+        _is_frozen.reset(token)
+
+
+def check_frozen(nodes: int, reason: str) -> None:
+    """Stop the compile of a new step graph inside `frozen()`.
+
+    Raises:
+        FrozenError: The caller is inside `frozen()`.
+    """
+    if _is_frozen.get():
+        raise FrozenError(
+            f"a new graph of {nodes:,} {'op' if nodes == 1 else 'ops'} inside frozen(): {reason}. "
+            "It would have to be compiled, so nothing ran and its tensors stay pending. Run one "
+            "such step before the block, or take away what made it new."
+        )

@@ -24,7 +24,7 @@ _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _MAX_BYTES = 200_000
 
 
-class Whereabouts:
+class ThreadLocation:
     """Says where a thread is; holds one file without a name until it is closed."""
 
     def __init__(self) -> None:
