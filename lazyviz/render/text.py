@@ -25,7 +25,7 @@ _LEAF_PREFIX = {"data": "p", "float": "f", "int": "i", "rng": "rng"}
 
 
 def duration(ns: float) -> str:
-    """Return a time span with two or three digits, as `lazyrt.observe.numbers.duration_text`.
+    """Return a time span with two or three digits, as `lazygraph.numbers.duration_text`.
 
     Example:
         >>> [duration(n) for n in (0, 850, 41_300, 4_130_000, 41_300_000, 1_234_000_000)]

@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from lazygraph.explain.model import Explanation
     from lazyrt.execution.executables import CachedExecutable
     from lazyrt.execution.looking import Look
-    from lazyrt.execution.why.causes import Explanation
     from lazyrt.frontend.reuse import ReuseChoice
     from lazyrt.ir.node import Node
     from lazyrt.observe.report import Report

@@ -8,12 +8,14 @@ where they are; the modules that define them may move.
 
 from __future__ import annotations
 
+from lazygraph.explain.why import differences
+from lazygraph.rounds import rounds_in
+from lazygraph.snapshot import Name
 from lazyrt.control.live_growth import waiting_cells
 from lazyrt.control.live_listing import COLUMNS as LIVE_COLUMNS
 from lazyrt.control.live_rows import LiveRow, held_by
 from lazyrt.control.live_tensors import holdings_in
 from lazyrt.control.rehearsal import rehearse
-from lazyrt.execution.explain import differences
 from lazyrt.execution.holdings import Holding
 from lazyrt.execution.inspection import Cost
 from lazyrt.execution.looking import Look
@@ -25,8 +27,6 @@ from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.reads import require_lazy
 from lazyrt.ir.costs import flops, result_bytes, run_ns
 from lazyrt.ir.node import Leaf, Node, Op, Value
-from lazyrt.ir.rounds import rounds_in
-from lazyrt.ir.snapshot import Name
 
 __all__ = [
     "LIVE_COLUMNS", "Cost", "Holding", "Leaf", "Lifetime", "LiveRow", "Look", "Name", "Node",

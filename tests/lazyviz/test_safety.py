@@ -16,7 +16,7 @@ from lazyrt.control.live_listing import LiveReport
 from lazyrt.control.live_rows import Growth, LiveRow, Waiting
 from lazyrt.execution.looking import Look
 from lazyrt.execution.summaries import Summary
-from lazyrt.ir.snapshot import Name
+from lazygraph.snapshot import Name
 from lazyrt.observe.events import Site
 from lazyviz.documents import tour
 from lazyviz.foreign.programs import Programs

@@ -10,7 +10,7 @@ import pytest
 import lazyrt
 from lazyrt.control.live_listing import LiveReport
 from lazyrt.execution.executables import CachedExecutable
-from lazyrt.ir.snapshot import Name
+from lazygraph.snapshot import Name
 from lazyviz.inspection import executables
 from lazyviz.inspection.comparison import DiffView
 from lazyviz.inspection.diff_explorer import DiffExplorer

@@ -13,7 +13,7 @@ from torch import nn
 
 import lazyrt
 from lazyrt.execution.explain import differences
-from lazyrt.observe.numbers import duration_text
+from lazygraph.numbers import duration_text
 from tests.harness import DEVICE, cold_start
 
 pytestmark = pytest.mark.lazy_only("is about compiled steps")

@@ -7,7 +7,7 @@ import pytest
 
 from lazyrt.execution.census import CompiledGraph, StepKey
 from lazyrt.execution.why import nearest as search
-from lazyrt.ir.snapshot import Name, Snapshot, Vertex
+from lazygraph.snapshot import Name, Snapshot, Vertex
 from lazyrt.observe.events import Site
 
 pytestmark = pytest.mark.lazy_only("is about compiled steps")

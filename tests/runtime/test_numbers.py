@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyrt.observe.numbers import bytes_text, duration_text, time_text, value_text
+from lazygraph.numbers import bytes_text, duration_text, time_text, value_text
 from lazyviz.render.text import duration
 
 # What an old report printed, and what had been measured, in nanoseconds.

@@ -16,10 +16,10 @@ from lazyrt.ir.live import pending
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from lazygraph.snapshot import Name
     from lazyrt.control.live_rows import LiveRow
     from lazyrt.execution.graph import Graph
     from lazyrt.ir.node import Node, Value
-    from lazyrt.ir.snapshot import Name
     from lazyrt.observe.events import Site
 
 _MIN_STEPS = 3

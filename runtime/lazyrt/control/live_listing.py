@@ -8,9 +8,9 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lazygraph.numbers import plural, size_text
 from lazyrt.control.live_rows import held_by
 from lazyrt.errors import UsageError
-from lazyrt.observe.numbers import plural, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -6,15 +6,15 @@ import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from lazygraph.numbers import plural, size_text
 from lazyrt.execution.graph import Graph
 from lazyrt.ir.node import type_text
-from lazyrt.observe.numbers import plural, size_text
 
 if TYPE_CHECKING:
     import torch
 
+    from lazygraph.snapshot import Name
     from lazyrt.ir.node import Value
-    from lazyrt.ir.snapshot import Name
     from lazyrt.observe.events import Site
 
 _MAX_SHOWN = 3
@@ -176,7 +176,7 @@ def holder_text(holder: Name, kept: Site | None = None) -> str:
         kept: The line that puts things there, where it is a collection.
 
     Example:
-        >>> from lazyrt.ir.snapshot import Name
+        >>> from lazygraph.snapshot import Name
         >>> from lazyrt.observe.events import Site
         >>> holder_text(Name("x")), holder_text(Name("history[3]", "list"))
         ('x', 'history[3] (list)')

@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lazygraph.numbers import size_text
+from lazygraph.readable import Readable
 from lazyrt.control.live_growth import find_growth, find_waiting, with_keepers
 from lazyrt.control.live_listing import LiveReport, plain
 from lazyrt.control.live_rows import LiveRow, held_by
@@ -27,18 +29,16 @@ from lazyrt.frontend.names import Walk
 from lazyrt.ir.cones import cone_sizes
 from lazyrt.ir.live import Buffer, Lost, live_buffers, lock, pending
 from lazyrt.ir.node import type_text
-from lazyrt.observe.numbers import size_text
-from lazyrt.observe.readable import Readable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import torch
 
+    from lazygraph.snapshot import Name
     from lazyrt.execution.graph import Graph
     from lazyrt.execution.holdings import Holding
     from lazyrt.ir.node import Value
-    from lazyrt.ir.snapshot import Name
     from lazyrt.observe.events import Site
 
 _numbers = itertools.count(1)

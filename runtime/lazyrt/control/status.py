@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lazygraph.numbers import plural, size_text
+from lazygraph.readable import Readable
 from lazyrt.control import closures
 from lazyrt.control.live_tensors import live_tensors
 from lazyrt.execution import watcher
@@ -14,8 +16,6 @@ from lazyrt.ir import active
 from lazyrt.ir.live import lock
 from lazyrt.ir.node import nbytes_of
 from lazyrt.observe import events
-from lazyrt.observe.numbers import plural, size_text
-from lazyrt.observe.readable import Readable
 
 if TYPE_CHECKING:
     from lazyrt.observe.events import BarrierFinished, Site

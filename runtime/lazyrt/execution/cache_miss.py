@@ -13,14 +13,17 @@ from collections import deque
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
+from lazygraph.explain.model import Cause, Explanation
+from lazygraph.explain.why import evicted, explain
+from lazygraph.snapshot import Name, Origin
 from lazyrt import jax_compat
+from lazyrt.config import config
 from lazyrt.errors import FrozenError, LazyRuntimeError
 from lazyrt.execution import compiler
 from lazyrt.execution.census import CompiledGraph, Run, StepKey, census
-from lazyrt.execution.explain import evicted, explain
-from lazyrt.execution.why.causes import Cause, Explanation
+from lazyrt.execution.source_names import UserSource
 from lazyrt.ir.live import FromCpu, RanAlone, pending
-from lazyrt.ir.snapshot import Name, Origin, snapshot_of
+from lazyrt.ir.snapshot import snapshot_of
 from lazyrt.observe.events import Site
 
 if TYPE_CHECKING:
@@ -89,7 +92,7 @@ def describe(
     """
     step = pending.number
     if known is not None:
-        known.explanation = evicted(known, step)
+        known.explanation = evicted(known, step, config.max_executables)
         return known
     names, origins, modules = _names_and_origins(graph)
     key = StepKey(
@@ -139,7 +142,7 @@ def check_hit(graph: Canonical, record: CompiledGraph) -> None:
 
 def _explanation(record: CompiledGraph) -> Explanation:
     try:
-        return explain(record, census)
+        return explain(record, census, UserSource())
     except Exception:  # noqa: BLE001 - the step goes on
         _log.exception("explaining why %s is new failed", record.name)
         cause = Cause(

@@ -14,19 +14,19 @@ from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from lazygraph.numbers import duration_text, plural
+from lazygraph.readable import Readable
+from lazygraph.snapshot import labels
 from lazyrt.config import config
 from lazyrt.execution.graph import Graph
-from lazyrt.ir.match import labels
 from lazyrt.observe import events
-from lazyrt.observe.numbers import duration_text, plural
-from lazyrt.observe.readable import Readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from lazyrt.execution.why.causes import Explanation
+    from lazygraph.explain.model import Explanation
+    from lazygraph.snapshot import Snapshot
     from lazyrt.ir.fingerprint import Canonical
-    from lazyrt.ir.snapshot import Snapshot
     from lazyrt.observe.events import Site
 
 _log = logging.getLogger(__name__)
@@ -220,6 +220,10 @@ class Census:
     def latest(self) -> CompiledGraph | None:
         """The graph that ran last."""
         return next(reversed(self._of_step.values()), None)
+
+    def runs(self) -> Iterator[CompiledGraph]:
+        """Yield the graphs that the last thousand steps ran, the latest first."""
+        yield from reversed(self._of_step.values())
 
     def successions(self) -> list[tuple[CompiledGraph, CompiledGraph]]:
         """Return which graph ran right after which, each pair once, the latest first."""

@@ -13,14 +13,14 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from lazygraph.numbers import duration_text, plural, size_text
+from lazygraph.readable import Readable
 from lazyrt.config import config
 from lazyrt.errors import UsageError
 from lazyrt.execution import cache, compiler
 from lazyrt.execution.census import census
 from lazyrt.execution.peek import forget_slices
 from lazyrt.observe import events
-from lazyrt.observe.numbers import duration_text, plural, size_text
-from lazyrt.observe.readable import Readable
 
 if TYPE_CHECKING:
     from collections.abc import Container

@@ -15,10 +15,10 @@ from lazyrt.ir.live import pending
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from lazygraph.snapshot import Name
     from lazyrt.execution.graph import Graph
     from lazyrt.ir.live import Buffer
     from lazyrt.ir.node import Leaf, Value
-    from lazyrt.ir.snapshot import Name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

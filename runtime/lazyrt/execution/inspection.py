@@ -13,6 +13,8 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lazygraph.numbers import plural
+from lazygraph.readable import Readable
 from lazyrt import jax_compat
 from lazyrt.errors import LostValueError, UsageError
 from lazyrt.execution import (
@@ -34,19 +36,17 @@ from lazyrt.execution.peek import (
     tell,
 )
 from lazyrt.ir.live import Buffer, Lost, lock, pending
-from lazyrt.observe.numbers import plural
-from lazyrt.observe.readable import Readable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import torch
 
+    from lazygraph.snapshot import Name
     from lazyrt.execution.graph import Graph
     from lazyrt.execution.looking import Look
     from lazyrt.execution.not_finite import NotFinite
     from lazyrt.ir.node import Leaf, Node, Value
-    from lazyrt.ir.snapshot import Name
     from lazyrt.observe.events import Site
 
 

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from lazygraph.readable import Readable
 from lazyrt import jax_compat
 from lazyrt.errors import UsageError
 from lazyrt.execution import summaries, transfer
-from lazyrt.observe.readable import Readable
 
 if TYPE_CHECKING:
     from lazyrt.execution.summaries import Summary

@@ -15,13 +15,13 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lazygraph.numbers import plural, size_text
 from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import OutOfMemoryError
 from lazyrt.execution import watcher
 from lazyrt.ir.live import live_buffers
 from lazyrt.ir.node import nbytes_of, type_text
-from lazyrt.observe.numbers import plural, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -7,18 +7,18 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lazygraph.numbers import share_text
+from lazygraph.readable import Readable
 from lazyrt.ir.live import FromCpu, RanAlone, made_in, pending
 from lazyrt.ir.node import Leaf, iter_values, type_text
-from lazyrt.observe.numbers import share_text
-from lazyrt.observe.readable import Readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from lazygraph.snapshot import Name
     from lazyrt.execution.census import Run
     from lazyrt.ir.live import Buffer
     from lazyrt.ir.node import Value
-    from lazyrt.ir.snapshot import Name
     from lazyrt.observe.events import Site
 
 ON_CPU = "on the CPU"

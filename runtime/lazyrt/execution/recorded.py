@@ -10,9 +10,8 @@ import gzip
 import json
 from typing import Any, cast
 
+from lazygraph.snapshot import Name, Snapshot, Vertex, labels
 from lazyrt.execution.census import CompiledGraph, StepKey
-from lazyrt.ir.match import labels
-from lazyrt.ir.snapshot import Name, Snapshot, Vertex
 from lazyrt.observe.events import Site
 
 VERSION = 1

@@ -15,6 +15,7 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lazygraph.snapshot import Name
 from lazyrt.execution import late_checks
 from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.names import Walk, is_installed
@@ -22,7 +23,6 @@ from lazyrt.frontend.namespaces import locals_of, namespaces
 from lazyrt.frontend.provenance import is_library_file
 from lazyrt.frontend.torch_compat import is_lazy
 from lazyrt.ir.live import lock
-from lazyrt.ir.snapshot import Name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

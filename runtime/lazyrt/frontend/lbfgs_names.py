@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lazygraph.snapshot import OF_LBFGS, Name
 from lazyrt.frontend.namespaces import locals_of
-from lazyrt.ir.snapshot import OF_LBFGS, Name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lazygraph.snapshot import Name
 from lazyrt.frontend import lbfgs_names
 from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.namespaces import library_namespaces, namespaces
 from lazyrt.frontend.torch_compat import is_lazy
-from lazyrt.ir.snapshot import Name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from lazygraph.numbers import duration_text
 from lazyrt.observe.metrics import metrics
-from lazyrt.observe.numbers import duration_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,6 +13,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lazygraph.numbers import size_text
+from lazygraph.readable import Readable
 from lazyrt.config import config
 from lazyrt.execution import compiler, forks
 from lazyrt.execution.executor import pending_roots, plan_of, run_plan
@@ -24,8 +26,6 @@ from lazyrt.ir.fingerprint import canonicalise
 from lazyrt.ir.live import Buffer, leaf_of, lock, pending, ran_alone
 from lazyrt.ir.node import Leaf, Node, Value, iter_values, nbytes_of
 from lazyrt.observe import events
-from lazyrt.observe.numbers import size_text
-from lazyrt.observe.readable import Readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

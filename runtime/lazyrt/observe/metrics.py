@@ -13,8 +13,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from lazygraph.readable import Readable
 from lazyrt.observe import events
-from lazyrt.observe.readable import Readable
 from lazyrt.observe.report import ALIASES, Report
 from lazyrt.observe.series import PERCENTILES, Sample, Series, summarise
 

@@ -11,8 +11,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lazygraph.numbers import bytes_text, time_text, value_text
 from lazyrt.errors import UsageError
-from lazyrt.observe.numbers import bytes_text, time_text, value_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

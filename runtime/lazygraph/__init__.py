@@ -1,0 +1,1 @@
+"""Programs as graphs: what they are, how two differ, and why one is new."""

@@ -1,0 +1,879 @@
+"""The table of causes: each row names a fact, when it is a cause, and what a message says.
+
+The order of the rows is their rank: what stands higher takes an edit that both explain.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lazygraph.explain import attribute as spread
+from lazygraph.explain.facts import dtype_of, shape_of
+from lazygraph.explain.sentences import at, count, listed
+from lazygraph.snapshot import OPERAND
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lazygraph.explain.attribute import Claim, Closure
+    from lazygraph.explain.compare import Comparison, Side
+    from lazygraph.explain.facts import Fact, Row
+    from lazygraph.explain.model import Kind
+    from lazygraph.explain.sentences import Fields
+    from lazygraph.snapshot import Vertex
+
+
+@dataclass(frozen=True, slots=True)
+class CauseRow:
+    """One row of the table.
+
+    Attributes:
+        kind: Its name.
+        of: The table of facts that it reads.
+        holds: Whether a fact is this cause.
+        says: The sentence; `sentences.fields_of` lists what it may name.
+        fix: What to do.
+        spread: What follows from it.
+        group: What facts of one sentence share.
+        more: Returns further fields of the sentence.
+        is_shown: Whether it is a cause though no edit follows from it.
+    """
+
+    kind: Kind
+    of: str
+    holds: Callable[[Comparison, Fact], bool]
+    says: str
+    fix: str
+    spread: Callable[[Comparison, Fact], Closure]
+    group: Callable[[Fact], object]
+    more: Callable[[Comparison, list[Claim]], Fields] | None
+    is_shown: bool
+
+
+TABLE: list[CauseRow] = []
+
+
+def cause(
+    kind: Kind,
+    *,
+    of: str,
+    says: str,
+    fix: str = "",
+    spread: Callable[[Comparison, Fact], Closure] = spread.alone,
+    group: Callable[[Fact], object] = lambda _: None,
+    more: Callable[[Comparison, list[Claim]], Fields] | None = None,
+    is_shown: bool = False,
+) -> Callable[[Any], Any]:
+    """Add a row to the table, behind those before it; the predicate is what it decorates."""
+
+    def register(
+        holds: Callable[[Comparison, Fact], bool],
+    ) -> Callable[[Comparison, Fact], bool]:
+        TABLE.append(
+            CauseRow(kind, of, holds, says, fix, spread, group, more, is_shown)
+        )
+        return holds
+
+    return register
+
+
+def _always(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return True
+
+
+def _new_or_gone(new: str, gone: str, *names: str) -> Any:
+    """Return further fields that say which side has what the other lacks."""
+
+    def more(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+        words = (new, gone) if claims[0].fact.is_new else (gone, new)
+        return dict(zip(names, words, strict=True))
+
+    return more
+
+
+# LBFGS calls the user's closure in the middle of its step, and decides by values how it goes on.
+
+
+def _everything(c: Comparison, fact: Fact) -> Closure:  # noqa: ARG001
+    both = [dict.fromkeys(side.free, 0) for side in (c.a, c.b)]
+    return spread.Closure(both[0], both[1], {*c.gone_results}, {*c.new_results})
+
+
+@cause(
+    "loop_count", of="lbfgs", spread=_everything, is_shown=True,
+    says="LBFGS{at} computes with {now} earlier directions, {before} in {graph_before}",
+    fix="nothing to do: each number of directions up to `history_size` is one graph; a smaller one "
+    "compiles fewer",
+)  # fmt: skip
+def _lbfgs(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return fact.before is not None and fact.now is not None
+
+
+# Settings ---------------------------------------------------------------------------------------
+
+_MODE_FIX = (
+    "leave the mode as it is over whole steps, or expect one compile at each switch"
+)
+for _kind, _says, _fix in (
+    ("mode", "the mode is `{now}`, was `{before}` for {graph_before}: what a debug mode runs by itself "  # noqa: ISC004
+     "is an input of this graph or of none", _MODE_FIX),
+    ("device", "the device is {now}, was {before} for {graph_before}",
+     "run the program on one device, or expect one compile for each"),
+    ("sharding", "data is laid out over {now}, was over {before} for {graph_before}",
+     "keep one layout over devices, or expect one compile for each"),
+):  # fmt: skip
+    cause(_kind, of=_kind, says=_says, fix=_fix, is_shown=True)(_always)  # type: ignore[arg-type]
+
+
+@cause(
+    "mode", of="ran_alone", spread=spread.region, fix=_MODE_FIX,
+    says="{names} {is_} {an_input}: what {graph_before} computed ran {how}{at}",
+)  # fmt: skip
+def _ran_alone(c: Comparison, fact: Fact) -> bool:
+    return fact.is_new and c.a.record.key.mode == c.b.record.key.mode
+
+
+# Boundaries -------------------------------------------------------------------------------------
+
+
+@cause(
+    "missing_boundary", of="whole", is_shown=True,
+    says="this graph is {graph_before} {now} times over: no step boundary came between them{at}",
+    fix="put the work of each step in `with lazyrt.step():`, which ends in a boundary however it "
+    "is left",
+)  # fmt: skip
+def _whole(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return c.a.record.key.ended_by != c.b.record.key.ended_by
+
+
+@cause(
+    "missing_boundary", of="cell_work", says="{ops} that {text} left pending joined {joined}",
+    fix="end the earlier cell with `lazyrt.mark_step()`, or read what it makes there: pending ops "
+    "run with whichever step comes next",
+    more=lambda c, claims: {
+        "ops": count(claims[0].fact.row.more["ops"], "operation"),
+        "joined": "this step's graph" if claims[0].fact.is_new else f"{c.a.record.name} only",
+    },
+)  # fmt: skip
+def _cell_work(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return True
+
+
+cause(
+    "step_cut", of="break", says="{text}", fix="{fix}", is_shown=True,
+    spread=lambda c, fact: fact.row.more["closure"],  # noqa: ARG005
+    more=lambda c, claims: {"fix": claims[0].fact.row.more["fix"]},  # noqa: ARG005
+)(_always)  # fmt: skip
+
+
+# Inputs that are one tensor ---------------------------------------------------------------------
+
+_ONE_TENSOR_FIX = (
+    "give both as tensors of their own (`y.clone()`), or as one, in every step; tensors of equal "
+    "values are no difference"
+)
+
+
+def _pair(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+    rows = [row for m in claims for row in (m.fact.before, m.fact.now)]
+    names = list(dict.fromkeys(row.name for row in rows if row is not None))
+    return {"pair": " and ".join(f"`{name}`" for name in names[:2])}
+
+
+def _is_matched(side: Side, row: Row | None) -> bool:
+    return row is not None and side.partner[row.vertices[0]] >= 0
+
+
+def _are_inputs(fact: Fact) -> bool:
+    """Return whether an operand was an input of this type and name, and is another one."""
+    old, new = fact.before, fact.now
+    if old is None or new is None or {old.value, new.value} != {"input"}:
+        return False
+    holders = {old.more["holder"], new.more["holder"]}
+    return (
+        "" not in {old.name, new.name}
+        and old.name != new.name
+        and old.text == new.text
+        and not holders & {"gradient", "optimizer", "optimizer LBFGS"}
+    )
+
+
+@cause(
+    "same_input", of="operand", spread=spread.downstream, more=_pair, is_shown=True,
+    says="{pair} are one tensor now and were two", fix=_ONE_TENSOR_FIX,
+)  # fmt: skip
+def _one_tensor(c: Comparison, fact: Fact) -> bool:
+    return (
+        _are_inputs(fact)
+        and not _is_matched(c.a, fact.before)
+        and _is_matched(c.b, fact.now)
+    )
+
+
+@cause(
+    "same_input", of="operand", spread=spread.downstream, more=_pair, is_shown=True,
+    says="{pair} are two tensors now and were one", fix=_ONE_TENSOR_FIX,
+)  # fmt: skip
+def _two_tensors(c: Comparison, fact: Fact) -> bool:
+    return (
+        _are_inputs(fact)
+        and _is_matched(c.a, fact.before)
+        and not _is_matched(c.b, fact.now)
+    )
+
+
+# Modules ----------------------------------------------------------------------------------------
+
+_BUILD_FIX = "build the model before the loop and leave it as it is; each structure costs one compile"
+
+
+def _parameters(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+    rows = [claim.fact.row for claim in claims]
+    return {
+        "parameters": count(sum(row.more["parameters"] for row in rows), "parameter"),
+        "variable": min(row.name for row in rows),
+    }
+
+
+@cause(
+    "module_added", of="module", spread=spread.scope, more=_parameters, fix=_BUILD_FIX,
+    says="module{s} {names} {was} added: {parameters}",
+)  # fmt: skip
+def _module_added(c: Comparison, fact: Fact) -> bool:
+    return fact.is_new and _is_outermost(fact, c.a)
+
+
+@cause(
+    "module_removed", of="module", spread=spread.scope, more=_parameters, fix=_BUILD_FIX,
+    says="module{s} {names} {was} removed: {parameters}",
+)  # fmt: skip
+def _module_removed(c: Comparison, fact: Fact) -> bool:
+    return fact.is_gone and _is_outermost(fact, c.b)
+
+
+def _is_outermost(fact: Fact, other: Side) -> bool:
+    """Return whether the other side has the module around it, or nothing of its model."""
+    parent = fact.row.name.rpartition(".")[0]
+    if not parent:
+        start = f"{fact.row.name}."
+        return not any(name.startswith(start) for name in other.names)
+    return any(name.startswith(f"{parent}.") for name in other.names)
+
+
+def _of_parameter(c: Comparison, fact: Fact) -> Closure:
+    found, more = spread.owner(c, fact), spread.region(c, fact)
+    found.a, found.b = more.a | found.a, more.b | found.b
+    return found
+
+
+@cause(
+    "module_added", of="parameter", spread=_of_parameter, fix=_BUILD_FIX,
+    says="parameter{s} {names} {was} added",
+)  # fmt: skip
+def _parameter_added(c: Comparison, fact: Fact) -> bool:
+    return fact.is_new and fact.row.name not in c.a.names
+
+
+@cause(
+    "module_removed", of="parameter", spread=_of_parameter, fix=_BUILD_FIX,
+    says="parameter{s} {names} {was} removed",
+)  # fmt: skip
+def _parameter_removed(c: Comparison, fact: Fact) -> bool:
+    return fact.is_gone and fact.row.name not in c.b.names
+
+
+@cause(
+    "module_call", of="visit", spread=spread.call,
+    more=_new_or_gone("called", "not called", "called", "was_called"),
+    says="module{s} {scopes} {is_} {called}{at}, {was} {was_called} in {graph_before}",
+    fix="call the same modules in each step; each choice of modules costs one compile",
+)  # fmt: skip
+def _module_call(c: Comparison, fact: Fact) -> bool:
+    scope = fact.row.more["scope"]
+    other = c.a if fact.is_new else c.b
+    return (
+        bool(scope)
+        and scope not in c.switched
+        and all(vertex.scope != scope for vertex in other.vertices)
+    )
+
+
+def _made(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+    of_module = claims[0].fact.row.more["holder"] == "module"
+    plural = "s" if len(claims) > 1 else ""
+    return {"what": f"parameter{plural}" if of_module else "state"}
+
+
+@cause(
+    "module_recreated", of="created", spread=spread.on_line, more=_made,
+    says="{what} {names} {is_} initialised in this step{at}, {was} {an_input} before",
+    fix="build the model and its optimizer once, before the loop; or end the step after building "
+    "them (`lazyrt.mark_step()`)",
+)  # fmt: skip
+def _recreated(c: Comparison, fact: Fact) -> bool:
+    return fact.is_new and fact.row.name in c.a.read
+
+
+@cause(
+    "module_recreated", of="created", spread=spread.dominated, more=_made,
+    says="{what} {names} {was} made in {graph_before}{at} and {is_} not made again",
+    fix="nothing to do: further steps are alike; or build the model before the first step",
+)  # fmt: skip
+def _not_made_again(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return fact.is_gone and fact.row.more["holder"] == "module"
+
+
+# Optimizers -------------------------------------------------------------------------------------
+
+
+@cause(
+    "update", of="optimizer", spread=spread.on_line,
+    more=_new_or_gone("keeps", "no longer keeps", "keeps", "kept"),
+    says="the optimizer{at} {keeps} {names} of each parameter, unlike in {graph_before}",
+    fix="make the optimizer once, before the loop; another one, or another option such as momentum "
+    "or amsgrad, costs a compile",
+)  # fmt: skip
+def _other_state(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return bool(c.a.updated & c.b.updated)
+
+
+@cause(
+    "update", of="update", spread=spread.owner,
+    more=_new_or_gone("updated", "not updated", "updated", "was_updated"),
+    says="parameter{s} {names} {is_} {updated}{at}, {was} {was_updated} in {graph_before}",
+    fix="nothing to do where both come back: with and without the update is one graph each",
+)  # fmt: skip
+def _update(c: Comparison, fact: Fact) -> bool:
+    return fact.row.name in (c.a if fact.is_new else c.b).names
+
+
+@cause(
+    "update", of="result", spread=spread.dominated,
+    more=_new_or_gone("computed", "not computed", "computed", "was_computed"),
+    says="gradient{s} {names} {is_} {computed}{at}, {was} {was_computed} in {graph_before}",
+    fix="nothing to do where both come back; else freeze and unfreeze parameters "
+    "(`requires_grad_`) before the loop",
+)  # fmt: skip
+def _gradients(c: Comparison, fact: Fact) -> bool:
+    if fact.row.more["holder"] != "gradient":
+        return False
+    names = (c.a if fact.is_new else c.b).names
+    return fact.row.name.rpartition(".")[0] in names and fact.row.name not in names
+
+
+# Results of earlier steps -----------------------------------------------------------------------
+
+
+@cause(
+    "carried_over", of="list", spread=spread.region,
+    more=lambda c, claims: _numbers(claims[0].fact),  # noqa: ARG005
+    says="the list `{name}` of earlier results is read as a whole{at}: {now} inputs, {before} in "
+    "{graph_before}",
+    fix="keep numbers (`losses.append(loss.item())` behind the step), or a running sum on the "
+    "device: each length is a graph of its own",
+)  # fmt: skip
+def _list(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return fact.before is not None and fact.now is not None
+
+
+@cause(
+    "carried_over", of="history", spread=spread.region,
+    more=lambda c, claims: _numbers(claims[0].fact),  # noqa: ARG005
+    says="backward{at} goes on through {now} earlier steps, {before} in {graph_before}: it reads "
+    "what they saved",
+    fix="hand the state on with `.detach()`, so that backward ends where the step begins; or run "
+    "the whole sequence in one step of fixed length",
+)  # fmt: skip
+def _history(c: Comparison, fact: Fact) -> bool:
+    computes = any(not v.backward and not v.is_leaf for v in c.b.vertices)
+    return bool(
+        computes and fact.before and fact.now and fact.now.value > fact.before.value
+    )
+
+
+def _numbers(fact: Fact) -> Fields:
+    assert fact.before is not None
+    assert fact.now is not None
+    return {"sizes": ((fact.before.value, fact.now.value),)}
+
+
+_STATE_FIX = (
+    "nothing to do when it happens once, in the second step, as with an optimizer's state; to save "
+    "the compile, create it before the first step and end that with `lazyrt.mark_step()`"
+)
+
+
+@cause(
+    "carried_over", of="state", spread=spread.region,
+    more=_new_or_gone("not ", "", "not_before", "not_now"),
+    says="gradient{s} {names} of step {origin_step} {is_} {not_now}{an_input} of this step, {was} "
+    "{not_before}of {graph_before}: gradients accumulate over steps",
+    fix="nothing to do where it comes back: the first batch of an update and the later ones are one "
+    "graph each; `zero_grad(set_to_none=False)` makes it one graph for all",
+)  # fmt: skip
+def _gradients_accumulate(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    is_one_sided = fact.is_new or fact.is_gone
+    return fact.row.more["holder"] == "gradient" and is_one_sided
+
+
+cause(
+    "state_became_input", of="handed", spread=spread.region, fix=_STATE_FIX,
+    says="{names} {is_} {an_input} now; {graph_before} created {it}{before_at}",
+)(_always)  # fmt: skip
+
+
+@cause(
+    "state_became_input", of="operand", spread=spread.region, fix=_STATE_FIX,
+    says="{names} {is_} {an_input} now; {graph_before} created {it}{before_at}",
+)  # fmt: skip
+def _was_computed(c: Comparison, fact: Fact) -> bool:
+    if fact.before is None or fact.now is None:
+        return False
+    origin = fact.now.more.get("origin")
+    is_result = origin is not None and origin.step >= 0 and not origin.how
+    is_input = fact.before.value == "op" and fact.now.value == "input"
+    return is_input and is_result and fact.now.name not in c.a.read
+
+
+# Inputs -----------------------------------------------------------------------------------------
+
+
+def _sizes(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+    """Return what became of the size of each input that changed along one axis alone."""
+    found = []
+    for claim in claims:
+        assert claim.fact.before is not None
+        assert claim.fact.now is not None
+        old, new = claim.fact.before.value[0], claim.fact.now.value[0]
+        pairs = [pair for pair in zip(old, new, strict=False) if pair[0] != pair[1]]
+        if len(old) == len(new) and len(pairs) == 1:
+            found += pairs
+    return {"sizes": tuple(dict.fromkeys(found))}
+
+
+def _differs(fact: Fact, part: int) -> bool:
+    old, new = fact.before, fact.now
+    return old is not None and new is not None and old.value[part] != new.value[part]
+
+
+@cause(
+    "parameter_shape", of="parameter", spread=spread.downstream, more=_sizes,
+    says="parameter {called} is {now}, was {before}{others}",
+    fix="a module was rebuilt with other sizes: build it once",
+)  # fmt: skip
+def _parameter_shape(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return _differs(fact, 0)
+
+
+@cause(
+    "input_dtype", of="parameter", spread=spread.downstream, more=_sizes,
+    says="parameter {called} is {now}, was {before}{others}",
+    fix="convert the model once, before the loop (`model.to(dtype)`), and the data when it is "
+    "loaded",
+)  # fmt: skip
+def _parameter_dtype(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return _differs(fact, 1)
+
+
+@cause(
+    "input_dtype", of="input", spread=spread.downstream, more=_sizes,
+    says="input {called} is {now}, was {before}{others}",
+    fix="convert the data once, when it is loaded",
+)  # fmt: skip
+def _input_dtype(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return _differs(fact, 1)
+
+
+@cause(
+    "input_shape", of="input", spread=spread.downstream, more=_sizes,
+    says="input {called} is {now}, was {before}{others}",
+    fix="give every batch one shape: drop the last incomplete one, pad it, or sort sizes into a "
+    "few buckets",
+)  # fmt: skip
+def _input_shape(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return _differs(fact, 0)
+
+
+# Modes, loops, random numbers -------------------------------------------------------------------
+
+
+def _of_modules(c: Comparison, fact: Fact) -> Closure:
+    """What modules record that switched between training and evaluation, counters included."""
+    found = spread.downstream(c, fact)
+    for side, row, into in ((c.a, fact.before, found.a), (c.b, fact.now, found.b)):
+        scope = fact.row.name
+        mine = {k for k in side.unmatched if scope and side[k].scope == scope}
+        mine |= {*row.vertices} & side.unmatched if row is not None else set()
+        counters = [
+            k for k, n in side.snapshot.root_names.items() if n.holder == "buffer"
+        ]
+        into.update(dict.fromkeys(mine | side.dominated(counters), 0))
+    return found
+
+
+def _mode(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+    modes = [
+        row.value if row is not None else "evaluation"
+        for row in (claims[0].fact.before, claims[0].fact.now)
+    ]
+    scopes = listed(m.fact.row.name for m in claims)
+    where = f" (in module {scopes})" if scopes else ""
+    return {"before": modes[0], "now": modes[1], "where": where, "variable": ""}
+
+
+cause(
+    "train_eval", of="training", spread=_of_modules, more=_mode,
+    says="the model runs in {now} mode, before in {before} mode{where}",
+    fix="one graph for training and one for evaluation is what it takes; call `.train()` and "
+    "`.eval()` at the boundary of steps",
+)(_always)  # fmt: skip
+
+
+def _optimizers_ops(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+    fact = claims[0].fact
+    old, new = (dict(row.value) if row else {} for row in (fact.before, fact.now))
+    parts = [
+        f"{listed(sorted(ops))} {'are' if len(ops) > 1 else 'is'} {word}"
+        for ops, word in ((new.keys() - old.keys(), "new"), (old.keys() - new.keys(), "gone"))
+        if ops
+    ]  # fmt: skip
+    more = [op for op in old if op in new and new[op] != old[op]]
+    parts += [f"{new[op]} `{op}`, {old[op]} before" for op in more]
+    return {"ops": "; ".join(parts[:3])}
+
+
+@cause(
+    "update", of="update_ops", spread=spread.on_line, more=_optimizers_ops,
+    says="the optimizer{at} computes something else: {ops}",
+    fix="options of the optimizer, such as weight_decay, momentum or amsgrad, choose what it "
+    "computes: set them before the loop; each choice costs a compile",
+)  # fmt: skip
+def _options(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return fact.before is not None and fact.now is not None
+
+
+def _rounds(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+    facts = [claim.fact for claim in claims]
+    pairs = Counter((f.before.value, f.now.value) for f in facts if f.before and f.now)
+    (old, new), _ = pairs.most_common(1)[0]
+    times = "once" if new == 1 else f"{new} times"
+    return {"before": old, "times": times, "sizes": ((old, new),)}
+
+
+cause(
+    "loop_count", of="loop", spread=spread.line, more=_rounds,
+    says="the loop{at} ran {times}, {before} in {graph_before}",
+    fix="run the loop a fixed number of times, or put each round in a step of its own",
+)(_always)  # fmt: skip
+
+
+def _draws(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+    fact = claims[0].fact
+    old, new = (row.value if row else 0 for row in (fact.before, fact.now))
+    return {"before": old, "draws": count(new, "time")}
+
+
+@cause(
+    "rng", of="visit", spread=spread.line, more=_draws,
+    says="{op}{at} draws random numbers {draws}, {before} in {graph_before}",
+    fix="draw as many random numbers in each step; each number costs one compile",
+)  # fmt: skip
+def _random(c: Comparison, fact: Fact) -> bool:
+    return fact.row.more["random"] and fact.row.more["scope"] not in c.switched
+
+
+# Live tensors -----------------------------------------------------------------------------------
+
+
+def _holder(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+    name = claims[0].fact.row.name
+    return {
+        "keeper": f"{name[: name.rindex('[')]}.append" if name.endswith("]") else "f"
+    }
+
+
+def _is_kept(fact: Fact) -> bool:
+    """Return whether the program keeps a result; backward and modules keep the others."""
+    holders = {"module", "buffer", "optimizer", "gradient"}
+    return bool(fact.row.name) and fact.row.more["holder"] not in holders
+
+
+@cause(
+    "closure", of="result", spread=spread.dominated,
+    group=lambda fact: fact.row.more["holder"],
+    says="live tensor {text}{at}, held by the {holder}, is alive at the end of this step and was "
+    "not in {graph_before}{others}",
+    fix="queue the closure in every step, or in none: what it is given is a result of the step",
+)  # fmt: skip
+def _closure(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return fact.is_new and fact.row.more["holder"].startswith("closure")
+
+
+@cause(
+    "live_tensor", of="result", spread=spread.dominated, more=_holder,
+    says="live tensor {text}, created{at}, is alive at the end of this step and was not in "
+    "{graph_before}{others}",
+    fix="log it after the boundary, `del` it, keep its value (`lazyrt.materialise(t)`), or put it "
+    "off in every step: `lazyrt.add_step_closure({keeper}, (t,))`",
+)  # fmt: skip
+def _live(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return fact.is_new and _is_kept(fact)
+
+
+@cause(
+    "live_tensor_gone", of="result", spread=spread.dominated,
+    says="live tensor {text}, created{at}, was alive at the end of {graph_before} and is not now"
+    "{others}",
+    fix="keep the same tensors alive at each boundary: drop it in every step or in none",
+)  # fmt: skip
+def _live_gone(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return fact.is_gone and _is_kept(fact)
+
+
+# Numbers and arguments --------------------------------------------------------------------------
+
+
+def _lifted(c: Comparison, claims: list[Claim]) -> Fields:
+    many = len(claims) > 1
+    row = claims[0].fact.row
+    ops = {c.b[user].op for user in c.b.users[row.vertices[0]]}
+    found = {c.source.expression(row.site, op) for op in ops} - {("", "")}
+    text, number = found.pop() if len(found) == 1 and not many else ("", "")
+    return {
+        "number": f"{len(claims)} Python numbers" if many else "a Python number",
+        "varies": "vary" if many else "varies",
+        "within": f" in `{text}`" if text else "",
+        "variable": number,
+    }
+
+
+@cause(
+    "lifted_number", of="number", spread=spread.downstream, more=_lifted,
+    says="{number}{within}{at} {varies} and {is_} {an_input} from now on",
+    fix="nothing to do: further values compile nothing",
+)  # fmt: skip
+def _number(c: Comparison, fact: Fact) -> bool:
+    if not fact.is_new:
+        return False
+    readers = c.b.users[fact.row.vertices[0]]
+    return any(c.b.partner[reader] >= 0 for reader in readers)
+
+
+@cause(
+    "lifted_number", of="number", spread=spread.downstream, more=_lifted,
+    says="{number}{within}{at} {is_} {now}, {was} {before}",
+    fix="write it in one way (`2.0`, not `2`) where it varies; further values of either kind "
+    "compile nothing",
+)  # fmt: skip
+def _number_kind(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return fact.before is not None and fact.now is not None
+
+
+@cause(
+    "lifted_number", of="slice", spread=spread.alone,
+    says="the position of a slice{at} varies and is an input from now on",
+    fix="nothing to do: further positions compile nothing",
+)  # fmt: skip
+def _slice(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return fact.before is not None and fact.now is not None
+
+
+def _vertices(fact: Fact) -> tuple[Vertex, Vertex]:
+    assert fact.before is not None
+    assert fact.now is not None
+    return fact.before.more["vertex"], fact.now.more["vertex"]
+
+
+def _same_op(fact: Fact) -> bool:
+    old, new = _vertices(fact)
+    return old.op == new.op
+
+
+def _call(fact: Fact) -> object:
+    """Return what facts about one call have in common."""
+    old, new = _vertices(fact)
+    return (new.op, new.site, old.attrs, new.attrs)
+
+
+def _argument(c: Comparison, claims: list[Claim]) -> Fields:
+    """Return what an op was given and gives, before and now."""
+    old, new = _vertices(claims[0].fact)
+    pairs = enumerate(zip(old.attrs, new.attrs, strict=False))
+    place, values = next(
+        ((n, pair) for n, pair in pairs if pair[0] != pair[1]), (-1, ("", ""))
+    )
+    name = c.source.argument(new.site, new.op, place) if place >= 0 else ""
+    types = [*zip(old.types, new.types, strict=False)]
+    before, now = next((pair for pair in types if pair[0] != pair[1]), ("", ""))
+    if len(old.types) != len(new.types):
+        before, now = count(len(old.types), "tensor"), count(len(new.types), "tensor")
+    sizes = [*zip(shape_of(before), shape_of(now), strict=False)]
+    other = tuple(pair for pair in sizes if pair[0] != pair[1])
+    tensor = c.source.takes_tensor(new.op, place)
+    return {
+        "op": new.op,
+        "at": at(new.site),
+        "call": f"{new.op} (`{name}`)" if name else new.op,
+        "argument": f"`{name}` of {new.op}" if name else f"argument {place} of {new.op}",
+        "old": values[0],
+        "new": values[1],
+        "before_type": before,
+        "now_type": now,
+        "before_dtype": dtype_of(before),
+        "now_dtype": dtype_of(now),
+        "before_number": len(old.operands),
+        "now_number": len(new.operands),
+        "variable": name,
+        "sizes": other if len(other) == 1 else (),
+        "constant_fix": _AS_TENSOR if tensor else _FEW_VALUES,
+    }  # fmt: skip
+
+
+_AS_TENSOR = (
+    "pass it as a tensor (`torch.tensor(value, device=...)`) if it goes on varying"
+)
+_FEW_VALUES = "keep to one value or to a few: each compiles once, and the op takes no tensor in its place"
+
+
+@cause(
+    "regrouped", of="argument", spread=spread.downstream, more=_argument,
+    says="{op}{at} joins the same tensors in other groups: {now_number} of them, {before_number} in "
+    "{graph_before}",
+    fix="group tensors in the same way in each step (flush the buckets at its end)",
+)  # fmt: skip
+def _regrouped(c: Comparison, fact: Fact) -> bool:
+    old, new = _vertices(fact)
+    if old.op != new.op or len(old.operands) == len(new.operands):
+        return False
+    pairs = [(c.b[k], c.a[partner]) for k, partner in c.changed.items()]
+    lengths = [
+        len(one.operands) - len(other.operands)
+        for one, other in pairs
+        if one.op == other.op == new.op
+    ]
+    return not sum(lengths)
+
+
+@cause(
+    "shape", of="argument", spread=spread.downstream, group=_call, more=_argument,
+    says="shape changed: {call}{at} is {now_type}, was {before_type}",
+    fix="keep the size fixed, or pad to a fixed one",
+)  # fmt: skip
+def _shape(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    old, new = _vertices(fact)
+    return _same_op(fact) and [*map(shape_of, old.types)] != [*map(shape_of, new.types)]
+
+
+def _dtypes(fact: Fact) -> tuple[list[str], list[str]]:
+    old, new = _vertices(fact)
+    return [*map(dtype_of, old.types)], [*map(dtype_of, new.types)]
+
+
+_DTYPE_FIX = "keep one dtype, and use autocast either always or never"
+
+
+@cause(
+    "dtype", of="argument", spread=spread.downstream, more=_argument,
+    group=lambda fact: str(_dtypes(fact)),
+    says="dtype changed: {op}{at} computes in {now_dtype}, was in {before_dtype}",
+    fix=_DTYPE_FIX,
+)  # fmt: skip
+def _dtype(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    old, new = _dtypes(fact)
+    return _same_op(fact) and old != new
+
+
+def _conversions(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+    parts = []
+    for word, rows in (
+        ("more", [m.fact.row for m in claims if m.fact.is_new]),
+        ("fewer", [m.fact.row for m in claims if m.fact.is_gone]),
+    ):
+        if rows:
+            dtypes = ", ".join(sorted({row.text for row in rows}))
+            parts.append(f"{count(len(rows), 'conversion')} {word} to {dtypes}")
+    return {"casts": " and ".join(parts)}
+
+
+cause(
+    "dtype", of="cast", spread=spread.downstream, more=_conversions, fix=_DTYPE_FIX,
+    says="dtype changed: {casts}{at}, as under autocast",
+)(_always)  # fmt: skip
+
+
+@cause(
+    "baked_constant", of="argument", spread=spread.downstream, group=_call, more=_argument,
+    says="constant changed: {argument}{at} is {new}, was {old}", fix="{constant_fix}",
+)  # fmt: skip
+def _constant(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    old, new = _vertices(fact)
+    return _same_op(fact) and old.attrs != new.attrs and not _reads_tensor(fact)
+
+
+def _reads_tensor(fact: Fact) -> bool:
+    """Return whether an argument is a tensor on one side alone."""
+    pairs = zip(*(vertex.attrs for vertex in _vertices(fact)), strict=False)
+    return any(one != other and OPERAND in {one, other} for one, other in pairs)
+
+
+# What is left -----------------------------------------------------------------------------------
+
+PATH_FIX = "choose the path once, or with `torch.where`; each path costs one compile"
+
+
+@cause(
+    "code_path", of="argument", spread=spread.downstream, group=_call, more=_argument,
+    says="code path changed: {argument}{at} is {new}, was {old}", fix=PATH_FIX,
+)  # fmt: skip
+def _other_argument(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return _same_op(fact) and _reads_tensor(fact)
+
+
+def _path(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+    facts = [claim.fact for claim in claims]
+    parts = []
+    for word, rows in (
+        ("new", [f.row for f in facts if f.is_new]),
+        ("gone", [f.row for f in facts if f.is_gone]),
+        ("there more often", [f.row for f in facts if _grew(f) > 0]),
+        ("there less often", [f.row for f in facts if _grew(f) < 0]),
+    ):
+        if rows:
+            are = "are" if len({row.text for row in rows}) > 1 else "is"
+            ops = listed(row.text for row in rows)
+            parts.append(f"{ops}{at(rows[0].site)} {are} {word}")
+    return {"path": "; ".join(parts), "variable": ""}
+
+
+def _grew(fact: Fact) -> int:
+    if fact.before is None or fact.now is None:
+        return 0
+    return int(fact.now.value - fact.before.value)
+
+
+cause(
+    "code_path", of="visit", spread=spread.line, more=_path, fix=PATH_FIX,
+    says="code path changed: {path}",
+)(_always)  # fmt: skip
+
+
+@cause(
+    "live_tensor", of="result", spread=spread.dominated,
+    says="live tensor {text}, created{at}, is alive at the end of this step and was not in "
+    "{graph_before}{others}",
+    fix="log it after the boundary, or `del` it",
+)  # fmt: skip
+def _unnamed(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return fact.is_new and not fact.row.name
+
+
+@cause(
+    "live_tensor_gone", of="result", spread=spread.dominated,
+    says="live tensor {text}, created{at}, was alive at the end of {graph_before} and is not now"
+    "{others}",
+    fix="keep the same tensors alive at each boundary",
+)  # fmt: skip
+def _unnamed_gone(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return fact.is_gone and not fact.row.name
