@@ -40,33 +40,6 @@ def _uniform(x: Tensor, low: float = 0.0, high: float = 1.0, **_: Any) -> None:
         )
 
 
-def _random_to(x: Tensor, high: int, **_: Any) -> None:
-    _random_from(x, 0, high)
-
-
-def _random_from(x: Tensor, low: int, high: int | None, **_: Any) -> None:
-    first, last = _range(x.dtype)
-    _require(
-        high is None or low < high,
-        f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}. It draws "
-        "from [from, to). Pass bounds in rising order.",
-    )
-    for name, bound in (("from", low), ("to - 1", low if high is None else high - 1)):
-        _require(
-            first <= bound <= last,
-            f"{name} is out of bounds for {x.dtype}: random_ got {bound}, and the dtype holds "
-            f"{first:g} to {last:g}. Pass a smaller bound, or convert the tensor.",
-        )
-
-
-def _range(dtype: torch.dtype) -> tuple[float, float]:
-    """Return the smallest and the largest number of a dtype."""
-    if dtype is torch.bool:
-        return 0, 1
-    info = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
-    return info.min, info.max
-
-
 def _bernoulli(_x: Tensor, p: float, **_: Any) -> None:
     _require(
         0 <= p <= 1,
@@ -407,8 +380,6 @@ _CHECKS: dict[str, Callable[..., None]] = {
     "aten.amin.default": _extremes,
     "aten.aminmax.default": _extremes,
     "aten.uniform.default": _uniform,
-    "aten.random.from": _random_from,
-    "aten.random.to": _random_to,
     "aten.bernoulli.p": _bernoulli,
     "aten.heaviside.default": _heaviside,
     "aten.index_put.default": _index_put,
