@@ -53,7 +53,8 @@ def checked(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
         name: Of the op, such as `multinomial`.
         kernel: Runs it unchecked.
     """
-    if name in _DRAW_INTEGERS:
+    is_whole = name.startswith("randint") and not name.startswith("randint_like.Tensor")
+    if is_whole or name in {"random_.from", "random_.to"}:
         return _in_bounds(kernel)
     found = _DOMAINS.get(name)
     if found is None:
@@ -69,19 +70,12 @@ def checked(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
     return checking
 
 
-_DRAW_INTEGERS = frozenset(
-    ("random_.from", "random_.to", "randint", "randint.generator", "randint.low",
-     "randint.low_generator", "randint_like", "randint_like.generator", "randint_like.low_dtype",
-     "randint_like.low_generator_dtype", "randint.out", "randint.generator_out",
-     "randint.low_out", "randint.low_generator_out")
-)  # fmt: skip
-
-
 def _in_bounds(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Return a kernel that refuses the bounds of integers, or warns of them, as the CPU does."""
 
     def drawing(*args: Any, **kwargs: Any) -> Any:
-        like = args[0] if isinstance(args[0], torch.Tensor) else kwargs.get("out")
+        first = args[0] if isinstance(args[0], torch.Tensor) else None
+        like = kwargs.get("out", first)
         dtype = kwargs.get("dtype") or (torch.int64 if like is None else like.dtype)
         for text in _said_of_bounds(
             dtype, *(arg for arg in args if arg is None or arg.__class__ is int)
@@ -122,16 +116,16 @@ def _require_values(holds: torch.Tensor, said: str) -> None:
         raise ArgumentCheckError(said)
 
 
-def _are_probabilities(p: torch.Tensor, *_: Any) -> torch.Tensor:
+def _are_probabilities(p: torch.Tensor, *_: object) -> torch.Tensor:
     return ((p >= 0) & (p <= 1)).all()
 
 
-def _are_weights(weights: torch.Tensor, *_: Any) -> torch.Tensor:
+def _are_weights(weights: torch.Tensor, *_: object) -> torch.Tensor:
     valid = (weights >= 0) & (weights < math.inf)
     return valid.all() & (weights.sum(-1) > 0).all()
 
 
-def _are_widths(_mean: Any, std: torch.Tensor, *_: Any) -> torch.Tensor:
+def _are_widths(_mean: Any, std: torch.Tensor, *_: object) -> torch.Tensor:
     return (std >= 0).all()
 
 

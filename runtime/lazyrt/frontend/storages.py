@@ -138,7 +138,9 @@ def _deep_copy_storage(
 ) -> torch.UntypedStorage:
     state = _state(storage)
     if state is None or isinstance(state, HostBytes):
-        made: torch.UntypedStorage = memo.setdefault(storage, storage.clone())
+        if storage not in memo:
+            memo[storage] = storage.clone()
+        made: torch.UntypedStorage = memo[storage]
         return made
     with torch.no_grad():
         return _whole(_copied(state.base, memo).base).untyped_storage()
