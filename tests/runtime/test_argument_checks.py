@@ -447,6 +447,10 @@ INVALID = {
     "weights without a sum": lambda x: torch.multinomial(x * 0, 1),
     "a negative deviation": lambda x: torch.normal(x, -x),
     "a negative deviation alone": lambda x: torch.normal(0.0, -x),
+    "a mask of more than the source has": lambda x: x.masked_scatter(x > 0, x[:1]),
+    "such a mask in place": lambda x: torch.ones(
+        2, *x.shape, device=x.device
+    ).masked_scatter_(x > 0, x),
 }
 
 
@@ -471,10 +475,11 @@ def test_values_that_the_device_computes_are_refused_once_their_step_has_run(wha
         wait_for_step()
 
 
-def test_a_check_of_samplers_costs_no_execution_and_passes_good_values():
+def test_a_check_of_values_costs_no_execution_and_passes_good_ones():
     x = long_chain().abs().clamp(0.5, 1)
 
     drawn = torch.bernoulli(x), torch.multinomial(x, 1), torch.normal(x, x)
+    drawn += (torch.zeros(2, *x.shape, device=DEVICE).masked_scatter_(x > 2, x),)
     wait_for_step()
 
     assert lazyrt.counters()["executions"] == 1

@@ -10,6 +10,7 @@ from lazyrt.execution import compiler
 from lazyrt.execution.compiler import executable_of
 from lazyrt.execution.transfer import to_host
 from lazyrt.ir import live
+from lazyrt.lowering import batching
 from tests.graphs import Program
 from tests.harness import DEVICE, lazy
 
@@ -177,3 +178,96 @@ def test_the_compiler_does_not_compute_what_a_step_counts(tier):
 
     assert " iota(" in executable.as_text()
     assert total.item() == (2**16 + 3) * (2**16 + 2) // 2
+
+
+ROWS = {
+    "rows": lambda x, w: torch.stack([row.exp() for row in x]),
+    "rows with what all read": lambda x, w: torch.stack(
+        [(row * w + 1).clamp(min=w.mean()).frac() for row in x]
+    ),
+    "columns": lambda x, w: torch.stack([x[:, k].exp() * 2 for k in range(4)], 1),
+    "along the last dimension": lambda x, w: torch.stack([r.exp() for r in x], -1),
+    "two tensors": lambda x, w: torch.stack(
+        [torch.where(a > b, a, b) for a, b in zip(x, x.flip(0), strict=True)]
+    ),
+    "numbers": lambda x, w: torch.stack([number.exp() - 1 for number in x[1]]),
+}
+CALLS = {"rows with what all read": 6, "columns": 4, "two tensors": 4, "numbers": 4}
+
+
+@pytest.mark.not_eager("is about recorded graphs")
+@pytest.mark.parametrize("program", ROWS)
+def test_equal_ops_on_all_rows_that_are_stacked_are_one_call(program):
+    operands = torch.rand(6, 4), torch.rand(4)
+    stacked = ROWS[program](*map(lazy, operands))
+    graph = lazyrt.pending_graph(stacked)
+
+    text = graph.lower().as_text("stablehlo")
+    (by_text,), (interpreted,) = both_paths(stacked)
+
+    assert len(graph.nodes) > 12
+    main = text[: text.index("return")]
+    assert main.count("func.call @") == CALLS.get(program, 2)
+    assert main.count("aten.stack.default") == 1
+    assert torch.equal(by_text, interpreted)
+    torch.testing.assert_close(by_text, ROWS[program](*operands))
+
+
+@pytest.mark.not_eager("is about recorded graphs")
+def test_rows_that_are_read_elsewhere_are_slices_of_what_is_computed_at_once():
+    x = torch.rand(6, 4)
+
+    def program(x):
+        rows = [row.exp() for row in x]
+        return torch.stack(rows), rows[2], rows[4] + 1
+
+    found = program(lazy(x))
+    text = lazyrt.pending_graph(*found).lower().as_text("stablehlo")
+
+    assert text.count("call @aten_exp") == 1
+    assert text.count("func.call @lazyrt_select_at") == 2
+    for mine, expected in zip(both_paths(*found)[0], program(x), strict=True):
+        torch.testing.assert_close(mine, expected)
+
+
+UNLIKE = {
+    "another order": lambda x: torch.stack([row.exp() for row in x.unbind()[::-1]]),
+    "a part": lambda x: torch.stack([x[k].exp() for k in range(5)]),
+    "a row twice": lambda x: torch.stack([x[k].exp() for k in (0, 1, 2, 3, 4, 4)]),
+    "other numbers": lambda x: torch.stack([row + k for k, row in enumerate(x)]),
+    "sums": lambda x: torch.stack([row.sum() for row in x]),
+    "random numbers": lambda x: torch.stack([torch.rand_like(row) for row in x]),
+    "nothing computed": lambda x: torch.stack(list(x)),
+    "a wider result": lambda x: torch.stack([row * x for row in x]),
+    "numbers of two dtypes": lambda x: torch.stack(
+        [number * x.double()[0, 0] for number in x[0]]
+    ),
+}
+
+
+@pytest.mark.not_eager("is about recorded graphs")
+@pytest.mark.parametrize("program", UNLIKE)
+def test_ops_on_rows_that_differ_have_a_call_each(program):
+    x = torch.rand(6, 4)
+    x[0, 1:] = 3
+    stacked = UNLIKE[program](lazy(x))
+    graph = lazyrt.pending_graph(stacked)
+
+    main = graph.lower().as_text("stablehlo").partition("return")[0]
+
+    assert main.count("func.call @") == len(graph.nodes)
+    if program != "random numbers":
+        torch.testing.assert_close(stacked.cpu(), UNLIKE[program](x))
+
+
+@pytest.mark.not_eager("is about recorded graphs")
+def test_a_users_rule_of_an_elementwise_op_gets_one_row_at_a_time(monkeypatch):
+    monkeypatch.setattr(
+        batching, "times_given", lambda name: name == "aten.exp.default"
+    )
+    x = lazy(torch.rand(3, 4))
+    programs = [torch.stack([f(row) for row in x]) for f in (torch.exp, torch.sin)]
+
+    texts = [lazyrt.pending_graph(y).lower().as_text("stablehlo") for y in programs]
+
+    assert [text.count("call @aten_") for text in texts] == [4, 2]

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from torch import distributions, fft, linalg, special
+from torch import distributions, fft, linalg, nn, special
 
 from lazyrt.observe import events
 from tests.harness import DEVICE, lazy, recorded
@@ -385,6 +385,31 @@ REFUSED_ON_BOTH = {
     "random from an empty range": lambda x: torch.randint(3, 3, (2,), device=x.device),
     "random_ from an empty range": lambda x: x.random_(5, 3),
     "random_ below zero": lambda x: x.random_(-1),
+    "random integers that are complex": lambda x: torch.randint(
+        5, (2,), dtype=torch.complex64, device=x.device
+    ),
+    "random integers like complex ones": lambda x: torch.randint_like(
+        torch.complex(x, x), 5
+    ),
+    "random integers beyond bytes": lambda x: torch.randint(
+        257, (2,), dtype=torch.uint8, device=x.device
+    ),
+    "complex numbers in a fill": lambda x: x.fill_(1j),
+    "complex numbers in a full": lambda x: torch.full(
+        (2,), 1j, dtype=torch.float32, device=x.device
+    ),
+    "complex numbers at indices": lambda x: x.index_fill_(0, (x[:1] * 0).long(), 1j),
+    "complex numbers scattered": lambda x: x.scatter(0, (x[:1] * 0).long(), 1j),
+    "complex numbers at a mask": lambda x: x.__setitem__(x > 0, 1j),
+    "a number beyond half, scattered": lambda x: x.half().scatter(
+        0, (x * 0).long(), 1e9
+    ),
+    "a number beyond half as padding": lambda x: nn.functional.pad(
+        x.half(), (1, 1), value=1e9
+    ),
+    "a number beyond bytes at indices": lambda x: x.byte().index_fill(
+        0, (x * 0).long(), 300
+    ),
     "random_ beyond bytes": lambda x: x.to(torch.uint8).random_(0, 257),
     "random_ beyond booleans": lambda x: (x > 0).random_(3),
     "bernoulli_ of a number above 1": lambda x: x.bernoulli_(2),

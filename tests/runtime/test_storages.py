@@ -146,6 +146,39 @@ def test_copies_of_storages_are_those_of_the_cpu_and_their_own(name):
     on_both(program, grid(2, 2))
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_deep_copies_of_storages_and_tensors_on_them_stay_together():
+    def program(device, x):
+        storage, typed, part, turned, same = copy.deepcopy(
+            [x.untyped_storage(), x.storage(), x[1:], x.t(), x]
+        )
+        storage[0] = 7
+        typed[4] = 9
+        part.add_(1)
+        return x, part, turned, same, storage.tolist(), typed.tolist()
+
+    on_both(program, grid(3, 3, dtype=torch.int16))
+
+
+def test_deep_copies_of_views_show_a_copy_of_the_same_memory():
+    def program(device, x):
+        views = [x.view(torch.int32), x.as_strided((2, 2), (1, 2)), x[:1].expand(2, 4)]
+        copies = copy.deepcopy(views)
+        copies[0].add_(1)
+        layouts = [(c.shape, c.stride(), c.storage_offset()) for c in copies]
+        return x, *copies, layouts
+
+    on_both(program, grid(2, 4))
+
+
+def test_deep_copies_of_conjugate_views_hold_the_numbers_of_the_cpu():
+    def program(device, x):
+        copies = copy.deepcopy([x.conj(), x.imag, x])
+        return [c.resolve_conj() for c in copies]
+
+    on_both(program, torch.complex(grid(2, 2), grid(2, 2)))
+
+
 def test_bytes_that_are_written_are_those_of_the_tensors():
     def program(device, x):
         part, storage = x[1:], x.untyped_storage()

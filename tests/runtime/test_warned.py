@@ -77,8 +77,20 @@ CALLS = {
     ),
     "no rows": lambda d: torch.var(torch.ones(0, 3, device=d), 0),
     "freedom": lambda d: torch.ones(7, 3, device=d).std(1, correction=2),
+    "integers that half skips": lambda d: torch.randint(5000, (3,), dtype=torch.half, device=d),
+    "integers like these": lambda d: torch.randint_like(torch.ones(3, device=d), 2**30),
+    "two bounds": lambda d: torch.ones(3, device=d).random_(-(2**40), 2**40),
+    "one bound": lambda d: torch.ones(3, device=d).random_(-(2**40), None),
+    "integers that float holds": lambda d: torch.ones(3, device=d).random_(2**24),
 }  # fmt: skip
-SILENT = ("no elements", "to truth", "nothing", "a range that fits", "freedom")
+SILENT = (
+    "no elements",
+    "to truth",
+    "nothing",
+    "a range that fits",
+    "freedom",
+    "integers that float holds",
+)
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -86,7 +98,11 @@ def test_the_device_warns_as_the_cpu_does(call):
     expected = told(CALLS[call], "cpu")
 
     assert told(CALLS[call], DEVICE) == expected
-    assert len(expected) == {"two results": 2, **dict.fromkeys(SILENT, 0)}.get(call, 1)
+    assert len(expected) == {
+        "two results": 2,
+        "two bounds": 2,
+        **dict.fromkeys(SILENT, 0),
+    }.get(call, 1)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +124,14 @@ def test_a_move_that_drops_imaginary_parts_warns_once_at_the_users_line(move):
         (UserWarning, Path(__file__).name)
     ]
     assert results[0].tolist() == [1.0, 2.0, 3.0]
+
+
+def test_a_draw_warns_of_its_bounds_each_time():
+    def draws(device):
+        for _ in range(2):
+            torch.zeros(3, device=device).random_(2**40)
+
+    assert len(told(draws, DEVICE)) == len(told(draws, "cpu")) == 2
 
 
 def test_what_torch_says_once_is_said_once():

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import warnings
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from lazyrt.errors import ArgumentCheckError
-from lazyrt.frontend import provenance, reads, small_checks, torch_checks
+from lazyrt.frontend import provenance, reads, small_checks, torch_checks, warned
 from lazyrt.frontend.buffers import state_of
+from lazyrt.frontend.torch_compat import plain_dispatch
 from lazyrt.ir.live import Buffer, lock, pending
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import torch
 
 
 def require(
@@ -43,22 +46,57 @@ def require(
 def checked(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Return a kernel whose arguments' values are checked as the CPU checks them.
 
-    The host tells now if it knows the values; else the check waits for its step.
+    Numbers are checked at once, and elements where the host knows them; else the check waits for
+    its step.
 
     Args:
         name: Of the op, such as `multinomial`.
         kernel: Runs it unchecked.
     """
+    is_whole = name.startswith("randint") and not name.startswith("randint_like.Tensor")
+    if is_whole or name in {"random_.from", "random_.to"}:
+        return _in_bounds(kernel)
     found = _DOMAINS.get(name)
     if found is None:
         return kernel
-    position, is_valid, said = found
+    is_valid, said = found
 
     def checking(*args: Any, **kwargs: Any) -> Any:
-        _require_values(is_valid(args[position]), said)
+        holds = is_valid(*args)
+        if holds is not None:
+            _require_values(holds, said)
         return kernel(*args, **kwargs)
 
     return checking
+
+
+def _in_bounds(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a kernel that refuses the bounds of integers, or warns of them, as the CPU does."""
+
+    def drawing(*args: Any, **kwargs: Any) -> Any:
+        first = args[0] if isinstance(args[0], torch.Tensor) else None
+        like = kwargs.get("out", first)
+        dtype = kwargs.get("dtype") or (torch.int64 if like is None else like.dtype)
+        for text in _said_of_bounds(
+            dtype, *(arg for arg in args if arg is None or arg.__class__ is int)
+        ):
+            warned.say(text)
+        return kernel(*args, **kwargs)
+
+    return drawing
+
+
+@functools.lru_cache
+def _said_of_bounds(dtype: torch.dtype, *bounds: int | None) -> tuple[str, ...]:
+    """Return what the CPU warns of where it draws integers; no element of them is drawn here.
+
+    Raises:
+        RuntimeError: The CPU refuses the bounds or the dtype.
+    """
+    with plain_dispatch(), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        torch.empty(0, dtype=dtype, device="cpu").random_(*bounds)
+    return tuple([str(each.message).partition(" (Triggered")[0] for each in said])
 
 
 def _require_values(holds: torch.Tensor, said: str) -> None:
@@ -78,17 +116,29 @@ def _require_values(holds: torch.Tensor, said: str) -> None:
         raise ArgumentCheckError(said)
 
 
-def _are_probabilities(p: torch.Tensor) -> torch.Tensor:
+def _are_probabilities(p: torch.Tensor, *_: object) -> torch.Tensor:
     return ((p >= 0) & (p <= 1)).all()
 
 
-def _are_weights(weights: torch.Tensor) -> torch.Tensor:
+def _are_weights(weights: torch.Tensor, *_: object) -> torch.Tensor:
     valid = (weights >= 0) & (weights < math.inf)
     return valid.all() & (weights.sum(-1) > 0).all()
 
 
-def _are_widths(std: torch.Tensor) -> torch.Tensor:
+def _are_widths(_mean: Any, std: torch.Tensor, *_: object) -> torch.Tensor:
     return (std >= 0).all()
+
+
+def _are_enough(
+    x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor
+) -> torch.Tensor | None:
+    """Return whether there is an element for each place of a mask; None for a wrong call."""
+    places = max(x.numel(), mask.numel())
+    is_mask = mask.dtype is torch.bool and mask.device == x.device
+    if source.numel() >= places or not is_mask:
+        return None
+    # How often each element of the mask is used.
+    return mask.sum() * (places // max(mask.numel(), 1)) <= source.numel()
 
 
 _OF_BERNOULLI = "bernoulli expects all elements of p to be in [0, 1]"
@@ -97,19 +147,25 @@ _OF_MULTINOMIAL = (
     "distribution (sum of probabilities <= 0)"
 )
 _OF_NORMAL = "normal expects all elements of std >= 0.0"
-_Domain = tuple[int, "Callable[[torch.Tensor], torch.Tensor]", str]
-# The argument that is checked, how, and what is wrong where the check fails.
+_OF_MASKED_SCATTER = (
+    "masked_scatter: Number of elements of source < number of ones in mask"
+)
+# What must hold for the arguments, and what is wrong where it does not.
+_Domain = tuple["Callable[..., torch.Tensor | None]", str]
 _DOMAINS: dict[str, _Domain] = {
-    "bernoulli": (0, _are_probabilities, _OF_BERNOULLI),
-    "bernoulli.out": (0, _are_probabilities, _OF_BERNOULLI),
-    "bernoulli_.Tensor": (1, _are_probabilities, _OF_BERNOULLI),
-    "multinomial": (0, _are_weights, _OF_MULTINOMIAL),
-    "multinomial.out": (0, _are_weights, _OF_MULTINOMIAL),
-    "normal.Tensor_Tensor": (1, _are_widths, _OF_NORMAL),
-    "normal.Tensor_Tensor_out": (1, _are_widths, _OF_NORMAL),
-    "normal.float_Tensor": (1, _are_widths, _OF_NORMAL),
-    "normal.float_Tensor_out": (1, _are_widths, _OF_NORMAL),
-}
+    "bernoulli": (_are_probabilities, _OF_BERNOULLI),
+    "bernoulli.out": (_are_probabilities, _OF_BERNOULLI),
+    "bernoulli_.Tensor": (lambda _x, p, *_: _are_probabilities(p), _OF_BERNOULLI),
+    **dict.fromkeys(("multinomial", "multinomial.out"), (_are_weights, _OF_MULTINOMIAL)),
+    **dict.fromkeys(
+        ("normal.Tensor_Tensor", "normal.Tensor_Tensor_out", "normal.float_Tensor",
+         "normal.float_Tensor_out"),
+        (_are_widths, _OF_NORMAL),
+    ),
+    **dict.fromkeys(
+        ("masked_scatter", "masked_scatter_"), (_are_enough, _OF_MASKED_SCATTER)
+    ),
+}  # fmt: skip
 
 
 def known_now(condition: torch.Tensor) -> bool | None:

@@ -25,7 +25,7 @@ def _require(condition: bool, message: str) -> None:  # noqa: FBT001 - reads as 
         raise RuntimeError(message)
 
 
-def _uniform(x: Tensor, low: float = 0.0, high: float = 1.0, **_: Any) -> None:
+def _uniform(x: Tensor, low: float = 0.0, high: float = 1.0, **_: object) -> None:
     _require(
         low <= high,
         f"uniform_ got the range [{low}, {high}), which is empty. It draws from [from, to). "
@@ -40,34 +40,7 @@ def _uniform(x: Tensor, low: float = 0.0, high: float = 1.0, **_: Any) -> None:
         )
 
 
-def _random_to(x: Tensor, high: int, **_: Any) -> None:
-    _random_from(x, 0, high)
-
-
-def _random_from(x: Tensor, low: int, high: int | None, **_: Any) -> None:
-    first, last = _range(x.dtype)
-    _require(
-        high is None or low < high,
-        f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}. It draws "
-        "from [from, to). Pass bounds in rising order.",
-    )
-    for name, bound in (("from", low), ("to - 1", low if high is None else high - 1)):
-        _require(
-            first <= bound <= last,
-            f"{name} is out of bounds for {x.dtype}: random_ got {bound}, and the dtype holds "
-            f"{first:g} to {last:g}. Pass a smaller bound, or convert the tensor.",
-        )
-
-
-def _range(dtype: torch.dtype) -> tuple[float, float]:
-    """Return the smallest and the largest number of a dtype."""
-    if dtype is torch.bool:
-        return 0, 1
-    info = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
-    return info.min, info.max
-
-
-def _bernoulli(_x: Tensor, p: float, **_: Any) -> None:
+def _bernoulli(_x: Tensor, p: float, **_: object) -> None:
     _require(
         0 <= p <= 1,
         f"bernoulli_ expects p to be in [0, 1], but got p={p:g}. It is a probability. Pass one.",
@@ -83,7 +56,11 @@ def _heaviside(x: Tensor, values: Tensor) -> None:
 
 
 def _index_put(
-    x: Tensor, indices: Sequence[Tensor | None], values: Tensor, *_: Any, **__: Any
+    x: Tensor,
+    indices: Sequence[Tensor | None],
+    values: Tensor,
+    *_: object,
+    **__: object,
 ) -> None:
     masks = {torch.bool, torch.uint8}
     fills = values.numel() == 1 and all(i is None or i.dtype in masks for i in indices)
@@ -114,7 +91,12 @@ def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> None:
 
 
 def _convolution(
-    x: Tensor, weight: Tensor, bias: Any, stride: Any, padding: Sequence[int], *_: Any
+    x: Tensor,
+    weight: Tensor,
+    bias: Any,
+    stride: Any,
+    padding: Sequence[int],
+    *_: object,
 ) -> None:
     _require(
         min(padding, default=0) >= 0,
@@ -128,19 +110,19 @@ def _convolution(
     )
 
 
-def _resampled(x: Tensor, *_: Any) -> None:
+def _resampled(x: Tensor, *_: object) -> None:
     _has_kernel(x, also={torch.uint8})
 
 
-def _resampled_by_weights(x: Tensor, *_: Any) -> None:
+def _resampled_by_weights(x: Tensor, *_: object) -> None:
     _has_kernel(x, also={torch.complex64, torch.complex128})
 
 
-def _resampled_image(x: Tensor, *_: Any) -> None:
+def _resampled_image(x: Tensor, *_: object) -> None:
     _has_kernel(x, also={torch.uint8, torch.complex64, torch.complex128})
 
 
-def _averaged(x: Tensor, *_: Any) -> None:
+def _averaged(x: Tensor, *_: object) -> None:
     _has_kernel(x, also=set())
 
 
@@ -150,7 +132,7 @@ def _has_kernel(x: Tensor, also: set[torch.dtype]) -> None:
         raise NotImplementedError(f"the CPU has no kernel for {x.dtype}")
 
 
-def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, **_: Any) -> None:
+def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, **_: object) -> None:
     rank = max(x.dim(), 1)
     if x.dim() == 0 or not -rank <= dim < rank:
         return  # the meta kernel knows
@@ -169,7 +151,7 @@ _MOST_CATEGORIES = 2**24
 
 
 def _multinomial(
-    weights: Tensor, count: int, replacement: bool = False, **_: Any  # noqa: FBT001, FBT002
+    weights: Tensor, count: int, replacement: bool = False, **_: object  # noqa: FBT001, FBT002
 ) -> None:  # fmt: skip
     _require(
         weights.is_floating_point(),
@@ -197,7 +179,7 @@ def _multinomial(
     )
 
 
-def _histogramdd(x: Tensor, bins: Sequence[Any], **_: Any) -> None:
+def _histogramdd(x: Tensor, bins: Sequence[Any], **_: object) -> None:
     _require(
         x.dim() >= 2 and len(bins) == x.shape[-1],  # noqa: PLR2004
         f"histogramdd got bins for {len(bins)} dimensions and an input of shape "
@@ -206,7 +188,7 @@ def _histogramdd(x: Tensor, bins: Sequence[Any], **_: Any) -> None:
     )
 
 
-def _bucketize(x: Any, boundaries: Tensor, **_: Any) -> None:
+def _bucketize(x: Any, boundaries: Tensor, **_: object) -> None:
     _require(
         boundaries.dim() == 1,
         f"bucketize got boundaries of {boundaries.dim()} dimensions. One sequence serves all "
@@ -223,7 +205,7 @@ def _cat(tensors: Sequence[Tensor], dim: int = 0) -> None:
         )
 
 
-def _extremes(x: Tensor, dim: Any = (), *_: Any, **__: Any) -> None:
+def _extremes(x: Tensor, dim: Any = (), *_: object, **__: object) -> None:
     dims = [] if dim is None else [dim] if isinstance(dim, int) else dim
     for d in dims:
         if -x.dim() <= d < x.dim() and x.shape[d] == 0:
@@ -249,14 +231,14 @@ def _has_elements(name: str, x: Tensor) -> None:
     )
 
 
-def _median(x: Tensor, dim: int, *_: Any) -> None:
+def _median(x: Tensor, dim: int, *_: object) -> None:
     if -x.dim() <= dim < x.dim() and x.shape[dim] == 0:
         raise IndexError(
             f"median(): Expected reduction dim {dim % x.dim()} to have non-zero size."
         )
 
 
-def _embedding(weight: Tensor, *_: Any, **__: Any) -> None:
+def _embedding(weight: Tensor, *_: object, **__: object) -> None:
     _require(
         weight.dim() == 2,  # noqa: PLR2004
         f"'weight' must be 2-D: embedding got one of {weight.dim()} dimensions. Its rows are the "
@@ -277,7 +259,7 @@ def _as_strided_scatter(
     )
 
 
-def _narrow_copy(x: Tensor, dim: int, *_: Any) -> None:
+def _narrow_copy(x: Tensor, dim: int, *_: object) -> None:
     _require(  # one too far below zero is an IndexError, as of other ops
         dim < max(x.dim(), 1),
         f"narrow_copy got dimension {dim} of a tensor with {x.dim()} dimensions. They count from 0, "
@@ -293,7 +275,7 @@ def _fractional(x: Tensor, _kernel: Any, _size: Any, samples: Tensor) -> None:
     )
 
 
-def _product(*operands: Any, **_: Any) -> None:
+def _product(*operands: Any, **_: object) -> None:
     kinds = [operand.dtype for operand in operands if isinstance(operand, torch.Tensor)]
     _require(
         all(kind is kinds[0] for kind in kinds),
@@ -311,7 +293,7 @@ def _index_select(x: Tensor, dim: int, index: Tensor) -> None:
         )
 
 
-def _subtraction(x: Any, y: Any, *_: Any, **__: Any) -> None:
+def _subtraction(x: Any, y: Any, *_: object, **__: object) -> None:
     kinds = [getattr(each, "dtype", type(each)) for each in (x, y)]
     _require(
         not {bool, torch.bool}.intersection(kinds) or kinds == [torch.bool] * 2,
@@ -334,7 +316,7 @@ def _powers(bases: Sequence[Tensor], exponent: Any) -> None:
         _power(base, exponent)
 
 
-def _integer_division(x: Any, divisor: Any, *_: Any, **keywords: Any) -> None:
+def _integer_division(x: Any, divisor: Any, *_: object, **keywords: Any) -> None:
     is_zero = not isinstance(divisor, (torch.Tensor, float)) and not divisor
     rounds = keywords.get("rounding_mode", "floor") is not None
     if is_zero and rounds and isinstance(x, torch.Tensor) and _is_integral(x):
@@ -407,8 +389,6 @@ _CHECKS: dict[str, Callable[..., None]] = {
     "aten.amin.default": _extremes,
     "aten.aminmax.default": _extremes,
     "aten.uniform.default": _uniform,
-    "aten.random.from": _random_from,
-    "aten.random.to": _random_to,
     "aten.bernoulli.p": _bernoulli,
     "aten.heaviside.default": _heaviside,
     "aten.index_put.default": _index_put,

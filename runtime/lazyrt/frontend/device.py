@@ -34,7 +34,6 @@ from lazyrt.frontend import (
     value_checks,
 )
 from lazyrt.frontend import torch_compat as compat
-from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.checking import ASSERTIONS, checked
 from lazyrt.frontend.composites import COMPOSITES
 from lazyrt.frontend.derivatives import DIFFERENTIATED
@@ -331,7 +330,7 @@ def _patch() -> None:
     compat.patch_backward(scalars.rehearses)
     compat.patch_default_dtype(record.check_default_dtype)
     compat.patch_module_conversion()
-    compat.patch_pickling(reads.value_to_save, state_of)
+    compat.patch_pickling(reads.value_to_save, storages.deep_copy)
     compat.patch_sharing()
     compat.patch_data_parallel()
     op_by_op.set_check(value_checks.check)

@@ -41,12 +41,14 @@ def must_stay(
     Args:
         func: An op.
         args: Its key.
-        numbers: Its integers, and its floats as components of a key.
+        numbers: Its integers, and its floats and complex numbers as components of a key.
 
     Raises:
         RuntimeError: The CPU refuses a number that a tensor's dtype cannot hold; in its words.
     """
     for number in numbers:
+        if _is_complex(number):
+            return _decide(func, args, numbers)
         size = number if number.__class__ is int else number[1]  # type: ignore[index]
         # Zero, infinities and NaN of floats are texts in a key.
         if size.__class__ is not str and not 0 < size <= _SMALL:
@@ -70,11 +72,12 @@ def _decide(func: torch._ops.OpOverload, args: Sequence[Any], numbers: Numbers) 
 def _is_too_large(
     func: torch._ops.OpOverload, name: str, args: Sequence[Any], numbers: Numbers
 ) -> bool:
-    """Return whether a number is too large for a dtype of an op whose call the CPU takes."""
+    """Return whether a number does not fit a dtype of an op whose call the CPU takes."""
     sizes = [number[1] if isinstance(number, tuple) else number for number in numbers]
     largest = max((abs(size) for size in sizes if not isinstance(size, str)), default=0)
     dtypes = _dtypes(args) or {torch.get_default_dtype()}
-    if not any(largest > _largest(dtype) for dtype in dtypes):
+    is_real = any(map(_is_complex, numbers)) and not any(d.is_complex for d in dtypes)
+    if not is_real and not any(largest > _largest(dtype) for dtype in dtypes):
         return False
     if name == "full":  # what it says depends on whether there is more than one element
         args = [(min(math.prod(args[0]), 2),), *args[1:]]
@@ -83,6 +86,10 @@ def _is_too_large(
         kind, words = said
         raise kind(words)
     return True
+
+
+def _is_complex(number: int | tuple[type, Any]) -> bool:
+    return isinstance(number, tuple) and number[0] is complex
 
 
 @functools.cache

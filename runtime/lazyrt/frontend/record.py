@@ -27,7 +27,7 @@ from lazyrt.lowering.spec import SpecFailure, check_spec, spec_of
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 class FallbackNeeded(NoLoweringError):  # noqa: N818 - a signal to the kernel that asked
@@ -36,6 +36,8 @@ class FallbackNeeded(NoLoweringError):  # noqa: N818 - a signal to the kernel th
 
 _operations: dict[torch._ops.OpOverload, Op] = {}
 _liftable: dict[Op, tuple[int, ...]] = {}
+# Where an op takes numbers, whether or not they may become inputs.
+_numbered: dict[Op, tuple[int, ...]] = {}
 _composed: list[dict[Any, Any]] = []
 _forced: set[Op] = set()
 _node_count = 0
@@ -60,6 +62,7 @@ def operation(func: torch._ops.OpOverload) -> Op:
     if op is None:
         op = _operations[func] = Op(func)
         _liftable[op] = _liftable_positions(func)
+        _numbered[op] = _positions(func, _liftable[op])
     return op
 
 
@@ -112,8 +115,10 @@ def miss(
     if op in _forced:
         raise FallbackNeeded("lazyrt.fallback() asked for it")
     cache = op.cache
+    numbers = _numbers(args, _numbered[op])
+    stays = bool(numbers) and must_stay(op.func, args, numbers)
     positions = _liftable[op]
-    if positions:
+    if positions and not stays:
         args = _lift(op, args, positions)
         found = cache.get(args)
         if found is not None:
@@ -247,14 +252,20 @@ def _liftable_positions(func: torch._ops.OpOverload) -> tuple[int, ...]:
     if name in _FUSED:
         names = [argument.name for argument in func._schema.arguments]
         return (names.index("lr"),) if func._overloadname == "default" else ()
-    if name not in _ARITHMETIC or torch.Tag.nondeterministic_seeded in func.tags:
+    if name not in _ARITHMETIC:
         return ()
-    return tuple(
-        position
-        for position, argument in enumerate(func._schema.arguments)
-        if "number" in str(argument.type)
-        or (position and str(argument.type) == "Tensor")
-    )
+    arguments = enumerate(func._schema.arguments)
+    tensors = [k for k, argument in arguments if k and str(argument.type) == "Tensor"]
+    return _positions(func, tensors)
+
+
+def _positions(func: torch._ops.OpOverload, others: Sequence[int]) -> tuple[int, ...]:
+    """Return where an op that draws nothing takes numbers, and other positions, in order."""
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        return ()
+    arguments = enumerate(func._schema.arguments)
+    numbers = {k for k, argument in arguments if "number" in str(argument.type)}
+    return tuple(sorted(numbers.union(others)))
 
 
 def liftable(op: Op) -> frozenset[int]:
@@ -263,15 +274,21 @@ def liftable(op: Op) -> frozenset[int]:
     return frozenset(_liftable[op])
 
 
-def _lift(op: Op, args: tuple[Any, ...], positions: tuple[int, ...]) -> tuple[Any, ...]:
-    numbers = []
+def _numbers(args: tuple[Any, ...], positions: Sequence[int]) -> list[Any]:
+    """Return the Python numbers at some positions of a key, those in lists too."""
+    numbers: list[Any] = []
     for position in positions:
         arg = args[position]
-        if arg.__class__ is tuple and not scalars.is_number(arg):
-            numbers += [part for part in arg if scalars.is_number(part)]
-        elif scalars.is_number(arg):
+        if arg.__class__ is tuple and not scalars.is_constant(arg):
+            numbers += filter(scalars.is_constant, arg)
+        elif scalars.is_constant(arg):
             numbers.append(arg)
-    if not numbers or must_stay(op.func, args, numbers):
+    return numbers
+
+
+def _lift(op: Op, args: tuple[Any, ...], positions: tuple[int, ...]) -> tuple[Any, ...]:
+    numbers = list(filter(scalars.is_number, _numbers(args, positions)))
+    if not numbers:
         return args
     # By shape, too: a number that goes with a sequence length varies only as the graph does.
     shapes = tuple([value.shape for value in iter_values(args)])

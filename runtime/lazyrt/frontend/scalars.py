@@ -65,6 +65,13 @@ def is_number(component: Any) -> bool:
     return component.__class__ is int
 
 
+def is_constant(component: Any) -> bool:
+    """Return whether a key component is a float, an int or a complex number."""
+    return is_number(component) or (
+        component.__class__ is tuple and component[:1] == (complex,)
+    )
+
+
 def should_lift(
     cache: dict[Any, Any], key: Any, numbers: tuple[Any, ...], where: Any
 ) -> bool:

@@ -22,7 +22,8 @@ from lazyrt.errors import NoLoweringError, UsageError
 from lazyrt.execution.transfer import to_device
 from lazyrt.frontend import provenance, reads, refusals
 from lazyrt.frontend import torch_compat as compat
-from lazyrt.frontend.buffers import current_value, state_of
+from lazyrt.frontend.buffers import View, current_value, state_of
+from lazyrt.frontend.record import functional
 from lazyrt.frontend.tensors import wrap
 from lazyrt.frontend.torch_compat import DEVICE_TYPE, aten, create_empty_tensor
 from lazyrt.frontend.views import check_bounds, make_view, root_as
@@ -49,7 +50,7 @@ def install() -> None:
         ("data_ptr", address), ("cpu", host_storage), ("tolist", _bytes_list),
         ("__iter__", lambda storage: iter(host_storage(storage))), ("__repr__", _text),
         ("__getitem__", _get), ("__setitem__", _set), ("copy_", _copy), ("fill_", _fill),
-        ("resize_", _resize), ("new", lambda _storage: new_storage()), ("_byteswap", _byteswap),
+        ("__deepcopy__", _deep_copy_storage), ("resize_", _resize), ("new", lambda _storage: new_storage()), ("_byteswap", _byteswap),
     ):  # fmt: skip
         compat.patch_storage_method(name, answer)
     compat.patch_storage_constructor(new_storage)
@@ -112,11 +113,52 @@ def _on_host(
     if isinstance(state, HostBytes):
         found: torch.UntypedStorage = state.storage.clone()
         return found
-    base = state.base
+    return fetch(_whole(state.base)).untyped_storage()
+
+
+def _whole(base: Buffer) -> torch.Tensor:
+    """Return a tensor that shows all of a buffer."""
     with lock:
-        shape, dtype, strides = base.type
-        whole = wrap(base, Value(None, 0, shape, dtype, strides))
-    return fetch(whole).untyped_storage()
+        return wrap(base, Value(None, 0, *base.type))
+
+
+def deep_copy(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
+    """Return a tensor that shows a copy of a lazy tensor's storage as the tensor shows its own.
+
+    Args:
+        tensor: To be copied.
+        memo: Of `copy.deepcopy`. Storages and tensors on one buffer share one copy of it.
+    """
+    state = _copied(state_of(tensor), memo)
+    return wrap(state, current_value(state))
+
+
+def _deep_copy_storage(
+    storage: torch.UntypedStorage, memo: dict[Any, Any]
+) -> torch.UntypedStorage:
+    state = _state(storage)
+    if state is None or isinstance(state, HostBytes):
+        if storage not in memo:
+            memo[storage] = storage.clone()
+        made: torch.UntypedStorage = memo[storage]
+        return made
+    with torch.no_grad():
+        return _whole(_copied(state.base, memo).base).untyped_storage()
+
+
+def _copied(state: State, memo: dict[Any, Any]) -> State:
+    """Return the copy of a buffer, or the same view of it."""
+    if isinstance(state, Buffer):
+        if state not in memo:
+            memo[state] = state_of(_whole(state).clone())
+        found: Buffer = memo[state]
+        return found
+    parent = _copied(state.parent, memo)
+    with lock:
+        value = functional(state.op, (current_value(parent), *state.args))
+        view = View(parent, state.op, state.args, value)
+    view.offset = state.offset
+    return view
 
 
 def _text(storage: torch.UntypedStorage) -> str:

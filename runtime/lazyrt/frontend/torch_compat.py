@@ -773,7 +773,7 @@ def _tie(tied: _Places) -> None:
 
 def patch_pickling(
     to_host: Callable[[torch.Tensor], torch.Tensor],
-    state_of: Callable[[torch.Tensor], object],
+    copied: Callable[[torch.Tensor, dict[Any, Any]], torch.Tensor],
 ) -> None:
     """Let pickle, `torch.save` and deepcopy carry lazy tensors by their values.
 
@@ -782,8 +782,8 @@ def patch_pickling(
 
     Args:
         to_host: Returns a tensor's value.
-        state_of: What tensors have in common that show the same memory in the same way, such as a
-            weight and its `detach()`; their copies do likewise.
+        copied: Returns a tensor that shows a copy of a tensor's storage, as deepcopy's memo
+            remembers it, in the same way.
     """
 
     class Contents:
@@ -809,11 +809,8 @@ def patch_pickling(
     def deepcopy(original: Any, self: torch.Tensor, memo: dict[int, Any]) -> Any:
         if id(self) in memo or not self.is_leaf:
             return original(self, memo)
-        state = id(state_of(self))
         with torch.no_grad():
-            if state not in memo:
-                memo[state] = self.detach().clone()
-            copy = memo[state].detach()
+            copy = copied(self, memo)
         if isinstance(self, torch.nn.Parameter):
             copy = torch.nn.Parameter(copy, self.requires_grad)
         else:

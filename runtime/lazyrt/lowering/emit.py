@@ -1,5 +1,7 @@
 """Graph → StableHLO text: one call for each node, one private function for each spec.
 
+Nodes that compute equal things of the rows of a tensor share a call (`batching.py`).
+
 Each call carries its node's scopes, module path, op and line as a location, which XLA keeps through
 optimisation, so that an instruction of the executable leads back to the user's line. Writing
 text is an order of magnitude faster than re-interpreting the graph under `jax.jit`, which
@@ -11,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lazyrt.lowering.avals import Aval
+from lazyrt.lowering.batching import batched
 from lazyrt.lowering.spec import jax_type
 
 if TYPE_CHECKING:
@@ -64,11 +67,12 @@ def emit_text(
     lines: list[str] = []
     arguments = _declare_arguments(graph, names, lines, called or {})
     functions: dict[str, str] = {}
-    for number, node in enumerate(graph.nodes):
+    for position, (number, node) in enumerate(batched(graph)):
         spec = node.spec.called
         functions.setdefault(spec.symbol, spec.text)
         mark = f" #{number}" if numbered else ""
-        lines += _call(node, f"%n{number}", names, mark)
+        place = _location(graph.nodes[number], mark)
+        lines += _call(node, f"%n{position}", names, place)
     results = ", ".join(names[root] for root in graph.roots)
     types = ", ".join(_tensor_type(root) for root in graph.roots)
     return "\n".join(
@@ -93,8 +97,9 @@ def function_places(graph: Canonical) -> dict[str, tuple[str, str, int]]:
     where no line is known.
     """
     callers: dict[str, dict[str, Node]] = {}
-    for node in graph.nodes:
-        callers.setdefault(node.spec.called.symbol, {}).setdefault(label_of(node), node)
+    for number, made in batched(graph):
+        node = graph.nodes[number]
+        callers.setdefault(made.spec.called.symbol, {}).setdefault(label_of(node), node)
     return {symbol: _place(found) for symbol, found in callers.items()}
 
 
@@ -191,8 +196,8 @@ def _pick(
     ]
 
 
-def _call(node: Node, result: str, names: dict[Any, str], mark: str) -> list[str]:
-    spec, place = node.spec, _location(node, mark)
+def _call(node: Node, result: str, names: dict[Any, str], place: str) -> list[str]:
+    spec = node.spec
     outputs = [output for output in node.outputs if output is not None]
     for number, output in enumerate(outputs):
         names[output] = result if len(outputs) == 1 else f"{result}#{number}"

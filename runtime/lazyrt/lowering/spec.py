@@ -56,6 +56,7 @@ class Spec:
         symbol: Name of the private StableHLO function.
         is_large: Whether its results take so much memory that nobody but the program should
             hold them.
+        default_dtype: torch's default dtype when it was recorded.
         executable: The compiled single op, None until something runs it.
         given: The rules from outside of this package that it is lowered by, and how often such a
             rule had come then; known once it was checked.
@@ -65,7 +66,7 @@ class Spec:
     """
 
     __slots__ = (
-        "_args", "_avals", "_default_dtype", "_failure", "_text", "executable", "func", "general",
+        "_args", "_avals", "_failure", "_text", "default_dtype", "executable", "func", "general",
         "given", "is_large", "is_random", "name", "operands", "outs", "position", "symbol",
     )  # fmt: skip
 
@@ -81,7 +82,7 @@ class Spec:
         )
         self.is_large = sum(map(nbytes_of, filter(None, node.outputs))) >= _LARGE_BYTES
         self.symbol = f"{re.sub(r'[^A-Za-z0-9_]', '_', self.name)}_{number}"
-        self._default_dtype = torch.get_default_dtype()
+        self.default_dtype = torch.get_default_dtype()
         self._failure: str | None = None
         self._text: str | None = None
         self.executable: Any = None
@@ -104,7 +105,7 @@ class Spec:
         key = None
         if self.is_random:
             key, args, avals = args[0], args[1:], avals[1:]
-        with recorded_under(self._default_dtype), registry.as_recorded(self.given):
+        with recorded_under(self.default_dtype), registry.as_recorded(self.given):
             results = evaluate(self.func, args, avals, self.outs, key)
         return [result for result in results if result is not None]
 
