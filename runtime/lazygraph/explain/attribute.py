@@ -122,6 +122,30 @@ def call(c: Comparison, fact: Fact) -> Closure:
     return found
 
 
+def reading(c: Comparison, fact: Fact) -> Closure:
+    """What reads the rows, and what reads or feeds nothing else."""
+    found = Closure()
+    for side, row, into in ((c.a, fact.before, found.a), (c.b, fact.now, found.b)):
+        if row is None:
+            continue
+        mine = {*row.vertices} & side.unmatched
+        behind = side.downstream(mine, side.unmatched.__contains__)
+        lines = {
+            (position(side[user].site), side[user].scope)
+            for k in mine
+            for user in side.users[k]
+        }
+        into.update(
+            {
+                k: d
+                for k, d in behind.items()
+                if k in mine or (position(side[k].site), side[k].scope) in lines
+            }
+        )
+        into.update(dict.fromkeys(side.dominated((), into), 1))
+    return found
+
+
 def scope(c: Comparison, fact: Fact) -> Closure:
     """What a module records, its parameters with their gradients and updates, and what follows."""
     found = downstream(c, fact)

@@ -145,7 +145,7 @@ def _ran_alone(c: Comparison, fact: Fact) -> bool:
     "is left",
 )  # fmt: skip
 def _whole(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return c.a.record.key.ended_by != c.b.record.key.ended_by
+    return bool(c.a.updated) or c.a.record.key.ended_by != c.b.record.key.ended_by
 
 
 @cause(
@@ -300,6 +300,35 @@ def _module_call(c: Comparison, fact: Fact) -> bool:
     )
 
 
+def _paths(c: Comparison, claims: list[Claim]) -> Fields:
+    names = [claim.fact.row.name.rpartition(".")[0] for claim in claims]
+    fields = _new_or_gone("called", "not called", "called", "was_called")(c, claims)
+    many = len(set(names)) > 1
+    forms = (
+        {"s": "s", "is_": "are", "was": "were"}
+        if many
+        else {"s": "", "is_": "is", "was": "was"}
+    )
+    return {**fields, **forms, "paths": listed(names), "variable": names[0]}
+
+
+@cause(
+    "module_call", of="parameter", spread=spread.reading, more=_paths,
+    says="module{s} {paths} {is_} {called}{at}, {was} {was_called} in {graph_before}",
+    fix="call the same modules in each step; each choice of modules costs one compile",
+)  # fmt: skip
+def _parameter_read(c: Comparison, fact: Fact) -> bool:
+    if fact.before is not None and fact.now is not None:
+        return False
+    side, other = (c.b, c.a) if fact.is_new else (c.a, c.b)
+    made = {name.text for name in other.snapshot.root_names.values()}
+    return (
+        fact.row.more["holder"] == "module"
+        and fact.row.name in other.names - made
+        and fact.row.vertices[0] in side.unmatched
+    )
+
+
 def _made(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
     of_module = claims[0].fact.row.more["holder"] == "module"
     plural = "s" if len(claims) > 1 else ""
@@ -369,13 +398,13 @@ def _gradients(c: Comparison, fact: Fact) -> bool:
 @cause(
     "carried_over", of="list", spread=spread.region,
     more=lambda c, claims: _numbers(claims[0].fact),  # noqa: ARG005
-    says="the list `{name}` of earlier results is read as a whole{at}: {now} inputs, {before} in "
-    "{graph_before}",
+    says="the list `{name}` of earlier results is read as a whole{at}: {now} of its items are inputs, "
+    "{before} in {graph_before}",
     fix="keep numbers (`losses.append(loss.item())` behind the step), or a running sum on the "
     "device: each length is a graph of its own",
 )  # fmt: skip
 def _list(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return fact.before is not None and fact.now is not None
+    return fact.now is not None
 
 
 @cause(
@@ -394,9 +423,8 @@ def _history(c: Comparison, fact: Fact) -> bool:
 
 
 def _numbers(fact: Fact) -> Fields:
-    assert fact.before is not None
-    assert fact.now is not None
-    return {"sizes": ((fact.before.value, fact.now.value),)}
+    old, new = (row.value if row else 0 for row in (fact.before, fact.now))
+    return {"before": old, "now": new, "sizes": ((old, new),)}
 
 
 _STATE_FIX = (
@@ -601,6 +629,16 @@ def _is_kept(fact: Fact) -> bool:
 
 
 @cause(
+    "update", of="result", spread=spread.dominated,
+    says="{text} is written to{at}, and was not in {graph_before}{others}",
+    fix="nothing to do where both come back: with and without is one graph each; or write to it in "
+    "every step, or in a step of its own (`with lazyrt.step():`)",
+)  # fmt: skip
+def _written(c: Comparison, fact: Fact) -> bool:
+    return fact.is_new and _is_kept(fact) and fact.row.name in c.b.read
+
+
+@cause(
     "closure", of="result", spread=spread.dominated,
     group=lambda fact: fact.row.more["holder"],
     says="live tensor {text}{at}, held by the {holder}, is alive at the end of this step and was "
@@ -636,16 +674,18 @@ def _live_gone(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
 
 
 def _lifted(c: Comparison, claims: list[Claim]) -> Fields:
+    readers = [
+        c.b[user] for m in claims for k in m.fact.row.vertices for user in c.b.users[k]
+    ]
+    known = {c.source.expression(vertex.site, vertex.op): None for vertex in readers}
+    texts = [text for text, _ in known if text]
+    names = [name for _, name in known if name]
     many = len(claims) > 1
-    row = claims[0].fact.row
-    ops = {c.b[user].op for user in c.b.users[row.vertices[0]]}
-    found = {c.source.expression(row.site, op) for op in ops} - {("", "")}
-    text, number = found.pop() if len(found) == 1 and not many else ("", "")
     return {
         "number": f"{len(claims)} Python numbers" if many else "a Python number",
         "varies": "vary" if many else "varies",
-        "within": f" in `{text}`" if text else "",
-        "variable": number,
+        "within": f" in {listed(texts)}" if texts else "",
+        "variable": names[0] if len(names) == 1 else "",
     }
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lazygraph.explain.compare import is_break, position
+from lazygraph.explain.compare import is_break, is_view, position
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
@@ -507,7 +507,7 @@ def whole(comparison: Comparison) -> Iterator[Fact]:
         Counter(
             (v.op, position(v.site), v.scope, v.types)
             for v in side.vertices
-            if not v.is_leaf
+            if not (v.is_leaf or v.backward or is_view(v))
         )
         for side in sides
     )
