@@ -49,7 +49,7 @@ def python(code):
     "module",
     [
         "lazyviz",
-        "lazyviz.hlo",
+        "lazygraph",
         "lazyviz.render.html",
         "lazyviz.render.layout",
         "lazyviz.render.text",
@@ -77,7 +77,7 @@ def test_the_runtime_knows_nothing_of_what_shows_it():
 
 
 def test_drawing_is_pure_and_knows_nothing_of_shells_and_widgets():
-    allowed = {"render", "hlo"}
+    allowed = {"render"}
     found = {
         f"{path.name}: {name}"
         for path in (LAZYVIZ / "render").glob("*.py")

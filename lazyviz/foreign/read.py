@@ -9,6 +9,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from lazygraph import ir_text
+from lazygraph.errors import HloError
+from lazygraph.load import readable, unpacked
+from lazygraph.signatures import told_by, wide_coding
 from lazyviz.command_line import keep_inputs, output_file, path_of
 from lazyviz.foreign.debug_log_parse import parse_debug_log
 from lazyviz.foreign.evidence import EvidenceError, file_bytes, shorten
@@ -18,10 +22,6 @@ from lazyviz.foreign.tensors_dump import BEGIN, parse_tensors_dump
 from lazyviz.foreign.tensors_report import DEBUG_INFO, REPORT, parse_tensors_report
 from lazyviz.foreign.xla_dump import read_xla_dump
 from lazyviz.foreign.xplane import SUFFIX, profiles_in, read_profile
-from lazyviz.hlo import ir_text
-from lazyviz.hlo.errors import HloError
-from lazyviz.hlo.load import readable, unpacked
-from lazyviz.hlo.signatures import told_by, wide_coding
 from lazyviz.render.page import page_html
 
 if TYPE_CHECKING:

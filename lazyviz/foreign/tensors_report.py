@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from lazygraph.cost import type_bytes
 from lazyviz.foreign.evidence import (
     Evidence,
     EvidenceError,
@@ -20,14 +21,13 @@ from lazyviz.foreign.evidence import (
     user_frame,
 )
 from lazyviz.foreign.ir_text import ir_text, parse_ir
-from lazyviz.hlo.cost import type_bytes
 from lazyviz.render import html, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from lazygraph import Graph
     from lazyviz.foreign.ir_text import IrNode
-    from lazyviz.hlo import Graph
 
 REPORT = re.compile(r"^Tensor: id=\d+, ", re.MULTILINE)
 DEBUG_INFO = re.compile(r"^XLATensor \{", re.MULTILINE)
@@ -99,12 +99,12 @@ class ListedTensor:
 
     @cached_property
     def graph(self) -> Graph:
-        """Its IR in normal form, for `lazyviz.hlo`.
+        """Its IR in normal form, for `lazygraph`.
 
         Raises:
             EvidenceError: The list holds no IR of it.
         """
-        from lazyviz.hlo import parse
+        from lazygraph import parse
 
         if not self.nodes:
             raise EvidenceError(

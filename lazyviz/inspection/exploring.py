@@ -6,8 +6,8 @@ import re
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from lazygraph.collecting import uncollected
 from lazyviz import formatters, session
-from lazyviz.hlo.collecting import uncollected
 from lazyviz.inspection.explorer import Explorer
 from lazyviz.inspection.subjects import pending_subject, subject_of
 from lazyviz.render import html

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lazyviz.hlo import cost
-from lazyviz.hlo.graph import CONSTANT, PARAMETER
-from lazyviz.hlo.nested import callee_graph, callees
+from lazygraph import cost
+from lazygraph.graph import CONSTANT, PARAMETER
+from lazygraph.nested import callee_graph, callees
 from lazyviz.render.model import BACKWARD, Box, DrawGraph, short_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from lazyviz.hlo.graph import Graph, Label, Origin
+    from lazygraph.graph import Graph, Label, Origin
     from lazyviz.render.model import Kind
 
 _CALLS = frozenset({"call", "custom-call", "custom_call"})
