@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from lazygraph.sharing import is_same_up_to_sharing
+from lazygraph.torch_ir import ir_text
 from lazyviz.foreign.evidence import (
     Evidence,
     EvidenceError,
@@ -18,7 +19,7 @@ from lazyviz.foreign.evidence import (
     shorten,
     user_frame,
 )
-from lazyviz.foreign.ir_text import ir_text, parse_dot, parse_ir
+from lazyviz.foreign.ir_text import parse_dot, parse_ir
 from lazyviz.render import html, text
 from lazyviz.render.escape import markup
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from lazygraph import Graph, GraphDiff
-    from lazyviz.foreign.ir_text import IrNode
+    from lazygraph.torch_ir import IrNode
 
 
 BEGIN, END = "## BEGIN_GRAPH", "## END_GRAPH"
@@ -97,6 +98,9 @@ class DumpedGraph:
 
         text = ir_text(self.nodes) if self.format == "dot" else self.body
         return parse(text, source=f"the graph at line {self.line}")
+
+    def __lazygraph__(self) -> Graph:
+        return self.graph
 
     @property
     def identity(self) -> str:

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.cost import type_bytes
+from lazygraph.torch_ir import ir_text
 from lazyviz.foreign.evidence import (
     Evidence,
     EvidenceError,
@@ -20,14 +21,14 @@ from lazyviz.foreign.evidence import (
     shorten,
     user_frame,
 )
-from lazyviz.foreign.ir_text import ir_text, parse_ir
+from lazyviz.foreign.ir_text import parse_ir
 from lazyviz.render import html, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from lazygraph import Graph
-    from lazyviz.foreign.ir_text import IrNode
+    from lazygraph.torch_ir import IrNode
 
 REPORT = re.compile(r"^Tensor: id=\d+, ", re.MULTILINE)
 DEBUG_INFO = re.compile(r"^XLATensor \{", re.MULTILINE)
@@ -112,6 +113,9 @@ class ListedTensor:
                 "torch_xla._XLAC._get_xla_tensors_text([tensor]) gives its whole IR."
             )
         return parse(ir_text(self.nodes), source=f"tensor {self.id}")
+
+    def __lazygraph__(self) -> Graph:
+        return self.graph
 
 
 @dataclass(frozen=True, slots=True, repr=False)

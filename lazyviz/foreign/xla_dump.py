@@ -59,6 +59,9 @@ class DumpedModule:
             None,
         )
 
+    def __lazygraph__(self) -> Graph:
+        return self.graph()
+
     def graph(self, stage: str = "") -> Graph:
         """Return the module's graph, for `lazygraph`.
 

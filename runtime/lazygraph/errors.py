@@ -1,4 +1,4 @@
-"""The errors of lazyviz's graphs.
+"""The errors of graphs and their readers.
 
 ```
 HloError (RuntimeError, ValueError)   a text, file or graph that cannot be used
@@ -18,6 +18,7 @@ class HloSyntaxError(HloError):
     """A text is not what it should be at one place.
 
     Attributes:
+        message: Without the line.
         line, column: The place, counted from 1.
         source: Name of the file, empty for a text.
     """
@@ -25,6 +26,7 @@ class HloSyntaxError(HloError):
     def __init__(
         self, message: str, line: int = 1, column: int = 1, source: str = ""
     ) -> None:
+        self.message = message
         self.line = line
         self.column = column
         self.source = source

@@ -9,7 +9,7 @@ import os
 import re
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from lazygraph import ir_text, torch_ir
 from lazygraph.collecting import uncollected
@@ -32,13 +32,9 @@ _SHOWN_CHARACTERS = 300
 
 # What gives the text of a lowered or compiled program: jax's and ours, XlaComputation, HloModule.
 _TEXTS = ("as_text", "as_hlo_text", "to_string")
-# Where evidence that holds several programs keeps them.
-_PARTS = ("graphs", "modules", "tensors")
 _GZIP = b"\x1f\x8b"
 _HLO = re.compile(r"^HloModule\b", re.MULTILINE)
 _INDENTED = re.compile(r"^([ \t]+)HloModule\b", re.MULTILINE)
-_DOT_START = "digraph G {"
-_DOT = re.compile(r"^digraph G \{.*?(?:^\}|\Z)", re.MULTILINE | re.DOTALL)
 _MLIR = re.compile(r'^\s*"?(?:builtin\.)?(?:module\b|"?func\.func\b)', re.MULTILINE)
 
 
@@ -59,7 +55,7 @@ def parse(text: str | bytes, *, module: str | int = "", source: str = "") -> Gra
     _check_size(len(text), source or "the text")
     if isinstance(text, bytes):
         text = text_of_bytes(text, source)
-    text = _undotted(undrawn(readable(text)), source)
+    text = torch_ir.without_dot(undrawn(readable(text)), source)
     try:
         return _parsed(text, module, source)
     except HloSyntaxError:
@@ -118,7 +114,7 @@ def unpacked(data: bytes, source: str) -> bytes:
 @uncollected
 def parse_all(text: str, *, source: str = "") -> list[Graph]:
     """Return the graphs of all programs in a text, in its order."""
-    text = _undotted(undrawn(readable(text)), source)
+    text = torch_ir.without_dot(undrawn(readable(text)), source)
     if _HLO.search(text):
         return [graph_of_module(each) for each in modules(text, source=source)]
     if torch_ir.START.search(text):
@@ -178,22 +174,6 @@ def undrawn(text: str) -> str:
         for line in text.split("\n")
     ]
     return "\n".join(lines) if any(lines) else text
-
-
-def _undotted(text: str, source: str) -> str:
-    """Return a text with graphs of torch_xla's DOT form written in its other form."""
-    if _DOT_START not in text:
-        return text
-    from lazyviz.foreign.evidence import EvidenceError
-    from lazyviz.foreign.ir_text import ir_text, parse_dot
-
-    def written(found: re.Match[str]) -> str:
-        return ir_text(parse_dot(found[0], 1 + text.count("\n", 0, found.start())))
-
-    try:
-        return _DOT.sub(written, text)
-    except EvidenceError as error:
-        raise HloSyntaxError(error.message, error.line or 1, source=source) from error
 
 
 def _unprinted(text: str) -> str:
@@ -273,6 +253,8 @@ def _shown(file: Path) -> str:
 def graph_of(thing: Any) -> Graph:
     """Return the graph of a text, a path, a graph of the runtime, or what XLA compiled.
 
+    An object of another kind gives its graph by a method `__lazygraph__()`.
+
     Raises:
         HloError: It is none of these.
     """
@@ -284,8 +266,8 @@ def graph_of(thing: Any) -> Graph:
         return parse(thing)
     if isinstance(thing, str):
         return read(thing) if is_path(thing) else parse(thing)
-    if type(thing).__module__.startswith("lazyviz.foreign."):
-        return _of_evidence(thing)
+    if hasattr(type(thing), "__lazygraph__"):
+        return cast("Graph", thing.__lazygraph__())
     if getattr(thing, "snapshot", None) is not None:  # a record of a compiled graph
         return from_snapshot(thing.snapshot, getattr(thing, "name", ""))
     if hasattr(thing, "vertices") and hasattr(thing, "roots"):
@@ -315,21 +297,6 @@ def graph_of(thing: Any) -> Graph:
         f"an object of type {type(thing).__name__} holds no graph. Give HLO or StableHLO text, a "
         f"path, or {hint}."
     )
-
-
-def _of_evidence(thing: Any) -> Graph:
-    """Return the graph in one of torch_xla's or XLA's dumped programs."""
-    found = getattr(thing, "graph", None)
-    found = found() if callable(found) else found
-    if isinstance(found, Graph):
-        return found
-    parts = next((name for name in _PARTS if hasattr(thing, name)), "")
-    hint = (
-        f"Choose one, such as `.{parts}[0]`."
-        if parts
-        else "Give a dump of graphs, or of XLA's modules."
-    )
-    raise HloError(f"an object of type {type(thing).__name__} is not one graph. {hint}")
 
 
 def is_path(thing: Any) -> bool:

@@ -133,8 +133,3 @@ class ValueTrace:
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002, FBT001
         printer.text(str(self))
-
-    def _repr_html_(self) -> str:
-        from lazyviz.render.html import pre
-
-        return pre(str(self))

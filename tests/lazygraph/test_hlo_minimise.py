@@ -4,7 +4,6 @@ import random
 
 import pytest
 
-import lazyrt
 import lazyviz
 from lazygraph import GraphBuilder, HloError, diff, minimise
 
@@ -80,7 +79,7 @@ def test_a_predicate_that_is_false_for_the_whole_is_refused():
 
 
 def test_a_programs_text_is_cut_down_and_shown_with_lines():
-    """200 nodes of HLO, of which the planted three are left."""
+    """S4.17: 200 nodes of HLO, of which the planted three are left."""
     lines = ["  %p = f32[4] parameter(0)", "  %n0 = f32[4] negate(%p)"]
     for k in range(1, 200):
         op = {70: "tanh", 71: "log", 72: "sqrt"}.get(k, "add")
@@ -104,32 +103,3 @@ def test_a_programs_text_is_cut_down_and_shown_with_lines():
         " → %n72 = f32[4] sqrt(%n71)  # block, train.py:72",
     ]
     assert "&gt;" not in found._repr_mimebundle_()["text/html"]
-
-
-def test_the_magic_cuts_a_step_down_to_what_another_lacks(lab, capsys):
-    """By another step, by a graph's name, and by a function of a graph."""
-    lab.run_cell("y = (x + 1).exp()\nlazyrt.mark_step()", store_history=True)
-    lab.run_cell("y = (x + 1).exp().cumsum(0).sin()\nlazyrt.mark_step()")
-    lab.run_cell("def shows(part): return 'aten.sin.default' in part.ops")
-    first, last = lazyrt.compiled_graphs()[-2:]
-    for line, ops in (
-        (f"{last.first_step} {first.first_step}", ("cumsum", "sin")),
-        (f"{last.name} {first.name}", ("cumsum", "sin")),
-        (f"{last.name} shows", ("sin",)),
-    ):
-        lab.display_pub.outputs.clear()
-        assert lab.run_cell(f"%lazy minimise {line}").success
-        text = lab.display_pub.outputs[0]["data"]["text/plain"]
-        assert "instructions show it" in text
-        assert any(f"aten.{op}" in text for op in ops)
-        assert "aten.exp" not in text
-
-    for line, message in (
-        ("", "takes a program and what to look for"),
-        (f"{first.name} {last.name} 3", "takes a program and what to look for"),
-        (f"{first.name} {first.name}", f"computes nothing that {first.name} lacks"),
-        ("123456 shows", "no graph of step 123456"),
-    ):
-        capsys.readouterr()
-        lab.run_cell(f"%lazy minimise {line}")
-        assert message in "".join(capsys.readouterr())

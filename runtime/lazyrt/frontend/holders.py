@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 TRACEBACK = "traceback"
 _OWN = frozenset(
-    ("lazyrt", "lazyviz")
+    ("lazygraph", "lazyrt", "lazyviz")
 )  # whose frames are nothing that a user lets go of
 AUTOGRAD = "autograd"
 BACKWARD_OF = "backward of "
