@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazygraph import HloError, diff
-from lazygraph.causes import sentences
+from lazygraph.explain.causes import sentences
 from lazygraph.graph import PARAMETER
 from lazyviz.divergence.tracks import called, order
 from lazyviz.foreign.evidence import EvidenceError

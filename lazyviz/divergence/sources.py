@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lazygraph import HloError, diff
-from lazygraph.cost import type_bytes
-from lazygraph.load import readable
-from lazygraph.proto import looks_like_proto
+from lazygraph.read.open import readable
+from lazygraph.read.proto import looks_like_proto
+from lazygraph.types import type_bytes
 from lazyviz.divergence.record_file import is_record, read_record
 from lazyviz.divergence.tracks import Barrier, Place, Program, Track, order
 from lazyviz.foreign.evidence import EvidenceError, file_bytes, user_frame

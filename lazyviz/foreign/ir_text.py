@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from lazygraph import torch_ir
 from lazygraph.errors import HloSyntaxError
+from lazygraph.read import torch_ir
 from lazyviz.foreign.evidence import EvidenceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lazygraph.torch_ir import IrNode
+    from lazygraph.read.torch_ir import IrNode
 
 
 def parse_ir(text: str, line: int = 1) -> tuple[IrNode, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from lazygraph.cost import type_bytes
+from lazygraph.types import type_bytes
 from lazyviz.foreign.evidence import Evidence, EvidenceError, ranked
 from lazyviz.render import html, text
 

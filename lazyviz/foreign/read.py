@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from lazygraph import ir_text
 from lazygraph.errors import HloError
-from lazygraph.load import readable, unpacked
-from lazygraph.signatures import told_by, wide_coding
+from lazygraph.read import lazy_ir
+from lazygraph.read.file_types import told_by, wide_coding
+from lazygraph.read.open import readable, unpacked
 from lazyviz.command_line import keep_inputs, output_file, path_of
 from lazyviz.foreign.debug_log_parse import parse_debug_log
 from lazyviz.foreign.evidence import EvidenceError, file_bytes, shorten
@@ -146,7 +146,7 @@ def _reader(contents: str) -> Callable[[str], Evidence]:
         return parse_report
     if REPORT.search(contents) or DEBUG_INFO.search(contents):
         return parse_tensors_report
-    if _PROGRAM.search(contents) or ir_text.START.match(contents):
+    if _PROGRAM.search(contents) or lazy_ir.START.match(contents):
         return parse_programs
     if not contents.strip():
         raise EvidenceError(f"there is nothing in it. {_KINDS}")

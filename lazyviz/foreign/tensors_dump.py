@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from lazygraph.sharing import is_same_up_to_sharing
-from lazygraph.torch_ir import ir_text
+from lazygraph.diff import is_same_up_to_sharing
+from lazygraph.read.torch_ir import ir_text
 from lazyviz.foreign.evidence import (
     Evidence,
     EvidenceError,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from lazygraph import Graph, GraphDiff
-    from lazygraph.torch_ir import IrNode
+    from lazygraph.read.torch_ir import IrNode
 
 
 BEGIN, END = "## BEGIN_GRAPH", "## END_GRAPH"

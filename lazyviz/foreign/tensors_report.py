@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from lazygraph.cost import type_bytes
-from lazygraph.torch_ir import ir_text
+from lazygraph.read.torch_ir import ir_text
+from lazygraph.types import type_bytes
 from lazyviz.foreign.evidence import (
     Evidence,
     EvidenceError,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from lazygraph import Graph
-    from lazygraph.torch_ir import IrNode
+    from lazygraph.read.torch_ir import IrNode
 
 REPORT = re.compile(r"^Tensor: id=\d+, ", re.MULTILINE)
 DEBUG_INFO = re.compile(r"^XLATensor \{", re.MULTILINE)

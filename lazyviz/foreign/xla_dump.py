@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lazygraph.tokens import instruction_count
+from lazygraph.read.hlo_module import instruction_count
 from lazyviz.foreign.evidence import Evidence, EvidenceError
 from lazyviz.render import html, text
 

@@ -14,7 +14,7 @@ from lazygraph import Graph, GraphDiff, HloError, graph_of, parse, read, trace_v
 from lazygraph import diff as graph_diff
 from lazygraph import minimise as smallest
 from lazygraph.graph import PARAMETER
-from lazygraph.load import is_path
+from lazygraph.read.open import is_path
 from lazyviz import session
 from lazyviz.command_line import keep_inputs, output_file
 from lazyviz.inspection.subjects import graph_of_step

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from lazygraph.diff import group_hunks, nested_diffs
 from lazygraph.errors import HloError
-from lazygraph.hunks import group_hunks
-from lazygraph.nested import nested_diffs
 from lazygraph.trace import trace_value
 from lazyviz.inspection.protocol import (
     RequestError,
@@ -31,9 +30,8 @@ from lazyviz.render.diff_text import ADDED, CHANGED, REMOVED, REWIRED, SAME
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from lazygraph.difference import GraphDiff
+    from lazygraph.diff import GraphDiff, HunkGroup
     from lazygraph.graph import Graph
-    from lazygraph.hunks import HunkGroup
     from lazyviz.inspection.protocol import Reply
     from lazyviz.render.diff_model import Spot
 

@@ -6,7 +6,7 @@ import re
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from lazygraph.collecting import uncollected
+from lazygraph.gc_pause import uncollected
 from lazyviz import formatters, session
 from lazyviz.inspection.explorer import Explorer
 from lazyviz.inspection.subjects import pending_subject, subject_of

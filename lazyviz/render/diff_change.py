@@ -6,14 +6,14 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from lazygraph.diff import nested_diffs
 from lazygraph.graph import CONSTANT
-from lazygraph.nested import nested_diffs
 from lazyviz.render.measure import clip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from lazygraph.difference import GraphDiff
+    from lazygraph.diff import GraphDiff
     from lazygraph.graph import Label
 
 # A called computation in a label, which its fingerprint stands for.

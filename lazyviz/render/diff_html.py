@@ -9,9 +9,8 @@ from __future__ import annotations
 from base64 import b64encode
 from typing import TYPE_CHECKING
 
+from lazygraph.diff import group_hunks, nested_diffs
 from lazygraph.graph import InheritedOrigin
-from lazygraph.hunks import group_hunks
-from lazygraph.nested import nested_diffs
 from lazyviz.render.diff_model import union_graph
 from lazyviz.render.diff_panel import pairing_lines
 from lazyviz.render.diff_svg import diff_picture
@@ -38,9 +37,8 @@ from lazyviz.render.text import plural
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
-    from lazygraph.difference import GraphDiff
+    from lazygraph.diff import GraphDiff, HunkGroup
     from lazygraph.graph import Graph
-    from lazygraph.hunks import HunkGroup
     from lazyviz.render.diff_model import UnionGraph
     from lazyviz.render.layered import Point
 

@@ -28,10 +28,9 @@ from lazyviz.render.panel import button_html, facts_table, heading_html, note_ht
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from lazygraph.difference import GraphDiff
+    from lazygraph.diff import GraphDiff, HunkGroup
     from lazygraph.graph import Graph
-    from lazygraph.hunks import HunkGroup
-    from lazygraph.trace_data import Hop, ValueTrace
+    from lazygraph.trace import Hop, ValueTrace
 
 
 _MAX_NEAR = 12

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING
 
-from lazygraph.causes import sentences
+from lazygraph.diff import callees, group_hunks, nested_diffs
+from lazygraph.explain.causes import sentences, unseen
 from lazygraph.graph import PARAMETER
-from lazygraph.hunks import group_hunks
-from lazygraph.nested import callees, nested_diffs
-from lazygraph.print_options import unseen
 from lazyviz.render.diff_change import CALLED
 from lazyviz.render.measure import clip
 from lazyviz.render.text import plural, size
@@ -22,9 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import TextIO
 
-    from lazygraph.difference import GraphDiff
+    from lazygraph.diff import GraphDiff, Hunk, HunkGroup
     from lazygraph.graph import DeadNode, Graph, Label
-    from lazygraph.hunks import Hunk, HunkGroup
 
 ADDED, REMOVED, CHANGED, REWIRED, SAME = "+", "−", "~", "⇄", "="
 _END = "\x1b[0m"

@@ -9,7 +9,7 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from lazygraph.frames import with_lines, with_named_files
+from lazygraph.read.hlo import with_lines, with_named_files
 from lazyviz import formatters
 from lazyviz import session as sessions
 from lazyviz.render import text

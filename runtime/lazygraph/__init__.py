@@ -24,17 +24,33 @@ Example:
 
 from __future__ import annotations
 
-from lazygraph.difference import GraphDiff, Outputs, Regrouped, Rewire, diff
-from lazygraph.edits import Edit, apply_script, script
+from lazygraph.diff import (
+    Edit,
+    GraphDiff,
+    Hunk,
+    HunkGroup,
+    Outputs,
+    Regrouped,
+    Rewire,
+    apply_script,
+    diff,
+    group_hunks,
+    script,
+)
 from lazygraph.errors import HloError, HloSyntaxError
 from lazygraph.graph import DeadNode, Graph, GraphBuilder, Label, Node, Origin
-from lazygraph.hunks import Hunk, HunkGroup, group_hunks
-from lazygraph.ir import from_ir, from_snapshot
-from lazygraph.load import graph_of, parse, parse_all, read
 from lazygraph.minimise import minimise
-from lazygraph.trace import operand_sources, trace_value
-from lazygraph.trace_data import Hop, Sources, ValueTrace
-from lazygraph.unused import Unused, unused_values
+from lazygraph.read.lazy_ir import from_ir, from_snapshot
+from lazygraph.read.open import graph_of, parse, parse_all, read
+from lazygraph.trace import (
+    Hop,
+    Sources,
+    Unused,
+    ValueTrace,
+    operand_sources,
+    trace_value,
+    unused_values,
+)
 
 __all__ = [
     "DeadNode", "Edit", "Graph", "GraphBuilder", "GraphDiff", "HloError", "HloSyntaxError",

@@ -6,8 +6,8 @@ import re
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lazygraph.cost import flops, type_bytes
 from lazygraph.errors import HloError
+from lazygraph.types import flops, type_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazygraph.errors import HloError
 from lazygraph.graph import PARAMETER, Graph, GraphBuilder
-from lazygraph.load import graph_of
+from lazygraph.read.open import graph_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

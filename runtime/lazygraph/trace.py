@@ -1,30 +1,359 @@
-"""Where a value goes and where it comes from, through tuples, calls and fusions."""
+"""The way of a value through a program, and what is computed for nothing."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections import deque
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
-from lazygraph.cost import elements
 from lazygraph.errors import HloError
-from lazygraph.module import without_layout
-from lazygraph.normal import called
-from lazygraph.operands import TUPLES, Operands, operand_name, split_types
-from lazygraph.programs import module_of
-from lazygraph.see_through import VARIADIC, element_index
-from lazygraph.trace_data import Hop, HopKind, ValueTrace
-from lazygraph.unused import Unused, dead_rows, unused
+from lazygraph.normalize import VARIADIC, called, element_index
+from lazygraph.read.open import module_of
+from lazygraph.types import elements, flops, split_types, type_bytes, without_layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lazygraph.module import Computation, HloModule, Instruction
-    from lazygraph.trace_data import Sources
+    from lazygraph.read.hlo_module import Computation, HloModule, Instruction
+
+
+@dataclass(frozen=True, slots=True)
+class Unused:
+    """A value that nothing needs.
+
+    Attributes:
+        name: The instruction, with `%`.
+        op, type, literal: What it is.
+        bytes: Size of its result.
+        flops: Operations to compute it.
+        site: Source line, may be empty.
+        line: Line of the text, 0 if it has none.
+    """
+
+    name: str
+    op: str
+    type: str
+    literal: str
+    bytes: int
+    flops: int
+    site: str
+    line: int
+
+    @property
+    def price(self) -> str:
+        """Its bytes and operations in words."""
+        work = f" and {self.flops:,} FLOP" if self.flops else ""
+        return f"{self.bytes:,} bytes{work} for nothing"
+
+
+def unused_values(program: Any) -> list[Unused]:
+    """Return the values that no result needs, those of most work first.
+
+    Within loops, branches and other computations that are called, too; what such a value costs
+    is told for one call.
+
+    Raises:
+        HloError: It is no program, or a text with several.
+    """
+    module, is_excerpt = module_of(program)
+    found = [
+        unused(module, computation, position)
+        for computation in module.computations.values()
+        for position in dead_rows(computation, is_excerpt=is_excerpt)
+        if not _must_stand(module, computation, position)
+    ]
+    found.sort(key=lambda each: (-each.flops, -each.bytes))
+    return found
+
+
+def _must_stand(module: HloModule, computation: Computation, position: int) -> bool:
+    """Return whether a dead row is an input of what is called, which takes it by number."""
+    is_input = computation.instructions[position].op == "parameter"
+    return is_input and computation.name != module.entry
+
+
+def dead_rows(computation: Computation, *, is_excerpt: bool = False) -> list[int]:
+    """Return the positions of what the result of a computation does not need."""
+    rows = computation.instructions
+    live = bytearray(len(rows))
+    if is_excerpt:
+        for row in rows:
+            for operand in row.operands:
+                if operand >= 0:
+                    live[operand] = 1
+    else:
+        live[computation.root] = 1
+        for position in range(len(rows) - 1, -1, -1):
+            if live[position]:
+                for operand in rows[position].operands:
+                    live[operand] = 1
+    return [position for position, is_live in enumerate(live) if not is_live]
+
+
+def unused(module: HloModule, computation: Computation, position: int) -> Unused:
+    """Return what a row of a computation costs, of which nothing makes use."""
+    row = computation.instructions[position]
+    types = [computation.instructions[o].type for o in row.operands if o >= 0]
+    return Unused(
+        name=f"%{row.name}",
+        op=row.op,
+        type=without_layout(row.type),
+        literal="" if row.op == "parameter" else row.literal,
+        bytes=type_bytes(row.type),
+        flops=flops(row.op, row.type, types, row.attrs),
+        site=module.origin(row.metadata).site,
+        line=row.line,
+    )
+
+
+HopKind = Literal[
+    "value", "tuple", "element", "collective", "call", "parameter", "return", "consumer",
+    "output",
+]  # fmt: skip
+_MAX_SHOWN = 40
+_UNITS = ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "bytes"))
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One step on the way of a value.
+
+    Attributes:
+        kind: What happens to the value here.
+        name: The instruction, with `%`.
+        op: Its opcode.
+        text: What happens, in words.
+        type: The value's type after the hop, without layout.
+        line: Line of the text, 0 if it has none.
+        depth: How many hops lie before it on its path.
+    """
+
+    kind: HopKind
+    name: str
+    op: str
+    text: str
+    type: str
+    line: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What the operands of an instruction of several are.
+
+    Attributes:
+        name: The instruction, with `%`.
+        operands: How many there are.
+        inputs: How many of them are inputs of the program.
+        operand_bytes, input_bytes: Their sizes.
+        is_presumed: Whether some were told from their position only, since an excerpt
+            does not show them.
+    """
+
+    name: str
+    operands: int
+    inputs: int
+    operand_bytes: int
+    input_bytes: int
+    is_presumed: bool = False
+
+    def __str__(self) -> str:
+        unit, name = next(
+            each for each in _UNITS if self.operand_bytes >= each[0] or each[0] == 1
+        )
+        digits = 1 if unit > 1 else 0
+        return (
+            f"{self.inputs} of {self.operands} operands, {self.input_bytes / unit:.{digits}f} of "
+            f"{self.operand_bytes / unit:.{digits}f} {name}, are inputs computed by an earlier "
+            "execution"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ValueTrace:
+    """The way of one value through a program.
+
+    Attributes:
+        name: The value, with `%`.
+        type: Its type, without layout.
+        what: What makes it, in words.
+        line: Line of the text, 0 if it has none.
+        hops: Where it goes, depth first; `Hop.depth` tells the branches apart.
+        producers: Where it comes from.
+        sources: For each collective on the way, what its operands are.
+        is_excerpt: Whether the text is a part of a program only.
+        waste: Of a value that no result needs, what it costs; else None.
+    """
+
+    name: str
+    type: str
+    what: str
+    line: int
+    hops: tuple[Hop, ...]
+    producers: tuple[Hop, ...]
+    sources: tuple[Sources, ...]
+    is_excerpt: bool
+    waste: Unused | None = None
+
+    @property
+    def consumers(self) -> tuple[Hop, ...]:
+        """The instructions that compute something from the value."""
+        return tuple(hop for hop in self.hops if hop.kind in {"consumer", "collective"})
+
+    @property
+    def is_output(self) -> bool:
+        """Whether the value is a result of the program, as it is."""
+        return any(hop.kind == "output" for hop in self.hops)
+
+    def __str__(self) -> str:
+        lines = [f"{self.name} : {self.type}, {self.what}"]
+        lines += [f"  ← {hop.text}" for hop in self.producers]
+        shown = self.hops[:_MAX_SHOWN]
+        lines += [f"{'  ' * hop.depth}→ {hop.text}" for hop in shown]
+        if len(self.hops) > _MAX_SHOWN:
+            lines.append(f"  ... and {len(self.hops) - _MAX_SHOWN:,} more")
+        if self._ends_nowhere():
+            where = " in this excerpt" if self.is_excerpt else ""
+            lines.append(f"no consumer{where}")
+        if self.waste is not None:
+            lines.append(f"no result needs it: {self.waste.price}")
+        for each in self.sources:
+            lines.append(f"{each.name}: {each}")
+            if each.is_presumed:
+                lines.append(
+                    "  (those that the excerpt does not show are told by their position)"
+                )
+        return "\n".join(lines)
+
+    def _ends_nowhere(self) -> bool:
+        ends = [hop for hop in self.hops if hop.kind in {"consumer", "output"}]
+        return not ends
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002, FBT001
+        printer.text(str(self))
+
+
+_MAX_DEPTH = 2_000
+TUPLES = frozenset({"get-tuple-element", "getitem"})
+# torch_xla calls its inputs p0.1, p1.2, ...
+_INPUT_NAME = re.compile(r"p\d+\.\d+")
+
+
+class Operands:
+    """The operands in one module, or in an excerpt of one."""
+
+    def __init__(self, module: HloModule, *, is_excerpt: bool) -> None:
+        self._module = module
+        self._is_excerpt = is_excerpt
+
+    def sources(self, computation: Computation, position: int) -> Sources:
+        """Return which operands of an instruction are inputs, and their sizes."""
+        row = computation.instructions[position]
+        types = self.types(computation, row)
+        resolved = [
+            self.resolve(computation, operand, ()) if operand >= 0 else None
+            for operand in row.operands
+        ]
+        presumed = False
+        if None in resolved or any(r and r[0] is None for r in resolved):
+            presumed = self._presume(computation, row, resolved)
+        is_input = [each is not None and each[1] for each in resolved]
+        sizes = [type_bytes(each) for each in types]
+        return Sources(
+            f"%{row.name}",
+            len(row.operands),
+            sum(is_input),
+            sum(sizes),
+            sum(size for size, yes in zip(sizes, is_input, strict=True) if yes),
+            presumed,
+        )
+
+    def _presume(
+        self,
+        computation: Computation,
+        row: Instruction,
+        resolved: list[tuple[str | None, bool] | None],
+    ) -> bool:
+        """Tell operands that an excerpt does not show from a sibling's tuple, by position."""
+        whole = self._tuple_of_siblings(computation, row)
+        if whole is None:
+            return False
+        for k, each in enumerate(resolved):
+            if each is None:
+                name = operand_name(whole, k, computation)
+                inside = whole.operands[k]
+                known = self.resolve(computation, inside, ()) if inside >= 0 else None
+                resolved[k] = known or (name, bool(_INPUT_NAME.fullmatch(name)))
+        return True
+
+    def _tuple_of_siblings(
+        self, computation: Computation, row: Instruction
+    ) -> Instruction | None:
+        """Return the tuple whose k-th element is the k-th operand, if one operand shows it."""
+        for k, operand in enumerate(row.operands):
+            if operand < 0:
+                continue
+            sibling = computation.instructions[operand]
+            if sibling.op not in TUPLES or element_index(sibling) != k:
+                continue
+            inside = sibling.operands[0] if sibling.operands else -1
+            if inside < 0:
+                continue
+            whole = computation.instructions[inside]
+            if whole.op == "tuple" and len(whole.operands) == len(row.operands):
+                return whole
+        return None
+
+    def resolve(
+        self, computation: Computation, position: int, path: tuple[int, ...]
+    ) -> tuple[str | None, bool] | None:
+        """Return the name of what computes a value, and whether that is an input."""
+        for _ in range(_MAX_DEPTH):
+            row = computation.instructions[position]
+            if row.op in TUPLES and row.operands:
+                path = (element_index(row), *path)
+            elif row.op == "tuple" and path and path[0] < len(row.operands):
+                following = row.operands[path[0]]
+                if following < 0:
+                    name = operand_name(row, path[0], computation)
+                    return name, bool(_INPUT_NAME.fullmatch(name))
+                position, path = following, path[1:]
+                continue
+            else:
+                return row.name, row.op == "parameter" and self.is_entry(computation)
+            if row.operands[0] < 0:
+                return None
+            position = row.operands[0]
+        return None
+
+    def is_entry(self, computation: Computation) -> bool:
+        """Return whether its parameters are inputs of the program."""
+        return self._is_excerpt or computation.name == self._module.entry
+
+    def types(self, computation: Computation, row: Instruction) -> list[str]:
+        """Return the operands' types, from the operands or from a sibling's tuple."""
+        whole = self._tuple_of_siblings(computation, row)
+        listed = split_types(whole.type) if whole is not None else []
+        found = []
+        for k, operand in enumerate(row.operands):
+            if operand >= 0:
+                found.append(computation.instructions[operand].type)
+            else:
+                found.append(listed[k] if k < len(listed) else "")
+        return found
+
+
+def operand_name(row: Instruction, slot: int, computation: Computation) -> str:
+    """Return the name of an operand, also of one that an excerpt does not show."""
+    if row.operands[slot] >= 0:
+        return computation.instructions[row.operands[slot]].name
+    return row.operand_names[slot] if slot < len(row.operand_names) else "?"
+
 
 _MAX_HOPS = 2_000
-_MAX_SHOWN = 40
+
 _CALLS = frozenset({"call", "fusion", "while", "conditional", "async-start", "map"})
 # An instruction of a computation, and which element of its result, outermost first.
 _Place = tuple[str, int, tuple[int, ...]]

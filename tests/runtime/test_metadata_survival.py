@@ -11,7 +11,7 @@ from torch import nn
 import lazyrt
 from lazygraph import parse
 from lazygraph.graph import InheritedOrigin
-from lazygraph.scan import modules
+from lazygraph.read.hlo import modules
 from lazyrt.execution.dumps import DumpForm, text_of
 from tests.harness import DEVICE, cold_start
 
