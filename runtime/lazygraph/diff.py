@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lazygraph.errors import HloError
-from lazygraph.gc_pause import uncollected
+from lazygraph.gc_pause import gc_paused
 from lazygraph.graph import Graph, GraphBuilder, Label
 from lazygraph.match import match
 from lazygraph.normalize import called, graph_of_module
@@ -103,7 +103,7 @@ def hunks_of(found: GraphDiff) -> list[Hunk]:
     return hunks
 
 
-@uncollected
+@gc_paused
 def group_hunks(hunks: Iterable[Hunk]) -> list[HunkGroup]:
     """Return the hunks, those that look alike together.
 
@@ -615,7 +615,7 @@ class GraphDiff:
             and numbers_a.get(x) != numbers_b.get(self.partner_a[x])
         ]
 
-    @uncollected
+    @gc_paused
     def hunks(self) -> list[Hunk]:
         """Return the edits in connected places, the largest first."""
         return self._hunks
@@ -636,7 +636,7 @@ class GraphDiff:
         )
 
 
-@uncollected
+@gc_paused
 def diff(a: Graph | Any, b: Graph | Any) -> GraphDiff:
     """Return the difference between two graphs.
 

@@ -15,7 +15,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def uncollected(function: Callable[_P, _R]) -> Callable[_P, _R]:
+def gc_paused(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Return a function that runs with Python's cyclic garbage collector paused.
 
     Graphs of 40,000 nodes are hundreds of thousands of objects without a cycle among them, which

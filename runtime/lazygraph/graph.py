@@ -125,7 +125,27 @@ class _Hints(dict[Any, str]):
 
 
 class Graph:
-    """A dataflow graph in normal form. Treat it as immutable.
+    """A dataflow graph in normal form, as columns. Treat it as immutable.
+
+    To fill one, give each column an entry for each node, operands before their users. A
+    vertex of another form gives its op, type and attributes to a `Label`, of which each occurs
+    once in `labels`; its site and scope to an `Origin`; what it is called to `names`, and the
+    variable that holds it to `holders`. `GraphBuilder` does so node by node, and drops what no
+    output needs.
+
+    Example:
+        >>> graph = Graph(
+        ...     "step 3",
+        ...     labels=[Label("parameter", "f32[4]"), Label("aten.exp.default", "f32[4]")],
+        ...     kinds=[0, 1],
+        ...     operands=[(), (0,)],
+        ...     outputs=[1],
+        ...     names=["%p0", "%1"],
+        ...     origins=[Origin(), Origin("encoder", "train.py:4")],
+        ...     holders={0: "batch", 1: "loss"},
+        ... )
+        >>> graph[1].op, graph[1].site, graph.holders[1]
+        ('aten.exp.default', 'train.py:4', 'loss')
 
     Attributes:
         name: Of the module or step.
@@ -136,7 +156,8 @@ class Graph:
         groups: For members of a group, such as the operands of one coalesced collective, the
             group's number. Which nodes form a group costs nothing; see `GraphDiff.regrouped`.
         numbers: For inputs, the number in the source.
-        cones: For each node something that equals another's only if all that they compute from
+        holders: For inputs and outputs what holds them, such as `self.weight`, where it is known.
+        ancestor_keys: For each node something that equals another's only if all that they compute from
             the inputs on is equal; None where the source knows no such thing.
         dead: What no output needed.
         source: What the graph was made from, for views that look deeper: a parsed module.
@@ -156,9 +177,10 @@ class Graph:
         read_origin: Callable[[Any], Origin] = _read_origin,
         read_name: Callable[[Any], tuple[str, str]] | None = None,
         read_hints: Callable[[list[Any]], list[str]] | None = None,
-        cones: list[object] | None = None,
+        ancestor_keys: list[object] | None = None,
         groups: Mapping[int, int] | None = None,
         numbers: Mapping[int, int] | None = None,
+        holders: Mapping[int, str] | None = None,
         dead: Sequence[DeadNode] = (),
         source: Any = None,
         part: str = "",
@@ -168,9 +190,10 @@ class Graph:
         self.kinds = kinds
         self.operands = operands
         self.outputs = tuple(outputs)
-        self.cones = cones
+        self.ancestor_keys = ancestor_keys
         self.groups = dict(groups or {})
         self.numbers = dict(numbers or {})
+        self.holders = dict(holders or {})
         self.dead = tuple(dead)
         self.source = source
         self.part = part
@@ -315,10 +338,11 @@ class GraphBuilder:
         # A number stands for a name that is `%` and the number.
         self.names: list[str | int] = []
         self.origins: list[Any] = []
-        # See `Graph.cones`; whoever fills it does so for each node.
-        self.cones: list[object] = []
+        # See `Graph.ancestor_keys`; whoever fills it does so for each node.
+        self.ancestor_keys: list[object] = []
         self.groups: dict[int, int] = {}
         self.numbers: dict[int, int] = {}
+        self.holders: dict[int, str] = {}
         self._read_origin = read_origin
         self._read_name = read_name
         self._read_hints = read_hints
@@ -347,6 +371,7 @@ class GraphBuilder:
         name: str = "",
         origin: Any = None,
         number: int | None = None,
+        holder: str = "",
         group: int | None = None,
     ) -> int:
         """Add a node; return its id.
@@ -357,6 +382,7 @@ class GraphBuilder:
             name: Its name; by default `%` and its id.
             origin: Where it came from, hashable.
             number: For an input, its number in the source.
+            holder: What holds it, such as the name of a variable.
             group: Number of the group that it belongs to.
 
         Raises:
@@ -375,6 +401,8 @@ class GraphBuilder:
         self.origins.append(origin)
         if number is not None:
             self.numbers[node] = number
+        if holder:
+            self.holders[node] = holder
         if group is not None:
             self.groups[node] = group
         return node
@@ -412,9 +440,10 @@ class GraphBuilder:
             read_origin=self._read_origin,
             read_name=self._read_name,
             read_hints=self._read_hints,
-            cones=self.cones or None,
+            ancestor_keys=self.ancestor_keys or None,
             groups=self.groups,
             numbers=self.numbers,
+            holders=self.holders,
             dead=found,
             source=source,
             part=part,
@@ -439,9 +468,12 @@ class GraphBuilder:
         ]
         self.names = [self.names[node] for node in kept]
         self.origins = [self.origins[node] for node in kept]
-        self.cones = [self.cones[node] for node in kept] if self.cones else []
+        self.ancestor_keys = (
+            [self.ancestor_keys[node] for node in kept] if self.ancestor_keys else []
+        )
         self.groups = {rank[n]: g for n, g in self.groups.items() if live[n]}
         self.numbers = {rank[n]: k for n, k in self.numbers.items() if live[n]}
+        self.holders = {rank[n]: h for n, h in self.holders.items() if live[n]}
         return dead
 
 

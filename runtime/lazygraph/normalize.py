@@ -57,7 +57,7 @@ def element_index(instruction: Instruction) -> int:
     return int(found[1])
 
 
-class SeeThrough:
+class TupleForwarding:
     """Which instructions stand for others: elements of tuples, parts of collectives.
 
     Attributes:
@@ -67,7 +67,11 @@ class SeeThrough:
     """
 
     def __init__(
-        self, computation: Computation, live: bytearray, *, sees_elements: bool = True
+        self,
+        computation: Computation,
+        live: bytearray,
+        *,
+        forwards_elements: bool = True,
     ) -> None:
         self._computation = computation
         self._rows = computation.operands
@@ -75,7 +79,7 @@ class SeeThrough:
         self.members: dict[int, tuple[int, int]] = {}
         self.erased = bytearray(len(computation))
         self._tuples = _of_ops(computation, live, {_TUPLE})
-        elements = {_ELEMENT} if sees_elements else frozenset()
+        elements = {_ELEMENT} if forwards_elements else frozenset()
         self._elements = _of_ops(computation, live, elements)
         split = self._splittable(live)
         for position in self._tuples | split:
@@ -179,7 +183,7 @@ def _of_ops(computation: Computation, live: bytearray, ops: Container[str]) -> s
 _COPIES = frozenset({"copy", "bitcast", "copy-start", "copy-done"})
 
 
-def filled(module: HloModule, computation: Computation) -> list[str]:
+def with_inherited_metadata(module: HloModule, computation: Computation) -> list[str]:
     """Return the metadata of each instruction, those of neighbours marked as inherited.
 
     An instruction without metadata has that of the first that reads it, if that has none
@@ -191,7 +195,7 @@ def filled(module: HloModule, computation: Computation) -> list[str]:
     if all(written):
         return written
     if computation.name == module.entry:
-        return _copies_filled(computation)
+        return _with_metadata_of_copied(computation)
     found = list(written)
     for position in range(len(rows) - 1, -1, -1):
         for operand in rows[position]:
@@ -212,7 +216,7 @@ def filled(module: HloModule, computation: Computation) -> list[str]:
     ]
 
 
-def _copies_filled(computation: Computation) -> list[str]:
+def _with_metadata_of_copied(computation: Computation) -> list[str]:
     written, table = computation.metadata, computation.table
     copies = {form for form in set(computation.forms) if table[form].op in _COPIES}
     if not copies:
@@ -326,7 +330,7 @@ class _Normaliser:
         dead = [
             self._dead(computation, k) for k, is_live in enumerate(live) if not is_live
         ]
-        seen = SeeThrough(computation, live, sees_elements=not self._is_bare)
+        seen = TupleForwarding(computation, live, forwards_elements=not self._is_bare)
         ids = self._build(builder, computation, live, seen)
         outputs = [ids[each] for each in seen.outputs(computation.root)]
         outputs += [ids[each] for each in effects]
@@ -375,7 +379,7 @@ class _Normaliser:
         builder: GraphBuilder,
         computation: Computation,
         live: bytearray,
-        seen: SeeThrough,
+        seen: TupleForwarding,
     ) -> list[int]:
         """Add the instructions that are nodes; return the node of each instruction.
 
@@ -393,7 +397,7 @@ class _Normaliser:
         read = node_of.__getitem__
         builder.operands = [tuple(map(read, operands[k])) for k in kept]
         builder.names = [f"%{computation.names[k]}" for k in kept]
-        origins = filled(self._module, computation)
+        origins = with_inherited_metadata(self._module, computation)
         builder.origins = [origins[k] for k in kept]
         for position, (whole, element) in seen.members.items():
             self._split(builder, computation, ids[position], position, whole)

@@ -358,3 +358,18 @@ def test_what_reads_nothing_does_not_become_what_computes():
     assert not found.changed
     assert [found.a[node].op for node in found.removed] == ["ones"]
     assert [found.b[node].op for node in found.added] == ["relu"]
+
+
+def test_what_holds_a_node_stays_with_it_when_dead_nodes_are_dropped():
+    builder = GraphBuilder("step")
+    kind = builder.label("parameter", "f32[4]")
+    builder.add(kind, holder="unused")
+    batch = builder.add(kind, holder="batch")
+    loss = builder.add(builder.label("exp", "f32[4]"), [batch], holder="loss")
+
+    graph = builder.finish([loss])
+
+    assert {graph.ops[node]: name for node, name in graph.holders.items()} == {
+        "parameter": "batch",
+        "exp": "loss",
+    }

@@ -46,7 +46,7 @@ def test_nodes_of_one_digest_compute_the_same_from_the_inputs_on():
     """What the runtime knows of its nodes stands for a look at all below them."""
     ir, held = graph(3)
     made = from_ir(ir)
-    cones = made.cones
+    cones = made.ancestor_keys
     assert cones is not None
 
     below = [
@@ -66,7 +66,7 @@ def test_a_shorter_way_to_equal_cones_finds_the_same():
     a, b = from_ir(one), from_ir(two)
     quick = diff(a, b)
 
-    a.cones = None
+    a.ancestor_keys = None
 
     assert diff(a, b).partner_a == quick.partner_a
     del held, held_too

@@ -1,12 +1,13 @@
 """Differences of chains of like layers, of which a third generator knows the length."""
 
+import importlib
 import random
 from unittest.mock import Mock
 
 import pytest
 
 from lazygraph import GraphBuilder, Origin, apply_script, diff, parse
-from lazygraph.match import grow, strategy
+from lazygraph.match import grow
 from lazygraph.match.refine import crossed, disputed
 from lazygraph.match.state import UNPAIRED, Matching
 from lazygraph.match.strategy import _by_hints, _part_crossed
@@ -183,6 +184,7 @@ def test_a_branch_more_in_each_sum_of_a_large_program_is_matched_in_few_ways(
     monkeypatch,
 ):
     """What insertions explain needs no further way: each takes as long as the first."""
+    strategy = importlib.import_module("lazygraph.match.strategy")
     refined = Mock(side_effect=strategy.refine)
     monkeypatch.setattr(strategy, "refine", refined)
 

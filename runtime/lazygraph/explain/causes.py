@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from lazygraph.diff import nested_diffs
 from lazygraph.explain.edit_causes import edit_sentences
 from lazygraph.explain.embedded_constants import embedded
+from lazygraph.explain.repeated_blocks import blocks
 from lazygraph.graph import CONSTANT, PARAMETER
 from lazygraph.normalize import attributes, meshes_of
 from lazygraph.read.hlo_module import HloModule, lacks_attributes
 from lazygraph.read.mlir_text import closing, split_commas
 from lazygraph.read.stablehlo import MlirModule
-from lazygraph.repeat import blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -239,8 +239,8 @@ def _inputs(found: GraphDiff, told: _Sides) -> Iterator[str]:
     if len(changed) > 3:  # noqa: PLR2004
         yield f"{len(changed) - 3:,} more inputs changed their types"
     sides = (b, found.added, told[1], "more"), (a, found.removed, told[0], "fewer")
-    for graph, lone, counted, what in sides:
-        nodes = [n for n in lone if graph.ops[n] == PARAMETER and n not in counted]
+    for graph, unmatched, counted, what in sides:
+        nodes = [n for n in unmatched if graph.ops[n] == PARAMETER and n not in counted]
         if nodes:
             noun = "input" if len(nodes) == 1 else "inputs"
             shown = ", ".join(f"{_name(graph, n)} {graph.types[n]}" for n in nodes[:3])
@@ -365,10 +365,10 @@ def _alone(graph: Graph, outputs: Iterable[int], inside: set[int]) -> set[int]:
         if node not in inside
         for operand in operands
     }
-    return _cone(graph, wanted, inside) - _cone(graph, others, inside)
+    return _ancestors(graph, wanted, inside) - _ancestors(graph, others, inside)
 
 
-def _cone(graph: Graph, roots: Iterable[int], inside: set[int]) -> set[int]:
+def _ancestors(graph: Graph, roots: Iterable[int], inside: set[int]) -> set[int]:
     seen: set[int] = set()
     stack = [root for root in roots if root in inside]
     while stack:

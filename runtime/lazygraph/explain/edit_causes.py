@@ -95,13 +95,13 @@ def _code(
         (found.b, found.added, told[1], "more"),
         (found.a, found.removed, told[0], "fewer"),
     )
-    for graph, lone, counted, what in sides:
+    for graph, unmatched, counted, what in sides:
         mine = [
             node
-            for node in lone
+            for node in unmatched
             if node not in counted and graph.ops[node] not in _LEAVES
         ]
-        mine = _without_readers(graph, mine, lone)
+        mine = _without_readers(graph, mine, unmatched)
         if mine:
             ops = Counter(graph.ops[node] for node in mine)
             shown = [f"{op} ×{n:,}" if n > 1 else op for op, n in ops.most_common(4)]
@@ -113,9 +113,11 @@ def _code(
             )
 
 
-def _without_readers(graph: Graph, nodes: list[int], lone: Iterable[int]) -> list[int]:
+def _without_readers(
+    graph: Graph, nodes: list[int], unmatched: Iterable[int]
+) -> list[int]:
     """Return the nodes that read no input that one side has alone, which is told already."""
-    reading = {node for node in lone if graph.ops[node] == PARAMETER}
+    reading = {node for node in unmatched if graph.ops[node] == PARAMETER}
     kept = []
     for node in nodes:
         if reading.isdisjoint(graph.operands[node]):

@@ -23,48 +23,53 @@ _ENOUGH = 0.25
 _FIRST_LEADS = 300
 
 
-def pair_equal_cones(matching: Matching, labels: str, *, similar: bool = False) -> None:
-    """Pair nodes whose whole cone of operands occurs once on each side, the tallest first.
+def pair_equal_ancestors(
+    matching: Matching, labels: str, *, similar: bool = False
+) -> None:
+    """Pair nodes whose whole set of ancestors occurs once on each side, the tallest first.
 
     Args:
         matching: Grows.
         labels: `full` or `skeleton`: what makes two nodes equal.
         similar: Whether what grows from them may differ in sizes.
     """
-    _pair_by_cones(matching, labels)
+    _pair_by_ancestors(matching, labels)
     if labels == "full" and _is_worth_another_look(matching):
         matching.grow(most=_FIRST_LEADS)
-        _pair_by_cones(matching, labels)
+        _pair_by_ancestors(matching, labels)
     matching.grow(similar=similar)
 
 
 def _is_worth_another_look(matching: Matching) -> bool:
-    """Return whether a break in a large graph leaves much whose cones are equal beyond it.
+    """Return whether a break in a large graph leaves much whose ancestors are equal beyond it.
 
-    Where a few leads have stepped over the break, one more look at all cones pairs what is
+    Where a few leads have stepped over the break, one more look at all ancestors pairs what is
     beyond it at a third of the time of following lead after lead.
     """
     rest = min(len(matching.a.unpaired()), len(matching.b.unpaired()))
     return rest > _MANY and matching.pairs > _ENOUGH * rest
 
 
-def _pair_by_cones(matching: Matching, labels: str) -> None:
+def _pair_by_ancestors(matching: Matching, labels: str) -> None:
     ids = numbers()
-    known_a, known_b = matching.a.graph.cones, matching.b.graph.cones
+    known_a, known_b = matching.a.graph.ancestor_keys, matching.b.graph.ancestor_keys
     if known_a and known_b and labels == "full" and not matching.pairs:
-        a, b = [ids[cone] for cone in known_a], [ids[cone] for cone in known_b]
+        a, b = (
+            [ids[ancestors] for ancestors in known_a],
+            [ids[ancestors] for ancestors in known_b],
+        )
     else:
-        a = _cone_ids(matching.a, getattr(matching.a, labels), ids, own=True)
-        b = _cone_ids(matching.b, getattr(matching.b, labels), ids, own=False)
+        a = _ancestor_ids(matching.a, getattr(matching.a, labels), ids, own=True)
+        b = _ancestor_ids(matching.b, getattr(matching.b, labels), ids, own=False)
     heights = _heights(matching.a)
-    found = _pairs_of_cones(matching, a, b, heights, len(ids))
-    _pair_cones(matching, found, heights)
+    found = _pairs_of_ancestors(matching, a, b, heights, len(ids))
+    _pair_ancestors(matching, found, heights)
 
 
-def pair_local_cones(
+def pair_local_ancestors(
     matching: Matching, scopes_a: Sequence[int], scopes_b: Sequence[int]
 ) -> None:
-    """Pair nodes whose cone within their scope occurs once on each side.
+    """Pair nodes whose ancestors within their scope occur once on each side.
 
     What a scope reads from others counts by its label alone, so that a change in one scope
     leaves the others as they are.
@@ -75,21 +80,21 @@ def pair_local_cones(
         scopes_b: Likewise.
     """
     ids = numbers()
-    a = _local_cone_ids(matching.a, scopes_a, ids)
-    b = _local_cone_ids(matching.b, scopes_b, ids)
+    a = _local_ancestor_ids(matching.a, scopes_a, ids)
+    b = _local_ancestor_ids(matching.b, scopes_b, ids)
     heights = [
         height if scope else 0
         for height, scope in zip(_heights(matching.a), scopes_a, strict=True)
     ]
-    found = _pairs_of_cones(matching, a, b, heights, len(ids))
+    found = _pairs_of_ancestors(matching, a, b, heights, len(ids))
     if _agree(matching, found):
-        _pair_cones(matching, found, heights)
+        _pair_ancestors(matching, found, heights)
 
 
 def _agree(matching: Matching, found: list[tuple[int, int]]) -> bool:
     """Return whether pairs read each other, which those of misleading scopes do not.
 
-    Equal cones have equally many operands, so that all slots can be laid in one row.
+    Equal ancestors have equally many operands, so that all slots can be laid in one row.
     """
     partner = dict(found)
     slots_a = chain.from_iterable(map(matching.a.operands.__getitem__, partner))
@@ -100,10 +105,10 @@ def _agree(matching: Matching, found: list[tuple[int, int]]) -> bool:
     return disputed <= _MAX_DISPUTED * len(found)
 
 
-def _pairs_of_cones(
+def _pairs_of_ancestors(
     matching: Matching, a: list[int], b: list[int], heights: list[int], count: int
 ) -> list[tuple[int, int]]:
-    """Return the nodes that are the only ones of their cone on each side, leaves apart."""
+    """Return the nodes that are the only ones with their ancestors on each side, leaves apart."""
     once_a = _singles(matching.a.unpaired(), a, count)
     once_b = _singles(matching.b.unpaired(), b, count)
     return [
@@ -113,7 +118,7 @@ def _pairs_of_cones(
     ]
 
 
-def _pair_cones(
+def _pair_ancestors(
     matching: Matching, found: list[tuple[int, int]], heights: list[int]
 ) -> None:
     matching.pair_all(found if not matching.pairs else _undisputed(matching, found))
@@ -147,31 +152,31 @@ def _undisputed(
     return kept
 
 
-def _cone_ids(
+def _ancestor_ids(
     side: Side, labels: Sequence[int], ids: Numbers, *, own: bool
 ) -> list[int]:
-    """Return the cone of each node; a paired one is a cone of its own."""
+    """Return a number for the ancestors of each node; a paired one has its own."""
     partner, operands = side.partner, side.operands
-    cones = [0] * len(partner)
+    ancestors = [0] * len(partner)
     free = side.unpaired()
     if len(free) < len(partner):
         for node in free:
             for operand in operands[node]:
                 other = partner[operand]
                 if other >= 0:
-                    cones[operand] = -1 - (operand if own else other)
+                    ancestors[operand] = -1 - (operand if own else other)
     for node in free:
         row = operands[node]
         if len(row) == 1:
-            cones[node] = ids[labels[node], cones[row[0]]]
+            ancestors[node] = ids[labels[node], ancestors[row[0]]]
         elif len(row) == 2:  # noqa: PLR2004 - most nodes have one or two
             one, two = row
-            cones[node] = ids[labels[node], cones[one], cones[two]]
+            ancestors[node] = ids[labels[node], ancestors[one], ancestors[two]]
         elif row:
-            cones[node] = ids[(labels[node], *[cones[o] for o in row])]
+            ancestors[node] = ids[(labels[node], *[ancestors[o] for o in row])]
         else:
-            cones[node] = ids[labels[node]]
-    return cones
+            ancestors[node] = ids[labels[node]]
+    return ancestors
 
 
 def _heights(side: Side) -> list[int]:
@@ -190,35 +195,35 @@ def _heights(side: Side) -> list[int]:
     return heights
 
 
-def _local_cone_ids(side: Side, scopes: Sequence[int], ids: Numbers) -> list[int]:
-    """Return the cone of each node within its scope."""
+def _local_ancestor_ids(side: Side, scopes: Sequence[int], ids: Numbers) -> list[int]:
+    """Return a number for the ancestors of each node within its scope."""
     labels = side.full
-    cones = [ids[label] for label in labels]
+    ancestors = [ids[label] for label in labels]
     for node, row in enumerate(side.operands):
         scope = scopes[node]
         if not scope or not row:
             continue
         if len(row) == 1:
             (one,) = row
-            seen = cones[one] if scopes[one] == scope else -1 - labels[one]
-            cones[node] = ids[labels[node], seen]
+            seen = ancestors[one] if scopes[one] == scope else -1 - labels[one]
+            ancestors[node] = ids[labels[node], seen]
         elif len(row) == 2:  # noqa: PLR2004 - most nodes have one or two
             one, two = row
-            seen = cones[one] if scopes[one] == scope else -1 - labels[one]
-            other = cones[two] if scopes[two] == scope else -1 - labels[two]
-            cones[node] = ids[labels[node], seen, other]
+            seen = ancestors[one] if scopes[one] == scope else -1 - labels[one]
+            other = ancestors[two] if scopes[two] == scope else -1 - labels[two]
+            ancestors[node] = ids[labels[node], seen, other]
         else:
-            rest = [cones[o] if scopes[o] == scope else -1 - labels[o] for o in row]
-            cones[node] = ids[(labels[node], *rest)]
-    return cones
+            rest = [ancestors[o] if scopes[o] == scope else -1 - labels[o] for o in row]
+            ancestors[node] = ids[(labels[node], *rest)]
+    return ancestors
 
 
-def _singles(nodes: Iterable[int], cones: Sequence[int], count: int) -> list[int]:
-    """Return for each cone the node that has it; -1 for none, -2 for several."""
+def _singles(nodes: Iterable[int], ancestors: Sequence[int], count: int) -> list[int]:
+    """Return for each number the node that has it; -1 for none, -2 for several."""
     found = [-1] * count
     for node in nodes:
-        cone = cones[node]
-        found[cone] = node if found[cone] == -1 else -2
+        number = ancestors[node]
+        found[number] = node if found[number] == -1 else -2
     return found
 
 

@@ -257,7 +257,7 @@ def _agreeing_users(matching: Matching, x: int, y: int) -> int:
     return count
 
 
-def pair_lone_leaves(matching: Matching) -> None:
+def pair_unmatched_leaves(matching: Matching) -> None:
     """Pair inputs and constants that are outputs and nothing else, by their labels alone.
 
     Among equal ones, that which is an output most often goes with the other side's.
@@ -680,5 +680,5 @@ def script_cost(matching: Matching) -> int:
         row_a, row_b = a.operands[x], b.operands[partner_a[x]]
         slots += abs(len(row_a) - len(row_b))
         slots += sum([partner_a[c] != d for c, d in zip(row_a, row_b, strict=False)])
-    lone = partner_a.count(UNPAIRED) + partner_b.count(UNPAIRED)
-    return lone + len(relabelled) + outputs + slots
+    unmatched = partner_a.count(UNPAIRED) + partner_b.count(UNPAIRED)
+    return unmatched + len(relabelled) + outputs + slots

@@ -8,8 +8,8 @@ from lazygraph.match.grow import (
     Ties,
     bridge,
     pair_by_colour,
-    pair_equal_cones,
-    pair_local_cones,
+    pair_equal_ancestors,
+    pair_local_ancestors,
     pair_unique_labels,
 )
 from lazygraph.match.refine import (
@@ -24,7 +24,7 @@ from lazygraph.match.refine import (
     pair_contested,
     pair_handed_through,
     pair_leaves,
-    pair_lone_leaves,
+    pair_unmatched_leaves,
     refine,
     script_cost,
 )
@@ -55,7 +55,7 @@ _SOME = 0.02
 _SHIFTED = 0.01
 # A share that, left over by the first leads, makes it worthwhile to read both programs in order.
 _LOST = 0.05
-_STARTS: tuple[str, ...] = ("hints", "colours", "cones", "first result", "order")
+_STARTS: tuple[str, ...] = ("hints", "colours", "ancestors", "first result", "order")
 _LARGE_STARTS: tuple[str, ...] = ("order", "first result", "colours")
 _EXACT_ROUNDS = (2, 1, 4, 2, 1)
 # How often pairs that read no partners are made anew, at most.
@@ -149,7 +149,7 @@ def _of_large(a: Graph, b: Graph) -> Matching:
 def _best_begun(a: Graph, b: Graph) -> tuple[Matching, list[str]]:
     """Return the better beginning of two, and which starts are left.
 
-    Where like layers are exchanged, or one of them is inserted, no cone behind that place is
+    Where like layers are exchanged, or one of them is inserted, no ancestors behind that place is
     equal, and more is left over than was inserted. The reading orders are alike then.
     """
     first, others = _begun(a, b, "hints"), list(_LARGE_STARTS)
@@ -197,14 +197,14 @@ def _match(a: Graph, b: Graph, start: str) -> Matching:
 def _begun(a: Graph, b: Graph, start: str) -> Matching:
     """Return a matching of what is equal, and of what follows from it."""
     matching = Matching(a, b)
-    pair_lone_leaves(matching)
+    pair_unmatched_leaves(matching)
     if start == "colours":
         _by_exact_colours(matching)
     elif start == "hints":
         _by_hints(matching)
     elif start in {"order", "first result"}:
         pair_in_reading_order(matching, whole=start == "order")
-    pair_equal_cones(matching, "full")
+    pair_equal_ancestors(matching, "full")
     if _is_done(matching):
         return matching
     if max(len(a), len(b)) > _SMALL:
@@ -236,7 +236,7 @@ def _spread(matching: Matching) -> None:
     pair_unique_labels(matching, a.inputs, b.inputs)
     pair_unique_labels(matching, dict.fromkeys(a.outputs), dict.fromkeys(b.outputs))
     matching.grow()
-    pair_equal_cones(matching, "skeleton", similar=True)
+    pair_equal_ancestors(matching, "skeleton", similar=True)
 
 
 def _finish(matching: Matching) -> None:
@@ -266,8 +266,8 @@ def _by_shapes(matching: Matching) -> None:
     a.full, b.full = blind_labels(a.graph, b.graph)
     a.skeleton, b.skeleton = a.full, b.full
     matching.forget_leads()
-    pair_lone_leaves(matching)
-    pair_equal_cones(matching, "full")
+    pair_unmatched_leaves(matching)
+    pair_equal_ancestors(matching, "full")
     pair_unique_labels(matching, a.graph.inputs, b.graph.inputs)
     matching.grow()
     for rounds, ties in _BLIND_ROUNDS:
@@ -368,8 +368,8 @@ def _by_hints(matching: Matching) -> None:
     a.full = [known[each] for each in zip(labels_a, hints_a, strict=True)]
     b.full = [known[each] for each in zip(labels_b, hints_b, strict=True)]
     pair_unique_labels(matching, a.graph.inputs, b.graph.inputs)
-    pair_local_cones(matching, _scopes(hints_a), _scopes(hints_b))
-    pair_equal_cones(matching, "full")
+    pair_local_ancestors(matching, _scopes(hints_a), _scopes(hints_b))
+    pair_equal_ancestors(matching, "full")
     pair_unique_labels(matching, range(len(a.graph)), range(len(b.graph)))
     matching.grow()
     a.full, b.full = plain

@@ -26,11 +26,11 @@ _PAGE_STARTS = (b"<!doctype html", b"<html")
 _PROBE = 64
 
 
-def told_by(data: bytes) -> str:
+def known_type(data: bytes) -> str:
     """Return what a file is instead of a program, and what to do; empty where nobody knows.
 
     Example:
-        >>> told_by(b"GIF89a..."), told_by(b"HloModule m")
+        >>> known_type(b"GIF89a..."), known_type(b"HloModule m")
         ('a GIF picture.', '')
     """
     for start, what, advice in _KNOWN:

@@ -231,20 +231,20 @@ class Misread(NamedTuple):
     at: str
 
 
-def resolve(
-    late: Sequence[tuple[Computation, int, Sequence[str]]], *, partial: bool
+def resolve_forward_references(
+    references: Sequence[tuple[Computation, int, Sequence[str]]], *, partial: bool
 ) -> Misread | None:
     """Fill in operands that were not known when their users were read.
 
     Args:
-        late: A computation, a position in it, and the names that it reads, for each.
+        references: A computation, a position in it, and the names that it reads, for each.
         partial: Operands may be missing.
 
     Returns:
         What is wrong; None if nothing is.
     """
     reordered: dict[str, Computation] = {}
-    for computation, position, names in late:
+    for computation, position, names in references:
         found = [computation.index.get(each, -1) for each in names]
         if -1 in found and not partial:
             missing = names[found.index(-1)]
@@ -443,7 +443,7 @@ def _operands(body: str, index: dict[str, int]) -> tuple[int, ...]:
     return tuple([index[name] for name in operand_names(body)])
 
 
-class Forms:
+class InternedForms:
     """The forms of one module by what makes them. It knows no reader, which holds the text.
 
     Attributes:
@@ -551,7 +551,7 @@ class _Reader:
         self._module: HloModule | None = None
         self._computation: Computation | None = None
         self._tables = FrameTables()
-        self._late: list[tuple[Computation, int, Sequence[str]]] = []
+        self._references: list[tuple[Computation, int, Sequence[str]]] = []
         self._new_forms([])
         self._at = 0
         self._depth = 0  # of bodies that stand within instructions
@@ -631,7 +631,7 @@ class _Reader:
         self._tables = FrameTables()
 
     def _new_forms(self, table: list[Form]) -> None:
-        self._forms = Forms(table)
+        self._forms = InternedForms(table)
         self._common = CommonLines(self._forms.common)
 
     def _finish_module(self) -> None:
@@ -639,7 +639,7 @@ class _Reader:
         if module is None:
             return
         self._module = None
-        self._resolve_late()
+        self._resolve_references()
         self._check_operand_names(module)
         module.frames = self._tables.sites()
         if not module.entry and module.computations and self._partial:
@@ -823,7 +823,7 @@ class _Reader:
             try:
                 operands = tuple([index[each] for each in names])
             except KeyError:
-                self._late.append((computation, len(computation), names))
+                self._references.append((computation, len(computation), names))
         if name in index and not self._partial:
             raise self._error(
                 f"the instruction %{name} is defined a second time in the computation "
@@ -967,9 +967,9 @@ class _Reader:
             column=len(line) - len(line.lstrip()) + 1,
         )
 
-    def _resolve_late(self) -> None:
-        late, self._late = self._late, []
-        if fault := resolve(late, partial=self._partial):
+    def _resolve_references(self) -> None:
+        references, self._references = self._references, []
+        if fault := resolve_forward_references(references, partial=self._partial):
             raise self._error(fault.message, line=fault.line, at=fault.at)
 
     def _error(

@@ -6,7 +6,7 @@ import re
 from typing import Any, NamedTuple
 
 from lazygraph.errors import HloSyntaxError
-from lazygraph.gc_pause import uncollected
+from lazygraph.gc_pause import gc_paused
 from lazygraph.graph import PARAMETER, Graph, GraphBuilder, Origin
 
 _DTYPES = {
@@ -20,7 +20,7 @@ LEAF_PREFIXES = {"data": "p", "float": "f", "int": "i", "rng": "rng"}
 GETITEM = "getitem"
 
 
-@uncollected
+@gc_paused
 def from_ir(graph: Any, name: str = "") -> Graph:
     """Return a snapshot of a graph of the runtime.
 
@@ -74,9 +74,14 @@ def from_snapshot(snapshot: Any, name: str = "") -> Graph:
             position = counts[vertex.op] = counts.get(vertex.op, -1) + 1
             held = snapshot.leaf_names.get(number)
             kind = builder.label(PARAMETER, xla_type(vertex.types[0]), vertex.op)
-            origin = Origin("", "", held.text if held is not None else "")
-            shown = f"%{LEAF_PREFIXES[vertex.op]}{position}"
-            added = builder.add(kind, name=shown, origin=origin, number=position)
+            holder = held.text if held is not None else ""
+            added = builder.add(
+                kind,
+                name=f"%{LEAF_PREFIXES[vertex.op]}{position}",
+                origin=Origin("", "", holder),
+                number=position,
+                holder=holder,
+            )
         else:
             types = [xla_type(each) for each in vertex.types]
             shown = types[0] if len(types) == 1 else f"({', '.join(types)})"
@@ -188,7 +193,7 @@ class _IrReader:
         ids, known, builder = self._ids, self._known, self._builder
         add_kind, add_operands = builder.kinds.append, builder.operands.append
         add_name, add_origin = builder.names.append, builder.origins.append
-        add_cone, kinds = builder.cones.append, builder.kinds
+        add_ancestor_key, kinds = builder.ancestor_keys.append, builder.kinds
         for node in graph.nodes:
             spec, args = node.spec, node.args
             kind, places, first, second, single = known.get(spec) or self._meet(node)
@@ -206,7 +211,7 @@ class _IrReader:
             add_operands(operands)
             add_name(node.id)
             add_origin(node.provenance)
-            add_cone(node.digest)
+            add_ancestor_key(node.digest)
         return builder.finish([self._id(root) for root in graph.roots])
 
     def _meet(self, node: Any) -> _Known:
@@ -232,14 +237,14 @@ class _IrReader:
     def _leaf(self, leaf: Any) -> int:
         kind = self._builder.label(PARAMETER, _type(leaf), leaf.kind)
         name = f"%{LEAF_PREFIXES.get(leaf.kind, leaf.kind)}{leaf.position}"
-        self._builder.cones.append(self._builder.labels[kind])
+        self._builder.ancestor_keys.append(self._builder.labels[kind])
         return self._builder.add(kind, name=name, number=leaf.position)
 
     def _result(self, value: Any) -> int:
         node = value.node
         kind = self._builder.label(GETITEM, _type(value), f"index={value.index}")
         name = f"%{node.id}.{value.index}"
-        self._builder.cones.append((node.digest, value.index))
+        self._builder.ancestor_keys.append((node.digest, value.index))
         return self._builder.add(
             kind, [self._ids[node]], name=name, origin=node.provenance
         )

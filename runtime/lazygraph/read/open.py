@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from lazygraph.errors import HloError, HloSyntaxError, MisplacedError
-from lazygraph.gc_pause import uncollected
+from lazygraph.gc_pause import gc_paused
 from lazygraph.graph import Graph
 from lazygraph.normalize import graph_of_module
 from lazygraph.read import lazy_ir, torch_ir
-from lazygraph.read.file_types import told_by, wide_coding
+from lazygraph.read.file_types import known_type, wide_coding
 from lazygraph.read.hlo import modules
 from lazygraph.read.hlo_module import Computation, Form, HloModule
 from lazygraph.read.lazy_ir import from_ir, from_snapshot
@@ -40,7 +40,7 @@ _INDENTED = re.compile(r"^([ \t]+)HloModule\b", re.MULTILINE)
 _MLIR = re.compile(r'^\s*"?(?:builtin\.)?(?:module\b|"?func\.func\b)', re.MULTILINE)
 
 
-@uncollected
+@gc_paused
 def parse(text: str | bytes, *, module: str | int = "", source: str = "") -> Graph:
     """Return the graph of a program in text form, in normal form.
 
@@ -77,7 +77,7 @@ def text_of_bytes(data: bytes, source: str = "") -> str | bytes:
         HloError: It is packed and damaged, or is no text.
     """
     data = unpacked(data, source)
-    if what := told_by(data):
+    if what := known_type(data):
         raise HloSyntaxError(
             f"it is {what} Give a dump of HLO or StableHLO, as text or as a proto.",
             source=source,
@@ -113,7 +113,7 @@ def unpacked(data: bytes, source: str) -> bytes:
     return data
 
 
-@uncollected
+@gc_paused
 def parse_all(text: str, *, source: str = "") -> list[Graph]:
     """Return the graphs of all programs in a text, in its order."""
     text = torch_ir.without_dot(undrawn(readable(text)), source)
@@ -251,7 +251,7 @@ def _shown(file: Path) -> str:
     return repr(str(file))[1:-1][:_SHOWN_CHARACTERS]
 
 
-@uncollected
+@gc_paused
 def graph_of(thing: Any) -> Graph:
     """Return the graph of a text, a path, a graph of the runtime, or what XLA compiled.
 

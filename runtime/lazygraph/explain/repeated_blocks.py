@@ -35,7 +35,7 @@ _LEAST_BLOCK = 8
 _MOST = 3
 
 
-class Told(NamedTuple):
+class Claim(NamedTuple):
     """Sentences, and the nodes that they count."""
 
     sentences: list[str]
@@ -43,22 +43,22 @@ class Told(NamedTuple):
 
 
 def blocks(
-    graph: Graph, lone: Sequence[int], what: str, where: Where, ends: set[int]
-) -> Told:
+    graph: Graph, unmatched: Sequence[int], what: str, where: Where, ends: set[int]
+) -> Claim:
     """Return which layers, modules or equal blocks one of two programs has alone.
 
     Args:
         graph: The program.
-        lone: Its nodes without a partner.
+        unmatched: Its nodes without a partner.
         what: What happened to them, `added` or `removed`.
         where: Returns the place of some nodes, as ` at train.py:4`.
         ends: What is computed for outputs that one program has alone, which is not repeated.
     """
-    if ends.issuperset(lone):
-        return Told([], set())
-    modules = _modules(graph, set(lone))
+    if ends.issuperset(unmatched):
+        return Claim([], set())
+    modules = _modules(graph, set(unmatched))
     if not modules:
-        return _repeated(graph, lone, what, where, ends)
+        return _repeated(graph, unmatched, what, where, ends)
     told: set[int] = set()
     said = []
     groups = sorted(_groups(modules), key=lambda each: -_size(modules, each))
@@ -72,23 +72,23 @@ def blocks(
             f"{_called(paths)} {verb} {what}: {_counted(graph, members)}"
             f"{where(graph, _forward_first(graph, modules[paths[0]]))}"
         )
-    return Told(said, told)
+    return Claim(said, told)
 
 
-def _modules(graph: Graph, lone: set[int]) -> dict[Path, list[int]]:
+def _modules(graph: Graph, unmatched: set[int]) -> dict[Path, list[int]]:
     """Return the outermost modules that are in `lone` but for little, with their nodes.
 
     What nothing but a module needs is its own, as its weights are; so is what is computed of
     it alone, as their updates are.
     """
     whole = _counts(graph, range(len(graph)))
-    mine = _counts(graph, lone)
+    mine = _counts(graph, unmatched)
     new = {path for path, count in mine.items() if count >= _SHARE * whole[path]}
     owners: dict[int, Path] = {}
-    for node in lone:
+    for node in unmatched:
         if owner := next((p for p in _prefixes(graph.scope(node)) if p in new), None):
             owners[node] = owner
-    _join(graph, lone, owners)
+    _join(graph, unmatched, owners)
     found: dict[Path, list[int]] = {}
     for node in sorted(owners):
         found.setdefault(owners[node], []).append(node)
@@ -108,16 +108,16 @@ def _counts(graph: Graph, nodes: Iterable[int]) -> Counter[Path]:
     return found
 
 
-def _join(graph: Graph, lone: set[int], of: dict[int, Path]) -> None:
+def _join(graph: Graph, unmatched: set[int], of: dict[int, Path]) -> None:
     """Give modules what belongs to nothing else, operands before users and users before operands."""
     if not of:
         return
-    for node in sorted(lone):
-        operands = [each for each in graph.operands[node] if each in lone]
+    for node in sorted(unmatched):
+        operands = [each for each in graph.operands[node] if each in unmatched]
         known = [of[each] for each in operands if each in of]
         if node not in of and known and _is_of(graph, operands, of):
             of[node] = known[0]
-    for node in sorted(lone, reverse=True):
+    for node in sorted(unmatched, reverse=True):
         users = [user for user, _ in graph.users[node]]
         if node not in of and users and all(user in of for user in users):
             of[node] = of[users[0]]
@@ -199,18 +199,18 @@ def _plural(count: int, noun: str) -> str:
 
 
 def _repeated(
-    graph: Graph, lone: Sequence[int], what: str, where: Where, ends: set[int]
-) -> Told:
+    graph: Graph, unmatched: Sequence[int], what: str, where: Where, ends: set[int]
+) -> Claim:
     """Return a block that is in `lone` several times, as layers without names are."""
-    mine = [node for node in lone if graph.ops[node] not in _LEAVES]
+    mine = [node for node in unmatched if graph.ops[node] not in _LEAVES]
     colours = _colours(graph, mine)
     counts = Counter(colours.values())
     times = _times(counts.values(), len(mine))
     covered = {node for node in mine if times and counts[colours[node]] % times == 0}
     if not times or len(covered) < _LEAST_BLOCK * times or covered <= ends:
-        return Told([], set())
+        return Claim([], set())
     owners = dict.fromkeys(covered, ("",))
-    for node in sorted(lone, reverse=True):
+    for node in sorted(unmatched, reverse=True):
         users = [user for user, _ in graph.users[node]]
         if node not in owners and users and all(user in owners for user in users):
             owners[node] = ("",)
@@ -223,7 +223,7 @@ def _repeated(
         f"a block of {_counted(graph, owners, times)} was {what} {times:,} times: "
         f"{', '.join(shown)}{more}{where(graph, sorted(covered))}"
     )
-    return Told([said], set(owners))
+    return Claim([said], set(owners))
 
 
 def _colours(graph: Graph, nodes: Iterable[int]) -> dict[int, int]:
