@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import machine
 from benchmarks.pool import BenchmarkError
 from benchmarks.report import Cell, Goal, Report, Table, ratio_goal
-from lazyviz.hlo import diff
+from lazygraph import diff
 from tests import hlo_pairs, hlo_zoo
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _MIB = 300.0
 _CHILD = """
 import json, resource, sys, time
 from pathlib import Path
-from lazyviz.hlo import diff, parse, group_hunks
+from lazygraph import diff, parse, group_hunks
 
 def peak_mib():
     # `ru_maxrss` counts the process that this one was started from, where Linux has better.
@@ -66,7 +66,7 @@ print(json.dumps({"seconds": best, "peak": first_peak, "cost": cost, "sizes": si
 _IR_CHILD = """
 import json, sys, time
 import torch, lazyrt
-from lazyviz.hlo import diff, from_ir
+from lazygraph import diff, from_ir
 
 def graph(layers):
     torch.manual_seed(0)

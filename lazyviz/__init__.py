@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
     from IPython.core.interactiveshell import InteractiveShell
 
+    from lazygraph import Graph, ValueTrace
     from lazyrt.tools import NodeValues
     from lazyviz.divergence.report import Replicas
     from lazyviz.documents.session_report import Written
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from lazyviz.foreign.metrics_diff import Comparable, ReportDiff
     from lazyviz.foreign.metrics_report import MetricsReport
     from lazyviz.foreign.quantities import Rounding
-    from lazyviz.hlo import Graph, ValueTrace
     from lazyviz.inspection.comparison import DiffView, MinimisedView
     from lazyviz.inspection.exploring import ExploreView
     from lazyviz.inspection.not_finite import NotFiniteView
@@ -198,7 +198,7 @@ def minimise(program: Any, shows: Callable[[Graph], bool]) -> MinimisedView:
 
     Args:
         program: As for `diff`.
-        shows: Whether a `lazyviz.hlo.Graph` still shows what is looked for, such as
+        shows: Whether a `lazygraph.Graph` still shows what is looked for, such as
             `lambda part: any(op.startswith("aten.cumsum") for op in part.ops)`.
 
     Raises:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
-from lazyviz.hlo import Graph, GraphBuilder, GraphDiff
+from lazygraph import Graph, GraphBuilder, GraphDiff
 
 UNARY = ("negate", "exponential", "tanh", "sine", "abs")
 BINARY = ("add", "multiply", "subtract", "dot")

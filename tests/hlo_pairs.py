@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from lazyviz.hlo import Graph, GraphDiff, parse
+from lazygraph import Graph, GraphDiff, parse
 
 LAYER = "encoder.layer"
 

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from lazyviz.hlo import parse
+from lazygraph import parse
 from tests.hlo_pairs import drawn
 
 

@@ -24,7 +24,11 @@ Figures = dict[str, Any]
 def modules() -> dict[str, Path]:
     """Return the files of the product by the names of their modules."""
     found = {}
-    for source, package in ((ROOT / "runtime", "lazyrt"), (ROOT, "lazyviz")):
+    for source, package in (
+        (ROOT / "runtime", "lazyrt"),
+        (ROOT / "runtime", "lazygraph"),
+        (ROOT, "lazyviz"),
+    ):
         for path in sorted((source / package).rglob("*.py")):
             parts = path.relative_to(source).with_suffix("").parts
             found[".".join(parts).removesuffix(".__init__")] = path

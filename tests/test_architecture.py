@@ -12,6 +12,7 @@ from tests import ratchets
 
 ROOT = Path(__file__).parent.parent
 RUNTIME = ROOT / "runtime" / "lazyrt"
+LAZYGRAPH = ROOT / "runtime" / "lazygraph"
 LAZYVIZ = ROOT / "lazyviz"
 
 
@@ -49,7 +50,7 @@ def python(code):
     "module",
     [
         "lazyviz",
-        "lazyviz.hlo",
+        "lazygraph",
         "lazyviz.render.html",
         "lazyviz.render.layout",
         "lazyviz.render.text",
@@ -72,12 +73,22 @@ def test_importing_lazyviz_loads_not_even_ipython():
     }
 
 
+def test_programs_load_no_runtime_and_no_shell():
+    loaded = python("import lazygraph; print(*sys.modules)")
+
+    assert not {"torch", "jax", "jaxlib", "IPython", "lazyrt", "lazyviz"} & set(loaded)
+
+
+def test_programs_know_nothing_of_what_records_and_shows_them():
+    assert imports_of(LAZYGRAPH, "lazyrt", "lazyviz", "torch", "IPython") == set()
+
+
 def test_the_runtime_knows_nothing_of_what_shows_it():
     assert imports_of(RUNTIME, "lazyviz", "IPython", "ipywidgets", "anywidget") == set()
 
 
 def test_drawing_is_pure_and_knows_nothing_of_shells_and_widgets():
-    allowed = {"render", "hlo"}
+    allowed = {"render"}
     found = {
         f"{path.name}: {name}"
         for path in (LAZYVIZ / "render").glob("*.py")
@@ -89,7 +100,7 @@ def test_drawing_is_pure_and_knows_nothing_of_shells_and_widgets():
     assert found == set()
 
 
-@pytest.mark.parametrize("package", [RUNTIME, LAZYVIZ])
+@pytest.mark.parametrize("package", [RUNTIME, LAZYGRAPH, LAZYVIZ])
 def test_files_are_part_of_a_package(package):
     folders = {path.parent for path in package.rglob("*.py")}
 
@@ -154,7 +165,7 @@ def test_every_lock_can_be_taken_again_by_the_thread_that_holds_it():
     """A garbage collection runs finalisers anywhere, and theirs may be an op or a read."""
     plain = [
         str(path.relative_to(ROOT))
-        for package in (RUNTIME, LAZYVIZ)
+        for package in (RUNTIME, LAZYGRAPH, LAZYVIZ)
         for path in package.rglob("*.py")
         if re.search(r"\bLock\(\)", path.read_text("utf-8"))
     ]

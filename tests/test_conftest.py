@@ -117,7 +117,7 @@ def test_a_run_without_notebooks_does_not_import_nbval():
 
 
 def test_a_share_of_the_tests_is_the_same_each_time_and_of_about_that_size():
-    file = "tests/lazyviz/test_hlo_parse.py"
+    file = "tests/lazygraph/test_hlo.py"
     everything, _ = collected(file)
     (first, _), (second, _) = (collected("--share=4", file) for _ in range(2))
 

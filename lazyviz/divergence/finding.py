@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lazygraph import HloError, diff
+from lazygraph.explain.hlo_causes import sentences
+from lazygraph.graph import PARAMETER
 from lazyviz.divergence.tracks import called, order
 from lazyviz.foreign.evidence import EvidenceError
-from lazyviz.hlo import HloError, diff
-from lazyviz.hlo.causes import sentences
-from lazyviz.hlo.graph import PARAMETER
 from lazyviz.render import text
 from lazyviz.render.measure import clip
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from lazygraph import Graph, GraphDiff
     from lazyviz.divergence.alignment import Aligned, Row
     from lazyviz.divergence.tracks import Barrier, Place, Program, Track
-    from lazyviz.hlo import Graph, GraphDiff
 
 _MAX_SIDES = 4
 _MAX_INPUTS = 3

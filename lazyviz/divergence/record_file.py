@@ -252,6 +252,6 @@ def _record(path: Path) -> Any:
 
 
 def _load(path: Path) -> Any:
-    from lazyviz.hlo import from_snapshot
+    from lazygraph import from_snapshot
 
     return from_snapshot(_record(path).snapshot)

@@ -12,13 +12,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from lazygraph import HloError
 from lazyviz.command_line import output_file
 from lazyviz.divergence.alignment import Aligned, Row, align
 from lazyviz.divergence.finding import Difference, first_difference
 from lazyviz.divergence.sources import tracks_of
 from lazyviz.divergence.tracks import Track, called
 from lazyviz.foreign.evidence import Evidence, EvidenceError
-from lazyviz.hlo import HloError
 from lazyviz.render import html, text
 from lazyviz.render.escape import one_line
 from lazyviz.render.measure import clip

@@ -12,21 +12,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lazygraph import HloError, diff
+from lazygraph.read.open import readable
+from lazygraph.read.proto import looks_like_proto
+from lazygraph.types import type_bytes
 from lazyviz.divergence.record_file import is_record, read_record
 from lazyviz.divergence.tracks import Barrier, Place, Program, Track, order
 from lazyviz.foreign.evidence import EvidenceError, file_bytes, user_frame
 from lazyviz.foreign.programs import parse_programs
 from lazyviz.foreign.tensors_dump import BEGIN, parse_tensors_dump
-from lazyviz.hlo import HloError, diff
-from lazyviz.hlo.cost import type_bytes
-from lazyviz.hlo.load import readable
-from lazyviz.hlo.proto import looks_like_proto
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from lazygraph import Graph
     from lazyviz.foreign.tensors_dump import DumpedGraph
-    from lazyviz.hlo import Graph
 
 _MAX_FILES = 1_024
 _MAX_BYTES = 512 * 2**20

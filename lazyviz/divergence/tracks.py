@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from lazyviz.hlo import Graph
+    from lazygraph import Graph
 
 State = Literal["ended", "failed", "full", "running", "silent", "dump"]
 

@@ -233,7 +233,7 @@ def _graphs(facts: Facts) -> str:
 
 
 def _listing(record: Any) -> str:
-    from lazyviz.hlo import graph_of
+    from lazygraph import graph_of
     from lazyviz.render.diff_text import instruction
 
     title = f"{record.name}: {text.plural(record.nodes, 'op')}"

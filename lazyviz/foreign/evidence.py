@@ -7,10 +7,14 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lazygraph.errors import HloError
+
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Iterable
     from pathlib import Path
+
+    from lazygraph import Graph
 
 _FRAME = re.compile(r"\s*(?P<function>\S+) \((?P<file>.+):(?P<line>\d+)\)\s*")
 _LIBRARY = ("/site-packages/", "/dist-packages/", "/lib/python", "contextlib.py")
@@ -59,6 +63,20 @@ class Evidence(Tables):
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
+
+    def __lazygraph__(self) -> Graph:
+        """Refuse to be one program; say where several are."""
+        parts = next((name for name in _PARTS if hasattr(self, name)), "")
+        advice = "Give a dump of graphs, or of XLA's modules."
+        if parts:
+            advice = f"Choose one, such as `.{parts}[0]`."
+        raise HloError(
+            f"an object of type {type(self).__name__} is not one graph. {advice}"
+        )
+
+
+# Where evidence that holds several programs keeps them.
+_PARTS = ("graphs", "modules", "tensors")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from lazygraph.types import type_bytes
 from lazyviz.foreign.evidence import Evidence, EvidenceError, ranked
-from lazyviz.hlo.cost import type_bytes
 from lazyviz.render import html, text
 
 if TYPE_CHECKING:
-    from lazyviz.hlo import Graph
+    from lazygraph import Graph
 
 _HEADER = ["program", "name", "nodes", "inputs", "input size", "outputs", "dead"]
 _MAX_OPS = 12
@@ -25,7 +25,7 @@ class Programs(Evidence):
     """The programs of a text, in its order.
 
     Attributes:
-        graphs: Their graphs in normal form, for `lazyviz.hlo`.
+        graphs: Their graphs in normal form, for `lazygraph`.
     """
 
     graphs: tuple[Graph, ...]
@@ -87,7 +87,7 @@ def parse_programs(source: str | bytes) -> Programs:
     Raises:
         EvidenceError: It holds none, or one that does not follow its format.
     """
-    from lazyviz import hlo
+    import lazygraph as hlo
 
     try:
         if isinstance(source, bytes):

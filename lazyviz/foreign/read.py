@@ -9,6 +9,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from lazygraph.errors import HloError
+from lazygraph.read import lazy_ir
+from lazygraph.read.file_types import known_type, wide_coding
+from lazygraph.read.open import readable, unpacked
 from lazyviz.command_line import keep_inputs, output_file, path_of
 from lazyviz.foreign.debug_log_parse import parse_debug_log
 from lazyviz.foreign.evidence import EvidenceError, file_bytes, shorten
@@ -18,10 +22,6 @@ from lazyviz.foreign.tensors_dump import BEGIN, parse_tensors_dump
 from lazyviz.foreign.tensors_report import DEBUG_INFO, REPORT, parse_tensors_report
 from lazyviz.foreign.xla_dump import read_xla_dump
 from lazyviz.foreign.xplane import SUFFIX, profiles_in, read_profile
-from lazyviz.hlo import ir_text
-from lazyviz.hlo.errors import HloError
-from lazyviz.hlo.load import readable, unpacked
-from lazyviz.hlo.signatures import told_by, wide_coding
 from lazyviz.render.page import page_html
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def read(source: str | Path) -> Evidence:
 
 
 def _read_bytes(path: Path, data: bytes) -> Evidence:
-    if what := told_by(data):
+    if what := known_type(data):
         raise EvidenceError(f"{path} is {what} {_KINDS}")
     if b"\0" in data[:_PROBE] and not wide_coding(data):
         return _binary(path, data)
@@ -146,7 +146,7 @@ def _reader(contents: str) -> Callable[[str], Evidence]:
         return parse_report
     if REPORT.search(contents) or DEBUG_INFO.search(contents):
         return parse_tensors_report
-    if _PROGRAM.search(contents) or ir_text.START.match(contents):
+    if _PROGRAM.search(contents) or lazy_ir.START.match(contents):
         return parse_programs
     if not contents.strip():
         raise EvidenceError(f"there is nothing in it. {_KINDS}")

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from lazygraph.diff import is_same_up_to_sharing
+from lazygraph.read.torch_ir import ir_text
 from lazyviz.foreign.evidence import (
     Evidence,
     EvidenceError,
@@ -17,16 +19,15 @@ from lazyviz.foreign.evidence import (
     shorten,
     user_frame,
 )
-from lazyviz.foreign.ir_text import ir_text, parse_dot, parse_ir
-from lazyviz.hlo.sharing import is_same_up_to_sharing
+from lazyviz.foreign.ir_text import parse_dot, parse_ir
 from lazyviz.render import html, text
 from lazyviz.render.escape import markup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lazyviz.foreign.ir_text import IrNode
-    from lazyviz.hlo import Graph, GraphDiff
+    from lazygraph import Graph, GraphDiff
+    from lazygraph.read.torch_ir import IrNode
 
 
 BEGIN, END = "## BEGIN_GRAPH", "## END_GRAPH"
@@ -88,15 +89,18 @@ class DumpedGraph:
 
     @cached_property
     def graph(self) -> Graph:
-        """The graph in normal form, for `lazyviz.hlo`.
+        """The graph in normal form, for `lazygraph`.
 
         Raises:
             HloError: The text does not follow its format.
         """
-        from lazyviz.hlo import parse
+        from lazygraph import parse
 
         text = ir_text(self.nodes) if self.format == "dot" else self.body
         return parse(text, source=f"the graph at line {self.line}")
+
+    def __lazygraph__(self) -> Graph:
+        return self.graph
 
     @property
     def identity(self) -> str:
@@ -141,7 +145,7 @@ class TensorsDump(Evidence):
             EvidenceError: There is no graph at one of the positions.
             HloError: The text of one of them does not follow its format.
         """
-        from lazyviz import hlo
+        import lazygraph as hlo
 
         for position in (first, second):
             if not 0 < position <= len(self.graphs):

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from lazygraph.read.torch_ir import ir_text
+from lazygraph.types import type_bytes
 from lazyviz.foreign.evidence import (
     Evidence,
     EvidenceError,
@@ -19,15 +21,14 @@ from lazyviz.foreign.evidence import (
     shorten,
     user_frame,
 )
-from lazyviz.foreign.ir_text import ir_text, parse_ir
-from lazyviz.hlo.cost import type_bytes
+from lazyviz.foreign.ir_text import parse_ir
 from lazyviz.render import html, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lazyviz.foreign.ir_text import IrNode
-    from lazyviz.hlo import Graph
+    from lazygraph import Graph
+    from lazygraph.read.torch_ir import IrNode
 
 REPORT = re.compile(r"^Tensor: id=\d+, ", re.MULTILINE)
 DEBUG_INFO = re.compile(r"^XLATensor \{", re.MULTILINE)
@@ -99,12 +100,12 @@ class ListedTensor:
 
     @cached_property
     def graph(self) -> Graph:
-        """Its IR in normal form, for `lazyviz.hlo`.
+        """Its IR in normal form, for `lazygraph`.
 
         Raises:
             EvidenceError: The list holds no IR of it.
         """
-        from lazyviz.hlo import parse
+        from lazygraph import parse
 
         if not self.nodes:
             raise EvidenceError(
@@ -112,6 +113,9 @@ class ListedTensor:
                 "torch_xla._XLAC._get_xla_tensors_text([tensor]) gives its whole IR."
             )
         return parse(ir_text(self.nodes), source=f"tensor {self.id}")
+
+    def __lazygraph__(self) -> Graph:
+        return self.graph
 
 
 @dataclass(frozen=True, slots=True, repr=False)

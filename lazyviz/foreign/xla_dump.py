@@ -6,15 +6,15 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lazygraph.read.hlo_module import instruction_count
 from lazyviz.foreign.evidence import Evidence, EvidenceError
-from lazyviz.hlo.tokens import instruction_count
 from lazyviz.render import html, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from lazyviz.hlo import Graph
+    from lazygraph import Graph
 
 _BEFORE = ("before_optimizations.txt", "before_optimisation.hlo")
 _AFTER = re.compile(r"(?:\w+_)?after_optimizations\.txt|after_optimisation\.hlo")
@@ -59,8 +59,11 @@ class DumpedModule:
             None,
         )
 
+    def __lazygraph__(self) -> Graph:
+        return self.graph()
+
     def graph(self, stage: str = "") -> Graph:
-        """Return the module's graph, for `lazyviz.hlo`.
+        """Return the module's graph, for `lazygraph`.
 
         Args:
             stage: `before` or `after` optimisation, for a graph of lazyrt also `ir` or
@@ -71,7 +74,7 @@ class DumpedModule:
             EvidenceError: The folder has no such text of it.
             HloError: The text does not follow its format.
         """
-        from lazyviz.hlo import parse
+        from lazygraph import parse
 
         wanted = (stage,) if stage else _STAGES
         path = next(filter(None, map(self._path, wanted)), None)

@@ -10,13 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from lazygraph import Graph, GraphDiff, HloError, graph_of, parse, read, trace_value
+from lazygraph import diff as graph_diff
+from lazygraph import minimise as smallest
+from lazygraph.graph import PARAMETER
+from lazygraph.read.open import is_path
 from lazyviz import session
 from lazyviz.command_line import keep_inputs, output_file
-from lazyviz.hlo import Graph, GraphDiff, HloError, graph_of, parse, read, trace_value
-from lazyviz.hlo import diff as graph_diff
-from lazyviz.hlo import minimise as smallest
-from lazyviz.hlo.graph import PARAMETER
-from lazyviz.hlo.load import is_path
 from lazyviz.inspection.subjects import graph_of_step
 from lazyviz.render.diff_text import coloured, takes_colour
 from lazyviz.shell.lazytensors import is_lazy
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import ModuleType
 
-    from lazyviz.hlo import ValueTrace
+    from lazygraph import ValueTrace
     from lazyviz.inspection.diff_explorer import DiffExplorer
 
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from lazyviz.hlo.errors import HloError
-from lazyviz.hlo.hunks import group_hunks
-from lazyviz.hlo.nested import nested_diffs
-from lazyviz.hlo.trace import trace_value
+from lazygraph.diff import group_hunks, nested_diffs
+from lazygraph.errors import HloError
+from lazygraph.trace import trace_value
 from lazyviz.inspection.protocol import (
     RequestError,
     answered,
@@ -31,9 +30,8 @@ from lazyviz.render.diff_text import ADDED, CHANGED, REMOVED, REWIRED, SAME
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from lazyviz.hlo.difference import GraphDiff
-    from lazyviz.hlo.graph import Graph
-    from lazyviz.hlo.hunks import HunkGroup
+    from lazygraph.diff import GraphDiff, HunkGroup
+    from lazygraph.graph import Graph
     from lazyviz.inspection.protocol import Reply
     from lazyviz.render.diff_model import Spot
 

@@ -6,8 +6,8 @@ import re
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from lazygraph.gc_pause import gc_paused
 from lazyviz import formatters, session
-from lazyviz.hlo.collecting import uncollected
 from lazyviz.inspection.explorer import Explorer
 from lazyviz.inspection.subjects import pending_subject, subject_of
 from lazyviz.render import html
@@ -121,7 +121,7 @@ class ExploreView:
         return f"<{self.explorer.title}>"
 
 
-@uncollected
+@gc_paused
 def explore(
     *things: Any, shell: Any = None, options: Mapping[str, Any] | None = None
 ) -> ExploreView:

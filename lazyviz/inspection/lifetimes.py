@@ -12,7 +12,7 @@ from lazyviz.render.escape import markup
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lazyviz.hlo.module import Computation
+    from lazygraph.read.hlo_module import Computation
 
 # Instructions whose result is memory of their operands.
 _ALIASES = frozenset(("tuple", "get-tuple-element", "bitcast", "optimization-barrier"))
@@ -114,15 +114,15 @@ def of_hlo(hlo: str) -> Timeline:
 
     XLA may put several of them into the same memory, one after the other.
     """
-    from lazyviz.hlo.scan import modules
+    from lazygraph.read.hlo import modules
 
     (module,) = modules(hlo)
     return Timeline("lazy", tuple(_lifetimes(module.computations[module.entry])))
 
 
 def _lifetimes(entry: Computation) -> Iterator[Lifetime]:
-    from lazyviz.hlo.cost import type_bytes
-    from lazyviz.hlo.module import name_in, without_layout
+    from lazygraph.read.hlo_module import name_in
+    from lazygraph.types import type_bytes, without_layout
 
     instructions = entry.instructions
     last = len(instructions) - 1

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
+from lazygraph.graph import CONSTANT
 from lazyviz import session
-from lazyviz.hlo.graph import CONSTANT
 from lazyviz.render import text
 from lazyviz.render.hlo_model import (
     HloCosts,
@@ -26,9 +26,9 @@ from lazyviz.render.python import python_call
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from lazygraph import Graph as HloGraph
     from lazyrt import Graph, Inspection
     from lazyrt.tools import Holding
-    from lazyviz.hlo import Graph as HloGraph
     from lazyviz.render.overlay import Overlay
 
 Form = Literal["ir", "stablehlo", "hlo", "optimised"]

@@ -11,8 +11,8 @@ import inspect
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
+from lazygraph import HloError, graph_of
 from lazyviz import session
-from lazyviz.hlo import HloError, graph_of
 from lazyviz.inspection.cuts import cut_before, cut_of, moved_ops
 from lazyviz.inspection.programs import (
     FORM_NAMES,
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import ModuleType
 
+    from lazygraph import Graph as HloGraph
     from lazyrt import Graph, Inspection
-    from lazyviz.hlo import Graph as HloGraph
     from lazyviz.inspection.programs import Form, Program
     from lazyviz.render.cuts import Cut
 

@@ -6,15 +6,15 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from lazyviz.hlo.graph import CONSTANT
-from lazyviz.hlo.nested import nested_diffs
+from lazygraph.diff import nested_diffs
+from lazygraph.graph import CONSTANT
 from lazyviz.render.measure import clip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from lazyviz.hlo.difference import GraphDiff
-    from lazyviz.hlo.graph import Label
+    from lazygraph.diff import GraphDiff
+    from lazygraph.graph import Label
 
 # A called computation in a label, which its fingerprint stands for.
 CALLED = re.compile(r"(\w+)=#[0-9a-f]{16}")

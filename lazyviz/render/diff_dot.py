@@ -11,7 +11,7 @@ from lazyviz.render.diff_model import UnionGraph, UnionNode, union_graph
 from lazyviz.render.diff_text import ADDED, CHANGED, REMOVED, REWIRED, SAME
 
 if TYPE_CHECKING:
-    from lazyviz.hlo.difference import GraphDiff
+    from lazygraph.diff import GraphDiff
 
 # Fill, line and style; told apart without colours too, by the mark and the line.
 STYLES = {

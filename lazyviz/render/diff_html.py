@@ -9,9 +9,8 @@ from __future__ import annotations
 from base64 import b64encode
 from typing import TYPE_CHECKING
 
-from lazyviz.hlo.graph import InheritedOrigin
-from lazyviz.hlo.hunks import group_hunks
-from lazyviz.hlo.nested import nested_diffs
+from lazygraph.diff import group_hunks, nested_diffs
+from lazygraph.graph import InheritedOrigin
 from lazyviz.render.diff_model import union_graph
 from lazyviz.render.diff_panel import pairing_lines
 from lazyviz.render.diff_svg import diff_picture
@@ -38,9 +37,8 @@ from lazyviz.render.text import plural
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
-    from lazyviz.hlo.difference import GraphDiff
-    from lazyviz.hlo.graph import Graph
-    from lazyviz.hlo.hunks import HunkGroup
+    from lazygraph.diff import GraphDiff, HunkGroup
+    from lazygraph.graph import Graph
     from lazyviz.render.diff_model import UnionGraph
     from lazyviz.render.layered import Point
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lazyviz.hlo.hunks import group_hunks
+from lazygraph.diff import group_hunks
 from lazyviz.render.diff_change import change
 from lazyviz.render.diff_text import ADDED, CHANGED, REMOVED, REWIRED, SAME
 from lazyviz.render.model import short_name
@@ -13,9 +13,8 @@ from lazyviz.render.model import short_name
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from lazyviz.hlo.difference import GraphDiff
-    from lazyviz.hlo.graph import Graph
-    from lazyviz.hlo.hunks import Hunk, HunkGroup
+    from lazygraph.diff import GraphDiff, Hunk, HunkGroup
+    from lazygraph.graph import Graph
 
 DEFAULT_BUDGET = 120
 _MAX_NEIGHBOURS = 6

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from lazyviz.hlo.graph import PARAMETER, InheritedOrigin
+from lazygraph.graph import PARAMETER, InheritedOrigin
 from lazyviz.render import text
 from lazyviz.render.diff_text import (
     ADDED,
@@ -28,10 +28,9 @@ from lazyviz.render.panel import button_html, facts_table, heading_html, note_ht
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from lazyviz.hlo.difference import GraphDiff
-    from lazyviz.hlo.graph import Graph
-    from lazyviz.hlo.hunks import HunkGroup
-    from lazyviz.hlo.trace_data import Hop, ValueTrace
+    from lazygraph.diff import GraphDiff, HunkGroup
+    from lazygraph.graph import Graph
+    from lazygraph.trace import Hop, ValueTrace
 
 
 _MAX_NEAR = 12

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING
 
-from lazyviz.hlo.causes import sentences
-from lazyviz.hlo.graph import PARAMETER
-from lazyviz.hlo.hunks import group_hunks
-from lazyviz.hlo.nested import callees, nested_diffs
-from lazyviz.hlo.print_options import unseen
+from lazygraph.diff import callees, group_hunks, nested_diffs
+from lazygraph.explain.hlo_causes import sentences, unseen
+from lazygraph.graph import PARAMETER
 from lazyviz.render.diff_change import CALLED
 from lazyviz.render.measure import clip
 from lazyviz.render.text import plural, size
@@ -22,9 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import TextIO
 
-    from lazyviz.hlo.difference import GraphDiff
-    from lazyviz.hlo.graph import DeadNode, Graph, Label
-    from lazyviz.hlo.hunks import Hunk, HunkGroup
+    from lazygraph.diff import GraphDiff, Hunk, HunkGroup
+    from lazygraph.graph import DeadNode, Graph, Label
 
 ADDED, REMOVED, CHANGED, REWIRED, SAME = "+", "−", "~", "⇄", "="
 _END = "\x1b[0m"

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lazyviz.hlo import cost
-from lazyviz.hlo.graph import CONSTANT, PARAMETER
-from lazyviz.hlo.nested import callee_graph, callees
+from lazygraph.diff import callee_graph, callees
+from lazygraph.graph import CONSTANT, PARAMETER
+from lazygraph.types import flops, type_bytes
 from lazyviz.render.model import BACKWARD, Box, DrawGraph, short_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from lazyviz.hlo.graph import Graph, Label, Origin
+    from lazygraph.graph import Graph, Label, Origin
     from lazyviz.render.model import Kind
 
 _CALLS = frozenset({"call", "custom-call", "custom_call"})
@@ -163,7 +163,7 @@ class HloCosts:
         """Return the bytes of each node's result."""
         graph = self._graph
         return {
-            node: float(cost.type_bytes(type_text))
+            node: float(type_bytes(type_text))
             for node, (op, type_text) in enumerate(
                 zip(graph.ops, graph.types, strict=True)
             )
@@ -198,7 +198,7 @@ class HloCosts:
             if known:
                 return known
         types = [graph.types[operand] for operand in graph.operands[node]]
-        return float(cost.flops(op, graph.types[node], types, attrs))
+        return float(flops(op, graph.types[node], types, attrs))
 
 
 def origins_of(graph: Graph, node: int) -> set[tuple[str, str, str]]:

@@ -9,9 +9,9 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
+from lazygraph.read.hlo import with_lines, with_named_files
 from lazyviz import formatters
 from lazyviz import session as sessions
-from lazyviz.hlo.frames import with_lines, with_named_files
 from lazyviz.render import text
 from lazyviz.shell import completion
 from lazyviz.shell.commands import Commands, runtime_here
@@ -31,7 +31,7 @@ class ProgramCommands(Commands):
             self._shell.display_pub.publish(bundle, metadata={})
 
     def _explore(self, rest: str) -> None:
-        from lazyviz.hlo import HloError
+        from lazygraph import HloError
         from lazyviz.inspection import exploring
 
         things = self._explored(rest)
@@ -82,7 +82,7 @@ class ProgramCommands(Commands):
             self._list(listing, call)
 
     def _diff(self, rest: str) -> None:
-        from lazyviz.hlo import HloError
+        from lazygraph import HloError
         from lazyviz.inspection import comparison
 
         runtime = runtime_here()
@@ -107,7 +107,7 @@ class ProgramCommands(Commands):
         view.show(self._shell)
 
     def _minimise(self, rest: str) -> None:
-        from lazyviz.hlo import HloError
+        from lazygraph import HloError
         from lazyviz.inspection import comparison
 
         runtime_here()

@@ -34,7 +34,7 @@ _DISPATCHED = (
     "work a second time."
 )
 
-_OURS = frozenset(("lazyrt", "lazyviz"))
+_OURS = frozenset(("lazygraph", "lazyrt", "lazyviz"))
 
 
 def install(shell: Any) -> list[Callable[[], None]]:

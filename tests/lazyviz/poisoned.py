@@ -80,7 +80,6 @@ def views(text):
     yield "executables, live", executables.to_html(executable_rows(text), live=True)
     yield "cuts", cut_html(cut(text))
     yield "comparison", comparison(text)._repr_html_()
-    yield "value", poisoned(lazyviz.trace_value(HLO, "a"), text)._repr_html_()
     for is_detailed in (False, True):
         yield f"timeline {is_detailed}", shown_timeline(text, is_detailed=is_detailed)
     for kind, parts in (

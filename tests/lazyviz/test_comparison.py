@@ -15,8 +15,8 @@ import torch
 
 import lazyrt
 import lazyviz
+from lazygraph import HloError
 from lazyviz.__main__ import main
-from lazyviz.hlo import HloError
 from lazyviz.inspection import comparison
 from lazyviz.render.diff_text import summary
 from tests.harness import cold_start

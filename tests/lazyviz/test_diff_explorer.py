@@ -9,7 +9,7 @@ from torch import nn
 
 import lazyrt
 import lazyviz
-from lazyviz.hlo import diff, parse
+from lazygraph import diff, parse
 from lazyviz.inspection.diff_explorer import DiffExplorer
 from lazyviz.inspection.protocol import RequestError
 from tests.conftest import displayed

@@ -11,8 +11,8 @@ from torch import nn
 
 import lazyrt
 import lazyviz
+from lazygraph import HloError
 from lazyrt.observe import events
-from lazyviz.hlo import HloError
 from lazyviz.inspection.explorer import MOST_BOXES, Explorer
 from lazyviz.inspection.protocol import RequestError
 from lazyviz.inspection.subjects import pending_subject, subject_of

@@ -7,8 +7,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+import lazygraph as hlo
 import lazyviz
-from lazyviz import hlo
 from lazyviz.foreign.evidence import EvidenceError
 from lazyviz.foreign.tensors_dump import parse_tensors_dump
 from lazyviz.foreign.tensors_report import parse_tensors_report

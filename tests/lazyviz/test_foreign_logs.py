@@ -10,8 +10,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+import lazygraph as hlo
 import lazyviz
-from lazyviz import hlo
 from lazyviz.foreign import read
 from lazyviz.foreign.debug_log_parse import parse_debug_log
 from lazyviz.foreign.evidence import EvidenceError, Frame

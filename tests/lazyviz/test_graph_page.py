@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from lazyviz.hlo import diff, parse
+from lazygraph import diff, parse
 from lazyviz.inspection.diff_explorer import DiffExplorer
 from lazyviz.render import svg
 from lazyviz.render.diff_html import diff_page

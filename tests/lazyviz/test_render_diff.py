@@ -9,8 +9,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from lazygraph import diff, group_hunks, parse
 from lazyviz.__main__ import main
-from lazyviz.hlo import diff, group_hunks, parse
 from lazyviz.render.diff_dot import diff_dot
 from lazyviz.render.diff_html import diff_bundle, diff_fragment, diff_page
 from lazyviz.render.diff_model import union_graph

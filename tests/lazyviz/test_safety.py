@@ -12,16 +12,16 @@ import pytest
 import torch
 
 import lazyviz
+from lazygraph import diff
+from lazygraph.graph import PARAMETER, GraphBuilder, Origin
+from lazygraph.snapshot import Name
 from lazyrt.control.live_listing import LiveReport
 from lazyrt.control.live_rows import Growth, LiveRow, Waiting
 from lazyrt.execution.looking import Look
 from lazyrt.execution.summaries import Summary
-from lazygraph.snapshot import Name
 from lazyrt.observe.events import Site
 from lazyviz.documents import tour
 from lazyviz.foreign.programs import Programs
-from lazyviz.hlo import diff
-from lazyviz.hlo.graph import PARAMETER, GraphBuilder, Origin
 from lazyviz.inspection.comparison import DiffView, MinimisedView
 from lazyviz.inspection.diff_explorer import DiffExplorer
 from lazyviz.render import dot, escape, html, panel, strip_html, svg, text

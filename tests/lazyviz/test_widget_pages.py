@@ -8,9 +8,9 @@ from typing import get_args
 import pytest
 
 import lazyrt
+from lazygraph.snapshot import Name
 from lazyrt.control.live_listing import LiveReport
 from lazyrt.execution.executables import CachedExecutable
-from lazygraph.snapshot import Name
 from lazyviz.inspection import executables
 from lazyviz.inspection.comparison import DiffView
 from lazyviz.inspection.diff_explorer import DiffExplorer

@@ -478,8 +478,8 @@ def test_values_that_the_device_computes_are_refused_once_their_step_has_run(wha
 def test_a_check_of_values_costs_no_execution_and_passes_good_ones():
     x = long_chain().abs().clamp(0.5, 1)
 
-    drawn = torch.bernoulli(x), torch.multinomial(x, 1), torch.normal(x, x)
-    drawn += (torch.zeros(2, *x.shape, device=DEVICE).masked_scatter_(x > 2, x),)
+    drawn = [torch.bernoulli(x), torch.multinomial(x, 1), torch.normal(x, x)]
+    drawn.append(torch.zeros(2, *x.shape, device=DEVICE).masked_scatter_(x > 2, x))
     wait_for_step()
 
     assert lazyrt.counters()["executions"] == 1

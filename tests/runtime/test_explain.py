@@ -512,7 +512,7 @@ def test_training_and_evaluation_are_told_apart_from_other_branches():
 def test_another_mode_device_or_tier_of_the_key_comes_first():
     import dataclasses
 
-    from lazyrt.execution.explain import differences
+    from lazygraph.explain.why import differences
 
     x = on_device(4, 8)
     run(x)

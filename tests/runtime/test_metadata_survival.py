@@ -9,10 +9,10 @@ from jaxlib.mlir import ir
 from torch import nn
 
 import lazyrt
+from lazygraph import parse
+from lazygraph.graph import InheritedOrigin
+from lazygraph.read.hlo import modules
 from lazyrt.execution.dumps import DumpForm, text_of
-from lazyviz.hlo import parse
-from lazyviz.hlo.graph import InheritedOrigin
-from lazyviz.hlo.scan import modules
 from tests.harness import DEVICE, cold_start
 
 # Inputs come from no op, and literals and tuples have no metadata in XLA.

@@ -32,7 +32,7 @@ NAMES = ("lazyrt", "lazyviz")
 
 # After a graph break TorchDynamo goes on with every function that is called. Ours and jax's
 # are no part of the program: tracing and rewriting them breaks them.
-NOT_TRACED = ("lazyrt", "lazyviz", "jax", "jaxlib")
+NOT_TRACED = ("lazygraph", "lazyrt", "lazyviz", "jax", "jaxlib")
 
 _compile: Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]] | None = (
     None

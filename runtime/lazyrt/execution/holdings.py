@@ -27,7 +27,7 @@ class Holding:
 
     Attributes:
         name: What the user calls the tensor; empty where unknown.
-        holder: What holds it: `variable`, `module`, `optimizer`, ...; see `lazyrt.ir.snapshot`.
+        holder: What holds it: `variable`, `module`, `optimizer`, ...; see `lazygraph.snapshot.Name`.
         version: How often its storage was written, barriers included.
         overwritten_by: For an input, the value that its storage takes in this step.
         overwrites: For an output, the input whose storage takes it.

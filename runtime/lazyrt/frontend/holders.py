@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 TRACEBACK = "traceback"
-_OWN = frozenset(
-    ("lazyrt", "lazyviz")
-)  # whose frames are nothing that a user lets go of
+# Whose frames are nothing that a user lets go of.
+_OWN = frozenset(("lazygraph", "lazyrt", "lazyviz"))
 AUTOGRAD = "autograd"
 BACKWARD_OF = "backward of "
 _LAST_ERROR = "sys.last_value"

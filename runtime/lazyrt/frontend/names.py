@@ -392,7 +392,7 @@ def is_installed(kind: type) -> bool:
 
 
 _INSTALLED = frozenset((*sys.stdlib_module_names, "torch", "IPython", "traitlets",
-                        "ipykernel", "numpy", "jax", "jaxlib", "lazyrt", "lazyviz",
+                        "ipykernel", "numpy", "jax", "jaxlib", "lazygraph", "lazyrt", "lazyviz",
                         "zmq", "tornado", "_pytest", "pytest", "pluggy")) - {"types", "argparse"}  # fmt: skip
 
 

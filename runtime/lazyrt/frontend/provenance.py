@@ -34,8 +34,9 @@ _TORCH = str(Path(torch.__file__).parent) + "/"
 _PARTS_OF_TORCH = tuple(f"{_TORCH}{part}/" for part in ("amp", "nn", "optim"))
 _CHECKERS = (*_PARTS_OF_TORCH, f"{_TORCH}distributions/")
 _OWN_ROOT = str(Path(__file__).parent.parent) + "/"
+_LAZYGRAPH = str(Path(__file__).parents[2] / "lazygraph") + "/"
 _INTERNAL = (
-    "<lazyrt ", "<frozen ", "<string>", "<__array_function__", compiled_code.PREFIX,
+    "<lazyrt ", "<frozen ", "<string>", "<__array_function__", compiled_code.PREFIX, _LAZYGRAPH,
 )  # fmt: skip
 
 _cell_namer: Callable[[str], int | None] | None = None
@@ -209,8 +210,8 @@ def is_library_file(name: str) -> bool:
 
 
 def is_own_file(name: str) -> bool:
-    """Return whether a file is one of lazyrt's."""
-    return name.startswith(_OWN_ROOT)
+    """Return whether a file is one of lazyrt's or lazygraph's."""
+    return name.startswith((_OWN_ROOT, _LAZYGRAPH))
 
 
 def is_of_torch(name: str) -> bool:

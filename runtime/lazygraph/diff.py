@@ -1,0 +1,796 @@
+"""What differs between two graphs, at what cost, in which hunks, and by which edits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import count
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from lazygraph.errors import HloError
+from lazygraph.gc_pause import gc_paused
+from lazygraph.graph import Graph, GraphBuilder, Label
+from lazygraph.match import match
+from lazygraph.normalize import called, graph_of_module
+from lazygraph.read.hlo_module import HloModule
+from lazygraph.read.open import graph_of
+from lazygraph.read.stablehlo import MlirModule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from lazygraph.graph import DeadNode, Graph, Label, Origin
+
+_Spot = tuple[str, int]
+_SHOWN_SCOPES = 3
+_MAX_TOGETHER = 20
+# A place of more than so many nodes is cut by module, and a part of as many by source line.
+_CUTS = (attrgetter("scope"), attrgetter("site"))
+
+
+@dataclass(frozen=True, slots=True)
+class Hunk:
+    """Edits that touch each other, or where those are many, those of one module and line.
+
+    Attributes:
+        added: Nodes of b.
+        removed: Nodes of a.
+        changed: Pairs with other labels.
+        rewired: Operand slots of pairs that read something else.
+        scope: Where most of it happens: a module path, or the first of several; may be empty.
+        site: The source line of its first node with one, may be empty.
+        follows: Whether it is a part of a larger place in which no change begins.
+        signature: Equal for places that look alike.
+    """
+
+    added: tuple[int, ...] = ()
+    removed: tuple[int, ...] = ()
+    changed: tuple[tuple[int, int], ...] = ()
+    rewired: tuple[Rewire, ...] = ()
+    scope: str = ""
+    site: str = ""
+    follows: bool = False
+    signature: tuple[object, ...] = field(default=(), repr=False)
+
+    def __len__(self) -> int:
+        """Return the number of nodes concerned."""
+        changed = {y for _, y in self.changed}
+        only_rewired = {rewire.b for rewire in self.rewired} - changed
+        return len(self.added) + len(self.removed) + len(changed) + len(only_rewired)
+
+
+@dataclass(frozen=True, slots=True)
+class HunkGroup:
+    """Hunks that look alike.
+
+    Attributes:
+        exemplar: The first of them.
+        hunks: All of them, the exemplar included.
+    """
+
+    exemplar: Hunk
+    hunks: tuple[Hunk, ...]
+
+    @property
+    def follows(self) -> bool:
+        """Whether each of them is a part of a larger place, and no change begins in it."""
+        return all(hunk.follows for hunk in self.hunks)
+
+    @property
+    def places(self) -> int:
+        """How many they are."""
+        return len(self.hunks)
+
+
+def hunks_of(found: GraphDiff) -> list[Hunk]:
+    """Return the places of a diff, the largest first.
+
+    What is connected is one place. Another input size or an inserted layer touches half of a
+    program, though: such a place is cut by module, so that equal layers are told once.
+    """
+    spots = _edited(found)
+    rewired: dict[int, list[Rewire]] = {}
+    for rewire in found.rewired:
+        rewired.setdefault(rewire.b, []).append(rewire)
+    hunks = []
+    for place in _places(found, spots):
+        for part in _parts(found, place):
+            follows = len(part) < len(place) and _follows(found, part, spots)
+            hunks.append(_hunk(found, part, rewired, follows=follows))
+    hunks.sort(key=lambda hunk: -len(hunk))
+    return hunks
+
+
+@gc_paused
+def group_hunks(hunks: Iterable[Hunk]) -> list[HunkGroup]:
+    """Return the hunks, those that look alike together.
+
+    What follows from another change comes last; else what concerns most nodes is first.
+    """
+    groups: dict[tuple[object, ...], list[Hunk]] = {}
+    for hunk in hunks:
+        groups.setdefault(hunk.signature, []).append(hunk)
+    found = [HunkGroup(alike[0], tuple(alike)) for alike in groups.values()]
+    found.sort(key=lambda group: (group.follows, -sum(map(len, group.hunks))))
+    return found
+
+
+def _edited(found: GraphDiff) -> dict[_Spot, None]:
+    """Return the nodes with an edit: of a if removed, else of b."""
+    spots: dict[_Spot, None] = {}
+    spots.update(dict.fromkeys(("b", y) for y in found.added))
+    spots.update(dict.fromkeys(("a", x) for x in found.removed))
+    spots.update(dict.fromkeys(("b", y) for _, y in found.changed))
+    spots.update(dict.fromkeys(("b", rewire.b) for rewire in found.rewired))
+    return spots
+
+
+def _places(found: GraphDiff, spots: dict[_Spot, None]) -> list[list[_Spot]]:
+    """Return what is connected, each place by node; within, spots are numbers: it may be many."""
+    number_of = {spot: 2 * spot[1] + (spot[0] == "b") for spot in spots}
+    spot_of = {number: spot for spot, number in number_of.items()}
+    near = _neighbours(found)
+    left = set(spot_of)
+    places = []
+    for start in number_of.values():
+        if start not in left:
+            continue
+        left.remove(start)
+        place, stack = [], [start]
+        while stack:
+            number = stack.pop()
+            place.append(number)
+            fresh = left.intersection(near(number))
+            left -= fresh
+            stack += fresh
+        places.append([spot_of[number] for number in sorted(place)])
+    return places
+
+
+def _neighbours(found: GraphDiff) -> Callable[[int], list[int]]:
+    """Return what lists the operands and users of a spot, on both sides if it is on both.
+
+    Spots are numbers here: twice a removed node of a, or one more than twice a node of b.
+    """
+    rows_a, users_a = found.a.operands, found.a.users
+    rows_b, users_b = found.b.operands, found.b.users
+    partner_b = found.partner_b
+    of_a = [2 * y + 1 if y >= 0 else 2 * x for x, y in enumerate(found.partner_a)]
+
+    def near(number: int) -> list[int]:
+        node, is_of_b = divmod(number, 2)
+        nodes: list[int] = []
+        if is_of_b:
+            nodes += [2 * each + 1 for each in rows_b[node]]
+            nodes += [2 * user + 1 for user, _ in users_b[node]]
+            node = partner_b[node]
+        if node >= 0:
+            nodes += [of_a[each] for each in rows_a[node]]
+            nodes += [of_a[user] for user, _ in users_a[node]]
+        return nodes
+
+    return near
+
+
+def _parts(
+    found: GraphDiff,
+    place: list[_Spot],
+    cuts: Sequence[Callable[[Origin], str]] = _CUTS,
+) -> Iterator[list[_Spot]]:
+    """Yield a place as it is, or cut by where its nodes come from if it is large."""
+    if len(place) <= _MAX_TOGETHER or not cuts:
+        yield place
+        return
+    parts: dict[str, list[_Spot]] = {}
+    for spot in place:
+        parts.setdefault(cuts[0](_origin(found, spot)), []).append(spot)
+    for part in parts.values():
+        yield from _parts(found, part, cuts[1:])
+
+
+def _origin(found: GraphDiff, spot: _Spot) -> Origin:
+    side, node = spot
+    return (found.a if side == "a" else found.b).origin(node)
+
+
+def _follows(found: GraphDiff, part: list[_Spot], spots: dict[_Spot, None]) -> bool:
+    """Return whether a part of a place changed nothing, or reads an edited node elsewhere."""
+    inside = set(part)
+    is_read = any(
+        read in spots and read not in inside
+        for spot in part
+        for read in _reads(found, spot)
+    )
+    return is_read or not any(_is_changed(found, spot) for spot in part)
+
+
+def _is_changed(found: GraphDiff, spot: _Spot) -> bool:
+    side, node = spot
+    old = found.partner_b[node] if side == "b" else -1
+    return old >= 0 and found.a.label(old) != found.b.label(node)
+
+
+def _reads(found: GraphDiff, spot: _Spot) -> list[_Spot]:
+    """Return the operands of a node, on both sides if it is on both."""
+    side, node = spot
+    near: list[_Spot] = []
+    if side == "b":
+        near += [("b", each) for each in found.b.operands[node]]
+        node = found.partner_b[node]
+    if node >= 0:
+        near += [_of_a(found, each) for each in found.a.operands[node]]
+    return near
+
+
+def _of_a(found: GraphDiff, node: int) -> _Spot:
+    partner = found.partner_a[node]
+    return ("b", partner) if partner >= 0 else ("a", node)
+
+
+def _hunk(
+    found: GraphDiff,
+    place: Sequence[_Spot],
+    rewired: dict[int, list[Rewire]],
+    *,
+    follows: bool,
+) -> Hunk:
+    removed = tuple(node for side, node in place if side == "a")
+    mine = [node for side, node in place if side == "b"]
+    added = tuple(node for node in mine if found.partner_b[node] < 0)
+    pairs = [
+        (found.partner_b[node], node) for node in mine if found.partner_b[node] >= 0
+    ]
+    changed = tuple((x, y) for x, y in pairs if found.a.label(x) != found.b.label(y))
+    slots = tuple(rewire for _, y in pairs for rewire in rewired.get(y, ()))
+    scope, site = _where(found, place)
+    return Hunk(
+        added,
+        removed,
+        changed,
+        slots,
+        scope,
+        site,
+        follows,
+        _signature(found, added, removed, changed, slots),
+    )
+
+
+def _where(found: GraphDiff, place: Sequence[_Spot]) -> tuple[str, str]:
+    origins = [_origin(found, spot) for spot in place]
+    scope = _main_scope([origin.scope for origin in origins if origin.scope])
+    site = next((origin.site for origin in origins if origin.site), "")
+    return scope, site
+
+
+def _main_scope(scopes: Sequence[str]) -> str:
+    """Return the scope in which most nodes are, else the first modules that have any.
+
+    Example:
+        >>> _main_scope(["0", "1", "2", "(backward)", "(backward)", "2 (backward)"])
+        '0, 1, 2'
+        >>> _main_scope(["0", "0", "1"]), _main_scope(["(backward)"]), _main_scope([])
+        ('0', '(backward)', '')
+    """
+    if not scopes:
+        return ""
+    scope, count = Counter(scopes).most_common(1)[0]
+    modules = dict.fromkeys(each.removesuffix("(backward)").strip() for each in scopes)
+    modules.pop("", None)
+    if 2 * count > len(scopes) or not modules:
+        return scope
+    shown = ", ".join([*modules][:_SHOWN_SCOPES])
+    return f"{shown}, …" if len(modules) > _SHOWN_SCOPES else shown
+
+
+def _signature(
+    found: GraphDiff,
+    added: Sequence[int],
+    removed: Sequence[int],
+    changed: Sequence[tuple[int, int]],
+    rewired: Sequence[Rewire],
+) -> tuple[object, ...]:
+    a, b = found.a, found.b
+    counts: Counter[tuple[object, ...]] = Counter()
+    counts.update([("+", b.label(y).op, b.label(y).type) for y in added])
+    counts.update([("-", a.label(x).op, a.label(x).type) for x in removed])
+    counts.update([("~", a.label(x), b.label(y)) for x, y in changed])
+    counts.update([(">", b.label(each.b).op, str(each.slot)) for each in rewired])
+    return tuple(sorted(counts.items(), key=repr))
+
+
+EditKind = Literal["remove", "add", "change", "rewire", "add output", "remove output"]
+# A node of the edited graph: of the first graph by its id, or added, by its id in the second.
+Place = tuple[Literal["old", "new"], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One edit.
+
+    Attributes:
+        kind: What happens.
+        node: To which node.
+        label: What an added or changed node is.
+        operands: What an added node reads.
+        slot: Which operand of a rewired node.
+        source: What a rewired slot reads now; None: the slot, the last one, goes.
+    """
+
+    kind: EditKind
+    node: Place
+    label: Label | None = None
+    operands: tuple[Place, ...] = ()
+    slot: int = 0
+    source: Place | None = None
+
+
+def script(found: GraphDiff) -> list[Edit]:
+    """Return the edits that make b of a."""
+    a, b = found.a, found.b
+    places = [_place(found, y) for y in range(len(b))]
+    edits = [
+        Edit(
+            "add",
+            places[y],
+            b.label(y),
+            tuple(places[operand] for operand in b.operands[y]),
+        )
+        for y in found.added
+    ]
+    edits += [Edit("change", ("old", x), b.label(y)) for x, y in found.changed]
+    for x, y, slot in found.rewired:
+        row = b.operands[y]
+        source = places[row[slot]] if slot < len(row) else None
+        edits.append(Edit("rewire", ("old", x), slot=slot, source=source))
+    edits += [Edit("add output", places[y]) for y in found.outputs.added]
+    edits += [Edit("remove output", ("old", x)) for x in found.outputs.removed]
+    edits += [Edit("remove", ("old", x)) for x in found.removed]
+    if len(edits) != found.cost:
+        raise HloError(
+            f"the script of {a.name} -> {b.name} has {len(edits)} edits and its cost is "
+            f"{found.cost}. That is a fault of lazyviz; please report it."
+        )
+    return edits
+
+
+def _place(found: GraphDiff, node: int) -> Place:
+    partner = found.partner_b[node]
+    return ("old", partner) if partner >= 0 else ("new", node)
+
+
+def apply_script(graph: Graph, edits: Sequence[Edit]) -> Graph:
+    """Return what the edits make of a graph, its outputs sorted.
+
+    Raises:
+        HloError: The edits do not fit the graph, or leave a cycle or a missing node behind.
+    """
+    labels: dict[Place, Label] = {("old", x): graph.label(x) for x in range(len(graph))}
+    operands: dict[Place, list[Place | None]] = {
+        ("old", x): [("old", operand) for operand in row]
+        for x, row in enumerate(graph.operands)
+    }
+    outputs: Counter[Place] = Counter(("old", x) for x in graph.outputs)
+    for edit in edits:
+        _apply(edit, labels, operands, outputs)
+    return _built(graph.name, labels, operands, list(outputs.elements()))
+
+
+def _apply(
+    edit: Edit,
+    labels: dict[Place, Label],
+    operands: dict[Place, list[Place | None]],
+    outputs: Counter[Place],
+) -> None:
+    node = edit.node
+    if edit.kind != "add" and node not in labels:
+        raise HloError(
+            f"the edit {edit.kind} concerns node {node[1]}, which the graph does not have. "
+            "A script fits only the graph that it was made for."
+        )
+    match edit.kind:
+        case "add":
+            assert edit.label is not None
+            labels[node] = edit.label
+            operands[node] = list(edit.operands)
+        case "change":
+            assert edit.label is not None
+            labels[node] = edit.label
+        case "rewire":
+            row = operands[node]
+            row.extend([None] * (edit.slot + 1 - len(row)))
+            row[edit.slot] = edit.source
+        case "add output":
+            outputs[node] += 1
+        case "remove output":
+            outputs[node] -= 1
+        case "remove":
+            del labels[node], operands[node]
+
+
+def _built(
+    name: str,
+    labels: dict[Place, Label],
+    operands: dict[Place, list[Place | None]],
+    outputs: list[Place],
+) -> Graph:
+    builder = GraphBuilder(name)
+    ids: dict[Place, int] = {}
+    for start in labels:
+        stack = [start]
+        under_way: set[Place] = set()
+        while stack:
+            place = stack[-1]
+            if place in ids:
+                stack.pop()
+                continue
+            row = [each for each in operands[place] if each is not None]
+            waiting = [each for each in row if each not in ids]
+            if waiting and place in under_way:
+                raise HloError(f"the edited graph has a cycle through node {place[1]}.")
+            under_way.add(place)
+            missing = [each for each in waiting if each not in labels]
+            if missing:
+                raise HloError(
+                    f"node {place[1]} of the edited graph reads node {missing[0][1]}, "
+                    "which was removed."
+                )
+            if waiting:
+                stack.extend(waiting)
+                continue
+            stack.pop()
+            kind = builder.label(*labels[place])
+            ids[place] = builder.add(kind, [ids[each] for each in row], origin=None)
+    return builder.finish(sorted(ids[place] for place in outputs))
+
+
+class Rewire(NamedTuple):
+    """An operand slot of a pair that reads another node, or that one side lacks.
+
+    Attributes:
+        a, b: The pair.
+        slot: Position among the operands.
+    """
+
+    a: int
+    b: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """How the outputs differ as a multiset of nodes; their order makes no difference.
+
+    Attributes:
+        added: Nodes of b that are outputs there only, once for each time.
+        removed: Nodes of a that are outputs there only, once for each time.
+    """
+
+    added: tuple[int, ...] = ()
+    removed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Regrouped:
+    """Members of groups, such as coalesced collectives, that are grouped in another way.
+
+    Attributes:
+        pairs: The members on both sides that have other companions than before.
+        sizes_a, sizes_b: How many members the concerned groups have.
+    """
+
+    pairs: tuple[tuple[int, int], ...] = ()
+    sizes_a: tuple[int, ...] = ()
+    sizes_b: tuple[int, ...] = ()
+
+
+class GraphDiff:
+    """The difference of two graphs: an assignment of their nodes, and what it leaves over.
+
+    Node ids of `a` and of `b` are positions in `a` and `b`.
+
+    Attributes:
+        a, b: The graphs.
+        partner_a: For each node of a its partner in b, -1 if it was removed.
+        partner_b: For each node of b its partner in a, -1 if it was added.
+    """
+
+    def __init__(
+        self,
+        a: Graph,
+        b: Graph,
+        partner_a: list[int],
+        partner_b: list[int],
+        suspects: list[tuple[int, int]] | None = None,
+    ) -> None:
+        self.a = a
+        self.b = b
+        self.partner_a = partner_a
+        self.partner_b = partner_b
+        # The only pairs that may be rewired; None where that is not known.
+        self._suspects = suspects
+
+    @cached_property
+    def pairs(self) -> list[tuple[int, int]]:
+        """Nodes of a with their partners in b."""
+        return [(x, y) for x, y in enumerate(self.partner_a) if y >= 0]
+
+    @cached_property
+    def added(self) -> list[int]:
+        """Nodes of b without a partner."""
+        return [y for y, x in enumerate(self.partner_b) if x < 0]
+
+    @cached_property
+    def removed(self) -> list[int]:
+        """Nodes of a without a partner."""
+        return [x for x, y in enumerate(self.partner_a) if y < 0]
+
+    @cached_property
+    def changed(self) -> list[tuple[int, int]]:
+        """Pairs whose labels differ: another shape, dtype, literal, attribute or op."""
+        numbers = {label: number for number, label in enumerate(self.b.labels)}
+        number_of = [numbers.get(label, -1) for label in self.a.labels]
+        same_as = [numbers[label] for label in self.b.labels]
+        kinds_a, kinds_b = self.a.kinds, self.b.kinds
+        return [
+            (x, y)
+            for x, y in self.pairs
+            if number_of[kinds_a[x]] != same_as[kinds_b[y]]
+        ]
+
+    @cached_property
+    def rewired(self) -> list[Rewire]:
+        """Operand slots of pairs that do not read partners."""
+        found = []
+        partner, partner_of = self.partner_a, self.partner_a.__getitem__
+        operands_a, operands_b = self.a.operands, self.b.operands
+        for x, y in self.pairs if self._suspects is None else self._suspects:
+            row_a, row_b = operands_a[x], operands_b[y]
+            if tuple(map(partner_of, row_a)) == row_b:
+                continue
+            if len(row_a) == len(row_b):
+                for slot, operand in enumerate(row_a):
+                    if partner[operand] != row_b[slot]:
+                        found.append(Rewire(x, y, slot))
+                continue
+            for slot in range(max(len(row_a), len(row_b))):
+                shared = slot < len(row_a) and slot < len(row_b)
+                if not shared or partner[row_a[slot]] != row_b[slot]:
+                    found.append(Rewire(x, y, slot))
+        return found
+
+    @cached_property
+    def outputs(self) -> Outputs:
+        """Outputs that only one side has."""
+        partner_a, partner_b = self.partner_a, self.partner_b
+        mine: Counter[int] = Counter(partner_a[x] for x in self.a.outputs)
+        theirs: Counter[int] = Counter(self.b.outputs)
+        added = [y for y, n in theirs.items() for _ in range(n - mine.get(y, 0))]
+        removed = [x for x in dict.fromkeys(self.a.outputs) if partner_a[x] < 0]
+        counts = Counter(self.a.outputs)
+        gone = [x for x in removed for _ in range(counts[x])]
+        for y, n in mine.items():
+            if y >= 0:
+                gone += [partner_b[y]] * (n - theirs.get(y, 0))
+        return Outputs(tuple(added), tuple(gone))
+
+    @property
+    def cost(self) -> int:
+        """Length of the edit script: 1 for each node added, removed or changed, for each
+        rewired operand slot, and for each output added or removed.
+        """  # noqa: D205
+        return (
+            len(self.added)
+            + len(self.removed)
+            + len(self.changed)
+            + len(self.rewired)
+            + len(self.outputs.added)
+            + len(self.outputs.removed)
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the graphs compute the same in the same way."""
+        return self.cost == 0 and not self.regrouped.pairs
+
+    @cached_property
+    def regrouped(self) -> Regrouped:
+        """Pairs whose groups do not correspond; they cost nothing."""
+        return _regrouped(self)
+
+    @property
+    def dead(self) -> tuple[Sequence[DeadNode], Sequence[DeadNode]]:
+        """What no output needs, on either side. It cannot matter and costs nothing."""
+        return self.a.dead, self.b.dead
+
+    @cached_property
+    def moved_parameters(self) -> list[tuple[int, int]]:
+        """Pairs of parameters that have another number on the other side."""
+        numbers_a, numbers_b = self.a.numbers, self.b.numbers
+        return [
+            (x, self.partner_a[x])
+            for x in self.a.inputs
+            if self.partner_a[x] >= 0
+            and numbers_a.get(x) != numbers_b.get(self.partner_a[x])
+        ]
+
+    @gc_paused
+    def hunks(self) -> list[Hunk]:
+        """Return the edits in connected places, the largest first."""
+        return self._hunks
+
+    @cached_property
+    def _hunks(self) -> list[Hunk]:
+        return hunks_of(self)
+
+    def script(self) -> list[Edit]:
+        """Return the edits that make `b` of `a`; as many as the cost says."""
+        return script(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"<GraphDiff {self.a.name} -> {self.b.name}: cost {self.cost}, "
+            f"+{len(self.added)} -{len(self.removed)} ~{len(self.changed)}, "
+            f"{len(self.rewired)} rewired>"
+        )
+
+
+@gc_paused
+def diff(a: Graph | Any, b: Graph | Any) -> GraphDiff:
+    """Return the difference between two graphs.
+
+    It does not depend on which of them comes first: `diff(b, a)` is the mirror image.
+
+    Args:
+        a: A graph, or what `graph_of` makes one of: a text, a path, a graph of the runtime.
+        b: Likewise.
+
+    Raises:
+        HloError: One of them holds no graph.
+    """
+    a, b = graph_of(a), graph_of(b)
+    if _order_key(b) < _order_key(a):
+        other = match(b, a)
+        rewired = other.rewired
+        suspects = None if rewired is None else sorted([(y, x) for x, y in rewired])
+        return GraphDiff(a, b, other.b.partner, other.a.partner, suspects)
+    found = match(a, b)
+    return GraphDiff(a, b, found.a.partner, found.b.partner, found.rewired)
+
+
+def _order_key(graph: Graph) -> tuple[object, ...]:
+    """Return something that orders graphs by what they are, the smaller ones first."""
+    return len(graph), graph.labels, graph.kinds, graph.operands
+
+
+def _regrouped(found: GraphDiff) -> Regrouped:
+    groups_a, groups_b = found.a.groups, found.b.groups
+    if not groups_a and not groups_b:
+        return Regrouped()
+    companions_a = _companions(groups_a, found.partner_a)
+    companions_b = _companions(groups_b, list(range(len(found.b))))
+    pairs = tuple(
+        (x, y)
+        for x, y in found.pairs
+        if (x in groups_a or y in groups_b)
+        and companions_a.get(groups_a.get(x, -1))
+        != companions_b.get(groups_b.get(y, -1))
+    )
+    return Regrouped(
+        pairs,
+        _sizes(groups_a, [x for x, _ in pairs]),
+        _sizes(groups_b, [y for _, y in pairs]),
+    )
+
+
+def _companions(groups: dict[int, int], image: list[int]) -> dict[int, frozenset[int]]:
+    members: dict[int, set[int]] = {}
+    for node, group in groups.items():
+        members.setdefault(group, set()).add(image[node])
+    return {group: frozenset(nodes) for group, nodes in members.items()}
+
+
+def _sizes(groups: dict[int, int], nodes: Sequence[int]) -> tuple[int, ...]:
+    concerned = dict.fromkeys(groups[node] for node in nodes if node in groups)
+    counts = Counter(groups.values())
+    return tuple(counts[group] for group in concerned)
+
+
+def is_same_up_to_sharing(a: Graph, b: Graph) -> bool:
+    """Return whether both give the same outputs for the same inputs, in their order.
+
+    What one of them computes twice and the other once makes no difference; what the text
+    of neither tells, such as the value of a constant in torch_xla's IR, does not either.
+    """
+    known: dict[tuple[Label, object], int] = {}
+    return _outputs(a, known) == _outputs(b, known)
+
+
+def _outputs(graph: Graph, known: dict[tuple[Label, object], int]) -> list[int]:
+    """Return for each output a number that stands for the whole expression."""
+    place = count()
+    inputs = {node: graph.numbers.get(node, next(place)) for node in graph.inputs}
+    numbers: list[int] = []
+    for node, operands in enumerate(graph.operands):
+        reads: object = inputs.get(node)
+        if reads is None:
+            reads = tuple(numbers[operand] for operand in operands)
+        numbers.append(known.setdefault((graph.label(node), reads), len(known)))
+    return [numbers[node] for node in graph.outputs]
+
+
+def callees(graph: Graph, node: int) -> list[tuple[str, str]]:
+    """Return what a node calls: pairs of an attribute and a computation's name."""
+    source = graph.source
+    if isinstance(source, MlirModule):
+        return source.callees(graph, node)
+    if not isinstance(source, HloModule):
+        return []
+    computation = source.computations[graph.part]
+    position = computation.index.get(graph.names[node].removeprefix("%"))
+    return [] if position is None else called(computation.row(position), source)
+
+
+def callee_graph(graph: Graph, name: str) -> Graph | None:
+    """Return the graph of a computation that a graph's node calls."""
+    source = graph.source
+    if isinstance(source, MlirModule):
+        return source.graph(name)
+    if isinstance(source, HloModule):
+        return graph_of_module(source, name)
+    return None
+
+
+def nested_diffs(found: GraphDiff, a: int, b: int) -> list[tuple[str, GraphDiff]]:
+    """Return the differences within what a pair calls, with the names of the callees.
+
+    Args:
+        found: The diff that the pair is part of.
+        a: A node of the first graph.
+        b: Its partner.
+    """
+    theirs = _nth(callees(found.b, b))
+    diffs = []
+    for (key, nth), name in _nth(callees(found.a, a)).items():
+        other = theirs.get((key, nth))
+        if other is None:
+            continue
+        inner_a, inner_b = callee_graph(found.a, name), callee_graph(found.b, other)
+        if inner_a is None or inner_b is None:
+            continue
+        inner = diff(inner_a, inner_b)
+        if inner.is_empty:  # what differs is which input or result is which
+            inner = diff(_numbered(inner_a), _numbered(inner_b))
+        if not inner.is_empty:
+            diffs.append((f"{key}: %{name} → %{other}", inner))
+    return diffs
+
+
+def _nth(called: list[tuple[str, str]]) -> dict[tuple[str, int], str]:
+    """Return names by attribute and position in it: branches are several of one attribute."""
+    counts: Counter[str] = Counter()
+    found = {}
+    for key, name in called:
+        found[key, counts[key]] = name
+        counts[key] += 1
+    return found
+
+
+def _numbered(graph: Graph) -> Graph:
+    """Return a graph in which the places of inputs and results make a difference."""
+    builder = GraphBuilder(graph.name)
+    for node, operands in enumerate(graph.operands):
+        label = graph.label(node)
+        if node in graph.numbers:
+            label = label._replace(literal=str(graph.numbers[node]))
+        builder.add(
+            builder.label(*label),
+            operands,
+            name=graph.names[node],
+            origin=graph.origin(node),
+            number=graph.numbers.get(node),
+            group=graph.groups.get(node),
+        )
+    results = builder.add(builder.label("return", "()"), graph.outputs, name="%results")
+    return builder.finish([results], source=graph.source, part=graph.part)

@@ -1,0 +1,50 @@
+"""The errors of graphs and their readers.
+
+```
+HloError (RuntimeError, ValueError)   a text, file or graph that cannot be used
+├── HloSyntaxError                    a text that does not parse, with line and column
+└── MisplacedError                    an instruction that cannot be, before its column is known
+```
+"""
+
+from __future__ import annotations
+
+
+class HloError(RuntimeError, ValueError):
+    """What was given is no usable graph."""
+
+
+class HloSyntaxError(HloError):
+    """A text is not what it should be at one place.
+
+    Attributes:
+        message: Without the line.
+        line, column: The place, counted from 1.
+        source: Name of the file, empty for a text.
+    """
+
+    def __init__(
+        self, message: str, line: int = 1, column: int = 1, source: str = ""
+    ) -> None:
+        self.message = message
+        self.line = line
+        self.column = column
+        self.source = source
+        where = f"{source}, line" if source else "line"
+        super().__init__(f"{where} {line}, column {column}: {message}")
+
+
+class MisplacedError(HloError):
+    """An instruction is wrong; `parse`, which has the text, finds its column.
+
+    Attributes:
+        message: Without the line.
+        line: Of the instruction, from 1.
+        name: What is wrong in it.
+    """
+
+    def __init__(self, message: str, line: int, name: str) -> None:
+        self.message = message
+        self.line = line
+        self.name = name
+        super().__init__(f"line {line}: {message}")

@@ -1,0 +1,555 @@
+"""Pairs by tiers of likeness, by colours, and by the pairs around them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain, islice
+from operator import ne
+from typing import TYPE_CHECKING, Literal
+
+from lazygraph.match.state import Numbers, numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from lazygraph.match.state import Matching, Side
+
+# Scopes that name their nodes otherwise on the other side, at most so much of a slot for each.
+_MAX_DISPUTED = 0.01
+# Unpaired nodes on both sides, and pairs for each of them, that make another look worthwhile;
+# and of how many pairs the users are asked before it.
+_MANY = 5_000
+_ENOUGH = 0.25
+_FIRST_LEADS = 300
+
+
+def pair_equal_ancestors(
+    matching: Matching, labels: str, *, similar: bool = False
+) -> None:
+    """Pair nodes whose whole set of ancestors occurs once on each side, the tallest first.
+
+    Args:
+        matching: Grows.
+        labels: `full` or `skeleton`: what makes two nodes equal.
+        similar: Whether what grows from them may differ in sizes.
+    """
+    _pair_by_ancestors(matching, labels)
+    if labels == "full" and _is_worth_another_look(matching):
+        matching.grow(most=_FIRST_LEADS)
+        _pair_by_ancestors(matching, labels)
+    matching.grow(similar=similar)
+
+
+def _is_worth_another_look(matching: Matching) -> bool:
+    """Return whether a break in a large graph leaves much whose ancestors are equal beyond it.
+
+    Where a few leads have stepped over the break, one more look at all ancestors pairs what is
+    beyond it at a third of the time of following lead after lead.
+    """
+    rest = min(len(matching.a.unpaired()), len(matching.b.unpaired()))
+    return rest > _MANY and matching.pairs > _ENOUGH * rest
+
+
+def _pair_by_ancestors(matching: Matching, labels: str) -> None:
+    ids = numbers()
+    known_a, known_b = matching.a.graph.ancestor_keys, matching.b.graph.ancestor_keys
+    if known_a and known_b and labels == "full" and not matching.pairs:
+        a, b = (
+            [ids[ancestors] for ancestors in known_a],
+            [ids[ancestors] for ancestors in known_b],
+        )
+    else:
+        a = _ancestor_ids(matching.a, getattr(matching.a, labels), ids, own=True)
+        b = _ancestor_ids(matching.b, getattr(matching.b, labels), ids, own=False)
+    heights = _heights(matching.a)
+    found = _pairs_of_ancestors(matching, a, b, heights, len(ids))
+    _pair_ancestors(matching, found, heights)
+
+
+def pair_local_ancestors(
+    matching: Matching, scopes_a: Sequence[int], scopes_b: Sequence[int]
+) -> None:
+    """Pair nodes whose ancestors within their scope occur once on each side.
+
+    What a scope reads from others counts by its label alone, so that a change in one scope
+    leaves the others as they are.
+
+    Args:
+        matching: Grows.
+        scopes_a: For each node of a number of its scope; 0 for none.
+        scopes_b: Likewise.
+    """
+    ids = numbers()
+    a = _local_ancestor_ids(matching.a, scopes_a, ids)
+    b = _local_ancestor_ids(matching.b, scopes_b, ids)
+    heights = [
+        height if scope else 0
+        for height, scope in zip(_heights(matching.a), scopes_a, strict=True)
+    ]
+    found = _pairs_of_ancestors(matching, a, b, heights, len(ids))
+    if _agree(matching, found):
+        _pair_ancestors(matching, found, heights)
+
+
+def _agree(matching: Matching, found: list[tuple[int, int]]) -> bool:
+    """Return whether pairs read each other, which those of misleading scopes do not.
+
+    Equal ancestors have equally many operands, so that all slots can be laid in one row.
+    """
+    partner = dict(found)
+    slots_a = chain.from_iterable(map(matching.a.operands.__getitem__, partner))
+    slots_b = list(
+        chain.from_iterable(map(matching.b.operands.__getitem__, partner.values()))
+    )
+    disputed: int = sum(map(ne, map(partner.get, slots_a, slots_b), slots_b))
+    return disputed <= _MAX_DISPUTED * len(found)
+
+
+def _pairs_of_ancestors(
+    matching: Matching, a: list[int], b: list[int], heights: list[int], count: int
+) -> list[tuple[int, int]]:
+    """Return the nodes that are the only ones with their ancestors on each side, leaves apart."""
+    once_a = _singles(matching.a.unpaired(), a, count)
+    once_b = _singles(matching.b.unpaired(), b, count)
+    return [
+        (x, y)
+        for x, y in zip(once_a, once_b, strict=True)
+        if x >= 0 and y >= 0 and heights[x]
+    ]
+
+
+def _pair_ancestors(
+    matching: Matching, found: list[tuple[int, int]], heights: list[int]
+) -> None:
+    matching.pair_all(found if not matching.pairs else _undisputed(matching, found))
+    partner, users = matching.a.partner, matching.a.users
+    reading = {user for node in matching.a.unpaired() for user, _ in users[node]}
+    open_pairs = [
+        (-heights[x], -x, y) for x, y in found if x in reading and partner[x] == y
+    ]
+    open_pairs.sort()
+    # What several nodes compute alike is told apart by who reads it, the tallest first.
+    for _, minus_x, y in open_pairs:
+        matching.note_operands(-minus_x, y)
+        matching.descend()
+    matching.note_frontier(found)
+
+
+def _undisputed(
+    matching: Matching, found: Iterable[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """Return the pairs that earlier pairs do not contradict."""
+    kept = []
+    # Where few are paired, most have no neighbour that could say anything.
+    near_a, near_b = matching.near_pairs()
+    for x, y in found:
+        if near_a is not None and x not in near_a and y not in near_b:
+            kept.append((x, y))
+            continue
+        agree, conflict = matching.evidence(x, y)
+        if not conflict or conflict < agree:
+            kept.append((x, y))
+    return kept
+
+
+def _ancestor_ids(
+    side: Side, labels: Sequence[int], ids: Numbers, *, own: bool
+) -> list[int]:
+    """Return a number for the ancestors of each node; a paired one has its own."""
+    partner, operands = side.partner, side.operands
+    ancestors = [0] * len(partner)
+    free = side.unpaired()
+    if len(free) < len(partner):
+        for node in free:
+            for operand in operands[node]:
+                other = partner[operand]
+                if other >= 0:
+                    ancestors[operand] = -1 - (operand if own else other)
+    for node in free:
+        row = operands[node]
+        if len(row) == 1:
+            ancestors[node] = ids[labels[node], ancestors[row[0]]]
+        elif len(row) == 2:  # noqa: PLR2004 - most nodes have one or two
+            one, two = row
+            ancestors[node] = ids[labels[node], ancestors[one], ancestors[two]]
+        elif row:
+            ancestors[node] = ids[(labels[node], *[ancestors[o] for o in row])]
+        else:
+            ancestors[node] = ids[labels[node]]
+    return ancestors
+
+
+def _heights(side: Side) -> list[int]:
+    """Return the height of each node above the inputs and the paired nodes."""
+    operands = side.operands
+    heights = [0] * len(operands)
+    for node in side.unpaired():
+        row = operands[node]
+        if len(row) == 1:
+            heights[node] = heights[row[0]] + 1
+        elif len(row) == 2:  # noqa: PLR2004 - most nodes have one or two
+            up, other = heights[row[0]], heights[row[1]]
+            heights[node] = (up if up > other else other) + 1  # noqa: FURB136 - twice as quick
+        elif row:
+            heights[node] = max([heights[o] for o in row]) + 1
+    return heights
+
+
+def _local_ancestor_ids(side: Side, scopes: Sequence[int], ids: Numbers) -> list[int]:
+    """Return a number for the ancestors of each node within its scope."""
+    labels = side.full
+    ancestors = [ids[label] for label in labels]
+    for node, row in enumerate(side.operands):
+        scope = scopes[node]
+        if not scope or not row:
+            continue
+        if len(row) == 1:
+            (one,) = row
+            seen = ancestors[one] if scopes[one] == scope else -1 - labels[one]
+            ancestors[node] = ids[labels[node], seen]
+        elif len(row) == 2:  # noqa: PLR2004 - most nodes have one or two
+            one, two = row
+            seen = ancestors[one] if scopes[one] == scope else -1 - labels[one]
+            other = ancestors[two] if scopes[two] == scope else -1 - labels[two]
+            ancestors[node] = ids[labels[node], seen, other]
+        else:
+            rest = [ancestors[o] if scopes[o] == scope else -1 - labels[o] for o in row]
+            ancestors[node] = ids[(labels[node], *rest)]
+    return ancestors
+
+
+def _singles(nodes: Iterable[int], ancestors: Sequence[int], count: int) -> list[int]:
+    """Return for each number the node that has it; -1 for none, -2 for several."""
+    found = [-1] * count
+    for node in nodes:
+        number = ancestors[node]
+        found[number] = node if found[number] == -1 else -2
+    return found
+
+
+def pair_unique_labels(
+    matching: Matching, nodes_a: Iterable[int], nodes_b: Iterable[int]
+) -> None:
+    """Pair nodes whose label is the only one of its kind on either side."""
+    a, b = matching.a, matching.b
+    mine = [node for node in nodes_a if a.partner[node] < 0]
+    theirs = [node for node in nodes_b if b.partner[node] < 0]
+    counts_a = Counter([a.full[node] for node in mine])
+    counts_b = Counter([b.full[node] for node in theirs])
+    node_of = {b.full[node]: node for node in theirs}
+    for x in mine:
+        label = a.full[x]
+        if counts_a[label] != 1 or counts_b.get(label) != 1:
+            continue
+        y = node_of[label]
+        agree, conflict = matching.evidence(x, y)
+        if conflict <= agree + 1 and matching.is_free(x, y):
+            matching.pair(x, y)
+
+
+def pair_in_order(
+    matching: Matching, nodes_a: Sequence[int], nodes_b: Sequence[int]
+) -> int:
+    """Pair two rows of interchangeable nodes one by one; return how many."""
+    made = 0
+    for x, y in zip(nodes_a, nodes_b, strict=False):
+        if matching.is_free(x, y) and not matching.evidence(x, y)[1]:
+            matching.pair(x, y)
+            made += 1
+    return made
+
+
+_MAX_USERS = 64
+_MAX_SLOT = 7
+# Nodes that could be paired, if fewer than one in so many, are worth finding out who is near.
+_SPARSE = 4
+
+Ties = Literal["leave", "equal", "any"]
+
+
+def pair_by_colour(
+    matching: Matching, rounds: int, ties: Ties, *, exact: bool = False
+) -> int:
+    """Pair nodes of equal colour; return how many pairs that made.
+
+    Args:
+        matching: Grows.
+        rounds: How far the colours see.
+        ties: Of several nodes of one colour: `leave` them, pair them in order of height if
+            both sides have `equal` numbers, or pair `any`.
+        exact: Whether sizes, dtypes and constants are part of the colours.
+    """
+    mine, theirs = matching.a.unpaired(), matching.b.unpaired()
+    if not mine or not theirs:
+        return 0
+    before = matching.pairs
+    classes_a, classes_b = _classes(matching, mine, theirs, rounds, exact=exact)
+    tied: list[tuple[list[int], list[int]]] = []
+    for colour, nodes in classes_a.items():
+        others = classes_b.get(colour)
+        if others is None:
+            continue
+        if len(nodes) == 1 == len(others):
+            pair_in_order(matching, nodes, others)
+        elif ties == "any" or (ties == "equal" and len(nodes) == len(others)):
+            tied.append((nodes, others))
+    if tied:
+        _pair_tied(matching, tied)
+    return matching.pairs - before
+
+
+def _classes(
+    matching: Matching,
+    mine: list[int],
+    theirs: list[int],
+    rounds: int,
+    *,
+    exact: bool,
+) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+    known = numbers()
+    a, b = matching.a, matching.b
+    labels_a, labels_b = (a.full, b.full) if exact else (a.skeleton, b.skeleton)
+    colours_a = {n: known["first", labels_a[n], a.is_output[n]] for n in mine}
+    colours_b = {n: known["first", labels_b[n], b.is_output[n]] for n in theirs}
+    shared = set(colours_a.values()).intersection(colours_b.values())
+    if not shared:
+        return {}, {}
+    reach_a = _reach(a, colours_a, shared, rounds)
+    reach_b = _reach(b, colours_b, shared, rounds)
+    for wanted_a, wanted_b in zip(reach_a, reach_b, strict=True):
+        colours_a = _refined(a, colours_a, wanted_a, known, own=True)
+        colours_b = _refined(b, colours_b, wanted_b, known, own=False)
+    return _by_colour(colours_a), _by_colour(colours_b)
+
+
+def _reach(
+    side: Side, colours: dict[int, int], shared: set[int], rounds: int
+) -> list[list[int]]:
+    """Return for each round the nodes whose colour matters: for what the other side has too."""
+    wanted = [node for node, colour in colours.items() if colour in shared]
+    found = [wanted]
+    if len(wanted) * _SPARSE > len(colours):
+        return [list(colours)] * (rounds - 1) + found
+    near = dict.fromkeys(wanted)
+    edge = wanted
+    for _ in range(rounds - 1):
+        reached: dict[int, None] = {}
+        for node in edge:
+            reached.update(dict.fromkeys(side.operands[node]))
+            if len(side.users[node]) <= _MAX_USERS:
+                reached.update(dict.fromkeys([user for user, _ in side.users[node]]))
+        edge = [node for node in reached if node in colours and node not in near]
+        near.update(dict.fromkeys(edge))
+        found.append(list(near))
+    return found[::-1]
+
+
+def _refined(
+    side: Side,
+    colours: dict[int, int],
+    wanted: list[int],
+    known: Numbers,
+    *,
+    own: bool,
+) -> dict[int, int]:
+    partner = side.partner
+    refined = {}
+    for node in wanted:
+        seen: list[int | None] = [colours[node]]
+        for operand in side.operands[node]:
+            other = partner[operand]
+            pair = operand if own else other
+            seen.append(colours[operand] if other < 0 else -1 - pair)
+        users = side.users[node]
+        if len(users) <= _MAX_USERS:
+            above = []
+            for user, slot in users:
+                other = partner[user]
+                pair = user if own else other
+                seen_user = colours[user] if other < 0 else -1 - pair
+                above.append(seen_user * (_MAX_SLOT + 1) + min(slot, _MAX_SLOT))
+            seen.append(None)
+            seen += sorted(above)
+        refined[node] = known[tuple(seen)]
+    return refined
+
+
+def _by_colour(colours: dict[int, int]) -> dict[int, list[int]]:
+    classes: dict[int, list[int]] = {}
+    for node, colour in colours.items():
+        classes.setdefault(colour, []).append(node)
+    return classes
+
+
+def _pair_tied(matching: Matching, tied: list[tuple[list[int], list[int]]]) -> None:
+    """Pair interchangeable nodes in order of height, the tallest class first."""
+    heights_a, heights_b = _colour_heights(matching.a), _colour_heights(matching.b)
+    for nodes, others in tied:
+        nodes.sort(key=lambda node: (heights_a[node], matching.a.full[node]))
+        others.sort(key=lambda node: (heights_b[node], matching.b.full[node]))
+    tied.sort(key=lambda both: (-heights_a[both[0][-1]][0], both[0][-1]))
+    for nodes, others in tied:
+        mine = [node for node in nodes if matching.a.partner[node] < 0]
+        theirs = [node for node in others if matching.b.partner[node] < 0]
+        if pair_in_order(matching, mine, theirs):
+            matching.grow(similar=True)
+
+
+def _colour_heights(side: Side) -> list[tuple[int, int]]:
+    """Return for each node its height above the inputs and minus its depth below the outputs."""
+    height = [0] * len(side.operands)
+    depth = [0] * len(side.operands)
+    for node, row in enumerate(side.operands):
+        if row:
+            height[node] = 1 + max([height[operand] for operand in row])
+    for node in range(len(depth) - 1, -1, -1):
+        below = depth[node] + 1
+        for operand in side.operands[node]:
+            depth[operand] = max(depth[operand], below)
+    return [(up, -down) for up, down in zip(height, depth, strict=True)]
+
+
+_MAX_NEIGHBOURS = 8
+_MAX_SIGNATURE = 16
+
+_Signature = tuple[object, ...]
+
+
+def bridge(matching: Matching) -> int:
+    """Pair nodes that look alike one node behind a stalled frontier; return how many."""
+    frontier = _frontier(matching)
+    leads = _leads(matching, frontier, _free_users, _upward)
+    leads += _leads(matching, frontier, _free_operands, _downward)
+    before = matching.pairs
+    for x, y in _mutual(leads):
+        if not matching.is_free(x, y):
+            continue
+        agree, conflict = matching.evidence(x, y)
+        if conflict <= agree + 1:
+            matching.pair(x, y)
+    return matching.pairs - before
+
+
+def _frontier(matching: Matching) -> list[tuple[int, int]]:
+    """Return the pairs made since the last call that have unpaired neighbours on both sides."""
+    recent, matching.recent = matching.recent, []
+    return matching.open_pairs(recent)
+
+
+def _leads(
+    matching: Matching,
+    frontier: Iterable[tuple[int, int]],
+    near: Callable[[Side, int], list[int]],
+    signature: Callable[[Side, int], _Signature | None],
+) -> list[tuple[int, int]]:
+    """Return the leads of a frontier in one direction, those of each region once."""
+    a, b = matching.a, matching.b
+    regions: dict[tuple[tuple[int, ...], tuple[int, ...]], None] = {}
+    for x, y in frontier:
+        near_a = near(a, x)
+        if not 0 < len(near_a) <= _MAX_NEIGHBOURS:
+            continue
+        near_b = near(b, y)
+        if 0 < len(near_b) <= _MAX_NEIGHBOURS:
+            # What many read is near to all of them.
+            regions[tuple(near_a), tuple(near_b)] = None
+    leads: list[tuple[int, int]] = []
+    for near_to_x, near_to_y in regions:
+        leads += _leads_of(matching, near_to_x, near_to_y, signature)
+    return leads
+
+
+def _leads_of(
+    matching: Matching,
+    near_a: tuple[int, ...],
+    near_b: tuple[int, ...],
+    signature: Callable[[Side, int], _Signature | None],
+) -> list[tuple[int, int]]:
+    a, b = matching.a, matching.b
+    region_a, region_b = _region(a, near_a), _region(b, near_b)
+    leads = _alone(_grouped(a, region_a, signature), _grouped(b, region_b, signature))
+    if leads:
+        return leads
+    # A row of equal nodes: what follows on one side is what comes one later on the other.
+    beyond_a = [node for node in region_a if node not in near_a]
+    beyond_b = [node for node in region_b if node not in near_b]
+    inserted = _alone(_grouped(a, near_a, _label), _grouped(b, beyond_b, _label))
+    removed = _alone(_grouped(a, beyond_a, _label), _grouped(b, near_b, _label))
+    return inserted if not removed else removed if not inserted else []
+
+
+def _alone(
+    groups_a: dict[_Signature, list[int]], groups_b: dict[_Signature, list[int]]
+) -> list[tuple[int, int]]:
+    """Return the pairs of nodes that are the only ones of their signature on each side."""
+    return [
+        (nodes[0], groups_b[key][0])
+        for key, nodes in groups_a.items()
+        if len(nodes) == 1 and len(groups_b.get(key, ())) == 1
+    ]
+
+
+def _label(side: Side, node: int) -> _Signature:
+    return (side.full[node], side.is_output[node])
+
+
+def _region(side: Side, near: tuple[int, ...]) -> dict[int, None]:
+    region = dict.fromkeys(near)
+    for node in near:
+        region.update(dict.fromkeys(_free_users(side, node)[:_MAX_NEIGHBOURS]))
+    return region
+
+
+def _grouped(
+    side: Side,
+    nodes: Iterable[int],
+    signature: Callable[[Side, int], _Signature | None],
+) -> dict[_Signature, list[int]]:
+    groups: dict[_Signature, list[int]] = {}
+    for node in nodes:
+        key = signature(side, node)
+        if key is not None:
+            groups.setdefault(key, []).append(node)
+    return groups
+
+
+def _free_users(side: Side, node: int) -> list[int]:
+    """Return the unpaired users of a node, of very many no more than say that they are many."""
+    partner = side.partner
+    free = (user for user, _ in side.users[node] if partner[user] < 0)
+    return list(islice(free, _MAX_NEIGHBOURS + 1))
+
+
+def _free_operands(side: Side, node: int) -> list[int]:
+    partner = side.partner
+    return [operand for operand in side.operands[node] if partner[operand] < 0]
+
+
+def _upward(side: Side, node: int) -> _Signature:
+    skeleton = side.skeleton
+    uses = sorted([(skeleton[user], slot) for user, slot in side.users[node]])
+    return skeleton[node], side.is_output[node], tuple(uses[:_MAX_SIGNATURE])
+
+
+def _downward(side: Side, node: int) -> _Signature | None:
+    row = side.operands[node]
+    if not row:
+        return None
+    skeleton = side.skeleton
+    return skeleton[node], side.is_output[node], tuple([skeleton[o] for o in row])
+
+
+def _mutual(leads: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the leads whose nodes no other lead claims."""
+    of_a: dict[int, set[int]] = {}
+    of_b: dict[int, set[int]] = {}
+    for x, y in leads:
+        of_a.setdefault(x, set()).add(y)
+        of_b.setdefault(y, set()).add(x)
+    found = []
+    for x, ys in of_a.items():
+        if len(ys) == 1:
+            (y,) = ys
+            if len(of_b[y]) == 1:
+                found.append((x, y))
+    return found

@@ -1,0 +1,320 @@
+"""Pairs to begin with: the same rows in the same order, and what is alike around them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from lazygraph.match.state import Matching, Side
+
+
+def common(one: Sequence[int], two: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """Return the positions of a longest common subsequence of two rows, by Myers' algorithm.
+
+    Args:
+        one: A row.
+        two: The other one.
+        most: Entries of either row that may be left over; with more, nothing is returned.
+    """
+    size_one, size_two = len(one), len(two)
+    reach = {1: 0}
+    trail: list[dict[int, int]] = []
+    for step in range(min(most, size_one + size_two) + 1):
+        trail.append(reach.copy())
+        for diagonal in range(-step, step + 1, 2):
+            down = diagonal == -step or (
+                diagonal != step
+                and reach.get(diagonal - 1, -1) < reach.get(diagonal + 1, -1)
+            )
+            at = reach[diagonal + 1] if down else reach[diagonal - 1] + 1
+            other = at - diagonal
+            while at < size_one and other < size_two and one[at] == two[other]:
+                at += 1
+                other += 1
+            reach[diagonal] = at
+            if at >= size_one and other >= size_two:
+                return _walked_back(trail, size_one, size_two)
+    return []
+
+
+def _walked_back(
+    trail: Sequence[dict[int, int]], at: int, other: int
+) -> list[tuple[int, int]]:
+    found = []
+    for step in range(len(trail) - 1, -1, -1):
+        reach, diagonal = trail[step], at - other
+        down = diagonal == -step or (
+            diagonal != step
+            and reach.get(diagonal - 1, -1) < reach.get(diagonal + 1, -1)
+        )
+        before = diagonal + 1 if down else diagonal - 1
+        start = reach[before] if step else 0
+        end = start - before if step else 0
+        while at > start and other > end:
+            at -= 1
+            other -= 1
+            found.append((at, other))
+        at, other = start, end
+    return found[::-1]
+
+
+# Entries of a landmark; where none of a length is found, shorter ones are looked for.
+_LONGEST = 512
+_SHORTEST = 8
+_SHORTER = 4
+# Entries that may be left over between two landmarks.
+_MAX_STEPS = 200
+# Of the sums by which stretches are told apart: a prime, and a number below it.
+_PRIME = (1 << 61) - 1
+_BASE = 1_000_003
+
+
+class _Gap(NamedTuple):
+    """What is to be aligned: from where to where in both rows, and by which landmarks."""
+
+    start: int
+    end: int
+    other: int
+    other_end: int
+    length: int = _LONGEST
+
+
+def anchored(one: Sequence[int], two: Sequence[int]) -> list[tuple[int, int]]:
+    """Return positions in two rows that belong together, in both rows' order.
+
+    Of rows that differ in little it is nearly a longest common subsequence, in a time that does
+    not grow with the number of differences: between landmarks each is looked for alone.
+
+    Example:
+        >>> anchored([1, 2, 3, 4], [1, 5, 3, 4])
+        [(0, 0), (2, 2), (3, 3)]
+    """
+    found: list[tuple[int, int]] = []
+    gaps = [_Gap(0, len(one), 0, len(two))]
+    while gaps:
+        gap, ends = _without_ends(one, two, gaps.pop())
+        found += ends
+        if gap.start == gap.end or gap.other == gap.other_end:
+            continue
+        if gap.length < _SHORTEST:
+            found += _filled(one, two, gap)
+            continue
+        landmarks = _landmarks(one, two, gap)
+        if landmarks:
+            runs = list(_runs(one, two, gap, landmarks))
+            gaps += _between(gap, runs)
+            found += [(i + n, k + n) for i, k, size in runs for n in range(size)]
+        else:
+            gaps.append(gap._replace(length=gap.length // _SHORTER))
+    return sorted(found)
+
+
+def _without_ends(
+    one: Sequence[int], two: Sequence[int], gap: _Gap
+) -> tuple[_Gap, list[tuple[int, int]]]:
+    """Return a gap without what is equal at its two ends, and the pairs of that."""
+    start, end, other, other_end, length = gap
+    found = []
+    while start < end and other < other_end and one[start] == two[other]:
+        found.append((start, other))
+        start += 1
+        other += 1
+    while start < end and other < other_end and one[end - 1] == two[other_end - 1]:
+        end -= 1
+        other_end -= 1
+        found.append((end, other_end))
+    return _Gap(start, end, other, other_end, length), found
+
+
+def _filled(
+    one: Sequence[int], two: Sequence[int], gap: _Gap
+) -> Iterator[tuple[int, int]]:
+    """Yield the pairs of a gap without landmarks."""
+    start, end, other, other_end, _ = gap
+    for i, k in common(one[start:end], two[other:other_end], _MAX_STEPS):
+        yield start + i, other + k
+
+
+def _runs(
+    one: Sequence[int],
+    two: Sequence[int],
+    gap: _Gap,
+    landmarks: Sequence[tuple[int, int]],
+) -> Iterator[tuple[int, int, int]]:
+    """Yield where landmarks begin in both rows, and for how long both are equal from there on."""
+    at, other = gap.start, gap.other
+    for i, k in landmarks:
+        if i < at or k < other:
+            continue
+        at, other = i, k
+        while at < gap.end and other < gap.other_end and one[at] == two[other]:
+            at += 1
+            other += 1
+        yield i, k, at - i
+
+
+def _between(gap: _Gap, runs: Sequence[tuple[int, int, int]]) -> Iterator[_Gap]:
+    """Yield what runs leave of a gap."""
+    start, _, other, _, length = gap
+    for i, k, size in runs:
+        yield _Gap(start, i, other, k, length)
+        start, other = i + size, k + size
+    yield gap._replace(start=start, other=other)
+
+
+def _landmarks(
+    one: Sequence[int], two: Sequence[int], gap: _Gap
+) -> list[tuple[int, int]]:
+    """Return where stretches begin that occur once in either row, as many as keep their order."""
+    mine = _stretches(one, gap.start, gap.end, gap.length)
+    theirs = _stretches(two, gap.other, gap.other_end, gap.length)
+    found = [
+        (at, theirs[total])
+        for total, at in mine.items()
+        if at >= 0 and theirs.get(total, -1) >= 0
+    ]
+    return _increasing(found)
+
+
+def _stretches(row: Sequence[int], start: int, end: int, length: int) -> dict[int, int]:
+    """Return where each stretch of a length begins, by a sum over it; -1 if it occurs twice."""
+    sums, total = [0], 0
+    for entry in islice(row, start, end):
+        total = (total * _BASE + entry + 1) % _PRIME
+        sums.append(total)
+    lost = pow(_BASE, length, _PRIME)
+    found: dict[int, int] = {}
+    ends = islice(sums, length, None)
+    for at, (before, now) in enumerate(zip(sums, ends, strict=False), start):
+        key = (now - before * lost) % _PRIME
+        found[key] = -1 if key in found else at
+    return found
+
+
+def _increasing(found: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the most of some pairs of positions that rise in both; the first rises already."""
+    lowest: list[int] = []  # ends of the best rows of each length
+    last: list[int] = []
+    before: list[int] = []
+    for n, (_, other) in enumerate(found):
+        length = bisect_left(lowest, other)
+        before.append(last[length - 1] if length else -1)
+        lowest[length : length + 1] = [other]
+        last[length : length + 1] = [n]
+    kept = []
+    at = last[-1] if last else -1
+    while at >= 0:
+        kept.append(found[at])
+        at = before[at]
+    return kept[::-1]
+
+
+# More steps than so many between the two orders cost more than they tell.
+_MAX_ORDER_STEPS = 800
+# In longer orders they are not looked for: between landmarks it takes a fifth of the time.
+_SHORT = 5_000
+# A share of an order that was found in the other one says that they are alike.
+_ALIKE = 0.5
+# A share of a program that the first result needs.
+_MUCH = 0.2
+
+
+def pair_in_reading_order(matching: Matching, *, whole: bool = True) -> None:
+    """Pair what stands in the same place when both programs are read from their first result.
+
+    A chain of like layers has no landmarks, but its order says which layer was inserted.
+
+    Args:
+        matching: Grows.
+        whole: Whether all is laid side by side. Else it is what the first result needs, if that
+            is much, as the forward pass is for the loss: what reads it follows from it then,
+            where the order of the backward pass could contradict that of the forward one.
+    """
+    order_a, order_b = _reading_order(matching.a), _reading_order(matching.b)
+    if not whole:
+        order_a, order_b = (
+            _first_part(matching.a, order_a),
+            _first_part(matching.b, order_b),
+        )
+    found = dict(_aligned(matching, order_a, order_b))
+    rows_a, rows_b = matching.a.operands, matching.b.operands
+    seen = set(found.values())
+    kept = [
+        (x, y)
+        for x, y in found.items()
+        if matching.is_free(x, y)
+        and all(
+            found[c] == d if c in found else d not in seen
+            for c, d in zip(rows_a[x], rows_b[y], strict=False)
+        )
+    ]
+    matching.pair_all(kept)
+    for x, y in kept:
+        matching.note_operands(x, y)
+    matching.note_frontier(kept)
+    matching.grow()
+
+
+def _reading_order(side: Side) -> list[int]:
+    """Return the nodes as a depth-first walk finishes them, the lowest result first."""
+    heights = [0] * len(side.operands)
+    for node, row in enumerate(side.operands):
+        if row:
+            heights[node] = max([heights[operand] for operand in row]) + 1
+    results = sorted(
+        dict.fromkeys(side.graph.outputs),
+        key=lambda node: (heights[node], side.skeleton[node], node),
+    )
+    order: list[int] = []
+    seen = bytearray(len(heights))
+    stack = results[::-1]
+    while stack:
+        node = stack.pop()
+        if node < 0:
+            order.append(-1 - node)
+        elif not seen[node]:
+            seen[node] = 1
+            stack.append(-1 - node)
+            stack += [each for each in reversed(side.operands[node]) if not seen[each]]
+    return order
+
+
+def _first_part(side: Side, order: list[int]) -> list[int]:
+    """Return a program's reading order up to its first result, if that is much of it."""
+    end = next((k for k, node in enumerate(order, 1) if side.is_output[node]), 0)
+    return order[:end] if end > _MUCH * len(order) else order
+
+
+def _aligned(
+    matching: Matching, order_a: Sequence[int], order_b: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Return the pairs of a longest common subsequence, or of nearly one.
+
+    Where an op was inserted behind every layer, so much reads another op than before that the
+    orders are alike only in what stands there, and not in what that reads.
+    """
+    is_short = max(len(order_a), len(order_b)) <= _SHORT
+    ids: dict[object, int] = {}
+    one = _symbols(matching.a, order_a, ids)
+    two = _symbols(matching.b, order_b, ids)
+    found = common(one, two, _MAX_ORDER_STEPS) if is_short else anchored(one, two)
+    if len(found) <= _ALIKE * min(len(one), len(two)):
+        one = [matching.a.skeleton[node] for node in order_a]
+        two = [matching.b.skeleton[node] for node in order_b]
+        found = anchored(one, two)
+    return [(order_a[i], order_b[k]) for i, k in found]
+
+
+def _symbols(side: Side, order: Sequence[int], ids: dict[object, int]) -> list[int]:
+    skeleton, number = side.skeleton, ids.setdefault
+    return [
+        number(
+            (skeleton[node], *[skeleton[each] for each in side.operands[node]]),
+            len(ids),
+        )
+        for node in order
+    ]

@@ -1,0 +1,455 @@
+"""The state of a matching: both graphs as columns, labels in several degrees, partners."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import defaultdict, deque
+from itertools import chain, count
+from typing import TYPE_CHECKING, TypeAlias
+
+from lazygraph.graph import CONSTANT, Label
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from lazygraph.graph import Graph
+
+# Attributes of HLO and StableHLO that hold sizes or name what is called.
+_SIZES = re.compile(
+    r"(?:slice|padding|slice_sizes|window|dynamic_slice_sizes|sizes|calls|body|condition"
+    r"|to_apply) ?= ?(?:\{[^{}]*\}|\[[^\[\]]*\]|[^,{}]*)|\[[\d:, ]*:[\d:, ]*\]"
+)
+_NUMBER = re.compile(r"\d+")
+
+
+Numbers: TypeAlias = defaultdict[object, int]
+"""Numbers things by first use, from 0 up."""
+
+
+def numbers() -> Numbers:
+    """Return a table that numbers what it is asked for, without a call of ours."""
+    return defaultdict(count().__next__)
+
+
+def full_labels(a: Graph, b: Graph) -> tuple[list[int], list[int]]:
+    """Return a number for each node; equal numbers mean equal labels."""
+    known = numbers()
+    return _numbered(a, a.labels, known), _numbered(b, b.labels, known)
+
+
+def skeleton_labels(a: Graph, b: Graph) -> tuple[list[int], list[int]]:
+    """Return a number for each node that ignores sizes, dtypes, constants and callees."""
+    known = numbers()
+    first, second = ([skeleton(label) for label in each.labels] for each in (a, b))
+    return _numbered(a, first, known), _numbered(b, second, known)
+
+
+def blind_labels(a: Graph, b: Graph) -> tuple[list[int], list[int]]:
+    """Return a number for each node that tells of what computes its result's type alone."""
+    known = numbers()
+    return _blind(a, known), _blind(b, known)
+
+
+def _blind(graph: Graph, known: Numbers) -> list[int]:
+    leaves = [known[label] for label in graph.labels]
+    others = [known[label.type] for label in graph.labels]
+    return [
+        (others if operands else leaves)[kind]
+        for kind, operands in zip(graph.kinds, graph.operands, strict=True)
+    ]
+
+
+def skeleton(label: Label) -> tuple[str, object, str]:
+    """Return what is left of a label without sizes, dtypes and literals."""
+    literal = "" if label.op == CONSTANT else label.literal
+    # Attributes without names are the IR's arguments, in which any number may be a size.
+    sizes = _SIZES if "=" in label.attrs else _NUMBER
+    attrs = sizes.sub("", label.attrs)
+    return label.op, _rank(label.type), f"{attrs}|{literal}"
+
+
+def _rank(type_text: str) -> object:
+    if type_text.startswith("("):
+        return "tuple"
+    sizes = type_text[type_text.find("[") + 1 : type_text.rfind("]")]
+    return sizes.count(",") + 1 if sizes else 0
+
+
+def _numbered(graph: Graph, things: Sequence[object], known: Numbers) -> list[int]:
+    of_kind = [known[thing] for thing in things]
+    return [of_kind[kind] for kind in graph.kinds]
+
+
+UNPAIRED = -1
+# Users of one node that are looked at. What everybody reads says little about who reads it.
+_MAX_FAN_OUT = 256
+_MAX_WITNESSES = 12
+# Up to this share of paired nodes it is quicker to ask who is near one of them.
+_FEW = 0.1
+# Fewer pairs than one for so many unpaired nodes are looked at one by one.
+_SPARSE = 8
+
+
+class Side:
+    """One graph with what matching knows of its nodes.
+
+    Attributes:
+        graph: The graph.
+        operands, users: Its edges, downwards and upwards.
+        full, skeleton: For each node its label as a number that both sides share.
+        partner: For each node its partner on the other side, or `UNPAIRED`.
+        is_output: For each node how many of the outputs it is.
+    """
+
+    __slots__ = (
+        "_free", "full", "graph", "is_output", "operands", "partner", "skeleton", "users",
+    )  # fmt: skip
+
+    def __init__(self, graph: Graph, full: list[int], skeleton: list[int]) -> None:
+        self.graph = graph
+        self.operands = graph.operands
+        self.users = graph.users
+        self.full = full
+        self.skeleton = skeleton
+        self.partner = [UNPAIRED] * len(graph)
+        self._free = list(range(len(graph)))
+        self.is_output = bytearray(len(graph))
+        for node in graph.outputs:
+            self.is_output[node] = min(255, self.is_output[node] + 1)
+
+    def forget_unpaired(self) -> None:
+        """Let any node be unpaired again."""
+        self._free = list(range(len(self.partner)))
+
+    def unpaired(self) -> list[int]:
+        """Return the nodes without a partner, operands first; before `refine` they get fewer."""
+        partner = self.partner
+        self._free = [node for node in self._free if partner[node] < 0]
+        return self._free
+
+
+class Matching:
+    """A one-to-one assignment between the nodes of two graphs, and the leads to more of it.
+
+    A lead is a pair of nodes that might belong together: operands in the same slot of a
+    pair, or the only users of a pair that look alike. It becomes a pair unless a neighbour
+    contradicts it: one that is paired elsewhere on both sides is a hard conflict, one that
+    is paired on one side only a soft one, as where something was inserted between.
+    """
+
+    def __init__(self, a: Graph, b: Graph) -> None:
+        full, skeleton = full_labels(a, b), skeleton_labels(a, b)
+        self.a = Side(a, full[0], skeleton[0])
+        self.b = Side(b, full[1], skeleton[1])
+        self._equal_operands: deque[tuple[int, int]] = deque()
+        self._equal_users: deque[tuple[int, int]] = deque()
+        self._similar: deque[tuple[int, int]] = deque()
+        self._fresh: deque[tuple[int, int]] = deque()
+        self._spread: list[tuple[int, int]] = []
+        self.contested: dict[tuple[int, int], None] = {}
+        self.pairs = 0
+        # Pairs of which a slot does not read partners, once `refine` knows them all.
+        self.rewired: list[tuple[int, int]] | None = None
+        self.recent: list[
+            tuple[int, int]
+        ] = []  # pairs that `bridge` has yet to look at
+
+    def evidence(self, x: int, y: int) -> tuple[int, int]:
+        """Return what speaks for and against pairing x with y, in half points."""
+        a, b = self.a, self.b
+        partner_a, partner_b = a.partner, b.partner
+        agree = conflict = 0
+        for c, d in zip(a.operands[x], b.operands[y], strict=False):
+            other = partner_a[c]
+            if other >= 0:
+                if other == d:
+                    agree += 2
+                else:
+                    conflict += 2 if partner_b[d] >= 0 else 1
+            elif partner_b[d] >= 0:
+                conflict += 1
+        witnesses = 0
+        operands_b = b.operands
+        for user, slot in a.users[x]:
+            other = partner_a[user]
+            if other < 0:
+                continue
+            row = operands_b[other]
+            if slot < len(row):
+                d = row[slot]
+                if d == y:
+                    agree += 2
+                else:
+                    conflict += 2 if partner_b[d] >= 0 else 1
+            witnesses += 1
+            if witnesses >= _MAX_WITNESSES:
+                break
+        if a.is_output[x] and b.is_output[y]:
+            agree += 1
+        return agree, conflict
+
+    def is_free(self, x: int, y: int) -> bool:
+        """Return whether neither node has a partner."""
+        return self.a.partner[x] < 0 and self.b.partner[y] < 0
+
+    def pair(self, x: int, y: int) -> None:
+        """Make x and y partners, and note the leads that follow from it."""
+        a, b = self.a, self.b
+        a.partner[x], b.partner[y] = y, x
+        self.pairs += 1
+        self.recent.append((x, y))
+        self.note_operands(x, y)
+        self._fresh.append((x, y))
+
+    def pair_all(self, found: Iterable[tuple[int, int]]) -> None:
+        """Make many free nodes partners at once; the leads are up to the caller."""
+        partner_a, partner_b = self.a.partner, self.b.partner
+        before = len(partner_a) - partner_a.count(UNPAIRED)
+        for x, y in found:
+            partner_a[x], partner_b[y] = y, x
+        self.pairs += len(partner_a) - partner_a.count(UNPAIRED) - before
+
+    def part(self, nodes: Iterable[int]) -> None:
+        """Take the partners of some nodes of a away, and note the leads anew."""
+        a, b = self.a, self.b
+        for x in nodes:
+            y = a.partner[x]
+            a.partner[x], b.partner[y] = UNPAIRED, UNPAIRED
+            self.pairs -= 1
+        a.forget_unpaired()
+        b.forget_unpaired()
+        self.forget_leads()
+        self.recent = list(self._fresh)
+
+    def note_frontier(self, found: Sequence[tuple[int, int]]) -> None:
+        """Note the pairs among these that have unpaired neighbours on both sides."""
+        partner = self.a.partner
+        kept = [(x, y) for x, y in self.open_pairs(found) if partner[x] == y]
+        self.recent += kept
+        self._fresh += kept
+
+    def open_pairs(self, found: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return the pairs that have unpaired neighbours on both sides."""
+        if len(found) * _SPARSE < len(self.a.partner) - self.pairs:
+            a, b = self.a, self.b
+            return [(x, y) for x, y in found if _is_open(a, x) and _is_open(b, y)]
+        near_a, near_b = _near(self.a), _near(self.b)
+        return [(x, y) for x, y in found if x in near_a and y in near_b]
+
+    def near_pairs(self) -> tuple[set[int] | None, set[int]]:
+        """Return the neighbours of paired nodes on both sides; None if most are paired."""
+        if self.pairs > _FEW * len(self.a.partner):
+            return None, set()
+        partner = self.a.partner
+        found = [(x, y) for x, y in enumerate(partner) if y >= 0]
+        near_a = _neighbours(self.a, [x for x, _ in found])
+        return near_a, _neighbours(self.b, [y for _, y in found])
+
+    def note_operands(self, x: int, y: int) -> None:
+        """Note what follows from a pair for its operands."""
+        a, b = self.a, self.b
+        partner_a, partner_b = a.partner, b.partner
+        for c, d in zip(a.operands[x], b.operands[y], strict=False):
+            if partner_a[c] < 0 and partner_b[d] < 0:
+                if a.full[c] != b.full[d]:
+                    if a.skeleton[c] == b.skeleton[d]:
+                        self._similar.append((c, d))
+                elif self._is_own_leaf(c, d):
+                    partner_a[c], partner_b[d] = d, c
+                    self.pairs += 1
+                else:
+                    self._equal_operands.append((c, d))
+
+    def _is_own_leaf(self, x: int, y: int) -> bool:
+        """Return whether two nodes read nothing and one node alone reads each of them.
+
+        If those two are a pair nothing can speak against this one, and nothing follows from it.
+        """
+        a, b = self.a, self.b
+        reads = a.operands[x] or b.operands[y]
+        return not reads and len(a.users[x]) == 1 == len(b.users[y])
+
+    def descend(self) -> None:
+        """Pair what follows from operand slots alone."""
+        leads, attempt = self._equal_operands, self._try
+        while leads:
+            attempt(*leads.popleft())
+
+    def grow(self, *, similar: bool = False, most: int = sys.maxsize) -> None:
+        """Follow all leads until none is left.
+
+        Args:
+            similar: Also pair nodes that differ in sizes, dtypes and constants.
+            most: Of how many pairs to ask the users; the others wait for the next time.
+        """
+        spread: list[tuple[int, int]] = []
+        below, above, fresh = self._equal_operands, self._equal_users, self._fresh
+        attempt, note_users = self._try, self._note_users
+        while True:
+            while below:
+                attempt(*below.popleft())
+            if above:
+                attempt(*above.popleft())
+            elif fresh and len(spread) < most:
+                lead = fresh.popleft()
+                note_users(*lead, similar=False)
+                spread.append(lead)
+            elif similar and self._similar:
+                self._try(*self._similar.popleft())
+            elif similar and spread:
+                for x, y in self.open_pairs(spread):
+                    self._note_users(x, y, similar=True)
+                self._spread += spread
+                spread = []
+            else:
+                self._spread += spread
+                return
+
+    def revisit(self) -> None:
+        """Look once more at the users of every pair, for similar ones."""
+        for x, y in self.open_pairs(self._spread):
+            self._note_users(x, y, similar=True)
+        self._spread = []
+        self.grow(similar=True)
+
+    def forget_leads(self) -> None:
+        """Drop all leads and note them anew from the pairs, when labels have changed."""
+        for leads in (
+            self._equal_operands,
+            self._equal_users,
+            self._similar,
+            self._fresh,
+        ):
+            leads.clear()
+        self.contested.clear()
+        self._spread = []
+        partner = self.a.partner
+        for x in sorted(_near(self.a)):
+            if partner[x] >= 0:
+                self.note_operands(x, partner[x])
+                self._fresh.append((x, partner[x]))
+
+    def _try(self, x: int, y: int) -> None:
+        """Pair x with y unless anything contradicts it; most of the time goes here."""
+        a, b = self.a, self.b
+        partner_a, partner_b = a.partner, b.partner
+        if partner_a[x] >= 0 or partner_b[y] >= 0:
+            return
+        leads = False
+        row_a, row_b = a.operands[x], b.operands[y]
+        # Most read nothing but partners, which is soon said.
+        if tuple(map(partner_a.__getitem__, row_a)) != row_b:
+            for c, d in zip(row_a, row_b, strict=False):
+                other = partner_a[c]
+                if other != d:
+                    if other >= 0 or partner_b[d] >= 0:
+                        self.contested[x, y] = None
+                        return
+                    leads = True
+        if self._readers_contradict(x, y):
+            self.contested[x, y] = None
+            return
+        partner_a[x], partner_b[y] = y, x
+        self.pairs += 1
+        pair = (x, y)
+        self.recent.append(pair)
+        self._fresh.append(pair)
+        if leads:
+            self.note_operands(x, y)
+
+    def _readers_contradict(self, x: int, y: int) -> bool:
+        """Return whether a pair that reads x reads another node than y."""
+        partner, operands_b = self.a.partner, self.b.operands
+        witnesses = 0
+        for user, slot in self.a.users[x]:
+            other = partner[user]
+            if other >= 0:
+                row = operands_b[other]
+                if slot < len(row) and row[slot] != y:
+                    return True
+                witnesses += 1
+                if witnesses >= _MAX_WITNESSES:
+                    break
+        return False
+
+    def _note_users(self, x: int, y: int, *, similar: bool) -> None:
+        a, b = self.a, self.b
+        mine, theirs = a.users[x], b.users[y]
+        if len(mine) > 1 or len(theirs) > 1:
+            partner_a, partner_b = a.partner, b.partner
+            mine = [use for use in mine if partner_a[use[0]] < 0]
+            if not mine:
+                return
+            theirs = [use for use in theirs if partner_b[use[0]] < 0]
+        if not mine or not theirs:
+            return
+        if len(mine) > _MAX_FAN_OUT or len(theirs) > _MAX_FAN_OUT:
+            return
+        leads = self._similar if similar else self._equal_users
+        labels = (a.skeleton, b.skeleton) if similar else (a.full, b.full)
+        if len(mine) == 1 == len(theirs):
+            (user, slot), (other, other_slot) = mine[0], theirs[0]
+            if slot == other_slot and labels[0][user] == labels[1][other]:
+                leads.append((user, other))
+            return
+        groups = _by_use(theirs, labels[1])
+        for key, users in _by_use(mine, labels[0]).items():
+            others = groups.get(key)
+            if others is None:
+                continue
+            if len(users) == 1 == len(others):
+                leads.append((users[0], others[0]))
+            else:
+                leads.extend(self._told_apart(users, others))
+
+    def _told_apart(
+        self, users: Sequence[int], others: Sequence[int]
+    ) -> list[tuple[int, int]]:
+        """Return pairs among like users that read the same partners in all slots."""
+        a, b = self.a, self.b
+        by_operands: dict[tuple[int, ...], list[int]] = {}
+        for user in users:
+            key = tuple([a.partner[operand] for operand in a.operands[user]])
+            by_operands.setdefault(key, []).append(user)
+        found = []
+        seen: dict[tuple[int, ...], list[int]] = {}
+        for other in others:
+            partner = b.partner
+            key = tuple([o if partner[o] >= 0 else -1 for o in b.operands[other]])
+            seen.setdefault(key, []).append(other)
+        for key, mine in by_operands.items():
+            theirs = seen.get(key)
+            if theirs is not None and len(mine) == 1 == len(theirs):
+                found.append((mine[0], theirs[0]))
+        return found
+
+
+def _near(side: Side) -> set[int]:
+    """Return the neighbours of unpaired nodes."""
+    return _neighbours(side, side.unpaired())
+
+
+def _is_open(side: Side, node: int) -> bool:
+    """Return whether a node has an unpaired neighbour."""
+    partner = side.partner
+    return any(partner[each] < 0 for each in side.operands[node]) or any(
+        partner[user] < 0 for user, _ in side.users[node]
+    )
+
+
+def _neighbours(side: Side, nodes: Iterable[int]) -> set[int]:
+    operands, users = side.operands, side.users
+    nodes = list(nodes)
+    near = {user for node in nodes for user, _ in users[node]}
+    near.update(chain.from_iterable(map(operands.__getitem__, nodes)))
+    return near
+
+
+def _by_use(
+    uses: Sequence[tuple[int, int]], labels: list[int]
+) -> dict[tuple[int, int], list[int]]:
+    groups: dict[tuple[int, int], list[int]] = {}
+    for user, slot in uses:
+        groups.setdefault((labels[user], slot), []).append(user)
+    return groups

@@ -1,0 +1,987 @@
+"""HLO text to modules: one loop for common lines, a scanner for the others."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from lazygraph.errors import HloError, HloSyntaxError
+from lazygraph.read.hlo_module import (
+    COMMENT,
+    LITERAL_OPS,
+    METADATA,
+    PLAIN_NAME,
+    START,
+    Computation,
+    Form,
+    HloModule,
+    operand_names,
+    without_metadata,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+_BRACKET = re.compile(r'[()\[\]{}]|"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+_MAX_DEPTH = 200
+
+
+class UnclosedError(HloError):
+    """A bracket that nothing closes; `column` says which."""
+
+    def __init__(self, message: str, column: int) -> None:
+        self.column = column
+        super().__init__(message)
+
+
+class Fault(NamedTuple):
+    """What is wrong with attributes, and from where on."""
+
+    message: str
+    at: int
+
+
+def fault_of(rest: str) -> Fault | None:
+    """Return what is wrong with the attributes of an instruction; None if nothing is."""
+    start = len(rest) - len(rest.lstrip())
+    if start < len(rest) and rest[start] != ",":
+        return Fault(
+            f"{clip(rest[start:])!r} is no attribute. Attributes follow the operands after a "
+            "comma, as in `, dimensions={0}`.",
+            start,
+        )
+    stack: list[tuple[str, int]] = []
+    for found in _BRACKET.finditer(rest):
+        mark, at = found[0], found.start()
+        if mark in _CLOSING:
+            stack.append((_CLOSING[mark], at))
+            if len(stack) > _MAX_DEPTH:
+                return Fault(
+                    f"brackets nest more than {_MAX_DEPTH} deep, which no HLO does.", at
+                )
+        elif mark[0] == '"':
+            if len(mark) == 1 or mark[-1] != '"':
+                return Fault(
+                    "a quotation is never closed. The line was cut off; save the dump again.",
+                    at,
+                )
+        elif not stack or stack.pop()[0] != mark:
+            return Fault(f"the `{mark}` closes nothing. The dump was edited.", at)
+    if stack:
+        _, at = stack[-1]
+        return Fault(
+            f"the `{rest[at]}` is never closed. The line was cut off; save the dump again.",
+            at,
+        )
+    return None
+
+
+def depth_of(line: str) -> int:
+    """Return how many brackets a line opens more than it closes."""
+    depth = 0
+    for found in _BRACKET.finditer(line):
+        mark = found[0]
+        depth += (mark in _CLOSING) - (mark in ")]}")
+    return depth
+
+
+def type_end(text: str, at: int) -> int:
+    """Return where the type that starts at `at` ends; `at` itself if there is none."""
+    if text.startswith("(", at):
+        return closing(text, at)
+    found = re.compile(r"[a-z]\w*\[[^\[\]]*\]").match(text, at)
+    if found is None:
+        return at
+    end = found.end()
+    return closing(text, end) if text.startswith("{", end) else end
+
+
+def closing(text: str, at: int) -> int:
+    """Return the position after the bracket that closes the one at `at`."""
+    stack: list[str] = []
+    for found in _BRACKET.finditer(text, at):
+        mark = found[0]
+        if mark in _CLOSING:
+            stack.append(_CLOSING[mark])
+            if len(stack) > _MAX_DEPTH:
+                raise UnclosedError(
+                    f"brackets nest more than {_MAX_DEPTH} deep, which no HLO does.",
+                    found.start() + 1,
+                )
+        elif mark[0] == '"':
+            continue
+        else:
+            if stack.pop() != mark:
+                break
+            if not stack:
+                return found.end()
+    shown = text[at]
+    raise UnclosedError(
+        f"the `{shown}` is never closed. The line was cut off; save the dump again.",
+        at + 1,
+    )
+
+
+def clip(text: str, length: int = 40) -> str:
+    """Return the first line of a text, shortened."""
+    first = text.split("\n", 1)[0]
+    return first if len(first) <= length else f"{first[: length - 3]}..."
+
+
+_SECTIONS = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
+_ENTRY = re.compile(r"(\d+) (.*)")
+_FIELD = re.compile(r"(\w+)=(\d+)")
+# What XLA calls the text that it was given, and the line of that text.
+_OWN_TEXT = re.compile(r'source_file="-?"(?: source_(?:end_)?(?:line|column)=\d+)*')
+_FRAME = re.compile(r"stack_frame_id=(\d+)")
+_SPACES = re.compile(" {2,}")
+_MLIR_PLACE = re.compile(r'\("((?:[^"\\]|\\.)*)":(\d+):\d+\)')
+
+
+class FrameTables:
+    """Collects the lines of the tables, and makes source lines of them."""
+
+    def __init__(self) -> None:
+        self._section = ""
+        self._files: dict[int, str] = {}
+        self._locations: dict[int, tuple[int, int]] = {}
+        self._frames: dict[int, int] = {}
+
+    def take(self, line: str) -> bool:
+        """Take in a line if it belongs to a table; return whether it does."""
+        if line.strip() in _SECTIONS:
+            self._section = line.strip()
+            return True
+        if not self._section:
+            return False
+        found = _ENTRY.match(line)
+        if found is None:
+            self._section = ""
+            return False
+        number, rest = int(found[1]), found[2]
+        fields = {name: int(value) for name, value in _FIELD.findall(rest)}
+        match self._section:
+            case "FileNames":
+                self._files[number] = rest.strip().strip('"')
+            case "FileLocations":
+                place = fields.get("file_name_id", 0), fields.get("line", 0)
+                self._locations[number] = place
+            case "StackFrames":
+                self._frames[number] = fields.get("file_location_id", 0)
+        return True
+
+    def end_section(self) -> None:
+        """Take note of an empty line."""
+        self._section = ""
+
+    def sites(self) -> dict[int, str]:
+        """Return for each frame its source line."""
+        found = {}
+        for frame, location in self._frames.items():
+            file, line = self._locations.get(location, (0, 0))
+            if file in self._files and self._files[file] not in {"", "-"}:
+                found[frame] = f"{self._files[file]}:{line}"
+        return found
+
+
+def with_lines(hlo: str, called: Callable[[str], str]) -> str:
+    """Return HLO text in which each instruction names the user's line, without the tables.
+
+    XLA names the line of the text that it was given, and the user's only in its tables.
+
+    Args:
+        hlo: The text as XLA prints it.
+        called: Returns what the reader knows a file as, such as `cell 3`.
+    """
+    tables = FrameTables()
+    kept: list[str] = []
+    for line in hlo.strip().splitlines():
+        if tables.take(line):
+            continue
+        tables.end_section()
+        if line or (kept and kept[-1]):  # one empty line where the tables stood
+            kept.append(line)
+    sites = tables.sites()
+
+    def place(found: re.Match[str]) -> str:
+        file, colon, line = sites.get(int(found[1]), "").rpartition(":")
+        return f'source_file="{called(file)}" source_line={line}' if colon else ""
+
+    def metadata(found: re.Match[str]) -> str:
+        body = _FRAME.sub(place, _OWN_TEXT.sub("", found[1])).strip()
+        return f", metadata={{{_SPACES.sub(' ', body)}}}" if body else ""
+
+    return METADATA.sub(metadata, "\n".join(kept))
+
+
+def with_named_files(stablehlo: str, called: Callable[[str], str]) -> str:
+    """Return StableHLO text whose locations have the reader's names of files."""
+    return _MLIR_PLACE.sub(
+        lambda found: f'("{called(found[1])}":{found[2]}:0)', stablehlo
+    )
+
+
+class Misread(NamedTuple):
+    """What is wrong with what an instruction reads, on which line, and of which name."""
+
+    message: str
+    line: int
+    at: str
+
+
+def resolve_forward_references(
+    references: Sequence[tuple[Computation, int, Sequence[str]]], *, partial: bool
+) -> Misread | None:
+    """Fill in operands that were not known when their users were read.
+
+    Args:
+        references: A computation, a position in it, and the names that it reads, for each.
+        partial: Operands may be missing.
+
+    Returns:
+        What is wrong; None if nothing is.
+    """
+    reordered: dict[str, Computation] = {}
+    for computation, position, names in references:
+        found = [computation.index.get(each, -1) for each in names]
+        if -1 in found and not partial:
+            missing = names[found.index(-1)]
+            return Misread(
+                f"%{computation.names[position]} reads %{missing}, which the computation "
+                f"%{computation.name} does not define. The dump was cut or edited.",
+                computation.lines[position],
+                missing,
+            )
+        computation.operands[position] = tuple(found)
+        computation.operand_names[position] = tuple(names)
+        if any(each >= position for each in found):
+            reordered[computation.name] = computation
+    sorted_ones = (_sort(computation) for computation in reordered.values())
+    return next(filter(None, sorted_ones), None)
+
+
+def _sort(computation: Computation) -> Misread | None:
+    order, waits_for_itself = _topological(computation.operands)
+    if waits_for_itself < 0:
+        computation.reorder(order)
+        return None
+    name = computation.names[waits_for_itself]
+    return Misread(
+        f"the computation %{computation.name} has a cycle through %{name}, which cannot be "
+        "computed in any order. The dump was edited.",
+        computation.lines[waits_for_itself],
+        name,
+    )
+
+
+def _topological(operands: Sequence[tuple[int, ...]]) -> tuple[list[int], int]:
+    """Return positions with operands first, keeping the text's order, or who is in a cycle."""
+    done: dict[int, None] = {}
+    for start in range(len(operands)):
+        stack = [start]
+        under_way: set[int] = set()
+        while stack:
+            position = stack[-1]
+            if position in done:
+                stack.pop()
+                continue
+            waiting = [
+                each for each in operands[position] if each >= 0 and each not in done
+            ]
+            if not waiting:
+                done[position] = None
+                stack.pop()
+            elif position in under_way:
+                return [], position
+            else:
+                under_way.add(position)
+                stack.extend(waiting)
+    return list(done), -1
+
+
+_HEAD = re.compile(r"\w+\[[^\[\]\s]*\](?:\{[^{}\s]*\})? [a-z][\w\-]*")
+_ODD = re.compile(r'["(]')
+
+Key = tuple[str, ...]
+"""Of a form: type and opcode, attributes, and a literal where the opcode has one."""
+# Stands for the forms of a head and attributes that a literal tells apart.
+_BY_LITERAL = -1
+# What ends a type that is cut at the bracket of its tiles: `f32[8]{0:T(128)}`.
+_TILES = "T"
+
+
+class FaultError(ValueError):
+    """What a line says before or behind the operands cannot be right."""
+
+
+class _Heads(dict[str, dict[str, int]]):
+    """By type and opcode, as they stand in the text, the numbers of forms by attributes."""
+
+    def __init__(self, form_of: Callable[[Key], int]) -> None:
+        super().__init__()
+        self._form_of = form_of
+
+    def __missing__(self, head: str) -> dict[str, int]:
+        if _HEAD.fullmatch(head) is None:
+            raise FaultError
+        found = self[head] = _Numbers(self._form_of, head)
+        return found
+
+
+class _Numbers(dict[str, int]):
+    """The numbers of the forms of one head, by attributes."""
+
+    def __init__(self, form_of: Callable[[Key], int], head: str) -> None:
+        super().__init__()
+        self._form_of = form_of
+        self._head = head
+        self._is_literal = head.rpartition(" ")[2] in LITERAL_OPS
+
+    def __missing__(self, rest: str) -> int:
+        found = _BY_LITERAL if self._is_literal else self._form_of((self._head, rest))
+        self[rest] = found
+        return found
+
+
+class _Literals(dict[Key, int]):
+    """The numbers of forms that have a literal."""
+
+    def __init__(self, form_of: Callable[[Key], int]) -> None:
+        super().__init__()
+        self._form_of = form_of
+
+    def __missing__(self, key: Key) -> int:
+        if _ODD.search(key[2]):
+            raise FaultError
+        found = self[key] = self._form_of(key)
+        return found
+
+
+class CommonLines:
+    """Adds common lines of one module to its computations.
+
+    Args:
+        form_of: Returns the number of a form; raises a `FaultError` where it cannot be right.
+    """
+
+    def __init__(self, form_of: Callable[[Key], int]) -> None:
+        self._heads = _Heads(form_of)
+        self._literals = _Literals(form_of)
+
+    def add(self, computation: Computation, lines: list[str], at: int) -> int:
+        """Add lines, up to the first that has another form, or is wrong; return its position.
+
+        This loop is the time that reading takes, so that all of it stands here. A line is cut
+        at its marks, rashly: what comes of brackets within brackets is no type, form or
+        operand, and what is no name is noticed where the computation ends.
+        """
+        start, between = "  ", ", "
+        if lines[at].startswith("  %"):
+            start, between = "  %", ", %"
+        skipped, before = len(between) - 2, len(start)
+        heads, literals, index = self._heads, self._literals, computation.index
+        position_of = index.__getitem__
+        add_name, add_form = computation.names.append, computation.forms.append
+        add_operands, add_line = computation.operands.append, computation.lines.append
+        add_metadata = computation.metadata.append
+        for k in range(at, len(lines)):
+            core, marked, tail = lines[k].partition(", metadata={")
+            left, _, right = core.partition(" = ")
+            head, _, inner = right.partition("(")
+            if head[-1:] == _TILES:
+                tiles, _, inner = inner.partition("} ")
+                op, _, inner = inner.partition("(")
+                head = f"{head}({tiles}}} {op}"
+            body, closed, rest = inner.partition(")")
+            name = left[before:]
+            if not closed or left[:before] != start or name in index or " " in name:
+                return k
+            metadata = ""
+            if marked:
+                metadata, closed, behind = tail.partition("}")
+                if not closed or "{" in metadata or metadata.count('"') & 1:
+                    return k
+                if behind:
+                    rest += behind
+            operands: tuple[int, ...] = ()
+            try:
+                form = heads[head][rest]
+                if form == _BY_LITERAL:
+                    form = literals[head, rest, body]
+                elif skipped and body[:1] != "%":
+                    operands = _operands(body, index)
+                elif ", " in body:
+                    operands = tuple(map(position_of, body[skipped:].split(between)))
+                elif body:
+                    operands = (index[body[skipped:]],)
+            except FaultError:
+                return k
+            except KeyError:
+                try:
+                    operands = _operands(body, index)
+                except KeyError:
+                    return k
+            index[name] = len(index)
+            add_name(name)
+            add_form(form)
+            add_operands(operands)
+            add_metadata(metadata)
+            add_line(k + 1)
+        return len(lines)
+
+
+def _operands(body: str, index: dict[str, int]) -> tuple[int, ...]:
+    """Return the positions of operands, however they are written.
+
+    Raises:
+        KeyError: One of them comes later, or is none.
+    """
+    if _ODD.search(body):
+        raise KeyError(body)
+    return tuple([index[name] for name in operand_names(body)])
+
+
+class InternedForms:
+    """The forms of one module by what makes them. It knows no reader, which holds the text.
+
+    Attributes:
+        numbers: Their positions in the module's table, by head, attributes and literal.
+    """
+
+    def __init__(self, table: list[Form]) -> None:
+        self.numbers: dict[tuple[str, ...], int] = {}
+        self._table = table
+
+    def common(self, key: tuple[str, ...]) -> int:
+        """Return the number of the form of a common line.
+
+        Raises:
+            FaultError: Its attributes cannot be right.
+        """
+        found = self.numbers.get(key)
+        if found is not None:
+            return found
+        if key[1] and fault_of(key[1]) is not None:
+            raise FaultError
+        return self.add(key)
+
+    def add(self, key: tuple[str, ...]) -> int:
+        """Return the number of a new form."""
+        type_text, _, op = key[0].rpartition(" ")
+        number = self.numbers[key] = len(self._table)
+        plain = [COMMENT.sub("", part) if "/*" in part else part for part in key[1:]]
+        self._table.append(Form(op, type_text, *plain))
+        return number
+
+
+_HIDDEN = re.compile(r"\.\.\.\(\+\d+\)?")
+# What may read nothing.
+_SOURCES = LITERAL_OPS | {
+    "tuple", "after-all", "create-token", "partition-id", "replica-id", "infeed",
+    "rng-get-and-update-state", "custom-call", "fusion", "call", "async-start", "map",
+}  # fmt: skip
+
+
+def hidden_operands(body: str) -> str:
+    """Return what stands for operands that were not printed; empty if nothing does.
+
+    Example:
+        >>> hidden_operands("%a, ...(+3)"), hidden_operands("%a, %b")
+        ('...(+3)', '')
+    """
+    found = _HIDDEN.search(body)
+    return found[0] if found else ""
+
+
+def nameless(module: HloModule) -> tuple[Computation, int] | None:
+    """Return the first instruction that must read something, where none says what it reads."""
+    computations = module.computations.values()
+    if any(any(each.operands) for each in computations):
+        return None
+    for computation in computations:
+        for position, form in enumerate(computation.forms):
+            if computation.table[form].op not in _SOURCES:
+                return computation, position
+    return None
+
+
+# Every alternative starts with another character, so that matching is linear.
+_FLAT = r"[^()\"\n]*+(?:\([^()\"\n]*+\)[^()\"\n]*+)*+"
+_INSTRUCTION = re.compile(
+    r"\s*(ROOT )?%?([\w.\-]+) = "
+    r"([a-z]\w*\[[^\[\]\s]*\](?:\{[^{}\s]*\})?|\(" + _FLAT + r"\)) "
+    r"([a-z][\w\-]*)\((" + _FLAT + r")\)(.*)",
+    re.DOTALL,
+)
+_OPCODE = re.compile(r"\s*([A-Za-z][\w\-]*)\(")
+_HEADER = re.compile(r"\s*(ENTRY\b\s*)?%?([\w.\-]*)\s*(?=[({])")
+_MODULE = re.compile(r"HloModule\s+%?([^\s,]*)(.*)")
+_ALL_NAMES = re.compile(r"[\w.\-\n]*")
+# A brace may close a part of a literal, too: `})` or `},` and no more.
+_BEGINNING = re.compile(r"ENTRY|HloModule|\}(?!\)|,\s*$)")
+# Bodies within bodies.
+_MAX_BODIES = 50
+_MAX_JOINED_LINES = 100_000
+
+
+def modules(text: str, *, partial: bool = False, source: str = "") -> list[HloModule]:
+    """Return every HLO module in a text.
+
+    What stands before, between and after the modules, such as a log's own lines, is skipped.
+
+    Args:
+        text: HLO text, of one module or of several.
+        partial: Take excerpts: operands, computations and ends may be missing.
+        source: Name of the file, for errors.
+
+    Raises:
+        HloSyntaxError: The text is no HLO, or is cut off, with line and column.
+    """
+    return _Reader(text, partial=partial, source=source).read()
+
+
+class _Reader:
+    def __init__(self, text: str, *, partial: bool, source: str) -> None:
+        self._lines = text.split("\n")
+        self._partial = partial
+        self._source = source
+        self._found: list[HloModule] = []
+        self._module: HloModule | None = None
+        self._computation: Computation | None = None
+        self._tables = FrameTables()
+        self._references: list[tuple[Computation, int, Sequence[str]]] = []
+        self._new_forms([])
+        self._at = 0
+        self._depth = 0  # of bodies that stand within instructions
+
+    def read(self) -> list[HloModule]:
+        lines = self._lines
+        end = len(lines)
+        while self._at < end:
+            line = lines[self._at]
+            if self._computation is None:
+                self._outside(line)
+                self._at += 1
+            else:
+                self._instructions(self._computation)
+        if self._computation is not None:
+            if not self._partial:
+                raise self._cut_within(self._computation)
+            self._close()
+        self._finish_module()
+        return self._found
+
+    def _cut_within(self, computation: Computation) -> HloSyntaxError:
+        return self._error(
+            f"the text ends within the computation %{computation.name}: its "
+            "closing brace is missing. The dump was cut off; save it again.",
+            line=len(self._lines),
+            column=len(self._lines[-1]) + 1,
+        )
+
+    def _outside(self, line: str) -> None:
+        if not line or line.isspace():
+            self._tables.end_section()
+            return
+        if line.startswith("HloModule"):
+            self._start_module(line)
+            return
+        if self._module is not None and self._tables.take(line):
+            return
+        stripped = line.rstrip()
+        if stripped.endswith("{"):
+            found = _HEADER.match(line)
+            if found and self._may_start(found, stripped) and self._has_name(found):
+                self._start_computation(found)
+                return
+        if self._partial and " = " in line:
+            self._start_excerpt()
+            self._inside(line)
+            return
+        if self._module is not None and START.match(line) and line[:1].isspace():
+            raise self._error(
+                "an instruction stands outside of every computation. The line above it "
+                "should open one, as in `ENTRY main {`."
+            )
+
+    def _may_start(self, found: re.Match[str], stripped: str) -> bool:
+        if self._module is None and not self._partial:
+            return False
+        return "->" in stripped or stripped[found.end() :].strip() == "{"
+
+    def _has_name(self, found: re.Match[str]) -> bool:
+        """Return whether a header is one: XLA's `fingerprint` form leaves the names out."""
+        return bool(found[2]) or START.match(self._following()) is not None
+
+    def _line(self) -> str:
+        return self._lines[self._at] if self._at < len(self._lines) else ""
+
+    def _following(self) -> str:
+        return self._lines[self._at + 1] if self._at + 1 < len(self._lines) else ""
+
+    def _start_module(self, line: str) -> None:
+        found = _MODULE.match(line)
+        if found is None or not (found[1] or found[2].startswith(",")):
+            raise self._error("`HloModule` needs a name after it.")
+        self._finish_module()
+        self._module = HloModule(found[1] or "module", header=found[2].lstrip(", "))
+        self._new_forms(self._module.forms)
+        self._tables = FrameTables()
+
+    def _new_forms(self, table: list[Form]) -> None:
+        self._forms = InternedForms(table)
+        self._common = CommonLines(self._forms.common)
+
+    def _finish_module(self) -> None:
+        module = self._module
+        if module is None:
+            return
+        self._module = None
+        self._resolve_references()
+        self._check_operand_names(module)
+        module.frames = self._tables.sites()
+        if not module.entry and module.computations and self._partial:
+            module.entry = next(reversed(module.computations))
+        if not module.entry:
+            raise self._error(
+                f"the module {module.name} has no ENTRY computation. The dump was cut off, "
+                "or is no HLO; save it again.",
+                line=len(self._lines),
+            )
+        self._found.append(module)
+
+    def _check_operand_names(self, module: HloModule) -> None:
+        """Refuse instructions whose operands were printed without names."""
+        found = None if self._partial else nameless(module)
+        if found is None:
+            return
+        computation, at = found
+        op, line = computation.table[computation.forms[at]].op, computation.lines[at]
+        raise self._error(
+            f"%{computation.names[at]} names nothing that it reads, and {op} reads something. "
+            "Print the module with `print_operand_names`.",
+            line=line,
+            column=self._lines[line - 1].find(f"{op}(") + 1,
+        )
+
+    def _start_computation(self, found: re.Match[str]) -> None:
+        if self._module is None:
+            self._module = HloModule("excerpt")
+            self._new_forms(self._module.forms)
+        name = found[2] or f"computation.{self._at + 1}"
+        if name in self._module.computations:
+            raise self._error(
+                f"the computation %{name} is defined a second time. Names of computations "
+                "are unique in a module; two dumps may have been mixed."
+            )
+        self._computation = Computation(name, self._at + 1, table=self._module.forms)
+        self._module.computations[name] = self._computation
+        if found[1]:
+            if self._module.entry:
+                raise self._error(
+                    f"%{name} is a second ENTRY computation; %{self._module.entry} is the "
+                    "first. A module has one."
+                )
+            self._module.entry = name
+
+    def _start_excerpt(self) -> None:
+        if self._module is None:
+            self._module = HloModule("excerpt")
+            self._new_forms(self._module.forms)
+        name = "excerpt"
+        computation = self._module.computations.get(name)
+        if computation is None:
+            computation = Computation(name, self._at + 1, table=self._module.forms)
+            self._module.computations[name] = computation
+        self._computation = computation
+
+    def _instructions(self, computation: Computation) -> None:
+        """Take the lines of a computation up to its end; what is odd goes to `_inside`."""
+        lines = self._lines
+        while self._at < len(lines) and self._computation is computation:
+            if not self._partial:
+                self._at = self._common.add(computation, lines, self._at)
+            if self._at < len(lines):
+                self._inside_or_before(computation, lines[self._at])
+                self._at += 1
+
+    def _inside_or_before(self, computation: Computation, line: str) -> None:
+        """Take a line; what is wrong with it, or with a name that was taken before, is told."""
+        try:
+            if not self._takes_bodies(computation, line):
+                self._inside(line)
+        except HloSyntaxError:
+            self._check_names(computation)
+            raise
+
+    def _takes_bodies(self, computation: Computation, line: str) -> bool:
+        """Take what XLA's `canonical` form writes in the place of a computation's name.
+
+        The bodies stand in braces of their own lines, behind `to_apply=`, or several within
+        `branch_computations={`. Each becomes a computation, whose name takes its place.
+        """
+        is_list = line.endswith("={") and self._following().strip() == "{"
+        if is_list:
+            self._inside(line[:-1])
+            self._at += 1
+        elif line.strip() != "{" or not len(computation):
+            return False
+        form = computation.table[computation.forms[-1]]
+        attrs = form.attrs
+        while attrs.endswith("=") and self._line().strip() == "{":
+            said, tail = self._bodies(computation, is_list=is_list)
+            attrs += said + tail
+            is_list = tail.endswith("={") and self._following().strip() == "{"
+            attrs = attrs[:-1] if is_list else attrs
+            self._at += attrs.endswith("=")
+        if attrs == form.attrs:
+            return False
+        attrs, metadata = without_metadata(attrs)
+        self._check_attributes(computation.names[-1], attrs)
+        key = (f"{form.type} {form.op}", attrs)
+        known = self._forms.numbers.get(key)
+        computation.forms[-1] = self._forms.add(key) if known is None else known
+        computation.metadata[-1] = metadata or computation.metadata[-1]
+        return True
+
+    def _bodies(self, outer: Computation, *, is_list: bool) -> tuple[str, str]:
+        """Return the names that stand for bodies, and what follows them."""
+        names = []
+        while self._line().strip() == "{":
+            names.append(f"%{self._body(outer)}")
+            tail = self._line().strip()[1:]
+            if not is_list:
+                return names[0], tail
+            self._at += 1
+        tail = self._line().strip()
+        if not tail.startswith("}"):
+            raise self._error(
+                "the list of computations is never closed. The dump was cut off; save it again."
+            )
+        return f"{{{', '.join(names)}}}", tail[1:]
+
+    def _body(self, outer: Computation) -> str:
+        """Take one body; return the name that it gets. Ends at its closing brace."""
+        assert self._module is not None
+        if self._depth >= _MAX_BODIES:
+            raise self._error(
+                f"computations nest more than {_MAX_BODIES} deep, which no HLO does."
+            )
+        name = f"{outer.names[-1]}.{self._at + 1}"
+        body = Computation(name, self._at + 1, table=self._module.forms)
+        self._module.computations[name] = self._computation = body
+        self._at += 1
+        self._depth += 1
+        self._instructions(body)
+        self._depth -= 1
+        if self._computation is body:
+            raise self._cut_within(body)
+        self._computation = outer
+        self._at -= 1
+        return name
+
+    def _inside(self, line: str) -> None:
+        computation = self._computation
+        assert computation is not None
+        if "/*" in line:
+            line = COMMENT.sub("", line)
+        found = _INSTRUCTION.match(line)
+        if found is None:
+            self._unusual(line)
+            return
+        root, name, type_text, op, body, rest = found.groups()
+        odd = '"' in body or (op in LITERAL_OPS and body.count("(") != body.count(")"))
+        if odd or (rest and depth_of(rest) > 0):
+            self._unusual(line)
+            return
+        self._add(computation, root, name, type_text, op, body, rest)
+
+    def _add(
+        self,
+        computation: Computation,
+        root: str | None,
+        name: str,
+        type_text: str,
+        op: str,
+        body: str,
+        rest: str,
+    ) -> None:
+        metadata = ""
+        if rest and "metadata=" in rest:
+            rest, metadata = without_metadata(rest)
+        index = computation.index
+        operands: tuple[int, ...] = ()
+        head = f"{type_text} {op}"
+        key: tuple[str, ...] = (head, rest)
+        if op in LITERAL_OPS:
+            key = (head, rest, body)
+        elif body:
+            self._check_operands(name, body)
+            names = operand_names(body)
+            try:
+                operands = tuple([index[each] for each in names])
+            except KeyError:
+                self._references.append((computation, len(computation), names))
+        if name in index and not self._partial:
+            raise self._error(
+                f"the instruction %{name} is defined a second time in the computation "
+                f"%{computation.name}. Two dumps may have been mixed, or the module was "
+                "printed without `print_ids`.",
+                at=name,
+            )
+        form = self._forms.numbers.get(key)
+        if form is None:
+            self._check_attributes(name, rest)
+            form = self._forms.add(key)
+        position = computation.add(name, form, operands, metadata, self._at + 1)
+        if root:
+            computation.root = position
+
+    def _check_operands(self, name: str, body: str) -> None:
+        """Refuse operands that were left out, which would read as fewer."""
+        if not self._partial and (hidden := hidden_operands(body)):
+            raise self._error(
+                f"%{name} reads more than it says: `{hidden}` stands for the others. "
+                "Print the module without the option `compact_operands`.",
+                column=self._line().find(hidden) + 1,
+            )
+
+    def _check_attributes(self, name: str, rest: str) -> None:
+        """Refuse what follows an instruction's operands and is no list of attributes."""
+        if not rest or self._partial:
+            return
+        fault = fault_of(COMMENT.sub("", rest))
+        if fault is not None:
+            line = self._lines[self._at]
+            column = line.find(rest[fault.at :].split("\n", 1)[0]) + 1
+            raise self._error(f"after %{name}, {fault.message}", column=column or 1)
+
+    def _unusual(self, line: str) -> None:
+        stripped = line.strip()
+        if stripped.startswith("}"):
+            self._close()
+            return
+        if not stripped or stripped.startswith(("//", "#")):
+            return
+        start = START.match(line)
+        if start is None:
+            if self._partial:
+                self._leave_excerpt()
+                return
+            raise self._no_instruction(line)
+        first = self._at
+        text = self._joined(line)
+        try:
+            self._scan(text, start)
+        except UnclosedError as unclosed:
+            self._at = first
+            if not self._partial:
+                raise self._error(str(unclosed), column=unclosed.column) from None
+
+    def _joined(self, line: str) -> str:
+        """Return a line with the following ones that belong to it: its brackets are open."""
+        parts = [line]
+        depth = depth_of(line)
+        while depth > 0 and self._at + 1 < len(self._lines):
+            following = self._lines[self._at + 1]
+            if _begins(following) or len(parts) > _MAX_JOINED_LINES:
+                break
+            parts.append(COMMENT.sub("", following))
+            depth += depth_of(following)
+            self._at += 1
+        return "\n".join(parts)
+
+    def _scan(self, text: str, start: re.Match[str]) -> None:
+        """Take an instruction apart step by step, which any nesting of brackets allows."""
+        at = start.end()
+        end_of_type = type_end(text, at)
+        opcode = _OPCODE.match(text, end_of_type) if end_of_type > at else None
+        if opcode is None:
+            if self._partial:
+                return
+            what = "type" if end_of_type <= at else "opcode"
+            hint = " Print the module with `print_result_shape`."
+            raise self._error(
+                f"%{start[2]} has no {what}: {clip(text[at:])!r}. An instruction reads "
+                f"`name = type op(operands)`.{hint if _OPCODE.match(text, at) else ''}",
+                column=max(at, end_of_type) + 1,
+            )
+        end = closing(text, opcode.end() - 1)
+        computation = self._computation
+        assert computation is not None
+        self._add(
+            computation,
+            start[1],
+            start[2],
+            text[at:end_of_type],
+            opcode[1],
+            text[opcode.end() : end - 1],
+            text[end:],
+        )
+
+    def _leave_excerpt(self) -> None:
+        if self._computation is not None and self._computation.name == "excerpt":
+            self._computation = None
+
+    def _close(self) -> None:
+        computation = self._computation
+        assert computation is not None
+        self._computation = None
+        self._check_names(computation)
+        if not len(computation):
+            if self._partial:
+                return
+            raise self._error(
+                f"the computation %{computation.name} has no instructions. It needs at "
+                "least its root."
+            )
+        if computation.root < 0:
+            computation.root = len(computation) - 1
+
+    def _check_names(self, computation: Computation) -> None:
+        if _ALL_NAMES.fullmatch("\n".join(computation.names)) is not None:
+            return
+        names = enumerate(computation.names)
+        bad = next(k for k, name in names if not PLAIN_NAME.fullmatch(name))
+        self._at = computation.lines[bad] - 1
+        raise self._no_instruction(self._lines[self._at])
+
+    def _no_instruction(self, line: str) -> HloSyntaxError:
+        computation, header = self._computation, _HEADER.match(line)
+        stripped = line.rstrip()
+        if (
+            computation
+            and header
+            and self._may_start(header, stripped)
+            and stripped[-1] == "{"
+        ):
+            return self._error(
+                f"%{header[2]} begins before the computation %{computation.name} of line "
+                f"{computation.line} has ended. Put its closing brace back, or save the dump "
+                "again."
+            )
+        return self._error(
+            f"{clip(line.strip())!r} is no instruction. One reads `name = type op(operands)`.",
+            column=len(line) - len(line.lstrip()) + 1,
+        )
+
+    def _resolve_references(self) -> None:
+        references, self._references = self._references, []
+        if fault := resolve_forward_references(references, partial=self._partial):
+            raise self._error(fault.message, line=fault.line, at=fault.at)
+
+    def _error(
+        self, message: str, *, line: int = 0, column: int = 1, at: str = ""
+    ) -> HloSyntaxError:
+        line = line or self._at + 1
+        if at:
+            shown = self._lines[line - 1] if line <= len(self._lines) else ""
+            column = shown.find(f"%{at}") + 1 or shown.find(at) + 1 or 1
+        return HloSyntaxError(message, line, column, self._source)
+
+
+def _begins(line: str) -> bool:
+    """Return whether a line begins something of its own, so nothing can go on in it."""
+    return START.match(line) is not None or _BEGINNING.match(line) is not None

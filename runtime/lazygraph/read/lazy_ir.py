@@ -1,0 +1,395 @@
+"""Graphs of the runtime: of its objects, of its snapshots, of its text. Nothing of it is imported."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from lazygraph.errors import HloSyntaxError
+from lazygraph.gc_pause import gc_paused
+from lazygraph.graph import PARAMETER, Graph, GraphBuilder, Origin
+
+_DTYPES = {
+    "float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16",
+    "int64": "s64", "int32": "s32", "int16": "s16", "int8": "s8",
+    "uint64": "u64", "uint32": "u32", "uint16": "u16", "uint8": "u8",
+    "bool": "pred", "complex128": "c128", "complex64": "c64",
+}  # fmt: skip
+LEAF_PREFIXES = {"data": "p", "float": "f", "int": "i", "rng": "rng"}
+# Results of an op with several are nodes of their own.
+GETITEM = "getitem"
+
+
+@gc_paused
+def from_ir(graph: Any, name: str = "") -> Graph:
+    """Return a snapshot of a graph of the runtime.
+
+    It holds labels, ids and provenance: no tensor, no device data, no node of the IR.
+
+    Args:
+        graph: A `lazyrt.Graph`, or its canonical form: what has `nodes` and `roots`.
+        name: By default the fingerprint, shortened, if it is known already: to work it out
+            takes longer than all the rest.
+    """
+    return _IrReader(name or _known_name(graph)).read(graph)
+
+
+def _known_name(graph: Any) -> str:
+    known = getattr(graph, "known_fingerprint", None)
+    return (graph.fingerprint if known is None else known)[:12] or "pending graph"
+
+
+def from_snapshot(snapshot: Any, name: str = "") -> Graph:
+    """Return the graph of a snapshot that the runtime has kept of a compiled step.
+
+    Args:
+        snapshot: Plain data: `vertices` with `op`, `attrs`, `types`, `operands`, `site`,
+            `scope` and `backward`; `roots`, and names of leaves.
+        name: By default the fingerprint, shortened.
+    """
+    builder = GraphBuilder(name or snapshot.fingerprint[:12])
+    whole: list[int] = []
+    results: dict[tuple[int, int], int] = {}
+    counts: dict[str, int] = {}
+
+    def result(reference: tuple[int, int]) -> int:
+        vertex, index = reference
+        types = snapshot.vertices[vertex].types
+        if len(types) == 1:
+            return whole[vertex]
+        if reference not in results:
+            kind = builder.label(GETITEM, xla_type(types[index]), f"index={index}")
+            made = builder.add(
+                kind,
+                [whole[vertex]],
+                name=f"{builder.names[whole[vertex]]}.{index}",
+                origin=builder.origins[whole[vertex]],
+            )
+            results[reference] = made
+        return results[reference]
+
+    for number, vertex in enumerate(snapshot.vertices):
+        operands = [result(reference) for reference in vertex.operands]
+        if vertex.op in LEAF_PREFIXES and not vertex.attrs:
+            position = counts[vertex.op] = counts.get(vertex.op, -1) + 1
+            held = snapshot.leaf_names.get(number)
+            kind = builder.label(PARAMETER, xla_type(vertex.types[0]), vertex.op)
+            holder = held.text if held is not None else ""
+            added = builder.add(
+                kind,
+                name=f"%{LEAF_PREFIXES[vertex.op]}{position}",
+                origin=Origin("", "", holder),
+                number=position,
+                holder=holder,
+            )
+        else:
+            types = [xla_type(each) for each in vertex.types]
+            shown = types[0] if len(types) == 1 else f"({', '.join(types)})"
+            attrs = ", ".join(vertex.attrs).replace("·", "%")
+            origin = Origin(
+                _scope(vertex.scope, is_backward=vertex.backward),
+                str(vertex.site or ""),
+            )
+            added = builder.add(
+                builder.label(vertex.op, shown, attrs),
+                operands,
+                name=f"%{number}",
+                origin=origin,
+            )
+        whole.append(added)
+    return builder.finish([result(root) for root in snapshot.roots])
+
+
+def _scope(module: str, *, is_backward: bool) -> str:
+    if not is_backward:
+        return module
+    return f"{module} (backward)" if module else "(backward)"
+
+
+def xla_type(text: str) -> str:
+    """Return a type of the runtime's texts as XLA spells it.
+
+    Example:
+        >>> xla_type("i64[2]"), xla_type("bool[]"), xla_type("f32[2]")
+        ('s64[2]', 'pred[]', 'f32[2]')
+    """
+    dtype, bracket, sizes = text.partition("[")
+    if dtype == "bool":
+        dtype = "pred"
+    elif dtype[:1] == "i" and dtype[1:].isdecimal():
+        dtype = f"s{dtype[1:]}"
+    return f"{dtype}{bracket}{sizes}"
+
+
+def _origin(provenance: Any) -> Origin:
+    if provenance is None:
+        return Origin()
+    scope = _scope(provenance.module, is_backward=provenance.backward is not None)
+    return Origin(scope, str(provenance.site or ""))
+
+
+def _type(value: Any) -> str:
+    dtype = str(value.dtype).rpartition(".")[2]
+    return f"{_DTYPES.get(dtype, dtype)}[{','.join(map(str, value.shape))}]"
+
+
+class _Known(NamedTuple):
+    """What nodes of one spec share.
+
+    Attributes:
+        kind: Their label.
+        places: Positions of their arguments that are values; None if some are nested.
+        first, second: The first two of these positions, of nodes with one or two; else -1.
+        single: Whether they have one result.
+    """
+
+    kind: int
+    places: tuple[int, ...] | None
+    first: int
+    second: int
+    single: bool
+
+
+class _ScopeHints(dict[str, str]):
+    """The hints of nodes, by module path."""
+
+    def __init__(self, *, is_backward: bool) -> None:
+        super().__init__()
+        self._is_backward = is_backward
+
+    def __missing__(self, module: str) -> str:
+        scope = _scope(module, is_backward=self._is_backward)
+        hint = self[module] = f"{scope}/" if scope else ""
+        return hint
+
+
+def _hints(provenances: list[Any]) -> list[str]:
+    forward, backward = _ScopeHints(is_backward=False), _ScopeHints(is_backward=True)
+    return [
+        ""
+        if each is None
+        else forward[each.module]
+        if each.backward is None
+        else backward[each.module]
+        for each in provenances
+    ]
+
+
+def _name(provenance: Any) -> tuple[str, str]:
+    if provenance is None:
+        return "", ""
+    is_backward = provenance.backward is not None
+    return _scope(provenance.module, is_backward=is_backward), ""
+
+
+class _IrReader:
+    def __init__(self, name: str) -> None:
+        self._builder = GraphBuilder(name, _origin, _name, _hints)
+        self._ids: dict[Any, int] = {}
+        # This spares all but a hundred nodes the texts.
+        self._known: dict[Any, _Known] = {}
+
+    def read(self, graph: Any) -> Graph:
+        ids, known, builder = self._ids, self._known, self._builder
+        add_kind, add_operands = builder.kinds.append, builder.operands.append
+        add_name, add_origin = builder.names.append, builder.origins.append
+        add_ancestor_key, kinds = builder.ancestor_keys.append, builder.kinds
+        for node in graph.nodes:
+            spec, args = node.spec, node.args
+            kind, places, first, second, single = known.get(spec) or self._meet(node)
+            try:
+                if second >= 0:
+                    operands: tuple[int, ...] = (ids[args[first]], ids[args[second]])
+                elif first >= 0:
+                    operands = (ids[args[first]],)
+                else:
+                    operands = tuple([ids[args[place]] for place in places])  # type: ignore[union-attr]
+            except (KeyError, TypeError):  # read for the first time, or nested
+                operands = tuple([self._id(value) for value in _values(args)])
+            ids[node.outputs[0] if single else node] = len(kinds)
+            add_kind(kind)
+            add_operands(operands)
+            add_name(node.id)
+            add_origin(node.provenance)
+            add_ancestor_key(node.digest)
+        return builder.finish([self._id(root) for root in graph.roots])
+
+    def _meet(self, node: Any) -> _Known:
+        """Return what nodes of a spec share that is met for the first time."""
+        places = _places(node.args)
+        first, second = -1, -1
+        if places is not None and len(places) in {1, 2}:
+            first, second = (*places, -1)[:2]
+        single = len(node.outputs) == 1
+        found = _Known(self._label(node), places, first, second, single)
+        if node.spec is not None:
+            self._known[node.spec] = found
+        return found
+
+    def _id(self, value: Any) -> int:
+        found = self._ids.get(value)
+        if found is None:
+            leaf = value.node is None
+            found = self._leaf(value) if leaf else self._result(value)
+            self._ids[value] = found
+        return found
+
+    def _leaf(self, leaf: Any) -> int:
+        kind = self._builder.label(PARAMETER, _type(leaf), leaf.kind)
+        name = f"%{LEAF_PREFIXES.get(leaf.kind, leaf.kind)}{leaf.position}"
+        self._builder.ancestor_keys.append(self._builder.labels[kind])
+        return self._builder.add(kind, name=name, number=leaf.position)
+
+    def _result(self, value: Any) -> int:
+        node = value.node
+        kind = self._builder.label(GETITEM, _type(value), f"index={value.index}")
+        name = f"%{node.id}.{value.index}"
+        self._builder.ancestor_keys.append((node.digest, value.index))
+        return self._builder.add(
+            kind, [self._ids[node]], name=name, origin=node.provenance
+        )
+
+    def _label(self, node: Any) -> int:
+        types = ["none" if v is None else _type(v) for v in node.outputs]
+        shown = types[0] if len(types) == 1 else f"({', '.join(types)})"
+        return self._builder.label(node.op.name, shown, _arguments(node.args))
+
+
+def _places(args: Any) -> tuple[int, ...] | None:
+    """Return the positions of the values among arguments; None if some are nested."""
+    if any(arg.__class__ is tuple and _values(arg) for arg in args):
+        return None
+    return tuple([place for place, arg in enumerate(args) if hasattr(arg, "strides")])
+
+
+def _values(args: Any) -> list[Any]:
+    """Return the values in an argument structure, depth first."""
+    found: list[Any] = []
+    for arg in args:
+        if hasattr(arg, "strides"):
+            found.append(arg)
+        elif arg.__class__ is tuple:
+            found += _values(arg)
+    return found
+
+
+def _arguments(args: Any) -> str:
+    """Return the arguments as text, a `%` in the place of each value."""
+    return ", ".join(_argument(arg) for arg in args)
+
+
+def _argument(arg: Any) -> str:
+    if hasattr(arg, "strides"):
+        return "%"
+    if arg.__class__ is not tuple:
+        return str(arg)
+    if len(arg) == 2 and arg[0] in {float, bool, complex}:  # noqa: PLR2004
+        return str(arg[1])
+    return f"[{_arguments(arg)}]"
+
+
+START = re.compile(r"\s*(?:%[a-z]+\d+ : [a-z]\w*\[|%\d+ = [\w.:]+\(|return(?: %|\s*$))")
+_LEAF = re.compile(r"%([a-z]+)(\d+) : ([a-z]\w*\[[\d,]*\])(?:  # (.*))?$")
+_TYPE = r"(?:[a-z]\w*\[[\d,]*\]|none)"
+_NODE = re.compile(
+    rf"%(\d+) = ([\w.:]+)\((.*)\) : ({_TYPE}(?:, {_TYPE})*)(?:  # (.*))?$"
+)
+_VALUE = re.compile(r"(?<![\w%'])%([a-z]*\d+(?:\.\d+)?)(?![\w%'])")
+_SITE = re.compile(r"(?:cell \d+ line \d+|.+:\d+)$")
+_KINDS = {prefix: kind for kind, prefix in LEAF_PREFIXES.items()}
+
+
+def graph(text: str, source: str = "") -> Graph:
+    """Return the graph of one IR text.
+
+    Raises:
+        HloSyntaxError: A line is no node, reads what no line above defines, or the last line,
+            `return ...`, is missing.
+    """
+    reader = _TextReader(source)
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip() and reader.read(line.rstrip(), number):
+            return reader.builder.finish(reader.roots)
+    raise HloSyntaxError(
+        "the IR has no line `return ...`. The text was cut off; save it again.",
+        text.rstrip().count("\n") + 1,
+        source=source,
+    )
+
+
+class _TextReader:
+    def __init__(self, source: str) -> None:
+        self.builder = GraphBuilder("IR")
+        self.roots: list[int] = []
+        self._source = source
+        self._ids: dict[str, int] = {}
+        self._results: dict[str, tuple[str, int, int]] = {}
+
+    def read(self, line: str, number: int) -> bool:
+        """Read one line; return whether it was the last."""
+        if line.startswith("return"):
+            self.roots = self._values(line, number)
+            return True
+        leaf, node = _LEAF.match(line), _NODE.match(line)
+        if leaf is not None and leaf[1] in _KINDS:
+            self._add_leaf(leaf)
+        elif node is not None:
+            self._add_node(node, self._values(node[3], number))
+        else:
+            raise HloSyntaxError(
+                f"{line[:40]!r} is no node of the IR. One reads "
+                "`%1 = aten.relu.default(%0) : f32[2]`.",
+                number,
+                source=self._source,
+            )
+        return False
+
+    def _add_leaf(self, found: re.Match[str]) -> None:
+        prefix, position, type_text, held = found.groups()
+        kind = self.builder.label(PARAMETER, xla_type(type_text), _KINDS[prefix])
+        name = f"{prefix}{position}"
+        self._ids[name] = self.builder.add(
+            kind,
+            name=f"%{name}",
+            number=int(position),
+            origin=Origin("", "", held or ""),
+        )
+
+    def _add_node(self, found: re.Match[str], operands: list[int]) -> None:
+        name, op, args, shown, where = found.groups()
+        types = [xla_type(each) for each in re.findall(_TYPE, shown)]
+        origin = _written_origin(where or "")
+        whole = types[0] if len(types) == 1 else f"({', '.join(types)})"
+        kind = self.builder.label(op, whole, _VALUE.sub("%", args))
+        node = self.builder.add(kind, operands, name=f"%{name}", origin=origin)
+        self._ids[name] = node
+        for index, each in enumerate(types if len(types) > 1 else ()):
+            self._results[f"{name}.{index}"] = (each, node, index)
+
+    def _values(self, text: str, line: int) -> list[int]:
+        return [self._value(found[1], line) for found in _VALUE.finditer(text)]
+
+    def _value(self, name: str, line: int) -> int:
+        known = self._ids.get(name)
+        if known is None and name in self._results:
+            type_text, node, index = self._results[name]
+            kind = self.builder.label(GETITEM, type_text, f"index={index}")
+            origin = self.builder.origins[node]
+            known = self.builder.add(kind, [node], name=f"%{name}", origin=origin)
+            self._ids[name] = known
+        if known is None:
+            raise HloSyntaxError(
+                f"the line reads %{name}, which no line above defines. The text lacks lines; "
+                "save it again.",
+                line,
+                source=self._source,
+            )
+        return known
+
+
+def _written_origin(where: str) -> Origin:
+    """Return where a node comes from: `Linear (backward), train.py:3`, either part or none."""
+    scope, comma, site = where.rpartition(", ")
+    if comma and _SITE.match(site):
+        return Origin(scope, site)
+    return Origin("", where) if _SITE.match(where) else Origin(where)

@@ -1,0 +1,449 @@
+"""Whatever holds a program, opened: texts, files, protos, excerpts, graphs of the runtime."""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import io
+import os
+import re
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+from lazygraph.errors import HloError, HloSyntaxError, MisplacedError
+from lazygraph.gc_pause import gc_paused
+from lazygraph.graph import Graph
+from lazygraph.normalize import graph_of_module
+from lazygraph.read import lazy_ir, torch_ir
+from lazygraph.read.file_types import known_type, wide_coding
+from lazygraph.read.hlo import modules
+from lazygraph.read.hlo_module import Computation, Form, HloModule
+from lazygraph.read.lazy_ir import from_ir, from_snapshot
+from lazygraph.read.proto import looks_like_proto, text_of_proto
+from lazygraph.read.stablehlo import MlirModule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+# About ten million instructions: beyond that something else than a dump was given.
+MAX_BYTES = 1 << 30
+_MAX_PATH = 4_096
+_SHOWN_CHARACTERS = 300
+
+# What gives the text of a lowered or compiled program: jax's and ours, XlaComputation, HloModule.
+_TEXTS = ("as_text", "as_hlo_text", "to_string")
+_GZIP = b"\x1f\x8b"
+_HLO = re.compile(r"^HloModule\b", re.MULTILINE)
+_INDENTED = re.compile(r"^([ \t]+)HloModule\b", re.MULTILINE)
+_MLIR = re.compile(r'^\s*"?(?:builtin\.)?(?:module\b|"?func\.func\b)', re.MULTILINE)
+
+
+@gc_paused
+def parse(text: str | bytes, *, module: str | int = "", source: str = "") -> Graph:
+    """Return the graph of a program in text form, in normal form.
+
+    Args:
+        text: HLO text before or after optimisation, StableHLO text, the IR of lazyrt or
+            torch_xla, each with whatever a log has around it; or a serialised HLO proto.
+        module: Name or position of the module to read, when the text holds several.
+        source: Name of the file, for errors.
+
+    Raises:
+        HloSyntaxError: The text is none of these, or is cut off, with line and column.
+        HloError: It holds several modules, or calls what it does not define.
+    """
+    _check_size(len(text), source or "the text")
+    if isinstance(text, bytes):
+        text = text_of_bytes(text, source)
+    text = torch_ir.without_dot(undrawn(readable(text)), source)
+    try:
+        return _parsed(text, module, source)
+    except HloSyntaxError:
+        raise
+    except MisplacedError as error:
+        raise _placed(error, text, source) from error
+    except HloError as error:
+        raise _at_source(error, source) from error
+    except ValueError as error:  # Python reads no number of more than 4,300 digits
+        raise _at_source(HloError(_no_number(error)), source) from error
+
+
+def text_of_bytes(data: bytes, source: str = "") -> str | bytes:
+    """Return the text in a file's bytes: unpacked, and that of a proto.
+
+    Raises:
+        HloError: It is packed and damaged, or is no text.
+    """
+    data = unpacked(data, source)
+    if what := known_type(data):
+        raise HloSyntaxError(
+            f"it is {what} Give a dump of HLO or StableHLO, as text or as a proto.",
+            source=source,
+        )
+    if looks_like_proto(data):
+        return text_of_proto(data, source)
+    if b"\0" in data and not wide_coding(data):
+        start = " ".join(f"{byte:02x}" for byte in data[:8])
+        raise HloSyntaxError(
+            f"it holds bytes that no text has, and begins with {start}. Give a dump of HLO or "
+            "StableHLO, as text or as a proto.",
+            source=source,
+        )
+    return data
+
+
+def unpacked(data: bytes, source: str) -> bytes:
+    """Return a file's bytes as they were before gzip packed them, if it did.
+
+    Raises:
+        HloError: They are damaged, or too many.
+    """
+    if not data.startswith(_GZIP):
+        return data
+    try:
+        with gzip.open(io.BytesIO(data)) as file:
+            data = file.read(MAX_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise _at_source(
+            HloError(f"it cannot be unpacked: {error}. Save the dump again."), source
+        ) from error
+    _check_size(len(data), source or "the unpacked text")
+    return data
+
+
+@gc_paused
+def parse_all(text: str, *, source: str = "") -> list[Graph]:
+    """Return the graphs of all programs in a text, in its order."""
+    text = torch_ir.without_dot(undrawn(readable(text)), source)
+    if _HLO.search(text):
+        return [graph_of_module(each) for each in modules(text, source=source)]
+    if torch_ir.START.search(text):
+        return torch_ir.graphs(text, source)
+    return [parse(text, source=source)]
+
+
+def _parsed(text: str, module: str | int, source: str) -> Graph:
+    if _HLO.search(text):
+        found = modules(text, source=source)
+        return graph_of_module(_chosen(found, module))
+    if torch_ir.START.search(text):
+        return _chosen(torch_ir.graphs(text, source), module)
+    if _MLIR.search(text):
+        return MlirModule(text, source).graph()
+    if lazy_ir.START.match(text):
+        return lazy_ir.graph(text, source)
+    raise HloSyntaxError(_no_program(text), source=source)
+
+
+def readable(text: str | bytes) -> str:
+    r"""Return a file's text as it was meant: decoded, without a mark, its lines ended by `\n`.
+
+    What Python prints of bytes, `b'module ...'`, is text too.
+
+    Example:
+        >>> readable(r"b'HloModule m\n'"), readable("HloModule m\r}")
+        ('HloModule m\n', 'HloModule m\n}')
+    """
+    if isinstance(text, bytes):
+        text = _decoded(text)
+    text = _unprinted(text.removeprefix("\ufeff"))
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return _unindented(text)
+
+
+def _unindented(text: str) -> str:
+    """Return HLO text as XLA writes it where it is indented, as in a program's source."""
+    indent = None if _HLO.search(text) else _INDENTED.search(text)
+    if indent is None:
+        return text
+    return f"\n{text}".replace(f"\n{indent[1]}", "\n")[1:]
+
+
+def undrawn(text: str) -> str:
+    r"""Return the IR in a drawing that the runtime dumped, on the same lines; else the text.
+
+    Example:
+        >>> undrawn('digraph "graph.1" {\n  v0 [label="x"];\n}\n// return\n')
+        '\n\n\nreturn\n'
+    """
+    if not text.startswith('digraph "graph.'):
+        return text
+    lines = [
+        line.removeprefix("// ") if line.startswith("// ") else ""
+        for line in text.split("\n")
+    ]
+    return "\n".join(lines) if any(lines) else text
+
+
+def _unprinted(text: str) -> str:
+    if text[:2] not in {"b'", 'b"'}:
+        return text
+    try:
+        data = ast.literal_eval(text.strip())
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return text
+    return _decoded(data) if isinstance(data, bytes) else text
+
+
+def _decoded(data: bytes) -> str:
+    """Return a file's text; some editors save it in two bytes for each character."""
+    return data.decode(wide_coding(data) or "utf-8", "replace")
+
+
+def _placed(error: MisplacedError, text: str, source: str) -> HloSyntaxError:
+    """Return an error of an instruction with the column of what is wrong in its line."""
+    line = text.split("\n", error.line)[error.line - 1] if error.line else ""
+    return HloSyntaxError(
+        error.message, error.line, line.find(error.name) + 1 or 1, source
+    )
+
+
+def _at_source(error: HloError, source: str) -> HloError:
+    return HloError(f"{source}: {error}") if source else error
+
+
+def _check_size(size: int, what: str) -> None:
+    if size > MAX_BYTES:
+        raise HloError(
+            f"{what} has {size:,} bytes, more than {MAX_BYTES:,}. No dump is as large; give "
+            "one module."
+        )
+
+
+def read(path: str | Path, *, module: str | int = "") -> Graph:
+    """Return the graph in a file.
+
+    Raises:
+        HloError: There is no such file, or it holds no program.
+    """
+    return parse(_bytes_of(Path(path)), module=module, source=str(path))
+
+
+def text_of_file(path: str | Path) -> str:
+    """Return the text in a file, packed or not, and that of a proto.
+
+    Raises:
+        HloError: There is no such file, or it holds no text.
+    """
+    return readable(text_of_bytes(_bytes_of(Path(path)), str(path)))
+
+
+def _bytes_of(file: Path) -> bytes:
+    try:
+        _check_size(file.stat().st_size, str(file))
+        return file.read_bytes()
+    except IsADirectoryError:
+        raise HloError(
+            f"{file} is a folder. Name a file in it; lazyviz.read() and `python -m lazyviz read` "
+            "list the dumps in a folder."
+        ) from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", "") or error
+        raise HloError(
+            f"{_shown(file)} cannot be read: {why}. Give the path of a dump, or its text."
+        ) from None
+
+
+def _shown(file: Path) -> str:
+    return repr(str(file))[1:-1][:_SHOWN_CHARACTERS]
+
+
+@gc_paused
+def graph_of(thing: Any) -> Graph:
+    """Return the graph of a text, a path, a graph of the runtime, or what XLA compiled.
+
+    An object of another kind gives its graph by a method `__lazygraph__()`.
+
+    Raises:
+        HloError: It is none of these.
+    """
+    if isinstance(thing, Graph):
+        return thing
+    if isinstance(thing, Path):
+        return read(thing)
+    if isinstance(thing, bytes):
+        return parse(thing)
+    if isinstance(thing, str):
+        return read(thing) if is_path(thing) else parse(thing)
+    if hasattr(type(thing), "__lazygraph__"):
+        return cast("Graph", thing.__lazygraph__())
+    if getattr(thing, "snapshot", None) is not None:  # a record of a compiled graph
+        return from_snapshot(thing.snapshot, getattr(thing, "name", ""))
+    if hasattr(thing, "vertices") and hasattr(thing, "roots"):
+        return from_snapshot(thing)
+    if hasattr(thing, "nodes") and hasattr(thing, "roots"):
+        return from_ir(thing)
+    if type(thing).__module__.startswith("jax.") and hasattr(thing, "compiler_ir"):
+        return parse(thing.as_text(debug_info=True))  # a `Lowered`, with its lines
+    for name in _TEXTS:
+        if hasattr(thing, name):
+            return parse(getattr(thing, name)())
+    if hasattr(thing, "holdings") and hasattr(thing, "graph"):  # an inspection
+        return graph_of(thing.graph)
+    if type(thing).__module__.startswith("jaxlib.mlir."):
+        return parse(str(thing))
+    if hasattr(thing, "device") and hasattr(thing, "untyped_storage"):
+        raise HloError(
+            f"a tensor on {thing.device} has no graph. Give pending tensors of the device lazyrt, "
+            "HLO or StableHLO text, or a path."
+        )
+    hint = (
+        "a graph of the runtime such as lazyrt.pending_graph()"
+        if not type(thing).__module__.startswith(("jax.", "jaxlib."))
+        else "what jax.jit(f).lower(...) returns, compiled or not"
+    )
+    raise HloError(
+        f"an object of type {type(thing).__name__} holds no graph. Give HLO or StableHLO text, a "
+        f"path, or {hint}."
+    )
+
+
+def is_path(thing: Any) -> bool:
+    """Return whether something that may be a text of a program is a path instead."""
+    if not isinstance(thing, str):
+        return isinstance(thing, Path)
+    return _is_path(thing)
+
+
+def _is_path(text: str) -> bool:
+    if not text or "\n" in text or len(text) >= _MAX_PATH:
+        return False
+    return "=" not in text or os.path.isfile(text)  # noqa: PTH113 - False for what no path can be
+
+
+class _Named(Protocol):
+    name: str
+
+
+_N = TypeVar("_N", bound=_Named)
+
+
+def _chosen(found: Sequence[_N], which: str | int) -> _N:
+    names = [module.name for module in found]
+    if isinstance(which, int):
+        if not -len(found) <= which < len(found):
+            raise HloError(
+                f"the text has no module {which}: it has {len(found)}, from 0 up."
+            )
+        return found[which]
+    if which:
+        if names.count(which) != 1:
+            what = "no module" if which not in names else "several modules called"
+            raise HloError(
+                f"the text has {what} {which}. It has {_listed(names)}; give a position, "
+                "such as module=0."
+            )
+        return found[names.index(which)]
+    if len(found) > 1:
+        raise HloError(
+            f"the text has {len(found)} modules: {_listed(names)}. Choose one by name or "
+            "position: `module=`, or --module-a and --module-b on the command line."
+        )
+    return found[0]
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:8])
+    return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown  # noqa: PLR2004
+
+
+def _no_number(error: ValueError) -> str:
+    return f"a number in the text cannot be read: {error}. The dump was edited; save it again."
+
+
+def _no_program(text: str) -> str:
+    if not text.strip():
+        return "the text is empty. Give HLO text, which starts with `HloModule`."
+    if text.startswith('digraph "graph.'):
+        return (
+            "the drawing lacks the IR that the runtime writes below it. Give the `.ir.txt` or "
+            "`.hlo` beside it, or dump the graph again."
+        )
+    start = text.strip().split("\n", 1)[0][:60]
+    return (
+        f"{start!r} starts no program. HLO text starts with `HloModule`, StableHLO with "
+        "`module`, torch_xla's IR with `IR {` or `digraph G {`, lazyrt's IR with an input or op "
+        "such as `%p0 : f32[4]`."
+    )
+
+
+_MODULE_LINE = re.compile(r"^HloModule\b", re.MULTILINE)
+
+
+def module_of(program: Any, name: str = "") -> tuple[HloModule, bool]:
+    """Return a program as a module, and whether it is an excerpt of one.
+
+    Args:
+        program: HLO or StableHLO text, whole or in excerpts; a path; a graph.
+        name: An instruction, without `%`: of several modules the one that has it is taken.
+
+    Raises:
+        HloError: There is no such file, it is no program, or several of its modules have `name`.
+    """
+    if isinstance(program, str) and ("\n" in program or " = " in program):
+        return _module_of_text(program, name)
+    if isinstance(program, (str, Path)):
+        return _module_of_text(text_of_file(program), name)
+    if isinstance(program, bytes):
+        return _module_of_text(readable(text_of_bytes(program)), name)
+    graph = graph_of(program)
+    if isinstance(graph.source, HloModule):
+        return graph.source, False
+    return _module_of_graph(graph), False
+
+
+def _module_of_text(text: str, name: str) -> tuple[HloModule, bool]:
+    if _MODULE_LINE.search(text):
+        try:
+            found = modules(text)
+        except HloSyntaxError:
+            found = []
+        if found:
+            return _with(found, name), False
+    elif "func.func" in text or torch_ir.START.search(text):
+        return _with([*map(_module_of_graph, parse_all(text))], name), False
+    found = modules(text, partial=True)
+    if not found or not found[-1].computations:
+        raise HloSyntaxError(
+            "the text has no instruction. One reads `%name = type op(...)`."
+        )
+    return found[-1], True
+
+
+def _with(found: list[HloModule], name: str) -> HloModule:
+    """Return the module that has an instruction; the first one if none has."""
+    if len(found) == 1:
+        return found[0]
+    having = [
+        module
+        for module in found
+        if any(name in each.index for each in module.computations.values())
+    ]
+    if len(having) > 1 or not name:
+        which = (
+            f"{len(having)} of the {len(found)} modules have %{name}"
+            if name
+            else (f"the text has {len(found)} modules")
+        )
+        raise HloError(
+            f"{which}: {', '.join(module.name for module in having[:8] or found[:8])}. Give one "
+            "of them: lazygraph.parse(text, module=0), or lazygraph.read for a file."
+        )
+    return (having or found)[0]
+
+
+def _module_of_graph(graph: Graph) -> HloModule:
+    """Return a graph in the form of a module of one computation."""
+    module = HloModule(graph.name, entry="main")
+    main = module.computations["main"] = Computation("main", table=module.forms)
+    for node in graph:
+        literal = str(graph.numbers.get(node.id, node.literal))
+        module.forms.append(Form(node.op, node.type, node.attrs, literal))
+        main.add(graph.names[node.id].lstrip("%"), node.id, node.operands)
+    types = ", ".join(graph.types[node] for node in graph.outputs)
+    module.forms.append(Form("tuple", f"({types})"))
+    main.root = main.add("return", len(graph), graph.outputs)
+    return module

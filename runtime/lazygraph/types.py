@@ -1,0 +1,118 @@
+"""Types of values as text, their sizes, and what operations on them cost."""
+
+from __future__ import annotations
+
+import math
+import re
+
+_LAYOUT = re.compile(r"\{[^{}]*\}")
+_BLANK = re.compile(r"\s+")
+
+
+def without_layout(type_text: str) -> str:
+    """Return a type as it is compared.
+
+    Example:
+        >>> without_layout("(f32[2,3]{1,0:T(8,128)}, /*index=1*/ s32[])")
+        '(f32[2,3], s32[])'
+    """
+    plain = _LAYOUT.sub("", type_text)
+    if "/*" in plain:
+        plain = re.sub(r"/\*[^*]*\*/", "", plain)
+    return _BLANK.sub(" ", plain).replace("( ", "(")
+
+
+def split_types(type_text: str) -> list[str]:
+    """Return the elements of a flat tuple type, or the type itself."""
+    if not type_text.startswith("("):
+        return [type_text]
+    return re.findall(r"[a-z]\w*\[[^\[\]]*\](?:\{[^{}]*\})?", type_text)
+
+
+_ARRAY = re.compile(r"\b([a-z]\w*)\[([^\[\]]*)\]")
+_BITS = re.compile(r"[a-z]+?(\d+)")
+_DIMENSIONS = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
+_CONTRACTING = re.compile(r"contracting_dims = \[([\d, ]*)\]")
+_FREE = frozenset({
+    "parameter", "constant", "tuple", "get-tuple-element", "getitem", "bitcast", "reshape",
+    "broadcast", "transpose", "copy", "slice", "concatenate", "pad", "iota", "convert",
+    "gather", "scatter", "dynamic-slice", "dynamic-update-slice", "reverse",
+})  # fmt: skip
+_DATA = frozenset({"reduce", "reduce-window", "all-reduce", "reduce-scatter"})
+
+
+def type_bytes(type_text: str) -> int:
+    """Return the bytes of a value of a type; tuples count all their elements.
+
+    Example:
+        >>> type_bytes("f32[32,1024]{1,0}"), type_bytes("(bf16[3], pred[])"), type_bytes("s4[2]")
+        (131072, 7, 1)
+    """
+    return sum(
+        math.ceil(_elements(sizes) * _bits(dtype) / 8)
+        for dtype, sizes in _ARRAY.findall(type_text)
+    )
+
+
+def elements(type_text: str) -> int:
+    """Return how many numbers a value of a type holds."""
+    return sum(_elements(sizes) for _, sizes in _ARRAY.findall(type_text))
+
+
+def flops(op: str, type_text: str, operand_types: list[str], attrs: str = "") -> int:
+    """Return the floating-point operations of an instruction, 0 for what only moves data.
+
+    Elementwise operations count one for each result, reductions one for each number that
+    goes in, matrix products two for each product.
+
+    Example:
+        >>> flops("dot", "f32[4,5]", ["f32[4,3]", "f32[3,5]"], "lhs_contracting_dims={1}")
+        120
+        >>> flops("add", "f32[4,5]", []), flops("tuple", "(f32[4])", [])
+        (20, 0)
+    """
+    if op in _FREE:
+        return 0
+    if op in {"dot", "dot_general"} and operand_types:
+        return 2 * elements(type_text) * _contracted(operand_types[0], attrs)
+    if op == "convolution" and len(operand_types) > 1:
+        kernel = elements(operand_types[1])
+        return 2 * elements(type_text) * max(1, kernel // max(1, _last(type_text)))
+    if op in _DATA and operand_types:
+        return elements(operand_types[0])
+    return elements(type_text)
+
+
+def _contracted(type_text: str, attrs: str) -> int:
+    found = _DIMENSIONS.search(attrs) or _CONTRACTING.search(attrs)
+    sizes = _sizes(type_text)
+    if found is None or not sizes:
+        return 1
+    dims = [int(dim) for dim in found[1].split(",") if dim.strip()]
+    return math.prod(sizes[dim] for dim in dims if dim < len(sizes))
+
+
+def _last(type_text: str) -> int:
+    sizes = _sizes(type_text)
+    return sizes[-1] if sizes else 1
+
+
+def _sizes(type_text: str) -> list[int]:
+    found = _ARRAY.search(type_text)
+    if found is None:
+        return []
+    numbers = re.findall(r"\d+", found[2])
+    return [int(number) for number in numbers]
+
+
+def _elements(sizes: str) -> int:
+    return math.prod(int(number) for number in re.findall(r"\d+", sizes))
+
+
+def _bits(dtype: str) -> int:
+    if dtype == "pred":
+        return 8
+    if dtype in {"token", "opaque"}:
+        return 0
+    found = _BITS.match(dtype)
+    return int(found[1]) if found else 0

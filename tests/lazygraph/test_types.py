@@ -1,0 +1,61 @@
+"""Bytes and floating-point operations from types alone."""
+
+import pytest
+
+from lazygraph.types import elements, flops, type_bytes
+
+
+@pytest.mark.parametrize(
+    ("op", "result", "operands", "attrs", "expected"),
+    [
+        # Two for each product: 4 x 5 results of 3 numbers each.
+        ("dot", "f32[4,5]", ["f32[4,3]"], "lhs_contracting_dims={1}", 120),
+        ("dot", "f32[4,5]", ["f32[3,4]"], "lhs_contracting_dims={0}", 120),
+        (
+            "dot_general",
+            "f32[2,4,5]",
+            ["f32[2,4,3]"],
+            "contracting_dims = [2] x [1]",
+            240,
+        ),
+        (
+            "dot_general",
+            "f32[]",
+            ["f32[4,3]"],
+            "contracting_dims = [0, 1] x [0, 1]",
+            24,
+        ),
+        ("dot", "f32[4,5]", ["f32[4,3]"], "", 40),
+        # 2 x 10 x 10 x 8 results of a window of 3 x 3 x 4 numbers.
+        (
+            "convolution",
+            "f32[2,10,10,8]",
+            ["f32[2,12,12,4]", "f32[3,3,4,8]"],
+            "",
+            115_200,
+        ),
+        ("convolution", "f32[6]", ["f32[6]"], "", 6),
+        ("reduce", "f32[4]", ["f32[4,100]", "f32[]"], "", 400),
+        ("reduce", "f32[4]", [], "", 4),
+        ("multiply", "f32[7,3]", ["f32[7,3]", "f32[7,3]"], "", 21),
+        ("transpose", "f32[7,3]", ["f32[3,7]"], "", 0),
+        ("convert", "f64[7]", ["f32[7]"], "", 0),
+    ],
+)
+def test_an_instruction_costs_what_its_types_say(op, result, operands, attrs, expected):
+    assert flops(op, result, operands, attrs) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers", "nbytes"),
+    [
+        ("f32[]", 1, 4),
+        ("pred[5]", 5, 5),
+        ("s4[3]", 3, 2),
+        ("f32[0,7]", 0, 0),
+        ("(c64[2], token[], u8[3]{0})", 6, 19),
+    ],
+)
+def test_a_value_holds_numbers_and_bytes(text, numbers, nbytes):
+    assert elements(text) == numbers
+    assert type_bytes(text) == nbytes
