@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.explain.compare import position
-from lazygraph.explain.facts import in_scope
+from lazygraph.explain.facts import Fact, Row, in_scope
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from lazygraph.explain.compare import Comparison, Side
-    from lazygraph.explain.facts import Fact
 
 
 @dataclass
@@ -59,6 +58,37 @@ def downstream(c: Comparison, fact: Fact) -> Closure:
                 or side[k].op.startswith("aten._to_copy")
             }
         )
+    return found
+
+
+def spread_together(
+    c: Comparison, facts: list[Fact], spread: Callable[[Comparison, Fact], Closure]
+) -> list[Closure]:
+    """Return the closures of facts that share a sentence.
+
+    What follows from many inputs is walked once, and belongs to the first.
+    """
+    if spread is not downstream or len(facts) == 1:
+        return [spread(c, fact) for fact in facts]
+    found = [
+        Closure(
+            dict.fromkeys(fact.before.vertices if fact.before else (), 0),
+            dict.fromkeys(fact.now.vertices if fact.now else (), 0),
+        )
+        for fact in facts
+    ]
+    rows = [
+        Row(
+            None,
+            vertices=tuple(vertex for each in found for vertex in getattr(each, of)),
+        )
+        for of in ("a", "b")
+    ]
+    whole = downstream(c, Fact(facts[0].table, *rows))
+    for of in ("a", "b"):
+        own = {vertex for each in found[1:] for vertex in getattr(each, of)}
+        behind = getattr(whole, of).items()
+        getattr(found[0], of).update({k: d for k, d in behind if k not in own})
     return found
 
 

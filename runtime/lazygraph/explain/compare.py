@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -168,17 +169,22 @@ class Side:
             roots: Positions among the results.
             seeds: Vertices that count as needed by nothing else.
         """
-        mine = {*roots}
-        kept = {vertex for k, (vertex, _) in enumerate(self.roots) if k not in mine}
+        wanted = Counter(self.roots[k][0] for k in {*roots})
         found = {*seeds}
-        wanted = {self.roots[k][0] for k in mine} | found
-        for k in range(len(self.vertices) - 1, -1, -1):
-            if k in found or k in kept or k not in self.unmatched:
+        starts = found | wanted.keys()
+        inside = self.ancestors(starts, lambda k: k in starts or k in self.unmatched)
+        for k in sorted(inside.keys() & self.unmatched - found, reverse=True):
+            if self._times_result[k] > wanted[k]:
                 continue
             readers = self.users[k]
-            if (k in wanted or readers) and all(user in found for user in readers):
+            if (readers or k in wanted) and found.issuperset(readers):
                 found.add(k)
         return found
+
+    @cached_property
+    def _times_result(self) -> Counter[int]:
+        """How many results each vertex is."""
+        return Counter(vertex for vertex, _ in self.roots)
 
 
 class Comparison:
@@ -207,7 +213,7 @@ class Comparison:
     ) -> None:
         assert before.snapshot is not None
         assert now.snapshot is not None
-        found = match(before.snapshot.graph, now.snapshot.graph)
+        found = match(before.snapshot.graph, now.snapshot.graph, quick=True)
         self.a, self.b = Side(before, found.a.partner), Side(now, found.b.partner)
         self.source = source
         self.changed: dict[int, int] = {}

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from lazygraph.explain import breaks, causes
-from lazygraph.explain.attribute import Claim, attribute
+from lazygraph.explain.attribute import Claim, attribute, spread_together
 from lazygraph.explain.block import Block, repeated_block
 from lazygraph.explain.compare import FALLBACK, LIMIT, Comparison, differs, is_break
 from lazygraph.explain.facts import Fact, facts_of
@@ -109,9 +109,18 @@ def _claims(c: Comparison, facts: list[Fact]) -> list[Claim]:
     claims = []
     for rank, row in enumerate(causes.TABLE):
         waiting = by_table.get(row.of, [])
-        mine = [fact for fact in waiting if row.holds(c, fact)]
-        by_table[row.of] = [fact for fact in waiting if fact not in mine]
-        claims += [Claim(row, rank, fact, row.spread(c, fact)) for fact in mine]
+        groups: dict[object, list[Fact]] = {}
+        left = by_table[row.of] = []
+        for fact in waiting:
+            if row.holds(c, fact):
+                groups.setdefault(row.group(fact), []).append(fact)
+            else:
+                left.append(fact)
+        for mine in groups.values():
+            closures = spread_together(c, mine, row.spread)
+            claims += [
+                Claim(row, rank, *pair) for pair in zip(mine, closures, strict=True)
+            ]
     return claims
 
 
