@@ -102,7 +102,7 @@ def test_a_report_has_every_part_of_the_session(pages):
         "loss = (torch.ones(n, 3).to('lazyrt') @ w).sum().item()",  # source
         "executed 3 in",  # the strip of that cell
         "read by .item()",  # what ended the steps
-        " f32[4,3] is now f32[6,3]",  # why a graph was compiled anew
+        " is f32[6,3], was f32[4,3]",  # why a graph was compiled anew
         "aten.mm.default",  # the census's ops
         " → graph.",  # what differs
         "aten._unique2.default",  # the fallback

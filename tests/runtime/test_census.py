@@ -66,7 +66,7 @@ def test_a_graph_beyond_the_limit_is_logged_with_its_cause(caplog):
     assert "expected at most 1 graph, found 2: graph.2 was compiled in step" in (
         record.getMessage()
     )
-    assert "f32[3] is now f32[4]" in record.getMessage()
+    assert "is f32[4], was f32[3]" in record.getMessage()
 
 
 @pytest.mark.lazy_only("is about compiled steps")

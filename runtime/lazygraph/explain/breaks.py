@@ -65,7 +65,9 @@ def breaks(c: Comparison) -> Iterator[Fact]:
     old, new = c.a.record.key, c.b.record.key
     moved = differs(old.ended_by, new.ended_by)
     for whole, part, what in ((c.a, c.b, "earlier"), (c.b, c.a, "later")):
-        is_sure = moved and is_break(part.record.key.ended_by)
+        is_sure = (
+            moved and is_break(part.record.key.ended_by) and _share_lines(part, whole)
+        )
         behind = _behind(
             whole, part, 1 if is_sure else 2, c.readers if whole is c.b else ()
         )
@@ -91,6 +93,16 @@ def breaks(c: Comparison) -> Iterator[Fact]:
             yield _fact(f"begins {what}", old.began_after, new.began_after,
                         new.began_after if is_break(new.began_after) else begins, closure)  # fmt: skip
             break
+
+
+def _share_lines(one: Side, other: Side) -> bool:
+    """Return whether both graphs run some op of some line."""
+    return any(
+        partner >= 0
+        and not one[k].is_leaf
+        and position(one[k].site) == position(other[partner].site)
+        for k, partner in enumerate(one.partner)
+    )
 
 
 def _reads_of(side: Side, records: Iterable[Record]) -> set[int]:

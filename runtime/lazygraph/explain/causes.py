@@ -755,7 +755,7 @@ def _argument(c: Comparison, claims: list[Claim]) -> Fields:
     return {
         "op": new.op,
         "at": at(new.site),
-        "call": f"{new.op} (`{name}`)" if name else new.op,
+        "call": f"`{call}`" if (call := c.source.call(new.site, new.op)) else new.op,
         "argument": f"`{name}` of {new.op}" if name else f"argument {place} of {new.op}",
         "old": values[0],
         "new": values[1],

@@ -170,29 +170,44 @@ def ran_alone(side: Side) -> Table:
 
 @of_pairs
 def cell_work(comparison: Comparison) -> Iterator[Fact]:
-    """Work that earlier cells of a notebook left pending."""
-    for side, is_now in ((comparison.b, True), (comparison.a, False)):
-        ended = side.record.key.ended_by[1]
-        own = side.record.key.cell or (ended.cell if ended is not None else None)
-        if own is None:
+    """Work that earlier cells of a notebook left pending.
+
+    Where both graphs go on with earlier cells' work, they are of a step that spans cells.
+    """
+    for side, other, is_now in (
+        (comparison.b, comparison.a, True),
+        (comparison.a, comparison.b, False),
+    ):
+        earlier = side.unmatched & _of_earlier_cells(side)
+        if earlier and _of_earlier_cells(other):
+            ranks = [k for k, (vertex, _) in enumerate(side.roots) if vertex in earlier]
+            earlier &= side.dominated(ranks)
+        if not earlier:
             continue
-        left = {
-            k
-            for k in side.unmatched
-            if (cell := side[k].cell) is not None and cell < own
-        }
-        alone = left & side.dominated(
-            [k for k, (vertex, _) in enumerate(side.roots) if vertex in left]
+        cells = sorted({c for k in earlier if (c := side[k].cell) is not None})
+        text = f"cell{'s' if len(cells) > 1 else ''} {', '.join(map(str, cells[:4]))}"
+        found = sorted(earlier | side.dominated((), earlier))
+        ops = sum(not side[k].is_leaf for k in found)
+        row = Row(
+            tuple(cells),
+            text,
+            "",
+            tuple(found),
+            site=side.site(found),
+            more={"ops": ops},
         )
-        if alone:
-            cells = sorted({cell for k in alone if (cell := side[k].cell) is not None})
-            text = (
-                f"cell{'s' if len(cells) > 1 else ''} {', '.join(map(str, cells[:4]))}"
-            )
-            ops = sum(not side[k].is_leaf for k in alone)
-            row = Row(tuple(cells), text, "", tuple(sorted(alone)), site=side.site(sorted(alone)),
-                      more={"ops": ops})  # fmt: skip
-            yield Fact("cell_work", None if is_now else row, row if is_now else None)
+        yield Fact("cell_work", None if is_now else row, row if is_now else None)
+
+
+def _of_earlier_cells(side: Side) -> set[int]:
+    """Return the operations that earlier cells than the step's own one recorded."""
+    ended = side.record.key.ended_by[1]
+    own = side.record.key.cell or (ended.cell if ended is not None else None)
+    return {
+        k
+        for k, vertex in enumerate(side.vertices)
+        if own is not None and vertex.cell is not None and vertex.cell < own
+    }
 
 
 # Inputs, parameters, state -------------------------------------------------------------------

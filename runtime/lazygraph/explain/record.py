@@ -82,6 +82,9 @@ class Source(Protocol):
     def argument(self, site: Site | None, op: str, position: int) -> str:
         """Return the expression of an argument, such as `self.eps`; empty where unknown."""
 
+    def call(self, site: Site | None, op: str) -> str:
+        """Return the call that recorded an op, as it is written; empty where that is unclear."""
+
     def takes_tensor(self, op: str, position: int) -> bool:
         """Return whether some overload of an op takes a tensor for an argument."""
 
@@ -94,6 +97,10 @@ class NoSource:
 
     def argument(self, site: Site | None, op: str, position: int) -> str:  # noqa: ARG002
         """Return an empty name."""
+        return ""
+
+    def call(self, site: Site | None, op: str) -> str:  # noqa: ARG002
+        """Return an empty text."""
         return ""
 
     def takes_tensor(self, op: str, position: int) -> bool:  # noqa: ARG002

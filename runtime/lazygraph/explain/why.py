@@ -258,8 +258,14 @@ def _rest_of_step(record: Record, runs: list[Record]) -> Cause | None:
         return None
     if not differs(record.key.ended_by, runs[0].key.ended_by):
         return None
-    names = {each.name for each in runs}
-    if all(origin.graph not in names for origin in record.snapshot.origins.values()):
+    names, snapshot = {each.name for each in runs}, record.snapshot
+    read = [leaf for leaf, origin in snapshot.origins.items() if origin.graph in names]
+    # Parameters and state are read by whatever comes next.
+    state = {"module", "buffer", "optimizer"}
+    if all(
+        leaf in snapshot.leaf_names and snapshot.leaf_names[leaf].holder in state
+        for leaf in read
+    ):
         return None
     cause = record.key.began_after
     return Cause(

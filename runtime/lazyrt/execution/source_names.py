@@ -31,6 +31,16 @@ class UserSource:
         """Return the expression of an argument, or the name of the argument in torch."""
         return argument_name(site, op, position)
 
+    def call(self, site: Site | None, op: str) -> str:
+        """Return the call that recorded an op, as it is written; empty where that is unclear."""
+        calls = (
+            [call for call in _calls(site) if _callee(call) in _spellings(op)]
+            if site
+            else []
+        )
+        text = ast.unparse(calls[0]) if len(calls) == 1 else ""
+        return text if len(text) <= _MAX_TEXT else ""
+
     def takes_tensor(self, op: str, position: int) -> bool:
         """Return whether some overload of an op takes a tensor for an argument."""
         return takes_tensor(op, position)
