@@ -109,7 +109,7 @@ def test_an_evaluation_that_reads_is_not_drawn_as_a_cut_of_the_training(fresh):
 
     why = lazyrt.explain()
     assert why is not None
-    assert why.top.kind == "new_program"
+    assert why.top.kind == "other_step"
     assert "cut before" not in page
 
 

@@ -57,7 +57,7 @@ def test_why_gives_causes_cells_lines_and_what_to_do(lab):
     assert "compiled graph.2, nearest graph.1" in shown
     assert " ms" in shown.splitlines()[0]
     assert "the loop at cell" in shown
-    assert "came 3 times instead of 2" in shown
+    assert "ran 3 times, 2 in graph.1" in shown
     assert "fix: run the loop a fixed number of times" in shown
     step = lazyrt.compiled_graphs()[1].first_step
     assert printed(lab, f"%lazy why {step}") == shown

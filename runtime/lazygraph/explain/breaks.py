@@ -168,7 +168,8 @@ def _behind(
     for k in whole.unmatched:
         for operand, index in whole[k].operands:
             partner = whole.partner[operand]
-            if partner >= 0 and not part[partner].is_leaf:
+            same = partner >= 0 and whole[operand].op == part[partner].op
+            if same and not part[partner].is_leaf:
                 read.add((partner, index))
                 first.add(k)
     kept = read & {*part.roots}

@@ -164,7 +164,10 @@ def _is_other_step(c: Comparison, facts: Iterable[Fact]) -> bool:
     if trains[0] != trains[1]:
         return True
     lines = [{v.site for v in side.vertices if v.site} for side in (c.a, c.b)]
-    return not (c.a.read & c.b.read or lines[0] & lines[1])
+    parameters = [
+        {n.text for n in side.all_names if n.in_module} for side in (c.a, c.b)
+    ]
+    return not (parameters[0] & parameters[1] or lines[0] & lines[1])
 
 
 def _written(side: Side) -> set[str]:
