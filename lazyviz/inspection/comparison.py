@@ -46,9 +46,10 @@ class DiffView:
 
     def to_dot(self, *, budget: int = 120) -> str:
         """Return the changed nodes and their surroundings in the DOT language."""
-        from lazyviz.render.diff_dot import diff_dot
+        from lazyviz.render.diff_model import union_graph
+        from lazyviz.render.dot import to_dot
 
-        return diff_dot(self.diff, budget=budget)
+        return to_dot(union_graph(self.diff, budget))
 
     def to_html(self, title: str = "") -> str:
         """Return a page that needs no other file."""

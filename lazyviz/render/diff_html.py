@@ -13,12 +13,7 @@ from lazygraph.diff import group_hunks, nested_diffs
 from lazygraph.graph import InheritedOrigin
 from lazyviz.render.diff_model import union_graph
 from lazyviz.render.diff_panel import pairing_lines
-from lazyviz.render.diff_svg import diff_picture
 from lazyviz.render.diff_text import (
-    ADDED,
-    CHANGED,
-    REMOVED,
-    REWIRED,
     Line,
     diff_text,
     heading,
@@ -31,7 +26,10 @@ from lazyviz.render.diff_text import (
 )
 from lazyviz.render.escape import markup
 from lazyviz.render.html import folded, pre
+from lazyviz.render.layout import lay_out
+from lazyviz.render.model import ADDED, CHANGED, REMOVED, REWIRED
 from lazyviz.render.page import Section, page_html
+from lazyviz.render.svg import emit, start_of
 from lazyviz.render.text import plural
 
 if TYPE_CHECKING:
@@ -39,8 +37,8 @@ if TYPE_CHECKING:
 
     from lazygraph.diff import GraphDiff, HunkGroup
     from lazygraph.graph import Graph
-    from lazyviz.render.diff_model import UnionGraph
     from lazyviz.render.layered import Point
+    from lazyviz.render.model import DrawGraph
 
 
 _MAX_GROUPS = 20
@@ -69,8 +67,9 @@ def diff_page(found: GraphDiff, title: str = "", *, budget: int = 120) -> str:
     """Return a page that needs no other file."""
     union = union_graph(found, budget)
     sections = [Section(title="", body=_summary(found))]
-    if union.nodes:
-        picture, start = diff_picture(union)
+    if union.boxes:
+        layout = lay_out(union)
+        picture = emit(union, layout, links=True)
         note = ""
         if union.left_out:
             are = "is" if union.left_out == 1 else "are"
@@ -79,7 +78,7 @@ def diff_page(found: GraphDiff, title: str = "", *, budget: int = 120) -> str:
         sections.append(
             Section(
                 title="Where they differ",
-                body=_scrolled(picture, start, 720) + note,
+                body=_scrolled(picture, start_of(union, layout), 720) + note,
             )
         )
     sections += _places(found, _MAX_GROUPS, _MAX_LINES)
@@ -106,14 +105,16 @@ def diff_fragment(found: GraphDiff) -> str:
     parts = [_summary(found)]
     budget = _NOTEBOOK_NODES
     while found.cost and budget >= 8:  # noqa: PLR2004
-        picture, start = diff_picture(union_graph(found, budget), links=False)
+        union = union_graph(found, budget)
+        layout = lay_out(union)
+        picture = emit(union, layout)
         if len(picture.encode()) <= _MAX_EMBEDDED_BYTES:
             data = b64encode(picture.encode()).decode()
             shown = (
                 '<img alt="difference of two graphs" '
                 f'style="display:block;margin:0;max-width:none" src="data:image/svg+xml;base64,{data}">'
             )
-            parts.append(_scrolled(shown, start, 480))
+            parts.append(_scrolled(shown, start_of(union, layout), 480))
             break
         budget //= 2
     places = _places(found, _NOTEBOOK_GROUPS, _NOTEBOOK_LINES)
@@ -150,10 +151,10 @@ def _shown(
     }
 
 
-def _around(found: GraphDiff, union: UnionGraph) -> list[Section]:
+def _around(found: GraphDiff, union: DrawGraph) -> list[Section]:
     """Return an entry for each other box of the picture, so that a click on it leads to one."""
     listed = _shown(found, group_hunks(found.hunks())[:_MAX_GROUPS], _MAX_LINES)
-    drawn = {node.spot for node in union.nodes}
+    drawn = {(box.anchor[0], int(box.anchor[1:])) for box in union.boxes}
     entries = []
     for side, node in sorted(drawn - listed):
         graph = found.a if side == "a" else found.b

@@ -1,20 +1,22 @@
-"""The union of two graphs where they differ, with some context, small enough to draw."""
+"""A diff as a drawing: the union of two graphs where they differ, with some context."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
-from lazygraph.diff import group_hunks
+from lazygraph.diff import group_hunks, nested_diffs
 from lazyviz.render.diff_change import change
-from lazyviz.render.diff_text import ADDED, CHANGED, REMOVED, REWIRED, SAME
-from lazyviz.render.model import short_name
+from lazyviz.render.hlo_model import node_box
+from lazyviz.render.model import MARKS, Box, DrawGraph
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from lazygraph.diff import GraphDiff, Hunk, HunkGroup
     from lazygraph.graph import Graph
+    from lazyviz.render.model import Change
 
 DEFAULT_BUDGET = 120
 _MAX_NEIGHBOURS = 6
@@ -23,110 +25,118 @@ _MAX_NEIGHBOURS = 6
 Spot = tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class UnionNode:
-    """One node of the drawing.
+class Side(NamedTuple):
+    """A node on one of the two sides.
 
     Attributes:
-        spot: Which node it is.
-        mark: `+`, `−`, `~`, `⇄`, or `=` for context.
-        label: First line: the mark and the operation.
-        detail: Second line: the type, with the former one where it changed.
-        scope: Module path, in parts.
-        site: Source line, may be empty.
-        hidden: How many of its neighbours are not drawn; of what was not chosen itself.
-        places: How many places look like the one it is part of.
-        is_output: Whether it is an output.
-        is_first: Whether it is of the place that is told first, on which a view opens.
+        graph: The program.
+        node: Its position.
+        number: Returns the number by which the page asks for a node of this program.
     """
 
-    spot: Spot
-    mark: str
-    label: str
-    detail: str
-    scope: tuple[str, ...]
-    site: str
-    hidden: int
-    places: int
-    is_output: bool
-    is_first: bool = False
+    graph: Graph
+    node: int
+    number: Callable[[int], int]
 
 
-@dataclass(frozen=True, slots=True)
-class UnionGraph:
-    """What to draw of a diff.
+def union_graph(found: GraphDiff, budget: int = DEFAULT_BUDGET) -> DrawGraph:
+    """Return the changed nodes of a diff with one hop of context; see `Union.overview`."""
+    return Union(found).overview(budget)
 
-    Attributes:
-        nodes: In an order in which operands come first, as far as the union has one.
-        edges: Start and end as positions in `nodes`, and `=`, `+` or `−`.
-        left_out: How many edited nodes are not drawn.
+
+class Union:
+    """Two programs as one graph: of a pair one node is drawn, that of the second.
+
+    Nodes of both programs have one number: those of the second come after the first's. The
+    boxes of its drawings have these numbers as members.
     """
 
-    nodes: tuple[UnionNode, ...]
-    edges: tuple[tuple[int, int, str], ...]
-    left_out: int
-
-
-def union_graph(found: GraphDiff, budget: int = DEFAULT_BUDGET) -> UnionGraph:
-    """Return the changed nodes of a diff with one hop of context.
-
-    Of places that look alike one is drawn.
-
-    Args:
-        found: The diff.
-        budget: About so many nodes at most.
-    """
-    return _Union(found).select(budget)
-
-
-def union_near(found: GraphDiff, spot: Spot, hops: int, budget: int) -> UnionGraph:
-    """Return what is near a node of a diff, on both sides; the nearest if it is too much.
-
-    Args:
-        found: The diff.
-        spot: The node in the middle.
-        hops: How many edges away something may be.
-        budget: At most so many nodes.
-    """
-    return _Union(found).near(spot, hops, budget)
-
-
-def union_of(found: GraphDiff, group: HunkGroup, budget: int) -> UnionGraph:
-    """Return one place of those that look alike, with its surroundings."""
-    return _Union(found).place(group, budget)
-
-
-class _Union:
     def __init__(self, found: GraphDiff) -> None:
-        self._found = found
-        self._marks: dict[Spot, str] = {("b", y): ADDED for y in found.added}
-        self._marks.update({("a", x): REMOVED for x in found.removed})
-        self._marks.update({("b", each.b): REWIRED for each in found.rewired})
-        self._marks.update({("b", y): CHANGED for _, y in found.changed})
-        self._places: dict[Spot, int] = {}
-        self._first: set[Spot] = set()
+        self.found = found
 
-    def select(self, budget: int) -> UnionGraph:
-        chosen: dict[Spot, None] = {}
-        for group in group_hunks(self._found.hunks()):
+    @cached_property
+    def places(self) -> list[HunkGroup]:
+        """The kinds of place in which the programs differ."""
+        return group_hunks(self.found.hunks())
+
+    @cached_property
+    def changes(self) -> dict[Spot, Change]:
+        """What happened to the nodes that are not the same."""
+        found = self.found
+        changes: dict[Spot, Change] = {("b", y): "added" for y in found.added}
+        changes |= {("a", x): "removed" for x in found.removed}
+        changes |= {("b", each.b): "rewired" for each in found.rewired}
+        return changes | {("b", y): "changed" for _, y in found.changed}
+
+    @property
+    def count(self) -> int:
+        """How many numbers there are."""
+        return len(self.found.a) + len(self.found.b)
+
+    def side(self, name: str) -> Graph:
+        """Return one of the two programs."""
+        return self.found.a if name == "a" else self.found.b
+
+    def number(self, side: str, node: int) -> int:
+        """Return the number of a node."""
+        return node if side == "a" else len(self.found.a) + node
+
+    def spot(self, asked: int) -> Spot:
+        """Return the node of a number: that of the second program, if a pair has it."""
+        of_a = len(self.found.a)
+        return ("b", asked - of_a) if asked >= of_a else self._of_a(asked)
+
+    def inner(self, spot: Spot) -> list[tuple[str, GraphDiff]]:
+        """Return what differs within what a changed pair calls."""
+        side, node = spot
+        if side != "b" or self.changes.get(spot) != "changed":
+            return []
+        return nested_diffs(self.found, self.found.partner_b[node], node)
+
+    def sides(self, spot: Spot) -> tuple[Side | None, Side | None]:
+        """Return a node in the first program and in the second, None where it is not."""
+        side, node = spot
+        a = node if side == "a" else self.found.partner_b[node]
+        b = node if side == "b" else -1
+        return (
+            Side(self.found.a, a, lambda k: self.number("a", k)) if a >= 0 else None,
+            Side(self.found.b, b, lambda k: self.number("b", k)) if b >= 0 else None,
+        )
+
+    def overview(self, budget: int) -> DrawGraph:
+        """Return the changed nodes with one hop of context.
+
+        Of places that look alike one is drawn.
+
+        Args:
+            budget: About so many boxes at most.
+        """
+        chosen: dict[Spot, int] = {}  # how many places look like the one it is part of
+        first: set[Spot] = set()
+        for group in self.places:
             spots = self._connected(group.exemplar, max(4, budget // 3))
             # Of what only follows from another change some is enough.
             room = budget // 4 if group.follows else budget
             if chosen and len(chosen) + len(spots) > room:
                 continue
-            self._first = self._first or set(spots)
-            for spot in spots:
-                chosen[spot] = None
-                self._places[spot] = group.places
-        return self._with_context(chosen, budget)
+            first = first or set(spots)
+            chosen |= dict.fromkeys(spots, group.places)
+        return self._with_context(chosen, first, budget)
 
-    def place(self, group: HunkGroup, budget: int) -> UnionGraph:
+    def place(self, group: HunkGroup, budget: int) -> DrawGraph:
+        """Return one place of those that look alike, with its surroundings."""
         spots = self._connected(group.exemplar, budget)
-        self._places = dict.fromkeys(spots, group.places)
-        self._first = set(spots)
-        return self._with_context(dict.fromkeys(spots), budget)
+        chosen = dict.fromkeys(spots, group.places)
+        return self._with_context(chosen, set(spots), budget)
 
-    def near(self, spot: Spot, hops: int, budget: int) -> UnionGraph:
+    def near(self, spot: Spot, hops: int, budget: int) -> DrawGraph:
+        """Return what is near a node, on both sides; the nearest if it is too much.
+
+        Args:
+            spot: The node in the middle.
+            hops: How many edges away something may be.
+            budget: At most so many boxes.
+        """
         found, edge = {spot: None}, [spot]
         for _ in range(hops):
             edge = [
@@ -137,39 +147,51 @@ class _Union:
             ]
             for each in edge[: budget - len(found)]:
                 found[each] = None
-        return self._graph(list(found))
+        return self._drawing(list(found), {}, set())
 
-    def _with_context(self, chosen: dict[Spot, None], budget: int) -> UnionGraph:
+    def _with_context(
+        self, chosen: dict[Spot, int], first: set[Spot], budget: int
+    ) -> DrawGraph:
         context: dict[Spot, None] = {}
         for spot in chosen:
             for near in self._neighbours(spot)[:_MAX_NEIGHBOURS]:
                 if near not in chosen and len(chosen) + len(context) < 2 * budget:
                     context[near] = None
-        return self._graph([*chosen, *context])
+        return self._drawing([*chosen, *context], chosen, first)
 
-    def _graph(self, spots: list[Spot]) -> UnionGraph:
+    def _drawing(
+        self, spots: list[Spot], chosen: dict[Spot, int], first: set[Spot]
+    ) -> DrawGraph:
         spots.sort(key=self._height)
         position = {spot: k for k, spot in enumerate(spots)}
-        edges = {
-            (position[start], position[end], mark)
-            for end in spots
-            for start, mark in self._incoming(end)
-            if start in position
-        }
-        drawn = sum(1 for spot in spots if spot in self._marks)
-        return UnionGraph(
-            tuple(self._node(spot, position) for spot in spots),
-            tuple(sorted(edges)),
-            len(self._marks) - drawn,
+        edges: dict[Change, set[tuple[int, int]]] = {
+            "same": set(), "added": set(), "removed": set()
+        }  # fmt: skip
+        for end in spots:
+            for start, what in self._incoming(end):
+                if start in position:
+                    edges[what].add((position[start], position[end]))
+        boxes = []
+        for spot in spots:
+            near = () if spot in chosen else self._neighbours(spot)
+            hidden = sum(1 for each in near if each not in position)
+            box = replace(self._box(spot), hidden=hidden, is_first=spot in first)
+            boxes.append(replace(box, count=chosen.get(spot, 1)))
+        drawn = sum(1 for spot in spots if spot in self.changes)
+        return DrawGraph(
+            boxes=tuple(boxes),
+            edges=tuple(sorted(set().union(*edges.values()))),
+            nodes=len(spots),
+            kind="difference of two graphs",
+            added=frozenset(edges["added"]),
+            removed=frozenset(edges["removed"]),
+            left_out=len(self.changes) - drawn,
         )
 
     def _height(self, spot: Spot) -> tuple[float, str]:
         """Return how far into the program a node is, on a scale that both sides share."""
         side, node = spot
-        return node / max(1, len(self._side(side))), side
-
-    def _side(self, side: str) -> Graph:
-        return self._found.a if side == "a" else self._found.b
+        return node / max(1, len(self.side(side))), side
 
     def _spots(self, hunk: Hunk) -> list[Spot]:
         found: dict[Spot, None] = {("b", y): None for y in hunk.added}
@@ -200,12 +222,12 @@ class _Union:
         return list(found)[:limit]
 
     def _of_a(self, node: int) -> Spot:
-        partner = self._found.partner_a[node]
+        partner = self.found.partner_a[node]
         return ("b", partner) if partner >= 0 else ("a", node)
 
-    def _incoming(self, spot: Spot) -> Iterable[tuple[Spot, str]]:
+    def _incoming(self, spot: Spot) -> Iterable[tuple[Spot, Change]]:
         """Yield the operands of a node on both sides, with whether both have the edge."""
-        found = self._found
+        found = self.found
         side, node = spot
         old = node if side == "a" else found.partner_b[node]
         before = (
@@ -216,12 +238,12 @@ class _Union:
         )
         for start in before | after:
             if start in before and start in after:
-                yield start, SAME
+                yield start, "same"
             else:
-                yield start, ADDED if start in after else REMOVED
+                yield start, "added" if start in after else "removed"
 
     def _neighbours(self, spot: Spot) -> list[Spot]:
-        found = self._found
+        found = self.found
         side, node = spot
         near: dict[Spot, None] = {start: None for start, _ in self._incoming(spot)}
         if side == "b":
@@ -231,32 +253,18 @@ class _Union:
             near.update({self._of_a(user): None for user, _ in found.a.users[node]})
         return list(near)
 
-    def _node(self, spot: Spot, position: dict[Spot, int]) -> UnionNode:
+    def _box(self, spot: Spot) -> Box:
         side, node = spot
-        graph = self._side(side)
-        label, origin = graph.label(node), graph.origin(node)
-        mark = self._marks.get(spot, SAME)
-        shown = short_name(label.op)
-        if label.op in {"call", "custom-call"} and origin.op_name:
-            shown = short_name(origin.op_name)
-        detail = label.type
-        old = self._found.partner_b[node] if side == "b" else -1
-        if mark == CHANGED and old >= 0:
-            detail = change(self._found, old, node)
-        hidden = 0
-        if spot not in self._places:
-            hidden = sum(1 for near in self._neighbours(spot) if near not in position)
-        return UnionNode(
-            spot=spot,
-            mark=mark,
-            label=shown if mark == SAME else f"{mark} {shown}",
-            detail=detail,
-            scope=tuple(
-                part for part in origin.scope.replace("/", ".").split(".") if part
-            ),
-            site=origin.site,
-            hidden=hidden,
-            places=self._places.get(spot, 1),
-            is_output=node in graph.outputs,
-            is_first=spot in self._first,
+        graph = self.side(side)
+        box = node_box(graph, node, is_root=node in graph.outputs)
+        what = self.changes.get(spot, "same")
+        if what == "changed":
+            detail = change(self.found, self.found.partner_b[node], node)
+            box = replace(box, detail=detail)
+        return replace(
+            box,
+            label=box.label if what == "same" else f"{MARKS[what]} {box.label}",
+            members=(self.number(side, node),),
+            change=what,
+            anchor=f"{side}{node}",
         )

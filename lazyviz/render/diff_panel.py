@@ -6,15 +6,11 @@ All text is escaped here. A button carries what it asks for in `data-` attribute
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from lazygraph.graph import PARAMETER, InheritedOrigin
 from lazyviz.render import text
 from lazyviz.render.diff_text import (
-    ADDED,
-    CHANGED,
-    REMOVED,
-    REWIRED,
     heading,
     instruction,
     output_lines,
@@ -23,6 +19,7 @@ from lazyviz.render.diff_text import (
 )
 from lazyviz.render.escape import markup
 from lazyviz.render.html import folded, pre
+from lazyviz.render.model import ADDED, MARKS, REMOVED
 from lazyviz.render.panel import button_html, facts_table, heading_html, note_html
 
 if TYPE_CHECKING:
@@ -31,6 +28,8 @@ if TYPE_CHECKING:
     from lazygraph.diff import GraphDiff, HunkGroup
     from lazygraph.graph import Graph
     from lazygraph.trace import Hop, ValueTrace
+    from lazyviz.render.diff_model import Side
+    from lazyviz.render.model import Change
 
 
 _MAX_NEAR = 12
@@ -38,27 +37,13 @@ _MAX_LITERAL = 400
 _MAX_HOPS = 40
 _MAX_PLACES = 30
 _MAX_LINES = 60
-_WORDS = {
-    ADDED: "only in the second",
-    REMOVED: "only in the first",
-    CHANGED: "changed",
-    REWIRED: "reads another value",
+_WORDS: dict[Change, str] = {
+    "added": "only in the second",
+    "removed": "only in the first",
+    "changed": "changed",
+    "rewired": "reads another value",
+    "same": "the same in both",
 }
-_SAME = "the same in both"
-
-
-class Side(NamedTuple):
-    """A node on one of the two sides.
-
-    Attributes:
-        graph: The graph.
-        node: Its position.
-        number: Returns the number by which the page asks for a node of this graph.
-    """
-
-    graph: Graph
-    node: int
-    number: Callable[[int], int]
 
 
 def overview_html(
@@ -105,7 +90,7 @@ def overview_html(
 
 
 def node_html(
-    mark: str,
+    change: Change,
     before: Side | None,
     after: Side | None,
     inner: Sequence[str],
@@ -114,7 +99,7 @@ def node_html(
     """Return both sides of a node, one below the other where they differ.
 
     Args:
-        mark: `+`, `−`, `~`, `⇄`, or `=`.
+        change: What happened to it.
         before: The node in the first graph, None if it is not there.
         after: The node in the second graph, None if it is not there.
         inner: Names of what differs within what it calls.
@@ -124,7 +109,7 @@ def node_html(
     if here is None:
         return ""
     op = here.graph.label(here.node).op
-    title = f"{op}: {_WORDS.get(mark, _SAME)}"
+    title = f"{op}: {_WORDS[change]}"
     rows = []
     for name, read in _FACTS.items():
         told = [read(side) if side is not None else "" for side in (before, after)]
@@ -231,13 +216,13 @@ def _hop(arrow: str, hop: Hop, number_of: Callable[[str], int | None]) -> str:
 
 
 def found_html(
-    wanted: str, rows: Sequence[tuple[str, Side]], count: int, total: int
+    wanted: str, rows: Sequence[tuple[Change | None, Side]], count: int, total: int
 ) -> str:
     """Return the nodes that a search found, those that differ first.
 
     Args:
         wanted: What was searched for.
-        rows: Mark and place of those that are shown.
+        rows: Change and place of those that are shown.
         count: How many were found.
         total: How many there are to find.
     """
@@ -246,9 +231,9 @@ def found_html(
     if not rows:
         return note_html(f"None of {total:,} instructions has {wanted!r} in its op, type, name, module or line.")  # fmt: skip
     items = "".join(
-        f"<li>{mark} {button_html(f'{s.graph.names[s.node]} {s.graph.label(s.node).op}', kind='node', node=s.number(s.node))}"
+        f"<li>{MARKS[change] if change else ''} {button_html(f'{s.graph.names[s.node]} {s.graph.label(s.node).op}', kind='node', node=s.number(s.node))}"
         f" <small>{markup(s.graph.label(s.node).type)} {markup(s.graph.origin(s.node).site)}</small></li>"
-        for mark, s in rows
+        for change, s in rows
     )
     more = f"<p>and {count - len(rows):,} more</p>" if count > len(rows) else ""
     return (

@@ -14,6 +14,7 @@ from lazygraph.explain.hlo_causes import sentences, unseen
 from lazygraph.graph import PARAMETER
 from lazyviz.render.diff_change import CALLED
 from lazyviz.render.measure import clip
+from lazyviz.render.model import ADDED, CHANGED, REMOVED, REWIRED
 from lazyviz.render.text import plural, size
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from lazygraph.diff import GraphDiff, Hunk, HunkGroup
     from lazygraph.graph import DeadNode, Graph, Label
 
-ADDED, REMOVED, CHANGED, REWIRED, SAME = "+", "−", "~", "⇄", "="
 _END = "\x1b[0m"
 # As of `git diff`; the signs say the same to who sees no colours.
 _STYLES = {

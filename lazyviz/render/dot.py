@@ -14,6 +14,8 @@ from lazyviz.render.measure import (
     label_text,
     title_within,
 )
+from lazyviz.render.model import path_text
+from lazyviz.render.palette import CHANGES, CHANGES_LIGHT
 
 if TYPE_CHECKING:
     from lazyviz.render.model import Box, DrawGraph
@@ -49,8 +51,8 @@ def to_dot(graph: DrawGraph, *, labels: bool = True) -> str:
         source.attr("node", style="rounded,filled", fontname="monospace", fontsize="9")
         source.attr("graph", fontname="monospace", fontsize="9")
     _add_frame(source, graph, (), _children(graph), labels=labels)
-    for start, end in graph.edges:
-        source.edge(f"n{start}", f"n{end}")
+    for edge in graph.edges:
+        source.edge(*(f"n{end}" for end in edge), **_edge_style(graph, edge))
     return str(source.source)
 
 
@@ -110,4 +112,30 @@ def _add_box(
         attributes["fillcolor"] = _FILL[box.kind]
         if box.is_root:
             attributes["penwidth"] = "2"
+        if box.change is not None:
+            attributes |= _CHANGE_STYLES[box.change]
+            attributes["peripheries"] = "2" if box.is_root else "1"
+            facts = (box.detail, path_text(box.path), box.site)
+            attributes["tooltip"] = escape.dot(" ".join(fact for fact in facts if fact))
     source.node(f"n{position}", **attributes)
+
+
+_CHANGE_STYLES = {
+    change: {
+        "fillcolor": fill,
+        "color": line,
+        "style": "rounded,filled,dashed" if change == "removed" else "rounded,filled",
+        "penwidth": "1" if change == "same" else "2",
+    }
+    for change, (key, _) in CHANGES.items()
+    for fill, line, _ in [CHANGES_LIGHT[key]]
+}
+
+
+def _edge_style(graph: DrawGraph, edge: tuple[int, int]) -> dict[str, str]:
+    if edge in graph.removed:
+        colour = _CHANGE_STYLES["removed"]["color"]
+        return {"color": colour, "penwidth": "2", "style": "dashed"}
+    if edge in graph.added:
+        return {"color": _CHANGE_STYLES["added"]["color"], "penwidth": "2"}
+    return {}

@@ -48,7 +48,8 @@ def draw_hlo(
     drawn = [k for k, op in enumerate(graph.ops) if op != CONSTANT or k in roots]
     where = {node: position for position, node in enumerate(drawn)}
     boxes = [
-        _box(graph, node, names.get(node, ""), is_root=node in roots) for node in drawn
+        node_box(graph, node, names.get(node, ""), is_root=node in roots)
+        for node in drawn
     ]
     edges = {
         (where[operand], where[node])
@@ -78,7 +79,15 @@ def _names(
     return names
 
 
-def _box(graph: Graph, node: int, called: str, *, is_root: bool) -> Box:
+def node_box(graph: Graph, node: int, called: str = "", *, is_root: bool) -> Box:
+    """Return the box of an instruction; inputs and numbers have no members.
+
+    Args:
+        graph: The program.
+        node: The instruction.
+        called: The user's variable that holds it.
+        is_root: Whether it is an output.
+    """
     label, origin, name = graph.label(node), graph.origin(node), graph.names[node]
     if label.op == PARAMETER:
         called = called or origin.op_name

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from lazyviz.render.escape import markup
 from lazyviz.render.measure import DETAIL_CHAR
 from lazyviz.render.model import BACKWARD
-from lazyviz.render.palette import KINDS
+from lazyviz.render.palette import CHANGES, KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,8 +26,9 @@ def legend_svg(graph: DrawGraph) -> str:
     if not items:
         return ""
     width = round(legend_width(items))
+    classes = "lzv lzd" if graph.is_diff else "lzv"
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="lzv" width="{width}" height="14" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="{classes}" width="{width}" height="14" '
         f'viewBox="0 8 {width} 14" role="img" aria-label="legend">'
         f"{''.join(legend_shapes(graph, 0))}</svg>"
     )
@@ -39,8 +40,10 @@ def legend_items(graph: DrawGraph) -> list[tuple[str, str]]:
     A class of lines begins with `e`, that of a folded repetition with `n`; an empty one has
     words alone.
     """
-    items = [*(graph.legend or _box_items(graph)), *_line_items(graph)]
-    return items if len(items) > 1 else []
+    changes = {box.change for box in graph.boxes}
+    told = [CHANGES[change] for change in CHANGES if change in changes]
+    items = [*(graph.legend or told or _box_items(graph)), *_line_items(graph)]
+    return items if told or len(items) > 1 else []
 
 
 def _box_items(graph: DrawGraph) -> list[tuple[str, str]]:

@@ -42,10 +42,13 @@ def _fitted(box: Box) -> str:
 
 
 def detail_text(box: Box) -> str:
-    """Return the second line of a box, cut to fit: its type, then marks and the overlay."""
-    return " · ".join(
-        [part for part in (clip(box.detail, _MAX_DETAIL), *box.marks, box.note) if part]
-    )
+    """Return the second line of a box, cut to fit: its type, then marks and the overlay.
+
+    What is hidden around it comes last, as in `… 3`.
+    """
+    hidden = f"… {box.hidden}" if box.hidden else ""
+    parts = (clip(box.detail, _MAX_DETAIL), *box.marks, box.note, hidden)
+    return " · ".join([part for part in parts if part])
 
 
 def clip(text: str, length: int) -> str:

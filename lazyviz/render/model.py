@@ -16,6 +16,17 @@ if TYPE_CHECKING:
     from lazyrt.tools import Holding, Leaf, Node, Op, Value
 
 Kind = Literal["op", "backward", "random", "parameter", "constant", "group"]
+Change = Literal["added", "removed", "changed", "rewired", "same"]
+
+# The mark of each change, in drawings, listings and panels.
+ADDED, REMOVED, CHANGED, REWIRED, SAME = "+", "−", "~", "⇄", "="
+MARKS: dict[Change, str] = {
+    "added": ADDED,
+    "removed": REMOVED,
+    "changed": CHANGED,
+    "rewired": REWIRED,
+    "same": SAME,
+}
 
 BACKWARD = "(backward)"
 FROM_CPU = "from the CPU"  # the mark of what a fallback made
@@ -72,6 +83,10 @@ class Box:
         note: The overlay's text, such as `1.2 ms`.
         scope: Labels of the `scope()` blocks around it, joined by `/`.
         step: Name of the `step()` that recorded it.
+        change: What happened to it between two programs; None where one program is drawn.
+        hidden: How many of its neighbours are not drawn.
+        is_first: Whether a view opens on it.
+        anchor: Id of its entry on a static page; empty for none.
     """
 
     label: str
@@ -91,6 +106,10 @@ class Box:
     note: str = ""
     scope: str = ""
     step: str = ""
+    change: Change | None = None
+    hidden: int = 0
+    is_first: bool = False
+    anchor: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +126,8 @@ class DrawGraph:
         kind: What is drawn, for titles: `IR graph`, `StableHLO`, ...
         legend: CSS class and words of each shade of an overlay; empty without one.
         dimmed: What the boxes are that are not new, for the legend.
+        added, removed: In a diff, the edges that only the second or the first program has.
+        left_out: In a diff, how many changed nodes are not drawn.
     """
 
     boxes: tuple[Box, ...]
@@ -118,6 +139,14 @@ class DrawGraph:
     kind: str = "IR graph"
     legend: tuple[tuple[str, str], ...] = ()
     dimmed: str = "earlier cell"
+    added: frozenset[tuple[int, int]] = frozenset()
+    removed: frozenset[tuple[int, int]] = frozenset()
+    left_out: int = 0
+
+    @property
+    def is_diff(self) -> bool:
+        """Whether two programs are drawn, with what changed between them."""
+        return any(box.change is not None for box in self.boxes)
 
     def wires(self) -> tuple[list[list[int]], list[list[int]]]:
         """Return for each box the positions of what it reads, and of what reads it."""
@@ -147,6 +176,8 @@ class DrawGraph:
             boxes=tuple(boxes),
             edges=tuple(sorted(kept)),
             aliases=kept.intersection(_moved(self.aliases, where)),
+            added=kept.intersection(_moved(self.added, where)),
+            removed=kept.intersection(_moved(self.removed, where)),
             updates=tuple(sorted(set(_moved(self.updates, where)))),
         )
 

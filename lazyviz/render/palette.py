@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lazyviz.render.model import Kind
+    from lazyviz.render.model import Change, Kind
 
 # The parts of a cell's time, in the order in which they are drawn.
 PHASE_MEANINGS = {
@@ -42,6 +42,13 @@ KINDS: dict[Kind, tuple[str, str]] = {
     "backward": ("b", "backward"),
     "group": ("g", "folded"),
 }
+CHANGES: dict[Change, tuple[str, str]] = {
+    "added": ("da", "+ added"),
+    "removed": ("dr", "− removed"),
+    "changed": ("dc", "~ changed"),
+    "rewired": ("dw", "⇄ reads another"),
+    "same": ("ds", "the same"),
+}
 # Fill, line and text of each kind.
 LIGHT = {
     "o": ("#edf3fc", "#88a5d1", "#1d3557"),
@@ -60,6 +67,21 @@ DARK = {
     "c": ("#2a2e35", "#6b7380", "#d6dae1"),
     "g": ("#283b5b", "#7d9dd0", "#e6eefb"),
     "gb": ("#1f4636", "#6bb391", "#dcf5e8"),
+}
+# Of each change in a diff; told apart without colours too, by the mark and the line.
+CHANGES_LIGHT = {
+    "da": ("#56B4E9", "#0072B2", "#111111"),
+    "dr": ("#F2B48C", "#D55E00", "#111111"),
+    "dc": ("#F5E94B", "#222222", "#111111"),
+    "dw": ("#FFFFFF", "#222222", "#111111"),
+    "ds": ("#FFFFFF", "#9A9A9A", "#111111"),
+}
+# White paper would shine, and dark lines would not be seen.
+CHANGES_DARK = CHANGES_LIGHT | {
+    "da": ("#56B4E9", "#56B4E9", "#111111"),
+    "dc": ("#F5E94B", "#E3E7EE", "#111111"),
+    "dw": ("#23282F", "#E3E7EE", "#E3E7EE"),
+    "ds": ("#23282F", "#9A9A9A", "#E3E7EE"),
 }
 ROOT = ("#c2456b", "#ef7fa2")  # light, dark
 SELECTED = ("#0b5fd0", "#7cc0ff")
@@ -84,10 +106,16 @@ SHADES_DARK = {
 }
 
 
-def stylesheet(*, inline: bool = False) -> str:
-    """Return the CSS of drawings; `inline` ones follow Jupyter's and VS Code's theme too."""
-    light = _variables(LIGHT | SHADES_LIGHT, 0)
-    dark = _variables(DARK | SHADES_DARK, 1)
+def stylesheet(*, inline: bool = False, diff: bool = False) -> str:
+    """Return the CSS of drawings.
+
+    Args:
+        inline: Whether they follow Jupyter's and VS Code's theme too.
+        diff: Whether two programs are drawn: boxes have the colours of changes, not of kinds.
+    """
+    colours = CHANGES_LIGHT if diff else LIGHT | SHADES_LIGHT
+    light = _variables(colours, 0)
+    dark = _variables(CHANGES_DARK if diff else DARK | SHADES_DARK, 1)
     themes = f".lzv{{{light}}}@media(prefers-color-scheme:dark){{.lzv{{{dark}}}}}"
     if inline:
         themes += (
@@ -96,9 +124,9 @@ def stylesheet(*, inline: bool = False) -> str:
         )
     kinds = "".join(
         f".lzv .{key}{{--f:var(--{key}f);--s:var(--{key}s);--t:var(--{key}t)}}"
-        for key in LIGHT | SHADES_LIGHT
+        for key in colours
     )
-    return themes + kinds + RULES
+    return themes + kinds + RULES + (DIFF_RULES if diff else "")
 
 
 RULES = (
@@ -127,6 +155,16 @@ RULES = (
     ".lzv g[tabindex]:hover>rect,.lzv g[tabindex]:focus>rect{stroke:var(--sel);stroke-width:2}"
     ".lzv g.sel[tabindex]>rect{stroke:var(--sel);stroke-width:3}"
     ".lzv g[tabindex]:focus-visible>rect{stroke:var(--sel);stroke-width:3}"
+)
+
+# A class sets `--w` and `--d`, which the page's rules for what is selected or found outdo.
+DIFF_RULES = (
+    ".lzd g>rect{stroke-width:var(--w,2);stroke-dasharray:var(--d,none)}"
+    ".lzd .ds{--w:1}.lzd .dr{--d:5 3}"
+    ".lzd .e.da,.lzd .e.dr{stroke:var(--s);stroke-width:2;stroke-dasharray:var(--d,none)}"
+    ".lzd .a.da,.lzd .a.dr{fill:var(--s)}"
+    ".lzd g.mate[tabindex]>rect{stroke:var(--s);stroke-width:3;stroke-dasharray:var(--d,none)}"
+    ".lzd a:hover rect,.lzd a:focus rect{stroke:var(--sel);stroke-width:3}"
 )
 
 

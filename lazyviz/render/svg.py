@@ -29,7 +29,7 @@ from lazyviz.render.measure import (
     named_in_frames,
 )
 from lazyviz.render.model import path_text
-from lazyviz.render.palette import KINDS, LEVELS, stylesheet
+from lazyviz.render.palette import CHANGES, KINDS, LEVELS, stylesheet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -114,6 +114,7 @@ def emit(
     inline: bool = False,
     legend: bool = True,
     hint: str = "",
+    links: bool = False,
 ) -> str:
     """Return the SVG of a drawing whose boxes have been placed.
 
@@ -123,24 +124,25 @@ def emit(
         inline: See `draw`.
         legend: Whether the legend stands below; see `legend_svg`.
         hint: A line below the legend.
+        links: Whether boxes link to their entries on the page; see `Box.anchor`.
     """
     width, height = _size(graph, layout, legend=legend, hint=hint)
     label = f"{markup(graph.kind)}, {text.plural(graph.nodes, 'op')}"
     if graph.nodes != len(graph.boxes):
         label += f" in {text.plural(len(graph.boxes), 'box', 'boxes')}"
+    classes = "lzv lzd" if graph.is_diff else "lzv"
     start = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="lzv" width="{width}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="{classes}" width="{width}" '
         f'height="{height}" viewBox="{-_MARGIN} {-_MARGIN} {width} {height}" '
         f'role="group" aria-label="{label}">'
     )
     parts = [
         start,
-        f"<style>{stylesheet(inline=inline)}</style>",
+        f"<style>{stylesheet(inline=inline, diff=graph.is_diff)}</style>",
         *_frames(layout),
-        _edges(_routes(graph, layout, aliases=False), ""),
-        _edges(_routes(graph, layout, aliases=True), " al"),
+        *(_edges(routes, kind) for kind, routes in _routes(graph, layout).items()),
         _arcs(graph, layout),
-        *_boxes(graph, layout.centres, numbered=inline),
+        *_boxes(graph, layout.centres, numbered=inline, links=links),
         *(legend_shapes(graph, layout.height) if legend else ()),
         _hint(hint, height),
         "</svg>",
@@ -178,14 +180,18 @@ def _frames(layout: Layout) -> Iterable[str]:
         )
 
 
-def _routes(
-    graph: DrawGraph, layout: Layout, *, aliases: bool
-) -> list[tuple[Point, ...]]:
-    return [
-        route
-        for edge, route in zip(graph.edges, layout.routes, strict=True)
-        if (edge in graph.aliases) is aliases
-    ]
+def _routes(graph: DrawGraph, layout: Layout) -> dict[str, list[tuple[Point, ...]]]:
+    """Return the curves of each class of edge."""
+    classes = {
+        " al": graph.aliases,
+        f" {CHANGES['removed'][0]}": graph.removed,
+        f" {CHANGES['added'][0]}": graph.added,
+    }
+    routes: dict[str, list[tuple[Point, ...]]] = {"": [], **{c: [] for c in classes}}
+    for edge, route in zip(graph.edges, layout.routes, strict=True):
+        kind = next((c for c, edges in classes.items() if edge in edges), "")
+        routes[kind].append(route)
+    return routes
 
 
 def _arcs(graph: DrawGraph, layout: Layout) -> str:
@@ -234,20 +240,29 @@ def _arrow(route: tuple[Point, ...]) -> str:
 
 
 def _boxes(
-    graph: DrawGraph, centres: Sequence[Point], *, numbered: bool
+    graph: DrawGraph, centres: Sequence[Point], *, numbered: bool, links: bool
 ) -> Iterable[str]:
     mates = _mates(graph) if numbered else {}
     for number, (box, (x, y)) in enumerate(zip(graph.boxes, centres, strict=True)):
+        is_link = links and bool(box.anchor)
         attributes = f' data-b="{number}"' if numbered else ""
+        if numbered and box.is_first:
+            attributes += ' data-first="1"'
         if number in mates:
             attributes += f' data-u="{" ".join(map(str, mates[number]))}"'
-        yield _box(box, x, y, attributes, shaded=bool(graph.legend))
+        if not is_link:
+            attributes += ' tabindex="0" role="button"'
+        shape = _box(box, x, y, attributes, shaded=bool(graph.legend))
+        yield f'<a href="#{box.anchor}">{shape}</a>' if is_link else shape
 
 
 def _mates(graph: DrawGraph) -> dict[int, list[int]]:
-    """Return for each box those that its memory goes to or comes from."""
+    """Return for each box those that its memory goes to or comes from.
+
+    In a diff, those that it reads or that read it.
+    """
     found: dict[int, list[int]] = {}
-    for output, taken in graph.updates:
+    for output, taken in graph.edges if graph.is_diff else graph.updates:
         found.setdefault(output, []).append(taken)
         found.setdefault(taken, []).append(output)
     return found
@@ -272,8 +287,8 @@ def _box(box: Box, x: float, y: float, attributes: str, *, shaded: bool) -> str:
     if box.level is not None:
         lines += _gauge(box.level, left + corner, top + height - 4, width - 2 * corner)
     return (
-        f'<g class="{_classes(box, shaded=shaded)}"{_data(box)}{attributes} tabindex="0" '
-        f'role="button" aria-label="{markup(", ".join(_facts(box)))}">'
+        f'<g class="{_classes(box, shaded=shaded)}"{_data(box)}{attributes} '
+        f'aria-label="{markup(", ".join(_facts(box)))}">'
         f"<title>{markup(chr(10).join(_facts(box)))}</title>{sheets}"
         f'<rect x="{left:.0f}" y="{top:.0f}" {rect}/>{lines}</g>'
     )
@@ -286,6 +301,8 @@ def _gauge(level: int, x: float, y: float, width: float) -> str:
 
 
 def _classes(box: Box, *, shaded: bool) -> str:
+    if box.change is not None:
+        return CHANGES[box.change][0]
     names = [KINDS[box.kind][0]]
     if is_backward_group(box):
         names.append("gb")
@@ -313,11 +330,13 @@ def _data(box: Box) -> str:
 def _facts(box: Box) -> list[str]:
     """Return what a tooltip and a screen reader say of a box."""
     facts = [box.op or label_text(box), box.detail]
-    if box.name and box.op:
+    if box.change is not None:
+        facts[:1] = [CHANGES[box.change][1], label_text(box), box.op]
+    elif box.name and box.op:
         facts.insert(0, box.name)
     if len(box.members) > 1 and box.kind != "group":
         facts.append(f"{text.plural(len(box.members), 'node')}, drawn once")
-    elif box.members and box.kind != "group":
+    elif box.members and box.kind != "group" and box.change is None:
         facts.append(f"node %{box.members[0]}")
     facts.append(path_text(box.path))
     facts.append(box.site)
@@ -327,5 +346,21 @@ def _facts(box: Box) -> list[str]:
     if box.note:
         facts.append(box.note)
     if box.is_root:
-        facts.append("output: a live tensor")
+        facts.append("output: a live tensor" if box.change is None else "output")
+    if box.change is not None and box.count > 1:
+        facts.append(f"{box.count} places alike")
+    if box.hidden:
+        facts.append(f"… {text.plural(box.hidden, 'neighbour')} not drawn")
     return [clip(fact, _MAX_FACT) for fact in facts if fact]
+
+
+def start_of(graph: DrawGraph, layout: Layout) -> Point:
+    """Return where a view of a diff opens: a corner of what is told first, in pixels."""
+    corners = [
+        (not box.is_first, y - height / 2 + _MARGIN, x - width / 2 + _MARGIN)
+        for box, (x, y) in zip(graph.boxes, layout.centres, strict=True)
+        for width, height in [box_size(box)]
+        if box.change != "same"
+    ]
+    _, y, x = min(corners, default=(False, 0.0, 0.0))
+    return x, y

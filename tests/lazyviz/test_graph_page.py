@@ -147,7 +147,7 @@ def test_a_difference_opens_on_the_place_that_is_told_first(browser_tab):
 
     mount(browser_tab, "graph_view", shown | texts)
 
-    first = [node for node in explorer.shown.nodes if node.is_first]
+    first = [box for box in explorer.shown.boxes if box.is_first]
     left, top, width, height = seen(browser_tab)["box"]
     boxes = browser_tab.evaluate(
         "() => [...document.querySelectorAll('[data-first]')].map((e) => {"

@@ -103,7 +103,7 @@ def state(name, text):
 def diff_state(text):
     """Return the traits of the view of a diff, with all that its panel can show."""
     explorer = DiffExplorer(test_safety.difference(text))
-    kinds = [{"kind": "select", "box": k} for k in range(len(explorer.shown.nodes))]
+    kinds = [{"kind": "select", "box": k} for k in range(len(explorer.shown.boxes))]
     kinds += [{"kind": "follow", "node": 0}, {"kind": "search", "text": "add"}]
     panels = [
         reply["html"]
