@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from lazyviz import formatters
+from lazyviz.draw import panel
+from lazyviz.draw.model import FROM_CPU, DrawGraph
 from lazyviz.inspection import programs
-from lazyviz.render import panel, text
-from lazyviz.render.model import FROM_CPU, DrawGraph
+from lazyviz.render import text
 from lazyviz.render.values import look_view, picture_axes
 
 if TYPE_CHECKING:
     from lazyrt import Inspection
+    from lazyviz.draw.model import Box
     from lazyviz.inspection.programs import IrProgram, Program
     from lazyviz.inspection.subjects import Subject
-    from lazyviz.render.model import Box
 
 _MAX_FALLBACKS = 50
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from lazygraph.errors import HloError
 from lazygraph.trace import trace_value
+from lazyviz.draw import diff_html as diff_panel
+from lazyviz.draw.diff import Union, change
 from lazyviz.inspection.protocol import (
     RequestError,
     number,
@@ -13,17 +15,14 @@ from lazyviz.inspection.protocol import (
     search_text,
 )
 from lazyviz.inspection.walk import MAX_FOUND, MAX_HOPS, View, Walk
-from lazyviz.render import diff_panel
-from lazyviz.render.diff_change import change
-from lazyviz.render.diff_model import Union
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from lazygraph.diff import GraphDiff
     from lazygraph.graph import Graph
+    from lazyviz.draw.diff import Spot
     from lazyviz.inspection.protocol import Reply
-    from lazyviz.render.diff_model import Spot
 
 _BUDGET = 60
 _MOST_BOXES = 150

@@ -5,6 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from lazyviz import formatters
+from lazyviz.draw import panel
+from lazyviz.draw.fold import FOLDINGS, READ_WHOLE, Folding, fold_by
+from lazyviz.draw.layout import draws_frames
+from lazyviz.draw.model import (
+    DrawGraph,
+    inside,
+    named_in_frames,
+    neighbourhood,
+    path_text,
+    restrict,
+)
 from lazyviz.inspection import programs
 from lazyviz.inspection.details import Details
 from lazyviz.inspection.protocol import (
@@ -17,24 +28,18 @@ from lazyviz.inspection.protocol import (
     search_text,
 )
 from lazyviz.inspection.walk import MAX_FOUND, MAX_HOPS, View, Walk
-from lazyviz.render import panel
-from lazyviz.render.collapse import FOLDINGS, READ_WHOLE, Folding, fold_by
 from lazyviz.render.cuts import cut_panel
-from lazyviz.render.layout import draws_frames
-from lazyviz.render.measure import named_in_frames
-from lazyviz.render.model import DrawGraph, path_text
-from lazyviz.render.subgraph import inside, neighbourhood, restrict
 from lazyviz.render.values import look_view, picture_axes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from lazyrt import Inspection
+    from lazyviz.draw.model import Box
     from lazyviz.inspection.programs import Form, IrProgram, Program
     from lazyviz.inspection.protocol import Reply
     from lazyviz.inspection.subjects import Subject
     from lazyviz.render.cuts import Cut
-    from lazyviz.render.model import Box
 
 _ASK_ABOVE_NS = 1_000_000_000  # a longer wait is the reader's own decision
 _BUDGET = 150  # boxes; a reader takes fewer than an engine can place

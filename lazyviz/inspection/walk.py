@@ -11,17 +11,17 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from lazyviz.draw import svg
+from lazyviz.draw.layout import lay_out
+from lazyviz.draw.svg import legend_svg
 from lazyviz.inspection.protocol import answered, number, panel_reply
-from lazyviz.render import svg
-from lazyviz.render.layout import lay_out
-from lazyviz.render.legend import legend_svg
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from lazyviz.draw.fold import Folding
+    from lazyviz.draw.model import DrawGraph
     from lazyviz.inspection.protocol import Reply
-    from lazyviz.render.collapse import Folding
-    from lazyviz.render.model import DrawGraph
 
 MAX_FOUND = 50  # of a search, and of other lists in a panel
 MAX_HOPS = 20

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import traitlets
 
-from lazyviz.render import panel
+from lazyviz.draw import panel
 from lazyviz.widgets import page
 from lazyviz.widgets.page import Page
 

@@ -7,7 +7,8 @@ from itertools import combinations
 
 import pytest
 
-from lazyviz.render import palette, timeline, timeline_legend
+from lazyviz.draw import palette
+from lazyviz.render import timeline, timeline_legend
 from tests.lazyviz.test_render_timeline import VIEW
 
 PAPER = {"light": "#ffffff", "dark": "#111111"}

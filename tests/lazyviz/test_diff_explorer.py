@@ -10,9 +10,9 @@ from torch import nn
 import lazyrt
 import lazyviz
 from lazygraph import diff, parse
+from lazyviz.draw.model import MARKS
 from lazyviz.inspection.diff_explorer import DiffExplorer
 from lazyviz.inspection.protocol import RequestError
-from lazyviz.render.model import MARKS
 from tests.conftest import displayed
 from tests.lazyviz.test_render_diff import AFTER, BEFORE
 

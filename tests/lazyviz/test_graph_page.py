@@ -8,11 +8,11 @@ import re
 import pytest
 
 from lazygraph import diff, parse
+from lazyviz.draw import svg
+from lazyviz.draw.diff_html import diff_page
+from lazyviz.draw.layout import lay_out
+from lazyviz.draw.model import Box, DrawGraph
 from lazyviz.inspection.diff_explorer import DiffExplorer
-from lazyviz.render import svg
-from lazyviz.render.diff_html import diff_page
-from lazyviz.render.layout import lay_out
-from lazyviz.render.model import Box, DrawGraph
 from tests.conftest import find_browser
 from tests.lazyviz.widget_pages import browsing_pages, mount, tell
 

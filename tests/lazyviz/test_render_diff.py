@@ -11,13 +11,11 @@ import pytest
 
 from lazygraph import diff, group_hunks, parse
 from lazyviz.__main__ import main
-from lazyviz.render.diff_html import diff_bundle, diff_fragment, diff_page
-from lazyviz.render.diff_model import union_graph
-from lazyviz.render.diff_panel import pairing_lines
-from lazyviz.render.diff_text import diff_text
-from lazyviz.render.dot import to_dot
-from lazyviz.render.layout import lay_out
-from lazyviz.render.svg import emit
+from lazyviz.draw.diff import union_graph
+from lazyviz.draw.diff_html import diff_bundle, diff_fragment, diff_page
+from lazyviz.draw.diff_text import diff_text, pairing_lines
+from lazyviz.draw.layout import lay_out, to_dot
+from lazyviz.draw.svg import emit
 from tests.hlo_pairs import graph_of_program, text_of, transformer
 
 BEFORE = """\

@@ -4,10 +4,10 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from lazyviz.render.legend import legend_svg
-from lazyviz.render.model import Box, DrawGraph, draw_graph
-from lazyviz.render.palette import stylesheet
-from lazyviz.render.svg import draw
+from lazyviz.draw.boxes import draw_graph
+from lazyviz.draw.model import Box, DrawGraph
+from lazyviz.draw.palette import stylesheet
+from lazyviz.draw.svg import draw, legend_svg
 from tests.lazyviz.ir_builder import chain, perceptron, transformer
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from lazyviz.draw.model import path_text
 from lazyviz.render import text
 from lazyviz.render.escape import markup
-from lazyviz.render.model import path_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from lazyrt.observe.events import TensorPrinted
     from lazyrt.tools import Cost, Look, Summary
-    from lazyviz.render.model import Box
+    from lazyviz.draw.model import Box
 
 _MAX_NEIGHBOURS = 12
 _MAX_OVERVIEW = 6
