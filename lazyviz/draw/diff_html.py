@@ -8,6 +8,7 @@ its source line, module path, both sides, and what differs within what it calls.
 from __future__ import annotations
 
 from base64 import b64encode
+from functools import partial
 from typing import TYPE_CHECKING
 
 from lazygraph.diff import group_hunks, nested_diffs
@@ -27,13 +28,19 @@ from lazyviz.draw.diff_text import (
 )
 from lazyviz.draw.layout import lay_out
 from lazyviz.draw.model import ADDED, CHANGED, MARKS, REMOVED, REWIRED
-from lazyviz.draw.panel import button_html, facts_table, heading_html, note_html
+from lazyviz.draw.panel import (
+    button_html,
+    facts_table,
+    heading_html,
+    links_html,
+    matches_html,
+    note_html,
+)
 from lazyviz.draw.svg import emit, start_of
 from lazyviz.render import text
 from lazyviz.render.escape import markup
 from lazyviz.render.html import folded, pre
 from lazyviz.render.page import Section, page_html
-from lazyviz.render.text import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
@@ -49,7 +56,25 @@ _MAX_LINKS = 12
 _MAX_LITERAL = 400
 _MAX_HOPS = 40
 _MAX_PLACES = 30
-_MAX_LISTED = 60
+_MAX_GROUPS = 20
+_MAX_LINES = 60
+_NOTEBOOK_GROUPS = 6
+_NOTEBOOK_LINES = 20
+_NOTEBOOK_NODES = 60
+_MAX_EMBEDDED_BYTES = 131_072
+# Pixels of a picture that are seen above and to the left of where it opens.
+_BEFORE_START = 60
+# Half transparent, so that they read on light and dark pages.
+_COLOURS = {
+    ADDED: "rgba(0,114,178,.18)",
+    REMOVED: "rgba(213,94,0,.18)",
+    CHANGED: "rgba(240,228,66,.28)",
+    REWIRED: "rgba(127,127,127,.16)",
+}
+_INHERITED = (
+    "the dump says nothing of it; module, line and operation are its neighbour's"
+)
+_CELL = "vertical-align:top;padding:2px 8px;text-align:left;font:12px/1.45 ui-monospace,Menlo,Consolas,monospace;overflow-wrap:anywhere"
 _WORDS: dict[Change, str] = {
     "added": "only in the second",
     "removed": "only in the first",
@@ -96,10 +121,8 @@ def overview_html(
         ("Inputs moved or changed", pairing_lines(found)),
     ):
         if lines:
-            more = [f"… {len(lines) - _MAX_LISTED:,} more"]
-            shown = (
-                lines if len(lines) <= _MAX_LISTED else [*lines[:_MAX_LISTED], *more]
-            )
+            more = [f"… {len(lines) - _MAX_LINES:,} more"]
+            shown = lines if len(lines) <= _MAX_LINES else [*lines[:_MAX_LINES], *more]
             parts.append(folded(what, pre("\n".join(shown))))
     return "".join(parts)
 
@@ -125,10 +148,12 @@ def node_html(
         return ""
     op = here.graph.label(here.node).op
     title = f"{op}: {_WORDS[change]}"
-    rows = []
-    for name, read in _FACTS.items():
-        told = [read(side) if side is not None else "" for side in (before, after)]
-        rows.append((name, _both(*told, one=before is None or after is None)))
+    sides = [side for side in (before, after) if side is not None]
+    told = [_facts(s.graph, s.node, partial(_near, s)) for s in sides]
+    rows = [
+        (facts[0][0], _both([fact for _, fact in facts]))
+        for facts in zip(*told, strict=True)
+    ]
     rows.append(("changed", markup(changed)))
     number = here.number(here.node)
     buttons = [
@@ -145,57 +170,59 @@ def node_html(
             for k, name in enumerate(inner)
         ),
     ]  # fmt: skip
-    lines = [instruction(s.graph, s.node) for s in (before, after) if s is not None]
+    lines = [instruction(s.graph, s.node) for s in sides]
     listing = pre("\n".join(dict.fromkeys(lines)))
     return (
         f"{heading_html(title)}{facts_table(rows)}<p>{' '.join(buttons)}</p>{listing}"
     )
 
 
-def _both(before: str, after: str, *, one: bool) -> str:
+def _both(told: Sequence[str]) -> str:
     """Return a fact of both sides: once if they agree, else both with their marks."""
-    if one or before == after:
-        return after or before
-    return (
-        f"<div>{REMOVED} {before or 'none'}</div><div>{ADDED} {after or 'none'}</div>"
-    )
-
-
-def _inherited(side: Side) -> str:
-    is_inherited = isinstance(side.graph.origin(side.node), InheritedOrigin)
-    return "module, line and operation are its neighbour's" if is_inherited else ""
+    if len(set(told)) == 1:
+        return told[0]
+    before, after = (each or "none" for each in told)
+    return f"<div>{REMOVED} {before}</div><div>{ADDED} {after}</div>"
 
 
 def _near(side: Side, nodes: Sequence[int]) -> str:
-    links = [
-        button_html(
-            f"{side.graph.names[node]} {side.graph.label(node).op}",
-            kind="node",
-            node=side.number(node),
-        )
-        for node in list(dict.fromkeys(nodes))[:_MAX_LINKS]
+    distinct = list(dict.fromkeys(nodes))
+    return links_html(
+        [_button(side, node) for node in distinct[:_MAX_LINKS]], len(distinct)
+    )
+
+
+def _button(side: Side, node: int) -> str:
+    label = f"{side.graph.names[node]} {side.graph.label(node).op}"
+    return button_html(label, kind="node", node=side.number(node))
+
+
+def _facts(
+    graph: Graph, node: int, links: Callable[[Sequence[int]], str]
+) -> list[tuple[str, str]]:
+    """Return names and HTML of what is known of an instruction; empty where nothing is.
+
+    Args:
+        graph: The program.
+        node: The instruction.
+        links: Returns others as HTML that leads to them.
+    """
+    label, origin = graph.label(node), graph.origin(node)
+    inherited = _INHERITED if isinstance(origin, InheritedOrigin) else ""
+    return [
+        ("name", markup(graph.names[node])),
+        ("op", markup(label.op)),
+        ("type", markup(label.type)),
+        ("attributes", markup(with_callees(label.attrs, graph, node))),
+        ("literal", markup(label.literal[:_MAX_LITERAL])),
+        ("line", markup(origin.site)),
+        ("module", markup(origin.scope)),
+        ("from", markup(origin.op_name)),
+        ("inherited", inherited),
+        ("reads", links(graph.operands[node])),
+        ("read by", links([user for user, _ in graph.users[node]])),
+        ("output", "of the program" if node in graph.outputs else ""),
     ]
-    if len(nodes) > _MAX_LINKS:
-        links.append(f"<span>and {len(nodes) - _MAX_LINKS:,} more</span>")
-    return f'<span class="lzg-links">{" ".join(links)}</span>' if links else ""
-
-
-_FACTS: dict[str, Callable[[Side], str]] = {
-    "name": lambda s: markup(s.graph.names[s.node]),
-    "op": lambda s: markup(s.graph.label(s.node).op),
-    "type": lambda s: markup(s.graph.label(s.node).type),
-    "attributes": lambda s: markup(
-        with_callees(s.graph.label(s.node).attrs, s.graph, s.node)
-    ),
-    "literal": lambda s: markup(s.graph.label(s.node).literal[:_MAX_LITERAL]),
-    "line": lambda s: markup(s.graph.origin(s.node).site),
-    "module": lambda s: markup(s.graph.origin(s.node).scope),
-    "from": lambda s: markup(s.graph.origin(s.node).op_name),
-    "inherited": _inherited,
-    "reads": lambda s: _near(s, s.graph.operands[s.node]),
-    "read by": lambda s: _near(s, [user for user, _ in s.graph.users[s.node]]),
-    "output": lambda s: "of the program" if s.node in s.graph.outputs else "",
-}
 
 
 def way_html(way: ValueTrace, number_of: Callable[[str], int | None], back: int) -> str:
@@ -246,36 +273,11 @@ def found_html(
     if not rows:
         return note_html(f"None of {total:,} instructions has {wanted!r} in its op, type, name, module or line.")  # fmt: skip
     items = "".join(
-        f"<li>{MARKS[change] if change else ''} {button_html(f'{s.graph.names[s.node]} {s.graph.label(s.node).op}', kind='node', node=s.number(s.node))}"
+        f"<li>{MARKS[change] if change else ''} {_button(s, s.node)}"
         f" <small>{markup(s.graph.label(s.node).type)} {markup(s.graph.origin(s.node).site)}</small></li>"
         for change, s in rows
     )
-    more = f"<p>and {count - len(rows):,} more</p>" if count > len(rows) else ""
-    return (
-        f"{heading_html(text.plural(count, 'match', 'matches'))}<ul>{items}</ul>{more}"
-    )
-
-
-_MAX_GROUPS = 20
-_MAX_LINES = 60
-_NOTEBOOK_GROUPS = 6
-_NOTEBOOK_LINES = 20
-_NOTEBOOK_NODES = 60
-_MAX_NEAR = 12
-_MAX_EMBEDDED_BYTES = 131_072
-# Pixels of a picture that are seen above and to the left of where it opens.
-_BEFORE_START = 60
-# Half transparent, so that they read on light and dark pages.
-_COLOURS = {
-    ADDED: "rgba(0,114,178,.18)",
-    REMOVED: "rgba(213,94,0,.18)",
-    CHANGED: "rgba(240,228,66,.28)",
-    REWIRED: "rgba(127,127,127,.16)",
-}
-_INHERITED = (
-    "the dump says nothing of it; module, source and operation are its neighbour's"
-)
-_CELL = "vertical-align:top;padding:2px 8px;text-align:left;font:12px/1.45 ui-monospace,Menlo,Consolas,monospace;overflow-wrap:anywhere"
+    return matches_html(items, len(rows), count)
 
 
 def diff_page(found: GraphDiff, title: str = "", *, budget: int = 120) -> str:
@@ -288,7 +290,7 @@ def diff_page(found: GraphDiff, title: str = "", *, budget: int = 120) -> str:
         note = ""
         if union.left_out:
             are = "is" if union.left_out == 1 else "are"
-            more = plural(union.left_out, "more changed node")
+            more = text.plural(union.left_out, "more changed node")
             note = f"<p>{more} {are} listed below, or alike.</p>"
         sections.append(
             Section(
@@ -452,23 +454,8 @@ def _side(
 ) -> str:
     if node < 0:
         return ""
-    origin = graph.origin(node)
-    label = graph.label(node)
-    facts = [
-        ("module", markup(origin.scope)),
-        ("source", markup(origin.site)),
-        ("from", markup(origin.op_name)),
-        ("inherited", _INHERITED if isinstance(origin, InheritedOrigin) else ""),
-        ("type", markup(label.type)),
-        ("attributes", markup(with_callees(label.attrs, graph, node))),
-        ("literal", markup(label.literal[:400])),
-        ("reads", _links(graph, list(graph.operands[node]), side, shown)),
-        (
-            "read by",
-            _links(graph, [user for user, _ in graph.users[node]], side, shown),
-        ),
-        ("output", "yes" if node in graph.outputs else ""),
-    ]
+    # The line that unfolds has the name and the op already.
+    facts = _facts(graph, node, lambda near: _links(graph, near, side, shown))[2:]
     rows = "".join(
         f"<div><b>{name}</b> {value}</div>" for name, value in facts if value
     )
@@ -480,17 +467,17 @@ def _side(
 
 
 def _links(
-    graph: Graph, nodes: list[int], side: str, shown: Container[tuple[str, int]]
+    graph: Graph, nodes: Sequence[int], side: str, shown: Container[tuple[str, int]]
 ) -> str:
     parts = []
-    for node in nodes[:_MAX_NEAR]:
+    for node in nodes[:_MAX_LINKS]:
         name = markup(instruction(graph, node).partition(" = ")[0])
         op = markup(graph.label(node).op)
         if (side, node) in shown:
             name = f'<a href="#{side}{node}" style="color:inherit">{name}</a>'
         parts.append(f"{name} ({op})")
-    if len(nodes) > _MAX_NEAR:
-        parts.append(f"… {len(nodes) - _MAX_NEAR} more")
+    if len(nodes) > _MAX_LINKS:
+        parts.append(f"… {len(nodes) - _MAX_LINKS} more")
     return ", ".join(parts)
 
 

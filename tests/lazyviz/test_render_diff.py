@@ -308,7 +308,7 @@ def test_the_page_shows_both_sides_and_what_differs_within_a_fusion():
     assert "differs within calls: %fused → %fused" in page
     assert "%t = f32[4] sine(%p)" in page
     assert "was %t = f32[4] tanh(%p)" in page
-    assert "<b>source</b> m.py:5" in page
+    assert "<b>line</b> m.py:5" in page
     assert "<b>module</b> enc.1" in page
 
 
@@ -382,8 +382,8 @@ def test_in_a_browser_a_click_on_each_box_unfolds_its_entry(
 
     assert sorted(entries) == ["#b0", "#b1", "#b2", "#b3"]
     assert "read by" in entries["#b0"]
-    assert "source m.py:3" in entries["#b1"]
+    assert "line m.py:3" in entries["#b1"]
     assert "module enc.0" in entries["#b1"]
     assert both.count("fusion(%x)") == 2
-    assert "source m.py:5" in entries["#b3"]
+    assert "line m.py:5" in entries["#b3"]
     assert followed.endswith("#b2")
