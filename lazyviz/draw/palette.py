@@ -48,10 +48,10 @@ KINDS: dict[Kind, tuple[str, str]] = {
     "group": ("g", "folded"),
 }
 CHANGES: dict[Change, tuple[str, str]] = {
-    "added": ("da", "+ added"),
-    "removed": ("dr", "− removed"),
-    "changed": ("dc", "~ changed"),
-    "rewired": ("dw", "⇄ reads another"),
+    "added": ("da", "added"),
+    "removed": ("dr", "removed"),
+    "changed": ("dc", "changed"),
+    "rewired": ("dw", "reads another"),
     "same": ("ds", "the same"),
 }
 # Fill, line and text of each kind.

@@ -11,6 +11,7 @@ from lazyviz.draw.model import (
     BACKWARD,
     DETAIL_CHAR,
     LINE,
+    MARKS,
     box_size,
     clip,
     detail_text,
@@ -28,34 +29,38 @@ if TYPE_CHECKING:
     from lazyviz.draw.layered import Point
     from lazyviz.draw.model import Box, DrawGraph
 
-LEGEND_HEIGHT = 26
-OWNED = frozenset({"parameter", "buffer", "optimizer state"})
-TAKEN = frozenset({"donated", "overwritten"})
-MAX_ARCS = 6  # curves to overwritten inputs; more are said in words alone
+_LEGEND_HEIGHT = 26
+_OWNED = frozenset({"parameter", "buffer", "optimizer state"})
+_TAKEN = frozenset({"donated", "overwritten"})
+_MAX_ARCS = 6  # curves to overwritten inputs; more are said in words alone
 
 
 def legend_svg(graph: DrawGraph) -> str:
     """Return the legend of an inline drawing by itself; empty if nothing needs explaining."""
-    items = legend_items(graph)
+    items = _legend_items(graph)
     if not items:
         return ""
-    width = round(legend_width(items))
+    width = round(_legend_width(items))
     classes = "lzv lzd" if graph.is_diff else "lzv"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="{classes}" width="{width}" height="14" '
         f'viewBox="0 8 {width} 14" role="img" aria-label="legend">'
-        f"{''.join(legend_shapes(graph, 0))}</svg>"
+        f"{''.join(_legend_shapes(graph, 0))}</svg>"
     )
 
 
-def legend_items(graph: DrawGraph) -> list[tuple[str, str]]:
+def _legend_items(graph: DrawGraph) -> list[tuple[str, str]]:
     """Return class and name of what needs explaining: nothing when all is alike.
 
     A class of lines begins with `e`, that of a folded repetition with `n`; an empty one has
     words alone.
     """
     changes = {box.change for box in graph.boxes}
-    told = [CHANGES[change] for change in CHANGES if change in changes]
+    told = [
+        (style, words if change == "same" else f"{MARKS[change]} {words}")
+        for change, (style, words) in CHANGES.items()
+        if change in changes
+    ]
     items = [*(graph.legend or told or _box_items(graph)), *_line_items(graph)]
     return items if told or len(items) > 1 else []
 
@@ -65,13 +70,13 @@ def _box_items(graph: DrawGraph) -> list[tuple[str, str]]:
     present = {box.kind for box in boxes}
     marks = {mark for box in boxes for mark in box.marks}
     items = [KINDS[kind] for kind in KINDS if kind in present]
-    if any(map(is_backward_group, boxes)):
+    if any(map(_is_backward_group, boxes)):
         items.append(("g gb", "folded, backward"))
     if any(box.count > 1 for box in boxes):
         items.append(("n o", "×n: repeats n times"))
-    if marks & OWNED:
+    if marks & _OWNED:
         items.append(("p w", "parameter or state"))
-    if marks & TAKEN:
+    if marks & _TAKEN:
         items.append(("p x", "overwritten"))
     if any(box.is_root for box in boxes) and len(boxes) > 1:
         items.append(("o q", "output"))
@@ -86,12 +91,12 @@ def _line_items(graph: DrawGraph) -> list[tuple[str, str]]:
     items = []
     if graph.aliases:
         items.append(("e al", "view: shares memory"))
-    if 0 < len(graph.updates) <= MAX_ARCS:
+    if 0 < len(graph.updates) <= _MAX_ARCS:
         items.append(("e up", "overwrites"))
     return items
 
 
-def legend_width(items: Sequence[tuple[str, str]]) -> float:
+def _legend_width(items: Sequence[tuple[str, str]]) -> float:
     """Return how wide a legend is in pixels."""
     return sum(_item_width(*item) for item in items)
 
@@ -104,10 +109,10 @@ def _sample_width(classes: str) -> int:
     return 24 if classes.startswith("e ") else 17
 
 
-def legend_shapes(graph: DrawGraph, height: float) -> Iterable[str]:
+def _legend_shapes(graph: DrawGraph, height: float) -> Iterable[str]:
     """Yield samples and words of a legend below a drawing of some height in pixels."""
-    x, y = 0.0, height + LEGEND_HEIGHT - 8
-    for classes, name in legend_items(graph):
+    x, y = 0.0, height + _LEGEND_HEIGHT - 8
+    for classes, name in _legend_items(graph):
         left = x
         if classes:
             yield _sample(classes, x, y)
@@ -128,7 +133,7 @@ def _sample(classes: str, x: float, y: float) -> str:
     return f'<g class="{rest if kind == "n" else classes}">{rects}</g>'
 
 
-def is_backward_group(box: Box) -> bool:
+def _is_backward_group(box: Box) -> bool:
     """Return whether a box stands for operations of the backward pass."""
     return box.kind == "group" and box.path[:1] == (BACKWARD,)
 
@@ -239,7 +244,7 @@ def emit(
         *(_edges(routes, kind) for kind, routes in _routes(graph, layout).items()),
         _arcs(graph, layout),
         *_boxes(graph, layout.centres, numbered=inline, links=links),
-        *(legend_shapes(graph, layout.height) if legend else ()),
+        *(_legend_shapes(graph, layout.height) if legend else ()),
         _hint(hint, height),
         "</svg>",
     ]
@@ -256,11 +261,11 @@ def _hint(hint: str, height: int) -> str:
 def _size(
     graph: DrawGraph, layout: Layout, *, legend: bool, hint: str
 ) -> tuple[int, int]:
-    items = legend_items(graph) if legend else []
-    room = _ARC_ROOM if 0 < len(graph.updates) <= MAX_ARCS else 0
-    width = max(layout.width + room, _MIN_WIDTH, legend_width(items))
+    items = _legend_items(graph) if legend else []
+    room = _ARC_ROOM if 0 < len(graph.updates) <= _MAX_ARCS else 0
+    width = max(layout.width + room, _MIN_WIDTH, _legend_width(items))
     width = max(width, len(hint) * DETAIL_CHAR)
-    height = layout.height + (LEGEND_HEIGHT if items else 0)
+    height = layout.height + (_LEGEND_HEIGHT if items else 0)
     height += _HINT_HEIGHT if hint else 0
     return round(width + 2 * _MARGIN), round(height + 2 * _MARGIN)
 
@@ -292,7 +297,7 @@ def _routes(graph: DrawGraph, layout: Layout) -> dict[str, list[tuple[Point, ...
 
 def _arcs(graph: DrawGraph, layout: Layout) -> str:
     """Return curves from outputs to the inputs that they overwrite, where they are few."""
-    if not 0 < len(graph.updates) <= MAX_ARCS:
+    if not 0 < len(graph.updates) <= _MAX_ARCS:
         return ""
     routes = []
     for output, taken in graph.updates:
@@ -400,13 +405,13 @@ def _classes(box: Box, *, shaded: bool) -> str:
     if box.change is not None:
         return CHANGES[box.change][0]
     names = [KINDS[box.kind][0]]
-    if is_backward_group(box):
+    if _is_backward_group(box):
         names.append("gb")
     if shaded:
         names.append("kn" if box.level is None else f"k{box.level}")
-    if OWNED.intersection(box.marks):
+    if _OWNED.intersection(box.marks):
         names.append("w")
-    if TAKEN.intersection(box.marks):
+    if _TAKEN.intersection(box.marks):
         names.append("x")
     if box.is_root:
         names.append("q")

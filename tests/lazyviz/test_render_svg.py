@@ -212,7 +212,7 @@ def test_a_box_of_a_diff_has_the_class_and_the_words_of_its_change():
 
     assert [group.get("class") for group in nodes(root)] == ["ds", "da", "dc"]
     assert nodes(root)[1].get("aria-label") == (
-        "+ added, + tanh ×2, 2 places alike, … 3 neighbours not drawn"
+        "added, + tanh ×2, 2 places alike, … 3 neighbours not drawn"
     )
     edges = [path for path in root.iter(f"{SVG}path") if "M" in path.get("d", "")]
     assert {path.get("class") for path in edges} == {"e dr", "a dr", "e da", "a da"}
