@@ -18,10 +18,10 @@ from lazyviz.divergence.alignment import Aligned, Row, align
 from lazyviz.divergence.finding import Difference, first_difference
 from lazyviz.divergence.sources import tracks_of
 from lazyviz.divergence.tracks import Track, called
+from lazyviz.draw.model import clip
 from lazyviz.foreign.evidence import Evidence, EvidenceError
 from lazyviz.render import html, text
 from lazyviz.render.escape import one_line
-from lazyviz.render.measure import clip
 from lazyviz.render.page import page_html
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ def replicas_html(found: Replicas) -> str:
         parts.append(f'<div style="overflow:auto;margin:4px 0">{made}</div>')
     difference = found.first_difference
     if difference is not None and difference.diff is not None:
-        from lazyviz.render.diff_text import diff_text
+        from lazyviz.draw.diff_text import diff_text
 
         told = clip(diff_text(difference.diff), _MAX_DIFF)
         parts.append(html.folded("the difference of the graphs", html.pre(told)))

@@ -234,7 +234,7 @@ def _graphs(facts: Facts) -> str:
 
 def _listing(record: Any) -> str:
     from lazygraph import graph_of
-    from lazyviz.render.diff_text import instruction
+    from lazyviz.draw.diff_text import instruction
 
     title = f"{record.name}: {text.plural(record.nodes, 'op')}"
     if record.snapshot is None:
@@ -249,8 +249,8 @@ def _listing(record: Any) -> str:
 
 
 def _differences(facts: Facts) -> str:
+    from lazyviz.draw.diff_html import diff_fragment
     from lazyviz.inspection import comparison
-    from lazyviz.render.diff_html import diff_fragment
 
     named = {graph.name: graph for graph in facts.graphs}
     pairs = [

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import lazyrt
 from lazyrt.errors import UsageError
 from lazyrt.tools import require_lazy
+from lazyviz.draw.model import type_text
+from lazyviz.draw.palette import not_finite_words
 from lazyviz.inspection.numerics import where_of
 from lazyviz.render import html, text
-from lazyviz.render.model import type_text
-from lazyviz.render.overlay import not_finite_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,15 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from lazygraph.graph import CONSTANT
 from lazyviz import session
+from lazyviz.draw.boxes import HloCosts, draw_graph, draw_hlo, inside_of, origins_of
+from lazyviz.draw.model import BACKWARD, FROM_CPU, DrawGraph
+from lazyviz.draw.palette import Amounts, Findings, count_words, not_finite_words
 from lazyviz.render import text
-from lazyviz.render.hlo_model import (
-    HloCosts,
-    draw_hlo,
-    inside_of,
-    origins_of,
-)
-from lazyviz.render.model import BACKWARD, FROM_CPU, DrawGraph, draw_graph
-from lazyviz.render.overlay import Amounts, Findings, count_words, not_finite_words
 from lazyviz.render.python import python_call
 
 if TYPE_CHECKING:
@@ -29,7 +24,7 @@ if TYPE_CHECKING:
     from lazygraph import Graph as HloGraph
     from lazyrt import Graph, Inspection
     from lazyrt.tools import Holding
-    from lazyviz.render.overlay import Overlay
+    from lazyviz.draw.palette import Overlay
 
 Form = Literal["ir", "stablehlo", "hlo", "optimised"]
 FORMS: tuple[Form, ...] = get_args(Form)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from lazygraph import HloError, graph_of
 from lazyviz import session
+from lazyviz.draw.boxes import unwrapped
 from lazyviz.inspection.cuts import cut_before, cut_of, moved_ops
 from lazyviz.inspection.programs import (
     FORM_NAMES,
@@ -23,7 +24,6 @@ from lazyviz.inspection.programs import (
     leaf_name,
 )
 from lazyviz.render import text
-from lazyviz.render.hlo_model import unwrapped
 from lazyviz.timing.compile_share import why_unknown
 
 if TYPE_CHECKING:

@@ -11,13 +11,14 @@ import re
 from base64 import b64encode
 from typing import TYPE_CHECKING
 
-from lazyviz.render import svg, text
+from lazyviz.draw import svg
+from lazyviz.render import text
 from lazyviz.render.escape import markup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lazyviz.render.model import DrawGraph
+    from lazyviz.draw.model import DrawGraph
 
 STRIP_BUDGET = 60
 MAX_EMBEDDED_BYTES = 65_536

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
+from lazyviz.draw.model import type_text
 from lazyviz.render.escape import one_line
-from lazyviz.render.model import type_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

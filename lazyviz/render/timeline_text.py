@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from lazyviz.draw.model import clip
+from lazyviz.draw.palette import PHASES
 from lazyviz.render import text
-from lazyviz.render.measure import clip
-from lazyviz.render.palette import PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

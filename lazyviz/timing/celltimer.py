@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lazyrt.observe import events
+from lazyviz.draw.palette import PHASE_MEANINGS, PHASES
 from lazyviz.render import html, text
-from lazyviz.render.palette import PHASE_MEANINGS, PHASES
 from lazyviz.timing.ledger import Ledger
 from lazyviz.timing.pulse import Pulse, Quiet
 from lazyviz.timing.tally import Tally

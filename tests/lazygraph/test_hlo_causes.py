@@ -6,7 +6,7 @@ import pytest
 
 from lazygraph import diff, parse
 from lazygraph.explain.hlo_causes import sentences
-from lazyviz.render.diff_text import diff_text
+from lazyviz.draw.diff_text import diff_text
 from tests.hlo_pairs import text_of, transformer
 
 SHARDED = """HloModule step{header}

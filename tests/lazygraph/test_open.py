@@ -14,7 +14,7 @@ import torch
 import lazyrt
 import lazyviz
 from lazygraph import HloError, HloSyntaxError, diff, parse, read
-from lazyviz.render.diff_text import summary
+from lazyviz.draw.diff_text import summary
 
 _hlo: Any = importlib.import_module("jaxlib._hlo")
 

@@ -11,7 +11,7 @@ import pytest
 from lazygraph import HloSyntaxError, diff, parse
 from lazygraph.diff import nested_diffs
 from lazygraph.explain.hlo_causes import sentences
-from lazyviz.render.diff_text import diff_text
+from lazyviz.draw.diff_text import diff_text
 from tests import mlir_dress
 
 LOOP = """module @jit_step attributes {mhlo.num_partitions = 8 : i32} {

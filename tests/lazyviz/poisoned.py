@@ -11,12 +11,12 @@ import lazyviz
 from lazyrt.execution.executables import CachedExecutable
 from lazyrt.execution.node_values import Lifetime
 from lazyviz.documents import tour
+from lazyviz.draw.palette import PHASES
 from lazyviz.foreign.metrics import Behind, Call
 from lazyviz.inspection import executables
 from lazyviz.inspection.lifetimes import Timeline
 from lazyviz.inspection.numerics import Comparison, NodeDifference
 from lazyviz.render.cuts import Cut, Listing, Part, Row, Rule, SourceLine, cut_html
-from lazyviz.render.palette import PHASES
 from lazyviz.render.spans import CellTime, Span
 from lazyviz.render.timeline_text import TimelineView
 from lazyviz.timing.timeline import TimelineShown

@@ -17,8 +17,8 @@ import lazyrt
 import lazyviz
 from lazygraph import HloError
 from lazyviz.__main__ import main
+from lazyviz.draw.diff_text import summary
 from lazyviz.inspection import comparison
-from lazyviz.render.diff_text import summary
 from tests.harness import cold_start
 from tests.lazyviz.test_render_diff import AFTER, BEFORE
 

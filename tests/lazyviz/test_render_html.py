@@ -6,8 +6,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from lazyviz.draw.boxes import draw_graph
+from lazyviz.draw.model import Box, DrawGraph
 from lazyviz.render import html, strip_html
-from lazyviz.render.model import Box, DrawGraph, draw_graph
 from lazyviz.render.page import Section, page_html
 from lazyviz.render.strip import Barrier, Fallback, Strip
 from tests.lazyviz.ir_builder import perceptron, transformer

@@ -21,12 +21,14 @@ from lazyrt.execution.looking import Look
 from lazyrt.execution.summaries import Summary
 from lazyrt.observe.events import Site
 from lazyviz.documents import tour
+from lazyviz.draw import layout as dot
+from lazyviz.draw import panel, svg
+from lazyviz.draw.model import Box, DrawGraph
 from lazyviz.foreign.programs import Programs
 from lazyviz.inspection.comparison import DiffView, MinimisedView
 from lazyviz.inspection.diff_explorer import DiffExplorer
-from lazyviz.render import dot, escape, html, panel, strip_html, svg, text
+from lazyviz.render import escape, html, strip_html, text
 from lazyviz.render.live import Target, answer, live_table, question
-from lazyviz.render.model import Box, DrawGraph
 from lazyviz.render.page import Section, page_html, timeline_script
 from lazyviz.render.state import Apart, Left, Looked, Redundant, Repeat, State
 from lazyviz.render.strip import Barrier, Fallback, SingleOps, Strip, strip_text

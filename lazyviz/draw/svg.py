@@ -5,37 +5,138 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lazyviz.render import text
-from lazyviz.render.collapse import DEFAULT_BUDGET, fold_earlier, overview
-from lazyviz.render.escape import markup
-from lazyviz.render.layout import Layout, draws_frames, lay_out
-from lazyviz.render.legend import (
-    LEGEND_HEIGHT,
-    MAX_ARCS,
-    OWNED,
-    TAKEN,
-    is_backward_group,
-    legend_items,
-    legend_shapes,
-    legend_width,
-)
-from lazyviz.render.measure import (
+from lazyviz.draw.fold import DEFAULT_BUDGET, fold_earlier, overview
+from lazyviz.draw.layout import Layout, draws_frames, lay_out
+from lazyviz.draw.model import (
+    BACKWARD,
     DETAIL_CHAR,
     LINE,
+    MARKS,
     box_size,
     clip,
     detail_text,
     label_text,
     named_in_frames,
+    path_text,
 )
-from lazyviz.render.model import path_text
-from lazyviz.render.palette import KINDS, LEVELS, stylesheet
+from lazyviz.draw.palette import CHANGES, KINDS, LEVELS, stylesheet
+from lazyviz.render import text
+from lazyviz.render.escape import markup
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from lazyviz.render.layered import Point
-    from lazyviz.render.model import Box, DrawGraph
+    from lazyviz.draw.layered import Point
+    from lazyviz.draw.model import Box, DrawGraph
+
+_LEGEND_HEIGHT = 26
+_OWNED = frozenset({"parameter", "buffer", "optimizer state"})
+_TAKEN = frozenset({"donated", "overwritten"})
+_MAX_ARCS = 6  # curves to overwritten inputs; more are said in words alone
+
+
+def legend_svg(graph: DrawGraph) -> str:
+    """Return the legend of an inline drawing by itself; empty if nothing needs explaining."""
+    items = _legend_items(graph)
+    if not items:
+        return ""
+    width = round(_legend_width(items))
+    classes = "lzv lzd" if graph.is_diff else "lzv"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="{classes}" width="{width}" height="14" '
+        f'viewBox="0 8 {width} 14" role="img" aria-label="legend">'
+        f"{''.join(_legend_shapes(graph, 0))}</svg>"
+    )
+
+
+def _legend_items(graph: DrawGraph) -> list[tuple[str, str]]:
+    """Return class and name of what needs explaining: nothing when all is alike.
+
+    A class of lines begins with `e`, that of a folded repetition with `n`; an empty one has
+    words alone.
+    """
+    changes = {box.change for box in graph.boxes}
+    told = [
+        (style, words if change == "same" else f"{MARKS[change]} {words}")
+        for change, (style, words) in CHANGES.items()
+        if change in changes
+    ]
+    items = [*(graph.legend or told or _box_items(graph)), *_line_items(graph)]
+    return items if told or len(items) > 1 else []
+
+
+def _box_items(graph: DrawGraph) -> list[tuple[str, str]]:
+    boxes = graph.boxes
+    present = {box.kind for box in boxes}
+    marks = {mark for box in boxes for mark in box.marks}
+    items = [KINDS[kind] for kind in KINDS if kind in present]
+    if any(map(_is_backward_group, boxes)):
+        items.append(("g gb", "folded, backward"))
+    if any(box.count > 1 for box in boxes):
+        items.append(("n o", "×n: repeats n times"))
+    if marks & _OWNED:
+        items.append(("p w", "parameter or state"))
+    if marks & _TAKEN:
+        items.append(("p x", "overwritten"))
+    if any(box.is_root for box in boxes) and len(boxes) > 1:
+        items.append(("o q", "output"))
+    if any(not box.is_new for box in boxes):
+        items.append(("o old", graph.dimmed))
+    if any(box.runs > 1 for box in boxes):
+        items.append(("o again", "executed again"))
+    return items
+
+
+def _line_items(graph: DrawGraph) -> list[tuple[str, str]]:
+    items = []
+    if graph.aliases:
+        items.append(("e al", "view: shares memory"))
+    if 0 < len(graph.updates) <= _MAX_ARCS:
+        items.append(("e up", "overwrites"))
+    return items
+
+
+def _legend_width(items: Sequence[tuple[str, str]]) -> float:
+    """Return how wide a legend is in pixels."""
+    return sum(_item_width(*item) for item in items)
+
+
+def _item_width(classes: str, name: str) -> float:
+    return 14 + len(name) * DETAIL_CHAR + (_sample_width(classes) if classes else 0)
+
+
+def _sample_width(classes: str) -> int:
+    return 24 if classes.startswith("e ") else 17
+
+
+def _legend_shapes(graph: DrawGraph, height: float) -> Iterable[str]:
+    """Yield samples and words of a legend below a drawing of some height in pixels."""
+    x, y = 0.0, height + _LEGEND_HEIGHT - 8
+    for classes, name in _legend_items(graph):
+        left = x
+        if classes:
+            yield _sample(classes, x, y)
+            left += _sample_width(classes)
+        yield f'<text class="h" x="{left:.0f}" y="{y:.0f}">{markup(name)}</text>'
+        x += _item_width(classes, name)
+
+
+def _sample(classes: str, x: float, y: float) -> str:
+    if classes.startswith("e "):
+        return f'<path class="{classes}" d="M{x:.0f} {y - 3.5:.1f}h19"/>'
+    kind, _, rest = classes.partition(" ")
+    shifts = (2, 0) if kind == "n" else (0,)
+    rects = "".join(
+        f'<rect x="{x + shift:.0f}" y="{y - 8 - shift:.0f}" width="12" height="9" rx="2.5"/>'
+        for shift in shifts
+    )
+    return f'<g class="{rest if kind == "n" else classes}">{rects}</g>'
+
+
+def _is_backward_group(box: Box) -> bool:
+    """Return whether a box stands for operations of the backward pass."""
+    return box.kind == "group" and box.path[:1] == (BACKWARD,)
+
 
 _MARGIN = 10
 _MAX_FACT = 300  # characters of one fact in a tooltip
@@ -114,6 +215,7 @@ def emit(
     inline: bool = False,
     legend: bool = True,
     hint: str = "",
+    links: bool = False,
 ) -> str:
     """Return the SVG of a drawing whose boxes have been placed.
 
@@ -123,25 +225,26 @@ def emit(
         inline: See `draw`.
         legend: Whether the legend stands below; see `legend_svg`.
         hint: A line below the legend.
+        links: Whether boxes link to their entries on the page; see `Box.anchor`.
     """
     width, height = _size(graph, layout, legend=legend, hint=hint)
     label = f"{markup(graph.kind)}, {text.plural(graph.nodes, 'op')}"
     if graph.nodes != len(graph.boxes):
         label += f" in {text.plural(len(graph.boxes), 'box', 'boxes')}"
+    classes = "lzv lzd" if graph.is_diff else "lzv"
     start = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="lzv" width="{width}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="{classes}" width="{width}" '
         f'height="{height}" viewBox="{-_MARGIN} {-_MARGIN} {width} {height}" '
         f'role="group" aria-label="{label}">'
     )
     parts = [
         start,
-        f"<style>{stylesheet(inline=inline)}</style>",
+        f"<style>{stylesheet(inline=inline, diff=graph.is_diff)}</style>",
         *_frames(layout),
-        _edges(_routes(graph, layout, aliases=False), ""),
-        _edges(_routes(graph, layout, aliases=True), " al"),
+        *(_edges(routes, kind) for kind, routes in _routes(graph, layout).items()),
         _arcs(graph, layout),
-        *_boxes(graph, layout.centres, numbered=inline),
-        *(legend_shapes(graph, layout.height) if legend else ()),
+        *_boxes(graph, layout.centres, numbered=inline, links=links),
+        *(_legend_shapes(graph, layout.height) if legend else ()),
         _hint(hint, height),
         "</svg>",
     ]
@@ -158,11 +261,11 @@ def _hint(hint: str, height: int) -> str:
 def _size(
     graph: DrawGraph, layout: Layout, *, legend: bool, hint: str
 ) -> tuple[int, int]:
-    items = legend_items(graph) if legend else []
-    room = _ARC_ROOM if 0 < len(graph.updates) <= MAX_ARCS else 0
-    width = max(layout.width + room, _MIN_WIDTH, legend_width(items))
+    items = _legend_items(graph) if legend else []
+    room = _ARC_ROOM if 0 < len(graph.updates) <= _MAX_ARCS else 0
+    width = max(layout.width + room, _MIN_WIDTH, _legend_width(items))
     width = max(width, len(hint) * DETAIL_CHAR)
-    height = layout.height + (LEGEND_HEIGHT if items else 0)
+    height = layout.height + (_LEGEND_HEIGHT if items else 0)
     height += _HINT_HEIGHT if hint else 0
     return round(width + 2 * _MARGIN), round(height + 2 * _MARGIN)
 
@@ -178,19 +281,23 @@ def _frames(layout: Layout) -> Iterable[str]:
         )
 
 
-def _routes(
-    graph: DrawGraph, layout: Layout, *, aliases: bool
-) -> list[tuple[Point, ...]]:
-    return [
-        route
-        for edge, route in zip(graph.edges, layout.routes, strict=True)
-        if (edge in graph.aliases) is aliases
-    ]
+def _routes(graph: DrawGraph, layout: Layout) -> dict[str, list[tuple[Point, ...]]]:
+    """Return the curves of each class of edge."""
+    classes = {
+        " al": graph.aliases,
+        f" {CHANGES['removed'][0]}": graph.removed,
+        f" {CHANGES['added'][0]}": graph.added,
+    }
+    routes: dict[str, list[tuple[Point, ...]]] = {"": [], **{c: [] for c in classes}}
+    for edge, route in zip(graph.edges, layout.routes, strict=True):
+        kind = next((c for c, edges in classes.items() if edge in edges), "")
+        routes[kind].append(route)
+    return routes
 
 
 def _arcs(graph: DrawGraph, layout: Layout) -> str:
     """Return curves from outputs to the inputs that they overwrite, where they are few."""
-    if not 0 < len(graph.updates) <= MAX_ARCS:
+    if not 0 < len(graph.updates) <= _MAX_ARCS:
         return ""
     routes = []
     for output, taken in graph.updates:
@@ -234,20 +341,29 @@ def _arrow(route: tuple[Point, ...]) -> str:
 
 
 def _boxes(
-    graph: DrawGraph, centres: Sequence[Point], *, numbered: bool
+    graph: DrawGraph, centres: Sequence[Point], *, numbered: bool, links: bool
 ) -> Iterable[str]:
     mates = _mates(graph) if numbered else {}
     for number, (box, (x, y)) in enumerate(zip(graph.boxes, centres, strict=True)):
+        is_link = links and bool(box.anchor)
         attributes = f' data-b="{number}"' if numbered else ""
+        if numbered and box.is_first:
+            attributes += ' data-first="1"'
         if number in mates:
             attributes += f' data-u="{" ".join(map(str, mates[number]))}"'
-        yield _box(box, x, y, attributes, shaded=bool(graph.legend))
+        if not is_link:
+            attributes += ' tabindex="0" role="button"'
+        shape = _box(box, x, y, attributes, shaded=bool(graph.legend))
+        yield f'<a href="#{box.anchor}">{shape}</a>' if is_link else shape
 
 
 def _mates(graph: DrawGraph) -> dict[int, list[int]]:
-    """Return for each box those that its memory goes to or comes from."""
+    """Return for each box those that its memory goes to or comes from.
+
+    In a diff, those that it reads or that read it.
+    """
     found: dict[int, list[int]] = {}
-    for output, taken in graph.updates:
+    for output, taken in graph.edges if graph.is_diff else graph.updates:
         found.setdefault(output, []).append(taken)
         found.setdefault(taken, []).append(output)
     return found
@@ -272,8 +388,8 @@ def _box(box: Box, x: float, y: float, attributes: str, *, shaded: bool) -> str:
     if box.level is not None:
         lines += _gauge(box.level, left + corner, top + height - 4, width - 2 * corner)
     return (
-        f'<g class="{_classes(box, shaded=shaded)}"{_data(box)}{attributes} tabindex="0" '
-        f'role="button" aria-label="{markup(", ".join(_facts(box)))}">'
+        f'<g class="{_classes(box, shaded=shaded)}"{_data(box)}{attributes} '
+        f'aria-label="{markup(", ".join(_facts(box)))}">'
         f"<title>{markup(chr(10).join(_facts(box)))}</title>{sheets}"
         f'<rect x="{left:.0f}" y="{top:.0f}" {rect}/>{lines}</g>'
     )
@@ -286,14 +402,16 @@ def _gauge(level: int, x: float, y: float, width: float) -> str:
 
 
 def _classes(box: Box, *, shaded: bool) -> str:
+    if box.change is not None:
+        return CHANGES[box.change][0]
     names = [KINDS[box.kind][0]]
-    if is_backward_group(box):
+    if _is_backward_group(box):
         names.append("gb")
     if shaded:
         names.append("kn" if box.level is None else f"k{box.level}")
-    if OWNED.intersection(box.marks):
+    if _OWNED.intersection(box.marks):
         names.append("w")
-    if TAKEN.intersection(box.marks):
+    if _TAKEN.intersection(box.marks):
         names.append("x")
     if box.is_root:
         names.append("q")
@@ -313,11 +431,13 @@ def _data(box: Box) -> str:
 def _facts(box: Box) -> list[str]:
     """Return what a tooltip and a screen reader say of a box."""
     facts = [box.op or label_text(box), box.detail]
-    if box.name and box.op:
+    if box.change is not None:
+        facts[:1] = [CHANGES[box.change][1], label_text(box), box.op]
+    elif box.name and box.op:
         facts.insert(0, box.name)
     if len(box.members) > 1 and box.kind != "group":
         facts.append(f"{text.plural(len(box.members), 'node')}, drawn once")
-    elif box.members and box.kind != "group":
+    elif box.members and box.kind != "group" and box.change is None:
         facts.append(f"node %{box.members[0]}")
     facts.append(path_text(box.path))
     facts.append(box.site)
@@ -327,5 +447,21 @@ def _facts(box: Box) -> list[str]:
     if box.note:
         facts.append(box.note)
     if box.is_root:
-        facts.append("output: a live tensor")
+        facts.append("output: a live tensor" if box.change is None else "output")
+    if box.change is not None and box.count > 1:
+        facts.append(f"{box.count} places alike")
+    if box.hidden:
+        facts.append(f"… {text.plural(box.hidden, 'neighbour')} not drawn")
     return [clip(fact, _MAX_FACT) for fact in facts if fact]
+
+
+def start_of(graph: DrawGraph, layout: Layout) -> Point:
+    """Return where a view of a diff opens: a corner of what is told first, in pixels."""
+    corners = [
+        (not box.is_first, y - height / 2 + _MARGIN, x - width / 2 + _MARGIN)
+        for box, (x, y) in zip(graph.boxes, layout.centres, strict=True)
+        for width, height in [box_size(box)]
+        if box.change != "same"
+    ]
+    _, y, x = min(corners, default=(False, 0.0, 0.0))
+    return x, y

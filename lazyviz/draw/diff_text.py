@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from lazygraph.diff import callees, group_hunks, nested_diffs
 from lazygraph.explain.hlo_causes import sentences, unseen
 from lazygraph.graph import PARAMETER
-from lazyviz.render.diff_change import CALLED
-from lazyviz.render.measure import clip
+from lazyviz.draw.diff import CALLED
+from lazyviz.draw.model import ADDED, CHANGED, REMOVED, REWIRED, clip
 from lazyviz.render.text import plural, size
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from lazygraph.diff import GraphDiff, Hunk, HunkGroup
     from lazygraph.graph import DeadNode, Graph, Label
 
-ADDED, REMOVED, CHANGED, REWIRED, SAME = "+", "−", "~", "⇄", "="
 _END = "\x1b[0m"
 # As of `git diff`; the signs say the same to who sees no colours.
 _STYLES = {
@@ -380,3 +379,40 @@ def _line(line: str) -> str:
             indent = line[: len(line) - len(body)]
             return f"{indent}{style}{body}{_END}"
     return line
+
+
+def pairing_lines(found: GraphDiff) -> list[str]:
+    """Return a line for each pair of inputs that were moved or changed.
+
+    Example: `%p827.1 (0) → %p852.7 (3): same shape, same reader %dot.4`; the numbers are
+    the inputs' places.
+    """
+    changed = [
+        (x, y)
+        for x, y in found.changed
+        if found.a.label(x).op == PARAMETER == found.b.label(y).op
+    ]
+    return [
+        f"{_named(found.a, x)} → {_named(found.b, y)}: {', '.join(_reasons(found, x, y))}"
+        for x, y in sorted({*found.moved_parameters, *changed})
+    ]
+
+
+def _named(graph: Graph, node: int) -> str:
+    return f"{graph.names[node]} ({graph.numbers.get(node, '?')})"
+
+
+def _reasons(found: GraphDiff, x: int, y: int) -> Iterator[str]:
+    a, b = found.a, found.b
+    types = a.label(x).type, b.label(y).type
+    yield "same shape" if types[0] == types[1] else f"{types[0]} → {types[1]}"
+    if a.origin(x).op_name and a.origin(x).op_name == b.origin(y).op_name:
+        yield f"same name {a.origin(x).op_name}"
+    theirs = set(b.users[y])
+    for reader, slot in a.users[x]:
+        partner = found.partner_a[reader]
+        if (partner, slot) in theirs:
+            yield f"same reader {b.names[partner]} ({b.label(partner).op})"
+            return
+    if set(a.outputs) & {x} and set(b.outputs) & {y}:
+        yield "both are results"

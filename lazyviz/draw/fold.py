@@ -15,8 +15,8 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
-from lazyviz.render.model import Box, DrawGraph, path_text
-from lazyviz.render.repeats import fold_repeats
+from lazyviz.draw.model import Box, DrawGraph, path_text
+from lazyviz.draw.repeats import fold_repeats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

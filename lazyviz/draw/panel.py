@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from lazyviz.draw.model import path_text
 from lazyviz.render import text
 from lazyviz.render.escape import markup
-from lazyviz.render.model import path_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from lazyrt.observe.events import TensorPrinted
     from lazyrt.tools import Cost, Look, Summary
-    from lazyviz.render.model import Box
+    from lazyviz.draw.model import Box
 
 _MAX_NEIGHBOURS = 12
 _MAX_OVERVIEW = 6
@@ -381,10 +381,14 @@ def found_html(wanted: str, found: Sequence[Box], count: int) -> str:
         f"<li>{_link(box)} <small>{markup(box.detail)} {markup(box.site)}</small></li>"
         for box in found
     )
-    more = f"<p>and {count - len(found):,} more</p>" if count > len(found) else ""
-    return (
-        f"{heading_html(text.plural(count, 'match', 'matches'))}<ul>{items}</ul>{more}"
-    )
+    return matches_html(items, len(found), count)
+
+
+def matches_html(items: str, shown: int, count: int) -> str:
+    """Return some of the things that a search found, under how many there are."""
+    more = f"<p>and {count - shown:,} more</p>" if count > shown else ""
+    title = heading_html(text.plural(count, "match", "matches"))
+    return f"{title}<ul>{items}</ul>{more}"
 
 
 def heading_html(title: str) -> str:
@@ -401,10 +405,14 @@ def facts_table(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def _neighbours(boxes: Sequence[Box], most: int = _MAX_NEIGHBOURS) -> str:
-    links = [_link(box) for box in boxes[:most]]
-    if len(boxes) > most:
-        links.append(f"<span>and {len(boxes) - most:,} more</span>")
-    return f'<span class="lzg-links">{" ".join(links)}</span>' if links else ""
+    return links_html([_link(box) for box in boxes[:most]], len(boxes))
+
+
+def links_html(links: Sequence[str], count: int) -> str:
+    """Return the first few of some buttons that lead to others; empty for none."""
+    more = count - len(links)
+    parts = [*links, f"<span>and {more:,} more</span>"] if more > 0 else links
+    return f'<span class="lzg-links">{" ".join(parts)}</span>' if parts else ""
 
 
 def _link(box: Box) -> str:
