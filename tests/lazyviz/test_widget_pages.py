@@ -9,7 +9,7 @@ import pytest
 
 import lazyrt
 from lazygraph.snapshot import Name
-from lazyrt.control.live_listing import LiveReport
+from lazyrt.control.live_tensors import LiveReport
 from lazyrt.execution.executables import CachedExecutable
 from lazyviz.inspection import executables
 from lazyviz.inspection.comparison import DiffView

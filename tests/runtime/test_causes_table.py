@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from lazygraph.explain.why import differences
 from torch import nn
 
 import lazyrt
+from lazygraph.explain.why import differences
 from lazygraph.numbers import duration_text
 from tests.harness import DEVICE, cold_start
 

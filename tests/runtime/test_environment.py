@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import lazyrt
-from lazyrt.execution import environment
+from lazyrt.execution import process
 from lazyrt.observe import events
 from tests.harness import DEVICE, run_python
 
@@ -64,12 +64,12 @@ def test_a_change_by_a_listener_to_the_end_of_an_execution_does_not_wait_for_its
 def test_what_others_put_in_front_is_wrapped_once(monkeypatch):
     theirs = functools.wraps(posix.putenv)(functools.partial(posix.putenv))
     monkeypatch.setattr(os, "putenv", theirs)
-    environment.guard()
+    process.guard_environment()
     ours = os.putenv
     monkeypatch.setattr(os, "putenv", functools.wraps(ours)(functools.partial(ours)))
     above = os.putenv
 
-    environment.guard()
+    process.guard_environment()
 
     assert vars(ours)["__wrapped__"] is theirs
     assert os.putenv is above

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import lazyrt
-from lazyrt.control.rehearsal import rehearse
+from lazyrt.control.dry_run import dry_run
 from lazyrt.frontend import record
 from lazyrt.ir import live
 from tests.harness import DEVICE
@@ -101,7 +101,7 @@ def test_a_call_that_is_taken_back_leaves_the_place_to_the_step():
         return torch.relu(x)
 
     def look():
-        rehearse(positive)
+        dry_run(positive)
 
     look()
 
@@ -121,7 +121,7 @@ def test_a_derivative_that_was_looked_at_shows_the_lines_of_the_step():
         return torch.autograd.grad(linear(x), linear.weight, given)[0]
 
     def look():
-        rehearse(derive, x)
+        dry_run(derive, x)
 
     look()
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lazyrt.execution import sharing, transfer
+from lazyrt.execution import copy_on_donate, transfer
 from lazyrt.frontend import scalars
 from lazyrt.ir.live import lock, pending
 from lazyrt.ir.node import Leaf, Node, Value
@@ -92,7 +92,7 @@ def _of_leaf(leaf: Leaf) -> Bounds | None:
     if leaf.kind != "data":
         number = pending.ints[leaf.position] if leaf.kind == "int" else None
         return None if number is None else (number, number)
-    with sharing.reading() as reading:
+    with copy_on_donate.reading() as reading:
         with lock:
             reading.found = pending.inputs[leaf.position]
         return _of_array(reading.found, leaf.dtype)

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyrt.config import config
-from lazyrt.execution import forks, memory, op_by_op, watcher
+from lazyrt.execution import completion, memory, op_by_op, process
 from lazyrt.execution.executables import keep_within_budget
 from lazyrt.execution.executor import barrier, clear_plans, on_crowded
-from lazyrt.execution.looking import WHOLE
 from lazyrt.execution.peek import forget_slices
-from lazyrt.execution.summaries import of_host
+from lazyrt.execution.preview import WHOLE, of_host
 from lazyrt.frontend import (
     accelerator,
     device_guard,
@@ -103,7 +102,7 @@ class DeviceModule:
         return 1
 
     def _is_in_bad_fork(self) -> bool:
-        return forks.is_bad()
+        return process.is_forked()
 
     default_generators = (generators.default_generator,)
 
@@ -151,7 +150,7 @@ class DeviceModule:
         guard.check_barrier("torch.lazyrt.synchronize()")
         if not finalisers.interrupts_an_op():
             barrier("torch.lazyrt.synchronize()", provenance.user_site(2))
-        watcher.wait()
+        completion.wait()
 
     def empty_cache(self) -> None:
         """Do nothing: memory that no tensor needs has been given back already."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyrt.config import config
-from lazyrt.execution import late_checks
+from lazyrt.execution import deferred_asserts
 from lazyrt.execution.executor import barrier
 from lazyrt.frontend import (
     finalisers,
@@ -100,7 +100,7 @@ def _put_off(
         return None
 
     number = pending.number
-    late_checks.put_off(state, judge)
+    deferred_asserts.defer(state, judge)
     return True
 
 

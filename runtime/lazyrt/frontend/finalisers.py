@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from lazyrt.execution import hooks
+from lazyrt.execution import executor
 from lazyrt.execution.executor import barrier
 from lazyrt.frontend.provenance import is_of_torch, is_own_file
 from lazyrt.ir.live import lock
@@ -33,7 +33,7 @@ def interrupts_an_op() -> bool:
     To be asked before the lock is taken. Functions given to `on_barrier` are in the middle of
     nothing: a barrier calls them before it begins.
     """
-    return lock._is_owned() and not hooks.are_running()  # type: ignore[attr-defined]
+    return lock._is_owned() and not executor.hooks_are_running()  # type: ignore[attr-defined]
 
 
 def interrupts_another_op() -> bool:

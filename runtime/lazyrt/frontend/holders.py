@@ -16,7 +16,7 @@ import types
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazygraph.snapshot import Name
-from lazyrt.execution import late_checks
+from lazyrt.execution import deferred_asserts
 from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.names import Walk, is_installed
 from lazyrt.frontend.namespaces import locals_of, namespaces
@@ -80,7 +80,7 @@ def holders_of_buffers(
         walk.add_last_error()
         walk.run()
         walk.run_autograd()
-        for buffer in late_checks.waiting():
+        for buffer in deferred_asserts.waiting():
             walk.holders.setdefault(id(buffer), [Name(_CHECK, "step")])
         return {
             key: Held(_distinct(found), walk.shapes.get(key))

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -17,10 +18,7 @@ from lazyrt.frontend.cpu_errors import what_is_said
 from lazyrt.frontend.infer import run_blank
 from lazyrt.ir.node import iter_values
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    Numbers = Sequence[int | tuple[type, Any]]
+Numbers = Sequence[int | tuple[type, Any]]
 
 # Ops that refuse the integer 0 as a divisor of integers.
 _DIVIDING = frozenset(("div", "floor_divide", "fmod", "remainder"))

@@ -9,7 +9,14 @@ import torch
 
 from lazyrt.config import config
 from lazyrt.errors import LostValueError, UsageError
-from lazyrt.execution import late_checks, looking, memory, op_by_op, sharing, transfer
+from lazyrt.execution import (
+    copy_on_donate,
+    deferred_asserts,
+    memory,
+    op_by_op,
+    preview,
+    transfer,
+)
 from lazyrt.execution.executor import barrier
 from lazyrt.execution.peek import peek_together, peek_value
 from lazyrt.frontend import (
@@ -34,7 +41,7 @@ from lazyrt.ir.node import Value, strides_of, type_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lazyrt.execution.looking import Look
+    from lazyrt.execution.preview import Look
     from lazyrt.ir.live import Type
     from lazyrt.observe.events import Site
 
@@ -72,7 +79,7 @@ def require_lazy(tensor: object, caller: str) -> None:
 
 def peek(tensor: torch.Tensor, site: Site | None = None) -> torch.Tensor:
     """Return a lazy tensor's value as a new CPU tensor; the pending step stays as it is."""
-    with sharing.reading() as reading:
+    with copy_on_donate.reading() as reading:
         _start(reading, tensor, site)
         return _finish(reading.found, tensor, site)
 
@@ -81,7 +88,7 @@ def peek_all(
     tensors: Sequence[torch.Tensor], site: Site | None = None
 ) -> list[torch.Tensor]:
     """Return the values of some lazy tensors; what is pending for them is one execution."""
-    with sharing.reading() as reading:
+    with copy_on_donate.reading() as reading:
         with lock:
             values = [
                 state.value if state.is_pending else None
@@ -102,9 +109,9 @@ def peek_all(
 
 def edges(tensor: torch.Tensor, items: int, site: Site | None = None) -> torch.Tensor:
     """Return the first and last indices along each axis as a CPU tensor; see `looking.edges`."""
-    with sharing.reading() as reading:
+    with copy_on_donate.reading() as reading:
         _start(reading, tensor, site)
-        return looking.edges(_array(reading), tensor.dtype, items, site)
+        return preview.edges(_array(reading), tensor.dtype, items, site)
 
 
 def look(
@@ -117,17 +124,19 @@ def look(
         axes: Axes of a picture, rows and columns last; none for no picture.
         site: Who asked, for events.
     """
-    with sharing.reading() as reading:
+    with copy_on_donate.reading() as reading:
         _start(reading, tensor, site)
-        return looking.look(_array(reading), tensor.dtype, (), axes, site)
+        return preview.look(_array(reading), tensor.dtype, (), axes, site)
 
 
-def _start(reading: sharing.reading, tensor: torch.Tensor, site: Site | None) -> None:
+def _start(
+    reading: copy_on_donate.reading, tensor: torch.Tensor, site: Site | None
+) -> None:
     with lock:
         reading.found = _start_peek(tensor, site)
 
 
-def _array(reading: sharing.reading) -> Any:
+def _array(reading: copy_on_donate.reading) -> Any:
     """Return what is read as an array on the device, ready to be looked at."""
     found = reading.found
     if isinstance(found, Chain):
@@ -156,13 +165,13 @@ def read(tensor: torch.Tensor, how: str) -> torch.Tensor:
     """
     site = provenance.user_site(2)
     in_op = finalisers.interrupts_an_op()
-    with sharing.reading() as reading:
+    with copy_on_donate.reading() as reading:
         with lock:
             reading.found = _start_read(tensor, how, site, in_op=in_op)
         if isinstance(reading.found, torch.Tensor):
             return reading.found
         host = _finish(reading.found, tensor, site)
-    late_checks.raise_failed()
+    deferred_asserts.raise_failed()
     return host
 
 
@@ -263,7 +272,7 @@ def value_to_save(tensor: torch.Tensor) -> torch.Tensor:
         host = torch.empty(0, dtype=tensor.dtype, device="cpu")
         return host.set_(storage, 0, tensor.shape, known[2])  # type: ignore[index]
     host = peek(tensor, provenance.user_site(2))
-    late_checks.raise_failed()
+    deferred_asserts.raise_failed()
     _saved[state] = version, weakref.ref(host.untyped_storage()), host.stride()
     return host
 
@@ -345,7 +354,7 @@ def snapshot(tensor: torch.Tensor) -> torch.Tensor:
 def _keeper(data: Any, meta: Type, source: Buffer | None, site: Site | None) -> Buffer:
     """Return a buffer of its own with some data; see `sharing.keep`."""
     own = Buffer(None)
-    sharing.keep(own, data, meta, source)
+    copy_on_donate.keep(own, data, meta, source)
     own.made_at = site or getattr(source, "made_at", None)
     return own
 

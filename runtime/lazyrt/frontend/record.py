@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyrt.errors import NoLoweringError, UsageError
-from lazyrt.execution.interrupts import deferred_interrupt
+from lazyrt.execution.process import deferred_interrupt
 from lazyrt.frontend import infer, provenance, scalars
 from lazyrt.frontend import positions as positions_of_slices
 from lazyrt.frontend.infer import Result

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import lazyrt
 from lazyrt.config import config
-from lazyrt.control.rehearsal import rehearse
+from lazyrt.control.dry_run import dry_run
 from lazyrt.errors import StepSyncError, UsageError
 from lazyrt.observe import events
 from tests.harness import DEVICE, grad_of, recorded
@@ -50,12 +50,12 @@ def run(net, look):
         pending = net.first(x) + 1
         if look:
             with torch.no_grad():
-                rehearse(net, x)
-            rehearse(net, x, scale=2.0)
+                dry_run(net, x)
+            dry_run(net, x, scale=2.0)
         out = net(x)["both"][0] + pending.sum()
         facts.append(lazyrt.pending_graph().fingerprint)
         if look:
-            rehearse(net, x)
+            dry_run(net, x)
         net.last = None
         net.seen.clear()  # what a call does to a list stays
         net.zero_grad()
@@ -91,7 +91,7 @@ def test_a_call_draws_no_number_on_the_host():
         np.random.seed(0)
         torch.manual_seed(0)
         if look:
-            rehearse(lambda x: x * sum(draw() for draw in draws), x)
+            dry_run(lambda x: x * sum(draw() for draw in draws), x)
         seen.append([draw() for draw in draws])
 
     assert seen[0] == seen[1]
@@ -103,7 +103,7 @@ def test_nothing_runs_and_nothing_stays(net):
     shown, before = lazyrt.pending_graph().fingerprint, lazyrt.counters()
     live = len(lazyrt.live_tensors())
 
-    found = rehearse(net, x)
+    found = dry_run(net, x)
 
     assert lazyrt.counters() == before
     assert lazyrt.pending_graph().fingerprint == shown
@@ -130,7 +130,7 @@ def test_a_call_that_needs_a_value_says_so_and_runs_nothing():
     before = lazyrt.counters()["executions"]
 
     with pytest.raises(StepSyncError, match="item") as caught:
-        rehearse(lambda t: t * float((t * 2).sum().item()), x)
+        dry_run(lambda t: t * float((t * 2).sum().item()), x)
 
     assert "of which nothing runs" in "".join(caught.value.__notes__)
     assert lazyrt.counters()["executions"] == before
@@ -139,9 +139,9 @@ def test_a_call_that_needs_a_value_says_so_and_runs_nothing():
 
 def test_a_call_without_a_lazy_result_is_refused():
     with pytest.raises(UsageError, match=r"Linear gave Tensor.*\.to\('lazyrt'\)"):
-        rehearse(nn.Linear(2, 2), torch.ones(1, 2))
+        dry_run(nn.Linear(2, 2), torch.ones(1, 2))
     with pytest.raises(UsageError, match="gave int"):
-        rehearse(lambda x: 3, torch.ones(1, device=DEVICE))
+        dry_run(lambda x: 3, torch.ones(1, device=DEVICE))
 
 
 def test_a_large_call_is_not_cut_by_the_limit_of_pending_ops(monkeypatch):
@@ -155,7 +155,7 @@ def test_a_large_call_is_not_cut_by_the_limit_of_pending_ops(monkeypatch):
         return t
 
     with lazyrt.config.scoped(max_pending_nodes=10):
-        found = rehearse(long, x)
+        found = dry_run(long, x)
 
     assert len(found.graph.nodes) == 30
     assert lazyrt.config.max_pending_nodes == limit
@@ -165,7 +165,7 @@ def test_a_large_call_is_not_cut_by_the_limit_of_pending_ops(monkeypatch):
 def test_eager_debug_mode_is_told_to_be_left():
     x = torch.ones(3, device=DEVICE)
     with lazyrt.eager_mode(), pytest.raises(UsageError, match="Leave the mode first"):
-        rehearse(torch.sin, x)
+        dry_run(torch.sin, x)
 
 
 @pytest.mark.lazy_only("reads what is pending")
@@ -181,7 +181,7 @@ def test_a_call_leaves_the_count_towards_the_bound_of_pending_ops(net):
             for k in range(60):
                 x.add_(1)
                 if look and k == 30:
-                    rehearse(net, torch.ones(5, 3, device=DEVICE))
+                    dry_run(net, torch.ones(5, 3, device=DEVICE))
         lazyrt.mark_step()
         return [event.nodes for event in found]
 
@@ -193,8 +193,8 @@ def test_a_call_that_writes_its_argument_leaves_the_arguments_history():
     hidden = weight * torch.tensor([1.0, -1.0, 2.0, -2.0]).to(DEVICE)
     plain = torch.ones(4, device=DEVICE)
 
-    rehearse(nn.ReLU(inplace=True), hidden)
-    rehearse(lambda pair: pair["plain"].mul_(weight), {"plain": plain})
+    dry_run(nn.ReLU(inplace=True), hidden)
+    dry_run(lambda pair: pair["plain"].mul_(weight), {"plain": plain})
     hidden.square().sum().backward()
 
     assert grad_of(weight).tolist() == [2.0, 2.0, 8.0, 8.0]
@@ -218,7 +218,7 @@ def test_a_call_that_derives_what_the_program_has_computed_leaves_it_to_the_prog
         loss.backward()
         return weight.grad
 
-    found = rehearse(derive, loss)
+    found = dry_run(derive, loss)
     gradient = derive(loss)
 
     assert found.graph.fingerprint == lazyrt.pending_graph(gradient).fingerprint
@@ -251,8 +251,8 @@ def test_a_call_leaves_a_modules_attributes_and_the_derivatives_of_calls_before_
 
     loss = net(x).sum()
     extra = net.extra
-    rehearse(net, x)
-    rehearse(net.forward, x)
+    dry_run(net, x)
+    dry_run(net.forward, x)
     loss.backward()
 
     assert grad_of(net.weight).tolist() == [4.0] * 4
@@ -272,7 +272,7 @@ def test_a_call_leaves_tensors_the_memory_that_they_had():
         torch.set_grad_enabled(False)
         return linear(x).sum() + average
 
-    rehearse(call, torch.ones(2, 2, device=DEVICE))
+    dry_run(call, torch.ones(2, 2, device=DEVICE))
 
     assert linear.weight.tolist() == values
     assert average.tolist() == [1, 1]
@@ -299,11 +299,11 @@ def test_a_whole_training_step_is_taken_back_with_gradients_and_optimizer(optimi
         losses = []
         for _ in range(2):
             if look:
-                assert rehearse(train, x).outputs
+                assert dry_run(train, x).outputs
             losses.append(train(x).item())
             gradient = net.weight.grad
             if look:
-                rehearse(train, x)
+                dry_run(train, x)
             assert net.weight.grad is gradient
             steps.zero_grad()
         return losses
@@ -321,7 +321,7 @@ def test_a_call_within_a_checkpoint_is_no_part_of_it(net, reentrant):
         def part(x, looks=looks):
             hidden = torch.tanh(net.first(x))
             while looks:  # in the forward call, and not where it is computed again
-                rehearse(looks.pop(), x)
+                dry_run(looks.pop(), x)
             return hidden.square()
 
         checkpoint(part, x, use_reentrant=reentrant).sum().backward()
@@ -337,14 +337,14 @@ def test_a_counter_of_ops_counts_no_call_that_is_taken_back(net):
     x = torch.ones(5, 3, device=DEVICE)
     with FlopCounterMode(display=False) as counted:
         net.first(x)
-        rehearse(net.first, x)
+        dry_run(net.first, x)
 
     assert counted.get_total_flops() == 2 * 5 * 3 * 4
 
 
 def test_the_ops_of_a_call_that_is_taken_back_are_no_nodes_of_the_program():
     x = torch.ones(5, 3, device=DEVICE)
-    call = rehearse(torch.tanh, x)
+    call = dry_run(torch.tanh, x)
 
     own = lazyrt.pending_graph(torch.tanh(x))
 
@@ -358,7 +358,7 @@ def test_views_of_what_a_call_leaves_alone_keep_their_lines():
     kept = x.view(2, 2)
     lazyrt.begin_cell()
 
-    rehearse(torch.sin, x)
+    dry_run(torch.sin, x)
 
     used, _ = lazyrt.pending_graph(kept + 1).nodes[-2:]
     own = lazyrt.pending_graph(x.view(2, 2)).nodes[-1]
@@ -376,7 +376,7 @@ def test_equal_arguments_are_one_tensor_to_the_call():
         same.append(a is b is others[0])
         return a + b
 
-    rehearse(add, x, x, [x])
+    dry_run(add, x, x, [x])
 
     assert same == [True]
 
@@ -386,9 +386,9 @@ def test_a_call_that_would_decide_shapes_or_is_transformed_is_refused():
     net = nn.LazyLinear(4).to(DEVICE)
 
     with pytest.raises(UsageError, match="decide the shapes"):
-        rehearse(net, x)
+        dry_run(net, x)
     with pytest.raises(UsageError, match="within a transform"):
-        torch.func.grad(lambda t: rehearse(torch.sin, t))(x)
+        torch.func.grad(lambda t: dry_run(torch.sin, t))(x)
 
     assert net(x).shape == (2, 4)
 
@@ -397,6 +397,6 @@ def test_what_stands_for_a_pending_tensor_is_still_there_after_a_call(net):
     x = torch.ones(5, 3, device=DEVICE)
     kept = lazyrt.stand_in(x * 2)
 
-    rehearse(net, x)
+    dry_run(net, x)
 
     assert lazyrt.materialise(kept).tolist() == [[2.0] * 3] * 5

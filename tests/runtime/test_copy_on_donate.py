@@ -9,7 +9,7 @@ import torch
 import lazyrt
 from lazyrt import jax_compat
 from lazyrt.errors import OutOfMemoryError
-from lazyrt.execution import memory, sharing, transfer
+from lazyrt.execution import copy_on_donate, memory, transfer
 from lazyrt.frontend import reads, ready_views
 from lazyrt.observe import events
 from tests.harness import DEVICE, cold_start, recorded, thinned
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("everything_is_large")
 
 @pytest.fixture
 def everything_is_large(monkeypatch):
-    monkeypatch.setattr(sharing, "_MIN_SHARED", 0)
+    monkeypatch.setattr(copy_on_donate, "_MIN_SHARED", 0)
     monkeypatch.setattr(ready_views, "_LARGE", 0)
 
 
@@ -42,7 +42,7 @@ def donations(run):
 
 def test_a_large_tensor_that_is_kept_takes_no_memory_of_its_own(monkeypatch):
     """Showing a gigabyte does not take another one."""
-    monkeypatch.setattr(sharing, "_MIN_SHARED", 2**20)
+    monkeypatch.setattr(copy_on_donate, "_MIN_SHARED", 2**20)
     large, small = ready(512, 512), ready(4)
     before = memory.in_use()
 
@@ -269,7 +269,7 @@ def test_nothing_is_remembered_of_what_is_gone():
 
     lazyrt.snapshot(other)
 
-    assert len(sharing._holders) == 1
+    assert len(copy_on_donate._holders) == 1
 
 
 @pytest.mark.lazy_only("a step that runs as one executable forgets what it gives away")
@@ -281,11 +281,11 @@ def test_what_is_no_longer_shown_costs_later_steps_nothing():
     lazyrt.mark_step()
     assert shown.tolist() == [1.0, 2.0, 3.0]
     again = lazyrt.snapshot(x)
-    assert sharing._holders
+    assert copy_on_donate._holders
 
     del again
     x.add_(1)
     lazyrt.mark_step()
 
-    assert not sharing._holders
+    assert not copy_on_donate._holders
     assert x.tolist() == [3.0, 4.0, 5.0]

@@ -31,11 +31,11 @@ def test_a_barrier_in_a_scope_fails_in_the_words_of_the_original():
     opened, called = caught.value.__notes__
     line = caught.traceback[0].lineno + 1
     assert opened.startswith(
-        "the scope 'train_loop' was opened at test_step_scopes.py:"
+        "the scope 'train_loop' was opened at test_scopes.py:"
     )
     # Which line of the `with` statement it is, depends on the version of Python.
     assert 3 <= line - int(opened.rsplit(":")[-1]) <= 7
-    assert called == f"mark_step() was called at test_step_scopes.py:{line}"
+    assert called == f"mark_step() was called at test_scopes.py:{line}"
     assert f"Move line {line} out of the `with` block" in str(caught.value)
     assert lazyrt.is_pending(y)
     assert y.tolist() == [4.0, 4.0]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lazyrt.execution.executor import donated_inputs
-from lazyrt.execution.origins import InputOrigin, origin_of
+from lazyrt.execution.input_provenance import InputOrigin, origin_of
 from lazyrt.ir.live import pending
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import torch
 import lazyrt
 from lazyrt.config import config
 from lazyrt.errors import UsageError
-from lazyrt.execution import census as census_module
+from lazyrt.execution import graph_registry as census_module
 from lazyrt.execution.dumps import FORMS, text_of
 from lazyrt.observe import events
 from tests.harness import DEVICE, cold_start, recorded
@@ -199,7 +199,7 @@ def test_each_input_says_which_execution_output_and_line_produced_it():
     assert by_name["state"].graph == "graph.1"
     assert by_name["state"].op == "aten.mul.Tensor"
     assert by_name["state"].output != by_name["other"].output
-    assert "test_census.py" in str(by_name["state"].site)
+    assert "test_graph_registry.py" in str(by_name["state"].site)
     assert re.fullmatch(
         r"2 of 3 inputs \(32 of 48 bytes\) were computed by an earlier execution: "
         rf"2 by step {step}",

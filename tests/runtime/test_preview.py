@@ -10,7 +10,7 @@ import torch
 
 import lazyrt
 from lazyrt.errors import UsageError
-from lazyrt.execution import summaries
+from lazyrt.execution import preview
 from lazyrt.observe import events
 from tests.harness import DEVICE
 
@@ -20,7 +20,7 @@ from tests.harness import DEVICE
 def place(request, monkeypatch):
     """Both ways: data read in place, and data that the device reduces."""
     if request.param == "other":
-        monkeypatch.setattr(summaries, "place", lambda data: (jnp, data))
+        monkeypatch.setattr(preview, "place", lambda data: (jnp, data))
     return request.param
 
 
@@ -43,7 +43,7 @@ def test_statistics_equal_torchs(place):
     expected = (wide.min(), wide.max(), wide.mean(), wide.std())
     seen = (found.low, found.high, found.mean, found.std)
     assert seen == pytest.approx([float(x) for x in expected], rel=1e-9)
-    counts = torch.histc(wide, summaries.BINS)
+    counts = torch.histc(wide, preview.BINS)
     assert sum(found.counts) == 2_000
     assert (torch.tensor(found.counts) - counts).abs().max() <= 1
 
@@ -71,7 +71,7 @@ def test_statistics_of_many_stretches_equal_torchs(place):
     seen = (found.low, found.high, found.mean, found.std)
     assert seen == pytest.approx([float(x) for x in expected], rel=1e-9)
     assert found.nonzero == finite.numel() - 1
-    counts = torch.histc(finite, summaries.BINS)
+    counts = torch.histc(finite, preview.BINS)
     assert sum(found.counts) == finite.numel()
     assert (torch.tensor(found.counts) - counts).abs().max() <= 1
 

@@ -1,4 +1,4 @@
-"""A file in which a process writes down its barriers, for comparing it with other replicas.
+"""The flight recorder: a file in which a process writes its barriers, for comparing it with other replicas.
 
 One file of JSON lines for each process, appended to with one system call a line, so that what was
 written is there when the process is killed. A barrier writes a line when it is entered and one
@@ -10,6 +10,8 @@ graphs, keys and counts are those of a run that records nothing. `lazyviz.replic
 from __future__ import annotations
 
 import atexit
+import contextlib
+import faulthandler
 import json
 import logging
 import multiprocessing
@@ -17,6 +19,7 @@ import os
 import re
 import socket
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -26,21 +29,84 @@ import torch
 
 from lazyrt.closing import Closing
 from lazyrt.config import record_folder
-from lazyrt.control.thread_location import ThreadLocation
 from lazyrt.errors import UsageError
-from lazyrt.execution import recorded
-from lazyrt.execution.census import census
-from lazyrt.execution.hooks import on_barrier
-from lazyrt.frontend.provenance import is_library_file, user_lines
+from lazyrt.execution.executor import on_barrier
+from lazyrt.execution.graph_registry import encode_record, graph_registry
+from lazyrt.frontend.provenance import is_library_file, site_in, user_lines
 from lazyrt.ir import active
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
+    from typing import BinaryIO, Self
 
-    from lazyrt.execution.census import CompiledGraph
+    from lazyrt.execution.graph_registry import CompiledGraph
     from lazyrt.observe.events import BarrierFinished, BarrierStarted, Event, Site
+
+
+# --------------------------------------------------------- the line that a thread is on
+# Python's own fault handler writes the lines of all threads from the interpreter's stack. Asking for
+# frame objects instead would keep the locals of a function that returns meanwhile, and so tensors,
+# for a moment in which a barrier could take them for roots.
+
+
+_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_MAX_DUMP_BYTES = 200_000
+
+
+class ThreadLocation:
+    """Says where a thread is; holds one file without a name until it is closed."""
+
+    def __init__(self) -> None:
+        self._file: BinaryIO | None = None
+        with contextlib.suppress(OSError):  # no folder takes files: nothing is known
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the file back."""
+        if self._file is not None:
+            self._file.close()
+
+    def of(self, thread: int) -> tuple[Site, ...]:
+        """Return the user's lines that a thread is in, the innermost first; none if not known.
+
+        Args:
+            thread: Its identity, as of `threading.get_ident()`.
+        """
+        file = self._file
+        if file is None:
+            return ()
+        try:
+            file.seek(0)
+            file.truncate()
+            faulthandler.dump_traceback(file)
+            file.seek(0)
+            written = file.read(_MAX_DUMP_BYTES)
+        except OSError:
+            return ()
+        return lines_of(written.decode("utf-8", "replace"), thread)
+
+
+def lines_of(dump: str, thread: int) -> tuple[Site, ...]:
+    """Return the user's lines of one thread in what the fault handler wrote, innermost first."""
+    mark = f"hread 0x{thread:016x} "
+    found: list[Site] = []
+    inside = False
+    for line in dump.splitlines():
+        frame = _FRAME.fullmatch(line)
+        if frame is None:
+            inside = mark in line
+        elif inside and not is_library_file(frame[1]):
+            found.append(site_in(frame[1], int(frame[2]), frame[3]))
+    return tuple(found)
+
 
 FORMAT = "lazyrt steps"
 VERSION = 1
@@ -178,7 +244,7 @@ class Recording(Closing):
         if not self.is_open:
             return
         barrier: BarrierFinished = event  # type: ignore[assignment]
-        graph = census.of_step(barrier.step) if barrier.executed else None
+        graph = graph_registry.of_step(barrier.step) if barrier.executed else None
         if graph is not None:
             self._keep(graph)
         self._write(
@@ -228,7 +294,7 @@ class Recording(Closing):
         room = _MAX_GRAPH_BYTES - self._graph_bytes
         if record.snapshot is None or record.nodes > _MAX_NODES or room <= 0:
             return ""
-        data = recorded.encode(record)
+        data = encode_record(record)
         if len(data) > room:
             return ""
         path = self._graphs_folder / f"{record.fingerprint}.json.gz"

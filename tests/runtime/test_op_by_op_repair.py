@@ -130,7 +130,7 @@ def test_what_the_cpu_cannot_run_is_dropped_with_what_depends_on_it():
         lazyrt.mark_step()
 
     notes = " ".join(caught.value.__notes__)
-    assert "recorded at test_unlowerable.py:" in notes
+    assert "recorded at test_op_by_op_repair.py:" in notes
     assert "dropped with the 2 tensors" in notes
     assert unrelated.tolist() == [2.0, 2.0]
     assert weight.tolist() == [1.0, 1.0]  # as before the step

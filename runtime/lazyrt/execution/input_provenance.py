@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from lazygraph.snapshot import Name
-    from lazyrt.execution.census import Run
+    from lazyrt.execution.graph_registry import Run
     from lazyrt.ir.live import Buffer
     from lazyrt.ir.node import Value
     from lazyrt.observe.events import Site

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lazyrt.arguments import seconds
-from lazyrt.execution import forks, watcher
+from lazyrt.execution import completion, process
 from lazyrt.ir.live import Buffer, Lost, lock
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class _Check:
 _checks: list[_Check] = []
 
 
-def put_off(
+def defer(
     buffer: Buffer, judge: Callable[[np.ndarray[Any, Any]], Exception | None]
 ) -> None:
     """Look at a small pending value once its step has run.
@@ -86,7 +86,7 @@ def raise_failed(*, wait: bool = False) -> None:
         dispatched = [check for check in _checks if check.data is not None]
     for check in dispatched:
         if wait:
-            watcher.wait_for(check.data)
+            completion.wait_for(check.data)
         if check.data.is_ready():
             failed += _settle(check)
     if not failed:
@@ -113,7 +113,7 @@ def wait(timeout_s: float | None = None, *, check: bool = True) -> bool:
         torch.linalg.LinAlgError: So has a factorisation.
         UsageError: `timeout_s` is no number from 0 up.
     """
-    is_idle = watcher.wait(seconds(timeout_s, "wait()"))
+    is_idle = completion.wait(seconds(timeout_s, "wait()"))
     if check:
         raise_failed()
     return is_idle
@@ -137,5 +137,5 @@ def forget() -> None:
 
 @atexit.register
 def _at_exit() -> None:
-    if not forks.is_bad():
+    if not process.is_forked():
         raise_failed(wait=True)

@@ -19,10 +19,10 @@ import pytest
 import torch
 
 import lazyrt
-from lazyrt.control import recording as recordings
-from lazyrt.control.thread_location import ThreadLocation, lines_of
+from lazyrt.control import flight_recorder as recordings
+from lazyrt.control.flight_recorder import ThreadLocation, lines_of
 from lazyrt.errors import UsageError
-from lazyrt.execution import recorded
+from lazyrt.execution import graph_registry
 from lazyrt.observe import events
 from tests.harness import DEVICE, bytecodes_of, cold_start, start_python
 
@@ -126,7 +126,7 @@ def test_the_file_of_a_graph_gives_its_record_back(tmp_path):
 
     [graph] = [r for r in rows(recording) if "results" in r]
     text = gzip.decompress((tmp_path / graph["file"]).read_bytes()).decode()
-    found, [record] = recorded.decode(text), lazyrt.compiled_graphs()
+    found, [record] = graph_registry.decode_record(text), lazyrt.compiled_graphs()
     assert found.snapshot is not None
     assert record.snapshot is not None
     assert found.snapshot.vertices == record.snapshot.vertices
@@ -143,7 +143,7 @@ def test_the_file_of_a_graph_gives_its_record_back(tmp_path):
 )
 def test_a_damaged_graph_is_refused(text):
     with pytest.raises((ValueError, RecursionError)):
-        recorded.decode(text)
+        graph_registry.decode_record(text)
 
 
 @pytest.mark.lazy_only("records the graphs of steps")
@@ -152,11 +152,11 @@ def test_operands_that_come_later_are_refused(tmp_path):
     x = torch.ones(3, device=DEVICE) * 2
     lazyrt.mark_step()
     [record] = lazyrt.compiled_graphs()
-    data = json.loads(gzip.decompress(recorded.encode(record)))
+    data = json.loads(gzip.decompress(graph_registry.encode_record(record)))
     data["vertices"][0][3] = [[5, 0]]
 
     with pytest.raises(ValueError, match="not in front of it"):
-        recorded.decode(json.dumps(data))
+        graph_registry.decode_record(json.dumps(data))
     del x
 
 

@@ -1,4 +1,4 @@
-"""Every step graph that was compiled: what it is, what it cost, how often it ran, and why.
+"""The graph registry: every step graph that was compiled; what it is, what it cost, how often it ran, and why.
 
 Records outlive executables and hold plain data: names, numbers and a snapshot. The graphs of
 the latest ones are kept too, for dumps, within bounds.
@@ -8,26 +8,28 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gzip
 import itertools
+import json
 import logging
 from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lazygraph.numbers import duration_text, plural
 from lazygraph.readable import Readable
-from lazygraph.snapshot import labels
+from lazygraph.snapshot import Name, Snapshot, Vertex, labels
 from lazyrt.config import config
 from lazyrt.execution.graph import Graph
 from lazyrt.observe import events
+from lazyrt.observe.events import Site
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from lazygraph.explain.model import Explanation
-    from lazygraph.snapshot import Snapshot
     from lazyrt.ir.fingerprint import Canonical
-    from lazyrt.observe.events import Site
+
 
 _log = logging.getLogger(__name__)
 _MAX_RECORDS = 2_000
@@ -185,7 +187,7 @@ class Run:
     block: str | None = None
 
 
-class Census:
+class GraphRegistry:
     """The compiled graphs of the process, by key, the earliest first."""
 
     def __init__(self) -> None:
@@ -363,15 +365,15 @@ def _first_and_last(graph: Canonical) -> tuple[Site | None, Site | None]:
     )
 
 
-census = Census()
-events.subscribe(census.note_compile, events.CompileFinished, exact=False)
+graph_registry = GraphRegistry()
+events.subscribe(graph_registry.note_compile, events.CompileFinished, exact=False)
 
 
 def check_limit() -> None:
     """Warn once for each graph beyond `config.max_graphs`."""
     limit = config.max_graphs
-    if limit and len(census) > limit:
-        _log.warning("%s", alarm(limit, list(census)))
+    if limit and len(graph_registry) > limit:
+        _log.warning("%s", alarm(limit, list(graph_registry)))
 
 
 def check_step_limit(label: str, steps: Iterable[int], limit: int) -> None:
@@ -382,7 +384,7 @@ def check_step_limit(label: str, steps: Iterable[int], limit: int) -> None:
         steps: The runtime's numbers of the steps that it has just run.
         limit: How many graphs it may have in all.
     """
-    ran = [census.of_step(number) for number in steps]
+    ran = [graph_registry.of_step(number) for number in steps]
     new = [
         record for record in ran if record is not None and label not in record.ran_by
     ]
@@ -390,7 +392,7 @@ def check_step_limit(label: str, steps: Iterable[int], limit: int) -> None:
         record.ran_by.add(label)
     if not new:
         return
-    found = [record for record in census if label in record.ran_by]
+    found = [record for record in graph_registry if label in record.ran_by]
     if len(found) > limit:
         _log.warning("%s%s", alarm(limit, found, label), _listed(found))
 
@@ -413,3 +415,132 @@ def _listed(found: list[CompiledGraph]) -> str:
     if len(found) > _MAX_ALARM:
         lines.append(f"\n  and {len(found) - _MAX_ALARM:,} more")
     return "".join(lines)
+
+
+# --------------------------------------------------------------------- records as bytes
+# Plain data, compressed: the snapshot, what the step's key says, and the names of results. Numbers
+# of tensors are not in it, and nothing of it holds one.
+
+
+RECORD_VERSION = 1
+
+
+def encode_record(record: CompiledGraph) -> bytes:
+    """Return a record with its snapshot as compressed JSON.
+
+    Raises:
+        ValueError: The snapshot was dropped to bound memory.
+    """
+    snapshot = record.snapshot
+    if snapshot is None:
+        raise ValueError(f"{record.name} has no snapshot any more")
+    sites: dict[Site | None, int] = {}
+    key = record.key
+    data = {
+        "version": RECORD_VERSION,
+        "name": record.name,
+        "fingerprint": snapshot.fingerprint,
+        "step": record.first_step,
+        "donated": key.donated,
+        "tier": key.tier,
+        "device": key.device,
+        "mode": key.mode,
+        "boundaries": [
+            [cause, _numbered(site, sites)]
+            for cause, site in (key.ended_by, key.began_after, *key.fallbacks)
+        ],
+        "vertices": [
+            [v.op, v.attrs, v.types, v.operands, _numbered(v.site, sites), v.scope, v.backward]
+            for v in snapshot.vertices
+        ],
+        "roots": snapshot.roots,
+        "leaf_names": [[k, *name] for k, name in snapshot.leaf_names.items()],
+        "root_names": [[k, *name] for k, name in snapshot.root_names.items()],
+        "random": sorted(snapshot.random),
+        "modules": sorted(snapshot.modules),
+        "results": [[op, _numbered(site, sites), name] for op, site, name in record.results],
+        "sites": [
+            None if s is None else [s.file, s.line, s.function, s.cell] for s in sites
+        ],
+    }  # fmt: skip
+    text = json.dumps(data, separators=(",", ":"))
+    return gzip.compress(text.encode(), compresslevel=3, mtime=0)
+
+
+def _numbered(site: Site | None, sites: dict[Site | None, int]) -> int:
+    return sites.setdefault(site, len(sites))
+
+
+def decode_record(contents: str) -> CompiledGraph:
+    """Return the record whose JSON `encode` compressed.
+
+    Raises:
+        ValueError: It is another text, or one that was cut or edited.
+    """
+    try:
+        return _record(json.loads(contents))
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ValueError(f"it is not the record of a graph: {error!r:.80}") from None
+
+
+def _record(data: Any) -> CompiledGraph:
+    if data["version"] != RECORD_VERSION:
+        raise ValueError(
+            f"it has version {data['version']!r:.20}, not {RECORD_VERSION}"
+        )
+    sites = [None if each is None else Site(*each) for each in data["sites"]]
+    snapshot = _snapshot(data, sites)
+    boundaries = [(cause, sites[number]) for cause, number in data["boundaries"]]
+    key = StepKey(
+        fingerprint=data["fingerprint"],
+        donated=tuple(data["donated"]),
+        tier=data["tier"],
+        device=data["device"],
+        mode=data["mode"],
+        ended_by=boundaries[0],
+        began_after=boundaries[1],
+        fallbacks=tuple(boundaries[2:]),
+    )
+    nodes = snapshot.nodes
+    return CompiledGraph(
+        name=data["name"],
+        key=key,
+        nodes=nodes,
+        inputs=len(snapshot.vertices) - nodes,
+        outputs=len(snapshot.roots),
+        first_step=data["step"],
+        last_step=data["step"],
+        snapshot=snapshot,
+        results=tuple((op, sites[number], name) for op, number, name in data["results"]),
+        labels=labels(snapshot),
+    )  # fmt: skip
+
+
+def _snapshot(data: Any, sites: list[Site | None]) -> Snapshot:
+    vertices = tuple(
+        Vertex(
+            op,
+            tuple(attrs),
+            tuple(types),
+            tuple((int(x), int(k)) for x, k in operands),
+            sites[site],
+            scope,
+            backward,
+        )
+        for op, attrs, types, operands, site, scope, backward in data["vertices"]
+    )
+    for number, vertex in enumerate(vertices):
+        if any(not 0 <= x < number for x, _ in vertex.operands):
+            raise ValueError(f"operation {number} reads one that is not in front of it")
+    roots = tuple((int(x), int(k)) for x, k in data["roots"])
+    if any(not 0 <= x < len(vertices) for x, _ in roots):
+        raise ValueError("a result is none of the operations")
+    return Snapshot(
+        cast("str", data["fingerprint"]),
+        vertices,
+        roots,
+        {k: Name(text, holder) for k, text, holder in data["leaf_names"]},
+        {k: Name(text, holder) for k, text, holder in data["root_names"]},
+        random=frozenset(data["random"]),
+        modules=frozenset(data["modules"]),
+    )
