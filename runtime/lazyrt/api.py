@@ -45,7 +45,7 @@ from lazyrt.frontend.torch_compat import DEVICE_TYPE, is_lazy
 from lazyrt.ir.live import lock, pending
 from lazyrt.observe import events
 from lazyrt.observe.metrics import Counters, metrics
-from lazyrt.observe.series import PERCENTILES
+from lazyrt.observe.report import PERCENTILES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,7 +10,7 @@ import lazyrt
 from lazyrt import jax_compat
 from lazyrt.errors import OutOfMemoryError
 from lazyrt.execution import copy_on_donate, memory, transfer
-from lazyrt.frontend import reads, ready_views
+from lazyrt.frontend import reads
 from lazyrt.observe import events
 from tests.harness import DEVICE, cold_start, recorded, thinned
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("everything_is_large")
 @pytest.fixture
 def everything_is_large(monkeypatch):
     monkeypatch.setattr(copy_on_donate, "_MIN_SHARED", 0)
-    monkeypatch.setattr(ready_views, "_LARGE", 0)
+    monkeypatch.setattr(reads, "_LARGE", 0)
 
 
 def ready(*sizes):

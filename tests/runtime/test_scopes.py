@@ -30,9 +30,7 @@ def test_a_barrier_in_a_scope_fails_in_the_words_of_the_original():
     assert isinstance(caught.value, ScopeError)
     opened, called = caught.value.__notes__
     line = caught.traceback[0].lineno + 1
-    assert opened.startswith(
-        "the scope 'train_loop' was opened at test_scopes.py:"
-    )
+    assert opened.startswith("the scope 'train_loop' was opened at test_scopes.py:")
     # Which line of the `with` statement it is, depends on the version of Python.
     assert 3 <= line - int(opened.rsplit(":")[-1]) <= 7
     assert called == f"mark_step() was called at test_scopes.py:{line}"

@@ -20,11 +20,10 @@ from lazyrt.errors import StepSyncError, UsageError
 from lazyrt.execution.graph import Graph
 from lazyrt.execution.io_aliasing import holdings
 from lazyrt.frontend import scalars
-from lazyrt.frontend.buffers import state_of
+from lazyrt.frontend.buffers import state_of, wrap
 from lazyrt.frontend.names import names_of_buffers
 from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.reads import type_of
-from lazyrt.frontend.tensors import wrap
 from lazyrt.frontend.torch_compat import (
     is_lazy,
     is_transformed,

@@ -21,15 +21,15 @@ from lazyrt.errors import UsageError
 from lazyrt.execution import copy_on_donate, memory
 from lazyrt.execution.graph import Graph
 from lazyrt.execution.io_aliasing import holdings
-from lazyrt.frontend.holders import (
+from lazyrt.frontend.names import Walk
+from lazyrt.frontend.referrers import (
     AUTOGRAD,
     BACKWARD_OF,
     TRACEBACK,
     Held,
     holders_of_buffers,
 )
-from lazyrt.frontend.names import Walk
-from lazyrt.ir.cones import cone_sizes, nodes_under
+from lazyrt.ir.costs import ancestor_counts, ancestors
 from lazyrt.ir.live import Buffer, Lost, live_buffers, lock, pending
 from lazyrt.ir.node import type_text
 
@@ -562,12 +562,12 @@ def find_waiting(rows: Sequence[LiveRow]) -> tuple[Waiting, ...]:
     if len(by_cell) < 2:  # noqa: PLR2004 - an earlier cell and a later one
         return ()
     everything = [row for row in rows if row.is_pending]
-    whole = nodes_under(_values(everything))
+    whole = ancestors(_values(everything))
     found = []
     for cell in sorted(by_cell)[:-1]:
         mine = {row.id for row in by_cell[cell]}
         others = _values(row for row in everything if row.id not in mine)
-        alone = whole - nodes_under(others)
+        alone = whole - ancestors(others)
         held = [row for row in by_cell[cell] if _node(row) in alone]
         if held:
             names = tuple(row.name for row in held if row.name)
@@ -593,7 +593,7 @@ def waiting_cells(graph: Graph, names: Mapping[Value, str]) -> tuple[Waiting, ..
     for cell in sorted(by_cell)[:-1]:
         mine = set(by_cell[cell])
         others = [root for root in graph.roots if root not in mine]
-        alone = set(graph.nodes) - nodes_under(others)
+        alone = set(graph.nodes) - ancestors(others)
         held = [root for root in by_cell[cell] if root.node in alone]
         if held:
             called = tuple(names[root] for root in held if root in names)
@@ -706,7 +706,7 @@ def _report(
         for buffer in alive
         if buffer.value is not None and buffer.value.node is not None
     }
-    sizes = cone_sizes(values.values())
+    sizes = ancestor_counts(values.values())
     rows = []
     for buffer in alive:
         value = values.get(id(buffer))

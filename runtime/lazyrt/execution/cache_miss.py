@@ -25,8 +25,8 @@ from lazyrt.config import config
 from lazyrt.errors import FrozenError, LazyRuntimeError
 from lazyrt.execution import compiler
 from lazyrt.execution.graph_registry import CompiledGraph, Run, StepKey, graph_registry
+from lazyrt.ir.fingerprint import snapshot_of
 from lazyrt.ir.live import FromCpu, RanAlone, pending
-from lazyrt.ir.snapshot import snapshot_of
 from lazyrt.ir.varying import expression_at
 from lazyrt.observe.events import Site
 

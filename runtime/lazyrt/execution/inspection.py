@@ -380,7 +380,7 @@ class Inspection(Readable):
     ) -> Look:
         """Return statistics of a node's result and a copy of it, of a large one in part.
 
-        What is not shown stays on the device; see `execution.looking`.
+        What is not shown stays on the device; see `execution.preview`.
 
         Args:
             node_id: The node.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import lazyrt
-from lazyrt.frontend import small_checks
+from lazyrt.frontend import host_constants
 from lazyrt.frontend.buffers import value_of
 from lazyrt.observe import events
 from tests.harness import DEVICE, assert_same, cold_start, recorded
@@ -166,17 +166,17 @@ def test_a_users_own_mask_cuts_with_its_line():
 
 @pytest.mark.not_eager("looks at what is pending")
 def test_what_packages_asked_is_remembered_within_bounds(monkeypatch):
-    monkeypatch.setattr(small_checks, "_MAX_RESULTS", 2)
-    small_checks.forget()
+    monkeypatch.setattr(host_constants, "_MAX_RESULTS", 2)
+    host_constants.forget()
     x = torch.ones(3).to(DEVICE)
     answers = []
     for number in range(5):
         check = (x == number).all()
         value = value_of(check)
-        assert small_checks.known(value) is None
-        small_checks.remember(value, lazyrt.materialise(check))
-        answers.append(small_checks.known(value).item())  # type: ignore[union-attr]
-        assert len(small_checks._results) <= 2
+        assert host_constants.known(value) is None
+        host_constants.remember(value, lazyrt.materialise(check))
+        answers.append(host_constants.known(value).item())  # type: ignore[union-attr]
+        assert len(host_constants._results) <= 2
 
     assert answers == [False, True, False, False, False]
 

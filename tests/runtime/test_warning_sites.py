@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lazyrt.frontend import infer, warned
+from lazyrt.frontend import infer, warning_sites
 from tests.harness import DEVICE, lazy
 from tests.runtime.semantics import grid
 
@@ -16,7 +16,7 @@ PAIRS = torch.complex(grid(3), -grid(3))
 @pytest.fixture(autouse=True)
 def _never_told_before(monkeypatch):
     """Let each test see what a process is told once."""
-    monkeypatch.setattr(warned, "_said", set())
+    monkeypatch.setattr(warning_sites, "_said", set())
     infer.forget()
     torch.set_warn_always(True)
     yield

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import lazyrt
-from lazyrt.frontend.number_names import number_in
+from lazyrt.frontend.callsite import number_in
 from tests.harness import DEVICE
 
 pytestmark = pytest.mark.usefixtures("cold_and_fast")
@@ -89,7 +89,7 @@ def test_two_numbers_of_a_line_are_not_told_by_the_name_of_one():
 
     found = lazyrt.explain()
     assert found is not None
-    assert found.top.text.startswith("2 Python numbers at test_number_names.py:")
+    assert found.top.text.startswith("2 Python numbers at test_callsite_numbers.py:")
     assert found.top.variable == ""
     del y
 

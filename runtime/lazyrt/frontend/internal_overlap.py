@@ -25,7 +25,7 @@ Kernel = Callable[..., Any]
 _MATRICES = 3  # dimensions of a plain batch of them
 
 
-def allowing_repeats(name: str, kernel: Kernel | None) -> Kernel | None:
+def allow_overlap(name: str, kernel: Kernel | None) -> Kernel | None:
     """Return an op's kernel, extended to views that repeat elements if the CPU takes them.
 
     Args:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lazygraph.snapshot import Name
 from lazyrt.execution import deferred_asserts
 from lazyrt.frontend.buffers import state_of
+from lazyrt.frontend.callsite import locals_of, namespaces
 from lazyrt.frontend.names import Walk, is_installed
-from lazyrt.frontend.namespaces import locals_of, namespaces
 from lazyrt.frontend.provenance import is_library_file
 from lazyrt.frontend.torch_compat import is_lazy
 from lazyrt.ir.live import lock

@@ -34,7 +34,7 @@ _OF_OPS = {
 _DISCARDS = "Casting complex values to real discards the imaginary part"
 
 
-def say(text: str) -> None:
+def warn(text: str) -> None:
     """Warn at the caller's line, as often as Python's filters let it through.
 
     Raises:
@@ -57,7 +57,7 @@ def say(text: str) -> None:
     )
 
 
-def say_once(text: str) -> None:
+def warn_once(text: str) -> None:
     """Warn for the first time in a process, as torch does with most of what it warns of.
 
     Raises:
@@ -66,14 +66,14 @@ def say_once(text: str) -> None:
     if text in _said and not torch.is_warn_always_enabled():
         return
     _said.add(text)
-    say(text)
+    warn(text)
 
 
-def of_resize(held: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+def warn_of_resize(held: tuple[int, ...], wanted: tuple[int, ...]) -> None:
     """Warn that an op gives its `out=` another shape; one without elements gets it silently."""
     if 0 in held:
         return
-    say(
+    warn(
         "An output with one or more elements was resized since it had shape "
         f"{list(held)}, which does not match the required output shape {list(wanted)}. This "
         "behavior is deprecated, and in a future PyTorch release outputs will not be resized "
@@ -82,18 +82,18 @@ def of_resize(held: tuple[int, ...], wanted: tuple[int, ...]) -> None:
     )
 
 
-def of_cast(source: torch.Tensor, target: torch.dtype) -> None:
+def warn_of_cast(source: torch.Tensor, target: torch.dtype) -> None:
     """Warn if a conversion keeps the real parts of complex numbers alone."""
     if not source.is_complex() or target.is_complex or target is torch.bool:
         return
     if source.numel():
-        say_once(_DISCARDS)
+        warn_once(_DISCARDS)
 
 
-def of_count(out: torch.Tensor, count: int) -> None:
+def warn_of_count(out: torch.Tensor, count: int) -> None:
     """Warn that `arange` computes another number of elements than its `out=` has."""
     if out.numel() not in {0, count}:
-        say(
+        warn(
             f"The number of elements in the out tensor of shape {list(out.shape)} is {out.numel()} "
             f"which does not match the computed number of elements {count}. Note that this may "
             "occur as a result of rounding error. The out tensor will be resized to a tensor of "
@@ -101,7 +101,7 @@ def of_count(out: torch.Tensor, count: int) -> None:
         )
 
 
-def of_op(name: str, positional: Sequence[Any], keywords: dict[str, Any]) -> None:
+def warn_of_op(name: str, positional: Sequence[Any], keywords: dict[str, Any]) -> None:
     """Warn of a functional op that torch warns of whenever it is called, or for its arguments.
 
     Args:
@@ -110,7 +110,7 @@ def of_op(name: str, positional: Sequence[Any], keywords: dict[str, Any]) -> Non
         keywords: Those that have names only.
     """
     if name in _OF_OPS:
-        say_once(_OF_OPS[name])
+        warn_once(_OF_OPS[name])
     elif name in _SPREADS:
         _of_freedom(_SPREADS[name], *positional, **keywords)
 
@@ -124,7 +124,7 @@ def _of_freedom(
         return  # the op refuses them
     count = math.prod(x.shape[d] for d in dims)
     if (count if x.numel() else 0) <= (1 if correction is None else correction):
-        say(
+        warn(
             f"{name}(): degrees of freedom is <= 0. Correction should be strictly less than the "
             "reduction factor (input numel divided by output numel)."
         )

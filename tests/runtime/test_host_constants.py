@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lazyrt.frontend import bounds
+from lazyrt.frontend import host_constants
 from lazyrt.frontend.buffers import value_of
 from tests.harness import DEVICE
 
@@ -42,7 +42,7 @@ UNKNOWN = {
 def test_bounds_of_ops_on_classes_and_truth_values(name):
     call, expected = TIGHT[name]
 
-    found = bounds.of(value_of(call(X.to(DEVICE), CLASSES.to(DEVICE))))
+    found = host_constants.bounds_of(value_of(call(X.to(DEVICE), CLASSES.to(DEVICE))))
 
     assert found == expected
     values = call(X, CLASSES)
@@ -51,7 +51,12 @@ def test_bounds_of_ops_on_classes_and_truth_values(name):
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_what_may_be_any_number_has_no_bounds(name):
-    assert bounds.of(value_of(UNKNOWN[name](X.to(DEVICE), CLASSES.to(DEVICE)))) is None
+    assert (
+        host_constants.bounds_of(
+            value_of(UNKNOWN[name](X.to(DEVICE), CLASSES.to(DEVICE)))
+        )
+        is None
+    )
 
 
 def test_a_long_way_to_the_data_is_not_walked():
@@ -59,13 +64,13 @@ def test_a_long_way_to_the_data_is_not_walked():
     for _ in range(40):
         found = found + 0
 
-    assert bounds.of(value_of(found)) is None
+    assert host_constants.bounds_of(value_of(found)) is None
 
 
 def test_data_are_looked_at_anew_once_they_are_written():
     classes = torch.arange(100).to(DEVICE)
-    before = bounds.of(value_of(classes + 1))
+    before = host_constants.bounds_of(value_of(classes + 1))
     classes.copy_(torch.full((100,), 7))
 
     assert before == (1, 100)
-    assert bounds.of(value_of(classes + 1)) == (8, 8)
+    assert host_constants.bounds_of(value_of(classes + 1)) == (8, 8)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
+from lazygraph.numbers import duration_text
+from lazyrt.observe.metrics import metrics
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import FrameType
+
 
 # Files whose code looks at variables without being asked for their value by the user.
 _INSPECTORS = (
@@ -42,7 +47,7 @@ _PROMPT_FILES = ("/pdb.py", "/IPython/core/debugger.py", "/IPython/terminal/debu
                  "/bdb.py")  # fmt: skip
 
 
-def behind_the_users_back() -> bool:
+def is_introspection() -> bool:
     """Return whether an inspector, a completer or a debugger's variable list is asking.
 
     Printing a traceback is looking, too: `raise ValueError(t)` must not compute `t`.
@@ -110,3 +115,47 @@ def _any_frame(test: Callable[[FrameType], bool]) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+# ----------------------------------------------------- the cost of a debugger's command
+
+
+# Below this nobody waits.
+WORTH_REPORTING_NS = 50_000_000
+_COMPILES = ("peek_compiles", "compiles")
+_EXECUTIONS = ("peek_executions", "executions")
+
+
+def report_after_command(debugger: Any) -> None:
+    """Have a pdb prompt write what its present command cost, if that was worth telling.
+
+    Called before the command's first peek; the debugger is left as it was found.
+    """
+    own = vars(debugger)
+    if "postcmd" in own:  # an earlier peek of this command, or the user's own
+        return
+    before, start = metrics.counters(), time.perf_counter_ns()
+
+    def postcmd(stop: Any, line: str) -> Any:
+        own.pop("postcmd", None)
+        spent = time.perf_counter_ns() - start
+        if spent > WORTH_REPORTING_NS:
+            debugger.message(cost_line(metrics.counters() - before, spent))
+        return debugger.postcmd(stop, line)
+
+    own["postcmd"] = postcmd
+
+
+def cost_line(used: Mapping[str, int], spent_ns: int) -> str:
+    """Return the line.
+
+    Example:
+        >>> cost_line({"peek_compiles": 3, "peek_executions": 1}, 62_000_000)
+        '[lazyrt: 3 compiles, 1 execution, 62 ms]'
+    """
+    compiles = sum(used.get(name, 0) for name in _COMPILES)
+    executions = sum(used.get(name, 0) for name in _EXECUTIONS)
+    return (
+        f"[lazyrt: {compiles} compile{'s' * (compiles != 1)}, "
+        f"{executions} execution{'s' * (executions != 1)}, {duration_text(spent_ns)}]"
+    )
