@@ -381,7 +381,7 @@ def record_steps(folder: str | Path, replica: str | int | None = None) -> Record
         path = next(recording.path for recording in _open if recording.is_open)
         raise UsageError(
             f"record_steps() got the folder {str(folder)!r:.200}, while this process records into {path} "
-            "already, so each barrier would be told twice. Close that recording first."
+            "already, so each barrier would be reported twice. Close that recording first."
         )
     recording = Recording(_folder(folder), _replica(replica), _world())
     _open.add(recording)

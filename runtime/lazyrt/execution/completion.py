@@ -83,7 +83,7 @@ def wait(timeout_s: float | None = None) -> bool:
     """
     if not in_flight():
         return True
-    with _told_wait():
+    with _reported_wait():
         return _wait(timeout_s)
 
 
@@ -112,7 +112,7 @@ def wait_for(data: Any) -> None:
     if data.is_ready():
         jax_compat.block(data)  # raises what its execution raised
         return
-    with _told_wait():
+    with _reported_wait():
         _wait_for(data)
 
 
@@ -124,12 +124,12 @@ def _wait_for(data: Any) -> None:
             while _running and not data.is_ready():
                 if not _changed.wait(pause):
                     pause = _POLL_S
-                    _tell_progress(start)
+                    _report_progress(start)
     jax_compat.block(data)
 
 
 @contextlib.contextmanager
-def _told_wait() -> Iterator[None]:
+def _reported_wait() -> Iterator[None]:
     """Tell listeners how long a wait for the device took, however it ended."""
     running = _first_running()
     start = time.perf_counter_ns()
@@ -174,7 +174,7 @@ def _wait_for_thread(timeout_s: float | None) -> bool:
         pause = config.progress_after_s
         while not _changed.wait_for(lambda: not _running, pause):
             pause = _POLL_S
-            _tell_progress(start)
+            _report_progress(start)
     return True
 
 
@@ -185,7 +185,7 @@ def _notice() -> None:
             if not _running or not _running[0].token.is_ready():
                 return
             execution = _running.popleft()
-        _tell_end(execution, exact=False)
+        _report_end(execution, exact=False)
 
 
 def _follow() -> None:
@@ -196,7 +196,7 @@ def _follow() -> None:
                 _changed.wait()
             execution = _running[0]
         _block(execution.token)
-        _tell_end(execution, exact=True)
+        _report_end(execution, exact=True)
         with _changed:
             if _running and _running[0] is execution:
                 _running.popleft()
@@ -209,7 +209,7 @@ def _block(token: Any) -> None:
         jax_compat.block(token)
 
 
-def _tell_end(execution: _Execution, *, exact: bool) -> None:
+def _report_end(execution: _Execution, *, exact: bool) -> None:
     global _idle_since
     now = time.perf_counter_ns()
     started = max(execution.started_ns, _idle_since)
@@ -226,7 +226,7 @@ def _tell_end(execution: _Execution, *, exact: bool) -> None:
     )
 
 
-def _tell_progress(start: int) -> None:
+def _report_progress(start: int) -> None:
     running = _first_running()
     events.emit(
         events.CompileProgress(

@@ -1,4 +1,4 @@
-"""Checks of arguments that wait for their step, which they would otherwise cut.
+"""Checks of arguments that wait for their step, which they would otherwise break.
 
 torch asks whether a scale is positive, or a matrix was singular, in the middle of a program. What
 such a check looks at becomes a result of the step instead: the program goes on as if it had passed,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gzip
-import itertools
 import json
 import logging
 from collections import Counter, OrderedDict, deque
@@ -226,12 +225,6 @@ class GraphRegistry:
     def runs(self) -> Iterator[CompiledGraph]:
         """Yield the graphs that the last thousand steps ran, the latest first."""
         yield from reversed(self._of_step.values())
-
-    def successions(self) -> list[tuple[CompiledGraph, CompiledGraph]]:
-        """Return which graph ran right after which, each pair once, the latest first."""
-        runs = list(self._of_step.values())
-        pairs = dict.fromkeys(itertools.pairwise(runs))
-        return list(pairs)[::-1]
 
     def create(
         self, key: StepKey, graph: Canonical, snapshot: Snapshot, step: int

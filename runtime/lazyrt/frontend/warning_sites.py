@@ -1,4 +1,4 @@
-"""torch's own warnings, told at the line that torch names: the innermost one that is not ours.
+"""torch's own warnings, reported at the line that torch names: the innermost one that is not ours.
 
 These are the warnings of torch's kernels for the CPU. What torch says above a device it says
 for this one, too.
