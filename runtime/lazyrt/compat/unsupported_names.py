@@ -63,7 +63,6 @@ def only_one(function: str, argument: str, value: object, *, allowed: object) ->
 # torch_xla's replicas sum their gradients. lazyrt has no collectives yet, so each process would
 # train a model of its own, and nothing would look wrong.
 
-
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
