@@ -15,7 +15,7 @@ import pytest
 
 import lazyrt
 from lazyrt.errors import LazyRuntimeError
-from lazyrt.execution import forks
+from lazyrt.execution import process
 from lazyviz.shell import completion, tracebacks
 from lazyviz.timing import expected
 from lazyviz.timing.expected import Expected
@@ -132,10 +132,10 @@ def waits() -> str:
         site="cell 4 line 9",
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forks, "_bad", True)
+        patch.setattr(process, "_bad", True)
         patch.setattr(os, "getpid", lambda: 4711)
         with pytest.raises(LazyRuntimeError) as raised:
-            forks.check()
+            process.check_not_forked()
     return "\n".join(
         (
             wait.line,

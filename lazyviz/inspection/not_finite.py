@@ -29,7 +29,7 @@ class NotFiniteView:
     """What `find_nan` found; a notebook shows it as a table.
 
     Attributes:
-        found: Ops, inputs and results that are not finite; see `lazyrt.execution.not_finite`.
+        found: Ops, inputs and results that are not finite; see `lazyrt.execution.inspection`.
         names: What the user calls inputs and results.
     """
 

@@ -170,11 +170,11 @@ def _call_subject(
         )
     if not arguments and not options:
         return _module_subject(function, name, runtime)
-    from lazyrt.tools import rehearse
+    from lazyrt.tools import dry_run
 
     _check_arguments(function, name, arguments, options)
     session.be_library(runtime)  # the names are those of the caller's frame
-    found = rehearse(function, *arguments, **options)
+    found = dry_run(function, *arguments, **options)
     held = {value: each.name for value, each in found.holdings.items()}
     names = {**held, **found.outputs}
     return _lowered(

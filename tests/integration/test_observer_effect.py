@@ -455,11 +455,11 @@ def test_every_view_of_the_extension_leaves_the_program_as_it_is_without_it(
     shell, tmp_path, monkeypatch, capsys
 ):
     """Every subcommand, and every request of every widget's page."""
-    from lazyrt.execution import sharing
+    from lazyrt.execution import copy_on_donate
     from lazyviz.shell import completion
 
     monkeypatch.setattr(
-        sharing, "_MIN_SHARED", 0
+        copy_on_donate, "_MIN_SHARED", 0
     )  # what is shown has no copy of its own
     # A new subcommand cannot be forgotten.
     assert set(LINES) == set(completion.SUBCOMMANDS)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 import lazyviz
 from lazygraph.numbers import time_text
-from lazyrt.observe.report import Report
-from lazyrt.observe.series import Sample, Series, summarise
+from lazyrt.observe.report import Report, Sample, Series, summarise
 from lazyviz.foreign.evidence import EvidenceError
 from lazyviz.foreign.quantities import parse_quantity
 

@@ -7,7 +7,7 @@ from IPython.core.error import UsageError
 
 import lazyrt
 import lazyviz
-from lazyrt.execution.census import census
+from lazyrt.execution.graph_registry import graph_registry
 from lazyrt.observe import events
 from lazyviz.shell import commands, completion, magics
 from tests.conftest import displayed
@@ -577,7 +577,7 @@ def test_nan_of_a_computed_tensor_tells_whether_it_is_finite(lab):
 
 
 def test_minimise_says_when_nothing_is_lacking(lab, capsys):
-    census.clear()
+    graph_registry.clear()
     run(lab, "for _ in range(2):\n    y = x + 1\n    lazyrt.mark_step()")
     last = max(record.last_step for record in lazyrt.compiled_graphs())
 
@@ -589,7 +589,7 @@ def test_minimise_says_when_nothing_is_lacking(lab, capsys):
 
 def test_diff_last_compares_the_graphs_that_why_compares(lab):
     """With a cut in each step the step before is another part of the program."""
-    census.clear()
+    graph_registry.clear()
     lines = (
         "for size in (4, 5):",
         "    y = torch.ones(size, device='lazyrt')",

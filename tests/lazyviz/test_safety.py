@@ -15,10 +15,8 @@ import lazyviz
 from lazygraph import diff
 from lazygraph.graph import PARAMETER, GraphBuilder, Origin
 from lazygraph.snapshot import Name
-from lazyrt.control.live_listing import LiveReport
-from lazyrt.control.live_rows import Growth, LiveRow, Waiting
-from lazyrt.execution.looking import Look
-from lazyrt.execution.summaries import Summary
+from lazyrt.control.live_tensors import Growth, LiveReport, LiveRow, Waiting
+from lazyrt.execution.preview import Look, Summary
 from lazyrt.observe.events import Site
 from lazyviz.documents import tour
 from lazyviz.draw import layout as dot

@@ -9,7 +9,7 @@ import pytest
 
 import lazyrt
 from lazygraph.snapshot import Name
-from lazyrt.control.live_listing import LiveReport
+from lazyrt.control.live_tensors import LiveReport
 from lazyrt.execution.executables import CachedExecutable
 from lazyviz.draw import panel, svg
 from lazyviz.draw.layout import lay_out

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import lazyrt
-from lazyrt.execution.source_names import argument_name, takes_tensor
+from lazyrt.execution.cache_miss import argument_name, takes_tensor
 from lazyrt.observe.events import Site
 from tests.harness import DEVICE
 from tests.runtime.causes import explained, kinds, ones

@@ -7,7 +7,7 @@ import pytest
 
 from lazygraph.explain import nearest as search
 from lazygraph.snapshot import Name, Snapshot, Vertex
-from lazyrt.execution.census import CompiledGraph, StepKey
+from lazyrt.execution.graph_registry import CompiledGraph, StepKey
 from lazyrt.observe.events import Site
 
 pytestmark = pytest.mark.lazy_only("is about compiled steps")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from lazygraph.snapshot import Snapshot
-    from lazyrt.execution.census import CompiledGraph
+    from lazyrt.execution.graph_registry import CompiledGraph
     from lazyrt.ir.fingerprint import Canonical
 
 DumpForm = Literal["ir", "stablehlo", "hlo_before", "hlo_after", "dot"]

@@ -310,7 +310,7 @@ class TensorPrinted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FallbackUsed(Event):
-    """An op without a lowering ran on the CPU, which cut the graph."""
+    """An op without a lowering ran on the CPU, a graph break."""
 
     op: str
     reason: str
