@@ -9,6 +9,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from lazygraph.graph import CONSTANT, PARAMETER
+from lazygraph.numbers import plural
+from lazygraph.repeat import times_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -30,7 +32,7 @@ _NUMBERED = re.compile(r"(.*?)(\d+)")
 # Of a module that is new, so much is new: where equal layers meet, any may be the new one.
 _SHARE = 0.9
 # Of what is new, so much is in a block, at best: its first and last have other neighbours.
-_REPEATED = _SHARE, 0.8
+_REPEATED = 0.8
 _LEAST_BLOCK = 8
 _MOST = 3
 
@@ -189,13 +191,9 @@ def _size(modules: dict[Path, list[int]], paths: Iterable[Path]) -> int:
 
 def _counted(graph: Graph, nodes: Collection[int], times: int = 1) -> str:
     inputs = sum(graph.ops[node] == PARAMETER for node in nodes)
-    counts = [_plural((len(nodes) - inputs) // times, "instruction")]
-    counts += [_plural(inputs // times, "input")] if inputs >= times else []
+    counts = [plural((len(nodes) - inputs) // times, "instruction")]
+    counts += [plural(inputs // times, "input")] if inputs >= times else []
     return " and ".join(counts)
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _repeated(
@@ -205,9 +203,10 @@ def _repeated(
     mine = [node for node in unmatched if graph.ops[node] not in _LEAVES]
     colours = _colours(graph, mine)
     counts = Counter(colours.values())
-    times = _times(counts.values(), len(mine))
-    covered = {node for node in mine if times and counts[colours[node]] % times == 0}
-    if not times or len(covered) < _LEAST_BLOCK * times or covered <= ends:
+    times, inside = times_of(counts, is_whole=True)
+    covered = {node for node in mine if colours[node] in inside}
+    is_most = len(covered) >= max(_REPEATED * len(mine), _LEAST_BLOCK * times)
+    if not times or not is_most or covered <= ends:
         return Claim([], set())
     owners = dict.fromkeys(covered, ("",))
     for node in sorted(unmatched, reverse=True):
@@ -236,22 +235,3 @@ def _colours(graph: Graph, nodes: Iterable[int]) -> dict[int, int]:
         users = tuple(sorted([(kinds[user], slot) for user, slot in graph.users[node]]))
         found[node] = numbers.setdefault((kinds[node], operands, users), len(numbers))
     return found
-
-
-def _times(counts: Iterable[int], total: int) -> int:
-    """Return how often a block is there whose parts are there so often; 0 if it is none.
-
-    Example:
-        >>> _times([6, 6, 12, 6, 1], 31), _times([1, 1, 1], 3)
-        (6, 0)
-    """
-    rows = list(counts)
-    covered = {
-        times: sum(each for each in rows if each % times == 0)
-        for times in sorted({each for each in rows if each > 1}, reverse=True)
-    }
-    for share in _REPEATED:
-        for times, count in covered.items():
-            if count >= share * total:
-                return times
-    return 0

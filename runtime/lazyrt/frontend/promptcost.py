@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from lazygraph.numbers import duration_text
+from lazygraph.numbers import duration_text, plural
 from lazyrt.observe.metrics import metrics
 
 if TYPE_CHECKING:
@@ -47,6 +47,6 @@ def cost_line(used: Mapping[str, int], spent_ns: int) -> str:
     compiles = sum(used.get(name, 0) for name in _COMPILES)
     executions = sum(used.get(name, 0) for name in _EXECUTIONS)
     return (
-        f"[lazyrt: {compiles} compile{'s' * (compiles != 1)}, "
-        f"{executions} execution{'s' * (executions != 1)}, {duration_text(spent_ns)}]"
+        f"[lazyrt: {plural(compiles, 'compile')}, "
+        f"{plural(executions, 'execution')}, {duration_text(spent_ns)}]"
     )
