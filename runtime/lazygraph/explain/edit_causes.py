@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from lazygraph.graph import CONSTANT, PARAMETER
-from lazygraph.read.mlir_text import split_commas
+from lazygraph.read.brackets import split_commas
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator

@@ -12,8 +12,8 @@ from lazygraph.explain.embedded_constants import embedded
 from lazygraph.explain.repeated_blocks import blocks
 from lazygraph.graph import CONSTANT, PARAMETER
 from lazygraph.normalize import attributes, meshes_of
+from lazygraph.read.brackets import closing, split_commas
 from lazygraph.read.hlo_module import HloModule, lacks_attributes
-from lazygraph.read.mlir_text import closing, split_commas
 from lazygraph.read.stablehlo import MlirModule
 
 if TYPE_CHECKING:
