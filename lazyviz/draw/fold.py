@@ -15,6 +15,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
+from lazygraph.numbers import plural
 from lazyviz.draw.model import Box, DrawGraph, path_text
 from lazyviz.draw.repeats import fold_repeats
 
@@ -371,10 +372,8 @@ def _group_box(graph: DrawGraph, group: _Group) -> Box:
 
 
 def _contents(ops: int, inputs: int) -> str:
-    parts = [f"{ops:,} op{'s' * (ops != 1)}"] if ops else []
-    if inputs:
-        parts.append(f"{inputs:,} input{'s' * (inputs != 1)}")
-    return ", ".join(parts)
+    counts = (ops, "op"), (inputs, "input")
+    return ", ".join(plural(n, noun) for n, noun in counts if n)
 
 
 def _named_ops(ops: Sequence[Box]) -> str:

@@ -9,6 +9,10 @@ Ours are exact to the nanosecond; `legacy=True` repeats the original's.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _PARTS = (
     ("d", 86_400_000_000_000, 2),
@@ -83,24 +87,34 @@ def value_text(value: float) -> str:
     return f"{value:.2f}"
 
 
-def plural(count: int, noun: str) -> str:
+def plural(count: int, noun: str, nouns: str | None = None) -> str:
     """Return a count with its noun.
 
     Example:
-        >>> plural(1, "op"), plural(1200, "op")
-        ('1 op', '1,200 ops')
+        >>> plural(1, "op"), plural(12_345, "op"), plural(2, "entry", "entries")
+        ('1 op', '12,345 ops', '2 entries')
     """
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
+
+
+def listed(names: Iterable[str], most: int = 3) -> str:
+    """Return names in backticks, each once, the first few of many.
+
+    Example:
+        >>> listed(["w", "", "b", "w"]), listed("abcde")
+        ('`w`, `b`', '`a`, `b`, `c` and 2 more')
+    """
+    found = list(dict.fromkeys(name for name in names if name))
+    shown = ", ".join(f"`{name}`" for name in found[:most])
+    return shown + (f" and {len(found) - most:,} more" if len(found) > most else "")
 
 
 def duration_text(ns: float) -> str:
     """Return a time span with two or three digits, as everything but the metrics report does.
 
-    `lazyviz.render.text.duration` says the same without loading torch.
-
     Example:
-        >>> [duration_text(ns) for ns in (850, 4_130_000, 999_600_000, 13_899_000_000)]
-        ['850 ns', '4.1 ms', '1.0 s', '14 s']
+        >>> [duration_text(n) for n in (0, 850, 41_300, 4_130_000, 999_600_000, 13_899_000_000)]
+        ['0 ns', '850 ns', '41 µs', '4.1 ms', '1.0 s', '14 s']
         >>> duration_text(60e9), duration_text(125e9), duration_text(3_723e9)
         ('1 min', '2 min 5 s', '1 h 2 min')
     """
@@ -134,17 +148,17 @@ def share_text(part: int, whole: int) -> str:
 
 
 def size_text(nbytes: float) -> str:
-    """Return a size with its unit.
+    """Return an amount of memory with two or three digits.
 
     Example:
-        >>> size_text(1), size_text(4_500_000)
-        ('1 byte', '4.3 MiB')
+        >>> size_text(1), size_text(512), size_text(4_300_000), size_text(3 * 2**40)
+        ('1 byte', '512 bytes', '4.1 MiB', '3.0 TiB')
     """
     if nbytes < _KB:
         return plural(int(nbytes), "byte")
     value, unit = nbytes / _KB, "KiB"
-    for larger in ("MiB", "GiB", "TiB"):
-        if value < _KB:
+    for larger in ("MiB", "GiB", "TiB", "PiB"):
+        if round(value) < _KB:
             break
         value, unit = value / _KB, larger
-    return f"{value:.1f} {unit}"
+    return f"{value:.1f} {unit}" if value < 99.95 else f"{value:.0f} {unit}"  # noqa: PLR2004

@@ -9,7 +9,7 @@ where they are; the modules that define them may move.
 from __future__ import annotations
 
 from lazygraph.explain.why import differences
-from lazygraph.rounds import rounds_in
+from lazygraph.repeat import rounds_in
 from lazygraph.snapshot import Name
 from lazyrt.control.dry_run import dry_run
 from lazyrt.control.live_tensors import COLUMNS as LIVE_COLUMNS

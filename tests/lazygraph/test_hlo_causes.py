@@ -34,17 +34,17 @@ PLAIN = {"header": "", "sharding": "{replicated}", "groups": "{{0,1}}"}
     [
         (
             {"sharding": "{devices=[2]0,1}"},
-            "sharding of %p was {replicated} and is {devices=[2]0,1}",
+            "sharding of %p is {devices=[2]0,1}, was {replicated}",
             1,
         ),
         (
             {"groups": "{{0,1,2,3}}"},
-            "replica_groups of %r at train.py:7 in fsdp was {{0,1}} and is {{0,1,2,3}}",
+            "replica_groups of %r at train.py:7 in fsdp is {{0,1,2,3}}, was {{0,1}}",
             1,
         ),
         (
             {"header": ", num_partitions=4"},
-            "the number of partitions (num_partitions) was 1 and is 4",
+            "the number of partitions (num_partitions) is 4, was 1",
             0,
         ),
         (
@@ -76,7 +76,7 @@ def pair(first, second):
 def test_another_batch_size_is_the_inputs_and_counts_what_follows():
     (said, *rest) = sentences(pair({}, {"batch": 12}))
 
-    assert said.endswith("was f32[8,16] and is f32[12,16]; 125 results changed with it")
+    assert said.endswith("` is f32[12,16], was f32[8,16]; 125 ops depend on it")
     assert not rest
 
 
@@ -84,23 +84,23 @@ def test_a_baked_number_is_shown_once_with_its_places_and_line():
     (said,) = sentences(pair({}, {"lr": 0.02}))
 
     assert said.startswith(
-        "a constant was 0.01 and is 0.02 in 24 places at train.py:50 in "
+        "constant changed: 0.02, was 0.01 in 24 places at train.py:50 in "
     )
 
 
 def test_one_more_output_counts_what_only_it_needs():
     (said,) = sentences(pair({}, {"norm": True}))
 
-    assert said.startswith("one more output: %sqrt.")
-    assert "f32[] at train.py:45 in grad_norm, +" in said
-    assert said.endswith(" instructions that nothing else needs")
+    assert said.startswith("output %sqrt.")
+    assert "f32[] at train.py:45 in grad_norm is new, with " in said
+    assert said.endswith(" ops for it alone")
 
 
 def test_two_reasons_are_both_named():
     first, second = sentences(pair({}, {"batch": 12, "norm": True}))
 
-    assert "and is f32[12,16]" in first
-    assert "one more output" in second
+    assert "is f32[12,16], was" in first
+    assert second.startswith("output ")
 
 
 def test_equal_programs_have_no_reason():
@@ -114,12 +114,10 @@ def test_inputs_that_one_side_has_alone_are_named_and_move_no_others():
 
     count = len(b.inputs) - len(a.inputs)
     layer = "the layer `encoder.layer.2` was"
-    assert f"{layer} added: 379 instructions and {count} inputs at " in said
-    assert "inputs more" not in said
+    assert f"{layer} added: 379 ops and {count} inputs at " in said
+    assert "are new" not in said
     assert "another order" not in said
-    assert f"{layer} removed: 379 instructions and {count} inputs at " in diff_text(
-        diff(b, a)
-    )
+    assert f"{layer} removed: 379 ops and {count} inputs at " in diff_text(diff(b, a))
 
 
 @pytest.mark.parametrize("has_scopes", [True, False])
@@ -137,11 +135,11 @@ def test_layers_that_one_side_has_alone_are_counted_as_such(has_scopes):
         assert len(said) == 1
         assert said[0].startswith(
             "6 layers `encoder.layer.new0`-`encoder.layer.new5` were added: 2,274 "
-            "instructions and 216 inputs at train.py:1"
+            "ops and 216 inputs at train.py:1"
         )
     else:
         assert re.match(
-            r"a block of 37\d instructions and 3\d inputs was added 6 times: broadcast ×",
+            r"a block of 37\d ops and 3\d inputs was added 6 times: broadcast ×",
             said[0],
         )
 
@@ -150,7 +148,7 @@ def test_layers_and_an_output_that_are_new_are_both_named():
     said = sentences(pair({}, {"names": [0, 1, 2, 3], "norm": True}))
 
     assert said[0].startswith("2 layers `encoder.layer.2`-`encoder.layer.3` were added")
-    assert said[1].startswith("one more output: %sqrt.")
+    assert said[1].startswith("output %sqrt.")
 
 
 def test_inputs_that_one_side_has_alone_are_named():
@@ -161,8 +159,8 @@ def test_inputs_that_one_side_has_alone_are_named():
         ).replace("tanh(x)", "tanh(z)")
     )
 
-    assert sentences(diff(a, b))[0] == "1 input more: %y f32[4]"
-    assert sentences(diff(b, a))[0] == "1 input fewer: %y f32[4]"
+    assert sentences(diff(a, b))[0] == "input `%y` f32[4] is new"
+    assert sentences(diff(b, a))[0] == "input `%y` f32[4] is gone"
 
 
 def test_an_output_that_both_compute_says_so():
@@ -170,7 +168,7 @@ def test_an_output_that_both_compute_says_so():
     more = text.replace("(f32[4]) tuple(s)", "(f32[4], f32[4]) tuple(s, t)")
 
     (said,) = sentences(diff(parse(text), parse(more)))
-    assert said == "one more output: %t f32[4], which both compute"
+    assert said == "output %t f32[4] is new, and both compute it"
 
 
 def test_a_new_value_between_two_known_ones_that_is_a_result_too():
@@ -183,7 +181,7 @@ def test_a_new_value_between_two_known_ones_that_is_a_result_too():
     )
 
     (said,) = sentences(diff(parse(text), parse(more)))
-    assert said == "one more output: %t f32[4], which other instructions need too"
+    assert said == "output %t f32[4] is new, and other ops need it too"
 
 
 _SCALED = """HloModule m
@@ -216,12 +214,12 @@ def test_a_number_that_became_special_is_told_as_an_embedded_constant(
     op, name = names
 
     assert (
-        f"constant 1 was embedded in {op} at t.py:4, where the first program has the input "
+        f"the number 1 of {op} at t.py:4 is embedded as a constant, was the input "
         f"{name} (torch_xla embeds 0 and 1 and sends other numbers as data)"
     ) in sentences(diff(text, other))
     assert (
-        f"the number 1 of {op} at t.py:4 was embedded as a constant and is an input now "
-        f"({name}): other values of it compile nothing"
+        f"the number 1 of {op} at t.py:4 is an input from now on ({name}), was embedded as a "
+        "constant: further values compile nothing"
     ) in sentences(diff(other, text))
     seven = text.replace(input_, constant.replace("1", "7"))
     assert not any("torch_xla" in each for each in sentences(diff(text, seven)))
@@ -235,12 +233,11 @@ def test_a_number_of_the_runtimes_graph_that_became_an_input_is_told():
     )
 
     assert (
-        "the number 1.0 of aten.mul.Tensor at t.py:4 was embedded as a constant and is an "
-        "input now (%f0): other values of it compile nothing"
+        "the number 1.0 of aten.mul.Tensor at t.py:4 is an input from now on (%f0), was embedded "
+        "as a constant: further values compile nothing"
     ) in sentences(diff(one, two))
     assert (
-        "constant 1.0 was embedded in aten.mul.Tensor at t.py:4, where the first program has "
-        "the input %f0"
+        "the number 1.0 of aten.mul.Tensor at t.py:4 is embedded as a constant, was the input %f0"
     ) in sentences(diff(two, one))
 
 
@@ -270,21 +267,21 @@ ENTRY %main (p: f32[8], i: s32[]) -> f32[4] {
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("tanh(%p)", "sine(%p)", "tanh became sine: %t at train.py:7 in enc"),
-        ("[0:4]", "[4:8]", "slice %cut had slice={[0:4]} and has slice={[4:8]}"),
-        ("(%p, %t)", "(%t, %p)", "subtract %d at train.py:8 in enc reads its operands in another order"),
-        ("(%p, %t)", "(%t, %t)", "subtract %d at train.py:8 in enc reads %t where it read %p"),
-        ("sqrt(%x)", "exponential(%x)", "in the branch_computations of %b: sqrt became exponential: %s"),
-        ("cosine(%x)", "sine(%x)", "in the branch_computations of %b: cosine became sine: %s"),
+        ("tanh(%p)", "sine(%p)", "code path changed: %t at train.py:7 in enc is sine, was tanh"),
+        ("[0:4]", "[4:8]", "constant changed: slice %cut has slice={[4:8]}, had slice={[0:4]}"),
+        ("(%p, %t)", "(%t, %p)", "other operands: subtract %d at train.py:8 in enc reads them in another order"),
+        ("(%p, %t)", "(%t, %t)", "other operands: subtract %d at train.py:8 in enc reads %t, was %p"),
+        ("sqrt(%x)", "exponential(%x)", "in the branch_computations of %b: code path changed: %s is exponential, was sqrt"),
+        ("cosine(%x)", "sine(%x)", "in the branch_computations of %b: code path changed: %s is sine, was cosine"),
         (
             "  %b = f32[8] conditional(%i, %d, %d)",
             "  %n = f32[8] negate(%d)\n  %b = f32[8] conditional(%i, %n, %n)",
-            "1 instruction more: negate, first %n",
+            "code path changed: 1 op is new (negate), first %n",
         ),
         (
             "  %b = f32[8] conditional(%i,",
             "  %k = s32[] constant(1)\n  %b = f32[8] conditional(%k,",
-            "1 input fewer: %i s32[]",
+            "input `%i` s32[] is gone",
         ),
     ],
 )  # fmt: skip
@@ -313,7 +310,7 @@ def test_one_flag_for_each_input_is_no_reason_beside_the_input():
         )
         == []
     )
-    assert sentences(diff(parse(a), parse(more)))[0] == "1 input more: %q f32[8]"
+    assert sentences(diff(parse(a), parse(more)))[0] == "input `%q` f32[8] is new"
 
 
 def test_another_result_that_both_compute_is_told():
@@ -322,12 +319,10 @@ def test_another_result_that_both_compute_is_told():
     )
     b = a.replace("tuple(%cut, %t)", "tuple(%cut, %d)")
 
-    assert sentences(diff(parse(a), parse(b))) == [
-        "%d f32[8] is returned where %t f32[8] was"
-    ]
+    assert sentences(diff(parse(a), parse(b))) == ["output is %d f32[8], was %t f32[8]"]
     gone = a.replace("(%cut, %t)", "(%t, %t)").replace("(f32[4], f3", "(f32[8], f3")
     said = sentences(diff(parse(a), parse(gone)))
     assert said == [
-        "1 input fewer: %i s32[]",
-        "1 instruction fewer: subtract, first %d at train.py:8 in enc",
+        "input `%i` s32[] is gone",
+        "code path changed: 1 op is gone (subtract), first %d at train.py:8 in enc",
     ]

@@ -50,8 +50,8 @@ def test_a_diff_as_text():
     assert diff_text(found()).split("\n") == [
         "before → after",
         "3 → 4 instructions; +1 added, ~1 changed, ⇄1 with other operands; 1 place",
-        "1 instruction more: negate, first %n",
-        "in the calls of %f at m.py:3 in enc.0: tanh became sine: %t at m.py:3 in enc.0",
+        "code path changed: 1 op is new (negate), first %n",
+        "in the calls of %f at m.py:3 in enc.0: code path changed: %t at m.py:3 in enc.0 is sine, was tanh",
         "dead code on both sides, no effect on results: 1 constant(9) s32[] of aten__sum (4 bytes)",
         "@@ enc.0, enc.1  m.py:3  (3 instructions)",
         " ~ %f = f32[4] fusion(%x), calls=%fused, kind=kLoop",

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from lazygraph.explain import attribute as spread
 from lazygraph.explain.facts import dtype_of, shape_of
-from lazygraph.explain.sentences import at, count, listed
+from lazygraph.explain.sentences import at
+from lazygraph.numbers import listed, plural
 from lazygraph.snapshot import OPERAND
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def _whole(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
     fix="end the earlier cell with `lazyrt.mark_step()`, or read what it makes there: pending ops "
     "run with whichever step comes next",
     more=lambda c, claims: {
-        "ops": count(claims[0].fact.row.more["ops"], "operation"),
+        "ops": plural(claims[0].fact.row.more["ops"], "operation"),
         "joined": "this step's graph" if claims[0].fact.is_new else f"{c.a.record.name} only",
     },
 )  # fmt: skip
@@ -232,7 +233,7 @@ _BUILD_FIX = "build the model before the loop and leave it as it is; each struct
 def _parameters(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
     rows = [claim.fact.row for claim in claims]
     return {
-        "parameters": count(sum(row.more["parameters"] for row in rows), "parameter"),
+        "parameters": plural(sum(row.more["parameters"] for row in rows), "parameter"),
         "variable": min(row.name for row in rows),
     }
 
@@ -331,8 +332,8 @@ def _parameter_read(c: Comparison, fact: Fact) -> bool:
 
 def _made(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
     of_module = claims[0].fact.row.more["holder"] == "module"
-    plural = "s" if len(claims) > 1 else ""
-    return {"what": f"parameter{plural}" if of_module else "state"}
+    s = "s" if len(claims) > 1 else ""
+    return {"what": f"parameter{s}" if of_module else "state"}
 
 
 @cause(
@@ -600,7 +601,7 @@ cause(
 def _draws(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
     fact = claims[0].fact
     old, new = (row.value if row else 0 for row in (fact.before, fact.now))
-    return {"before": old, "draws": count(new, "time")}
+    return {"before": old, "draws": plural(new, "time")}
 
 
 @cause(
@@ -748,7 +749,7 @@ def _argument(c: Comparison, claims: list[Claim]) -> Fields:
     types = [*zip(old.types, new.types, strict=False)]
     before, now = next((pair for pair in types if pair[0] != pair[1]), ("", ""))
     if len(old.types) != len(new.types):
-        before, now = count(len(old.types), "tensor"), count(len(new.types), "tensor")
+        before, now = plural(len(old.types), "tensor"), plural(len(new.types), "tensor")
     sizes = [*zip(shape_of(before), shape_of(now), strict=False)]
     other = tuple(pair for pair in sizes if pair[0] != pair[1])
     tensor = c.source.takes_tensor(new.op, place)
@@ -833,7 +834,7 @@ def _conversions(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
     ):
         if rows:
             dtypes = ", ".join(sorted({row.text for row in rows}))
-            parts.append(f"{count(len(rows), 'conversion')} {word} to {dtypes}")
+            parts.append(f"{plural(len(rows), 'conversion')} {word} to {dtypes}")
     return {"casts": " and ".join(parts)}
 
 

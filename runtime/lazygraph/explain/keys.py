@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lazygraph.explain.model import Cause, Taken
-from lazygraph.explain.sentences import count, listed
+from lazygraph.numbers import listed, plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,7 +122,7 @@ def _inputs(record: Record, positions: set[int]) -> str:
     known = [names[k].text for k in sorted(positions) if k in names]
     if known and len(known) == len(positions):
         return listed(known)
-    return count(len(positions), "input")
+    return plural(len(positions), "input")
 
 
 def _first_name(record: Record, positions: set[int]) -> str:

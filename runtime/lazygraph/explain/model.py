@@ -9,7 +9,7 @@ from lazygraph.numbers import duration_text
 from lazygraph.readable import Readable
 
 if TYPE_CHECKING:
-    from lazygraph.explain.block import Block
+    from lazygraph.repeat import Rounds
     from lazygraph.source_location import Site
 
 Kind = Literal[
@@ -109,7 +109,7 @@ class Explanation(Readable):
     compile_ns: int = 0
     ended_at: Site | None = None
     against_ended_at: Site | None = None
-    block: Block | None = None
+    block: Rounds | None = None
 
     @property
     def text(self) -> str:
@@ -154,5 +154,11 @@ class Explanation(Readable):
         if self.unexplained:
             lines.append(f"  {self.unexplained:,} other operations differ too")
         if self.block is not None:
-            lines.append(f"  note: {self.block}")
+            ops, times, where = self.block
+            lines.append(
+                f"  note: this graph contains the same {ops:,}-op block {times} times"
+                f"{f' ({where})' if where else ''}: compile time and memory grow with the rounds. "
+                "Where a round can be a step of its own, `lazyrt.mark_step()` at its end makes it "
+                "one graph of one round"
+            )
         return "\n".join(lines)

@@ -4,32 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from lazygraph.numbers import listed, plural
 
+if TYPE_CHECKING:
     from lazygraph.explain.attribute import Claim
     from lazygraph.explain.compare import Comparison
     from lazygraph.source_location import Site
 
-_SHOWN = 3
 Fields = dict[str, Any]
 
 
 def at(site: Site | None) -> str:
     """Return ` at cell 3 line 2`, or nothing for an unknown line."""
     return f" at {site}" if site is not None else ""
-
-
-def count(number: int, noun: str) -> str:
-    """Return `1 input`, `2 inputs`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def listed(names: Iterable[str]) -> str:
-    """Return names in backticks, the first few of many."""
-    found = list(dict.fromkeys(name for name in names if name))
-    shown = ", ".join(f"`{name}`" for name in found[:_SHOWN])
-    return shown + (f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else "")
 
 
 def fields_of(c: Comparison, claims: list[Claim]) -> Fields:
@@ -52,7 +39,7 @@ def fields_of(c: Comparison, claims: list[Claim]) -> Fields:
     origin = row.more.get("origin")
     return {
         "name": row.name,
-        "names": listed(f.row.name for f in facts) or count(len(facts), "tensor"),
+        "names": listed(f.row.name for f in facts) or plural(len(facts), "tensor"),
         "called": f"`{row.name}`" if row.name else f"(read{at(row.site)})",
         "text": row.text,
         "before": fact.before.text if fact.before else "",

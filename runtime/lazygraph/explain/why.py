@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from lazygraph.explain import breaks, causes
 from lazygraph.explain.attribute import Claim, attribute, spread_together
-from lazygraph.explain.block import Block, repeated_block
 from lazygraph.explain.compare import FALLBACK, LIMIT, Comparison, differs, is_break
 from lazygraph.explain.facts import Fact, facts_of
 from lazygraph.explain.growth import with_growth, with_lengths
@@ -15,8 +14,9 @@ from lazygraph.explain.keys import of_key
 from lazygraph.explain.model import Cause, Explanation, Taken
 from lazygraph.explain.nearest import nearest
 from lazygraph.explain.record import NO_SOURCE
-from lazygraph.explain.sentences import at, count, fields_of
-from lazygraph.rounds import rounds_in
+from lazygraph.explain.sentences import at, fields_of
+from lazygraph.numbers import plural
+from lazygraph.repeat import Rounds, repeated_block, rounds_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -135,7 +135,7 @@ def _cause(c: Comparison, claims: list[Claim]) -> Cause:
     behind = taken.changed - len(claims)
     if row.of in {"input", "parameter", "argument"} and behind > 0:
         depend = "depends" if behind == 1 else "depend"
-        text += f"; {count(behind, 'op')} {depend} on it"
+        text += f"; {plural(behind, 'op')} {depend} on it"
     return Cause(
         kind=fact.row.more.get("kind", row.kind),
         text=text,
@@ -296,7 +296,7 @@ def _new_program(record: Record) -> Cause:
     first = f", the first{at(site)}" if site is not None else ""
     return Cause(
         kind="new_program",
-        text=f"a program not seen before: {count(record.nodes, 'op')}{first}",
+        text=f"a program not seen before: {plural(record.nodes, 'op')}{first}",
         fix="nothing to do when it comes once; a program that comes again hits the cache",
         now=site,
         taken=Taken(added=record.nodes),
@@ -344,7 +344,7 @@ def _explanation(
     )
 
 
-def _block(record: Record) -> Block | None:
+def _block(record: Record) -> Rounds | None:
     if record.snapshot is None:
         return None
     return repeated_block(record.snapshot, record.key.ended_by[1])
