@@ -106,7 +106,10 @@ def facts_of(comparison: Comparison) -> list[Fact]:
 
 
 def _join_partners(comparison: Comparison, before: Table, now: Table) -> None:
-    """Give matched rows one key: a tensor under another name is the same tensor."""
+    """Give matched rows one key: a tensor under another name is the same tensor.
+
+    Parameters that both sides have under their own names are two.
+    """
     by_vertex = {
         row.vertices[0]: key
         for key, row in before.items()
@@ -116,7 +119,12 @@ def _join_partners(comparison: Comparison, before: Table, now: Table) -> None:
         if key in before or not row.vertices:
             continue
         old = by_vertex.get(comparison.b.partner[row.vertices[0]])
-        if old is not None:
+        if old is None:
+            continue
+        has_both = before[old].name in comparison.b.names and (
+            row.name in comparison.a.names
+        )
+        if not has_both:
             now[old] = now.pop(key)
 
 
@@ -579,9 +587,30 @@ def loops(comparison: Comparison) -> Iterator[Fact]:
         yield Fact("loop", *rows)
 
 
-@table("training")
-def training(side: Side) -> Table:
-    """Modules that say whether they train: dropout that draws, norms with their flag."""
+@of_pairs
+def training(comparison: Comparison) -> Iterator[Fact]:
+    """Modules that train on one side alone.
+
+    Dropout that is gone says so where what it was given is still there.
+    """
+    before, now = _modes(comparison.a), _modes(comparison.b)
+    _join_partners(comparison, before, now)
+    for key in dict.fromkeys((*before, *now)):
+        old, new = before.get(key), now.get(key)
+        if old is not None and new is not None:
+            if old.value != new.value:
+                yield Fact("training", old, new)
+            continue
+        for side, row in ((comparison.a, old), (comparison.b, new)):
+            if row is not None and any(
+                side.partner[operand] >= 0
+                for operand, _ in side[row.vertices[0]].operands
+            ):
+                yield Fact("training", old, new)
+
+
+def _modes(side: Side) -> Table:
+    """Return the modules that say whether they train: dropout that draws, norms by their flag."""
     found: Table = {}
     for k, vertex in enumerate(side.vertices):
         if vertex.backward or vertex.is_leaf:
