@@ -461,13 +461,25 @@ def _gradients(c: Comparison, fact: Fact) -> bool:
 # Results of earlier steps -----------------------------------------------------------------------
 
 
+def _items(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+    fields, steps = _numbers(claims[0].fact), sorted(claims[0].fact.row.more["steps"])
+    made = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+    items = count(fields["now"], "item")
+    return {
+        **fields,
+        "items": items,
+        "is_": "is an input" if fields["now"] == 1 else "are inputs",
+        "made": made,
+    }
+
+
 @cause(
-    "carried_over", of="list", spread=spread.region,
-    more=lambda c, claims: _numbers(claims[0].fact),  # noqa: ARG005
-    says="the list `{name}` of earlier results is read as a whole{at}: {now} of its items are inputs, "
-    "{before} in {graph_before}",
-    fix="keep numbers (`losses.append(loss.item())` behind the step), or a running sum on the "
-    "device: each length is a graph of its own",
+    "carried_over", of="list", spread=spread.region, more=_items,
+    says="{items} of the list `{name}`, made in {made}, {is_} of this step{at}, {before} in "
+    "{graph_before}",
+    fix="empty the list before the step ends, as by a flush of buckets; or keep numbers "
+    "(`losses.append(loss.item())` behind the step), or a running sum on the device: each length is "
+    "a graph of its own",
 )  # fmt: skip
 def _list(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
     return fact.now is not None

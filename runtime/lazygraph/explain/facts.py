@@ -466,25 +466,31 @@ def casts(comparison: Comparison) -> Iterator[Fact]:
                 yield Fact("cast", None if is_now else row, row if is_now else None)
 
 
+_ITEM = re.compile(r"(.+?)(?:\[\d+\])+")
+
+
 @table("list")
 def lists(side: Side) -> Table:
-    """Lists whose items are results of earlier steps: how many the graph reads."""
-    written = {name.text for name in side.snapshot.root_names.values()}
+    """Lists whose items are results of earlier steps: how many the graph reads.
+
+    An item whose next value the graph computes from it is state.
+    """
+    roots = {n.text: side.roots[k][0] for k, n in side.snapshot.root_names.items()}
     found: dict[str, list[int]] = {}
     for leaf, name in side.snapshot.leaf_names.items():
-        origin = side.origin(leaf)
-        item = re.fullmatch(r"(.+)\[\d+\]", name.text)
-        if (
-            item
-            and name.holder in {"list", "deque"}
-            and name.text not in written
-            and origin
-            and origin.step >= 0
-        ):
-            found.setdefault(item[1], []).append(leaf)
+        origin, item = side.origin(leaf), _ITEM.fullmatch(name.text)
+        if item and origin and origin.step >= 0 and name.holder not in _OF_PROGRAM:
+            made = roots.get(name.text)
+            if made is None or made not in side.downstream([leaf], lambda _: True):
+                found.setdefault(item[1], []).append(leaf)
     return {
         name: Row(
-            len(leaves), str(len(leaves)), name, tuple(leaves), site=side.site(leaves)
+            len(leaves),
+            str(len(leaves)),
+            name,
+            tuple(leaves),
+            site=side.site(leaves),
+            more={"steps": {side.snapshot.origins[leaf].step for leaf in leaves}},
         )
         for name, leaves in found.items()
     }
