@@ -207,10 +207,19 @@ _ONE_TENSOR_FIX = (
 )
 
 
-def _pair(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
-    rows = [row for m in claims for row in (m.fact.before, m.fact.now)]
-    names = list(dict.fromkeys(row.name for row in rows if row is not None))
-    return {"pair": " and ".join(f"`{name}`" for name in names[:2])}
+def _pair(c: Comparison, claims: list[Claim]) -> Fields:
+    return {"pair": " and ".join(f"`{name}`" for name in _two(c, claims[0].fact))}
+
+
+def _two(c: Comparison, fact: Fact) -> tuple[str, str]:
+    """Return the names of two inputs, on the side that has both."""
+    assert fact.before is not None
+    assert fact.now is not None
+    if _is_matched(c.b, fact.now):
+        mine, name = fact.before.name, c.a.name(c.b.partner[fact.now.vertices[0]])
+    else:
+        mine, name = fact.now.name, c.b.name(c.a.partner[fact.before.vertices[0]])
+    return mine, name.text if name is not None else ""
 
 
 def _is_matched(side: Side, row: Row | None) -> bool:
@@ -235,18 +244,17 @@ def _of_parameter(c: Comparison, fact: Fact) -> Closure:
     return found
 
 
-def _are_inputs(fact: Fact) -> bool:
-    """Return whether an operand was an input of this type and name, and is another one."""
+def _are_inputs(c: Comparison, fact: Fact) -> bool:
+    """Return whether an operand was an input of this type, and is another one that is known."""
     old, new = fact.before, fact.now
     if old is None or new is None or {old.value, new.value} != {"input"}:
         return False
+    if _is_matched(c.a, old) == _is_matched(c.b, new) or old.text != new.text:
+        return False
+    one, other = _two(c, fact)
     holders = {old.more["holder"], new.more["holder"]}
-    return (
-        "" not in {old.name, new.name}
-        and old.name != new.name
-        and old.text == new.text
-        and not holders & {"gradient", "optimizer", "optimizer LBFGS"}
-    )
+    known = holders & {"gradient", "optimizer", "optimizer LBFGS"}
+    return bool(one and other) and one != other and not known
 
 
 @cause(
@@ -254,11 +262,7 @@ def _are_inputs(fact: Fact) -> bool:
     says="{pair} are one tensor now and were two", fix=_ONE_TENSOR_FIX,
 )  # fmt: skip
 def _one_tensor(c: Comparison, fact: Fact) -> bool:
-    return (
-        _are_inputs(fact)
-        and not _is_matched(c.a, fact.before)
-        and _is_matched(c.b, fact.now)
-    )
+    return _are_inputs(c, fact) and _is_matched(c.b, fact.now)
 
 
 @cause(
@@ -266,11 +270,7 @@ def _one_tensor(c: Comparison, fact: Fact) -> bool:
     says="{pair} are two tensors now and were one", fix=_ONE_TENSOR_FIX,
 )  # fmt: skip
 def _two_tensors(c: Comparison, fact: Fact) -> bool:
-    return (
-        _are_inputs(fact)
-        and _is_matched(c.a, fact.before)
-        and not _is_matched(c.b, fact.now)
-    )
+    return _are_inputs(c, fact) and _is_matched(c.a, fact.before)
 
 
 # Modules ----------------------------------------------------------------------------------------
@@ -488,7 +488,7 @@ def _list(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
 @cause(
     "carried_over", of="history", spread=spread.region,
     more=lambda c, claims: _numbers(claims[0].fact),  # noqa: ARG005
-    says="backward{at} goes on through {now} earlier steps, {before} in {graph_before}: it reads "
+    says="backward{at} goes on through {steps}, {before} in {graph_before}: it reads "
     "what they saved",
     fix="hand the state on with `.detach()`, so that backward ends where the step begins; or run "
     "the whole sequence in one step of fixed length",
@@ -502,7 +502,8 @@ def _history(c: Comparison, fact: Fact) -> bool:
 
 def _numbers(fact: Fact) -> Fields:
     old, new = (row.value if row else 0 for row in (fact.before, fact.now))
-    return {"before": old, "now": new, "sizes": ((old, new),)}
+    steps = count(new, "earlier step")
+    return {"before": old, "now": new, "steps": steps, "sizes": ((old, new),)}
 
 
 _STATE_FIX = (

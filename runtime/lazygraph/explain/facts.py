@@ -608,9 +608,13 @@ def training(comparison: Comparison) -> Iterator[Fact]:
                 yield Fact("training", old, new)
             continue
         for side, row in ((comparison.a, old), (comparison.b, new)):
+            other = comparison.b if side is comparison.a else comparison.a
             if row is not None and any(
-                side.partner[operand] >= 0
+                (partner := side.partner[operand]) >= 0
+                and side[operand].scope == other[partner].scope
+                and position(side[operand].site) == position(other[partner].site)
                 for operand, _ in side[row.vertices[0]].operands
+                if side[operand].op != "rng"
             ):
                 yield Fact("training", old, new)
 
