@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.explain.compare import position
-from lazygraph.explain.facts import Fact, Row, in_scope
+from lazygraph.explain.facts import Fact, Row, in_scope, update_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -193,7 +193,21 @@ def scope(c: Comparison, fact: Fact) -> Closure:
         mine = owned(side, [path])
         ranks.update(mine)
         into.update(dict.fromkeys(inside | side.dominated(mine, inside), 0))
+        if mine:
+            _add_updates(c, found)
     return found
+
+
+def _add_updates(c: Comparison, found: Closure) -> None:
+    """Add what one side alone updates parameters by: of others, an optimizer has other ops."""
+    lines = update_lines(c.a) | update_lines(c.b)
+    for side, into in ((c.a, found.a), (c.b, found.b)):
+        for k in side.unmatched - into.keys():
+            vertex = side[k]
+            if position(vertex.site) in lines and not (
+                vertex.is_leaf or vertex.scope or vertex.backward
+            ):
+                into[k] = 1
 
 
 def on_line(c: Comparison, fact: Fact) -> Closure:
@@ -282,10 +296,20 @@ def attribute(c: Comparison, claims: list[Claim]) -> int:
             left += 1
         else:
             found.removed += 1
+    waiting: list[int] = []
     for k, partner in (*c.changed.items(), *((r, c.b.partner[r]) for r in c.rewired)):
         options = [m for m in (best_b.get(k), best_a.get(partner)) if m is not None]
         found = min(options, key=lambda m: m.rank, default=None)
         found = found or _follows(c, k, best_b)
+        if found is None:
+            waiting.append(k)
+        else:
+            best_b[k] = found
+            found.changed += k in c.changed
+    for k in reversed(waiting):
+        # A gradient's 1/N reads nothing that changed, and what reads it does.
+        readers = [best_b[user] for user in c.b.users[k] if user in best_b]
+        found = min(readers, key=lambda m: m.rank, default=None)
         if found is None:
             left += k in c.changed
         else:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.explain import attribute as spread
-from lazygraph.explain.facts import dtype_of, shape_of
+from lazygraph.explain.compare import position
+from lazygraph.explain.facts import dtype_of, in_scope, lbfgs, shape_of, update_lines
 from lazygraph.explain.sentences import at
 from lazygraph.numbers import listed, plural
 from lazygraph.snapshot import OPERAND
@@ -84,6 +85,11 @@ def _always(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
     return True
 
 
+def _direction(fact: Fact) -> object:
+    """Keep what came and what went apart: a sentence is about one of them."""
+    return fact.is_new
+
+
 def _new_or_gone(new: str, gone: str, *names: str) -> Any:
     """Return further fields that say which side has what the other lacks."""
 
@@ -102,11 +108,24 @@ def _everything(c: Comparison, fact: Fact) -> Closure:  # noqa: ARG001
     return spread.Closure(both[0], both[1], {*c.gone_results}, {*c.new_results})
 
 
+def _directions(c: Comparison, claims: list[Claim]) -> Fields:
+    fact = claims[0].fact
+    assert fact.before is not None
+    assert fact.now is not None
+    if fact.before.text == fact.now.text:
+        return {
+            "does": f"goes another way than in {c.a.record.name}, by the values that it reads"
+        }
+    old, new = (int(row.text) for row in (fact.before, fact.now))
+    number = plural(new, "earlier direction") if new else "no earlier direction"
+    return {"does": f"computes with {number}, {old or 'none'} in {c.a.record.name}"}
+
+
 @cause(
-    "loop_count", of="lbfgs", spread=_everything, is_shown=True,
-    says="LBFGS{at} computes with {now} earlier directions, {before} in {graph_before}",
-    fix="nothing to do: each number of directions up to `history_size` is one graph; a smaller one "
-    "compiles fewer",
+    "loop_count", of="lbfgs", spread=_everything, is_shown=True, more=_directions,
+    says="LBFGS{at} {does}",
+    fix="nothing to do: each way through its step is one graph, and so is each number of "
+    "directions up to `history_size`; a smaller one compiles fewer",
 )  # fmt: skip
 def _lbfgs(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
     return fact.before is not None and fact.now is not None
@@ -117,6 +136,17 @@ def _lbfgs(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
 _MODE_FIX = (
     "leave the mode as it is over whole steps, or expect one compile at each switch"
 )
+
+
+def _ran_by_itself(c: Comparison, fact: Fact) -> Closure:  # noqa: ARG001
+    """The inputs that a debug mode computed, and what computed them in the graph before."""
+    origins = c.b.snapshot.origins.items()
+    leaves = {k for k, origin in origins if origin.how.endswith("mode")}
+    old = set().union(*(c.replaced.get(k, set()) for k in leaves))
+    before = c.a.ancestors(old, c.a.unmatched.__contains__)
+    return spread.Closure(before, dict.fromkeys(leaves, 0))
+
+
 for _kind, _says, _fix in (
     ("mode", "the mode is `{now}`, was `{before}` for {graph_before}: what a debug mode runs by itself "  # noqa: ISC004
      "is an input of this graph or of none", _MODE_FIX),
@@ -125,7 +155,8 @@ for _kind, _says, _fix in (
     ("sharding", "data is laid out over {now}, was over {before} for {graph_before}",
      "keep one layout over devices, or expect one compile for each"),
 ):  # fmt: skip
-    cause(_kind, of=_kind, says=_says, fix=_fix, is_shown=True)(_always)  # type: ignore[arg-type]
+    cause(_kind, of=_kind, says=_says, fix=_fix, is_shown=True,  # type: ignore[arg-type]
+          spread=_ran_by_itself if _kind == "mode" else spread.alone)(_always)  # fmt: skip
 
 
 @cause(
@@ -166,7 +197,7 @@ cause(
     "step_cut", of="break", says="{text}", fix="{fix}", is_shown=True,
     spread=lambda c, fact: fact.row.more["closure"],  # noqa: ARG005
     more=lambda c, claims: {"fix": claims[0].fact.row.more["fix"]},  # noqa: ARG005
-)(_always)  # fmt: skip
+)(lambda c, fact: not (lbfgs(c.a) and lbfgs(c.b)))  # fmt: skip  # noqa: ARG005
 
 
 # Inputs that are one tensor ---------------------------------------------------------------------
@@ -177,52 +208,70 @@ _ONE_TENSOR_FIX = (
 )
 
 
-def _pair(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
-    rows = [row for m in claims for row in (m.fact.before, m.fact.now)]
-    names = list(dict.fromkeys(row.name for row in rows if row is not None))
-    return {"pair": " and ".join(f"`{name}`" for name in names[:2])}
+def _pair(c: Comparison, claims: list[Claim]) -> Fields:
+    return {"pair": " and ".join(f"`{name}`" for name in _two(c, claims[0].fact))}
+
+
+def _two(c: Comparison, fact: Fact) -> tuple[str, str]:
+    """Return the names of two inputs, on the side that has both."""
+    assert fact.before is not None
+    assert fact.now is not None
+    if _is_matched(c.b, fact.now):
+        mine, name = fact.before.name, c.a.name(c.b.partner[fact.now.vertices[0]])
+    else:
+        mine, name = fact.now.name, c.b.name(c.a.partner[fact.before.vertices[0]])
+    return mine, name.text if name is not None else ""
 
 
 def _is_matched(side: Side, row: Row | None) -> bool:
     return row is not None and side.partner[row.vertices[0]] >= 0
 
 
-def _are_inputs(fact: Fact) -> bool:
-    """Return whether an operand was an input of this type and name, and is another one."""
+def _of_parameter(c: Comparison, fact: Fact) -> Closure:
+    """What reads a parameter or its lines record in its place, its update and its state."""
+    found, more = spread.owner(c, fact), spread.region(c, fact)
+    found.a, found.b = more.a | found.a, more.b | found.b
+    lines = {
+        (position(side[user].site), side[user].scope)
+        for side, row in ((c.a, fact.before), (c.b, fact.now))
+        if row is not None
+        for k in row.vertices
+        for user in side.users[k]
+    }
+    for side, into in ((c.a, found.a), (c.b, found.b)):
+        for k in side.unmatched - into.keys():
+            if not side[k].is_leaf and (position(side[k].site), side[k].scope) in lines:
+                into[k] = 1
+    return found
+
+
+def _are_inputs(c: Comparison, fact: Fact) -> bool:
+    """Return whether an operand was an input of this type, and is another one that is known."""
     old, new = fact.before, fact.now
     if old is None or new is None or {old.value, new.value} != {"input"}:
         return False
+    if _is_matched(c.a, old) == _is_matched(c.b, new) or old.text != new.text:
+        return False
+    one, other = _two(c, fact)
     holders = {old.more["holder"], new.more["holder"]}
-    return (
-        "" not in {old.name, new.name}
-        and old.name != new.name
-        and old.text == new.text
-        and not holders & {"gradient", "optimizer", "optimizer LBFGS"}
-    )
+    known = holders & {"gradient", "optimizer", "optimizer LBFGS"}
+    return bool(one and other) and one != other and not known
 
 
 @cause(
-    "same_input", of="operand", spread=spread.downstream, more=_pair, is_shown=True,
+    "same_input", of="operand", spread=_of_parameter, more=_pair, is_shown=True,
     says="{pair} are one tensor now and were two", fix=_ONE_TENSOR_FIX,
 )  # fmt: skip
 def _one_tensor(c: Comparison, fact: Fact) -> bool:
-    return (
-        _are_inputs(fact)
-        and not _is_matched(c.a, fact.before)
-        and _is_matched(c.b, fact.now)
-    )
+    return _are_inputs(c, fact) and _is_matched(c.b, fact.now)
 
 
 @cause(
-    "same_input", of="operand", spread=spread.downstream, more=_pair, is_shown=True,
+    "same_input", of="operand", spread=_of_parameter, more=_pair, is_shown=True,
     says="{pair} are two tensors now and were one", fix=_ONE_TENSOR_FIX,
 )  # fmt: skip
 def _two_tensors(c: Comparison, fact: Fact) -> bool:
-    return (
-        _are_inputs(fact)
-        and _is_matched(c.a, fact.before)
-        and not _is_matched(c.b, fact.now)
-    )
+    return _are_inputs(c, fact) and _is_matched(c.a, fact.before)
 
 
 # Modules ----------------------------------------------------------------------------------------
@@ -263,18 +312,12 @@ def _is_outermost(fact: Fact, other: Side) -> bool:
     return any(name.startswith(f"{parent}.") for name in other.names)
 
 
-def _of_parameter(c: Comparison, fact: Fact) -> Closure:
-    found, more = spread.owner(c, fact), spread.region(c, fact)
-    found.a, found.b = more.a | found.a, more.b | found.b
-    return found
-
-
 @cause(
     "module_added", of="parameter", spread=_of_parameter, fix=_BUILD_FIX,
     says="parameter{s} {names} {was} added",
 )  # fmt: skip
 def _parameter_added(c: Comparison, fact: Fact) -> bool:
-    return fact.is_new and fact.row.name not in c.a.names
+    return fact.is_new and _is_of_both(fact.row.name, c.a)
 
 
 @cause(
@@ -282,13 +325,21 @@ def _parameter_added(c: Comparison, fact: Fact) -> bool:
     says="parameter{s} {names} {was} removed",
 )  # fmt: skip
 def _parameter_removed(c: Comparison, fact: Fact) -> bool:
-    return fact.is_gone and fact.row.name not in c.b.names
+    return fact.is_gone and _is_of_both(fact.row.name, c.b)
+
+
+def _is_of_both(name: str, other: Side) -> bool:
+    """Return whether the other side lacks a parameter, and has others of its module."""
+    module = name.rpartition(".")[0]
+    return name not in other.names and any(
+        each.startswith(f"{module}.") for each in other.names
+    )
 
 
 @cause(
-    "module_call", of="visit", spread=spread.call,
-    more=_new_or_gone("called", "not called", "called", "was_called"),
-    says="module{s} {scopes} {is_} {called}{at}, {was} {was_called} in {graph_before}",
+    "module_call", of="visit", spread=spread.call, group=_direction,
+    more=lambda c, claims: _called(c, claims, [m.fact.row.more["scope"] for m in claims]),
+    says="module{s} {paths} {is_} {called}{at}, {was} {was_called} in {graph_before}",
     fix="call the same modules in each step; each choice of modules costs one compile",
 )  # fmt: skip
 def _module_call(c: Comparison, fact: Fact) -> bool:
@@ -297,24 +348,35 @@ def _module_call(c: Comparison, fact: Fact) -> bool:
     return (
         bool(scope)
         and scope not in c.switched
+        and not any(in_scope(scope, path) for path in c.modules)
         and all(vertex.scope != scope for vertex in other.vertices)
     )
 
 
-def _paths(c: Comparison, claims: list[Claim]) -> Fields:
-    names = [claim.fact.row.name.rpartition(".")[0] for claim in claims]
+def _called(c: Comparison, claims: list[Claim], names: list[str]) -> Fields:
+    """Return how a sentence names modules that one side calls: several parts of one are one."""
     fields = _new_or_gone("called", "not called", "called", "was_called")(c, claims)
     many = len(set(names)) > 1
-    forms = (
-        {"s": "s", "is_": "are", "was": "were"}
-        if many
-        else {"s": "", "is_": "is", "was": "was"}
-    )
+    forms = {
+        "s": "s" if many else "",
+        "is_": "are" if many else "is",
+        "was": "were" if many else "was",
+    }
     return {**fields, **forms, "paths": listed(names), "variable": names[0]}
 
 
+def _paths(c: Comparison, claims: list[Claim]) -> Fields:
+    return _called(c, claims, [m.fact.row.name.rpartition(".")[0] for m in claims])
+
+
+def _reading(c: Comparison, fact: Fact) -> Closure:
+    found, behind = spread.reading(c, fact), spread.downstream(c, fact)
+    found.a, found.b = behind.a | found.a, behind.b | found.b
+    return found
+
+
 @cause(
-    "module_call", of="parameter", spread=spread.reading, more=_paths,
+    "module_call", of="parameter", spread=_reading, more=_paths, group=_direction,
     says="module{s} {paths} {is_} {called}{at}, {was} {was_called} in {graph_before}",
     fix="call the same modules in each step; each choice of modules costs one compile",
 )  # fmt: skip
@@ -323,10 +385,11 @@ def _parameter_read(c: Comparison, fact: Fact) -> bool:
         return False
     side, other = (c.b, c.a) if fact.is_new else (c.a, c.b)
     made = {name.text for name in other.snapshot.root_names.values()}
+    leaf, updating = fact.row.vertices[0], update_lines(side)
     return (
         fact.row.more["holder"] == "module"
         and fact.row.name in other.names - made
-        and fact.row.vertices[0] in side.unmatched
+        and any(position(side[user].site) not in updating for user in side.users[leaf])
     )
 
 
@@ -360,6 +423,7 @@ def _not_made_again(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
 
 @cause(
     "update", of="optimizer", spread=spread.on_line,
+    group=_direction,
     more=_new_or_gone("keeps", "no longer keeps", "keeps", "kept"),
     says="the optimizer{at} {keeps} {names} of each parameter, unlike in {graph_before}",
     fix="make the optimizer once, before the loop; another one, or another option such as momentum "
@@ -371,6 +435,7 @@ def _other_state(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
 
 @cause(
     "update", of="update", spread=spread.owner,
+    group=_direction,
     more=_new_or_gone("updated", "not updated", "updated", "was_updated"),
     says="parameter{s} {names} {is_} {updated}{at}, {was} {was_updated} in {graph_before}",
     fix="nothing to do where both come back: with and without the update is one graph each",
@@ -381,6 +446,7 @@ def _update(c: Comparison, fact: Fact) -> bool:
 
 @cause(
     "update", of="result", spread=spread.dominated,
+    group=_direction,
     more=_new_or_gone("computed", "not computed", "computed", "was_computed"),
     says="gradient{s} {names} {is_} {computed}{at}, {was} {was_computed} in {graph_before}",
     fix="nothing to do where both come back; else freeze and unfreeze parameters "
@@ -396,13 +462,25 @@ def _gradients(c: Comparison, fact: Fact) -> bool:
 # Results of earlier steps -----------------------------------------------------------------------
 
 
+def _items(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+    fields, steps = _numbers(claims[0].fact), sorted(claims[0].fact.row.more["steps"])
+    made = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+    items = plural(fields["now"], "item")
+    return {
+        **fields,
+        "items": items,
+        "is_": "is an input" if fields["now"] == 1 else "are inputs",
+        "made": made,
+    }
+
+
 @cause(
-    "carried_over", of="list", spread=spread.region,
-    more=lambda c, claims: _numbers(claims[0].fact),  # noqa: ARG005
-    says="the list `{name}` of earlier results is read as a whole{at}: {now} of its items are inputs, "
-    "{before} in {graph_before}",
-    fix="keep numbers (`losses.append(loss.item())` behind the step), or a running sum on the "
-    "device: each length is a graph of its own",
+    "carried_over", of="list", spread=spread.region, more=_items,
+    says="{items} of the list `{name}`, made in {made}, {is_} of this step{at}, {before} in "
+    "{graph_before}",
+    fix="empty the list before the step ends, as by a flush of buckets; or keep numbers "
+    "(`losses.append(loss.item())` behind the step), or a running sum on the device: each length is "
+    "a graph of its own",
 )  # fmt: skip
 def _list(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
     return fact.now is not None
@@ -411,7 +489,7 @@ def _list(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
 @cause(
     "carried_over", of="history", spread=spread.region,
     more=lambda c, claims: _numbers(claims[0].fact),  # noqa: ARG005
-    says="backward{at} goes on through {now} earlier steps, {before} in {graph_before}: it reads "
+    says="backward{at} goes on through {steps}, {before} in {graph_before}: it reads "
     "what they saved",
     fix="hand the state on with `.detach()`, so that backward ends where the step begins; or run "
     "the whole sequence in one step of fixed length",
@@ -425,7 +503,8 @@ def _history(c: Comparison, fact: Fact) -> bool:
 
 def _numbers(fact: Fact) -> Fields:
     old, new = (row.value if row else 0 for row in (fact.before, fact.now))
-    return {"before": old, "now": new, "sizes": ((old, new),)}
+    steps = plural(new, "earlier step")
+    return {"before": old, "now": new, "steps": steps, "sizes": ((old, new),)}
 
 
 _STATE_FIX = (
@@ -436,19 +515,32 @@ _STATE_FIX = (
 
 @cause(
     "carried_over", of="state", spread=spread.region,
+    group=_direction,
     more=_new_or_gone("not ", "", "not_before", "not_now"),
     says="gradient{s} {names} of step {origin_step} {is_} {not_now}{an_input} of this step, {was} "
     "{not_before}of {graph_before}: gradients accumulate over steps",
     fix="nothing to do where it comes back: the first batch of an update and the later ones are one "
     "graph each; `zero_grad(set_to_none=False)` makes it one graph for all",
 )  # fmt: skip
-def _gradients_accumulate(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    is_one_sided = fact.is_new or fact.is_gone
-    return fact.row.more["holder"] == "gradient" and is_one_sided
+def _gradients_accumulate(c: Comparison, fact: Fact) -> bool:
+    if not (fact.is_new or fact.is_gone) or fact.row.more["holder"] != "gradient":
+        return False
+    # What clips or updates reads a gradient too; backward adds to it.
+    side = c.b if fact.is_new else c.a
+    return any(side[user].backward for user in side.users[fact.row.vertices[0]])
+
+
+def _in_its_place(c: Comparison, fact: Fact) -> Closure:
+    """What hangs together with an input, and what stood in its place before."""
+    found = spread.region(c, fact)
+    assert fact.now is not None
+    old = c.replaced.get(fact.now.vertices[0], set()) & c.a.unmatched
+    found.a.update(dict.fromkeys(old | c.a.dominated((), old), 0))
+    return found
 
 
 cause(
-    "state_became_input", of="handed", spread=spread.region, fix=_STATE_FIX,
+    "state_became_input", of="handed", spread=_in_its_place, fix=_STATE_FIX,
     says="{names} {is_} {an_input} now; {graph_before} created {it}{before_at}",
 )(_always)  # fmt: skip
 
@@ -538,7 +630,7 @@ def _of_modules(c: Comparison, fact: Fact) -> Closure:
         counters = [
             k for k, n in side.snapshot.root_names.items() if n.holder == "buffer"
         ]
-        into.update(dict.fromkeys(mine | side.dominated(counters), 0))
+        into.update(dict.fromkeys(mine | side.dominated(counters, mine), 0))
     return found
 
 
@@ -579,8 +671,10 @@ def _optimizers_ops(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG0
     fix="options of the optimizer, such as weight_decay, momentum or amsgrad, choose what it "
     "computes: set them before the loop; each choice costs a compile",
 )  # fmt: skip
-def _options(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return fact.before is not None and fact.now is not None
+def _options(c: Comparison, fact: Fact) -> bool:
+    # Of other parameters an update has other ops: they follow.
+    both = fact.before is not None and fact.now is not None
+    return both and c.a.updated == c.b.updated
 
 
 def _rounds(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001

@@ -201,6 +201,7 @@ class Comparison:
         readers: Graphs that read results of the graph before, and end elsewhere.
         makers: Graphs whose results the graph before reads, and that end elsewhere.
         switched: Modules that train on one side and are evaluated on the other.
+        modules: Modules that one side alone has.
     """
 
     def __init__(
@@ -238,6 +239,7 @@ class Comparison:
             if record.name in made and _is_neighbour(record, before)
         ]
         self.switched: set[str] = set()
+        self.modules: set[str] = set()
 
     def _compare(self, k: int, partner: int) -> None:
         now, before = self.b[k], self.a[partner]
@@ -258,6 +260,14 @@ class Comparison:
             for (new, new_index), (old, old_index) in zip(mine, theirs, strict=False):
                 if self.a.partner[old] != new or new_index != old_index:
                     found.append((k, old, new))
+        return found
+
+    @cached_property
+    def replaced(self) -> dict[int, set[int]]:
+        """For what the new graph reads, the vertices that its readers' partners read instead."""
+        found: dict[int, set[int]] = {}
+        for _, old, new in self.substitutions():
+            found.setdefault(new, set()).add(old)
         return found
 
     def _unpaired_results(self) -> tuple[list[int], list[int]]:

@@ -106,7 +106,10 @@ def facts_of(comparison: Comparison) -> list[Fact]:
 
 
 def _join_partners(comparison: Comparison, before: Table, now: Table) -> None:
-    """Give matched rows one key: a tensor under another name is the same tensor."""
+    """Give matched rows one key: a tensor under another name is the same tensor.
+
+    Parameters that both sides have under their own names are two.
+    """
     by_vertex = {
         row.vertices[0]: key
         for key, row in before.items()
@@ -116,7 +119,12 @@ def _join_partners(comparison: Comparison, before: Table, now: Table) -> None:
         if key in before or not row.vertices:
             continue
         old = by_vertex.get(comparison.b.partner[row.vertices[0]])
-        if old is not None:
+        if old is None:
+            continue
+        has_both = before[old].name in comparison.b.names and (
+            row.name in comparison.a.names
+        )
+        if not has_both:
             now[old] = now.pop(key)
 
 
@@ -473,25 +481,31 @@ def casts(comparison: Comparison) -> Iterator[Fact]:
                 yield Fact("cast", None if is_now else row, row if is_now else None)
 
 
+_ITEM = re.compile(r"(.+?)(?:\[\d+\])+")
+
+
 @table("list")
 def lists(side: Side) -> Table:
-    """Lists whose items are results of earlier steps: how many the graph reads."""
-    written = {name.text for name in side.snapshot.root_names.values()}
+    """Lists whose items are results of earlier steps: how many the graph reads.
+
+    An item whose next value the graph computes from it is state.
+    """
+    roots = {n.text: side.roots[k][0] for k, n in side.snapshot.root_names.items()}
     found: dict[str, list[int]] = {}
     for leaf, name in side.snapshot.leaf_names.items():
-        origin = side.origin(leaf)
-        item = re.fullmatch(r"(.+)\[\d+\]", name.text)
-        if (
-            item
-            and name.holder in {"list", "deque"}
-            and name.text not in written
-            and origin
-            and origin.step >= 0
-        ):
-            found.setdefault(item[1], []).append(leaf)
+        origin, item = side.origin(leaf), _ITEM.fullmatch(name.text)
+        if item and origin and origin.step >= 0 and name.holder not in _OF_PROGRAM:
+            made = roots.get(name.text)
+            if made is None or made not in side.downstream([leaf], lambda _: True):
+                found.setdefault(item[1], []).append(leaf)
     return {
         name: Row(
-            len(leaves), str(len(leaves)), name, tuple(leaves), site=side.site(leaves)
+            len(leaves),
+            str(len(leaves)),
+            name,
+            tuple(leaves),
+            site=side.site(leaves),
+            more={"steps": {side.snapshot.origins[leaf].step for leaf in leaves}},
         )
         for name, leaves in found.items()
     }
@@ -594,9 +608,34 @@ def loops(comparison: Comparison) -> Iterator[Fact]:
         yield Fact("loop", *rows)
 
 
-@table("training")
-def training(side: Side) -> Table:
-    """Modules that say whether they train: dropout that draws, norms with their flag."""
+@of_pairs
+def training(comparison: Comparison) -> Iterator[Fact]:
+    """Modules that train on one side alone.
+
+    Dropout that is gone says so where what it was given is still there.
+    """
+    before, now = _modes(comparison.a), _modes(comparison.b)
+    _join_partners(comparison, before, now)
+    for key in dict.fromkeys((*before, *now)):
+        old, new = before.get(key), now.get(key)
+        if old is not None and new is not None:
+            if old.value != new.value:
+                yield Fact("training", old, new)
+            continue
+        for side, row in ((comparison.a, old), (comparison.b, new)):
+            other = comparison.b if side is comparison.a else comparison.a
+            if row is not None and any(
+                (partner := side.partner[operand]) >= 0
+                and side[operand].scope == other[partner].scope
+                and position(side[operand].site) == position(other[partner].site)
+                for operand, _ in side[row.vertices[0]].operands
+                if side[operand].op != "rng"
+            ):
+                yield Fact("training", old, new)
+
+
+def _modes(side: Side) -> Table:
+    """Return the modules that say whether they train: dropout that draws, norms by their flag."""
     found: Table = {}
     for k, vertex in enumerate(side.vertices):
         if vertex.backward or vertex.is_leaf:

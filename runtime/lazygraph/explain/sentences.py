@@ -56,7 +56,6 @@ def fields_of(c: Comparison, claims: list[Claim]) -> Fields:
         "holder": row.more.get("holder", ""),
         "how": row.more.get("how", ""),
         "op": row.more.get("op", ""),
-        "scopes": listed(f.row.more.get("scope", "") for f in facts),
         "origin_step": origin.step if origin is not None else "",
         "variable": row.name,
         "sizes": (),
