@@ -18,6 +18,7 @@ from lazyviz.divergence.alignment import Aligned, Row, align
 from lazyviz.divergence.finding import Difference, first_difference
 from lazyviz.divergence.sources import tracks_of
 from lazyviz.divergence.tracks import Track, called
+from lazyviz.doc import Table
 from lazyviz.foreign.evidence import Evidence, EvidenceError
 from lazyviz.render import html, text
 from lazyviz.render.escape import one_line
@@ -268,7 +269,7 @@ def replicas_text(found: Replicas) -> str:
     if shown:
         width = max(_LEAST_CELL, _TERMINAL // (len(shown[0]) - 1))
         cells = [(row[0], *(clip(cell, width) for cell in row[1:])) for row in shown]
-        parts.append(text.table(header(found), cells))
+        parts.append(Table(header(found), cells).to_text())
     parts += _notes(found)
     return "\n\n".join(parts)
 
@@ -279,7 +280,7 @@ def replicas_html(found: Replicas) -> str:
     parts = [html.line(first), *map(_said_html, others)]
     shown = rows(found)
     if shown:
-        made = html.table(header(found), shown)
+        made = Table(header(found), shown).to_html()
         parts.append(f'<div style="overflow:auto;margin:4px 0">{made}</div>')
     difference = found.first_difference
     if difference is not None and difference.diff is not None:

@@ -11,6 +11,7 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lazyviz.doc import Table
 from lazyviz.documents import redaction
 from lazyviz.documents.facts import tell_of
 from lazyviz.foreign.metrics_parse import parse_report
@@ -131,7 +132,9 @@ def _environment(facts: Facts) -> str:
         for name, value in sorted(os.environ.items())
         if name in _VARIABLES or name.startswith(_PREFIXES)
     ]
-    shown = html.table(["what", "version or value"], [(n, _clip(v)) for n, v in rows])
+    shown = Table(
+        ["what", "version or value"], [(n, _clip(v)) for n, v in rows]
+    ).to_html()
     if facts.runtime is None:
         return shown
     return f"{shown}<h3>Settings</h3>{html.pre(facts.runtime.config.table())}"
@@ -189,7 +192,7 @@ def _steps(facts: Facts) -> str:
         row[0] = Fragment(f'<span id="step-{row[0]}">{row[0]}</span>')
         if at >= 0 and row[at] in shown_cells:
             row[at] = Fragment(f'<a href="#cell-{row[at]}">{row[at]}</a>')
-    shown = html.table(header, [[_clip(each) for each in row] for row in cells])
+    shown = Table(header, [[_clip(each) for each in row] for row in cells]).to_html()
     earlier = len(facts.steps) - len(rows)
     before = (
         html.muted(f"{text.plural(earlier, 'earlier step')} left out")
@@ -222,7 +225,7 @@ def _graphs(facts: Facts) -> str:
         if row[4] in steps:  # earlier ones ran before the session began
             row[4] = Fragment(f'<a href="#step-{row[4]}">{row[4]}</a>')
     listings = (_listing(graph) for graph in reversed(latest))
-    shown = html.table(header, rows)
+    shown = Table(header, rows).to_html()
     return shown + _latest(
         listings,
         len(facts.graphs),
@@ -326,7 +329,7 @@ def _fallbacks(facts: Facts) -> str:
     largest = sorted(counts.items(), key=lambda item: -item[1])
     rows = [(op, site, times) for (op, site), times in largest[:_MAX_FALLBACKS]]
     left = text.more(len(largest) - len(rows))
-    return html.table(["op", "at", "times"], rows) + "".join(map(html.muted, left))
+    return Table(["op", "at", "times"], rows).to_html() + "".join(map(html.muted, left))
 
 
 def _metrics(facts: Facts) -> str:

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from lazyviz.doc import Table
 from lazyviz.foreign.evidence import Evidence, user_frame
 from lazyviz.render import html, text
 from lazyviz.render.escape import markup
@@ -136,7 +137,7 @@ def log_text(log: DebugLog) -> str:
     """Return a table of the graphs, then what stands out."""
     parts = [_summary(log)]
     if log.events:
-        parts.append(text.table(*_columns(log)))
+        parts.append(Table(*_columns(log)).to_text())
     notes = list(sentences(log))
     if notes:
         parts.append("\n".join(notes))
@@ -147,7 +148,7 @@ def log_html(log: DebugLog) -> str:
     """Return the table and the sentences, with every event folded."""
     parts = [html.muted(_summary(log))]
     if log.events:
-        parts.append(html.table(*_columns(log)))
+        parts.append(Table(*_columns(log)).to_html())
     notes = "".join(f"<li>{markup(note)}</li>" for note in sentences(log))
     if notes:
         parts.append(f"<ul>{notes}</ul>")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lazyviz.doc import Table
 from lazyviz.foreign.evidence import EvidenceError, Tables
 from lazyviz.foreign.metrics import Section
 from lazyviz.foreign.metrics_parse import parse_report
 from lazyviz.foreign.metrics_report import MetricsReport, number
-from lazyviz.render import html, text
+from lazyviz.render import text
 from lazyviz.render.escape import markup
 
 if TYPE_CHECKING:
@@ -56,16 +57,16 @@ class ReportDiff(Tables):
         """Return tables for a terminal."""
         parts = []
         if self.metrics:
-            parts.append(text.table(_HEADER, self._metric_rows()))
+            parts.append(Table(_HEADER, self._metric_rows()).to_text())
         if self.changed_counters:
-            parts.append(text.table(_COUNTER_HEADER, self._counter_rows()))
+            parts.append(Table(_COUNTER_HEADER, self._counter_rows()).to_text())
         return "\n\n".join([*parts, *self._notes()])
 
     def to_html(self) -> str:
         """Return tables for a notebook."""
-        parts = [html.table(_HEADER, self._metric_rows())] if self.metrics else []
+        parts = [Table(_HEADER, self._metric_rows()).to_html()] if self.metrics else []
         if self.changed_counters:
-            parts.append(html.table(_COUNTER_HEADER, self._counter_rows()))
+            parts.append(Table(_COUNTER_HEADER, self._counter_rows()).to_html())
         notes = "".join(f"<p>{markup(note)}</p>" for note in self._notes())
         return f'<div class="lazyviz-metrics">{"".join(parts)}{notes}</div>'
 

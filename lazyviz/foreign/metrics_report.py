@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from lazyviz.doc import Table
 from lazyviz.foreign.evidence import Evidence, EvidenceError
 from lazyviz.foreign.metrics import Behind, Call, Finding, Metric, Section, find
 from lazyviz.foreign.quantities import Quantity
@@ -162,10 +163,10 @@ def report_text(report: MetricsReport) -> str:
         title = f"{section.title}\n" if section.title else ""
         tables = []
         if section.metrics:
-            tables.append(text.table(*_columns(section, _HEADER)))
+            tables.append(Table(*_columns(section, _HEADER)).to_text())
         if section.counters:
             rows = sorted(section.counters.items())
-            tables.append(text.table(["counter", "value"], rows))
+            tables.append(Table(["counter", "value"], rows).to_text())
         parts.append(title + "\n\n".join(tables or ["nothing counted yet"]))
     notes = [f"{_WINDOW_NOTE}.", *_notes(report), *map(str, report.findings())]
     return "\n\n".join([*parts, "\n".join(notes)])
@@ -182,9 +183,9 @@ def report_html(report: MetricsReport) -> str:
             title = f"percentiles, {_RATE}"
             parts.append(html.folded(title, _percentiles_html(section)))
         if section.counters:
-            counters = html.table(
+            counters = Table(
                 ["counter", "value"], sorted(section.counters.items())
-            )
+            ).to_html()
             title = text.plural(len(section.counters), "counter")
             parts.append(html.folded(title, counters))
     notes = [f"{_WINDOW_NOTE}.", *_notes(report)]
@@ -291,7 +292,7 @@ def _metrics_html(section: Section) -> str:
         for cell, row in zip(cells, rows, strict=True):
             if row[printed]:
                 cell[at] = _with_printed(str(row[total]), str(row[printed]))
-    return html.table([header[0], *(header[k] for k in keep)], cells)
+    return Table([header[0], *(header[k] for k in keep)], cells).to_html()
 
 
 def _with_printed(total: str, printed: str) -> Fragment:
@@ -316,7 +317,7 @@ def _percentiles_html(section: Section) -> str:
     said = [k for k in range(len(header)) if any(row[k] != "" for row in rows)]
     header, rows = [header[k] for k in said], [[row[k] for k in said] for row in rows]
     calls = (html.folded(m.name, _calls_html(m)) for m in section.metrics if m.calls)
-    return html.table(header, rows) + "".join(calls)
+    return Table(header, rows).to_html() + "".join(calls)
 
 
 def _calls_html(metric: Metric) -> str:
@@ -326,7 +327,7 @@ def _calls_html(metric: Metric) -> str:
         for share, quantity in metric.percentiles.items()
         if (call := metric.calls.get(share)) is not None
     ]
-    return html.table(["percentile", *_SAMPLE], rows)
+    return Table(["percentile", *_SAMPLE], rows).to_html()
 
 
 _SAMPLE = ("value", "step", "at", "graph", "because")
@@ -343,7 +344,7 @@ def _percentile(metric: Metric, share: float) -> str:
     title, behind = f"{share:g} %", metric.behind.get(share)
     if behind is None or behind.count < 2:  # noqa: PLR2004 - the row is the only one
         return title
-    rows = html.table(_SAMPLE, [_sample(*each) for each in behind.largest])
+    rows = Table(_SAMPLE, [_sample(*each) for each in behind.largest]).to_html()
     left = behind.count - len(behind.largest)
     more = html.muted(f"and {left:,} smaller ones") if left else ""
     many = text.plural(behind.count, "sample")

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.types import type_bytes
+from lazyviz.doc import Table
 from lazyviz.foreign.evidence import Evidence, EvidenceError, ranked
 from lazyviz.render import html, text
 
@@ -32,12 +33,15 @@ class Programs(Evidence):
 
     def text(self) -> str:
         """Return a table of the programs, their most frequent ops and places."""
-        parts = [text.table(_HEADER, self._rows())]
+        parts = [Table(_HEADER, self._rows()).to_text()]
         return "\n\n".join([*parts, *self._notes()])
 
     def to_html(self) -> str:
         """Return the same for a notebook, with each program's nodes folded."""
-        parts = [html.table(_HEADER, self._rows()), *map(html.muted, self._notes())]
+        parts = [
+            Table(_HEADER, self._rows()).to_html(),
+            *map(html.muted, self._notes()),
+        ]
         for number, graph in enumerate(self.graphs, 1):
             title = f"program {number} {graph.name}: {text.plural(len(graph), 'node')}"
             parts.append(html.folded(title, html.pre(_listing(graph))))

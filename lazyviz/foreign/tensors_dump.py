@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lazygraph.diff import is_same_up_to_sharing
 from lazygraph.read.torch_ir import ir_text
+from lazyviz.doc import Table
 from lazyviz.foreign.evidence import (
     Evidence,
     EvidenceError,
@@ -175,7 +176,7 @@ class TensorsDump(Evidence):
 
 def dump_text(dump: TensorsDump) -> str:
     """Return a table of the graphs and the most frequent ops."""
-    parts = [_summary(dump), text.table(*_columns(dump))]
+    parts = [_summary(dump), Table(*_columns(dump)).to_text()]
     parts += ["\n".join(sentences)] if (sentences := list(_differences(dump))) else []
     ops = _ops(dump)
     return "\n\n".join([*parts, ops] if ops else parts)
@@ -183,7 +184,7 @@ def dump_text(dump: TensorsDump) -> str:
 
 def dump_html(dump: TensorsDump) -> str:
     """Return the table, and each graph that differs, folded."""
-    parts = [html.muted(_summary(dump)), html.table(*_columns(dump))]
+    parts = [html.muted(_summary(dump)), Table(*_columns(dump)).to_html()]
     parts += [f"<p>{markup(sentence)}</p>" for sentence in _differences(dump)]
     for positions in dump.distinct.values():
         graph = dump.graphs[positions[0] - 1]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazygraph.read.torch_ir import ir_text
 from lazygraph.types import type_bytes
+from lazyviz.doc import Table
 from lazyviz.foreign.evidence import (
     Evidence,
     EvidenceError,
@@ -126,11 +127,11 @@ class TensorsReport(Evidence):
 
     def text(self) -> str:
         """Return a table of the tensors."""
-        return f"{text.table(*self._table())}\n{self._summary()}"
+        return f"{Table(*self._table()).to_text()}\n{self._summary()}"
 
     def to_html(self) -> str:
         """Return the table; each tensor's IR is folded."""
-        parts = [html.table(*self._table()), html.muted(self._summary())]
+        parts = [Table(*self._table()).to_html(), html.muted(self._summary())]
         folds = list(self._folds())
         parts += [html.folded(*each) for each in folds[:_MAX_SHOWN]]
         for line in text.more(len(folds) - _MAX_SHOWN, "tensor"):

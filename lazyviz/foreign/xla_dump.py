@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.read.hlo_module import instruction_count
+from lazyviz.doc import Table
 from lazyviz.foreign.evidence import Evidence, EvidenceError
 from lazyviz.render import html, text
 
@@ -127,11 +128,11 @@ class XlaDump(Evidence):
 
     def text(self) -> str:
         """Return a table of the modules."""
-        return f"{self._summary()}\n\n{text.table(*self._table())}"
+        return f"{self._summary()}\n\n{Table(*self._table()).to_text()}"
 
     def to_html(self) -> str:
         """Return the table; each module's files are folded."""
-        parts = [html.muted(self._summary()), html.table(*self._table())]
+        parts = [html.muted(self._summary()), Table(*self._table()).to_html()]
         for module in self.modules:
             title = f"module {module.id} {module.name}"
             parts.append(html.folded(title, html.pre("\n".join(module.files))))

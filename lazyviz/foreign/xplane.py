@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lazyviz.doc import Table
 from lazyviz.foreign.evidence import Evidence, EvidenceError, file_bytes
 from lazyviz.render import html, text
 from lazyviz.render.spans import CellTime, Span
@@ -93,7 +94,7 @@ class Profile(Evidence):
         """Return tables: the threads, the steps, the instructions, the rest by time."""
         parts = [self._summary()]
         for title, header, rows in self._tables():
-            parts.append(f"{title}\n{text.table(header, rows)}")
+            parts.append(f"{title}\n{Table(header, rows).to_text()}")
         return "\n\n".join(parts)
 
     def to_html(self) -> str:
@@ -103,7 +104,7 @@ class Profile(Evidence):
         if picture:
             parts.append(html.picture(picture, "timeline of the profile"))
         for title, header, rows in self._tables():
-            parts += [html.muted(title), html.table(header, rows)]
+            parts += [html.muted(title), Table(header, rows).to_html()]
         for plane, line in self.lines():
             shown = line.events[:_MAX_EVENTS]
             title = (
@@ -259,7 +260,7 @@ class Profile(Evidence):
             ]
             for each in events
         ]
-        return html.table(["at", "time", "event"], rows)
+        return Table(["at", "time", "event"], rows).to_html()
 
     def _timeline(self) -> TimelineView:
         whole = CellTime(

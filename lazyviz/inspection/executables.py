@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lazyviz.render import html, text
+from lazyviz.doc import Table
+from lazyviz.render import text
 from lazyviz.render.escape import markup
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def table(entries: Sequence[Any]) -> str:
     if not entries:
         return _NONE
     rows = [[cell.shown for cell in _cells(entry)] for entry in entries[:_MAX_ROWS]]
-    lines = [text.table(_COLUMNS, rows)]
+    lines = [Table(_COLUMNS, rows).to_text()]
     if len(entries) > _MAX_ROWS:
         lines.append(f"... and {len(entries) - _MAX_ROWS:,} more")
     return "\n".join([*lines, summary(entries)])
@@ -85,7 +86,7 @@ def to_html(entries: Sequence[Any], *, live: bool = False) -> str:
     foot = f"<p>{markup(more + summary(entries))}</p>"
     if not live:
         rows = [[cell.shown for cell in _cells(entry)] for entry in entries[:limit]]
-        return html.table(_COLUMNS, rows) + foot
+        return Table(_COLUMNS, rows).to_html() + foot
     head = "".join(
         f'<th scope="col" class="lzx-{"n" if name in _NUMBERS else "w"}"><button type="button" data-sort="{k}" '
         f'data-first="{"down" if name in _NUMBERS else "up"}">{markup(name)}</button></th>'

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import lazyrt
 from lazyrt.errors import UsageError
 from lazyrt.tools import require_lazy
+from lazyviz.doc import Table
 from lazyviz.inspection.numerics import where_of
 from lazyviz.render import html, text
 from lazyviz.render.model import type_text
@@ -43,14 +44,14 @@ class NotFiniteView:
     def __str__(self) -> str:
         """Return it as text."""
         head, *notes = self._lines()
-        table = [text.table(_HEADER, self._rows())] if self.found.origins else []
+        table = [Table(_HEADER, self._rows()).to_text()] if self.found.origins else []
         return "\n".join([head, *table, *notes])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         head, *notes = self._lines()
-        table = html.table(_HEADER, self._rows()) if self.found.origins else ""
+        table = Table(_HEADER, self._rows()).to_html() if self.found.origins else ""
         return html.wrapped(head) + table + "".join(map(html.muted, notes))
 
     def _lines(self) -> list[str]:

@@ -15,6 +15,7 @@ import torch
 
 from lazyrt.errors import UsageError
 from lazyrt.tools import NodeValues
+from lazyviz.doc import Table
 from lazyviz.inspection.lifetimes import Timeline, of_hlo
 from lazyviz.render import html, text
 from lazyviz.render.escape import markup
@@ -146,7 +147,7 @@ class Comparison:
         parts = [
             html.line(summary),
             *map(html.muted, others),
-            html.table(_COLUMNS, rows),
+            Table(_COLUMNS, rows).to_html(),
             *([html.folded(title, html.pre("\n".join(fusions)))] if fusions else ()),
             *(html.folded(each.title, each.to_html()) for each in self.timelines),
         ]
@@ -170,7 +171,9 @@ class Comparison:
 
     def _table(self) -> str:
         first = self.first_over
-        return text.table(list(_COLUMNS), [_cells(row, first) for row in self.rows])
+        return Table(
+            list(_COLUMNS), [_cells(row, first) for row in self.rows]
+        ).to_text()
 
 
 _COLUMNS = (

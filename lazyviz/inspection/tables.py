@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from lazyviz.doc import Table
 from lazyviz.render import html, state, strip, text
 from lazyviz.render.escape import one_line
 from lazyviz.render.state import now_text
@@ -73,12 +74,14 @@ def status_html(rows: Sequence[tuple[str, str]]) -> str:
     """Return the same as a table under a line, a name to a row."""
     head = "".join(html.line(said) for name, said in rows if not name)
     named = [row for row in rows if row[0]]
-    return head + (html.table(("what", "state"), named) if named else "")
+    return head + (Table(("what", "state"), named).to_html() if named else "")
 
 
 def settings_html(line: str, config: Any) -> str:
     """Return a line and, below it, every setting with its value and origin."""
-    return html.line(line) + html.table(("setting", "value", "set by"), config.rows())
+    return (
+        html.line(line) + Table(("setting", "value", "set by"), config.rows()).to_html()
+    )
 
 
 def op_cache(report: Mapping[str, Any]) -> str:
@@ -124,7 +127,7 @@ def steps(rows: Sequence[StepRow], limit: int) -> str:
             "No step has run yet: nothing asked for a value, and no step() has ended."
         )
     header, cells = step_table(rows[-limit:])
-    lines = [text.table(header, cells)]
+    lines = [Table(header, cells).to_text()]
     lines += step_notes(rows[-limit:])
     return "\n".join(lines)
 
@@ -134,7 +137,7 @@ def steps_html(rows: Sequence[StepRow], limit: int) -> str:
     if not rows:
         return html.wrapped(steps(rows, limit))
     notes = step_notes(rows[-limit:])
-    return html.table(*step_table(rows[-limit:])) + html.sentences(notes)
+    return Table(*step_table(rows[-limit:])).to_html() + html.sentences(notes)
 
 
 def step_table(rows: Sequence[StepRow]) -> tuple[list[str], list[list[object]]]:
@@ -197,14 +200,14 @@ def graphs(records: Sequence[Any]) -> str:
     """Return every compiled graph: its size, runs and cost, why, and the nearest other."""
     if not records:
         return "No step graph was compiled yet."
-    return "\n".join([text.table(*graph_table(records)), *_reasons(records)])
+    return "\n".join([Table(*graph_table(records)).to_text(), *_reasons(records)])
 
 
 def graphs_html(records: Sequence[Any]) -> str:
     """Return the same as HTML; it is text alone where no graph was compiled."""
     if not records:
         return html.wrapped(graphs(records))
-    return html.table(*graph_table(records)) + html.sentences(_reasons(records))
+    return Table(*graph_table(records)).to_html() + html.sentences(_reasons(records))
 
 
 def _reasons(records: Sequence[Any]) -> list[str]:

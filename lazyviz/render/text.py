@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from lazyviz.render.escape import one_line
 from lazyviz.render.model import type_text
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from lazyrt import Graph
     from lazyrt.tools import Leaf, Node, Value
-
-Align = Literal["<", ">"]
 
 _KIB = 1024
 _MINUTE_S = 60
@@ -123,48 +121,6 @@ def plural(count: int, noun: str, nouns: str | None = None) -> str:
         ('1 op', '12,345 ops', '2 entries')
     """
     return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
-
-
-def table(
-    header: Sequence[str],
-    rows: Sequence[Sequence[object]],
-    align: Sequence[Align] | str = (),
-) -> str:
-    """Return a table with aligned columns, numbers to the right unless `align` says so.
-
-    Example:
-        >>> print(table(["step", "cause"], [[1, "user"], [12, "read"]]))
-        step  cause
-        ----  -----
-           1  user
-          12  read
-    """
-    header = [one_line(title) for title in header]
-    cells = [[_cell(value) for value in row] for row in rows]
-    widths = [
-        max([len(title), *(len(row[i]) for row in cells)])
-        for i, title in enumerate(header)
-    ]
-    sides = list(align) or [
-        ">" if rows and all(isinstance(row[i], int | float) for row in rows) else "<"
-        for i in range(len(header))
-    ]
-
-    def line(parts: Sequence[str]) -> str:
-        padded = (
-            f"{part:{side}{width}}"
-            for part, side, width in zip(parts, sides, widths, strict=True)
-        )
-        return "  ".join(padded).rstrip()
-
-    rule = ["-" * width for width in widths]
-    return "\n".join(line(parts) for parts in [header, rule, *cells])
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    return one_line(str(value))
 
 
 def listing(

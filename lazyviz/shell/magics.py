@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 
+from lazyviz.doc import Table
 from lazyviz.inspection import tables
 from lazyviz.render import html
 from lazyviz.shell import completion
@@ -251,7 +252,7 @@ def _help_html(page: str) -> str:
         elif more is not None:
             rows[-1][1] += f" {more[1]}"
         elif rows:
-            parts.append(html.table(("command", "what it does"), rows))
+            parts.append(Table(("command", "what it does"), rows).to_html())
             rows = []
         if line and entry is None and more is None:
             is_heading = not line.endswith(".") and _SENTENCE not in line

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lazyrt.observe import events
+from lazyviz.doc import Table
 from lazyviz.render import html, text
 from lazyviz.render.palette import PHASE_MEANINGS, PHASES
 from lazyviz.timing.ledger import Ledger
@@ -112,7 +113,7 @@ def report(runs: list[Run]) -> str:
     notes = [f"{name}: {meaning}" for name, meaning in _meanings(runs)]
     return "\n".join(
         [
-            text.table(*_table(runs)),
+            Table(*_table(runs)).to_text(),
             *text.more(len(runs) - _MAX_ROWS),
             *notes,
             "",
@@ -123,10 +124,10 @@ def report(runs: list[Run]) -> str:
 
 def to_html(runs: list[Run]) -> str:
     """Return the same as HTML, what matters first."""
-    meanings = html.table(("column", "what it is"), _meanings(runs))
+    meanings = Table(("column", "what it is"), _meanings(runs)).to_html()
     return (
         html.line(_verdict(runs))
-        + html.table(*_table(runs))
+        + Table(*_table(runs)).to_html()
         + "".join(map(html.muted, text.more(len(runs) - _MAX_ROWS)))
         + html.folded("what the columns are", meanings)
     )

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lazyviz.doc import Table
 from lazyviz.render import html, text
 
 if TYPE_CHECKING:
@@ -59,12 +60,12 @@ class Shares:
 
     def to_text(self) -> str:
         """Return all of it as text."""
-        table = [text.table(self.header, self.rows)] if self.rows else []
+        table = [Table(self.header, self.rows).to_text()] if self.rows else []
         return "\n".join([self.head, *table, *self.notes])
 
     def to_html(self) -> str:
         """Return the same as a table under a line."""
-        table = html.table(self.header, self.rows) if self.rows else ""
+        table = Table(self.header, self.rows).to_html() if self.rows else ""
         return html.line(self.head) + table + "".join(map(html.muted, self.notes))
 
 
