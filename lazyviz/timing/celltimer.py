@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lazyrt.observe import events
-from lazyviz.doc import Table
-from lazyviz.render import html, text
+from lazyviz.doc import Doc, Facts, Fold, Line, Note, Table
+from lazyviz.render import text
 from lazyviz.render.palette import PHASE_MEANINGS, PHASES
 from lazyviz.timing.ledger import Ledger
 from lazyviz.timing.pulse import Pulse, Quiet
@@ -108,38 +108,26 @@ def timed(runtime: ModuleType, body: Callable[[], Any]) -> Run:
         )
 
 
-def report(runs: list[Run]) -> str:
-    """Return the runs as a table, and what may be said of the program's speed."""
-    notes = [f"{name}: {meaning}" for name, meaning in _meanings(runs)]
-    return "\n".join(
+def doc(runs: list[Run]) -> Doc:
+    """Return what may be said of the program's speed, and the runs as a table."""
+    meanings = Facts(("column", "what it is"), _meanings(runs))
+    return Doc(
         [
-            Table(*_table(runs)).to_text(),
-            *text.more(len(runs) - _MAX_ROWS),
-            *notes,
-            "",
-            _verdict(runs),
+            Line(_verdict(runs)),
+            _table(runs),
+            *map(Note, text.more(len(runs) - _MAX_ROWS)),
+            Fold("what the columns are", [meanings], in_text=True),
         ]
     )
 
 
-def to_html(runs: list[Run]) -> str:
-    """Return the same as HTML, what matters first."""
-    meanings = Table(("column", "what it is"), _meanings(runs)).to_html()
-    return (
-        html.line(_verdict(runs))
-        + Table(*_table(runs)).to_html()
-        + "".join(map(html.muted, text.more(len(runs) - _MAX_ROWS)))
-        + html.folded("what the columns are", meanings)
-    )
-
-
-def _table(runs: list[Run]) -> tuple[list[str], list[list[str | int]]]:
+def _table(runs: list[Run]) -> Table:
     names = _phases(runs)
     rows = [
         [number, *_row(run, names)]
         for number, run in enumerate(runs[:_MAX_ROWS], start=1)
     ]
-    return ["run", "time", *names, "device", "compiles"], rows
+    return Table(["run", "time", *names, "device", "compiles"], rows)
 
 
 def _phases(runs: list[Run]) -> list[str]:
