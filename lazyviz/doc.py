@@ -67,9 +67,11 @@ class Line(Part):
 
 @dataclass(frozen=True, slots=True)
 class Note(Part):
-    """One quiet line."""
+    """One quiet line; one about what a page folds is for pages alone."""
 
     words: str
+    _: KW_ONLY
+    page_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +248,8 @@ class Showable(ABC):
 
 def _text(part: Part) -> str:
     match part:
+        case Note(page_only=True):
+            return ""
         case Heading(words) | Line(words) | Note(words) | Sentence(words):
             return words
         case Advice(label, words):

@@ -14,7 +14,7 @@ from lazygraph.errors import HloError
 from lazygraph.read.hlo import with_lines, with_named_files
 from lazyviz import formatters, views
 from lazyviz import session as sessions
-from lazyviz.doc import Code, Doc, Drawn, Sentence
+from lazyviz.doc import Code, Doc, Sentence
 from lazyviz.render import text
 from lazyviz.views import PENDING, Command, view
 
@@ -144,8 +144,7 @@ def _nan(asked: Command) -> Doc:
         if not any(map(runtime.is_pending, tensors)):
             said = not_finite.computed_text(runtime, asked.rest, tensors)
             return Doc([Sentence(said)])
-    found = not_finite.find_in(asked.graph(asked.rest))
-    return Doc([Drawn(str(found), found._repr_html_)])
+    return not_finite.find_in(asked.graph(asked.rest)).doc()
 
 
 def _two_programs(at: Typed) -> Iterable[str]:
@@ -233,8 +232,7 @@ def _replicas(asked: Command) -> Doc:
                 "it got nothing. Run the program with LAZYRT_RECORD=steps, then %lazy replicas "
                 "steps."
             )
-        found = replicas(paths)
-    return Doc([Drawn(found.text(), found.to_html)])
+        return replicas(paths).doc()
 
 
 def _program(asked: Command, word: str) -> Any:

@@ -158,8 +158,7 @@ def _compile(asked: Command) -> Doc:
 )
 def _metrics(asked: Command) -> Doc:
     if not asked.rest:
-        report = parse_report(asked.runtime.metrics_report("dict"))
-        return Doc([Drawn(report.text(), report.to_html)])
+        return parse_report(asked.runtime.metrics_report("dict")).doc()
     if asked.rest not in _METRICS_OPTIONS:
         raise UsageError(
             f"%lazy metrics {asked.rest}: the only options are --raw (the report in torch_xla's "

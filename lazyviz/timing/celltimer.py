@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lazyrt.observe import events
-from lazyviz.doc import Doc, Facts, Fold, Line, Note, Table
+from lazyviz.doc import Doc, Drawn, Facts, Fold, Line, Note, Table
 from lazyviz.render import text
 from lazyviz.render.palette import PHASE_MEANINGS, PHASES
 from lazyviz.timing.ledger import Ledger
@@ -109,14 +109,19 @@ def timed(runtime: ModuleType, body: Callable[[], Any]) -> Run:
 
 
 def doc(runs: list[Run]) -> Doc:
-    """Return what may be said of the program's speed, and the runs as a table."""
+    """Return the runs as a table, and what may be said of the program's speed.
+
+    That is the first line of a page, and the last one in a terminal.
+    """
+    verdict = Line(_verdict(runs))
     meanings = Facts(("column", "what it is"), _meanings(runs))
     return Doc(
         [
-            Line(_verdict(runs)),
+            Drawn("", verdict.to_html),
             _table(runs),
             *map(Note, text.more(len(runs) - _MAX_ROWS)),
             Fold("what the columns are", [meanings], in_text=True),
+            Drawn(f"\n{verdict.words}", str),
         ]
     )
 

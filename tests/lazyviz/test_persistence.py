@@ -138,7 +138,7 @@ WORDS = {
 
 
 METHODS = {"_repr_html_", "_repr_mimebundle_"}
-ABSTRACT = {"Tables", "Evidence"}
+ABSTRACT = {"Doc", "Showable", "Evidence"}
 
 
 def showing_classes():
