@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _NARROW = 60  # characters of a line that fit into a narrow page
 _TALL = 60  # lines; a longer listing scrolls
 _HELP_WIDTH = 100
+_MARK = ' style="color:#d14d72;font-weight:bold"'
 # Columns whose cells stay in one line, so that no page ends `cell 3 line 2` after `cell`.
 _WHOLE = frozenset(
     (
@@ -109,6 +110,7 @@ class Table(Part):
 
     Attributes:
         align: `<` or `>` for each column of the text, where that is not to be found out.
+        marked: The row that stands out on a page.
 
     Example:
         >>> print(Table(["step", "cause"], [[1, "user"], [12, "read"]]).to_text())
@@ -121,6 +123,7 @@ class Table(Part):
     header: Sequence[str]
     rows: Sequence[Sequence[object]]
     align: Sequence[str] = ()
+    marked: int | None = None
 
     def filled(self) -> Table:
         """Return it without the columns that say nothing in any row."""
@@ -385,8 +388,9 @@ def _table_html(table: Table) -> str:
         for title, is_right in zip(table.header, right, strict=True)
     )
     body = "".join(
-        f"<tr>{''.join(map(_cell_html, row, table.header, right))}</tr>"
-        for row in table.rows
+        f"<tr{_MARK if k == table.marked else ''}>"
+        f"{''.join(map(_cell_html, row, table.header, right))}</tr>"
+        for k, row in enumerate(table.rows)
     )
     return (
         f'<table style="{html.FONT}"><thead><tr>{head}</tr></thead>'
