@@ -120,16 +120,15 @@ def view(
             form if form.startswith("%") else f"%lazy {name} {form}".rstrip(): words
             for form, words in forms.items()
         }
-        words = offers
-        if isinstance(words, tuple):
-            VIEWS[name] = View(
-                name, make, usage, topic, lambda at: () if at.given else words, report
-            )
-        else:
-            VIEWS[name] = View(name, make, usage, topic, words, report)
+        offer = offers if callable(offers) else _first(offers)
+        VIEWS[name] = View(name, make, usage, topic, offer, report)
         return make
 
     return register
+
+
+def _first(words: tuple[str, ...]) -> Callable[[Typed], Iterable[str]]:
+    return lambda typed: () if typed.given else words
 
 
 def tensors(typed: Typed) -> Iterable[str]:

@@ -461,13 +461,13 @@ def test_every_view_of_the_extension_leaves_the_program_as_it_is_without_it(
     monkeypatch.setattr(
         sharing, "_MIN_SHARED", 0
     )  # what is shown has no copy of its own
-    # A view is looked at by its name alone, if no other lines are given for it.
-    lines_of = {name: LINES.get(name, [name]) for name in VIEWS}
-    assert set(LINES) <= set(VIEWS)
     monkeypatch.chdir(tmp_path)
     plain = run_program(shell, lambda _number: None)
     shell.reset()
     shell.run_line_magic("load_ext", "lazyviz")
+    # A view is looked at by its name alone, if no other lines are given for it.
+    lines_of = {name: LINES.get(name, [name]) for name in VIEWS}
+    assert set(LINES) <= set(VIEWS)
     widgets = watched_widgets(monkeypatch)
     shell.kernel = SimpleNamespace(comm_manager=None)  # there is a page
     shown, clicked = set(), set()
