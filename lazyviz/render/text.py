@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from lazygraph import numbers
 from lazyviz.draw.model import type_text
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from lazyrt import Graph
     from lazyrt.tools import Leaf, Node, Value
-
-Align = Literal["<", ">"]
 
 _CLOSE = 1.7  # between these a time is told as one
 _MAX_NUMBERS = 12
@@ -68,48 +66,6 @@ def more(hidden: int, noun: str = "", nouns: str | None = None) -> list[str]:
     return [
         f"... and {plural(hidden, f'more {noun}', nouns) if noun else f'{hidden:,} more'}"
     ]
-
-
-def table(
-    header: Sequence[str],
-    rows: Sequence[Sequence[object]],
-    align: Sequence[Align] | str = (),
-) -> str:
-    """Return a table with aligned columns, numbers to the right unless `align` says so.
-
-    Example:
-        >>> print(table(["step", "cause"], [[1, "user"], [12, "read"]]))
-        step  cause
-        ----  -----
-           1  user
-          12  read
-    """
-    header = [one_line(title) for title in header]
-    cells = [[_cell(value) for value in row] for row in rows]
-    widths = [
-        max([len(title), *(len(row[i]) for row in cells)])
-        for i, title in enumerate(header)
-    ]
-    sides = list(align) or [
-        ">" if rows and all(isinstance(row[i], int | float) for row in rows) else "<"
-        for i in range(len(header))
-    ]
-
-    def line(parts: Sequence[str]) -> str:
-        padded = (
-            f"{part:{side}{width}}"
-            for part, side, width in zip(parts, sides, widths, strict=True)
-        )
-        return "  ".join(padded).rstrip()
-
-    rule = ["-" * width for width in widths]
-    return "\n".join(line(parts) for parts in [header, rule, *cells])
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    return one_line(str(value))
 
 
 def listing(

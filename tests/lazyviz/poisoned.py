@@ -76,8 +76,8 @@ def views(text):
     yield "dump of tensors", dump(text).to_html()
     yield "metrics of a session", poisoned(session_metrics(), text).to_html()
     yield "two reports", poisoned(two_reports(), text).to_html()
-    yield "executables", executables.to_html(executable_rows(text))
-    yield "executables, live", executables.to_html(executable_rows(text), live=True)
+    yield "executables", executables.doc(executable_rows(text)).to_html()
+    yield "executables, live", executables.live_html(executable_rows(text))
     yield "cuts", cut_html(cut(text))
     yield "comparison", comparison(text)._repr_html_()
     for is_detailed in (False, True):

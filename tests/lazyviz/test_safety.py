@@ -18,6 +18,7 @@ from lazygraph.snapshot import Name
 from lazyrt.control.live_tensors import Growth, LiveReport, LiveRow, Waiting
 from lazyrt.execution.preview import Look, Summary
 from lazyrt.observe.events import Site
+from lazyviz.doc import Table
 from lazyviz.documents import tour
 from lazyviz.draw import layout as dot
 from lazyviz.draw import panel, svg
@@ -25,7 +26,7 @@ from lazyviz.draw.model import Box, DrawGraph
 from lazyviz.foreign.programs import Programs
 from lazyviz.inspection.comparison import DiffView, MinimisedView
 from lazyviz.inspection.diff_explorer import DiffExplorer
-from lazyviz.render import escape, html, strip_html, text
+from lazyviz.render import escape, html, strip_html
 from lazyviz.render.live import Target, answer, live_table, question
 from lazyviz.render.page import Section, page_html, timeline_script
 from lazyviz.render.state import Apart, Left, Looked, Redundant, Repeat, State
@@ -212,7 +213,7 @@ def pages(payload):
     yield "live table", live_table(live, targets, "size", reverse=False)
     yield "live question", question(payload, 2, payload)
     yield "live answer", answer(payload, failed=True)
-    yield "table", html.table([payload, "n"], [(payload, 1)])
+    yield "table", Table([payload, "n"], [(payload, 1)]).to_html()
     section = Section(title=payload, body=html.muted(payload), anchor=payload)
     yield "page", page_html(payload, [section], generator=payload, is_locked=True)
     first, group = graph.boxes
@@ -278,7 +279,7 @@ def test_there_are_enough_payloads():
 @pytest.mark.parametrize("number", range(len(PAYLOADS)))
 def test_a_terminal_is_sent_no_control_character(number, monkeypatch):
     payload = PAYLOADS[number]
-    shown = strip_text(strip(payload)) + text.table([payload], [[payload]])
+    shown = strip_text(strip(payload)) + Table([payload], [[payload]]).to_text()
 
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]", shown)
     # A line of its own would be taken for one of ours.

@@ -299,7 +299,7 @@ def test_a_narrow_notebook_shows_all_columns_of_a_table(tab, name):
             in_memory=True, on_disk=True, compile_ns=12_345_000_000, hits=1_234,
             is_usable=True,
         )  # fmt: skip
-        told["table"] = executables.to_html([entry], live=True)
+        told["table"] = executables.live_html([entry])
     scroll = {"live_view": ".lzl-scroll", "cache_view": ".lzx-host"}[name]
     mount(tab, name, told)
     wide = tab.viewport_size
