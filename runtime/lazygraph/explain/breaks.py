@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from lazygraph.explain.attribute import Closure
 from lazygraph.explain.compare import FALLBACK, differs, is_break, is_view, position
-from lazygraph.explain.facts import Fact, Row, of_pairs
+from lazygraph.explain.facts import Fact, Row, follows_from, of_pairs
 from lazygraph.explain.sentences import at
 
 if TYPE_CHECKING:
@@ -77,7 +77,11 @@ def breaks(c: Comparison) -> Iterator[Fact]:
                 if what == "later" and is_break(old.ended_by)
                 else new.ended_by
             )
-            closure = Closure(a=behind) if whole is c.a else Closure(b=behind)
+            own = _on_line_of(part, part.record.key.ended_by)
+            closure = Closure(behind, own) if whole is c.a else Closure(own, behind)
+            # More variables live within a step than at its end.
+            closure.new.update(_of_both(c.b, c.new_results if part is c.b else ()))
+            closure.gone.update(_of_both(c.a, c.gone_results if part is c.a else ()))
             yield _fact(f"ends {what}", old.ended_by, new.ended_by, cause, closure)
             break
     moved = differs(old.began_after, new.began_after)
@@ -88,7 +92,8 @@ def breaks(c: Comparison) -> Iterator[Fact]:
         is_sure = moved and is_break(begins) and bool(_reads_of(part, previous))
         front, leaves = _in_front(whole, part, previous if is_sure else ())
         if is_sure or (front and (moved or _goes_on(whole, front, c.makers))):
-            both = front, dict.fromkeys(leaves, 0)
+            own = dict.fromkeys(leaves, 0) | _on_line_of(part, begins)
+            both = front, own
             closure = Closure(*(both if whole is c.a else both[::-1]))
             yield _fact(f"begins {what}", old.began_after, new.began_after,
                         new.began_after if is_break(new.began_after) else begins, closure)  # fmt: skip
@@ -103,6 +108,18 @@ def _share_lines(one: Side, other: Side) -> bool:
         and position(one[k].site) == position(other[partner].site)
         for k, partner in enumerate(one.partner)
     )
+
+
+def _on_line_of(side: Side, boundary: Boundary) -> dict[int, int]:
+    """Return what the line of a graph break records of its own, as for the value that it reads."""
+    line = position(boundary[1]) if is_break(boundary) else None
+    mine = {k for k in side.unmatched if line and position(side[k].site) == line}
+    return dict.fromkeys(mine | side.dominated((), mine), 0)
+
+
+def _of_both(side: Side, results: Iterable[int]) -> Iterator[int]:
+    """Yield the results that both graphs compute."""
+    return (k for k in results if side.partner[side.roots[k][0]] >= 0)
 
 
 def _reads_of(side: Side, records: Iterable[Record]) -> set[int]:
@@ -237,4 +254,4 @@ def _is_state(side: Side, leaf: int) -> bool:
         return False
     if name.holder == "gradient":
         return any(vertex.backward for vertex in side.vertices)
-    return name.in_module or name.holder == "optimizer"
+    return name.in_module or name.holder == "optimizer" or follows_from(side, leaf)

@@ -133,6 +133,7 @@ def _lbfgs(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
 
 # Settings ---------------------------------------------------------------------------------------
 
+
 _MODE_FIX = (
     "leave the mode as it is over whole steps, or expect one compile at each switch"
 )
@@ -160,7 +161,7 @@ for _kind, _says, _fix in (
 
 
 @cause(
-    "mode", of="ran_alone", spread=spread.region, fix=_MODE_FIX,
+    "mode", of="ran_alone", spread=_ran_by_itself, fix=_MODE_FIX,
     says="{names} {is_} {an_input}: what {graph_before} computed ran {how}{at}",
 )  # fmt: skip
 def _ran_alone(c: Comparison, fact: Fact) -> bool:
@@ -336,9 +337,21 @@ def _is_of_both(name: str, other: Side) -> bool:
     )
 
 
+def _scopes(c: Comparison, claims: list[Claim]) -> Fields:
+    """Return the modules that were called, by the names of their parameters where they have any."""
+    side = c.b if claims[0].fact.is_new else c.a
+    names = side.snapshot.leaf_names.values()
+    paths = {name.text.rpartition(".")[0] for name in names if name.holder == "module"}
+    scopes = dict.fromkeys(claim.fact.row.more["scope"] for claim in claims)
+    known = {
+        scope: next((path for path in sorted(paths) if in_scope(scope, path)), "")
+        for scope in scopes
+    }
+    return _called(c, claims, [known[scope] or scope for scope in scopes])
+
+
 @cause(
-    "module_call", of="visit", spread=spread.call, group=_direction,
-    more=lambda c, claims: _called(c, claims, [m.fact.row.more["scope"] for m in claims]),
+    "module_call", of="visit", spread=spread.call, group=_direction, more=_scopes,
     says="module{s} {paths} {is_} {called}{at}, {was} {was_called} in {graph_before}",
     fix="call the same modules in each step; each choice of modules costs one compile",
 )  # fmt: skip
@@ -387,10 +400,16 @@ def _parameter_read(c: Comparison, fact: Fact) -> bool:
     made = {name.text for name in other.snapshot.root_names.values()}
     leaf, updating = fact.row.vertices[0], update_lines(side)
     return (
-        fact.row.more["holder"] == "module"
+        bool(fact.row.more["holder"] == "module")
         and fact.row.name in other.names - made
         and any(position(side[user].site) not in updating for user in side.users[leaf])
+        and not any(_is_alone(side[user].scope, other) for user in side.users[leaf])
     )
+
+
+def _is_alone(scope: str, other: Side) -> bool:
+    """Return whether the other side calls no such module: then that is said of the module."""
+    return bool(scope) and all(vertex.scope != scope for vertex in other.vertices)
 
 
 def _made(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
@@ -441,7 +460,13 @@ def _other_state(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
     fix="nothing to do where both come back: with and without the update is one graph each",
 )  # fmt: skip
 def _update(c: Comparison, fact: Fact) -> bool:
-    return fact.row.name in (c.a if fact.is_new else c.b).names
+    side, other = (c.b, c.a) if fact.is_new else (c.a, c.b)
+    if fact.row.name not in other.names:
+        return False
+    # What a module that is not called would read is not updated.
+    leaves = (k for k, n in side.snapshot.leaf_names.items() if n.text == fact.row.name)
+    readers = [user for leaf in leaves for user in side.users[leaf]]
+    return not any(_is_alone(side[user].scope, other) for user in readers)
 
 
 @cause(
@@ -553,7 +578,9 @@ def _was_computed(c: Comparison, fact: Fact) -> bool:
     if fact.before is None or fact.now is None:
         return False
     origin = fact.now.more.get("origin")
-    is_result = origin is not None and origin.step >= 0 and not origin.how
+    if origin is None or origin.graph in c.parts:
+        return False
+    is_result = origin.step >= 0 and not origin.how
     is_input = fact.before.value == "op" and fact.now.value == "input"
     return is_input and is_result and fact.now.name not in c.a.read
 
@@ -692,6 +719,13 @@ cause(
 )(_always)  # fmt: skip
 
 
+def _of_draws(c: Comparison, fact: Fact) -> Closure:
+    """What draws random numbers, and what was put in to read them."""
+    found, more = spread.line(c, fact), spread.reading(c, fact)
+    found.a, found.b = more.a | found.a, more.b | found.b
+    return found
+
+
 def _draws(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
     fact = claims[0].fact
     old, new = (row.value if row else 0 for row in (fact.before, fact.now))
@@ -699,12 +733,22 @@ def _draws(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
 
 
 @cause(
-    "rng", of="visit", spread=spread.line, more=_draws,
+    "rng", of="visit", spread=_of_draws, more=_draws,
     says="{op}{at} draws random numbers {draws}, {before} in {graph_before}",
     fix="draw as many random numbers in each step; each number costs one compile",
 )  # fmt: skip
 def _random(c: Comparison, fact: Fact) -> bool:
     return fact.row.more["random"] and fact.row.more["scope"] not in c.switched
+
+
+@cause(
+    "regrouped", of="joined", spread=spread.region, more=lambda c, claims: {"op": claims[0].fact.row.more["op"]},  # noqa: ARG005
+    says="{op}{at} joins the same tensors in other groups: of {now}, of {before} in {graph_before}",
+    fix="group tensors in the same way in each step (flush the buckets at its end)",
+)  # fmt: skip
+def _regrouped(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    old, new = fact.before, fact.now
+    return old is not None and new is not None and sum(old.value) == sum(new.value)
 
 
 # Live tensors -----------------------------------------------------------------------------------
@@ -872,23 +916,11 @@ _AS_TENSOR = (
 _FEW_VALUES = "keep to one value or to a few: each compiles once, and the op takes no tensor in its place"
 
 
-@cause(
-    "regrouped", of="argument", spread=spread.downstream, more=_argument,
-    says="{op}{at} joins the same tensors in other groups: {now_number} of them, {before_number} in "
-    "{graph_before}",
-    fix="group tensors in the same way in each step (flush the buckets at its end)",
-)  # fmt: skip
-def _regrouped(c: Comparison, fact: Fact) -> bool:
-    old, new = _vertices(fact)
-    if old.op != new.op or len(old.operands) == len(new.operands):
-        return False
-    pairs = [(c.b[k], c.a[partner]) for k, partner in c.changed.items()]
-    lengths = [
-        len(one.operands) - len(other.operands)
-        for one, other in pairs
-        if one.op == other.op == new.op
-    ]
-    return not sum(lengths)
+def _follows_too(fact: Fact) -> bool:
+    """Return whether an op reads other types, beside what it is given."""
+    assert fact.before is not None
+    assert fact.now is not None
+    return bool(fact.before.more["reads"] != fact.now.more["reads"])
 
 
 @cause(
@@ -898,7 +930,8 @@ def _regrouped(c: Comparison, fact: Fact) -> bool:
 )  # fmt: skip
 def _shape(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
     old, new = _vertices(fact)
-    return _same_op(fact) and [*map(shape_of, old.types)] != [*map(shape_of, new.types)]
+    shapes = [[*map(shape_of, vertex.types)] for vertex in (old, new)]
+    return _same_op(fact) and shapes[0] != shapes[1] and not _follows_too(fact)
 
 
 def _dtypes(fact: Fact) -> tuple[list[str], list[str]]:
@@ -917,7 +950,7 @@ _DTYPE_FIX = "keep one dtype, and use autocast either always or never"
 )  # fmt: skip
 def _dtype(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
     old, new = _dtypes(fact)
-    return _same_op(fact) and old != new
+    return _same_op(fact) and old != new and not _follows_too(fact)
 
 
 def _conversions(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
@@ -940,6 +973,7 @@ cause(
 
 @cause(
     "baked_constant", of="argument", spread=spread.downstream, group=_call, more=_argument,
+    is_shown=True,
     says="constant changed: {argument}{at} is {new}, was {old}", fix="{constant_fix}",
 )  # fmt: skip
 def _constant(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001

@@ -10,7 +10,7 @@ from lazygraph.explain.record import NO_SOURCE
 from lazygraph.match import match
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from lazygraph.explain.record import Boundary, Record, Source
     from lazygraph.snapshot import Name, Origin, Vertex
@@ -54,7 +54,7 @@ class Side:
         free: Vertices that differ: unmatched, changed, or with other operands.
     """
 
-    def __init__(self, record: Record, partner: Sequence[int]) -> None:
+    def __init__(self, record: Record, partner: list[int]) -> None:
         assert record.snapshot is not None
         self.record = record
         self.snapshot = record.snapshot
@@ -215,8 +215,12 @@ class Comparison:
         assert before.snapshot is not None
         assert now.snapshot is not None
         found = match(before.snapshot.graph, now.snapshot.graph, quick=True)
-        self.a, self.b = Side(before, found.a.partner), Side(now, found.b.partner)
+        self.a = Side(before, list(found.a.partner))
+        self.b = Side(now, list(found.b.partner))
         self.source = source
+        for k, partner in enumerate(self.b.partner):
+            if partner >= 0 and self._is_other(k, partner):
+                self.a.partner[partner] = self.b.partner[k] = -1
         self.changed: dict[int, int] = {}
         self.rewired: set[int] = set()
         for k, partner in enumerate(self.b.partner):
@@ -240,6 +244,25 @@ class Comparison:
         ]
         self.switched: set[str] = set()
         self.modules: set[str] = set()
+
+    @cached_property
+    def parts(self) -> set[str]:
+        """The parts of the step in front of a graph break: what they hand on is no state."""
+        if not is_break(self.b.record.key.began_after):
+            return set()
+        return {record.name for record in self.step if record is not self.a.record}
+
+    def _is_other(self, k: int, partner: int) -> bool:
+        """Return whether what stands at one place is another op, or a tensor unlike the other."""
+        now, before = self.b[k], self.a[partner]
+        if now.op != "data" or before.op != "data":
+            return now.op != before.op
+        (one, other) = (vertex.types[0].partition("[") for vertex in (now, before))
+        name, old = self.b.name(k), self.a.name(partner)
+        if one == other or name == old:
+            return False
+        both = name and old and name.text in self.a.names and old.text in self.b.names
+        return bool(both) or (one[0] != other[0] and one[2] != other[2])
 
     def _compare(self, k: int, partner: int) -> None:
         now, before = self.b[k], self.a[partner]

@@ -7,12 +7,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lazygraph.explain.compare import is_break, is_view, position
+from lazygraph.explain.compare import is_view, position
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
 
     from lazygraph.explain.compare import Comparison, Position, Side
+    from lazygraph.snapshot import Vertex
     from lazygraph.source_location import Site
 
 _TYPE = re.compile(r"(\w+)\[([\d,]*)\]")
@@ -511,6 +512,17 @@ def lists(side: Side) -> Table:
     }
 
 
+def follows_from(side: Side, leaf: int) -> bool:
+    """Return whether a result of an input's name is computed from it, as state is."""
+    name = side.name(leaf)
+    roots = {
+        side.roots[k][0]
+        for k, each in side.snapshot.root_names.items()
+        if name is not None and each.text == name.text
+    }
+    return bool(roots) and not roots.isdisjoint(side.downstream([leaf], lambda _: True))
+
+
 @table("history")
 def history(side: Side) -> Table:
     """Earlier steps whose saved values backward reads."""
@@ -574,6 +586,45 @@ def visits(side: Side) -> Table:
     }  # fmt: skip
 
 
+def _rounds(counts: dict[str, tuple[int, int]]) -> tuple[int, int] | None:
+    """Return how often a loop ran, before and now; None where a line is no other loop.
+
+    Each round records the same ops: every count that differs does by as many for each round. What
+    is the same in all rounds is recorded once. Most of what the line records is of the rounds.
+
+    Args:
+        counts: How often the line recorded each op, before and now.
+    """
+    other = [pair for pair in counts.values() if pair[0] != pair[1]]
+    if not other or not all(min(pair) for pair in other):
+        return None
+    n, m = min(other)
+    if any((new - old) % (m - n) or (new > old) != (m > n) for old, new in other):
+        return None
+    most = sum(max(pair) for pair in counts.values())
+    return (n, m) if 2 * sum(max(pair) for pair in other) >= most else None
+
+
+_JOINS = ("aten.cat", "aten.stack")
+
+
+@table("joined")
+def joined(side: Side) -> Table:
+    """How many tensors each call of a line joins into one."""
+    found: dict[Hashable, list[int]] = {}
+    for k, vertex in enumerate(side.vertices):
+        if vertex.op.startswith(_JOINS):
+            key = (position(vertex.site), vertex.scope, vertex.op)
+            found.setdefault(key, []).append(k)
+    rows: Table = {}
+    for place, where in found.items():
+        groups = tuple(sorted(len(side[k].operands) for k in where))
+        text = " and ".join(map(str, groups))
+        rows[place] = Row(groups, text, "", tuple(where), site=side[where[0]].site,
+                        more={"op": side[where[0]].op})  # fmt: skip
+    return rows
+
+
 @of_pairs
 def loops(comparison: Comparison) -> Iterator[Fact]:
     """Lines that ran another number of times: most of their ops did, and none came or went."""
@@ -594,12 +645,12 @@ def loops(comparison: Comparison) -> Iterator[Fact]:
     before, now = sides
     for key in before.keys() & now.keys():
         old, new = before[key], now[key]
-        pairs = Counter((len(old[op]), len(new[op])) for op in old.keys() & new.keys())
-        if not pairs:
+        rounds = _rounds(
+            {op: (len(old.get(op, ())), len(new.get(op, ()))) for op in {**old, **new}}
+        )
+        if rounds is None:
             continue
-        (n, m), hits = pairs.most_common(1)[0]
-        if n == m or 2 * hits < len(old.keys() | new.keys()):
-            continue
+        n, m = rounds
         rows = [
             Row(number, str(number), "", tuple(k for mine in ops.values() for k in mine),
                 site=side[next(iter(ops.values()))[0]].site)
@@ -674,9 +725,9 @@ def arguments(comparison: Comparison) -> Iterator[Fact]:
                 "",
                 (number,),
                 site=vertex.site,
-                more={"vertex": vertex},
+                more={"vertex": vertex, "reads": _reads(side, vertex)},
             )
-            for vertex, number in ((before, partner), (now, k))
+            for side, vertex, number in ((a, before, partner), (b, now, k))
         ]
         yield Fact("argument", *rows)
 
@@ -704,15 +755,14 @@ def slices(comparison: Comparison) -> Iterator[Fact]:
             yield Fact("slice", before, Row("input", b[k].op, "", (k,), site=b[k].site))
 
 
-_SIZES = re.compile(r"\[[^\]]*\]|-?\d+(?:\.\d*)?(?:e[+-]?\d+)?")
+_SIZES = re.compile(r"\[[^\]]*\]|(?<![\w.])-?\d+(?![\w.])")
 
 
 def _follows(comparison: Comparison, k: int, partner: int) -> bool:
     """Return whether an op differs because what it reads does."""
     a, b = comparison.a, comparison.b
     now, before = b[k], a[partner]
-    reads = [b[o].types[i] for o, i in now.operands]
-    read = [a[o].types[i] for o, i in before.operands]
+    reads, read = _reads(b, now), _reads(a, before)
     sizes = [tuple(_SIZES.sub("#", attr) for attr in v.attrs) for v in (now, before)]
     if reads != read:
         is_grouped = len(reads) != len(read) and all(
@@ -720,6 +770,11 @@ def _follows(comparison: Comparison, k: int, partner: int) -> bool:
         )
         return sizes[0] == sizes[1] and not is_grouped
     return False
+
+
+def _reads(side: Side, vertex: Vertex) -> list[str]:
+    """Return the types of what an op reads."""
+    return [side[operand].types[index] for operand, index in vertex.operands]
 
 
 @of_pairs
@@ -766,13 +821,10 @@ def handed(comparison: Comparison) -> Iterator[Fact]:
     """Inputs that the graph before computed: its results, by execution or by name."""
     a, b = comparison.a, comparison.b
     made = {n.text: k for k, n in a.snapshot.root_names.items() if n.text not in a.read}
-    # What the first part of the step hands to the part behind a graph break is no state.
-    broken = {record.name for record in comparison.step if record is not a.record}
-    broken = broken if is_break(b.record.key.began_after) else set()
     for leaf, origin in b.snapshot.origins.items():
         if b.partner[leaf] >= 0 or origin.step < 0 or origin.how:
             continue
-        if origin.graph in broken:
+        if origin.graph in comparison.parts:
             continue
         row = _input_row(b, leaf)
         root = made.get(row.name)

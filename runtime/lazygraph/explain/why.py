@@ -85,9 +85,8 @@ def _causes(c: Comparison) -> tuple[tuple[Cause, ...], int]:
     groups: dict[object, list[Claim]] = {}
     for claim in claims:
         if claim.weight or claim.results or claim.row.is_shown:
-            groups.setdefault((claim.rank, claim.row.group(claim.fact)), []).append(
-                claim
-            )
+            key = (claim.row.kind, claim.row.says, claim.row.group(claim.fact))
+            groups.setdefault(key, []).append(claim)
     found = [
         _cause(c, sorted(mine, key=lambda m: -m.weight))
         for mine in sorted(
@@ -160,15 +159,13 @@ def _is_other_step(c: Comparison, facts: Iterable[Fact]) -> bool:
     trains = [any(v.backward for v in side.vertices) for side in (c.a, c.b)]
     if trains[0] != trains[1] and c.switched:
         return True
-    if any(fact.table == "break" for fact in facts):
-        return False
-    if trains[0] != trains[1]:
-        return True
     lines = [{v.site for v in side.vertices if v.site} for side in (c.a, c.b)]
     parameters = [
         {n.text for n in side.all_names if n.in_module} for side in (c.a, c.b)
     ]
-    return not (parameters[0] & parameters[1] or lines[0] & lines[1])
+    if not (parameters[0] & parameters[1] or lines[0] & lines[1]):
+        return True
+    return trains[0] != trains[1] and all(fact.table != "break" for fact in facts)
 
 
 def _written(side: Side) -> set[str]:

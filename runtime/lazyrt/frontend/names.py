@@ -156,7 +156,8 @@ class Walk:
                 and self._is_callers(name, thing)
             ):
                 continue
-            late = name.startswith("_") or name in _RESULTS
+            is_self = name == "self" and _is_module(thing)  # a caller has a name for it
+            late = name.startswith("_") or name in _RESULTS or is_self
             found = Name(prefix + name, holder)
             (self._late if late else self._queue).append((found, thing, 0))
 

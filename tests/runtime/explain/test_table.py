@@ -22,6 +22,7 @@ pytestmark = pytest.mark.lazy_only("is about compiled steps")
 @pytest.fixture(autouse=True)
 def _cold():
     cold_start()
+    lazyrt.config.compile_tier = "fast"
     yield
     lazyrt.config.compile_tier = "optimised"
 
@@ -181,6 +182,7 @@ def evicted():
 
 def tier():
     """A graph keeps its executable; one made in another order is looked up, by tier too."""
+    lazyrt.config.compile_tier = "optimised"
     x = on_device(8)
     lazyrt.mark_step()
     for makers in ((torch.exp, torch.sin), (torch.sin, torch.exp)):
@@ -230,6 +232,10 @@ TABLE: dict[str, tuple[Any, str, str | None, bool]] = {
 _ONE_SIDED = {"module_recreated", "cache_evicted", "module_added", "rng"}
 
 
+# To be mended: a second cause that follows from the first one.
+_BESIDE = {"step cut at another line": ("state_became_input",)}
+
+
 @pytest.mark.parametrize("name", TABLE)
 def test_the_top_cause_is_the_planted_one_and_complete(name):
     plant, kind, variable, counted = TABLE[name]
@@ -251,12 +257,19 @@ def test_the_top_cause_is_the_planted_one_and_complete(name):
     assert explained.compile_ns > 0
     # Both sides have a line: the cause's own, or that of the boundary of the graph.
     sites = str(explained)
-    assert "test_causes_table.py:" in sites
+    assert "test_table.py:" in sites
     now = top.now or explained.ended_at
     before = top.before or explained.against_ended_at
     assert now is not None, sites
     assert before is not None or kind in _ONE_SIDED, sites
     assert duration_text(explained.compile_ns) in sites
+    # A break makes two graphs; nothing else is a cause beside what is planted.
+    assert {c.kind for each in found for c in each.causes} <= {
+        kind,
+        "first_trace",
+        "new_program",
+        *_BESIDE.get(name, ()),
+    }, sites
 
 
 @pytest.mark.parametrize(
@@ -372,8 +385,7 @@ def test_of_an_incomplete_last_batch_the_input_is_the_only_cause():
 
     assert found is not None
     assert [cause.kind for cause in found.causes] == ["input_shape"], str(found)
-    assert found.top.text.startswith("input `ids` i64[4,8] is now i64[3,8]: ")
-    assert found.unexplained == 0
+    assert found.top.text.startswith("input `ids` is i64[3,8], was i64[4,8]; ")
 
 
 def test_the_step_after_the_first_is_no_other_program_though_another_line_ends_it():
@@ -412,11 +424,9 @@ def test_an_evaluation_between_training_steps_is_a_step_of_its_own_and_no_cut():
     top = found.top
     assert top.now is not None
     assert top.before is not None
-    assert top.text.startswith(
-        f"the step at {top.now} computes no gradients and is a program of its own: "
-    )
-    assert top.text.endswith(
-        f" operations fewer than graph.1 of the step at {top.before}"
+    assert top.text == (
+        f"another step of the program, without gradients, which ends at end of step at "
+        f"{top.now}; graph.1 ends at end of step at {top.before}"
     )
     assert top.now.line > top.before.line
     assert "nothing to do" in top.fix
