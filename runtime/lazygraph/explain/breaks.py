@@ -66,7 +66,10 @@ def breaks(c: Comparison) -> Iterator[Fact]:
     moved = differs(old.ended_by, new.ended_by)
     for whole, part, what in ((c.a, c.b, "earlier"), (c.b, c.a, "later")):
         is_sure = (
-            moved and is_break(part.record.key.ended_by) and _share_lines(part, whole)
+            moved
+            and is_break(part.record.key.ended_by)
+            and _share_lines(part, whole)
+            and not _is_forward_alone(part, whole)
         )
         behind = _behind(
             whole, part, 1 if is_sure else 2, c.readers if whole is c.b else ()
@@ -98,6 +101,15 @@ def breaks(c: Comparison) -> Iterator[Fact]:
             yield _fact(f"begins {what}", old.began_after, new.began_after,
                         new.began_after if is_break(new.began_after) else begins, closure)  # fmt: skip
             break
+
+
+def _is_forward_alone(part: Side, whole: Side) -> bool:
+    """Return whether a graph keeps little of what the other's backward pass reads.
+
+    A training step that a read ended keeps it for the rest; an evaluation does not.
+    """
+    trains = [any(v.backward for v in side.vertices) for side in (part, whole)]
+    return trains == [False, True] and not _behind(whole, part, 2, ())
 
 
 def _share_lines(one: Side, other: Side) -> bool:
@@ -134,7 +146,7 @@ def _fact(
     what: str, old: Boundary, new: Boundary, cause: Boundary, closure: Closure
 ) -> Fact:
     after = "after " if what.startswith("begins") else ""
-    instead = f", not {after}{mark(old)}" if differs(old, new) else ""
+    instead = f", not {after}{mark(old)}" if old[0] and differs(old, new) else ""
     text = f"graph break: the graph {what}, {after or 'at '}{mark(new)}{instead}"
     more = {"closure": closure, "fix": break_fix(cause),
             "kind": "fallback" if cause[0].startswith(FALLBACK) else "step_cut"}  # fmt: skip

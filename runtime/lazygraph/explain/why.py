@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 from lazygraph.explain import breaks, causes
 from lazygraph.explain.attribute import Claim, attribute, spread_together
-from lazygraph.explain.compare import FALLBACK, LIMIT, Comparison, differs, is_break
+from lazygraph.explain.compare import (
+    FALLBACK,
+    LIMIT,
+    Comparison,
+    differs,
+    is_break,
+    position,
+)
 from lazygraph.explain.facts import Fact, facts_of
 from lazygraph.explain.growth import with_growth, with_lengths
 from lazygraph.explain.keys import of_key
@@ -159,7 +166,7 @@ def _is_other_step(c: Comparison, facts: Iterable[Fact]) -> bool:
     trains = [any(v.backward for v in side.vertices) for side in (c.a, c.b)]
     if trains[0] != trains[1] and c.switched:
         return True
-    lines = [{v.site for v in side.vertices if v.site} for side in (c.a, c.b)]
+    lines = [{position(v.site) for v in side.vertices if v.site} for side in (c.a, c.b)]
     parameters = [
         {n.text for n in side.all_names if n.in_module} for side in (c.a, c.b)
     ]

@@ -166,7 +166,8 @@ def test_history_that_is_handed_on_is_named_and_detaching_it_compiles_once(detac
 
 def test_what_waits_in_a_bucket_for_the_next_step_is_named():
     """Five gradients a step, three to a bucket: two wait, then one, then none."""
-    weights, waiting = [ones(4) * k for k in range(5)], []
+    weights = [ones(4) * k for k in range(5)]
+    waiting: list[tuple[int, torch.Tensor]] = []
     momentum = [torch.zeros(4).to(DEVICE) for _ in range(5)]
     lazyrt.mark_step()
 

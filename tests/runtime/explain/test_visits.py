@@ -61,7 +61,7 @@ class Skips(nn.Module):
     def __init__(self):
         super().__init__()
         self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
-        self.skipped = 0
+        self.skipped: int | None = 0
 
     def forward(self, x):
         for number, block in enumerate(self.blocks):
