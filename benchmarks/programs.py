@@ -21,7 +21,7 @@ from lazyrt.config import config
 from lazyrt.control.modes import MODES, Name, in_mode
 from lazyrt.execution.executor import clear_plans
 from lazyrt.execution.peek import forget_slices
-from lazyrt.frontend import record, small_checks
+from lazyrt.frontend import host_constants, record
 from lazyrt.ir import live
 from lazyrt.observe import events
 
@@ -327,7 +327,7 @@ def _forget() -> None:
     record.forget_nodes()
     live.forget_leaves()
     forget_slices()
-    small_checks.forget()
+    host_constants.forget()
     clear_plans()
 
 

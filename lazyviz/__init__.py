@@ -147,6 +147,7 @@ def report(path: str | Path, *, source: bool = True, force: bool = False) -> Wri
         ReportError: The file is not one that a report may be written to.
     """
     from lazyviz.documents import session_report
+    from lazyviz.shell import magics  # noqa: F401 - it registers the views
 
     return session_report.write(path, source=source, force=force)
 

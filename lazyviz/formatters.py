@@ -12,7 +12,8 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from lazyviz import session
-from lazyviz.render import html, panel, text
+from lazyviz.draw import panel
+from lazyviz.render import html, text
 from lazyviz.shell.lazytensors import is_lazy
 
 if TYPE_CHECKING:

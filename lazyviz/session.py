@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from lazyrt import Graph
     from lazyrt.observe.events import Subscription
     from lazyrt.tools import Holding, Node, Value
+    from lazyviz.draw.model import DrawGraph
     from lazyviz.render.cuts import Cut
-    from lazyviz.render.model import DrawGraph
     from lazyviz.render.spans import CellTime
     from lazyviz.render.strip import Strip
     from lazyviz.shell.failures import Failure
@@ -390,7 +390,7 @@ class Session:
             graph: A graph of the runtime, pending or not.
             new_ids: Ids of the nodes that the shown cell recorded; None counts all as new.
         """
-        from lazyviz.render.model import draw_graph
+        from lazyviz.draw.boxes import draw_graph
 
         names, runs = self.names_in(graph), self.runs_of(graph)
         held = self._holdings_of(graph)

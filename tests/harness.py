@@ -16,7 +16,7 @@ import torch
 
 import lazyrt
 from lazyrt.config import config
-from lazyrt.execution.census import census
+from lazyrt.execution.graph_registry import graph_registry
 from lazyrt.frontend import record
 from lazyrt.ir import live
 from lazyrt.observe import events
@@ -71,7 +71,7 @@ def cold_start():
     """Forget executables, plans, nodes and varying numbers, as a new process would."""
     lazyrt.mark_step()
     lazyrt.clear_caches()
-    census.clear()
+    graph_registry.clear()
     record.forget_nodes()
     live.forget_leaves()
 

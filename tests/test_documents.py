@@ -15,10 +15,11 @@ import pytest
 
 import lazyrt
 from lazyrt.errors import LazyRuntimeError
-from lazyrt.execution import forks
-from lazyviz.shell import completion, tracebacks
+from lazyrt.execution import process
+from lazyviz.shell import magics, tracebacks  # noqa: F401 - they register views
 from lazyviz.timing import expected
 from lazyviz.timing.expected import Expected
+from lazyviz.views import CELL_USAGE, VIEWS
 from tests.conftest import displayed
 from tests.harness import ROOT, cold_start, fresh_runtime
 
@@ -89,8 +90,8 @@ def test_names_and_magics_that_a_page_quotes_exist(name):
         r"(?<![\w.])(?:lazyrt\.)?config\.(\w+)\b(?![(*])", quoted
     ):
         assert setting in settings | {"set", "py", "op_by_op_", "NAME"}, setting
-    assert set(re.findall(r"(?<!%)%lazy (\w+)", quoted)) <= {*completion.SUBCOMMANDS}
-    assert set(re.findall(r"%%lazy (\w+)", quoted)) <= {*completion.CELL_COMMANDS}
+    assert set(re.findall(r"(?<!%)%lazy (\w+)", quoted)) <= {*VIEWS}
+    assert set(re.findall(r"%%lazy (\w+)", quoted)) <= {*CELL_USAGE}
 
 
 def test_the_readmes_ten_lines_run(shell, capsys):
@@ -132,10 +133,10 @@ def waits() -> str:
         site="cell 4 line 9",
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forks, "_bad", True)
+        patch.setattr(process, "_bad", True)
         patch.setattr(os, "getpid", lambda: 4711)
         with pytest.raises(LazyRuntimeError) as raised:
-            forks.check()
+            process.check_not_forked()
     return "\n".join(
         (
             wait.line,

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazygraph import HloError, diff
-from lazygraph.explain.causes import sentences
+from lazygraph.explain.hlo_causes import sentences
 from lazygraph.graph import PARAMETER
 from lazyviz.divergence.tracks import called, order
+from lazyviz.draw.model import clip
 from lazyviz.foreign.evidence import EvidenceError
 from lazyviz.render import text
-from lazyviz.render.measure import clip
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -16,7 +16,7 @@ from lazyviz.render.escape import one_line
 if TYPE_CHECKING:
     from pathlib import Path
 
-# As `lazyrt.control.recording` writes them; importing that would import torch.
+# As `lazyrt.control.flight_recorder` writes them; importing that would import torch.
 FORMAT = "lazyrt steps"
 VERSION = 1
 _MAX_BYTES = 512 * 2**20

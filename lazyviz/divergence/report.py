@@ -18,10 +18,11 @@ from lazyviz.divergence.alignment import Aligned, Row, align
 from lazyviz.divergence.finding import Difference, first_difference
 from lazyviz.divergence.sources import tracks_of
 from lazyviz.divergence.tracks import Track, called
+from lazyviz.doc import Advice, Code, Doc, Drawn, Fold, Line, Note, Part, Table
+from lazyviz.draw.model import clip
 from lazyviz.foreign.evidence import Evidence, EvidenceError
-from lazyviz.render import html, text
+from lazyviz.render import text
 from lazyviz.render.escape import one_line
-from lazyviz.render.measure import clip
 from lazyviz.render.page import page_html
 
 if TYPE_CHECKING:
@@ -90,13 +91,9 @@ class Replicas(Evidence):
         """The heading and the rows around the first difference, as texts."""
         return (header(self), *rows(self))
 
-    def text(self) -> str:
-        """Return the sentence, the repair and the table."""
-        return replicas_text(self)
-
-    def to_html(self) -> str:
-        """Return the same for a notebook."""
-        return replicas_html(self)
+    def doc(self) -> Doc:
+        """Return the sentence, the repair and the table; the graphs' difference is folded."""
+        return _doc(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -261,41 +258,31 @@ def noted(error: Exception) -> str:
     return " ".join([str(error), *(f"({note})" for note in notes)])
 
 
-def replicas_text(found: Replicas) -> str:
-    """Return the sentence, the repair, the late ones and the table."""
-    parts = ["\n".join(_sentences(found))]
+def _doc(found: Replicas) -> Doc:
+    first, *others = _sentences(found)
+    said = (each.partition(": ") for each in others)
+    advice = (Advice(label, words) for label, _, words in said)
+    parts: list[Part] = [Doc([Line(first), *advice])]
     shown = rows(found)
     if shown:
         width = max(_LEAST_CELL, _TERMINAL // (len(shown[0]) - 1))
         cells = [(row[0], *(clip(cell, width) for cell in row[1:])) for row in shown]
-        parts.append(text.table(header(found), cells))
-    parts += _notes(found)
-    return "\n\n".join(parts)
-
-
-def replicas_html(found: Replicas) -> str:
-    """Return the same for a notebook, with the difference of the graphs folded."""
-    first, *others = _sentences(found)
-    parts = [html.line(first), *map(_said_html, others)]
-    shown = rows(found)
-    if shown:
-        made = html.table(header(found), shown)
-        parts.append(f'<div style="overflow:auto;margin:4px 0">{made}</div>')
+        table = Table(header(found), shown)
+        scrolls = f'<div style="overflow:auto;margin:4px 0">{table.to_html()}</div>'
+        parts.append(Drawn(Table(header(found), cells).to_text(), lambda: scrolls))
     difference = found.first_difference
     if difference is not None and difference.diff is not None:
-        from lazyviz.render.diff_text import diff_text
+        from lazyviz.draw.diff_text import diff_text
 
         told = clip(diff_text(difference.diff), _MAX_DIFF)
-        parts.append(html.folded("the difference of the graphs", html.pre(told)))
-    parts += map(html.muted, _notes(found))
-    return f'<div class="lazyviz-replicas">{"".join(parts)}</div>'
+        parts.append(Fold("the difference of the graphs", [Code(told)]))
+    parts += map(Note, _notes(found))
+    return Doc(parts, css_class="lazyviz-replicas", gap="\n\n")
 
 
 def replicas_page(found: Replicas) -> str:
     """Return a page that needs no other file."""
-    return page_html(
-        "Replicas side by side", [("", replicas_html(found))], is_locked=True
-    )
+    return page_html("Replicas side by side", [("", found.to_html())], is_locked=True)
 
 
 def _sentences(found: Replicas) -> list[str]:
@@ -307,11 +294,6 @@ def _sentences(found: Replicas) -> list[str]:
         said += [f"cause: {each}" for each in difference.causes if each not in first]
     late = found.late if difference is not None else found.late[1:]
     return [one_line(each) for each in (*said, *(f"late: {each}" for each in late))]
-
-
-def _said_html(said: str) -> str:
-    label, _, words = said.partition(": ")
-    return html.advice(label, words)
 
 
 def _notes(found: Replicas) -> list[str]:

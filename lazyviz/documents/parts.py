@@ -11,10 +11,11 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lazyviz.doc import Table
 from lazyviz.documents import redaction
 from lazyviz.documents.facts import tell_of
 from lazyviz.foreign.metrics_parse import parse_report
-from lazyviz.inspection import executables, tables
+from lazyviz.inspection import tables
 from lazyviz.inspection.tables import why_html
 from lazyviz.render import html, strip_html, text
 from lazyviz.render.escape import markup
@@ -22,6 +23,7 @@ from lazyviz.render.html import Fragment
 from lazyviz.render.state import state_of, state_text
 from lazyviz.render.strip import strip_notes
 from lazyviz.version import __version__
+from lazyviz.views import VIEWS, Command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from lazyviz.documents.facts import Facts
     from lazyviz.session import CellRecord
     from lazyviz.shell.failures import Failure
+    from lazyviz.views import ReportPart, View
 
 _KIB, _MIB = 2**10, 2**20
 _MAX_CELLS = 500
@@ -131,7 +134,9 @@ def _environment(facts: Facts) -> str:
         for name, value in sorted(os.environ.items())
         if name in _VARIABLES or name.startswith(_PREFIXES)
     ]
-    shown = html.table(["what", "version or value"], [(n, _clip(v)) for n, v in rows])
+    shown = Table(
+        ["what", "version or value"], [(n, _clip(v)) for n, v in rows]
+    ).to_html()
     if facts.runtime is None:
         return shown
     return f"{shown}<h3>Settings</h3>{html.pre(facts.runtime.config.table())}"
@@ -182,14 +187,15 @@ def _steps(facts: Facts) -> str:
     rows = facts.steps[-_MAX_STEPS:]
     if not rows:
         return html.muted("No step has run.")
-    header, cells = tables.step_table(rows)
+    table = tables.step_table(rows)
+    header, cells = table.header, [list(row) for row in table.rows]
     at = header.index("cell") if "cell" in header else -1
     shown_cells = {cell[0] for cell in facts.cells[-_MAX_CELLS:]}
     for row in cells:
         row[0] = Fragment(f'<span id="step-{row[0]}">{row[0]}</span>')
         if at >= 0 and row[at] in shown_cells:
             row[at] = Fragment(f'<a href="#cell-{row[at]}">{row[at]}</a>')
-    shown = html.table(header, [[_clip(each) for each in row] for row in cells])
+    shown = Table(header, [[_clip(each) for each in row] for row in cells]).to_html()
     earlier = len(facts.steps) - len(rows)
     before = (
         html.muted(f"{text.plural(earlier, 'earlier step')} left out")
@@ -214,7 +220,8 @@ def _graphs(facts: Facts) -> str:
     if not facts.graphs:
         return html.muted("No step graph was compiled.")
     latest = facts.graphs[-_MAX_GRAPHS:]
-    header, rows = tables.graph_table(latest)
+    table = tables.graph_table(latest)
+    rows = [list(row) for row in table.rows]
     steps = {row.step for row in facts.steps[-_MAX_STEPS:]}
     for row in rows:
         name = markup(str(row[0]))
@@ -222,7 +229,7 @@ def _graphs(facts: Facts) -> str:
         if row[4] in steps:  # earlier ones ran before the session began
             row[4] = Fragment(f'<a href="#step-{row[4]}">{row[4]}</a>')
     listings = (_listing(graph) for graph in reversed(latest))
-    shown = html.table(header, rows)
+    shown = Table(table.header, rows).to_html()
     return shown + _latest(
         listings,
         len(facts.graphs),
@@ -234,7 +241,7 @@ def _graphs(facts: Facts) -> str:
 
 def _listing(record: Any) -> str:
     from lazygraph import graph_of
-    from lazyviz.render.diff_text import instruction
+    from lazyviz.draw.diff_text import instruction
 
     title = f"{record.name}: {text.plural(record.nodes, 'op')}"
     if record.snapshot is None:
@@ -249,8 +256,8 @@ def _listing(record: Any) -> str:
 
 
 def _differences(facts: Facts) -> str:
+    from lazyviz.draw.diff_html import diff_fragment
     from lazyviz.inspection import comparison
-    from lazyviz.render.diff_html import diff_fragment
 
     named = {graph.name: graph for graph in facts.graphs}
     pairs = [
@@ -286,13 +293,6 @@ def _pending(facts: Facts) -> str:
     return bundle.get("text/html", "") + listing
 
 
-def _live(facts: Facts) -> str:
-    if facts.runtime is None:
-        return html.muted("lazyrt is not imported.")
-    page: str = _live_tensors(facts, facts.runtime).to_html()
-    return page
-
-
 def _live_tensors(facts: Facts, runtime: ModuleType) -> Any:
     """Return the live tensors with their holders, the shell's variables among them."""
     space = facts.session.shell.user_ns if facts.session is not None else None
@@ -326,22 +326,29 @@ def _fallbacks(facts: Facts) -> str:
     largest = sorted(counts.items(), key=lambda item: -item[1])
     rows = [(op, site, times) for (op, site), times in largest[:_MAX_FALLBACKS]]
     left = text.more(len(largest) - len(rows))
-    return html.table(["op", "at", "times"], rows) + "".join(map(html.muted, left))
+    return Table(["op", "at", "times"], rows).to_html() + "".join(map(html.muted, left))
 
 
-def _metrics(facts: Facts) -> str:
-    if facts.runtime is None:
-        return html.muted("lazyrt is not imported.")
-    return parse_report(facts.runtime.metrics_report("dict")).to_html()
+def _of_view(found: View, report: ReportPart) -> Part:
+    """Return the part that a view says it has."""
+
+    def page(facts: Facts) -> str:
+        if facts.runtime is None:
+            return html.muted("lazyrt is not imported.")
+        shell = facts.session.shell if facts.session is not None else None
+        shown = found.make(Command(found.name, "", shell, facts.session))
+        return shown.to_html() if shown is not None else ""
+
+    return Part(title=report.title, anchor=found.name, make=page, nbytes=report.nbytes)
 
 
-def _cache(facts: Facts) -> str:
-    if facts.runtime is None:
-        return html.muted("lazyrt is not imported.")
-    return executables.to_html(facts.runtime.cached_executables())
+def report_parts() -> list[Part]:
+    """Return the parts of a report: those of a session, then those of views."""
+    views = (_of_view(v, v.report) for v in VIEWS.values() if v.report is not None)
+    return [*_PARTS, *views]
 
 
-PARTS = (
+_PARTS = (
     Part(title="What stands out", anchor="findings", make=_findings, nbytes=256 * _KIB),
     Part(
         title="Environment", anchor="environment", make=_environment, nbytes=128 * _KIB
@@ -357,13 +364,10 @@ PARTS = (
         nbytes=1_536 * _KIB,
     ),
     Part(title="Pending graph", anchor="pending", make=_pending, nbytes=256 * _KIB),
-    Part(title="Live tensors", anchor="live", make=_live, nbytes=256 * _KIB),
     Part(title="Timeline", anchor="timeline", make=_timeline, nbytes=_MIB),
     Part(
         title="Ops on the CPU", anchor="fallbacks", make=_fallbacks, nbytes=128 * _KIB
     ),
-    Part(title="Metrics", anchor="metrics", make=_metrics, nbytes=512 * _KIB),
-    Part(title="Executables", anchor="cache", make=_cache, nbytes=256 * _KIB),
 )
 
 

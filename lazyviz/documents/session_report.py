@@ -17,7 +17,7 @@ from lazyviz import session
 from lazyviz.command_line import path_of
 from lazyviz.documents import redaction
 from lazyviz.documents.facts import Facts, collect
-from lazyviz.documents.parts import PARTS
+from lazyviz.documents.parts import report_parts
 from lazyviz.render import html, text
 from lazyviz.render.page import Section, page_html
 
@@ -73,7 +73,7 @@ def page_of(facts: Facts) -> str:
             body=_body(part.make, facts, part.nbytes),
             anchor=part.anchor,
         )
-        for part in PARTS
+        for part in report_parts()
     ]
     page = page_html(
         "Report of a lazyviz session",

@@ -22,9 +22,9 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
 from lazyviz.command_line import output_file
+from lazyviz.draw.model import clip
 from lazyviz.render import text
 from lazyviz.render.escape import markup, printable
-from lazyviz.render.measure import clip
 from lazyviz.render.page import page_html
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from lazyviz.doc import Code, Doc, Fold, Note, Part, Points, Table
 from lazyviz.foreign.evidence import Evidence, user_frame
-from lazyviz.render import html, text
-from lazyviz.render.escape import markup
+from lazyviz.render import text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -119,44 +119,28 @@ class DebugLog(Evidence):
             found.setdefault(event.graph, []).append(event)
         return found
 
-    def text(self) -> str:
-        """Return a table of the graphs and what stands out."""
-        return log_text(self)
-
-    def to_html(self) -> str:
-        """Return the same for a notebook, with each event folded."""
-        return log_html(self)
+    def doc(self) -> Doc:
+        """Return a table of the graphs and what stands out; each event is folded."""
+        return _doc(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain data."""
         return log_dict(self)
 
 
-def log_text(log: DebugLog) -> str:
-    """Return a table of the graphs, then what stands out."""
-    parts = [_summary(log)]
-    if log.events:
-        parts.append(text.table(*_columns(log)))
-    notes = list(sentences(log))
-    if notes:
-        parts.append("\n".join(notes))
-    return "\n\n".join(parts)
-
-
-def log_html(log: DebugLog) -> str:
-    """Return the table and the sentences, with every event folded."""
-    parts = [html.muted(_summary(log))]
-    if log.events:
-        parts.append(html.table(*_columns(log)))
-    notes = "".join(f"<li>{markup(note)}</li>" for note in sentences(log))
-    if notes:
-        parts.append(f"<ul>{notes}</ul>")
+def _doc(log: DebugLog) -> Doc:
     shown = log.events[:_MAX_EVENTS]
-    parts += [html.folded(_title(event), _details(event)) for event in shown]
+    notes = list(sentences(log))
+    parts: list[Part] = [
+        Note(_summary(log)),
+        *([_table(log)] if log.events else []),
+        *([Points(notes)] if notes else []),
+        *(Fold(_title(event), _details(event)) for event in shown),
+    ]
     if len(shown) < len(log.events):
         rest = text.plural(len(log.events) - len(shown), "later event")
-        parts.append(html.muted(f"... and {rest}; `log.events` has all"))
-    return f'<div class="lazyviz-log">{"".join(parts)}</div>'
+        parts.append(Note(f"... and {rest}; `log.events` has all", page_only=True))
+    return Doc(parts, css_class="lazyviz-log", gap="\n\n")
 
 
 def log_dict(log: DebugLog) -> dict[str, Any]:
@@ -258,13 +242,12 @@ def _summary(log: DebugLog) -> str:
     return " · ".join(parts)
 
 
-def _columns(log: DebugLog) -> tuple[list[str], list[list[object]]]:
+def _table(log: DebugLog) -> Table:
     rows = [
         _row(graph, events, level_2=bool(log.executions))
         for graph, events in log.graphs.items()
     ]
-    keep = [k for k in range(len(_HEADER)) if any(row[k] != "" for row in rows)]
-    return [_HEADER[k] for k in keep], [[row[k] for k in keep] for row in rows]
+    return Table(_HEADER, rows).filled()
 
 
 def _row(graph: str, events: list[Event], *, level_2: bool) -> list[object]:
@@ -290,11 +273,11 @@ def _title(event: Event) -> str:
     return f"line {event.line}: {event.kind} of {event.graph[:_HASH_DIGITS]}, {event.cause}"
 
 
-def _details(event: Event) -> str:
+def _details(event: Event) -> list[Part]:
     facts = [
         f"{text.plural(event.inputs, 'input')}, {text.plural(event.outputs, 'output')}"
     ]
     if event.computation:
         facts.append(f"computation {event.computation}")
     facts += [f"{name}: {size:g} GB" for name, size in event.sizes_gb.items()]
-    return html.muted("; ".join(facts)) + html.pre("\n".join(map(str, event.frames)))
+    return [Note("; ".join(facts)), Code("\n".join(map(str, event.frames)))]

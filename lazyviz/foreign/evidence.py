@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.errors import HloError
+from lazyviz.doc import Showable
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -34,28 +35,7 @@ class EvidenceError(ValueError):
         self.line = line
 
 
-class Tables(ABC):
-    """Shows itself as tables: in a terminal, in a notebook."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def text(self) -> str:
-        """Return tables for a terminal."""
-
-    @abstractmethod
-    def to_html(self) -> str:
-        """Return tables for a notebook."""
-
-    def __repr__(self) -> str:
-        """Return the tables: what a prompt shows, and what `print` prints."""
-        return self.text()
-
-    def _repr_html_(self) -> str:
-        return self.to_html()
-
-
-class Evidence(Tables):
+class Evidence(Showable):
     """What every reader returns: views for a terminal, a notebook and a program."""
 
     __slots__ = ()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lazyviz.foreign.evidence import EvidenceError, Tables
+from lazyviz.doc import Doc, Part, Sentence, Showable, Table
+from lazyviz.foreign.evidence import EvidenceError
 from lazyviz.foreign.metrics import Section
 from lazyviz.foreign.metrics_parse import parse_report
 from lazyviz.foreign.metrics_report import MetricsReport, number
-from lazyviz.render import html, text
-from lazyviz.render.escape import markup
+from lazyviz.render import text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +25,7 @@ _COUNTER_HEADER = ["counter", "value", "then", "difference"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ReportDiff(Tables):
+class ReportDiff(Showable):
     """Two reports side by side, by name.
 
     Attributes:
@@ -52,22 +52,15 @@ class ReportDiff(Tables):
             if name.startswith("aten::") and not before and after
         ]
 
-    def text(self) -> str:
-        """Return tables for a terminal."""
-        parts = []
+    def doc(self) -> Doc:
+        """Return tables of what differs."""
+        parts: list[Part] = []
         if self.metrics:
-            parts.append(text.table(_HEADER, self._metric_rows()))
+            parts.append(Table(_HEADER, self._metric_rows()))
         if self.changed_counters:
-            parts.append(text.table(_COUNTER_HEADER, self._counter_rows()))
-        return "\n\n".join([*parts, *self._notes()])
-
-    def to_html(self) -> str:
-        """Return tables for a notebook."""
-        parts = [html.table(_HEADER, self._metric_rows())] if self.metrics else []
-        if self.changed_counters:
-            parts.append(html.table(_COUNTER_HEADER, self._counter_rows()))
-        notes = "".join(f"<p>{markup(note)}</p>" for note in self._notes())
-        return f'<div class="lazyviz-metrics">{"".join(parts)}{notes}</div>'
+            parts.append(Table(_COUNTER_HEADER, self._counter_rows()))
+        notes = map(Sentence, self._notes())
+        return Doc([*parts, *notes], css_class="lazyviz-metrics", gap="\n\n")
 
     def _metric_rows(self) -> list[list[object]]:
         return [_row(name, *pair) for name, pair in self.metrics.items()]

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from lazyviz.doc import Doc, Drawn, Fold, Heading, Note, Part, Points, Table
 from lazyviz.foreign.evidence import Evidence, EvidenceError
 from lazyviz.foreign.metrics import Behind, Call, Finding, Metric, Section, find
 from lazyviz.foreign.quantities import Quantity
@@ -86,13 +87,18 @@ class MetricsReport(Evidence):
         """Return what stands out: what is too frequent, too slow, or ran on the CPU."""
         return [finding for section in self.sections for finding in find(section)]
 
-    def text(self) -> str:
-        """Return tables for a terminal, with the measured values."""
-        return report_text(self)
-
-    def to_html(self) -> str:
-        """Return tables for a notebook, with measured and printed values."""
-        return report_html(self)
+    def doc(self) -> Doc:
+        """Return tables with measured values, and on a page with printed ones; then what stands out."""
+        findings = [str(finding) for finding in self.findings()]
+        return Doc(
+            [
+                *map(_section, self.sections),
+                *([Points(findings)] if findings else []),
+                Doc([Note(f"{_WINDOW_NOTE}."), *map(Note, _notes(self))]),
+            ],
+            css_class="lazyviz-metrics",
+            gap="\n\n",
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the measured values as plain data."""
@@ -155,47 +161,19 @@ def _call(sample: Mapping[str, Any]) -> Call:
     )
 
 
-def report_text(report: MetricsReport) -> str:
-    """Return one table for each section, then what stands out."""
-    parts = []
-    for section in report.sections:
-        title = f"{section.title}\n" if section.title else ""
-        tables = []
-        if section.metrics:
-            tables.append(text.table(*_columns(section, _HEADER)))
-        if section.counters:
-            rows = sorted(section.counters.items())
-            tables.append(text.table(["counter", "value"], rows))
-        parts.append(title + "\n\n".join(tables or ["nothing counted yet"]))
-    notes = [f"{_WINDOW_NOTE}.", *_notes(report), *map(str, report.findings())]
-    return "\n\n".join([*parts, "\n".join(notes)])
-
-
-def report_html(report: MetricsReport) -> str:
-    """Return the tables of all sections; each metric's percentiles are folded."""
-    parts = []
-    for section in report.sections:
-        if section.title:
-            parts.append(f"<h3>{markup(section.title)}</h3>")
-        if section.metrics:
-            parts.append(_metrics_html(section))
-            title = f"percentiles, {_RATE}"
-            parts.append(html.folded(title, _percentiles_html(section)))
-        if section.counters:
-            counters = html.table(
-                ["counter", "value"], sorted(section.counters.items())
-            )
-            title = text.plural(len(section.counters), "counter")
-            parts.append(html.folded(title, counters))
-    notes = [f"{_WINDOW_NOTE}.", *_notes(report)]
-    findings = "".join(f"<li>{html.prose(str(f))}</li>" for f in report.findings())
-    return (
-        '<div class="lazyviz-metrics">'
-        + "".join(parts)
-        + (f"<ul>{findings}</ul>" if findings else "")
-        + "".join(map(html.muted, notes))
-        + "</div>"
-    )
+def _section(section: Section) -> Doc:
+    """Return the tables of a section; on a page percentiles and counters are folded."""
+    tables: list[Part] = []
+    if section.metrics:
+        wide = Table(_HEADER, list(map(_row, section.metrics))).filled()
+        tables.append(Drawn(wide.to_text(), lambda: _narrow(wide).to_html()))
+        tables.append(Fold(f"percentiles, {_RATE}", _percentiles(section)))
+    if section.counters:
+        title = text.plural(len(section.counters), "counter")
+        counters = Table(["counter", "value"], sorted(section.counters.items()))
+        tables.append(Fold(title, [counters], in_text=True))
+    head = [Heading(section.title)] if section.title else []
+    return Doc([*head, Doc(tables or [Note("nothing counted yet")], gap="\n\n")])
 
 
 def report_dict(report: MetricsReport) -> dict[str, Any]:
@@ -246,15 +224,6 @@ def number(quantity: Quantity | None) -> str:
     return f"{value:,.0f}" if value.is_integer() else f"{value:,.4g}"
 
 
-def _columns(
-    section: Section, header: list[str]
-) -> tuple[list[str], list[list[object]]]:
-    """Return header and rows, without columns that are empty in all rows."""
-    rows = [_row(metric) for metric in section.metrics]
-    keep = [k for k in range(len(header)) if any(row[k] != "" for row in rows)]
-    return [header[k] for k in keep], [[row[k] for k in keep] for row in rows]
-
-
 def _row(metric: Metric) -> list[object]:
     total = metric.accumulator
     bound = "≤ " if metric.upper_bounds else ""
@@ -277,9 +246,9 @@ def _rate(metric: Metric) -> str:
     return f"{metric.rate:,.2g}" if metric.rate < 1 else f"{metric.rate:,.1f}"
 
 
-def _metrics_html(section: Section) -> str:
-    """Return the table of a section, which fits a narrow notebook: long names may break."""
-    header, rows = _columns(section, _HEADER)
+def _narrow(wide: Table) -> Table:
+    """Return a table that fits a narrow notebook: long names may break."""
+    header, rows = wide.header, wide.rows
     keep = [k for k, title in enumerate(header) if title in _NARROW]
     names = [Fragment(_HUMP.sub("<wbr/>", markup(str(row[0])))) for row in rows]
     cells = [
@@ -291,7 +260,7 @@ def _metrics_html(section: Section) -> str:
         for cell, row in zip(cells, rows, strict=True):
             if row[printed]:
                 cell[at] = _with_printed(str(row[total]), str(row[printed]))
-    return html.table([header[0], *(header[k] for k in keep)], cells)
+    return Table([header[0], *(header[k] for k in keep)], cells)
 
 
 def _with_printed(total: str, printed: str) -> Fragment:
@@ -301,7 +270,7 @@ def _with_printed(total: str, printed: str) -> Fragment:
     )
 
 
-def _percentiles_html(section: Section) -> str:
+def _percentiles(section: Section) -> list[Part]:
     shares = sorted({share for m in section.metrics for share in m.percentiles})
     header = ["metric", *(f"{share:g} %" for share in shares), _SPREAD, _RATE]
     rows = [
@@ -313,20 +282,18 @@ def _percentiles_html(section: Section) -> str:
         ]
         for m in section.metrics
     ]
-    said = [k for k in range(len(header)) if any(row[k] != "" for row in rows)]
-    header, rows = [header[k] for k in said], [[row[k] for k in said] for row in rows]
-    calls = (html.folded(m.name, _calls_html(m)) for m in section.metrics if m.calls)
-    return html.table(header, rows) + "".join(calls)
+    calls = (Fold(m.name, [_calls(m)]) for m in section.metrics if m.calls)
+    return [Table(header, rows).filled(), *calls]
 
 
-def _calls_html(metric: Metric) -> str:
+def _calls(metric: Metric) -> Table:
     """Return which call each percentile is; a click on one shows the samples behind it."""
     rows = [
         [_percentile(metric, share), *_sample(quantity, call)]
         for share, quantity in metric.percentiles.items()
         if (call := metric.calls.get(share)) is not None
     ]
-    return html.table(["percentile", *_SAMPLE], rows)
+    return Table(["percentile", *_SAMPLE], rows)
 
 
 _SAMPLE = ("value", "step", "at", "graph", "because")
@@ -343,11 +310,11 @@ def _percentile(metric: Metric, share: float) -> str:
     title, behind = f"{share:g} %", metric.behind.get(share)
     if behind is None or behind.count < 2:  # noqa: PLR2004 - the row is the only one
         return title
-    rows = html.table(_SAMPLE, [_sample(*each) for each in behind.largest])
     left = behind.count - len(behind.largest)
-    more = html.muted(f"and {left:,} smaller ones") if left else ""
+    more = [Note(f"and {left:,} smaller ones")] if left else []
+    rows = Table(_SAMPLE, [_sample(*each) for each in behind.largest])
     many = text.plural(behind.count, "sample")
-    return Fragment(html.folded(f"{title}, {many}", rows + more))
+    return Fragment(Fold(f"{title}, {many}", [rows, *more]).to_html())
 
 
 def _notes(report: MetricsReport) -> Iterable[str]:

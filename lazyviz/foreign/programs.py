@@ -8,8 +8,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.types import type_bytes
+from lazyviz.doc import Code, Doc, Fold, Note, Table
 from lazyviz.foreign.evidence import Evidence, EvidenceError, ranked
-from lazyviz.render import html, text
+from lazyviz.render import text
 
 if TYPE_CHECKING:
     from lazygraph import Graph
@@ -30,18 +31,17 @@ class Programs(Evidence):
 
     graphs: tuple[Graph, ...]
 
-    def text(self) -> str:
-        """Return a table of the programs, their most frequent ops and places."""
-        parts = [text.table(_HEADER, self._rows())]
-        return "\n\n".join([*parts, *self._notes()])
-
-    def to_html(self) -> str:
-        """Return the same for a notebook, with each program's nodes folded."""
-        parts = [html.table(_HEADER, self._rows()), *map(html.muted, self._notes())]
-        for number, graph in enumerate(self.graphs, 1):
-            title = f"program {number} {graph.name}: {text.plural(len(graph), 'node')}"
-            parts.append(html.folded(title, html.pre(_listing(graph))))
-        return f'<div class="lazyviz-programs">{"".join(parts)}</div>'
+    def doc(self) -> Doc:
+        """Return a table of the programs, their most frequent ops and places; nodes are folded."""
+        folds = (
+            Fold(
+                f"program {number} {graph.name}: {text.plural(len(graph), 'node')}",
+                [Code(_listing(graph))],
+            )
+            for number, graph in enumerate(self.graphs, 1)
+        )
+        table, notes = Table(_HEADER, self._rows()), map(Note, self._notes())
+        return Doc([table, *notes, *folds], css_class="lazyviz-programs", gap="\n\n")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the nodes as plain data."""

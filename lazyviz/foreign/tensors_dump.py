@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lazygraph.diff import is_same_up_to_sharing
 from lazygraph.read.torch_ir import ir_text
+from lazyviz.doc import Code, Doc, Fold, Note, Sentence, Table
 from lazyviz.foreign.evidence import (
     Evidence,
     EvidenceError,
@@ -20,8 +21,7 @@ from lazyviz.foreign.evidence import (
     user_frame,
 )
 from lazyviz.foreign.ir_text import parse_dot, parse_ir
-from lazyviz.render import html, text
-from lazyviz.render.escape import markup
+from lazyviz.render import text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -155,13 +155,9 @@ class TensorsDump(Evidence):
                 )
         return hlo.diff(self.graphs[first - 1].graph, self.graphs[second - 1].graph)
 
-    def text(self) -> str:
-        """Return a table of the graphs, and what makes those of the same line differ."""
-        return dump_text(self)
-
-    def to_html(self) -> str:
-        """Return the table, and each graph folded."""
-        return dump_html(self)
+    def doc(self) -> Doc:
+        """Return a table of the graphs and the most frequent ops; graphs are folded."""
+        return _doc(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain data."""
@@ -173,25 +169,17 @@ class TensorsDump(Evidence):
         return Counter(node.op for graph in firsts for node in graph.nodes)
 
 
-def dump_text(dump: TensorsDump) -> str:
-    """Return a table of the graphs and the most frequent ops."""
-    parts = [_summary(dump), text.table(*_columns(dump))]
-    parts += ["\n".join(sentences)] if (sentences := list(_differences(dump))) else []
-    ops = _ops(dump)
-    return "\n\n".join([*parts, ops] if ops else parts)
-
-
-def dump_html(dump: TensorsDump) -> str:
-    """Return the table, and each graph that differs, folded."""
-    parts = [html.muted(_summary(dump)), html.table(*_columns(dump))]
-    parts += [f"<p>{markup(sentence)}</p>" for sentence in _differences(dump)]
+def _doc(dump: TensorsDump) -> Doc:
+    folds = []
     for positions in dump.distinct.values():
         graph = dump.graphs[positions[0] - 1]
         left = text.more(len(graph.body) - _MAX_CHARACTERS, "character")
         body = "\n".join([graph.body[:_MAX_CHARACTERS], *left])
-        parts.append(html.folded(_title(graph, positions), html.pre(body)))
-    ops = _ops(dump)
-    return f'<div class="lazyviz-dump">{"".join(parts)}{html.muted(ops) if ops else ""}</div>'
+        folds.append(Fold(_title(graph, positions), [Code(body)]))
+    found = [Sentence("\n".join(each))] if (each := list(_differences(dump))) else []
+    ops = [Note(_ops(dump))] if _ops(dump) else []
+    parts = [Note(_summary(dump)), _table(dump), *found, *folds, *ops]
+    return Doc(parts, css_class="lazyviz-dump", gap="\n\n")
 
 
 def dump_dict(dump: TensorsDump) -> dict[str, Any]:
@@ -243,19 +231,16 @@ def _common(dump: TensorsDump) -> dict[str, str]:
     }
 
 
-def _columns(dump: TensorsDump) -> tuple[list[str], list[list[object]]]:
+def _table(dump: TensorsDump) -> Table:
     first = {k: positions[0] for positions in dump.distinct.values() for k in positions}
     rows = [
         _row(position, graph, first[position])
         for position, graph in enumerate(dump.graphs, 1)
     ]
     common = _common(dump)
-    keep = [
-        k
-        for k, title in enumerate(_HEADER)
-        if title not in common and any(row[k] != "" for row in rows)
-    ]
-    return [_HEADER[k] for k in keep], [[row[k] for k in keep] for row in rows]
+    keep = [k for k, title in enumerate(_HEADER) if title not in common]
+    cells = [[row[k] for k in keep] for row in rows]
+    return Table([_HEADER[k] for k in keep], cells).filled()
 
 
 def _row(position: int, graph: DumpedGraph, first: int) -> list[object]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazygraph.read.torch_ir import ir_text
 from lazygraph.types import type_bytes
+from lazyviz.doc import Code, Doc, Fold, Note, Table
 from lazyviz.foreign.evidence import (
     Evidence,
     EvidenceError,
@@ -22,7 +23,7 @@ from lazyviz.foreign.evidence import (
     user_frame,
 )
 from lazyviz.foreign.ir_text import parse_ir
-from lazyviz.render import html, text
+from lazyviz.render import text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -124,18 +125,15 @@ class TensorsReport(Evidence):
 
     tensors: tuple[ListedTensor, ...]
 
-    def text(self) -> str:
-        """Return a table of the tensors."""
-        return f"{text.table(*self._table())}\n{self._summary()}"
-
-    def to_html(self) -> str:
-        """Return the table; each tensor's IR is folded."""
-        parts = [html.table(*self._table()), html.muted(self._summary())]
+    def doc(self) -> Doc:
+        """Return a table of the tensors; each one's IR is folded."""
         folds = list(self._folds())
-        parts += [html.folded(*each) for each in folds[:_MAX_SHOWN]]
-        for line in text.more(len(folds) - _MAX_SHOWN, "tensor"):
-            parts.append(html.muted(f"{line}; `report.tensors` has all"))
-        return f'<div class="lazyviz-tensors">{"".join(parts)}</div>'
+        left = text.more(len(folds) - _MAX_SHOWN, "tensor")
+        more = [
+            Note(f"{line}; `report.tensors` has all", page_only=True) for line in left
+        ]
+        parts = [self._table(), Note(self._summary()), *folds[:_MAX_SHOWN], *more]
+        return Doc(parts, css_class="lazyviz-tensors")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the tensors as plain data."""
@@ -160,7 +158,7 @@ class TensorsReport(Evidence):
         total = text.size(sum(tensor.nbytes for tensor in self.tensors))
         return f"{text.plural(len(self.tensors), 'tensor')}, {total}"
 
-    def _table(self) -> tuple[list[str], list[list[object]]]:
+    def _table(self) -> Table:
         rows: list[list[object]] = [
             [
                 tensor.id,
@@ -174,16 +172,16 @@ class TensorsReport(Evidence):
             ]
             for tensor in self.tensors
         ]
-        keep = [k for k in range(len(_COLUMNS)) if any(row[k] != "" for row in rows)]
-        return [_COLUMNS[k] for k in keep], [[row[k] for k in keep] for row in rows]
+        return Table(_COLUMNS, rows).filled()
 
-    def _folds(self) -> Iterator[tuple[str, str]]:
+    def _folds(self) -> Iterator[Fold]:
         for tensor in self.tensors:
             shown = "\n".join(f"{key}: {value}" for key, value in tensor.facts)
             if len(tensor.nodes) > 1:
                 shown = ir_text(tensor.nodes)
             if shown:
-                yield f"tensor {tensor.id}: {tensor.op or tensor.type}", html.pre(shown)
+                title = f"tensor {tensor.id}: {tensor.op or tensor.type}"
+                yield Fold(title, [Code(shown)])
 
 
 def parse_tensors_report(source: str) -> TensorsReport:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.read.hlo_module import instruction_count
+from lazyviz.doc import Code, Doc, Fold, Note, Table
 from lazyviz.foreign.evidence import Evidence, EvidenceError
-from lazyviz.render import html, text
+from lazyviz.render import text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -125,17 +126,14 @@ class XlaDump(Evidence):
             raise KeyError(f"{self.folder} has no module {name}. It has {names}.")
         return found[-1]
 
-    def text(self) -> str:
-        """Return a table of the modules."""
-        return f"{self._summary()}\n\n{text.table(*self._table())}"
-
-    def to_html(self) -> str:
-        """Return the table; each module's files are folded."""
-        parts = [html.muted(self._summary()), html.table(*self._table())]
-        for module in self.modules:
-            title = f"module {module.id} {module.name}"
-            parts.append(html.folded(title, html.pre("\n".join(module.files))))
-        return f'<div class="lazyviz-xla-dump">{"".join(parts)}</div>'
+    def doc(self) -> Doc:
+        """Return a table of the modules; each one's files are folded."""
+        folds = (
+            Fold(f"module {module.id} {module.name}", [Code("\n".join(module.files))])
+            for module in self.modules
+        )
+        parts = [Note(self._summary()), self._table(), *folds]
+        return Doc(parts, css_class="lazyviz-xla-dump", gap="\n\n")
 
     def to_dict(self) -> dict[str, Any]:
         """Return names, paths and numbers of instructions as plain data."""
@@ -161,24 +159,21 @@ class XlaDump(Evidence):
         )
         return f"{text.plural(len(self.modules), 'module')} in {self.folder}{counted}"
 
-    def _table(self) -> tuple[list[str], list[list[object]]]:
-        """Return header and rows, without columns of what was not dumped."""
+    def _table(self) -> Table:
+        """Return the table, without columns of what was not dumped."""
         rows: list[list[object]] = [
             [
                 module.id,
                 module.name,
                 _shown(_instructions(module.before)),
                 _shown(_instructions(module.after)),
-                len(module.passes),
+                len(module.passes) or "",
                 len(module.files),
                 sum(path.stat().st_size for path in module.files.values()),
             ]
             for module in self.modules
         ]
-        keep = [
-            k for k in range(len(_HEADER)) if any(row[k] not in ("", 0) for row in rows)
-        ]
-        return [_HEADER[k] for k in keep], [[row[k] for k in keep] for row in rows]
+        return Table(_HEADER, rows).filled()
 
 
 def read_xla_dump(folder: Path) -> XlaDump:

@@ -10,8 +10,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lazyviz.doc import Doc, Fold, Note, Part, Picture, Table
 from lazyviz.foreign.evidence import Evidence, EvidenceError, file_bytes
-from lazyviz.render import html, text
+from lazyviz.render import text
 from lazyviz.render.spans import CellTime, Span
 from lazyviz.render.timeline import timeline_svg
 from lazyviz.render.timeline_text import TimelineView
@@ -89,28 +90,21 @@ class Profile(Evidence):
 
     planes: tuple[ProfilePlane, ...]
 
-    def text(self) -> str:
-        """Return tables: the threads, the steps, the instructions, the rest by time."""
-        parts = [self._summary()]
-        for title, header, rows in self._tables():
-            parts.append(f"{title}\n{text.table(header, rows)}")
-        return "\n\n".join(parts)
-
-    def to_html(self) -> str:
-        """Return the same for a notebook below a timeline; each thread's events are folded."""
-        parts = [html.muted(self._summary())]
-        picture = timeline_svg(self._timeline())
-        if picture:
-            parts.append(html.picture(picture, "timeline of the profile"))
-        for title, header, rows in self._tables():
-            parts += [html.muted(title), html.table(header, rows)]
+    def doc(self) -> Doc:
+        """Return a timeline, the threads, steps and instructions, and the rest by time."""
+        parts: list[Part] = [
+            Note(self._summary()),
+            Picture(timeline_svg(self._timeline()), "timeline of the profile"),
+            *(
+                Doc([Note(title), Table(header, rows)])
+                for title, header, rows in self._tables()
+            ),
+        ]
         for plane, line in self.lines():
-            shown = line.events[:_MAX_EVENTS]
-            title = (
-                f"{plane.name} {line.name}: {text.plural(len(line.events), 'event')}"
-            )
-            parts.append(html.folded(title, self._listing(shown)))
-        return f'<div class="lazyviz-profile">{"".join(parts)}</div>'
+            events = text.plural(len(line.events), "event")
+            listing = self._listing(line.events[:_MAX_EVENTS])
+            parts.append(Fold(f"{plane.name} {line.name}: {events}", [listing]))
+        return Doc(parts, css_class="lazyviz-profile", gap="\n\n")
 
     def to_dict(self) -> dict[str, Any]:
         """Return all planes, lines and events as plain data."""
@@ -249,7 +243,7 @@ class Profile(Evidence):
             for name, (times, ns, own_ns) in ranked
         ]
 
-    def _listing(self, events: Sequence[ProfileEvent]) -> str:
+    def _listing(self, events: Sequence[ProfileEvent]) -> Table:
         zero = self.start_ns
         rows = [
             [
@@ -259,7 +253,7 @@ class Profile(Evidence):
             ]
             for each in events
         ]
-        return html.table(["at", "time", "event"], rows)
+        return Table(["at", "time", "event"], rows)
 
     def _timeline(self) -> TimelineView:
         whole = CellTime(

@@ -17,8 +17,8 @@ from lazygraph.graph import PARAMETER
 from lazygraph.read.open import is_path
 from lazyviz import session
 from lazyviz.command_line import keep_inputs, output_file
+from lazyviz.draw.diff_text import coloured, takes_colour
 from lazyviz.inspection.subjects import graph_of_step
-from lazyviz.render.diff_text import coloured, takes_colour
 from lazyviz.shell.lazytensors import is_lazy
 
 if TYPE_CHECKING:
@@ -46,13 +46,14 @@ class DiffView:
 
     def to_dot(self, *, budget: int = 120) -> str:
         """Return the changed nodes and their surroundings in the DOT language."""
-        from lazyviz.render.diff_dot import diff_dot
+        from lazyviz.draw.diff import union_graph
+        from lazyviz.draw.layout import to_dot
 
-        return diff_dot(self.diff, budget=budget)
+        return to_dot(union_graph(self.diff, budget))
 
     def to_html(self, title: str = "") -> str:
         """Return a page that needs no other file."""
-        from lazyviz.render.diff_html import diff_page
+        from lazyviz.draw.diff_html import diff_page
 
         return diff_page(self.diff, title)
 
@@ -91,7 +92,7 @@ class DiffView:
         return f"lzt-diff-{_UNSAFE.sub('-', names)[:60]}"
 
     def __str__(self) -> str:
-        from lazyviz.render.diff_text import diff_text
+        from lazyviz.draw.diff_text import diff_text
 
         return diff_text(self.diff)
 
@@ -103,7 +104,7 @@ class DiffView:
         dual_display.display(self, self.show)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from lazyviz.render.diff_html import diff_bundle
+        from lazyviz.draw.diff_html import diff_bundle
 
         return diff_bundle(self.diff, self._twin)
 
@@ -135,7 +136,7 @@ class MinimisedView:
         self.whole = whole
 
     def __str__(self) -> str:
-        from lazyviz.render.diff_text import graph_lines
+        from lazyviz.draw.diff_text import graph_lines
 
         count = len(self.graph)
         head = f"{self.graph.name}: {count:,} of {self.whole:,} instructions show it"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lazyviz.render import html, text
+from lazyviz.doc import Doc, Note, Sentence, Table
+from lazyviz.render import text
 from lazyviz.render.escape import markup
 
 if TYPE_CHECKING:
@@ -60,42 +61,30 @@ class _Cell(NamedTuple):
     value: str | float
 
 
-def table(entries: Sequence[Any]) -> str:
-    """Return the executables as `lazyrt.cached_executables()` gives them."""
+def doc(entries: Sequence[Any]) -> Doc:
+    """Return the executables, as `lazyrt.cached_executables()` gives them, as a table."""
     if not entries:
-        return _NONE
+        return Doc([Sentence(_NONE)])
     rows = [[cell.shown for cell in _cells(entry)] for entry in entries[:_MAX_ROWS]]
-    lines = [text.table(_COLUMNS, rows)]
-    if len(entries) > _MAX_ROWS:
-        lines.append(f"... and {len(entries) - _MAX_ROWS:,} more")
-    return "\n".join([*lines, summary(entries)])
+    more = text.more(len(entries) - _MAX_ROWS)
+    return Doc([Table(_COLUMNS, rows), *map(Note, [*more, summary(entries)])])
 
 
-def to_html(entries: Sequence[Any], *, live: bool = False) -> str:
-    """Return the same as HTML.
-
-    Args:
-        entries: As for `table`.
-        live: With buttons, for a page that listens to them.
-    """
+def live_html(entries: Sequence[Any]) -> str:
+    """Return the same with buttons, for a page that listens to them."""
     if not entries:
         return f"<p>{markup(_NONE)}</p>"
-    limit = _MAX_LIVE_ROWS if live else _MAX_ROWS
-    more = f"... and {len(entries) - limit:,} more. " if len(entries) > limit else ""
-    foot = f"<p>{markup(more + summary(entries))}</p>"
-    if not live:
-        rows = [[cell.shown for cell in _cells(entry)] for entry in entries[:limit]]
-        return html.table(_COLUMNS, rows) + foot
     head = "".join(
         f'<th scope="col" class="lzx-{"n" if name in _NUMBERS else "w"}"><button type="button" data-sort="{k}" '
         f'data-first="{"down" if name in _NUMBERS else "up"}">{markup(name)}</button></th>'
         for k, name in enumerate(_COLUMNS)
     )
-    body = "".join(map(_live_row, entries[:limit]))
+    body = "".join(map(_live_row, entries[:_MAX_LIVE_ROWS]))
+    more = text.more(len(entries) - _MAX_LIVE_ROWS)
+    foot = ". ".join([*more, summary(entries)])
     return (
         f'<table><thead><tr>{head}<th scope="col" class="lzx-act">drop</th></tr></thead>'
-        f"<tbody>{body}</tbody></table>"
-        f"{foot}"
+        f"<tbody>{body}</tbody></table><p>{markup(foot)}</p>"
     )
 
 

@@ -1,21 +1,27 @@
-"""Walking through a program: what is drawn, and what a click on it answers.
-
-An `Explorer` knows nothing of browsers. It takes requests, plain dicts such as
-`{"kind": "select", "box": 3}`, checks them, and returns replies, plain dicts as well, one for each
-thing that changes on the screen. `lazyviz.widgets.graph_view` carries both.
-"""
+"""Walking through a program: what is drawn, and what a click on it answers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from lazyviz import formatters
+from lazyviz.draw import panel
+from lazyviz.draw.fold import FOLDINGS, READ_WHOLE, Folding, fold_by
+from lazyviz.draw.layout import draws_frames
+from lazyviz.draw.model import (
+    FROM_CPU,
+    DrawGraph,
+    inside,
+    named_in_frames,
+    neighbourhood,
+    path_text,
+    restrict,
+)
 from lazyviz.inspection import programs
-from lazyviz.inspection.details import Details
 from lazyviz.inspection.protocol import (
     RequestError,
-    answered,
     choice,
     number,
     panel_reply,
@@ -23,31 +29,25 @@ from lazyviz.inspection.protocol import (
     quoted,
     search_text,
 )
-from lazyviz.render import panel, svg
-from lazyviz.render.collapse import FOLDINGS, READ_WHOLE, Folding, fold_by
+from lazyviz.inspection.walk import MAX_FOUND, MAX_HOPS, View, Walk
+from lazyviz.render import text
 from lazyviz.render.cuts import cut_panel
-from lazyviz.render.layout import draws_frames, lay_out
-from lazyviz.render.legend import legend_svg
-from lazyviz.render.measure import named_in_frames
-from lazyviz.render.model import DrawGraph, path_text
-from lazyviz.render.subgraph import inside, neighbourhood, restrict
 from lazyviz.render.values import look_view, picture_axes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from lazyrt import Inspection
+    from lazyviz.draw.model import Box
     from lazyviz.inspection.programs import Form, IrProgram, Program
     from lazyviz.inspection.protocol import Reply
     from lazyviz.inspection.subjects import Subject
     from lazyviz.render.cuts import Cut
-    from lazyviz.render.model import Box
 
 _ASK_ABOVE_NS = 1_000_000_000  # a longer wait is the reader's own decision
 _BUDGET = 150  # boxes; a reader takes fewer than an engine can place
 MOST_BOXES = 300
-_MAX_FOUND = 50
-_MAX_HOPS = 20
+_MAX_FALLBACKS = 50
 _WHOLE = "whole graph"
 _FOLDING_NAMES: dict[Folding, str] = {
     "auto": "to an overview",
@@ -67,24 +67,7 @@ _OVERLAY_NAMES = {
 }
 
 
-@dataclass(slots=True, kw_only=True)
-class _View:
-    """One drawing on the way from the whole graph to a part of it."""
-
-    title: str
-    program: Program
-    graph: DrawGraph  # with nothing folded
-    folding: Folding = "auto"
-
-
-@dataclass(slots=True)
-class _Choices:
-    form: Form
-    overlay: str = ""
-    views: list[_View] = field(default_factory=list)
-
-
-class Explorer:
+class Explorer(Walk["Program"]):
     """A program drawn in parts, in any of its forms, with its nodes' values while they exist.
 
     Args:
@@ -92,33 +75,25 @@ class Explorer:
         budget: At most so many boxes are drawn at once, never more than 300.
     """
 
+    _what = "graph view"
+
     def __init__(self, subject: Subject, budget: int = _BUDGET) -> None:
         self._subject = subject
         self._budget = min(budget, MOST_BOXES)
-        self._now = _Choices(subject.first)
+        self._chosen_form: Form = subject.first
+        self._chosen_overlay = ""
         self._tells_overlay = False  # whether the panel is about what was coloured
-        self._begin(subject.program(subject.first))
-        self._shown = self._folded()
+        super().__init__(self._whole(subject.program(subject.first)))
 
     @property
     def title(self) -> str:
         """One line about the form that is shown."""
-        return self._subject.program(self._now.form).title
+        return self._subject.program(self._chosen_form).title
 
     @property
     def cut(self) -> Cut | None:
         """Where the program is cut that this is a part of; None if it is whole."""
         return self._subject.cut
-
-    @property
-    def crumbs(self) -> list[str]:
-        """The titles of the drawings from the whole graph to what is shown."""
-        return [view.title for view in self._now.views]
-
-    @property
-    def shown(self) -> DrawGraph:
-        """What is drawn now, folded."""
-        return self._shown
 
     @property
     def controls(self) -> dict[str, Any]:
@@ -129,9 +104,9 @@ class Explorer:
             "fold": [list(pair) for pair in _FOLDING_NAMES.items()],
             "overlay": [[name, _OVERLAY_NAMES[name]] for name in overlays],
             "chosen": {
-                "form": self._now.form,
+                "form": self._chosen_form,
                 "fold": self._view.folding,
-                "overlay": self._now.overlay,
+                "overlay": self._chosen_overlay,
             },
         }
 
@@ -150,11 +125,7 @@ class Explorer:
 
     def listing(self) -> str:
         """Return the form that is shown as text."""
-        return self._subject.program(self._now.form).listing()
-
-    def drawing(self) -> str:
-        """Return the picture of what is shown, as inline SVG."""
-        return svg.emit(self._shown, lay_out(self._shown), inline=True, legend=False)
+        return self._subject.program(self._chosen_form).listing()
 
     def overview(self) -> str:
         """Return what is drawn in words, for a panel that shows nothing else yet, as HTML."""
@@ -166,12 +137,8 @@ class Explorer:
             [box for box in boxes if not box.members],
             has_values=self._inspection is not None,
         )
-        is_whole = len(self._now.views) == 1
+        is_whole = len(self._views) == 1
         return words + cut_panel(self.cut) if self.cut and is_whole else words
-
-    def legend(self) -> str:
-        """Return the legend of what is shown, as inline SVG; empty if it needs none."""
-        return legend_svg(self._shown)
 
     def handle(self, request: object) -> Iterator[Reply]:
         """Answer a request; each reply is ready as soon as it is yielded.
@@ -181,7 +148,7 @@ class Explorer:
         Raises:
             RequestError: It is none of ours.
         """
-        for reply in answered(request, self._answers(), "graph view"):
+        for reply in super().handle(request):
             if reply["kind"] == "panel":
                 self._tells_overlay = False
             yield reply
@@ -207,24 +174,16 @@ class Explorer:
         }
 
     @property
-    def _view(self) -> _View:
-        return self._now.views[-1]
-
-    @property
-    def _program(self) -> Program:
-        return self._view.program
-
-    @property
-    def _details(self) -> Details:
-        return Details(self._subject, self._program)
+    def _details(self) -> _Details:
+        return _Details(self._subject, self._program)
 
     @property
     def _inspection(self) -> Inspection | None:
         """The inspection that values come from; None where there are no values."""
         return self._details.inspection
 
-    def _begin(self, program: Program) -> None:
-        self._now.views = [_View(title=_WHOLE, program=program, graph=program.drawing)]
+    def _whole(self, program: Program) -> View[Program]:
+        return View(title=_WHOLE, program=program, graph=program.drawing)
 
     # --- selecting
 
@@ -309,13 +268,6 @@ class Explorer:
         program = self._program
         return [program.drawing.boxes[program.place[node]] for node in box.members]
 
-    def _drawn_at(self, node: int) -> int | None:
-        """Return the box of what is drawn that stands for a node alone."""
-        for index, box in enumerate(self._shown.boxes):
-            if box.members == (node,):
-                return index
-        return None
-
     # --- computing on request
 
     def _check(self, request: Mapping[str, Any]) -> Iterator[Reply]:
@@ -339,7 +291,7 @@ class Explorer:
             if any(counts) and value.node
         ]
         boxes = [program.drawing.boxes[program.place[k]] for k in dict.fromkeys(bad)]
-        self._now.overlay = "nan"
+        self._chosen_overlay = "nan"
         yield self._drawn()
         yield panel_reply(
             self._details.facts(node) + panel.checked_html(boxes, len(found)),
@@ -359,9 +311,9 @@ class Explorer:
             yield panel_reply(panel.error_html(error), box=None)
             return
         cast("IrProgram", self._program).measured = took
-        self._now.overlay = "time"
+        self._chosen_overlay = "time"
         yield self._drawn()
-        slowest = sorted(took, key=lambda node: -took[node])[:_MAX_FOUND]
+        slowest = sorted(took, key=lambda node: -took[node])[:MAX_FOUND]
         boxes = [self._program.drawing.boxes[self._program.place[k]] for k in slowest]
         yield panel_reply(panel.measured_html(boxes, took), box=None)
 
@@ -373,7 +325,7 @@ class Explorer:
             yield from self._open_call(box)
             return
         title = path_text(box.path) or box.label
-        yield from self._show(
+        yield self._show(
             title, self._program, inside(self._program.drawing, box.members)
         )
         yield panel_reply(self.overview(), box=None)
@@ -394,30 +346,18 @@ class Explorer:
                 f"node %{node} calls nothing. Choose a call or a fusion."
             )
         _, program = found[number(request, "call", len(found))]
-        yield from self._show(program.name, program, program.drawing)
+        yield self._show(program.name, program, program.drawing)
         yield panel_reply(self.overview(), box=None)
 
     def _focus(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         node = self._node_number(request)
-        hops = number(request, "hops", _MAX_HOPS + 1)
+        hops = number(request, "hops", MAX_HOPS + 1)
         program = self._program
         centre = program.place[node]
         near = neighbourhood(program.drawing, [centre], hops)
         label = program.drawing.boxes[centre].label
-        yield from self._show(
-            f"{label} ±{hops}", program, restrict(program.drawing, near)
-        )
+        yield self._show(f"{label} ±{hops}", program, restrict(program.drawing, near))
         yield from self._node(node, self._drawn_at(node))
-
-    def _back(self, request: Mapping[str, Any]) -> Iterator[Reply]:
-        level = number(request, "level", len(self._now.views))
-        del self._now.views[level + 1 :]
-        yield self._drawn()
-        yield panel_reply(self.overview(), box=None)
-
-    def _show(self, title: str, program: Program, graph: DrawGraph) -> Iterator[Reply]:
-        self._now.views.append(_View(title=title, program=program, graph=graph))
-        yield self._drawn()
 
     # --- choosing
 
@@ -438,10 +378,10 @@ class Explorer:
             yield panel_reply(panel.error_html(error), box=None)
             yield self._state()
             return
-        self._now.form = form
-        self._begin(program)
-        if self._now.overlay not in program.overlays:
-            self._now.overlay = ""
+        self._chosen_form = form
+        self._views = [self._whole(program)]
+        if self._chosen_overlay not in program.overlays:
+            self._chosen_overlay = ""
         yield self._drawn()
         if "node" in request:
             yield from self._select_node(request)
@@ -454,7 +394,7 @@ class Explorer:
 
     def _overlay(self, request: Mapping[str, Any]) -> Iterator[Reply]:
         name = choice(request, "name", ("", *self._program.overlays))
-        self._now.overlay = name
+        self._chosen_overlay = name
         yield self._drawn()
         told = self._told_of(name)
         if told:
@@ -480,23 +420,12 @@ class Explorer:
     def _state(self) -> Reply:
         return {"kind": "state", "controls": self.controls, "title": self.title}
 
-    def _drawn(self) -> Reply:
-        self._shown = self._folded()
-        return {
-            "kind": "drawing",
-            "svg": self.drawing(),
-            "legend": self.legend(),
-            "crumbs": self.crumbs,
-            "controls": self.controls,
-            "title": self.title,
-        }
-
     def _folded(self) -> DrawGraph:
         view = self._view
         graph = self._plain = fold_by(view.graph, view.folding, self._budget)
         if draws_frames():
             graph = named_in_frames(graph)
-        name = self._now.overlay
+        name = self._chosen_overlay
         return view.program.overlay(name).paint(graph) if name else graph
 
     # --- finding
@@ -516,7 +445,7 @@ class Explorer:
             for i, box in enumerate(self._shown.boxes)
             if nodes & set(box.members) or (not box.members and box.op in inputs)
         ]
-        body = panel.found_html(wanted, found[:_MAX_FOUND], len(found))
+        body = panel.found_html(wanted, found[:MAX_FOUND], len(found))
         yield {"kind": "found", "boxes": marked, "count": len(found)}
         yield panel_reply(body, box=None)
 
@@ -561,3 +490,117 @@ def _haystack(box: Box) -> str:
         box.op, box.label, box.detail, box.name, box.site, path_text(box.path), *box.marks,
     )  # fmt: skip
     return " ".join(parts).lower()
+
+
+@dataclass(frozen=True, slots=True)
+class _Details:
+    """A program, told node by node."""
+
+    subject: Subject
+    program: Program
+
+    @property
+    def inspection(self) -> Inspection | None:
+        """The inspection that values come from; None where there are no values."""
+        return self.subject.inspection if self.program.form == "ir" else None
+
+    def no_value(self, node: int) -> str:
+        """Say where values are, with buttons for the IR ops that a node came from."""
+        if self.subject.inspection is None:
+            return panel.note_html(self.subject.no_values)
+        ir = cast("IrProgram", self.subject.program("ir"))
+        ids = [
+            node_id
+            for origin in self.program.origins(node)
+            for node_id in ir.by_origin.get(origin, ())
+        ]
+        boxes = [ir.drawing.boxes[ir.place[node_id]] for node_id in sorted(ids)]
+        return panel.ir_html(boxes)
+
+    def value(self, node: int, output: int, at: tuple[int, ...]) -> str:
+        """Return a result of a node with its statistics, computed if need be; it has values."""
+        inspection = cast("Inspection", self.inspection)
+        start = time.perf_counter_ns()
+        try:
+            shape = inspection.value(node, output).shape
+            look = inspection.look(node, output, at, picture_axes(shape))
+        except RuntimeError as error:  # the runtime's own, and XLA's
+            return panel.error_html(error)
+        took = text.duration(time.perf_counter_ns() - start)
+        outputs = inspection.node(node).outputs
+        chooser = panel.slice_chooser(look, kind="value", node=node, output=output)
+        return panel.value_html(
+            look_view(look, formatters.facts(look), chooser, at),
+            took,
+            node,
+            [k for k, each in enumerate(outputs) if each is not None],
+            output,
+        )
+
+    def leaf(self, box: Box) -> Any:
+        """Return the leaf of a pending graph that an input's box stands for, None if there is none."""
+        inspection = self.inspection
+        if inspection is None:
+            return None
+        leaves = inspection.graph.parameters
+        return next((p for p in leaves if programs.leaf_name(p) == box.op), None)
+
+    def input_rows(self, box: Box) -> list[tuple[str, str]]:
+        """Return what stands behind an input of a pending graph."""
+        leaf, inspection = self.leaf(box), self.inspection
+        held = inspection.holdings.get(leaf) if inspection is not None else None
+        if held is None:
+            return []
+        rows = [("version", f"{held.version} of its storage")]
+        if held.origin is not None:
+            rows.append(("came from", str(held.origin).partition(": ")[2]))
+        taker = held.overwritten_by
+        if taker is not None and taker.node is not None:
+            how = (
+                "its memory is reused (donated)" if held.is_donated else "in new memory"
+            )
+            rows.append(
+                ("overwritten by", f"%{taker.node.id} {taker.node.op.name}, {how}")
+            )
+        return rows
+
+    def facts(self, node: int) -> str:
+        """Return what is known of a node without computing anything."""
+        program = self.program
+        box = program.drawing.boxes[program.place[node]]
+        upstream, downstream = self.neighbours(box)
+        return panel.node_facts(
+            box,
+            upstream=upstream,
+            downstream=downstream,
+            rows=program.facts(node),
+            python=program.python(node),
+            inside=[name for name, _ in program.inside(node)],
+            has_values=self.inspection is not None,
+        )
+
+    def neighbours(self, box: Box) -> tuple[list[Box], list[Box]]:
+        """Return what a box reads, and what reads it, with nothing folded."""
+        drawing = self.program.drawing
+        boxes = drawing.boxes
+        if box.members:
+            place = self.program.place[box.members[0]]
+        else:
+            place = next(i for i, each in enumerate(boxes) if each.op == box.op)
+        return (
+            [boxes[start] for start, end in drawing.edges if end == place],
+            [boxes[end] for start, end in drawing.edges if start == place],
+        )
+
+    def fallbacks(self) -> list[tuple[Box, str]]:
+        """Return the inputs that the CPU computed, with the op and its line."""
+        boxes = [box for box in self.program.drawing.boxes if not box.members]
+        painted = self.program.overlay("fallback").paint(
+            DrawGraph(boxes=tuple(boxes), edges=())
+        )
+        found = []
+        for box, shade in zip(boxes, painted.boxes, strict=True):
+            if shade.note == FROM_CPU:
+                held = dict(self.input_rows(box))
+                found.append((box, held.get("came from", "")))
+        return found[:_MAX_FALLBACKS]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lazyrt.tools import Lifetime
-from lazyviz.render import html, text
+from lazyviz.render import text
 from lazyviz.render.escape import markup
 
 if TYPE_CHECKING:
@@ -77,10 +77,6 @@ class Timeline:
     def title(self) -> str:
         """What the picture shows."""
         return f"{self.run}: when the largest tensors take memory"
-
-    def to_html(self) -> str:
-        """Return the picture as an image, with what it says in words."""
-        return html.picture(self.to_svg(), self.to_text())
 
     def to_svg(self) -> str:
         """Return one bar for each of the largest tensors, as long as it lives."""

@@ -14,11 +14,12 @@ from lazyviz.render.live import Target
 from lazyviz.shell.lazytensors import is_lazy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from types import ModuleType
 
     from lazyrt import LiveReport
     from lazyrt.tools import LiveRow, Name
+    from lazyviz.views import Typed
 
 TRACEBACK = "traceback"
 _RESULT = re.compile(r"(?:Out\[(\d+)\]|_(\d+)|(_{1,3}))")
@@ -46,6 +47,16 @@ class Options:
     above: int = 0
     sort: str = "size"
     reverse: bool = False
+
+
+def offered(typed: Typed) -> Iterable[str]:
+    """Return what may follow some words behind `%lazy live`."""
+    if typed.given[-1:] == ["--sort"]:
+        from lazyrt.tools import LIVE_COLUMNS
+
+        return LIVE_COLUMNS
+    names = ("--above", "--reverse", "--sort")
+    return [name for name in names if name not in typed.given]
 
 
 def options(rest: str) -> Options:
@@ -101,10 +112,10 @@ def _count(words: Sequence[str]) -> tuple[int, list[str]]:
 def report(
     runtime: ModuleType, shell: Any, chosen: Options | None = None
 ) -> LiveReport:
-    """Return the live tensors, with a shell's variables among the places to look."""
+    """Return the live tensors, with a shell's variables, if any, among the places to look."""
     wanted = chosen or Options()
     found: LiveReport = runtime.live_tensors_report(
-        wanted.above, namespace=shell.user_ns
+        wanted.above, namespace=None if shell is None else shell.user_ns
     )
     return found.sorted(wanted.sort, reverse=wanted.reverse)
 

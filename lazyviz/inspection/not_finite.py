@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import lazyrt
 from lazyrt.errors import UsageError
 from lazyrt.tools import require_lazy
+from lazyviz.doc import Doc, Note, Sentence, Showable, Table
+from lazyviz.draw.model import type_text
+from lazyviz.draw.palette import not_finite_words
 from lazyviz.inspection.numerics import where_of
-from lazyviz.render import html, text
-from lazyviz.render.model import type_text
-from lazyviz.render.overlay import not_finite_words
+from lazyviz.render import text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
 _HEADER = ("op", "type", "where", "not finite", "first at", "made of")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NotFiniteView:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class NotFiniteView(Showable):
     """What `find_nan` found; a notebook shows it as a table.
 
     Attributes:
-        found: Ops, inputs and results that are not finite; see `lazyrt.execution.not_finite`.
+        found: Ops, inputs and results that are not finite; see `lazyrt.execution.inspection`.
         names: What the user calls inputs and results.
     """
 
@@ -40,18 +41,11 @@ class NotFiniteView:
         """Return whether a result is not finite."""
         return bool(self.found.reached)
 
-    def __str__(self) -> str:
-        """Return it as text."""
+    def doc(self) -> Doc:
+        """Return the ops as a table below a sentence."""
         head, *notes = self._lines()
-        table = [text.table(_HEADER, self._rows())] if self.found.origins else []
-        return "\n".join([head, *table, *notes])
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        head, *notes = self._lines()
-        table = html.table(_HEADER, self._rows()) if self.found.origins else ""
-        return html.wrapped(head) + table + "".join(map(html.muted, notes))
+        table = [Table(_HEADER, self._rows())] if self.found.origins else []
+        return Doc([Sentence(head), *table, *map(Note, notes)])
 
     def _lines(self) -> list[str]:
         found = self.found

@@ -15,9 +15,9 @@ import torch
 
 from lazyrt.errors import UsageError
 from lazyrt.tools import NodeValues
+from lazyviz.doc import Code, Doc, Fold, Line, Note, Picture, Showable, Table
 from lazyviz.inspection.lifetimes import Timeline, of_hlo
-from lazyviz.render import html, text
-from lazyviz.render.escape import markup
+from lazyviz.render import text
 
 if TYPE_CHECKING:
     from lazyrt.tools import Node, Value
@@ -72,7 +72,7 @@ class NodeDifference:
     fusion: str
 
 
-class Comparison:
+class Comparison(Showable):
     """The differences of two runs of one graph, in the order in which its nodes run.
 
     Attributes:
@@ -128,29 +128,31 @@ class Comparison:
             return f", made by {where}"
         return f"; it began at %{cause.node_id} {cause.op} ({cause.where}), made by {where}"
 
-    def to_text(self) -> str:
+    def doc(self) -> Doc:
         """Return the summary, the memory and a table, the first node over tolerance marked."""
-        return "\n".join([*self._head(), self._table(), *self._fusions()])
-
-    def __repr__(self) -> str:
-        return self.to_text()
-
-    def _repr_html_(self) -> str:
         summary, *others = self._head()
         first, fusions = self.first_over, self._fusions()
+        marked = self.rows.index(first) if first is not None else None
+        rows = [_cells(row, first) for row in self.rows]
         title = f"ops of {text.plural(len(fusions), 'fusion')}"
-        rows = [
-            [_mark(cell) if row is first else cell for cell in _cells(row, first)]
-            for row in self.rows
-        ]
-        parts = [
-            html.line(summary),
-            *map(html.muted, others),
-            html.table(_COLUMNS, rows),
-            *([html.folded(title, html.pre("\n".join(fusions)))] if fusions else ()),
-            *(html.folded(each.title, each.to_html()) for each in self.timelines),
-        ]
-        return f'<div class="lazyviz-comparison">{"".join(parts)}</div>'
+        listed = [Fold(title, [Code("\n".join(fusions))], in_text=True)]
+        return Doc(
+            [
+                Line(summary),
+                *map(Note, others),
+                Table(_COLUMNS, rows, marked=marked),
+                *(listed if fusions else ()),
+                *(
+                    Fold(t.title, [Picture(t.to_svg(), t.to_text())])
+                    for t in self.timelines
+                ),
+            ],
+            css_class="lazyviz-comparison",
+        )
+
+    def to_text(self) -> str:
+        """Return the same for a terminal."""
+        return self.text()
 
     def _fusions(self) -> list[str]:
         """Return the fusions of the table, each with the ops that it holds."""
@@ -168,10 +170,6 @@ class Comparison:
             )
         return lines
 
-    def _table(self) -> str:
-        first = self.first_over
-        return text.table(list(_COLUMNS), [_cells(row, first) for row in self.rows])
-
 
 _COLUMNS = (
     "",
@@ -184,10 +182,6 @@ _COLUMNS = (
     "made here",
     "fusion",
 )
-
-
-def _mark(cell: object) -> html.Fragment:
-    return html.Fragment(f'<b style="color:#d14d72">{markup(str(cell))}</b>')
 
 
 def _cells(row: NodeDifference, first: NodeDifference | None) -> tuple[object, ...]:

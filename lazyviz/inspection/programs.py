@@ -11,16 +11,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from lazygraph.graph import CONSTANT
+from lazygraph.types import BYTES_PER_NS, FLOPS_PER_NS
 from lazyviz import session
+from lazyviz.draw.boxes import HloCosts, draw_graph, draw_hlo, inside_of, origins_of
+from lazyviz.draw.model import BACKWARD, FROM_CPU, DrawGraph
+from lazyviz.draw.palette import Amounts, Findings, count_words, not_finite_words
 from lazyviz.render import text
-from lazyviz.render.hlo_model import (
-    HloCosts,
-    draw_hlo,
-    inside_of,
-    origins_of,
-)
-from lazyviz.render.model import BACKWARD, FROM_CPU, DrawGraph, draw_graph
-from lazyviz.render.overlay import Amounts, Findings, count_words, not_finite_words
 from lazyviz.render.python import python_call
 
 if TYPE_CHECKING:
@@ -29,7 +25,7 @@ if TYPE_CHECKING:
     from lazygraph import Graph as HloGraph
     from lazyrt import Graph, Inspection
     from lazyrt.tools import Holding
-    from lazyviz.render.overlay import Overlay
+    from lazyviz.draw.palette import Overlay
 
 Form = Literal["ir", "stablehlo", "hlo", "optimised"]
 FORMS: tuple[Form, ...] = get_args(Form)
@@ -41,9 +37,6 @@ FORM_NAMES: dict[Form, str] = {
 }
 _MAX_LISTED = 60
 _MAX_ATTRIBUTES = 400
-# What a rough machine does in a nanosecond, for shares of an estimate.
-_FLOPS_PER_NS = 10.0
-_BYTES_PER_NS = 10.0
 
 
 class Program:
@@ -389,7 +382,7 @@ def _site_text(site: str) -> str:
 
 
 def _estimated(flops: float, nbytes: float) -> float:
-    return max(flops / _FLOPS_PER_NS, nbytes / _BYTES_PER_NS)
+    return max(flops / FLOPS_PER_NS, nbytes / BYTES_PER_NS)
 
 
 def _shares(estimates: dict[int, float]) -> Amounts:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from lazygraph import HloError, graph_of
 from lazyviz import session
+from lazyviz.draw.boxes import unwrapped
 from lazyviz.inspection.cuts import cut_before, cut_of, moved_ops
 from lazyviz.inspection.programs import (
     FORM_NAMES,
@@ -23,7 +24,6 @@ from lazyviz.inspection.programs import (
     leaf_name,
 )
 from lazyviz.render import text
-from lazyviz.render.hlo_model import unwrapped
 from lazyviz.timing.compile_share import why_unknown
 
 if TYPE_CHECKING:
@@ -170,11 +170,11 @@ def _call_subject(
         )
     if not arguments and not options:
         return _module_subject(function, name, runtime)
-    from lazyrt.tools import rehearse
+    from lazyrt.tools import dry_run
 
     _check_arguments(function, name, arguments, options)
     session.be_library(runtime)  # the names are those of the caller's frame
-    found = rehearse(function, *arguments, **options)
+    found = dry_run(function, *arguments, **options)
     held = {value: each.name for value, each in found.holdings.items()}
     names = {**held, **found.outputs}
     return _lowered(

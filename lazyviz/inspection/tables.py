@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from lazyviz.doc import Doc, Drawn, Facts, Line, Part, Points, Sentence, Table
 from lazyviz.render import html, state, strip, text
 from lazyviz.render.escape import one_line
 from lazyviz.render.state import now_text
@@ -41,44 +42,32 @@ _OP_COMPILES = (
 )
 
 
-def status_rows(runtime: ModuleType | None, session: Session) -> list[tuple[str, str]]:
-    """Return what is pending, what ran so far, and the settings, each under its name.
-
-    The first row, which has no name, tells of lazyviz itself.
-    """
+def status(runtime: ModuleType | None, session: Session) -> Doc:
+    """Return what is pending, what ran so far, and the settings, each under its name."""
     strips = "on" if session.strips else "off"
-    rows = [("", f"lazyviz {__version__}, strips {strips}")]
+    about = Line(f"lazyviz {__version__}, strips {strips}")
     if runtime is None:
-        return [*rows, ("", "lazyrt is not imported: there is no lazy device yet")]
+        missing = "lazyrt is not imported: there is no lazy device yet"
+        return Doc([about, Line(missing)])
     now = state.state_of(runtime)
     flying = runtime.in_flight()
     way = f" · {text.plural(flying, 'execution')} under way" if flying else ""
     served = op_cache(runtime.metrics_report("dict"))
-    return [
-        *rows,
+    rows = [
         ("now", now_text(now) + way),
         ("so far", _counts(runtime.counters())),
         *([("op cache", served)] if served else []),
         ("last barrier", str(now.last_barrier or "none so far")),
         ("settings", _settings(runtime.config)),
     ]
+    return Doc([about, Facts(("what", "state"), rows)])
 
 
-def status(rows: Sequence[tuple[str, str]]) -> str:
-    """Return what `status_rows` gives as text."""
-    return "\n".join(f"{name}: {said}" if name else said for name, said in rows)
-
-
-def status_html(rows: Sequence[tuple[str, str]]) -> str:
-    """Return the same as a table under a line, a name to a row."""
-    head = "".join(html.line(said) for name, said in rows if not name)
-    named = [row for row in rows if row[0]]
-    return head + (html.table(("what", "state"), named) if named else "")
-
-
-def settings_html(line: str, config: Any) -> str:
+def settings(line: str, config: Any) -> Doc:
     """Return a line and, below it, every setting with its value and origin."""
-    return html.line(line) + html.table(("setting", "value", "set by"), config.rows())
+    return Doc(
+        [Line(line), Table(("setting", "value", "set by"), config.rows())], gap="\n\n"
+    )
 
 
 def op_cache(report: Mapping[str, Any]) -> str:
@@ -117,33 +106,23 @@ def op_cache(report: Mapping[str, Any]) -> str:
     return f"{share}, saved {text.duration(saved)}"
 
 
-def steps(rows: Sequence[StepRow], limit: int) -> str:
-    """Return the last steps: what ended each, what it ran, what it cost."""
+def steps(rows: Sequence[StepRow]) -> Doc:
+    """Return some steps: what ended each, what it ran, what it cost."""
     if not rows:
-        return (
+        said = (
             "No step has run yet: nothing asked for a value, and no step() has ended."
         )
-    header, cells = step_table(rows[-limit:])
-    lines = [text.table(header, cells)]
-    lines += step_notes(rows[-limit:])
-    return "\n".join(lines)
+        return Doc([Sentence(said)])
+    return Doc([step_table(rows), Points(step_notes(rows))])
 
 
-def steps_html(rows: Sequence[StepRow], limit: int) -> str:
-    """Return the same as HTML; it is text alone where no step has run."""
-    if not rows:
-        return html.wrapped(steps(rows, limit))
-    notes = step_notes(rows[-limit:])
-    return html.table(*step_table(rows[-limit:])) + html.sentences(notes)
-
-
-def step_table(rows: Sequence[StepRow]) -> tuple[list[str], list[list[object]]]:
-    """Return header and cells of a table of steps; columns that would be empty are left out."""
+def step_table(rows: Sequence[StepRow]) -> Table:
+    """Return a table of steps; columns that would be empty are left out."""
     header = ["step", "cell", "ended by", "at", "ops", "compile", "execute"]
-    cells: list[list[object]] = [
+    cells = [
         [
             row.step,
-            "" if row.cell is None else row.cell,
+            row.cell,
             row.cause,
             row.site,
             row.nodes,
@@ -152,8 +131,7 @@ def step_table(rows: Sequence[StepRow]) -> tuple[list[str], list[list[object]]]:
         ]
         for row in rows
     ]
-    keep = [i for i in range(len(header)) if any(str(row[i]) for row in cells)]
-    return [header[i] for i in keep], [[row[i] for i in keep] for row in cells]
+    return Table(header, cells).filled()
 
 
 def step_notes(rows: Sequence[StepRow]) -> list[str]:
@@ -164,7 +142,7 @@ def step_notes(rows: Sequence[StepRow]) -> list[str]:
     return list(map(one_line, [*reasons, *_notes(rows)]))
 
 
-def why(explanation: Any, graph: Any) -> str:
+def why(explanation: Any, graph: Any) -> Part:
     """Return why a step was compiled, with the lines of both sides and what to do.
 
     Args:
@@ -172,51 +150,26 @@ def why(explanation: Any, graph: Any) -> str:
         graph: The record of the graph that the step ran, None if it is not known any more.
     """
     if explanation is None:
-        return _NO_COMPILE
-    notes = (f"  {note}" for note in _compiled_before(explanation, graph))
-    return "\n".join([str(explanation), *notes])
+        return Doc([Sentence("No step was compiled yet.")])
+    notes: tuple[str, ...] = ()
+    if graph is not None and graph.first_step != explanation.step:
+        notes = (f"({graph.name} was compiled in step {graph.first_step})",)
+    shown = "\n".join([str(explanation), *(f"  {note}" for note in notes)])
+    return Drawn(shown, lambda: why_html(explanation, notes))
 
 
-def why_card(explanation: Any, graph: Any) -> str:
-    """Return the same as HTML."""
-    if explanation is None:
-        return html.wrapped(_NO_COMPILE)
-    return why_html(explanation, _compiled_before(explanation, graph))
-
-
-_NO_COMPILE = "No step was compiled yet."
-
-
-def _compiled_before(explanation: Any, graph: Any) -> tuple[str, ...]:
-    if graph is None or graph.first_step == explanation.step:
-        return ()
-    return (f"({graph.name} was compiled in step {graph.first_step})",)
-
-
-def graphs(records: Sequence[Any]) -> str:
+def graphs(records: Sequence[Any]) -> Doc:
     """Return every compiled graph: its size, runs and cost, why, and the nearest other."""
     if not records:
-        return "No step graph was compiled yet."
-    return "\n".join([text.table(*graph_table(records)), *_reasons(records)])
-
-
-def graphs_html(records: Sequence[Any]) -> str:
-    """Return the same as HTML; it is text alone where no graph was compiled."""
-    if not records:
-        return html.wrapped(graphs(records))
-    return html.table(*graph_table(records)) + html.sentences(_reasons(records))
-
-
-def _reasons(records: Sequence[Any]) -> list[str]:
+        return Doc([Sentence("No step graph was compiled yet.")])
     total = text.duration(sum(record.compile_ns for record in records))
-    return [
-        *(f"{record.name}: {record.cause}" for record in records),
-        f"{text.plural(len(records), 'graph')}, compiled in {total}",
-    ]
+    reasons = [f"{record.name}: {record.cause}" for record in records]
+    reasons.append(f"{text.plural(len(records), 'graph')}, compiled in {total}")
+    return Doc([graph_table(records), Points(reasons)])
 
 
-def graph_table(records: Sequence[Any]) -> tuple[list[str], list[list[object]]]:
-    """Return header and cells of the table of compiled graphs."""
+def graph_table(records: Sequence[Any]) -> Table:
+    """Return the table of compiled graphs."""
     header = [
         "graph",
         "key",
@@ -227,7 +180,7 @@ def graph_table(records: Sequence[Any]) -> tuple[list[str], list[list[object]]]:
         "compile",
         "nearest",
     ]
-    return header, [
+    rows = [
         [
             record.name,
             record.fingerprint[:8],
@@ -240,6 +193,7 @@ def graph_table(records: Sequence[Any]) -> tuple[list[str], list[list[object]]]:
         ]
         for record in records
     ]
+    return Table(header, rows)
 
 
 def _nearest(explanation: Any) -> str:

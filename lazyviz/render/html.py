@@ -11,13 +11,14 @@ import re
 from base64 import b64encode
 from typing import TYPE_CHECKING
 
-from lazyviz.render import svg, text
+from lazyviz.draw import svg
+from lazyviz.render import text
 from lazyviz.render.escape import markup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lazyviz.render.model import DrawGraph
+    from lazyviz.draw.model import DrawGraph
 
 STRIP_BUDGET = 60
 MAX_EMBEDDED_BYTES = 65_536
@@ -35,30 +36,8 @@ _LONG_WORD = 12
 _LONG = re.compile(rf"[\w:.]{{{_LONG_WORD},}}")
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=::)|(?<=[A-Za-z][_.])(?=[A-Za-z])(?!py\b)")
 # A duration of `15m55.564619s`, as torch_xla writes them, may stand in two lines.
-_UNIT_END = re.compile(r"(?<=\d[smh])(?=\d)|(?<=\dms)(?=\d)")
+UNIT_END = re.compile(r"(?<=\d[smh])(?=\d)|(?<=\dms)(?=\d)")
 _QUANTITY_START = re.compile(r"\d+(ms|[smh])\d")
-# `12`, `4.1 MiB`, `about 1 min 3 s`, `97 %`, `15m55.564619s`, as text.py and torch_xla write them.
-_QUANTITY = re.compile(
-    r"(about |<)?[-+−]?\d[\d,.]*"
-    r"( ?(%|ns|[µu]s|ms|s|min|h|days?|bytes?|[KMGTP]i?B)){0,1}( \d+ (min|s|ms|h))*"
-    r"|(\d[\d.]*([mu]s|[hms]))+"
-)
-# On a narrow page `cell 3 line 2` and `4.1 MiB` would stand in two lines.
-_WHOLE = frozenset(
-    (
-        "at",
-        "compile",
-        "where",
-        "age",
-        "unused for",
-        "line",
-        "took",
-        "time",
-        "ended at",
-        "in / out",
-        "command",
-    )
-)
 
 
 class Fragment(str):
@@ -205,55 +184,6 @@ def folded(
     )
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return a table; columns of numbers and quantities stand to the right, heading and all.
-
-    On a narrow page long names may end a line where a part of them ends.
-    """
-    right = [
-        _is_measured([row[k] for row in rows if k < len(row)])
-        for k in range(len(header))
-    ]
-    head = "".join(
-        f'<th scope="col" style="text-align:{"right" if is_right else "left"}">{markup(title)}</th>'
-        for title, is_right in zip(header, right, strict=True)
-    )
-    body = "".join(
-        f"<tr>{''.join(map(_table_cell, row, header, right))}</tr>" for row in rows
-    )
-    return (
-        f'<table style="{FONT}"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table>"
-    )
-
-
-def _is_measured(column: Sequence[object]) -> bool:
-    """Return whether all that a column says, in first lines, is numbers, sizes or durations."""
-    said = [value for value in column if value not in ("", None)]
-    return bool(said) and all(
-        _QUANTITY.fullmatch(_first_line(value)) is not None
-        for value in said
-        if not isinstance(value, int) or isinstance(value, bool)
-    )
-
-
-def _first_line(value: object) -> str:
-    return str(value).partition("<br/>")[0].replace("<wbr/>", "")
-
-
-def _table_cell(value: object, title: str, is_right: bool) -> str:  # noqa: FBT001
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    is_long = is_right and _UNIT_END.search(_first_line(value)) is not None
-    is_whole = (title in _WHOLE or is_right) and not is_long
-    whole = ";white-space:nowrap" if is_whole else ""
-    side = "right;font-variant-numeric:tabular-nums" if is_right else "left"
-    if is_number:
-        shown = f"{value:,}"
-    else:
-        shown = value if isinstance(value, Fragment) else breakable(str(value))
-    return f'<td style="text-align:{side}{whole}">{shown}</td>'
-
-
 def breakable(words: str) -> str:
     """Return escaped text whose long words may end a line where a part of them ends.
 
@@ -267,7 +197,7 @@ def breakable(words: str) -> str:
         return markup(words)
     text, end = "", 0
     for found in _LONG.finditer(words):
-        ends = _UNIT_END if _QUANTITY_START.match(found[0]) else _HUMP
+        ends = UNIT_END if _QUANTITY_START.match(found[0]) else _HUMP
         parts = map(markup, ends.split(found[0]))
         text += markup(words[end : found.start()]) + "<wbr/>".join(parts)
         end = found.end()

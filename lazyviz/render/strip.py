@@ -10,8 +10,8 @@ from lazyviz.render import state, text
 from lazyviz.render.escape import one_line
 
 if TYPE_CHECKING:
+    from lazyviz.draw.model import DrawGraph
     from lazyviz.render.cuts import Cut
-    from lazyviz.render.model import DrawGraph
     from lazyviz.render.state import Apart, Left, Looked, Redundant, Repeat, State
 
 # What a graph without an earlier relative has as its reason.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lazyviz.draw.palette import PHASE_COLOURS, PHASES
 from lazyviz.render import html, text
 from lazyviz.render.cuts import cut_html
 from lazyviz.render.escape import markup
-from lazyviz.render.palette import PHASE_COLOURS, PHASES
 from lazyviz.render.state import batched_source, state_text
 from lazyviz.render.strip import strip_notes, strip_parts, urgent_notes
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from lazygraph import numbers
+from lazyviz.draw.model import type_text
 from lazyviz.render.escape import one_line
-from lazyviz.render.model import type_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -14,43 +15,12 @@ if TYPE_CHECKING:
     from lazyrt import Graph
     from lazyrt.tools import Leaf, Node, Value
 
-Align = Literal["<", ">"]
-
-_KIB = 1024
-_MINUTE_S = 60
 _CLOSE = 1.7  # between these a time is told as one
-_HOUR_S = 3600
 _MAX_NUMBERS = 12
 _LEAF_PREFIX = {"data": "p", "float": "f", "int": "i", "rng": "rng"}
 
 
-def duration(ns: float) -> str:
-    """Return a time span with two or three digits, as `lazyrt.observe.numbers.duration_text`.
-
-    Example:
-        >>> [duration(n) for n in (0, 850, 41_300, 4_130_000, 41_300_000, 1_234_000_000)]
-        ['0 ns', '850 ns', '41 µs', '4.1 ms', '41 ms', '1.2 s']
-        >>> duration(60e9), duration(125e9), duration(3_723e9)
-        ('1 min', '2 min 5 s', '1 h 2 min')
-    """
-    value, unit = float(ns), "ns"
-    for larger in ("µs", "ms", "s"):
-        if round(value) < 1000:  # noqa: PLR2004
-            break
-        value, unit = value / 1000, larger
-    if unit == "s" and round(value) >= _MINUTE_S:
-        return _long_duration(round(value))
-    if unit != "ns" and value < 9.95:  # noqa: PLR2004
-        return f"{value:.1f} {unit}"
-    return f"{value:.0f} {unit}"
-
-
-def _long_duration(seconds: int) -> str:
-    if seconds < _HOUR_S:
-        minutes, rest = f"{seconds // _MINUTE_S} min", seconds % _MINUTE_S
-        return f"{minutes} {rest} s" if rest else minutes
-    hours, rest = f"{seconds // _HOUR_S:,} h", seconds % _HOUR_S // _MINUTE_S
-    return f"{hours} {rest} min" if rest else hours
+duration, size, plural = numbers.duration_text, numbers.size_text, numbers.plural
 
 
 def duration_range(low_ns: float, high_ns: float) -> str:
@@ -71,23 +41,6 @@ def duration_range(low_ns: float, high_ns: float) -> str:
     low = low_ns / scale
     digits = f"{low:.1f}" if low < 9.95 else f"{low:.0f}"  # noqa: PLR2004
     return f"{digits.removesuffix('.0')} to {high.removesuffix('.0')} {unit}"
-
-
-def size(nbytes: float) -> str:
-    """Return an amount of memory.
-
-    Example:
-        >>> size(1), size(512), size(4_300_000), size(3 * 2**40)
-        ('1 byte', '512 bytes', '4.1 MiB', '3.0 TiB')
-    """
-    if nbytes < _KIB:
-        return plural(int(nbytes), "byte")
-    value, unit = nbytes / _KIB, "KiB"
-    for larger in ("MiB", "GiB", "TiB", "PiB"):
-        if round(value) < _KIB:
-            break
-        value, unit = value / _KIB, larger
-    return f"{value:.1f} {unit}" if value < 99.95 else f"{value:.0f} {unit}"  # noqa: PLR2004
 
 
 def share(part: float, whole: float = 1) -> str:
@@ -113,58 +66,6 @@ def more(hidden: int, noun: str = "", nouns: str | None = None) -> list[str]:
     return [
         f"... and {plural(hidden, f'more {noun}', nouns) if noun else f'{hidden:,} more'}"
     ]
-
-
-def plural(count: int, noun: str, nouns: str | None = None) -> str:
-    """Return a count and its noun.
-
-    Example:
-        >>> plural(1, "op"), plural(12_345, "op"), plural(2, "entry", "entries")
-        ('1 op', '12,345 ops', '2 entries')
-    """
-    return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
-
-
-def table(
-    header: Sequence[str],
-    rows: Sequence[Sequence[object]],
-    align: Sequence[Align] | str = (),
-) -> str:
-    """Return a table with aligned columns, numbers to the right unless `align` says so.
-
-    Example:
-        >>> print(table(["step", "cause"], [[1, "user"], [12, "read"]]))
-        step  cause
-        ----  -----
-           1  user
-          12  read
-    """
-    header = [one_line(title) for title in header]
-    cells = [[_cell(value) for value in row] for row in rows]
-    widths = [
-        max([len(title), *(len(row[i]) for row in cells)])
-        for i, title in enumerate(header)
-    ]
-    sides = list(align) or [
-        ">" if rows and all(isinstance(row[i], int | float) for row in rows) else "<"
-        for i in range(len(header))
-    ]
-
-    def line(parts: Sequence[str]) -> str:
-        padded = (
-            f"{part:{side}{width}}"
-            for part, side, width in zip(parts, sides, widths, strict=True)
-        )
-        return "  ".join(padded).rstrip()
-
-    rule = ["-" * width for width in widths]
-    return "\n".join(line(parts) for parts in [header, rule, *cells])
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    return one_line(str(value))
 
 
 def listing(

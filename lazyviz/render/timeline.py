@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from lazyviz.draw.model import clip
 from lazyviz.render import text
 from lazyviz.render.escape import markup
-from lazyviz.render.measure import clip
 from lazyviz.render.timeline_legend import (
     CHARACTER,
     DARK,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lazyviz.draw.palette import PHASE_COLOURS, PHASES
 from lazyviz.render.escape import markup
-from lazyviz.render.palette import PHASE_COLOURS, PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -6,9 +6,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from lazyviz.doc import Table
+from lazyviz.draw.model import clip
+from lazyviz.draw.palette import PHASES
 from lazyviz.render import text
-from lazyviz.render.measure import clip
-from lazyviz.render.palette import PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -74,7 +75,9 @@ def _lines_text(lines: Sequence[tuple[str, str, float]]) -> str:
     rows = [
         (site, text.share(share), clip(source, 60)) for site, source, share in lines
     ]
-    return "recording by line, sampled:\n" + text.table(["at", "share", "line"], rows)
+    return (
+        "recording by line, sampled:\n" + Table(["at", "share", "line"], rows).to_text()
+    )
 
 
 def _cell_table(cells: Sequence[CellTime]) -> str:
@@ -92,7 +95,7 @@ def _cell_table(cells: Sequence[CellTime]) -> str:
         )
         for cell in cells
     ]
-    return text.table(header, rows)
+    return Table(header, rows).to_text()
 
 
 def _event_table(spans: Sequence[Span], cells: Sequence[CellTime]) -> str:
@@ -108,7 +111,7 @@ def _event_table(spans: Sequence[Span], cells: Sequence[CellTime]) -> str:
         )
         for span in spans
     ]
-    return text.table(["ended at", "cell", "what", "name", "took", "line"], rows)
+    return Table(["ended at", "cell", "what", "name", "took", "line"], rows).to_text()
 
 
 Piece = tuple[int, int]

@@ -4,34 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from lazyviz.doc import Doc
 from lazyviz.formatters import wants_html
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lazyviz.doc import Part
 
-def show(
-    shell: Any,
-    text: str,
-    copy: Callable[[], str],
-    twin: str,
-    make: Callable[[], Any] | None,
-) -> None:
-    """Display something as text or as HTML, and its live view where a page can have one.
 
-    Args:
-        shell: Where.
-        text: For a terminal.
-        copy: Returns the same as HTML.
-        twin: CSS class of the copy, which the live view hides.
-        make: Returns the live view; None if nothing is worth one.
-    """
-    bundle = {"text/plain": text}
-    if wants_html(shell):
-        bundle["text/html"] = f'<div class="{twin}">{copy()}</div>'
+def show(shell: Any, shown: Part) -> None:
+    """Display a view as text and HTML, and its live form where a page can have one."""
+    doc = shown if isinstance(shown, Doc) else Doc([shown])
+    bundle = {"text/plain": doc.to_text()}
+    if doc.needs_html and wants_html(shell):
+        bundle["text/html"] = doc.to_html()
     shell.display_pub.publish(bundle, metadata={})
-    if make is not None and has_page(shell):
-        show_live(shell, make)
+    if doc.live is not None and has_page(shell):
+        show_live(shell, doc.live)
 
 
 def has_page(shell: Any) -> bool:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lazyrt.observe import events
-from lazyviz.render import html, text
-from lazyviz.render.palette import PHASE_MEANINGS, PHASES
+from lazyviz.doc import Doc, Drawn, Facts, Fold, Line, Note, Table
+from lazyviz.draw.palette import PHASE_MEANINGS, PHASES
+from lazyviz.render import text
 from lazyviz.timing.ledger import Ledger
 from lazyviz.timing.pulse import Pulse, Quiet
 from lazyviz.timing.tally import Tally
@@ -107,38 +108,31 @@ def timed(runtime: ModuleType, body: Callable[[], Any]) -> Run:
         )
 
 
-def report(runs: list[Run]) -> str:
-    """Return the runs as a table, and what may be said of the program's speed."""
-    notes = [f"{name}: {meaning}" for name, meaning in _meanings(runs)]
-    return "\n".join(
+def doc(runs: list[Run]) -> Doc:
+    """Return the runs as a table, and what may be said of the program's speed.
+
+    That is the first line of a page, and the last one in a terminal.
+    """
+    verdict = Line(_verdict(runs))
+    meanings = Facts(("column", "what it is"), _meanings(runs))
+    return Doc(
         [
-            text.table(*_table(runs)),
-            *text.more(len(runs) - _MAX_ROWS),
-            *notes,
-            "",
-            _verdict(runs),
+            Drawn("", verdict.to_html),
+            _table(runs),
+            *map(Note, text.more(len(runs) - _MAX_ROWS)),
+            Fold("what the columns are", [meanings], in_text=True),
+            Drawn(f"\n{verdict.words}", str),
         ]
     )
 
 
-def to_html(runs: list[Run]) -> str:
-    """Return the same as HTML, what matters first."""
-    meanings = html.table(("column", "what it is"), _meanings(runs))
-    return (
-        html.line(_verdict(runs))
-        + html.table(*_table(runs))
-        + "".join(map(html.muted, text.more(len(runs) - _MAX_ROWS)))
-        + html.folded("what the columns are", meanings)
-    )
-
-
-def _table(runs: list[Run]) -> tuple[list[str], list[list[str | int]]]:
+def _table(runs: list[Run]) -> Table:
     names = _phases(runs)
     rows = [
         [number, *_row(run, names)]
         for number, run in enumerate(runs[:_MAX_ROWS], start=1)
     ]
-    return ["run", "time", *names, "device", "compiles"], rows
+    return Table(["run", "time", *names, "device", "compiles"], rows)
 
 
 def _phases(runs: list[Run]) -> list[str]:

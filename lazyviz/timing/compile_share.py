@@ -11,7 +11,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lazyviz.render import html, text
+from lazyviz.doc import Doc, Line, Note, Table
+from lazyviz.render import text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -57,15 +58,10 @@ class Shares:
     rows: Sequence[Sequence[object]] = ()
     notes: Sequence[str] = ()
 
-    def to_text(self) -> str:
-        """Return all of it as text."""
-        table = [text.table(self.header, self.rows)] if self.rows else []
-        return "\n".join([self.head, *table, *self.notes])
-
-    def to_html(self) -> str:
-        """Return the same as a table under a line."""
-        table = html.table(self.header, self.rows) if self.rows else ""
-        return html.line(self.head) + table + "".join(map(html.muted, self.notes))
+    def doc(self) -> Doc:
+        """Return a table under a line."""
+        table = [Table(self.header, self.rows)] if self.rows else []
+        return Doc([Line(self.head), *table, *map(Note, self.notes)])
 
 
 def blocks(ops: Iterable[tuple[str, bool, Any]]) -> list[Block]:

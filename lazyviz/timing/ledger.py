@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lazyviz.render.palette import PHASES
+from lazyviz.draw.palette import PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lazyrt.observe import events
-from lazyviz.render.panel import statistics_text
+from lazyviz.draw.panel import statistics_text
 from lazyviz.render.state import Apart, Left, Looked, Redundant, Repeat, is_check
 from lazyviz.render.strip import Barrier, Fallback, SingleOps, Strip
 from lazyviz.timing.busy import BusyTime

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lazyviz.command_line import path_of
+from lazyviz.doc import Table
 from lazyviz.render import text
 from lazyviz.render.escape import printable
 from lazyviz.render.spans import CellTime, Span
@@ -344,7 +345,7 @@ def _counts(spans: Sequence[Span]) -> str:
             (times, kind, name, site)
             for (kind, name, site), times in barriers.most_common(_MAX_ROWS)
         ]
-        parts.append(text.table(["times", "what", "cause", "line"], rows))
+        parts.append(Table(["times", "what", "cause", "line"], rows).to_text())
     compiles = [s for s in spans if s.kind == "compile"]
     if compiles:
         total = text.duration(sum(s.duration_ns for s in compiles))
@@ -352,14 +353,14 @@ def _counts(spans: Sequence[Span]) -> str:
         rows_ = [(text.duration(s.duration_ns), s.name, s.detail) for s in longest]
         parts.append(
             f"{text.plural(len(compiles), 'compile')}, {total} in all:\n"
-            + text.table(["took", "what", "why"], rows_)
+            + Table(["took", "what", "why"], rows_).to_text()
         )
     fallbacks = Counter((s.name, s.site) for s in spans if s.kind == "fallback")
     if fallbacks:
         rows_f = [
             (n, name, site) for (name, site), n in fallbacks.most_common(_MAX_ROWS)
         ]
-        parts.append(text.table(["times", "fallback", "line"], rows_f))
+        parts.append(Table(["times", "fallback", "line"], rows_f).to_text())
     return "\n\n".join(parts)
 
 
@@ -379,7 +380,7 @@ def _by_name(found: Sequence[dict[str, Any]]) -> str:
     return (
         f"a trace of another program: {text.plural(len(found), 'event')}, "
         f"{text.plural(len(times), 'name')}\n"
-        + text.table(["time", "times", "name"], rows)
+        + Table(["time", "times", "name"], rows).to_text()
     )
 
 

@@ -44,7 +44,7 @@ class CacheView(Page):
         return page.fallback("executables")
 
     def _table(self) -> str:
-        return executables.to_html(self._runtime.cached_executables(), live=True)
+        return executables.live_html(self._runtime.cached_executables())
 
     def _replies(self, request: object) -> Iterable[Reply]:
         answers = {"refresh": self._refresh, "evict": self._evict}

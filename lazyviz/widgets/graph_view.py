@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import traitlets
 
-from lazyviz.render import panel
+from lazyviz.draw import panel
 from lazyviz.widgets import page
 from lazyviz.widgets.page import Page
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from lazyviz.inspection.diff_explorer import DiffExplorer
-    from lazyviz.inspection.explorer import Explorer
     from lazyviz.inspection.protocol import Reply
+    from lazyviz.inspection.walk import Walk
 
 
 class GraphView(Page):
@@ -29,7 +28,7 @@ class GraphView(Page):
     kept in memory.
 
     Attributes:
-        controls: What the reader can choose, and what is chosen; see `Explorer.controls`.
+        controls: What the reader can choose, and what is chosen; see `Walk.controls`.
     """
 
     _esm = page.script("graph_view")
@@ -42,7 +41,7 @@ class GraphView(Page):
     panel = traitlets.Unicode().tag(sync=True)
     controls = traitlets.Dict().tag(sync=True)
 
-    def __init__(self, explorer: Explorer | DiffExplorer, twin: str = "") -> None:
+    def __init__(self, explorer: Walk[Any], twin: str = "") -> None:
         self._explorer = explorer
         super().__init__(
             title=explorer.title,

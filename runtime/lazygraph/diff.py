@@ -391,11 +391,11 @@ def _apply(
         )
     match edit.kind:
         case "add":
-            assert edit.label is not None  # noqa: S101 - what `script` gives
+            assert edit.label is not None
             labels[node] = edit.label
             operands[node] = list(edit.operands)
         case "change":
-            assert edit.label is not None  # noqa: S101
+            assert edit.label is not None
             labels[node] = edit.label
         case "rewire":
             row = operands[node]

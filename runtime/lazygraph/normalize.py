@@ -20,6 +20,7 @@ from lazygraph.graph import (
     Label,
     dead_node,
 )
+from lazygraph.read.brackets import split_commas
 from lazygraph.read.hlo_module import (
     INHERITED,
     HloModule,
@@ -251,7 +252,6 @@ _CALLEES = frozenset({
     "to_apply", "calls", "condition", "body", "branch_computations", "true_computation",
     "false_computation", "called_computations", "select", "scatter",
 })  # fmt: skip
-_MARK = re.compile(r'[,()\[\]{}]|"[^"\\]*(?:\\.[^"\\]*)*"?')
 _NAME = re.compile(r"%?([\w.\-]+)")
 _REFERENCE = re.compile(r"@([\w$.\-]+)")
 _BLANK = re.compile(r"\s+")
@@ -275,7 +275,7 @@ def graph_of_module(module: HloModule, computation: str = "") -> Graph:
 
 def attributes(text: str) -> Iterator[tuple[str, str]]:
     """Yield the attributes of an instruction, as written: `, dimensions={0}, index=3`."""
-    for part in _split(text):
+    for part in split_commas(text):
         key, equals, value = part.strip().partition("=")
         if key:
             yield key, value if equals else ""
@@ -290,21 +290,6 @@ def called(instruction: Instruction | Form, module: HloModule) -> list[tuple[str
         for name in _NAME.findall(value)
         if name in module.computations
     ]
-
-
-def _split(text: str) -> Iterator[str]:
-    """Yield the parts of a text between commas outside of brackets and quotes."""
-    depth = start = 0
-    for found in _MARK.finditer(text):
-        mark = found[0]
-        if mark in "([{":
-            depth += 1
-        elif mark in ")]}":
-            depth -= 1
-        elif mark == "," and depth == 0:
-            yield text[start : found.start()]
-            start = found.end()
-    yield text[start:]
 
 
 class _Normaliser:

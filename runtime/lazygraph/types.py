@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _LAYOUT = re.compile(r"\{[^{}]*\}")
 _BLANK = re.compile(r"\s+")
@@ -59,6 +63,79 @@ def elements(type_text: str) -> int:
     return sum(_elements(sizes) for _, sizes in _ARRAY.findall(type_text))
 
 
+# Of a plain machine; only the proportions between ops are to be trusted.
+FLOPS_PER_NS = 100.0
+BYTES_PER_NS = 4.0
+
+MATRIX = {
+    "mm": 0,
+    "bmm": 0,
+    "mv": 0,
+    "dot": 0,
+    "addmm": 1,
+    "baddbmm": 1,
+    "addmv": 1,
+    "addbmm": 1,
+}
+_CONVOLUTIONS = ("convolution", "_convolution", "convolution_overrideable")
+_ATTENTION = (
+    "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+    "scaled_dot_product_attention",
+)  # fmt: skip
+# What multiplies matrices or the like: its products count, not its bytes.
+DENSE = frozenset({*MATRIX, *_CONVOLUTIONS, *_ATTENTION, "convolution_backward"})
+_ATEN_FREE = frozenset({
+    "view", "_unsafe_view", "reshape", "t", "transpose", "permute", "expand", "squeeze",
+    "unsqueeze", "slice", "select", "clone", "copy", "cat", "stack", "as_strided", "alias",
+    "detach", "split", "unbind", "diagonal", "slice_scatter", "select_scatter", "index_select",
+    "gather", "scatter", "index", "embedding", "zeros", "ones", "full", "empty", "arange",
+    "_to_copy", "fill", "flip", "roll", "repeat", "constant_pad_nd", "zeros_like", "ones_like",
+    "full_like", "_reshape_alias", "lift_fresh", "unfold",
+})  # fmt: skip
+_REDUCTIONS = ("sum", "mean", "amax", "amin", "max", "min", "var", "std", "norm", "prod", "argmax",
+               "argmin", "logsumexp", "var_mean", "all", "any", "count_nonzero", "_softmax",
+               "_log_softmax", "native_layer_norm", "native_batch_norm")  # fmt: skip
+
+
+def short_name(op: str) -> str:
+    """Return `add` for `aten.add.Tensor` and for `aten::add`."""
+    parts = op.replace("::", ".").split(".")
+    return parts[1] if len(parts) > 1 else op
+
+
+def aten_flops(
+    op: str, results: Sequence[Sequence[int] | None], operands: Sequence[Sequence[int]]
+) -> int:
+    """Return the floating-point operations of an ATen op, 0 for what only moves data.
+
+    Matrix products and convolutions count two for each product, reductions one for each number
+    that goes in, everything else one for each that comes out.
+
+    Args:
+        op: Its name, with or without `aten`.
+        results: The shape of each result; None for one that nobody asked for.
+        operands: The shape of each tensor that it reads.
+    """
+    name = short_name(op)
+    out = sum(math.prod(shape) for shape in results if shape is not None)
+    if name in _ATEN_FREE:
+        return 0
+    if name in MATRIX:
+        left = [shape for shape in operands if shape][MATRIX[name] :] or operands
+        return 2 * (left[0][-1] if left and left[0] else 1) * out
+    if name in _CONVOLUTIONS and len(operands) > 1:
+        return 2 * out * math.prod(operands[1][1:])
+    if name == "convolution_backward" and len(operands) > 2:  # noqa: PLR2004
+        # Gradients of input and of weight: each as much as the forward.
+        one = 2 * math.prod(operands[0]) * math.prod(operands[2][1:])
+        return one * max(1, sum(shape is not None for shape in results[:2]))
+    if name in _ATTENTION and len(operands) > 2:  # noqa: PLR2004
+        query, key, value = operands[:3]
+        return 2 * key[-2] * (math.prod(query) + math.prod(query[:-1]) * value[-1])
+    inside = [math.prod(shape) for shape in operands] if name in _REDUCTIONS else []
+    return max(out, *inside, 0)
+
+
 def flops(op: str, type_text: str, operand_types: list[str], attrs: str = "") -> int:
     """Return the floating-point operations of an instruction, 0 for what only moves data.
 
@@ -66,11 +143,16 @@ def flops(op: str, type_text: str, operand_types: list[str], attrs: str = "") ->
     goes in, matrix products two for each product.
 
     Example:
+        >>> flops("aten.mm.default", "f32[4,5]", ["f32[4,3]", "f32[3,5]"])
+        120
         >>> flops("dot", "f32[4,5]", ["f32[4,3]", "f32[3,5]"], "lhs_contracting_dims={1}")
         120
         >>> flops("add", "f32[4,5]", []), flops("tuple", "(f32[4])", [])
         (20, 0)
     """
+    if op.startswith("aten"):
+        results = [_sizes(each) for each in split_types(type_text)]
+        return aten_flops(op, results, [_sizes(each) for each in operand_types])
     if op in _FREE:
         return 0
     if op in {"dot", "dot_general"} and operand_types:

@@ -70,11 +70,10 @@ from lazyrt.config import config
 from lazyrt.control.automatic import optimizer_step
 from lazyrt.control.closures import add_step_closure, wait_for_closures
 from lazyrt.control.dynamo import dynamo_backend
-from lazyrt.control.live_listing import LiveReport
-from lazyrt.control.live_tensors import LiveTensor
+from lazyrt.control.live_tensors import LiveReport, LiveTensor
 from lazyrt.control.loader import DeviceLoader
+from lazyrt.control.marks import scope
 from lazyrt.control.rollback import discard_pending, discarded_graph
-from lazyrt.control.scopes import scope
 from lazyrt.control.status import status
 from lazyrt.control.step import step
 from lazyrt.errors import LazyRuntimeError

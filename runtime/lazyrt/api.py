@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 
 from lazyrt.arguments import require_flag, whole_number
-from lazyrt.control import automatic, dynamo, flush, marks, modes, recording
+from lazyrt.control import automatic, dynamo, flight_recorder, flush, marks, modes
 from lazyrt.control import live_tensors as live
 from lazyrt.control.closures import waiting_arguments
 from lazyrt.errors import LostValueError, UsageError
@@ -16,24 +16,24 @@ from lazyrt.execution import (
     cache,
     cache_miss,
     compiler,
+    completion,
+    deferred_asserts,
     executables,
-    hooks,
-    late_checks,
-    watcher,
+    executor,
 )
-from lazyrt.execution.census import CompiledGraph, census
 from lazyrt.execution.dumps import FORMS, DumpForm, dump
 from lazyrt.execution.executor import clear_plans, pending_roots
 from lazyrt.execution.graph import Graph
-from lazyrt.execution.inspection import Inspection
-from lazyrt.execution.node_values import NodeValues
-from lazyrt.execution.node_values import node_values as run_nodes
-from lazyrt.execution.origins import (
+from lazyrt.execution.graph_registry import CompiledGraph, graph_registry
+from lazyrt.execution.input_provenance import (
     InputOrigin,
     InputOrigins,
     made_by,
     pending_origins,
 )
+from lazyrt.execution.inspection import Inspection
+from lazyrt.execution.node_values import NodeValues
+from lazyrt.execution.node_values import node_values as run_nodes
 from lazyrt.execution.peek import forget_slices
 from lazyrt.frontend import device as _device
 from lazyrt.frontend import reads, record, reuse
@@ -45,15 +45,15 @@ from lazyrt.frontend.torch_compat import DEVICE_TYPE, is_lazy
 from lazyrt.ir.live import lock, pending
 from lazyrt.observe import events
 from lazyrt.observe.metrics import Counters, metrics
-from lazyrt.observe.series import PERCENTILES
+from lazyrt.observe.report import PERCENTILES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from lazygraph.explain.model import Explanation
     from lazyrt.execution.executables import CachedExecutable
-    from lazyrt.execution.looking import Look
-    from lazyrt.execution.why.causes import Explanation
+    from lazyrt.execution.preview import Look
     from lazyrt.frontend.reuse import ReuseChoice
     from lazyrt.ir.node import Node
     from lazyrt.observe.report import Report
@@ -66,18 +66,18 @@ dynamo.install()
 cache_miss.set_namer(names_of_buffers)
 set_elsewhere(waiting_arguments)
 cache_miss.set_cell(running_cell)
-recording.begin_from_environment()
+flight_recorder.begin_from_environment()
 
 mark_step = marks.mark_step
 sync = marks.mark_step
-wait = late_checks.wait
-in_flight = watcher.in_flight
+wait = deferred_asserts.wait
+in_flight = completion.in_flight
 live_tensors = live.live_tensors
 live_tensors_report = live.live_tensors_report
 activity = record.activity
 snapshot = reads.snapshot
-on_barrier = hooks.on_barrier
-record_steps = recording.record_steps
+on_barrier = executor.on_barrier
+record_steps = flight_recorder.record_steps
 stand_in = reads.stand_in
 mode = modes.mode
 eager_mode = modes.eager_mode
@@ -384,7 +384,7 @@ def drop_executables(
 def compiled_graphs() -> tuple[CompiledGraph, ...]:
     """Return a record of each step graph that this process compiled, the earliest first."""
     with lock:
-        return tuple(census)
+        return tuple(graph_registry)
 
 
 def graph_of_step(step: int) -> CompiledGraph | None:
@@ -397,7 +397,7 @@ def graph_of_step(step: int) -> CompiledGraph | None:
         UsageError: It is no number.
     """
     with lock:
-        return census.of_step(whole_number(step, "graph_of_step()", "a step"))
+        return graph_registry.of_step(whole_number(step, "graph_of_step()", "a step"))
 
 
 def explain(step: int | None = None) -> Explanation | None:
@@ -411,11 +411,13 @@ def explain(step: int | None = None) -> Explanation | None:
     """
     with lock:
         if step is None:
-            found = [record.explanation for record in census if record.explanation]
+            found = [
+                record.explanation for record in graph_registry if record.explanation
+            ]
             return max(found, key=lambda each: each.step, default=None)
-        record = census.of_step(whole_number(step, "explain()", "a step"))
+        record = graph_registry.of_step(whole_number(step, "explain()", "a step"))
         if record is None:
-            known = census.steps()
+            known = graph_registry.steps()
             have = f"they are {known[0]} to {known[-1]}" if known else "none ran yet"
             raise UsageError(
                 f"explain({step}): no step of that number ran a graph; of the last thousand "
@@ -475,7 +477,7 @@ def dump_graphs(folder: str | Path, forms: Iterable[DumpForm] = FORMS) -> list[P
         UsageError: There is no such form, or no graph in memory.
     """
     with lock:
-        return dump(census, folder, forms)
+        return dump(graph_registry, folder, forms)
 
 
 def fallback(name: str | torch._ops.OpOverload) -> None:

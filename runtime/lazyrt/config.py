@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from lazygraph.readable import Readable
 from lazyrt.errors import UsageError
-from lazyrt.observe.readable import Readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -284,7 +284,7 @@ def _value_text(name: str, value: Any) -> str:
     shown = repr(value).removeprefix("Posix")
     if not name.endswith("_bytes") or not value or value < 0:
         return shown
-    from lazyrt.observe.numbers import size_text
+    from lazygraph.numbers import size_text
 
     return f"{shown} ({size_text(value)})"
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from lazyrt.observe.source_location import Site
+    from lazygraph.source_location import Site
 
 
 class LazyRuntimeError(RuntimeError):

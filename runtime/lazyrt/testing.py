@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from lazygraph.numbers import plural
 from lazyrt.errors import UsageError
 from lazyrt.execution.cache_miss import frozen
 from lazyrt.execution.executor import pending_roots
@@ -58,7 +59,7 @@ def assert_compiles(count: int) -> Iterator[None]:
         e for e in found if isinstance(e, CompileFinished) and e.purpose == "step"
     ]
     if len(compiles) != count:
-        lines = [f"{_plural(e.nodes, 'op')}: {e.reason}" for e in compiles]
+        lines = [f"{plural(e.nodes, 'op')}: {e.reason}" for e in compiles]
         raise AssertionError(_message(count, "new step graph", lines))
 
 
@@ -79,7 +80,7 @@ def assert_executions(count: int) -> Iterator[None]:
         yield
     ran = [e for e in found if isinstance(e, BarrierFinished) and e.executed]
     if len(ran) != count:
-        lines = [f"{_plural(e.nodes, 'op')}: {e.cause} at {e.site}" for e in ran]
+        lines = [f"{plural(e.nodes, 'op')}: {e.cause} at {e.site}" for e in ran]
         raise AssertionError(_message(count, "execution", lines))
 
 
@@ -92,16 +93,12 @@ def _check(name: str, count: object) -> None:
 
 
 def _message(expected: int, what: str, lines: list[str]) -> str:
-    found = f"expected {_plural(expected, what)}, found {len(lines)}"
+    found = f"expected {plural(expected, what)}, found {len(lines)}"
     parts = [f"{found}:" if lines else f"{found}.", *(f"  {line}" for line in lines)]
     pending = len(Graph(pending_roots()).nodes)
     if pending:
         parts.append(
-            f"{_plural(pending, 'op')} still pending: a barrier such as lazyrt.mark_step() at "
+            f"{plural(pending, 'op')} still pending: a barrier such as lazyrt.mark_step() at "
             "the end of the block would run them."
         )
     return "\n".join(parts)
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

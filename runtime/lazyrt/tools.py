@@ -8,29 +8,25 @@ where they are; the modules that define them may move.
 
 from __future__ import annotations
 
-from lazyrt.control.live_growth import waiting_cells
-from lazyrt.control.live_listing import COLUMNS as LIVE_COLUMNS
-from lazyrt.control.live_rows import LiveRow, held_by
-from lazyrt.control.live_tensors import holdings_in
-from lazyrt.control.rehearsal import rehearse
-from lazyrt.execution.explain import differences
-from lazyrt.execution.holdings import Holding
-from lazyrt.execution.inspection import Cost
-from lazyrt.execution.looking import Look
+from lazygraph.explain.why import differences
+from lazygraph.repeat import rounds_in
+from lazygraph.snapshot import Name
+from lazyrt.control.dry_run import dry_run
+from lazyrt.control.live_tensors import COLUMNS as LIVE_COLUMNS
+from lazyrt.control.live_tensors import LiveRow, held_by, holdings_in, waiting_cells
+from lazyrt.execution.graph_registry import decode_record
+from lazyrt.execution.inspection import Cost, NotFinite, Operand, Origin
+from lazyrt.execution.io_aliasing import Holding
 from lazyrt.execution.node_values import Lifetime, NodeValues
-from lazyrt.execution.not_finite import NotFinite, Operand, Origin
-from lazyrt.execution.recorded import decode as decode_record
-from lazyrt.execution.summaries import Summary
+from lazyrt.execution.preview import Look, Summary
 from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.reads import require_lazy
 from lazyrt.ir.costs import flops, result_bytes, run_ns
 from lazyrt.ir.node import Leaf, Node, Op, Value
-from lazyrt.ir.rounds import rounds_in
-from lazyrt.ir.snapshot import Name
 
 __all__ = [
     "LIVE_COLUMNS", "Cost", "Holding", "Leaf", "Lifetime", "LiveRow", "Look", "Name", "Node",
     "NodeValues", "NotFinite", "Op", "Operand", "Origin", "Summary", "Value",
-    "decode_record", "differences", "flops", "held_by", "holdings_in", "rehearse", "require_lazy",
+    "decode_record", "differences", "dry_run", "flops", "held_by", "holdings_in", "require_lazy",
     "result_bytes", "rounds_in", "run_ns", "user_site", "waiting_cells",
 ]  # fmt: skip

@@ -11,8 +11,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import lazyrt
-from lazyrt.control.rehearsal import rehearse
-from lazyrt.execution import undo
+from lazyrt.control import rollback
+from lazyrt.control.dry_run import dry_run
 from lazyrt.observe import events
 from tests.harness import DEVICE, cold_start, recorded, step_fingerprints
 
@@ -246,12 +246,12 @@ def train(seed, look):
 
 def rehearsed(model, tensor):
     if tensor.shape[-1:] == (WIDTH,):
-        rehearse(model, tensor.float())
+        dry_run(model, tensor.float())
 
 
 def rehearsed_without_gradients(model, tensor):
     with torch.no_grad():
-        rehearse(model.one, model.two.bias)
+        dry_run(model.one, model.two.bias)
 
 
 def rehearsed_with_gradients(model, tensor):
@@ -262,14 +262,14 @@ def rehearsed_with_gradients(model, tensor):
         loss = model(x).sum()
         return torch.autograd.grad(loss, [model.one.weight, model.two.bias])
 
-    rehearse(call, torch.ones(2, WIDTH, device=DEVICE))
+    dry_run(call, torch.ones(2, WIDTH, device=DEVICE))
 
 
 def taken_back(model, tensor):
     """What a look records of its own is dropped; nothing else is."""
-    before = undo.mark()
+    before = rollback.mark()
     kept = [tensor * 2, torch.ones(3, device=DEVICE)]
-    undo.drop_since(before, "looked at")
+    rollback.drop_since(before, "looked at")
     del kept
 
 

@@ -317,7 +317,7 @@ def test_several_modules_are_read_one_by_one_or_chosen():
         (HLO.replace("={0}, to_a", "={0, to_a"), 17, 57, "the `{` is never closed"),
         (HLO.replace("={0}, to_a", "={0}}, to_a"), 17, 60, "the `}` closes nothing"),
         (HLO.replace(", to_a", ', n="x, to_a'), 17, 64, "a quotation is never closed"),
-        (HLO.replace("{0}, to_a", "{" * 999 + "}" * 999 + ", to_a"), 17, 257, "200 deep"),
+        (HLO.replace("{0}, to_a", "{" * 999 + "}" * 999 + ", to_a"), 17, 457, "400 deep"),
         (HLO.replace("%both.1), index", "%q), index"), 14, 4, r"f32\[4\]\{0\} and no tuple"),
         (HLO.replace("  %zero.4 =", "  ? %zero.4"), 16, 3, "is no instruction"),
         (HLO.replace("%add.3 =", "%add 3 ="), 15, 3, "'%add 3 = .* is no instruction"),

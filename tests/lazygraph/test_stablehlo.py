@@ -10,8 +10,8 @@ import pytest
 
 from lazygraph import HloSyntaxError, diff, parse
 from lazygraph.diff import nested_diffs
-from lazygraph.explain.causes import sentences
-from lazyviz.render.diff_text import diff_text
+from lazygraph.explain.hlo_causes import sentences
+from lazyviz.draw.diff_text import diff_text
 from tests import mlir_dress
 
 LOOP = """module @jit_step attributes {mhlo.num_partitions = 8 : i32} {
@@ -65,7 +65,7 @@ def test_names_order_and_dead_lines_are_no_difference_in_regions_either(seed):
 @pytest.mark.parametrize(
     ("old", "new", "where", "said"),
     [
-        ("dense<10>", "dense<12>", "condition", "a constant was 10 and is 12"),
+        ("dense<10>", "dense<12>", "condition", "constant changed: 12, was 10"),
         ("subtract %iterArg_0, %s", "subtract %s, %iterArg_0", "body", ""),
         ("level = 1", "level = 2", "body", ""),
         ("stablehlo.tanh", "stablehlo.sine", "body", ""),
@@ -102,12 +102,12 @@ def test_layouts_in_a_region_are_no_difference():
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('"x"=4, "y"=2', '"x"=2, "y"=4', 'the devices (mesh) was <["x"=4, "y"=2]>'),
-        ('[{"x"}]>}', '[{"y"}]>}', "sharding of %arg0 was"),
-        ('[{"x", "y"}]', '[{"y", "x"}]', "in_shardings of %4 was"),
-        ("num_partitions = 8", "num_partitions = 4", "(num_partitions) was 8 and is 4"),
+        ('"x"=4, "y"=2', '"x"=2, "y"=4', 'the devices (mesh) is <["x"=2, "y"=4]>, was <["x"=4, "y"=2]>'),
+        ('[{"x"}]>}', '[{"y"}]>}', "sharding of %arg0 is"),
+        ('[{"x", "y"}]', '[{"y", "x"}]', "in_shardings of %4 is"),
+        ("num_partitions = 8", "num_partitions = 4", "(num_partitions) is 4, was 8"),
         ("{jax.result_info", '{mhlo.sharding = "{replicated}", jax.result_info',
-         'how results are placed on devices (output_shardings) was not given and is 0: "{replicated}"'),
+         'how results are placed on devices (output_shardings) is 0: "{replicated}", was not given'),
     ],
 )  # fmt: skip
 def test_another_placement_on_devices_is_a_difference_and_said(old, new, said):
@@ -175,7 +175,7 @@ def test_a_call_with_an_effect_in_a_loop_of_hlo_is_no_dead_code(root):
     if "loop" in root:
         assert len(found.changed) == found.cost == 1
     else:
-        assert "one more output" in sentences(found)[0]
+        assert sentences(found)[0].startswith("output ")
 
 
 def test_a_call_with_an_effect_at_the_top_is_said_to_be_one():
@@ -186,7 +186,7 @@ def test_a_call_with_an_effect_at_the_top_is_said_to_be_one():
     found = diff(parse(plain), parse(logged))
 
     assert found.cost == 2
-    assert sentences(found)[0].startswith("one more call with an effect: ")
+    assert sentences(found)[0].startswith("call with an effect ")
 
 
 def test_the_notation_that_names_every_part_is_read():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lazygraph.types import elements, flops, type_bytes
+from lazygraph.types import aten_flops, elements, flops, type_bytes
 
 
 @pytest.mark.parametrize(
@@ -59,3 +59,23 @@ def test_an_instruction_costs_what_its_types_say(op, result, operands, attrs, ex
 def test_a_value_holds_numbers_and_bytes(text, numbers, nbytes):
     assert elements(text) == numbers
     assert type_bytes(text) == nbytes
+
+
+@pytest.mark.parametrize("op", ["aten.addmm.default", "aten::addmm", "addmm"])
+def test_a_matrix_product_costs_two_for_each_product_in_any_dump(op):
+    shapes = [(5,), (4, 3), (3, 5)]
+
+    assert aten_flops(op, [(4, 5)], shapes) == 2 * 3 * 20
+    if op.startswith("aten"):
+        texts = [f"f32[{','.join(map(str, shape))}]" for shape in shapes]
+        assert flops(op, "f32[4,5]", texts) == 2 * 3 * 20
+
+
+def test_gradients_that_nobody_asked_for_cost_nothing():
+    operands = [(2, 8, 6, 6), (2, 3, 8, 8), (8, 3, 3, 3)]
+    both = [(2, 3, 8, 8), (8, 3, 3, 3), (8,)]
+
+    one = aten_flops("aten.convolution_backward.default", [None, *both[1:]], operands)
+
+    assert one == 2 * (2 * 8 * 6 * 6) * (3 * 3 * 3)
+    assert aten_flops("aten.convolution_backward.default", both, operands) == 2 * one

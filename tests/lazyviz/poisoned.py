@@ -11,12 +11,12 @@ import lazyviz
 from lazyrt.execution.executables import CachedExecutable
 from lazyrt.execution.node_values import Lifetime
 from lazyviz.documents import tour
+from lazyviz.draw.palette import PHASES
 from lazyviz.foreign.metrics import Behind, Call
 from lazyviz.inspection import executables
 from lazyviz.inspection.lifetimes import Timeline
 from lazyviz.inspection.numerics import Comparison, NodeDifference
 from lazyviz.render.cuts import Cut, Listing, Part, Row, Rule, SourceLine, cut_html
-from lazyviz.render.palette import PHASES
 from lazyviz.render.spans import CellTime, Span
 from lazyviz.render.timeline_text import TimelineView
 from lazyviz.timing.timeline import TimelineShown
@@ -76,8 +76,8 @@ def views(text):
     yield "dump of tensors", dump(text).to_html()
     yield "metrics of a session", poisoned(session_metrics(), text).to_html()
     yield "two reports", poisoned(two_reports(), text).to_html()
-    yield "executables", executables.to_html(executable_rows(text))
-    yield "executables, live", executables.to_html(executable_rows(text), live=True)
+    yield "executables", executables.doc(executable_rows(text)).to_html()
+    yield "executables, live", executables.live_html(executable_rows(text))
     yield "cuts", cut_html(cut(text))
     yield "comparison", comparison(text)._repr_html_()
     for is_detailed in (False, True):

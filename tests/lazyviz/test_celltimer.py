@@ -73,5 +73,5 @@ def test_the_longer_part_is_named(device, longer):
         executions=1,
     )
 
-    assert longer in celltimer.report([run_] * 20)
-    assert "... and 8 more" in celltimer.report([run_] * 20)
+    assert longer in celltimer.doc([run_] * 20).to_text()
+    assert "... and 8 more" in celltimer.doc([run_] * 20).to_text()

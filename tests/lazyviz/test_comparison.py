@@ -17,8 +17,8 @@ import lazyrt
 import lazyviz
 from lazygraph import HloError
 from lazyviz.__main__ import main
+from lazyviz.draw.diff_text import summary
 from lazyviz.inspection import comparison
-from lazyviz.render.diff_text import summary
 from tests.harness import cold_start
 from tests.lazyviz.test_render_diff import AFTER, BEFORE
 
@@ -293,7 +293,7 @@ def test_programs_that_xla_compiled_for_two_devices_differ_by_placement(tmp_path
     )
 
     more = summary(lazyviz.diff(tmp_path / "one", tmp_path / "whole").diff)
-    assert "the number of partitions (num_partitions) was 1 and is 2" in more
+    assert "the number of partitions (num_partitions) is 2, was 1" in more
     laid_out = summary(lazyviz.diff(tmp_path / "whole", tmp_path / "rows").diff)
-    assert "sharding of %param was {replicated} and is {devices=[2,1]<=[2]}" in laid_out
-    assert "input a was f32[8,4] and is f32[4,4]" in laid_out
+    assert "sharding of %param is {devices=[2,1]<=[2]}, was {replicated}" in laid_out
+    assert "input `a` is f32[4,4], was f32[8,4]" in laid_out

@@ -7,13 +7,14 @@ from itertools import combinations
 
 import pytest
 
-from lazyviz.render import diff_dot, palette, timeline, timeline_legend
+from lazyviz.draw import palette
+from lazyviz.render import timeline, timeline_legend
 from tests.lazyviz.test_render_timeline import VIEW
 
 PAPER = {"light": "#ffffff", "dark": "#111111"}
 THEMES = {
-    "light": {**palette.LIGHT, **palette.SHADES_LIGHT},
-    "dark": {**palette.DARK, **palette.SHADES_DARK},
+    "light": palette.LIGHT | palette.SHADES_LIGHT | palette.CHANGES_LIGHT,
+    "dark": palette.DARK | palette.SHADES_DARK | palette.CHANGES_DARK,
 }
 
 
@@ -140,7 +141,7 @@ def dot(row, column):
 @pytest.mark.parametrize("sight", SIGHTS)
 def test_phases_and_marks_of_a_diff_differ_whatever_cones_a_reader_has(sight):
     """A difference of 2 can just be seen; 10 at a glance."""
-    marks = {fill for fill, *_ in diff_dot.STYLES.values()}
+    marks = {fill for fill, *_ in palette.CHANGES_LIGHT.values()}
     for colours in (set(palette.PHASE_COLOURS.values()), marks):
         assert len(colours) >= 4
         for one, other in combinations(sorted(colours), 2):

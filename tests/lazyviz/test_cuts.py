@@ -82,7 +82,10 @@ def test_a_moved_mark_is_drawn_where_it_was_and_where_it_is(fresh, capsys):
     _, (page, *_) = run(fresh, CHAIN.format(first=MARK, second=""))
     now = fresh.execution_count - 1
 
-    moved = f"the step was cut after cell {before} line 7 before, after cell {now} line 6 now"
+    moved = (
+        f"graph break: the graph ends earlier, at mark_step() at cell {now} line 7, "
+        f"not mark_step() at cell {before} line 8"
+    )
     assert f"where the cut lies: {moved}" in page
     why = run(fresh, "%lazy why")[0][0].splitlines()
     drawn = why[why.index(f"where the cut lies: {moved}") + 1 :]
@@ -106,7 +109,7 @@ def test_an_evaluation_that_reads_is_not_drawn_as_a_cut_of_the_training(fresh):
 
     why = lazyrt.explain()
     assert why is not None
-    assert why.top.kind == "new_program"
+    assert why.top.kind == "other_step"
     assert "cut before" not in page
 
 

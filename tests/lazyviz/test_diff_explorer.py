@@ -10,6 +10,7 @@ from torch import nn
 import lazyrt
 import lazyviz
 from lazygraph import diff, parse
+from lazyviz.draw.model import MARKS
 from lazyviz.inspection.diff_explorer import DiffExplorer
 from lazyviz.inspection.protocol import RequestError
 from tests.conftest import displayed
@@ -35,7 +36,8 @@ def words(markup):
 
 
 def box_of(explorer, mark):
-    return next(k for k, node in enumerate(explorer.shown.nodes) if node.mark == mark)
+    boxes = enumerate(explorer.shown.boxes)
+    return next(k for k, box in boxes if MARKS[box.change] == mark)
 
 
 def select(explorer, mark):
@@ -62,8 +64,10 @@ def test_each_box_is_a_button_that_says_what_became_of_it(explorer):
     drawn = explorer.drawing()
 
     labels = re.findall(r'data-b="\d+"[^>]*role="button" aria-label="([^"]*)"', drawn)
-    assert len(labels) == len(explorer.shown.nodes)
-    assert any(label.startswith("added + negate f32[4]") for label in labels)
+    assert len(labels) == len(explorer.shown.boxes)
+    assert any(
+        label.startswith("added, + negate, negate %n, f32[4]") for label in labels
+    )
     assert "<a " not in drawn  # a link in an output leads somewhere else
 
 
@@ -92,7 +96,7 @@ def test_what_only_one_side_has_says_so(explorer):
 
 def test_what_it_reads_leads_on_and_what_is_not_drawn_is_drawn(explorer):
     ask(explorer, kind="focus", node=explorer._program.number("b", 2), hops=0)
-    assert [node.label for node in explorer.shown.nodes] == ["+ negate"]
+    assert [box.label for box in explorer.shown.boxes] == ["+ negate"]
     told = panel_of(ask(explorer, kind="node", node=explorer._program.number("b", 2)))
 
     drawn, shown = ask(explorer, kind="node", node=numbers(told)[0])
@@ -161,8 +165,8 @@ def test_a_search_finds_on_both_sides_what_differs_first(explorer):
     found, told = ask(explorer, kind="search", text="f32[4] m.py")
 
     assert found["count"] == 2
-    assert {explorer.shown.nodes[k].label for k in found["boxes"]} == {
-        "~ fusion",
+    assert {explorer.shown.boxes[k].label for k in found["boxes"]} == {
+        "~ fusion: f",
         "⇄ exponential",
     }
     assert words(told["html"]).startswith("2 matches")
@@ -217,7 +221,7 @@ def test_showing_a_diff_holds_no_tensor_and_runs_nothing(lab):
     before = lazyrt.counters(), lazyrt.pending_graph().fingerprint
 
     explorer = lazyviz.diff(one, two).explorer
-    for k in range(len(explorer.shown.nodes)):
+    for k in range(len(explorer.shown.boxes)):
         ask(explorer, kind="select", box=k)
     after = lazyrt.counters(), lazyrt.pending_graph().fingerprint
     live = len(lazyrt.live_tensors())

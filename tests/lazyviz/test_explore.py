@@ -13,13 +13,13 @@ import lazyrt
 import lazyviz
 from lazygraph import HloError
 from lazyrt.observe import events
+from lazyviz.draw.fold import fold_by
+from lazyviz.draw.model import Box, DrawGraph
+from lazyviz.draw.svg import draw
 from lazyviz.inspection.explorer import MOST_BOXES, Explorer
 from lazyviz.inspection.protocol import RequestError
 from lazyviz.inspection.subjects import pending_subject, subject_of
-from lazyviz.render.collapse import fold_by
-from lazyviz.render.model import Box, DrawGraph
 from lazyviz.render.python import python_call
-from lazyviz.render.svg import draw
 from tests.conftest import displayed
 from tests.harness import bytecodes_of, thinned
 
@@ -446,7 +446,7 @@ def test_lowered_programs_show_what_is_known_of_the_ir_behind_them(clean_runtime
 
 def test_every_shade_of_an_overlay_has_words():
     graph = DrawGraph(boxes=(Box(label="a", members=(1,)),), edges=(), nodes=1)
-    from lazyviz.render.overlay import Amounts
+    from lazyviz.draw.palette import Amounts
 
     painted = Amounts(title="<b>", nodes={1: 5.0}).paint(graph)
 

@@ -8,11 +8,10 @@ from torch import nn
 
 import lazyrt
 from lazyrt.execution import cost_model
+from lazyviz.draw.model import Box, DrawGraph, inside, neighbourhood, restrict
 from lazyviz.inspection.explorer import Explorer
 from lazyviz.inspection.protocol import RequestError
 from lazyviz.inspection.subjects import pending_subject, subject_of
-from lazyviz.render.model import Box, DrawGraph
-from lazyviz.render.subgraph import inside, neighbourhood, restrict
 
 
 @pytest.fixture

@@ -11,9 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import lazyviz
-from lazyrt.observe.numbers import time_text
-from lazyrt.observe.report import Report
-from lazyrt.observe.series import Sample, Series, summarise
+from lazygraph.numbers import time_text
+from lazyrt.observe.report import Report, Sample, Series, summarise
 from lazyviz.foreign.evidence import EvidenceError
 from lazyviz.foreign.quantities import parse_quantity
 

@@ -8,11 +8,11 @@ import re
 import pytest
 
 from lazygraph import diff, parse
+from lazyviz.draw import svg
+from lazyviz.draw.diff_html import diff_page
+from lazyviz.draw.layout import lay_out
+from lazyviz.draw.model import Box, DrawGraph
 from lazyviz.inspection.diff_explorer import DiffExplorer
-from lazyviz.render import svg
-from lazyviz.render.diff_html import diff_page
-from lazyviz.render.layout import lay_out
-from lazyviz.render.model import Box, DrawGraph
 from tests.conftest import find_browser
 from tests.lazyviz.widget_pages import browsing_pages, mount, tell
 
@@ -147,7 +147,7 @@ def test_a_difference_opens_on_the_place_that_is_told_first(browser_tab):
 
     mount(browser_tab, "graph_view", shown | texts)
 
-    first = [node for node in explorer.shown.nodes if node.is_first]
+    first = [box for box in explorer.shown.boxes if box.is_first]
     left, top, width, height = seen(browser_tab)["box"]
     boxes = browser_tab.evaluate(
         "() => [...document.querySelectorAll('[data-first]')].map((e) => {"

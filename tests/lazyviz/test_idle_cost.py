@@ -166,7 +166,7 @@ def test_the_sanitiser_of_notebooks_knows_what_a_status_tells_of_the_device(
     told, strips = [], cast("session.Session", SimpleNamespace(strips=True))
     for flying in (0, running):
         monkeypatch.setattr(lazyrt, "in_flight", lambda n=flying: n)
-        told.append(tables.status(tables.status_rows(lazyrt, strips)))
+        told.append(tables.status(lazyrt, strips).to_text())
 
     assert told[0] != told[1]
     assert sanitised(told[0]) == sanitised(told[1])

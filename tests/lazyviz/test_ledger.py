@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from lazyviz.render.palette import PHASES
+from lazyviz.draw.palette import PHASES
 from lazyviz.timing.ledger import Ledger
 
 

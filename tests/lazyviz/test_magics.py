@@ -7,9 +7,10 @@ from IPython.core.error import UsageError
 
 import lazyrt
 import lazyviz
-from lazyrt.execution.census import census
+from lazyrt.execution.graph_registry import graph_registry
 from lazyrt.observe import events
-from lazyviz.shell import commands, completion, magics
+from lazyviz.shell import completion, magics, program_commands
+from lazyviz.views import VIEWS
 from tests.conftest import displayed
 from tests.lazyviz.fakes import fake_tensor
 
@@ -328,7 +329,7 @@ def test_ops_of_a_step_cell_have_the_cells_lines(lab):
             "%lazy grph",
             (
                 "UsageError: %lazy has no subcommand 'grph'. Did you mean %lazy graph or "
-                f"%lazy graphs? It has {', '.join(completion.SUBCOMMANDS)}."
+                f"%lazy graphs? It has {', '.join(VIEWS)}."
             ),
         ),
         (
@@ -485,7 +486,7 @@ def test_an_error_of_the_expression_is_shown_without_our_own_lines(
 def test_help_lists_every_subcommand(lab, capsys):
     text = magics.LazyMagics.lazy.__doc__ or ""
 
-    for command in completion.SUBCOMMANDS:
+    for command in VIEWS:
         assert f"%lazy {command}" in text
     run(lab, "%lazy?")
     assert "Look into the lazy runtime" in capsys.readouterr().out
@@ -550,7 +551,7 @@ def test_help_in_a_page_has_a_row_for_each_command(lab):
     page = page_of(lab, "%lazy help")
 
     assert page.count("<table") == 5
-    for command in completion.SUBCOMMANDS:
+    for command in VIEWS:
         assert f"%lazy {command}" in page
     assert "may also be a step&#x27;s number" in page  # continued lines are joined
     assert "<td" in page_of(lab, "%lazy help why")
@@ -577,7 +578,7 @@ def test_nan_of_a_computed_tensor_tells_whether_it_is_finite(lab):
 
 
 def test_minimise_says_when_nothing_is_lacking(lab, capsys):
-    census.clear()
+    graph_registry.clear()
     run(lab, "for _ in range(2):\n    y = x + 1\n    lazyrt.mark_step()")
     last = max(record.last_step for record in lazyrt.compiled_graphs())
 
@@ -589,7 +590,7 @@ def test_minimise_says_when_nothing_is_lacking(lab, capsys):
 
 def test_diff_last_compares_the_graphs_that_why_compares(lab):
     """With a cut in each step the step before is another part of the program."""
-    census.clear()
+    graph_registry.clear()
     lines = (
         "for size in (4, 5):",
         "    y = torch.ones(size, device='lazyrt')",
@@ -611,7 +612,7 @@ NAMESPACE = {"loss": fake_tensor(1.0), "logits": fake_tensor(2.0), "n": 5, "_": 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("%lazy ", sorted(completion.SUBCOMMANDS)),
+        ("%lazy ", sorted(VIEWS)),
         ("%lazy st", ["status", "step"]),
         ("%%lazy ", ["eager", "step", "time"]),
         ("%lazy eager o", ["off", "on"]),
@@ -664,7 +665,7 @@ def test_a_long_listing_scrolls_in_a_box_and_ends(lab, monkeypatch):
 
     lab.run_cell("%lazy ir z")
     lab.run_cell("%lazy ir x")
-    monkeypatch.setattr(commands, "_MAX_LISTED", 1_000)
+    monkeypatch.setattr(program_commands, "_MAX_LISTED", 1_000)
     lab.run_cell("%lazy hlo z")
 
     tall, short, cut = (each["data"] for each in lab.display_pub.outputs)

@@ -4,8 +4,9 @@ import pytest
 
 import lazyrt
 from lazyrt.observe import events
+from lazyviz.draw import boxes, svg
 from lazyviz.inspection import tables
-from lazyviz.render import model, svg, text
+from lazyviz.render import text
 from lazyviz.render.strip import SingleOps, Strip, strip_line
 from lazyviz.timing.tally import Tally
 from tests.conftest import displayed
@@ -81,7 +82,7 @@ def test_the_drawing_marks_the_nodes_that_ran_again(lab):
     run(lab, "with lazyrt.op_by_op_mode(): b.cpu(); a.cpu()")
 
     graph = lazyrt.pending_graph(lab.user_ns["b"])
-    drawing = model.draw_graph(graph, runs=lazyrt.times_run(graph))
+    drawing = boxes.draw_graph(graph, runs=lazyrt.times_run(graph))
     picture = svg.draw(drawing).svg
 
     assert [(b.label, b.runs) for b in drawing.boxes if b.members] == [

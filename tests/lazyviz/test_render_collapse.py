@@ -2,11 +2,18 @@ from dataclasses import replace
 
 import pytest
 
-from lazyviz.render.collapse import collapse, fold_earlier, overview
-from lazyviz.render.measure import frame_paths, named_in_frames
-from lazyviz.render.model import BACKWARD, Box, DrawGraph, draw_graph, path_text
-from lazyviz.render.repeats import fold_repeats
-from lazyviz.render.subgraph import restrict
+from lazyviz.draw.boxes import draw_graph
+from lazyviz.draw.fold import collapse, fold_earlier, overview
+from lazyviz.draw.model import (
+    BACKWARD,
+    Box,
+    DrawGraph,
+    frame_paths,
+    named_in_frames,
+    path_text,
+    restrict,
+)
+from lazyviz.draw.repeats import fold_repeats
 from tests.lazyviz.ir_builder import chain, perceptron, transformer
 
 

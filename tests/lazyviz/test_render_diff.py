@@ -11,12 +11,11 @@ import pytest
 
 from lazygraph import diff, group_hunks, parse
 from lazyviz.__main__ import main
-from lazyviz.render.diff_dot import diff_dot
-from lazyviz.render.diff_html import diff_bundle, diff_fragment, diff_page
-from lazyviz.render.diff_model import union_graph
-from lazyviz.render.diff_panel import pairing_lines
-from lazyviz.render.diff_svg import diff_svg
-from lazyviz.render.diff_text import diff_text
+from lazyviz.draw.diff import union_graph
+from lazyviz.draw.diff_html import diff_bundle, diff_fragment, diff_page
+from lazyviz.draw.diff_text import diff_text, pairing_lines
+from lazyviz.draw.layout import lay_out, to_dot
+from lazyviz.draw.svg import emit
 from tests.hlo_pairs import graph_of_program, text_of, transformer
 
 BEFORE = """\
@@ -51,8 +50,8 @@ def test_a_diff_as_text():
     assert diff_text(found()).split("\n") == [
         "before → after",
         "3 → 4 instructions; +1 added, ~1 changed, ⇄1 with other operands; 1 place",
-        "1 instruction more: negate, first %n",
-        "in the calls of %f at m.py:3 in enc.0: tanh became sine: %t at m.py:3 in enc.0",
+        "code path changed: 1 op is new (negate), first %n",
+        "in the calls of %f at m.py:3 in enc.0: code path changed: %t at m.py:3 in enc.0 is sine, was tanh",
         "dead code on both sides, no effect on results: 1 constant(9) s32[] of aten__sum (4 bytes)",
         "@@ enc.0, enc.1  m.py:3  (3 instructions)",
         " ~ %f = f32[4] fusion(%x), calls=%fused, kind=kLoop",
@@ -134,10 +133,10 @@ def test_places_alike_are_drawn_once():
     b, _ = graph_of_program(transformer(4, dropout=range(4)))
     union = union_graph(diff(a, b))
 
-    assert {node.places for node in union.nodes if node.mark == "+"} == {4}
-    assert sum(node.mark == "+" for node in union.nodes) == 3
+    assert {box.count for box in union.boxes if box.change == "added"} == {4}
+    assert sum(box.change == "added" for box in union.boxes) == 3
     assert union.left_out == 21
-    assert "×4" in diff_dot(diff(a, b))
+    assert "×4" in to_dot(union)
 
 
 def test_a_change_that_reaches_every_layer_is_told_once_for_all_of_them():
@@ -159,9 +158,9 @@ def test_a_change_that_reaches_every_layer_is_told_once_for_all_of_them():
     assert sum("×5 places alike" in head for head in heads) >= 5
     assert all(head.count("encoder.layer") < 2 for head in heads)
     assert len(lines) < 90
-    drawn = [node for node in union_graph(found).nodes if node.mark == "~"]
-    assert "~ parameter" in [node.label for node in drawn]
-    assert {node.places for node in drawn} == {1, 5}
+    drawn = [box for box in union_graph(found).boxes if box.change == "changed"]
+    assert "~ parameter" in [box.label for box in drawn]
+    assert {box.count for box in drawn} == {1, 5}
 
 
 def test_a_large_difference_stays_small_on_paper():
@@ -170,9 +169,9 @@ def test_a_large_difference_stays_small_on_paper():
 
     union = union_graph(diff(a, b), 60)
 
-    assert len(union.nodes) <= 120
+    assert len(union.boxes) <= 120
     assert union.left_out > 1000
-    assert any(node.hidden for node in union.nodes)
+    assert any(box.hidden for box in union.boxes)
 
 
 @pytest.mark.slow
@@ -211,7 +210,7 @@ def test_the_page_of_forty_thousand_instructions_opens_on_the_difference(
 def test_graphviz_takes_the_dot():
     done = subprocess.run(
         ["dot", "-Tsvg"],
-        input=diff_dot(found()),
+        input=to_dot(union_graph(found())),
         capture_output=True,
         text=True,
         check=True,
@@ -221,20 +220,21 @@ def test_graphviz_takes_the_dot():
 
 
 def test_the_dot_names_marks_scopes_and_edges():
-    dot = diff_dot(found())
+    dot = to_dot(union_graph(found()))
 
     assert "+ negate\nf32[4]" in dot
-    assert 'label="enc.0"' in dot
+    assert 'tooltip="in calls: tanh → sine enc.0 m.py:3"' in dot
     assert 'color="#D55E00" penwidth=2 style=dashed' in dot  # the edge that is gone
 
 
 def test_boxes_of_the_picture_link_to_their_entries_on_the_page():
     page = diff_page(found())
-    picture = ET.fromstring(diff_svg(union_graph(found()), engine="layered"))
+    graph = union_graph(found())
+    picture = ET.fromstring(emit(graph, lay_out(graph, "layered"), links=True))
     links = {
         link.attrib["href"].lstrip("#")
         for link in picture.iter("{http://www.w3.org/2000/svg}a")
-        if all(child.attrib["class"] != "same" for child in link)
+        if all(child.attrib["class"] != "ds" for child in link)
     }
 
     assert links == {"b1", "b2", "b3"}
@@ -252,7 +252,9 @@ class Tags(HTMLParser):
 
 def test_a_box_says_in_words_what_differs_within_what_it_calls():
     """No fingerprint; loops within loops, constants by their value."""
-    details = {node.detail for node in union_graph(found()).nodes if node.mark == "~"}
+    details = {
+        box.detail for box in union_graph(found()).boxes if box.change == "changed"
+    }
     edits = {
         "tanh(%p)": ("sine(%p)", "in calls: tanh → sine"),
         "%c = f32[] constant(2)": (
@@ -270,12 +272,12 @@ def test_a_box_says_in_words_what_differs_within_what_it_calls():
             edited = edited.replace(
                 "  ROOT %n", "  %k = f32[4]{0} cosine(%h)\n  ROOT %n"
             )
-        (node,) = [
-            node
-            for node in union_graph(diff(parse(_CALLING), parse(edited))).nodes
-            if node.mark == "~"
+        (box,) = [
+            box
+            for box in union_graph(diff(parse(_CALLING), parse(edited))).boxes
+            if box.change == "changed"
         ]
-        assert node.detail in {words, words.replace("in calls", "in calls: in calls")}
+        assert box.detail in {words, words.replace("in calls", "in calls: in calls")}
         assert "#" not in diff_text(diff(parse(_CALLING), parse(edited)))
 
 
@@ -306,7 +308,7 @@ def test_the_page_shows_both_sides_and_what_differs_within_a_fusion():
     assert "differs within calls: %fused → %fused" in page
     assert "%t = f32[4] sine(%p)" in page
     assert "was %t = f32[4] tanh(%p)" in page
-    assert "<b>source</b> m.py:5" in page
+    assert "<b>line</b> m.py:5" in page
     assert "<b>module</b> enc.1" in page
 
 
@@ -380,8 +382,8 @@ def test_in_a_browser_a_click_on_each_box_unfolds_its_entry(
 
     assert sorted(entries) == ["#b0", "#b1", "#b2", "#b3"]
     assert "read by" in entries["#b0"]
-    assert "source m.py:3" in entries["#b1"]
+    assert "line m.py:3" in entries["#b1"]
     assert "module enc.0" in entries["#b1"]
     assert both.count("fusion(%x)") == 2
-    assert "source m.py:5" in entries["#b3"]
+    assert "line m.py:5" in entries["#b3"]
     assert followed.endswith("#b2")

@@ -3,8 +3,9 @@ import subprocess
 import pytest
 
 from lazyrt import Graph
-from lazyviz.render.dot import to_dot
-from lazyviz.render.model import Box, DrawGraph, draw_graph
+from lazyviz.draw.boxes import draw_graph
+from lazyviz.draw.layout import to_dot
+from lazyviz.draw.model import Box, DrawGraph
 from tests.lazyviz.ir_builder import Builder, data, perceptron
 
 HOSTILE = (

@@ -6,8 +6,10 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from lazyviz.doc import Table
+from lazyviz.draw.boxes import draw_graph
+from lazyviz.draw.model import Box, DrawGraph
 from lazyviz.render import html, strip_html
-from lazyviz.render.model import Box, DrawGraph, draw_graph
 from lazyviz.render.page import Section, page_html
 from lazyviz.render.strip import Barrier, Fallback, Strip
 from tests.lazyviz.ir_builder import perceptron, transformer
@@ -160,7 +162,7 @@ def test_what_costs_time_is_told_without_unfolding():
         html.muted(HOSTILE),
         html.pre(HOSTILE),
         html.folded(HOSTILE, "<b>kept</b>"),
-        html.table([HOSTILE], [[HOSTILE], [1234]]),
+        Table([HOSTILE], [[HOSTILE], [1234]]).to_html(),
     ],
 )
 def test_every_part_escapes_its_texts(source):
@@ -185,14 +187,14 @@ def test_every_part_escapes_its_texts(source):
     ],
 )
 def test_a_long_word_in_a_table_may_end_a_line_where_a_part_of_it_ends(cell, shown):
-    page = html.table(["what"], [[cell]])
+    page = Table(["what"], [[cell]]).to_html()
 
     assert f">{shown}</td>" in page
     ET.fromstring(page)
 
 
 def test_a_duration_of_minutes_and_seconds_may_stand_in_two_lines():
-    page = html.table(["total"], [["15m55.564619s"], ["01s002ms"]])
+    page = Table(["total"], [["15m55.564619s"], ["01s002ms"]]).to_html()
 
     assert ">15m<wbr/>55.564619s</td>" in page
     assert page.count("text-align:right") == 3

@@ -5,11 +5,11 @@ import stat
 
 import pytest
 
-from lazyviz.render.collapse import collapse
-from lazyviz.render.layered import place
-from lazyviz.render.layout import engines, lay_out
-from lazyviz.render.measure import box_size
-from lazyviz.render.model import Box, DrawGraph, draw_graph
+from lazyviz.draw.boxes import draw_graph
+from lazyviz.draw.fold import collapse
+from lazyviz.draw.layered import place
+from lazyviz.draw.layout import engines, lay_out
+from lazyviz.draw.model import Box, DrawGraph, box_size
 from tests.lazyviz.ir_builder import perceptron, transformer
 
 ENGINES = [

@@ -1,5 +1,6 @@
 from lazyrt import Graph
-from lazyviz.render.model import BACKWARD, draw_graph
+from lazyviz.draw.boxes import draw_graph
+from lazyviz.draw.model import BACKWARD
 from tests.lazyviz.ir_builder import Builder, data, perceptron
 
 

@@ -4,10 +4,11 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from lazyviz.render.legend import legend_svg
-from lazyviz.render.model import Box, DrawGraph, draw_graph
-from lazyviz.render.palette import stylesheet
-from lazyviz.render.svg import draw
+from lazyviz.draw.boxes import draw_graph
+from lazyviz.draw.layout import lay_out
+from lazyviz.draw.model import Box, DrawGraph
+from lazyviz.draw.palette import stylesheet
+from lazyviz.draw.svg import draw, emit, legend_svg
 from tests.lazyviz.ir_builder import chain, perceptron, transformer
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -189,3 +190,51 @@ def test_a_name_of_twenty_thousand_letters_makes_no_large_picture():
     graph = DrawGraph(boxes=(box, box), edges=((0, 1),), nodes=2)
 
     assert len(draw(graph, engine="layered").svg) < 16_000
+
+
+def difference():
+    """Return a drawing in which one box is new and one edge is gone."""
+    boxes = (
+        Box(label="x", change="same"),
+        Box(label="+ tanh", change="added", count=2, hidden=3, anchor="b1"),
+        Box(label="~ add", change="changed"),
+    )
+    return DrawGraph(
+        boxes=boxes,
+        edges=((0, 1), (0, 2), (1, 2)),
+        added=frozenset({(0, 1), (1, 2)}),
+        removed=frozenset({(0, 2)}),
+    )
+
+
+def test_a_box_of_a_diff_has_the_class_and_the_words_of_its_change():
+    root = ET.fromstring(emit(difference(), lay_out(difference(), "layered")))
+
+    assert [group.get("class") for group in nodes(root)] == ["ds", "da", "dc"]
+    assert nodes(root)[1].get("aria-label") == (
+        "added, + tanh ×2, 2 places alike, … 3 neighbours not drawn"
+    )
+    edges = [path for path in root.iter(f"{SVG}path") if "M" in path.get("d", "")]
+    assert {path.get("class") for path in edges} == {"e dr", "a dr", "e da", "a da"}
+    legend = [text.text for text in root.iter(f"{SVG}text") if text.get("class") == "h"]
+    assert legend == ["+ added", "~ changed", "the same"]
+
+
+def test_a_diff_follows_the_theme_and_leaves_other_drawings_of_a_page_alone():
+    """Rules for boxes of a diff name its own class: a page has the rules of all its drawings."""
+    style = stylesheet(inline=True, diff=True)
+
+    assert "--dsf:#FFFFFF" in style
+    assert "--dsf:#23282F" in style
+    assert ".lzd g>rect" in style
+    assert ".lzd" not in stylesheet(inline=True)
+    assert len(stylesheet(diff=True)) < len(stylesheet())
+
+
+def test_edges_that_came_and_went_follow_where_boxes_are_folded():
+    graph = difference()
+
+    part = graph.rewired(graph.boxes[1:], [(0, 1)], {1: 0, 2: 1})
+
+    assert part.added == {(0, 1)}
+    assert part.removed == frozenset()

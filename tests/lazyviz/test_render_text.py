@@ -1,6 +1,7 @@
 import pytest
 
 from lazyrt import Graph
+from lazyviz.doc import Table
 from lazyviz.render import text
 from lazyviz.render.strip import Barrier, Fallback, Strip, strip_parts, strip_text
 from tests.lazyviz.ir_builder import Builder, data, perceptron
@@ -92,7 +93,7 @@ def test_sizes_round_into_the_next_unit(nbytes, shown):
 def test_a_table_aligns_numbers_to_the_right_and_stays_on_one_line_a_row():
     rows = [["user\nprogram", 1234, 0.5], ["read", 5, 2.25]]
 
-    assert text.table(["cause", "ops", "ms"], rows) == (
+    assert Table(["cause", "ops", "ms"], rows).to_text() == (
         "cause           ops    ms\n"
         "------------  -----  ----\n"
         "user program  1,234   0.5\n"
@@ -101,7 +102,7 @@ def test_a_table_aligns_numbers_to_the_right_and_stays_on_one_line_a_row():
 
 
 def test_a_table_without_rows_is_its_header():
-    assert text.table(["step", "cause"], []) == "step  cause\n----  -----"
+    assert Table(["step", "cause"], []).to_text() == "step  cause\n----  -----"
 
 
 def test_a_listing_shows_every_op_with_its_origin():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import lazyviz
-from lazyrt.control import recording
+from lazyrt.control import flight_recorder
 from lazyviz.__main__ import main
 from lazyviz.divergence import record_file
 from lazyviz.divergence.alignment import align
@@ -34,8 +34,8 @@ def found_in(folder, *programs, now=BEGUN + 20, **more):
 def test_the_reader_knows_the_format_that_is_written():
     """It reads without torch, so it cannot take the names from the writer."""
     assert (record_file.FORMAT, record_file.VERSION) == (
-        recording.FORMAT,
-        recording.VERSION,
+        flight_recorder.FORMAT,
+        flight_recorder.VERSION,
     )
 
 

@@ -14,19 +14,20 @@ import torch
 import lazyviz
 from lazygraph import diff
 from lazygraph.graph import PARAMETER, GraphBuilder, Origin
-from lazyrt.control.live_listing import LiveReport
-from lazyrt.control.live_rows import Growth, LiveRow, Waiting
-from lazyrt.execution.looking import Look
-from lazyrt.execution.summaries import Summary
-from lazyrt.ir.snapshot import Name
+from lazygraph.snapshot import Name
+from lazyrt.control.live_tensors import Growth, LiveReport, LiveRow, Waiting
+from lazyrt.execution.preview import Look, Summary
 from lazyrt.observe.events import Site
+from lazyviz.doc import Table
 from lazyviz.documents import tour
+from lazyviz.draw import layout as dot
+from lazyviz.draw import panel, svg
+from lazyviz.draw.model import Box, DrawGraph
 from lazyviz.foreign.programs import Programs
 from lazyviz.inspection.comparison import DiffView, MinimisedView
 from lazyviz.inspection.diff_explorer import DiffExplorer
-from lazyviz.render import dot, escape, html, panel, strip_html, svg, text
+from lazyviz.render import escape, html, strip_html
 from lazyviz.render.live import Target, answer, live_table, question
-from lazyviz.render.model import Box, DrawGraph
 from lazyviz.render.page import Section, page_html, timeline_script
 from lazyviz.render.state import Apart, Left, Looked, Redundant, Repeat, State
 from lazyviz.render.strip import Barrier, Fallback, SingleOps, Strip, strip_text
@@ -212,7 +213,7 @@ def pages(payload):
     yield "live table", live_table(live, targets, "size", reverse=False)
     yield "live question", question(payload, 2, payload)
     yield "live answer", answer(payload, failed=True)
-    yield "table", html.table([payload, "n"], [(payload, 1)])
+    yield "table", Table([payload, "n"], [(payload, 1)]).to_html()
     section = Section(title=payload, body=html.muted(payload), anchor=payload)
     yield "page", page_html(payload, [section], generator=payload, is_locked=True)
     first, group = graph.boxes
@@ -278,7 +279,7 @@ def test_there_are_enough_payloads():
 @pytest.mark.parametrize("number", range(len(PAYLOADS)))
 def test_a_terminal_is_sent_no_control_character(number, monkeypatch):
     payload = PAYLOADS[number]
-    shown = strip_text(strip(payload)) + text.table([payload], [[payload]])
+    shown = strip_text(strip(payload)) + Table([payload], [[payload]]).to_text()
 
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]", shown)
     # A line of its own would be taken for one of ours.

@@ -3,14 +3,14 @@
 import pytest
 
 import lazyrt
-from lazyrt.execution.census import census
+from lazyrt.execution.graph_registry import graph_registry
 from lazyviz.render.strip import compiled_text
 from tests.conftest import displayed
 
 
 @pytest.fixture(autouse=True)
 def _no_graphs(clean_runtime):
-    census.clear()
+    graph_registry.clear()
 
 
 def run(shell, code):
@@ -28,14 +28,14 @@ TWO = "for n in (3, 4):\n    y = torch.ones(n, device='cpu').to('lazyrt') * 2\n 
 
 
 def test_the_strip_says_recompiled_and_names_the_variable(lab):
-    census.clear()
+    graph_registry.clear()
     run(lab, "def f(v):\n    with lazyrt.step():\n        return v.exp() + 1")
     run(lab, "a = torch.ones(3).to('lazyrt')\nr = f(a)")
     lab.display_pub.outputs.clear()
     run(lab, "a = torch.ones(5).to('lazyrt')\nr = f(a)")
 
     (strip,) = displayed(lab)
-    assert "recompiled: input `v` f32[3] is now f32[5]" in strip
+    assert "recompiled: input `v` is f32[5], was f32[3]" in strip
 
 
 def test_the_first_graph_is_compiled_and_others_are_recompiled():
@@ -44,7 +44,7 @@ def test_the_first_graph_is_compiled_and_others_are_recompiled():
 
 
 def test_why_gives_causes_cells_lines_and_what_to_do(lab):
-    census.clear()
+    graph_registry.clear()
     assert printed(lab, "%lazy why") == "No step was compiled yet."
     run(
         lab,
@@ -56,8 +56,8 @@ def test_why_gives_causes_cells_lines_and_what_to_do(lab):
     shown = printed(lab, "%lazy why")
     assert "compiled graph.2, nearest graph.1" in shown
     assert " ms" in shown.splitlines()[0]
-    assert "the same 2 operations at cell" in shown
-    assert "came 3 times instead of 2" in shown
+    assert "the loop at cell" in shown
+    assert "ran 3 times, 2 in graph.1" in shown
     assert "fix: run the loop a fixed number of times" in shown
     step = lazyrt.compiled_graphs()[1].first_step
     assert printed(lab, f"%lazy why {step}") == shown
@@ -66,7 +66,7 @@ def test_why_gives_causes_cells_lines_and_what_to_do(lab):
 
 
 def test_graphs_is_a_census(lab):
-    census.clear()
+    graph_registry.clear()
     assert printed(lab, "%lazy graphs") == "No step graph was compiled yet."
     run(lab, TWO)
 
@@ -106,7 +106,7 @@ def test_many_ops_that_are_no_loop_raise_no_alarm(lab, monkeypatch):
 
 
 def test_what_an_earlier_cell_left_pending_is_told_by_its_cell(lab):
-    census.clear()
+    graph_registry.clear()
     step = "with lazyrt.step():\n    r = (a.exp() * 2).sum()"
     run(lab, "import torch\na = torch.ones(3).to('lazyrt')")
     run(lab, step)
@@ -126,7 +126,7 @@ def test_what_an_earlier_cell_left_pending_is_told_by_its_cell(lab):
 
 
 def test_a_step_in_a_function_of_an_earlier_cell_ran_what_a_later_one_had_left(lab):
-    census.clear()
+    graph_registry.clear()
     run(lab, "import torch\na = torch.ones(3).to('lazyrt')")
     run(
         lab,
@@ -158,7 +158,7 @@ LEFT = {
 def test_work_that_an_earlier_cell_left_is_the_one_cause_whoever_records_or_reads_it(
     lab, left
 ):
-    census.clear()
+    graph_registry.clear()
     run(
         lab,
         "import torch\na = torch.ones(3).to('lazyrt')\n"
@@ -180,7 +180,7 @@ def test_work_that_an_earlier_cell_left_is_the_one_cause_whoever_records_or_read
 
 
 def test_an_edit_of_a_step_that_spans_cells_is_no_work_that_was_left(lab):
-    census.clear()
+    graph_registry.clear()
     run(lab, "import torch\na = torch.ones(3).to('lazyrt')\nlazyrt.mark_step()")
     for first in ("h = (a * 2).exp()", "h = (a * 2).exp()", "h = (a * 2).exp().sqrt()"):
         run(lab, first)
@@ -194,7 +194,7 @@ def test_an_edit_of_a_step_that_spans_cells_is_no_work_that_was_left(lab):
 
 def test_a_model_that_compiles_often_is_read_from_one_table(lab):
     """Which graphs there are, what each cost, and why it is not the one before."""
-    census.clear()
+    graph_registry.clear()
     run(lab, TWO.replace("(3, 4)", "(3, 4, 5)"))
 
     lines = printed(lab, "%lazy graphs").splitlines()
@@ -202,7 +202,7 @@ def test_a_model_that_compiles_often_is_read_from_one_table(lab):
     assert [row[0] for row in rows] == ["graph.1", "graph.2", "graph.3"]
     assert len({row[1] for row in rows}) == 3
     assert [row[-3] for row in rows[1:]] == ["graph.1", "graph.2"]
-    assert "is now f32[4]" in lines[6]
+    assert "is f32[4], was f32[3]" in lines[6]
     assert lines[7].endswith("it grows from graph to graph: 3, 4, 5")
     assert lines[-1].startswith("3 graphs, compiled in ")
 

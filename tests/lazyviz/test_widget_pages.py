@@ -8,18 +8,18 @@ from typing import get_args
 import pytest
 
 import lazyrt
-from lazyrt.control.live_listing import LiveReport
+from lazygraph.snapshot import Name
+from lazyrt.control.live_tensors import LiveReport
 from lazyrt.execution.executables import CachedExecutable
-from lazyrt.ir.snapshot import Name
+from lazyviz.draw import panel, svg
+from lazyviz.draw.layout import lay_out
+from lazyviz.draw.model import BACKWARD, Box, DrawGraph, Kind
+from lazyviz.draw.svg import legend_svg
 from lazyviz.inspection import executables
 from lazyviz.inspection.comparison import DiffView
 from lazyviz.inspection.diff_explorer import DiffExplorer
-from lazyviz.render import panel, svg
 from lazyviz.render.escape import markup
-from lazyviz.render.layout import lay_out
-from lazyviz.render.legend import legend_svg
 from lazyviz.render.live import Target, answer, live_table, question
-from lazyviz.render.model import BACKWARD, Box, DrawGraph, Kind
 from lazyviz.render.timeline import timeline_svg
 from tests.lazyviz import test_safety
 from tests.lazyviz.poisoned import timeline_of
@@ -103,7 +103,7 @@ def state(name, text):
 def diff_state(text):
     """Return the traits of the view of a diff, with all that its panel can show."""
     explorer = DiffExplorer(test_safety.difference(text))
-    kinds = [{"kind": "select", "box": k} for k in range(len(explorer.shown.nodes))]
+    kinds = [{"kind": "select", "box": k} for k in range(len(explorer.shown.boxes))]
     kinds += [{"kind": "follow", "node": 0}, {"kind": "search", "text": "add"}]
     panels = [
         reply["html"]
@@ -299,7 +299,7 @@ def test_a_narrow_notebook_shows_all_columns_of_a_table(tab, name):
             in_memory=True, on_disk=True, compile_ns=12_345_000_000, hits=1_234,
             is_usable=True,
         )  # fmt: skip
-        told["table"] = executables.to_html([entry], live=True)
+        told["table"] = executables.live_html([entry])
     scroll = {"live_view": ".lzl-scroll", "cache_view": ".lzx-host"}[name]
     mount(tab, name, told)
     wide = tab.viewport_size

@@ -18,8 +18,8 @@ from torch.nn import functional
 import lazyrt
 from lazyrt import config
 from lazyrt.errors import ArgumentCheckError, StepSyncError
-from lazyrt.execution import late_checks, transfer, watcher
-from lazyrt.frontend import torch_checks, warned
+from lazyrt.execution import completion, deferred_asserts, transfer
+from lazyrt.frontend import torch_checks, warning_sites
 from lazyrt.ir.live import Buffer
 from lazyrt.observe import events
 from tests.harness import DEVICE
@@ -229,7 +229,7 @@ def test_a_check_is_told_apart_from_a_look_of_the_user():
 @pytest.fixture(autouse=True)
 def no_check_is_left():
     yield
-    late_checks.forget()
+    deferred_asserts.forget()
 
 
 def test_steps_of_a_variational_autoencoder_are_one_graph_and_one_execution_each():
@@ -357,7 +357,7 @@ def test_weights_of_a_covariance_are_checked_as_on_the_cpu(monkeypatch):
         "fweights": torch.tensor([1, 0, 0, 0, 0, 0]),
         "correction": 3,
     }
-    monkeypatch.setattr(warned, "_said", set())
+    monkeypatch.setattr(warning_sites, "_said", set())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         want = torch.cov(x, **few)
@@ -430,9 +430,11 @@ def test_a_barrier_does_not_wait_for_a_check_that_still_runs(monkeypatch):
     lazyrt.mark_step()
 
     assert x.sum().item() == 6
-    monkeypatch.setattr(watcher, "wait_for", lambda data: setattr(data, "ready", True))
+    monkeypatch.setattr(
+        completion, "wait_for", lambda data: setattr(data, "ready", True)
+    )
     with pytest.raises(ArgumentCheckError, match="it is wrong"):
-        late_checks.raise_failed(wait=True)
+        deferred_asserts.raise_failed(wait=True)
 
 
 def wait_for_step():
@@ -478,8 +480,8 @@ def test_values_that_the_device_computes_are_refused_once_their_step_has_run(wha
 def test_a_check_of_values_costs_no_execution_and_passes_good_ones():
     x = long_chain().abs().clamp(0.5, 1)
 
-    drawn = torch.bernoulli(x), torch.multinomial(x, 1), torch.normal(x, x)
-    drawn += (torch.zeros(2, *x.shape, device=DEVICE).masked_scatter_(x > 2, x),)
+    drawn = [torch.bernoulli(x), torch.multinomial(x, 1), torch.normal(x, x)]
+    drawn.append(torch.zeros(2, *x.shape, device=DEVICE).masked_scatter_(x > 2, x))
     wait_for_step()
 
     assert lazyrt.counters()["executions"] == 1

@@ -9,7 +9,7 @@ import torch
 
 import lazyrt
 from lazyrt import jax_compat
-from lazyrt.execution import cache, cost_model, watcher
+from lazyrt.execution import cache, completion, cost_model
 from lazyrt.execution.cost_model import Part
 from tests.harness import cold_start
 
@@ -246,7 +246,7 @@ def test_a_machine_is_timed_once_and_in_no_count(tmp_path, monkeypatch):
     seen: list[object] = []
 
     with monkeypatch.context() as busy:
-        busy.setattr(watcher, "in_flight", lambda: 1)
+        busy.setattr(completion, "in_flight", lambda: 1)
         inspection.cost(node)
     while_busy = len(compiled)
     with lazyrt.subscribe(seen.append):

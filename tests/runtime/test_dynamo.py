@@ -12,7 +12,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import lazyrt
-from lazyrt.frontend import compiled_code
+from lazyrt.frontend import provenance
 from lazyrt.observe import events
 from tests.harness import DEVICE, ROOT, assert_same, cold_start, recorded, run_python
 
@@ -143,15 +143,15 @@ def test_another_shape_is_captured_again_and_a_break_in_the_graph_goes_on():
 
 def test_the_lines_of_a_graph_are_forgotten_with_it():
     gc.collect()  # graphs of earlier tests
-    before = len(compiled_code._lines)
+    before = len(provenance._lines)
     graph = torch.fx.symbolic_trace(lambda x: x + 1)
-    compiled_code.note_lines(graph)
-    assert len(compiled_code._lines) == before + 1
+    provenance.note_generated_lines(graph)
+    assert len(provenance._lines) == before + 1
 
     del graph
     gc.collect()
 
-    assert len(compiled_code._lines) == before
+    assert len(provenance._lines) == before
 
 
 def test_a_stand_in_of_the_compilers_can_be_printed():

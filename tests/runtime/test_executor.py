@@ -17,7 +17,7 @@ import lazyrt
 from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import FrozenError, LazyRuntimeError
-from lazyrt.execution import compiler, cost_model, executor, watcher
+from lazyrt.execution import compiler, completion, cost_model, executor
 from lazyrt.execution.executor import barrier
 from lazyrt.frontend.buffers import state_of
 from lazyrt.ir import live
@@ -260,7 +260,9 @@ def op_by_op():
 @pytest.mark.parametrize("make", [eager_op, op_by_op])
 def test_watching_an_op_that_ran_alone_keeps_no_large_result(make, monkeypatch):
     """While it runs, the next barrier may overwrite what it makes."""
-    monkeypatch.setattr(watcher, "_notice", lambda: None)  # nothing ends before a look
+    monkeypatch.setattr(
+        completion, "_notice", lambda: None
+    )  # nothing ends before a look
     x = make()
 
     assert donated(lambda: x.add_(1)) == 1
@@ -275,7 +277,7 @@ def test_watching_a_peek_keeps_no_large_result(monkeypatch):
     def watch(token, **_):
         tokens.append(token)
 
-    monkeypatch.setattr(watcher, "watch", watch)
+    monkeypatch.setattr(completion, "watch", watch)
     monkeypatch.setattr(cost_model, "slice_is_cheaper", lambda cone: False)
     lazyrt.materialise(x * 3)
 

@@ -9,7 +9,7 @@ from torch.distributions import MultivariateNormal
 
 import lazyrt
 from lazyrt import config
-from lazyrt.execution import late_checks
+from lazyrt.execution import deferred_asserts
 from lazyrt.observe import events
 from tests.harness import assert_same, lazy, recorded, run_python
 
@@ -247,7 +247,7 @@ def test_a_package_that_catches_it_gets_it_unless_it_calls_back(tmp_path, monkey
 
     factor = package.call(plain, after_many_ops(lazy(NOT_POSITIVE)))
     assert isinstance(factor, torch.Tensor)
-    late_checks.forget()
+    deferred_asserts.forget()
 
 
 @pytest.mark.lazy_only("is about what is pending")

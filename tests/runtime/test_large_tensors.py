@@ -8,7 +8,7 @@ import torch
 import lazyrt
 from lazyrt.errors import UsageError
 from lazyrt.execution import transfer
-from lazyrt.execution.looking import WHOLE
+from lazyrt.execution.preview import WHOLE
 from lazyrt.observe import events
 from tests.harness import DEVICE, recorded
 

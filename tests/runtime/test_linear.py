@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 import lazyrt
-from lazyrt.control.rehearsal import rehearse
+from lazyrt.control.dry_run import dry_run
 from lazyrt.frontend import linear, record
 from lazyrt.observe import events
 
@@ -201,7 +201,7 @@ def test_a_derivative_has_its_forward_calls_nodes_whatever_lies_between(shape):
         loss = layer(hidden).sum()
         if between:
             record.begin_run()
-            rehearse(layer, hidden)
+            dry_run(layer, hidden)
             record.begin_run()
         loss.backward()
         found.append(lazyrt.pending_graph().fingerprint)

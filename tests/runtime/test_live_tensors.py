@@ -14,12 +14,12 @@ from torch import nn
 import lazyrt
 from lazyrt import Graph
 from lazyrt.control.append_site import line_of_keeping
-from lazyrt.control.live_rows import NOT_FOUND, LiveRow, held_by
+from lazyrt.control.live_tensors import NOT_FOUND, LiveRow, held_by
 from lazyrt.errors import UsageError
 from lazyrt.frontend import record
 from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.provenance import set_cell_namer
-from lazyrt.ir.cones import cone_sizes
+from lazyrt.ir.costs import ancestor_counts
 from lazyrt.observe import events
 from lazyrt.observe.events import Site
 from tests.graphs import Program
@@ -491,7 +491,7 @@ def test_the_number_of_nodes_is_that_of_each_cone():
         wanted += [v for v in values if v is not None and v.node is not None]
     assert len(wanted) > 10
 
-    sizes = cone_sizes(wanted)
+    sizes = ancestor_counts(wanted)
 
     for value in wanted:
         assert sizes[value] == len(Graph([value]).nodes)
@@ -499,16 +499,16 @@ def test_the_number_of_nodes_is_that_of_each_cone():
 
 @pytest.mark.not_eager("looks at what is pending")
 def test_cones_are_counted_over_blocks(monkeypatch):
-    from lazyrt.ir import cones
+    from lazyrt.ir import costs
 
-    monkeypatch.setattr(cones, "_BLOCK", 7)
+    monkeypatch.setattr(costs, "_BLOCK", 7)
     x = torch.ones(2, device=DEVICE)
     for _ in range(30):
         x = x + x.sin()
     value = state_of(x).base.value
     assert value is not None
 
-    assert cone_sizes([value]) == {value: len(Graph([value]).nodes)}
+    assert ancestor_counts([value]) == {value: len(Graph([value]).nodes)}
 
 
 def test_looking_changes_neither_graph_nor_counts():

@@ -11,7 +11,7 @@ import lazyrt
 from lazyrt.errors import UsageError
 from lazyrt.observe import events
 from lazyrt.observe.metrics import NAMES, Counters, Metrics
-from lazyrt.observe.series import Sample, Series, summarise
+from lazyrt.observe.report import Sample, Series, summarise
 from tests.harness import DEVICE, cold_start
 
 SITE = events.Site(file="/home/me/train.py", line=7, function="train")

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyrt.observe.numbers import bytes_text, duration_text, time_text, value_text
-from lazyviz.render.text import duration
+from lazygraph import numbers
+from lazygraph.numbers import bytes_text, time_text, value_text
+from lazyviz.render import text
 
 # What an old report printed, and what had been measured, in nanoseconds.
 PRINTED = [
@@ -54,21 +55,19 @@ def test_bytes_and_values_have_two_decimals():
     assert value_text(14_492) == "14492.00"
 
 
-def test_the_runtime_and_the_views_say_a_duration_in_one_way():
-    """`%lazy why`, a strip and a table never tell one compile's time in two ways."""
-    edges = [
-        0,
-        9.949,
-        9.95,
-        99.5,
-        999.4,
-        999.6,
-        59_499,
-        59_500,
-        60_000,
-        3_599_400,
-        3_599_600,
-    ]
-    spans = [scale * edge for edge in edges for scale in (1, 1e3, 1e6, 1e9)]
+def test_the_runtime_and_the_views_write_numbers_in_one_way():
+    """`%lazy why`, a strip and a table never write one compile's time in two ways."""
+    assert text.duration is numbers.duration_text
+    assert text.size is numbers.size_text
+    assert text.plural is numbers.plural
 
-    assert [duration_text(ns) for ns in spans] == [duration(ns) for ns in spans]
+
+def test_a_unit_is_left_where_its_rounded_value_reaches_the_next():
+    edges = (9.949, 9.95, 999.4, 999.6, 59_499, 59_500, 3_599_600)
+
+    assert [numbers.duration_text(1e6 * edge) for edge in edges] == [
+        "9.9 ms", "10 ms", "999 ms", "1.0 s", "59 s", "1 min", "1 h",
+    ]  # fmt: skip
+    assert [numbers.size_text(n) for n in (1023, 1024, 1_048_000, 1_048_570)] == [
+        "1,023 bytes", "1.0 KiB", "1023 KiB", "1.0 MiB",
+    ]  # fmt: skip

@@ -362,17 +362,17 @@ def test_threads_train_at_the_same_time_as_one_by_one():
 
 
 def test_other_threads_record_while_a_read_waits_for_the_device(monkeypatch):
-    from lazyrt.execution import watcher
+    from lazyrt.execution import completion
 
     waiting, go_on = threading.Event(), threading.Event()
-    wait_for = watcher.wait_for
+    wait_for = completion.wait_for
 
     def slow_device(data):
         waiting.set()
         assert go_on.wait(60), "nobody recorded while the read was waiting"
         wait_for(data)
 
-    monkeypatch.setattr(watcher, "wait_for", slow_device)
+    monkeypatch.setattr(completion, "wait_for", slow_device)
     x = torch.ones(3, device=DEVICE) * 2
     with ThreadPoolExecutor(1) as pool:
         read = pool.submit(x.tolist)
@@ -387,23 +387,23 @@ def test_other_threads_record_while_a_read_waits_for_the_device(monkeypatch):
 
 
 def test_data_waited_for_is_not_donated_by_another_threads_barrier(monkeypatch):
-    from lazyrt.execution import watcher
+    from lazyrt.execution import completion
 
     x = torch.ones(3, device=DEVICE)
     lazyrt.mark_step()
-    wait_for = watcher.wait_for
+    wait_for = completion.wait_for
 
     def overwrite():
         x.add_(1)
         lazyrt.mark_step()
 
     def overwritten_meanwhile(data):
-        monkeypatch.setattr(watcher, "wait_for", wait_for)
+        monkeypatch.setattr(completion, "wait_for", wait_for)
         with ThreadPoolExecutor(1) as pool:
             pool.submit(overwrite).result(timeout=60)
         wait_for(data)
 
-    monkeypatch.setattr(watcher, "wait_for", overwritten_meanwhile)
+    monkeypatch.setattr(completion, "wait_for", overwritten_meanwhile)
 
     assert x.tolist() == [1.0, 1.0, 1.0]
     assert x.tolist() == [2.0, 2.0, 2.0]

@@ -1,389 +1,1048 @@
-"""Why two programs of HLO or StableHLO differ, in sentences, and what was not compared."""
+"""The table of causes: each row names a fact, when it is a cause, and what a message says.
+
+The order of the rows is their rank: what stands higher takes an edit that both explain.
+"""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from lazygraph.diff import nested_diffs
-from lazygraph.explain.edit_causes import edit_sentences
-from lazygraph.explain.embedded_constants import embedded
-from lazygraph.explain.repeated_blocks import blocks
-from lazygraph.graph import CONSTANT, PARAMETER
-from lazygraph.normalize import attributes, meshes_of
-from lazygraph.read.hlo_module import HloModule, lacks_attributes
-from lazygraph.read.mlir_text import closing, split_commas
-from lazygraph.read.stablehlo import MlirModule
+from lazygraph.explain import attribute as spread
+from lazygraph.explain.compare import position
+from lazygraph.explain.facts import dtype_of, in_scope, lbfgs, shape_of, update_lines
+from lazygraph.explain.sentences import at
+from lazygraph.numbers import listed, plural
+from lazygraph.snapshot import OPERAND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable
 
-    from lazygraph.diff import GraphDiff
-    from lazygraph.graph import Graph
-
-    _Sides = tuple[set[int], set[int]]
-
-# What stands for a large constant in HLO and in MLIR.
-ELIDED = frozenset({"{...}", "__elided__"})
-
-
-def unseen(found: GraphDiff) -> Iterator[str]:
-    """Yield what was not compared, as one dump or both leave it out."""
-    bare = [_is_bare(found.a), _is_bare(found.b)]
-    if any(bare):
-        yield (
-            f"not compared: dimensions and elements of tuples, which {_whose(*bare)} out; print "
-            "with `print_extra_attributes`"
-        )
-    before, now = _elided(found.a), _elided(found.b)
-    if before or now:
-        count = max(before, now)
-        what = "value of a constant" if count == 1 else f"values of {count:,} constants"
-        yield (
-            f"not compared: the {what}, which {_whose(bool(before), bool(now))} out; print "
-            "with `print_large_constants`"
-        )
+    from lazygraph.explain.attribute import Claim, Closure
+    from lazygraph.explain.compare import Comparison, Side
+    from lazygraph.explain.facts import Fact, Row
+    from lazygraph.explain.model import Kind
+    from lazygraph.explain.sentences import Fields
+    from lazygraph.snapshot import Vertex
 
 
-def _is_bare(graph: Graph) -> bool:
-    return isinstance(graph.source, HloModule) and lacks_attributes(graph.source)
+@dataclass(frozen=True, slots=True)
+class CauseRow:
+    """One row of the table.
 
-
-def _whose(first: bool, second: bool) -> str:  # noqa: FBT001
-    if first and second:
-        return "both dumps leave"
-    return f"the {'first' if first else 'second'} dump leaves"
-
-
-def _elided(graph: Graph) -> int:
-    """Return how many constants stand without their values, in what is called too."""
-    source = graph.source
-    if not isinstance(source, HloModule):
-        kinds = {k for k, each in enumerate(graph.labels) if each.literal in ELIDED}
-        return sum(kind in kinds for kind in graph.kinds)
-    forms = {
-        k
-        for k, form in enumerate(source.forms)
-        if form.op == CONSTANT and form.literal.strip() in ELIDED
-    }
-    if not forms:
-        return 0
-    computations = source.computations.values()
-    return sum(form in forms for each in computations for form in each.forms)
-
-
-# What a module says of itself that decides how it is compiled and run.
-_SETTINGS = {
-    "num_partitions": "the number of partitions",
-    "replica_count": "the number of replicas",
-    "allow_spmd_sharding_propagation_to_parameters": "how sharding spreads to parameters",
-    "allow_spmd_sharding_propagation_to_output": "how sharding spreads to outputs",
-    "output_shardings": "how results are placed on devices",
-    "mesh": "the devices",
-    "notation": "the notation, in which attributes read otherwise,",
-}
-# One for each input or result, whose number is told as such; not given is as good as false.
-_FLAGS = frozenset(key for key in _SETTINGS if key.startswith("allow_spmd"))
-_COUNTS = frozenset({"num_partitions", "replica_count"})
-_DONATIONS = ("input_output_alias", "buffer_donor")
-_ALIASED = re.compile(r"\((\d+),")
-_EFFECT = re.compile(r"has_side_effect\s*=\s*true")
-_PLACEMENT = (
-    "sharding", "replica_groups", "source_target_pairs", "device_list", "xla.sdy.sharding",
-    "xla.sdy.in_shardings", "xla.sdy.out_shardings",
-)  # fmt: skip
-_MLIR_PLACEMENT = re.compile(
-    r"\b((?:sdy\.|mhlo\.)?sharding|(?:in|out)_shardings|replica_groups|source_target_pairs)\s*=\s*"
-)
-_MAX_SENTENCES = 8
-_CLIP = 60
-_FEW = 3
-_MAX_INSIDE = 12
-
-
-def sentences(found: GraphDiff, depth: int = 3) -> list[str]:
-    """Return why the second program is another one, the most basic reason first.
-
-    A reason counts what follows from it: types that changed with an input's are no reason
-    of their own. What other reasons leave untold is said as an edit.
+    Attributes:
+        kind: Its name.
+        of: The table of facts that it reads.
+        holds: Whether a fact is this cause.
+        says: The sentence; `sentences.fields_of` lists what it may name.
+        fix: What to do.
+        spread: What follows from it.
+        group: What facts of one sentence share.
+        more: Returns further fields of the sentence.
+        is_shown: Whether it is a cause though no edit follows from it.
     """
-    ends = _with_outputs(found)
-    gone = blocks(found.a, found.removed, "removed", _where, ends[0])
-    new = blocks(found.b, found.added, "added", _where, ends[1])
-    told = gone.nodes, new.nodes
-    said = [*_settings(found), *_donations(found), *new.sentences, *gone.sentences]
-    said += [*_inputs(found, told), *_placement(found), *embedded(found)]
-    said += [*_constants(found), *_outputs(found, told)]
-    told = told[0] | ends[0], told[1] | ends[1]
-    said += edit_sentences(found, _where, told)
-    if depth and len(said) < _FEW:
-        said += _inside(found, depth)
-    return said[:_MAX_SENTENCES]
+
+    kind: Kind
+    of: str
+    holds: Callable[[Comparison, Fact], bool]
+    says: str
+    fix: str
+    spread: Callable[[Comparison, Fact], Closure]
+    group: Callable[[Fact], object]
+    more: Callable[[Comparison, list[Claim]], Fields] | None
+    is_shown: bool
 
 
-def _with_outputs(found: GraphDiff) -> _Sides:
-    """Return what is counted with outputs that one side has alone, on both sides."""
-    added, removed = found.outputs.added, found.outputs.removed
-    if len(added) == len(removed):  # replaced, which is no output more
-        return set(), set()
-    return (
-        _alone(found.a, removed, set(found.removed)).union(removed),
-        _alone(found.b, added, set(found.added)).union(added),
-    )
+TABLE: list[CauseRow] = []
 
 
-def _settings(found: GraphDiff) -> Iterator[str]:
-    before, now = _header(found.a), _header(found.b)
-    for key, what in _SETTINGS.items():
-        old, new = before.get(key), now.get(key)
-        if key in _FLAGS:
-            old, new = _flag(old), _flag(new)
-        elif key in _COUNTS:
-            old, new = old or "1", new or "1"
-        if old != new and (key != "notation" or _reads_otherwise(found)):
-            yield f"{what} ({key}) was {_shown(old)} and is {_shown(new)}"
+def cause(
+    kind: Kind,
+    *,
+    of: str,
+    says: str,
+    fix: str = "",
+    spread: Callable[[Comparison, Fact], Closure] = spread.alone,
+    group: Callable[[Fact], object] = lambda _: None,
+    more: Callable[[Comparison, list[Claim]], Fields] | None = None,
+    is_shown: bool = False,
+) -> Callable[[Any], Any]:
+    """Add a row to the table, behind those before it; the predicate is what it decorates."""
 
-
-def _flag(value: str | None) -> str:
-    """Return a list of flags as one, where they are alike."""
-    flags = {each.strip() for each in (value or "false").strip("{}").split(",")}
-    return f"{{{flags.pop()}}}" if len(flags) == 1 else value or ""
-
-
-def _reads_otherwise(found: GraphDiff) -> bool:
-    """Return whether an attribute was left as the generic notation writes it."""
-    labels = [
-        (found.a.label(x).attrs, found.b.label(y).attrs) for x, y in found.changed
-    ]
-    return any(("<{" in a) != ("<{" in b) or "=#" in a for a, b in labels)
-
-
-def _header(graph: Graph) -> dict[str, str]:
-    source = graph.source
-    if isinstance(source, MlirModule):
-        return source.settings
-    if not isinstance(source, HloModule):
-        return {}
-    said = {key: " ".join(value.split()) for key, value in attributes(source.header)}
-    more = {
-        "output_shardings": _root_sharding(source),
-        "mesh": ", ".join(sorted(meshes_of(source.header).values())),
-    }
-    return said | {key: value for key, value in more.items() if value}
-
-
-def _root_sharding(module: HloModule) -> str:
-    """Return how a tuple of results is placed, which no node of the graph says."""
-    entry = module.computations.get(module.entry)
-    if entry is None or entry.instructions[entry.root].op != "tuple":
-        return ""
-    return dict(attributes(entry.instructions[entry.root].attrs)).get("sharding", "")
-
-
-def _donations(found: GraphDiff) -> Iterator[str]:
-    """Yield which inputs give up their memory to results in one program only."""
-    before, now = _donated(found.a), _donated(found.b)
-    partner = found.partner_a
-    kept = {partner[x] for x in before}
-    sides = (
-        (
-            found.b,
-            sorted(y for y in now - kept if found.partner_b[y] >= 0),
-            "now gives",
-        ),
-        (
-            found.a,
-            sorted(x for x in before if partner[x] >= 0 and partner[x] not in now),
-            "no longer gives",
-        ),
-    )
-    for graph, nodes, what in sides:
-        if nodes:
-            others = f" and {len(nodes) - 1:,} more, each" if len(nodes) > 1 else ""
-            yield f"input {_name(graph, nodes[0])}{others} {what} up its memory to a result (donation)"
-
-
-def _donated(graph: Graph) -> set[int]:
-    source = graph.source
-    if isinstance(source, MlirModule):
-        numbers = set(source.donated())
-    elif isinstance(source, HloModule):
-        said = dict(attributes(source.header))
-        text = "".join(said.get(key, "") for key in _DONATIONS)
-        numbers = {int(each) for each in _ALIASED.findall(text)}
-    else:
-        numbers = set()
-    return {node for node, number in graph.numbers.items() if number in numbers}
-
-
-def _shown(value: str | None) -> str:
-    if value is None:
-        return "not given"
-    return value if len(value) <= _CLIP else f"{value[: _CLIP - 1]}…"
-
-
-def _inputs(found: GraphDiff, told: _Sides) -> Iterator[str]:
-    a, b = found.a, found.b
-    changed = [
-        (x, y)
-        for x, y in found.changed
-        if b.ops[y] == PARAMETER and a.types[x] != b.types[y]
-    ]
-    follow = sum(a.types[x] != b.types[y] for x, y in found.changed) - len(changed)
-    for x, y in changed[:3]:
-        results = "result" if follow == 1 else "results"
-        more = f"; {follow:,} {results} changed with it" if follow > 0 else ""
-        more = "" if len(changed) > 1 else more
-        yield f"input {_name(b, y)} was {a.types[x]} and is {b.types[y]}{more}"
-    if len(changed) > 3:  # noqa: PLR2004
-        yield f"{len(changed) - 3:,} more inputs changed their types"
-    sides = (b, found.added, told[1], "more"), (a, found.removed, told[0], "fewer")
-    for graph, unmatched, counted, what in sides:
-        nodes = [n for n in unmatched if graph.ops[n] == PARAMETER and n not in counted]
-        if nodes:
-            noun = "input" if len(nodes) == 1 else "inputs"
-            shown = ", ".join(f"{_name(graph, n)} {graph.types[n]}" for n in nodes[:3])
-            rest = " and others" if len(nodes) > 3 else ""  # noqa: PLR2004
-            yield f"{len(nodes):,} {noun} {what}: {shown}{rest}"
-
-
-def _name(graph: Graph, node: int) -> str:
-    return graph.origin(node).op_name or graph.names[node]
-
-
-def _placement(found: GraphDiff) -> Iterator[str]:
-    """Yield how instructions are laid out over devices, where that changed."""
-    changes: Counter[tuple[str, str | None, str | None]] = Counter()
-    first: dict[tuple[str, str | None, str | None], int] = {}
-    mesh_a, mesh_b = (_header(graph).get("mesh") for graph in (found.a, found.b))
-    for x, y in found.changed:
-        before, now = _placed(found.a, x), _placed(found.b, y)
-        for key in sorted(before.keys() | now.keys()):
-            old, new = before.get(key), now.get(key)
-            if old and mesh_a and mesh_b:  # another mesh is said already
-                old = old.replace(mesh_a, mesh_b)
-            if old != new:
-                change = (key, old, new)
-                changes[change] += 1
-                first.setdefault(change, y)
-    for change, count in changes.most_common(3):
-        key, old, new = change
-        where = _where(found.b, [first[change]])
-        of = (
-            f" of {count:,} instructions"
-            if count > 1
-            else f" of {found.b.names[first[change]]}"
+    def register(
+        holds: Callable[[Comparison, Fact], bool],
+    ) -> Callable[[Comparison, Fact], bool]:
+        TABLE.append(
+            CauseRow(kind, of, holds, says, fix, spread, group, more, is_shown)
         )
-        yield f"{key}{of}{where} was {_shown(old)} and is {_shown(new)}"
+        return holds
+
+    return register
 
 
-def _placed(graph: Graph, node: int) -> dict[str, str]:
-    """Return what an instruction says of its place on devices."""
-    attrs = graph.attrs[node]
-    if not isinstance(graph.source, MlirModule):
-        said = dict(attributes(attrs))
-        return {key: said[key] for key in _PLACEMENT if key in said}
-    if graph.ops[node] == "sdy.sharding_constraint":
-        return {"sharding": attrs}
-    found = {}
-    for each in _MLIR_PLACEMENT.finditer(attrs):
-        start = each.end()
-        end = closing(attrs, start) if attrs.startswith("[", start) else len(attrs)
-        found[each[1]] = split_commas(attrs[start:end])[0].rstrip("}")
+def _always(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return True
+
+
+def _direction(fact: Fact) -> object:
+    """Keep what came and what went apart: a sentence is about one of them."""
+    return fact.is_new
+
+
+def _new_or_gone(new: str, gone: str, *names: str) -> Any:
+    """Return further fields that say which side has what the other lacks."""
+
+    def more(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+        words = (new, gone) if claims[0].fact.is_new else (gone, new)
+        return dict(zip(names, words, strict=True))
+
+    return more
+
+
+# LBFGS calls the user's closure in the middle of its step, and decides by values how it goes on.
+
+
+def _everything(c: Comparison, fact: Fact) -> Closure:  # noqa: ARG001
+    both = [dict.fromkeys(side.free, 0) for side in (c.a, c.b)]
+    return spread.Closure(both[0], both[1], {*c.gone_results}, {*c.new_results})
+
+
+def _directions(c: Comparison, claims: list[Claim]) -> Fields:
+    fact = claims[0].fact
+    assert fact.before is not None
+    assert fact.now is not None
+    if fact.before.text == fact.now.text:
+        return {
+            "does": f"goes another way than in {c.a.record.name}, by the values that it reads"
+        }
+    old, new = (int(row.text) for row in (fact.before, fact.now))
+    number = plural(new, "earlier direction") if new else "no earlier direction"
+    return {"does": f"computes with {number}, {old or 'none'} in {c.a.record.name}"}
+
+
+@cause(
+    "loop_count", of="lbfgs", spread=_everything, is_shown=True, more=_directions,
+    says="LBFGS{at} {does}",
+    fix="nothing to do: each way through its step is one graph, and so is each number of "
+    "directions up to `history_size`; a smaller one compiles fewer",
+)  # fmt: skip
+def _lbfgs(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return fact.before is not None and fact.now is not None
+
+
+# Settings ---------------------------------------------------------------------------------------
+
+
+_MODE_FIX = (
+    "leave the mode as it is over whole steps, or expect one compile at each switch"
+)
+
+
+def _ran_by_itself(c: Comparison, fact: Fact) -> Closure:  # noqa: ARG001
+    """The inputs that a debug mode computed, and what computed them in the graph before."""
+    origins = c.b.snapshot.origins.items()
+    leaves = {k for k, origin in origins if origin.how.endswith("mode")}
+    old = set().union(*(c.replaced.get(k, set()) for k in leaves))
+    before = c.a.ancestors(old, c.a.unmatched.__contains__)
+    return spread.Closure(before, dict.fromkeys(leaves, 0))
+
+
+for _kind, _says, _fix in (
+    ("mode", "the mode is `{now}`, was `{before}` for {graph_before}: what a debug mode runs by itself "  # noqa: ISC004
+     "is an input of this graph or of none", _MODE_FIX),
+    ("device", "the device is {now}, was {before} for {graph_before}",
+     "run the program on one device, or expect one compile for each"),
+    ("sharding", "data is laid out over {now}, was over {before} for {graph_before}",
+     "keep one layout over devices, or expect one compile for each"),
+):  # fmt: skip
+    cause(_kind, of=_kind, says=_says, fix=_fix, is_shown=True,  # type: ignore[arg-type]
+          spread=_ran_by_itself if _kind == "mode" else spread.alone)(_always)  # fmt: skip
+
+
+@cause(
+    "mode", of="ran_alone", spread=_ran_by_itself, fix=_MODE_FIX,
+    says="{names} {is_} {an_input}: what {graph_before} computed ran {how}{at}",
+)  # fmt: skip
+def _ran_alone(c: Comparison, fact: Fact) -> bool:
+    return fact.is_new and c.a.record.key.mode == c.b.record.key.mode
+
+
+# Boundaries -------------------------------------------------------------------------------------
+
+
+@cause(
+    "missing_boundary", of="whole", is_shown=True,
+    says="this graph is {graph_before} {now} times over: no step boundary came between them{at}",
+    fix="put the work of each step in `with lazyrt.step():`, which ends in a boundary however it "
+    "is left",
+)  # fmt: skip
+def _whole(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return bool(c.a.updated) or c.a.record.key.ended_by != c.b.record.key.ended_by
+
+
+@cause(
+    "missing_boundary", of="cell_work", says="{ops} that {text} left pending joined {joined}",
+    fix="end the earlier cell with `lazyrt.mark_step()`, or read what it makes there: pending ops "
+    "run with whichever step comes next",
+    more=lambda c, claims: {
+        "ops": plural(claims[0].fact.row.more["ops"], "operation"),
+        "joined": "this step's graph" if claims[0].fact.is_new else f"{c.a.record.name} only",
+    },
+)  # fmt: skip
+def _cell_work(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return True
+
+
+cause(
+    "step_cut", of="break", says="{text}", fix="{fix}", is_shown=True,
+    spread=lambda c, fact: fact.row.more["closure"],  # noqa: ARG005
+    more=lambda c, claims: {"fix": claims[0].fact.row.more["fix"]},  # noqa: ARG005
+)(lambda c, fact: not (lbfgs(c.a) and lbfgs(c.b)))  # fmt: skip  # noqa: ARG005
+
+
+# Inputs that are one tensor ---------------------------------------------------------------------
+
+_ONE_TENSOR_FIX = (
+    "give both as tensors of their own (`y.clone()`), or as one, in every step; tensors of equal "
+    "values are no difference"
+)
+
+
+def _pair(c: Comparison, claims: list[Claim]) -> Fields:
+    return {"pair": " and ".join(f"`{name}`" for name in _two(c, claims[0].fact))}
+
+
+def _two(c: Comparison, fact: Fact) -> tuple[str, str]:
+    """Return the names of two inputs, on the side that has both."""
+    assert fact.before is not None
+    assert fact.now is not None
+    if _is_matched(c.b, fact.now):
+        mine, name = fact.before.name, c.a.name(c.b.partner[fact.now.vertices[0]])
+    else:
+        mine, name = fact.now.name, c.b.name(c.a.partner[fact.before.vertices[0]])
+    return mine, name.text if name is not None else ""
+
+
+def _is_matched(side: Side, row: Row | None) -> bool:
+    return row is not None and side.partner[row.vertices[0]] >= 0
+
+
+def _of_parameter(c: Comparison, fact: Fact) -> Closure:
+    """What reads a parameter or its lines record in its place, its update and its state."""
+    found, more = spread.owner(c, fact), spread.region(c, fact)
+    found.a, found.b = more.a | found.a, more.b | found.b
+    lines = {
+        (position(side[user].site), side[user].scope)
+        for side, row in ((c.a, fact.before), (c.b, fact.now))
+        if row is not None
+        for k in row.vertices
+        for user in side.users[k]
+    }
+    for side, into in ((c.a, found.a), (c.b, found.b)):
+        for k in side.unmatched - into.keys():
+            if not side[k].is_leaf and (position(side[k].site), side[k].scope) in lines:
+                into[k] = 1
     return found
 
 
-def _constants(found: GraphDiff) -> Iterator[str]:
-    changes: dict[tuple[str, str], list[int]] = {}
-    for x, y in found.changed:
-        before, now = found.a.label(x), found.b.label(y)
-        if now.op == CONSTANT == before.op and before.literal != now.literal:
-            if ELIDED & {before.literal, now.literal}:
-                continue  # which is told as not compared
-            changes.setdefault((before.literal, now.literal), []).append(y)
-    resized = any(found.b.ops[y] == PARAMETER for _, y in found.changed)
-    for (old, new), nodes in list(changes.items())[:3]:
-        times = f" in {len(nodes):,} places" if len(nodes) > 1 else ""
-        hint = ", which may follow from the other sizes" if resized else ""
-        yield f"a constant was {_shown(old)} and is {_shown(new)}{times}{_where(found.b, nodes)}{hint}"
+def _are_inputs(c: Comparison, fact: Fact) -> bool:
+    """Return whether an operand was an input of this type, and is another one that is known."""
+    old, new = fact.before, fact.now
+    if old is None or new is None or {old.value, new.value} != {"input"}:
+        return False
+    if _is_matched(c.a, old) == _is_matched(c.b, new) or old.text != new.text:
+        return False
+    one, other = _two(c, fact)
+    holders = {old.more["holder"], new.more["holder"]}
+    known = holders & {"gradient", "optimizer", "optimizer LBFGS"}
+    return bool(one and other) and one != other and not known
 
 
-def _inside(found: GraphDiff, depth: int) -> Iterator[str]:
-    """Yield what is said of loops, functions and fusions that changed within."""
-    known: set[str] = set()
-    for x, y in found.changed[:_MAX_INSIDE]:
-        for name, inner in nested_diffs(found, x, y):
-            within = name.partition(":")[0]
-            for each in sentences(inner, depth - 1):
-                if each not in known and len(known) < _FEW:
-                    known.add(each)
-                    yield f"in the {within} of {found.b.names[y]}{_where(found.b, [y])}: {each}"
+@cause(
+    "same_input", of="operand", spread=_of_parameter, more=_pair, is_shown=True,
+    says="{pair} are one tensor now and were two", fix=_ONE_TENSOR_FIX,
+)  # fmt: skip
+def _one_tensor(c: Comparison, fact: Fact) -> bool:
+    return _are_inputs(c, fact) and _is_matched(c.b, fact.now)
 
 
-def _outputs(found: GraphDiff, told: _Sides) -> Iterator[str]:
-    added, removed = found.outputs.added, found.outputs.removed
-    if len(added) == len(removed):  # A replaced result is no further one.
-        return
-    sides = (
-        ("one more output", found.b, added, set(found.added) - told[1], "+"),
-        ("one output less", found.a, removed, set(found.removed) - told[0], "−"),
-    )
-    for (what, graph, ends, mine, sign), counted in zip(sides, told[::-1], strict=True):
-        outputs = [node for node in ends if node not in counted]
-        if not outputs:
-            continue
-        count = len(_alone(graph, outputs, mine))
-        many = what
-        if len(outputs) > 1:
-            many = what.replace("one", f"{len(outputs):,}", 1).replace(
-                "output", "outputs"
-            )
-        elif _EFFECT.search(graph.attrs[outputs[0]]):
-            many = what.replace("output", "call with an effect")
-        node = outputs[0]
-        yield (
-            f"{many}: {graph.names[node]} {graph.types[node]}{_where(graph, [node])}, "
-            + _needed(count, sign, is_lone=node in mine)
-        )
+@cause(
+    "same_input", of="operand", spread=_of_parameter, more=_pair, is_shown=True,
+    says="{pair} are two tensors now and were one", fix=_ONE_TENSOR_FIX,
+)  # fmt: skip
+def _two_tensors(c: Comparison, fact: Fact) -> bool:
+    return _are_inputs(c, fact) and _is_matched(c.a, fact.before)
 
 
-def _needed(count: int, sign: str, *, is_lone: bool) -> str:
-    if count:
-        noun = "instruction" if count == 1 else "instructions"
-        return f"{sign}{count:,} {noun} that nothing else needs"
-    return "which other instructions need too" if is_lone else "which both compute"
+# Modules ----------------------------------------------------------------------------------------
+
+_BUILD_FIX = "build the model before the loop and leave it as it is; each structure costs one compile"
 
 
-def _alone(graph: Graph, outputs: Iterable[int], inside: set[int]) -> set[int]:
-    """Return what only some outputs need, of the nodes `inside`."""
-    wanted = set(outputs)
-    others = {node for node in graph.outputs if node not in wanted}
-    others |= {
-        operand
-        for node, operands in enumerate(graph.operands)
-        if node not in inside
-        for operand in operands
+def _parameters(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+    rows = [claim.fact.row for claim in claims]
+    return {
+        "parameters": plural(sum(row.more["parameters"] for row in rows), "parameter"),
+        "variable": min(row.name for row in rows),
     }
-    return _ancestors(graph, wanted, inside) - _ancestors(graph, others, inside)
 
 
-def _ancestors(graph: Graph, roots: Iterable[int], inside: set[int]) -> set[int]:
-    seen: set[int] = set()
-    stack = [root for root in roots if root in inside]
-    while stack:
-        node = stack.pop()
-        if node not in seen:
-            seen.add(node)
-            stack += [o for o in graph.operands[node] if o in inside]
-    return seen
+@cause(
+    "module_added", of="module", spread=spread.scope, more=_parameters, fix=_BUILD_FIX,
+    says="module{s} {names} {was} added: {parameters}",
+)  # fmt: skip
+def _module_added(c: Comparison, fact: Fact) -> bool:
+    return fact.is_new and _is_outermost(fact, c.a)
 
 
-def _where(graph: Graph, nodes: Iterable[int]) -> str:
-    """Return the first source line and module of some nodes, as ` at train.py:4 in head`."""
-    for node in nodes:
-        origin = graph.origin(node)
-        if origin.site or origin.scope:
-            at = f" at {origin.site}" if origin.site else ""
-            return at + (f" in {origin.scope}" if origin.scope else "")
-    return ""
+@cause(
+    "module_removed", of="module", spread=spread.scope, more=_parameters, fix=_BUILD_FIX,
+    says="module{s} {names} {was} removed: {parameters}",
+)  # fmt: skip
+def _module_removed(c: Comparison, fact: Fact) -> bool:
+    return fact.is_gone and _is_outermost(fact, c.b)
+
+
+def _is_outermost(fact: Fact, other: Side) -> bool:
+    """Return whether the other side has the module around it, or nothing of its model."""
+    parent = fact.row.name.rpartition(".")[0]
+    if not parent:
+        start = f"{fact.row.name}."
+        return not any(name.startswith(start) for name in other.names)
+    return any(name.startswith(f"{parent}.") for name in other.names)
+
+
+@cause(
+    "module_added", of="parameter", spread=_of_parameter, fix=_BUILD_FIX,
+    says="parameter{s} {names} {was} added",
+)  # fmt: skip
+def _parameter_added(c: Comparison, fact: Fact) -> bool:
+    return fact.is_new and _is_of_both(fact.row.name, c.a)
+
+
+@cause(
+    "module_removed", of="parameter", spread=_of_parameter, fix=_BUILD_FIX,
+    says="parameter{s} {names} {was} removed",
+)  # fmt: skip
+def _parameter_removed(c: Comparison, fact: Fact) -> bool:
+    return fact.is_gone and _is_of_both(fact.row.name, c.b)
+
+
+def _is_of_both(name: str, other: Side) -> bool:
+    """Return whether the other side lacks a parameter, and has others of its module."""
+    module = name.rpartition(".")[0]
+    return name not in other.names and any(
+        each.startswith(f"{module}.") for each in other.names
+    )
+
+
+def _scopes(c: Comparison, claims: list[Claim]) -> Fields:
+    """Return the modules that were called, by the names of their parameters where they have any."""
+    side = c.b if claims[0].fact.is_new else c.a
+    names = side.snapshot.leaf_names.values()
+    paths = {name.text.rpartition(".")[0] for name in names if name.holder == "module"}
+    scopes = dict.fromkeys(claim.fact.row.more["scope"] for claim in claims)
+    known = {
+        scope: next((path for path in sorted(paths) if in_scope(scope, path)), "")
+        for scope in scopes
+    }
+    return _called(c, claims, [known[scope] or scope for scope in scopes])
+
+
+@cause(
+    "module_call", of="visit", spread=spread.call, group=_direction, more=_scopes,
+    says="module{s} {paths} {is_} {called}{at}, {was} {was_called} in {graph_before}",
+    fix="call the same modules in each step; each choice of modules costs one compile",
+)  # fmt: skip
+def _module_call(c: Comparison, fact: Fact) -> bool:
+    scope = fact.row.more["scope"]
+    other = c.a if fact.is_new else c.b
+    return (
+        bool(scope)
+        and scope not in c.switched
+        and not any(in_scope(scope, path) for path in c.modules)
+        and all(vertex.scope != scope for vertex in other.vertices)
+    )
+
+
+def _called(c: Comparison, claims: list[Claim], names: list[str]) -> Fields:
+    """Return how a sentence names modules that one side calls: several parts of one are one."""
+    fields = _new_or_gone("called", "not called", "called", "was_called")(c, claims)
+    many = len(set(names)) > 1
+    forms = {
+        "s": "s" if many else "",
+        "is_": "are" if many else "is",
+        "was": "were" if many else "was",
+    }
+    return {**fields, **forms, "paths": listed(names), "variable": names[0]}
+
+
+def _paths(c: Comparison, claims: list[Claim]) -> Fields:
+    return _called(c, claims, [m.fact.row.name.rpartition(".")[0] for m in claims])
+
+
+def _reading(c: Comparison, fact: Fact) -> Closure:
+    found, behind = spread.reading(c, fact), spread.downstream(c, fact)
+    found.a, found.b = behind.a | found.a, behind.b | found.b
+    return found
+
+
+@cause(
+    "module_call", of="parameter", spread=_reading, more=_paths, group=_direction,
+    says="module{s} {paths} {is_} {called}{at}, {was} {was_called} in {graph_before}",
+    fix="call the same modules in each step; each choice of modules costs one compile",
+)  # fmt: skip
+def _parameter_read(c: Comparison, fact: Fact) -> bool:
+    if fact.before is not None and fact.now is not None:
+        return False
+    side, other = (c.b, c.a) if fact.is_new else (c.a, c.b)
+    made = {name.text for name in other.snapshot.root_names.values()}
+    leaf, updating = fact.row.vertices[0], update_lines(side)
+    return (
+        bool(fact.row.more["holder"] == "module")
+        and fact.row.name in other.names - made
+        and any(position(side[user].site) not in updating for user in side.users[leaf])
+        and not any(_is_alone(side[user].scope, other) for user in side.users[leaf])
+    )
+
+
+def _is_alone(scope: str, other: Side) -> bool:
+    """Return whether the other side calls no such module: then that is said of the module."""
+    return bool(scope) and all(vertex.scope != scope for vertex in other.vertices)
+
+
+def _made(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+    of_module = claims[0].fact.row.more["holder"] == "module"
+    s = "s" if len(claims) > 1 else ""
+    return {"what": f"parameter{s}" if of_module else "state"}
+
+
+@cause(
+    "module_recreated", of="created", spread=spread.on_line, more=_made,
+    says="{what} {names} {is_} initialised in this step{at}, {was} {an_input} before",
+    fix="build the model and its optimizer once, before the loop; or end the step after building "
+    "them (`lazyrt.mark_step()`)",
+)  # fmt: skip
+def _recreated(c: Comparison, fact: Fact) -> bool:
+    return fact.is_new and fact.row.name in c.a.read
+
+
+@cause(
+    "module_recreated", of="created", spread=spread.dominated, more=_made,
+    says="{what} {names} {was} made in {graph_before}{at} and {is_} not made again",
+    fix="nothing to do: further steps are alike; or build the model before the first step",
+)  # fmt: skip
+def _not_made_again(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return fact.is_gone and fact.row.more["holder"] == "module"
+
+
+# Optimizers -------------------------------------------------------------------------------------
+
+
+@cause(
+    "update", of="optimizer", spread=spread.on_line,
+    group=_direction,
+    more=_new_or_gone("keeps", "no longer keeps", "keeps", "kept"),
+    says="the optimizer{at} {keeps} {names} of each parameter, unlike in {graph_before}",
+    fix="make the optimizer once, before the loop; another one, or another option such as momentum "
+    "or amsgrad, costs a compile",
+)  # fmt: skip
+def _other_state(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return bool(c.a.updated & c.b.updated)
+
+
+@cause(
+    "update", of="update", spread=spread.owner,
+    group=_direction,
+    more=_new_or_gone("updated", "not updated", "updated", "was_updated"),
+    says="parameter{s} {names} {is_} {updated}{at}, {was} {was_updated} in {graph_before}",
+    fix="nothing to do where both come back: with and without the update is one graph each",
+)  # fmt: skip
+def _update(c: Comparison, fact: Fact) -> bool:
+    side, other = (c.b, c.a) if fact.is_new else (c.a, c.b)
+    if fact.row.name not in other.names:
+        return False
+    # What a module that is not called would read is not updated.
+    leaves = (k for k, n in side.snapshot.leaf_names.items() if n.text == fact.row.name)
+    readers = [user for leaf in leaves for user in side.users[leaf]]
+    return not any(_is_alone(side[user].scope, other) for user in readers)
+
+
+@cause(
+    "update", of="result", spread=spread.dominated,
+    group=_direction,
+    more=_new_or_gone("computed", "not computed", "computed", "was_computed"),
+    says="gradient{s} {names} {is_} {computed}{at}, {was} {was_computed} in {graph_before}",
+    fix="nothing to do where both come back; else freeze and unfreeze parameters "
+    "(`requires_grad_`) before the loop",
+)  # fmt: skip
+def _gradients(c: Comparison, fact: Fact) -> bool:
+    if fact.row.more["holder"] != "gradient":
+        return False
+    names = (c.a if fact.is_new else c.b).names
+    return fact.row.name.rpartition(".")[0] in names and fact.row.name not in names
+
+
+# Results of earlier steps -----------------------------------------------------------------------
+
+
+def _items(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+    fields, steps = _numbers(claims[0].fact), sorted(claims[0].fact.row.more["steps"])
+    made = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+    items = plural(fields["now"], "item")
+    return {
+        **fields,
+        "items": items,
+        "is_": "is an input" if fields["now"] == 1 else "are inputs",
+        "made": made,
+    }
+
+
+@cause(
+    "carried_over", of="list", spread=spread.region, more=_items,
+    says="{items} of the list `{name}`, made in {made}, {is_} of this step{at}, {before} in "
+    "{graph_before}",
+    fix="empty the list before the step ends, as by a flush of buckets; or keep numbers "
+    "(`losses.append(loss.item())` behind the step), or a running sum on the device: each length is "
+    "a graph of its own",
+)  # fmt: skip
+def _list(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return fact.now is not None
+
+
+@cause(
+    "carried_over", of="history", spread=spread.region,
+    more=lambda c, claims: _numbers(claims[0].fact),  # noqa: ARG005
+    says="backward{at} goes on through {steps}, {before} in {graph_before}: it reads "
+    "what they saved",
+    fix="hand the state on with `.detach()`, so that backward ends where the step begins; or run "
+    "the whole sequence in one step of fixed length",
+)  # fmt: skip
+def _history(c: Comparison, fact: Fact) -> bool:
+    computes = any(not v.backward and not v.is_leaf for v in c.b.vertices)
+    return bool(
+        computes and fact.before and fact.now and fact.now.value > fact.before.value
+    )
+
+
+def _numbers(fact: Fact) -> Fields:
+    old, new = (row.value if row else 0 for row in (fact.before, fact.now))
+    steps = plural(new, "earlier step")
+    return {"before": old, "now": new, "steps": steps, "sizes": ((old, new),)}
+
+
+_STATE_FIX = (
+    "nothing to do when it happens once, in the second step, as with an optimizer's state; to save "
+    "the compile, create it before the first step and end that with `lazyrt.mark_step()`"
+)
+
+
+@cause(
+    "carried_over", of="state", spread=spread.region,
+    group=_direction,
+    more=_new_or_gone("not ", "", "not_before", "not_now"),
+    says="gradient{s} {names} of step {origin_step} {is_} {not_now}{an_input} of this step, {was} "
+    "{not_before}of {graph_before}: gradients accumulate over steps",
+    fix="nothing to do where it comes back: the first batch of an update and the later ones are one "
+    "graph each; `zero_grad(set_to_none=False)` makes it one graph for all",
+)  # fmt: skip
+def _gradients_accumulate(c: Comparison, fact: Fact) -> bool:
+    if not (fact.is_new or fact.is_gone) or fact.row.more["holder"] != "gradient":
+        return False
+    # What clips or updates reads a gradient too; backward adds to it.
+    side = c.b if fact.is_new else c.a
+    return any(side[user].backward for user in side.users[fact.row.vertices[0]])
+
+
+def _in_its_place(c: Comparison, fact: Fact) -> Closure:
+    """What hangs together with an input, and what stood in its place before."""
+    found = spread.region(c, fact)
+    assert fact.now is not None
+    old = c.replaced.get(fact.now.vertices[0], set()) & c.a.unmatched
+    found.a.update(dict.fromkeys(old | c.a.dominated((), old), 0))
+    return found
+
+
+cause(
+    "state_became_input", of="handed", spread=_in_its_place, fix=_STATE_FIX,
+    says="{names} {is_} {an_input} now; {graph_before} created {it}{before_at}",
+)(_always)  # fmt: skip
+
+
+@cause(
+    "state_became_input", of="operand", spread=spread.region, fix=_STATE_FIX,
+    says="{names} {is_} {an_input} now; {graph_before} created {it}{before_at}",
+)  # fmt: skip
+def _was_computed(c: Comparison, fact: Fact) -> bool:
+    if fact.before is None or fact.now is None:
+        return False
+    origin = fact.now.more.get("origin")
+    if origin is None or origin.graph in c.parts:
+        return False
+    is_result = origin.step >= 0 and not origin.how
+    is_input = fact.before.value == "op" and fact.now.value == "input"
+    return is_input and is_result and fact.now.name not in c.a.read
+
+
+# Inputs -----------------------------------------------------------------------------------------
+
+
+def _sizes(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+    """Return what became of the size of each input that changed along one axis alone."""
+    found = []
+    for claim in claims:
+        assert claim.fact.before is not None
+        assert claim.fact.now is not None
+        old, new = claim.fact.before.value[0], claim.fact.now.value[0]
+        pairs = [pair for pair in zip(old, new, strict=False) if pair[0] != pair[1]]
+        if len(old) == len(new) and len(pairs) == 1:
+            found += pairs
+    return {"sizes": tuple(dict.fromkeys(found))}
+
+
+def _differs(fact: Fact, part: int) -> bool:
+    old, new = fact.before, fact.now
+    return old is not None and new is not None and old.value[part] != new.value[part]
+
+
+@cause(
+    "parameter_shape", of="parameter", spread=spread.downstream, more=_sizes,
+    says="parameter {called} is {now}, was {before}{others}",
+    fix="a module was rebuilt with other sizes: build it once",
+)  # fmt: skip
+def _parameter_shape(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return _differs(fact, 0)
+
+
+@cause(
+    "input_dtype", of="parameter", spread=spread.downstream, more=_sizes,
+    says="parameter {called} is {now}, was {before}{others}",
+    fix="convert the model once, before the loop (`model.to(dtype)`), and the data when it is "
+    "loaded",
+)  # fmt: skip
+def _parameter_dtype(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return _differs(fact, 1)
+
+
+@cause(
+    "input_dtype", of="input", spread=spread.downstream, more=_sizes,
+    says="input {called} is {now}, was {before}{others}",
+    fix="convert the data once, when it is loaded",
+)  # fmt: skip
+def _input_dtype(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return _differs(fact, 1)
+
+
+@cause(
+    "input_shape", of="input", spread=spread.downstream, more=_sizes,
+    says="input {called} is {now}, was {before}{others}",
+    fix="give every batch one shape: drop the last incomplete one, pad it, or sort sizes into a "
+    "few buckets",
+)  # fmt: skip
+def _input_shape(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return _differs(fact, 0)
+
+
+# Modes, loops, random numbers -------------------------------------------------------------------
+
+
+def _of_modules(c: Comparison, fact: Fact) -> Closure:
+    """What modules record that switched between training and evaluation, counters included."""
+    found = spread.downstream(c, fact)
+    for side, row, into in ((c.a, fact.before, found.a), (c.b, fact.now, found.b)):
+        scope = fact.row.name
+        mine = {k for k in side.unmatched if scope and side[k].scope == scope}
+        mine |= {*row.vertices} & side.unmatched if row is not None else set()
+        counters = [
+            k for k, n in side.snapshot.root_names.items() if n.holder == "buffer"
+        ]
+        into.update(dict.fromkeys(mine | side.dominated(counters, mine), 0))
+    return found
+
+
+def _mode(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+    modes = [
+        row.value if row is not None else "evaluation"
+        for row in (claims[0].fact.before, claims[0].fact.now)
+    ]
+    scopes = listed(m.fact.row.name for m in claims)
+    where = f" (in module {scopes})" if scopes else ""
+    return {"before": modes[0], "now": modes[1], "where": where, "variable": ""}
+
+
+cause(
+    "train_eval", of="training", spread=_of_modules, more=_mode,
+    says="the model runs in {now} mode, before in {before} mode{where}",
+    fix="one graph for training and one for evaluation is what it takes; call `.train()` and "
+    "`.eval()` at the boundary of steps",
+)(_always)  # fmt: skip
+
+
+def _optimizers_ops(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+    fact = claims[0].fact
+    old, new = (dict(row.value) if row else {} for row in (fact.before, fact.now))
+    parts = [
+        f"{listed(sorted(ops))} {'are' if len(ops) > 1 else 'is'} {word}"
+        for ops, word in ((new.keys() - old.keys(), "new"), (old.keys() - new.keys(), "gone"))
+        if ops
+    ]  # fmt: skip
+    more = [op for op in old if op in new and new[op] != old[op]]
+    parts += [f"{new[op]} `{op}`, {old[op]} before" for op in more]
+    return {"ops": "; ".join(parts[:3])}
+
+
+@cause(
+    "update", of="update_ops", spread=spread.on_line, more=_optimizers_ops,
+    says="the optimizer{at} computes something else: {ops}",
+    fix="options of the optimizer, such as weight_decay, momentum or amsgrad, choose what it "
+    "computes: set them before the loop; each choice costs a compile",
+)  # fmt: skip
+def _options(c: Comparison, fact: Fact) -> bool:
+    # Of other parameters an update has other ops: they follow.
+    both = fact.before is not None and fact.now is not None
+    return both and c.a.updated == c.b.updated
+
+
+def _rounds(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+    facts = [claim.fact for claim in claims]
+    pairs = Counter((f.before.value, f.now.value) for f in facts if f.before and f.now)
+    (old, new), _ = pairs.most_common(1)[0]
+    times = "once" if new == 1 else f"{new} times"
+    return {"before": old, "times": times, "sizes": ((old, new),)}
+
+
+cause(
+    "loop_count", of="loop", spread=spread.line, more=_rounds,
+    says="the loop{at} ran {times}, {before} in {graph_before}",
+    fix="run the loop a fixed number of times, or put each round in a step of its own",
+)(_always)  # fmt: skip
+
+
+def _of_draws(c: Comparison, fact: Fact) -> Closure:
+    """What draws random numbers, and what was put in to read them."""
+    found, more = spread.line(c, fact), spread.reading(c, fact)
+    found.a, found.b = more.a | found.a, more.b | found.b
+    return found
+
+
+def _draws(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+    fact = claims[0].fact
+    old, new = (row.value if row else 0 for row in (fact.before, fact.now))
+    return {"before": old, "draws": plural(new, "time")}
+
+
+@cause(
+    "rng", of="visit", spread=_of_draws, more=_draws,
+    says="{op}{at} draws random numbers {draws}, {before} in {graph_before}",
+    fix="draw as many random numbers in each step; each number costs one compile",
+)  # fmt: skip
+def _random(c: Comparison, fact: Fact) -> bool:
+    return fact.row.more["random"] and fact.row.more["scope"] not in c.switched
+
+
+@cause(
+    "regrouped", of="joined", spread=spread.region, more=lambda c, claims: {"op": claims[0].fact.row.more["op"]},  # noqa: ARG005
+    says="{op}{at} joins the same tensors in other groups: of {now}, of {before} in {graph_before}",
+    fix="group tensors in the same way in each step (flush the buckets at its end)",
+)  # fmt: skip
+def _regrouped(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    old, new = fact.before, fact.now
+    return old is not None and new is not None and sum(old.value) == sum(new.value)
+
+
+# Live tensors -----------------------------------------------------------------------------------
+
+
+def _holder(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+    name = claims[0].fact.row.name
+    return {
+        "keeper": f"{name[: name.rindex('[')]}.append" if name.endswith("]") else "f"
+    }
+
+
+def _is_kept(fact: Fact) -> bool:
+    """Return whether the program keeps a result; backward and modules keep the others."""
+    holders = {"module", "buffer", "optimizer", "gradient"}
+    return bool(fact.row.name) and fact.row.more["holder"] not in holders
+
+
+@cause(
+    "update", of="result", spread=spread.dominated,
+    says="{text} is written to{at}, and was not in {graph_before}{others}",
+    fix="nothing to do where both come back: with and without is one graph each; or write to it in "
+    "every step, or in a step of its own (`with lazyrt.step():`)",
+)  # fmt: skip
+def _written(c: Comparison, fact: Fact) -> bool:
+    return fact.is_new and _is_kept(fact) and fact.row.name in c.b.read
+
+
+@cause(
+    "closure", of="result", spread=spread.dominated,
+    group=lambda fact: fact.row.more["holder"],
+    says="live tensor {text}{at}, held by the {holder}, is alive at the end of this step and was "
+    "not in {graph_before}{others}",
+    fix="queue the closure in every step, or in none: what it is given is a result of the step",
+)  # fmt: skip
+def _closure(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return fact.is_new and fact.row.more["holder"].startswith("closure")
+
+
+@cause(
+    "live_tensor", of="result", spread=spread.dominated, more=_holder,
+    says="live tensor {text}, created{at}, is alive at the end of this step and was not in "
+    "{graph_before}{others}",
+    fix="log it after the boundary, `del` it, keep its value (`lazyrt.materialise(t)`), or put it "
+    "off in every step: `lazyrt.add_step_closure({keeper}, (t,))`",
+)  # fmt: skip
+def _live(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return fact.is_new and _is_kept(fact)
+
+
+@cause(
+    "live_tensor_gone", of="result", spread=spread.dominated,
+    says="live tensor {text}, created{at}, was alive at the end of {graph_before} and is not now"
+    "{others}",
+    fix="keep the same tensors alive at each boundary: drop it in every step or in none",
+)  # fmt: skip
+def _live_gone(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return fact.is_gone and _is_kept(fact)
+
+
+# Numbers and arguments --------------------------------------------------------------------------
+
+
+def _lifted(c: Comparison, claims: list[Claim]) -> Fields:
+    readers = [
+        c.b[user] for m in claims for k in m.fact.row.vertices for user in c.b.users[k]
+    ]
+    known = {c.source.expression(vertex.site, vertex.op): None for vertex in readers}
+    texts = [text for text, _ in known if text]
+    names = [name for _, name in known if name]
+    many = len(claims) > 1
+    return {
+        "number": f"{len(claims)} Python numbers" if many else "a Python number",
+        "varies": "vary" if many else "varies",
+        "within": f" in {listed(texts)}" if texts else "",
+        "variable": names[0] if len(names) == 1 else "",
+    }
+
+
+@cause(
+    "lifted_number", of="number", spread=spread.downstream, more=_lifted,
+    says="{number}{within}{at} {varies} and {is_} {an_input} from now on",
+    fix="nothing to do: further values compile nothing",
+)  # fmt: skip
+def _number(c: Comparison, fact: Fact) -> bool:
+    if not fact.is_new:
+        return False
+    readers = c.b.users[fact.row.vertices[0]]
+    return any(c.b.partner[reader] >= 0 for reader in readers)
+
+
+@cause(
+    "lifted_number", of="number", spread=spread.downstream, more=_lifted,
+    says="{number}{within}{at} {is_} {now}, {was} {before}",
+    fix="write it in one way (`2.0`, not `2`) where it varies; further values of either kind "
+    "compile nothing",
+)  # fmt: skip
+def _number_kind(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return fact.before is not None and fact.now is not None
+
+
+@cause(
+    "lifted_number", of="slice", spread=spread.alone,
+    says="the position of a slice{at} varies and is an input from now on",
+    fix="nothing to do: further positions compile nothing",
+)  # fmt: skip
+def _slice(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return fact.before is not None and fact.now is not None
+
+
+def _vertices(fact: Fact) -> tuple[Vertex, Vertex]:
+    assert fact.before is not None
+    assert fact.now is not None
+    return fact.before.more["vertex"], fact.now.more["vertex"]
+
+
+def _same_op(fact: Fact) -> bool:
+    old, new = _vertices(fact)
+    return old.op == new.op
+
+
+def _call(fact: Fact) -> object:
+    """Return what facts about one call have in common."""
+    old, new = _vertices(fact)
+    return (new.op, new.site, old.attrs, new.attrs)
+
+
+def _argument(c: Comparison, claims: list[Claim]) -> Fields:
+    """Return what an op was given and gives, before and now."""
+    old, new = _vertices(claims[0].fact)
+    pairs = enumerate(zip(old.attrs, new.attrs, strict=False))
+    place, values = next(
+        ((n, pair) for n, pair in pairs if pair[0] != pair[1]), (-1, ("", ""))
+    )
+    name = c.source.argument(new.site, new.op, place) if place >= 0 else ""
+    types = [*zip(old.types, new.types, strict=False)]
+    before, now = next((pair for pair in types if pair[0] != pair[1]), ("", ""))
+    if len(old.types) != len(new.types):
+        before, now = plural(len(old.types), "tensor"), plural(len(new.types), "tensor")
+    sizes = [*zip(shape_of(before), shape_of(now), strict=False)]
+    other = tuple(pair for pair in sizes if pair[0] != pair[1])
+    tensor = c.source.takes_tensor(new.op, place)
+    return {
+        "op": new.op,
+        "at": at(new.site),
+        "call": f"`{call}`" if (call := c.source.call(new.site, new.op)) else new.op,
+        "argument": f"`{name}` of {new.op}" if name else f"argument {place} of {new.op}",
+        "old": values[0],
+        "new": values[1],
+        "before_type": before,
+        "now_type": now,
+        "before_dtype": dtype_of(before),
+        "now_dtype": dtype_of(now),
+        "before_number": len(old.operands),
+        "now_number": len(new.operands),
+        "variable": name,
+        "sizes": other if len(other) == 1 else (),
+        "constant_fix": _AS_TENSOR if tensor else _FEW_VALUES,
+    }  # fmt: skip
+
+
+_AS_TENSOR = (
+    "pass it as a tensor (`torch.tensor(value, device=...)`) if it goes on varying"
+)
+_FEW_VALUES = "keep to one value or to a few: each compiles once, and the op takes no tensor in its place"
+
+
+def _follows_too(fact: Fact) -> bool:
+    """Return whether an op reads other types, beside what it is given."""
+    assert fact.before is not None
+    assert fact.now is not None
+    return bool(fact.before.more["reads"] != fact.now.more["reads"])
+
+
+@cause(
+    "shape", of="argument", spread=spread.downstream, group=_call, more=_argument,
+    says="shape changed: {call}{at} is {now_type}, was {before_type}",
+    fix="keep the size fixed, or pad to a fixed one",
+)  # fmt: skip
+def _shape(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    old, new = _vertices(fact)
+    shapes = [[*map(shape_of, vertex.types)] for vertex in (old, new)]
+    return _same_op(fact) and shapes[0] != shapes[1] and not _follows_too(fact)
+
+
+def _dtypes(fact: Fact) -> tuple[list[str], list[str]]:
+    old, new = _vertices(fact)
+    return [*map(dtype_of, old.types)], [*map(dtype_of, new.types)]
+
+
+_DTYPE_FIX = "keep one dtype, and use autocast either always or never"
+
+
+@cause(
+    "dtype", of="argument", spread=spread.downstream, more=_argument,
+    group=lambda fact: str(_dtypes(fact)),
+    says="dtype changed: {op}{at} computes in {now_dtype}, was in {before_dtype}",
+    fix=_DTYPE_FIX,
+)  # fmt: skip
+def _dtype(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    old, new = _dtypes(fact)
+    return _same_op(fact) and old != new and not _follows_too(fact)
+
+
+def _conversions(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+    parts = []
+    for word, rows in (
+        ("more", [m.fact.row for m in claims if m.fact.is_new]),
+        ("fewer", [m.fact.row for m in claims if m.fact.is_gone]),
+    ):
+        if rows:
+            dtypes = ", ".join(sorted({row.text for row in rows}))
+            parts.append(f"{plural(len(rows), 'conversion')} {word} to {dtypes}")
+    return {"casts": " and ".join(parts)}
+
+
+cause(
+    "dtype", of="cast", spread=spread.downstream, more=_conversions, fix=_DTYPE_FIX,
+    says="dtype changed: {casts}{at}, as under autocast",
+)(_always)  # fmt: skip
+
+
+@cause(
+    "baked_constant", of="argument", spread=spread.downstream, group=_call, more=_argument,
+    is_shown=True,
+    says="constant changed: {argument}{at} is {new}, was {old}", fix="{constant_fix}",
+)  # fmt: skip
+def _constant(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    old, new = _vertices(fact)
+    return _same_op(fact) and old.attrs != new.attrs and not _reads_tensor(fact)
+
+
+def _reads_tensor(fact: Fact) -> bool:
+    """Return whether an argument is a tensor on one side alone."""
+    pairs = zip(*(vertex.attrs for vertex in _vertices(fact)), strict=False)
+    return any(one != other and OPERAND in {one, other} for one, other in pairs)
+
+
+# What is left -----------------------------------------------------------------------------------
+
+PATH_FIX = "choose the path once, or with `torch.where`; each path costs one compile"
+
+
+@cause(
+    "code_path", of="argument", spread=spread.downstream, group=_call, more=_argument,
+    says="code path changed: {argument}{at} is {new}, was {old}", fix=PATH_FIX,
+)  # fmt: skip
+def _other_argument(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return _same_op(fact) and _reads_tensor(fact)
+
+
+def _path(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+    facts = [claim.fact for claim in claims]
+    parts = []
+    for word, rows in (
+        ("new", [f.row for f in facts if f.is_new]),
+        ("gone", [f.row for f in facts if f.is_gone]),
+        ("there more often", [f.row for f in facts if _grew(f) > 0]),
+        ("there less often", [f.row for f in facts if _grew(f) < 0]),
+    ):
+        if rows:
+            are = "are" if len({row.text for row in rows}) > 1 else "is"
+            ops = listed(row.text for row in rows)
+            parts.append(f"{ops}{at(rows[0].site)} {are} {word}")
+    return {"path": "; ".join(parts), "variable": ""}
+
+
+def _grew(fact: Fact) -> int:
+    if fact.before is None or fact.now is None:
+        return 0
+    return int(fact.now.value - fact.before.value)
+
+
+cause(
+    "code_path", of="visit", spread=spread.line, more=_path, fix=PATH_FIX,
+    says="code path changed: {path}",
+)(_always)  # fmt: skip
+
+
+@cause(
+    "live_tensor", of="result", spread=spread.dominated,
+    says="live tensor {text}, created{at}, is alive at the end of this step and was not in "
+    "{graph_before}{others}",
+    fix="log it after the boundary, or `del` it",
+)  # fmt: skip
+def _unnamed(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return fact.is_new and not fact.row.name
+
+
+@cause(
+    "live_tensor_gone", of="result", spread=spread.dominated,
+    says="live tensor {text}, created{at}, was alive at the end of {graph_before} and is not now"
+    "{others}",
+    fix="keep the same tensors alive at each boundary",
+)  # fmt: skip
+def _unnamed_gone(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
+    return fact.is_gone and not fact.row.name

@@ -5,7 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from lazygraph.errors import HloError, HloSyntaxError
+from lazygraph.errors import HloSyntaxError
+from lazygraph.read.brackets import (
+    BRACKET,
+    CLOSING,
+    MAX_DEPTH,
+    UnclosedError,
+    closing,
+)
 from lazygraph.read.hlo_module import (
     COMMENT,
     LITERAL_OPS,
@@ -21,19 +28,6 @@ from lazygraph.read.hlo_module import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-
-_BRACKET = re.compile(r'[()\[\]{}]|"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
-_CLOSING = {"(": ")", "[": "]", "{": "}"}
-_MAX_DEPTH = 200
-
-
-class UnclosedError(HloError):
-    """A bracket that nothing closes; `column` says which."""
-
-    def __init__(self, message: str, column: int) -> None:
-        self.column = column
-        super().__init__(message)
 
 
 class Fault(NamedTuple):
@@ -53,13 +47,13 @@ def fault_of(rest: str) -> Fault | None:
             start,
         )
     stack: list[tuple[str, int]] = []
-    for found in _BRACKET.finditer(rest):
+    for found in BRACKET.finditer(rest):
         mark, at = found[0], found.start()
-        if mark in _CLOSING:
-            stack.append((_CLOSING[mark], at))
-            if len(stack) > _MAX_DEPTH:
+        if mark in CLOSING:
+            stack.append((CLOSING[mark], at))
+            if len(stack) > MAX_DEPTH:
                 return Fault(
-                    f"brackets nest more than {_MAX_DEPTH} deep, which no HLO does.", at
+                    f"brackets nest more than {MAX_DEPTH} deep, which no HLO does.", at
                 )
         elif mark[0] == '"':
             if len(mark) == 1 or mark[-1] != '"':
@@ -81,9 +75,9 @@ def fault_of(rest: str) -> Fault | None:
 def depth_of(line: str) -> int:
     """Return how many brackets a line opens more than it closes."""
     depth = 0
-    for found in _BRACKET.finditer(line):
+    for found in BRACKET.finditer(line):
         mark = found[0]
-        depth += (mark in _CLOSING) - (mark in ")]}")
+        depth += (mark in CLOSING) - (mark in ")]}")
     return depth
 
 
@@ -96,32 +90,6 @@ def type_end(text: str, at: int) -> int:
         return at
     end = found.end()
     return closing(text, end) if text.startswith("{", end) else end
-
-
-def closing(text: str, at: int) -> int:
-    """Return the position after the bracket that closes the one at `at`."""
-    stack: list[str] = []
-    for found in _BRACKET.finditer(text, at):
-        mark = found[0]
-        if mark in _CLOSING:
-            stack.append(_CLOSING[mark])
-            if len(stack) > _MAX_DEPTH:
-                raise UnclosedError(
-                    f"brackets nest more than {_MAX_DEPTH} deep, which no HLO does.",
-                    found.start() + 1,
-                )
-        elif mark[0] == '"':
-            continue
-        else:
-            if stack.pop() != mark:
-                break
-            if not stack:
-                return found.end()
-    shown = text[at]
-    raise UnclosedError(
-        f"the `{shown}` is never closed. The line was cut off; save the dump again.",
-        at + 1,
-    )
 
 
 def clip(text: str, length: int = 40) -> str:
@@ -764,7 +732,7 @@ class _Reader:
 
     def _body(self, outer: Computation) -> str:
         """Take one body; return the name that it gets. Ends at its closing brace."""
-        assert self._module is not None  # noqa: S101 - narrows the type
+        assert self._module is not None
         if self._depth >= _MAX_BODIES:
             raise self._error(
                 f"computations nest more than {_MAX_BODIES} deep, which no HLO does."
@@ -784,7 +752,7 @@ class _Reader:
 
     def _inside(self, line: str) -> None:
         computation = self._computation
-        assert computation is not None  # noqa: S101 - narrows the type
+        assert computation is not None
         if "/*" in line:
             line = COMMENT.sub("", line)
         found = _INSTRUCTION.match(line)
@@ -876,9 +844,9 @@ class _Reader:
         try:
             self._scan(text, start)
         except UnclosedError as unclosed:
-            self._at = first
+            self._at = first + unclosed.line - 1
             if not self._partial:
-                raise self._error(str(unclosed), column=unclosed.column) from None
+                raise self._error(unclosed.message, column=unclosed.column) from None
 
     def _joined(self, line: str) -> str:
         """Return a line with the following ones that belong to it: its brackets are open."""
@@ -910,7 +878,7 @@ class _Reader:
             )
         end = closing(text, opcode.end() - 1)
         computation = self._computation
-        assert computation is not None  # noqa: S101 - narrows the type
+        assert computation is not None
         self._add(
             computation,
             start[1],
@@ -927,7 +895,7 @@ class _Reader:
 
     def _close(self) -> None:
         computation = self._computation
-        assert computation is not None  # noqa: S101 - narrows the type
+        assert computation is not None
         self._computation = None
         self._check_names(computation)
         if not len(computation):

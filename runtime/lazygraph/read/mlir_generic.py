@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from lazygraph.read.mlir_text import closing, dictionary
+from lazygraph.read.brackets import closing
+from lazygraph.read.mlir_text import dictionary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lazygraph.errors import HloSyntaxError
 from lazygraph.graph import Origin
+from lazygraph.read.brackets import closing, position, split_commas
 from lazygraph.read.hlo_module import evenly_spaced, split_op_name
 
 if TYPE_CHECKING:
@@ -29,11 +30,7 @@ _MODULE = re.compile(
     r'^\s*"?(?:builtin\.)?module"?\s+@("[^"\\]*(?:\\.[^"\\]*)*"|[\w$.\-]+)',
     re.MULTILINE,
 )
-# `->` and the comparisons of affine maps hold no angle brackets that pair up.
-_BRACKET = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[()\[\]{}]', re.DOTALL)
 _CONTINUATION = re.compile(r"\s*(?:cond|do|reducer|else)\b")
-_CLOSING = {"(": ")", "[": "]", "{": "}"}
-_MAX_DEPTH = 400
 _ALIAS = re.compile(r"^\s*(#loc\d*)\s*=\s*loc\((.*)\)\s*$", re.MULTILINE)
 _LOCATION = re.compile(r"\s*\bloc\(")
 _FILE = re.compile(r'"([^"\\]*(?:\\.[^"\\]*)*)":(\d+):\d+')
@@ -100,35 +97,6 @@ def module_name(text: str) -> str:
     """Return the name of the module, `module` without one."""
     found = _MODULE.search(text) or _MODULE_NAME.search(text)
     return found[1].strip('"') if found else "module"
-
-
-def closing(text: str, at: int, source: str = "") -> int:
-    """Return the position after the bracket that closes the one at `at`."""
-    stack: list[str] = []
-    for found in _BRACKET.finditer(text, at):
-        mark = found[0]
-        if mark in _CLOSING:
-            stack.append(_CLOSING[mark])
-            if len(stack) > _MAX_DEPTH:
-                message = (
-                    f"brackets nest more than {_MAX_DEPTH} deep, which no program does."
-                )
-                raise HloSyntaxError(message, *position(text, found.start()), source)
-        elif mark[0] != '"':
-            if stack.pop() != mark:
-                message = (
-                    f"{mark!r} closes a bracket of another kind. The text was edited."
-                )
-                raise HloSyntaxError(message, *position(text, found.start()), source)
-            if not stack:
-                return found.end()
-    message = f"{text[at]!r} is never closed. The text was cut off; save it again."
-    raise HloSyntaxError(message, *position(text, at), source)
-
-
-def position(text: str, at: int) -> tuple[int, int]:
-    """Return line and column of a place, from 1."""
-    return text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
 
 
 def without_locations(text: str) -> tuple[str, str]:
@@ -358,7 +326,6 @@ _LITERAL = re.compile(r"dense(?:_resource)?<([^<>]*)>")
 _PLACES = re.compile(r"%\s*,\s*|%")
 _EMPTY = re.compile(r"<>|\((?:[\s,=]|init:)*\)")
 _DICTIONARY_MARK = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|->|<(?=\{)|[<(\[{]|[>)\]}]')
-_SEPARATOR = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|->|[<({\[]|[>)}\]]|,')
 _TYPE_MARK = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|->|[()\[\]{}<>]|\s:\s')
 _NOISE = frozenset({
     "result_layout", "operand_layouts", "result_layouts", "xla_shape", "channel_handle",
@@ -417,22 +384,6 @@ def result_types(text: str, count: int) -> list[str]:
     types = [hlo_type(part) for part in split_commas(shown)]
     # `select` and its like name several operands' types, the result's last.
     return types[-count:] if types and count else ["()"]
-
-
-def split_commas(text: str) -> list[str]:
-    """Return the parts of a text between commas outside of brackets and quotes."""
-    parts, depth, start = [], 0, 0
-    for found in _SEPARATOR.finditer(text):
-        mark = found[0]
-        if mark in "<({[":
-            depth += 1
-        elif mark in ">)}]":
-            depth -= 1
-        elif mark == "," and depth == 0:
-            parts.append(text[start : found.start()])
-            start = found.end()
-    parts.append(text[start:])
-    return [part for part in parts if part.strip()]
 
 
 def literal_of(body: str) -> str | None:

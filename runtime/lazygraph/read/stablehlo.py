@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from lazygraph.errors import HloSyntaxError
 from lazygraph.graph import PARAMETER, Graph, GraphBuilder
+from lazygraph.read.brackets import closing, split_commas
 from lazygraph.read.mlir_generic import short_notation
 from lazygraph.read.mlir_text import (
     REGIONS,
@@ -18,7 +19,6 @@ from lazygraph.read.mlir_text import (
     Statement,
     attributes_of,
     bound_by,
-    closing,
     dictionary,
     functions,
     hlo_type,
@@ -27,7 +27,6 @@ from lazygraph.read.mlir_text import (
     region_function,
     regions_of,
     result_types,
-    split_commas,
     split_type,
     uses,
     without_bound,

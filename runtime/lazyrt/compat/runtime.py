@@ -5,8 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from lazyrt.compat import xla_model as _xm
-from lazyrt.compat.refusals import INTERNAL, ONE_DEVICE_SPMD, only_one, refuse
-from lazyrt.compat.replicas import one_replica
+from lazyrt.compat.unsupported_names import (
+    INTERNAL,
+    ONE_DEVICE_SPMD,
+    one_replica,
+    only_one,
+    refuse,
+)
 from lazyrt.config import config
 
 __all__ = [

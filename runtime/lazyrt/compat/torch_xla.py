@@ -11,8 +11,7 @@ import lazyrt
 from lazyrt.compat import _XLAC, switches
 from lazyrt.compat import xla_model as _xm
 from lazyrt.compat.blocks import Block
-from lazyrt.compat.refusals import only_one, refuse
-from lazyrt.compat.replicas import one_replica
+from lazyrt.compat.unsupported_names import one_replica, only_one, refuse
 from lazyrt.control.modes import in_mode
 from lazyrt.errors import TooManyGraphsError
 from lazyrt.observe import events

@@ -12,8 +12,13 @@ import torch
 
 import lazyrt
 from lazyrt.compat import switches
-from lazyrt.compat.refusals import INTERNAL, ONE_DEVICE, only_one, refuse
-from lazyrt.compat.replicas import one_replica
+from lazyrt.compat.unsupported_names import (
+    INTERNAL,
+    ONE_DEVICE,
+    one_replica,
+    only_one,
+    refuse,
+)
 from lazyrt.config import config
 from lazyrt.control.loader import to_device
 from lazyrt.frontend.torch_compat import is_lazy

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lazyrt.frontend import compiled_code
+from lazyrt.frontend import provenance
 from lazyrt.frontend.torch_compat import (
     aot_backend,
     dynamo_is_loaded,
@@ -59,7 +59,7 @@ def dynamo_backend(
 
 def _record(graph: torch.fx.GraphModule, _inputs: Sequence[Any]) -> Any:
     """Return the graph as generated code that records, and whose lines are the user's."""
-    compiled_code.note_lines(graph)
+    provenance.note_generated_lines(graph)
     return graph.forward
 
 

@@ -6,40 +6,610 @@ A report holds names, numbers and IR, no tensor and no buffer.
 from __future__ import annotations
 
 import dataclasses
+import html
 import itertools
 import math
-from dataclasses import dataclass
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lazyrt.control.live_growth import find_growth, find_waiting, with_keepers
-from lazyrt.control.live_listing import LiveReport, plain
-from lazyrt.control.live_rows import LiveRow, held_by
+from lazygraph.numbers import plural, size_text
+from lazygraph.readable import Readable
+from lazyrt.control.append_site import line_of_keeping
 from lazyrt.errors import UsageError
-from lazyrt.execution import memory, sharing
-from lazyrt.execution.holdings import holdings
-from lazyrt.frontend.holders import (
+from lazyrt.execution import copy_on_donate, memory
+from lazyrt.execution.graph import Graph
+from lazyrt.execution.io_aliasing import holdings
+from lazyrt.frontend.names import Walk
+from lazyrt.frontend.referrers import (
     AUTOGRAD,
+    BACKWARD_OF,
     TRACEBACK,
     Held,
     holders_of_buffers,
 )
-from lazyrt.frontend.names import Walk
-from lazyrt.ir.cones import cone_sizes
+from lazyrt.ir.costs import ancestor_counts, ancestors
 from lazyrt.ir.live import Buffer, Lost, live_buffers, lock, pending
 from lazyrt.ir.node import type_text
-from lazyrt.observe.numbers import size_text
-from lazyrt.observe.readable import Readable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import torch
 
-    from lazyrt.execution.graph import Graph
-    from lazyrt.execution.holdings import Holding
-    from lazyrt.ir.node import Value
-    from lazyrt.ir.snapshot import Name
+    from lazygraph.snapshot import Name
+    from lazyrt.execution.io_aliasing import Holding
+    from lazyrt.ir.node import Node, Value
     from lazyrt.observe.events import Site
+
+
+# -------------------------------------------- rows: plain data, no tensor and no buffer
+
+
+_MAX_SHOWN = 3
+NOT_FOUND = "nothing found in Python"
+COLLECTIONS = frozenset(("list", "tuple", "dict", "set", "deque"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRow:
+    """One storage on the lazy device that something still references.
+
+    Attributes:
+        id: Its number, the same in each report.
+        names: What the user calls it, the shortest path first; empty where nobody knows.
+        shape: Sizes, those of the tensor that its holders have.
+        dtype: torch dtype.
+        device: Such as `lazyrt:0`.
+        nbytes: Size of its data, in bytes.
+        is_pending: Whether it has yet to be computed.
+        op: The op that computes it; empty for data.
+        ir_nodes: Pending nodes that it needs; 0 for data.
+        age: Steps since the one that made it.
+        site: The line that made it, None where it is not known.
+        frames: The user's frames that recorded it, the outermost first; empty for data.
+        holders: Every place that holds it: variables, containers, `Out`, tracebacks, closures,
+            modules, optimizers, autograd.
+        growth: How many like it are added in each step; 0 where none are.
+        kept: For each holder that is an item of a collection, the line that puts it there.
+        same_memory_as: The name of an older tensor whose memory it has as well, which is so until
+            a step writes to one of them; empty where the memory is its own.
+    """
+
+    id: int
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+    nbytes: int
+    is_pending: bool
+    op: str
+    ir_nodes: int
+    age: int
+    site: Site | None
+    frames: tuple[Site, ...]
+    holders: tuple[Name, ...]
+    growth: int = 0
+    kept: tuple[Site | None, ...] = ()
+    same_memory_as: str = ""
+    _value: Value | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def type(self) -> str:
+        """The type in short, such as `f32[2,3]`."""
+        return type_text(self.shape, self.dtype)
+
+    @property
+    def name(self) -> str:
+        """The shortest name, empty where nobody knows one."""
+        return self.names[0] if self.names else ""
+
+    @property
+    def places(self) -> list[tuple[Name, Site | None]]:
+        """Each holder with the line that keeps it there, as far as that is known."""
+        return list(itertools.zip_longest(self.holders, self.kept))
+
+    @property
+    def ir(self) -> str:
+        """The pending ops that it needs as text, empty for data."""
+        return Graph([self._value]).to_text() if self._value is not None else ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row as plain data, as JSON takes it."""
+        return {
+            "id": self.id,
+            "names": list(self.names),
+            "shape": list(self.shape),
+            "dtype": str(self.dtype),
+            "device": self.device,
+            "bytes": self.nbytes,
+            "pending": self.is_pending,
+            "op": self.op,
+            "ir_nodes": self.ir_nodes,
+            "age_steps": self.age,
+            "site": str(self.site or ""),
+            "frames": [str(frame) for frame in self.frames],
+            "held_by": [
+                {"path": holder.text, "holder": holder.holder, "line": str(line or "")}
+                for holder, line in self.places
+            ],
+            "growth_per_step": self.growth,
+            "same_memory_as": self.same_memory_as,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """Tensors that one place collects, step after step.
+
+    Attributes:
+        holder: Such as `list history`.
+        per_step: Tensors that each step adds.
+        first, last: The steps in which the first and the last of them were made.
+        count: How many there are.
+        nbytes: Their size together.
+        site: The line that puts them there, or else the one that makes them.
+    """
+
+    holder: str
+    per_step: int
+    first: int
+    last: int
+    count: int
+    nbytes: int
+    site: Site | None
+
+    def __str__(self) -> str:
+        """Return one sentence."""
+        where = f" ({self.site})" if self.site is not None else ""
+        return (
+            f"+{plural(self.per_step, 'live tensor')} per step, held by {self.holder}{where}: "
+            f"{self.count:,} since step {self.first}, {size_text(self.nbytes)}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Pending tensors of one notebook cell that nothing later reads.
+
+    Attributes:
+        cell: Execution count of the cell that recorded them.
+        names: What the user calls them.
+        count: How many there are.
+        nodes: Ops that run for them alone.
+    """
+
+    cell: int
+    names: tuple[str, ...]
+    count: int
+    nodes: int
+
+    def __str__(self) -> str:
+        """Return one sentence."""
+        shown = ", ".join(self.names[:_MAX_SHOWN])
+        more = ", …" if len(self.names) > _MAX_SHOWN else ""
+        called = f" ({shown}{more})" if shown else ""
+        verb = "makes" if self.count == 1 else "make"
+        return (
+            f"cell {self.cell} holds {plural(self.count, 'tensor')}{called} that {verb} the next "
+            f"step's graph bigger: {plural(self.nodes, 'op')} run only for "
+            f"{'it' if self.count == 1 else 'them'}"
+        )
+
+
+def holder_text(holder: Name, kept: Site | None = None) -> str:
+    """Return a place in words: what leads there, and of which kind it is.
+
+    Args:
+        holder: The place.
+        kept: The line that puts things there, where it is a collection.
+
+    Example:
+        >>> from lazygraph.snapshot import Name
+        >>> from lazyrt.observe.events import Site
+        >>> holder_text(Name("x")), holder_text(Name("history[3]", "list"))
+        ('x', 'history[3] (list)')
+        >>> holder_text(Name("seen[0]", "list"), Site("a.py", 7, "f", cell=3))
+        'seen[0] (list in cell 3)'
+    """
+    if holder.holder == "variable" or holder.text.startswith("Out["):
+        return holder.text
+    where = ""
+    if kept is not None:
+        where = f", {kept}" if kept.cell is None else f" in cell {kept.cell}"
+    return f"{holder.text} ({holder.holder}{where})"
+
+
+def held_by(row: LiveRow, limit: int = _MAX_SHOWN) -> str:
+    """Return the places that hold a tensor, in words."""
+    shown = [holder_text(*place) for place in row.places[:limit]]
+    rest = len(row.holders) - limit
+    more = f" and {rest} more" if rest > 0 else ""
+    same = f"; same memory as {row.same_memory_as}" if row.same_memory_as else ""
+    return (", ".join(shown) or NOT_FOUND) + more + same
+
+
+# ---------------------------------------------------- the table: text, HTML, plain data
+
+
+_MAX_TEXT_ROWS = 40
+_MAX_HTML_ROWS = 400
+# A model's parameters, gradients and moments are hundreds: what is large is seen, the rest unfolds.
+_UNFOLDED_ROWS = 20
+# On a narrow page a long name may end a line where a part of it ends.
+_LONG = frozenset(("name", "held by"))
+_PART = re.compile(r"([A-Za-z\d][._])(?=[A-Za-z])")
+_FOLDS_FROM = 26
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class LiveReport:
+    """All live tensors at one moment, without a reference to any of them.
+
+    Attributes:
+        rows: One for each storage, the largest first.
+        step: Number of the step that was pending.
+        threshold: Tensors that need no more pending nodes than this are left out, unless 0.
+        left_out: How many those are, with `left_out_bytes`.
+        growth: Places that collect tensors step after step.
+        waiting: Earlier cells' pending tensors that nothing reads.
+        step_bytes: Size of data that only the pending step reads, of tensors that are gone.
+    """
+
+    rows: tuple[LiveRow, ...]
+    step: int
+    threshold: int = 0
+    left_out: int = 0
+    left_out_bytes: int = 0
+    growth: tuple[Growth, ...] = ()
+    waiting: tuple[Waiting, ...] = ()
+    step_bytes: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the listed tensors together, in bytes; memory that two have counts once."""
+        return sum(row.nbytes for row in self.rows if not row.same_memory_as)
+
+    @property
+    def summary(self) -> str:
+        """One line of totals."""
+        waiting = [row for row in self.rows if row.is_pending]
+        parts = [f"{plural(len(self.rows), 'live tensor')}, {size_text(self.nbytes)}"]
+        if waiting:
+            nbytes = size_text(sum(row.nbytes for row in waiting))
+            parts.append(f"{len(waiting):,} pending, {nbytes}")
+        if self.left_out:
+            parts.append(
+                f"{self.left_out:,} more that need at most {plural(self.threshold, 'pending op')} "
+                f"left out, {size_text(self.left_out_bytes)}"
+            )
+        if self.step_bytes:
+            parts.append(
+                f"{size_text(self.step_bytes)} more that only the pending step reads"
+            )
+        return " · ".join(parts)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader may want to act on, one sentence each."""
+        return [*map(str, self.growth), *map(str, self.waiting)]
+
+    def sorted(self, column: str = "size", *, reverse: bool = False) -> LiveReport:
+        """Return the report with its rows in another order.
+
+        Args:
+            column: `id`, `name`, `type`, `size`, `ops`, `age`, `made at` or `held by`; numbers
+                from the largest down, words from A to Z.
+            reverse: Whether to turn that round.
+
+        Raises:
+            UsageError: There is no such column.
+        """
+        key = _sort_keys.get(column)
+        if key is None:
+            raise UsageError(
+                f"the live tensors have no column {column!r}, so they cannot be sorted by it. "
+                f"Take one of {', '.join(COLUMNS)}."
+            )
+        down = (column in _NUMBERS) is not reverse
+        rows = tuple(sorted(self.rows, key=key, reverse=down))
+        return dataclasses.replace(self, rows=rows)
+
+    def table(self) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+        """Return the columns' titles and each row's cells; empty columns are left out."""
+        cells = [_cells(row) for row in self.rows]
+        keep = [
+            k
+            for k in range(len(COLUMNS))
+            if k == 0 or any(row[k] != "" for row in cells)
+        ]
+        header = tuple(COLUMNS[k] for k in keep)
+        return header, [tuple(row[k] for k in keep) for row in cells]
+
+    def to_text(self, limit: int = _MAX_TEXT_ROWS) -> str:
+        """Return a table, the totals and the notes as plain text."""
+        if not self.rows:
+            some = self.left_out or self.step_bytes
+            return self.summary if some else "No tensor lives on the lazy device."
+        header, rows = self.table()
+        lines = _text_table(header, rows[:limit])
+        if len(rows) > limit:
+            rest = sum(row.nbytes for row in self.rows[limit:])
+            lines.append(f"... and {len(rows) - limit:,} more, {size_text(rest)}")
+        return "\n".join([*lines, self.summary, *map(plain, self.notes)])
+
+    def to_html(self, limit: int = _MAX_HTML_ROWS) -> str:
+        """Return the same as HTML that needs no script; all text is escaped."""
+        notes = "".join(f"<li>{html.escape(plain(note))}</li>" for note in self.notes)
+        summary = (
+            f"<p>{html.escape(self.to_text(0) if not self.rows else self.summary)}</p>"
+        )
+        body = f'<ul class="lzl-notes">{notes}</ul>' if notes else ""
+        if self.rows:
+            body += self._html_table(limit)
+        return f'<div class="lazyviz-live">{summary}{body}</div>'
+
+    def _html_table(self, limit: int) -> str:
+        header, rows = self.table()
+        shown = rows[:limit]
+        more = f"<p>… and {len(rows) - limit:,} more</p>" if len(rows) > limit else ""
+        if len(shown) < _FOLDS_FROM:
+            return _html_rows(header, shown) + more
+        rest = self.rows[_UNFOLDED_ROWS : len(shown)]
+        size = size_text(sum(row.nbytes for row in rest if not row.same_memory_as))
+        return (
+            f"{_html_rows(header, shown[:_UNFOLDED_ROWS])}"
+            f"<details><summary>{len(rest):,} more, {size}</summary>"
+            f"{_html_rows(header, shown[_UNFOLDED_ROWS:])}{more}</details>"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain data, as JSON takes it."""
+        return {
+            "step": self.step,
+            "threshold": self.threshold,
+            "left_out": self.left_out,
+            "bytes": self.nbytes,
+            "step_bytes": self.step_bytes,
+            "rows": [row.to_dict() for row in self.rows],
+            "growth": [str(each) for each in self.growth],
+            "waiting": [str(each) for each in self.waiting],
+        }
+
+    def __repr__(self) -> str:
+        return self.to_text()
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+
+def _cells(row: LiveRow) -> tuple[Any, ...]:
+    mark = f"{row.name} ↑" if row.growth else row.name
+    made = str(row.site or "")
+    nodes = row.ir_nodes if row.is_pending else ""
+    return (
+        row.id, mark, row.type, Size(row.nbytes), nodes, row.age, made, held_by(row)
+    )  # fmt: skip
+
+
+class Size(int):
+    """A number of bytes that shows with its unit."""
+
+    def __str__(self) -> str:
+        return size_text(self)
+
+
+_sort_keys: dict[str, Callable[[LiveRow], Any]] = {
+    "id": lambda row: row.id,
+    "name": lambda row: (not row.name, row.name),
+    "type": lambda row: row.type,
+    "size": lambda row: (row.nbytes, -row.id),
+    "ops": lambda row: (row.ir_nodes, -row.id),
+    "age": lambda row: (row.age, -row.id),
+    "made at": lambda row: (
+        (row.site.cell or 0, row.site.file, row.site.line) if row.site else (0, "", 0)
+    ),
+    "held by": lambda row: (not row.holders, held_by(row)),
+}
+COLUMNS = tuple(_sort_keys)
+# Control characters, marks that make text read in another order, halves of surrogate pairs.
+_STEERING = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+_NUMBERS = frozenset(("id", "size", "ops", "age"))
+# A front end's own style sets words to the right, too.
+_STYLES = {
+    title: ("text-align:right" if title in _NUMBERS else "text-align:left")
+    + (";white-space:nowrap" if title in {*_NUMBERS, "type"} else "")
+    for title in COLUMNS
+}
+
+
+def _text_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    texts = [[_text_cell(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(header, *texts, strict=True)]
+    sides = [">" if title in _NUMBERS else "<" for title in header]
+    return [
+        "  ".join(
+            f"{cell:{side}{width}}"
+            for cell, side, width in zip(line, sides, widths, strict=True)
+        ).rstrip()
+        for line in [header, ["-" * width for width in widths], *texts]
+    ]
+
+
+def _text_cell(cell: object) -> str:
+    if type(cell) is int:
+        return f"{cell:,}"
+    return plain(str(cell))
+
+
+def plain(text: str) -> str:
+    """Return text for one line, without what would steer a terminal or turn the line round."""
+    return _STEERING.sub("\ufffd", " ".join(text.split()))
+
+
+def _html_rows(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    head = "".join(
+        f'<th style="{_STYLES[title]}">{html.escape(title)}</th>' for title in header
+    )
+    body = "".join(f"<tr>{''.join(map(_html_cell, header, row))}</tr>" for row in rows)
+    return (
+        f'<table style="font-size:12px">'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    )
+
+
+def _html_cell(title: str, cell: object) -> str:
+    words = html.escape(_text_cell(cell))
+    if title in _LONG and "/" not in words:  # a path stays whole, to be found
+        words = _PART.sub(r"\1<wbr/>", words)
+    return f'<td style="{_STYLES[title]}">{words}</td>'
+
+
+# ------------------------------------------------------------------------------- growth
+
+
+_MIN_STEPS = 3
+_ITEM = re.compile(r"(\[[^\[\]]*\]|\{\.\.\.\})$")
+
+
+def find_growth(rows: Sequence[LiveRow]) -> tuple[tuple[Growth, ...], list[LiveRow]]:
+    """Return the places that collect tensors, and the rows with those marked."""
+    places: dict[str, list[LiveRow]] = defaultdict(list)
+    for row in rows:
+        place = _collection(row)
+        if place:
+            places[place].append(row)
+    found = []
+    marks: dict[int, int] = {}
+    for place, members in places.items():
+        ages = {row.age for row in members}
+        if len(ages) < _MIN_STEPS:
+            continue
+        per_step = max(1, round(len(members) / len(ages)))
+        marks |= dict.fromkeys((row.id for row in members), per_step)
+        found.append(_growth_of(place, members, per_step))
+    found.sort(key=lambda each: -each.nbytes)
+    return tuple(found), [
+        dataclasses.replace(row, growth=marks[row.id]) if row.id in marks else row
+        for row in rows
+    ]
+
+
+def _growth_of(place: str, members: Sequence[LiveRow], per_step: int) -> Growth:
+    now, ages = pending.number, [row.age for row in members]
+    latest = min(members, key=lambda row: row.age)
+    kept = line_of_keeping(place.rpartition(" ")[2], latest.site)
+    return Growth(
+        holder=place,
+        per_step=per_step,
+        first=now - max(ages),
+        last=now - min(ages),
+        count=len(members),
+        nbytes=sum(row.nbytes for row in members),
+        site=kept or latest.site,
+    )
+
+
+def with_keepers(rows: Sequence[LiveRow]) -> list[LiveRow]:
+    """Return the rows with the lines that put them into the collections that hold them."""
+    known: dict[tuple[str, Site], Site | None] = {}
+
+    def line(holder: Name, site: Site) -> Site | None:
+        path = _collection_of(holder)
+        key = path, site
+        if path and key not in known:
+            known[key] = line_of_keeping(path, site)
+        return known.get(key)
+
+    found = []
+    for row in rows:
+        site = row.site
+        kept = tuple(line(each, site) for each in row.holders) if site else ()
+        found.append(dataclasses.replace(row, kept=kept) if any(kept) else row)
+    return found
+
+
+def _collection_of(holder: Name) -> str:
+    """Return the path of the collection whose item a holder is; empty for another holder."""
+    parent = _ITEM.sub("", holder.text)
+    return parent if holder.holder in COLLECTIONS and parent != holder.text else ""
+
+
+def _collection(row: LiveRow) -> str:
+    """Return the collection that holds a tensor, such as `list history`; empty for none."""
+    for holder in row.holders:
+        parent = _ITEM.sub("", holder.text)
+        if parent == holder.text:
+            continue
+        if holder.holder in COLLECTIONS:
+            return f"{holder.holder} {parent}"
+        if holder.holder == AUTOGRAD:
+            return f"autograd's graphs under {parent.removeprefix(BACKWARD_OF)}"
+    return ""
+
+
+def find_waiting(rows: Sequence[LiveRow]) -> tuple[Waiting, ...]:
+    """Return the earlier cells' tensors for which ops run that nothing else needs."""
+    by_cell: dict[int, list[LiveRow]] = defaultdict(list)
+    for row in rows:
+        if row.is_pending and row.site is not None and row.site.cell is not None:
+            by_cell[row.site.cell].append(row)
+    if len(by_cell) < 2:  # noqa: PLR2004 - an earlier cell and a later one
+        return ()
+    everything = [row for row in rows if row.is_pending]
+    whole = ancestors(_values(everything))
+    found = []
+    for cell in sorted(by_cell)[:-1]:
+        mine = {row.id for row in by_cell[cell]}
+        others = _values(row for row in everything if row.id not in mine)
+        alone = whole - ancestors(others)
+        held = [row for row in by_cell[cell] if _node(row) in alone]
+        if held:
+            names = tuple(row.name for row in held if row.name)
+            found.append(
+                Waiting(cell=cell, names=names, count=len(held), nodes=len(alone))
+            )
+    return tuple(found)
+
+
+def waiting_cells(graph: Graph, names: Mapping[Value, str]) -> tuple[Waiting, ...]:
+    """Return the same of a graph alone: no tensor is looked for.
+
+    Args:
+        graph: The pending graph.
+        names: The user's names of its roots, as far as they are known.
+    """
+    by_cell: dict[int, list[Value]] = defaultdict(list)
+    for root in graph.roots:
+        site = root.node.provenance.site if root.node is not None else None
+        if site is not None and site.cell is not None:
+            by_cell[site.cell].append(root)
+    found = []
+    for cell in sorted(by_cell)[:-1]:
+        mine = set(by_cell[cell])
+        others = [root for root in graph.roots if root not in mine]
+        alone = set(graph.nodes) - ancestors(others)
+        held = [root for root in by_cell[cell] if root.node in alone]
+        if held:
+            called = tuple(names[root] for root in held if root in names)
+            found.append(
+                Waiting(cell=cell, names=called, count=len(held), nodes=len(alone))
+            )
+    return tuple(found)
+
+
+def _node(row: LiveRow) -> Node | None:
+    return row._value.node if row._value is not None else None
+
+
+def _values(rows: Iterable[LiveRow]) -> list[Value]:
+    return [row._value for row in rows if row._value is not None]
+
 
 _numbers = itertools.count(1)
 _MAX_LISTED = 8
@@ -136,7 +706,7 @@ def _report(
         for buffer in alive
         if buffer.value is not None and buffer.value.node is not None
     }
-    sizes = cone_sizes(values.values())
+    sizes = ancestor_counts(values.values())
     rows = []
     for buffer in alive:
         value = values.get(id(buffer))
@@ -168,7 +738,7 @@ def _with_shared_memory(
     """Return the rows, those marked whose memory an older one has as well."""
     number = {id(buffer): k for k, buffer in enumerate(buffers)}
     found = list(rows)
-    for key, first in sharing.sharers(buffers).items():
+    for key, first in copy_on_donate.sharers(buffers).items():
         older = rows[number[id(first)]]
         name = older.name or f"id {older.id}"
         k = number[key]

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lazygraph.numbers import plural, size_text
+from lazygraph.readable import Readable
 from lazyrt.control import closures
 from lazyrt.control.live_tensors import live_tensors
-from lazyrt.execution import watcher
+from lazyrt.execution import completion
 from lazyrt.execution.executor import pending_roots
 from lazyrt.execution.graph import Graph
 from lazyrt.ir import active
 from lazyrt.ir.live import lock
 from lazyrt.ir.node import nbytes_of
 from lazyrt.observe import events
-from lazyrt.observe.numbers import plural, size_text
-from lazyrt.observe.readable import Readable
 
 if TYPE_CHECKING:
     from lazyrt.observe.events import BarrierFinished, Site
@@ -104,7 +104,7 @@ def status() -> Status:
         queued_closures=closures.queued(),
         async_closures=closures.asynchronous_depth(),
         async_age_ns=closures.asynchronous_age_ns(),
-        in_flight=watcher.in_flight(),
+        in_flight=completion.in_flight(),
         last_barrier=_last_barrier,
     )
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, get_args, overl
 from lazyrt.control import closures
 from lazyrt.control.rollback import OnError, Outcome, Undo
 from lazyrt.errors import UsageError
-from lazyrt.execution.census import census, check_step_limit
 from lazyrt.execution.executor import barrier, pending_roots
 from lazyrt.execution.graph import Graph
+from lazyrt.execution.graph_registry import check_step_limit, graph_registry
 from lazyrt.frontend import finalisers
 from lazyrt.frontend.provenance import user_site
-from lazyrt.ir import active, blocks
+from lazyrt.ir import active
 from lazyrt.ir.active import ActiveStep, OnRead
 from lazyrt.ir.live import pending
 from lazyrt.observe import events
@@ -167,7 +167,7 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`, `@s
             function=self._function,
             undo=None if self.on_error == "flush" else Undo(self.on_error, site),
             number=self.step_num,
-            block=blocks.entered_by(sys._getframe(1)),
+            block=active.entered_by(sys._getframe(1)),
         )
         now = time.perf_counter_ns()
         self._entered.append(_Entered(opened, pending.number, now))
@@ -213,7 +213,7 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`, `@s
                     duration_ns=time.perf_counter_ns() - entered.start_ns,
                     step_num=self.step_num,
                     outcome=outcome,
-                    recompiled=census.reasons(entered.number),
+                    recompiled=graph_registry.reasons(entered.number),
                 )
             )
 

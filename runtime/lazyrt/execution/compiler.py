@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import LoweringError
-from lazyrt.execution import cache, environment, forks, interrupts
+from lazyrt.execution import cache, process
 from lazyrt.execution.host_kernel import HostKernel
 from lazyrt.lowering.emit import argument_types, emit_text, interpret, result_types
 from lazyrt.lowering.spec import Spec, first_line, forget_executables
@@ -67,7 +67,7 @@ class _Workers:
     def submit(self, job: Callable[[], Any]) -> Future[Any]:
         if not self._started:
             self._started = True
-            environment.guard()
+            process.guard_environment()
             for number in range(self._count):
                 name = f"lazyrt-compile-{number}"
                 threading.Thread(target=self._run, name=name, daemon=True).start()
@@ -423,7 +423,7 @@ def _begin(
         found = _used(key)
         if found is not None:
             return found
-        forks.check()  # a fork has none of the workers
+        process.check_not_forked()  # a fork has none of the workers
         future = _under_way.get(key)
         if future is None:
             job = _job(key, build, fingerprint, purpose, reason, facts, fast=fast)
@@ -528,7 +528,7 @@ def _wait(
 
 
 def _is_done(future: Future[Any], timeout: float | None) -> bool:
-    with interrupts.waiting():
+    with process.waiting():
         return bool(futures.wait((future,), timeout).done)
 
 

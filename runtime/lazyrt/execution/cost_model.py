@@ -29,7 +29,7 @@ import torch
 
 from lazyrt import jax_compat
 from lazyrt.config import config
-from lazyrt.execution import cache, compiler, forks, summaries, watcher
+from lazyrt.execution import cache, compiler, completion, preview, process
 from lazyrt.ir import costs
 from lazyrt.ir.fingerprint import canonicalise
 
@@ -445,12 +445,12 @@ def calibrate() -> None:
 
     A failure is harmless: guesses are then those of a plain machine.
     """
-    if is_calibrated() or watcher.in_flight():
+    if is_calibrated() or completion.in_flight():
         return
     with _one_at_a_time, contextlib.suppress(Exception):
         if not is_calibrated():
             set_calibrated()
-            forks.check()
+            process.check_not_forked()
             with jax_compat.scope():
                 _measure()
 
@@ -470,7 +470,7 @@ def _measure() -> None:
         learn([first_compile()], first - compile_ns)
     _tell("dense", costs.product_ns(2 * _SIDE**3), _shortest(product))
     _tell("run", costs.moving_ns("tanh", 2 * line.nbytes), _shortest(tanh))
-    took = _shortest(lambda: summaries.summarise(seen, torch.float32))
+    took = _shortest(lambda: preview.summarise(seen, torch.float32))
     learn(look_at("torch.float32", _SEEN), took)
 
 

@@ -23,9 +23,9 @@ from lazyrt.lowering.hlo_places import compiled_text, with_all_places
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from lazyrt.execution.census import CompiledGraph
+    from lazygraph.snapshot import Snapshot
+    from lazyrt.execution.graph_registry import CompiledGraph
     from lazyrt.ir.fingerprint import Canonical
-    from lazyrt.ir.snapshot import Snapshot
 
 DumpForm = Literal["ir", "stablehlo", "hlo_before", "hlo_after", "dot"]
 FORMS: tuple[DumpForm, ...] = get_args(DumpForm)

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lazyrt import jax_compat
-from lazyrt.execution.interrupts import deferred_interrupt
 from lazyrt.execution.op_by_op import (
     Values,
     check_values,
@@ -26,6 +25,7 @@ from lazyrt.execution.op_by_op import (
     run_and_tell,
 )
 from lazyrt.execution.peek import remember
+from lazyrt.execution.process import deferred_interrupt
 from lazyrt.ir.live import Lost, Sizes, lock, pending, ran_alone, unwind
 from lazyrt.ir.node import Leaf, Node, Value, iter_values
 

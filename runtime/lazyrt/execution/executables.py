@@ -13,14 +13,14 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from lazygraph.numbers import duration_text, plural, size_text
+from lazygraph.readable import Readable
 from lazyrt.config import config
 from lazyrt.errors import UsageError
 from lazyrt.execution import cache, compiler
-from lazyrt.execution.census import census
+from lazyrt.execution.graph_registry import graph_registry
 from lazyrt.execution.peek import forget_slices
 from lazyrt.observe import events
-from lazyrt.observe.numbers import duration_text, plural, size_text
-from lazyrt.observe.readable import Readable
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -151,7 +151,7 @@ def _entry(
 
 def _hits(memory_key: str) -> int:
     """Return how often an executable served; a step's plan runs it without looking it up."""
-    record = census.find(memory_key)
+    record = graph_registry.find(memory_key)
     if record is None:
         return compiler.hits(memory_key)
     return max(0, record.runs - record.compiles)

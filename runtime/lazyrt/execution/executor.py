@@ -10,6 +10,7 @@ looked up by fingerprint.
 from __future__ import annotations
 
 import itertools
+import logging
 import operator
 import sys
 import time
@@ -21,22 +22,21 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from lazyrt import jax_compat
+from lazyrt.closing import Closing
 from lazyrt.config import config
-from lazyrt.errors import LoweringError
+from lazyrt.errors import LoweringError, UsageError
 from lazyrt.execution import (
     cache_miss,
     compiler,
-    forks,
-    hooks,
-    late_checks,
+    completion,
+    copy_on_donate,
+    deferred_asserts,
     memory,
     op_by_op,
-    sharing,
-    unlowerable,
-    watcher,
+    process,
 )
-from lazyrt.execution.census import CompiledGraph, Run, census
-from lazyrt.execution.interrupts import deferred_interrupt
+from lazyrt.execution.graph_registry import CompiledGraph, Run, graph_registry
+from lazyrt.execution.process import deferred_interrupt
 from lazyrt.ir import active, merging
 from lazyrt.ir.budgets import make_room
 from lazyrt.ir.fingerprint import Canonical, canonicalise
@@ -51,6 +51,7 @@ from lazyrt.ir.live import (
 )
 from lazyrt.ir.node import Leaf, Value
 from lazyrt.observe import events
+from lazyrt.observe.events import BarrierStarted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -59,6 +60,75 @@ if TYPE_CHECKING:
     from lazyrt.ir.live import RanAlone
     from lazyrt.ir.node import Node
     from lazyrt.observe.events import OpCounts, Site
+
+
+# ----------------------------------------------- functions that run before each barrier
+
+
+_log = logging.getLogger(__name__)
+_hooks: tuple[BarrierHook, ...] = ()
+_running = False
+
+
+class BarrierHook(Closing):
+    """A function's registration; close it, or use it in `with`."""
+
+    def __init__(self, function: Callable[[BarrierStarted], object]) -> None:
+        self.function = function
+
+    def close(self) -> None:
+        """Call the function no more; closing twice is harmless."""
+        global _hooks
+        _hooks = tuple(hook for hook in _hooks if hook is not self)
+
+
+def on_barrier(function: Callable[[BarrierStarted], object]) -> BarrierHook:
+    """Call a function before each barrier, while everything is still pending.
+
+    The function may look at anything: `pending_graph()`, `live_tensors()` and a print change
+    nothing. A read in it (`.item()`) is a barrier of its own, before the one that called. A
+    function that raises is logged, and the barrier goes on.
+
+    Args:
+        function: Takes a `BarrierStarted`.
+
+    Raises:
+        UsageError: `function` cannot be called.
+    """
+    global _hooks
+    if not callable(function):
+        raise UsageError(
+            f"on_barrier() got {function!r:.60}, which cannot be called, so nothing would run "
+            "before a barrier. Pass a function that takes a BarrierStarted."
+        )
+    hook = BarrierHook(function)
+    _hooks = (*_hooks, hook)
+    return hook
+
+
+def hooks_are_running() -> bool:
+    """Return whether a barrier is calling the registered functions."""
+    return _running
+
+
+def run_hooks(cause: str, site: Site | None) -> None:
+    """Call the registered functions, unless one of them asked for this very barrier."""
+    global _running
+    if not _hooks or _running:
+        return
+    event = BarrierStarted(
+        step=pending.number, cause=cause, site=site, time_ns=time.perf_counter_ns()
+    )
+    _running = True
+    try:
+        for hook in _hooks:
+            try:
+                hook.function(event)
+            except Exception:  # noqa: BLE001 - the barrier goes on
+                _log.exception("a function given to on_barrier() failed")
+    finally:
+        _running = False
+
 
 # References to an input's data that are the runtime's own: the list of inputs, the buffer, a
 # local variable and getrefcount's argument.
@@ -124,20 +194,20 @@ def barrier(
         caller: The library's line that called the user's, for a callback.
         ended: The step that this barrier ends.
     """
-    forks.check()
-    late_checks.raise_failed()
+    process.check_not_forked()
+    deferred_asserts.raise_failed()
     with lock:
-        hooks.run_hooks(cause, site)
+        run_hooks(cause, site)
         start = time.perf_counter_ns()
         number, step = pending.number, active.innermost()
         boundary, ends = (cause, site), ended or step
         try:
             ran = _run_pending(start, boundary, ends)
         except LoweringError:
-            if not unlowerable.repair(pending_roots()):
+            if not op_by_op.repair(pending_roots()):
                 raise
             ran = _run_pending(start, boundary, ends)
-        late_checks.note_barrier()
+        deferred_asserts.note_barrier()
         cache_miss.note_barrier(cause, site)
         executed = ran.roots > 0
         pending.activity += executed
@@ -193,7 +263,7 @@ def _run_each(live: list[Buffer], wanted: dict[Value, int]) -> int:
     """Run what is wanted node by node, and end the step; return how many nodes that were."""
 
     def refused(node: Node) -> None:
-        unlowerable.drop(node, list(wanted), f"{node.op.name} was refused")
+        op_by_op.drop(node, list(wanted), f"{node.op.name} was refused")
 
     values, nodes = op_by_op.compute(wanted, refused)
     with deferred_interrupt():
@@ -210,9 +280,9 @@ def _run_whole(
     step: ActiveStep | None,
 ) -> None:
     """Run a plan, and end the step."""
-    plan.make_sure_it_fits(sharing.to_copy(donated))
+    plan.make_sure_it_fits(copy_on_donate.to_copy(donated))
     with deferred_interrupt():
-        sharing.separate(donated)
+        copy_on_donate.separate(donated)
         results = run_plan(plan)
         _commit(live, wanted, results, _note_run(plan, step))
 
@@ -272,7 +342,7 @@ def _donated(kept: set[int]) -> tuple[int, ...]:
     buffers that share it, which then get a copy, and reads that copy it at present.
     """
     # Before references are counted: a read may end meanwhile.
-    read = sharing.being_read()
+    read = copy_on_donate.being_read()
     count = sys.getrefcount
     inputs = pending.inputs
     found = []
@@ -288,8 +358,8 @@ def _donated(kept: set[int]) -> tuple[int, ...]:
         others = count(data) - _OWN_REFERENCES
         if (
             others <= 0
-            or others <= sharing.references(position)
-            or (id(data) in read and sharing.is_only_read(position))
+            or others <= copy_on_donate.references(position)
+            or (id(data) in read and copy_on_donate.is_only_read(position))
         ):
             found.append(position)
     return tuple(found)
@@ -353,7 +423,7 @@ def _make_plan(
     known = compiler.lookup(key)
     ops = _op_counts(graph)
     _tell_captured(graph, len(wanted), start, ops, hit=known is not None)
-    record = census.find(key)
+    record = graph_registry.find(key)
     if known is not None:
         if config.check_hits and record is not None:
             cache_miss.check_hit(graph, record)
@@ -363,13 +433,13 @@ def _make_plan(
             record = cache_miss.describe(
                 graph, list(donated_args), None, boundary, fast=fast
             )
-            census.admit(key, record)
+            graph_registry.admit(key, record)
     else:
         record = cache_miss.describe(
             graph, list(donated_args), record, boundary, fast=fast
         )
         cache_miss.check_frozen(len(graph.nodes), record.cause)
-        with census.compiling(key, record):
+        with graph_registry.compiling(key, record):
             executable = compiler.compile_graph(
                 graph,
                 donated_args,
@@ -479,7 +549,7 @@ def run_plan(plan: Plan, purpose: Literal["step", "peek"] = "step") -> Sequence[
             dispatch_ns=time.perf_counter_ns() - started,
         )
     )
-    watcher.watch(
+    completion.watch(
         token, fingerprint=graph.fingerprint, purpose=purpose, step=pending.number, started_ns=started,
     )  # fmt: skip
     return plan.arrange(results)
@@ -490,7 +560,7 @@ def _note_run(plan: Plan, step: ActiveStep | None) -> Run | None:
     record = plan.record
     if record is None:
         return None
-    census.ran(record, pending.number)
+    graph_registry.ran(record, pending.number)
     block = step.label if step is not None else None
     return Run(pending.number, record, plan.order, block)
 

@@ -13,18 +13,16 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+
+from lazygraph.numbers import plural
+from lazygraph.readable import Readable
 from lazyrt import jax_compat
 from lazyrt.errors import LostValueError, UsageError
-from lazyrt.execution import (
-    cost_model,
-    looking,
-    not_finite,
-    sharing,
-    summaries,
-    transfer,
-)
-from lazyrt.execution.holdings import holdings
-from lazyrt.execution.op_by_op import cone_of, run_cone
+from lazyrt.execution import copy_on_donate, cost_model, preview, transfer
+from lazyrt.execution.io_aliasing import holdings
+from lazyrt.execution.op_by_op import cone_of, read, run_cone
 from lazyrt.execution.peek import (
     compiled_ns,
     forecast_of,
@@ -34,20 +32,189 @@ from lazyrt.execution.peek import (
     tell,
 )
 from lazyrt.ir.live import Buffer, Lost, lock, pending
-from lazyrt.observe.numbers import plural
-from lazyrt.observe.readable import Readable
+from lazyrt.ir.node import Leaf, iter_values
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    import torch
-
+    from lazygraph.snapshot import Name
     from lazyrt.execution.graph import Graph
-    from lazyrt.execution.looking import Look
-    from lazyrt.execution.not_finite import NotFinite
-    from lazyrt.ir.node import Leaf, Node, Value
-    from lazyrt.ir.snapshot import Name
+    from lazyrt.execution.op_by_op import Values
+    from lazyrt.execution.preview import Look, Summary
+    from lazyrt.ir.node import Node, Value
     from lazyrt.observe.events import Site
+
+
+# ------------------------------------------------------------------- NaN and infinities
+# The graph runs op by op, as a peek does, so nothing of the user's step changes. What an op alone
+# computes may differ from what XLA's optimised executable gives; see `execution.node_values`.
+
+
+_MAX_ORIGINS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operand:
+    """What an op got where its result stopped being finite.
+
+    Attributes:
+        value: The operand.
+        summary: Its statistics.
+        element: The number that the first such element was made of; None where the op is not
+            one of elements, or the number is complex.
+    """
+
+    value: Value
+    summary: Summary
+    element: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """An op where NaN begins, or where infinities do.
+
+    Attributes:
+        node: The op.
+        value: Which of its results.
+        nan, infinite: How many elements of it are NaN, and how many infinite.
+        first: Index of the first NaN, or else of the first infinity.
+        operands: Its operands that are tensors of floating-point numbers.
+    """
+
+    node: Node
+    value: Value
+    nan: int
+    infinite: int
+    first: tuple[int, ...]
+    operands: tuple[Operand, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotFinite:
+    """What a search for NaN and infinities found.
+
+    Attributes:
+        checked: How many values were computed and checked.
+        reached: Results of the graph that are not finite, each with its NaN and infinities.
+        inputs: Inputs of the graph that are not finite and lead to such a result, likewise.
+        origins: Ops that lead to such a result, in the order of the program, the first twenty:
+            those whose result has NaN and whose operands have none, and those whose result has
+            infinities and whose operands are finite.
+        more: How many more such ops there are.
+    """
+
+    checked: int
+    reached: dict[Value, tuple[int, int]]
+    inputs: dict[Leaf, tuple[int, int]]
+    origins: tuple[Origin, ...]
+    more: int
+
+
+def find_not_finite(graph: Graph) -> NotFinite:
+    """Run a pending graph op by op and find where NaN and infinities begin.
+
+    Values are let go after their last use. The caller holds the lock.
+    """
+    bad = _bad_inputs(graph.parameters)
+    begun: list[Origin] = []
+    checked = 0
+    values: Values = {}
+    for node, results in run_cone(graph.roots, values=values):
+        operands = list(dict.fromkeys(iter_values(node.args)))
+        before = [bad[operand] for operand in operands if operand in bad]
+        for value, data in results:
+            checked += 1
+            nan, infinite = preview.not_finite(data, value.dtype)
+            if not nan and not infinite:
+                continue
+            bad[value] = nan, infinite
+            if not before or (nan and not any(nans for nans, _ in before)):
+                begun.append(_origin(node, value, data, bad[value], operands, values))
+    reached = {root: bad[root] for root in graph.roots if root in bad}
+    leading = _leading(reached, bad)
+    origins = [origin for origin in begun if origin.value in leading]
+    return NotFinite(
+        checked=checked,
+        reached=reached,
+        inputs={
+            leaf: counts
+            for leaf, counts in bad.items()
+            if isinstance(leaf, Leaf) and leaf in leading
+        },
+        origins=tuple(origins[:_MAX_ORIGINS]),
+        more=len(origins[_MAX_ORIGINS:]),
+    )
+
+
+def _leading(
+    reached: Iterable[Value], bad: Mapping[Value, tuple[int, int]]
+) -> set[Value]:
+    """Return the values from which a chain of such that are not finite leads to a result."""
+    leading: set[Value] = set()
+    stack = list(reached)
+    while stack:
+        value = stack.pop()
+        if value in leading:
+            continue
+        leading.add(value)
+        if value.node is not None:
+            stack += [operand for operand in value.node.operands if operand in bad]
+    return leading
+
+
+def _bad_inputs(leaves: Iterable[Leaf]) -> dict[Value, tuple[int, int]]:
+    found: dict[Value, tuple[int, int]] = {}
+    for leaf in leaves:
+        if leaf.kind == "data":
+            data = pending.inputs[leaf.position]
+            counts = preview.not_finite(data, leaf.dtype)
+            if any(counts):
+                found[leaf] = counts
+    return found
+
+
+def _origin(
+    node: Node,
+    value: Value,
+    data: Any,
+    counts: tuple[int, int],
+    operands: list[Value],
+    values: Values,
+) -> Origin:
+    with jax_compat.scope():
+        xp, array = preview.place(data)
+        flat = array.reshape(-1)
+        position = int(xp.argmax(xp.isnan(flat) if counts[0] else xp.isinf(flat)))
+    first = tuple(int(k) for k in np.unravel_index(position, value.shape))
+    is_pointwise = torch.Tag.pointwise in getattr(node.op.func, "tags", ())
+    return Origin(
+        node=node,
+        value=value,
+        nan=counts[0],
+        infinite=counts[1],
+        first=first,
+        operands=tuple(
+            _operand(operand, read(operand, values), first if is_pointwise else None)
+            for operand in operands
+            if operand.dtype.is_floating_point or operand.dtype.is_complex
+            if not isinstance(operand, Leaf) or operand.kind == "data"
+        ),
+    )
+
+
+def _operand(value: Value, data: Any, at: tuple[int, ...] | None) -> Operand:
+    element = None
+    if at is not None and not value.dtype.is_complex and len(value.shape) <= len(at):
+        tail = at[len(at) - len(value.shape) :]
+        index = tuple(
+            0 if size == 1 else k for size, k in zip(value.shape, tail, strict=True)
+        )
+        with jax_compat.scope():
+            _, array = preview.place(data)
+            element = float(array[index])
+    return Operand(
+        value=value, summary=preview.summarise(data, value.dtype), element=element
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +366,7 @@ class Inspection(Readable):
             LostValueError: The step has run, and no tensor holds this value any more.
         """
         value = self.value(node_id, output)
-        with sharing.reading() as reading:
+        with copy_on_donate.reading() as reading:
             self._compute(reading, value, node_id, site)
             return transfer.to_host(reading.found, value.dtype, site)
 
@@ -213,7 +380,7 @@ class Inspection(Readable):
     ) -> Look:
         """Return statistics of a node's result and a copy of it, of a large one in part.
 
-        What is not shown stays on the device; see `execution.looking`.
+        What is not shown stays on the device; see `execution.preview`.
 
         Args:
             node_id: The node.
@@ -227,10 +394,10 @@ class Inspection(Readable):
             LostValueError: The step has run, and no tensor holds this value any more.
         """
         value = self.value(node_id, output)
-        with sharing.reading() as reading:
+        with copy_on_donate.reading() as reading:
             self._compute(reading, value, node_id, site)
             start = cost_model.now()
-            found = looking.look(reading.found, value.dtype, at, axes, site)
+            found = preview.look(reading.found, value.dtype, at, axes, site)
         cost_model.learn(cost_model.looks(value), cost_model.now() - start)
         return found
 
@@ -242,9 +409,9 @@ class Inspection(Readable):
         site: Site | None = None,
     ) -> Look:
         """Return the same of an input; see `parameter` and `look`."""
-        with sharing.reading() as reading:
+        with copy_on_donate.reading() as reading:
             self._get_input(reading, leaf, site)
-            return looking.look(reading.found, leaf.dtype, at, axes, site)
+            return preview.look(reading.found, leaf.dtype, at, axes, site)
 
     def not_finite(self) -> dict[Value, tuple[int, int]]:
         """Return how many NaN and infinities the values hold that are computed already.
@@ -263,7 +430,7 @@ class Inspection(Readable):
             wanted = {v for n in self.graph.nodes for v in n.outputs if v is not None}
             known.update((v, data) for v, data in pending.memo.items() if v in wanted)
             return {
-                value: summaries.not_finite(data, value.dtype)
+                value: preview.not_finite(data, value.dtype)
                 for value, data in known.items()
             }
 
@@ -286,7 +453,7 @@ class Inspection(Readable):
             for each, results in run_cone(wanted):
                 ran.append(each)
                 for value, data in results:
-                    found[value] = summaries.not_finite(data, value.dtype)
+                    found[value] = preview.not_finite(data, value.dtype)
             _note(ran, wanted[0], start)
             return found
 
@@ -301,7 +468,7 @@ class Inspection(Readable):
         with lock:
             self._require_current("the step's ops")
             start = time.perf_counter_ns()
-            found = not_finite.search(self.graph)
+            found = find_not_finite(self.graph)
             if self.graph.nodes:
                 _note(list(self.graph.nodes), self.graph.roots[-1], start)
             return found
@@ -330,7 +497,11 @@ class Inspection(Readable):
             raise LostValueError(_ran(self.step, what))
 
     def _compute(
-        self, reading: sharing.reading, value: Value, node_id: int, site: Site | None
+        self,
+        reading: copy_on_donate.reading,
+        value: Value,
+        node_id: int,
+        site: Site | None,
     ) -> None:
         """Find a value's data, once it is there; how long that took sets later estimates."""
         with lock:
@@ -355,12 +526,12 @@ class Inspection(Readable):
             LostValueError: The step has run, and its inputs are gone.
             UsageError: The leaf is a lifted number, not data.
         """
-        with sharing.reading() as reading:
+        with copy_on_donate.reading() as reading:
             self._get_input(reading, leaf, site)
             return transfer.to_host(reading.found, leaf.dtype, site)
 
     def _get_input(
-        self, reading: sharing.reading, leaf: Leaf, site: Site | None
+        self, reading: copy_on_donate.reading, leaf: Leaf, site: Site | None
     ) -> None:
         if leaf.kind != "data":
             raise UsageError(

@@ -15,13 +15,13 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lazygraph.numbers import plural, size_text
 from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import OutOfMemoryError
-from lazyrt.execution import watcher
+from lazyrt.execution import completion
 from lazyrt.ir.live import live_buffers
 from lazyrt.ir.node import nbytes_of, type_text
-from lazyrt.observe.numbers import plural, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -82,7 +82,7 @@ def make_sure(needed: int, what: str, nodes: Sequence[Node] = ()) -> None:
         return
     if _fits(needed, available()):
         return
-    watcher.wait()
+    completion.wait()
     room = available()
     if _fits(needed, room):
         return
@@ -253,7 +253,7 @@ def wait_for(data: Any) -> None:
         OutOfMemoryError: There was no room to compute it.
     """
     with explained("what this tensor comes from"):
-        watcher.wait_for(data)
+        completion.wait_for(data)
 
 
 def what_runs(ops: int) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import LoweringError
-from lazyrt.execution import compiler, cost_model, forks, memory, watcher
+from lazyrt.execution import compiler, completion, cost_model, memory, process
 from lazyrt.execution.executor import Plan, pack_arguments, plan_of
 from lazyrt.execution.op_by_op import Tally, cone_of, last_uses, run_node
 from lazyrt.ir.budgets import make_room
@@ -49,7 +49,7 @@ def peek_value(value: Value, site: Site | None = None, tensor: str = "") -> Any:
         site: Who asked, for events.
         tensor: What the user's source calls it, for events.
     """
-    forks.check()
+    process.check_not_forked()
     with lock:
         start = time.perf_counter_ns()
         if isinstance(value, Leaf):
@@ -63,7 +63,7 @@ def peek_value(value: Value, site: Site | None = None, tensor: str = "") -> Any:
 
 def peek_together(values: Iterable[Value], site: Site | None, tensor: str) -> list[Any]:
     """Return the device arrays of some values; what is not known yet is one execution."""
-    forks.check()
+    process.check_not_forked()
     wanted = list(values)
     with lock:
         start = time.perf_counter_ns()
@@ -300,7 +300,7 @@ def _tell_execution(
             dispatch_ns=time.perf_counter_ns() - started,
         )
     )
-    watcher.watch(
+    completion.watch(
         token, fingerprint=fingerprint, purpose="peek", step=pending.number,
         started_ns=started,
     )  # fmt: skip

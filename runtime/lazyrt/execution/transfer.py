@@ -13,7 +13,7 @@ import torch
 from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import DeviceError
-from lazyrt.execution import forks, memory
+from lazyrt.execution import memory, process
 from lazyrt.lowering.dtypes import has_jax_dtype
 from lazyrt.observe import events
 
@@ -40,7 +40,7 @@ _sent: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}
 
 def to_device(tensor: torch.Tensor, site: Site | None = None) -> Any:
     """Copy a CPU tensor to the device and return the device array."""
-    forks.check()
+    process.check_not_forked()
     start = time.perf_counter_ns()
     if tensor.dim() > _MOST_DIMENSIONS:
         raise DeviceError(
@@ -75,7 +75,7 @@ def sent(data: Any) -> torch.Tensor | None:
 
 def to_host(data: Any, dtype: torch.dtype, site: Site | None = None) -> torch.Tensor:
     """Wait for a device array and copy it into a new CPU tensor of `dtype`."""
-    forks.check()
+    process.check_not_forked()
     start = time.perf_counter_ns()
     memory.make_sure(data.nbytes, "a copy to the host")
     with memory.explained("what this tensor comes from"):

@@ -7,22 +7,89 @@ never from a frame's variables: asking a frame for those can keep tensors alive.
 from __future__ import annotations
 
 import ast
+import builtins
 import dis
 import functools
+import inspect
 import itertools
 import linecache
 import sys
 from dataclasses import dataclass
-from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lazyrt.frontend.provenance import is_library, package_line, site_of
+from lazyrt.frontend.provenance import is_library, is_packages, package_line, site_of
+from lazyrt.ir import varying
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from types import FrameType
 
     from lazyrt.observe.events import Site
+
+
+# ------------------------------------------------------------------ variables of frames
+# CPython keeps a frame's dict of locals, with everything in it, once somebody has asked for it:
+# a dead tensor would be a root of the next step. So it is copied and emptied.
+
+
+# References to a frame's dict: of the frame, of a variable here, and of the call that counts.
+_UNKEPT = 3
+_SHELLS = ("/IPython/", "/ipykernel/", "/traitlets/")
+
+
+def namespaces(depth: int) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield copies of the locals and globals of the user's frames, innermost first.
+
+    Each comes with the name of its function, empty for globals.
+    """
+    frame: FrameType | None = sys._getframe(depth)
+    seen: set[int] = set()
+    while frame is not None:
+        if not is_library(frame.f_code):
+            is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED
+            if is_function:
+                yield locals_of(frame), frame.f_code.co_qualname
+            for namespace in (None if is_function else frame.f_locals, frame.f_globals):
+                if namespace is not None and id(namespace) not in seen:
+                    seen.add(id(namespace))
+                    yield dict(namespace), ""
+        frame = frame.f_back
+
+
+def library_namespaces(depth: int) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield copies of the locals of packages that the user's line has called, innermost first.
+
+    A loop of a library, such as one that generates text, holds what the user has no name for.
+    """
+    frame: FrameType | None = sys._getframe(depth)
+    called: list[FrameType] = []
+    while frame is not None and is_library(frame.f_code):
+        if is_packages(frame.f_code.co_filename) and not _is_shell(frame):
+            called.append(frame)
+        frame = frame.f_back
+    for each in called if frame is not None else ():
+        yield locals_of(each), each.f_code.co_qualname
+
+
+def _is_shell(frame: FrameType) -> bool:
+    """Return whether a frame is the shell's, which shows a value under a name of its own."""
+    return any(part in frame.f_code.co_filename for part in _SHELLS)
+
+
+def locals_of(frame: FrameType) -> dict[str, Any]:
+    """Return a copy of a function's locals, and leave none in the frame.
+
+    Where the function keeps what `locals()` gave it, that is the frame's own dict: it stays.
+    """
+    if frame.f_trace is not None:  # a debugger keeps the user's edits in that dict
+        return {}
+    found = frame.f_locals
+    copied = dict(found)
+    if type(found) is dict and sys.getrefcount(found) <= _UNKEPT:
+        found.clear()
+    return copied
+
 
 _MAX_TEXT = 60
 _OF_FIRST_ARGUMENT = frozenset(
@@ -239,3 +306,118 @@ def _call_ending_at(lines: tuple[str, ...], last: int, end: int) -> str:
         and isinstance(node.func, ast.Attribute)
     ]
     return ast.unparse(calls[0]) if calls else ""
+
+
+# -------------------------------------------------------------------- numbers that vary
+# Read when the number becomes an input, once for a line: the expression under execution, and which
+# part of it has no tensor in it.
+
+
+_MAX_NUMBER_TEXT = 40
+_FREE = (ModuleType, FunctionType, BuiltinFunctionType, type)
+
+
+def note_number(op: str) -> None:
+    """Note for the user's line, and the op that it records, the number that varies there."""
+    call = user_call()
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and is_library(frame.f_code):
+        frame = frame.f_back
+    if frame is None or call.site is None or not call.text:
+        return
+    is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED
+    scope = dict(frame.f_globals) | (locals_of(frame) if is_function else {})
+    name = number_in(call.text, scope)
+    varying.note(call.site, op, varying.Expression(call.text, name))
+
+
+def number_in(source: str, scope: Mapping[str, Any]) -> str:
+    """Return the part of an expression that is a Python number; empty for none or several.
+
+    Args:
+        source: The expression of one op.
+        scope: The names that it sees.
+
+    Example:
+        >>> number_in("x * (1 - beta)", {"beta": 0.9, "x": None})
+        '1 - beta'
+        >>> number_in("data[i : i + 4]", {"i": 8}), number_in("x.clamp(a, b)", {"a": 1, "b": 2})
+        ('i', '')
+    """
+    try:
+        tree = ast.parse(source).body[0]
+    except (SyntaxError, ValueError, IndexError):  # such as a text that was cut
+        return ""
+    found = {
+        ast.unparse(part): None for part in _parts(tree) if _is_number(part, scope)
+    }
+    name = next(iter(found), "")
+    return name if len(found) == 1 and len(name) <= _MAX_NUMBER_TEXT else ""
+
+
+def _parts(tree: ast.AST) -> list[ast.expr]:
+    """Return the operands of an op, as they are written."""
+    match tree:
+        case ast.Expr(value=value) | ast.Return(value=value) if value is not None:
+            return _parts(value)
+        case ast.AugAssign(value=value):
+            return [value]
+        case ast.BinOp(left=left, right=right):
+            return [left, right]
+        case ast.Compare(left=left, comparators=others):
+            return [left, *others]
+        case ast.Call(args=args, keywords=keywords):
+            return [*args, *[keyword.value for keyword in keywords]]
+        case ast.Subscript(slice=index):
+            return [each for each in ast.walk(index) if isinstance(each, ast.Name)]
+    return []
+
+
+def _is_number(part: ast.expr, scope: Mapping[str, Any]) -> bool:
+    """Return whether an expression is made of variables that are Python numbers."""
+    read = [_value(each, scope) for each in _reads(part)]
+    return any(isinstance(value, int | float) for value in read) and all(
+        isinstance(value, (int, float, *_FREE)) for value in read
+    )
+
+
+def _reads(tree: ast.AST) -> Iterator[ast.expr]:
+    """Yield the names, attributes and items in an expression, each as a whole."""
+    if isinstance(tree, ast.Name | ast.Attribute | ast.Subscript):
+        yield tree
+        return
+    for child in ast.iter_child_nodes(tree):
+        yield from _reads(child)
+
+
+def _value(tree: ast.expr, scope: Mapping[str, Any]) -> Any:
+    """Return what an expression is, without running anybody's code; None if that is unclear."""
+    match tree:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name(id=name):
+            return scope.get(name, getattr(builtins, name, None))
+        case ast.Attribute(value=of, attr=name):
+            return _attribute(_value(of, scope), name)
+        case ast.Subscript(value=of, slice=index):
+            return _item(_value(of, scope), _value(index, scope))
+    return None
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    found = inspect.getattr_static(owner, name, None)
+    if isinstance(found, MemberDescriptorType):  # a slot
+        try:
+            return found.__get__(owner)
+        except AttributeError:
+            return None
+    return found
+
+
+def _item(owner: Any, key: Any) -> Any:
+    if type(owner) not in {dict, list, tuple} or type(key) not in {str, int}:
+        return None
+    try:
+        return owner[key]
+    except LookupError:
+        return None

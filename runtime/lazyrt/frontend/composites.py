@@ -3,30 +3,44 @@
 They are registered above autograd, so that the ops they are made of get the derivatives.
 """
 
-# The signatures are torch's.
-# ruff: noqa: FBT001, FBT002
-
 from __future__ import annotations
 
+import functools
+import math
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.nn import functional
 
-from lazyrt.frontend import checking, warned
-from lazyrt.frontend.buffers import value_of
+from lazyrt.errors import ArgumentCheckError
+from lazyrt.frontend import (
+    host_constants,
+    provenance,
+    reads,
+    torch_checks,
+    warning_sites,
+)
+from lazyrt.frontend.buffers import state_of, value_of
 from lazyrt.frontend.outs import check_outs, write_out
 from lazyrt.frontend.torch_compat import (
     DEVICE_TYPE,
     aten,
+    below_autograd,
     find_overload,
     increment_version,
+    plain_dispatch,
     run_composed,
 )
-from lazyrt.ir.live import lock
+from lazyrt.ir.live import Buffer, lock, pending
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+# The signatures are torch's.
+# ruff: noqa: FBT001, FBT002
 
 
 def combinations(
@@ -315,22 +329,22 @@ def covariance(
     if not weights:
         count = rows.shape[1]
         if count - correction <= 0:
-            warned.say_once(_NO_FREEDOM)
+            warning_sites.warn_once(_NO_FREEDOM)
         centred = rows - (rows.sum(1) / count).unsqueeze(1)
         return (centred @ centred.t().conj() / max(count - correction, 0)).squeeze()
     for name, weight in (("fweights", fweights), ("aweights", aweights)):
         if weight is not None:
-            checking.require(weight.min() >= 0, f"cov(): {name} cannot be negative")
+            require(weight.min() >= 0, f"cov(): {name} cannot be negative")
     weight = weights[0] if len(weights) == 1 else weights[0] * weights[1]
     total = weight.sum()
     said = "cov(): weights sum to zero, can't be normalized"
-    checking.require(total != 0, said)
+    require(total != 0, said)
     lost: torch.Tensor | int = correction
     if aweights is not None and correction:
         lost = correction * (weight * aweights).sum() / total
     free = total - lost
-    if checking.known_now(free <= 0):
-        warned.say_once(_NO_FREEDOM)
+    if known_now(free <= 0):
+        warning_sites.warn_once(_NO_FREEDOM)
     centred = rows - ((rows * weight).sum(1) / total).unsqueeze(1)
     return (centred @ (centred * weight).t().conj() / free.clamp(min=0)).squeeze()
 
@@ -411,4 +425,374 @@ COMPOSITES: dict[str, Callable[..., Any]] = {
     "_native_multi_head_attention": native_multi_head_attention,
     "_transformer_encoder_layer_fwd": transformer_encoder_layer,
     "_nested_tensor_from_mask_left_aligned": is_left_aligned,
+}
+
+
+# ------------------------------------------- ops composed where they are differentiated
+# torch asks which elements are zero, or NaN, to choose a formula: a cut of the graph in backward.
+# These are right for every value.
+
+
+# The signatures are torch's.
+# ruff: noqa: FBT001, FBT002
+
+
+def product(self: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """`aten.prod`: torch's derivative of it asks which elements are zero, a cut of the graph."""
+    if not _is_differentiated(self):
+        with below_autograd():
+            return torch.prod(self, dtype=dtype)
+    return _halved(self.to(dtype or self.dtype).reshape(-1), 0)
+
+
+def product_along(
+    self: torch.Tensor, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> torch.Tensor:  # fmt: skip
+    """`aten.prod.dim_int`; see `product`."""
+    rank = max(self.dim(), 1)
+    if not _is_differentiated(self) or not -rank <= dim < rank:
+        with below_autograd():
+            return torch.prod(self, dim, keepdim, dtype=dtype)
+    return _halved(self.to(dtype or self.dtype), dim, keepdim=keepdim)
+
+
+def _is_differentiated(tensor: torch.Tensor) -> bool:
+    """Return whether autograd follows what is done to a tensor, in either mode."""
+    is_floating = tensor.is_floating_point() or tensor.is_complex()
+    backward = torch.is_grad_enabled() and tensor.requires_grad
+    return is_floating and (backward or forward_ad._current_level >= 0)
+
+
+def _halved(x: torch.Tensor, dim: int, *, keepdim: bool = False) -> torch.Tensor:
+    """Return the product along a dimension, of halves of halves: each derivative is a product."""
+    while x.dim() and (size := x.shape[dim]) > 1:
+        half = size // 2
+        pairs = x.narrow(dim, 0, half) * x.narrow(dim, half, half)
+        rest = x.narrow(dim, 2 * half, size % 2)
+        x = torch.cat([pairs, rest], dim) if size % 2 else pairs
+    one = x.sum(dim, keepdim)
+    return one if x.numel() or not one.numel() else one + 1
+
+
+def cumulative_product(
+    self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """`aten.cumprod`: torch's derivative of it divides by the elements, if none is zero."""
+    rank = max(self.dim(), 1)
+    if not _is_differentiated(self) or not -rank <= dim < rank:
+        with below_autograd():
+            return torch.cumprod(self, dim, dtype=dtype)
+    x = self.to(dtype or self.dtype)
+    if not x.dim():
+        return x.clone()
+    size, reach = x.shape[dim], 1
+    while reach < size:  # each element has the product of `reach` ones up to its own
+        more = x.narrow(dim, reach, size - reach) * x.narrow(dim, 0, size - reach)
+        x = torch.cat([x.narrow(dim, 0, reach), more], dim)
+        reach *= 2
+    return x if size > 1 else x.clone()
+
+
+def _choosing(
+    op: Callable[[torch.Tensor], torch.Tensor],
+    find: Callable[[torch.Tensor], torch.Tensor],
+    share: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return an op that chooses one element: its derivative is shared among equal ones, or NaN.
+
+    Args:
+        op: The op, for where nothing is differentiated.
+        find: Returns its value.
+        share: Returns the value that a mask chooses, with a derivative shared among them.
+    """
+
+    def chosen(self: torch.Tensor) -> torch.Tensor:
+        if not _is_differentiated(self) or not self.numel():
+            with below_autograd():
+                return op(self)
+        return _chosen(self, find(self.detach()), share)
+
+    return chosen
+
+
+def _median(x: torch.Tensor) -> torch.Tensor:
+    return torch.median(x.reshape(-1), 0).values
+
+
+def _nanmedian(x: torch.Tensor) -> torch.Tensor:
+    return torch.nanmedian(x.reshape(-1), 0).values
+
+
+def _largest(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return torch.amax(torch.where(mask, x, -torch.inf))
+
+
+def _smallest(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return torch.amin(torch.where(mask, x, torch.inf))
+
+
+def _either(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Share among the elements of a mask that may be of either infinity: none is like the rest."""
+    smallest = _smallest(x, mask)
+    return torch.where(smallest == -torch.inf, smallest, _largest(x, mask))
+
+
+def _chosen(
+    x: torch.Tensor,
+    value: torch.Tensor,
+    share: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Return a value that stands among the elements, with its derivative by each of them.
+
+    Args:
+        x: The elements.
+        value: One of them, without a derivative.
+        share: Of `_choosing`.
+    """
+    is_nan = x.isnan()
+    nans = torch.where(is_nan, x, 0).sum() / is_nan.sum().clamp(min=1)
+    return torch.where(value.isnan(), nans.to(x.dtype), share(x, x == value))
+
+
+def masked_fill(
+    self: torch.Tensor, mask: torch.Tensor, value: torch.Tensor
+) -> torch.Tensor:
+    """`aten.masked_fill.Tensor`: torch's derivative by the value selects by the mask."""
+    if value.dim() or not (_is_differentiated(self) or _is_differentiated(value)):
+        with below_autograd():
+            return torch.masked_fill(self, mask, value)
+    return torch.where(mask, value.to(self.dtype), self)
+
+
+def index_fill(
+    self: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor
+) -> torch.Tensor:
+    """`aten.index_fill.int_Tensor`: torch's derivative by the value asks for unique indices."""
+    fits = -self.dim() <= dim < self.dim() and not value.dim()
+    if not fits or not (_is_differentiated(self) or _is_differentiated(value)):
+        with below_autograd():
+            return torch.index_fill(self, dim, index, value)
+    sizes = [1] * self.dim()
+    sizes[dim] = self.shape[dim]
+    filled = torch.zeros(sizes, dtype=torch.bool, device=self.device)
+    return torch.where(
+        filled.index_fill(dim, index, value=True), value.to(self.dtype), self
+    )
+
+
+def masked_fill_in_place(
+    self: torch.Tensor, mask: torch.Tensor, value: torch.Tensor
+) -> torch.Tensor:
+    """`aten.masked_fill_.Tensor`; see `masked_fill`."""
+    if value.dim() or not (_is_differentiated(self) or _is_differentiated(value)):
+        with below_autograd():
+            return self.masked_fill_(mask, value)
+    return self.copy_(masked_fill(self, mask, value))
+
+
+def index_fill_in_place(
+    self: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor
+) -> torch.Tensor:
+    """`aten.index_fill_.int_Tensor`; see `index_fill`."""
+    if value.dim() or not (_is_differentiated(self) or _is_differentiated(value)):
+        with below_autograd():
+            return self.index_fill_(dim, index, value)
+    return self.copy_(index_fill(self, dim, index, value))
+
+
+# Registered for autograd alone: below it these ops have kernels like any other.
+DIFFERENTIATED: dict[str, Callable[..., torch.Tensor]] = {
+    "prod": product,
+    "prod.dim_int": product_along,
+    "cumprod": cumulative_product,
+    "max": _choosing(torch.max, torch.amax, _largest),
+    "min": _choosing(torch.min, torch.amin, _smallest),
+    "median": _choosing(torch.median, _median, _either),
+    "nanmedian": _choosing(torch.nanmedian, _nanmedian, _either),
+    "masked_fill.Tensor": masked_fill,
+    "masked_fill_.Tensor": masked_fill_in_place,
+    "index_fill.int_Tensor": index_fill,
+    "index_fill_.int_Tensor": index_fill_in_place,
+}
+
+
+# --------------------------------------------------------------------- checks of values
+
+
+def require(
+    holds: torch.Tensor, said: str, kind: type[Exception] = ArgumentCheckError
+) -> None:
+    """Raise where a condition does not hold: now if few ops tell, else once its step has run.
+
+    Args:
+        holds: The condition, a bool of no dimensions on the device.
+        said: What is wrong where it is false.
+        kind: Of the error.
+    """
+    site = provenance.user_site(2)
+    with lock:
+        found = known_now(holds)
+        state = state_of(holds)
+        if found is None and torch_checks.can_wait() and isinstance(state, Buffer):
+            error = torch_checks.explained(kind, said, site, pending.number)
+            torch_checks.wait_for(state, error, passes=True)
+            return
+    if found is None:
+        found = bool(reads.peek(holds, site))
+    if not found:
+        raise kind(said)
+
+
+def checked(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a kernel whose arguments' values are checked as the CPU checks them.
+
+    Numbers are checked at once, and elements where the host knows them; else the check waits for
+    its step.
+
+    Args:
+        name: Of the op, such as `multinomial`.
+        kernel: Runs it unchecked.
+    """
+    is_whole = name.startswith("randint") and not name.startswith("randint_like.Tensor")
+    if is_whole or name in {"random_.from", "random_.to"}:
+        return _in_bounds(kernel)
+    found = _DOMAINS.get(name)
+    if found is None:
+        return kernel
+    is_valid, said = found
+
+    def checking(*args: Any, **kwargs: Any) -> Any:
+        holds = is_valid(*args)
+        if holds is not None:
+            _require_values(holds, said)
+        return kernel(*args, **kwargs)
+
+    return checking
+
+
+def _in_bounds(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a kernel that refuses the bounds of integers, or warns of them, as the CPU does."""
+
+    def drawing(*args: Any, **kwargs: Any) -> Any:
+        first = args[0] if isinstance(args[0], torch.Tensor) else None
+        like = kwargs.get("out", first)
+        dtype = kwargs.get("dtype") or (torch.int64 if like is None else like.dtype)
+        for text in _said_of_bounds(
+            dtype, *(arg for arg in args if arg is None or arg.__class__ is int)
+        ):
+            warning_sites.warn(text)
+        return kernel(*args, **kwargs)
+
+    return drawing
+
+
+@functools.lru_cache
+def _said_of_bounds(dtype: torch.dtype, *bounds: int | None) -> tuple[str, ...]:
+    """Return what the CPU warns of where it draws integers; no element of them is drawn here.
+
+    Raises:
+        RuntimeError: The CPU refuses the bounds or the dtype.
+    """
+    with plain_dispatch(), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        torch.empty(0, dtype=dtype, device="cpu").random_(*bounds)
+    return tuple([str(each.message).partition(" (Triggered")[0] for each in said])
+
+
+def _require_values(holds: torch.Tensor, said: str) -> None:
+    with lock:
+        state = state_of(holds)
+        value = state.value
+        known = None if value is None else host_constants.on_host(value)
+        waits = torch_checks.can_wait() and state.is_pending
+        if known is None and waits and isinstance(state, Buffer):
+            site = provenance.user_site(2)
+            error = torch_checks.explained(
+                ArgumentCheckError, said, site, pending.number
+            )
+            torch_checks.wait_for(state, error, passes=True)
+            return
+    if not (reads.peek(holds) if known is None else known):
+        raise ArgumentCheckError(said)
+
+
+def _are_probabilities(p: torch.Tensor, *_: object) -> torch.Tensor:
+    return ((p >= 0) & (p <= 1)).all()
+
+
+def _are_weights(weights: torch.Tensor, *_: object) -> torch.Tensor:
+    valid = (weights >= 0) & (weights < math.inf)
+    return valid.all() & (weights.sum(-1) > 0).all()
+
+
+def _are_widths(_mean: Any, std: torch.Tensor, *_: object) -> torch.Tensor:
+    return (std >= 0).all()
+
+
+def _are_enough(
+    x: torch.Tensor, mask: torch.Tensor, source: torch.Tensor
+) -> torch.Tensor | None:
+    """Return whether there is an element for each place of a mask; None for a wrong call."""
+    places = max(x.numel(), mask.numel())
+    is_mask = mask.dtype is torch.bool and mask.device == x.device
+    if source.numel() >= places or not is_mask:
+        return None
+    # How often each element of the mask is used.
+    return mask.sum() * (places // max(mask.numel(), 1)) <= source.numel()
+
+
+_OF_BERNOULLI = "bernoulli expects all elements of p to be in [0, 1]"
+_OF_MULTINOMIAL = (
+    "probability tensor contains either `inf`, `nan` or element < 0, or is an invalid multinomial "
+    "distribution (sum of probabilities <= 0)"
+)
+_OF_NORMAL = "normal expects all elements of std >= 0.0"
+_OF_MASKED_SCATTER = (
+    "masked_scatter: Number of elements of source < number of ones in mask"
+)
+# What must hold for the arguments, and what is wrong where it does not.
+_Domain = tuple["Callable[..., torch.Tensor | None]", str]
+_DOMAINS: dict[str, _Domain] = {
+    "bernoulli": (_are_probabilities, _OF_BERNOULLI),
+    "bernoulli.out": (_are_probabilities, _OF_BERNOULLI),
+    "bernoulli_.Tensor": (lambda _x, p, *_: _are_probabilities(p), _OF_BERNOULLI),
+    **dict.fromkeys(("multinomial", "multinomial.out"), (_are_weights, _OF_MULTINOMIAL)),
+    **dict.fromkeys(
+        ("normal.Tensor_Tensor", "normal.Tensor_Tensor_out", "normal.float_Tensor",
+         "normal.float_Tensor_out"),
+        (_are_widths, _OF_NORMAL),
+    ),
+    **dict.fromkeys(
+        ("masked_scatter", "masked_scatter_"), (_are_enough, _OF_MASKED_SCATTER)
+    ),
+}  # fmt: skip
+
+
+def known_now(condition: torch.Tensor) -> bool | None:
+    """Return whether a condition holds; None if it takes more than a small check to tell."""
+    with lock:
+        state = state_of(condition)
+        if not state.is_pending:
+            return bool(reads.peek(condition))
+        found = reads.small_check(condition, state, provenance.user_site(2), "torch")
+        return None if found is None else bool(found)
+
+
+def assert_async(
+    condition: torch.Tensor, message: str = "Expected Tensor to be nonzero"
+) -> None:
+    """`aten._assert_async`: by its name it may raise later than at its line.
+
+    Raises:
+        RuntimeError: The condition does not hold.
+    """
+    if condition.numel() != 1:
+        found = "more than one value" if condition.numel() else "no values"
+        raise RuntimeError(f"Boolean value of Tensor with {found} is ambiguous")
+    require(condition.reshape(()) != 0, message, RuntimeError)
+
+
+ASSERTIONS: dict[str, Callable[..., None]] = {
+    "_assert_async": assert_async,
+    "_assert_async.msg": assert_async,
 }

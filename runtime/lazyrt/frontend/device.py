@@ -7,38 +7,35 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyrt.config import config
-from lazyrt.execution import forks, memory, op_by_op, watcher
+from lazyrt.execution import completion, memory, op_by_op, process
 from lazyrt.execution.executables import keep_within_budget
 from lazyrt.execution.executor import barrier, clear_plans, on_crowded
-from lazyrt.execution.looking import WHOLE
 from lazyrt.execution.peek import forget_slices
-from lazyrt.execution.summaries import of_host
+from lazyrt.execution.preview import WHOLE, of_host
 from lazyrt.frontend import (
     accelerator,
-    device_guard,
-    dlpack,
+    copies,
     finalisers,
     generators,
     guard,
+    host_constants,
+    introspection,
     linear,
-    onlookers,
     provenance,
     reads,
     record,
-    refusals,
     scalars,
-    small_checks,
     special,
     storages,
-    unwritten,
+    unsupported_layouts,
     value_checks,
+    views,
 )
 from lazyrt.frontend import torch_compat as compat
-from lazyrt.frontend.checking import ASSERTIONS, checked
-from lazyrt.frontend.composites import COMPOSITES
-from lazyrt.frontend.derivatives import DIFFERENTIATED
+from lazyrt.frontend.composites import ASSERTIONS, COMPOSITES, DIFFERENTIATED, checked
 from lazyrt.frontend.factorisations import FACTORISATIONS
 from lazyrt.frontend.fallback import run_on_cpu
+from lazyrt.frontend.internal_overlap import allow_overlap
 from lazyrt.frontend.kernels import (
     VIEW_OPS,
     find_pure,
@@ -47,7 +44,6 @@ from lazyrt.frontend.kernels import (
     view_kernel,
 )
 from lazyrt.frontend.outs import out_kernel
-from lazyrt.frontend.repeats import allowing_repeats
 from lazyrt.lowering.registry import rule_for
 from lazyrt.lowering.spec import forget_specs
 from lazyrt.observe import events
@@ -103,7 +99,7 @@ class DeviceModule:
         return 1
 
     def _is_in_bad_fork(self) -> bool:
-        return forks.is_bad()
+        return process.is_forked()
 
     default_generators = (generators.default_generator,)
 
@@ -151,7 +147,7 @@ class DeviceModule:
         guard.check_barrier("torch.lazyrt.synchronize()")
         if not finalisers.interrupts_an_op():
             barrier("torch.lazyrt.synchronize()", provenance.user_site(2))
-        watcher.wait()
+        completion.wait()
 
     def empty_cache(self) -> None:
         """Do nothing: memory that no tensor needs has been given back already."""
@@ -169,14 +165,14 @@ def register() -> int:
     module = DeviceModule()
     compat.register_device(module)
     accelerator.install(module.synchronize)
-    device_guard.install()
-    device_guard.pin_as_the_cpu_allocates()
+    accelerator.install_guard()
+    accelerator.pin_as_the_cpu_allocates()
     generators.install()
     generators.default_generator.manual_seed(torch.initial_seed())
     library = torch.library.Library("aten", "IMPL")
     _libraries.append(library)
-    _libraries.extend(refusals.register())
-    refused = refusals.makers()
+    _libraries.extend(unsupported_layouts.register())
+    refused = unsupported_layouts.makers()
     count = 0
     for name in compat.operator_names():
         kernel = refused.get(name) or _kernel_for(name)
@@ -197,14 +193,14 @@ def register() -> int:
     compat.register_checkpoint_location(storages.storage_to_device)
     on_crowded(_forget_if_crowded)
     on_crowded(keep_within_budget)
-    for forget in (small_checks.forget, forget_slices, clear_plans):
+    for forget in (host_constants.forget, forget_slices, clear_plans):
         record.on_new_run(forget)
     return count
 
 
 def _kernel_for(name: str) -> Any:
     kernel = _plain_kernel_for(name)
-    return unwritten.filling(kernel) if name in unwritten.MAKERS else kernel
+    return views.filling(kernel) if name in views.UNWRITTEN_MAKERS else kernel
 
 
 def _plain_kernel_for(name: str) -> Any:
@@ -242,7 +238,7 @@ def _mutating_kernel(name: str, func: torch._ops.OpOverload) -> Any:
     if pure is not None and not (composite and rule_for(pure) is None):
         has_out = any(argument.is_out for argument in func._schema.arguments)
         make = out_kernel if has_out else in_place_kernel
-        return allowing_repeats(name, make(func, pure))
+        return allow_overlap(name, make(func, pure))
     return None if composite else _cpu_kernel(func)
 
 
@@ -318,7 +314,7 @@ def _forget_if_crowded() -> bool:
     record.forget_nodes()
     forget_specs()
     forget_slices()
-    small_checks.forget()
+    host_constants.forget()
     return True
 
 
@@ -333,9 +329,9 @@ def _patch() -> None:
     compat.patch_pickling(reads.value_to_save, storages.deep_copy)
     compat.patch_sharing()
     compat.patch_data_parallel()
-    op_by_op.set_check(value_checks.check)
+    op_by_op.set_check(value_checks.check_values)
     storages.install()
-    dlpack.install()
+    copies.install_dlpack()
 
 
 def _print(tensor: torch.Tensor, original: Any) -> str:
@@ -344,7 +340,7 @@ def _print(tensor: torch.Tensor, original: Any) -> str:
         # Every op on it raises, and an error below torch's printing keeps torch's guards alive.
         shape = tuple(tensor.shape)
         return f"<lazyrt {tensor.layout} of shape {shape}: the device has dense arrays only>"
-    if onlookers.behind_the_users_back():
+    if introspection.is_introspection():
         return reads.describe(tensor)
     if tensor.numel() == 0:
         return str(original(tensor, tensor_contents=None))
@@ -400,7 +396,7 @@ def _tolist(original: Any, self: torch.Tensor) -> Any:
 
 
 def _format(original: Any, self: torch.Tensor, spec: str) -> str:
-    if onlookers.behind_the_users_back():
+    if introspection.is_introspection():
         return reads.describe(self)
     if self.dim() == 0 and spec:
         return format(reads.peek(self, provenance.user_site(2)).item(), spec)

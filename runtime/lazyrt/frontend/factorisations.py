@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyrt.config import config
-from lazyrt.execution import late_checks
+from lazyrt.execution import deferred_asserts
 from lazyrt.execution.executor import barrier
 from lazyrt.frontend import (
+    exception_scan,
     finalisers,
-    handlers,
-    onlookers,
+    introspection,
     provenance,
     reads,
     torch_checks,
 )
-from lazyrt.frontend.buffers import state_of, value_of
+from lazyrt.frontend.buffers import emit, state_of, value_of
 from lazyrt.frontend.kernels import functional_kernel
 from lazyrt.frontend.record import functional, operation
-from lazyrt.frontend.tensors import emit
 from lazyrt.frontend.torch_compat import aten, autograd_node
 from lazyrt.ir.live import Buffer, lock, pending
 
@@ -87,7 +86,7 @@ def _put_off(
     state = state_of(info)
     if not isinstance(state, Buffer) or not torch_checks.can_wait():
         return False
-    if handlers.would_catch():  # as to try again with more jitter
+    if exception_scan.would_catch():  # as to try again with more jitter
         return False
 
     def judge(found: np.ndarray[Any, Any]) -> Exception | None:
@@ -100,7 +99,7 @@ def _put_off(
         return None
 
     number = pending.number
-    late_checks.put_off(state, judge)
+    deferred_asserts.defer(state, judge)
     return True
 
 
@@ -108,7 +107,7 @@ def _must_peek() -> bool:
     """Return whether a check may neither wait for its step nor end it; asked without the lock."""
     return (
         config.read_policy == "peek"
-        or onlookers.at_debugger_prompt()
+        or introspection.at_debugger_prompt()
         or finalisers.interrupts_an_op()
     )
 

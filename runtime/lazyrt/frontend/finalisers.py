@@ -1,4 +1,4 @@
-"""Finalisers: the user's code that a garbage collection runs in the middle of an op.
+"""Barriers and ops: finalisers in the middle of an op, and the bound of pending ops.
 
 A `__del__` may read a tensor, or ask for a barrier. Beneath a kernel that has just numbered its
 inputs a barrier would take the numbers away, and the op would read other data. So a finaliser's
@@ -10,13 +10,15 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from lazyrt.execution import hooks
+from lazyrt.config import config
+from lazyrt.execution import executor
 from lazyrt.execution.executor import barrier
 from lazyrt.frontend.provenance import is_of_torch, is_own_file
-from lazyrt.ir.live import lock
+from lazyrt.ir.live import lock, pending
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType
+
 
 KERNEL = "<lazyrt kernel "
 _others: set[CodeType] = {barrier.__code__}
@@ -33,7 +35,7 @@ def interrupts_an_op() -> bool:
     To be asked before the lock is taken. Functions given to `on_barrier` are in the middle of
     nothing: a barrier calls them before it begins.
     """
-    return lock._is_owned() and not hooks.are_running()  # type: ignore[attr-defined]
+    return lock._is_owned() and not executor.hooks_are_running()  # type: ignore[attr-defined]
 
 
 def interrupts_another_op() -> bool:
@@ -52,3 +54,17 @@ def interrupts_another_op() -> bool:
             is_others = True
         frame = frame.f_back
     return False
+
+
+# ------------------------------------------------------------- the bound of pending ops
+
+
+def over_limit() -> None:
+    """Run a barrier once too much is pending; a finaliser's op leaves it to the next one."""
+    from lazyrt.execution.executor import barrier
+    from lazyrt.frontend.provenance import user_site
+
+    # In eager debug mode each op runs at its end, and would find its inputs gone.
+    if pending.eager or interrupts_another_op():
+        return
+    barrier(f"more than {config.max_pending_nodes:,} pending ops", user_site(2))

@@ -15,14 +15,12 @@ import torch
 
 from lazyrt.config import config
 from lazyrt.frontend import finalisers, generators, record, scalars
-from lazyrt.frontend.bound import over_limit
-from lazyrt.frontend.buffers import View, state_of
-from lazyrt.frontend.checks import check_overwrite
+from lazyrt.frontend.argument_checks import check_overwrite
+from lazyrt.frontend.buffers import View, component, emit, indices, operands, state_of
 from lazyrt.frontend.fallback import run_on_cpu
+from lazyrt.frontend.finalisers import over_limit
 from lazyrt.frontend.infer import call_arguments
 from lazyrt.frontend.record import FallbackNeeded, functional, miss, operation
-from lazyrt.frontend.refusals import check_index
-from lazyrt.frontend.tensors import component, emit, indices, operands
 from lazyrt.frontend.torch_compat import (
     DEVICE_TYPE,
     aten,
@@ -32,6 +30,7 @@ from lazyrt.frontend.torch_compat import (
     never_trace,
     restrided,
 )
+from lazyrt.frontend.unsupported_layouts import check_index
 from lazyrt.frontend.views import check_start, track_offset, wrap_view
 from lazyrt.ir.live import (
     Buffer,

@@ -18,10 +18,9 @@ import torch
 
 from lazyrt.config import config
 from lazyrt.frontend import record, scalars
-from lazyrt.frontend.bound import over_limit
-from lazyrt.frontend.buffers import View, current_value, value_of
+from lazyrt.frontend.buffers import View, current_value, value_of, wrap
+from lazyrt.frontend.finalisers import over_limit
 from lazyrt.frontend.record import FallbackNeeded, functional, operation
-from lazyrt.frontend.tensors import wrap
 from lazyrt.frontend.torch_compat import (
     aten,
     below_autograd,

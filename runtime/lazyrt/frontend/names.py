@@ -8,6 +8,7 @@ behind would make a dead tensor a root of the next step.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import types
 from collections import deque
@@ -15,14 +16,58 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lazyrt.frontend import lbfgs_names
+from lazygraph.snapshot import OF_LBFGS, Name
 from lazyrt.frontend.buffers import state_of
-from lazyrt.frontend.namespaces import library_namespaces, namespaces
+from lazyrt.frontend.callsite import library_namespaces, locals_of, namespaces
 from lazyrt.frontend.torch_compat import is_lazy
-from lazyrt.ir.snapshot import Name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from types import FrameType
+
+
+# -------------------------------------------------------------------------------- LBFGS
+# Its state is one for all parameters, under the first of them and in lists; while a step runs, most
+# of it is in the step's variables alone.
+
+
+# torch wraps the method once more when the first LBFGS is made.
+_STEP = inspect.unwrap(torch.optim.LBFGS.step).__code__
+
+
+def running(depth: int) -> Iterator[dict[str, Any]]:
+    """Yield copies of the variables of steps that are running, `self` among them.
+
+    Args:
+        depth: Frames to skip.
+    """
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None:
+        if frame.f_code is _STEP:
+            yield locals_of(frame)
+        frame = frame.f_back
+
+
+def kept_by(
+    name: str, optimizer: torch.optim.LBFGS, variables: Mapping[str, Any]
+) -> Iterator[tuple[Name, Any]]:
+    """Yield the tensors of an LBFGS with their names, such as `optimizer.old_dirs[2]`.
+
+    Args:
+        name: What the user calls the optimizer.
+        optimizer: It.
+        variables: Those of its step, empty where none is running.
+    """
+    states = list(optimizer.state.values())
+    for members in (*states, variables):
+        for key, value in list(members.items()):
+            if isinstance(value, torch.Tensor):
+                yield Name(f"{name}.{key}", OF_LBFGS), value
+            elif isinstance(value, list):
+                for number, item in enumerate(value):
+                    if isinstance(item, torch.Tensor):
+                        yield Name(f"{name}.{key}[{number}]", OF_LBFGS), item
+
 
 _MAX_VISITED = 50_000
 _MAX_ITEMS = 1_000
@@ -70,7 +115,7 @@ def all_names(depth: int = 1) -> dict[int, list[Name]]:
     for namespace, function in library_namespaces(depth + 1):
         walk.add_late(namespace, f"local of {function}")
         namespace.clear()
-    for variables in lbfgs_names.running(depth + 1):
+    for variables in running(depth + 1):
         walk.add_running(variables)
     for waiting, holder in _elsewhere():
         walk.add_late(waiting, holder)
@@ -111,7 +156,8 @@ class Walk:
                 and self._is_callers(name, thing)
             ):
                 continue
-            late = name.startswith("_") or name in _RESULTS
+            is_self = name == "self" and _is_module(thing)  # a caller has a name for it
+            late = name.startswith("_") or name in _RESULTS or is_self
             found = Name(prefix + name, holder)
             (self._late if late else self._queue).append((found, thing, 0))
 
@@ -226,9 +272,7 @@ class Walk:
         if isinstance(optimizer, torch.optim.LBFGS):
             steps = [each for each in self._running if each.get("self") is optimizer]
             for variables in steps or [{}]:
-                for found, tensor in lbfgs_names.kept_by(
-                    name.text, optimizer, variables
-                ):
+                for found, tensor in kept_by(name.text, optimizer, variables):
                     self._visit_tensor(found, tensor)
             return
         for number, (parameter, state) in enumerate(list(optimizer.state.items())):

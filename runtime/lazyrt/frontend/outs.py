@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyrt.errors import DeviceError
-from lazyrt.frontend import generators, warned
-from lazyrt.frontend.buffers import state_of, value_of
-from lazyrt.frontend.cpu_errors import what_is_said
+from lazyrt.frontend import generators, warning_sites
+from lazyrt.frontend.argument_checks import cpu_error_of
+from lazyrt.frontend.buffers import component, state_of, value_of
 from lazyrt.frontend.fallback import run_on_cpu
 from lazyrt.frontend.infer import elements_of, run_blank, type_key
 from lazyrt.frontend.kernels import Kernel, write
 from lazyrt.frontend.record import FallbackNeeded, functional, operation
-from lazyrt.frontend.tensors import component
 from lazyrt.frontend.torch_compat import DEVICE_TYPE, TorchGenerator, is_lazy
 from lazyrt.frontend.views import resize
 from lazyrt.ir.live import Generator, lock, random_leaf, undo_random
@@ -230,7 +229,7 @@ def _answer(
             return torch.empty(value.shape, dtype=like(target, value), device=device)
 
         outs = [*map(blank, targets, values)]
-        return what_is_said(lambda: run_blank(func, parts, outs, device=device))
+        return cpu_error_of(lambda: run_blank(func, parts, outs, device=device))
 
     refused = said(lambda target, _: target.dtype)
     # What it says of a call that it would accept is about blank numbers.
@@ -241,6 +240,6 @@ def write_out(target: Any, value: Any) -> None:
     """Write what an op has computed to its `out=`, which is resized where it must be."""
     for tensor, part in _pairs([target], [value]):
         if tuple(tensor.shape) != part.shape:
-            warned.of_resize(tuple(tensor.shape), part.shape)
+            warning_sites.warn_of_resize(tuple(tensor.shape), part.shape)
             resize(tensor, part.shape, part.strides)
         write(tensor, part)

@@ -11,20 +11,95 @@ import sys
 import threading
 import weakref
 from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lazyrt.frontend import compiled_code
 from lazyrt.frontend.torch_compat import autograd_node, sequence_number
 from lazyrt.ir import active
 from lazyrt.ir.node import BackwardOf, Node, Provenance, iter_values
 from lazyrt.observe.events import Site
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import CodeType, FrameType
+
+
+# ----------------------------------------------------------------------- generated code
+# The code of a graph has a file name of its own, and each of its lines calls one op. What the
+# op came from, TorchDynamo has noted with it.
+
+
+GENERATED_PREFIX = "<eval_with_key>"
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)')
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """Where an op of generated code stands in the program.
+
+    Attributes:
+        stack: The program's frames, the innermost last; without cells' numbers.
+        module: Qualified name of the module that called it, empty outside of modules.
+    """
+
+    stack: tuple[Site, ...]
+    module: str
+
+
+_lines: dict[str, dict[int, Original]] = {}
+
+
+def is_generated(filename: str) -> bool:
+    """Return whether a file name is that of code whose lines were noted."""
+    return filename in _lines
+
+
+def original(frame: FrameType) -> Original | None:
+    """Return what the line of generated code that a frame is at stands for."""
+    lines = _lines.get(frame.f_code.co_filename)
+    return lines.get(frame.f_lineno) if lines is not None else None
+
+
+def note_generated_lines(graph: torch.fx.GraphModule) -> None:
+    """Remember the origins of a graph's lines, for as long as the graph is there."""
+    _ = graph.code  # TorchDynamo's graphs generate theirs only when it is asked for
+    filename = type(graph).forward.__code__.co_filename
+    nodes = list(graph.graph.nodes)
+    first: int = getattr(graph, "_prologue_start", 0)
+    numbers: dict[int, int | None] = getattr(graph, "_lineno_map", None) or {}
+    _lines[filename] = {
+        first + line: _original(nodes[number])
+        for line, number in numbers.items()
+        if number is not None and nodes[number].op.startswith("call_")
+    }
+    weakref.finalize(graph, _lines.pop, filename, None).atexit = False
+
+
+def _original(node: torch.fx.Node) -> Original:
+    stack = tuple(_sites_in(node.meta.get("stack_trace") or ""))
+    return Original(stack, _module(node.meta))
+
+
+def _sites_in(trace: str) -> Iterator[Site]:
+    for found in _FRAME.finditer(trace):
+        yield Site(found["file"], int(found["line"]), found["function"])
+
+
+def _module(meta: dict[str, Any]) -> str:
+    """Return the module's name below the outermost one, as ops outside of graphs have it."""
+    calls = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {}
+    names = [(str(name), kind) for name, kind in calls.values()]
+    if not names:
+        return ""
+    (root, _), (inner, kind) = names[0], names[-1]
+    if inner == root:
+        return str(getattr(kind, "__name__", kind)).rpartition(".")[2]
+    return inner.removeprefix(root).lstrip(".")
+
 
 _MAX_STACK = 16
 _MAX_SEQUENCES = 100_000
@@ -36,7 +111,7 @@ _CHECKERS = (*_PARTS_OF_TORCH, f"{_TORCH}distributions/")
 _OWN_ROOT = str(Path(__file__).parent.parent) + "/"
 _LAZYGRAPH = str(Path(__file__).parents[2] / "lazygraph") + "/"
 _INTERNAL = (
-    "<lazyrt ", "<frozen ", "<string>", "<__array_function__", compiled_code.PREFIX, _LAZYGRAPH,
+    "<lazyrt ", "<frozen ", "<string>", "<__array_function__", GENERATED_PREFIX, _LAZYGRAPH,
 )  # fmt: skip
 
 _cell_namer: Callable[[str], int | None] | None = None
@@ -281,11 +356,11 @@ def capture(args: Any, depth: int = 2) -> Provenance:
     frame: FrameType | None = sys._getframe(depth)
     stack: list[Site] = []
     modules: list[torch.nn.Module] = []
-    compiled: compiled_code.Original | None = None
+    compiled: Original | None = None
     while frame is not None:
         code = frame.f_code
-        if compiled_code.is_known(code.co_filename):
-            compiled = compiled or compiled_code.original(frame)
+        if is_generated(code.co_filename):
+            compiled = compiled or original(frame)
         elif code.co_name == "_call_impl":
             module = frame.f_locals.get("self")
             if isinstance(module, torch.nn.Module):
@@ -340,7 +415,7 @@ def _labels() -> tuple[str, str]:
     return scope, (step.name or "" if step is not None else "")
 
 
-def _of_compiled(compiled: compiled_code.Original, outer: list[Site]) -> Provenance:
+def _of_compiled(compiled: Original, outer: list[Site]) -> Provenance:
     """Return the provenance of an op of a compiled graph.
 
     Args:

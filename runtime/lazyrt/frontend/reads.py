@@ -2,41 +2,177 @@
 
 from __future__ import annotations
 
+import math
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import LostValueError, UsageError
-from lazyrt.execution import late_checks, looking, memory, op_by_op, sharing, transfer
+from lazyrt.execution import (
+    compiler,
+    copy_on_donate,
+    deferred_asserts,
+    memory,
+    op_by_op,
+    preview,
+    transfer,
+)
 from lazyrt.execution.executor import barrier
 from lazyrt.execution.peek import peek_together, peek_value
 from lazyrt.frontend import (
     finalisers,
-    onlookers,
-    promptcost,
+    host_constants,
+    introspection,
     provenance,
-    ready_views,
     reuse,
-    small_checks,
     torch_checks,
 )
-from lazyrt.frontend.buffers import State, View, state_of, value_of
+from lazyrt.frontend.buffers import State, View, state_of, value_of, wrap
 from lazyrt.frontend.callsite import user_call
 from lazyrt.frontend.guard import ARGUMENT_CHECK, check_read
-from lazyrt.frontend.ready_views import Chain
-from lazyrt.frontend.tensors import wrap
+from lazyrt.frontend.infer import call_arguments
+from lazyrt.frontend.record import complete
 from lazyrt.frontend.torch_compat import is_lazy
 from lazyrt.ir.live import Buffer, Lost, exempt, lock, pending, why_lost
-from lazyrt.ir.node import Value, strides_of, type_text
+from lazyrt.ir.node import Leaf, Node, Provenance, Value, strides_of, type_text
+from lazyrt.lowering.spec import SpecFailure, spec_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lazyrt.execution.looking import Look
+    from lazyrt.execution.preview import Look
     from lazyrt.ir.live import Type
     from lazyrt.observe.events import Site
+
+
+# ------------------------------------------------------------------ views of ready data
+# Where torch can read the device's memory, as on the CPU, the view is taken there, in place.
+# Elsewhere the device takes it, and what is copied to the host is the part asked for, not all that
+# it is a part of.
+
+
+# Bytes; what is smaller is copied sooner than a program is compiled for it.
+_LARGE = 2**20
+_NOBODY = Provenance(None, "")
+
+
+class Chain(NamedTuple):
+    """A ready base, its data, and the views to take of it, the innermost first."""
+
+    base: Buffer
+    data: Any
+    views: list[View]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the base's elements."""
+        return self.base.type[1]
+
+
+def chain_to(view: View) -> tuple[Buffer, list[View]]:
+    """Return the base of a view, and the views on the way to it, the innermost first."""
+    views: list[View] = []
+    state: State = view
+    while isinstance(state, View):
+        views.append(state)
+        state = state.parent
+    return state, views[::-1]
+
+
+def to_look_at(chain: Chain) -> Any:
+    """Return an array with a view's elements, to be read and not kept."""
+    memory.wait_for(chain.data)
+    on_device = _by_the_device(chain)
+    if on_device is not None:
+        return on_device
+    return transfer.as_array(_on_host(chain))
+
+
+def to_host(chain: Chain, site: Site | None) -> torch.Tensor:
+    """Return a view's elements as a new CPU tensor."""
+    memory.wait_for(chain.data)
+    on_device = _by_the_device(chain)
+    if on_device is not None:
+        return transfer.to_host(on_device, chain.views[-1].type[1], site)
+    return transfer.own_copy(_on_host(chain), site)
+
+
+def same_views(chain: Chain, base: Buffer) -> View:
+    """Return the state of a tensor that shows the same of another buffer."""
+    state: State = base
+    for link in chain.views:
+        view = View(state, link.op, link.args, Value(None, 0, *link.type))
+        view.offset = link.offset
+        state = view
+    assert isinstance(state, View)
+    return state
+
+
+def is_most_of_its_base(chain: Chain) -> bool:
+    """Return whether keeping a large base for a view costs no more than two copies of the view."""
+    base, view = (
+        math.prod(shape) * dtype.itemsize
+        for shape, dtype, _ in (chain.base.type, chain.views[-1].type)
+    )
+    return base >= _LARGE and 2 * view >= base
+
+
+def _by_the_device(chain: Chain) -> Any:
+    """Return the view as the device takes it; None where the host does so sooner, or must."""
+    if chain.data.nbytes < _LARGE or transfer.lends(chain.dtype):
+        return None
+    data, type_ = chain.data, chain.base.type
+    with lock, jax_compat.scope():
+        for link in chain.views:
+            node = _node_of(link, type_)
+            if node is None:
+                return None
+            executable = compiler.compile_spec(node.spec, "peek", node)
+            with memory.explained(link.op.name):
+                data = jax_compat.dispatcher(executable)(data)[0]
+            type_ = link.type
+    return data
+
+
+def _node_of(link: View, parent: Type) -> Node | None:
+    """Return a view's op on its parent's type, in no graph; None if the device has no such op."""
+    args = complete(link.op, (Leaf("data", 0, *parent[:2]), *link.args))
+    node = Node(-1, link.op, args, _NOBODY)
+    node.outputs = (Value(node, 0, *link.type),)
+    node.spec = spec_of(node)
+    try:
+        node.spec.check()
+    except SpecFailure:
+        return None
+    return node if len(node.operands) == 1 else None
+
+
+def _on_host(chain: Chain) -> torch.Tensor:
+    host = transfer.borrowed(chain.data, chain.dtype)
+    for link in chain.views:
+        host = _shown(host, link)
+    return host
+
+
+# View ops whose result only has another shape; their strides are those of the device.
+_RESHAPES = frozenset(("aten.view.default", "aten._reshape_alias.default"))
+# View ops that go by the layout in memory: the copy lists elements in logical order.
+_BY_LAYOUT = frozenset(
+    ("aten.as_strided.default", "aten.view.dtype", "aten.view_as_complex.default")
+)
+
+
+def _shown(host: torch.Tensor, link: View) -> torch.Tensor:
+    """Apply one view op to a host copy, whose layout is not the one on the device."""
+    if link.op.name in _RESHAPES:
+        return host.reshape(link.args[0])
+    args = [list(arg) if arg.__class__ is tuple else arg for arg in link.args]
+    host = host.contiguous() if link.op.name in _BY_LAYOUT else host
+    positional, keywords = call_arguments(link.op.func, [host, *args])
+    return link.op.func(*positional, **keywords).resolve_conj().resolve_neg()  # type: ignore[no-any-return]
 
 
 def require_lazy(tensor: object, caller: str) -> None:
@@ -72,7 +208,7 @@ def require_lazy(tensor: object, caller: str) -> None:
 
 def peek(tensor: torch.Tensor, site: Site | None = None) -> torch.Tensor:
     """Return a lazy tensor's value as a new CPU tensor; the pending step stays as it is."""
-    with sharing.reading() as reading:
+    with copy_on_donate.reading() as reading:
         _start(reading, tensor, site)
         return _finish(reading.found, tensor, site)
 
@@ -81,7 +217,7 @@ def peek_all(
     tensors: Sequence[torch.Tensor], site: Site | None = None
 ) -> list[torch.Tensor]:
     """Return the values of some lazy tensors; what is pending for them is one execution."""
-    with sharing.reading() as reading:
+    with copy_on_donate.reading() as reading:
         with lock:
             values = [
                 state.value if state.is_pending else None
@@ -102,9 +238,9 @@ def peek_all(
 
 def edges(tensor: torch.Tensor, items: int, site: Site | None = None) -> torch.Tensor:
     """Return the first and last indices along each axis as a CPU tensor; see `looking.edges`."""
-    with sharing.reading() as reading:
+    with copy_on_donate.reading() as reading:
         _start(reading, tensor, site)
-        return looking.edges(_array(reading), tensor.dtype, items, site)
+        return preview.edges(_array(reading), tensor.dtype, items, site)
 
 
 def look(
@@ -117,21 +253,23 @@ def look(
         axes: Axes of a picture, rows and columns last; none for no picture.
         site: Who asked, for events.
     """
-    with sharing.reading() as reading:
+    with copy_on_donate.reading() as reading:
         _start(reading, tensor, site)
-        return looking.look(_array(reading), tensor.dtype, (), axes, site)
+        return preview.look(_array(reading), tensor.dtype, (), axes, site)
 
 
-def _start(reading: sharing.reading, tensor: torch.Tensor, site: Site | None) -> None:
+def _start(
+    reading: copy_on_donate.reading, tensor: torch.Tensor, site: Site | None
+) -> None:
     with lock:
         reading.found = _start_peek(tensor, site)
 
 
-def _array(reading: sharing.reading) -> Any:
+def _array(reading: copy_on_donate.reading) -> Any:
     """Return what is read as an array on the device, ready to be looked at."""
     found = reading.found
     if isinstance(found, Chain):
-        return ready_views.to_look_at(found)
+        return to_look_at(found)
     memory.wait_for(found)
     return found
 
@@ -156,13 +294,13 @@ def read(tensor: torch.Tensor, how: str) -> torch.Tensor:
     """
     site = provenance.user_site(2)
     in_op = finalisers.interrupts_an_op()
-    with sharing.reading() as reading:
+    with copy_on_donate.reading() as reading:
         with lock:
             reading.found = _start_read(tensor, how, site, in_op=in_op)
         if isinstance(reading.found, torch.Tensor):
             return reading.found
         host = _finish(reading.found, tensor, site)
-    late_checks.raise_failed()
+    deferred_asserts.raise_failed()
     return host
 
 
@@ -185,7 +323,7 @@ def _start_read(
     state = state_of(tensor)
     if not state.is_pending:
         return _start_peek(tensor, site)
-    if onlookers.at_debugger_prompt():
+    if introspection.at_debugger_prompt():
         return _start_peek(tensor, site)
     check = torch_checks.find(3)
     package = provenance.calling_package(3)
@@ -226,9 +364,9 @@ def _start_peek(tensor: torch.Tensor, site: Site | None) -> Any:
         return _chain(state)
     value = state.value
     assert value is not None
-    debugger = onlookers.debugger_at_prompt()
+    debugger = introspection.debugger_at_prompt()
     if debugger is not None:
-        promptcost.tell_after_command(debugger)
+        introspection.report_after_command(debugger)
     return peek_value(value, site, user_call().tensor)
 
 
@@ -238,7 +376,7 @@ def _finish(found: Any, tensor: torch.Tensor, site: Site | None) -> torch.Tensor
     A barrier of another thread meanwhile donates a copy of it: see `sharing.reading`.
     """
     if isinstance(found, Chain):
-        return ready_views.to_host(found, site)
+        return to_host(found, site)
     return _fetch(found, tensor, site)
 
 
@@ -254,7 +392,7 @@ def value_to_save(tensor: torch.Tensor) -> torch.Tensor:
     """
     with lock:
         state = state_of(tensor)
-        if state.is_pending and not onlookers.at_debugger_prompt():
+        if state.is_pending and not introspection.at_debugger_prompt():
             check_read("save", tensor)
         version = state.base.version
         known = _saved.get(state)
@@ -263,7 +401,7 @@ def value_to_save(tensor: torch.Tensor) -> torch.Tensor:
         host = torch.empty(0, dtype=tensor.dtype, device="cpu")
         return host.set_(storage, 0, tensor.shape, known[2])  # type: ignore[index]
     host = peek(tensor, provenance.user_site(2))
-    late_checks.raise_failed()
+    deferred_asserts.raise_failed()
     _saved[state] = version, weakref.ref(host.untyped_storage()), host.stride()
     return host
 
@@ -279,9 +417,9 @@ def mask_on_host(mask: torch.Tensor) -> torch.Tensor | None:
     What a package has asked for once is known to its derivatives, too, while the data lasts.
     """
     state = state_of(mask)
-    if state.value is None or onlookers.at_debugger_prompt():
+    if state.value is None or introspection.at_debugger_prompt():
         return None
-    known = small_checks.known(state.value)
+    known = host_constants.known(state.value)
     package = provenance.calling_package(2)
     if known is not None or not package:
         return known
@@ -304,15 +442,15 @@ def small_check(
     """
     value = state.value
     assert value is not None
-    known = small_checks.known(value)
-    if known is not None or not small_checks.is_small(value):
+    known = host_constants.known(value)
+    if known is not None or not host_constants.is_small(value):
         return known
-    computed = small_checks.on_host(value)
+    computed = host_constants.on_host(value)
     if computed is not None:
         return computed
     data = peek_value(value, site, f"what {checker} checks")
     found = _finish(data, tensor, site)
-    small_checks.remember(value, found)
+    host_constants.remember(value, found)
     return found.clone()
 
 
@@ -327,10 +465,10 @@ def snapshot(tensor: torch.Tensor) -> torch.Tensor:
     with lock:
         found = _start_peek(tensor, site)
         if isinstance(found, Chain):
-            if ready_views.is_most_of_its_base(found):
+            if is_most_of_its_base(found):
                 source = found.base if found.base.data is found.data else None
                 own = _keeper(found.data, found.base.type, source, site)
-                return wrap(ready_views.same_views(found, own), type_of(tensor))
+                return wrap(same_views(found, own), type_of(tensor))
         elif tuple(found.shape) == shape:
             strides = strides_of(tensor)
             if strides is None or _is_dense(tensor):
@@ -345,7 +483,7 @@ def snapshot(tensor: torch.Tensor) -> torch.Tensor:
 def _keeper(data: Any, meta: Type, source: Buffer | None, site: Site | None) -> Buffer:
     """Return a buffer of its own with some data; see `sharing.keep`."""
     own = Buffer(None)
-    sharing.keep(own, data, meta, source)
+    copy_on_donate.keep(own, data, meta, source)
     own.made_at = site or getattr(source, "made_at", None)
     return own
 
@@ -434,7 +572,7 @@ def _known_data(state: State) -> Any:
 
 
 def _chain(view: View) -> Chain:
-    base, views = ready_views.chain_to(view)
+    base, views = chain_to(view)
     return Chain(base, _known_data(base), views)
 
 

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyrt.errors import NoLoweringError, UsageError
-from lazyrt.execution.interrupts import deferred_interrupt
+from lazyrt.execution.process import deferred_interrupt
 from lazyrt.frontend import infer, provenance, scalars
-from lazyrt.frontend import positions as positions_of_slices
-from lazyrt.frontend.infer import Result
-from lazyrt.frontend.number_limits import base_name, must_stay
-from lazyrt.frontend.result_types import RESULT_TYPES
+from lazyrt.frontend import scalars as positions_of_slices
+from lazyrt.frontend.infer import RESULT_TYPES, Result
 from lazyrt.frontend.torch_compat import DynamicOutputShapeException
+from lazyrt.frontend.value_checks import base_name, must_stay
 from lazyrt.ir import merging
 from lazyrt.ir.live import forget_leaves, lock, pending, set_place
 from lazyrt.ir.node import Node, Op, Value, iter_values, map_values
@@ -123,7 +122,7 @@ def miss(
         found = cache.get(args)
         if found is not None:
             return found
-    dynamic = positions_of_slices.rewritten(op, args, 3)
+    dynamic = positions_of_slices.lift_positions(op, args, 3)
     if dynamic is not None:
         func, new_args = dynamic
         return functional(operation(func), new_args)

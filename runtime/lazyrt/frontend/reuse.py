@@ -13,19 +13,19 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lazygraph.numbers import size_text
+from lazygraph.readable import Readable
 from lazyrt.config import config
-from lazyrt.execution import compiler, forks
+from lazyrt.execution import compiler, process
 from lazyrt.execution.executor import pending_roots, plan_of, run_plan
 from lazyrt.execution.graph import Graph
-from lazyrt.execution.interrupts import deferred_interrupt
+from lazyrt.execution.process import deferred_interrupt
 from lazyrt.frontend import record
 from lazyrt.ir import merging
 from lazyrt.ir.fingerprint import canonicalise
 from lazyrt.ir.live import Buffer, leaf_of, lock, pending, ran_alone
 from lazyrt.ir.node import Leaf, Node, Value, iter_values, nbytes_of
 from lazyrt.observe import events
-from lazyrt.observe.numbers import size_text
-from lazyrt.observe.readable import Readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -130,7 +130,7 @@ def run_ahead(value: Value, site: Site | None, tensor: str) -> None:
         site: Who asked, for events.
         tensor: What the user's source calls it, for events.
     """
-    forks.check()
+    process.check_not_forked()
     with lock:
         start = time.perf_counter_ns()
         cut = _cut_at(value)

@@ -13,14 +13,13 @@ from lazyrt.frontend import (
     provenance,
     reads,
     record,
-    refusals,
     storages,
-    warned,
+    unsupported_layouts,
+    warning_sites,
 )
-from lazyrt.frontend.buffers import state_of, value_of
+from lazyrt.frontend.buffers import component, emit, state_of, value_of, wrap
 from lazyrt.frontend.kernels import functional_kernel, view_kernel, write
 from lazyrt.frontend.record import functional, operation
-from lazyrt.frontend.tensors import component, emit, wrap
 from lazyrt.frontend.torch_compat import (
     DEVICE_TYPE,
     aten,
@@ -66,7 +65,7 @@ def empty(
     device: Any = None, pin_memory: Any = None, memory_format: Any = None,
 ) -> torch.Tensor:  # fmt: skip
     """`aten.empty.memory_format`."""
-    refusals.check_index(device)
+    unsupported_layouts.check_index(device)
     strides = None
     if memory_format in {torch.channels_last, torch.channels_last_3d}:
         strides = torch.empty(size, device="meta", memory_format=memory_format).stride()
@@ -79,7 +78,7 @@ def empty_strided(
     layout: Any = None, device: Any = None, pin_memory: Any = None,
 ) -> torch.Tensor:  # fmt: skip
     """`aten.empty_strided`; strides with gaps or overlaps make a view of flat storage."""
-    refusals.check_index(device)
+    unsupported_layouts.check_index(device)
     like = torch.empty_strided(size, stride, device="meta")
     with lock:
         if strides_of(like) is None:
@@ -124,7 +123,7 @@ def factory_out(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
     def kernel(*args: Any, out: torch.Tensor) -> torch.Tensor:
         made = factory(*args, dtype=out.dtype, device=out.device)
         if factory is torch.arange:
-            warned.of_count(out, made.numel())
+            warning_sites.warn_of_count(out, made.numel())
         if made.dim() > 1 or made.numel() != out.numel():
             resize_(out, made.shape)
         return copy_(out, made.view(out.shape))
@@ -169,7 +168,7 @@ def copy_(
         dst.copy_(_converted(host, dst.dtype))
         return dst
     if src.device.type == DEVICE_TYPE:
-        warned.of_cast(src, dst.dtype)
+        warning_sites.warn_of_cast(src, dst.dtype)
         with lock:
             write(dst, value_of(src))
         return dst
@@ -191,7 +190,7 @@ def copy_(
 
 def _converted(host: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor of another device in a dtype, itself where it has it already."""
-    warned.of_cast(host, dtype)
+    warning_sites.warn_of_cast(host, dtype)
     if host.is_complex() and not dtype.is_complex and dtype is not torch.bool:
         host = host.real  # torch would warn again, of a line of ours
     return host.to(dtype)
@@ -217,7 +216,7 @@ def to_copy(
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """`aten._to_copy`: a conversion on the device, or a transfer to or from it."""
-    refusals.check_index(device)
+    unsupported_layouts.check_index(device)
     if self.device.type != DEVICE_TYPE:
         return _upload(self, dtype or self.dtype, memory_format)
     if device is not None and device.type != DEVICE_TYPE:
@@ -225,7 +224,7 @@ def to_copy(
         if device.type != "cpu" or (dtype is not None and dtype is not host.dtype):
             return _converted(host, dtype or host.dtype).to(device)
         return host
-    warned.of_cast(self, dtype or self.dtype)
+    warning_sites.warn_of_cast(self, dtype or self.dtype)
     with lock:
         key = (
             value_of(self), dtype or self.dtype, None, None, None, False, memory_format,
@@ -237,7 +236,7 @@ def _upload(
     source: torch.Tensor, dtype: torch.dtype, memory_format: torch.memory_format | None
 ) -> torch.Tensor:
     """Copy a tensor of another device into new storage."""
-    refusals.check_layout(source)
+    unsupported_layouts.check_layout(source)
     keep = torch.preserve_format if memory_format is None else memory_format
     host = _converted(source.detach().cpu(), dtype)
     like = torch.empty_like(host, device="meta", memory_format=keep)

@@ -20,11 +20,10 @@ import torch
 
 from lazyrt.errors import NoLoweringError, UsageError
 from lazyrt.execution.transfer import to_device
-from lazyrt.frontend import provenance, reads, refusals
+from lazyrt.frontend import provenance, reads, unsupported_layouts
 from lazyrt.frontend import torch_compat as compat
-from lazyrt.frontend.buffers import View, current_value, state_of
+from lazyrt.frontend.buffers import View, current_value, state_of, wrap
 from lazyrt.frontend.record import functional
-from lazyrt.frontend.tensors import wrap
 from lazyrt.frontend.torch_compat import DEVICE_TYPE, aten, create_empty_tensor
 from lazyrt.frontend.views import check_bounds, make_view, root_as
 from lazyrt.ir.live import Buffer, lock
@@ -65,7 +64,7 @@ def new_storage(
         contents: How many bytes, all zero, or the bytes.
         device: `lazyrt`, with or without an index.
     """
-    refusals.check_index(None if device is None else torch.device(device))
+    unsupported_layouts.check_index(None if device is None else torch.device(device))
     if isinstance(contents, int):
         made = torch.zeros(contents, dtype=torch.uint8, device=DEVICE_TYPE)
     else:

@@ -3,7 +3,7 @@
 `torch.distributions` looks whether parameters and samples are in their domain, a loss whether a
 variance is negative, the derivative of eigenvectors whether it exists. A check that takes few
 ops on device data is answered by a peek, at its line. Any other would cut the step: it waits
-for it (`execution/late_checks.py`), unless `config.deferred_checks` is off.
+for it (`execution/deferred_asserts.py`), unless `config.deferred_checks` is off.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.distributions.constraints import Constraint
 
 from lazyrt.config import config
 from lazyrt.errors import ArgumentCheckError
-from lazyrt.execution import late_checks
+from lazyrt.execution import deferred_asserts
 from lazyrt.frontend.provenance import is_own
 from lazyrt.frontend.torch_compat import autograd_node
 from lazyrt.ir.live import Buffer, pending
@@ -159,7 +159,9 @@ def put_off(
 
 def wait_for(state: Buffer, error: Exception, *, passes: bool) -> None:
     """Raise an error once the step has run, unless a truth value turns out as `passes`."""
-    late_checks.put_off(state, lambda found: None if bool(found) is passes else error)
+    deferred_asserts.defer(
+        state, lambda found: None if bool(found) is passes else error
+    )
 
 
 def can_wait() -> bool:

@@ -44,7 +44,7 @@ class _Timed:
         self._depth -= 1
         outermost, since = self._depth == 0, self._since
         self._inner.release()
-        _tell(outermost, since)
+        _report(outermost, since)
 
     def __exit__(
         self,
@@ -55,10 +55,10 @@ class _Timed:
         self._depth -= 1
         outermost, since = self._depth == 0, self._since
         self._inner.__exit__(kind, error, traceback)
-        _tell(outermost, since)
+        _report(outermost, since)
 
 
-def _tell(outermost: bool, since: int) -> None:  # noqa: FBT001
+def _report(outermost: bool, since: int) -> None:  # noqa: FBT001
     if outermost:
         spent = time.perf_counter_ns() - since
         events.emit(events.OpTraced(duration_ns=spent))

@@ -22,9 +22,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from lazygraph.source_location import Site as Site  # noqa: PLC0414, TC001
 from lazyrt.closing import Closing
 from lazyrt.errors import UsageError
-from lazyrt.observe.source_location import Site as Site  # noqa: PLC0414, TC001
 
 _log = logging.getLogger(__name__)
 
@@ -310,7 +310,7 @@ class TensorPrinted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FallbackUsed(Event):
-    """An op without a lowering ran on the CPU, which cut the graph."""
+    """An op without a lowering ran on the CPU, a graph break."""
 
     op: str
     reason: str

@@ -13,16 +13,22 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from lazygraph.readable import Readable
 from lazyrt.observe import events
-from lazyrt.observe.readable import Readable
-from lazyrt.observe.report import ALIASES, Report
-from lazyrt.observe.series import PERCENTILES, Sample, Series, summarise
+from lazyrt.observe.report import (
+    ALIASES,
+    PERCENTILES,
+    Report,
+    Sample,
+    Series,
+    summarise,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lazyrt.observe.events import Purpose, Site
-    from lazyrt.observe.series import Unit
+    from lazyrt.observe.report import Unit
 
 NAMES = (
     "compiles", "executions", "cache_hits", "disk_hits", "cpu_fallbacks", "peek_compiles",

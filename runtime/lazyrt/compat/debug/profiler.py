@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import lazyrt
 from lazyrt.compat.blocks import Block
-from lazyrt.compat.refusals import INTERNAL, NO_SERVER, refuse
+from lazyrt.compat.unsupported_names import INTERNAL, NO_SERVER, refuse
 
 if TYPE_CHECKING:
     import contextlib

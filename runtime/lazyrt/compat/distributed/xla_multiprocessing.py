@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lazyrt.compat.refusals import ONE_DEVICE, only_one, refuse
-from lazyrt.compat.replicas import one_replica
+from lazyrt.compat.unsupported_names import ONE_DEVICE, one_replica, only_one, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

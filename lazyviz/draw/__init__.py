@@ -1,0 +1,1 @@
+"""Drawings of programs and of their differences: data to boxes, layout, SVG and panels."""

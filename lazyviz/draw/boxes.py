@@ -1,0 +1,472 @@
+"""Boxes of programs: of the runtime's graphs, of StableHLO and of HLO, with what these cost.
+
+Nothing here imports the runtime; a graph is read through its attributes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from lazygraph.diff import callee_graph, callees
+from lazygraph.graph import CONSTANT, PARAMETER
+from lazygraph.types import flops, type_bytes
+from lazyviz.draw.model import BACKWARD, FROM_CPU, Box, DrawGraph, short_name, type_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from lazygraph.graph import Graph, Label, Origin
+    from lazyrt import Graph as IrGraph
+    from lazyrt.tools import Holding, Leaf, Node, Op, Value
+    from lazyviz.draw.model import Kind
+
+_MAX_TYPE_CHARS = 30
+_LEAF_KINDS: dict[str, Kind] = {
+    "data": "parameter",
+    "float": "constant",
+    "int": "constant",
+    "rng": "random",
+}
+_LEAF_PREFIXES = {"data": "p", "float": "f", "int": "i", "rng": "rng"}
+_LEAF_LABELS = {"data": "input", "float": "float", "int": "int", "rng": "rng"}
+
+
+def draw_graph(
+    graph: IrGraph,
+    *,
+    new: Collection[int] | None = None,
+    names: Mapping[Any, str] | None = None,
+    runs: Mapping[Node, int] | None = None,
+    holdings: Mapping[Any, Holding] | None = None,
+) -> DrawGraph:
+    """Return the drawing of a whole graph, nothing folded.
+
+    Args:
+        graph: A graph of the runtime.
+        new: Ids of the nodes that the shown cell recorded; None counts all as new.
+        names: Variable names of values and leaves.
+        runs: How often op-by-op mode has run each node, from `lazyrt.times_run`.
+        holdings: What stands behind inputs and outputs, from `Inspection.holdings`; with them
+            boxes say what is a view, a parameter, overwritten or donated.
+    """
+    with_memory = holdings is not None
+    holdings = holdings or {}
+    names = {**_held_names(holdings), **(names or {})}
+    runs = runs or {}
+    boxes: list[Box] = []
+    position: dict[Any, int] = {}
+    roots = {root.node or root for root in graph.roots}
+    paths = _leaf_paths(graph.nodes)
+    views = _views(graph.nodes) if with_memory else set()
+
+    def add_leaf(value: Any) -> None:
+        position[value] = len(boxes)
+        marks = _leaf_marks(holdings.get(value))
+        is_root = value in roots
+        boxes.append(_leaf_box(value, paths, names, marks=marks, is_root=is_root))
+
+    for node in graph.nodes:
+        for value in node.operands:
+            if value.node is None and value not in position:
+                add_leaf(value)
+        position[node] = len(boxes)
+        marks = _node_marks(node, holdings, is_view=node in views)
+        box = _node_box(
+            node,
+            names,
+            is_root=node in roots,
+            is_new=new is None or node.id in new,
+            runs=runs.get(node, 0),
+            marks=marks if with_memory else (),
+        )
+        boxes.append(box)
+    for leaf_value in graph.parameters:  # a root that is an input and no op reads
+        if leaf_value not in position:
+            add_leaf(leaf_value)
+    return DrawGraph(
+        boxes=tuple(boxes),
+        edges=tuple(sorted(_edges(graph.nodes, position))),
+        nodes=len(graph.nodes),
+        fingerprint=_fingerprint(graph),
+        aliases=_edges(views, position, 1),
+        updates=_updates(holdings, position),
+    )
+
+
+def _edges(
+    nodes: Iterable[Node], position: Mapping[Any, int], operands: int | None = None
+) -> frozenset[tuple[int, int]]:
+    """Return what nodes read, or the first few operands of them, as pairs of positions."""
+    return frozenset(
+        (position[value.node or value], position[node])
+        for node in nodes
+        for value in node.operands[:operands]
+    )
+
+
+def _views(nodes: Iterable[Node]) -> set[Node]:
+    """Return the nodes whose results share memory with their first operands."""
+    known: dict[Op, bool] = {}
+    for node in nodes:
+        if node.op not in known:
+            known[node.op] = _is_view(node.op)
+    return {node for node in nodes if known[node.op]}
+
+
+def _is_view(op: Op) -> bool:
+    """Return whether an op's result shares memory with its first operand, by its schema."""
+    returns = getattr(op.schema, "returns", ())
+    alias = getattr(returns[0], "alias_info", None) if returns else None
+    return alias is not None and not alias.is_write
+
+
+def _held_names(holdings: Mapping[Any, Holding]) -> dict[Any, str]:
+    return {value: held.name for value, held in holdings.items() if held.name}
+
+
+_HOLDERS = {
+    "module": "parameter",
+    "buffer": "buffer",
+    "optimizer": "optimizer state",
+    "optimizer LBFGS": "optimizer state",
+    "gradient": "gradient",
+}
+
+
+def _leaf_marks(held: Holding | None) -> tuple[str, ...]:
+    if held is None:
+        return ()
+    marks = [_HOLDERS[held.holder]] if held.holder in _HOLDERS else []
+    if held.overwritten_by is not None:
+        marks.append("donated" if held.is_donated else "overwritten")
+    if held.origin is not None and held.origin.how == "on the CPU":
+        marks.append(FROM_CPU)
+    return tuple(marks)
+
+
+def _node_marks(
+    node: Node, holdings: Mapping[Any, Holding], *, is_view: bool
+) -> tuple[str, ...]:
+    marks = ["view"] if is_view else []
+    held = [holdings[v] for v in node.outputs if v in holdings]
+    version = max((each.version for each in held), default=0)
+    if version:
+        marks.append(f"v{version}")
+    if any(each.overwrites is not None for each in held):
+        marks.append("in place")
+    return tuple(marks)
+
+
+def _updates(
+    holdings: Mapping[Any, Holding], position: Mapping[Any, int]
+) -> tuple[tuple[int, int], ...]:
+    pairs = {
+        (position[value.node], position[held.overwrites])
+        for value, held in holdings.items()
+        if held.overwrites is not None
+        and value.node in position
+        and held.overwrites in position
+    }
+    return tuple(sorted(pairs))
+
+
+def _fingerprint(graph: IrGraph) -> str:
+    return graph.fingerprint if graph.nodes else ""
+
+
+def _node_box(
+    node: Node,
+    names: Mapping[Any, str],
+    *,
+    is_root: bool,
+    is_new: bool,
+    runs: int,
+    marks: tuple[str, ...],
+) -> Box:
+    provenance = node.provenance
+    outputs = [value for value in node.outputs if value is not None]
+    name = next((names[value] for value in outputs if value in names), "")
+    label = short_name(node.op.name)
+    return Box(
+        label=f"{name} = {label}" if name else label,
+        detail=_types(outputs),
+        kind=_node_kind(node),
+        op=node.op.name,
+        path=_path(provenance.module, is_backward=provenance.backward is not None),
+        site=str(provenance.site or ""),
+        is_root=is_root,
+        is_new=is_new,
+        name=name,
+        members=(node.id,),
+        runs=runs,
+        marks=marks,
+        scope=getattr(provenance, "scope", ""),
+        step=getattr(provenance, "step", ""),
+    )
+
+
+def _node_kind(node: Node) -> Kind:
+    if node.op.is_random:
+        return "random"
+    return "backward" if node.provenance.backward is not None else "op"
+
+
+def _types(values: Sequence[Value]) -> str:
+    texts = [type_text(value.shape, value.dtype) for value in values]
+    if not texts:
+        return "no result"
+    joined = ", ".join(texts)
+    if len(joined) <= _MAX_TYPE_CHARS:
+        return joined
+    return f"{texts[0]} and {len(texts) - 1} more" if len(texts) > 1 else joined
+
+
+def _path(module: str, *, is_backward: bool) -> tuple[str, ...]:
+    parts = tuple(part for part in module.split(".") if part)
+    return (BACKWARD, *parts) if is_backward else parts
+
+
+def _leaf_paths(nodes: Iterable[Node]) -> dict[Any, tuple[str, ...]]:
+    """Return for each leaf the module path of the first operation that reads it."""
+    paths: dict[Any, tuple[str, ...]] = {}
+    for node in nodes:
+        for value in node.operands:
+            if value.node is None and value not in paths:
+                backward = node.provenance.backward is not None
+                paths[value] = _path(node.provenance.module, is_backward=backward)
+    return paths
+
+
+def _leaf_box(
+    value: Any,
+    paths: Mapping[Any, tuple[str, ...]],
+    names: Mapping[Any, str],
+    *,
+    marks: tuple[str, ...],
+    is_root: bool,
+) -> Box:
+    leaf: Leaf = value
+    name = names.get(leaf, "")
+    label = _LEAF_LABELS.get(leaf.kind, leaf.kind)
+    return Box(
+        label=name or f"{label} {leaf.position}",
+        detail=type_text(leaf.shape, leaf.dtype),
+        kind=_LEAF_KINDS.get(leaf.kind, "parameter"),
+        op=f"%{_LEAF_PREFIXES.get(leaf.kind, leaf.kind)}{leaf.position}",
+        path=paths.get(leaf, ()),
+        is_root=is_root,
+        name=name,
+        marks=marks,
+    )
+
+
+_CALLS = frozenset({"call", "custom-call", "custom_call"})
+_FREE = frozenset(
+    {PARAMETER, CONSTANT, "tuple", "get-tuple-element", "getitem", "bitcast"}
+)
+_MAX_LITERAL = 16
+_DEEPEST = 8  # calls within calls that are counted
+_MAX_WRAPPERS = 3
+_NUMBER_KINDS: dict[str, Kind] = {
+    "float": "constant",
+    "int": "constant",
+    "rng": "random",
+}
+
+
+def draw_hlo(
+    graph: Graph,
+    kind: str,
+    inputs: Mapping[int, str] | None = None,
+    outputs: Mapping[int, str] | None = None,
+    site_text: Callable[[str], str] = str,
+) -> DrawGraph:
+    """Return the drawing of a whole program, nothing folded.
+
+    Args:
+        graph: StableHLO, HLO, or a snapshot of an IR graph.
+        kind: What it is, for titles.
+        inputs: What the user calls its parameters, by their number.
+        outputs: What the user calls its results, by their position.
+        site_text: Writes a source line for people.
+    """
+    names = _names(graph, inputs or {}, outputs or {})
+    roots = set(graph.outputs)
+    # Constants are read all over a program: they are told in words, at their readers.
+    drawn = [k for k, op in enumerate(graph.ops) if op != CONSTANT or k in roots]
+    where = {node: position for position, node in enumerate(drawn)}
+    boxes = [
+        node_box(graph, node, names.get(node, ""), is_root=node in roots)
+        for node in drawn
+    ]
+    edges = {
+        (where[operand], where[node])
+        for node in drawn
+        for operand in graph.operands[node]
+        if operand in where
+    }
+    return DrawGraph(
+        boxes=tuple(replace(box, site=site_text(box.site)) for box in boxes),
+        edges=tuple(sorted(edges)),
+        nodes=sum(bool(box.members) for box in boxes),
+        kind=kind,
+    )
+
+
+def _names(
+    graph: Graph, inputs: Mapping[int, str], outputs: Mapping[int, str]
+) -> dict[int, str]:
+    names = {
+        node: inputs[number]
+        for node, number in graph.numbers.items()
+        if inputs.get(number)
+    }
+    for position, node in enumerate(graph.outputs):
+        if outputs.get(position):
+            names.setdefault(node, outputs[position])
+    return names
+
+
+def node_box(graph: Graph, node: int, called: str = "", *, is_root: bool) -> Box:
+    """Return the box of an instruction; inputs and numbers have no members.
+
+    Args:
+        graph: The program.
+        node: The instruction.
+        called: The user's variable that holds it.
+        is_root: Whether it is an output.
+    """
+    label, origin, name = graph.label(node), graph.origin(node), graph.names[node]
+    if label.op == PARAMETER:
+        called = called or origin.op_name
+        return Box(
+            label=called or name.lstrip("%"),
+            detail=label.type,
+            kind=_NUMBER_KINDS.get(label.attrs, "parameter"),
+            op=name,
+            is_root=is_root,
+            name=called,
+        )
+    path = _path_of(origin)
+    if label.op == CONSTANT:
+        shown = label.literal if len(label.literal) <= _MAX_LITERAL else "constant"
+        return Box(
+            label=shown,
+            detail=label.type,
+            kind="constant",
+            op=name,
+            path=path,
+            is_root=is_root,
+        )
+    shown = _called(label, origin) or short_name(label.op)
+    return Box(
+        label=f"{called} = {shown}" if called else shown,
+        detail=label.type,
+        kind="backward" if path and path[0] == BACKWARD else "op",
+        op=f"{label.op} {name}",
+        path=path,
+        site=origin.site,
+        is_root=is_root,
+        name=called,
+        members=(node,),
+    )
+
+
+def _called(label: Label, origin: Origin) -> str:
+    """Return what a call or a fusion stands for, in the framework's words."""
+    if not origin.op_name or label.op not in _CALLS | {"fusion"}:
+        return ""
+    said = short_name(origin.op_name.removesuffix(BACKWARD).strip())
+    return said if label.op in _CALLS else f"fusion: {said}"
+
+
+def _path_of(origin: Origin) -> tuple[str, ...]:
+    """Return the parts of a module path; those of a backward op begin with `BACKWARD`."""
+    scope = origin.scope.replace("/", ".")
+    is_backward = BACKWARD in scope or origin.op_name.endswith(BACKWARD)
+    plain = scope.replace(BACKWARD, "").strip()
+    parts = tuple(part for part in plain.split(".") if part)
+    return (BACKWARD, *parts) if is_backward else parts
+
+
+def unwrapped(graph: Graph) -> Graph:
+    """Return the program itself where the text's main function only calls it."""
+    inner = graph
+    for _ in range(_MAX_WRAPPERS):
+        does = [k for k, op in enumerate(inner.ops) if op not in _FREE]
+        if len(does) != 1 or inner.ops[does[0]] != "call":
+            break
+        within = inside_of(inner, does[0])
+        if not within:
+            break
+        inner = within[0][1]
+    return inner
+
+
+def inside_of(graph: Graph, node: int) -> list[tuple[str, Graph]]:
+    """Return name and graph of each computation that a node calls."""
+    found = ((name, callee_graph(graph, name)) for _, name in callees(graph, node))
+    return [(name, inner) for name, inner in found if inner is not None]
+
+
+class HloCosts:
+    """Bytes and floating-point operations of a program's nodes, called ones included."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._inside: dict[str, float] = {}
+
+    def bytes(self) -> dict[int, float]:
+        """Return the bytes of each node's result."""
+        graph = self._graph
+        return {
+            node: float(type_bytes(type_text))
+            for node, (op, type_text) in enumerate(
+                zip(graph.ops, graph.types, strict=True)
+            )
+            if op not in _FREE
+        }
+
+    def flops(self) -> dict[int, float]:
+        """Return the floating-point operations of each node; a loop's body counts once."""
+        return self._flops(self._graph, 0)
+
+    def _flops(self, graph: Graph, depth: int) -> dict[int, float]:
+        return {
+            node: self._of(graph, node, depth)
+            for node, op in enumerate(graph.ops)
+            if op not in _FREE
+        }
+
+    def _of(self, graph: Graph, node: int, depth: int) -> float:
+        op, _, attrs, _ = graph.label(node)
+        if (
+            "#" in attrs
+            and op not in {"reduce", "map", "sort", "scatter"}
+            and depth < _DEEPEST
+        ):
+            known = self._inside.get(attrs)
+            if known is None:
+                known = sum(
+                    sum(self._flops(inner, depth + 1).values())
+                    for _, inner in inside_of(graph, node)
+                )
+                self._inside[attrs] = known
+            if known:
+                return known
+        types = [graph.types[operand] for operand in graph.operands[node]]
+        return float(flops(op, graph.types[node], types, attrs))
+
+
+def origins_of(graph: Graph, node: int) -> set[tuple[str, str, str]]:
+    """Return scope, framework's op and line of a node and of what it calls directly."""
+    found: set[Any] = {_key(graph.origin(node))}
+    if "#" in graph.attrs[node]:
+        for _, inner in inside_of(graph, node):
+            found.update(_key(inner.origin(k)) for k in range(len(inner)))
+    return {key for key in found if key[1]}
+
+
+def _key(origin: Origin) -> tuple[str, str, str]:
+    return origin.scope, origin.op_name, origin.site

@@ -1,0 +1,367 @@
+"""A diff as a drawing: the union of two graphs where they differ, with some context."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from lazygraph.diff import group_hunks, nested_diffs
+from lazygraph.graph import CONSTANT
+from lazyviz.draw.boxes import node_box
+from lazyviz.draw.model import MARKS, Box, DrawGraph, clip
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from lazygraph.diff import GraphDiff, Hunk, HunkGroup
+    from lazygraph.graph import Graph, Label
+    from lazyviz.draw.model import Change
+
+# A called computation in a label, which its fingerprint stands for.
+CALLED = re.compile(r"(\w+)=#[0-9a-f]{16}")
+_MAX_NESTING = 3
+_MAX_KINDS = 3
+_MAX_WORDS = 60
+_MAX_LITERAL = 24
+
+
+def change(found: GraphDiff, a: int, b: int, nesting: int = _MAX_NESTING) -> str:
+    """Return the first part of a pair's labels that changed: op, type, literal, attributes.
+
+    Of what it calls, what differs within; at most so many calls deep.
+    """
+    before, after = found.a.label(a), found.b.label(b)
+    for old, new in (
+        (before.type, after.type),
+        (before.literal, after.literal),
+        (before.op, after.op),
+    ):
+        if old != new:
+            return f"{clip(old, _MAX_LITERAL)} → {clip(new, _MAX_LITERAL)}"
+    told = changed_attributes(before.attrs, after.attrs)
+    if nesting and told.startswith("differs within "):
+        return clip(_inside(found, a, b, nesting - 1), _MAX_WORDS) or told
+    return told
+
+
+def changed_attributes(before: str, after: str) -> str:
+    """Return the attributes that changed; of what is called, that it differs within.
+
+    Example:
+        >>> changed_attributes("dim=0, kind=kLoop", "dim=1, kind=kLoop")
+        'dim=0 → dim=1'
+        >>> changed_attributes("body=#0123456789abcdef", "body=#fedcba9876543210")
+        'differs within body'
+    """
+    old, new = before.split(", "), after.split(", ")
+    gone = [part for part in old if part not in new]
+    came = [part for part in new if part not in old]
+    called = [CALLED.fullmatch(part) for part in (*gone, *came)]
+    if called and all(called):
+        return "differs within " + ", ".join(dict.fromkeys(c[1] for c in called if c))
+    return f"{', '.join(gone) or 'none'} → {', '.join(came) or 'none'}"
+
+
+def _inside(found: GraphDiff, a: int, b: int, nesting: int) -> str:
+    """Return what differs in what a pair calls: `in calls: constant 2 → 3`."""
+    parts = []
+    for title, inner in nested_diffs(found, a, b):
+        words = _words(inner, nesting)
+        if words:
+            parts.append(f"in {title.partition(':')[0]}: {words}")
+    return "; ".join(parts)
+
+
+def _words(inner: GraphDiff, nesting: int) -> str:
+    changes = []
+    for x, y in inner.changed[:_MAX_KINDS]:
+        told = change(inner, x, y, nesting)
+        op = inner.b.ops[y]
+        is_told = told.startswith("in ") or inner.a.ops[x] != op
+        changes.append(told if is_told else f"{op} {told}")
+    if len(inner.changed) > _MAX_KINDS:
+        changes.append(f"{len(inner.changed) - _MAX_KINDS:,} more changed")
+    marks = [
+        f"{mark} {_kinds(ops)}"
+        for mark, ops in (
+            ("+", [_named(inner.b.label(y)) for y in inner.added]),
+            ("−", [_named(inner.a.label(x)) for x in inner.removed]),
+        )
+        if ops
+    ]
+    if not changes and not marks:
+        rewired = dict.fromkeys(each.b for each in inner.rewired)
+        marks = [f"⇄ {_kinds(inner.b.ops[y] for y in rewired)}"] if rewired else []
+    return ", ".join([*dict.fromkeys(changes), *marks]) or "its results"
+
+
+def _named(label: Label) -> str:
+    is_constant = label.op == CONSTANT and label.literal
+    return (
+        f"{label.op} {clip(label.literal, _MAX_LITERAL)}" if is_constant else label.op
+    )
+
+
+def _kinds(ops: Iterable[str]) -> str:
+    """Return kinds of op, the most frequent first: `2 add, tanh`."""
+    counts = Counter(ops)
+    shown = [
+        f"{count} {op}" if count > 1 else op
+        for op, count in counts.most_common(_MAX_KINDS)
+    ]
+    return ", ".join([*shown, "…"] if len(counts) > _MAX_KINDS else shown)
+
+
+DEFAULT_BUDGET = 120
+_MAX_NEIGHBOURS = 6
+
+# A node of the union: of b, or of a if b has no such node.
+Spot = tuple[str, int]
+
+
+class Side(NamedTuple):
+    """A node on one of the two sides.
+
+    Attributes:
+        graph: The program.
+        node: Its position.
+        number: Returns the number by which the page asks for a node of this program.
+    """
+
+    graph: Graph
+    node: int
+    number: Callable[[int], int]
+
+
+def union_graph(found: GraphDiff, budget: int = DEFAULT_BUDGET) -> DrawGraph:
+    """Return the changed nodes of a diff with one hop of context; see `Union.overview`."""
+    return Union(found).overview(budget)
+
+
+class Union:
+    """Two programs as one graph: of a pair one node is drawn, that of the second.
+
+    Nodes of both programs have one number: those of the second come after the first's. The
+    boxes of its drawings have these numbers as members.
+    """
+
+    def __init__(self, found: GraphDiff) -> None:
+        self.found = found
+
+    @cached_property
+    def places(self) -> list[HunkGroup]:
+        """The kinds of place in which the programs differ."""
+        return group_hunks(self.found.hunks())
+
+    @cached_property
+    def changes(self) -> dict[Spot, Change]:
+        """What happened to the nodes that are not the same."""
+        found = self.found
+        changes: dict[Spot, Change] = {("b", y): "added" for y in found.added}
+        changes |= {("a", x): "removed" for x in found.removed}
+        changes |= {("b", each.b): "rewired" for each in found.rewired}
+        return changes | {("b", y): "changed" for _, y in found.changed}
+
+    @property
+    def count(self) -> int:
+        """How many numbers there are."""
+        return len(self.found.a) + len(self.found.b)
+
+    def side(self, name: str) -> Graph:
+        """Return one of the two programs."""
+        return self.found.a if name == "a" else self.found.b
+
+    def number(self, side: str, node: int) -> int:
+        """Return the number of a node."""
+        return node if side == "a" else len(self.found.a) + node
+
+    def spot(self, asked: int) -> Spot:
+        """Return the node of a number: that of the second program, if a pair has it."""
+        of_a = len(self.found.a)
+        return ("b", asked - of_a) if asked >= of_a else self._of_a(asked)
+
+    def inner(self, spot: Spot) -> list[tuple[str, GraphDiff]]:
+        """Return what differs within what a changed pair calls."""
+        side, node = spot
+        if side != "b" or self.changes.get(spot) != "changed":
+            return []
+        return nested_diffs(self.found, self.found.partner_b[node], node)
+
+    def sides(self, spot: Spot) -> tuple[Side | None, Side | None]:
+        """Return a node in the first program and in the second, None where it is not."""
+        side, node = spot
+        a = node if side == "a" else self.found.partner_b[node]
+        b = node if side == "b" else -1
+        return (
+            Side(self.found.a, a, lambda k: self.number("a", k)) if a >= 0 else None,
+            Side(self.found.b, b, lambda k: self.number("b", k)) if b >= 0 else None,
+        )
+
+    def overview(self, budget: int) -> DrawGraph:
+        """Return the changed nodes with one hop of context.
+
+        Of places that look alike one is drawn.
+
+        Args:
+            budget: About so many boxes at most.
+        """
+        chosen: dict[Spot, int] = {}  # how many places look like the one it is part of
+        first: set[Spot] = set()
+        for group in self.places:
+            spots = self._connected(group.exemplar, max(4, budget // 3))
+            # Of what only follows from another change some is enough.
+            room = budget // 4 if group.follows else budget
+            if chosen and len(chosen) + len(spots) > room:
+                continue
+            first = first or set(spots)
+            chosen |= dict.fromkeys(spots, group.places)
+        return self._with_context(chosen, first, budget)
+
+    def place(self, group: HunkGroup, budget: int) -> DrawGraph:
+        """Return one place of those that look alike, with its surroundings."""
+        spots = self._connected(group.exemplar, budget)
+        chosen = dict.fromkeys(spots, group.places)
+        return self._with_context(chosen, set(spots), budget)
+
+    def near(self, spot: Spot, hops: int, budget: int) -> DrawGraph:
+        """Return what is near a node, on both sides; the nearest if it is too much.
+
+        Args:
+            spot: The node in the middle.
+            hops: How many edges away something may be.
+            budget: At most so many boxes.
+        """
+        found, edge = {spot: None}, [spot]
+        for _ in range(hops):
+            edge = [
+                near
+                for each in edge
+                for near in self._neighbours(each)
+                if near not in found
+            ]
+            for each in edge[: budget - len(found)]:
+                found[each] = None
+        return self._drawing(list(found), {}, set())
+
+    def _with_context(
+        self, chosen: dict[Spot, int], first: set[Spot], budget: int
+    ) -> DrawGraph:
+        context: dict[Spot, None] = {}
+        for spot in chosen:
+            for near in self._neighbours(spot)[:_MAX_NEIGHBOURS]:
+                if near not in chosen and len(chosen) + len(context) < 2 * budget:
+                    context[near] = None
+        return self._drawing([*chosen, *context], chosen, first)
+
+    def _drawing(
+        self, spots: list[Spot], chosen: dict[Spot, int], first: set[Spot]
+    ) -> DrawGraph:
+        spots.sort(key=self._height)
+        position = {spot: k for k, spot in enumerate(spots)}
+        edges: dict[Change, set[tuple[int, int]]] = {
+            "same": set(), "added": set(), "removed": set()
+        }  # fmt: skip
+        for end in spots:
+            for start, what in self._incoming(end):
+                if start in position:
+                    edges[what].add((position[start], position[end]))
+        boxes = []
+        for spot in spots:
+            near = () if spot in chosen else self._neighbours(spot)
+            hidden = sum(1 for each in near if each not in position)
+            box = replace(self._box(spot), hidden=hidden, is_first=spot in first)
+            boxes.append(replace(box, count=chosen.get(spot, 1)))
+        drawn = sum(1 for spot in spots if spot in self.changes)
+        return DrawGraph(
+            boxes=tuple(boxes),
+            edges=tuple(sorted(set().union(*edges.values()))),
+            nodes=len(spots),
+            kind="difference of two graphs",
+            added=frozenset(edges["added"]),
+            removed=frozenset(edges["removed"]),
+            left_out=len(self.changes) - drawn,
+        )
+
+    def _height(self, spot: Spot) -> tuple[float, str]:
+        """Return how far into the program a node is, on a scale that both sides share."""
+        side, node = spot
+        return node / max(1, len(self.side(side))), side
+
+    def _spots(self, hunk: Hunk) -> list[Spot]:
+        found: dict[Spot, None] = {("b", y): None for y in hunk.added}
+        found.update({("a", x): None for x in hunk.removed})
+        found.update({("b", y): None for _, y in hunk.changed})
+        found.update({("b", each.b): None for each in hunk.rewired})
+        return sorted(found, key=self._height)
+
+    def _connected(self, hunk: Hunk, limit: int) -> list[Spot]:
+        """Return the nodes of a place that lead to its last one, the nearest first."""
+        spots = self._spots(hunk)
+        inside, found = set(spots), dict.fromkeys(spots[-1:])
+        queue = list(found)
+        for spot in queue:
+            near = [
+                each
+                for each, _ in self._incoming(spot)
+                if each in inside and each not in found
+            ]
+            queue += dict.fromkeys(near)
+            found.update(dict.fromkeys(near))
+            if len(found) >= limit:
+                break
+        for spot in reversed(spots):
+            if len(found) >= limit:
+                break
+            found[spot] = None
+        return list(found)[:limit]
+
+    def _of_a(self, node: int) -> Spot:
+        partner = self.found.partner_a[node]
+        return ("b", partner) if partner >= 0 else ("a", node)
+
+    def _incoming(self, spot: Spot) -> Iterable[tuple[Spot, Change]]:
+        """Yield the operands of a node on both sides, with whether both have the edge."""
+        found = self.found
+        side, node = spot
+        old = node if side == "a" else found.partner_b[node]
+        before = (
+            {self._of_a(each) for each in found.a.operands[old]} if old >= 0 else set()
+        )
+        after = (
+            {("b", each) for each in found.b.operands[node]} if side == "b" else set()
+        )
+        for start in before | after:
+            if start in before and start in after:
+                yield start, "same"
+            else:
+                yield start, "added" if start in after else "removed"
+
+    def _neighbours(self, spot: Spot) -> list[Spot]:
+        found = self.found
+        side, node = spot
+        near: dict[Spot, None] = {start: None for start, _ in self._incoming(spot)}
+        if side == "b":
+            near.update({("b", user): None for user, _ in found.b.users[node]})
+            node = found.partner_b[node]
+        if node >= 0:
+            near.update({self._of_a(user): None for user, _ in found.a.users[node]})
+        return list(near)
+
+    def _box(self, spot: Spot) -> Box:
+        side, node = spot
+        graph = self.side(side)
+        box = node_box(graph, node, is_root=node in graph.outputs)
+        what = self.changes.get(spot, "same")
+        if what == "changed":
+            detail = change(self.found, self.found.partner_b[node], node)
+            box = replace(box, detail=detail)
+        return replace(
+            box,
+            label=box.label if what == "same" else f"{MARKS[what]} {box.label}",
+            members=(self.number(side, node),),
+            change=what,
+            anchor=f"{side}{node}",
+        )

@@ -1,0 +1,488 @@
+"""A diff as HTML: the panel beside its picture, and static pages.
+
+All text is escaped here. A button of the panel carries what it asks for in `data-` attributes, as
+those of `panel.py` do. A static page needs no script and no other file: an instruction unfolds to
+its source line, module path, both sides, and what differs within what it calls.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from functools import partial
+from typing import TYPE_CHECKING
+
+from lazygraph.diff import group_hunks, nested_diffs
+from lazygraph.graph import InheritedOrigin
+from lazyviz.draw.diff import union_graph
+from lazyviz.draw.diff_text import (
+    Line,
+    diff_text,
+    heading,
+    hunk_lines,
+    instruction,
+    output_lines,
+    pairing_lines,
+    summary,
+    wasted,
+    with_callees,
+)
+from lazyviz.draw.layout import lay_out
+from lazyviz.draw.model import ADDED, CHANGED, MARKS, REMOVED, REWIRED
+from lazyviz.draw.panel import (
+    button_html,
+    facts_table,
+    heading_html,
+    links_html,
+    matches_html,
+    note_html,
+)
+from lazyviz.draw.svg import emit, start_of
+from lazyviz.render import text
+from lazyviz.render.escape import markup
+from lazyviz.render.html import folded, pre
+from lazyviz.render.page import Section, page_html
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Sequence
+
+    from lazygraph.diff import GraphDiff, HunkGroup
+    from lazygraph.graph import Graph
+    from lazygraph.trace import Hop, ValueTrace
+    from lazyviz.draw.diff import Side
+    from lazyviz.draw.layered import Point
+    from lazyviz.draw.model import Change, DrawGraph
+
+_MAX_LINKS = 12
+_MAX_LITERAL = 400
+_MAX_HOPS = 40
+_MAX_PLACES = 30
+_MAX_GROUPS = 20
+_MAX_LINES = 60
+_NOTEBOOK_GROUPS = 6
+_NOTEBOOK_LINES = 20
+_NOTEBOOK_NODES = 60
+_MAX_EMBEDDED_BYTES = 131_072
+# Pixels of a picture that are seen above and to the left of where it opens.
+_BEFORE_START = 60
+# Half transparent, so that they read on light and dark pages.
+_COLOURS = {
+    ADDED: "rgba(0,114,178,.18)",
+    REMOVED: "rgba(213,94,0,.18)",
+    CHANGED: "rgba(240,228,66,.28)",
+    REWIRED: "rgba(127,127,127,.16)",
+}
+_INHERITED = (
+    "the dump says nothing of it; module, line and operation are its neighbour's"
+)
+_CELL = "vertical-align:top;padding:2px 8px;text-align:left;font:12px/1.45 ui-monospace,Menlo,Consolas,monospace;overflow-wrap:anywhere"
+_WORDS: dict[Change, str] = {
+    "added": "only in the second",
+    "removed": "only in the first",
+    "changed": "changed",
+    "rewired": "reads another value",
+    "same": "the same in both",
+}
+
+
+def overview_html(
+    title: str, found: GraphDiff, places: Sequence[HunkGroup], left_out: int
+) -> str:
+    """Return what a diff comes to, with a button for each kind of place."""
+    first, *others = summary(found)
+    remarks = "".join(f"<li>{markup(line)}</li>" for line in others)
+    listed = "".join(
+        f"<li>{button_html(heading(each).removeprefix('@@ '), kind='place', level=k)}</li>"
+        for k, each in enumerate(places[:_MAX_PLACES])
+    )
+    parts = [
+        heading_html(title),
+        f"<p>{markup(first)}</p>",
+    ]
+    if remarks:
+        parts.append(f"<ul>{remarks}</ul>")
+    if listed:
+        parts.append(f"<p><b>Where they differ</b></p><ul>{listed}</ul>")
+    if len(places) > _MAX_PLACES:
+        parts.append(note_html(f"and {len(places) - _MAX_PLACES:,} more kinds"))
+    if left_out > 0:
+        parts.append(
+            note_html(
+                f"{text.plural(left_out, 'changed node')} more: choose a place, or search."
+            )
+        )
+    parts.append(
+        note_html(
+            "Click a box, or walk to it with Tab and press Enter, to see both sides, what it reads, "
+            "and where its value goes."
+        )
+    )
+    for what, lines in (
+        ("Outputs", output_lines(found)),
+        ("Inputs moved or changed", pairing_lines(found)),
+    ):
+        if lines:
+            more = [f"… {len(lines) - _MAX_LINES:,} more"]
+            shown = lines if len(lines) <= _MAX_LINES else [*lines[:_MAX_LINES], *more]
+            parts.append(folded(what, pre("\n".join(shown))))
+    return "".join(parts)
+
+
+def node_html(
+    change: Change,
+    before: Side | None,
+    after: Side | None,
+    inner: Sequence[str],
+    changed: str = "",
+) -> str:
+    """Return both sides of a node, one below the other where they differ.
+
+    Args:
+        change: What happened to it.
+        before: The node in the first graph, None if it is not there.
+        after: The node in the second graph, None if it is not there.
+        inner: Names of what differs within what it calls.
+        changed: What changed about it, in a few words.
+    """
+    here = after or before
+    if here is None:
+        return ""
+    op = here.graph.label(here.node).op
+    title = f"{op}: {_WORDS[change]}"
+    sides = [side for side in (before, after) if side is not None]
+    told = [_facts(s.graph, s.node, partial(_near, s)) for s in sides]
+    rows = [
+        (facts[0][0], _both([fact for _, fact in facts]))
+        for facts in zip(*told, strict=True)
+    ]
+    rows.append(("changed", markup(changed)))
+    number = here.number(here.node)
+    buttons = [
+        button_html(
+            "What is near", kind="focus", node=number, hops=2,
+            title="as many hops as chosen above",
+        ),
+        button_html(
+            "Follow the value", kind="follow", node=number,
+            title="where it comes from and goes, through tuples, calls and fusions",
+        ),
+        *(
+            button_html(f"differs within {name}", kind="inside", node=number, call=k)
+            for k, name in enumerate(inner)
+        ),
+    ]  # fmt: skip
+    lines = [instruction(s.graph, s.node) for s in sides]
+    listing = pre("\n".join(dict.fromkeys(lines)))
+    return (
+        f"{heading_html(title)}{facts_table(rows)}<p>{' '.join(buttons)}</p>{listing}"
+    )
+
+
+def _both(told: Sequence[str]) -> str:
+    """Return a fact of both sides: once if they agree, else both with their marks."""
+    if len(set(told)) == 1:
+        return told[0]
+    before, after = (each or "none" for each in told)
+    return f"<div>{REMOVED} {before}</div><div>{ADDED} {after}</div>"
+
+
+def _near(side: Side, nodes: Sequence[int]) -> str:
+    distinct = list(dict.fromkeys(nodes))
+    return links_html(
+        [_button(side, node) for node in distinct[:_MAX_LINKS]], len(distinct)
+    )
+
+
+def _button(side: Side, node: int) -> str:
+    label = f"{side.graph.names[node]} {side.graph.label(node).op}"
+    return button_html(label, kind="node", node=side.number(node))
+
+
+def _facts(
+    graph: Graph, node: int, links: Callable[[Sequence[int]], str]
+) -> list[tuple[str, str]]:
+    """Return names and HTML of what is known of an instruction; empty where nothing is.
+
+    Args:
+        graph: The program.
+        node: The instruction.
+        links: Returns others as HTML that leads to them.
+    """
+    label, origin = graph.label(node), graph.origin(node)
+    inherited = _INHERITED if isinstance(origin, InheritedOrigin) else ""
+    return [
+        ("name", markup(graph.names[node])),
+        ("op", markup(label.op)),
+        ("type", markup(label.type)),
+        ("attributes", markup(with_callees(label.attrs, graph, node))),
+        ("literal", markup(label.literal[:_MAX_LITERAL])),
+        ("line", markup(origin.site)),
+        ("module", markup(origin.scope)),
+        ("from", markup(origin.op_name)),
+        ("inherited", inherited),
+        ("reads", links(graph.operands[node])),
+        ("read by", links([user for user, _ in graph.users[node]])),
+        ("output", "of the program" if node in graph.outputs else ""),
+    ]
+
+
+def way_html(way: ValueTrace, number_of: Callable[[str], int | None], back: int) -> str:
+    """Return the way of a value, each instruction that the graph has as a button.
+
+    Args:
+        way: What following it found.
+        number_of: Returns the number of an instruction by its name.
+        back: Number of the node that it was asked for.
+    """
+    rows = [_hop("←", hop, number_of) for hop in way.producers[:_MAX_HOPS]]
+    rows += [_hop("→", hop, number_of) for hop in way.hops[:_MAX_HOPS]]
+    hidden = max(0, len(way.hops) - _MAX_HOPS) + max(0, len(way.producers) - _MAX_HOPS)
+    if hidden:
+        rows.append(f"<li>… {hidden:,} more</li>")
+    if not rows:
+        rows.append("<li>nothing reads it</li>")
+    sources = "".join(f"<p>{markup(f'{s.name}: {s}')}</p>" for s in way.sources)
+    return (
+        f"{heading_html(f'The way of {way.name}')}<p>{markup(f'{way.type}, {way.what}')}</p>"
+        f'<ul class="lzg-way">{"".join(rows)}</ul>{sources}'
+        f"<p>{button_html('Back to the node', kind='node', node=back)}</p>"
+    )
+
+
+def _hop(arrow: str, hop: Hop, number_of: Callable[[str], int | None]) -> str:
+    number = number_of(hop.name)
+    told = f"<span>{markup(hop.text)}</span>"
+    if number is not None:
+        told = button_html(hop.text, kind="node", node=number)
+    indent = min(hop.depth, 20) * 10 if arrow == "→" else 0
+    return f'<li style="margin-left:{indent}px"><span>{arrow}</span>{told}</li>'
+
+
+def found_html(
+    wanted: str, rows: Sequence[tuple[Change | None, Side]], count: int, total: int
+) -> str:
+    """Return the nodes that a search found, those that differ first.
+
+    Args:
+        wanted: What was searched for.
+        rows: Change and place of those that are shown.
+        count: How many were found.
+        total: How many there are to find.
+    """
+    if not wanted.strip():
+        return note_html("Type part of an op, a type, a name, a module or a line.")
+    if not rows:
+        return note_html(f"None of {total:,} instructions has {wanted!r} in its op, type, name, module or line.")  # fmt: skip
+    items = "".join(
+        f"<li>{MARKS[change] if change else ''} {_button(s, s.node)}"
+        f" <small>{markup(s.graph.label(s.node).type)} {markup(s.graph.origin(s.node).site)}</small></li>"
+        for change, s in rows
+    )
+    return matches_html(items, len(rows), count)
+
+
+def diff_page(found: GraphDiff, title: str = "", *, budget: int = 120) -> str:
+    """Return a page that needs no other file."""
+    union = union_graph(found, budget)
+    sections = [Section(title="", body=_summary(found))]
+    if union.boxes:
+        layout = lay_out(union)
+        picture = emit(union, layout, links=True)
+        note = ""
+        if union.left_out:
+            are = "is" if union.left_out == 1 else "are"
+            more = text.plural(union.left_out, "more changed node")
+            note = f"<p>{more} {are} listed below, or alike.</p>"
+        sections.append(
+            Section(
+                title="Where they differ",
+                body=_scrolled(picture, start_of(union, layout), 720) + note,
+            )
+        )
+    sections += _places(found, _MAX_GROUPS, _MAX_LINES)
+    sections += _around(found, union)
+    return page_html(title or f"{found.a.name} → {found.b.name}", sections)
+
+
+def diff_bundle(found: GraphDiff, twin: str = "") -> dict[str, str]:
+    """Return a diff for a notebook: HTML that survives distrust, and text.
+
+    Args:
+        found: The diff.
+        twin: CSS class of the HTML, by which a live view finds it.
+    """
+    body = diff_fragment(found)
+    return {
+        "text/plain": diff_text(found),
+        "text/html": f'<div class="{twin}">{body}</div>' if twin else body,
+    }
+
+
+def diff_fragment(found: GraphDiff) -> str:
+    """Return HTML for a notebook's output."""
+    parts = [_summary(found)]
+    budget = _NOTEBOOK_NODES
+    while found.cost and budget >= 8:  # noqa: PLR2004
+        union = union_graph(found, budget)
+        layout = lay_out(union)
+        picture = emit(union, layout)
+        if len(picture.encode()) <= _MAX_EMBEDDED_BYTES:
+            data = b64encode(picture.encode()).decode()
+            shown = (
+                '<img alt="difference of two graphs" '
+                f'style="display:block;margin:0;max-width:none" src="data:image/svg+xml;base64,{data}">'
+            )
+            parts.append(_scrolled(shown, start_of(union, layout), 480))
+            break
+        budget //= 2
+    places = _places(found, _NOTEBOOK_GROUPS, _NOTEBOOK_LINES)
+    parts += [folded(section.title, section.body) for section in places]
+    return "".join(parts)
+
+
+def _scrolled(picture: str, start: Point, height: int) -> str:
+    """Return a picture that scrolls, and opens on a point where the browser can (no script)."""
+    x, y = (max(0, round(each - _BEFORE_START)) for each in start)
+    return (
+        f'<div style="overflow:auto;max-height:{height}px">'
+        f'<div style="position:relative;width:max-content">{picture}'
+        f'<span style="position:absolute;left:{x}px;top:{y}px;scroll-initial-target:nearest">'
+        "</span></div></div>"
+    )
+
+
+def _summary(found: GraphDiff) -> str:
+    first, *others = map(markup, summary(found))
+    items = "".join(f"<li>{line}</li>" for line in others)
+    return f"<p><b>{first}</b></p>" + (f"<ul>{items}</ul>" if items else "")
+
+
+def _shown(
+    found: GraphDiff, alike: Sequence[HunkGroup], lines: int
+) -> set[tuple[str, int]]:
+    """Return the nodes that have an entry among the places."""
+    return {
+        (side, node)
+        for group in alike
+        for line in list(hunk_lines(found, group.exemplar))[:lines]
+        for side, node in (("a", line.node_a), ("b", line.node_b))
+    }
+
+
+def _around(found: GraphDiff, union: DrawGraph) -> list[Section]:
+    """Return an entry for each other box of the picture, so that a click on it leads to one."""
+    listed = _shown(found, group_hunks(found.hunks())[:_MAX_GROUPS], _MAX_LINES)
+    drawn = {(box.anchor[0], int(box.anchor[1:])) for box in union.boxes}
+    entries = []
+    for side, node in sorted(drawn - listed):
+        graph = found.a if side == "a" else found.b
+        line = instruction(graph, node)
+        entries.append(_side(graph, node, side, line, listed | drawn))
+    if not entries:
+        return []
+    body = f'<div style="{_CELL}">{"".join(entries)}</div>'
+    return [Section(title="Also in the picture", body=body)]
+
+
+def _places(found: GraphDiff, groups: int, lines: int) -> list[Section]:
+    alike = group_hunks(found.hunks())
+    shown = _shown(found, alike[:groups], lines)
+    sections = [
+        Section(
+            title=heading(group).removeprefix("@@ "),
+            body=_group(found, group, lines, shown),
+        )
+        for group in alike[:groups]
+    ]
+    if len(alike) > groups:
+        rest = len(alike) - groups
+        sections.append(Section(title=f"and {rest} more kinds of change", body=""))
+    outputs = output_lines(found)
+    if outputs:
+        sections.append(Section(title="Outputs", body=pre("\n".join(outputs))))
+    inputs = pairing_lines(found)
+    if inputs:
+        more = [f"… {len(inputs) - lines:,} more"] if len(inputs) > lines else []
+        body = folded("by use, not by number", pre("\n".join([*inputs[:lines], *more])))
+        sections.append(Section(title="Inputs moved or changed", body=body))
+    dead = [
+        f"{mark} {node.name} = {node.label.type} {node.label.op}({node.label.literal})"
+        f"  # {', '.join(part for part in (wasted([node]), *node.origin) if part)}"
+        for mark, nodes in zip((REMOVED, ADDED), found.dead, strict=True)
+        for node in nodes[:lines]
+    ]
+    if dead:
+        body = folded("set aside, they cannot matter", pre("\n".join(dead)))
+        sections.append(Section(title="Dead code", body=body))
+    return sections
+
+
+def _group(
+    found: GraphDiff, group: HunkGroup, limit: int, shown: Container[tuple[str, int]]
+) -> str:
+    rows = list(hunk_lines(found, group.exemplar))
+    body = "".join(_row(found, row, shown) for row in rows[:limit])
+    more = ""
+    if len(rows) > limit:
+        more = f"<p>… {len(rows) - limit:,} more</p>"
+    sides = "".join(
+        f'<th scope="col" style="{_CELL}">{markup(graph.name)}</th>'
+        for graph in (found.a, found.b)
+    )
+    return (
+        '<table style="width:100%;table-layout:fixed;border-collapse:collapse">'
+        '<colgroup><col style="width:24px"><col><col></colgroup><thead><tr>'
+        f'<th scope="col" style="{_CELL}" aria-label="what happened"></th>{sides}</tr></thead>'
+        f"<tbody>{body}</tbody></table>{more}"
+    )
+
+
+def _row(found: GraphDiff, row: Line, shown: Container[tuple[str, int]]) -> str:
+    colour = _COLOURS[row.mark]
+    left = _side(found.a, row.node_a, "a", row.a, shown)
+    right = _side(found.b, row.node_b, "b", row.b, shown)
+    if row.mark == CHANGED:
+        right += _nested(found, row)
+    return (
+        f'<tr><td style="{_CELL}"><b>{row.mark}</b></td>'
+        f'<td style="{_CELL};background:{colour if row.a else "none"}">{left}</td>'
+        f'<td style="{_CELL};background:{colour if row.b else "none"}">{right}</td></tr>'
+    )
+
+
+def _side(
+    graph: Graph, node: int, side: str, line: str, shown: Container[tuple[str, int]]
+) -> str:
+    if node < 0:
+        return ""
+    # The line that unfolds has the name and the op already.
+    facts = _facts(graph, node, lambda near: _links(graph, near, side, shown))[2:]
+    rows = "".join(
+        f"<div><b>{name}</b> {value}</div>" for name, value in facts if value
+    )
+    return (
+        f'<details><summary style="cursor:pointer">{markup(line)}</summary>'
+        # A link to what is folded unfolds it, without a script.
+        f'<div id="{side}{node}" style="margin:2px 0 6px 12px;opacity:.9">{rows}</div></details>'
+    )
+
+
+def _links(
+    graph: Graph, nodes: Sequence[int], side: str, shown: Container[tuple[str, int]]
+) -> str:
+    parts = []
+    for node in nodes[:_MAX_LINKS]:
+        name = markup(instruction(graph, node).partition(" = ")[0])
+        op = markup(graph.label(node).op)
+        if (side, node) in shown:
+            name = f'<a href="#{side}{node}" style="color:inherit">{name}</a>'
+        parts.append(f"{name} ({op})")
+    if len(nodes) > _MAX_LINKS:
+        parts.append(f"… {len(nodes) - _MAX_LINKS} more")
+    return ", ".join(parts)
+
+
+def _nested(found: GraphDiff, row: Line) -> str:
+    return "".join(
+        folded(f"differs within {name}", pre(diff_text(inner)))
+        for name, inner in nested_diffs(found, row.node_a, row.node_b)
+    )

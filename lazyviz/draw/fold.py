@@ -1,0 +1,395 @@
+"""Fold large drawings: modules into boxes, repeated modules into one, lines into boxes.
+
+A drawing of more boxes than a layout engine and a reader can take is folded in two moves.
+First, modules that look alike inside, such as the layers of a transformer, are drawn once.
+Then the drawing is one box, which is opened level by level, from the coarsest, as long as
+it stays within the budget. Levels are the parts of the nn.Module path, then the lines of the
+user's code, then single boxes. Inputs go with what reads them first.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, get_args
+
+from lazygraph.numbers import plural
+from lazyviz.draw.model import Box, DrawGraph, path_text
+from lazyviz.draw.repeats import fold_repeats
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+DEFAULT_BUDGET = 300
+
+Folding = Literal["auto", "module", "cell", "line", "none"]
+FOLDINGS: tuple[Folding, ...] = get_args(Folding)
+
+_FILE_OR_CELL = re.compile(r"cell \d+|[^:]+(?=:\d+$)")
+_MIN_BUDGET = 2
+_MAX_NAMED_OPS = 3
+_MAX_PIECES, _MAX_PIECEWISE = 6, 200  # of a line, and of the boxes of one
+_MAX_EDGES_PER_BOX = 2.2
+_FEW = 24  # a drawing of so many boxes is readable however they are connected
+READ_WHOLE = 48  # boxes that a reader takes without folding; more are folded to fewer
+_OVERVIEW = _FEW
+
+
+def collapse(graph: DrawGraph, budget: int = DEFAULT_BUDGET) -> DrawGraph:
+    """Return a drawing of at most `budget` boxes, the same one for the same graph.
+
+    Raises:
+        ValueError: The budget is less than two boxes.
+    """
+    if budget < _MIN_BUDGET:
+        raise ValueError(
+            f"a drawing cannot be folded into {budget} boxes. Allow at least {_MIN_BUDGET}."
+        )
+    if len(graph.boxes) <= budget:
+        return graph
+    graph = fold_repeats(graph)
+    if len(graph.boxes) <= budget:
+        return graph
+    return _open_within(graph, budget)
+
+
+def overview(graph: DrawGraph, budget: int = DEFAULT_BUDGET) -> DrawGraph:
+    """Return a drawing that is read at a glance: a small one whole, a large one by its parts.
+
+    Args:
+        graph: The drawing with nothing folded.
+        budget: At most so many boxes, where that is fewer than a reader takes.
+    """
+    whole = len(graph.boxes) <= READ_WHOLE
+    return collapse(graph, min(budget, READ_WHOLE if whole else _OVERVIEW))
+
+
+def fold_by(graph: DrawGraph, by: Folding, budget: int = DEFAULT_BUDGET) -> DrawGraph:
+    """Return the drawing with one box for each module, notebook cell or line.
+
+    What would still be more than `budget` boxes is folded further. Modules that look alike are
+    drawn once.
+
+    Args:
+        graph: The drawing with nothing folded.
+        by: `auto` gives an overview, `none` folds no more than the budget asks for.
+        budget: At most so many boxes.
+    """
+    if by == "auto":
+        return overview(graph, budget)
+    if by == "none":
+        return collapse(graph, budget)
+    if by == "module":
+        graph = fold_repeats(graph)
+    anchors = _anchors(graph)
+    groups: dict[tuple[str, ...], _Group] = {}
+    for position in range(len(graph.boxes)):
+        path, label = _place(graph.boxes[anchors[position]], by)
+        key = (*path, "", label)
+        groups.setdefault(key, _Group(path, label, [])).boxes.append(position)
+    if len(groups) <= budget:
+        return _fold(graph, list(groups.values()))
+    regrouped = [
+        replace(
+            box,
+            path=_place(graph.boxes[anchors[k]], by)[0] or (box.site or "elsewhere",),
+        )
+        for k, box in enumerate(graph.boxes)
+    ]
+    return _open_within(replace(graph, boxes=tuple(regrouped)), budget)
+
+
+def _place(box: Box, by: Folding) -> tuple[tuple[str, ...], str]:
+    """Return the path and the label of the group that a box belongs to."""
+    if by == "module":
+        return box.path, path_text(box.path) or "outside modules"
+    if by == "line":
+        return (box.site,) if box.site else (), box.site or "no line"
+    where = _FILE_OR_CELL.match(box.site)
+    place = where[0] if where is not None else box.site
+    return (place,) if place else (), place or "no line"
+
+
+def fold_earlier(graph: DrawGraph) -> DrawGraph:
+    """Return the drawing with all operations of earlier cells, and their inputs, in one box."""
+    old = {i for i, box in enumerate(graph.boxes) if box.members and not box.is_new}
+    if len(old) < 2 or len(old) == len(graph.boxes):  # noqa: PLR2004
+        return graph
+    read_by_new = {start for start, end in graph.edges if end not in old}
+    inputs = {i for i, box in enumerate(graph.boxes) if not box.members}
+    folded = sorted(old | (inputs - read_by_new))
+    earlier = _Group((), "earlier cells", folded)
+    others = [
+        _Group((), "", [i]) for i in sorted(set(range(len(graph.boxes))) - set(folded))
+    ]
+    return _fold(graph, [earlier, *others])
+
+
+@dataclass(slots=True)
+class _Group:
+    """Part of the drawing that is either one box or its children.
+
+    Attributes:
+        is_run: Whether it has no structure but is one of several runs of neighbours.
+    """
+
+    path: tuple[str, ...]
+    label: str
+    boxes: list[int]
+    children: list[_Group] = field(default_factory=list)
+    is_run: bool = False
+
+    @property
+    def has_runs(self) -> bool:
+        return bool(self.children) and self.children[0].is_run
+
+    @property
+    def rank(self) -> int:
+        """Which groups are opened before it: 0 holds modules, 2 are runs or hold some."""
+        if self.is_run or self.has_runs:
+            return 2
+        return int(all(child.path == self.path for child in self.children))
+
+
+def _open_within(graph: DrawGraph, budget: int) -> DrawGraph:
+    """Return the drawing opened as far as budget and legibility allow."""
+    tree = _tree(graph, budget)
+    while True:
+        folded = _fold(graph, _open(tree, budget))
+        edges_allowed = _MAX_EDGES_PER_BOX * len(folded.boxes)
+        if budget <= _FEW or len(folded.edges) <= edges_allowed:
+            return folded
+        budget = max(_FEW, int(min(budget, len(folded.boxes)) * 0.8))
+
+
+def _open(tree: _Group, budget: int) -> list[_Group]:
+    """Return the groups that are drawn: modules are opened first, those that hold most before.
+
+    Lines come next. Runs come last and stay few: a line of a thousand ops is one box rather
+    than many.
+    """
+    queue = [(0, 0, 0, tree)]
+    shown: list[_Group] = []
+    visible = 1
+    while queue:
+        *_, group = heapq.heappop(queue)
+        more = len(group.children) - 1
+        limit = min(budget, _FEW) if group.is_run or group.has_runs else budget
+        if not group.children or visible + more > limit:
+            shown.append(group)
+            continue
+        visible += more
+        for child in group.children:
+            key = child.rank, -len(child.boxes), child.boxes[0]
+            heapq.heappush(queue, (*key, child))
+    return sorted(shown, key=lambda group: group.boxes[0])
+
+
+def _tree(graph: DrawGraph, budget: int) -> _Group:
+    """Return the levels of the drawing: modules, then lines, then single boxes."""
+    anchors = _anchors(graph)
+    inputs: list[list[int]] = [[] for _ in graph.boxes]
+    for start, end in graph.edges:
+        inputs[end].append(start)
+    root = _Group((), "ops", list(range(len(graph.boxes))))
+    stack = [(root, 0)]
+    while stack:
+        group, depth = stack.pop()
+        if len(group.boxes) == 1:
+            continue
+        parts = _split(graph, group, depth, anchors)
+        if len(parts) > 1:
+            parts = _in_pieces(graph, parts, anchors, inputs)
+        if len(parts) == 1:  # no level of its own for a single part
+            if len(parts[0].path) > len(group.path) or not group.path:
+                group.path, group.label = parts[0].path, parts[0].label
+            stack.append((group, depth + 1))
+            continue
+        stack.extend((part, depth + 1) for part in parts)
+        group.children = _runs(group, parts, budget)
+    return root
+
+
+def _anchors(graph: DrawGraph) -> list[int]:
+    """Return for each input the first operation that reads it, for an operation itself."""
+    anchors = list(range(len(graph.boxes)))
+    for start, end in reversed(graph.edges):  # sorted, so the first reader comes last
+        if not graph.boxes[start].members:
+            anchors[start] = end
+    return anchors
+
+
+def _split(
+    graph: DrawGraph, group: _Group, depth: int, anchors: Sequence[int]
+) -> list[_Group]:
+    """Return the parts of a group at a level of the tree, in order of their first box."""
+    parts: dict[tuple[object, ...], _Group] = {}
+    for position in group.boxes:
+        anchor = graph.boxes[anchors[position]]
+        key: tuple[object, ...]
+        if depth < len(anchor.path):
+            path = anchor.path[: depth + 1]
+            key, label = (0, path), path_text(path)
+        elif depth == len(anchor.path):
+            path, label = anchor.path, anchor.site or group.label
+            key = (1, anchor.site)
+        else:
+            path, label = anchor.path, group.label
+            key = (2, position)
+        parts.setdefault(key, _Group(path, label, [])).boxes.append(position)
+    return list(parts.values())
+
+
+def _in_pieces(
+    graph: DrawGraph,
+    parts: list[_Group],
+    anchors: Sequence[int],
+    inputs: Sequence[Sequence[int]],
+) -> list[_Group]:
+    """Return lines, and modules' own ops, in pieces between which other modules lie.
+
+    As in `relu(conv(relu(x)))`: one box for both would stand in front of the module and behind
+    it. What is passed more often, as in a loop, stays in one.
+    """
+    divisible = [
+        part
+        for part in parts
+        if _MIN_BUDGET <= len(part.boxes) <= _MAX_PIECEWISE
+        and all(graph.boxes[anchors[k]].path == part.path for k in part.boxes)
+    ]
+    passes = _passes(divisible, anchors, inputs)
+    return [piece for part in parts for piece in _pieces(part, anchors, passes)]
+
+
+def _passes(
+    parts: Sequence[_Group], anchors: Sequence[int], inputs: Sequence[Sequence[int]]
+) -> dict[int, int]:
+    """Return for each op of a part how often its part was left and come back to before.
+
+    All parts are followed in one walk: a part's current piece is a bit, and each op hands on
+    the bits of the pieces that it comes of.
+    """
+    part_of = {at: number for number, part in enumerate(parts) for at in part.boxes}
+    bits = [1 << number for number in range(len(parts))]
+    times = [0] * len(parts)
+    used = len(parts)
+    passes: dict[int, int] = {}
+    inside: dict[int, int] = {}  # the piece that an op belongs to
+    away: dict[int, int] = {}  # those of other parts that it comes of
+    for position in range(min(part_of, default=0), max(part_of, default=-1) + 1):
+        back = comes_of = 0
+        for source in inputs[position]:
+            back |= away.get(source, 0)
+            comes_of |= inside.get(source, 0)
+        comes_of |= back
+        part = part_of.get(position)
+        if part is not None and anchors[position] == position:
+            if back & bits[part]:
+                times[part] += 1
+                is_loop = times[part] == _MAX_PIECES
+                bits[part] = 0 if is_loop else 1 << used
+                used += 1
+            passes[position], inside[position] = times[part], bits[part]
+            comes_of &= ~bits[part]
+        if comes_of:
+            away[position] = comes_of
+    return passes
+
+
+def _pieces(
+    part: _Group, anchors: Sequence[int], passes: dict[int, int]
+) -> list[_Group]:
+    pieces: dict[int, _Group] = {}
+    for position in part.boxes:
+        number = passes.get(anchors[position], 0)
+        pieces.setdefault(number, replace(part, boxes=[])).boxes.append(position)
+    if max(pieces) >= _MAX_PIECES:
+        return [part]
+    return [pieces[number] for number in sorted(pieces)]
+
+
+def _runs(group: _Group, parts: list[_Group], budget: int) -> list[_Group]:
+    """Return the parts, or where they are too many, runs of neighbours."""
+    most = min(budget, _FEW)
+    if len(parts) <= budget:
+        return parts
+    size = -(-len(parts) // most)
+    runs = []
+    for start in range(0, len(parts), size):
+        inside = parts[start : start + size]
+        first, last = inside[0].label, inside[-1].label
+        number = start // size + 1
+        runs.append(
+            _Group(
+                path=group.path,
+                label=f"{first}, part {number}"
+                if first == last
+                else f"{first} – {last}",
+                boxes=[position for part in inside for position in part.boxes],
+                children=_runs(group, inside, budget),
+                is_run=True,
+            )
+        )
+    return runs
+
+
+def _fold(graph: DrawGraph, groups: Sequence[_Group]) -> DrawGraph:
+    where: dict[int, int] = {}
+    for number, group in enumerate(groups):
+        where.update(dict.fromkeys(group.boxes, number))
+    edges = {
+        (where[start], where[end])
+        for start, end in graph.edges
+        if where[start] != where[end]
+    }
+    boxes = [_group_box(graph, group) for group in groups]
+    return graph.rewired(boxes, edges, where)
+
+
+def _group_box(graph: DrawGraph, group: _Group) -> Box:
+    boxes = [graph.boxes[i] for i in group.boxes]
+    if len(boxes) == 1:
+        return boxes[0]
+    ops = [box for box in boxes if box.members]
+    repeats = {box.count for box in ops}
+    count = repeats.pop() if len(repeats) == 1 else 1
+    members = tuple(node for box in ops for node in box.members)
+    return Box(
+        label=group.label,
+        detail=_contents(len(members) // count, len(boxes) - len(ops)),
+        kind="group",
+        op=_named_ops(ops),
+        path=group.path,
+        site=_sites(ops),
+        is_root=any(box.is_root for box in boxes),
+        is_new=any(box.is_new for box in ops),
+        runs=max((box.runs for box in ops), default=0),
+        members=members,
+        count=count,
+    )
+
+
+def _contents(ops: int, inputs: int) -> str:
+    counts = (ops, "op"), (inputs, "input")
+    return ", ".join(plural(n, noun) for n, noun in counts if n)
+
+
+def _named_ops(ops: Sequence[Box]) -> str:
+    """Return the most frequent operations of a folded box, for its tooltip."""
+    counts = Counter[str]()
+    for box in ops:
+        counts[box.op] += len(box.members)
+    common = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    named = [f"{count:,} {op}" for op, count in common[:_MAX_NAMED_OPS]]
+    if len(common) > _MAX_NAMED_OPS:
+        named.append(f"{len(common) - _MAX_NAMED_OPS} other kinds")
+    return ", ".join(named)
+
+
+def _sites(ops: Sequence[Box]) -> str:
+    sites = list(dict.fromkeys(box.site for box in ops if box.site))
+    if len(sites) <= 1:
+        return "".join(sites)
+    return f"{sites[0]} and {len(sites) - 1:,} more lines"

@@ -1,0 +1,467 @@
+"""Drawings as SVG: compact, escaped, usable by keyboard, light and dark."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lazyviz.draw.fold import DEFAULT_BUDGET, fold_earlier, overview
+from lazyviz.draw.layout import Layout, draws_frames, lay_out
+from lazyviz.draw.model import (
+    BACKWARD,
+    DETAIL_CHAR,
+    LINE,
+    MARKS,
+    box_size,
+    clip,
+    detail_text,
+    label_text,
+    named_in_frames,
+    path_text,
+)
+from lazyviz.draw.palette import CHANGES, KINDS, LEVELS, stylesheet
+from lazyviz.render import text
+from lazyviz.render.escape import markup
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from lazyviz.draw.layered import Point
+    from lazyviz.draw.model import Box, DrawGraph
+
+_LEGEND_HEIGHT = 26
+_OWNED = frozenset({"parameter", "buffer", "optimizer state"})
+_TAKEN = frozenset({"donated", "overwritten"})
+_MAX_ARCS = 6  # curves to overwritten inputs; more are said in words alone
+
+
+def legend_svg(graph: DrawGraph) -> str:
+    """Return the legend of an inline drawing by itself; empty if nothing needs explaining."""
+    items = _legend_items(graph)
+    if not items:
+        return ""
+    width = round(_legend_width(items))
+    classes = "lzv lzd" if graph.is_diff else "lzv"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="{classes}" width="{width}" height="14" '
+        f'viewBox="0 8 {width} 14" role="img" aria-label="legend">'
+        f"{''.join(_legend_shapes(graph, 0))}</svg>"
+    )
+
+
+def _legend_items(graph: DrawGraph) -> list[tuple[str, str]]:
+    """Return class and name of what needs explaining: nothing when all is alike.
+
+    A class of lines begins with `e`, that of a folded repetition with `n`; an empty one has
+    words alone.
+    """
+    changes = {box.change for box in graph.boxes}
+    told = [
+        (style, words if change == "same" else f"{MARKS[change]} {words}")
+        for change, (style, words) in CHANGES.items()
+        if change in changes
+    ]
+    items = [*(graph.legend or told or _box_items(graph)), *_line_items(graph)]
+    return items if told or len(items) > 1 else []
+
+
+def _box_items(graph: DrawGraph) -> list[tuple[str, str]]:
+    boxes = graph.boxes
+    present = {box.kind for box in boxes}
+    marks = {mark for box in boxes for mark in box.marks}
+    items = [KINDS[kind] for kind in KINDS if kind in present]
+    if any(map(_is_backward_group, boxes)):
+        items.append(("g gb", "folded, backward"))
+    if any(box.count > 1 for box in boxes):
+        items.append(("n o", "×n: repeats n times"))
+    if marks & _OWNED:
+        items.append(("p w", "parameter or state"))
+    if marks & _TAKEN:
+        items.append(("p x", "overwritten"))
+    if any(box.is_root for box in boxes) and len(boxes) > 1:
+        items.append(("o q", "output"))
+    if any(not box.is_new for box in boxes):
+        items.append(("o old", graph.dimmed))
+    if any(box.runs > 1 for box in boxes):
+        items.append(("o again", "executed again"))
+    return items
+
+
+def _line_items(graph: DrawGraph) -> list[tuple[str, str]]:
+    items = []
+    if graph.aliases:
+        items.append(("e al", "view: shares memory"))
+    if 0 < len(graph.updates) <= _MAX_ARCS:
+        items.append(("e up", "overwrites"))
+    return items
+
+
+def _legend_width(items: Sequence[tuple[str, str]]) -> float:
+    """Return how wide a legend is in pixels."""
+    return sum(_item_width(*item) for item in items)
+
+
+def _item_width(classes: str, name: str) -> float:
+    return 14 + len(name) * DETAIL_CHAR + (_sample_width(classes) if classes else 0)
+
+
+def _sample_width(classes: str) -> int:
+    return 24 if classes.startswith("e ") else 17
+
+
+def _legend_shapes(graph: DrawGraph, height: float) -> Iterable[str]:
+    """Yield samples and words of a legend below a drawing of some height in pixels."""
+    x, y = 0.0, height + _LEGEND_HEIGHT - 8
+    for classes, name in _legend_items(graph):
+        left = x
+        if classes:
+            yield _sample(classes, x, y)
+            left += _sample_width(classes)
+        yield f'<text class="h" x="{left:.0f}" y="{y:.0f}">{markup(name)}</text>'
+        x += _item_width(classes, name)
+
+
+def _sample(classes: str, x: float, y: float) -> str:
+    if classes.startswith("e "):
+        return f'<path class="{classes}" d="M{x:.0f} {y - 3.5:.1f}h19"/>'
+    kind, _, rest = classes.partition(" ")
+    shifts = (2, 0) if kind == "n" else (0,)
+    rects = "".join(
+        f'<rect x="{x + shift:.0f}" y="{y - 8 - shift:.0f}" width="12" height="9" rx="2.5"/>'
+        for shift in shifts
+    )
+    return f'<g class="{rest if kind == "n" else classes}">{rects}</g>'
+
+
+def _is_backward_group(box: Box) -> bool:
+    """Return whether a box stands for operations of the backward pass."""
+    return box.kind == "group" and box.path[:1] == (BACKWARD,)
+
+
+_MARGIN = 10
+_MAX_FACT = 300  # characters of one fact in a tooltip
+_HINT_HEIGHT = 18
+_MIN_WIDTH = 120
+_ARROW_LENGTH = 6.0
+_ARROW_WIDTH = 2.8
+_MEANINGS = {
+    "donated": "overwritten by this step, which reuses its memory (donated)",
+    "overwritten": "overwritten by this step",
+    "in place": "overwrites an input",
+    "view": "view: shares memory with what it reads",
+    "from the CPU": "computed on the CPU by a fallback",
+}
+_ARC_ROOM = 30
+_SHEET = 3  # how far the sheets under a folded box stick out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """A finished drawing.
+
+    Attributes:
+        svg: The picture, one element.
+        width: Its size in pixels.
+        graph: What it shows, after folding.
+        engine: The layout engine that placed the boxes.
+        notes: Why it was not an engine that comes earlier.
+    """
+
+    svg: str
+    width: int
+    height: int
+    graph: DrawGraph
+    engine: str
+    notes: tuple[str, ...] = ()
+
+
+def draw(
+    graph: DrawGraph,
+    *,
+    budget: int = DEFAULT_BUDGET,
+    engine: str | None = None,
+    inline: bool = False,
+    hint: str = "",
+) -> Drawing:
+    """Fold, lay out and draw a graph.
+
+    Args:
+        graph: What to draw, of any size.
+        budget: At most so many boxes.
+        engine: Layout engine to try first.
+        inline: Whether the picture will be part of a page, whose theme it then follows; as
+            an image of its own it follows the system's.
+        hint: A line below the legend.
+    """
+    folded = overview(fold_earlier(graph), budget)
+    if draws_frames(engine):
+        folded = named_in_frames(folded)
+    layout = lay_out(folded, engine)
+    width, height = _size(folded, layout, legend=True, hint=hint)
+    return Drawing(
+        svg=emit(folded, layout, inline=inline, hint=hint),
+        width=width,
+        height=height,
+        graph=folded,
+        engine=layout.engine,
+        notes=layout.notes,
+    )
+
+
+def emit(
+    graph: DrawGraph,
+    layout: Layout,
+    *,
+    inline: bool = False,
+    legend: bool = True,
+    hint: str = "",
+    links: bool = False,
+) -> str:
+    """Return the SVG of a drawing whose boxes have been placed.
+
+    Args:
+        graph: The drawing.
+        layout: Where its boxes are.
+        inline: See `draw`.
+        legend: Whether the legend stands below; see `legend_svg`.
+        hint: A line below the legend.
+        links: Whether boxes link to their entries on the page; see `Box.anchor`.
+    """
+    width, height = _size(graph, layout, legend=legend, hint=hint)
+    label = f"{markup(graph.kind)}, {text.plural(graph.nodes, 'op')}"
+    if graph.nodes != len(graph.boxes):
+        label += f" in {text.plural(len(graph.boxes), 'box', 'boxes')}"
+    classes = "lzv lzd" if graph.is_diff else "lzv"
+    start = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="{classes}" width="{width}" '
+        f'height="{height}" viewBox="{-_MARGIN} {-_MARGIN} {width} {height}" '
+        f'role="group" aria-label="{label}">'
+    )
+    parts = [
+        start,
+        f"<style>{stylesheet(inline=inline, diff=graph.is_diff)}</style>",
+        *_frames(layout),
+        *(_edges(routes, kind) for kind, routes in _routes(graph, layout).items()),
+        _arcs(graph, layout),
+        *_boxes(graph, layout.centres, numbered=inline, links=links),
+        *(_legend_shapes(graph, layout.height) if legend else ()),
+        _hint(hint, height),
+        "</svg>",
+    ]
+    return "".join(parts)
+
+
+def _hint(hint: str, height: int) -> str:
+    if not hint:
+        return ""
+    y = height - _MARGIN - 6
+    return f'<text class="h" x="0" y="{y}">{markup(hint)}</text>'
+
+
+def _size(
+    graph: DrawGraph, layout: Layout, *, legend: bool, hint: str
+) -> tuple[int, int]:
+    items = _legend_items(graph) if legend else []
+    room = _ARC_ROOM if 0 < len(graph.updates) <= _MAX_ARCS else 0
+    width = max(layout.width + room, _MIN_WIDTH, _legend_width(items))
+    width = max(width, len(hint) * DETAIL_CHAR)
+    height = layout.height + (_LEGEND_HEIGHT if items else 0)
+    height += _HINT_HEIGHT if hint else 0
+    return round(width + 2 * _MARGIN), round(height + 2 * _MARGIN)
+
+
+def _frames(layout: Layout) -> Iterable[str]:
+    for frame in layout.frames:
+        room = max(4, int((frame.width - 14) / DETAIL_CHAR))
+        title = markup(clip(frame.title, room))
+        yield (
+            f'<rect class="m" x="{frame.x:.0f}" y="{frame.y:.0f}" '
+            f'width="{frame.width:.0f}" height="{frame.height:.0f}" rx="9"/>'
+            f'<text class="h" x="{frame.x + 8:.0f}" y="{frame.y + 13:.0f}">{title}</text>'
+        )
+
+
+def _routes(graph: DrawGraph, layout: Layout) -> dict[str, list[tuple[Point, ...]]]:
+    """Return the curves of each class of edge."""
+    classes = {
+        " al": graph.aliases,
+        f" {CHANGES['removed'][0]}": graph.removed,
+        f" {CHANGES['added'][0]}": graph.added,
+    }
+    routes: dict[str, list[tuple[Point, ...]]] = {"": [], **{c: [] for c in classes}}
+    for edge, route in zip(graph.edges, layout.routes, strict=True):
+        kind = next((c for c, edges in classes.items() if edge in edges), "")
+        routes[kind].append(route)
+    return routes
+
+
+def _arcs(graph: DrawGraph, layout: Layout) -> str:
+    """Return curves from outputs to the inputs that they overwrite, where they are few."""
+    if not 0 < len(graph.updates) <= _MAX_ARCS:
+        return ""
+    routes = []
+    for output, taken in graph.updates:
+        (x0, y0), (x1, y1) = layout.centres[output], layout.centres[taken]
+        start = x0 + box_size(graph.boxes[output])[0] / 2, y0
+        tip = x1 + box_size(graph.boxes[taken])[0] / 2, y1
+        out = max(start[0], tip[0]) + 26
+        routes.append((start, (out, y0), (out, y1), tip))
+    return _edges(routes, " up")
+
+
+def _edges(routes: Sequence[tuple[Point, ...]], kind: str) -> str:
+    """Return all edges as one path and all arrow heads as another."""
+    lines, heads = [], []
+    for route in routes:
+        points = [f"{x:.0f} {y:.0f}" for x, y in route]
+        lines.append(f"M{points[0]}C{' '.join(points[1:])}")
+        heads.append(_arrow(route))
+    if not lines:
+        return ""
+    return (
+        f'<path class="e{kind}" d="{"".join(lines)}"/>'
+        f'<path class="a{kind}" d="{"".join(heads)}"/>'
+    )
+
+
+def _arrow(route: tuple[Point, ...]) -> str:
+    tip_x, tip_y = route[-1]
+    back_x, back_y = next(
+        (p for p in reversed(route) if abs(p[0] - tip_x) + abs(p[1] - tip_y) > 1),
+        (tip_x, tip_y - 1),
+    )
+    length = ((tip_x - back_x) ** 2 + (tip_y - back_y) ** 2) ** 0.5
+    ux, uy = (tip_x - back_x) / length, (tip_y - back_y) / length
+    base_x, base_y = tip_x - ux * _ARROW_LENGTH, tip_y - uy * _ARROW_LENGTH
+    side_x, side_y = -uy * _ARROW_WIDTH, ux * _ARROW_WIDTH
+    return (
+        f"M{tip_x:.1f} {tip_y:.1f}L{base_x + side_x:.1f} {base_y + side_y:.1f}"
+        f"L{base_x - side_x:.1f} {base_y - side_y:.1f}z"
+    )
+
+
+def _boxes(
+    graph: DrawGraph, centres: Sequence[Point], *, numbered: bool, links: bool
+) -> Iterable[str]:
+    mates = _mates(graph) if numbered else {}
+    for number, (box, (x, y)) in enumerate(zip(graph.boxes, centres, strict=True)):
+        is_link = links and bool(box.anchor)
+        attributes = f' data-b="{number}"' if numbered else ""
+        if numbered and box.is_first:
+            attributes += ' data-first="1"'
+        if number in mates:
+            attributes += f' data-u="{" ".join(map(str, mates[number]))}"'
+        if not is_link:
+            attributes += ' tabindex="0" role="button"'
+        shape = _box(box, x, y, attributes, shaded=bool(graph.legend))
+        yield f'<a href="#{box.anchor}">{shape}</a>' if is_link else shape
+
+
+def _mates(graph: DrawGraph) -> dict[int, list[int]]:
+    """Return for each box those that its memory goes to or comes from.
+
+    In a diff, those that it reads or that read it.
+    """
+    found: dict[int, list[int]] = {}
+    for output, taken in graph.edges if graph.is_diff else graph.updates:
+        found.setdefault(output, []).append(taken)
+        found.setdefault(taken, []).append(output)
+    return found
+
+
+def _box(box: Box, x: float, y: float, attributes: str, *, shaded: bool) -> str:
+    width, height = box_size(box)
+    left, top = x - width / 2, y - height / 2
+    corner = height / 2 if box.kind in {"constant", "parameter"} else 6
+    rect = f'width="{width:.0f}" height="{height:.0f}" rx="{corner:.0f}"'
+    sheets = "".join(
+        f'<rect x="{left + shift:.0f}" y="{top + shift:.0f}" {rect}/>'
+        for shift in ((2 * _SHEET, _SHEET) if box.count > 1 else ())
+    )
+    detail = detail_text(box)
+    first = y - 2 if detail else y + 4
+    lines = (
+        f'<text class="l" x="{x:.0f}" y="{first:.0f}">{markup(label_text(box))}</text>'
+    )
+    if detail:
+        lines += f'<text class="d" x="{x:.0f}" y="{y + LINE - 2:.0f}">{markup(detail)}</text>'
+    if box.level is not None:
+        lines += _gauge(box.level, left + corner, top + height - 4, width - 2 * corner)
+    return (
+        f'<g class="{_classes(box, shaded=shaded)}"{_data(box)}{attributes} '
+        f'aria-label="{markup(", ".join(_facts(box)))}">'
+        f"<title>{markup(chr(10).join(_facts(box)))}</title>{sheets}"
+        f'<rect x="{left:.0f}" y="{top:.0f}" {rect}/>{lines}</g>'
+    )
+
+
+def _gauge(level: int, x: float, y: float, width: float) -> str:
+    """Return a bar as long as an overlay's shade is dark, for those who see no shades."""
+    length = width * (level + 1) / LEVELS
+    return f'<rect class="u" x="{x:.0f}" y="{y:.0f}" width="{length:.0f}" height="2"/>'
+
+
+def _classes(box: Box, *, shaded: bool) -> str:
+    if box.change is not None:
+        return CHANGES[box.change][0]
+    names = [KINDS[box.kind][0]]
+    if _is_backward_group(box):
+        names.append("gb")
+    if shaded:
+        names.append("kn" if box.level is None else f"k{box.level}")
+    if _OWNED.intersection(box.marks):
+        names.append("w")
+    if _TAKEN.intersection(box.marks):
+        names.append("x")
+    if box.is_root:
+        names.append("q")
+    if not box.is_new:
+        names.append("old")
+    if box.runs > 1:
+        names.append("again")
+    return " ".join(names)
+
+
+def _data(box: Box) -> str:
+    if not box.members:
+        return ""
+    return f' data-n="{box.members[-1]}"'
+
+
+def _facts(box: Box) -> list[str]:
+    """Return what a tooltip and a screen reader say of a box."""
+    facts = [box.op or label_text(box), box.detail]
+    if box.change is not None:
+        facts[:1] = [CHANGES[box.change][1], label_text(box), box.op]
+    elif box.name and box.op:
+        facts.insert(0, box.name)
+    if len(box.members) > 1 and box.kind != "group":
+        facts.append(f"{text.plural(len(box.members), 'node')}, drawn once")
+    elif box.members and box.kind != "group" and box.change is None:
+        facts.append(f"node %{box.members[0]}")
+    facts.append(path_text(box.path))
+    facts.append(box.site)
+    if box.runs > 1:
+        facts.append(f"executed {box.runs} times since the last barrier")
+    facts += [_MEANINGS.get(mark, mark) for mark in box.marks]
+    if box.note:
+        facts.append(box.note)
+    if box.is_root:
+        facts.append("output: a live tensor" if box.change is None else "output")
+    if box.change is not None and box.count > 1:
+        facts.append(f"{box.count} places alike")
+    if box.hidden:
+        facts.append(f"… {text.plural(box.hidden, 'neighbour')} not drawn")
+    return [clip(fact, _MAX_FACT) for fact in facts if fact]
+
+
+def start_of(graph: DrawGraph, layout: Layout) -> Point:
+    """Return where a view of a diff opens: a corner of what is told first, in pixels."""
+    corners = [
+        (not box.is_first, y - height / 2 + _MARGIN, x - width / 2 + _MARGIN)
+        for box, (x, y) in zip(graph.boxes, layout.centres, strict=True)
+        for width, height in [box_size(box)]
+        if box.change != "same"
+    ]
+    _, y, x = min(corners, default=(False, 0.0, 0.0))
+    return x, y

@@ -1,0 +1,265 @@
+"""The registry of views: what `%lazy` can show, each one decorated function.
+
+From a view follow its line of `%lazy`, the help page, what the Tab key offers, its part of a
+session's report, and the tests that it changes no step and outlives its kernel.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from IPython.core.error import UsageError
+
+from lazyviz import session as sessions
+from lazyviz.doc import Doc, Facts, Line, Note, Part
+from lazyviz.shell.expressions import no_tensors, tensors_in, value_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from types import ModuleType
+
+
+class Typed(NamedTuple):
+    """What stands behind a subcommand when the Tab key is pressed.
+
+    Attributes:
+        given: Whole words.
+        start: The start of the word at the cursor.
+        tensors: Names of lazy tensors.
+        namespace: The user's variables.
+    """
+
+    given: list[str]
+    start: str
+    tensors: list[str]
+    namespace: Mapping[str, Any]
+
+
+class ReportPart(NamedTuple):
+    """A view's part of a session's report: its title, and the bytes that it may take."""
+
+    title: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A subcommand of `%lazy`.
+
+    Attributes:
+        make: Returns what it shows, None after it has shown it.
+        usage: What the help page says: the form of the line, and what it does.
+        topic: The heading of the help page under which it stands.
+        offers: Returns what may follow, for the Tab key.
+        report: Its part of a session's report.
+    """
+
+    name: str
+    make: Callable[[Command], Part | None]
+    usage: Mapping[str, str]
+    topic: str
+    offers: Callable[[Typed], Iterable[str]]
+    report: ReportPart | None = None
+
+
+VIEWS: dict[str, View] = {}
+PENDING = "What is pending, and its program"
+HISTORY = "What ran, and why it was compiled"
+RESOURCES = "Time and memory"
+CHANGES = "What changes the session"
+PASSED_ON = "To show to others"
+_TOPICS = (PENDING, HISTORY, RESOURCES, CHANGES, PASSED_ON)
+# What runs a cell in another way; a cell has no view.
+CELL_USAGE = {
+    "step": (
+        "%%lazy step [NAME]",
+        "run the cell as one step, with a barrier at its end",
+    ),
+    "eager": ("%%lazy eager", "run the cell in eager debug mode"),
+    "time": (
+        "%%lazy time [N]",
+        "run the cell N times and say which phase took how long",
+    ),
+}
+_USAGE_WIDTH = 23
+_LAST = (
+    "Looking never runs the pending graph and never changes it. EXPR is a tensor, a list, tuple\n"
+    "or dict of tensors, a module, or any expression that gives one."
+)
+
+
+def view(
+    name: str,
+    *,
+    help: str | Mapping[str, str],  # noqa: A002 - it is the help page's
+    magic: str = "",
+    topic: str = HISTORY,
+    offers: Callable[[Typed], Iterable[str]] | tuple[str, ...] = (),
+    report: ReportPart | None = None,
+) -> Callable[[Callable[[Command], Part | None]], Callable[[Command], Part | None]]:
+    """Register a function as the view `%lazy NAME`.
+
+    Args:
+        name: The subcommand.
+        help: What it does, in a line; or several forms of the line with what each does.
+        magic: What may stand behind the name, such as `[STEP]`.
+        topic: The heading of the help page under which it stands.
+        offers: What the Tab key offers as the first word, or a function of what is typed.
+        report: Makes it a part of a session's report.
+    """
+
+    def register(
+        make: Callable[[Command], Part | None],
+    ) -> Callable[[Command], Part | None]:
+        forms = {magic: help} if isinstance(help, str) else help
+        usage = {
+            form if form.startswith("%") else f"%lazy {name} {form}".rstrip(): words
+            for form, words in forms.items()
+        }
+        offer = offers if callable(offers) else _first(offers)
+        VIEWS[name] = View(name, make, usage, topic, offer, report)
+        return make
+
+    return register
+
+
+def _first(words: tuple[str, ...]) -> Callable[[Typed], Iterable[str]]:
+    return lambda typed: () if typed.given else words
+
+
+def tensors(typed: Typed) -> Iterable[str]:
+    """Return names of tensors, at each place."""
+    return typed.tensors
+
+
+def options(*names: str) -> Callable[[Typed], Iterable[str]]:
+    """Return a completer of options that may stand anywhere, each once."""
+
+    def offer(typed: Typed) -> Iterable[str]:
+        if not typed.start.startswith("-"):  # there IPython offers paths
+            return ()
+        return [name for name in names if name not in typed.given]
+
+    return offer
+
+
+def help_page(name: str = "") -> Doc:
+    """Return the help of all subcommands, or of one."""
+    topics: dict[str, dict[str, str]] = {topic: {} for topic in _TOPICS}
+    for each in VIEWS.values():
+        topics.setdefault(each.topic, {}).update(each.usage)
+    topics[CHANGES].update(CELL_USAGE.values())
+    entry = re.compile(rf"%lazy {name}\b")
+    parts: list[Part] = []
+    for topic, forms in topics.items():
+        rows = [row for row in forms.items() if not name or entry.search(row[0])]
+        facts = Facts(("command", "what it does"), rows, _USAGE_WIDTH)
+        parts += [facts if name else Doc([Line(topic), facts])] if rows else []
+    if name:
+        return Doc(parts)
+    return Doc([Line("Look into the lazy runtime."), *parts, Note(_LAST)], gap="\n\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One line of `%lazy`, for the view that it names.
+
+    Attributes:
+        name: The subcommand.
+        rest: What stands behind it.
+        shell: Where it was typed; None for a report outside of one.
+        session: What lazyviz knows of that shell.
+    """
+
+    name: str
+    rest: str
+    shell: Any
+    session: Any
+
+    @property
+    def runtime(self) -> ModuleType:
+        """Lazyrt, which somebody imported."""
+        runtime = sessions.runtime()
+        if runtime is None:
+            raise UsageError(
+                "lazyrt is not imported, so there is no lazy device to look at. "
+                "Run `import lazyrt` and make tensors with device='lazyrt'."
+            )
+        return runtime
+
+    def refuse_rest(self) -> None:
+        """Refuse what stands behind a subcommand that takes nothing."""
+        if self.rest:
+            raise UsageError(
+                f"%lazy {self.name} takes nothing after it, but got {self.rest!r}."
+            )
+
+    def step(self, alone: str) -> int | None:
+        """Return the number of the step that the line names, None if it names none."""
+        if self.rest and not self.rest.isdecimal():
+            raise UsageError(
+                f"%lazy {self.name} {self.rest}: {self.rest!r} is not a step's number. %lazy "
+                f"step lists them; {alone}"
+            )
+        return int(self.rest) if self.rest else None
+
+    def value(self, expression: str) -> Any:
+        """Return what an expression stands for."""
+        return value_of(self.shell, self.name, expression)
+
+    def tensors(self, expression: str) -> list[Any]:
+        """Return the tensors that an expression stands for."""
+        return self.tensors_of(expression, self.value(expression))
+
+    def tensors_of(self, expression: str, value: Any) -> list[Any]:
+        """Return the tensors of a value; refuse one that has none."""
+        found = tensors_in(value)
+        if not found:
+            namespace = self.shell.user_ns
+            raise UsageError(no_tensors(self.name, expression, value, namespace))
+        return found
+
+    def graph(self, expression: str) -> Any:
+        """Return the pending graph of everything or of an expression.
+
+        Raises:
+            NothingPending: There is none.
+        """
+        if not expression:
+            graph = self.runtime.pending_graph()
+            if not graph.nodes:
+                raise NothingPending("Nothing is pending.")
+            return graph
+        found = filter(self.runtime.is_pending, self.tensors(expression))
+        pending = list(found)
+        if not pending:
+            raise NothingPending(
+                f"{expression} is computed already: nothing is pending for it."
+            )
+        return self.runtime.pending_graph(*pending)
+
+
+class NothingPending(Exception):  # noqa: N818 - no error: the answer to a question
+    """There is no pending graph to show; the message says so."""
+
+
+@contextmanager
+def refused(before: str = "", kind: type[Exception] = ValueError) -> Iterator[None]:
+    """Turn a refusal of what a line asks for into a usage error, which has no traceback."""
+    __tracebackhide__ = True
+    try:
+        yield
+    except kind as error:
+        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        raise UsageError(f"{before}{error}{notes}") from None
+
+
+def unknown(command: str) -> str:
+    """Return what to say of a subcommand that there is not."""
+    near = difflib.get_close_matches(command, VIEWS, n=2)
+    hint = f" Did you mean %lazy {' or %lazy '.join(near)}?" if near else ""
+    return f"%lazy has no subcommand {command!r}.{hint} It has {', '.join(VIEWS)}."

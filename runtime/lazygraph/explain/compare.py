@@ -1,0 +1,349 @@
+"""Two graphs beside each other: what is matched, what differs, and how edits hang together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from lazygraph.explain.record import NO_SOURCE
+from lazygraph.match import match
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from lazygraph.explain.record import Boundary, Record, Source
+    from lazygraph.snapshot import Name, Origin, Vertex
+    from lazygraph.source_location import Site
+
+FALLBACK = "CPU fallback of "
+LIMIT = "more than "
+Position = tuple[str, int, str]
+_VIEWS = frozenset(("view", "reshape", "_unsafe_view", "flatten", "ravel", "clone", "t",
+                    "unsqueeze", "squeeze", "alias", "detach", "transpose", "expand", "_to_copy"))  # fmt: skip
+
+
+def position(site: Site | None) -> Position | None:
+    """Return what tells source lines apart; a cell that runs again is the same place."""
+    if site is None:
+        return None
+    return ("" if site.cell is not None else site.file, site.line, site.function)
+
+
+def differs(one: Boundary, other: Boundary) -> bool:
+    """Return whether two boundaries are different places; a cell run again is the same one."""
+    return one[0] != other[0] or position(one[1]) != position(other[1])
+
+
+def is_break(boundary: Boundary) -> bool:
+    """Return whether a read, a limit or a fallback ended the graph, and no mark of the program."""
+    return boundary[0].startswith(("read", LIMIT, FALLBACK))
+
+
+def is_view(vertex: Vertex) -> bool:
+    """Return whether an op gives the elements of its operand, in another form."""
+    return vertex.op.startswith("aten.") and vertex.op.split(".")[1] in _VIEWS
+
+
+class Side:
+    """One of the two graphs, with what is asked of it often.
+
+    Attributes:
+        record: The compiled graph.
+        partner: For each vertex its partner on the other side, -1 for none.
+        free: Vertices that differ: unmatched, changed, or with other operands.
+    """
+
+    def __init__(self, record: Record, partner: list[int]) -> None:
+        assert record.snapshot is not None
+        self.record = record
+        self.snapshot = record.snapshot
+        self.vertices = record.snapshot.vertices
+        self.roots = record.snapshot.roots
+        self.partner = partner
+        self.free: set[int] = set()
+
+    def __getitem__(self, vertex: int) -> Vertex:
+        return self.vertices[vertex]
+
+    @cached_property
+    def users(self) -> list[list[int]]:
+        """For each vertex the vertices that read it."""
+        found: list[list[int]] = [[] for _ in self.vertices]
+        for number, vertex in enumerate(self.vertices):
+            for operand, _ in vertex.operands:
+                found[operand].append(number)
+        return found
+
+    @cached_property
+    def leaves(self) -> list[int]:
+        """The inputs."""
+        return [k for k, vertex in enumerate(self.vertices) if vertex.is_leaf]
+
+    @cached_property
+    def unmatched(self) -> set[int]:
+        """Vertices without a partner."""
+        return {k for k, partner in enumerate(self.partner) if partner < 0}
+
+    @cached_property
+    def all_names(self) -> list[Name]:
+        """What the user calls inputs and results."""
+        found = self.snapshot
+        return [*found.leaf_names.values(), *found.root_names.values()]
+
+    @cached_property
+    def names(self) -> set[str]:
+        """The names of inputs, results and all parameters that there were then."""
+        return {name.text for name in self.all_names} | self.snapshot.modules
+
+    @cached_property
+    def read(self) -> set[str]:
+        """The names of inputs."""
+        return {name.text for name in self.snapshot.leaf_names.values()}
+
+    @cached_property
+    def updated(self) -> set[str]:
+        """The names of parameters that the graph reads and gives anew."""
+        names = self.snapshot.root_names.values()
+        return {n.text for n in names if n.holder == "module" and n.text in self.read}
+
+    def name(self, leaf: int) -> Name | None:
+        """Return what the user calls an input."""
+        return self.snapshot.leaf_names.get(leaf)
+
+    def origin(self, leaf: int) -> Origin | None:
+        """Return which execution made the data of an input."""
+        return self.snapshot.origins.get(leaf)
+
+    def root_name(self, rank: int) -> Name | None:
+        """Return what the user calls a result."""
+        return self.snapshot.root_names.get(rank)
+
+    def site(self, vertices: Iterable[int]) -> Site | None:
+        """Return the line of the first of some vertices, forward ones preferred.
+
+        An input has the line that reads it first.
+        """
+        first = None
+        for k in vertices:
+            vertex = self.vertices[k]
+            if vertex.is_leaf:
+                readers = self.users[k]
+                vertex = self.vertices[readers[0]] if readers else vertex
+            if vertex.site is not None:
+                if not vertex.backward:
+                    return vertex.site
+                first = first or vertex.site
+        return first
+
+    def downstream(
+        self, seeds: Iterable[int], inside: Callable[[int], bool]
+    ) -> dict[int, int]:
+        """Return the vertices that follow from some, each with its distance."""
+        found = dict.fromkeys(seeds, 0)
+        queue = list(found)
+        for vertex in queue:
+            for user in self.users[vertex]:
+                if user not in found and inside(user):
+                    found[user] = found[vertex] + 1
+                    queue.append(user)
+        return found
+
+    def ancestors(
+        self, seeds: Iterable[int], inside: Callable[[int], bool]
+    ) -> dict[int, int]:
+        """Return the vertices that some are computed from, each with its distance."""
+        found = {seed: 0 for seed in seeds if inside(seed)}
+        queue = list(found)
+        for vertex in queue:
+            for operand, _ in self.vertices[vertex].operands:
+                if operand not in found and inside(operand):
+                    found[operand] = found[vertex] + 1
+                    queue.append(operand)
+        return found
+
+    def dominated(self, roots: Iterable[int], seeds: Iterable[int] = ()) -> set[int]:
+        """Return the free vertices that nothing needs but some results or some vertices.
+
+        Args:
+            roots: Positions among the results.
+            seeds: Vertices that count as needed by nothing else.
+        """
+        wanted = Counter(self.roots[k][0] for k in {*roots})
+        found = {*seeds}
+        starts = found | wanted.keys()
+        inside = self.ancestors(starts, lambda k: k in starts or k in self.unmatched)
+        for k in sorted(inside.keys() & self.unmatched - found, reverse=True):
+            if self._times_result[k] > wanted[k]:
+                continue
+            readers = self.users[k]
+            if (readers or k in wanted) and found.issuperset(readers):
+                found.add(k)
+        return found
+
+    @cached_property
+    def _times_result(self) -> Counter[int]:
+        """How many results each vertex is."""
+        return Counter(vertex for vertex, _ in self.roots)
+
+
+class Comparison:
+    """Two graphs, matched, and what is known of the graphs around them.
+
+    Attributes:
+        a: The graph before.
+        b: The new graph.
+        source: What the user's source says.
+        changed: Vertex of `b` to its partner, where their labels differ.
+        rewired: Vertices of `b` that read something else than their partner.
+        new_results, gone_results: Positions among the results that one side alone has.
+        step: Graphs of the same step that ran before the new one, the latest first.
+        readers: Graphs that read results of the graph before, and end elsewhere.
+        makers: Graphs whose results the graph before reads, and that end elsewhere.
+        switched: Modules that train on one side and are evaluated on the other.
+        modules: Modules that one side alone has.
+    """
+
+    def __init__(
+        self,
+        before: Record,
+        now: Record,
+        records: Iterable[Record] = (),
+        runs: Iterable[Record] = (),
+        source: Source = NO_SOURCE,
+    ) -> None:
+        assert before.snapshot is not None
+        assert now.snapshot is not None
+        found = match(before.snapshot.graph, now.snapshot.graph, quick=True)
+        self.a = Side(before, list(found.a.partner))
+        self.b = Side(now, list(found.b.partner))
+        self.source = source
+        for k, partner in enumerate(self.b.partner):
+            if partner >= 0 and self._is_other(k, partner):
+                self.a.partner[partner] = self.b.partner[k] = -1
+        self.changed: dict[int, int] = {}
+        self.rewired: set[int] = set()
+        for k, partner in enumerate(self.b.partner):
+            if partner >= 0:
+                self._compare(k, partner)
+        self.b.free = {*self.b.unmatched, *self.changed, *self.rewired}
+        self.a.free = {*self.a.unmatched, *self.changed.values()}
+        self.a.free |= {self.b.partner[k] for k in self.rewired}
+        self.new_results, self.gone_results = self._unpaired_results()
+        self.step = list(_same_step(runs))
+        made = {origin.graph for origin in before.snapshot.origins.values()}
+        self.readers = [
+            record
+            for record in records
+            if _is_neighbour(record, before) and _reads(record, before.name)
+        ]
+        self.makers = [
+            record
+            for record in records
+            if record.name in made and _is_neighbour(record, before)
+        ]
+        self.switched: set[str] = set()
+        self.modules: set[str] = set()
+
+    @cached_property
+    def parts(self) -> set[str]:
+        """The parts of the step in front of a graph break: what they hand on is no state."""
+        if not is_break(self.b.record.key.began_after):
+            return set()
+        return {record.name for record in self.step if record is not self.a.record}
+
+    def _is_other(self, k: int, partner: int) -> bool:
+        """Return whether what stands at one place is another op, or a tensor unlike the other."""
+        now, before = self.b[k], self.a[partner]
+        if now.op != "data" or before.op != "data":
+            return now.op != before.op
+        (one, other) = (vertex.types[0].partition("[") for vertex in (now, before))
+        name, old = self.b.name(k), self.a.name(partner)
+        if one == other or name == old:
+            return False
+        both = name and old and name.text in self.a.names and old.text in self.b.names
+        return bool(both) or (one[0] != other[0] and one[2] != other[2])
+
+    def _compare(self, k: int, partner: int) -> None:
+        now, before = self.b[k], self.a[partner]
+        if now.label != before.label:
+            self.changed[k] = partner
+        elif now.operands != tuple(
+            (self.a.partner[operand], index) for operand, index in before.operands
+        ):
+            self.rewired.add(k)
+
+    def substitutions(self) -> list[tuple[int, int, int]]:
+        """Return (reader in b, operand in a, operand in b) where a pair reads something else."""
+        found = []
+        for k, partner in enumerate(self.b.partner):
+            if partner < 0:
+                continue
+            mine, theirs = self.b[k].operands, self.a[partner].operands
+            for (new, new_index), (old, old_index) in zip(mine, theirs, strict=False):
+                if self.a.partner[old] != new or new_index != old_index:
+                    found.append((k, old, new))
+        return found
+
+    @cached_property
+    def replaced(self) -> dict[int, set[int]]:
+        """For what the new graph reads, the vertices that its readers' partners read instead."""
+        found: dict[int, set[int]] = {}
+        for _, old, new in self.substitutions():
+            found.setdefault(new, set()).add(old)
+        return found
+
+    def _unpaired_results(self) -> tuple[list[int], list[int]]:
+        """Return the results of one side alone: of equal vertices, of equal names, of one line."""
+        a, b = self.a, self.b
+        gone = dict.fromkeys(range(len(a.roots)))
+        new = dict.fromkeys(range(len(b.roots)))
+
+        def pair(
+            key_a: Callable[[int], object], key_b: Callable[[int], object]
+        ) -> None:
+            table: dict[object, list[int]] = {}
+            for k in gone:
+                if (key := key_a(k)) is not None:
+                    table.setdefault(key, []).append(k)
+            for k in list(new):
+                if waiting := table.get(key_b(k)):
+                    del gone[waiting.pop(0)], new[k]
+
+        pair(
+            lambda k: (a.partner[a.roots[k][0]], a.roots[k][1]),
+            lambda k: b.roots[k],
+        )
+        pair(a.root_name, b.root_name)
+
+        def line(side: Side) -> Callable[[int], object]:
+            def key(k: int) -> object:
+                vertex = side[side.roots[k][0]]
+                named = side.root_name(k)
+                return (named is None, vertex.op, vertex.scope, position(vertex.site))
+
+            return key
+
+        pair(line(a), line(b))
+        return list(new), list(gone)
+
+
+def _same_step(runs: Iterable[Record]) -> Iterator[Record]:
+    """Yield the graphs that ran since a mark of the program, the latest first."""
+    for record in runs:
+        yield record
+        if not is_break(record.key.began_after):
+            return
+
+
+def _is_neighbour(record: Record, other: Record) -> bool:
+    return (
+        record is not other
+        and record.snapshot is not None
+        and differs(record.key.ended_by, other.key.ended_by)
+    )
+
+
+def _reads(record: Record, graph: str) -> bool:
+    assert record.snapshot is not None
+    return any(origin.graph == graph for origin in record.snapshot.origins.values())

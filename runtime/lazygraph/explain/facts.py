@@ -1,0 +1,839 @@
+"""Facts: a program described by small tables, and the rows that differ between two programs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lazygraph.explain.compare import is_view, position
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator
+
+    from lazygraph.explain.compare import Comparison, Position, Side
+    from lazygraph.snapshot import Vertex
+    from lazygraph.source_location import Site
+
+_TYPE = re.compile(r"(\w+)\[([\d,]*)\]")
+_NORMS = ("batch_norm", "instance_norm")
+_DROPOUTS = ("aten.native_dropout", "aten.bernoulli", "aten.dropout", "aten.feature_dropout")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a table.
+
+    Attributes:
+        value: What is compared.
+        text: How a sentence shows it.
+        name: What the user calls it; empty where it has no name.
+        vertices: Where it stands in the graph.
+        rank: Of a result its position among the results, else -1.
+        site: The source line.
+        more: What else predicates and sentences ask for.
+    """
+
+    value: Any
+    text: str = ""
+    name: str = ""
+    vertices: tuple[int, ...] = ()
+    rank: int = -1
+    site: Site | None = None
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fact:
+    """A row that differs: what it was before and is now; None where one side has no such row."""
+
+    table: str
+    before: Row | None
+    now: Row | None
+
+    @property
+    def row(self) -> Row:
+        """The row of now, or that of before where it is gone."""
+        found = self.now or self.before
+        assert found is not None
+        return found
+
+    @property
+    def is_new(self) -> bool:
+        """Whether only the new graph has it."""
+        return self.before is None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether only the graph before had it."""
+        return self.now is None
+
+
+Table = dict["Hashable", Row]
+_TABLES: dict[str, Callable[[Side], Table]] = {}
+_FINDERS: list[Callable[[Comparison], Iterator[Fact]]] = []
+
+
+def table(name: str) -> Callable[[Callable[[Side], Table]], Callable[[Side], Table]]:
+    """Register what describes one graph: rows by key. Rows of one key are compared."""
+
+    def register(collect: Callable[[Side], Table]) -> Callable[[Side], Table]:
+        _TABLES[name] = collect
+        return collect
+
+    return register
+
+
+def of_pairs(find: Callable[[Comparison], Iterator[Fact]]) -> Any:
+    """Register what describes two matched graphs."""
+    _FINDERS.append(find)
+    return find
+
+
+def facts_of(comparison: Comparison) -> list[Fact]:
+    """Return every row that differs between two graphs."""
+    found = []
+    for name, collect in _TABLES.items():
+        before, now = collect(comparison.a), collect(comparison.b)
+        _join_partners(comparison, before, now)
+        for key in dict.fromkeys((*before, *now)):
+            old, new = before.get(key), now.get(key)
+            if old is None or new is None or old.value != new.value:
+                found.append(Fact(name, old, new))
+    for find in _FINDERS:
+        found += find(comparison)
+    return found
+
+
+def _join_partners(comparison: Comparison, before: Table, now: Table) -> None:
+    """Give matched rows one key: a tensor under another name is the same tensor.
+
+    Parameters that both sides have under their own names are two.
+    """
+    by_vertex = {
+        row.vertices[0]: key
+        for key, row in before.items()
+        if row.vertices and key not in now
+    }
+    for key, row in list(now.items()):
+        if key in before or not row.vertices:
+            continue
+        old = by_vertex.get(comparison.b.partner[row.vertices[0]])
+        if old is None:
+            continue
+        has_both = before[old].name in comparison.b.names and (
+            row.name in comparison.a.names
+        )
+        if not has_both:
+            now[old] = now.pop(key)
+
+
+def shape_of(type_: str) -> tuple[int, ...]:
+    """Return the sizes in a type's text."""
+    found = _TYPE.fullmatch(type_)
+    return tuple(int(n) for n in found[2].split(",") if n) if found else ()
+
+
+def dtype_of(type_: str) -> str:
+    """Return the dtype in a type's text."""
+    return type_.partition("[")[0]
+
+
+# Settings and boundaries -------------------------------------------------------------------
+
+
+@table("mode")
+def mode(side: Side) -> Table:
+    """The debug mode."""
+    return _setting(side, side.record.key.mode)
+
+
+@table("device")
+def device(side: Side) -> Table:
+    """The device that the graph was compiled for."""
+    return _setting(side, side.record.key.device)
+
+
+@table("sharding")
+def sharding(side: Side) -> Table:
+    """How data is laid out over devices."""
+    return _setting(side, side.record.key.sharding)
+
+
+def _setting(side: Side, value: str) -> Table:
+    return {"": Row(value, value or "unknown", site=side.record.key.ended_by[1])}
+
+
+@table("ran_alone")
+def ran_alone(side: Side) -> Table:
+    """Inputs that a debug mode computed outside of a step's graph."""
+    found: Table = {}
+    for leaf, origin in side.snapshot.origins.items():
+        if origin.how.endswith("mode"):
+            row = _input_row(side, leaf)
+            row.more["how"] = origin.how
+            found[(row.name or origin.op, position(origin.site), len(found))] = row
+    return found
+
+
+@of_pairs
+def cell_work(comparison: Comparison) -> Iterator[Fact]:
+    """Work that earlier cells of a notebook left pending.
+
+    Where both graphs go on with earlier cells' work, they are of a step that spans cells.
+    """
+    for side, other, is_now in (
+        (comparison.b, comparison.a, True),
+        (comparison.a, comparison.b, False),
+    ):
+        earlier = side.unmatched & _of_earlier_cells(side)
+        if earlier and _of_earlier_cells(other):
+            ranks = [k for k, (vertex, _) in enumerate(side.roots) if vertex in earlier]
+            earlier &= side.dominated(ranks)
+        if not earlier:
+            continue
+        cells = sorted({c for k in earlier if (c := side[k].cell) is not None})
+        text = f"cell{'s' if len(cells) > 1 else ''} {', '.join(map(str, cells[:4]))}"
+        found = sorted(earlier | side.dominated((), earlier))
+        ops = sum(not side[k].is_leaf for k in found)
+        row = Row(
+            tuple(cells),
+            text,
+            "",
+            tuple(found),
+            site=side.site(found),
+            more={"ops": ops},
+        )
+        yield Fact("cell_work", None if is_now else row, row if is_now else None)
+
+
+def _of_earlier_cells(side: Side) -> set[int]:
+    """Return the operations that earlier cells than the step's own one recorded."""
+    ended = side.record.key.ended_by[1]
+    own = side.record.key.cell or (ended.cell if ended is not None else None)
+    return {
+        k
+        for k, vertex in enumerate(side.vertices)
+        if own is not None and vertex.cell is not None and vertex.cell < own
+    }
+
+
+# Inputs, parameters, state -------------------------------------------------------------------
+
+
+def _holder(side: Side, leaf: int) -> str:
+    name, origin = side.name(leaf), side.origin(leaf)
+    if name is not None:
+        return name.holder
+    if origin is not None and origin.name.endswith(".grad"):
+        return "gradient"
+    return ""
+
+
+def _input_row(side: Side, leaf: int) -> Row:
+    name, origin = side.name(leaf), side.origin(leaf)
+    type_ = side[leaf].types[0]
+    return Row(
+        (shape_of(type_), dtype_of(type_)),
+        type_,
+        name.text if name is not None else "",
+        (leaf,),
+        site=side.site([leaf]),
+        more={"origin": origin, "holder": _holder(side, leaf)},
+    )
+
+
+def _data(side: Side, wanted: Callable[[str], bool]) -> Table:
+    found: Table = {}
+    seen: Counter[Hashable] = Counter()
+    for leaf in side.leaves:
+        if side[leaf].op != "data" or not wanted(_holder(side, leaf)):
+            continue
+        row = _input_row(side, leaf)
+        key: Hashable = row.name or ("read", side[leaf].types, position(row.site))
+        seen[key] += 1
+        found[(key, seen[key])] = row
+    return found
+
+
+@table("input")
+def inputs(side: Side) -> Table:
+    """Data that is neither a module's nor an optimizer's."""
+    return _data(side, lambda holder: holder not in _OF_PROGRAM)
+
+
+@table("parameter")
+def parameters(side: Side) -> Table:
+    """Parameters and buffers of modules."""
+    return _data(side, lambda holder: holder in {"module", "buffer"})
+
+
+@table("state")
+def states(side: Side) -> Table:
+    """What optimizers keep, and gradients."""
+    return _data(side, lambda holder: holder in _OF_PROGRAM - {"module", "buffer"})
+
+
+_OF_PROGRAM = frozenset(
+    ("module", "buffer", "optimizer", "optimizer LBFGS", "gradient")
+)
+
+
+@table("number")
+def numbers(side: Side) -> Table:
+    """Python numbers that are inputs, by the op that reads them."""
+    found: Table = {}
+    seen: Counter[Hashable] = Counter()
+    for leaf in side.leaves:
+        kind = side[leaf].op
+        if kind not in {"float", "int"} or not side.users[leaf]:
+            continue
+        reader = side[side.users[leaf][0]]
+        key = (position(reader.site), reader.scope, reader.op)
+        seen[key] += 1
+        found[(key, seen[key])] = Row(kind, kind, "", (leaf,), site=reader.site)
+    return found
+
+
+# Results ---------------------------------------------------------------------------------------
+
+
+@of_pairs
+def results(comparison: Comparison) -> Iterator[Fact]:
+    """Tensors that are alive at the boundary on one side alone."""
+    for side, ranks, is_now in (
+        (comparison.b, comparison.new_results, True),
+        (comparison.a, comparison.gone_results, False),
+    ):
+        for k in ranks:
+            vertex, index = side.roots[k]
+            name = side.root_name(k)
+            type_ = side[vertex].types[index]
+            called = (
+                f"`{name.text}` {type_}" if name else f"{type_} of {side[vertex].op}"
+            )
+            row = Row(
+                (type_,),
+                called,
+                name.text if name else "",
+                (vertex,),
+                rank=k,
+                site=side.site([vertex]),
+                more={
+                    "holder": name.holder if name else "",
+                    "backward": side[vertex].backward,
+                    "matched": side.partner[vertex] >= 0,
+                },
+            )
+            yield Fact("result", None if is_now else row, row if is_now else None)
+
+
+@table("update")
+def updates(side: Side) -> Table:
+    """Parameters that the graph reads and gives anew: what its optimizer updates."""
+    return {
+        name.text: Row(
+            "",
+            name.text,
+            name.text,
+            (side.roots[k][0],),
+            k,
+            side.site([side.roots[k][0]]),
+        )
+        for k, name in side.snapshot.root_names.items()
+        if name.text in side.updated
+    }
+
+
+@table("created")
+def created(side: Side) -> Table:
+    """Parameters and state that the graph makes, and reads of no earlier step."""
+    return {
+        name.text: Row("", name.text, name.text, (side.roots[k][0],), k,
+                       side.site([side.roots[k][0]]), {"holder": name.holder})
+        for k, name in side.snapshot.root_names.items()
+        if name.holder in {"module", "optimizer"} and name.text not in side.read
+    }  # fmt: skip
+
+
+@table("optimizer")
+def optimizers(side: Side) -> Table:
+    """What optimizers keep of each parameter: the last part of its name."""
+    kept: dict[str, list[int]] = {}
+    for k, name in side.snapshot.root_names.items():
+        if name.holder.startswith("optimizer"):
+            kept.setdefault(name.text.rpartition(".")[2], []).append(k)
+    return {
+        what: Row("", what, what, tuple(side.roots[k][0] for k in ranks), ranks[0],
+                  side.site([side.roots[k][0] for k in ranks]), {"ranks": ranks})
+        for what, ranks in kept.items()
+    }  # fmt: skip
+
+
+@table("lbfgs")
+def lbfgs(side: Side) -> Table:
+    """How many earlier directions LBFGS computes with."""
+    kept = [
+        leaf
+        for leaf, n in side.snapshot.leaf_names.items()
+        if n.holder == "optimizer LBFGS"
+    ]
+    made = [
+        k for k, n in side.snapshot.root_names.items() if n.holder == "optimizer LBFGS"
+    ]
+    if not kept and not made:
+        return {}
+    names = {side.snapshot.leaf_names[leaf].text for leaf in kept}
+    number = sum(".old_dirs[" in name for name in names)
+    site = side.site([side.roots[k][0] for k in made] or kept)
+    ended = position(side.record.key.ended_by[1])
+    return {
+        "": Row((number, ended, len(side.vertices)), str(number), "", (), site=site)
+    }
+
+
+# Modules ---------------------------------------------------------------------------------------
+
+
+def _prefixes(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:k]) for k in range(1, len(parts))]
+
+
+@table("module")
+def modules(side: Side) -> Table:
+    """Modules that have parameters, by path, whether the graph reads them or not."""
+    owned: dict[str, list[str]] = {}
+    for name in sorted(
+        side.snapshot.modules | {n.text for n in side.all_names if n.in_module}
+    ):
+        for path in _prefixes(name):
+            owned.setdefault(path, []).append(name)
+    leaves = {name.text: leaf for leaf, name in side.snapshot.leaf_names.items()}
+    made = {name.text: side.roots[k][0] for k, name in side.snapshot.root_names.items()}
+    found: Table = {}
+    for path, names in owned.items():
+        vertices = [leaves.get(name, made.get(name, -1)) for name in names]
+        inside = tuple(k for k in vertices if k >= 0)
+        found[path] = Row("", path, path, inside, site=_scope_site(side, path),
+                          more={"parameters": len(names)})  # fmt: skip
+    return found
+
+
+def in_scope(scope: str, path: str) -> bool:
+    """Return whether a module, or one within it, recorded an op; a scope begins at the call."""
+    if not scope:
+        return False
+    parts = scope.split(".")
+    outer = (".".join(parts[:k]) for k in range(1, len(parts) + 1))
+    return any(path == each or path.endswith(f".{each}") for each in outer)
+
+
+def _scope_site(side: Side, path: str) -> Site | None:
+    return side.site(k for k, v in enumerate(side.vertices) if in_scope(v.scope, path))
+
+
+def update_lines(side: Side) -> set[Position]:
+    """Return the lines that give parameters and optimizers' state anew."""
+    return {
+        place
+        for k, name in side.snapshot.root_names.items()
+        if (name.holder.startswith("optimizer") or name.text in side.updated)
+        and (place := position(side[side.roots[k][0]].site)) is not None
+    }
+
+
+@table("update_ops")
+def update_ops(side: Side) -> Table:
+    """The ops of each line that updates parameters."""
+    lines = update_lines(side)
+    found: dict[Hashable, list[int]] = {}
+    for k, vertex in enumerate(side.vertices):
+        where = position(vertex.site)
+        if (
+            where in lines
+            and not vertex.is_leaf
+            and not vertex.scope
+            and not vertex.backward
+        ):
+            found.setdefault(where, []).append(k)
+    return {
+        where: Row(tuple(sorted(Counter(side[k].op for k in mine).items())), "", "", tuple(mine),
+                   site=side[mine[0]].site)
+        for where, mine in found.items()
+    }  # fmt: skip
+
+
+@of_pairs
+def casts(comparison: Comparison) -> Iterator[Fact]:
+    """Conversions of one side alone, where what follows computes in another dtype."""
+    for side, is_now in ((comparison.b, True), (comparison.a, False)):
+        for k in sorted(side.unmatched):
+            vertex = side[k]
+            if vertex.op.startswith("aten._to_copy") and not vertex.backward:
+                row = Row(
+                    dtype_of(vertex.types[0]),
+                    dtype_of(vertex.types[0]),
+                    "",
+                    (k,),
+                    site=vertex.site,
+                )
+                yield Fact("cast", None if is_now else row, row if is_now else None)
+
+
+_ITEM = re.compile(r"(.+?)(?:\[\d+\])+")
+
+
+@table("list")
+def lists(side: Side) -> Table:
+    """Lists whose items are results of earlier steps: how many the graph reads.
+
+    An item whose next value the graph computes from it is state.
+    """
+    roots = {n.text: side.roots[k][0] for k, n in side.snapshot.root_names.items()}
+    found: dict[str, list[int]] = {}
+    for leaf, name in side.snapshot.leaf_names.items():
+        origin, item = side.origin(leaf), _ITEM.fullmatch(name.text)
+        if item and origin and origin.step >= 0 and name.holder not in _OF_PROGRAM:
+            made = roots.get(name.text)
+            if made is None or made not in side.downstream([leaf], lambda _: True):
+                found.setdefault(item[1], []).append(leaf)
+    return {
+        name: Row(
+            len(leaves),
+            str(len(leaves)),
+            name,
+            tuple(leaves),
+            site=side.site(leaves),
+            more={"steps": {side.snapshot.origins[leaf].step for leaf in leaves}},
+        )
+        for name, leaves in found.items()
+    }
+
+
+def follows_from(side: Side, leaf: int) -> bool:
+    """Return whether a result of an input's name is computed from it, as state is."""
+    name = side.name(leaf)
+    roots = {
+        side.roots[k][0]
+        for k, each in side.snapshot.root_names.items()
+        if name is not None and each.text == name.text
+    }
+    return bool(roots) and not roots.isdisjoint(side.downstream([leaf], lambda _: True))
+
+
+@table("history")
+def history(side: Side) -> Table:
+    """Earlier steps whose saved values backward reads."""
+    steps: dict[int, list[int]] = {}
+    for leaf, origin in side.snapshot.origins.items():
+        if (
+            origin.step < 0
+            or _holder(side, leaf) in _OF_PROGRAM
+            or not side.users[leaf]
+        ):
+            continue
+        if all(side[user].backward for user in side.users[leaf]):
+            steps.setdefault(origin.step, []).append(leaf)
+    leaves = tuple(leaf for mine in steps.values() for leaf in mine)
+    return {"": Row(len(steps), str(len(steps)), "", leaves, site=side.site(leaves))}
+
+
+@of_pairs
+def whole(comparison: Comparison) -> Iterator[Fact]:
+    """A graph that is the other one several times over."""
+    sides = (comparison.a, comparison.b)
+    before, now = (
+        Counter(
+            (v.op, position(v.site), v.scope, v.types)
+            for v in side.vertices
+            if not (v.is_leaf or v.backward or is_view(v))
+        )
+        for side in sides
+    )
+    ratios = {now[key] / before[key] for key in before}
+    times = min(ratios, default=0)
+    is_multiple = len(ratios) == 1 and times > 1 and times == int(times)
+    if is_multiple and before.keys() == now.keys():
+        old, new = (
+            Row(number, str(number), "", tuple(range(len(side.vertices))),
+                site=side.record.key.ended_by[1])
+            for side, number in zip(sides, (1, int(times)), strict=True)
+        )  # fmt: skip
+        yield Fact("whole", old, new)
+
+
+# What the program does ---------------------------------------------------------------------------
+
+
+@table("visit")
+def visits(side: Side) -> Table:
+    """How often each line records each op in the forward pass."""
+    found: dict[Hashable, list[int]] = {}
+    lines = update_lines(side)
+    for k, vertex in enumerate(side.vertices):
+        if vertex.is_leaf or vertex.backward:
+            continue
+        if vertex.scope or position(vertex.site) not in lines:
+            key = (position(vertex.site), vertex.scope, vertex.op)
+            found.setdefault(key, []).append(k)
+    random = side.snapshot.random
+    return {
+        key: Row(len(where), key[2], "", tuple(where), site=side[where[0]].site,  # type: ignore[index]
+                 more={"random": key[2] in random, "scope": key[1], "op": key[2]})  # type: ignore[index]
+        for key, where in found.items()
+    }  # fmt: skip
+
+
+def _rounds(counts: dict[str, tuple[int, int]]) -> tuple[int, int] | None:
+    """Return how often a loop ran, before and now; None where a line is no other loop.
+
+    Each round records the same ops: every count that differs does by as many for each round. What
+    is the same in all rounds is recorded once. Most of what the line records is of the rounds.
+
+    Args:
+        counts: How often the line recorded each op, before and now.
+    """
+    other = [pair for pair in counts.values() if pair[0] != pair[1]]
+    if not other or not all(min(pair) for pair in other):
+        return None
+    n, m = min(other)
+    if any((new - old) % (m - n) or (new > old) != (m > n) for old, new in other):
+        return None
+    most = sum(max(pair) for pair in counts.values())
+    return (n, m) if 2 * sum(max(pair) for pair in other) >= most else None
+
+
+_JOINS = ("aten.cat", "aten.stack")
+
+
+@table("joined")
+def joined(side: Side) -> Table:
+    """How many tensors each call of a line joins into one."""
+    found: dict[Hashable, list[int]] = {}
+    for k, vertex in enumerate(side.vertices):
+        if vertex.op.startswith(_JOINS):
+            key = (position(vertex.site), vertex.scope, vertex.op)
+            found.setdefault(key, []).append(k)
+    rows: Table = {}
+    for place, where in found.items():
+        groups = tuple(sorted(len(side[k].operands) for k in where))
+        text = " and ".join(map(str, groups))
+        rows[place] = Row(groups, text, "", tuple(where), site=side[where[0]].site,
+                        more={"op": side[where[0]].op})  # fmt: skip
+    return rows
+
+
+@of_pairs
+def loops(comparison: Comparison) -> Iterator[Fact]:
+    """Lines that ran another number of times: most of their ops did, and none came or went."""
+    sides = []
+    for side in (comparison.a, comparison.b):
+        lines: dict[Hashable, dict[str, list[int]]] = {}
+        skipped = update_lines(side)
+        for k, vertex in enumerate(side.vertices):
+            if not (
+                vertex.is_leaf
+                or vertex.backward
+                or vertex.site is None
+                or position(vertex.site) in skipped
+            ):
+                line = lines.setdefault((position(vertex.site), vertex.scope), {})
+                line.setdefault(vertex.op, []).append(k)
+        sides.append(lines)
+    before, now = sides
+    for key in before.keys() & now.keys():
+        old, new = before[key], now[key]
+        rounds = _rounds(
+            {op: (len(old.get(op, ())), len(new.get(op, ()))) for op in {**old, **new}}
+        )
+        if rounds is None:
+            continue
+        n, m = rounds
+        rows = [
+            Row(number, str(number), "", tuple(k for mine in ops.values() for k in mine),
+                site=side[next(iter(ops.values()))[0]].site)
+            for side, ops, number in ((comparison.a, old, n), (comparison.b, new, m))
+        ]  # fmt: skip
+        yield Fact("loop", *rows)
+
+
+@of_pairs
+def training(comparison: Comparison) -> Iterator[Fact]:
+    """Modules that train on one side alone.
+
+    Dropout that is gone says so where what it was given is still there.
+    """
+    before, now = _modes(comparison.a), _modes(comparison.b)
+    _join_partners(comparison, before, now)
+    for key in dict.fromkeys((*before, *now)):
+        old, new = before.get(key), now.get(key)
+        if old is not None and new is not None:
+            if old.value != new.value:
+                yield Fact("training", old, new)
+            continue
+        for side, row in ((comparison.a, old), (comparison.b, new)):
+            other = comparison.b if side is comparison.a else comparison.a
+            if row is not None and any(
+                (partner := side.partner[operand]) >= 0
+                and side[operand].scope == other[partner].scope
+                and position(side[operand].site) == position(other[partner].site)
+                for operand, _ in side[row.vertices[0]].operands
+                if side[operand].op != "rng"
+            ):
+                yield Fact("training", old, new)
+
+
+def _modes(side: Side) -> Table:
+    """Return the modules that say whether they train: dropout that draws, norms by their flag."""
+    found: Table = {}
+    for k, vertex in enumerate(side.vertices):
+        if vertex.backward or vertex.is_leaf:
+            continue
+        key = (vertex.scope or position(vertex.site), _mode_family(vertex.op))
+        if vertex.op.startswith(_DROPOUTS):
+            found[key] = Row(
+                "training", vertex.op, vertex.scope, (k,), site=vertex.site
+            )
+        elif any(norm in vertex.op for norm in _NORMS):
+            flag = "no_training" not in vertex.op and "True" in vertex.attrs
+            mode = "training" if flag else "evaluation"
+            found[key] = Row(mode, vertex.op, vertex.scope, (k,), site=vertex.site)
+    return found
+
+
+def _mode_family(op: str) -> str:
+    return "dropout" if op.startswith(_DROPOUTS) else "norm"
+
+
+# What matched ops were given -------------------------------------------------------------------------
+
+
+@of_pairs
+def arguments(comparison: Comparison) -> Iterator[Fact]:
+    """Ops that were given something else, where nothing that they read has changed."""
+    a, b = comparison.a, comparison.b
+    for k, partner in comparison.changed.items():
+        now, before = b[k], a[partner]
+        if now.is_leaf or now.backward or (_follows(comparison, k, partner)):
+            continue
+        rows = [
+            Row(
+                vertex.label,
+                "",
+                "",
+                (number,),
+                site=vertex.site,
+                more={"vertex": vertex, "reads": _reads(side, vertex)},
+            )
+            for side, vertex, number in ((a, before, partner), (b, now, k))
+        ]
+        yield Fact("argument", *rows)
+
+
+_AT_NUMBERS = {"lazyrt.slice_at", "lazyrt.select_at", "lazyrt.slice_scatter_at",
+               "lazyrt.select_scatter_at"}  # fmt: skip
+
+
+@of_pairs
+def slices(comparison: Comparison) -> Iterator[Fact]:
+    """Slices at a constant position that have an input for it now."""
+    a, b = comparison.a, comparison.b
+    came = [k for k in sorted(b.unmatched) if b[k].op.rpartition(".")[0] in _AT_NUMBERS]
+    came += [k for k in comparison.changed if b[k].op.rpartition(".")[0] in _AT_NUMBERS]
+    for k in came:
+        line = position(b[k].site)
+        old = [
+            n
+            for n in (*sorted(a.unmatched), *comparison.changed.values())
+            if a[n].op.startswith(("aten.slice", "aten.select"))
+            and position(a[n].site) == line
+        ]
+        if old:
+            before = Row("constant", a[old[0]].op, "", tuple(old), site=a[old[0]].site)
+            yield Fact("slice", before, Row("input", b[k].op, "", (k,), site=b[k].site))
+
+
+_SIZES = re.compile(r"\[[^\]]*\]|(?<![\w.])-?\d+(?![\w.])")
+
+
+def _follows(comparison: Comparison, k: int, partner: int) -> bool:
+    """Return whether an op differs because what it reads does."""
+    a, b = comparison.a, comparison.b
+    now, before = b[k], a[partner]
+    reads, read = _reads(b, now), _reads(a, before)
+    sizes = [tuple(_SIZES.sub("#", attr) for attr in v.attrs) for v in (now, before)]
+    if reads != read:
+        is_grouped = len(reads) != len(read) and all(
+            b.partner[o] >= 0 for o, _ in now.operands
+        )
+        return sizes[0] == sizes[1] and not is_grouped
+    return False
+
+
+def _reads(side: Side, vertex: Vertex) -> list[str]:
+    """Return the types of what an op reads."""
+    return [side[operand].types[index] for operand, index in vertex.operands]
+
+
+@of_pairs
+def operands(comparison: Comparison) -> Iterator[Fact]:
+    """Operands that are another vertex than the partner's: what stands there now and before."""
+    a, b = comparison.a, comparison.b
+    seen = set()
+    for reader, old, new in comparison.substitutions():
+        if (old, new) in seen:
+            continue
+        seen.add((old, new))
+        partner = b.partner[reader]
+        yield Fact(
+            "operand",
+            _operand_row(a, old, partner),
+            _operand_row(b, new, reader),
+        )
+
+
+def _operand_row(side: Side, vertex: int, reader: int) -> Row:
+    if side[vertex].op == "data":
+        row = _input_row(side, vertex)
+        return Row(
+            "input",
+            row.text,
+            row.name,
+            (vertex,),
+            site=side[reader].site,
+            more=row.more,
+        )
+    what = side[vertex]
+    return Row(
+        "number" if what.is_leaf else "op",
+        what.op,
+        "",
+        (vertex,),
+        site=what.site or side[reader].site,
+        more={"origin": None, "holder": ""},
+    )
+
+
+@of_pairs
+def handed(comparison: Comparison) -> Iterator[Fact]:
+    """Inputs that the graph before computed: its results, by execution or by name."""
+    a, b = comparison.a, comparison.b
+    made = {n.text: k for k, n in a.snapshot.root_names.items() if n.text not in a.read}
+    for leaf, origin in b.snapshot.origins.items():
+        if b.partner[leaf] >= 0 or origin.step < 0 or origin.how:
+            continue
+        if origin.graph in comparison.parts:
+            continue
+        row = _input_row(b, leaf)
+        root = made.get(row.name)
+        if origin.graph == a.record.name:
+            named = a.root_name(origin.output)
+            if named is not None and named.text in a.read:
+                continue
+            root = origin.output
+        if root is not None:
+            vertex = a.roots[root][0]
+            before = Row("op", a[vertex].op, row.name, (vertex,), root, a[vertex].site)
+            yield Fact("handed", before, row)

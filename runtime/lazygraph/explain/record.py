@@ -1,0 +1,115 @@
+"""What explanations ask of a compiled graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Iterator
+
+    from lazygraph.explain.model import Explanation
+    from lazygraph.snapshot import Snapshot
+    from lazygraph.source_location import Site
+
+Boundary = tuple[str, "Site | None"]
+
+
+class Key(Protocol):
+    """What an executable, and a graph's place in the program, depend on; see `StepKey`."""
+
+    @property
+    def donated(self) -> tuple[int, ...]: ...  # noqa: D102
+    @property
+    def tier(self) -> str: ...  # noqa: D102
+    @property
+    def device(self) -> str: ...  # noqa: D102
+    @property
+    def sharding(self) -> str: ...  # noqa: D102
+    @property
+    def mode(self) -> str: ...  # noqa: D102
+    @property
+    def ended_by(self) -> Boundary: ...  # noqa: D102
+    @property
+    def began_after(self) -> Boundary: ...  # noqa: D102
+    @property
+    def rules(self) -> tuple[tuple[str, int], ...]: ...  # noqa: D102
+    @property
+    def cell(self) -> int | None: ...  # noqa: D102
+
+
+class Record(Protocol):
+    """A compiled graph, with its snapshot until that is dropped to bound memory."""
+
+    name: str
+    nodes: int
+    first_step: int
+    last_step: int
+    snapshot: Snapshot | None
+    explanation: Explanation | None
+    lines: tuple[Site | None, Site | None]
+    labels: Counter[Any] | None
+
+    @property
+    def key(self) -> Key:
+        """What its executable depends on."""
+
+    @property
+    def fingerprint(self) -> str:
+        """The graph's fingerprint."""
+
+    @property
+    def ops(self) -> Counter[str]:
+        """How often the graph has each op."""
+
+
+class History(Protocol):
+    """The compiled graphs of a process, the earliest first, and the order in which they ran."""
+
+    def __iter__(self) -> Iterator[Record]:
+        """Yield the graphs in order of their compilation."""
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+
+    def runs(self) -> Iterator[Record]:
+        """Yield the graphs that ran, the latest first."""
+
+
+class Source(Protocol):
+    """What the user's source says; a program read from a file has none."""
+
+    def argument(self, site: Site | None, op: str, position: int) -> str:
+        """Return the expression of an argument, such as `self.eps`; empty where unknown."""
+
+    def call(self, site: Site | None, op: str) -> str:
+        """Return the call that recorded an op, as it is written; empty where that is unclear."""
+
+    def takes_tensor(self, op: str, position: int) -> bool:
+        """Return whether some overload of an op takes a tensor for an argument."""
+
+    def expression(self, site: Site | None, op: str) -> tuple[str, str]:
+        """Return the expression in which a number varied, and the number's name there."""
+
+
+class NoSource:
+    """The source of programs that have none."""
+
+    def argument(self, site: Site | None, op: str, position: int) -> str:  # noqa: ARG002
+        """Return an empty name."""
+        return ""
+
+    def call(self, site: Site | None, op: str) -> str:  # noqa: ARG002
+        """Return an empty text."""
+        return ""
+
+    def takes_tensor(self, op: str, position: int) -> bool:  # noqa: ARG002
+        """Return False."""
+        return False
+
+    def expression(self, site: Site | None, op: str) -> tuple[str, str]:  # noqa: ARG002
+        """Return empty texts."""
+        return "", ""
+
+
+NO_SOURCE = NoSource()

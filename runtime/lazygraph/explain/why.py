@@ -1,0 +1,355 @@
+"""Why a graph is new: which graph it is compared with, and the causes of the differences."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from lazygraph.explain import breaks, causes
+from lazygraph.explain.attribute import Claim, attribute, spread_together
+from lazygraph.explain.compare import (
+    FALLBACK,
+    LIMIT,
+    Comparison,
+    differs,
+    is_break,
+    position,
+)
+from lazygraph.explain.facts import Fact, facts_of
+from lazygraph.explain.growth import with_growth, with_lengths
+from lazygraph.explain.keys import of_key
+from lazygraph.explain.model import Cause, Explanation, Taken
+from lazygraph.explain.nearest import nearest
+from lazygraph.explain.record import NO_SOURCE
+from lazygraph.explain.sentences import at, fields_of
+from lazygraph.numbers import plural
+from lazygraph.repeat import Rounds, repeated_block, rounds_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from lazygraph.explain.compare import Side
+    from lazygraph.explain.record import History, Record, Source
+
+# Below this similarity a comparison would list everything: most of either graph is the other's.
+_RELATED = 0.4
+_MOST_CAUSES = 3
+
+
+def explain(
+    record: Record, history: History, source: Source = NO_SOURCE
+) -> Explanation:
+    """Return why a graph had to be compiled; there is at least one cause.
+
+    Args:
+        record: The new graph, with its snapshot.
+        history: The graphs before.
+        source: What the user's source says of arguments and numbers.
+    """
+    runs = list(_latest(history))
+    alone = _over_limit(record) or (None if len(history) else _first_trace(record))
+    if alone is not None:
+        return _explanation(record, (alone,))
+    found = nearest(record, history)
+    rest = _rest_of_step(record, runs)
+    if found is None or found[1] < _RELATED or (rest and found[0] is runs[0]):
+        return _explanation(record, (rest or _new_program(record),))
+    other, similarity = found
+    if other.fingerprint == record.fingerprint:
+        taken = tuple(of_key(other, record))
+        return _explanation(record, taken or (_new_program(record),), other, 1.0)
+    c = Comparison(other, record, history, runs, source)
+    said, unexplained = _causes(c)
+    earlier = {each.name: each.explanation for each in history}
+    said = with_growth(said, other.name, earlier.get)
+    return _explanation(record, said, other, similarity, unexplained)
+
+
+def differences(before: Record, now: Record) -> tuple[tuple[Cause, ...], int]:
+    """Return the ranked causes for which two graphs differ, and how many edits have none."""
+    if before.fingerprint == now.fingerprint:
+        return tuple(of_key(before, now)), 0
+    return _causes(Comparison(before, now))
+
+
+def _latest(history: History) -> Iterator[Record]:
+    """Yield the graphs that ran since a mark of the program, and the one before."""
+    for record in history.runs():
+        yield record
+        if not is_break(record.key.began_after):
+            return
+
+
+def _causes(c: Comparison) -> tuple[tuple[Cause, ...], int]:
+    facts = facts_of(c)
+    c.switched = {fact.row.name for fact in facts if fact.table == "training"}
+    c.modules = {fact.row.name for fact in facts if fact.table == "module"}
+    if _is_other_step(c, facts):
+        modes = _claims(c, [fact for fact in facts if fact.table == "training"])
+        return (_other_step(c), *([_cause(c, modes)] if modes else ())), 0
+    claims = _claims(c, facts)
+    left = attribute(c, claims)
+    groups: dict[object, list[Claim]] = {}
+    for claim in claims:
+        if claim.weight or claim.results or claim.row.is_shown:
+            key = (claim.row.kind, claim.row.says, claim.row.group(claim.fact))
+            groups.setdefault(key, []).append(claim)
+    found = [
+        _cause(c, sorted(mine, key=lambda m: -m.weight))
+        for mine in sorted(
+            groups.values(), key=lambda g: (g[0].rank, -sum(m.weight for m in g))
+        )
+    ]
+    if not found:
+        found = [_unclaimed(c)]
+        left = 0
+    said = with_lengths(tuple(found))
+    rest = said[_MOST_CAUSES:]
+    return said[:_MOST_CAUSES], left + sum(cause.weight for cause in rest)
+
+
+def _claims(c: Comparison, facts: list[Fact]) -> list[Claim]:
+    """Return the causes that hold: of each fact, the one that stands highest."""
+    by_table: dict[str, list[Fact]] = {}
+    for fact in facts:
+        by_table.setdefault(fact.table, []).append(fact)
+    claims = []
+    for rank, row in enumerate(causes.TABLE):
+        waiting = by_table.get(row.of, [])
+        groups: dict[object, list[Fact]] = {}
+        left = by_table[row.of] = []
+        for fact in waiting:
+            if row.holds(c, fact):
+                groups.setdefault(row.group(fact), []).append(fact)
+            else:
+                left.append(fact)
+        for mine in groups.values():
+            closures = spread_together(c, mine, row.spread)
+            claims += [
+                Claim(row, rank, *pair) for pair in zip(mine, closures, strict=True)
+            ]
+    return claims
+
+
+def _cause(c: Comparison, claims: list[Claim]) -> Cause:
+    """Return the cause that some claims of one row are."""
+    row, fact = claims[0].row, claims[0].fact
+    fields = fields_of(c, claims)
+    if row.more is not None:
+        fields |= row.more(c, claims)
+    taken = Taken(*(sum(getattr(m, part) for m in claims) for part in Taken._fields))
+    text = row.says.format_map(fields)
+    behind = taken.changed - len(claims)
+    if row.of in {"input", "parameter", "argument"} and behind > 0:
+        depend = "depends" if behind == 1 else "depend"
+        text += f"; {plural(behind, 'op')} {depend} on it"
+    return Cause(
+        kind=fact.row.more.get("kind", row.kind),
+        text=text,
+        fix=row.fix.format_map(fields),
+        variable=fields["variable"],
+        before=fact.before.site if fact.before is not None else None,
+        now=fact.now.site if fact.now is not None else None,
+        taken=taken,
+        sizes=fields["sizes"],
+    )
+
+
+def _is_other_step(c: Comparison, facts: Iterable[Fact]) -> bool:
+    """Return whether two graphs end two steps of the program, and neither is a part of the other."""
+    old, new = c.a.record.key, c.b.record.key
+    if breaks.LEFT in new.ended_by[0] or not differs(old.ended_by, new.ended_by):
+        return False
+    written = [_written(side) for side in (c.a, c.b)]
+    if all(written) and not written[0] & written[1]:
+        return True
+    trains = [any(v.backward for v in side.vertices) for side in (c.a, c.b)]
+    if trains[0] != trains[1] and c.switched:
+        return True
+    lines = [{position(v.site) for v in side.vertices if v.site} for side in (c.a, c.b)]
+    parameters = [
+        {n.text for n in side.all_names if n.in_module} for side in (c.a, c.b)
+    ]
+    if not (parameters[0] & parameters[1] or lines[0] & lines[1]):
+        return True
+    return trains[0] != trains[1] and all(fact.table != "break" for fact in facts)
+
+
+def _written(side: Side) -> set[str]:
+    names = side.snapshot.root_names.values()
+    return {n.text for n in names if n.holder in {"module", "optimizer"}}
+
+
+def _other_step(c: Comparison) -> Cause:
+    old, new = c.a.record, c.b.record
+    trains = [any(v.backward for v in side.vertices) for side in (c.a, c.b)]
+    how = {(True, False): "without gradients, ", (False, True): "with gradients, "}
+    return Cause(
+        kind="other_step",
+        text=f"another step of the program, {how.get((trains[0], trains[1]), '')}which ends at "
+        f"{breaks.mark(new.key.ended_by)}; {old.name} ends at {breaks.mark(old.key.ended_by)}",
+        fix="nothing to do: it compiles once, and hits the cache whenever this step comes back",
+        now=new.key.ended_by[1],
+        before=old.key.ended_by[1],
+        taken=Taken(len(c.b.unmatched), len(c.a.unmatched), len(c.changed)),
+    )
+
+
+def _unclaimed(c: Comparison) -> Cause:
+    """Return the first edit where no fact differs, or what reads something else."""
+    if differs(c.a.record.key.ended_by, c.b.record.key.ended_by):
+        return _other_step(c)
+    for side, word, free in (
+        (c.b, "new", c.b.unmatched),
+        (c.a, "gone", c.a.unmatched),
+        (c.b, "different", {*c.changed}),
+    ):
+        ops = [k for k in sorted(free) if not side[k].is_leaf]
+        if ops:
+            site = side.site(ops)
+            more = f" (and {len(ops) - 1} more)" if len(ops) > 1 else ""
+            return Cause(
+                kind="code_path",
+                text=f"code path changed: `{side[ops[0]].op}`{at(site)} is {word}{more}",
+                fix=causes.PATH_FIX,
+                now=site if side is c.b else None,
+                before=site if side is c.a else None,
+                taken=Taken(len(c.b.unmatched), len(c.a.unmatched), len(c.changed)),
+            )
+    return _wiring(c)
+
+
+def _wiring(c: Comparison) -> Cause:
+    where, now, before = "", c.b.record.key.ended_by[1], c.a.record.key.ended_by[1]
+    for reader, old, new in c.substitutions()[:1]:
+        before, now = c.a[c.b.partner[reader]].site, c.b[reader].site
+        where = (
+            f": {c.b[reader].op}{at(now)} reads {_operand(c.b, new)}, "
+            f"was {_operand(c.a, old)}"
+        )
+    return Cause(
+        kind="wiring",
+        text=f"the ops are those of {c.a.record.name}, with other operands{where}",
+        fix="a branch or a flag chooses what is read: choose once, or with `torch.where`; look at "
+        "both with `%lazy diff`",
+        now=now,
+        before=before,
+    )
+
+
+def _operand(side: Side, vertex: int) -> str:
+    name = side.name(vertex)
+    if name is not None:
+        return f"`{name.text}`"
+    return f"the {side[vertex].op}{at(side.site([vertex]))}"
+
+
+def _over_limit(record: Record) -> Cause | None:
+    """Return that a limit of the pending graph ended it, with the loop that filled it."""
+    if not record.key.ended_by[0].startswith(LIMIT) or record.snapshot is None:
+        return None
+    vertices = record.snapshot.vertices
+    found = rounds_in((v.op, v.site) for v in vertices if not v.is_leaf)
+    return Cause(
+        kind="step_cut",
+        text=f"graph break: {breaks.mark(record.key.ended_by)}"
+        + (f"; {found}" if found else ""),
+        fix="end the step in each round: `lazyrt.mark_step()`, or a `with lazyrt.step():` block",
+        now=record.key.ended_by[1],
+        taken=Taken(added=record.nodes),
+    )
+
+
+def _rest_of_step(record: Record, runs: list[Record]) -> Cause | None:
+    """Return that a graph break left this graph as the rest of its step, None if it did not."""
+    if not runs or record.snapshot is None or not is_break(record.key.began_after):
+        return None
+    if not differs(record.key.ended_by, runs[0].key.ended_by):
+        return None
+    names, snapshot = {each.name for each in runs}, record.snapshot
+    read = [leaf for leaf, origin in snapshot.origins.items() if origin.graph in names]
+    # Parameters and state are read by whatever comes next.
+    state = {"module", "buffer", "optimizer"}
+    if all(
+        leaf in snapshot.leaf_names and snapshot.leaf_names[leaf].holder in state
+        for leaf in read
+    ):
+        return None
+    cause = record.key.began_after
+    return Cause(
+        kind="fallback" if cause[0].startswith(FALLBACK) else "step_cut",
+        text=f"graph break: {breaks.mark(cause)} ended {runs[0].name}; this graph is the rest of "
+        "its step",
+        fix=breaks.break_fix(cause),
+        now=cause[1],
+        taken=Taken(added=record.nodes),
+    )
+
+
+def _first_trace(record: Record) -> Cause:
+    return Cause(
+        kind="first_trace",
+        text="the first graph of this process",
+        now=record.key.ended_by[1],
+        taken=Taken(added=record.nodes),
+    )
+
+
+def _new_program(record: Record) -> Cause:
+    vertices = record.snapshot.vertices if record.snapshot is not None else ()
+    site = next((v.site for v in vertices if v.site is not None), None)
+    first = f", the first{at(site)}" if site is not None else ""
+    return Cause(
+        kind="new_program",
+        text=f"a program not seen before: {plural(record.nodes, 'op')}{first}",
+        fix="nothing to do when it comes once; a program that comes again hits the cache",
+        now=site,
+        taken=Taken(added=record.nodes),
+    )
+
+
+def evicted(record: Record, step: int, limit: int) -> Explanation:
+    """Return the explanation of a graph that was compiled before.
+
+    Args:
+        record: The graph.
+        step: The runtime's number of the step.
+        limit: How many executables are kept.
+    """
+    cause = Cause(
+        kind="cache_evicted",
+        text=f"{record.name} was compiled before, in step {record.first_step}, but its executable "
+        "is not in memory any more",
+        fix="keep the caches (`clear_caches()` drops them, and what is beyond "
+        f"`config.max_executables`, {limit} now), or set `config.cache_dir`: reading from disk takes "
+        "a fraction of a compile",
+        now=record.key.ended_by[1],
+    )
+    found = _explanation(record, (cause,), record, 1.0)
+    return dataclasses.replace(found, step=step, block=None)
+
+
+def _explanation(
+    record: Record,
+    said: tuple[Cause, ...],
+    other: Record | None = None,
+    similarity: float = 0.0,
+    unexplained: int = 0,
+) -> Explanation:
+    return Explanation(
+        step=record.first_step,
+        graph=record.name,
+        against=other.name if other is not None else "",
+        similarity=similarity,
+        causes=said,
+        unexplained=unexplained,
+        ended_at=record.key.ended_by[1],
+        against_ended_at=other.key.ended_by[1] if other is not None else None,
+        block=_block(record),
+    )
+
+
+def _block(record: Record) -> Rounds | None:
+    if record.snapshot is None:
+        return None
+    return repeated_block(record.snapshot, record.key.ended_by[1])

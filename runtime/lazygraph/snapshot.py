@@ -1,0 +1,197 @@
+"""A compact copy of a graph: plain data, for comparing graphs long after they ran.
+
+It holds texts and numbers only, and keeps no tensor, no node and no device data alive. Vertices are
+the graph's leaves, then its nodes, operands first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lazygraph.graph import Graph, GraphBuilder
+from lazygraph.graph import Origin as GraphOrigin
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from lazygraph.source_location import Site
+
+# Stands for an operand in an argument's text.
+OPERAND = "·"
+# What holds the state of `torch.optim.LBFGS`: one for all parameters, in lists.
+OF_LBFGS = "optimizer LBFGS"
+
+
+class Name(NamedTuple):
+    """What the user calls a tensor.
+
+    Attributes:
+        text: Such as `loss`, `history[3]`, `model.0.weight`.
+        holder: What holds it: `variable`, the kind of a container such as `list`, `module`,
+            `buffer` (of a module), `gradient`, `optimizer`, `optimizer LBFGS`, `object`, `closure of log`,
+            `local of train`.
+    """
+
+    text: str
+    holder: str = "variable"
+
+    @property
+    def in_module(self) -> bool:
+        """Whether a module holds it, as a parameter or as a buffer."""
+        return self.holder in {"module", "buffer"}
+
+
+class Origin(NamedTuple):
+    """The execution that produced an input's data.
+
+    Attributes:
+        step: The runtime's number of the step; -1 for data copied from the host.
+        graph: Name of the graph that ran, such as `graph.3`; empty for data from the host.
+        output: Position among that graph's results.
+        op: What computed it there; empty for data from the host.
+        site: The line that recorded it.
+        name: What the user called it there.
+        dropped: Whether nothing holds the tensor any more when the step ends.
+        how: What made it outside of a step's executable, such as `in eager debug mode`; empty
+            for the rest.
+    """
+
+    step: int
+    graph: str = ""
+    output: int = -1
+    op: str = ""
+    site: Site | None = None
+    name: str = ""
+    dropped: bool = False
+    how: str = ""
+
+
+class Vertex(NamedTuple):
+    """A leaf or a node.
+
+    Attributes:
+        op: ATen overload; for a leaf `data`, `float`, `int` or `rng`.
+        attrs: Text of each schema argument, operands written as `·`; empty for a leaf.
+        types: Text of each result's type, such as `f32[2,3]`; `none` for an undefined one.
+        operands: (vertex, position among its results) of each operand, repeats included.
+        site: The user's line that recorded it.
+        scope: Qualified name of the module that recorded it.
+        backward: Whether autograd's backward recorded it.
+        cell: The notebook's cell that ran then; the line may be in a function of another one.
+    """
+
+    op: str
+    attrs: tuple[str, ...]
+    types: tuple[str, ...]
+    operands: tuple[tuple[int, int], ...]
+    site: Site | None = None
+    scope: str = ""
+    backward: bool = False
+    cell: int | None = None
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether it is an input of the graph."""
+        return self.op in _LEAF_KINDS
+
+    @property
+    def label(self) -> tuple[Any, ...]:
+        """What it computes, its operands aside."""
+        return (self.op, self.attrs, self.types)
+
+
+_LEAF_KINDS = frozenset(("data", "float", "int", "rng"))
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A graph as plain data.
+
+    Attributes:
+        fingerprint: Of the graph.
+        vertices: Leaves, then nodes in canonical order.
+        roots: (vertex, position among its results), in canonical order.
+        leaf_names, root_names: What the user calls them, by vertex and by position in `roots`.
+        origins: Where the data of a leaf came from, by vertex.
+        random: Names of the ops that draw random numbers.
+        modules: What the user calls all parameters and buffers of modules that there were then,
+            read by the graph or not.
+    """
+
+    fingerprint: str
+    vertices: tuple[Vertex, ...]
+    roots: tuple[tuple[int, int], ...]
+    leaf_names: Mapping[int, Name] = field(default_factory=dict)
+    root_names: Mapping[int, Name] = field(default_factory=dict)
+    origins: Mapping[int, Origin] = field(default_factory=dict)
+    random: frozenset[str] = frozenset()
+    modules: frozenset[str] = frozenset()
+
+    @property
+    def nodes(self) -> int:
+        """How many of the vertices are nodes."""
+        return sum(not vertex.is_leaf for vertex in self.vertices)
+
+    @property
+    def graph(self) -> Graph:
+        """Its columns, for matching: lines, modules and names of inputs are hints."""
+        builder = GraphBuilder("step")
+        for k, vertex in enumerate(self.vertices):
+            kind = "parameter" if vertex.is_leaf else vertex.op
+            name = self.leaf_names[k].text if k in self.leaf_names else ""
+            site = str(vertex.site) if vertex.site is not None else ""
+            hint = name if vertex.is_leaf else f"{vertex.op} {site}"
+            attrs = "; ".join((vertex.op,) if vertex.is_leaf else vertex.attrs)
+            label = builder.label(
+                kind, ", ".join(vertex.types), attrs + "~" * vertex.backward
+            )
+            builder.add(
+                label,
+                [operand for operand, _ in vertex.operands],
+                origin=GraphOrigin(vertex.scope, site, hint),
+            )
+        return Graph(
+            builder.name,
+            builder.labels,
+            builder.kinds,
+            builder.operands,
+            [vertex for vertex, _ in self.roots],
+            names=builder.names,
+            origins=builder.origins,
+        )
+
+    def users(self) -> list[list[tuple[int, int]]]:
+        """Return for each vertex its users as (vertex, operand slot), repeats included."""
+        users: list[list[tuple[int, int]]] = [[] for _ in self.vertices]
+        for number, vertex in enumerate(self.vertices):
+            for slot, (operand, _) in enumerate(vertex.operands):
+                users[operand].append((number, slot))
+        return users
+
+
+_AT_CONSTANTS = {
+    "lazyrt.slice_at.default": "aten.slice.Tensor",
+    "lazyrt.select_at.default": "aten.select.int",
+    "lazyrt.slice_scatter_at.default": "aten.slice_scatter.default",
+    "lazyrt.select_scatter_at.default": "aten.select_scatter.default",
+}
+
+
+def labels(snapshot: Snapshot) -> Counter[tuple[Any, ...]]:
+    """Return how often each node's (op, types) occurs: what a graph looks like from afar.
+
+    A slice is a slice, whether its position is a constant or an input.
+    """
+    return Counter(
+        (_AT_CONSTANTS.get(vertex.op, vertex.op), vertex.types)
+        for vertex in snapshot.vertices
+        if not vertex.is_leaf
+    )
+
+
+def shared(one: Counter[Any], other: Counter[Any]) -> int:
+    """Return how many entries two multisets have in common."""
+    small, large = sorted((one, other), key=len)
+    return sum(min(count, large[key]) for key, count in small.items())

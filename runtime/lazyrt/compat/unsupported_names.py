@@ -1,0 +1,110 @@
+"""Names of torch_xla that have no equivalent, and why."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+
+from lazyrt.config import config
+from lazyrt.errors import NoEquivalentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+ONE_DEVICE = (
+    "lazyrt has one device in one process, so there is nobody to talk to. With one replica "
+    "leave the call out"
+)
+ONE_DEVICE_SPMD = "lazyrt has one device, over which nothing can be sharded. Leave the annotations out"
+NO_SERVER = (
+    "a capture from another process needs a profiler client that is not part of lazyrt. Use "
+    "start_trace() and stop_trace() in the program itself"
+)
+INTERNAL = "it is part of torch_xla's inner workings, which lazyrt does not have"
+
+
+def refuse(module: str, reasons: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a module's `__getattr__`, which says why a name of the original is missing.
+
+    Args:
+        module: The original's module, such as `torch_xla.core.xla_model`.
+        reasons: For each name, why it is missing and what to do instead.
+    """
+
+    def missing(name: str) -> NoReturn:
+        if name in reasons:
+            raise NoEquivalentError(
+                f"{module}.{name} has no equivalent in lazyrt: {reasons[name]}."
+            )
+        raise AttributeError(
+            f"neither {module} nor its stand-in in lazyrt.compat has a name {name!r}. See "
+            "docs/coming-from-torch-xla.md for the names that there are."
+        )
+
+    return missing
+
+
+def only_one(function: str, argument: str, value: object, *, allowed: object) -> None:
+    """Refuse an argument that asks for several devices.
+
+    Raises:
+        NoEquivalentError: `value` is neither None nor `allowed`.
+    """
+    if value is not None and value != allowed:
+        raise NoEquivalentError(
+            f"{function} got {argument}={value!r}: lazyrt has one device in one process. "
+            f"Leave {argument} out."
+        )
+
+
+# -------------------------------------------------------------------------- one replica
+# torch_xla's replicas sum their gradients. lazyrt has no collectives yet, so each process would
+# train a model of its own, and nothing would look wrong.
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def one_replica(
+    function: Callable[_Arguments, _Result],
+) -> Callable[_Arguments, _Result]:
+    """Decorate a function whose result is right for one replica alone."""
+
+    @functools.wraps(function)
+    def checked(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        _refuse_several(function.__name__)
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _refuse_several(function: str) -> None:
+    """Refuse a call in one of several replicas.
+
+    Raises:
+        NoEquivalentError: There are several, and nobody said that they are independent.
+    """
+    found = None if config.independent_processes else _several()
+    if found is not None:
+        raise NoEquivalentError(
+            f"{function}() found {found}: this process is one of several replicas. lazyrt has no "
+            "collectives yet, so each of them would train a model of its own. Start one process, "
+            "without torchrun; or, where the processes are meant to be independent, set "
+            "lazyrt.config.independent_processes = True, or LAZYRT_INDEPENDENT_PROCESSES=1."
+        )
+
+
+def _several() -> str | None:
+    """Return what says that there are several replicas, None if nothing does."""
+    text = os.environ.get("WORLD_SIZE", "").strip()
+    if text.isdecimal() and int(text) > 1:
+        return f"WORLD_SIZE={text} in the environment"
+    from torch import distributed
+
+    if distributed.is_available() and distributed.is_initialized():
+        size = distributed.get_world_size()
+        if size > 1:
+            return f"a process group of {size} in torch.distributed"
+    return None

@@ -1,0 +1,245 @@
+"""Knows when executions end, without holding their data.
+
+Each executable returns one scalar more than its graph has roots, ready when all of it is.
+While a listener wants to know ends at once (a notebook's strip does), a daemon thread waits
+for these scalars in order. Otherwise nobody waits: ends are noticed at the next dispatch or
+wait, and no thread takes the interpreter from the one that records the next step.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lazyrt import jax_compat
+from lazyrt.config import config
+from lazyrt.observe import events
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lazyrt.observe.events import Purpose, Site
+
+_POLL_S = 0.5
+_SHORT_POLL_S = 0.001
+_MAX_FAREWELL_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Execution:
+    token: Any
+    fingerprint: str
+    purpose: Purpose
+    step: int
+    started_ns: int
+    site: Site | None
+
+
+_running: deque[_Execution] = deque()
+_changed = threading.Condition()
+_idle_since = 0
+_thread: threading.Thread | None = None
+
+
+def watch(
+    token: Any,
+    *,
+    fingerprint: str,
+    purpose: Purpose,
+    step: int,
+    started_ns: int,
+    site: Site | None = None,
+) -> None:
+    """Follow an execution that was just dispatched."""
+    with _changed:
+        _running.append(_Execution(token, fingerprint, purpose, step, started_ns, site))
+        if _has_thread():
+            _changed.notify_all()
+            return
+    _notice()
+
+
+def in_flight() -> int:
+    """Return how many executions the device has not finished."""
+    if not _has_thread():
+        _notice()
+    return len(_running)
+
+
+def wait(timeout_s: float | None = None) -> bool:
+    """Wait until the device is idle.
+
+    Args:
+        timeout_s: Give up after this many seconds; None waits as long as it takes, and
+            Ctrl-C ends the wait.
+
+    Returns:
+        Whether the device is idle; False when the time was up first.
+    """
+    if not in_flight():
+        return True
+    with _reported_wait():
+        return _wait(timeout_s)
+
+
+def _wait(timeout_s: float | None) -> bool:
+    if _has_thread():
+        return _wait_for_thread(timeout_s)
+    if timeout_s is None:
+        for execution in list(_running):
+            _block(execution.token)
+        return in_flight() == 0
+    end = time.monotonic() + timeout_s
+    while in_flight():
+        if time.monotonic() >= end:
+            return False
+        time.sleep(_SHORT_POLL_S)
+    return True
+
+
+def is_current_thread() -> bool:
+    """Return whether the caller runs on the thread that waits for executions."""
+    return _thread is not None and threading.get_ident() == _thread.ident
+
+
+def wait_for(data: Any) -> None:
+    """Wait until one device array is computed; Ctrl-C ends the wait."""
+    if data.is_ready():
+        jax_compat.block(data)  # raises what its execution raised
+        return
+    with _reported_wait():
+        _wait_for(data)
+
+
+def _wait_for(data: Any) -> None:
+    if _has_thread():
+        start = time.perf_counter_ns()
+        pause = config.progress_after_s
+        with _changed:
+            while _running and not data.is_ready():
+                if not _changed.wait(pause):
+                    pause = _POLL_S
+                    _report_progress(start)
+    jax_compat.block(data)
+
+
+@contextlib.contextmanager
+def _reported_wait() -> Iterator[None]:
+    """Tell listeners how long a wait for the device took, however it ended."""
+    running = _first_running()
+    start = time.perf_counter_ns()
+    interrupted = True
+    try:
+        yield
+        interrupted = False
+    finally:
+        events.emit(
+            events.WaitFinished(
+                fingerprint=running.fingerprint if running else "",
+                purpose=running.purpose if running else "step",
+                phase="execute",
+                duration_ns=time.perf_counter_ns() - start,
+                interrupted=interrupted,
+            )
+        )
+
+
+def _first_running() -> _Execution | None:
+    with _changed:
+        return _running[0] if _running else None
+
+
+def _has_thread() -> bool:
+    """Return whether the thread is there, starting it once somebody needs it."""
+    global _thread
+    with _changed:
+        if _thread is None and events.exact_ends_wanted():
+            _thread = threading.Thread(
+                target=_follow, name="lazyrt-watcher", daemon=True
+            )
+            _thread.start()
+        return _thread is not None
+
+
+def _wait_for_thread(timeout_s: float | None) -> bool:
+    start = time.perf_counter_ns()
+    with _changed:
+        if timeout_s is not None:
+            return _changed.wait_for(lambda: not _running, timeout_s)
+        pause = config.progress_after_s
+        while not _changed.wait_for(lambda: not _running, pause):
+            pause = _POLL_S
+            _report_progress(start)
+    return True
+
+
+def _notice() -> None:
+    """Retire the executions that have ended by now, in order."""
+    while True:
+        with _changed:
+            if not _running or not _running[0].token.is_ready():
+                return
+            execution = _running.popleft()
+        _report_end(execution, exact=False)
+
+
+def _follow() -> None:
+    """Wait for one execution after the other; the watcher thread."""
+    while True:
+        with _changed:
+            while not _running:
+                _changed.wait()
+            execution = _running[0]
+        _block(execution.token)
+        _report_end(execution, exact=True)
+        with _changed:
+            if _running and _running[0] is execution:
+                _running.popleft()
+            _changed.notify_all()
+        del execution
+
+
+def _block(token: Any) -> None:
+    with contextlib.suppress(Exception):  # whoever reads the results gets the error
+        jax_compat.block(token)
+
+
+def _report_end(execution: _Execution, *, exact: bool) -> None:
+    global _idle_since
+    now = time.perf_counter_ns()
+    started = max(execution.started_ns, _idle_since)
+    _idle_since = now
+    events.emit(
+        events.ExecuteFinished(
+            fingerprint=execution.fingerprint,
+            purpose=execution.purpose,
+            step=execution.step,
+            duration_ns=now - started,
+            exact=exact,
+            site=execution.site,
+        )
+    )
+
+
+def _report_progress(start: int) -> None:
+    running = _first_running()
+    events.emit(
+        events.CompileProgress(
+            fingerprint=running.fingerprint if running else "",
+            purpose=running.purpose if running else "step",
+            phase="execute",
+            nodes=0,
+            elapsed_ns=time.perf_counter_ns() - start,
+        )
+    )
+
+
+@atexit.register
+def _finish() -> None:
+    """Let the device come to rest: a thread inside XLA while Python ends would abort it."""
+    wait(_MAX_FAREWELL_S)

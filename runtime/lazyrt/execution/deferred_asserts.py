@@ -1,0 +1,141 @@
+"""Checks of arguments that wait for their step, which they would otherwise break.
+
+torch asks whether a scale is positive, or a matrix was singular, in the middle of a program. What
+such a check looks at becomes a result of the step instead: the program goes on as if it had passed,
+and the error comes once the step has run, at the next barrier, read or wait.
+"""
+
+from __future__ import annotations
+
+import atexit
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lazyrt.arguments import seconds
+from lazyrt.execution import completion, process
+from lazyrt.ir.live import Buffer, Lost, lock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(slots=True, eq=False)
+class _Check:
+    """One value to be looked at.
+
+    Attributes:
+        buffer: Holds it as a root of its step; None once that has been dispatched.
+        judge: Returns what to raise for its data, None if they are good.
+        data: Its device array, from its barrier on.
+    """
+
+    buffer: Buffer | None
+    judge: Callable[[np.ndarray[Any, Any]], Exception | None]
+    data: Any = None
+
+
+_checks: list[_Check] = []
+
+
+def defer(
+    buffer: Buffer, judge: Callable[[np.ndarray[Any, Any]], Exception | None]
+) -> None:
+    """Look at a small pending value once its step has run.
+
+    Args:
+        buffer: The value.
+        judge: Gets its data, and returns what to raise for them, None if they are good. It must
+            hold no tensor of the device.
+    """
+    with lock:
+        _checks.append(_Check(buffer, judge))
+
+
+def note_barrier() -> None:
+    """Take the data of checks that a barrier has run, and forget those of dropped work."""
+    if not _checks:
+        return
+    for check in _checks:
+        buffer = check.buffer
+        if buffer is not None and not buffer.is_pending:
+            check.data = None if isinstance(buffer.data, Lost) else buffer.data
+            check.buffer = None
+    _checks[:] = [c for c in _checks if c.buffer is not None or c.data is not None]
+
+
+def waiting() -> list[Buffer]:
+    """Return the values to be looked at that no barrier has run yet."""
+    return [check.buffer for check in _checks if check.buffer is not None]
+
+
+def raise_failed(*, wait: bool = False) -> None:
+    """Raise the error of the first check that did not pass.
+
+    Args:
+        wait: Wait for checks that still run; otherwise only those are looked at that are done.
+
+    Raises:
+        Exception: What was to be raised for it; what is pending stays so.
+    """
+    if not _checks:
+        return
+    failed: list[Exception] = []
+    with lock:
+        dispatched = [check for check in _checks if check.data is not None]
+    for check in dispatched:
+        if wait:
+            completion.wait_for(check.data)
+        if check.data.is_ready():
+            failed += _settle(check)
+    if not failed:
+        return
+    error = failed[0]
+    if len(failed) > 1:
+        error.add_note(f"{len(failed) - 1:,} more failed in the same steps")
+    raise error
+
+
+def wait(timeout_s: float | None = None, *, check: bool = True) -> bool:
+    """Wait until the device is idle.
+
+    Args:
+        timeout_s: Give up after this many seconds; None waits as long as it takes, and
+            Ctrl-C ends the wait.
+        check: Whether what waits for its step is looked at; else the next barrier or read does.
+
+    Returns:
+        Whether the device is idle; False when the time was up first.
+
+    Raises:
+        ArgumentCheckError: A check of torch's that ran with a step has failed.
+        torch.linalg.LinAlgError: So has a factorisation.
+        UsageError: `timeout_s` is no number from 0 up.
+    """
+    is_idle = completion.wait(seconds(timeout_s, "wait()"))
+    if check:
+        raise_failed()
+    return is_idle
+
+
+def _settle(check: _Check) -> list[Exception]:
+    """Look at a check that is done, once; return its error if it has failed."""
+    with lock:
+        if check not in _checks:
+            return []
+        _checks.remove(check)
+    error = check.judge(np.asarray(check.data))
+    return [] if error is None else [error]
+
+
+def forget() -> None:
+    """Drop every check, whatever it would find."""
+    with lock:
+        _checks.clear()
+
+
+@atexit.register
+def _at_exit() -> None:
+    if not process.is_forked():
+        raise_failed(wait=True)

@@ -1,0 +1,170 @@
+"""Where the inputs of a graph come from: which execution, which output, which line."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lazygraph.numbers import share_text
+from lazygraph.readable import Readable
+from lazyrt.ir.live import FromCpu, RanAlone, made_in, pending
+from lazyrt.ir.node import Leaf, iter_values, type_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from lazygraph.snapshot import Name
+    from lazyrt.execution.graph_registry import Run
+    from lazyrt.ir.live import Buffer
+    from lazyrt.ir.node import Value
+    from lazyrt.observe.events import Site
+
+ON_CPU = "on the CPU"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputOrigin(Readable):
+    """One input of a graph.
+
+    Attributes:
+        name: What the user calls it; empty where unknown.
+        type: Such as `f32[2,3]`.
+        nbytes: Size of its data, in bytes.
+        step: The step whose execution produced it; None for data copied from the host.
+        graph: Name of the graph that ran there; `output` is the position of its result.
+        op, site: What computed it, and the line that recorded that; for data from the host
+            the fallback that made it, if one did.
+        how: How `op` was run where no step's executable ran it: `on the CPU`,
+            `in eager debug mode`, `in op-by-op mode`, `ahead of its step`; else empty.
+        block: Name and number of the `step()` block that ran it, such as `train 3`; empty for
+            a nameless one, None outside of blocks.
+    """
+
+    name: str
+    type: str
+    nbytes: int
+    step: int | None = None
+    graph: str = ""
+    output: int | None = None
+    op: str = ""
+    site: Site | None = None
+    block: str | None = None
+    how: str = ""
+
+    def __str__(self) -> str:
+        """Return one line."""
+        called = f"`{self.name}` {self.type}" if self.name else self.type
+        where = f" at {self.site}" if self.site is not None else ""
+        if self.how:
+            return f"{called}: computed {self.how} by {self.op}{where}"
+        if self.step is None:
+            return f"{called}: copied from the host"
+        block = f" '{self.block}'" if self.block else ""
+        return (
+            f"{called}: output {self.output} of step {self.step}{block} ({self.graph}), "
+            f"{self.op}{where}"
+        )
+
+
+class InputOrigins(Readable, tuple[InputOrigin, ...]):
+    """The inputs of a graph, in order of their first use, with one sentence about all."""
+
+    __slots__ = ()
+
+    @property
+    def computed(self) -> tuple[InputOrigin, ...]:
+        """Those that an earlier execution on the device computed."""
+        return tuple(
+            origin
+            for origin in self
+            if origin.step is not None or origin.how not in {"", ON_CPU}
+        )
+
+    @property
+    def text(self) -> str:
+        """Return how many inputs, and how much of them, earlier executions computed."""
+        computed = self.computed
+        some, all_ = (sum(o.nbytes for o in part) for part in (computed, self))
+        makers = Counter(o.how or f"by step {o.step}" for o in computed)
+        steps = ", ".join(f"{n} {maker}" for maker, n in makers.most_common(3))
+        return (
+            f"{len(computed)} of {len(self)} inputs ({share_text(some, all_)}) "
+            f"were computed by an earlier execution{f': {steps}' if steps else ''}"
+        )
+
+    def __str__(self) -> str:
+        """Return the sentence and one line for each input."""
+        return "\n".join([self.text, *(f"  {origin}" for origin in self)])
+
+
+def pending_origins(roots: Iterable[Value], names: Mapping[int, Name]) -> InputOrigins:
+    """Return the origins of the data that pending values read.
+
+    Args:
+        roots: Pending values.
+        names: The user's names of buffers, by their identity.
+    """
+    return InputOrigins(
+        origin_of(leaf, names) for leaf in _leaves(roots) if leaf.kind == "data"
+    )
+
+
+def _leaves(roots: Iterable[Value]) -> Iterator[Leaf]:
+    """Yield each leaf under the roots once, in order of first use."""
+    seen: set[object] = set()
+    stack: list[Value] = list(roots)[::-1]
+    while stack:
+        value = stack.pop()
+        thing = value if value.node is None else value.node
+        if thing in seen:
+            continue
+        seen.add(thing)
+        if isinstance(value, Leaf):
+            yield value
+        elif value.node is not None:
+            stack.extend(reversed(list(iter_values(value.node.args))))
+
+
+def origin_of(leaf: Leaf, names: Mapping[int, Name]) -> InputOrigin:
+    """Return where the data of one input of the pending step came from."""
+    owner = pending.owners[leaf.position]()
+    name = names.get(id(owner))
+    known: dict[str, Any] = {
+        "name": name.text if name is not None else "",
+        "type": type_text(leaf.shape, leaf.dtype),
+    }
+    nbytes = math.prod(leaf.shape) * leaf.dtype.itemsize
+    return _origin(known, nbytes, *pending.sources[leaf.position])
+
+
+def made_by(buffer: Buffer, name: str) -> InputOrigin:
+    """Return the origin of a ready buffer's data.
+
+    Args:
+        buffer: One that has data.
+        name: What the user calls it; empty where unknown.
+    """
+    shape, dtype, _ = buffer.type
+    nbytes = math.prod(shape) * dtype.itemsize
+    known = {"name": name, "type": type_text(shape, dtype)}
+    return _origin(known, nbytes, *made_in(buffer))
+
+
+def _origin(
+    known: dict[str, Any], nbytes: int, run: Run | FromCpu | RanAlone | None, slot: int
+) -> InputOrigin:
+    if isinstance(run, FromCpu):
+        return InputOrigin(**known, nbytes=nbytes, op=run.op, site=run.site, how=ON_CPU)
+    if isinstance(run, RanAlone):
+        op, site = run.made[slot]
+        return InputOrigin(**known, nbytes=nbytes, op=op, site=site, how=run.how)
+    if run is None:
+        return InputOrigin(**known, nbytes=nbytes)
+    output = run.order[slot]
+    op, site, _ = run.record.results[output]
+    return InputOrigin(
+        **known, nbytes=nbytes, step=run.step, graph=run.record.name, output=output,
+        op=op, site=site, block=run.block,
+    )  # fmt: skip

@@ -1,0 +1,168 @@
+"""Modules that come, go, are called, built again, or switch between training and evaluation."""
+
+import pytest
+import torch
+from torch import nn
+
+import lazyrt
+from tests.harness import DEVICE
+from tests.runtime.explain.told import latest, ones, the_cause
+
+pytestmark = [
+    pytest.mark.lazy_only("is about compiled steps"),
+    pytest.mark.usefixtures("cold_and_fast"),
+]
+
+
+def stack(*layers):
+    model = nn.Sequential(nn.Linear(4, 4), *layers).to(DEVICE)
+    lazyrt.mark_step()
+    return model
+
+
+def run(model, x):
+    with lazyrt.step():
+        return model(x).sum()
+
+
+def train(model, x, make=torch.optim.AdamW):
+    """Make one step of a new optimizer."""
+    optimizer = make(model.parameters())
+    with lazyrt.step():
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("more", [1, 3])
+@pytest.mark.parametrize("work", [run, train])
+def test_added_modules_are_named_with_what_they_compute_their_state_and_update(
+    work, more
+):
+    model, x = stack(nn.Tanh()), ones(2, 4)
+    work(model, x)
+    for _ in range(more):
+        model.append(nn.Linear(4, 4).to(DEVICE))
+    lazyrt.mark_step()
+    work(model, x)
+
+    cause = the_cause("module_added")
+    names = ", ".join(f"`model.{k + 2}`" for k in range(more))
+    start = f"modules {names} were" if more > 1 else f"module {names} was"
+    assert cause.text == f"{start} added: {2 * more} parameters"
+    assert cause.variable == "model.2"
+    assert cause.now.file.endswith("test_modules.py")
+    assert "build the model before the loop" in cause.fix
+
+
+@pytest.mark.parametrize("work", [run, train])
+def test_a_removed_module_is_named_with_its_line_before(work):
+    model, x = stack(nn.Tanh(), nn.Linear(4, 4)), ones(2, 4)
+    work(model, x)
+    del model[2]
+    work(model, x)
+
+    cause = the_cause("module_removed")
+    assert cause.text == "module `model.2` was removed: 2 parameters"
+    assert cause.before is not None
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_parameter_of_a_module_comes_and_goes_with_the_op_that_reads_it(comes):
+    """A linear layer without a bias computes another op, and clipping sees fewer gradients."""
+    x = ones(2, 4)
+    for bias in (not comes, comes):
+        model = nn.Sequential(nn.Linear(4, 4, bias=bias), nn.Tanh()).to(DEVICE)
+        lazyrt.mark_step()
+        train(model, x)
+
+    cause = the_cause("module_added" if comes else "module_removed")
+    word = "added" if comes else "removed"
+    assert cause.text.startswith(f"parameter `model.0.bias` was {word}")
+
+
+def test_another_head_is_a_module_that_is_called_and_its_sizes_are_no_cause():
+    body = nn.Linear(4, 8).to(DEVICE)
+    heads = nn.ModuleDict({"a": nn.Linear(8, 2), "b": nn.Linear(8, 5)}).to(DEVICE)
+    x = ones(3, 4)
+    for task in ("a", "b"):
+        with lazyrt.step():
+            out = heads[task](body(x)).square().mean()
+    assert out.numel() == 1
+
+    top = latest().top
+    assert {cause.kind for cause in latest().causes} == {"module_call"}, str(latest())
+    assert top.text.startswith("module `heads.b` is called at test_modules.py:")
+    assert "was not called in graph." in top.text
+    assert top.variable == "heads.b"
+
+
+def test_a_layer_that_a_step_leaves_out_is_not_called_and_was_not_removed():
+    first, second, x = (*(nn.Linear(4, 4).to(DEVICE) for _ in range(2)), ones(2, 4))
+    for skips in (False, True):
+        with lazyrt.step():
+            y = first(x)
+            out = (y if skips else second(y)).sum()
+        del y, out
+
+    cause = the_cause("module_call")
+    assert cause.text.startswith("module `second` is not called at test_modules.py:")
+    assert "call the same modules in each step" in cause.fix
+
+
+def test_a_module_built_again_within_a_step_is_initialised_there():
+    model, x = stack(nn.Tanh()), ones(2, 4)
+    run(model, x)
+    model[0] = nn.Linear(4, 4, device=DEVICE)
+    run(model, x)
+
+    top = latest().top
+    assert [cause.kind for cause in latest().causes] == ["module_recreated"]
+    assert "`model.0.weight`" in top.text
+    assert " are initialised in this step at test_modules.py:" in top.text
+    assert " were inputs before" in top.text
+    assert "once, before the loop" in top.fix
+
+
+def test_a_module_that_the_first_step_built_is_not_made_again():
+    x = ones(2, 4)
+    model = nn.Sequential(nn.Linear(4, 4, device=DEVICE))
+    run(model, x)
+    run(model, x)
+
+    top = latest().top
+    assert top.kind in {"module_recreated", "state_became_input"}, str(latest())
+    assert "`model.0.weight`" in top.text
+    assert "nothing to do" in top.fix
+
+
+@pytest.mark.parametrize("trains_first", [True, False])
+def test_training_and_evaluation_are_told_apart_with_their_modules(trains_first):
+    model, x = stack(nn.Dropout(0.5), nn.BatchNorm1d(4)), ones(2, 4)
+    for trains in (trains_first, not trains_first):
+        model.train(trains)
+        with torch.no_grad():
+            run(model, x)
+
+    cause = the_cause("train_eval")
+    told = ("evaluation", "training") if trains_first else ("training", "evaluation")
+    assert cause.text.startswith(
+        f"the model runs in {told[0]} mode, before in {told[1]} mode (in module "
+    )
+    assert "`.eval()`" in cause.fix
+
+
+def test_a_program_without_dropout_is_no_model_in_evaluation_mode():
+    """Two networks that train in turn: the second step calls the first one's model not at all."""
+    maker, judge = stack(nn.Dropout(0.1)), nn.Linear(4, 1).to(DEVICE)
+    noise = ones(3, 4)
+    of_judge, of_maker = (
+        torch.optim.SGD(each.parameters(), lr=0.1) for each in (judge, maker)
+    )
+    made = maker(noise)
+    judge(made.detach()).square().mean().backward()
+    of_judge.step()
+    judge(made).sigmoid().mean().backward()
+    of_maker.step()
+
+    assert "train_eval" not in {cause.kind for cause in latest().causes}, str(latest())

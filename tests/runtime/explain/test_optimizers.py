@@ -1,0 +1,157 @@
+"""What an optimizer updates, keeps and computes, and what LBFGS does by values."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import lazyrt
+from tests.harness import DEVICE
+from tests.runtime.explain.told import compiles_of, ones, the_cause
+
+pytestmark = [
+    pytest.mark.lazy_only("is about compiled steps"),
+    pytest.mark.usefixtures("cold_and_fast"),
+]
+
+
+class Loop:
+    """Training by SGD, with what a user may change of it."""
+
+    def __init__(self):
+        self.net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).to(DEVICE)
+        self.sgd = torch.optim.SGD(self.net.parameters(), lr=0.1)
+        self.x = ones(2, 4)
+
+    def fit(self, **options):
+        self.sgd.param_groups[0].update(options)
+        with lazyrt.step():
+            self.sgd.zero_grad()
+            self.net(self.x).square().mean().backward()
+            self.sgd.step()
+
+
+def test_an_option_that_adds_ops_to_the_update_names_the_optimizer_and_the_ops():
+    loop = Loop()
+    loop.fit()
+    loop.fit(weight_decay=0.1)
+
+    cause = the_cause("update")
+    assert cause.text.startswith("the optimizer at test_optimizers.py:")
+    assert " computes something else: " in cause.text
+    assert "`aten._foreach_add.List`" in cause.text
+    assert "weight_decay" in cause.fix
+
+
+def test_momentum_that_is_switched_on_names_what_the_optimizer_keeps():
+    loop = Loop()
+    loop.fit()
+    loop.fit(momentum=0.9)
+
+    cause = the_cause("update")
+    assert cause.text.startswith("the optimizer at test_optimizers.py:")
+    assert " keeps `momentum_buffer` of each parameter, unlike in graph." in cause.text
+    assert "momentum" in cause.fix
+
+
+def test_rates_compile_nothing_and_may_pass_through_one_and_zero():
+    loop = Loop()
+    loop.fit(lr=0.1)
+    loop.fit(lr=0.2)
+
+    assert sum(compiles_of(loop.fit, lr=rate) for rate in (0.5, 1.0, 0.0, 1.0)) == 0
+
+
+@pytest.mark.parametrize("freezes", [True, False])
+def test_frozen_and_thawed_parameters_are_named_with_the_line_of_the_update(freezes):
+    loop = Loop()
+    for wants in (freezes, not freezes):
+        loop.net[0].requires_grad_(requires_grad=wants)
+        loop.fit()
+
+    cause = the_cause("update")
+    word = "not updated" if freezes else "updated"
+    assert cause.text.startswith(
+        f"parameters `self.net.0.weight`, `self.net.0.bias` are {word}"
+    )
+    assert " at test_optimizers.py:" in cause.text
+    assert "in graph." in cause.text
+
+
+def test_an_average_of_weights_that_begins_later_is_an_update_and_no_call():
+    loop = Loop()
+    average = copy.deepcopy(loop.net).requires_grad_(requires_grad=False)
+    lazyrt.mark_step()
+    for number in range(2):
+        with lazyrt.step():
+            loop.sgd.zero_grad()
+            loop.net(loop.x).square().mean().backward()
+            loop.sgd.step()
+            if number:
+                pairs = zip(average.parameters(), loop.net.parameters(), strict=True)
+                for mean, weight in pairs:
+                    mean.mul_(0.9).add_(weight.detach(), alpha=0.1)
+
+    cause = the_cause("update")
+    assert cause.text.startswith("parameters `average.")
+    assert " are updated at test_optimizers.py:" in cause.text
+
+
+def test_a_metric_that_counts_from_now_on_is_written_to():
+    x, correct = ones(3, 4), torch.zeros((), device=DEVICE)
+    lazyrt.mark_step()
+    for counts in (False, True):
+        with lazyrt.step():
+            out = (x.exp() * 2).tanh().cumsum(0)
+            if counts:
+                correct += (out.argmax(-1) == 0).sum()
+
+    cause = the_cause("update")
+    assert cause.text.startswith("`correct` f32[] is written to at test_optimizers.py:")
+    assert cause.variable == "correct"
+
+
+def fit_by_lbfgs(*, mark, **options):
+    """Train by LBFGS; `mark` says where steps end: `closure`, `step` or `block`."""
+    net = nn.Linear(3, 2).to(DEVICE)
+    numbers = torch.Generator().manual_seed(3)
+    x, y = (torch.randn(8, n, generator=numbers).to(DEVICE) for n in (3, 2))
+    optimizer = torch.optim.LBFGS(net.parameters(), lr=0.5, max_iter=3, **options)
+    lazyrt.mark_step()
+
+    def closure():
+        optimizer.zero_grad()
+        loss = functional.mse_loss(net(x), y)
+        loss.backward()
+        if mark == "closure":
+            lazyrt.mark_step()
+        return loss
+
+    for _ in range(2):
+        if mark == "block":
+            with lazyrt.step(on_read="allow"):
+                optimizer.step(closure)
+        else:
+            optimizer.step(closure)
+            lazyrt.mark_step()
+    found = [record.explanation for record in lazyrt.compiled_graphs()]
+    return [each for each in found if each is not None]
+
+
+@pytest.mark.parametrize(
+    ("mark", "search"),
+    [("closure", None), ("step", None), ("block", "strong_wolfe")],
+)
+def test_each_graph_of_lbfgs_has_one_cause_and_says_what_is_other(mark, search):
+    found = fit_by_lbfgs(mark=mark, line_search_fn=search)
+
+    assert {len(each.causes) for each in found} == {1}
+    assert {each.unexplained for each in found} == {0}
+    told = [each.text for each in found if each.text.startswith("LBFGS at ")]
+    assert any(" computes with 1 earlier direction, none in graph." in t for t in told)
+    assert not any(" 0 earlier" in t for t in told)
+    assert "`history_size`" in next(
+        each.top.fix for each in found if "earlier direction" in each.text
+    )

@@ -1,0 +1,283 @@
+"""What the program does on each line: branches, calls, loops, random numbers, groups."""
+
+import pytest
+import torch
+from torch import nn
+
+import lazyrt
+from tests.harness import DEVICE
+from tests.runtime.causes import explained, kinds, ones
+
+pytestmark = [
+    pytest.mark.lazy_only("is about compiled steps"),
+    pytest.mark.usefixtures("cold_and_fast"),
+]
+
+
+def test_another_branch_names_the_op_and_its_line_even_after_many_equal_steps():
+    x = ones(4, 4)
+    lazyrt.mark_step()
+
+    def step(number):
+        with lazyrt.step():
+            y = (x @ x).tanh()
+            if number > 20:
+                y = y.relu()
+            return y.sum()
+
+    for number in range(22):
+        step(number)
+
+    (cause,) = explained()[-1].causes
+    assert cause.kind == "code_path"
+    line = step.__code__.co_firstlineno + 4
+    assert cause.text == (
+        f"code path changed: `aten.relu.default` at test_visits.py:{line} is new"
+    )
+    assert cause.taken.removed == 0
+    assert len(lazyrt.compiled_graphs()) == 2
+
+
+def test_an_op_in_the_place_of_another_one_is_new_and_the_other_one_gone():
+    x = ones(4, 4)
+    lazyrt.mark_step()
+
+    def step(act):
+        with lazyrt.step():
+            return (act(x @ x) * 2).sum()
+
+    step(torch.relu)
+    step(torch.tanh)
+
+    found = explained()[-1]
+    assert kinds(found) == ["code_path"]
+    assert "`aten.tanh.default` at test_visits.py:" in found.text
+    assert "`aten.relu.default` at test_visits.py:" in found.text
+    assert "is gone" in found.text
+    assert found.unexplained == 0
+
+
+class Skips(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.skipped: int | None = 0
+
+    def forward(self, x):
+        for number, block in enumerate(self.blocks):
+            if number != self.skipped:
+                x = x + block(x).relu()
+        return x
+
+
+def test_a_layer_that_only_some_steps_call_was_not_added():
+    model, x = Skips().to(DEVICE), ones(2, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    lazyrt.mark_step()
+    for model.skipped in (0, 0, None):
+        with lazyrt.step():
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+
+    (cause,) = explained()[-1].causes
+    assert cause.kind == "module_call"
+    assert cause.variable == "model.blocks.0"
+    assert cause.text.startswith("module `model.blocks.0` is called at test_visits.py:")
+    assert cause.text.endswith(", was not called in graph.1")
+    assert "call the same modules in each step" in cause.fix
+
+
+@pytest.mark.parametrize(("before", "now"), [(2, 3), (3, 2)])
+def test_a_loop_gives_both_numbers_of_rounds(before, now):
+    x = ones(4, 4)
+    lazyrt.mark_step()
+
+    def run(rounds):
+        with lazyrt.step():
+            y = x
+            for _ in range(rounds):
+                y = torch.tanh(y) * 3 - y
+            return y.sum()
+
+    run(before)
+    run(now)
+
+    (cause,) = explained()[-1].causes
+    assert cause.kind == "loop_count"
+    assert cause.text.startswith("the loop at test_visits.py:")
+    assert cause.text.endswith(f" ran {now} times, {before} in graph.1")
+
+
+def test_a_line_that_records_an_op_twice_a_round_gives_the_number_of_rounds():
+    x = torch.full((3,), 9.0).to(DEVICE)
+    lazyrt.mark_step()
+
+    def root(rounds):
+        with lazyrt.step():
+            guess = x / 2
+            for _ in range(rounds):
+                guess = (guess + x / guess) / 2
+            return guess
+
+    root(3)
+    root(5)
+
+    (cause,) = explained()[-1].causes
+    assert cause.kind == "loop_count"
+    assert " ran 5 times, 3 in graph.1" in cause.text
+
+
+def test_rounds_of_a_recurrent_cell_are_a_loop_with_its_gradients():
+    cell, out = nn.GRUCell(3, 4).to(DEVICE), nn.Linear(4, 3).to(DEVICE)
+    x = ones(2, 3)
+    lazyrt.mark_step()
+    for rounds in (3, 4):
+        state, y = torch.zeros(2, 4, device=DEVICE), x
+        for _ in range(rounds):
+            state = cell(y, state)
+            y = out(state)
+        y.square().mean().backward()
+        lazyrt.mark_step()
+        cell.zero_grad()
+        out.zero_grad()
+        del state, y
+
+    found = explained()[-1]
+    assert kinds(found) == ["loop_count"], found
+    assert "ran 4 times, 3 in graph.1" in found.text
+
+
+def test_a_longer_sequence_comes_before_the_rounds_that_follow_from_it():
+    lstm = nn.LSTM(4, 3, batch_first=True).to(DEVICE)
+
+    def run(length):
+        x = ones(2, length, 4)
+        lazyrt.mark_step()
+        with lazyrt.step(), torch.no_grad():
+            return lstm(x)[0].sum()
+
+    run(4)
+    run(6)
+
+    found = explained()[-1]
+    assert kinds(found) == ["input_shape", "loop_count"], found
+    assert found.top.variable == "x"
+    assert found.causes[1].text.endswith(
+        "ran 6 times, 4 in graph.1, as many as `x` is long"
+    )
+
+
+def test_more_random_numbers_name_the_op_and_what_reads_them_follows():
+    x = ones(4, 4)
+    lazyrt.mark_step()
+
+    def step(*, noisy):
+        with lazyrt.step():
+            y = x * 2
+            if noisy:
+                noise = torch.randn(4, 4, device=DEVICE)
+                y = y + noise
+                del noise
+            out = (y @ y).sum()
+            del y
+        return out
+
+    step(noisy=False)
+    step(noisy=True)
+
+    (cause,) = explained()[-1].causes
+    assert cause.kind == "rng"
+    line = step.__code__.co_firstlineno + 4
+    assert cause.text == (
+        f"aten.randn.default at test_visits.py:{line} draws random numbers 1 time, 0 in graph.1"
+    )
+
+
+def test_a_chain_of_random_numbers_without_a_boundary_grows_from_graph_to_graph():
+    x = ones(3)
+    lazyrt.mark_step()
+    for rounds in (1, 2, 3):
+        total = x
+        for _ in range(rounds):
+            total = total + torch.randn(3, device=DEVICE)
+        float(total.sum())
+        lazyrt.mark_step()
+        del total
+
+    found = [each.top for each in explained()[1:]]
+    assert {each.kind for each in found} <= {"loop_count", "rng"}
+    assert all("test_visits.py:" in each.text for each in found)
+
+
+def test_buckets_that_are_filled_in_another_way_are_a_regrouping():
+    gradients = [ones(8) * k for k in range(5)]
+    lazyrt.mark_step()
+
+    def step(groups):
+        with lazyrt.step():
+            made = [g * 2 for g in gradients]
+            out = [torch.cat([made[k] for k in group]) for group in groups]
+            del made
+            results = [o.tanh() for o in out]
+            del out
+        return results
+
+    step([(0, 1), (2, 3, 4)])
+    step([(0, 1, 2, 3), (4,)])
+
+    found = explained()[-1]
+    assert kinds(found) == ["regrouped"]
+    assert (
+        "joins the same tensors in other groups: of 1 and 4, of 2 and 3 in"
+        in found.text
+    )
+    assert "flush the buckets" in found.top.fix
+    assert found.unexplained == 0
+
+
+def test_an_op_that_reads_another_value_is_named_with_its_line():
+    layer, target = nn.Linear(4, 4).to(DEVICE), ones(2, 2, 4)
+    lazyrt.mark_step()
+
+    def run(*, forces):
+        with lazyrt.step():
+            first = layer(target[:, 0])
+            second = layer(target[:, 1] if forces else first)
+            return (first - target[:, 1]).square().mean() + second.square().mean()
+
+    run(forces=True)
+    run(forces=False)
+
+    (cause,) = explained()[-1].causes
+    assert cause.now is not None
+    assert cause.now.line == run.__code__.co_firstlineno + 3
+    assert f"at {cause.now} reads " in cause.text
+
+
+def test_micro_batches_in_one_graph_are_told_with_their_number_and_lines():
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)).to(DEVICE)
+    batches = [ones(3, 4) * k for k in range(8)]
+    lazyrt.mark_step()
+
+    def update():
+        for x in batches:
+            loss = model(x).square().mean() / 8
+            loss.backward()
+        lazyrt.mark_step()
+
+    update()
+
+    found = explained()[-1]
+    line = update.__code__.co_firstlineno + 2
+    assert found.block is not None
+    assert found.block.times == 8
+    assert f"-op block 8 times (test_visits.py:{line}-{line + 1})" in str(found)
+
+
+def test_layers_of_a_model_are_no_repeated_block():
+    layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(6))).to(DEVICE)
+    with lazyrt.step():
+        out = layers(ones(2, 4)).sum()
+
+    assert explained()[-1].block is None, out
