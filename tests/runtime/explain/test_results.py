@@ -44,7 +44,8 @@ def test_a_list_that_keeps_a_value_is_named_with_the_line_and_the_closure_form()
 
 
 def test_the_fix_for_a_kept_value_compiles_nothing_after_the_first_step():
-    x, history = ones(4, 4), []
+    x = ones(4, 4)
+    history: list[torch.Tensor] = []
     lazyrt.mark_step()
     for _ in range(3):
         with lazyrt.step():
