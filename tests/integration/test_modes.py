@@ -73,7 +73,7 @@ def test_lazy_mode_compiles_twice_in_ten_iterations():
     second = lazyrt.compiled_graphs()[-1].explanation
     assert second is not None
     assert second.top.kind == "state_became_input"
-    assert "is an input from now on" in second.top.text
+    assert "are inputs now; graph.1 created them" in second.top.text
 
 
 @pytest.mark.parametrize(

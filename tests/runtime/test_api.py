@@ -306,7 +306,7 @@ def test_the_first_graph_of_a_process_says_so():
 
     reasons = [event.reason for event in found]
     assert reasons[0] == "the first graph of this process"
-    assert "f32[2] is now f32[3]" in reasons[1]
+    assert "is f32[3], was f32[2]" in reasons[1]
     assert "aten.sub.Tensor" in reasons[2]
 
 

@@ -66,7 +66,7 @@ def test_a_part_without_a_tensor_is_the_number(source, name):
 
 
 @pytest.mark.lazy_only("is about compiled steps")
-def test_numbers_of_several_lines_are_counted_with_one_of_their_expressions():
+def test_numbers_of_several_lines_are_counted_with_their_expressions():
     x = torch.ones(4).to(DEVICE)
     for k in (0.5, 0.25):
         with lazyrt.step():
@@ -75,7 +75,7 @@ def test_numbers_of_several_lines_are_counted_with_one_of_their_expressions():
 
     found = lazyrt.explain()
     assert found is not None
-    assert found.top.text.startswith("2 Python numbers, one of them in `")
+    assert found.top.text.startswith("2 Python numbers in `x * k`, `y / k` at ")
     assert found.top.variable == ""
     del z
 
@@ -89,7 +89,7 @@ def test_two_numbers_of_a_line_are_not_told_by_the_name_of_one():
 
     found = lazyrt.explain()
     assert found is not None
-    assert found.top.text.startswith("2 Python numbers at test_callsite_numbers.py:")
+    assert found.top.text.startswith("2 Python numbers, some of them in `x * k`, at ")
     assert found.top.variable == ""
     del y
 

@@ -820,11 +820,14 @@ def _lifted(c: Comparison, claims: list[Claim]) -> Fields:
     texts = [text for text, _ in known if text]
     names = [name for _, name in known if name]
     many = len(claims) > 1
+    within = f" in {listed(texts)}" if texts else ""
+    if 0 < len(texts) < len(claims):  # others stand there, too
+        within = f", some of them in {listed(texts)},"
     return {
         "number": f"{len(claims)} Python numbers" if many else "a Python number",
         "varies": "vary" if many else "varies",
-        "within": f" in {listed(texts)}" if texts else "",
-        "variable": names[0] if len(names) == 1 else "",
+        "within": within,
+        "variable": names[0] if len(names) == 1 and not many else "",
     }
 
 
