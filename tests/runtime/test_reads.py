@@ -515,7 +515,7 @@ def test_the_condition_of_a_breakpoint_cuts_nothing():
 @pytest.mark.not_eager("reads what is pending")
 def test_a_peek_at_a_prompt_says_its_cost_after_the_value(monkeypatch, capsys):
     """On one line, for what took long; a script's print says nothing."""
-    monkeypatch.setattr(introspection, "WORTH_TELLING_NS", 0)
+    monkeypatch.setattr(introspection, "WORTH_REPORTING_NS", 0)
     y = torch.ones(2, device=DEVICE) * 2
 
     written = at_pdb(["p t", "p 1"], y)
@@ -531,7 +531,7 @@ def test_a_peek_at_a_prompt_says_its_cost_after_the_value(monkeypatch, capsys):
 def test_a_quick_peek_at_a_prompt_says_no_cost(monkeypatch):
     """Below 50 ms nobody waits."""
     assert introspection.WORTH_REPORTING_NS == 50_000_000
-    monkeypatch.setattr(introspection, "WORTH_TELLING_NS", 10**12)
+    monkeypatch.setattr(introspection, "WORTH_REPORTING_NS", 10**12)
 
     assert "[lazyrt" not in at_pdb(["p t"], torch.ones(2, device=DEVICE) * 2)
 
