@@ -22,7 +22,10 @@ from tests.runtime.planted import (
 )
 from tests.runtime.planted.bed import SCRIPTS
 
-pytestmark = pytest.mark.lazy_only("eager debug mode has no step graphs")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.lazy_only("eager debug mode has no step graphs"),
+]
 
 # Importing them puts their scripts into the bed.
 FILES = (
