@@ -13,8 +13,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from lazyviz.render import html
-from lazyviz.render.escape import markup, one_line, printable
-from lazyviz.render.html import Fragment
+from lazyviz.render.html import Fragment, markup, one_line, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

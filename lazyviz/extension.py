@@ -22,7 +22,7 @@ from lazyviz import formatters, session
 from lazyviz.render import strip_html
 from lazyviz.render.strip import strip_text
 from lazyviz.session import SHELL_ATTRIBUTE, Session
-from lazyviz.shell import displayed, dual_display, magics, postmortem, tracebacks
+from lazyviz.shell import displayed, magics, tracebacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -114,7 +114,7 @@ class Extension:
 
     def _tell_tables(self) -> None:
         """Let the tables of live tensors that somebody sees follow the program."""
-        views = sys.modules.get("lazyviz.widgets.live_view")
+        views = sys.modules.get("lazyviz.widgets")
         if views is not None:
             with _logged("the table of live tensors"):
                 views.cell_ended(self._shell)
@@ -143,7 +143,7 @@ class Extension:
         for each in errors:
             if each is not None:
                 with _logged("letting go of a traceback's tensors"):
-                    postmortem.let_go(each, runtime.stand_in)
+                    tracebacks.let_go(each, runtime.stand_in)
 
     def _publish(self, strip: Any) -> None:
         data = {"text/plain": strip_text(strip)}
@@ -157,10 +157,10 @@ class Extension:
 
     def _wake_copying(self) -> None:
         """Let the buttons in this session's strips work, from the first one on."""
-        if not dual_display.has_page(self._shell):
+        if not displayed.has_page(self._shell):
             return
         try:
-            from lazyviz.widgets.copy_lines import CopyLines
+            from lazyviz.widgets import CopyLines
         except ImportError:  # the lines can be selected
             return
         self._copying = CopyLines()

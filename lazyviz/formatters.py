@@ -12,8 +12,8 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from lazyviz import session
-from lazyviz.draw import panel
-from lazyviz.render import html, text
+from lazyviz.draw import panel, svg
+from lazyviz.render import text
 from lazyviz.shell.lazytensors import is_lazy
 
 if TYPE_CHECKING:
@@ -96,8 +96,7 @@ def number_text(value: Any) -> str:
 
 def _page(runtime: Any, tensor: Any, shown: str) -> str:
     """Return a tensor's display as HTML: statistics first, the rest folded."""
-    from lazyviz.render.tensor import Shown, tensor_html
-    from lazyviz.render.values import picture_axes
+    from lazyviz.render.values import Shown, picture_axes, tensor_html
 
     pictured = tensor.numel() >= _MIN_PICTURED
     axes = picture_axes(tuple(tensor.shape)) if pictured else ()
@@ -176,7 +175,7 @@ def graph_bundle(graph: Any, hint: str = "") -> dict[str, str]:
     current = session.current()
     if current is not None and wants_html(current.shell):
         drawing = current.drawing_of(graph)
-        bundle["text/html"] = html.graph_html(drawing, hint=hint)
+        bundle["text/html"] = svg.graph_html(drawing, hint=hint)
     return bundle
 
 

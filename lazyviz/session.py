@@ -31,13 +31,12 @@ if TYPE_CHECKING:
     from lazyrt.tools import Holding, Node, Value
     from lazyviz.draw.model import DrawGraph
     from lazyviz.render.cuts import Cut
-    from lazyviz.render.spans import CellTime
     from lazyviz.render.strip import Strip
+    from lazyviz.render.timeline_text import CellTime
     from lazyviz.shell.failures import Failure
-    from lazyviz.timing.expected import Expectations
-    from lazyviz.timing.history import Timeline
-    from lazyviz.timing.intake import Intake
-    from lazyviz.timing.steplog import StepRow
+    from lazyviz.timing.compile_time import Expectations
+    from lazyviz.timing.event_queue import Intake
+    from lazyviz.timing.history import StepRow, Timeline
     from lazyviz.timing.tally import Tally
 
 SHELL_ATTRIBUTE = "_lazyviz_session"
@@ -168,8 +167,8 @@ class Session:
         """Listen to the runtime from now on."""
         if self.attached:
             return
-        from lazyviz.timing.intake import Intake
-        from lazyviz.timing.pulse import Quiet
+        from lazyviz.timing.event_queue import Intake
+        from lazyviz.timing.ledger import Quiet
 
         intake = self._intake = Intake(self.progress)
         self._runtime = runtime
@@ -232,7 +231,7 @@ class Session:
 
     def finish_cell(self, error: BaseException | None) -> Strip | None:
         """Record the running cell; return its strip, or None if it did not touch the device."""
-        from lazyviz.render.spans import NO_LINES, CellTime
+        from lazyviz.render.timeline_text import NO_LINES, CellTime
 
         intake, runtime = self._intake, self._runtime
         if intake is None or runtime is None:
@@ -288,7 +287,7 @@ class Session:
 
     def cell_so_far(self) -> CellTime | None:
         """Return the time of the running cell up to now; None if it did nothing yet."""
-        from lazyviz.render.spans import CellTime
+        from lazyviz.render.timeline_text import CellTime
 
         cell = self._running
         if cell is None or cell.tally is None or self._intake is None:

@@ -13,17 +13,17 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lazyviz.render.escape import markup
+from lazyviz.render.html import markup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lazyrt.observe import events
-    from lazyviz.render.spans import Span
     from lazyviz.render.state import Apart, Looked, Repeat, State
     from lazyviz.render.strip import Barrier
+    from lazyviz.render.timeline_text import Span
     from lazyviz.session import CellRecord
-    from lazyviz.timing.steplog import StepRow
+    from lazyviz.timing.history import StepRow
 
     Tell = Callable[[str], str]
 
@@ -108,7 +108,7 @@ def span(found: Span, tell: Tell) -> Span:
     """Return a span of the timeline with its expression told otherwise.
 
     Example:
-        >>> from lazyviz.render.spans import Span
+        >>> from lazyviz.render.timeline_text import Span
         >>> names = ("look at f(x)", "look at loss", "step 2: read by bool() of f(x)")
         >>> [span(Span("step", "run", name, 0, 1, None), name_only).name for name in names]
         ['look at a tensor', 'look at loss', 'step 2: read by bool()']

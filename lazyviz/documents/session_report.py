@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 from lazyviz import session
 from lazyviz.command_line import path_of
 from lazyviz.documents import redaction
-from lazyviz.documents.facts import Facts, collect
-from lazyviz.documents.parts import report_parts
+from lazyviz.documents.parts import Facts, collect, report_parts
 from lazyviz.render import html, text
-from lazyviz.render.page import Section, page_html
+from lazyviz.render.html import Section, page_html
 
 if TYPE_CHECKING:
     from collections.abc import Callable

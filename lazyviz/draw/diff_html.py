@@ -38,9 +38,7 @@ from lazyviz.draw.panel import (
 )
 from lazyviz.draw.svg import emit, start_of
 from lazyviz.render import text
-from lazyviz.render.escape import markup
-from lazyviz.render.html import folded, pre
-from lazyviz.render.page import Section, page_html
+from lazyviz.render.html import Section, folded, markup, page_html, pre
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from lazyviz.draw.model import path_text
 from lazyviz.render import text
-from lazyviz.render.escape import markup
+from lazyviz.render.html import markup
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,16 +8,22 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lazyviz.doc import Doc, Drawn, Fold, Heading, Note, Part, Points, Table
 from lazyviz.foreign.evidence import Evidence, EvidenceError
-from lazyviz.foreign.metrics import Behind, Call, Finding, Metric, Section, find
-from lazyviz.foreign.quantities import Quantity
+from lazyviz.foreign.metrics import (
+    Behind,
+    Call,
+    Finding,
+    Metric,
+    Quantity,
+    Section,
+    find,
+)
 from lazyviz.render import html, text
-from lazyviz.render.escape import markup
-from lazyviz.render.html import Fragment
+from lazyviz.render.html import Fragment, markup
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from lazyviz.foreign.quantities import Rounding
+    from lazyviz.foreign.metrics import Rounding
 
 _SPREAD = "std dev"
 _RATE = "per second"

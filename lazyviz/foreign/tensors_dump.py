@@ -20,7 +20,7 @@ from lazyviz.foreign.evidence import (
     shorten,
     user_frame,
 )
-from lazyviz.foreign.ir_text import parse_dot, parse_ir
+from lazyviz.foreign.program_dumps import parse_dot, parse_ir
 from lazyviz.render import text
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lazyviz.doc import Doc, Fold, Note, Part, Picture, Table
 from lazyviz.foreign.evidence import Evidence, EvidenceError, file_bytes
 from lazyviz.render import text
-from lazyviz.render.spans import CellTime, Span
-from lazyviz.render.timeline import timeline_svg
-from lazyviz.render.timeline_text import TimelineView
+from lazyviz.render.timeline_svg import timeline_svg
+from lazyviz.render.timeline_text import CellTime, Span, TimelineView
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -74,14 +74,14 @@ class DiffView:
 
     def show(self, shell: Any) -> None:
         """Display it; where there is a page, a picture that answers clicks takes its place."""
-        from lazyviz.shell import dual_display
+        from lazyviz.shell import displayed
 
         shell.display_pub.publish(self._repr_mimebundle_(), metadata={})
-        if not self.diff.is_empty and dual_display.has_page(shell):
-            dual_display.show_live(shell, self._widget)
+        if not self.diff.is_empty and displayed.has_page(shell):
+            displayed.show_live(shell, self._widget)
 
     def _widget(self) -> Any:
-        from lazyviz.widgets.graph_view import GraphView
+        from lazyviz.widgets import GraphView
 
         return GraphView(self.explorer, self._twin)
 
@@ -99,9 +99,9 @@ class DiffView:
     __repr__ = __str__
 
     def _ipython_display_(self) -> None:
-        from lazyviz.shell import dual_display
+        from lazyviz.shell import displayed
 
-        dual_display.display(self, self.show)
+        displayed.display(self, self.show)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         from lazyviz.draw.diff_html import diff_bundle

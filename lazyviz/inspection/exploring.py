@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from lazygraph.gc_pause import gc_paused
 from lazyviz import formatters, session
+from lazyviz.draw import svg
 from lazyviz.inspection.explorer import Explorer
 from lazyviz.inspection.subjects import pending_subject, subject_of
 from lazyviz.render import html
 from lazyviz.render.cuts import cut_html, cut_text
-from lazyviz.render.page import page_html
-from lazyviz.shell import dual_display
+from lazyviz.render.html import page_html
+from lazyviz.shell import displayed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from lazyviz.widgets.graph_view import GraphView
+    from lazyviz.widgets import GraphView
 
 _UNSAFE = re.compile(r"[^0-9A-Za-z_-]+")
 
@@ -46,7 +47,7 @@ class ExploreView:
     @cached_property
     def widget(self) -> GraphView:
         """The live view, made when somebody asks for it."""
-        from lazyviz.widgets.graph_view import GraphView
+        from lazyviz.widgets import GraphView
 
         return GraphView(self.explorer, self._twin)
 
@@ -56,13 +57,13 @@ class ExploreView:
 
     def to_svg(self) -> str:
         """Return the picture of what is shown, with all that it needs."""
-        return html.graph_svg(self.explorer.unfolded)
+        return svg.draw(self.explorer.unfolded, budget=svg.STRIP_BUDGET).svg
 
     def to_html(self) -> str:
         """Return the static copy: a picture under a line that folds it."""
         if self.is_empty:
             return html.muted("Nothing is pending.")
-        drawing = html.graph_html(self.explorer.copied)
+        drawing = svg.graph_html(self.explorer.copied)
         title = f"{self.explorer.title}, static copy"
         return html.folded(title, drawing + self._cut_html(), css_class=self._twin)
 
@@ -82,7 +83,7 @@ class ExploreView:
         from pathlib import Path
 
         listing = html.pre(self.explorer.listing())
-        body = html.graph_html(self.explorer.copied) + listing + self._cut_html()
+        body = svg.graph_html(self.explorer.copied) + listing + self._cut_html()
         page = page_html(title or self.explorer.title, [("", body)])
         Path(path).write_text(page, encoding="utf-8")
 
@@ -91,7 +92,7 @@ class ExploreView:
         publish = self._shell_now().display_pub.publish
         publish(self._repr_mimebundle_(), metadata={})
         if not self.is_empty and self._is_live():
-            dual_display.show_live(self._shell_now(), lambda: self.widget)
+            displayed.show_live(self._shell_now(), lambda: self.widget)
 
     def _is_live(self) -> bool:
         shell = self._shell_now()

@@ -17,7 +17,7 @@ from lazyviz.draw.boxes import HloCosts, draw_graph, draw_hlo, inside_of, origin
 from lazyviz.draw.model import BACKWARD, FROM_CPU, DrawGraph
 from lazyviz.draw.palette import Amounts, Findings, count_words, not_finite_words
 from lazyviz.render import text
-from lazyviz.render.python import python_call
+from lazyviz.render.text import python_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

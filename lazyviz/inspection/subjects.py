@@ -24,7 +24,7 @@ from lazyviz.inspection.programs import (
     leaf_name,
 )
 from lazyviz.render import text
-from lazyviz.timing.compile_share import why_unknown
+from lazyviz.timing.compile_time import why_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

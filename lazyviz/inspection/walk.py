@@ -2,7 +2,7 @@
 
 A walk knows nothing of browsers. It takes requests, plain dicts such as
 `{"kind": "select", "box": 3}`, checks them, and returns replies, plain dicts as well, one for each
-thing that changes on the screen. `lazyviz.widgets.graph_view` carries both.
+thing that changes on the screen. `lazyviz.widgets` carries both.
 """
 
 from __future__ import annotations

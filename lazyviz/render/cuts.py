@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lazyviz.render import html, text
-from lazyviz.render.escape import markup, one_line
+from lazyviz.render.html import markup, one_line
 
 _WIDTH, _ROW, _LABEL = 420, 34, 56
 _MIN_PART = 46

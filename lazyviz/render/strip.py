@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lazyviz.render import state, text
-from lazyviz.render.escape import one_line
+from lazyviz.render.html import one_line
 
 if TYPE_CHECKING:
     from lazyviz.draw.model import DrawGraph

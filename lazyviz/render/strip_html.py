@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lazyviz.draw import svg
 from lazyviz.draw.palette import PHASE_COLOURS, PHASES
 from lazyviz.render import html, text
 from lazyviz.render.cuts import cut_html
-from lazyviz.render.escape import markup
+from lazyviz.render.html import markup
 from lazyviz.render.state import batched_source, state_text
 from lazyviz.render.strip import strip_notes, strip_parts, urgent_notes
 
@@ -19,7 +20,7 @@ _BAR_HEIGHT = 12
 _BAR_WIDTH = 420
 _SMALL_BAR_WIDTH = 84
 _SMALL_BAR_HEIGHT = 8
-# Empty and hidden until `lazyviz.widgets.copy_lines` wakes it, so that a saved notebook shows none.
+# Empty and hidden until `lazyviz.widgets` wakes it, so that a saved notebook shows none.
 _COPY_BUTTON = (
     '<button type="button" class="lzb-copy" style="display:none" aria-label="Copy these lines" '
     'data-lm-suppress-shortcuts="true"></button>'
@@ -93,9 +94,9 @@ def _strip_details(strip: Strip, css_class: str) -> str:
         parts += map(cut_html, strip.cuts)
     if strip.graph is not None and strip.graph.boxes:
         parts.append(
-            html.graph_html(
+            svg.graph_html(
                 strip.graph,
-                budget=html.STRIP_BUDGET,
+                budget=svg.STRIP_BUDGET,
                 css_class=css_class,
                 hint=EXPLORE_HINT,
             )

@@ -7,11 +7,13 @@ import math
 import struct
 import zlib
 from base64 import b64encode
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lazyviz.render.escape import markup
+from lazyviz.render import html
+from lazyviz.render.html import markup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -224,3 +226,74 @@ def _listing(title: str, text: str, *, is_open: bool = False) -> str:
         f"<details{opened}><summary>{markup(title)}</summary>"
         f"<pre>{markup(shown)}</pre></details>"
     )
+
+
+_MAX_SHOWN = 40_000
+_OPEN_BELOW = 65  # elements: so few are read at a glance
+_MIN_PICTURED = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What a tensor's display says.
+
+    Attributes:
+        facts: Type, statistics, device and autograd, joined by ` · `.
+        text: The values, as torch prints them.
+        look: What was seen of it.
+        plan: One line about the op that makes it, or made it.
+        listing: The pending ops that it needs, as text; empty for data.
+    """
+
+    facts: str
+    text: str
+    look: Look
+    plan: str
+    listing: str = ""
+
+
+def tensor_html(shown: Shown) -> str:
+    """Return the display of a tensor."""
+    is_small = shown.look.summary.elements < _OPEN_BELOW
+    values = _fold(
+        marked(shown.facts), html.pre(_shortened(shown.text)), is_open=is_small
+    )
+    pictures = _pictures(shown.look)
+    picture = html.folded("histogram and picture", pictures) if pictures else ""
+    plan = (
+        html.folded(shown.plan, html.pre(_shortened(shown.listing)))
+        if shown.listing
+        else html.muted(shown.plan)
+    )
+    return f'<div class="lazyviz-tensor">{values}{picture}{plan}</div>'
+
+
+def _fold(summary: str, body: str, *, is_open: bool) -> str:
+    """Return HTML under a line of HTML that folds it."""
+    opened = " open" if is_open else ""
+    return (
+        f'<details style="font-size:12px;line-height:1.5"{opened}>'
+        f'<summary style="cursor:pointer">{summary}</summary>{body}</details>'
+    )
+
+
+def _pictures(look: Look) -> str:
+    """Return a histogram, and a picture of the last axes where there are two."""
+    summary = look.summary
+    if summary.elements < _MIN_PICTURED:
+        return ""
+    parts = []
+    if any(summary.counts):
+        bars = bars_svg(summary.counts, summary.low, summary.high)
+        # Inside an image no style of the page holds: a grey that both themes show.
+        bars = bars.replace("<text ", '<text fill="#7e8a9a" font-size="10" ')
+        parts.append(html.picture(bars, "histogram"))
+    axes = picture_axes(summary.shape)
+    if look.picture is not None and axes:
+        sizes = summary.shape[axes[-2]], summary.shape[axes[-1]]
+        parts.append(drawn_picture(look.picture.numpy(), sizes))
+    return f"<div>{' '.join(parts)}</div>" if parts else ""
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]} …"

@@ -18,9 +18,7 @@ from lazyrt.observe import events
 from lazyviz.draw.panel import statistics_text
 from lazyviz.render.state import Apart, Left, Looked, Redundant, Repeat, is_check
 from lazyviz.render.strip import Barrier, Fallback, SingleOps, Strip
-from lazyviz.timing.busy import BusyTime
-from lazyviz.timing.ledger import Ledger, Piece
-from lazyviz.timing.pulse import Quiet
+from lazyviz.timing.ledger import BusyTime, Ledger, Piece, Quiet
 
 if TYPE_CHECKING:
     from collections.abc import Callable

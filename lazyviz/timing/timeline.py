@@ -7,16 +7,16 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from lazyviz.render import html, text
-from lazyviz.render.timeline import timeline_svg
+from lazyviz.render.timeline_svg import timeline_svg
 from lazyviz.render.timeline_text import TimelineView, gaps, timeline_text
-from lazyviz.shell import dual_display
+from lazyviz.shell import displayed
 from lazyviz.timing import trace_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from lazyviz.render.spans import CellTime, Span
+    from lazyviz.render.timeline_text import CellTime, Span
     from lazyviz.session import Session
 
 CELLS = 12
@@ -95,11 +95,11 @@ class TimelineShown:
     def show(self, shell: Any) -> None:
         """Display it; where there is a page, a picture that zooms takes the picture's place."""
         shell.display_pub.publish(self._repr_mimebundle_(), metadata={})
-        if self.view.cells and dual_display.has_page(shell):
-            dual_display.show_live(shell, self._widget)
+        if self.view.cells and displayed.has_page(shell):
+            displayed.show_live(shell, self._widget)
 
     def _widget(self) -> Any:
-        from lazyviz.widgets.timeline_view import TimelineView
+        from lazyviz.widgets import TimelineView
 
         return TimelineView(svg=self.svg(is_detailed=True), twin=TWIN)
 
@@ -121,7 +121,7 @@ class TimelineShown:
         return self.text()
 
     def _ipython_display_(self) -> None:
-        dual_display.display(self, self.show)
+        displayed.display(self, self.show)
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return {"text/plain": self.text(), "text/html": self.to_html()}

@@ -21,9 +21,14 @@ from typing import TYPE_CHECKING, Any
 from lazyviz.command_line import path_of
 from lazyviz.doc import Table
 from lazyviz.render import text
-from lazyviz.render.escape import printable
-from lazyviz.render.spans import CellTime, Span
-from lazyviz.render.timeline_text import TimelineView, gaps, timeline_text
+from lazyviz.render.html import printable
+from lazyviz.render.timeline_text import (
+    CellTime,
+    Span,
+    TimelineView,
+    gaps,
+    timeline_text,
+)
 from lazyviz.version import __version__
 
 if TYPE_CHECKING:

@@ -13,12 +13,11 @@ from lazyrt.execution.node_values import Lifetime
 from lazyviz.documents import tour
 from lazyviz.draw.palette import PHASES
 from lazyviz.foreign.metrics import Behind, Call
-from lazyviz.inspection import executables
+from lazyviz.inspection import tables
 from lazyviz.inspection.lifetimes import Timeline
 from lazyviz.inspection.numerics import Comparison, NodeDifference
 from lazyviz.render.cuts import Cut, Listing, Part, Row, Rule, SourceLine, cut_html
-from lazyviz.render.spans import CellTime, Span
-from lazyviz.render.timeline_text import TimelineView
+from lazyviz.render.timeline_text import CellTime, Span, TimelineView
 from lazyviz.timing.timeline import TimelineShown
 
 DATA = Path(__file__).parent.parent / "data"
@@ -76,8 +75,8 @@ def views(text):
     yield "dump of tensors", dump(text).to_html()
     yield "metrics of a session", poisoned(session_metrics(), text).to_html()
     yield "two reports", poisoned(two_reports(), text).to_html()
-    yield "executables", executables.doc(executable_rows(text)).to_html()
-    yield "executables, live", executables.live_html(executable_rows(text))
+    yield "executables", tables.doc(executable_rows(text)).to_html()
+    yield "executables, live", tables.live_html(executable_rows(text))
     yield "cuts", cut_html(cut(text))
     yield "comparison", comparison(text)._repr_html_()
     for is_detailed in (False, True):

@@ -19,7 +19,7 @@ from lazyviz.draw.svg import draw
 from lazyviz.inspection.explorer import MOST_BOXES, Explorer
 from lazyviz.inspection.protocol import RequestError
 from lazyviz.inspection.subjects import pending_subject, subject_of
-from lazyviz.render.python import python_call
+from lazyviz.render.text import python_call
 from tests.conftest import displayed
 from tests.harness import bytecodes_of, thinned
 

@@ -14,7 +14,7 @@ from lazyviz import session
 from lazyviz.inspection import tables
 from lazyviz.render import strip_html, text
 from lazyviz.render.strip import Strip, strip_text
-from lazyviz.timing import pulse
+from lazyviz.timing import event_queue
 from tests.conftest import displayed
 from tests.harness import DEVICE, ROOT, bytecodes_of
 
@@ -35,7 +35,7 @@ def test_recording_costs_the_same_with_the_extension_loaded_and_unloaded(
     shell, monkeypatch
 ):
     # Where the time goes is sampled, at most fifty times a second, whatever is recorded.
-    monkeypatch.setattr(pulse, "PERIOD_S", 3600)
+    monkeypatch.setattr(event_queue, "PERIOD_S", 3600)
     x = torch.ones(8).to(DEVICE)
     lazyrt.mark_step()
     alone = cost_of_recording(x)
@@ -54,8 +54,8 @@ def test_recording_costs_the_same_with_the_extension_loaded_and_unloaded(
 
 def test_a_step_costs_a_bounded_number_of_instructions_more(shell, monkeypatch):
     """Measured: 160 to 460 in the step, and 1,740 at a beat of the pulse, on the pulse's thread."""
-    monkeypatch.setattr(pulse, "PERIOD_S", 3600)
-    monkeypatch.setattr(pulse, "_SELDOM_NS", 10**15)
+    monkeypatch.setattr(event_queue, "PERIOD_S", 3600)
+    monkeypatch.setattr(event_queue, "_SELDOM_NS", 10**15)
     x = torch.ones(8).to(DEVICE)
     kept = []
 
@@ -100,7 +100,7 @@ def test_listening_to_each_op_is_what_would_cost():
 
 
 def test_a_closed_pulse_asks_nothing_more():
-    beat = pulse.Pulse(lambda *_: None)
+    beat = event_queue.Pulse(lambda *_: None)
     beat.begin()
     assert events.op_listeners
 

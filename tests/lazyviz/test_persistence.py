@@ -9,7 +9,7 @@ import pytest
 from nbconvert import HTMLExporter
 
 import lazyviz
-from lazyviz.foreign.programs import parse_programs
+from lazyviz.foreign.program_dumps import parse_programs
 from lazyviz.foreign.xplane import Profile, ProfileEvent, ProfileLine, ProfilePlane
 from lazyviz.views import VIEWS
 from tests.conftest import displayed

@@ -7,10 +7,11 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from lazyviz.doc import Table
+from lazyviz.draw import svg
 from lazyviz.draw.boxes import draw_graph
 from lazyviz.draw.model import Box, DrawGraph
 from lazyviz.render import html, strip_html
-from lazyviz.render.page import Section, page_html
+from lazyviz.render.html import Section, page_html
 from lazyviz.render.strip import Barrier, Fallback, Strip
 from tests.lazyviz.ir_builder import perceptron, transformer
 
@@ -202,16 +203,16 @@ def test_a_duration_of_minutes_and_seconds_may_stand_in_two_lines():
 
 
 def test_a_large_graph_stays_within_the_size_that_is_embedded():
-    source = html.graph_html(draw_graph(transformer(12)), budget=300, engine="layered")
+    source = svg.graph_html(draw_graph(transformer(12)), budget=300, engine="layered")
 
     (data,) = re.findall(r"base64,([\w+/=]+)", source)
-    assert len(base64.b64decode(data)) <= html.MAX_EMBEDDED_BYTES
+    assert len(base64.b64decode(data)) <= svg.MAX_EMBEDDED_BYTES
 
 
 def test_why_another_engine_drew_a_graph_is_told(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    source = html.graph_html(draw_graph(perceptron()), engine="dot")
+    source = svg.graph_html(draw_graph(perceptron()), engine="dot")
 
     assert "layout: dot: not installed here" in source
 

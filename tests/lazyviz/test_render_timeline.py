@@ -5,9 +5,15 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from lazyviz.render.spans import CellTime, Span
-from lazyviz.render.timeline import MAX_SVG_BYTES, timeline_svg
-from lazyviz.render.timeline_text import TimelineView, gaps, gaps_text, timeline_text
+from lazyviz.render.timeline_svg import MAX_SVG_BYTES, timeline_svg
+from lazyviz.render.timeline_text import (
+    CellTime,
+    Span,
+    TimelineView,
+    gaps,
+    gaps_text,
+    timeline_text,
+)
 
 MS = 1_000_000
 HOSTILE = "</svg><script>alert(1)</script>\"' onload=x &"

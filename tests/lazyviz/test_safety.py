@@ -23,15 +23,15 @@ from lazyviz.documents import tour
 from lazyviz.draw import layout as dot
 from lazyviz.draw import panel, svg
 from lazyviz.draw.model import Box, DrawGraph
-from lazyviz.foreign.programs import Programs
+from lazyviz.foreign.program_dumps import Programs
 from lazyviz.inspection.comparison import DiffView, MinimisedView
 from lazyviz.inspection.diff_explorer import DiffExplorer
-from lazyviz.render import escape, html, strip_html
-from lazyviz.render.live import Target, answer, live_table, question
-from lazyviz.render.page import Section, page_html, timeline_script
+from lazyviz.inspection.live import Target, answer, live_table, question
+from lazyviz.render import html, strip_html
+from lazyviz.render.html import Section, page_html, timeline_script
 from lazyviz.render.state import Apart, Left, Looked, Redundant, Repeat, State
 from lazyviz.render.strip import Barrier, Fallback, SingleOps, Strip, strip_text
-from lazyviz.render.tensor import Shown, tensor_html
+from lazyviz.render.values import Shown, tensor_html
 from tests.conftest import displayed
 from tests.harness import thinned
 from tests.lazyviz import poisoned
@@ -204,7 +204,7 @@ def pages(payload):
     yield "strip", strip_html.strip_html(strip(payload), css_class=payload)
     yield "svg", svg.draw(graph, engine="layered").svg
     yield "inline svg", svg.draw(graph, engine="layered", inline=True).svg
-    yield "graph", html.graph_html(graph, engine="layered", css_class=payload)
+    yield "graph", svg.graph_html(graph, engine="layered", css_class=payload)
     yield "folded", html.folded(payload, html.pre(payload), css_class=payload)
     yield "tensor", tensor_html(shown_tensor(payload))
     live = live_report(payload)
@@ -253,7 +253,7 @@ def test_a_text_stays_a_text_wherever_it_is_shown(number):
             assert shape.styles == plain.styles, name
         if name == "nothing found":
             continue  # it quotes
-        wanted = "".join(escape.printable(payload).split())[:6]
+        wanted = "".join(html.printable(payload).split())[:6]
         assert wanted in "".join((shape.text + shape.labels).split()), name
 
 

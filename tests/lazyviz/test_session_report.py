@@ -12,7 +12,7 @@ import lazyrt
 import lazyviz
 from lazyviz.documents import parts, redaction, session_report
 from lazyviz.documents.session_report import MAX_BYTES, ReportError
-from lazyviz.render.page import timeline_script
+from lazyviz.render.html import timeline_script
 from tests.conftest import displayed
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"

@@ -7,7 +7,7 @@ from lazyviz.inspection.tables import step_notes
 from lazyviz.render.state import State, open_parts, state_text
 from lazyviz.render.strip import Strip, strip_parts
 from lazyviz.render.strip_html import strip_html
-from lazyviz.timing.steplog import StepRow
+from lazyviz.timing.history import StepRow
 from tests.conftest import displayed
 
 FULL = State(
