@@ -19,8 +19,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from lazyviz import formatters, session
-from lazyviz.render import strip_html
-from lazyviz.render.strip import strip_text
+from lazyviz.render.strip import has_copy_button
 from lazyviz.session import SHELL_ATTRIBUTE, Session
 from lazyviz.shell import displayed, magics, tracebacks
 
@@ -146,12 +145,12 @@ class Extension:
                     tracebacks.let_go(each, runtime.stand_in)
 
     def _publish(self, strip: Any) -> None:
-        data = {"text/plain": strip_text(strip)}
+        data = {"text/plain": strip.text()}
         if formatters.wants_html(self._shell):
             with _logged("the drawing of a strip"):
-                data["text/html"] = strip_html.strip_html(strip)
+                data["text/html"] = strip.to_html()
         self._shell.display_pub.publish(data, metadata={})
-        if self._copying is None and strip_html.has_copy_button(strip):
+        if self._copying is None and has_copy_button(strip):
             with _logged("the buttons that copy lines"):
                 self._wake_copying()
 

@@ -177,7 +177,7 @@ def log_dict(log: DebugLog) -> dict[str, Any]:
 
 
 def sentences(log: DebugLog) -> Iterator[str]:
-    """Yield what stands out: reads that cut a step, lines with many graphs, fallbacks."""
+    """Yield what stands out: reads that break a graph, lines with many graphs, fallbacks."""
     yield from _reads(log)
     yield from _many_graphs(log)
     for event in log.events:

@@ -17,8 +17,10 @@ from lazygraph.graph import PARAMETER
 from lazygraph.read.open import is_path
 from lazyviz import session
 from lazyviz.command_line import keep_inputs, output_file
+from lazyviz.doc import Code, Doc
 from lazyviz.draw.diff_text import coloured, takes_colour
 from lazyviz.inspection.subjects import graph_of_step
+from lazyviz.shell.displayed import Displayed
 from lazyviz.shell.lazytensors import is_lazy
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9]+")
 _FINGERPRINT = re.compile(r"[0-9a-f]{8,64}")
 
 
-class DiffView:
+class DiffView(Displayed):
     """The difference of two programs, shown as text or, in a notebook, as a picture and tables.
 
     Attributes:
@@ -72,13 +74,12 @@ class DiffView:
 
         return DiffExplorer(self.diff)
 
-    def show(self, shell: Any) -> None:
-        """Display it; where there is a page, a picture that answers clicks takes its place."""
-        from lazyviz.shell import displayed
+    def doc(self) -> Doc:
+        """Return the places that differ; a page has a picture, and what answers clicks."""
+        from lazyviz.draw.diff_html import diff_doc
 
-        shell.display_pub.publish(self._repr_mimebundle_(), metadata={})
-        if not self.diff.is_empty and displayed.has_page(shell):
-            displayed.show_live(shell, self._widget)
+        live = None if self.diff.is_empty else self._widget
+        return diff_doc(self.diff, css_class=self._twin, live=live)
 
     def _widget(self) -> Any:
         from lazyviz.widgets import GraphView
@@ -90,23 +91,6 @@ class DiffView:
         """CSS class of the static copy, which the live view hides."""
         names = f"{self.diff.a.name}-{self.diff.b.name}"
         return f"lzt-diff-{_UNSAFE.sub('-', names)[:60]}"
-
-    def __str__(self) -> str:
-        from lazyviz.draw.diff_text import diff_text
-
-        return diff_text(self.diff)
-
-    __repr__ = __str__
-
-    def _ipython_display_(self) -> None:
-        from lazyviz.shell import displayed
-
-        displayed.display(self, self.show)
-
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from lazyviz.draw.diff_html import diff_bundle
-
-        return diff_bundle(self.diff, self._twin)
 
 
 def compare(a: Any, b: Any) -> DiffView:
@@ -123,7 +107,7 @@ def trace(program: Any, name: str) -> ValueTrace:
     return trace_value(program if is_text else _graph(program), name)
 
 
-class MinimisedView:
+class MinimisedView(Displayed):
     """The smallest part of a program that still shows something, shown as its instructions.
 
     Attributes:
@@ -135,19 +119,12 @@ class MinimisedView:
         self.graph = graph
         self.whole = whole
 
-    def __str__(self) -> str:
+    def doc(self) -> Doc:
+        """Return its instructions, one a line."""
         from lazyviz.draw.diff_text import graph_lines
 
-        count = len(self.graph)
-        head = f"{self.graph.name}: {count:,} of {self.whole:,} instructions show it"
-        return "\n".join([head, *graph_lines(self.graph)])
-
-    __repr__ = __str__
-
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from lazyviz.render.html import pre
-
-        return {"text/plain": str(self), "text/html": pre(str(self))}
+        head = f"{self.graph.name}: {len(self.graph):,} of {self.whole:,} instructions show it"
+        return Doc([Code("\n".join([head, *graph_lines(self.graph)]))])
 
 
 def minimise(program: Any, shows: Callable[[Graph], bool]) -> MinimisedView:
@@ -313,7 +290,7 @@ def main(arguments: Sequence[str], out: TextIO | None = None) -> int:
     if options.json:
         out.write(json.dumps(view.as_json(), indent=1, ensure_ascii=False) + "\n")
     else:
-        shown = str(view)
+        shown = view.text()
         is_coloured = options.color == "always" or (
             options.color == "auto" and takes_colour(out)
         )

@@ -260,7 +260,7 @@ class HloProgram(Program):
         self._source = source
         self._moved = moved or {}
         if moved:
-            self.overlays = (*self.overlays, "cut")
+            self.overlays = (*self.overlays, "break")
         if source is not None:
             self.overlays = (*self.overlays, "nan", "fallback")
         kind = FORM_NAMES[form]
@@ -322,7 +322,7 @@ class HloProgram(Program):
         """Return an overlay from the types in the text, or from the IR that it came from."""
         if self._source is not None and name in {"nan", "fallback"}:
             return self._from_ir(self._source, name)
-        if name == "cut":
+        if name == "break":
             return self._moved_ops()
         if name == "bytes":
             return Amounts(title="bytes of results", nodes=self._costs.bytes())
@@ -335,10 +335,10 @@ class HloProgram(Program):
         return _shares({k: _estimated(flops[k], nbytes[k]) for k in flops})
 
     def _moved_ops(self) -> Findings:
-        """Return which ops were in another part of the program before its cut was moved."""
+        """Return which ops were in another part of the program before its break moved."""
         graph = self.graph
         return Findings(
-            title="where ops were before the cut was moved",
+            title="where ops were before the break moved",
             nodes={
                 node: self._moved.get((graph.site(node), graph.ops[node]), "")
                 for node in self.place

@@ -5,11 +5,22 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lazyviz.doc import Doc, Drawn, Facts, Line, Note, Part, Points, Sentence, Table
-from lazyviz.render import html, state, strip, text
+from lazyviz.doc import (
+    Advice,
+    Doc,
+    Drawn,
+    Facts,
+    Line,
+    Note,
+    Part,
+    Points,
+    Sentence,
+    Table,
+)
+from lazyviz.render import text
 from lazyviz.render.html import markup, one_line
-from lazyviz.render.state import now_text
-from lazyviz.render.strip import Barrier
+from lazyviz.render.notes import Barrier, Repeat
+from lazyviz.render.strip import last_barrier_text, now_text
 from lazyviz.version import __version__
 
 if TYPE_CHECKING:
@@ -20,11 +31,6 @@ if TYPE_CHECKING:
     from lazyviz.session import Session
     from lazyviz.timing.history import StepRow
 
-
-_CARD = (
-    "font-size:13px;line-height:1.5;max-width:72em;margin:4px 0;overflow-wrap:anywhere"
-)
-_LIST = "margin:6px 0;padding-left:1.8em"
 
 _COUNTERS = (
     ("compiles", "compile", "compiles"),
@@ -50,15 +56,18 @@ def status(runtime: ModuleType | None, session: Session) -> Doc:
     if runtime is None:
         missing = "lazyrt is not imported: there is no lazy device yet"
         return Doc([about, Line(missing)])
-    now = state.state_of(runtime)
+    now = runtime.status()
     flying = runtime.in_flight()
     way = f" · {text.plural(flying, 'execution')} under way" if flying else ""
     served = op_cache(runtime.metrics_report("dict"))
     rows = [
-        ("now", now_text(now) + way),
+        ("now", now_text(now, str(runtime.mode())) + way),
         ("so far", _counts(runtime.counters())),
         *([("op cache", served)] if served else []),
-        ("last barrier", str(now.last_barrier or "none so far")),
+        (
+            "last barrier",
+            last_barrier_text(now.last_barrier) if now.last_barrier else "none so far",
+        ),
         ("settings", _settings(runtime.config)),
     ]
     return Doc([about, Facts(("what", "state"), rows)])
@@ -143,7 +152,7 @@ def step_notes(rows: Sequence[StepRow]) -> list[str]:
     return list(map(one_line, [*reasons, *_notes(rows)]))
 
 
-def why(explanation: Any, graph: Any) -> Part:
+def why(explanation: Any, graph: Any) -> Doc:
     """Return why a step was compiled, with the lines of both sides and what to do.
 
     Args:
@@ -152,11 +161,33 @@ def why(explanation: Any, graph: Any) -> Part:
     """
     if explanation is None:
         return Doc([Sentence("No step was compiled yet.")])
-    notes: tuple[str, ...] = ()
+    note = ""
     if graph is not None and graph.first_step != explanation.step:
-        notes = (f"({graph.name} was compiled in step {graph.first_step})",)
-    shown = "\n".join([str(explanation), *(f"  {note}" for note in notes)])
-    return Drawn(shown, lambda: why_html(explanation, notes))
+        note = f"({graph.name} was compiled in step {graph.first_step})"
+    return why_doc(explanation, note)
+
+
+def why_doc(explanation: Any, note: str = "") -> Doc:
+    """Return the causes in their order, each with its details and its fix.
+
+    Args:
+        explanation: What `lazyrt.explain()` returns.
+        note: A line below the causes.
+    """
+    first, *lines = str(explanation).splitlines()
+    head, _, rest = first.partition(", ")
+    parts: list[Part] = [Line(head), *([Note(rest)] if rest else [])]
+    for cause in explanation.causes:
+        details = str(cause).removeprefix(cause.text).strip()
+        parts.append(Points([cause.text]))
+        if details:
+            parts.append(Note(details.removeprefix("(").removesuffix(")")))
+        if cause.fix:
+            parts.append(Advice("fix", cause.fix))
+    of_causes = sum(2 if cause.fix else 1 for cause in explanation.causes)
+    parts += [Note(line.strip()) for line in [*lines[of_causes:], note] if line]
+    words = "\n".join([first, *lines, *([f"  {note}"] if note else [])])
+    return Doc([Drawn(words, Doc(parts).to_html)])
 
 
 def graphs(records: Sequence[Any]) -> Doc:
@@ -246,9 +277,9 @@ def _notes(rows: Sequence[StepRow]) -> Iterator[str]:
             cut=cut_step,
             duration_ns=sum(row.barrier_ns for row in those),
         )
-        yield f"{_numbers(those)}: {strip.cut_text(barrier)}"
+        yield f"{_numbers(those)}: {barrier}"
     for (tensor, site), found in looks.items():
-        together = state.Repeat(
+        together = Repeat(
             tensor=tensor,
             site=site,
             nodes=sum(repeat.nodes for _, repeat in found),
@@ -256,7 +287,7 @@ def _notes(rows: Sequence[StepRow]) -> Iterator[str]:
             duration_ns=sum(repeat.duration_ns for _, repeat in found),
             times=len(found),
         )
-        yield f"{_numbers([row for row, _ in found])}: {state.repeat_text(together)}"
+        yield f"{_numbers([row for row, _ in found])}: {together}"
 
 
 def _numbers(rows: Sequence[StepRow]) -> str:
@@ -278,37 +309,6 @@ def _settings(config: Any) -> str:
         "max_pending_nodes",
     )
     return ", ".join(f"{name}={getattr(config, name, '?')}" for name in names)
-
-
-def why_html(explanation: Any, notes: tuple[str, ...] = ()) -> str:
-    """Return a card with the causes in their order.
-
-    Args:
-        explanation: What `lazyrt.explain()` returns.
-        notes: Lines below the causes.
-    """
-    first, *lines = str(explanation).splitlines()
-    head, _, rest = first.partition(", ")
-    told = sum(2 if cause.fix else 1 for cause in explanation.causes)
-    below = "".join(html.muted(line.strip()) for line in [*lines[told:], *notes])
-    causes = "".join(
-        f'<li style="margin:5px 0">{"".join(_cause(cause))}</li>'
-        for cause in explanation.causes
-    )
-    return (
-        f'<div style="{_CARD}"><b>{html.prose(head)}</b>'
-        f"{html.muted(rest) if rest else ''}"
-        f'<ol style="{_LIST}">{causes}</ol>{below}</div>'
-    )
-
-
-def _cause(cause: Any) -> Iterator[str]:
-    yield f"<div>{html.prose(cause.text)}</div>"
-    details = str(cause).removeprefix(cause.text).strip()
-    if details:
-        yield html.muted(details.removeprefix("(").removesuffix(")"))
-    if cause.fix:
-        yield html.advice("fix", cause.fix)
 
 
 _NONE = "No executable is in memory or on disk."

@@ -165,17 +165,18 @@ def folded(
     """Return HTML under a line of text that folds it.
 
     Args:
-        summary: Text; it is escaped.
+        summary: Text, which is escaped, or a `Fragment`, which is not.
         body: HTML; it is not.
         is_open: Whether it starts unfolded.
         css_class: By which a page's script finds it.
     """
+    shown = summary if isinstance(summary, Fragment) else markup(summary)
     attribute = " open" if is_open else ""
     if css_class:
         attribute += f' class="{markup(css_class)}"'
     return (
         f'<details style="{FONT}"{attribute}>'
-        f'<summary style="cursor:pointer">{markup(summary)}</summary>{body}</details>'
+        f'<summary style="cursor:pointer">{shown}</summary>{body}</details>'
     )
 
 

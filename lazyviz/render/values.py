@@ -7,13 +7,13 @@ import math
 import struct
 import zlib
 from base64 import b64encode
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lazyviz.doc import Code, Doc, Drawn, Fold, Note, Part
 from lazyviz.render import html
-from lazyviz.render.html import markup
+from lazyviz.render.html import Fragment, markup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -233,48 +233,23 @@ _OPEN_BELOW = 65  # elements: so few are read at a glance
 _MIN_PICTURED = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """What a tensor's display says.
+def tensor_doc(facts: str, text: str, look: Look, plan: str, listing: str = "") -> Doc:
+    """Return the display of a tensor: one line of statistics; values, picture and plan folded.
 
-    Attributes:
+    Args:
         facts: Type, statistics, device and autograd, joined by ` · `.
         text: The values, as torch prints them.
         look: What was seen of it.
         plan: One line about the op that makes it, or made it.
         listing: The pending ops that it needs, as text; empty for data.
     """
-
-    facts: str
-    text: str
-    look: Look
-    plan: str
-    listing: str = ""
-
-
-def tensor_html(shown: Shown) -> str:
-    """Return the display of a tensor."""
-    is_small = shown.look.summary.elements < _OPEN_BELOW
-    values = _fold(
-        marked(shown.facts), html.pre(_shortened(shown.text)), is_open=is_small
-    )
-    pictures = _pictures(shown.look)
-    picture = html.folded("histogram and picture", pictures) if pictures else ""
-    plan = (
-        html.folded(shown.plan, html.pre(_shortened(shown.listing)))
-        if shown.listing
-        else html.muted(shown.plan)
-    )
-    return f'<div class="lazyviz-tensor">{values}{picture}{plan}</div>'
-
-
-def _fold(summary: str, body: str, *, is_open: bool) -> str:
-    """Return HTML under a line of HTML that folds it."""
-    opened = " open" if is_open else ""
-    return (
-        f'<details style="font-size:12px;line-height:1.5"{opened}>'
-        f'<summary style="cursor:pointer">{summary}</summary>{body}</details>'
-    )
+    is_small = look.summary.elements < _OPEN_BELOW
+    values = Fold(Fragment(marked(facts)), [Code(_shortened(text))], is_open=is_small)
+    pictures = _pictures(look)
+    picture = Fold("histogram and picture", [Drawn("", lambda: pictures)])
+    made = Fold(plan, [Code(_shortened(listing))]) if listing else Note(plan)
+    parts: list[Part] = [values, *([picture] if pictures else []), made]
+    return Doc(parts, css_class="lazyviz-tensor")
 
 
 def _pictures(look: Look) -> str:

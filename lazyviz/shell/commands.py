@@ -17,9 +17,8 @@ from lazyviz import session as sessions
 from lazyviz.doc import Code, Doc, Drawn, Part, Sentence
 from lazyviz.foreign.metrics_parse import parse_report
 from lazyviz.inspection import live, tables
-from lazyviz.inspection.cuts import cut_of
+from lazyviz.inspection.graph_breaks import break_of
 from lazyviz.render import text
-from lazyviz.render.cuts import cut_html, cut_text
 from lazyviz.shell.expressions import names_hint
 from lazyviz.views import (
     CHANGES,
@@ -99,13 +98,11 @@ def _why(asked: Command) -> Part:
         found = asked.runtime.explain(step)
     if found is None:
         return tables.why(None, None)
-    graph, cut = (
-        asked.runtime.graph_of_step(found.step),
-        cut_of(asked.runtime, found.step),
-    )
+    graph = asked.runtime.graph_of_step(found.step)
+    drawn = break_of(asked.runtime, found.step)
     parts: list[Part] = [tables.why(found, graph)]
-    if cut is not None:
-        parts.append(Drawn(cut_text(cut), lambda: cut_html(cut, is_open=True)))
+    if drawn is not None:
+        parts.append(drawn.doc(is_open=True))
     return Doc(parts)
 
 
@@ -123,14 +120,13 @@ def _graphs(asked: Command) -> Doc:
     topic=RESOURCES,
     offers=lambda at: views.options(_EXPORT)(at) if not at.given else (),
 )
-def _timeline(asked: Command) -> Doc | None:
+def _timeline(asked: Command) -> Doc:
     from lazyviz.timing import timeline as timelines
 
     with views.refused():
         shown = timelines.run_magic(asked.session, asked.rest)
     if isinstance(shown, timelines.TimelineShown):
-        shown.show(asked.shell)
-        return None
+        return shown.doc()
     return Doc([Sentence(f"Written to {shown}. https://ui.perfetto.dev opens it.")])
 
 
@@ -357,11 +353,10 @@ _MAX_LISTED = 400_000  # characters; what a notebook still opens quickly with
     topic=PENDING,
     offers=views.tensors,
 )
-def _graph(asked: Command) -> None:
+def _graph(asked: Command) -> Doc:
     graph = asked.graph(asked.rest)
     hint = f"%lazy explore {asked.rest}".strip() + ": click an op to see its value"
-    bundle = formatters.graph_bundle(graph, hint)
-    asked.shell.display_pub.publish(bundle, metadata={})
+    return formatters.graph_doc(graph, hint)
 
 
 @view(
@@ -372,17 +367,16 @@ def _graph(asked: Command) -> None:
     topic=PENDING,
     offers=views.tensors,
 )
-def _explore(asked: Command) -> Doc | None:
+def _explore(asked: Command) -> Doc:
     from lazyviz.inspection import exploring
 
     things = _explored(asked)
     with views.refused(f"%lazy explore {asked.rest}: ", HloError):
-        found = exploring.explore(*things, shell=asked.shell)
+        found = exploring.explore(*things)
     if found.is_empty:
         computed = f"{asked.rest} is computed already: nothing is pending for it."
         return Doc([Sentence(computed if asked.rest else "Nothing is pending.")])
-    found.show()
-    return None
+    return found.doc()
 
 
 def _explored(asked: Command) -> list[Any]:
@@ -481,7 +475,7 @@ def _two_programs(at: Typed) -> Iterable[str]:
     },
     offers=_two_programs,
 )
-def _diff(asked: Command) -> None:
+def _diff(asked: Command) -> Doc:
     from lazyviz.inspection import comparison
 
     runtime = asked.runtime
@@ -502,7 +496,7 @@ def _diff(asked: Command) -> None:
     programs = [_program(asked, word) for word in words]
     with views.refused(f"%lazy diff {asked.rest}: ", HloError):
         found = comparison.compare(*programs)
-    found.show(asked.shell)
+    return found.doc()
 
 
 def _part_of_a_program(at: Typed) -> Iterable[str]:
@@ -519,7 +513,7 @@ def _part_of_a_program(at: Typed) -> Iterable[str]:
     "smallest for which it is true",
     offers=_part_of_a_program,
 )
-def _minimise(asked: Command) -> None:
+def _minimise(asked: Command) -> Doc:
     from lazyviz.inspection import comparison
 
     _ = asked.runtime
@@ -534,7 +528,7 @@ def _minimise(asked: Command) -> None:
     find = comparison.minimise if callable(wanted) else comparison.minimise_lacked
     with views.refused(f"%lazy minimise {asked.rest}: ", HloError):
         found = find(program, wanted)
-    asked.shell.display_pub.publish(found._repr_mimebundle_(), metadata={})
+    return found.doc()
 
 
 @view(

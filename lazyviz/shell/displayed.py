@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from lazyviz import session
-from lazyviz.doc import Doc
+from lazyviz.doc import Doc, Showable
 from lazyviz.formatters import wants_html
 from lazyviz.shell.lazytensors import is_lazy, lazy_tensors, replaced
 
@@ -123,17 +123,24 @@ def show_live(shell: Any, make: Callable[[], Any]) -> None:
     display(view)  # type: ignore[no-untyped-call]
 
 
-def display(view: Any, show: Callable[[Any], None]) -> None:
-    """Display a view that is a cell's result, or print it where no shell can show more.
+class Displayed(Showable):
+    """A view that may be a cell's result: a static copy, live where a page can have it."""
 
-    Args:
-        view: The view.
-        show: Displays it in a shell.
-    """
-    from IPython.core.getipython import get_ipython
+    __slots__ = ()
 
-    shell = get_ipython()
-    if shell is None:
-        print(view)  # noqa: T201 - what a shell without displays shows
-        return
-    show(shell)
+    def show(self, shell: Any = None) -> None:
+        """Display it in a shell, by default the running one; without one, print it."""
+        from IPython.core.getipython import get_ipython
+
+        shell = shell or get_ipython()
+        if shell is None:
+            print(self.text())  # noqa: T201 - what a shell without displays shows
+        else:
+            show(shell, self.doc())
+
+    def _ipython_display_(self) -> None:
+        self.show()
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        doc = self.doc()
+        return {"text/plain": doc.to_text(), "text/html": doc.to_html()}

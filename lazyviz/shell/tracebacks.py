@@ -18,7 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lazyviz.render.text import plural
-from lazyviz.shell.lazytensors import is_lazy, lazy_tensors, replaced
+from lazyviz.shell.lazytensors import (
+    is_lazy,
+    lazy_tensors,
+    replaced,
+    runtime_provenance,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -142,7 +147,7 @@ def note(what: str, pending_ops: int) -> str:
 
 def cut(traceback: TracebackType | None) -> None:
     """Take the runtime's innermost frames off a traceback: those that no user's code follows."""
-    provenance = sys.modules.get("lazyrt.frontend.provenance")
+    provenance = runtime_provenance()
     last: TracebackType | None = None
     inside = False
     while traceback is not None:
@@ -165,7 +170,7 @@ def leave_out(traceback: TracebackType | None) -> None:
     that queued, asked or called, and its own. Where the runtime's frames are the innermost, or a
     library's that it calls, they stay: that is an error of the runtime's.
     """
-    provenance = sys.modules.get("lazyrt.frontend.provenance")
+    provenance = runtime_provenance()
     if provenance is None:
         return
     kept: TracebackType | None = None
@@ -190,7 +195,7 @@ def _all_ours(first: TracebackType | None, end: TracebackType) -> bool:
 
 def is_ours(file: str) -> bool:
     """Return whether a frame with this file is one of lazyviz, the runtime or its kernels."""
-    provenance = sys.modules.get("lazyrt.frontend.provenance")
+    provenance = runtime_provenance()
     is_own = provenance is not None and provenance.is_own_file(file)
     return is_own or file.startswith((_ROOT, _KERNEL))
 

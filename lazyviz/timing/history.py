@@ -276,12 +276,12 @@ def _cause(event: events.BarrierFinished) -> str:
 
 
 def _ran(event: events.BarrierFinished) -> str:
-    """Return what a barrier ran, who called back, and which step it cut."""
+    """Return what a barrier ran, who called back, and which step it broke."""
     told = text.plural(event.nodes, "op")
     if event.site is not None and event.caller is not None:
         told += f", {event.site.function} called back by {event.caller}"
     if event.cut is not None:
-        told += f", cut the step {event.cut}".rstrip()
+        told += f", a graph break in the step {event.cut}".rstrip()
     return told
 
 
@@ -326,9 +326,9 @@ class StepRow:
         reason: Why it had to be compiled, empty for a cache hit.
         from_disk: Whether the executable was read from disk; `compile_ns` says how long.
         tensor: What was read, in the user's words; empty for other causes.
-        cut: Name of the `step()` that the barrier cut, None if it cut none.
+        cut: Name of the `step()` that the barrier broke, None if it broke none.
         caller: The library's line that called the user's, for a callback.
-        barrier_ns: How long a barrier took that cut a step.
+        barrier_ns: How long a barrier took that broke a step.
         repeats: Ops that ran twice because of a look.
     """
 

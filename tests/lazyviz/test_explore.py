@@ -628,8 +628,7 @@ def test_without_widgets_the_copy_stays_and_a_line_says_what_is_missing(
     lab, monkeypatch
 ):
     monkeypatch.setitem(sys.modules, "anywidget", None)
-    for name in ("graph_view", "page"):
-        monkeypatch.delitem(sys.modules, f"lazyviz.widgets.{name}", raising=False)
+    monkeypatch.delitem(sys.modules, "lazyviz.widgets", raising=False)
     lab.run_cell("y = x + 1")
     lab.display_pub.outputs.clear()
 

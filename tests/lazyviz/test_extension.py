@@ -456,7 +456,7 @@ def test_a_strip_that_fails_costs_only_the_strip(lab, monkeypatch, caplog, capsy
 
 
 def test_a_drawing_that_fails_costs_only_the_drawing(lab, monkeypatch, caplog):
-    monkeypatch.setattr("lazyviz.render.strip_html.strip_html", lambda _: 1 / 0)
+    monkeypatch.setattr("lazyviz.render.strip.timing_html", lambda _: 1 / 0)
 
     run(lab, "y = x + 1")
 

@@ -12,8 +12,8 @@ import lazyrt
 from lazyrt.observe import events
 from lazyviz import session
 from lazyviz.inspection import tables
-from lazyviz.render import strip_html, text
-from lazyviz.render.strip import Strip, strip_text
+from lazyviz.render import text
+from lazyviz.render.strip import Strip, timing_html
 from lazyviz.timing import event_queue
 from tests.conftest import displayed
 from tests.harness import DEVICE, ROOT, bytecodes_of
@@ -125,7 +125,7 @@ def test_each_strip_says_what_listening_took(lab):
 def test_the_sanitiser_of_notebooks_takes_the_times_of_a_cell_away():
     """What listening took is never compared."""
     parts = (("trace", 5), ("execute", 7))
-    told = strip_html.timing_html(
+    told = timing_html(
         Strip(parts=parts, wall_ns=12, own_ns=3, execute_ns=5, executions=1)
     )
 
@@ -152,11 +152,9 @@ def test_the_sanitiser_of_notebooks_knows_executions_that_still_run(running):
         Strip(executions=3, running=n, execute_ns=7_000_000) for n in (0, running)
     )
 
-    assert strip_text(done) != strip_text(busy)
-    assert sanitised(strip_text(done)) == sanitised(strip_text(busy))
-    assert sanitised(strip_html.strip_html(done)) == sanitised(
-        strip_html.strip_html(busy)
-    )
+    assert done.text() != busy.text()
+    assert sanitised(done.text()) == sanitised(busy.text())
+    assert sanitised(done.to_html()) == sanitised(busy.to_html())
 
 
 @pytest.mark.parametrize("running", [1, 3])
