@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from lazyviz.inspection.live import Options
-    from lazyviz.inspection.protocol import Reply
-    from lazyviz.inspection.walk import Walk
+    from lazyviz.inspection.protocol import Reply, Walk
 
 
 _log = logging.getLogger(__name__)

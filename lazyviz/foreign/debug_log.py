@@ -17,6 +17,7 @@ from lazyviz.foreign.evidence import (
     EvidenceError,
     Frame,
     parse_frame,
+    plain,
     shorten,
     user_frame,
 )
@@ -132,7 +133,7 @@ class DebugLog(Evidence):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain data."""
-        return log_dict(self)
+        return {**plain(self), "findings": list(sentences(self))}
 
 
 def _doc(log: DebugLog) -> Doc:
@@ -148,32 +149,6 @@ def _doc(log: DebugLog) -> Doc:
         rest = text.plural(len(log.events) - len(shown), "later event")
         parts.append(Note(f"... and {rest}; `log.events` has all", page_only=True))
     return Doc(parts, css_class="lazyviz-log", gap="\n\n")
-
-
-def log_dict(log: DebugLog) -> dict[str, Any]:
-    """Return the events, the summary and the sentences as plain data."""
-    return {
-        "events": [
-            {
-                "kind": event.kind,
-                "cause": event.cause,
-                "name": event.name,
-                "graph": event.graph,
-                "inputs": event.inputs,
-                "outputs": event.outputs,
-                "frames": list(map(str, event.frames)),
-                "computation": event.computation,
-                "sizes_gb": dict(event.sizes_gb),
-                "line": event.line,
-            }
-            for event in log.events
-        ],
-        "unlowered": [
-            {"op": u.op, "frames": list(map(str, u.frames)), "count": u.count}
-            for u in log.unlowered
-        ],
-        "findings": list(sentences(log)),
-    }
 
 
 def sentences(log: DebugLog) -> Iterator[str]:

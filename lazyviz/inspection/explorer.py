@@ -22,7 +22,11 @@ from lazyviz.draw.model import (
 from lazyviz.inspection import programs
 from lazyviz.inspection.graph_breaks import GraphBreak
 from lazyviz.inspection.protocol import (
+    MAX_FOUND,
+    MAX_HOPS,
     RequestError,
+    View,
+    Walk,
     choice,
     number,
     panel_reply,
@@ -30,7 +34,6 @@ from lazyviz.inspection.protocol import (
     quoted,
     search_text,
 )
-from lazyviz.inspection.walk import MAX_FOUND, MAX_HOPS, View, Walk
 from lazyviz.render import text
 from lazyviz.render.values import look_view, picture_axes
 

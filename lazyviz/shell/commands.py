@@ -19,7 +19,6 @@ from lazyviz.foreign.metrics_parse import parse_report
 from lazyviz.inspection import live, tables
 from lazyviz.inspection.graph_breaks import break_of
 from lazyviz.render import text
-from lazyviz.shell.expressions import names_hint
 from lazyviz.views import (
     CHANGES,
     PASSED_ON,
@@ -27,6 +26,7 @@ from lazyviz.views import (
     RESOURCES,
     Command,
     ReportPart,
+    names_hint,
     view,
 )
 
@@ -144,10 +144,8 @@ def _compile(asked: Command) -> Doc:
     with views.refused():
         if graph is not None and graph.nodes:
             expected = asked.session.expectations
-            shares = compile_time.of_pending(asked.runtime, graph, expected)
-        else:
-            shares = compile_time.of_step(asked.runtime, step)
-    return shares.doc()
+            return compile_time.of_pending(asked.runtime, graph, expected)
+        return compile_time.of_step(asked.runtime, step)
 
 
 @view(

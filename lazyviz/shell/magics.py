@@ -14,9 +14,15 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class
 from lazyviz import views
 from lazyviz.doc import Doc, Sentence
 from lazyviz.shell import commands, displayed  # noqa: F401 - its views register themselves
-from lazyviz.shell.expressions import ExpressionFailed
 from lazyviz.shell.lazytensors import named_tensors
-from lazyviz.views import CELL_USAGE, VIEWS, Command, NothingPending, Typed
+from lazyviz.views import (
+    CELL_USAGE,
+    VIEWS,
+    Command,
+    ExpressionFailed,
+    NothingPending,
+    Typed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -13,7 +13,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lazyviz.doc import Doc, Line, Note, Table
+from lazyviz.doc import Doc, Line, Note, Part, Table
 from lazyviz.render import text
 
 if TYPE_CHECKING:
@@ -276,28 +276,6 @@ class Block(NamedTuple):
     site: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
-    """What a compile is for.
-
-    Attributes:
-        head: One line: which graph, and how long it took or will take.
-        header: The titles of the table's columns.
-        rows: One for each block; none where nothing is known.
-        notes: Lines below the table.
-    """
-
-    head: str
-    header: Sequence[str] = ()
-    rows: Sequence[Sequence[object]] = ()
-    notes: Sequence[str] = ()
-
-    def doc(self) -> Doc:
-        """Return a table under a line."""
-        table = [Table(self.header, self.rows)] if self.rows else []
-        return Doc([Line(self.head), *table, *map(Note, self.notes)])
-
-
 def blocks(ops: Iterable[tuple[str, bool, Any]]) -> list[Block]:
     """Return the blocks of some ops, the largest first.
 
@@ -326,7 +304,7 @@ def blocks(ops: Iterable[tuple[str, bool, Any]]) -> list[Block]:
     ]
 
 
-def of_step(runtime: ModuleType, step: int | None) -> Shares:
+def of_step(runtime: ModuleType, step: int | None) -> Doc:
     """Return the share of each block in a step's graph, the last one that was compiled if None.
 
     Raises:
@@ -334,7 +312,7 @@ def of_step(runtime: ModuleType, step: int | None) -> Shares:
     """
     record = _record(runtime, step)
     if record is None:
-        return Shares(head="No step was compiled yet, and nothing is pending.")
+        return Doc([Line("No step was compiled yet, and nothing is pending.")])
     if record.snapshot is None:
         raise ValueError(
             f"the ops of {record.name} are forgotten, to bound memory. Name a later step; "
@@ -377,7 +355,7 @@ def why_unknown(runtime: ModuleType, step: int) -> str:
     )
 
 
-def of_pending(runtime: ModuleType, graph: Any, expectations: Expectations) -> Shares:
+def of_pending(runtime: ModuleType, graph: Any, expectations: Expectations) -> Doc:
     """Return what compiling a pending graph will take, and the share of each block."""
     ops = [
         (
@@ -407,9 +385,8 @@ def _expected(
     return expectations.compile(fingerprint, len(graph.nodes), runtime)
 
 
-def _shares(
-    head: str, ops: list[tuple[str, bool, Any]], total_ns: int | None
-) -> Shares:
+def _shares(head: str, ops: list[tuple[str, bool, Any]], total_ns: int | None) -> Doc:
+    """Return the blocks of a compile under a line that says which graph, and how long."""
     found = blocks(ops)
     rows = []
     for block in found[:_MAX_ROWS]:
@@ -417,16 +394,13 @@ def _shares(
         about = text.duration(share * total_ns) if total_ns else ""
         name = f"{block.name} ×{block.times}" if block.times > 1 else block.name
         rows.append((name, block.ops, text.share(share), about, block.site))
-    header = ["block", "ops", "share", "about", "at"]
-    keep = [k for k, _ in enumerate(header) if any(str(row[k]) for row in rows)]
-    notes = []
+    table = Table(["block", "ops", "share", "about", "at"], rows).filled()
+    parts: list[Part] = [Line(head), *([table] if rows else [])]
     if len(found) > _MAX_ROWS:
-        notes.append(f"... and {text.plural(len(found) - _MAX_ROWS, 'smaller block')}")
+        rest = text.plural(len(found) - _MAX_ROWS, "smaller block")
+        parts.append(Note(f"... and {rest}"))
     if total_ns:
-        notes.append("about: the block's share of the ops, times the compile time")
-    return Shares(
-        head=head,
-        header=[header[k] for k in keep],
-        rows=[[row[k] for k in keep] for row in rows],
-        notes=notes,
-    )
+        parts.append(
+            Note("about: the block's share of the ops, times the compile time")
+        )
+    return Doc(parts)

@@ -6,10 +6,10 @@ import linecache
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from lazyviz.doc import Code, Doc, Fold, Note, Picture
+from lazyviz.doc import Doc, Fold, Note, Picture
 from lazyviz.render import html, text
 from lazyviz.render.timeline_svg import timeline_svg
-from lazyviz.render.timeline_text import TimelineView, gaps, gaps_text, timeline_text
+from lazyviz.render.timeline_text import TimelineView, gaps, gaps_text, timeline_tables
 from lazyviz.shell.displayed import Displayed
 from lazyviz.timing import trace_file
 
@@ -65,10 +65,10 @@ class TimelineShown(Displayed):
 
     def doc(self, *, is_detailed: bool = False) -> Doc:
         """Return the picture and tables, which a page folds. A detailed picture is to zoom into."""
-        tables = Code(timeline_text(self.view))
+        tables = timeline_tables(self.view)
         picture = self.svg(is_detailed=is_detailed)
         if not picture:
-            return Doc([tables])
+            return tables
         return Doc(
             [
                 Picture(picture, "timeline: the tables below say the same", TWIN),

@@ -12,7 +12,7 @@ from lazyviz.render.timeline_text import (
     TimelineView,
     gaps,
     gaps_text,
-    timeline_text,
+    timeline_tables,
 )
 
 MS = 1_000_000
@@ -150,7 +150,7 @@ def test_what_is_forgotten_is_not_blamed():
 
 
 def test_the_text_says_the_same():
-    shown = timeline_text(VIEW)
+    shown = timeline_tables(VIEW).to_text()
 
     assert shown.splitlines()[:3] == [
         "cell  time    python  trace  compile  device",
@@ -165,4 +165,4 @@ def test_an_empty_session_says_so():
     empty = TimelineView(cells=[], spans=[])
 
     assert timeline_svg(empty) == ""
-    assert timeline_text(empty).startswith("Nothing has happened")
+    assert timeline_tables(empty).to_text().startswith("Nothing has happened")

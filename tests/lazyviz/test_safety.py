@@ -24,8 +24,7 @@ from lazyviz.draw import layout as dot
 from lazyviz.draw import panel, svg
 from lazyviz.draw.model import Box, DrawGraph
 from lazyviz.foreign.program_dumps import Programs
-from lazyviz.inspection.comparison import DiffView, MinimisedView
-from lazyviz.inspection.diff_explorer import DiffExplorer
+from lazyviz.inspection.comparison import DiffExplorer, DiffView, MinimisedView
 from lazyviz.inspection.live import Target, answer, live_table, question
 from lazyviz.render import html
 from lazyviz.render.html import Section, page_html, timeline_script

@@ -16,8 +16,7 @@ from lazyviz.draw.layout import lay_out
 from lazyviz.draw.model import BACKWARD, Box, DrawGraph, Kind
 from lazyviz.draw.svg import legend_svg
 from lazyviz.inspection import tables
-from lazyviz.inspection.comparison import DiffView
-from lazyviz.inspection.diff_explorer import DiffExplorer
+from lazyviz.inspection.comparison import DiffExplorer, DiffView
 from lazyviz.inspection.live import Target, answer, live_table, question
 from lazyviz.render.html import markup
 from lazyviz.render.timeline_svg import timeline_svg

@@ -101,7 +101,7 @@ def test_many_blocks_are_cut_and_counted():
     expectations = Expectations()
     expectations.add(fakes.compiled(nodes=16, duration_ns=4_000_000_000))
 
-    shown = compile_time.of_pending(runtime, graph, expectations).doc().to_text()
+    shown = compile_time.of_pending(runtime, graph, expectations).to_text()
 
     assert "expected compile time: about 6.7 s (from size)" in shown
     assert "... and 25 smaller blocks" in shown
