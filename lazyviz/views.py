@@ -26,6 +26,31 @@ if TYPE_CHECKING:
 
 _MAX_NAMES = 6
 
+VIEWS: dict[str, View] = {}
+PENDING = "What is pending, and its program"
+HISTORY = "What ran, and why it was compiled"
+RESOURCES = "Time and memory"
+CHANGES = "What changes the session"
+PASSED_ON = "To show to others"
+_TOPICS = (PENDING, HISTORY, RESOURCES, CHANGES, PASSED_ON)
+# What runs a cell in another way; a cell has no view.
+CELL_USAGE = {
+    "step": (
+        "%%lazy step [NAME]",
+        "run the cell as one step, with a barrier at its end",
+    ),
+    "eager": ("%%lazy eager", "run the cell in eager debug mode"),
+    "time": (
+        "%%lazy time [N]",
+        "run the cell N times and say which phase took how long",
+    ),
+}
+_USAGE_WIDTH = 23
+_LAST = (
+    "Looking never runs the pending graph and never changes it. EXPR is a tensor, a list, tuple\n"
+    "or dict of tensors, a module, or any expression that gives one."
+)
+
 
 class ExpressionFailed(Exception):  # noqa: N818 - never shown: it carries the user's error
     """The user's expression raised an error.
@@ -168,32 +193,6 @@ class View:
     topic: str
     offers: Callable[[Typed], Iterable[str]]
     report: ReportPart | None = None
-
-
-VIEWS: dict[str, View] = {}
-PENDING = "What is pending, and its program"
-HISTORY = "What ran, and why it was compiled"
-RESOURCES = "Time and memory"
-CHANGES = "What changes the session"
-PASSED_ON = "To show to others"
-_TOPICS = (PENDING, HISTORY, RESOURCES, CHANGES, PASSED_ON)
-# What runs a cell in another way; a cell has no view.
-CELL_USAGE = {
-    "step": (
-        "%%lazy step [NAME]",
-        "run the cell as one step, with a barrier at its end",
-    ),
-    "eager": ("%%lazy eager", "run the cell in eager debug mode"),
-    "time": (
-        "%%lazy time [N]",
-        "run the cell N times and say which phase took how long",
-    ),
-}
-_USAGE_WIDTH = 23
-_LAST = (
-    "Looking never runs the pending graph and never changes it. EXPR is a tensor, a list, tuple\n"
-    "or dict of tensors, a module, or any expression that gives one."
-)
 
 
 def view(

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_views: weakref.WeakSet[LiveView] = weakref.WeakSet()
+_KEY = re.compile("[0-9a-f]{32}")
+_VIEW = "application/vnd.jupyter.widget-view+json"
+
 
 class Page(anywidget.AnyWidget):
     """Answers what its page asks, and always says when it is done.
@@ -142,9 +146,6 @@ class GraphView(Page):
             super()._apply(reply)
 
 
-_views: weakref.WeakSet[LiveView] = weakref.WeakSet()
-
-
 class LiveView(Page):
     """A table of the live tensors; it holds names and numbers, and no tensor.
 
@@ -223,9 +224,6 @@ def cell_ended(shell: Any) -> None:
     """Tell the tables of a shell that a cell has ended."""
     for view in list(_views):
         view.cell_ended(shell)
-
-
-_KEY = re.compile("[0-9a-f]{32}")
 
 
 class CacheView(Page):
@@ -312,6 +310,3 @@ class CopyLines(anywidget.AnyWidget):
     def __repr__(self) -> str:
         """Return the same text in each run, so that notebooks compare."""
         return "<buttons that copy lines>"
-
-
-_VIEW = "application/vnd.jupyter.widget-view+json"

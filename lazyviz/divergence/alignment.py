@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 
 State = Literal["ended", "failed", "full", "running", "silent", "dump"]
 
+Kind = Literal["equal", "gap", "graph", "place", "cut", "idle"]
+# Cells of the tables that are filled, all groups together, and barriers of one that are aligned.
+_MAX_CELLS = 1_000_000
+_MAX_ALIGNED = 250
+_SAME, _SAME_PLACE, _SAME_GRAPH = 6, 3, 2
+
 
 class Place(NamedTuple):
     """A line of the user's source."""
@@ -156,14 +162,6 @@ def _ranges(names: Sequence[str]) -> list[str]:
         f"{p[0]} to {p[-1]}" if len(p) > 2 else " and ".join(map(str, p))  # noqa: PLR2004
         for p in parts
     ]
-
-
-Kind = Literal["equal", "gap", "graph", "place", "cut", "idle"]
-
-# Cells of the tables that are filled, all groups together, and barriers of one that are aligned.
-_MAX_CELLS = 1_000_000
-_MAX_ALIGNED = 250
-_SAME, _SAME_PLACE, _SAME_GRAPH = 6, 3, 2
 
 
 @dataclass(frozen=True, slots=True)

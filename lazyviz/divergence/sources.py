@@ -43,6 +43,11 @@ _PATIENCE_S = 5.0
 _MAX_TIME_S = 1e11
 _MAX_REPLICAS = 100_000
 
+_MAX_FILES = 1_024
+_MAX_COMPARED = 64
+_RECORDS = "replica-*.jsonl"
+_ORDINAL = re.compile(r"(?:.*\D)?(\d+)")
+
 
 def is_record(path: Path) -> bool:
     """Return whether a file begins as a record does."""
@@ -271,12 +276,6 @@ def _load(path: Path) -> Any:
     from lazygraph import from_snapshot
 
     return from_snapshot(_record(path).snapshot)
-
-
-_MAX_FILES = 1_024
-_MAX_COMPARED = 64
-_RECORDS = "replica-*.jsonl"
-_ORDINAL = re.compile(r"(?:.*\D)?(\d+)")
 
 
 def tracks_of(

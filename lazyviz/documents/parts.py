@@ -31,6 +31,26 @@ if TYPE_CHECKING:
     from lazyviz.timing.history import StepRow
     from lazyviz.views import ReportPart, View
 
+_KIB, _MIB = 2**10, 2**20
+_MAX_CELLS = 500
+_MAX_SOURCE = 20_000  # characters of one cell
+_MAX_STEPS = 300
+_MAX_GRAPHS = 100
+_MAX_LISTED_OPS = 400
+_MAX_DIFFS = 8
+_MAX_DIFF_NODES = 20_000
+_MAX_CAUSES = 5
+_MAX_FALLBACKS = 100
+_TIMELINE_CELLS = 60
+_PACKAGES = (
+    "torch", "jax", "jaxlib", "numpy", "ipython", "ipykernel", "jupyterlab", "notebook",
+    "ipywidgets", "anywidget", "graphviz", "pygraphviz",
+)  # fmt: skip
+# Settings of ours and of the compiler; nothing else of the environment is told.
+_VARIABLES = ("XLA_FLAGS", "JAX_PLATFORMS", "OMP_NUM_THREADS")
+_PREFIXES = ("LAZYRT_", "LAZYVIZ_")
+_NO_RUNTIME = Note("lazyrt is not imported: there is no lazy device yet.")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
@@ -108,26 +128,6 @@ def _sources(shell: Any) -> dict[int, str]:
     }
 
 
-_KIB, _MIB = 2**10, 2**20
-_MAX_CELLS = 500
-_MAX_SOURCE = 20_000  # characters of one cell
-_MAX_STEPS = 300
-_MAX_GRAPHS = 100
-_MAX_LISTED_OPS = 400
-_MAX_DIFFS = 8
-_MAX_DIFF_NODES = 20_000
-_MAX_CAUSES = 5
-_MAX_FALLBACKS = 100
-_TIMELINE_CELLS = 60
-_PACKAGES = (
-    "torch", "jax", "jaxlib", "numpy", "ipython", "ipykernel", "jupyterlab", "notebook",
-    "ipywidgets", "anywidget", "graphviz", "pygraphviz",
-)  # fmt: skip
-# Settings of ours and of the compiler; nothing else of the environment is told.
-_VARIABLES = ("XLA_FLAGS", "JAX_PLATFORMS", "OMP_NUM_THREADS")
-_PREFIXES = ("LAZYRT_", "LAZYVIZ_")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportSection:
     """One part of the page.
@@ -143,8 +143,6 @@ class ReportSection:
     make: Callable[[Facts], Part]
     nbytes: int
 
-
-_NO_RUNTIME = Note("lazyrt is not imported: there is no lazy device yet.")
 
 # --- the parts, in the page's order
 
@@ -170,7 +168,7 @@ def _findings(facts: Facts) -> Part:
         found += [
             f"cell {number}: {note}"
             for note in strip_notes(strip)
-            if "graph break" in note
+            if note.startswith("graph break")
         ]
     space = facts.session.shell.user_ns if facts.session is not None else None
     found += map(str, runtime.live_tensors_report(namespace=space).growth)

@@ -42,6 +42,27 @@ _READ = "a value was read before the step's end"
 
 Kind = Literal["compile", "execute", "unexpected execute"]
 
+_ANALYSIS = re.compile(
+    r"(?P<kind>(?:Unexpected )?Execution|(?:Post )?Compilation) Analysis: ?(?P<rest>.*)"
+)
+_KINDS: dict[str, Kind] = {
+    "Compilation": "compile",
+    "Execution": "execute",
+    "Unexpected Execution": "unexpected execute",
+}
+_POST = "Post Compilation"
+_HASH = "Computation hash"
+_HASH_LINE = re.compile(rf"{_HASH}: (\S+)\s*")
+_RULE = re.compile(r"(=|-){20,}\s*")
+_FIELD = re.compile(
+    r"\s*(Graph Name|Graph Hash|Number of Graph Inputs|Number of Graph Outputs): (.*?)\s*"
+)
+_SIZE = re.compile(r"\s*(.+?) size: (\d+(?:\.\d+)?) GB\s*")
+_SUMMARY = re.compile(r"(?:WARNING:)?pt-xla-profiler: ?(.*)")
+_SUMMARY_COUNT = re.compile(r"FRAME \(count=(\d+)\):")
+_SUMMARY_OP = re.compile(r'Unlowered Op: "(.+)"')
+_REQUIRED = ("Graph Hash", "Number of Graph Inputs", "Number of Graph Outputs")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
@@ -265,27 +286,6 @@ def _details(event: Event) -> list[Part]:
     return [Note("; ".join(facts)), Code("\n".join(map(str, event.frames)))]
 
 
-_ANALYSIS = re.compile(
-    r"(?P<kind>(?:Unexpected )?Execution|(?:Post )?Compilation) Analysis: ?(?P<rest>.*)"
-)
-_KINDS: dict[str, Kind] = {
-    "Compilation": "compile",
-    "Execution": "execute",
-    "Unexpected Execution": "unexpected execute",
-}
-_POST = "Post Compilation"
-_HASH = "Computation hash"
-_HASH_LINE = re.compile(rf"{_HASH}: (\S+)\s*")
-_RULE = re.compile(r"(=|-){20,}\s*")
-_FIELD = re.compile(
-    r"\s*(Graph Name|Graph Hash|Number of Graph Inputs|Number of Graph Outputs): (.*?)\s*"
-)
-_SIZE = re.compile(r"\s*(.+?) size: (\d+(?:\.\d+)?) GB\s*")
-_SUMMARY = re.compile(r"(?:WARNING:)?pt-xla-profiler: ?(.*)")
-_SUMMARY_COUNT = re.compile(r"FRAME \(count=(\d+)\):")
-_SUMMARY_OP = re.compile(r'Unlowered Op: "(.+)"')
-
-
 def parse_debug_log(log: str) -> DebugLog:
     """Read a log that torch_xla wrote with PT_XLA_DEBUG_LEVEL 1 or 2, or PT_XLA_DEBUG=1.
 
@@ -410,9 +410,6 @@ def _event(block: _Block) -> Event:
         frames=tuple(frames),
         line=block.line,
     )
-
-
-_REQUIRED = ("Graph Hash", "Number of Graph Inputs", "Number of Graph Outputs")
 
 
 def _count(fields: dict[str, str], name: str, block: _Block) -> int:

@@ -40,6 +40,34 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)(B|KB|MB|GB|TB|PB)")
 _SUFFIXES = ("B", "KB", "MB", "GB", "TB", "PB")
 _PLAIN = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
+_FIRST = "the first graph"  # every program has one
+_MAX_RATIO = 0.5
+_WARM_UP_STEPS = 10
+_SLOW_COMPILE_NS = 300e9
+_SLOW_EXECUTION_NS = 30e9
+_NUMBER = re.compile(r"(?P<line>cell \d+ line \d+|[\w./-]+:\d+)|\d[\d.,]*")
+_FALLBACK = "aten::"
+_READ_OF_SCALAR = "aten::_local_scalar_dense"
+_FIX_COMPILE = (
+    "Keep what varies out of the graph: pad inputs to a few sizes, end the step at the same "
+    "line each time, keep control flow off the values. `%lazy why` names what differed."
+)
+_FIX_READ = "Read once in many steps, or hand the read to a step closure, which runs after the step."
+_FIX_SLOW_COMPILE = (
+    "Split the step with a barrier, or let repeated layers share one compile by a loop over "
+    "stacked weights; a persistent compilation cache saves it from the second run on."
+)
+_FIX_SLOW_EXECUTION = "Look for the ops that take it with a profile of one step."
+_FIX_FALLBACK = (
+    "Write a lowering with @lowers, replace the op by one that has a lowering, or move the "
+    "line out of the step."
+)
+WINDOW = 1024
+Symptom = Literal[
+    "compiles too often", "reads too often", "compile too slow", "execution too slow",
+    "ran on the CPU",
+]  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
@@ -152,32 +180,6 @@ def _is_normal(counts: list[int | None], rest: int) -> bool:
         limit is None or count is None or count < limit
         for count, limit in zip(counts, _RANGES, strict=True)
     )
-
-
-_FIRST = "the first graph"  # every program has one
-_MAX_RATIO = 0.5
-_WARM_UP_STEPS = 10
-_SLOW_COMPILE_NS = 300e9
-_SLOW_EXECUTION_NS = 30e9
-_NUMBER = re.compile(r"(?P<line>cell \d+ line \d+|[\w./-]+:\d+)|\d[\d.,]*")
-_FALLBACK = "aten::"
-_READ_OF_SCALAR = "aten::_local_scalar_dense"
-_FIX_COMPILE = (
-    "Keep what varies out of the graph: pad inputs to a few sizes, end the step at the same "
-    "line each time, keep control flow off the values. `%lazy why` names what differed."
-)
-_FIX_READ = "Read once in many steps, or hand the read to a step closure, which runs after the step."
-_FIX_SLOW_COMPILE = (
-    "Split the step with a barrier, or let repeated layers share one compile by a loop over "
-    "stacked weights; a persistent compilation cache saves it from the second run on."
-)
-_FIX_SLOW_EXECUTION = "Look for the ops that take it with a profile of one step."
-_FIX_FALLBACK = (
-    "Write a lowering with @lowers, replace the op by one that has a lowering, or move the "
-    "line out of the step."
-)
-
-WINDOW = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,12 +296,6 @@ class Section:
     def get(self, name: str) -> Metric | None:
         """Return a metric by its name, None if there is none."""
         return next((m for m in self.metrics if m.name == name), None)
-
-
-Symptom = Literal[
-    "compiles too often", "reads too often", "compile too slow", "execution too slow",
-    "ran on the CPU",
-]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,9 @@ _SHARE = re.compile(r"(\d+(?:\.\d+)?)%=(\S+)")
 _MEAN_TOLERANCE = 1_000.0
 _RATE_TOLERANCE = 1e-4
 
+_HEADER = ["metric", "samples", "then", "total", "then", "×", "mean", "then", "×"]
+_COUNTER_HEADER = ["counter", "value", "then", "difference"]
+
 
 def parse_report(
     report: str | bytes | Mapping[str, Any], *, rounding: Rounding | None = None
@@ -381,10 +384,6 @@ def _json(text: str) -> Mapping[str, Any]:
             error.lineno,
         ) from None
     return plain  # type: ignore[no-any-return]
-
-
-_HEADER = ["metric", "samples", "then", "total", "then", "×", "mean", "then", "×"]
-_COUNTER_HEADER = ["counter", "value", "then", "difference"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)

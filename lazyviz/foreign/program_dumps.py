@@ -27,6 +27,31 @@ if TYPE_CHECKING:
     from lazygraph import Graph
     from lazygraph.read.torch_ir import IrNode
 
+_PROGRAM_HEADER = [
+    "program",
+    "name",
+    "nodes",
+    "inputs",
+    "input size",
+    "outputs",
+    "dead",
+]
+_MAX_OPS = 12
+_MAX_NODES = 2_000
+_MAX_PLACES = 8
+_BEFORE = ("before_optimizations.txt", "before_optimisation.hlo")
+_AFTER = re.compile(r"(?:\w+_)?after_optimizations\.txt|after_optimisation\.hlo")
+# What `lazyrt.dump_graphs` writes of each graph.
+_GRAPH = re.compile(
+    r"graph\.(?P<id>\d+)\.(?P<stage>ir\.txt|stablehlo\.mlir"
+    r"|(?:before|after)_optimisation\.hlo|dot)"
+)
+_ALIASES = {"ir": "ir.txt", "stablehlo": "stablehlo.mlir"}
+_STAGES = ("before", "ir", "stablehlo", "after")
+_MAX_NAMED = 4
+_PASS = re.compile(r"(\d{4})\.(.+)\.txt")
+_MODULE_HEADER = ["module", "name", "before", "after", "passes", "files", "bytes"]
+
 
 def parse_ir(text: str, line: int = 1) -> tuple[IrNode, ...]:
     """Return the nodes of an IR graph in text form; see `lazygraph`.
@@ -54,20 +79,6 @@ def _as_evidence() -> Iterator[None]:
         yield
     except HloSyntaxError as error:
         raise EvidenceError(error.message, error.line) from error
-
-
-_PROGRAM_HEADER = [
-    "program",
-    "name",
-    "nodes",
-    "inputs",
-    "input size",
-    "outputs",
-    "dead",
-]
-_MAX_OPS = 12
-_MAX_NODES = 2_000
-_MAX_PLACES = 8
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -156,20 +167,6 @@ def _listing(graph: Graph) -> str:
         name = node.name or f"#{node.id}"
         lines.append(f"{name} = {node.type} {node.op}({operands}){place}")
     return "\n".join([*lines, *text.more(len(graph) - _MAX_NODES, "node")])
-
-
-_BEFORE = ("before_optimizations.txt", "before_optimisation.hlo")
-_AFTER = re.compile(r"(?:\w+_)?after_optimizations\.txt|after_optimisation\.hlo")
-# What `lazyrt.dump_graphs` writes of each graph.
-_GRAPH = re.compile(
-    r"graph\.(?P<id>\d+)\.(?P<stage>ir\.txt|stablehlo\.mlir"
-    r"|(?:before|after)_optimisation\.hlo|dot)"
-)
-_ALIASES = {"ir": "ir.txt", "stablehlo": "stablehlo.mlir"}
-_STAGES = ("before", "ir", "stablehlo", "after")
-_MAX_NAMED = 4
-_PASS = re.compile(r"(\d{4})\.(.+)\.txt")
-_MODULE_HEADER = ["module", "name", "before", "after", "passes", "files", "bytes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

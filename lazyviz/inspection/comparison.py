@@ -49,6 +49,10 @@ if TYPE_CHECKING:
 _BUDGET = 60
 _MOST_BOXES = 150
 
+_STDIN = Path("-")
+_UNSAFE = re.compile(r"[^A-Za-z0-9]+")
+_FINGERPRINT = re.compile(r"[0-9a-f]{8,64}")
+
 
 class DiffExplorer(Walk[Union]):
     """A difference drawn in parts, with both sides of each node.
@@ -224,11 +228,6 @@ def _has(graph: Graph, node: int, words: list[str]) -> bool:
     parts = (*graph.label(node), graph.names[node], *origin)
     text = " ".join(parts).lower()
     return all(word in text for word in words)
-
-
-_STDIN = Path("-")
-_UNSAFE = re.compile(r"[^A-Za-z0-9]+")
-_FINGERPRINT = re.compile(r"[0-9a-f]{8,64}")
 
 
 class DiffView(Displayed):

@@ -34,6 +34,18 @@ _STYLE = (
     "@media(prefers-color-scheme:dark){text{fill:#bbb}rect{fill:#1e3a5f}}"
 )
 
+# Boundaries between two graphs at which nothing of the program ends by itself.
+_MARK = "mark_step()"
+_MOVED = "step_cut"  # the kind of cause that says so
+_INNER = ("read", "more than", "CPU fallback")
+_BREAKING = (_MARK, *_INNER)
+_OWNERS = frozenset({"module", "buffer", "optimizer", "gradient"})
+_MAX_PARTS = 6
+_AROUND = 1
+_MAX_LINES = 60
+_MAX_SOURCE = 120
+_MAX_ALIGNED = 2_000
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -219,19 +231,6 @@ def _bar(row: Row, y: int, total: int) -> list[str]:
                 f'<line class="break{old}" x1="{x:.1f}" x2="{x:.1f}" y1="{y}" y2="{y + 30}"/>'
             )
     return shapes
-
-
-# Boundaries between two graphs at which nothing of the program ends by itself.
-_MARK = "mark_step()"
-_MOVED = "step_cut"  # the kind of cause that says so
-_INNER = ("read", "more than", "CPU fallback")
-_BREAKING = (_MARK, *_INNER)
-_OWNERS = frozenset({"module", "buffer", "optimizer", "gradient"})
-_MAX_PARTS = 6
-_AROUND = 1
-_MAX_LINES = 60
-_MAX_SOURCE = 120
-_MAX_ALIGNED = 2_000
 
 
 def breaks_of(runtime: ModuleType, steps: Sequence[int]) -> tuple[GraphBreak, ...]:
@@ -476,7 +475,7 @@ def _title(now: Sequence[Any], before: Sequence[Any]) -> str:
     if before:
         causes = now[0].explanation.causes
         moved = next(cause.text for cause in causes if cause.kind == _MOVED)
-        return f"where the graph breaks: {moved}"
+        return str(moved)
     sizes = " and ".join(f"{record.nodes:,}" for record in now)
     return f"where the graph breaks: {len(now)} graphs of {sizes} ops"
 

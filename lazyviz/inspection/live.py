@@ -35,6 +35,29 @@ _NUMBERS = frozenset(("id", "size", "ops", "age"))
 _SAYS = {True: "descending", False: "ascending"}
 _ARROWS = {"descending": "▼", "ascending": "▲"}
 
+_GROWS = ' class="lzl-grows" title="one of a collection that grows with each step"'
+_MEANS = {
+    "id": "the order in which they were made",
+    "ops": "pending ops that it waits for",
+    "age": "how many steps ago it was made",
+    "made at": "the line that made it",
+    "held by": "what keeps it alive",
+}
+TRACEBACK = "traceback"
+_RESULT = re.compile(r"(?:Out\[(\d+)\]|_(\d+)|(_{1,3}))")
+_LAST_ERROR = ("last_exc", "last_value", "last_type", "last_traceback")
+_COLUMNS = {"bytes": "size", "nodes": "ops", "site": "made at", "holder": "held by"}
+_OF_USER = frozenset(("variable", "list", "dict", "tuple", "set", "deque"))
+_MAX_STILL = 3
+_UNDERSCORES = ("_", "__", "___")
+_USAGE = (
+    "%lazy drop alone drops the pending ops; %lazy drop NAME, %lazy drop Out[4] and "
+    "%lazy drop traceback let go of tensors. %lazy live says who holds which."
+)
+# A table that takes longer is not made anew after each cell without being asked for.
+MAX_AUTOMATIC_NS = 100_000_000
+_MAX_NAME = 200
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
@@ -97,18 +120,6 @@ def _table(
     )
 
 
-_GROWS = ' class="lzl-grows" title="one of a collection that grows with each step"'
-
-
-_MEANS = {
-    "id": "the order in which they were made",
-    "ops": "pending ops that it waits for",
-    "age": "how many steps ago it was made",
-    "made at": "the line that made it",
-    "held by": "what keeps it alive",
-}
-
-
 def _head(title: str, direction: str) -> str:
     arrow = f" {_ARROWS[direction]}" if direction in _ARROWS else ""
     side = ' class="lzl-number"' if title in _NUMBERS else ""
@@ -147,19 +158,6 @@ def answer(text: str, *, failed: bool = False) -> str:
     """Return what came of a request, with its lines kept."""
     role = ' class="lzl-said lzx" role="alert"' if failed else ' class="lzl-said"'
     return f"<span{role}>{markup(text)}</span>"
-
-
-TRACEBACK = "traceback"
-_RESULT = re.compile(r"(?:Out\[(\d+)\]|_(\d+)|(_{1,3}))")
-_LAST_ERROR = ("last_exc", "last_value", "last_type", "last_traceback")
-_COLUMNS = {"bytes": "size", "nodes": "ops", "site": "made at", "holder": "held by"}
-_OF_USER = frozenset(("variable", "list", "dict", "tuple", "set", "deque"))
-_MAX_STILL = 3
-_UNDERSCORES = ("_", "__", "___")
-_USAGE = (
-    "%lazy drop alone drops the pending ops; %lazy drop NAME, %lazy drop Out[4] and "
-    "%lazy drop traceback let go of tensors. %lazy live says who holds which."
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -423,11 +421,6 @@ def _drop_variable(shell: Any, name: str, live: LiveReport) -> None:
             f"free nothing there. Run `del {name}` to delete it all the same."
         )
     del space[name]
-
-
-# A table that takes longer is not made anew after each cell without being asked for.
-MAX_AUTOMATIC_NS = 100_000_000
-_MAX_NAME = 200
 
 
 class LiveTable:

@@ -50,6 +50,22 @@ _FLOAT8 = frozenset(
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MAX_FUSED = 6
 
+_COLUMNS = (
+    "",
+    "node",
+    "op",
+    "type",
+    "where",
+    "max abs",
+    "max ulp",
+    "made here",
+    "fusion",
+)
+_COMPUTATION = re.compile(r"^%?(fused_computation[\w.-]*) ")
+# The label of a node with its number in the graph; where XLA merged several, the first.
+_OP_NAME = re.compile(r'op_name="[^";]*lazyrt_graph/([^";]*) #(\d+)')
+_HEADER = ("op", "type", "where", "not finite", "first at", "made of")
+
 
 @dataclass(frozen=True, slots=True)
 class NodeDifference:
@@ -176,19 +192,6 @@ class Comparison(Showable):
                 "otherwise, and the table shows that fusion"
             )
         return lines
-
-
-_COLUMNS = (
-    "",
-    "node",
-    "op",
-    "type",
-    "where",
-    "max abs",
-    "max ulp",
-    "made here",
-    "fusion",
-)
 
 
 def _cells(row: NodeDifference, first: NodeDifference | None) -> tuple[object, ...]:
@@ -357,11 +360,6 @@ def _max_ulp(a: torch.Tensor, b: torch.Tensor) -> float:
     return float(gap.masked_fill(a.isnan(), 0).max())
 
 
-_COMPUTATION = re.compile(r"^%?(fused_computation[\w.-]*) ")
-# The label of a node with its number in the graph; where XLA merged several, the first.
-_OP_NAME = re.compile(r'op_name="[^";]*lazyrt_graph/([^";]*) #(\d+)')
-
-
 def _fusions(hlo: str) -> dict[int, str]:
     """Return, for each node's number in HLO metadata, the last fusion that computes a part of it.
 
@@ -386,9 +384,6 @@ def _fusions(hlo: str) -> dict[int, str]:
             )
             fusions |= dict.fromkeys(ops, f"{name} ({shown})")
     return fusions
-
-
-_HEADER = ("op", "type", "where", "not finite", "first at", "made of")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -33,6 +33,10 @@ _RELOAD = "Reload the page: it may show another graph."
 _QUOTED = reprlib.Repr()
 _QUOTED.maxlevel, _QUOTED.maxdict, _QUOTED.maxstring = 2, 4, 40
 
+MAX_FOUND = 50  # of a search, and of other lists in a panel
+MAX_HOPS = 20
+ProgramT = TypeVar("ProgramT")
+
 
 class RequestError(ValueError):
     """A request that no page of ours sends, or that cannot be done now."""
@@ -151,12 +155,6 @@ def position(request: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-MAX_FOUND = 50  # of a search, and of other lists in a panel
-MAX_HOPS = 20
-
-ProgramT = TypeVar("ProgramT")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -48,6 +48,44 @@ _OP_COMPILES = (
     "lazyrt::OpCompileTime",
 )
 
+_NONE = "No executable is in memory or on disk."
+_MAX_ROWS = 40
+_MAX_LIVE_ROWS = 300
+_KEY_DIGITS = 8
+_MINUTE_S = 60
+_DAY_S = 86_400
+_UNITS_S = {"m": 60, "h": 3_600, "d": _DAY_S, "w": 7 * _DAY_S}
+_USAGE = (
+    "%lazy cache lists the executables, %lazy cache --sort size the largest first; "
+    "%lazy cache drop KEY drops one, %lazy cache drop all "
+    "drops all, and %lazy cache drop older 7d those unused for 7 days (m, h, d, w)."
+)
+_COLUMNS = (
+    "key",
+    "holds",
+    "ops",
+    "tier",
+    "at",
+    "size",
+    "compile",
+    "hits",
+    "where",
+    "age",
+    "unused for",
+)
+_NUMBERS = frozenset(("ops", "size", "compile", "hits", "age", "unused for"))
+# What `%lazy cache --sort` takes, with what it sorts by; the largest come first.
+ORDERS: dict[str, Callable[[Any], Any]] = {
+    "ops": lambda entry: -entry.nodes,
+    "size": lambda entry: -entry.nbytes,
+    "compile": lambda entry: -entry.compile_ns,
+    "hits": lambda entry: -entry.hits,
+    "age": lambda entry: -entry.age_s,
+    "unused": lambda entry: -entry.unused_s,
+    "holds": lambda entry: entry.holds,
+    "line": lambda entry: entry.line,
+}
+
 
 def status(runtime: ModuleType | None, session: Session) -> Doc:
     """Return what is pending, what ran so far, and the settings, each under its name."""
@@ -309,47 +347,6 @@ def _settings(config: Any) -> str:
         "max_pending_nodes",
     )
     return ", ".join(f"{name}={getattr(config, name, '?')}" for name in names)
-
-
-_NONE = "No executable is in memory or on disk."
-_MAX_ROWS = 40
-_MAX_LIVE_ROWS = 300
-_KEY_DIGITS = 8
-_MINUTE_S = 60
-_DAY_S = 86_400
-_UNITS_S = {"m": 60, "h": 3_600, "d": _DAY_S, "w": 7 * _DAY_S}
-_USAGE = (
-    "%lazy cache lists the executables, %lazy cache --sort size the largest first; "
-    "%lazy cache drop KEY drops one, %lazy cache drop all "
-    "drops all, and %lazy cache drop older 7d those unused for 7 days (m, h, d, w)."
-)
-
-
-_COLUMNS = (
-    "key",
-    "holds",
-    "ops",
-    "tier",
-    "at",
-    "size",
-    "compile",
-    "hits",
-    "where",
-    "age",
-    "unused for",
-)
-_NUMBERS = frozenset(("ops", "size", "compile", "hits", "age", "unused for"))
-# What `%lazy cache --sort` takes, with what it sorts by; the largest come first.
-ORDERS: dict[str, Callable[[Any], Any]] = {
-    "ops": lambda entry: -entry.nodes,
-    "size": lambda entry: -entry.nbytes,
-    "compile": lambda entry: -entry.compile_ns,
-    "hits": lambda entry: -entry.hits,
-    "age": lambda entry: -entry.age_s,
-    "unused": lambda entry: -entry.unused_s,
-    "holds": lambda entry: entry.holds,
-    "line": lambda entry: entry.line,
-}
 
 
 class _Cell(NamedTuple):

@@ -23,6 +23,25 @@ _UNPRINTABLE = re.compile(
     "|[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 )
 
+TIMELINE_CLASS = "lazyviz-timeline-static"
+FONT = "font-size:12px;line-height:1.5"
+_ADVICE = (
+    "font-size:13px;line-height:1.5;margin:3px 0;padding:1px 0 1px 9px;"
+    "border-left:3px solid #2a9d8f;overflow-wrap:anywhere"
+)
+_CODE = re.compile(r"`([^`\n]+)`")
+# Longer words of a table may end a line where a part of them ends.
+_LONG_WORD = 12
+_LONG = re.compile(rf"[\w:.]{{{_LONG_WORD},}}")
+_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=::)|(?<=[A-Za-z][_.])(?=[A-Za-z])(?!py\b)")
+# A duration of `15m55.564619s`, as torch_xla writes them, may stand in two lines.
+UNIT_END = re.compile(r"(?<=\d[smh])(?=\d)|(?<=\dms)(?=\d)")
+_QUANTITY_START = re.compile(r"\d+(ms|[smh])\d")
+_LOCK = (
+    '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+    "img-src data:; style-src 'unsafe-inline'{scripts}\">\n"
+)
+
 
 def printable(text: str) -> str:
     r"""Return text with what no document may hold replaced by the replacement character.
@@ -53,23 +72,6 @@ def dot(text: str) -> str:
     """Return text as a DOT label that reads as it stands."""
     escaped: str = graphviz.escape(printable(text))  # a str that is never read as HTML
     return escaped
-
-
-TIMELINE_CLASS = "lazyviz-timeline-static"
-
-FONT = "font-size:12px;line-height:1.5"
-_ADVICE = (
-    "font-size:13px;line-height:1.5;margin:3px 0;padding:1px 0 1px 9px;"
-    "border-left:3px solid #2a9d8f;overflow-wrap:anywhere"
-)
-_CODE = re.compile(r"`([^`\n]+)`")
-# Longer words of a table may end a line where a part of them ends.
-_LONG_WORD = 12
-_LONG = re.compile(rf"[\w:.]{{{_LONG_WORD},}}")
-_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=::)|(?<=[A-Za-z][_.])(?=[A-Za-z])(?!py\b)")
-# A duration of `15m55.564619s`, as torch_xla writes them, may stand in two lines.
-UNIT_END = re.compile(r"(?<=\d[smh])(?=\d)|(?<=\dms)(?=\d)")
-_QUANTITY_START = re.compile(r"\d+(ms|[smh])\d")
 
 
 class Fragment(str):
@@ -255,12 +257,6 @@ def page_html(
         + (f"<script>{script}</script>\n" if script else "")
         + "</body>\n</html>\n"
     )
-
-
-_LOCK = (
-    '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-    "img-src data:; style-src 'unsafe-inline'{scripts}\">\n"
-)
 
 
 def _allowed(script: str) -> str:

@@ -46,6 +46,32 @@ _MARK_NAMES = {
     "dropped": "– dropped",
 }
 
+MAX_SVG_BYTES = 60_000
+MAX_DETAILED_BYTES = 400_000
+_ROW = 18
+_GAP = 6
+_BREAK = 14  # width of a pause between cells
+_AXIS = 22
+_ROW_NAMES = {
+    "cell": "cells",
+    "step": "steps",
+    "host": "host",
+    "compile": "compiles",
+    "transfer": "transfers",
+    "device": "device",
+}
+_ROWS = tuple(_ROW_NAMES)
+_STYLE = (
+    ".lzt{font:11px ui-sans-serif,system-ui,sans-serif;--q:#5f6b7a;--g:#dfe3e9;"
+    "--m0:#1f4e9c;--m1:#c2456b;--m2:#7b4fb0;--m3:#b3541e;--m4:#444c58}"
+    "@media(prefers-color-scheme:dark){.lzt{--q:#a7b1bf;--g:#3a4250;"
+    "--m0:#9dbdf2;--m1:#ef7fa2;--m2:#c3a3ea;--m3:#f0a070;--m4:#c3cad4}}"
+    ".lzt .l,.lzt .k{fill:var(--q)}.lzt .t{fill:#14202e;pointer-events:none}"
+    ".lzt .i{fill:#fff}.lzt .a{stroke:var(--g)}.lzt .p{stroke:var(--q);fill:none}"
+)
+_LABEL = 46  # how wide a time such as `300 ms` is
+_FLOOR = _AXIS + len(_ROWS) * (_ROW + _GAP) + 8
+
 
 def colour_of(kind: str, row: str) -> str:
     """Return the colour of a span of a kind in a row."""
@@ -144,23 +170,6 @@ def legend(
     return draw, len(rows) * 16 + 8
 
 
-MAX_SVG_BYTES = 60_000
-MAX_DETAILED_BYTES = 400_000
-_ROW = 18
-_GAP = 6
-_BREAK = 14  # width of a pause between cells
-_AXIS = 22
-_ROW_NAMES = {
-    "cell": "cells",
-    "step": "steps",
-    "host": "host",
-    "compile": "compiles",
-    "transfer": "transfers",
-    "device": "device",
-}
-_ROWS = tuple(_ROW_NAMES)
-
-
 class _Axis:
     """Where a moment stands: cells to scale, what lies between them as a mark."""
 
@@ -256,20 +265,6 @@ def _draw(view: TimelineView, grain: float) -> str:
     parts += draw_legend(y + 4)
     parts.append("</svg>")
     return "".join(parts)
-
-
-_STYLE = (
-    ".lzt{font:11px ui-sans-serif,system-ui,sans-serif;--q:#5f6b7a;--g:#dfe3e9;"
-    "--m0:#1f4e9c;--m1:#c2456b;--m2:#7b4fb0;--m3:#b3541e;--m4:#444c58}"
-    "@media(prefers-color-scheme:dark){.lzt{--q:#a7b1bf;--g:#3a4250;"
-    "--m0:#9dbdf2;--m1:#ef7fa2;--m2:#c3a3ea;--m3:#f0a070;--m4:#c3cad4}}"
-    ".lzt .l,.lzt .k{fill:var(--q)}.lzt .t{fill:#14202e;pointer-events:none}"
-    ".lzt .i{fill:#fff}.lzt .a{stroke:var(--g)}.lzt .p{stroke:var(--q);fill:none}"
-)
-
-
-_LABEL = 46  # how wide a time such as `300 ms` is
-_FLOOR = _AXIS + len(_ROWS) * (_ROW + _GAP) + 8
 
 
 def _pieces_text(axis: _Axis) -> str:

@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 
 LANES = ("cell", "step", "host", "compile", "transfer", "device")
 
+NO_LINES: Counter[Any] = Counter()  # one for all cells that were not sampled
+# Neither recording nor waiting for something that works.
+_LOST = ("python", "dispatch", "transfer")
+_MAX_LINES = 3
+_TEXT_ROWS = 40
+Piece = tuple[int, int]
+
 
 class Span(NamedTuple):
     """Something that took time, or a moment (then it ends when it starts).
@@ -49,9 +56,6 @@ class Span(NamedTuple):
         return self.end_ns - self.start_ns
 
 
-NO_LINES: Counter[Any] = Counter()  # one for all cells that were not sampled
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellTime:
     """One cell's time.
@@ -70,13 +74,6 @@ class CellTime:
     parts: dict[str, int]
     device_ns: int
     lines: Counter[Any] = field(default_factory=Counter)
-
-
-# Neither recording nor waiting for something that works.
-_LOST = ("python", "dispatch", "transfer")
-_MAX_LINES = 3
-
-_TEXT_ROWS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,9 +161,6 @@ def _event_table(spans: Sequence[Span], cells: Sequence[CellTime]) -> Table:
         for span in spans
     ]
     return Table(["ended at", "cell", "what", "name", "took", "line"], rows)
-
-
-Piece = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

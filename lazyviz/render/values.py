@@ -36,6 +36,10 @@ _PLANE = 2
 _LOW, _MIDDLE, _HIGH = (0, 90, 181), (247, 247, 247), (220, 90, 0)
 _NOT_FINITE = (204, 0, 153)
 
+_MAX_SHOWN = 40_000
+_OPEN_BELOW = 65  # elements: so few are read at a glance
+_MIN_PICTURED = 16
+
 
 def bars_svg(counts: Sequence[int], start: float, end: float) -> str:
     """Return a histogram whose equal bins have these counts, from `start` to `end`."""
@@ -226,11 +230,6 @@ def _listing(title: str, text: str, *, is_open: bool = False) -> str:
         f"<details{opened}><summary>{markup(title)}</summary>"
         f"<pre>{markup(shown)}</pre></details>"
     )
-
-
-_MAX_SHOWN = 40_000
-_OPEN_BELOW = 65  # elements: so few are read at a glance
-_MIN_PICTURED = 16
 
 
 def tensor_doc(facts: str, text: str, look: Look, plan: str, listing: str = "") -> Doc:

@@ -41,6 +41,10 @@ _METRICS_OPTIONS = ("--legacy", "--raw")
 _REPORT_OPTIONS = ("--force", "--no-source")
 _KIB = 2**10
 
+_GRAPH = re.compile(r"graph\.\d+")
+_STABLEHLO = "--stablehlo"
+_MAX_LISTED = 400_000  # characters; what a notebook still opens quickly with
+
 
 @view(
     "status",
@@ -337,11 +341,6 @@ def _help(asked: Command) -> Doc:
     if asked.rest and asked.rest not in {*views.VIEWS, *views.CELL_USAGE}:
         raise UsageError(views.unknown(asked.rest))
     return views.help_page(asked.rest)
-
-
-_GRAPH = re.compile(r"graph\.\d+")
-_STABLEHLO = "--stablehlo"
-_MAX_LISTED = 400_000  # characters; what a notebook still opens quickly with
 
 
 @view(

@@ -45,6 +45,9 @@ _DISPATCHED = (
 
 _OURS = frozenset(("lazygraph", "lazyrt", "lazyviz"))
 
+_SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_MAX_EXCEPTIONS = 100
+
 
 def install(shell: Any) -> list[Callable[[], None]]:
     """Shorten what a shell shows; return what undoes it."""
@@ -198,10 +201,6 @@ def is_ours(file: str) -> bool:
     provenance = runtime_provenance()
     is_own = provenance is not None and provenance.is_own_file(file)
     return is_own or file.startswith((_ROOT, _KERNEL))
-
-
-_SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-_MAX_EXCEPTIONS = 100
 
 
 def let_go(error: BaseException, stand_in: Callable[[Any], Any]) -> int:

@@ -47,6 +47,11 @@ VERBS = {
 
 Sample = tuple[int, int]
 
+_MAX_ROWS = 15
+_NUMBER = re.compile(
+    r"(?<![^.])\d+(?![^.])"
+)  # a part of a module's path that is a number
+
 
 class Expected(NamedTuple):
     """An expectation.
@@ -252,12 +257,6 @@ class Wait:
         expected = f" of {self.expected}" if known else " · expected: unknown"
         parts = (f"{self.what} · {took}{expected}", self.done, self.site)
         return " · ".join(filter(None, parts))
-
-
-_MAX_ROWS = 15
-_NUMBER = re.compile(
-    r"(?<![^.])\d+(?![^.])"
-)  # a part of a module's path that is a number
 
 
 class Block(NamedTuple):

@@ -42,6 +42,24 @@ QUIET_NS = 1_000_000  # a shorter pause between two ops is part of tracing
 _MAX_LINES = 500
 _SELDOM_NS = 5_000_000
 
+_log = logging.getLogger(__name__)
+_MANY = 4_096  # the pulse sleeps, or cannot keep up
+_LEARNT_FROM = [getattr(events, name) for name in sorted(LEARNT_FROM)]
+# Shown, or needed for what is shown, while the program waits.
+_URGENT = frozenset(
+    (
+        "CompileProgress",
+        "TransferProgress",
+        "CompileStarted",
+        "LoweringFinished",
+        "CompileFinished",
+        "WaitFinished",
+        "TransferFinished",
+        "TensorMaterialised",
+        "BarrierFinished",
+    )
+)
+
 
 def _rest() -> None:
     """Do nothing."""
@@ -158,26 +176,6 @@ class Pulse:
             if self._wake.is_set():
                 self._beat()
                 self.ask(sample=True)
-
-
-_log = logging.getLogger(__name__)
-
-_MANY = 4_096  # the pulse sleeps, or cannot keep up
-_LEARNT_FROM = [getattr(events, name) for name in sorted(LEARNT_FROM)]
-# Shown, or needed for what is shown, while the program waits.
-_URGENT = frozenset(
-    (
-        "CompileProgress",
-        "TransferProgress",
-        "CompileStarted",
-        "LoweringFinished",
-        "CompileFinished",
-        "WaitFinished",
-        "TransferFinished",
-        "TensorMaterialised",
-        "BarrierFinished",
-    )
-)
 
 
 class Cell(Protocol):

@@ -26,6 +26,8 @@ _MAX_FLYING = 64
 # A user who wrote these wanted a barrier; all others come by themselves.
 _EXPLICIT = ("mark_step()", "end of ", "sync()", "torch.lazyrt.synchronize()")
 
+_MAX_STEPS = 1_000
+
 
 class _Note(NamedTuple):
     """What becomes a span once somebody looks.
@@ -306,9 +308,6 @@ _MADE: dict[type[events.Event], Callable[[_Note], Span]] = {
     events.ScopeFinished: _scope,
     events.WorkDropped: _dropped,
 }
-
-
-_MAX_STEPS = 1_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 _MAX_OPEN_INTERVALS = 64
 
+_MAX_OPEN = 64
+Piece = tuple[int, int]
+
 
 class BusyTime:
     """Length of a union of time intervals that arrive in order of their ends.
@@ -53,11 +56,6 @@ class BusyTime:
     def total_ns(self) -> int:
         """Nanoseconds covered by at least one interval."""
         return self._settled_ns + sum(end - start for start, end in self._recent)
-
-
-_MAX_OPEN = 64
-
-Piece = tuple[int, int]
 
 
 class Quiet(NamedTuple):

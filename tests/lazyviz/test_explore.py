@@ -629,6 +629,7 @@ def test_without_widgets_the_copy_stays_and_a_line_says_what_is_missing(
 ):
     monkeypatch.setitem(sys.modules, "anywidget", None)
     monkeypatch.delitem(sys.modules, "lazyviz.widgets", raising=False)
+    monkeypatch.setattr("lazyviz.shell.displayed.has_page", lambda _: True)
     lab.run_cell("y = x + 1")
     lab.display_pub.outputs.clear()
 

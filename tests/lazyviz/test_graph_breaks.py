@@ -84,9 +84,9 @@ def test_a_moved_mark_is_drawn_where_it_was_and_where_it_is(fresh, capsys):
         f"graph break: the graph ends earlier, at mark_step() at cell {now} line 7, "
         f"not mark_step() at cell {before} line 8"
     )
-    assert f"where the graph breaks: {moved}" in page
+    assert moved in page
     why = run(fresh, "%lazy why")[0][0].splitlines()
-    drawn = why[why.index(f"where the graph breaks: {moved}") + 1 :]
+    drawn = why[why.index(moved) + 1 :]
     assert drawn[:2] == [
         "before  4 ops (lines 6 to 7) │ 4 ops (lines 8 to 9)",
         "now     2 ops (line 6) │ 6 ops (lines 7 to 9)",

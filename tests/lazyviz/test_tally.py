@@ -5,7 +5,7 @@ import pytest
 
 from lazyrt.observe import events
 from lazyrt.observe.events import Site
-from lazyviz.render.strip import Barrier, Fallback
+from lazyviz.render.notes import Barrier, Fallback
 from lazyviz.timing.ledger import BusyTime, Ledger
 from lazyviz.timing.tally import Tally
 from tests.lazyviz import fakes
