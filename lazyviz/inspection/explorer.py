@@ -548,7 +548,7 @@ class _Details:
         if inspection is None:
             return None
         leaves = inspection.graph.parameters
-        return next((p for p in leaves if programs.leaf_name(p) == box.op), None)
+        return next((p for p in leaves if text.leaf_name(p) == box.op), None)
 
     def input_rows(self, box: Box) -> list[tuple[str, str]]:
         """Return what stands behind an input of a pending graph."""

@@ -6,6 +6,7 @@ its nodes. `subjects` says what was given, and makes its forms when somebody ask
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
@@ -210,7 +211,7 @@ class IrProgram(Program):
 
     def _input_bytes(self) -> dict[str, float]:
         return {
-            leaf_name(leaf): float(_nbytes(leaf))
+            text.leaf_name(leaf): float(leaf.dtype.itemsize * math.prod(leaf.shape))
             for leaf in self.graph.parameters
             if leaf.kind == "data"
         }
@@ -224,7 +225,7 @@ class IrProgram(Program):
         for value, counts in known.items():
             words = not_finite_words(*counts)
             if value.node is None:
-                inputs[leaf_name(value)] = words
+                inputs[text.leaf_name(value)] = words
             else:
                 before = nodes.get(value.node.id, "")
                 nodes[value.node.id] = before or words
@@ -392,23 +393,6 @@ def _shares(estimates: dict[int, float]) -> Amounts:
         nodes=estimates,
         words=lambda amount: f"{amount / total:.1%} of all",
     )
-
-
-def leaf_name(leaf: Any) -> str:
-    """Return an input's name in listings."""
-    prefix = {"data": "p", "float": "f", "int": "i", "rng": "rng"}[leaf.kind]
-    return f"%{prefix}{leaf.position}"
-
-
-def _nbytes(leaf: Any) -> int:
-    return int(leaf.dtype.itemsize * _elements(leaf.shape))
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def _origin(node: Any) -> tuple[str, str, str]:

@@ -21,7 +21,6 @@ from lazyviz.inspection.programs import (
     HloProgram,
     IrProgram,
     LoweredFrom,
-    leaf_name,
 )
 from lazyviz.render import text
 from lazyviz.shell.lazytensors import be_library
@@ -290,7 +289,7 @@ def _lowered(
     def source() -> LoweredFrom | None:
         if inspection is None:
             return None
-        leaves = tuple(leaf_name(leaf) for leaf in graph.canonical.data)
+        leaves = tuple(text.leaf_name(leaf) for leaf in graph.canonical.data)
         return LoweredFrom(lambda: cast("IrProgram", subject.program("ir")), leaves)
 
     makers: dict[Form, Callable[[], Program]] = {

@@ -87,7 +87,7 @@ def listing(
     shown = nodes[hidden:]
     lines = [
         one_line(
-            f"{_leaf_name(leaf)} : {_type(leaf)}"
+            f"{leaf_name(leaf)} : {_type(leaf)}"
             + (f"  # {names[leaf]}" if names.get(leaf) else "")
         )
         for leaf in _leaves(graph, shown)
@@ -114,7 +114,7 @@ def number_lines(graph: Graph) -> list[str]:
                 if site not in places:
                     places.append(site)
             elif getattr(arg, "kind", "") in {"float", "int"}:
-                inputs.setdefault(_leaf_name(arg), site)
+                inputs.setdefault(leaf_name(arg), site)
     lines = []
     if embedded:
         shown = [f"{n} ({', '.join(filter(None, s[:3]))})" for n, s in embedded.items()]
@@ -197,12 +197,13 @@ def _argument(arg: Any) -> str:
 def reference(value: Value) -> str:
     """Return what a listing calls a value: `%3`, `%p0`."""
     if value.node is None:
-        return _leaf_name(value)
+        return leaf_name(value)
     suffix = f".{value.index}" if len(value.node.outputs) > 1 else ""
     return f"%{value.node.id}{suffix}"
 
 
-def _leaf_name(leaf: Any) -> str:
+def leaf_name(leaf: Any) -> str:
+    """Return an input's name in listings: `%p0`."""
     return f"%{_LEAF_PREFIX.get(leaf.kind, leaf.kind)}{leaf.position}"
 
 

@@ -1,8 +1,7 @@
 """What tools that inspect a program need of lazyrt beside its public names; lazyviz is one.
 
-Programs do without. The classes are what `lazyrt.pending_graph`, `inspect`, `look` and others
-return parts of; `provenance` tells the user's lines from ours. Nothing here runs or changes what is
-pending. These names stay where they are; the modules that define them may move.
+The classes are what `lazyrt.pending_graph`, `inspect`, `look` and others return parts of;
+`provenance` tells the user's lines from ours. Nothing here runs or changes what is pending.
 """
 
 from __future__ import annotations
