@@ -35,7 +35,7 @@ async ([source, state]) => {
     },
     say: (message) => call("msg:custom", message),
   };
-  widgets.render({ model: window.model, el: document.getElementById("root") });
+  page.render({ model: window.model, el: document.getElementById("root") });
 }
 """
 
