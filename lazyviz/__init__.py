@@ -23,13 +23,12 @@ if TYPE_CHECKING:
     from lazyviz.divergence.report import Replicas
     from lazyviz.documents.session_report import Written
     from lazyviz.foreign.evidence import Evidence
-    from lazyviz.foreign.metrics_diff import Comparable, ReportDiff
+    from lazyviz.foreign.metrics import Rounding
+    from lazyviz.foreign.metrics_parse import Comparable, ReportDiff
     from lazyviz.foreign.metrics_report import MetricsReport
-    from lazyviz.foreign.quantities import Rounding
     from lazyviz.inspection.comparison import DiffView, MinimisedView
     from lazyviz.inspection.exploring import ExploreView
-    from lazyviz.inspection.not_finite import NotFiniteView
-    from lazyviz.inspection.numerics import Comparison
+    from lazyviz.inspection.numerics import Comparison, NotFiniteView
     from lazyviz.timing.timeline import TimelineShown
 
 __all__ = [
@@ -93,9 +92,9 @@ def compare_reports(before: Comparable, after: Comparable) -> ReportDiff:
     Raises:
         EvidenceError: One of them is no report, or a text with several.
     """
-    from lazyviz.foreign import metrics_diff
+    from lazyviz.foreign import metrics_parse
 
-    return metrics_diff.compare_reports(before, after)
+    return metrics_parse.compare_reports(before, after)
 
 
 def read(source: str | Path) -> Evidence:
@@ -187,9 +186,9 @@ def find_nan(*tensors: torch.Tensor) -> NotFiniteView:
     Raises:
         UsageError: Nothing is pending for them, so the ops behind them are gone.
     """
-    from lazyviz.inspection import not_finite
+    from lazyviz.inspection import numerics
 
-    return not_finite.find_nan(*tensors)
+    return numerics.find_nan(*tensors)
 
 
 def minimise(program: Any, shows: Callable[[Graph], bool]) -> MinimisedView:

@@ -13,8 +13,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from lazyviz.render import html
-from lazyviz.render.escape import markup, one_line, printable
-from lazyviz.render.html import Fragment
+from lazyviz.render.html import Fragment, markup, one_line, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -54,9 +53,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Heading(Part):
-    """The title of what follows."""
+    """The title of what follows; its anchor is where links of a page lead."""
 
     words: str
+    anchor: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +243,7 @@ class Showable(ABC):
         return self.text()
 
     def _repr_html_(self) -> str:
-        return self.to_html()
+        return self.doc().to_html()
 
 
 # --- the writers
@@ -276,8 +276,9 @@ def _text(part: Part) -> str:
 
 def _html(part: Part) -> str:
     match part:
-        case Heading(words):
-            return f"<h3>{markup(words)}</h3>"
+        case Heading(words, anchor):
+            name = f' id="{markup(anchor)}"' if anchor else ""
+            return f"<h3{name}>{markup(words)}</h3>"
         case Line(words):
             return html.line(words)
         case Note(words):

@@ -19,10 +19,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from lazyviz import formatters, session
-from lazyviz.render import strip_html
-from lazyviz.render.strip import strip_text
+from lazyviz.render.strip import has_copy_button
 from lazyviz.session import SHELL_ATTRIBUTE, Session
-from lazyviz.shell import displayed, dual_display, magics, postmortem, tracebacks
+from lazyviz.shell import displayed, magics, tracebacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -114,7 +113,7 @@ class Extension:
 
     def _tell_tables(self) -> None:
         """Let the tables of live tensors that somebody sees follow the program."""
-        views = sys.modules.get("lazyviz.widgets.live_view")
+        views = sys.modules.get("lazyviz.widgets")
         if views is not None:
             with _logged("the table of live tensors"):
                 views.cell_ended(self._shell)
@@ -143,24 +142,24 @@ class Extension:
         for each in errors:
             if each is not None:
                 with _logged("letting go of a traceback's tensors"):
-                    postmortem.let_go(each, runtime.stand_in)
+                    tracebacks.let_go(each, runtime.stand_in)
 
     def _publish(self, strip: Any) -> None:
-        data = {"text/plain": strip_text(strip)}
+        data = {"text/plain": strip.text()}
         if formatters.wants_html(self._shell):
             with _logged("the drawing of a strip"):
-                data["text/html"] = strip_html.strip_html(strip)
+                data["text/html"] = strip.to_html()
         self._shell.display_pub.publish(data, metadata={})
-        if self._copying is None and strip_html.has_copy_button(strip):
+        if self._copying is None and has_copy_button(strip):
             with _logged("the buttons that copy lines"):
                 self._wake_copying()
 
     def _wake_copying(self) -> None:
         """Let the buttons in this session's strips work, from the first one on."""
-        if not dual_display.has_page(self._shell):
+        if not displayed.has_page(self._shell):
             return
         try:
-            from lazyviz.widgets.copy_lines import CopyLines
+            from lazyviz.widgets import CopyLines
         except ImportError:  # the lines can be selected
             return
         self._copying = CopyLines()

@@ -12,8 +12,9 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from lazyviz import session
-from lazyviz.draw import panel
-from lazyviz.render import html, text
+from lazyviz.doc import Code, Doc, Drawn, Sentence
+from lazyviz.draw import panel, svg
+from lazyviz.render import text
 from lazyviz.shell.lazytensors import is_lazy
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def install(shell: InteractiveShell) -> list[Callable[[], None]]:
     bundle = display_formatter.mimebundle_formatter
     return [
         _register(bundle, _TENSOR, _tensor_bundle(shell)),
-        _register(bundle, _GRAPH, graph_bundle),
+        _register(bundle, _GRAPH, _graph_bundle),
     ]
 
 
@@ -96,17 +97,14 @@ def number_text(value: Any) -> str:
 
 def _page(runtime: Any, tensor: Any, shown: str) -> str:
     """Return a tensor's display as HTML: statistics first, the rest folded."""
-    from lazyviz.render.tensor import Shown, tensor_html
-    from lazyviz.render.values import picture_axes
+    from lazyviz.render.values import picture_axes, tensor_doc
 
     pictured = tensor.numel() >= _MIN_PICTURED
     axes = picture_axes(tuple(tensor.shape)) if pictured else ()
     look = runtime.look(tensor, axes)
     plan, listing = _plan(runtime, tensor)
     line = " · ".join([facts(look), *_standing(tensor)])
-    return tensor_html(
-        Shown(facts=line, text=shown, look=look, plan=plan, listing=listing)
-    )
+    return tensor_doc(line, shown, look, plan, listing).to_html()
 
 
 def _standing(tensor: Any) -> list[str]:
@@ -163,20 +161,29 @@ def _tensor_bundle(shell: Any) -> Callable[[Any], Any]:
     return show
 
 
-def graph_bundle(graph: Any, hint: str = "") -> dict[str, str]:
-    """Return a graph's listing and, for a shell that shows it, its drawing.
+def graph_doc(graph: Any, hint: str = "") -> Doc:
+    """Return a graph's listing; on a page its drawing.
 
     Args:
         graph: A graph of the runtime.
         hint: A line below the drawing.
     """
     if not graph.nodes:
-        return {"text/plain": "<Graph: nothing is pending>"}
-    bundle = {"text/plain": text.listing(graph, _MAX_LISTED_OPS)}
+        return Doc([Sentence("<Graph: nothing is pending>")])
+    listing = text.listing(graph, _MAX_LISTED_OPS)
     current = session.current()
-    if current is not None and wants_html(current.shell):
-        drawing = current.drawing_of(graph)
-        bundle["text/html"] = html.graph_html(drawing, hint=hint)
+    if current is None:
+        return Doc([Code(listing)])
+    return Doc(
+        [Drawn(listing, lambda: svg.graph_html(current.drawing_of(graph), hint=hint))]
+    )
+
+
+def _graph_bundle(graph: Any) -> dict[str, str]:
+    doc, current = graph_doc(graph), session.current()
+    bundle = {"text/plain": doc.to_text()}
+    if doc.needs_html and current is not None and wants_html(current.shell):
+        bundle["text/html"] = doc.to_html()
     return bundle
 
 

@@ -12,12 +12,10 @@ import sys
 import time
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lazyviz.render.state import state_of
 from lazyviz.shell.failures import failure_of
-from lazyviz.shell.lazytensors import named_tensors
+from lazyviz.shell.lazytensors import be_library, named_tensors, runtime_provenance
 from lazyviz.shell.progress import Progress
 
 if TYPE_CHECKING:
@@ -29,15 +27,14 @@ if TYPE_CHECKING:
     from lazyrt import Graph
     from lazyrt.observe.events import Subscription
     from lazyrt.tools import Holding, Node, Value
+    from lazyviz.doc import Doc
     from lazyviz.draw.model import DrawGraph
-    from lazyviz.render.cuts import Cut
-    from lazyviz.render.spans import CellTime
     from lazyviz.render.strip import Strip
+    from lazyviz.render.timeline_text import CellTime
     from lazyviz.shell.failures import Failure
-    from lazyviz.timing.expected import Expectations
-    from lazyviz.timing.history import Timeline
-    from lazyviz.timing.intake import Intake
-    from lazyviz.timing.steplog import StepRow
+    from lazyviz.timing.compile_time import Expectations
+    from lazyviz.timing.event_queue import Intake
+    from lazyviz.timing.history import StepRow, Timeline
     from lazyviz.timing.tally import Tally
 
 SHELL_ATTRIBUTE = "_lazyviz_session"
@@ -168,8 +165,8 @@ class Session:
         """Listen to the runtime from now on."""
         if self.attached:
             return
-        from lazyviz.timing.intake import Intake
-        from lazyviz.timing.pulse import Quiet
+        from lazyviz.timing.event_queue import Intake
+        from lazyviz.timing.ledger import Quiet
 
         intake = self._intake = Intake(self.progress)
         self._runtime = runtime
@@ -183,8 +180,8 @@ class Session:
         self.progress.attach(runtime)
         if hasattr(runtime, "on_barrier"):
             self._hook = runtime.on_barrier(self.progress.barrier)
-        _name_cells(runtime, self.cell_of_file)
-        be_library(runtime)
+        runtime_provenance().set_cell_namer(self.cell_of_file)
+        be_library()
 
     def close(self) -> None:
         """Stop listening and forget the running cell."""
@@ -195,7 +192,7 @@ class Session:
             self._hook.close()
             self._hook = None
         if self._runtime is not None:
-            _name_cells(self._runtime, None)
+            runtime_provenance().set_cell_namer(None)
             self._runtime = None
         if self._intake is not None:
             self._intake.pulse.close()
@@ -227,12 +224,12 @@ class Session:
             cell.activity = self._runtime.activity()
             # Equal ops and equal code of two cells would both show the earlier cell.
             self._runtime.begin_cell()
-            _name_cells(self._runtime, self.cell_of_file)
+            runtime_provenance().set_cell_namer(self.cell_of_file)
         self._running = cell
 
     def finish_cell(self, error: BaseException | None) -> Strip | None:
         """Record the running cell; return its strip, or None if it did not touch the device."""
-        from lazyviz.render.spans import NO_LINES, CellTime
+        from lazyviz.render.timeline_text import NO_LINES, CellTime
 
         intake, runtime = self._intake, self._runtime
         if intake is None or runtime is None:
@@ -273,7 +270,7 @@ class Session:
         self.cells.append(
             CellRecord(
                 cell.number,
-                dataclasses.replace(strip, graph=None, cuts=()),
+                dataclasses.replace(strip, graph=None, breaks=()),
                 fingerprint,
                 failure_of(error) if error is not None else None,
             )
@@ -288,7 +285,7 @@ class Session:
 
     def cell_so_far(self) -> CellTime | None:
         """Return the time of the running cell up to now; None if it did nothing yet."""
-        from lazyviz.render.spans import CellTime
+        from lazyviz.render.timeline_text import CellTime
 
         cell = self._running
         if cell is None or cell.tally is None or self._intake is None:
@@ -331,13 +328,14 @@ class Session:
             error=type(error).__name__ if error is not None else None,
             interrupted=isinstance(error, KeyboardInterrupt),
             graph=drawing,
-            state=state_of(runtime),
+            state=runtime.status(),
+            mode=str(runtime.mode()),
             waits=self.progress.waits,
             waiting=(
                 *self._waiting(graph, anew=bool(tally.executed_barriers)),
                 *self._growing(graph, len(new_ids)),
             ),
-            cuts=self._cuts(runtime, tally.new_steps),
+            breaks=self._breaks(runtime, tally.new_steps),
         )
         return strip, fingerprint
 
@@ -373,13 +371,13 @@ class Session:
         )
         return (f"{many}: {rounds}. {what_to_do}",)
 
-    def _cuts(self, runtime: ModuleType, steps: Sequence[int]) -> tuple[Cut, ...]:
+    def _breaks(self, runtime: ModuleType, steps: Sequence[int]) -> tuple[Doc, ...]:
         """Return where the cell's new graphs are parts of one step."""
         if not (steps and self.strips):
             return ()
-        from lazyviz.inspection.cuts import cuts_of
+        from lazyviz.inspection.graph_breaks import breaks_of
 
-        return cuts_of(runtime, steps)
+        return tuple(each.doc() for each in breaks_of(runtime, steps))
 
     def drawing_of(
         self, graph: Graph, new_ids: frozenset[int] | None = None
@@ -426,16 +424,3 @@ class Session:
                 for root in self._runtime.pending_graph(tensor).roots:
                     names.setdefault(root, name)
         return names
-
-
-def be_library(runtime: ModuleType) -> None:
-    """Keep our own lines out of the places that the runtime shows."""
-    provenance = sys.modules.get(f"{runtime.__name__}.frontend.provenance")
-    if provenance is not None:
-        provenance.add_library(str(Path(__file__).parent))
-
-
-def _name_cells(runtime: ModuleType, namer: Any) -> None:
-    provenance = sys.modules.get(f"{runtime.__name__}.frontend.provenance")
-    if provenance is not None and hasattr(provenance, "set_cell_namer"):
-        provenance.set_cell_namer(namer)

@@ -17,8 +17,8 @@ import lazyrt
 from lazyrt.errors import LazyRuntimeError
 from lazyrt.execution import process
 from lazyviz.shell import magics, tracebacks  # noqa: F401 - they register views
-from lazyviz.timing import expected
-from lazyviz.timing.expected import Expected
+from lazyviz.timing import compile_time
+from lazyviz.timing.compile_time import Expected
 from lazyviz.views import CELL_USAGE, VIEWS
 from tests.conftest import displayed
 from tests.harness import ROOT, cold_start, fresh_runtime
@@ -124,7 +124,7 @@ def is_said(line: str, said: str) -> bool:
 
 def waits() -> str:
     """Return what is said where a test would have to wait: of waits, and in forked processes."""
-    wait = expected.Wait(
+    wait = compile_time.Wait(
         phase="compile",
         nodes=214,
         look=False,

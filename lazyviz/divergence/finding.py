@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lazygraph import HloError, diff
 from lazygraph.explain.hlo_causes import sentences
 from lazygraph.graph import PARAMETER
-from lazyviz.divergence.tracks import called, order
+from lazyviz.divergence.alignment import called, order
 from lazyviz.draw.model import clip
 from lazyviz.foreign.evidence import EvidenceError
 from lazyviz.render import text
@@ -19,8 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from lazygraph import Graph, GraphDiff
-    from lazyviz.divergence.alignment import Aligned, Row
-    from lazyviz.divergence.tracks import Barrier, Place, Program, Track
+    from lazyviz.divergence.alignment import (
+        Aligned,
+        Barrier,
+        Place,
+        Program,
+        Row,
+        Track,
+    )
 
 _MAX_SIDES = 4
 _MAX_INPUTS = 3

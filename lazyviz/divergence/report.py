@@ -14,21 +14,19 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from lazygraph import HloError
 from lazyviz.command_line import output_file
-from lazyviz.divergence.alignment import Aligned, Row, align
+from lazyviz.divergence.alignment import Aligned, Row, Track, align, called
 from lazyviz.divergence.finding import Difference, first_difference
 from lazyviz.divergence.sources import tracks_of
-from lazyviz.divergence.tracks import Track, called
 from lazyviz.doc import Advice, Code, Doc, Drawn, Fold, Line, Note, Part, Table
 from lazyviz.draw.model import clip
 from lazyviz.foreign.evidence import Evidence, EvidenceError
 from lazyviz.render import text
-from lazyviz.render.escape import one_line
-from lazyviz.render.page import page_html
+from lazyviz.render.html import one_line, page_html
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from lazyviz.divergence.tracks import Barrier
+    from lazyviz.divergence.alignment import Barrier
 
 _MAX_COLUMNS = 8
 _MAX_ALONE = 4  # of more replicas, those that are alike share a column

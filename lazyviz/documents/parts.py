@@ -1,8 +1,9 @@
-"""The parts of a session's report: each takes the facts and returns bounded HTML."""
+"""What a session's report is about: collected once, before any part is made."""
 
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import importlib.metadata
 import os
 import platform
@@ -11,17 +12,14 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lazyviz.doc import Table
+from lazyviz.doc import Code, Doc, Drawn, Fold, Heading, Note, Part, Points, Table
 from lazyviz.documents import redaction
-from lazyviz.documents.facts import tell_of
 from lazyviz.foreign.metrics_parse import parse_report
 from lazyviz.inspection import tables
-from lazyviz.inspection.tables import why_html
-from lazyviz.render import html, strip_html, text
-from lazyviz.render.escape import markup
-from lazyviz.render.html import Fragment
-from lazyviz.render.state import state_of, state_text
-from lazyviz.render.strip import strip_notes
+from lazyviz.inspection.tables import why_doc
+from lazyviz.render import text
+from lazyviz.render.html import Fragment, markup
+from lazyviz.render.strip import state_text, strip_notes
 from lazyviz.version import __version__
 from lazyviz.views import VIEWS, Command
 
@@ -29,9 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import ModuleType
 
-    from lazyviz.documents.facts import Facts
-    from lazyviz.session import CellRecord
-    from lazyviz.shell.failures import Failure
+    from lazyviz.session import CellRecord, Session
+    from lazyviz.timing.history import StepRow
     from lazyviz.views import ReportPart, View
 
 _KIB, _MIB = 2**10, 2**20
@@ -52,31 +49,108 @@ _PACKAGES = (
 # Settings of ours and of the compiler; nothing else of the environment is told.
 _VARIABLES = ("XLA_FLAGS", "JAX_PLATFORMS", "OMP_NUM_THREADS")
 _PREFIXES = ("LAZYRT_", "LAZYVIZ_")
+_NO_RUNTIME = Note("lazyrt is not imported: there is no lazy device yet.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Facts:
+    """What a report is about: plain data, and the runtime to ask.
+
+    Attributes:
+        runtime: The module `lazyrt`, None if the program has not imported it.
+        cells: (number, source, record) of each cell; the record is None for one that did not
+            touch the device, the source is empty where it is not to be told.
+        steps: The steps of the session.
+        graphs: The compiled graphs of the process.
+        source: Whether sources are told.
+        session: The session, None outside of one.
+        written: When, in words.
+    """
+
+    runtime: ModuleType | None
+    cells: tuple[tuple[int | None, str, CellRecord | None], ...] = ()
+    steps: tuple[StepRow, ...] = ()
+    graphs: tuple[Any, ...] = ()
+    source: bool = True
+    session: Session | None = None
+    written: str = ""
+
+
+def collect(
+    runtime: ModuleType | None, current: Session | None, *, source: bool
+) -> Facts:
+    """Return what is known of a session; outside of one, what the runtime knows."""
+    steps = current.steps if current is not None else ()
+    tell = tell_of(source=source)
+    now = dt.datetime.now(tz=dt.UTC)
+    return Facts(
+        runtime=runtime,
+        cells=_cells_of(current, source=source) if current is not None else (),
+        steps=tuple(redaction.step(row, tell) for row in steps),
+        graphs=tuple(runtime.compiled_graphs()) if runtime is not None else (),
+        source=source,
+        session=current,
+        written=now.strftime("%Y-%m-%d %H:%M UTC"),
+    )
+
+
+def tell_of(*, source: bool) -> Callable[[str], str]:
+    """Return how expressions of the user's source are told."""
+    return redaction.masked if source else redaction.name_only
+
+
+def _cells_of(
+    current: Session, *, source: bool
+) -> tuple[tuple[int | None, str, CellRecord | None], ...]:
+    tell = tell_of(source=source)
+    records = [redaction.cell(record, tell) for record in current.cells]
+    sources = _sources(current.shell) if source else {}
+    # Front ends that run cells without a history give several the same number.
+    last = {record.number: record for record in records}
+    found: list[tuple[int | None, str, CellRecord | None]] = [
+        (number, shown, None) for number, shown in sources.items() if number not in last
+    ]
+    for record in records:
+        number = record.number
+        is_last = number is not None and last[number] is record
+        found.append((number, sources.get(number or 0, "") if is_last else "", record))
+    return tuple(sorted(found, key=lambda cell: -1 if cell[0] is None else cell[0]))
+
+
+def _sources(shell: Any) -> dict[int, str]:
+    """Return the source of each cell as it was written; without a history, as it ran."""
+    raw = getattr(shell.history_manager, "input_hist_raw", ())
+    inputs = list(raw if any(raw) else shell.user_ns.get("In", ()))
+    return {
+        number: each
+        for number, each in enumerate(inputs)
+        if isinstance(each, str) and each
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportSection:
     """One part of the page.
 
     Attributes:
         anchor: By which links find it.
-        make: Returns its HTML.
-        nbytes: What it may take.
+        make: Returns what it shows.
+        nbytes: What its HTML may take.
     """
 
     title: str
     anchor: str
-    make: Callable[[Facts], str]
+    make: Callable[[Facts], Part]
     nbytes: int
 
 
 # --- the parts, in the page's order
 
 
-def _findings(facts: Facts) -> str:
+def _findings(facts: Facts) -> Part:
     runtime = facts.runtime
     if runtime is None:
-        return html.muted("lazyrt is not imported: there is no lazy device yet.")
+        return _NO_RUNTIME
     found = [str(f) for f in parse_report(runtime.metrics_report("dict")).findings()]
     found += [
         f"{graph.name}, first run by step {graph.first_step}, was compiled anew: {graph.cause}"
@@ -92,19 +166,23 @@ def _findings(facts: Facts) -> str:
         elif strip.error is not None:
             found.append(f"cell {number} stopped by {_headline(facts, record)}")
         found += [
-            f"cell {number}: {note}" for note in strip_notes(strip) if "cut" in note
+            f"cell {number}: {note}"
+            for note in strip_notes(strip)
+            if note.startswith("graph break")
         ]
-    found += map(str, _live_tensors(facts, runtime).growth)
+    space = facts.session.shell.user_ns if facts.session is not None else None
+    found += map(str, runtime.live_tensors_report(namespace=space).growth)
     counts = runtime.counters()
-    now = redaction.state(state_of(runtime), tell_of(source=facts.source))
-    standing = html.muted(state_text(now))
+    now = redaction.state(runtime.status(), tell_of(source=facts.source))
     counted = ", ".join(
         f"{name.replace('_', ' ')} {counts[name]:,}" for name in counts if counts[name]
     )
-    return (
-        (_list(found) if found else html.muted("Nothing stands out."))
-        + standing
-        + html.muted(counted or "Nothing has run.")
+    return Doc(
+        [
+            Points(found) if found else Note("Nothing stands out."),
+            Note(state_text(now, str(runtime.mode()))),
+            Note(counted or "Nothing has run."),
+        ]
     )
 
 
@@ -115,7 +193,7 @@ def _headline(facts: Facts, record: CellRecord) -> str:
     return _clip_text(redaction.masked(record.failure.headline))
 
 
-def _environment(facts: Facts) -> str:
+def _environment(facts: Facts) -> Part:
     rows = [("lazyviz", __version__), ("Python", platform.python_version())]
     for name in _PACKAGES:
         try:
@@ -134,17 +212,15 @@ def _environment(facts: Facts) -> str:
         for name, value in sorted(os.environ.items())
         if name in _VARIABLES or name.startswith(_PREFIXES)
     ]
-    shown = Table(
-        ["what", "version or value"], [(n, _clip(v)) for n, v in rows]
-    ).to_html()
+    shown = Table(["what", "version or value"], [(n, _clip(v)) for n, v in rows])
     if facts.runtime is None:
         return shown
-    return f"{shown}<h3>Settings</h3>{html.pre(facts.runtime.config.table())}"
+    return Doc([shown, Heading("Settings"), Code(facts.runtime.config.table())])
 
 
-def _cells(facts: Facts) -> str:
+def _cells(facts: Facts) -> Part:
     if not facts.cells:
-        return html.muted("No cell was recorded.")
+        return Note("No cell was recorded.")
     kept = facts.cells[-_MAX_CELLS:]
     last = {cell[0]: place for place, cell in enumerate(kept)}
     newest = (
@@ -160,33 +236,30 @@ def _cells(facts: Facts) -> str:
 
 def _cell(
     cell: tuple[int | None, str, CellRecord | None], *, linked: bool, source: bool
-) -> str:
+) -> Doc:
     number, written, record = cell
     title = "outside the count" if number is None else f"In [{number}]"
-    anchor = f' id="cell-{number}"' if linked and number is not None else ""
-    parts = [f"<h3{anchor}>{title}</h3>"]
+    anchor = f"cell-{number}" if linked and number is not None else ""
+    parts: list[Part] = [Heading(title, anchor=anchor)]
     if written:
         shown = redaction.masked(written[:_MAX_SOURCE].rstrip())
         left = text.more(len(written) - _MAX_SOURCE, "character")
-        shown = "\n".join([shown, *left])
-        parts.append(f'<pre class="code"><code>{markup(shown)}</code></pre>')
+        code = markup("\n".join([shown, *left]))
+        parts.append(_html(f'<pre class="code"><code>{code}</code></pre>'))
     if record is not None:
-        if record.failure is not None:
-            parts.append(_failure(record.failure, source=source))
-        parts.append(strip_html.strip_html(record.strip))
-    return "".join(parts)
+        failure = record.failure
+        if failure is not None:  # its message is the user's, too
+            told = failure if source else dataclasses.replace(failure, message="")
+            words = markup(redaction.masked(str(told)))
+            parts.append(_html(f'<pre class="error">{words}</pre>'))
+        parts.append(record.strip.doc())
+    return Doc(parts)
 
 
-def _failure(failure: Failure, *, source: bool) -> str:
-    """Return an exception and the user's lines that led to it; its message is the user's, too."""
-    told = failure if source else dataclasses.replace(failure, message="")
-    return f'<pre class="error">{markup(redaction.masked(str(told)))}</pre>'
-
-
-def _steps(facts: Facts) -> str:
+def _steps(facts: Facts) -> Part:
     rows = facts.steps[-_MAX_STEPS:]
     if not rows:
-        return html.muted("No step has run.")
+        return Note("No step has run.")
     table = tables.step_table(rows)
     header, cells = table.header, [list(row) for row in table.rows]
     at = header.index("cell") if "cell" in header else -1
@@ -195,30 +268,31 @@ def _steps(facts: Facts) -> str:
         row[0] = Fragment(f'<span id="step-{row[0]}">{row[0]}</span>')
         if at >= 0 and row[at] in shown_cells:
             row[at] = Fragment(f'<a href="#cell-{row[at]}">{row[at]}</a>')
-    shown = Table(header, [[_clip(each) for each in row] for row in cells]).to_html()
     earlier = len(facts.steps) - len(rows)
-    before = (
-        html.muted(f"{text.plural(earlier, 'earlier step')} left out")
-        if earlier
-        else ""
-    )
-    return before + shown + _list(map(_clip_text, tables.step_notes(rows)))
+    left = [Note(f"{text.plural(earlier, 'earlier step')} left out")] if earlier else []
+    shown = Table(header, [[_clip(each) for each in row] for row in cells])
+    notes = Points(list(map(_clip_text, tables.step_notes(rows))))
+    return Doc([*left, shown, notes])
 
 
-def _compiles(facts: Facts) -> str:
+def _compiles(facts: Facts) -> Part:
     if not facts.graphs:
-        return html.muted("No step graph was compiled.")
+        return Note("No step graph was compiled.")
     pieces = (
-        f'<h3 id="why-{markup(graph.name)}">{markup(graph.name)}</h3>'
-        f"{why_html(graph.explanation) if graph.explanation else html.muted('not known')}"
+        Doc(
+            [
+                Heading(graph.name, anchor=f"why-{graph.name}"),
+                why_doc(graph.explanation) if graph.explanation else Note("not known"),
+            ]
+        )
         for graph in reversed(facts.graphs[-_MAX_GRAPHS:])
     )
     return _latest(pieces, len(facts.graphs), _MIB, "earlier graph")
 
 
-def _graphs(facts: Facts) -> str:
+def _graphs(facts: Facts) -> Part:
     if not facts.graphs:
-        return html.muted("No step graph was compiled.")
+        return Note("No step graph was compiled.")
     latest = facts.graphs[-_MAX_GRAPHS:]
     table = tables.graph_table(latest)
     rows = [list(row) for row in table.rows]
@@ -228,35 +302,29 @@ def _graphs(facts: Facts) -> str:
         row[0] = Fragment(f'<a href="#why-{name}">{name}</a>')
         if row[4] in steps:  # earlier ones ran before the session began
             row[4] = Fragment(f'<a href="#step-{row[4]}">{row[4]}</a>')
+    shown = Table(table.header, rows)
+    room = _MIB - len(shown.to_html())
+    ops = "earlier graph's ops", "earlier graphs' ops"
     listings = (_listing(graph) for graph in reversed(latest))
-    shown = Table(table.header, rows).to_html()
-    return shown + _latest(
-        listings,
-        len(facts.graphs),
-        _MIB - len(shown),
-        "earlier graph's ops",
-        "earlier graphs' ops",
-    )
+    return Doc([shown, _latest(listings, len(facts.graphs), room, *ops)])
 
 
-def _listing(record: Any) -> str:
+def _listing(record: Any) -> Part:
     from lazygraph import graph_of
     from lazyviz.draw.diff_text import instruction
 
     title = f"{record.name}: {text.plural(record.nodes, 'op')}"
     if record.snapshot is None:
-        return html.muted(f"{title}, no longer kept")
+        return Note(f"{title}, no longer kept")
     graph = graph_of(record)
     lines = [
         _clip_text(instruction(graph, n))
         for n in range(min(len(graph), _MAX_LISTED_OPS))
     ]
-    lines += text.more(len(graph) - len(lines))
-    return html.folded(title, html.pre("\n".join(lines)))
+    return Fold(title, [Code("\n".join([*lines, *text.more(len(graph) - len(lines))]))])
 
 
-def _differences(facts: Facts) -> str:
-    from lazyviz.draw.diff_html import diff_fragment
+def _differences(facts: Facts) -> Part:
     from lazyviz.inspection import comparison
 
     named = {graph.name: graph for graph in facts.graphs}
@@ -273,37 +341,34 @@ def _differences(facts: Facts) -> str:
         and a.nodes + b.nodes <= _MAX_DIFF_NODES
     ]
     if not kept:
-        return html.muted("No step was compiled anew for a graph like an earlier one.")
+        return Note("No step was compiled anew for a graph like an earlier one.")
     # A heading names what is compared; the fragment's anchors would clash between pairs.
     pieces = (
-        f"<h3>{markup(a.name)} → {markup(b.name)}</h3>"
-        + _without_ids(diff_fragment(comparison.compare(a, b).diff))
+        Doc(
+            [
+                Heading(f"{a.name} → {b.name}"),
+                _html(_without_ids(comparison.compare(a, b).doc().to_html())),
+            ]
+        )
         for a, b in reversed(kept[-_MAX_DIFFS:])
     )
     return _latest(pieces, len(pairs), 1_536 * _KIB, "other difference")
 
 
-def _pending(facts: Facts) -> str:
-    from lazyviz.formatters import graph_bundle
+def _pending(facts: Facts) -> Part:
+    from lazyviz.formatters import graph_doc
 
     if facts.runtime is None:
-        return html.muted("lazyrt is not imported.")
-    bundle = graph_bundle(facts.runtime.pending_graph())
-    listing = html.folded("as text", html.pre(bundle["text/plain"]))
-    return bundle.get("text/html", "") + listing
+        return _NO_RUNTIME
+    shown = graph_doc(facts.runtime.pending_graph())
+    return Doc([shown, Fold("as text", [Code(shown.to_text())])])
 
 
-def _live_tensors(facts: Facts, runtime: ModuleType) -> Any:
-    """Return the live tensors with their holders, the shell's variables among them."""
-    space = facts.session.shell.user_ns if facts.session is not None else None
-    return runtime.live_tensors_report(namespace=space)
-
-
-def _timeline(facts: Facts) -> str:
+def _timeline(facts: Facts) -> Part:
     from lazyviz.timing.timeline import TimelineShown
 
     if facts.session is None:
-        return html.muted("There is no session, so no cell was timed.")
+        return Note("There is no session, so no cell was timed.")
     shown = TimelineShown(facts.session, _TIMELINE_CELLS)
     tell = tell_of(source=facts.source)
     spans = [redaction.span(each, tell) for each in shown.view.spans]
@@ -312,62 +377,58 @@ def _timeline(facts: Facts) -> str:
     if not facts.source:
         spans, lines = [each._replace(detail="") for each in spans], []
     shown.view = dataclasses.replace(shown.view, lines=lines, spans=spans)
-    return shown.to_html(is_detailed=True)
+    return shown.doc(is_detailed=True)
 
 
-def _fallbacks(facts: Facts) -> str:
+def _fallbacks(facts: Facts) -> Part:
     counts: dict[tuple[str, str], int] = {}
     for _, _, record in facts.cells:
         for each in record.strip.fallbacks if record is not None else ():
             key = each.op, each.site
             counts[key] = counts.get(key, 0) + each.times
     if not counts:
-        return html.muted("Every op of the recorded cells had a lowering.")
+        return Note("Every op of the recorded cells had a lowering.")
     largest = sorted(counts.items(), key=lambda item: -item[1])
     rows = [(op, site, times) for (op, site), times in largest[:_MAX_FALLBACKS]]
-    left = text.more(len(largest) - len(rows))
-    return Table(["op", "at", "times"], rows).to_html() + "".join(map(html.muted, left))
+    left = map(Note, text.more(len(largest) - len(rows)))
+    return Doc([Table(["op", "at", "times"], rows), *left])
 
 
-def _of_view(found: View, report: ReportPart) -> Part:
+def _of_view(found: View, report: ReportPart) -> ReportSection:
     """Return the part that a view says it has."""
 
-    def page(facts: Facts) -> str:
+    def make(facts: Facts) -> Part:
         if facts.runtime is None:
-            return html.muted("lazyrt is not imported.")
+            return _NO_RUNTIME
         shell = facts.session.shell if facts.session is not None else None
-        shown = found.make(Command(found.name, "", shell, facts.session))
-        return shown.to_html() if shown is not None else ""
+        return found.make(Command(found.name, "", shell, facts.session)) or Doc([])
 
-    return Part(title=report.title, anchor=found.name, make=page, nbytes=report.nbytes)
+    return ReportSection(
+        title=report.title, anchor=found.name, make=make, nbytes=report.nbytes
+    )
 
 
-def report_parts() -> list[Part]:
+def report_sections() -> list[ReportSection]:
     """Return the parts of a report: those of a session, then those of views."""
+    of_session = (
+        ReportSection(title=title, anchor=anchor, make=make, nbytes=nbytes)
+        for title, anchor, make, nbytes in _SECTIONS
+    )
     views = (_of_view(v, v.report) for v in VIEWS.values() if v.report is not None)
-    return [*_PARTS, *views]
+    return [*of_session, *views]
 
 
-_PARTS = (
-    Part(title="What stands out", anchor="findings", make=_findings, nbytes=256 * _KIB),
-    Part(
-        title="Environment", anchor="environment", make=_environment, nbytes=128 * _KIB
-    ),
-    Part(title="Cells", anchor="cells", make=_cells, nbytes=2 * _MIB),
-    Part(title="Steps", anchor="steps", make=_steps, nbytes=_MIB),
-    Part(title="Why graphs were compiled", anchor="why", make=_compiles, nbytes=_MIB),
-    Part(title="Compiled graphs", anchor="graphs", make=_graphs, nbytes=_MIB),
-    Part(
-        title="Differences",
-        anchor="differences",
-        make=_differences,
-        nbytes=1_536 * _KIB,
-    ),
-    Part(title="Pending graph", anchor="pending", make=_pending, nbytes=256 * _KIB),
-    Part(title="Timeline", anchor="timeline", make=_timeline, nbytes=_MIB),
-    Part(
-        title="Ops on the CPU", anchor="fallbacks", make=_fallbacks, nbytes=128 * _KIB
-    ),
+_SECTIONS: tuple[tuple[str, str, Callable[[Facts], Part], int], ...] = (
+    ("What stands out", "findings", _findings, 256 * _KIB),
+    ("Environment", "environment", _environment, 128 * _KIB),
+    ("Cells", "cells", _cells, 2 * _MIB),
+    ("Steps", "steps", _steps, _MIB),
+    ("Why graphs were compiled", "why", _compiles, _MIB),
+    ("Compiled graphs", "graphs", _graphs, _MIB),
+    ("Differences", "differences", _differences, 1_536 * _KIB),
+    ("Pending graph", "pending", _pending, 256 * _KIB),
+    ("Timeline", "timeline", _timeline, _MIB),
+    ("Ops on the CPU", "fallbacks", _fallbacks, 128 * _KIB),
 )
 
 
@@ -375,28 +436,28 @@ _PARTS = (
 
 
 def _latest(
-    newest_first: Iterable[str],
+    newest_first: Iterable[Part],
     total: int,
     nbytes: int,
     one: str,
     many: str | None = None,
-) -> str:
+) -> Doc:
     """Return the newest pieces in their own order, and how many of `total` did not fit."""
-    kept: list[str] = []
+    kept: list[Part] = []
     room = nbytes - _KIB
     for piece in newest_first:
-        room -= len(piece.encode("utf-8", "replace"))
+        shown = piece.to_html()
+        room -= len(shown.encode("utf-8", "replace"))
         if room < 0:
             break
-        kept.append(piece)
+        kept.append(_html(shown))
     hidden = total - len(kept)
-    before = html.muted(f"{text.plural(hidden, one, many)} left out") if hidden else ""
-    return before + "".join(reversed(kept))
+    left = [Note(f"{text.plural(hidden, one, many)} left out")] if hidden else []
+    return Doc([*left, *reversed(kept)])
 
 
-def _list(lines: Iterable[str]) -> str:
-    items = "".join(f"<li>{html.prose(line)}</li>" for line in lines)
-    return f"<ul>{items}</ul>" if items else ""
+def _html(shown: str) -> Drawn:
+    return Drawn("", lambda: shown)
 
 
 def _clip(value: object) -> object:

@@ -13,17 +13,17 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lazyviz.render.escape import markup
+from lazyviz.render.html import markup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lazyrt.observe import events
-    from lazyviz.render.spans import Span
-    from lazyviz.render.state import Apart, Looked, Repeat, State
-    from lazyviz.render.strip import Barrier
+    from lazyrt.tools import Status
+    from lazyviz.render.notes import Apart, Barrier, Looked, Repeat
+    from lazyviz.render.timeline_text import Span
     from lazyviz.session import CellRecord
-    from lazyviz.timing.steplog import StepRow
+    from lazyviz.timing.history import StepRow
 
     Tell = Callable[[str], str]
 
@@ -99,16 +99,21 @@ def cell(record: CellRecord, tell: Tell) -> CellRecord:
     return dataclasses.replace(record, strip=strip)
 
 
-def state(now: State, tell: Tell) -> State:
+def state(now: Status, tell: Tell) -> Status:
     """Return a state with the expression of its last barrier told otherwise."""
-    return dataclasses.replace(now, last_barrier=barrier(now.last_barrier, tell))
+    last = now.last_barrier
+    if last is None:
+        return now
+    return dataclasses.replace(
+        now, last_barrier=dataclasses.replace(last, tensor=tell(last.tensor))
+    )
 
 
 def span(found: Span, tell: Tell) -> Span:
     """Return a span of the timeline with its expression told otherwise.
 
     Example:
-        >>> from lazyviz.render.spans import Span
+        >>> from lazyviz.render.timeline_text import Span
         >>> names = ("look at f(x)", "look at loss", "step 2: read by bool() of f(x)")
         >>> [span(Span("step", "run", name, 0, 1, None), name_only).name for name in names]
         ['look at a tensor', 'look at loss', 'step 2: read by bool()']
@@ -122,20 +127,6 @@ def span(found: Span, tell: Tell) -> Span:
     return found._replace(
         name=f"{quoted['what']} of {words}" if words else quoted["what"]
     )
-
-
-def barrier(words: str, tell: Tell) -> str:
-    """Return the words for a barrier with its expression told otherwise.
-
-    Example:
-        >>> barrier("2 ops, read by .item() of f(x) at cell 3 line 7", name_only)
-        '2 ops, read by .item() at cell 3 line 7'
-    """
-    found = re.fullmatch(r"(.*\bread by .*?) of (.+?)( at .*)?", words, re.DOTALL)
-    if found is None:
-        return words
-    what, expression, where = found[1], tell(found[2]), found[3] or ""
-    return f"{what} of {expression}{where}" if expression else f"{what}{where}"
 
 
 def _told(row: _Told, tell: Tell) -> _Told:

@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING
 from lazyviz import session
 from lazyviz.command_line import path_of
 from lazyviz.documents import redaction
-from lazyviz.documents.facts import Facts, collect
-from lazyviz.documents.parts import report_parts
+from lazyviz.documents.parts import Facts, collect, report_sections
 from lazyviz.render import html, text
-from lazyviz.render.page import Section, page_html
+from lazyviz.render.html import Section, page_html
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from lazyviz.doc import Part
 
 GENERATOR = "lazyviz session report"
 # What the page holds at most: the parts' own bounds, and its frame.
@@ -73,7 +74,7 @@ def page_of(facts: Facts) -> str:
             body=_body(part.make, facts, part.nbytes),
             anchor=part.anchor,
         )
-        for part in report_parts()
+        for part in report_sections()
     ]
     page = page_html(
         "Report of a lazyviz session",
@@ -105,10 +106,10 @@ def _introduction(facts: Facts) -> str:
     )
 
 
-def _body(make: Callable[[Facts], str], facts: Facts, limit: int) -> str:
+def _body(make: Callable[[Facts], Part], facts: Facts, limit: int) -> str:
     """Return one part; a report is about trouble, so one that fails leaves the others."""
     try:
-        body = make(facts)
+        body = make(facts).to_html()
     except Exception as error:  # noqa: BLE001
         _log.exception("a part of the report failed")
         said = redaction.masked(f": {error}") if facts.source else ""

@@ -24,8 +24,7 @@ from nbclient.exceptions import CellExecutionError, DeadKernelError
 from lazyviz.command_line import output_file
 from lazyviz.draw.model import clip
 from lazyviz.render import text
-from lazyviz.render.escape import markup, printable
-from lazyviz.render.page import page_html
+from lazyviz.render.html import markup, page_html, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

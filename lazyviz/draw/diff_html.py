@@ -7,15 +7,15 @@ its source line, module path, both sides, and what differs within what it calls.
 
 from __future__ import annotations
 
-from base64 import b64encode
 from functools import partial
 from typing import TYPE_CHECKING
 
 from lazygraph.diff import group_hunks, nested_diffs
 from lazygraph.graph import InheritedOrigin
+from lazyviz.doc import Code, Doc, Drawn, Fold, Line, Note, Part, Points
 from lazyviz.draw.diff import union_graph
 from lazyviz.draw.diff_text import (
-    Line,
+    HunkLine,
     diff_text,
     heading,
     hunk_lines,
@@ -38,9 +38,7 @@ from lazyviz.draw.panel import (
 )
 from lazyviz.draw.svg import emit, start_of
 from lazyviz.render import text
-from lazyviz.render.escape import markup
-from lazyviz.render.html import folded, pre
-from lazyviz.render.page import Section, page_html
+from lazyviz.render.html import folded, image, markup, page_html, pre
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
@@ -283,77 +281,63 @@ def found_html(
 def diff_page(found: GraphDiff, title: str = "", *, budget: int = 120) -> str:
     """Return a page that needs no other file."""
     union = union_graph(found, budget)
-    sections = [Section(title="", body=_summary(found))]
+    drawn: list[Fold] = []
     if union.boxes:
         layout = lay_out(union)
         picture = emit(union, layout, links=True)
-        note = ""
+        parts: list[Part] = [_scrolled(picture, start_of(union, layout), 720)]
         if union.left_out:
             are = "is" if union.left_out == 1 else "are"
             more = text.plural(union.left_out, "more changed node")
-            note = f"<p>{more} {are} listed below, or alike.</p>"
-        sections.append(
-            Section(
-                title="Where they differ",
-                body=_scrolled(picture, start_of(union, layout), 720) + note,
-            )
-        )
-    sections += _places(found, _MAX_GROUPS, _MAX_LINES)
-    sections += _around(found, union)
+            parts.append(Note(f"{more} {are} listed below, or alike."))
+        drawn.append(Fold("Where they differ", parts))
+    folds = [*drawn, *_places(found, _MAX_GROUPS, _MAX_LINES), *_around(found, union)]
+    sections = [("", Doc(_summary(found)).to_html())]
+    sections += [(each.summary, Doc(each.parts).to_html()) for each in folds]
     return page_html(title or f"{found.a.name} → {found.b.name}", sections)
 
 
-def diff_bundle(found: GraphDiff, twin: str = "") -> dict[str, str]:
-    """Return a diff for a notebook: HTML that survives distrust, and text.
-
-    Args:
-        found: The diff.
-        twin: CSS class of the HTML, by which a live view finds it.
-    """
-    body = diff_fragment(found)
-    return {
-        "text/plain": diff_text(found),
-        "text/html": f'<div class="{twin}">{body}</div>' if twin else body,
-    }
+def diff_doc(
+    found: GraphDiff,
+    *,
+    css_class: str = "",
+    live: Callable[[], object] | None = None,
+) -> Doc:
+    """Return a diff for a terminal, and for a notebook's output HTML that survives distrust."""
+    shown = Drawn(diff_text(found), lambda: Doc(_fragment(found)).to_html())
+    return Doc([shown], css_class=css_class, live=live)
 
 
-def diff_fragment(found: GraphDiff) -> str:
-    """Return HTML for a notebook's output."""
-    parts = [_summary(found)]
+def _fragment(found: GraphDiff) -> list[Part]:
+    parts = _summary(found)
     budget = _NOTEBOOK_NODES
     while found.cost and budget >= 8:  # noqa: PLR2004
         union = union_graph(found, budget)
         layout = lay_out(union)
         picture = emit(union, layout)
         if len(picture.encode()) <= _MAX_EMBEDDED_BYTES:
-            data = b64encode(picture.encode()).decode()
-            shown = (
-                '<img alt="difference of two graphs" '
-                f'style="display:block;margin:0;max-width:none" src="data:image/svg+xml;base64,{data}">'
-            )
+            shown = image(picture, "difference of two graphs", max_width="none")
             parts.append(_scrolled(shown, start_of(union, layout), 480))
             break
         budget //= 2
-    places = _places(found, _NOTEBOOK_GROUPS, _NOTEBOOK_LINES)
-    parts += [folded(section.title, section.body) for section in places]
-    return "".join(parts)
+    return [*parts, *_places(found, _NOTEBOOK_GROUPS, _NOTEBOOK_LINES)]
 
 
-def _scrolled(picture: str, start: Point, height: int) -> str:
+def _scrolled(picture: str, start: Point, height: int) -> Drawn:
     """Return a picture that scrolls, and opens on a point where the browser can (no script)."""
     x, y = (max(0, round(each - _BEFORE_START)) for each in start)
-    return (
+    shown = (
         f'<div style="overflow:auto;max-height:{height}px">'
         f'<div style="position:relative;width:max-content">{picture}'
         f'<span style="position:absolute;left:{x}px;top:{y}px;scroll-initial-target:nearest">'
         "</span></div></div>"
     )
+    return Drawn("", lambda: shown)
 
 
-def _summary(found: GraphDiff) -> str:
-    first, *others = map(markup, summary(found))
-    items = "".join(f"<li>{line}</li>" for line in others)
-    return f"<p><b>{first}</b></p>" + (f"<ul>{items}</ul>" if items else "")
+def _summary(found: GraphDiff) -> list[Part]:
+    first, *others = summary(found)
+    return [Line(first), *([Points(others)] if others else [])]
 
 
 def _shown(
@@ -368,7 +352,7 @@ def _shown(
     }
 
 
-def _around(found: GraphDiff, union: DrawGraph) -> list[Section]:
+def _around(found: GraphDiff, union: DrawGraph) -> list[Fold]:
     """Return an entry for each other box of the picture, so that a click on it leads to one."""
     listed = _shown(found, group_hunks(found.hunks())[:_MAX_GROUPS], _MAX_LINES)
     drawn = {(box.anchor[0], int(box.anchor[1:])) for box in union.boxes}
@@ -380,30 +364,31 @@ def _around(found: GraphDiff, union: DrawGraph) -> list[Section]:
     if not entries:
         return []
     body = f'<div style="{_CELL}">{"".join(entries)}</div>'
-    return [Section(title="Also in the picture", body=body)]
+    return [Fold("Also in the picture", [Drawn("", lambda: body)])]
 
 
-def _places(found: GraphDiff, groups: int, lines: int) -> list[Section]:
+def _places(found: GraphDiff, groups: int, lines: int) -> list[Fold]:
     alike = group_hunks(found.hunks())
     shown = _shown(found, alike[:groups], lines)
-    sections = [
-        Section(
-            title=heading(group).removeprefix("@@ "),
-            body=_group(found, group, lines, shown),
+    folds = [
+        Fold(
+            heading(group).removeprefix("@@ "),
+            [Drawn("", partial(_group, found, group, lines, shown))],
         )
         for group in alike[:groups]
     ]
     if len(alike) > groups:
-        rest = len(alike) - groups
-        sections.append(Section(title=f"and {rest} more kinds of change", body=""))
+        folds.append(Fold(f"and {len(alike) - groups} more kinds of change", []))
     outputs = output_lines(found)
     if outputs:
-        sections.append(Section(title="Outputs", body=pre("\n".join(outputs))))
+        folds.append(Fold("Outputs", [Code("\n".join(outputs))]))
     inputs = pairing_lines(found)
     if inputs:
         more = [f"… {len(inputs) - lines:,} more"] if len(inputs) > lines else []
-        body = folded("by use, not by number", pre("\n".join([*inputs[:lines], *more])))
-        sections.append(Section(title="Inputs moved or changed", body=body))
+        listed = Code("\n".join([*inputs[:lines], *more]))
+        folds.append(
+            Fold("Inputs moved or changed", [Fold("by use, not by number", [listed])])
+        )
     dead = [
         f"{mark} {node.name} = {node.label.type} {node.label.op}({node.label.literal})"
         f"  # {', '.join(part for part in (wasted([node]), *node.origin) if part)}"
@@ -411,9 +396,9 @@ def _places(found: GraphDiff, groups: int, lines: int) -> list[Section]:
         for node in nodes[:lines]
     ]
     if dead:
-        body = folded("set aside, they cannot matter", pre("\n".join(dead)))
-        sections.append(Section(title="Dead code", body=body))
-    return sections
+        aside = Fold("set aside, they cannot matter", [Code("\n".join(dead))])
+        folds.append(Fold("Dead code", [aside]))
+    return folds
 
 
 def _group(
@@ -436,7 +421,7 @@ def _group(
     )
 
 
-def _row(found: GraphDiff, row: Line, shown: Container[tuple[str, int]]) -> str:
+def _row(found: GraphDiff, row: HunkLine, shown: Container[tuple[str, int]]) -> str:
     colour = _COLOURS[row.mark]
     left = _side(found.a, row.node_a, "a", row.a, shown)
     right = _side(found.b, row.node_b, "b", row.b, shown)
@@ -481,7 +466,7 @@ def _links(
     return ", ".join(parts)
 
 
-def _nested(found: GraphDiff, row: Line) -> str:
+def _nested(found: GraphDiff, row: HunkLine) -> str:
     return "".join(
         folded(f"differs within {name}", pre(diff_text(inner)))
         for name, inner in nested_diffs(found, row.node_a, row.node_b)

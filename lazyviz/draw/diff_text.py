@@ -40,7 +40,7 @@ _PLACE = re.compile(r"(?<![\w%'])%(?![\w%'])")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class HunkLine:
     """One line of a hunk.
 
     Attributes:
@@ -185,7 +185,7 @@ def diff_text(
     return "\n".join(shown)
 
 
-def _within(found: GraphDiff, row: Line, depth: int) -> Iterator[str]:
+def _within(found: GraphDiff, row: HunkLine, depth: int) -> Iterator[str]:
     """Yield what differs in what a changed instruction calls, indented."""
     if row.mark != CHANGED or not depth:
         return
@@ -235,7 +235,7 @@ def _where(graph: Graph, node: int) -> str:
     return f"  # {', '.join(parts)}" if parts else ""
 
 
-def hunk_lines(found: GraphDiff, hunk: Hunk) -> Iterator[Line]:
+def hunk_lines(found: GraphDiff, hunk: Hunk) -> Iterator[HunkLine]:
     """Yield the lines of a hunk in the order of the second graph."""
     changed = {y: x for x, y in hunk.changed}
     rewired = {each.b: each.a for each in hunk.rewired}
@@ -258,7 +258,7 @@ def hunk_lines(found: GraphDiff, hunk: Hunk) -> Iterator[Line]:
     for _, mark, x, y in rows:
         was = found.a.label(x) if x >= 0 else None
         now = found.b.label(y) if y >= 0 else None
-        yield Line(
+        yield HunkLine(
             mark,
             instruction(found.a, x, now) if x >= 0 else "",
             instruction(found.b, y, was) if y >= 0 else "",
@@ -274,7 +274,7 @@ def _reading_place(graph: Graph, node: int) -> float:
     return min(user for user, _ in graph.users[node]) - 0.5
 
 
-def _one_line(row: Line) -> str:
+def _one_line(row: HunkLine) -> str:
     if row.mark in {ADDED, REMOVED}:
         return f" {row.mark} {row.a or row.b}"
     return f" {row.mark} {row.b}\n   was {row.a}"

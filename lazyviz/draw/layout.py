@@ -24,7 +24,7 @@ from lazyviz.draw.model import (
     title_within,
 )
 from lazyviz.draw.palette import CHANGES, CHANGES_LIGHT
-from lazyviz.render import escape
+from lazyviz.render import html
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,7 +105,7 @@ def _add_frame(
         with source.subgraph(name=f"cluster_{numbers[child]}") as inner:
             title = title_within(child, numbers)
             # Without a label a cluster has no room for the title that we draw ourselves.
-            inner.attr(margin="8", label=escape.dot(title) if labels else " ")
+            inner.attr(margin="8", label=html.dot(title) if labels else " ")
             inner.attr(labeljust="l", color="#9aa5b4", style="rounded")
             _add_frame(inner, graph, child, children, labels=labels)
 
@@ -120,7 +120,7 @@ def _add_box(
     }
     if labels:
         text = "\n".join(part for part in (label_text(box), detail_text(box)) if part)
-        attributes["label"] = escape.dot(text)
+        attributes["label"] = html.dot(text)
         attributes["fillcolor"] = _FILL[box.kind]
         if box.is_root:
             attributes["penwidth"] = "2"
@@ -128,7 +128,7 @@ def _add_box(
             attributes |= _CHANGE_STYLES[box.change]
             attributes["peripheries"] = "2" if box.is_root else "1"
             facts = (box.detail, path_text(box.path), box.site)
-            attributes["tooltip"] = escape.dot(" ".join(fact for fact in facts if fact))
+            attributes["tooltip"] = html.dot(" ".join(fact for fact in facts if fact))
     source.node(f"n{position}", **attributes)
 
 

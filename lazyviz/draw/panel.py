@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from lazyviz.draw.model import path_text
 from lazyviz.render import text
-from lazyviz.render.escape import markup
+from lazyviz.render.html import markup
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -202,7 +202,7 @@ def fallbacks_html(found: Sequence[tuple[Box, str]]) -> str:
     """Return the inputs that ops without a lowering computed on the CPU, and where."""
     if not found:
         return note_html(
-            "No input of this graph was computed on the CPU. An op that runs there cuts the "
+            "No input of this graph was computed on the CPU. An op that runs there breaks the "
             "graph, and its result is an input of the next one."
         )
     items = "".join(

@@ -20,8 +20,8 @@ from lazyviz.draw.model import (
     path_text,
 )
 from lazyviz.draw.palette import CHANGES, KINDS, LEVELS, stylesheet
-from lazyviz.render import text
-from lazyviz.render.escape import markup
+from lazyviz.render import html, text
+from lazyviz.render.html import markup
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,10 +29,46 @@ if TYPE_CHECKING:
     from lazyviz.draw.layered import Point
     from lazyviz.draw.model import Box, DrawGraph
 
+STRIP_BUDGET = 60
+MAX_EMBEDDED_BYTES = 65_536
+
+_MOST_SHRUNK = 1_500  # pixels; about 1,050 are there
 _LEGEND_HEIGHT = 26
 _OWNED = frozenset({"parameter", "buffer", "optimizer state"})
 _TAKEN = frozenset({"donated", "overwritten"})
 _MAX_ARCS = 6  # curves to overwritten inputs; more are said in words alone
+
+
+def graph_html(
+    graph: DrawGraph,
+    *,
+    budget: int = STRIP_BUDGET,
+    engine: str | None = None,
+    css_class: str = "",
+    hint: str = "",
+) -> str:
+    """Return a graph's drawing as an image that scrolls, folded until it is small enough.
+
+    Args:
+        graph: What to draw.
+        budget: At most so many boxes.
+        engine: Layout engine to try first.
+        css_class: By which a page's script finds the image.
+        hint: A line below the drawing, in the image.
+    """
+    drawing = draw(graph, budget=budget, engine=engine, hint=hint)
+    while len(drawing.svg) > MAX_EMBEDDED_BYTES and budget > 4:  # noqa: PLR2004
+        budget //= 2
+        drawing = draw(graph, budget=budget, engine=engine, hint=hint)
+    what = f"{graph.kind}, {text.plural(graph.nodes, 'op')}"
+    # A little too wide is made to fit; what would be too small to read scrolls.
+    limit = "100%" if drawing.width <= _MOST_SHRUNK else "none"
+    picture = html.image(drawing.svg, what, css_class=css_class, max_width=limit)
+    notes = "".join(html.muted(f"layout: {note}") for note in drawing.notes)
+    return (
+        f'<div style="max-height:480px;overflow:auto;margin-top:4px">{picture}</div>'
+        f"{notes}"
+    )
 
 
 def legend_svg(graph: DrawGraph) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.errors import HloError
@@ -117,6 +118,19 @@ def file_bytes(path: Path, most: int, instead: str) -> bytes:
             f"{path} cannot be read: {error.strerror}. Give the path of a file or folder, or "
             "a text of several lines."
         ) from None
+
+
+def plain(value: Any) -> Any:
+    """Return records as data of JSON's types, under the names of their fields; a frame is a line."""
+    if isinstance(value, Frame):
+        return str(value)
+    if is_dataclass(value):
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+    if hasattr(value, "_asdict"):
+        return plain(value._asdict())
+    if isinstance(value, Mapping):
+        return {name: plain(each) for name, each in value.items()}
+    return list(map(plain, value)) if isinstance(value, (list, tuple)) else value
 
 
 def shorten(text: str, limit: int = 60) -> str:

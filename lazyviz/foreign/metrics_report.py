@@ -8,16 +8,22 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lazyviz.doc import Doc, Drawn, Fold, Heading, Note, Part, Points, Table
 from lazyviz.foreign.evidence import Evidence, EvidenceError
-from lazyviz.foreign.metrics import Behind, Call, Finding, Metric, Section, find
-from lazyviz.foreign.quantities import Quantity
+from lazyviz.foreign.metrics import (
+    Behind,
+    Call,
+    Finding,
+    Metric,
+    Quantity,
+    Section,
+    find,
+)
 from lazyviz.render import html, text
-from lazyviz.render.escape import markup
-from lazyviz.render.html import Fragment
+from lazyviz.render.html import Fragment, markup
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from lazyviz.foreign.quantities import Rounding
+    from lazyviz.foreign.metrics import Rounding
 
 _SPREAD = "std dev"
 _RATE = "per second"
@@ -101,8 +107,20 @@ class MetricsReport(Evidence):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the measured values as plain data."""
-        return report_dict(self)
+        """Return measured values as plain data, with what was printed where that differs."""
+        return {
+            "rounding": self.rounding,
+            "evidence": self.evidence,
+            "sections": [
+                {
+                    "title": section.title,
+                    "metrics": {m.name: _metric_dict(m) for m in section.metrics},
+                    "counters": dict(section.counters),
+                }
+                for section in self.sections
+            ],
+            "findings": [str(finding) for finding in self.findings()],
+        }
 
 
 def from_live(plain: Mapping[str, Any]) -> MetricsReport:
@@ -174,23 +192,6 @@ def _section(section: Section) -> Doc:
         tables.append(Fold(title, [counters], in_text=True))
     head = [Heading(section.title)] if section.title else []
     return Doc([*head, Doc(tables or [Note("nothing counted yet")], gap="\n\n")])
-
-
-def report_dict(report: MetricsReport) -> dict[str, Any]:
-    """Return measured values, with what was printed where that differs."""
-    return {
-        "rounding": report.rounding,
-        "evidence": report.evidence,
-        "sections": [
-            {
-                "title": section.title,
-                "metrics": {m.name: _metric_dict(m) for m in section.metrics},
-                "counters": dict(section.counters),
-            }
-            for section in report.sections
-        ],
-        "findings": [str(finding) for finding in report.findings()],
-    }
 
 
 def span(ns: float) -> str:

@@ -14,15 +14,14 @@ from lazygraph.read import lazy_ir
 from lazygraph.read.file_types import known_type, wide_coding
 from lazygraph.read.open import readable, unpacked
 from lazyviz.command_line import keep_inputs, output_file, path_of
-from lazyviz.foreign.debug_log_parse import parse_debug_log
+from lazyviz.foreign.debug_log import parse_debug_log
 from lazyviz.foreign.evidence import EvidenceError, file_bytes, shorten
 from lazyviz.foreign.metrics_parse import parse_report
-from lazyviz.foreign.programs import parse_programs
+from lazyviz.foreign.program_dumps import parse_programs, read_xla_dump
 from lazyviz.foreign.tensors_dump import BEGIN, parse_tensors_dump
 from lazyviz.foreign.tensors_report import DEBUG_INFO, REPORT, parse_tensors_report
-from lazyviz.foreign.xla_dump import read_xla_dump
 from lazyviz.foreign.xplane import SUFFIX, profiles_in, read_profile
-from lazyviz.render.page import page_html
+from lazyviz.render.html import page_html
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

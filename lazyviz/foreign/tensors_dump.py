@@ -16,11 +16,12 @@ from lazyviz.foreign.evidence import (
     EvidenceError,
     Frame,
     parse_frame,
+    plain,
     ranked,
     shorten,
     user_frame,
 )
-from lazyviz.foreign.ir_text import parse_dot, parse_ir
+from lazyviz.foreign.program_dumps import parse_dot, parse_ir
 from lazyviz.render import text
 
 if TYPE_CHECKING:
@@ -160,8 +161,17 @@ class TensorsDump(Evidence):
         return _doc(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain data."""
-        return dump_dict(self)
+        """Return the graphs as plain data, IR nodes included."""
+        return {
+            "graphs": [
+                {
+                    **plain(graph),
+                    "nodes": plain(graph.nodes),
+                    "body": None if graph.nodes else graph.body,
+                }
+                for graph in self.graphs
+            ]
+        }
 
     def ops(self) -> Counter[str]:
         """Return how often each op stands in the graphs that differ."""
@@ -180,37 +190,6 @@ def _doc(dump: TensorsDump) -> Doc:
     ops = [Note(_ops(dump))] if _ops(dump) else []
     parts = [Note(_summary(dump)), _table(dump), *found, *folds, *ops]
     return Doc(parts, css_class="lazyviz-dump", gap="\n\n")
-
-
-def dump_dict(dump: TensorsDump) -> dict[str, Any]:
-    """Return the graphs as plain data, IR nodes included."""
-    return {
-        "graphs": [
-            {
-                "event": graph.event,
-                "frames": list(map(str, graph.frames)),
-                "roots": list(graph.roots),
-                "graph_hash": graph.graph_hash,
-                "format": graph.format,
-                "line": graph.line,
-                "nodes": [
-                    {
-                        "id": node.id,
-                        "op": node.op,
-                        "type": node.type,
-                        "operands": [list(operand) for operand in node.operands],
-                        "scope": node.scope,
-                        "location": node.location,
-                        "root": node.root,
-                        "attributes": dict(node.attributes),
-                    }
-                    for node in graph.nodes
-                ],
-                "body": None if graph.nodes else graph.body,
-            }
-            for graph in dump.graphs
-        ]
-    }
 
 
 def _summary(dump: TensorsDump) -> str:

@@ -22,7 +22,7 @@ from lazyviz.foreign.evidence import (
     shorten,
     user_frame,
 )
-from lazyviz.foreign.ir_text import parse_ir
+from lazyviz.foreign.program_dumps import parse_ir
 from lazyviz.render import text
 
 if TYPE_CHECKING:

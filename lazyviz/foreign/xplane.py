@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazyviz.doc import Doc, Fold, Note, Part, Picture, Table
-from lazyviz.foreign.evidence import Evidence, EvidenceError, file_bytes
+from lazyviz.foreign.evidence import Evidence, EvidenceError, file_bytes, plain
 from lazyviz.render import text
-from lazyviz.render.spans import CellTime, Span
-from lazyviz.render.timeline import timeline_svg
-from lazyviz.render.timeline_text import TimelineView
+from lazyviz.render.timeline_svg import timeline_svg
+from lazyviz.render.timeline_text import CellTime, Span, TimelineView
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -108,25 +107,7 @@ class Profile(Evidence):
 
     def to_dict(self) -> dict[str, Any]:
         """Return all planes, lines and events as plain data."""
-        return {
-            "planes": [
-                {
-                    "name": plane.name,
-                    "stats": dict(plane.stats),
-                    "lines": [
-                        {
-                            "name": line.name,
-                            "events": [
-                                {**event._asdict(), "stats": dict(event.stats)}
-                                for event in line.events
-                            ],
-                        }
-                        for line in plane.lines
-                    ],
-                }
-                for plane in self.planes
-            ]
-        }
+        return {"planes": plain(self.planes)}
 
     def lines(self) -> Iterator[tuple[ProfilePlane, ProfileLine]]:
         """Yield the threads and streams that have events, with their planes."""

@@ -1,4 +1,4 @@
-"""`lazyviz.diff`, `%lazy diff` and `python -m lazyviz diff`: two programs side by side."""
+"""`lazyviz.diff`, `%lazy diff` and `python -m lazyviz diff`: two programs side by side, to walk through."""
 
 from __future__ import annotations
 
@@ -17,24 +17,220 @@ from lazygraph.graph import PARAMETER
 from lazygraph.read.open import is_path
 from lazyviz import session
 from lazyviz.command_line import keep_inputs, output_file
+from lazyviz.doc import Code, Doc
+from lazyviz.draw import diff_html as diff_panel
+from lazyviz.draw.diff import Union, change
 from lazyviz.draw.diff_text import coloured, takes_colour
+from lazyviz.inspection.protocol import (
+    MAX_FOUND,
+    MAX_HOPS,
+    RequestError,
+    View,
+    Walk,
+    number,
+    panel_reply,
+    search_text,
+)
 from lazyviz.inspection.subjects import graph_of_step
+from lazyviz.shell.displayed import Displayed
 from lazyviz.shell.lazytensors import is_lazy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import ModuleType
 
     from lazygraph import ValueTrace
-    from lazyviz.inspection.diff_explorer import DiffExplorer
+    from lazygraph.diff import GraphDiff
+    from lazygraph.graph import Graph
+    from lazyviz.draw.diff import Spot
+    from lazyviz.inspection.protocol import Reply
 
+
+_BUDGET = 60
+_MOST_BOXES = 150
 
 _STDIN = Path("-")
 _UNSAFE = re.compile(r"[^A-Za-z0-9]+")
 _FINGERPRINT = re.compile(r"[0-9a-f]{8,64}")
 
 
-class DiffView:
+class DiffExplorer(Walk[Union]):
+    """A difference drawn in parts, with both sides of each node.
+
+    Args:
+        found: The difference.
+        budget: About so many boxes are drawn at once.
+    """
+
+    _what = "view of a diff"
+
+    def __init__(self, found: GraphDiff, budget: int = _BUDGET) -> None:
+        self._budget = min(budget, _MOST_BOXES)
+        union = Union(found)
+        graph = union.overview(self._budget)
+        super().__init__(View(title="all places", program=union, graph=graph))
+
+    @property
+    def title(self) -> str:
+        """One line about what is compared."""
+        found = self._program.found
+        return f"{found.a.name} → {found.b.name}"
+
+    @property
+    def controls(self) -> dict[str, Any]:
+        """What the reader can choose: nothing but what buttons ask for."""
+        return {}
+
+    def overview(self) -> str:
+        """Return what the diff comes to, for a panel that shows nothing else yet, as HTML."""
+        program = self._program
+        title = self.crumbs[-1] if len(self._views) > 1 else self.title
+        return diff_panel.overview_html(
+            title, program.found, program.places, self.shown.left_out
+        )
+
+    def _answers(self) -> dict[str, Callable[[Any], Iterator[Reply]]]:
+        return {
+            "select": self._select,
+            "node": self._node,
+            "follow": self._follow,
+            "focus": self._focus,
+            "place": self._place,
+            "open": self._open,
+            "inside": self._inside,
+            "back": self._back,
+            "search": self._search,
+        }
+
+    # --- selecting
+
+    def _select(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+        index = number(request, "box", len(self.shown.boxes))
+        yield self._told(self._spot_at(index), index)
+
+    def _node(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+        spot = self._spot(request)
+        index = self._index(spot)
+        if index is None:
+            yield from self._near(spot, 1)
+            return
+        yield self._told(spot, index)
+
+    def _told(self, spot: Spot, index: int | None) -> Reply:
+        union = self._program
+        inner = [name for name, _ in union.inner(spot)]
+        what = union.changes.get(spot, "same")
+        before, after = union.sides(spot)
+        changed = ""
+        if what == "changed" and before and after:
+            changed = change(union.found, before.node, after.node)
+        told = diff_panel.node_html(what, before, after, inner, changed)
+        return panel_reply(told, index)
+
+    def _follow(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+        """Tell where a value comes from and goes, through tuples, calls and fusions."""
+        program, spot = self._program, self._spot(request)
+        side, node = spot
+        graph = program.side(side)
+        try:
+            way = trace_value(graph, graph.names[node])
+        except HloError as error:
+            raise RequestError(str(error)) from None
+
+        names = {name.lstrip("%"): k for k, name in enumerate(graph.names)}
+
+        def number_of(name: str) -> int | None:
+            found = names.get(name.lstrip("%"))
+            return program.number(side, found) if found is not None else None
+
+        body = diff_panel.way_html(way, number_of, program.number(side, node))
+        yield panel_reply(body, self._index(spot))
+
+    def _index(self, spot: Spot) -> int | None:
+        return self._drawn_at(self._program.number(*spot))
+
+    def _spot_at(self, index: int) -> Spot:
+        return self._program.spot(self.shown.boxes[index].members[0])
+
+    # --- moving
+
+    def _focus(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+        hops = number(request, "hops", MAX_HOPS + 1)
+        yield from self._near(self._spot(request), hops)
+
+    def _near(self, spot: Spot, hops: int) -> Iterator[Reply]:
+        program = self._program
+        side, node = spot
+        graph = program.near(spot, hops, self._budget)
+        yield self._show(f"{program.side(side).names[node]} ±{hops}", program, graph)
+        yield self._told(spot, self._index(spot))
+
+    def _place(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+        program = self._program
+        level = number(request, "level", len(program.places))
+        group = program.places[level]
+        graph = program.place(group, self._budget)
+        where = group.exemplar.scope or group.exemplar.site or f"place {level + 1}"
+        yield self._show(where, program, graph)
+        first = next(k for k, box in enumerate(graph.boxes) if box.change != "same")
+        yield self._told(self._spot_at(first), first)
+
+    def _open(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+        spot = self._spot_at(number(request, "box", len(self.shown.boxes)))
+        if not self._program.inner(spot):
+            raise RequestError(
+                "nothing differs within this box. Open a changed call or fusion; its panel names "
+                "what differs within."
+            )
+        yield from self._inside({"node": self._program.number(*spot), "call": 0})
+
+    def _inside(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+        """Show what differs within the function, the fusion or the loop body that a pair calls."""
+        inner = self._program.inner(self._spot(request))
+        if not inner:
+            raise RequestError(
+                "nothing differs within this node. Choose a changed call or fusion."
+            )
+        name, found = inner[number(request, "call", len(inner))]
+        union = Union(found)
+        yield self._show(name, union, union.overview(self._budget))
+        yield panel_reply(self.overview(), None)
+
+    # --- finding
+
+    def _search(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+        wanted = search_text(request)
+        program, words = self._program, wanted.lower().split()
+        spots: list[Spot] = [("b", node) for node in range(len(program.found.b))]
+        spots += [("a", node) for node in program.found.removed]
+        found = [s for s in spots if words and _has(program.side(s[0]), s[1], words)]
+        found.sort(key=lambda spot: spot not in program.changes)  # stable
+        drawn = {program.number(*spot) for spot in found}
+        rows = [
+            (program.changes.get(spot), side)
+            for spot in found[:MAX_FOUND]
+            for side in [program.sides(spot)[spot[0] == "b"]]
+            if side is not None
+        ]
+        boxes = self.shown.boxes
+        hits = [k for k, box in enumerate(boxes) if drawn.intersection(box.members)]
+        yield {"kind": "found", "boxes": hits, "count": len(found)}
+        yield panel_reply(
+            diff_panel.found_html(wanted, rows, len(found), len(spots)), None
+        )
+
+    def _spot(self, request: Mapping[str, Any]) -> Spot:
+        return self._program.spot(number(request, "node", self._program.count))
+
+
+def _has(graph: Graph, node: int, words: list[str]) -> bool:
+    origin = graph.origin(node)
+    parts = (*graph.label(node), graph.names[node], *origin)
+    text = " ".join(parts).lower()
+    return all(word in text for word in words)
+
+
+class DiffView(Displayed):
     """The difference of two programs, shown as text or, in a notebook, as a picture and tables.
 
     Attributes:
@@ -68,20 +264,17 @@ class DiffView:
     @cached_property
     def explorer(self) -> DiffExplorer:
         """What answers the clicks of a page."""
-        from lazyviz.inspection.diff_explorer import DiffExplorer
-
         return DiffExplorer(self.diff)
 
-    def show(self, shell: Any) -> None:
-        """Display it; where there is a page, a picture that answers clicks takes its place."""
-        from lazyviz.shell import dual_display
+    def doc(self) -> Doc:
+        """Return the places that differ; a page has a picture, and what answers clicks."""
+        from lazyviz.draw.diff_html import diff_doc
 
-        shell.display_pub.publish(self._repr_mimebundle_(), metadata={})
-        if not self.diff.is_empty and dual_display.has_page(shell):
-            dual_display.show_live(shell, self._widget)
+        live = None if self.diff.is_empty else self._widget
+        return diff_doc(self.diff, css_class=self._twin, live=live)
 
     def _widget(self) -> Any:
-        from lazyviz.widgets.graph_view import GraphView
+        from lazyviz.widgets import GraphView
 
         return GraphView(self.explorer, self._twin)
 
@@ -90,23 +283,6 @@ class DiffView:
         """CSS class of the static copy, which the live view hides."""
         names = f"{self.diff.a.name}-{self.diff.b.name}"
         return f"lzt-diff-{_UNSAFE.sub('-', names)[:60]}"
-
-    def __str__(self) -> str:
-        from lazyviz.draw.diff_text import diff_text
-
-        return diff_text(self.diff)
-
-    __repr__ = __str__
-
-    def _ipython_display_(self) -> None:
-        from lazyviz.shell import dual_display
-
-        dual_display.display(self, self.show)
-
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from lazyviz.draw.diff_html import diff_bundle
-
-        return diff_bundle(self.diff, self._twin)
 
 
 def compare(a: Any, b: Any) -> DiffView:
@@ -123,7 +299,7 @@ def trace(program: Any, name: str) -> ValueTrace:
     return trace_value(program if is_text else _graph(program), name)
 
 
-class MinimisedView:
+class MinimisedView(Displayed):
     """The smallest part of a program that still shows something, shown as its instructions.
 
     Attributes:
@@ -135,19 +311,12 @@ class MinimisedView:
         self.graph = graph
         self.whole = whole
 
-    def __str__(self) -> str:
+    def doc(self) -> Doc:
+        """Return its instructions, one a line."""
         from lazyviz.draw.diff_text import graph_lines
 
-        count = len(self.graph)
-        head = f"{self.graph.name}: {count:,} of {self.whole:,} instructions show it"
-        return "\n".join([head, *graph_lines(self.graph)])
-
-    __repr__ = __str__
-
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from lazyviz.render.html import pre
-
-        return {"text/plain": str(self), "text/html": pre(str(self))}
+        head = f"{self.graph.name}: {len(self.graph):,} of {self.whole:,} instructions show it"
+        return Doc([Code("\n".join([head, *graph_lines(self.graph)]))])
 
 
 def minimise(program: Any, shows: Callable[[Graph], bool]) -> MinimisedView:
@@ -313,7 +482,7 @@ def main(arguments: Sequence[str], out: TextIO | None = None) -> int:
     if options.json:
         out.write(json.dumps(view.as_json(), indent=1, ensure_ascii=False) + "\n")
     else:
-        shown = str(view)
+        shown = view.text()
         is_coloured = options.color == "always" or (
             options.color == "auto" and takes_colour(out)
         )

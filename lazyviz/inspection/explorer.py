@@ -20,8 +20,13 @@ from lazyviz.draw.model import (
     restrict,
 )
 from lazyviz.inspection import programs
+from lazyviz.inspection.graph_breaks import GraphBreak
 from lazyviz.inspection.protocol import (
+    MAX_FOUND,
+    MAX_HOPS,
     RequestError,
+    View,
+    Walk,
     choice,
     number,
     panel_reply,
@@ -29,9 +34,7 @@ from lazyviz.inspection.protocol import (
     quoted,
     search_text,
 )
-from lazyviz.inspection.walk import MAX_FOUND, MAX_HOPS, View, Walk
 from lazyviz.render import text
-from lazyviz.render.cuts import cut_panel
 from lazyviz.render.values import look_view, picture_axes
 
 if TYPE_CHECKING:
@@ -39,10 +42,10 @@ if TYPE_CHECKING:
 
     from lazyrt import Inspection
     from lazyviz.draw.model import Box
+    from lazyviz.inspection.graph_breaks import GraphBreak
     from lazyviz.inspection.programs import Form, IrProgram, Program
     from lazyviz.inspection.protocol import Reply
     from lazyviz.inspection.subjects import Subject
-    from lazyviz.render.cuts import Cut
 
 _ASK_ABOVE_NS = 1_000_000_000  # a longer wait is the reader's own decision
 _BUDGET = 150  # boxes; a reader takes fewer than an engine can place
@@ -63,7 +66,7 @@ _OVERLAY_NAMES = {
     "flops": "FLOPs",
     "nan": "NaN and Inf",
     "fallback": "CPU fallback",
-    "cut": "moved cut",
+    "break": "moved graph break",
 }
 
 
@@ -91,9 +94,9 @@ class Explorer(Walk["Program"]):
         return self._subject.program(self._chosen_form).title
 
     @property
-    def cut(self) -> Cut | None:
-        """Where the program is cut that this is a part of; None if it is whole."""
-        return self._subject.cut
+    def graph_break(self) -> GraphBreak | None:
+        """Where the program breaks that this is a part of; None if it is whole."""
+        return self._subject.graph_break
 
     @property
     def controls(self) -> dict[str, Any]:
@@ -138,7 +141,9 @@ class Explorer(Walk["Program"]):
             has_values=self._inspection is not None,
         )
         is_whole = len(self._views) == 1
-        return words + cut_panel(self.cut) if self.cut and is_whole else words
+        return (
+            words + self.graph_break.panel() if self.graph_break and is_whole else words
+        )
 
     def handle(self, request: object) -> Iterator[Reply]:
         """Answer a request; each reply is ready as soon as it is yielded.
@@ -543,7 +548,7 @@ class _Details:
         if inspection is None:
             return None
         leaves = inspection.graph.parameters
-        return next((p for p in leaves if programs.leaf_name(p) == box.op), None)
+        return next((p for p in leaves if text.leaf_name(p) == box.op), None)
 
     def input_rows(self, box: Box) -> list[tuple[str, str]]:
         """Return what stands behind an input of a pending graph."""

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import re
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.gc_pause import gc_paused
-from lazyviz import formatters, session
+from lazyviz import session
+from lazyviz.doc import Code, Doc, Drawn, Fold, Note, Part
+from lazyviz.draw import svg
 from lazyviz.inspection.explorer import Explorer
 from lazyviz.inspection.subjects import pending_subject, subject_of
-from lazyviz.render import html
-from lazyviz.render.cuts import cut_html, cut_text
-from lazyviz.render.page import page_html
-from lazyviz.shell import dual_display
+from lazyviz.render.html import page_html
+from lazyviz.shell.displayed import Displayed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
-    from lazyviz.widgets.graph_view import GraphView
+    from lazyviz.widgets import GraphView
 
 _UNSAFE = re.compile(r"[^0-9A-Za-z_-]+")
 
 
-class ExploreView:
+class ExploreView(Displayed):
     """A program to walk through.
 
     A front end with widgets shows it live, above a static copy for later readers; other shells
@@ -34,9 +34,8 @@ class ExploreView:
         explorer: What answers the page; see `lazyviz.inspection.explorer`.
     """
 
-    def __init__(self, explorer: Explorer, shell: Any = None) -> None:
+    def __init__(self, explorer: Explorer) -> None:
         self.explorer = explorer
-        self._shell = shell
 
     @property
     def is_empty(self) -> bool:
@@ -46,7 +45,7 @@ class ExploreView:
     @cached_property
     def widget(self) -> GraphView:
         """The live view, made when somebody asks for it."""
-        from lazyviz.widgets.graph_view import GraphView
+        from lazyviz.widgets import GraphView
 
         return GraphView(self.explorer, self._twin)
 
@@ -54,67 +53,34 @@ class ExploreView:
     def _twin(self) -> str:
         return f"lzt-{_UNSAFE.sub('-', self.explorer.title)[:40]}"
 
+    def doc(self) -> Doc:
+        """Return a line about the program and its listing; on a page a folded picture."""
+        if self.is_empty:
+            return Doc([Note("Nothing is pending.")])
+        title = self.explorer.title
+        copy = Fold(f"{title}, static copy", self._parts(title), in_text=True)
+        return Doc([copy], css_class=self._twin, live=lambda: self.widget)
+
+    def _parts(self, title: str) -> list[Part]:
+        words = f"{title}\n{self.explorer.listing()}"
+        drawn = Drawn(words, lambda: svg.graph_html(self.explorer.copied))
+        graph_break = self.explorer.graph_break
+        return [drawn] if graph_break is None else [drawn, graph_break.doc()]
+
     def to_svg(self) -> str:
         """Return the picture of what is shown, with all that it needs."""
-        return html.graph_svg(self.explorer.unfolded)
-
-    def to_html(self) -> str:
-        """Return the static copy: a picture under a line that folds it."""
-        if self.is_empty:
-            return html.muted("Nothing is pending.")
-        drawing = html.graph_html(self.explorer.copied)
-        title = f"{self.explorer.title}, static copy"
-        return html.folded(title, drawing + self._cut_html(), css_class=self._twin)
-
-    def _cut_html(self) -> str:
-        return cut_html(self.explorer.cut) if self.explorer.cut is not None else ""
+        return svg.draw(self.explorer.unfolded, budget=svg.STRIP_BUDGET).svg
 
     def to_text(self) -> str:
         """Return a line about the program and its listing."""
-        if self.is_empty:
-            return "Nothing is pending."
-        cut = self.explorer.cut
-        drawn = f"\n{cut_text(cut)}" if cut is not None else ""
-        return f"{self.explorer.title}\n{self.explorer.listing()}{drawn}"
+        return self.text()
 
     def save(self, path: str | Path, title: str = "") -> None:
         """Write the static copy as a page that needs no other file."""
-        from pathlib import Path
-
-        listing = html.pre(self.explorer.listing())
-        body = html.graph_html(self.explorer.copied) + listing + self._cut_html()
+        drawn, *graph_break = self._parts("")
+        body = Doc([drawn, Code(self.explorer.listing()), *graph_break]).to_html()
         page = page_html(title or self.explorer.title, [("", body)])
         Path(path).write_text(page, encoding="utf-8")
-
-    def show(self) -> None:
-        """Display the static copy and, where the shell shows widgets, the live view."""
-        publish = self._shell_now().display_pub.publish
-        publish(self._repr_mimebundle_(), metadata={})
-        if not self.is_empty and self._is_live():
-            dual_display.show_live(self._shell_now(), lambda: self.widget)
-
-    def _is_live(self) -> bool:
-        shell = self._shell_now()
-        return shell is not None and formatters.wants_html(shell)
-
-    def _shell_now(self) -> Any:
-        if self._shell is not None:
-            return self._shell
-        from IPython.core.getipython import get_ipython
-
-        return get_ipython()
-
-    def _ipython_display_(self) -> None:
-        if self._shell_now() is None:
-            print(self.to_text())  # noqa: T201 - what a shell without displays shows
-            return
-        self.show()
-
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        bundle = {"text/plain": self.to_text()}
-        if self._is_live():
-            bundle["text/html"] = self.to_html()
-        return bundle
 
     def __repr__(self) -> str:
         """Return the same text in each run, so that notebooks compare."""
@@ -122,9 +88,7 @@ class ExploreView:
 
 
 @gc_paused
-def explore(
-    *things: Any, shell: Any = None, options: Mapping[str, Any] | None = None
-) -> ExploreView:
+def explore(*things: Any, options: Mapping[str, Any] | None = None) -> ExploreView:
     """Return a view of what is pending, of tensors, or of a program; see `lazyviz.explore`."""
     current = session.current()
     runtime = session.runtime()
@@ -132,7 +96,7 @@ def explore(
     inspection = subject.inspection
     if current is not None and inspection is not None:
         names = {**subject.names, **current.names_in(inspection.graph)}
-        cut = subject.cut
+        graph_break = subject.graph_break
         subject = pending_subject(inspection, names, subject.first)
-        subject.cut = cut
-    return ExploreView(Explorer(subject), shell)
+        subject.graph_break = graph_break
+    return ExploreView(Explorer(subject))

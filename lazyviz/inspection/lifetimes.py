@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lazyrt.tools import Lifetime
 from lazyviz.render import text
-from lazyviz.render.escape import markup
+from lazyviz.render.html import markup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,26 +1,48 @@
-"""`%lazy live`: which tensors live on the device and who holds them, and letting go of some."""
+"""The live tensors: what holds them, what grows, and how to let go of them.
+
+`LiveTable` is the table that a page sorts, refreshes and lets go of tensors by. It knows no
+browser: it takes requests, plain dicts such as `{"kind": "sort", "column": "age"}`, checks them,
+and returns replies. It keeps numbers and names between two requests, and no tensor.
+"""
 
 from __future__ import annotations
 
 import gc
 import re
 import sys
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lazyviz import session
+from lazyviz.inspection.protocol import RequestError, answered, quoted
 from lazyviz.render import text
-from lazyviz.render.live import Target
+from lazyviz.render.html import markup
 from lazyviz.shell.lazytensors import is_lazy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from types import ModuleType
 
     from lazyrt import LiveReport
     from lazyrt.tools import LiveRow, Name
+    from lazyviz.inspection.protocol import Reply
     from lazyviz.views import Typed
 
+
+_MAX_ROWS = 300
+_NUMBERS = frozenset(("id", "size", "ops", "age"))
+_SAYS = {True: "descending", False: "ascending"}
+_ARROWS = {"descending": "▼", "ascending": "▲"}
+
+_GROWS = ' class="lzl-grows" title="one of a collection that grows with each step"'
+_MEANS = {
+    "id": "the order in which they were made",
+    "ops": "pending ops that it waits for",
+    "age": "how many steps ago it was made",
+    "made at": "the line that made it",
+    "held by": "what keeps it alive",
+}
 TRACEBACK = "traceback"
 _RESULT = re.compile(r"(?:Out\[(\d+)\]|_(\d+)|(_{1,3}))")
 _LAST_ERROR = ("last_exc", "last_value", "last_type", "last_traceback")
@@ -32,6 +54,110 @@ _USAGE = (
     "%lazy drop alone drops the pending ops; %lazy drop NAME, %lazy drop Out[4] and "
     "%lazy drop traceback let go of tensors. %lazy live says who holds which."
 )
+# A table that takes longer is not made anew after each cell without being asked for.
+MAX_AUTOMATIC_NS = 100_000_000
+_MAX_NAME = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Something that can be let go of.
+
+    Attributes:
+        name: As `%lazy drop` takes it: a variable, `Out[4]` or `traceback`.
+        asks: Whether a click should ask first: a variable is the user's own.
+    """
+
+    name: str
+    asks: bool
+
+
+def live_table(
+    report: LiveReport,
+    targets: Mapping[int, Sequence[Target]],
+    sort: str,
+    *,
+    reverse: bool,
+) -> str:
+    """Return the live tensors as HTML for the widget; all text is escaped.
+
+    Args:
+        report: Its rows in the order in which they are shown.
+        targets: By the number of a row, what can be let go of to free it.
+        sort: The column that the rows are in the order of.
+        reverse: Whether that order is turned round.
+    """
+    notes = "".join(f"<li>{markup(note)}</li>" for note in report.notes)
+    found = f'<ul class="lzl-notes">{notes}</ul>' if notes else ""
+    if not report.rows:
+        return f"<p>{markup(report.to_text())}</p>"
+    return found + _table(report, targets, sort, reverse=reverse)
+
+
+def _table(
+    report: LiveReport,
+    targets: Mapping[int, Sequence[Target]],
+    sort: str,
+    *,
+    reverse: bool,
+) -> str:
+    header, rows = report.table()
+    direction = _SAYS[(sort in _NUMBERS) is not reverse]
+    heads = "".join(
+        _head(title, direction if title == sort else "none") for title in header
+    )
+    body = "".join(
+        f"<tr{_GROWS if row.growth else ''}>"
+        f"{''.join(_cell(t, c) for t, c in zip(header, cells, strict=True))}"
+        f"<td>{' '.join(button(t.name, t.name) for t in targets.get(row.id, ()))}</td></tr>"
+        for row, cells in zip(report.rows[:_MAX_ROWS], rows[:_MAX_ROWS], strict=True)
+    )
+    more = len(rows) - _MAX_ROWS
+    rest = f"<p>… and {more:,} more; sort them to see others</p>" if more > 0 else ""
+    return (
+        '<div class="lzl-scroll"><table><thead><tr>'
+        f'{heads}<th scope="col">let go</th></tr></thead><tbody>{body}</tbody></table></div>{rest}'
+    )
+
+
+def _head(title: str, direction: str) -> str:
+    arrow = f" {_ARROWS[direction]}" if direction in _ARROWS else ""
+    side = ' class="lzl-number"' if title in _NUMBERS else ""
+    return (
+        f'<th scope="col" title="{_MEANS.get(title, "sort by this")}" aria-sort="{direction}"{side}><button type="button" '
+        f'data-kind="sort" data-column="{markup(title)}">{markup(title)}{arrow}</button></th>'
+    )
+
+
+def _cell(title: str, cell: Any) -> str:
+    shown = f"{cell:,}" if type(cell) is int else str(cell)
+    side = ' class="lzl-number"' if title in _NUMBERS else ""
+    return f"<td{side}>{markup(shown)}</td>"
+
+
+def button(name: str, label: str, *, confirmed: bool = False) -> str:
+    """Return a button that lets go of what a name stands for."""
+    sure = ' data-confirmed="1"' if confirmed else ""
+    return (
+        f'<button type="button" class="lzl-drop" data-kind="drop" data-name="{markup(name)}"'
+        f'{sure} aria-label="{markup(f"let go of {name}")}">{markup(label)}</button>'
+    )
+
+
+def question(name: str, count: int, size: str) -> str:
+    """Return what a click on a variable's button asks first."""
+    tensors = "1 tensor" if count == 1 else f"{count:,} tensors"
+    return (
+        f"Delete your variable <code>{markup(name)}</code>? It leads to {tensors}, "
+        f"{markup(size)}. {button(name, f'delete {name}', confirmed=True)} "
+        '<button type="button" data-kind="keep">keep it</button>'
+    )
+
+
+def answer(text: str, *, failed: bool = False) -> str:
+    """Return what came of a request, with its lines kept."""
+    role = ' class="lzl-said lzx" role="alert"' if failed else ' class="lzl-said"'
+    return f"<span{role}>{markup(text)}</span>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,3 +421,111 @@ def _drop_variable(shell: Any, name: str, live: LiveReport) -> None:
             f"free nothing there. Run `del {name}` to delete it all the same."
         )
     del space[name]
+
+
+class LiveTable:
+    """The live tensors of a shell's program, in the order that a page asked for.
+
+    Attributes:
+        took_ns: How long the latest table took to make.
+    """
+
+    def __init__(
+        self, runtime: ModuleType, shell: Any, chosen: Options | None = None
+    ) -> None:
+        self._runtime = runtime
+        self._shell = shell
+        self._chosen = chosen or Options()
+        self.took_ns = 0
+
+    def handle(self, request: object) -> Iterator[Reply]:
+        """Answer a request; each reply is ready as soon as it is yielded.
+
+        Raises:
+            RequestError: It is none of ours, or cannot be done.
+        """
+        answers = {
+            "sort": self._sort,
+            "refresh": self._refresh,
+            "drop": self._drop,
+            "keep": _keep,
+        }
+        yield from answered(request, answers, "live table")
+
+    def table(self) -> Reply:
+        """Return the table as it is now."""
+        start = time.perf_counter_ns()
+        chosen = self._chosen
+        found = report(self._runtime, self._shell, chosen)
+        leads_to = {row.id: targets(row, self._shell.user_ns) for row in found.rows}
+        body = live_table(found, leads_to, chosen.sort, reverse=chosen.reverse)
+        self.took_ns = time.perf_counter_ns() - start
+        return {"kind": "table", "html": body, "title": found.summary}
+
+    # --- answers
+
+    def _sort(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+        """Sort by a column; asked for the same one again, turn the order round."""
+        from lazyrt.tools import LIVE_COLUMNS
+
+        column, chosen = request.get("column"), self._chosen
+        if column not in LIVE_COLUMNS:
+            raise RequestError(
+                f"{quoted(column)} is no column of the live table. It has {', '.join(LIVE_COLUMNS)}."
+            )
+        reverse = column == chosen.sort and not chosen.reverse
+        self._chosen = Options(above=chosen.above, sort=column, reverse=reverse)
+        yield self.table()
+
+    def _refresh(self, _request: Mapping[str, Any]) -> Iterator[Reply]:
+        yield self.table()
+        yield _note("")
+
+    def _drop(self, request: Mapping[str, Any]) -> Iterator[Reply]:
+        name = request.get("name")
+        if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
+            raise RequestError(
+                f"{quoted(name)} is no name that can be let go of. Refresh the table and take one "
+                "of its buttons."
+            )
+        found = report(self._runtime, self._shell)
+        offered = {
+            target.name: target
+            for row in found.rows
+            for target in targets(row, self._shell.user_ns)
+        }
+        if name not in offered:
+            raise RequestError(
+                f"{name!r} leads to no live tensor by now, so nothing was dropped. Refresh the "
+                "table."
+            )
+        if offered[name].asks:
+            self._check_idle(name)
+            if request.get("confirmed") is not True:
+                led = [row for row in found.rows if leads(row, name)]
+                size = text.size(sum(row.nbytes for row in led))
+                yield _note(question(name, len(led), size))
+                return
+        try:
+            said = drop(self._runtime, self._shell, name)
+        except ValueError as error:
+            raise RequestError(str(error)) from None
+        yield self.table()
+        yield _note(answer(said))
+
+    def _check_idle(self, name: str) -> None:
+        """Refuse to delete a variable under a running cell."""
+        current = session.current(self._shell)
+        if current is not None and current.cell_number is not None:
+            raise RequestError(
+                f"cell {current.cell_number} is running and may use {name}, so it was not "
+                "deleted. Click again when the cell has ended."
+            )
+
+
+def _keep(_request: Mapping[str, Any]) -> Iterator[Reply]:
+    yield _note("")
+
+
+def _note(body: str) -> Reply:
+    return {"kind": "note", "html": body}

@@ -6,6 +6,7 @@ its nodes. `subjects` says what was given, and makes its forms when somebody ask
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
@@ -17,7 +18,7 @@ from lazyviz.draw.boxes import HloCosts, draw_graph, draw_hlo, inside_of, origin
 from lazyviz.draw.model import BACKWARD, FROM_CPU, DrawGraph
 from lazyviz.draw.palette import Amounts, Findings, count_words, not_finite_words
 from lazyviz.render import text
-from lazyviz.render.python import python_call
+from lazyviz.render.text import python_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -210,7 +211,7 @@ class IrProgram(Program):
 
     def _input_bytes(self) -> dict[str, float]:
         return {
-            leaf_name(leaf): float(_nbytes(leaf))
+            text.leaf_name(leaf): float(leaf.dtype.itemsize * math.prod(leaf.shape))
             for leaf in self.graph.parameters
             if leaf.kind == "data"
         }
@@ -224,7 +225,7 @@ class IrProgram(Program):
         for value, counts in known.items():
             words = not_finite_words(*counts)
             if value.node is None:
-                inputs[leaf_name(value)] = words
+                inputs[text.leaf_name(value)] = words
             else:
                 before = nodes.get(value.node.id, "")
                 nodes[value.node.id] = before or words
@@ -260,7 +261,7 @@ class HloProgram(Program):
         self._source = source
         self._moved = moved or {}
         if moved:
-            self.overlays = (*self.overlays, "cut")
+            self.overlays = (*self.overlays, "break")
         if source is not None:
             self.overlays = (*self.overlays, "nan", "fallback")
         kind = FORM_NAMES[form]
@@ -322,7 +323,7 @@ class HloProgram(Program):
         """Return an overlay from the types in the text, or from the IR that it came from."""
         if self._source is not None and name in {"nan", "fallback"}:
             return self._from_ir(self._source, name)
-        if name == "cut":
+        if name == "break":
             return self._moved_ops()
         if name == "bytes":
             return Amounts(title="bytes of results", nodes=self._costs.bytes())
@@ -335,10 +336,10 @@ class HloProgram(Program):
         return _shares({k: _estimated(flops[k], nbytes[k]) for k in flops})
 
     def _moved_ops(self) -> Findings:
-        """Return which ops were in another part of the program before its cut was moved."""
+        """Return which ops were in another part of the program before its break moved."""
         graph = self.graph
         return Findings(
-            title="where ops were before the cut was moved",
+            title="where ops were before the break moved",
             nodes={
                 node: self._moved.get((graph.site(node), graph.ops[node]), "")
                 for node in self.place
@@ -392,23 +393,6 @@ def _shares(estimates: dict[int, float]) -> Amounts:
         nodes=estimates,
         words=lambda amount: f"{amount / total:.1%} of all",
     )
-
-
-def leaf_name(leaf: Any) -> str:
-    """Return an input's name in listings."""
-    prefix = {"data": "p", "float": "f", "int": "i", "rng": "rng"}[leaf.kind]
-    return f"%{prefix}{leaf.position}"
-
-
-def _nbytes(leaf: Any) -> int:
-    return int(leaf.dtype.itemsize * _elements(leaf.shape))
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def _origin(node: Any) -> tuple[str, str, str]:

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, cast
 from lazygraph import HloError, graph_of
 from lazyviz import session
 from lazyviz.draw.boxes import unwrapped
-from lazyviz.inspection.cuts import cut_before, cut_of, moved_ops
+from lazyviz.inspection.graph_breaks import break_before, break_of, moved_ops
 from lazyviz.inspection.programs import (
     FORM_NAMES,
     FORMS,
     HloProgram,
     IrProgram,
     LoweredFrom,
-    leaf_name,
 )
 from lazyviz.render import text
-from lazyviz.timing.compile_share import why_unknown
+from lazyviz.shell.lazytensors import be_library
+from lazyviz.timing.compile_time import why_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from lazygraph import Graph as HloGraph
     from lazyrt import Graph, Inspection
+    from lazyviz.inspection.graph_breaks import GraphBreak
     from lazyviz.inspection.programs import Form, Program
-    from lazyviz.render.cuts import Cut
 
 
 _NO_VALUES = (
@@ -50,7 +50,7 @@ class Subject:
         inspection: Of a graph that is pending; values come from it.
         no_values: Why there are none without an inspection.
         names: What its values and inputs are called.
-        cut: Where the program is cut that the graph is a part of, and was cut before.
+        graph_break: Where the program breaks that the graph is a part of, and did before.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class Subject:
         graph: Graph | None = None,
         no_values: str = "",
         names: Mapping[Any, str] | None = None,
-        cut: Cut | None = None,
+        graph_break: GraphBreak | None = None,
     ) -> None:
         self.names = names or {}
-        self.cut = cut
+        self.graph_break = graph_break
         self.no_values = no_values or _NO_VALUES
         self.forms = tuple(form for form in FORMS if form in makers)
         self.first = first
@@ -127,7 +127,7 @@ def subject_of(
         require_lazy(each, "explore()")
     inspection = runtime.inspect(*things)
     subject = pending_subject(inspection)
-    subject.cut = cut_before(runtime, inspection)
+    subject.graph_break = break_before(runtime, inspection)
     return subject
 
 
@@ -173,7 +173,7 @@ def _call_subject(
     from lazyrt.tools import dry_run
 
     _check_arguments(function, name, arguments, options)
-    session.be_library(runtime)  # the names are those of the caller's frame
+    be_library()  # the names are those of the caller's frame
     found = dry_run(function, *arguments, **options)
     held = {value: each.name for value, each in found.holdings.items()}
     names = {**held, **found.outputs}
@@ -289,7 +289,7 @@ def _lowered(
     def source() -> LoweredFrom | None:
         if inspection is None:
             return None
-        leaves = tuple(leaf_name(leaf) for leaf in graph.canonical.data)
+        leaves = tuple(text.leaf_name(leaf) for leaf in graph.canonical.data)
         return LoweredFrom(lambda: cast("IrProgram", subject.program("ir")), leaves)
 
     makers: dict[Form, Callable[[], Program]] = {
@@ -321,7 +321,7 @@ def _step_subject(step: int, runtime: ModuleType | None) -> Subject:
         subject = Subject({"ir": ir}, "ir")
     else:
         subject = _lowered(graph, ir, "ir", {}, None)
-    subject.cut = cut_of(runtime, step)
+    subject.graph_break = break_of(runtime, step)
     return subject
 
 

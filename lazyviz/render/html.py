@@ -1,30 +1,29 @@
-"""Static HTML that lives on in a saved, converted or untrusted notebook.
-
-A notebook that is not trusted loses styles, scripts, inline SVG and `data-` attributes. So
-pictures are `<img>` with the SVG inside, folding is `<details>`, and whatever a viewer may
-drop (inline styles) only costs looks. All text is escaped.
-"""
+"""Text made safe for HTML, SVG and DOT, control characters and broken Unicode included."""
 
 from __future__ import annotations
 
+import html
 import re
 from base64 import b64encode
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib import resources
 from typing import TYPE_CHECKING
 
-from lazyviz.draw import svg
-from lazyviz.render import text
-from lazyviz.render.escape import markup
+import graphviz
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lazyviz.draw.model import DrawGraph
 
-STRIP_BUDGET = 60
-MAX_EMBEDDED_BYTES = 65_536
+# What XML 1.0 does not allow in a document, lone halves of surrogate pairs, and what makes a
+# line read in another order than it is written in.
+_UNPRINTABLE = re.compile(
+    "[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
+    "|[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
+
 TIMELINE_CLASS = "lazyviz-timeline-static"
-
-_MOST_SHRUNK = 1_500  # pixels; about 1,050 are there
 FONT = "font-size:12px;line-height:1.5"
 _ADVICE = (
     "font-size:13px;line-height:1.5;margin:3px 0;padding:1px 0 1px 9px;"
@@ -38,49 +37,47 @@ _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=::)|(?<=[A-Za-z][_.])(?=[A-Za-z])(?
 # A duration of `15m55.564619s`, as torch_xla writes them, may stand in two lines.
 UNIT_END = re.compile(r"(?<=\d[smh])(?=\d)|(?<=\dms)(?=\d)")
 _QUANTITY_START = re.compile(r"\d+(ms|[smh])\d")
+_LOCK = (
+    '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+    "img-src data:; style-src 'unsafe-inline'{scripts}\">\n"
+)
+
+
+def printable(text: str) -> str:
+    r"""Return text with what no document may hold replaced by the replacement character.
+
+    Example:
+        >>> printable("a\x00b"), printable("µ×")
+        ('a�b', 'µ×')
+    """
+    return _UNPRINTABLE.sub("\ufffd", text)
+
+
+def one_line(text: str) -> str:
+    r"""Return text for a line of its own: nothing in it ends the line or steers a terminal.
+
+    Example:
+        >>> one_line("first\nsecond"), one_line("\x1b[2J")
+        ('first second', '�[2J')
+    """
+    return printable(" ".join(text.splitlines()))
+
+
+def markup(text: str) -> str:
+    """Return text for HTML or SVG, as content or as a quoted attribute."""
+    return html.escape(printable(text), quote=True)
+
+
+def dot(text: str) -> str:
+    """Return text as a DOT label that reads as it stands."""
+    escaped: str = graphviz.escape(printable(text))  # a str that is never read as HTML
+    return escaped
 
 
 class Fragment(str):
     """Text that is HTML already."""
 
     __slots__ = ()
-
-
-def graph_svg(graph: DrawGraph, budget: int = STRIP_BUDGET) -> str:
-    """Return a graph's drawing as an image of its own."""
-    return svg.draw(graph, budget=budget).svg
-
-
-def graph_html(
-    graph: DrawGraph,
-    *,
-    budget: int = STRIP_BUDGET,
-    engine: str | None = None,
-    css_class: str = "",
-    hint: str = "",
-) -> str:
-    """Return a graph's drawing as an image that scrolls, folded until it is small enough.
-
-    Args:
-        graph: What to draw.
-        budget: At most so many boxes.
-        engine: Layout engine to try first.
-        css_class: By which a page's script finds the image.
-        hint: A line below the drawing, in the image.
-    """
-    drawing = svg.draw(graph, budget=budget, engine=engine, hint=hint)
-    while len(drawing.svg) > MAX_EMBEDDED_BYTES and budget > 4:  # noqa: PLR2004
-        budget //= 2
-        drawing = svg.draw(graph, budget=budget, engine=engine, hint=hint)
-    what = f"{graph.kind}, {text.plural(graph.nodes, 'op')}"
-    # A little too wide is made to fit; what would be too small to read scrolls.
-    limit = "100%" if drawing.width <= _MOST_SHRUNK else "none"
-    picture = image(drawing.svg, what, css_class=css_class, max_width=limit)
-    notes = "".join(muted(f"layout: {note}") for note in drawing.notes)
-    return (
-        f'<div style="max-height:480px;overflow:auto;margin-top:4px">{picture}</div>'
-        f"{notes}"
-    )
 
 
 def image(picture: str, what: str, css_class: str = "", max_width: str = "") -> str:
@@ -170,17 +167,18 @@ def folded(
     """Return HTML under a line of text that folds it.
 
     Args:
-        summary: Text; it is escaped.
+        summary: Text, which is escaped, or a `Fragment`, which is not.
         body: HTML; it is not.
         is_open: Whether it starts unfolded.
         css_class: By which a page's script finds it.
     """
+    shown = summary if isinstance(summary, Fragment) else markup(summary)
     attribute = " open" if is_open else ""
     if css_class:
         attribute += f' class="{markup(css_class)}"'
     return (
         f'<details style="{FONT}"{attribute}>'
-        f'<summary style="cursor:pointer">{markup(summary)}</summary>{body}</details>'
+        f'<summary style="cursor:pointer">{shown}</summary>{body}</details>'
     )
 
 
@@ -202,3 +200,105 @@ def breakable(words: str) -> str:
         text += markup(words[end : found.start()]) + "<wbr/>".join(parts)
         end = found.end()
     return text + markup(words[end:])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """One part of a page: a heading, which may be empty, and its HTML.
+
+    Attributes:
+        anchor: Its id, by which the page's table of contents finds it; empty for none.
+    """
+
+    title: str
+    body: str
+    anchor: str = ""
+
+
+def page_html(
+    title: str,
+    sections: Sequence[Section | tuple[str, str]],
+    *,
+    generator: str = "",
+    is_locked: bool = False,
+) -> str:
+    """Return a page that needs no other file and follows the system's light or dark theme.
+
+    Args:
+        title: Text of the heading.
+        sections: Heading and HTML of each part; the headings are escaped. Those with an anchor
+            are listed in a table of contents.
+        generator: What made the page, so that it can be told from other files.
+        is_locked: Whether a browser is to run no script in it but our own, which makes timelines
+            zoom, and to fetch nothing for it.
+    """
+    style = static("page.css")
+    made = [
+        part if isinstance(part, Section) else Section(title=part[0], body=part[1])
+        for part in sections
+    ]
+    parts = "\n".join([*_contents(made), *map(_section, made)])
+    script = ""
+    if TIMELINE_CLASS in parts:
+        script = timeline_script()
+        style += static("timeline_view.css")
+    heading = markup(title)
+    head = (
+        f'<meta name="generator" content="{markup(generator)}">\n' if generator else ""
+    )
+    if is_locked:
+        head += _LOCK.format(scripts=_allowed(script))
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n{head}'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{heading}</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
+        f"<main>\n<h1>{heading}</h1>\n{parts}\n</main>\n"
+        + (f"<script>{script}</script>\n" if script else "")
+        + "</body>\n</html>\n"
+    )
+
+
+def _allowed(script: str) -> str:
+    """Return what lets a browser run exactly this script of ours in a locked page."""
+    if not script:
+        return ""
+    digest = b64encode(sha256(script.encode()).digest()).decode("ascii")
+    return f"; script-src 'sha256-{digest}'"
+
+
+def timeline_script() -> str:
+    """Return what makes static timelines zoom; where no script runs they stay as they are."""
+    return "(() => {\n" + script("timeline_page", "timeline") + "})();"
+
+
+def script(name: str, *parts: str) -> str:
+    """Return a widget's JavaScript module, with what all pages share in front.
+
+    Args:
+        name: Of the module.
+        parts: Further files that it shares with others, in between.
+    """
+    return "\n".join(static(f"{each}.js") for each in ("common", *parts, name))
+
+
+def static(name: str) -> str:
+    """Return a file of CSS or JavaScript."""
+    return resources.files("lazyviz").joinpath(f"static/{name}").read_text("utf-8")
+
+
+def _contents(sections: Sequence[Section]) -> list[str]:
+    items = [
+        f'<li><a href="#{markup(part.anchor)}">{markup(part.title)}</a></li>'
+        for part in sections
+        if part.anchor
+    ]
+    if not items:
+        return []
+    return [f'<nav aria-label="contents"><ul>{"".join(items)}</ul></nav>']
+
+
+def _section(section: Section) -> str:
+    anchor = f' id="{markup(section.anchor)}"' if section.anchor else ""
+    heading = f"<h2>{markup(section.title)}</h2>\n" if section.title else ""
+    return f"<section{anchor}>\n{heading}{section.body}\n</section>"

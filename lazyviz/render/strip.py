@@ -1,77 +1,47 @@
-"""What one cell did to the lazy device: the data behind its strip, and its words."""
+"""What one cell did to the lazy device: the data behind its strip, its words, its HTML."""
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lazyviz.render import state, text
-from lazyviz.render.escape import one_line
+from lazyviz.doc import Code, Doc, Drawn, Fold, Note, Part, Points, Showable
+from lazyviz.draw import svg
+from lazyviz.draw.palette import PHASE_COLOURS, PHASES
+from lazyviz.render import html, text
+from lazyviz.render.html import Fragment, markup, one_line
 
 if TYPE_CHECKING:
+    from lazyrt.observe.events import BarrierFinished
+    from lazyrt.tools import Status
     from lazyviz.draw.model import DrawGraph
-    from lazyviz.render.cuts import Cut
-    from lazyviz.render.state import Apart, Left, Looked, Redundant, Repeat, State
+    from lazyviz.render.notes import (
+        Apart,
+        Barrier,
+        Fallback,
+        Left,
+        Looked,
+        Redundant,
+        Repeat,
+        SingleOps,
+    )
 
 # What a graph without an earlier relative has as its reason.
 _NEW = ("the first graph", "a program not seen", "no boundary had come")
+_EXPLORE_HINT = "%lazy explore walks through it: click an op to see its value"
+_BAR_HEIGHT = 12
+_BAR_WIDTH = 420
+_SMALL_BAR_WIDTH = 84
+_SMALL_BAR_HEIGHT = 8
+# Empty and hidden until `lazyviz.widgets` wakes it, so that a saved notebook shows none.
+_COPY_BUTTON = (
+    '<button type="button" class="lzb-copy" style="display:none" aria-label="Copy these lines" '
+    'data-lm-suppress-shortcuts="true"></button>'
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Barrier:
-    """The barriers of one cause at one place that ran something.
-
-    Attributes:
-        cause: Why they came, in the runtime's words: `mark_step()`, `read by .item()`, ...
-        site: The user's line, such as `cell 3 line 7`; empty where it is not known.
-        nodes: Operations that they ran, all together.
-        times: How many there were.
-        tensor: What was read, in the user's words; told only where it cut a step.
-        cut: Name of the `step()` that they cut, empty for a nameless one; None if none was.
-        duration_ns: How long they took, where they cut a step.
-    """
-
-    cause: str
-    site: str
-    nodes: int
-    times: int = 1
-    tensor: str = ""
-    cut: str | None = None
-    duration_ns: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fallback:
-    """An operation that ran on the CPU and cut the graph, at one place."""
-
-    op: str
-    site: str
-    times: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SingleOps:
-    """The operations that ran one by one, in eager debug mode or op-by-op mode.
-
-    Attributes:
-        mode: `eager` or `op by op`.
-        ops: How many ran, `cache_hits` of them with an executable from memory.
-        repeats: How many of them had run before since the last barrier.
-        run_ns: Time to hand them over.
-        idle_barriers: Barriers that found nothing left to run.
-    """
-
-    mode: str
-    ops: int = 0
-    cache_hits: int = 0
-    repeats: int = 0
-    run_ns: int = 0
-    idle_barriers: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Strip:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Strip(Showable):
     """Counts and times of one cell.
 
     Attributes:
@@ -99,6 +69,7 @@ class Strip:
         graph: The pending graph, where it is to be shown.
         singles: Operations that ran one by one; None in lazy mode.
         state: What is open, queued and pending after the cell.
+        mode: How ops run.
         repeats: Ops that ran twice because of a look.
         left: What loops that ended early left pending.
         redundant: Barriers that keep finding nothing to run.
@@ -108,7 +79,7 @@ class Strip:
         more_prints: How many more there were.
         apart: Values that were read one by one; None where none were.
         waiting: Earlier cells' tensors that make the next step's graph bigger, in words.
-        cuts: Where new graphs are parts of one step, drawn on its source.
+        breaks: Where new graphs are parts of one step, drawn on its source.
     """
 
     pending_ops: int = 0
@@ -137,7 +108,8 @@ class Strip:
     reasons: tuple[str, ...] = ()
     graph: DrawGraph | None = None
     singles: SingleOps | None = None
-    state: State | None = None
+    state: Status | None = None
+    mode: str = "lazy"
     repeats: tuple[Repeat, ...] = ()
     left: tuple[Left, ...] = ()
     redundant: tuple[Redundant, ...] = ()
@@ -147,12 +119,17 @@ class Strip:
     more_prints: int = 0
     apart: Apart | None = None
     waiting: tuple[str, ...] = ()
-    cuts: tuple[Cut, ...] = ()
+    breaks: tuple[Doc, ...] = ()
 
+    def doc(self) -> Doc:
+        """Return its line, and below it what made pending ops run; a page folds that."""
+        lines = [strip_line(self), *(f"  {line}" for line in strip_notes(self))]
+        return Doc([Drawn("\n".join(lines), self._html)])
 
-def strip_text(strip: Strip) -> str:
-    """Return a cell's strip: its line, and below it what made pending ops run."""
-    return "\n".join([strip_line(strip), *(f"  {line}" for line in strip_notes(strip))])
+    def _html(self) -> str:
+        line, details = Fragment(_line_html(self) + _headline(self)), _details(self)
+        shown = Fold(line, details).to_html() if details else line
+        return f'<div class="lazyviz-strip" style="{html.FONT}">{shown}</div>'
 
 
 def strip_line(strip: Strip) -> str:
@@ -193,10 +170,7 @@ def strip_parts(strip: Strip) -> list[str]:
         count = sum(fallback.times for fallback in strip.fallbacks)
         parts.append(text.plural(count, "CPU fallback"))
     if strip.state is not None:
-        shown = dataclasses.replace(
-            strip.state, mode="lazy"
-        )  # `singles` tells the mode
-        parts += state.open_parts(shown)
+        parts += open_parts(strip.state)
     if strip.interrupted:
         parts.append("interrupted")
     elif strip.error is not None:
@@ -225,42 +199,37 @@ def _executed(strip: Strip) -> str:
 
 def strip_notes(strip: Strip) -> list[str]:
     """Return what a user may want to act on: barriers, fallbacks, recompiles."""
-    singles = strip.singles
-    notes = [
-        *(_single_notes(singles) if singles is not None else ()),
-        *map(barrier_text, strip.barriers),
-        *map(state.repeat_text, strip.repeats),
-        *map(state.looked_text, strip.looks),
-        *_print_notes(strip),
-        *([state.apart_text(strip.apart)] if strip.apart is not None else ()),
-        *map(state.left_text, strip.left),
+    notes: list[object] = [
+        *(_single_notes(strip.singles) if strip.singles is not None else ()),
+        *strip.barriers,
+        *strip.repeats,
+        *strip.looks,
+        *strip.prints,
+        *([f"... and {strip.more_prints:,} more printed"] if strip.more_prints else ()),
+        *([strip.apart] if strip.apart is not None else ()),
+        *strip.left,
         *strip.waiting,
-        *map(state.redundant_text, strip.redundant),
-        *map(fallback_text, strip.fallbacks),
+        *strip.redundant,
+        *strip.fallbacks,
         *strip.waits,
         *map(compiled_text, strip.reasons),
     ]
-    return list(map(one_line, notes))
+    return [one_line(str(note)) for note in notes]
 
 
 def urgent_notes(strip: Strip) -> list[str]:
     """Return those of the notes that cost time each time the cell runs, the dearest kind first."""
-    told = map(compiled_text, strip.reasons)
-    notes = [
-        *(note for note in told if note.startswith("recompiled")),
-        *map(fallback_text, strip.fallbacks),
-        *(barrier_text(each) for each in strip.barriers if each.cut is not None),
-        *map(state.repeat_text, strip.repeats),
-        *([state.apart_text(strip.apart)] if strip.apart is not None else ()),
-        *map(state.left_text, strip.left),
-        *map(state.redundant_text, strip.redundant),
+    why = map(compiled_text, strip.reasons)
+    notes: list[object] = [
+        *(note for note in why if note.startswith("recompiled")),
+        *strip.fallbacks,
+        *(each for each in strip.barriers if each.cut is not None),
+        *strip.repeats,
+        *([strip.apart] if strip.apart is not None else ()),
+        *strip.left,
+        *strip.redundant,
     ]
-    return list(map(one_line, notes))
-
-
-def _print_notes(strip: Strip) -> list[str]:
-    more = strip.more_prints
-    return [*strip.prints, *([f"... and {more:,} more printed"] if more else ())]
+    return [one_line(str(note)) for note in notes]
 
 
 def _single_notes(singles: SingleOps) -> list[str]:
@@ -282,39 +251,153 @@ def compiled_text(reason: str) -> str:
     return f"{'compiled' if reason.startswith(_NEW) else 'recompiled'}: {reason}"
 
 
-def barrier_text(barrier: Barrier) -> str:
-    """Return why pending ops ran, and where.
+def open_parts(state: Status) -> list[str]:
+    """Return what is open or queued, each in a few words; empty where nothing is."""
+    parts = []
+    if state.steps:
+        names = [name or "a step" for name in state.steps]
+        parts.append(f"in {' / '.join(names)}" if any(state.steps) else "in a step")
+    if state.scopes:
+        parts.append(f"scope {'/'.join(state.scopes)} open")
+    if state.queued_closures:
+        parts.append(text.plural(state.queued_closures, "closure") + " queued")
+    if state.async_closures:
+        waiting = text.plural(state.async_closures, "asynchronous closure")
+        parts.append(f"{waiting} due for {text.duration(state.async_age_ns)}")
+    return parts
 
-    Example:
-        >>> barrier_text(Barrier(cause="read by .item()", site="cell 3 line 7", nodes=214))
-        'ran 214 ops here: read by .item() at cell 3 line 7'
-    """
-    if barrier.cut is not None:
-        return cut_text(barrier)
+
+def state_text(state: Status, mode: str) -> str:
+    """Return the whole state in one line, with what came last."""
+    barrier = state.last_barrier
+    last = "no barrier so far"
+    if barrier is not None:
+        last = f"last barrier: {last_barrier_text(barrier)}"
+    return f"{now_text(state, mode)} · {last}"
+
+
+def last_barrier_text(barrier: BarrierFinished) -> str:
+    """Return what a barrier ran, and why and where."""
+    tensor = f" of {barrier.tensor}" if barrier.tensor else ""
     where = f" at {barrier.site}" if barrier.site else ""
-    many = f" in {barrier.times:,} barriers" if barrier.times > 1 else ""
-    return f"ran {text.plural(barrier.nodes, 'op')} here{many}: {barrier.cause}{where}"
+    return f"{text.plural(barrier.nodes, 'op')}, {barrier.cause}{tensor}{where}"
 
 
-def fallback_text(fallback: Fallback) -> str:
-    """Return which op ran on the CPU, and where."""
-    where = f" at {fallback.site}" if fallback.site else ""
-    many = f" {fallback.times:,} times" if fallback.times > 1 else ""
-    return f"{fallback.op} ran on the CPU{many}{where}, which cut the graph"
+def now_text(state: Status, mode: str) -> str:
+    """Return what is open, queued and pending in one line."""
+    parts = [f"{mode} mode", *([] if state.steps else ["not in a step"])]
+    parts += open_parts(state)
+    pending = text.plural(state.pending_ops, "pending op")
+    if state.pending_ops:
+        pending += f", {text.size(state.pending_bytes)}"
+    if state.pending_from:
+        pending += f", from {state.pending_from} on"
+    return " · ".join([*parts, pending, text.plural(state.live_tensors, "live tensor")])
 
 
-def cut_text(barrier: Barrier) -> str:
-    """Return what a read that cut a step did, and the way around it."""
-    step = f"the step {barrier.cut}" if barrier.cut else "a step"
+def _headline(strip: Strip) -> str:
+    """Return the first thing that a user may want to act on, in a line that does not wrap."""
+    found = urgent_notes(strip)
+    if not found:
+        return ""
+    more = f"1 of {len(found)}: " if len(found) > 1 else ""
+    style = "display:block;opacity:.75;overflow:hidden;white-space:nowrap;text-overflow:ellipsis"
+    # A viewer that takes styles out would run both lines into one.
+    return f'<br><span style="{style}">{more}{markup(found[0])}</span>'
+
+
+def _line_html(strip: Strip) -> str:
+    first, *others = [markup(part) for part in strip_parts(strip)]
+    parts = [f"<b>{first}</b>", *others]
+    if strip.error is not None or strip.interrupted:
+        parts[-1] = f'<span style="color:#d14d72"><b>{parts[-1]}</b></span>'
+    if not set(dict(strip.parts)) - {"python", "trace"}:
+        return " · ".join(parts)
+    bar = bar_svg(dict(strip.parts), _SMALL_BAR_WIDTH, _SMALL_BAR_HEIGHT)
+    return f"{html.image(bar, 'where the time went')} " + " · ".join(parts)
+
+
+def has_copy_button(strip: Strip) -> bool:
+    """Return whether a strip has lines to copy."""
+    return strip.apart is not None and bool(strip.apart.source)
+
+
+def _details(strip: Strip) -> list[Part]:
+    parts: list[Part] = []
+    if sum(dict(strip.parts).values()):
+        parts.append(Drawn("", lambda: timing_html(strip)))
+    if strip.state is not None:
+        parts.append(Note(state_text(strip.state, strip.mode)))
+    notes = strip_notes(strip)
+    if notes:
+        parts.append(Points(notes))
+    if strip.apart is not None and strip.apart.source:
+        many = f"{strip.apart.times:,}"
+        lines = [Code(strip.apart.source), Drawn("", lambda: _COPY_BUTTON)]
+        parts.append(Fold(f"{many} reads = {many} executions: batch them", lines))
+    parts += strip.breaks
+    graph = strip.graph
+    if graph is not None and graph.boxes:
+        parts.append(Drawn("", lambda: svg.graph_html(graph, hint=_EXPLORE_HINT)))
+    return parts
+
+
+def timing_html(strip: Strip) -> str:
+    """Return a bar with the phases of a cell, each with its colour, name and time.
+
+    The parts of the bar add up to the cell's time. What the device did is told behind them:
+    it may have worked while the cell's thread did something else, and is no part of the bar.
+    """
+    times = dict(strip.parts)
+    bar = bar_svg(times)
+    if not bar:
+        return ""
+    names = "&ensp;".join(
+        f'<span style="color:{PHASE_COLOURS[name]}">■</span> {name} {text.duration(ns)}'
+        for name, ns in times.items()
+    )
+    total = f"&ensp;= cell {text.duration(strip.wall_ns)}" if strip.wall_ns else ""
+    if total and strip.own_ns:
+        total += f", {text.duration(strip.own_ns)} of it listening by lazyviz"
+    device = html.muted(device_text(strip)) if strip.execute_ns else ""
     return (
-        f"{barrier_cause(barrier)} cut {step}: {text.plural(barrier.nodes, 'op')} ran on their "
-        f"own in {text.duration(barrier.duration_ns)}. Read behind the block, or use "
-        "add_step_closure()"
+        f'<div style="margin:4px 0">{html.image(bar, "the time of the cell by phase")}'
+        f"<br>{names}{total}{device}</div>"
     )
 
 
-def barrier_cause(barrier: Barrier) -> str:
-    """Return what a barrier was, with the tensor that was read and the line."""
-    tensor = f" of {barrier.tensor}" if barrier.tensor else ""
-    where = f" at {barrier.site}" if barrier.site else ""
-    return f"{barrier.cause}{tensor}{where}"
+def device_text(strip: Strip) -> str:
+    """Return how long the device worked, and how much of it nobody waited for."""
+    waited = dict(strip.parts).get("execute", 0)
+    hidden = strip.execute_ns - waited
+    part = f"device busy {text.duration(strip.execute_ns)}"
+    if waited and hidden > waited // 10:
+        return f"{part}, {text.duration(hidden)} of it behind the other phases"
+    return part if waited else f"{part}, all of it behind the other phases"
+
+
+def bar_svg(
+    times: dict[str, int], width: int = _BAR_WIDTH, height: int = _BAR_HEIGHT
+) -> str:
+    """Return a bar whose segments are as long as the phases; empty when there are none."""
+    total = sum(times.values())
+    if not total:
+        return ""
+    segments = []
+    x = 0.0
+    for name in PHASES:
+        if not times.get(name):
+            continue
+        length = times[name] / total * width
+        segments.append(
+            f'<rect x="{x:.1f}" width="{length:.1f}" height="{height}" '
+            f'fill="{PHASE_COLOURS[name]}">'
+            f"<title>{name} {text.duration(times[name])}</title></rect>"
+        )
+        x += length
+    corner = height / 3
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}">'
+        f'<clipPath id="r"><rect width="{width}" height="{height}" rx="{corner:.1f}"/>'
+        f'</clipPath><g clip-path="url(#r)">{"".join(segments)}</g></svg>'
+    )

@@ -1,19 +1,21 @@
-"""Plain text: numbers for people, tables, a cell's strip and the listing of a graph."""
+"""Plain text: numbers for people, the listing of a graph, an op as Python that runs by itself."""
 
 from __future__ import annotations
 
+from string import ascii_lowercase
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from lazygraph import numbers
 from lazyviz.draw.model import type_text
-from lazyviz.render.escape import one_line
+from lazyviz.render.html import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from lazyrt import Graph
     from lazyrt.tools import Leaf, Node, Value
+
 
 _CLOSE = 1.7  # between these a time is told as one
 _MAX_NUMBERS = 12
@@ -85,7 +87,7 @@ def listing(
     shown = nodes[hidden:]
     lines = [
         one_line(
-            f"{_leaf_name(leaf)} : {_type(leaf)}"
+            f"{leaf_name(leaf)} : {_type(leaf)}"
             + (f"  # {names[leaf]}" if names.get(leaf) else "")
         )
         for leaf in _leaves(graph, shown)
@@ -112,7 +114,7 @@ def number_lines(graph: Graph) -> list[str]:
                 if site not in places:
                     places.append(site)
             elif getattr(arg, "kind", "") in {"float", "int"}:
-                inputs.setdefault(_leaf_name(arg), site)
+                inputs.setdefault(leaf_name(arg), site)
     lines = []
     if embedded:
         shown = [f"{n} ({', '.join(filter(None, s[:3]))})" for n, s in embedded.items()]
@@ -195,14 +197,96 @@ def _argument(arg: Any) -> str:
 def reference(value: Value) -> str:
     """Return what a listing calls a value: `%3`, `%p0`."""
     if value.node is None:
-        return _leaf_name(value)
+        return leaf_name(value)
     suffix = f".{value.index}" if len(value.node.outputs) > 1 else ""
     return f"%{value.node.id}{suffix}"
 
 
-def _leaf_name(leaf: Any) -> str:
+def leaf_name(leaf: Any) -> str:
+    """Return an input's name in listings: `%p0`."""
     return f"%{_LEAF_PREFIX.get(leaf.kind, leaf.kind)}{leaf.position}"
 
 
 def _type(value: Value) -> str:
     return type_text(value.shape, value.dtype)
+
+
+def python_call(node: Node) -> str:
+    """Return lines that run a node's op in torch alone, on inputs of its shapes and dtypes."""
+    names: dict[Value, str] = {}
+    args = node.args[1:] if node.op.is_random else node.args
+    for value in _values(args):
+        if value not in names:
+            count = len(names)
+            letter, round_ = ascii_lowercase[count % 26], count // 26
+            names[value] = f"{letter}{round_ or ''}"
+    lines = ["import torch", ""]
+    lines += [f"{name} = {_made(value)}{_said(value)}" for value, name in names.items()]
+    lines.append(f"torch.ops.{node.op.name}({_python_arguments(node, args, names)})")
+    return "\n".join(lines)
+
+
+def _values(args: Any) -> list[Value]:
+    found: list[Value] = []
+    for arg in args:
+        if _is_value(arg):
+            found.append(arg)
+        elif isinstance(arg, tuple):
+            found += _values(arg)
+    return found
+
+
+def _is_value(arg: Any) -> bool:
+    return hasattr(arg, "strides") and hasattr(arg, "node")
+
+
+def _made(value: Value) -> str:
+    kind = getattr(value, "kind", "data")
+    if kind == "float":
+        return "1.0"
+    if kind == "int":
+        return "1"
+    shape, dtype = value.shape, value.dtype
+    if dtype.is_floating_point or dtype.is_complex:
+        return f"torch.randn({shape}, dtype={dtype})"
+    high = 2 if str(dtype) == "torch.bool" else 10
+    made = f"torch.randint({high}, {shape})"
+    return made if str(dtype) == "torch.int64" else f"{made}.to({dtype})"
+
+
+def _said(value: Value) -> str:
+    if value.node is None:
+        return ""
+    return f"  # %{value.node.id} {value.node.op.name}"
+
+
+def _python_arguments(node: Node, args: Any, names: dict[Value, str]) -> str:
+    schema = list(getattr(node.op.schema, "arguments", ()))
+    parts = []
+    for position, arg in enumerate(args):
+        known = schema[position] if position < len(schema) else None
+        if known is not None and known.kwarg_only:
+            if arg is not None:
+                parts.append(f"{known.name}={_python_argument(arg, names)}")
+        else:
+            parts.append(_python_argument(arg, names))
+    return ", ".join(parts)
+
+
+def _python_argument(arg: Any, names: dict[Value, str]) -> str:
+    if _is_value(arg):
+        return names[arg]
+    if isinstance(arg, tuple):
+        if len(arg) == 2 and arg[0] in {float, bool, complex}:  # noqa: PLR2004
+            return _number(*arg)
+        return f"[{', '.join(_python_argument(part, names) for part in arg)}]"
+    shown = repr(arg)
+    if shown.startswith("device("):
+        return "'cpu'"
+    return shown
+
+
+def _number(kind: type, value: Any) -> str:
+    number = kind(value) if isinstance(value, str) else value
+    shown = repr(number)
+    return f"float('{shown}')" if shown in {"inf", "-inf", "nan"} else shown

@@ -1,12 +1,12 @@
-"""The timeline of a session as tables, with what the host did while the device was idle."""
+"""What a timeline is made of: spans, and the time of each cell; the same as tables."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lazyviz.doc import Table
+from lazyviz.doc import Doc, Note, Part, Sentence, Table
 from lazyviz.draw.model import clip
 from lazyviz.draw.palette import PHASES
 from lazyviz.render import text
@@ -14,14 +14,66 @@ from lazyviz.render import text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from lazyviz.render.spans import CellTime, Span
 
+LANES = ("cell", "step", "host", "compile", "transfer", "device")
 
+NO_LINES: Counter[Any] = Counter()  # one for all cells that were not sampled
 # Neither recording nor waiting for something that works.
 _LOST = ("python", "dispatch", "transfer")
 _MAX_LINES = 3
-
 _TEXT_ROWS = 40
+Piece = tuple[int, int]
+
+
+class Span(NamedTuple):
+    """Something that took time, or a moment (then it ends when it starts).
+
+    Attributes:
+        lane: One of `LANES`.
+        kind: What it is, within its lane: a phase of the ledger, `barrier`, `implicit barrier`,
+            `closure`, `to_device`, `fallback`, ...
+        name: A few words.
+        start_ns, end_ns: On the clock of `time.perf_counter_ns`.
+        cell: Execution count of the cell, None outside cells.
+        site: The user's line; empty if not known.
+        detail: One sentence more, for whoever looks closer.
+        flow: Number that a dispatch and its execution share; 0 for none.
+    """
+
+    lane: str
+    kind: str
+    name: str
+    start_ns: int
+    end_ns: int
+    cell: int | None
+    site: str = ""
+    detail: str = ""
+    flow: int = 0
+
+    @property
+    def duration_ns(self) -> int:
+        """How long it took; 0 for a moment."""
+        return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellTime:
+    """One cell's time.
+
+    Attributes:
+        number: Execution count.
+        start_ns, end_ns: When it ran.
+        parts: Phases of its own thread and their nanoseconds; they add up to its time.
+        device_ns: How long the device worked for it, whatever the thread did meanwhile.
+        lines: Samples of the lines that recorded, by line.
+    """
+
+    number: int | None
+    start_ns: int
+    end_ns: int
+    parts: dict[str, int]
+    device_ns: int
+    lines: Counter[Any] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,40 +99,37 @@ class TimelineView:
     whole: str = ""
 
 
-def timeline_text(view: TimelineView, rows: int = _TEXT_ROWS) -> str:
+def timeline_tables(view: TimelineView, rows: int = _TEXT_ROWS) -> Doc:
     """Return the same as tables: the cells by phase, what happened last, and who waited."""
     if not view.cells:
-        return (
+        said = (
             "Nothing has happened on the lazy device in a cell that has ended. The timeline "
             "begins with the first one."
         )
-    parts = [_cell_table(view.cells)]
+        return Doc([Sentence(said)])
+    parts: list[Part] = [_cell_table(view.cells)]
     if view.earlier:
-        parts.append(f"({text.plural(view.earlier, 'cell')} before these)")
+        parts.append(Note(f"({text.plural(view.earlier, 'cell')} before these)"))
     if view.gaps is not None:
-        parts.append(gaps_text(view.gaps))
+        parts.append(Sentence(gaps_text(view.gaps)))
     if view.lines:
-        parts.append(_lines_text(view.lines))
+        lines = [
+            (at, text.share(share), clip(line, 60)) for at, line, share in view.lines
+        ]
+        table = Table(["at", "share", "line"], lines)
+        parts.append(Doc([Note("recording by line, sampled:"), table]))
     events = [span for span in view.spans if span.lane not in {"host", "transfer"}]
     if events and rows:
         parts.append(_event_table(events[-rows:], view.cells))
         hidden = len(events) - rows
         if hidden > 0 or view.dropped:
             many = text.plural(max(hidden, 0) + view.dropped, "earlier span")
-            parts.append(f"({many}; %lazy timeline --export FILE.json writes all kept)")
-    return "\n\n".join(part for part in parts if part)
+            kept = "%lazy timeline --export FILE.json writes all kept"
+            parts.append(Note(f"({many}; {kept})"))
+    return Doc(parts, gap="\n\n")
 
 
-def _lines_text(lines: Sequence[tuple[str, str, float]]) -> str:
-    rows = [
-        (site, text.share(share), clip(source, 60)) for site, source, share in lines
-    ]
-    return (
-        "recording by line, sampled:\n" + Table(["at", "share", "line"], rows).to_text()
-    )
-
-
-def _cell_table(cells: Sequence[CellTime]) -> str:
+def _cell_table(cells: Sequence[CellTime]) -> Table:
     names = [name for name in PHASES if any(name in cell.parts for cell in cells)]
     header = ["cell", "time", *names, "device"]
     rows = [
@@ -95,10 +144,10 @@ def _cell_table(cells: Sequence[CellTime]) -> str:
         )
         for cell in cells
     ]
-    return Table(header, rows).to_text()
+    return Table(header, rows)
 
 
-def _event_table(spans: Sequence[Span], cells: Sequence[CellTime]) -> str:
+def _event_table(spans: Sequence[Span], cells: Sequence[CellTime]) -> Table:
     start = cells[0].start_ns
     rows = [
         (
@@ -111,10 +160,7 @@ def _event_table(spans: Sequence[Span], cells: Sequence[CellTime]) -> str:
         )
         for span in spans
     ]
-    return Table(["ended at", "cell", "what", "name", "took", "line"], rows).to_text()
-
-
-Piece = tuple[int, int]
+    return Table(["ended at", "cell", "what", "name", "took", "line"], rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

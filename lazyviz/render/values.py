@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lazyviz.render.escape import markup
+from lazyviz.doc import Code, Doc, Drawn, Fold, Note, Part
+from lazyviz.render import html
+from lazyviz.render.html import Fragment, markup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +35,10 @@ _PLANE = 2
 # Low, middle and high: blue, white and orange are told apart by every kind of sight.
 _LOW, _MIDDLE, _HIGH = (0, 90, 181), (247, 247, 247), (220, 90, 0)
 _NOT_FINITE = (204, 0, 153)
+
+_MAX_SHOWN = 40_000
+_OPEN_BELOW = 65  # elements: so few are read at a glance
+_MIN_PICTURED = 16
 
 
 def bars_svg(counts: Sequence[int], start: float, end: float) -> str:
@@ -224,3 +230,44 @@ def _listing(title: str, text: str, *, is_open: bool = False) -> str:
         f"<details{opened}><summary>{markup(title)}</summary>"
         f"<pre>{markup(shown)}</pre></details>"
     )
+
+
+def tensor_doc(facts: str, text: str, look: Look, plan: str, listing: str = "") -> Doc:
+    """Return the display of a tensor: one line of statistics; values, picture and plan folded.
+
+    Args:
+        facts: Type, statistics, device and autograd, joined by ` · `.
+        text: The values, as torch prints them.
+        look: What was seen of it.
+        plan: One line about the op that makes it, or made it.
+        listing: The pending ops that it needs, as text; empty for data.
+    """
+    is_small = look.summary.elements < _OPEN_BELOW
+    values = Fold(Fragment(marked(facts)), [Code(_shortened(text))], is_open=is_small)
+    pictures = _pictures(look)
+    picture = Fold("histogram and picture", [Drawn("", lambda: pictures)])
+    made = Fold(plan, [Code(_shortened(listing))]) if listing else Note(plan)
+    parts: list[Part] = [values, *([picture] if pictures else []), made]
+    return Doc(parts, css_class="lazyviz-tensor")
+
+
+def _pictures(look: Look) -> str:
+    """Return a histogram, and a picture of the last axes where there are two."""
+    summary = look.summary
+    if summary.elements < _MIN_PICTURED:
+        return ""
+    parts = []
+    if any(summary.counts):
+        bars = bars_svg(summary.counts, summary.low, summary.high)
+        # Inside an image no style of the page holds: a grey that both themes show.
+        bars = bars.replace("<text ", '<text fill="#7e8a9a" font-size="10" ')
+        parts.append(html.picture(bars, "histogram"))
+    axes = picture_axes(summary.shape)
+    if look.picture is not None and axes:
+        sizes = summary.shape[axes[-2]], summary.shape[axes[-1]]
+        parts.append(drawn_picture(look.picture.numpy(), sizes))
+    return f"<div>{' '.join(parts)}</div>" if parts else ""
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]} …"

@@ -1,7 +1,7 @@
-"""What a cell displayed: `Out` and its kin keep the value, never the user's tensor.
+"""What a cell displays: views as a static copy and live, and what `Out` keeps of lazy tensors.
 
-IPython keeps every displayed object in `Out`, `_` and the last execution result. A lazy
-tensor kept there would be a root of all later graphs, so a snapshot of it is kept.
+IPython keeps every displayed object in `Out`, `_` and the last execution result. A lazy tensor
+kept there would be a root of all later graphs, so a snapshot of it is kept.
 """
 
 from __future__ import annotations
@@ -10,11 +10,16 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from lazyviz import session
+from lazyviz.doc import Doc, Showable
+from lazyviz.formatters import wants_html
 from lazyviz.shell.lazytensors import is_lazy, lazy_tensors, replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
+
+    from lazyviz.doc import Part
+
 
 _log = logging.getLogger(__name__)
 
@@ -83,3 +88,59 @@ def _override(owner: Any, **methods: Callable[..., Any]) -> Callable[[], None]:
                 del own[name]
 
     return undo
+
+
+def show(shell: Any, shown: Part) -> None:
+    """Display a view as text and HTML, and its live form where a page can have one."""
+    doc = shown if isinstance(shown, Doc) else Doc([shown])
+    bundle = {"text/plain": doc.to_text()}
+    if doc.needs_html and wants_html(shell):
+        bundle["text/html"] = doc.to_html()
+    shell.display_pub.publish(bundle, metadata={})
+    if doc.live is not None and has_page(shell):
+        show_live(shell, doc.live)
+
+
+def has_page(shell: Any) -> bool:
+    """Return whether a page that shows live views may be looking."""
+    has_comms = hasattr(getattr(shell, "kernel", None), "comm_manager")
+    return has_comms and wants_html(shell)
+
+
+def show_live(shell: Any, make: Callable[[], Any]) -> None:
+    """Display a live view, or say why there is none."""
+    from IPython.display import display
+
+    try:
+        view = make()
+    except ImportError as error:
+        note = (
+            f"No live view: {error}. Run `pip install ipywidgets anywidget` and restart the "
+            "kernel; the copy above has the same content."
+        )
+        shell.display_pub.publish({"text/plain": note}, metadata={})
+        return
+    display(view)  # type: ignore[no-untyped-call]
+
+
+class Displayed(Showable):
+    """A view that may be a cell's result: a static copy, live where a page can have it."""
+
+    __slots__ = ()
+
+    def show(self, shell: Any = None) -> None:
+        """Display it in a shell, by default the running one; without one, print it."""
+        from IPython.core.getipython import get_ipython
+
+        shell = shell or get_ipython()
+        if shell is None:
+            print(self.text())  # noqa: T201 - what a shell without displays shows
+        else:
+            show(shell, self.doc())
+
+    def _ipython_display_(self) -> None:
+        self.show()
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        doc = self.doc()
+        return {"text/plain": doc.to_text(), "text/html": doc.to_html()}

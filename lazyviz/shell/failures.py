@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from lazyviz.shell.lazytensors import runtime_provenance
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -58,7 +59,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def _places(traceback: TracebackType | None) -> tuple[str, ...]:
-    provenance = sys.modules.get("lazyrt.frontend.provenance")
+    provenance = runtime_provenance()
     if provenance is None:
         return ()
     found = []

@@ -1,4 +1,4 @@
-"""`%lazy` and `%%lazy step`: find the view that a line names, and show what it returns."""
+"""The magic `%lazy`, and what the Tab key offers behind it."""
 
 from __future__ import annotations
 
@@ -7,26 +7,68 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from IPython.core.completer import SimpleCompletion, context_matcher
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 
 from lazyviz import views
 from lazyviz.doc import Doc, Sentence
-from lazyviz.shell import (  # noqa: F401 - they register the views
-    completion,
-    dual_display,
-    program_commands,
-    session_commands,
+from lazyviz.shell import commands, displayed  # noqa: F401 - its views register themselves
+from lazyviz.shell.lazytensors import named_tensors
+from lazyviz.views import (
+    CELL_USAGE,
+    VIEWS,
+    Command,
+    ExpressionFailed,
+    NothingPending,
+    Typed,
 )
-from lazyviz.shell.expressions import ExpressionFailed
-from lazyviz.views import CELL_USAGE, VIEWS, Command, NothingPending
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    from IPython.core.completer import CompletionContext, SimpleMatcherResult
     from IPython.core.interactiveshell import InteractiveShell
 
     from lazyviz.session import Session
+
+
+NAME = "lazy"
+
+
+def completions(line: str, namespace: dict[str, Any]) -> list[str] | None:
+    """Return what can follow on a `%lazy` line up to the cursor, None for other lines."""
+    words = line.lstrip().split(" ")
+    if words[0] not in {f"%{NAME}", f"%%{NAME}"} or len(words) == 1:
+        return None
+    given, start = [word for word in words[1:-1] if word], words[-1]
+    if words[0].startswith("%%"):
+        offered: Iterable[str] = () if given else sorted(CELL_USAGE)
+    elif not given:
+        offered = sorted(VIEWS)
+    elif given[0] in VIEWS:
+        names = [name for name, _ in named_tensors(namespace)]
+        offered = VIEWS[given[0]].offers(Typed(given[1:], start, names, namespace))
+    else:
+        return []
+    return [word for word in offered if word.startswith(start)]
+
+
+def matcher(shell: InteractiveShell) -> Any:
+    """Return a matcher for a shell's completer."""
+
+    @context_matcher()
+    def lazyviz_matcher(context: CompletionContext) -> SimpleMatcherResult:
+        line = context.line_with_cursor[: context.cursor_position]
+        found = completions(line, shell.user_ns)
+        if found is None:
+            return {"completions": [], "suppress": False}
+        return {
+            "completions": [SimpleCompletion(name, type="param") for name in found],
+            "suppress": bool(found),
+        }
+
+    return lazyviz_matcher
 
 
 @magics_class
@@ -67,7 +109,7 @@ class LazyMagics(Magics):
         if failed is not None:
             raise failed
         if shown is not None:
-            dual_display.show(self._shell, shown)
+            displayed.show(self._shell, shown)
 
     def _cell_magic(self, command: str, rest: str, cell: str) -> None:
         __tracebackhide__ = True
@@ -105,7 +147,7 @@ class LazyMagics(Magics):
         runs = []
         for _ in range(count):  # no comprehension: its frame would be in tracebacks
             runs.append(celltimer.timed(runtime, run))  # noqa: PERF401
-        dual_display.show(self._shell, celltimer.doc(runs))
+        displayed.show(self._shell, celltimer.doc(runs))
 
 
 LazyMagics.lazy.__doc__ = views.help_page().to_text()
@@ -116,19 +158,19 @@ def install(shell: InteractiveShell, session: Session) -> list[Callable[[], None
     magics = LazyMagics(shell, session)
     manager = shell.magics_manager
     tables: list[dict[str, Any]] = [manager.magics["line"], manager.magics["cell"]]
-    before = [table.get(completion.NAME) for table in tables]
+    before = [table.get(NAME) for table in tables]
     registry_name = LazyMagics.__name__
     manager.register(magics)
 
     def unregister() -> None:
         for table, function in zip(tables, before, strict=True):
             # Another extension's magic of this name, registered later, stays.
-            if getattr(table.get(completion.NAME), "__self__", None) is not magics:
+            if getattr(table.get(NAME), "__self__", None) is not magics:
                 continue
             if function is None:
-                del table[completion.NAME]
+                del table[NAME]
             else:
-                table[completion.NAME] = function
+                table[NAME] = function
         if manager.registry.get(registry_name) is magics:
             del manager.registry[registry_name]
         # Magics lists itself among the shell's configurables when it is made.
@@ -137,12 +179,12 @@ def install(shell: InteractiveShell, session: Session) -> list[Callable[[], None
         configurables[:] = others
 
     matchers = shell.Completer.custom_matchers
-    matcher = completion.matcher(shell)
-    matchers.append(matcher)
+    ours = matcher(shell)
+    matchers.append(ours)
 
     def remove_matcher() -> None:
-        if matcher in matchers:
-            matchers.remove(matcher)
+        if ours in matchers:
+            matchers.remove(ours)
 
     return [unregister, remove_matcher]
 

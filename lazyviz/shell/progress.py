@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from lazyviz.render import text
 from lazyviz.shell.tracebacks import shorten
-from lazyviz.timing.expected import VERBS, Expectations, Expected, Wait
+from lazyviz.timing.compile_time import VERBS, Expectations, Expected, Wait
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         TransferProgress,
     )
     from lazyrt.observe.events import WaitFinished as Waited
-    from lazyviz.widgets.wait_view import WaitView
+    from lazyviz.shell.wait_view import WaitView
 
 _log = logging.getLogger(__name__)
 
@@ -236,7 +236,7 @@ class Progress:
         """Return the widget, None in a shell that has no page."""
         if self._widget is None and hasattr(self._shell.kernel, "comm_manager"):
             try:
-                from lazyviz.widgets.wait_view import WaitView
+                from lazyviz.shell.wait_view import WaitView
 
                 self._widget = WaitView()
             except Exception:  # noqa: BLE001 - the line of text does without

@@ -16,8 +16,8 @@ from lazyrt.observe import events
 from lazyviz.doc import Doc, Drawn, Facts, Fold, Line, Note, Table
 from lazyviz.draw.palette import PHASE_MEANINGS, PHASES
 from lazyviz.render import text
-from lazyviz.timing.ledger import Ledger
-from lazyviz.timing.pulse import Pulse, Quiet
+from lazyviz.timing.event_queue import Pulse
+from lazyviz.timing.ledger import Ledger, Quiet
 from lazyviz.timing.tally import Tally
 
 if TYPE_CHECKING:

@@ -1,22 +1,74 @@
-"""Where the time of a cell's own thread goes: parts that never overlap and leave nothing out.
-
-Events tell intervals at their ends, inner ones before those around them: a wait for a compile,
-then the barrier that it was part of. Each nanosecond belongs to the first interval that claims
-it, so a barrier's part is what is left of it. What the device does meanwhile is counted apart.
-"""
+"""The length of a union of time intervals, as they arrive."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lazyviz.draw.palette import PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_MAX_OPEN = 64
+    from lazyrt.observe.events import Site
 
+
+_MAX_OPEN_INTERVALS = 64
+
+_MAX_OPEN = 64
 Piece = tuple[int, int]
+
+
+class BusyTime:
+    """Length of a union of time intervals that arrive in order of their ends.
+
+    An interval that encloses earlier ones, such as a barrier's around its compile, is not
+    counted twice.
+
+    Example:
+        >>> busy = BusyTime()
+        >>> busy.add(10, 20)
+        >>> busy.add(30, 40)
+        >>> busy.add(5, 25)
+        >>> busy.total_ns
+        35
+    """
+
+    def __init__(self) -> None:
+        self._settled_ns = 0
+        self._recent: list[tuple[int, int]] = []
+
+    def add(self, start_ns: int, end_ns: int) -> None:
+        """Count the interval from `start_ns` to `end_ns`."""
+        recent = self._recent
+        kept: list[tuple[int, int]] = []
+        while recent and recent[-1][1] > start_ns:
+            earlier = recent.pop()
+            if earlier[0] < start_ns:
+                kept.append((earlier[0], start_ns))
+            end_ns = max(end_ns, earlier[1])
+        recent.extend(reversed(kept))
+        recent.append((start_ns, end_ns))
+        if len(recent) > _MAX_OPEN_INTERVALS:
+            start, end = recent.pop(0)
+            self._settled_ns += end - start
+
+    @property
+    def total_ns(self) -> int:
+        """Nanoseconds covered by at least one interval."""
+        return self._settled_ns + sum(end - start for start, end in self._recent)
+
+
+class Quiet(NamedTuple):
+    """A stretch in which the cell's thread recorded no op.
+
+    Attributes:
+        start_ns, end_ns: On the clock of `time.perf_counter_ns`.
+        site: The line that ended it; None for the end of the cell or of its imports.
+    """
+
+    start_ns: int
+    end_ns: int
+    site: Site | None
 
 
 class Ledger:

@@ -16,11 +16,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from lazyrt.observe import events
 from lazyviz.draw.panel import statistics_text
-from lazyviz.render.state import Apart, Left, Looked, Redundant, Repeat, is_check
-from lazyviz.render.strip import Barrier, Fallback, SingleOps, Strip
-from lazyviz.timing.busy import BusyTime
-from lazyviz.timing.ledger import Ledger, Piece
-from lazyviz.timing.pulse import Quiet
+from lazyviz.render.notes import (
+    Apart,
+    Barrier,
+    Fallback,
+    Left,
+    Looked,
+    Redundant,
+    Repeat,
+    SingleOps,
+    is_check,
+)
+from lazyviz.render.strip import Strip
+from lazyviz.timing.ledger import BusyTime, Ledger, Piece, Quiet
 
 if TYPE_CHECKING:
     from collections.abc import Callable

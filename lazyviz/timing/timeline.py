@@ -6,17 +6,18 @@ import linecache
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from lazyviz.doc import Doc, Fold, Note, Picture
 from lazyviz.render import html, text
-from lazyviz.render.timeline import timeline_svg
-from lazyviz.render.timeline_text import TimelineView, gaps, timeline_text
-from lazyviz.shell import dual_display
+from lazyviz.render.timeline_svg import timeline_svg
+from lazyviz.render.timeline_text import TimelineView, gaps, gaps_text, timeline_tables
+from lazyviz.shell.displayed import Displayed
 from lazyviz.timing import trace_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from lazyviz.render.spans import CellTime, Span
+    from lazyviz.render.timeline_text import CellTime, Span
     from lazyviz.session import Session
 
 CELLS = 12
@@ -27,7 +28,7 @@ _USAGE = (
 )
 
 
-class TimelineShown:
+class TimelineShown(Displayed):
     """The timeline of a session's latest cells, as it was when it was asked for.
 
     Attributes:
@@ -62,28 +63,31 @@ class TimelineShown:
             earlier=len(self._every) - len(chosen),
         )
 
-    def text(self) -> str:
-        """Return it as tables."""
-        return timeline_text(self.view)
+    def doc(self, *, is_detailed: bool = False) -> Doc:
+        """Return the picture and tables, which a page folds. A detailed picture is to zoom into."""
+        tables = timeline_tables(self.view)
+        picture = self.svg(is_detailed=is_detailed)
+        if not picture:
+            return tables
+        return Doc(
+            [
+                Picture(picture, "timeline: the tables below say the same", TWIN),
+                *(Note(line, page_only=True) for line in self._notes()),
+                Fold(
+                    f"{text.plural(len(self.view.cells), 'cell')} as tables",
+                    [tables],
+                    in_text=True,
+                ),
+            ],
+            css_class="lazyviz-timeline",
+            live=self._widget,
+        )
 
     def svg(self, *, is_detailed: bool = False) -> str:
         """Return the picture; empty without cells. A detailed one is for pages that zoom."""
         return timeline_svg(self.view, is_detailed=is_detailed)
 
-    def to_html(self, *, is_detailed: bool = False) -> str:
-        """Return the picture with its tables folded below; needs no script."""
-        picture = self.svg(is_detailed=is_detailed)
-        if not picture:
-            return html.pre(self.text())
-        shown = html.picture(picture, "timeline: the tables below say the same", TWIN)
-        title = f"{text.plural(len(self.view.cells), 'cell')} as tables"
-        folded = html.folded(title, html.pre(self.text()))
-        notes = "".join(map(html.muted, self._notes()))
-        return f'<div class="lazyviz-timeline">{shown}{notes}{folded}</div>'
-
     def _notes(self) -> list[str]:
-        from lazyviz.render.timeline_text import gaps_text
-
         lines = gaps_text(self.view.gaps).splitlines() if self.view.gaps else []
         if self.view.lines:
             top = ", ".join(
@@ -92,14 +96,8 @@ class TimelineShown:
             lines.append(f"recording by line: {top}")
         return lines
 
-    def show(self, shell: Any) -> None:
-        """Display it; where there is a page, a picture that zooms takes the picture's place."""
-        shell.display_pub.publish(self._repr_mimebundle_(), metadata={})
-        if self.view.cells and dual_display.has_page(shell):
-            dual_display.show_live(shell, self._widget)
-
     def _widget(self) -> Any:
-        from lazyviz.widgets.timeline_view import TimelineView
+        from lazyviz.widgets import TimelineView
 
         return TimelineView(svg=self.svg(is_detailed=True), twin=TWIN)
 
@@ -116,15 +114,6 @@ class TimelineShown:
             lines=self.view.lines,
             dropped=self._dropped,
         )
-
-    def __repr__(self) -> str:
-        return self.text()
-
-    def _ipython_display_(self) -> None:
-        dual_display.display(self, self.show)
-
-    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        return {"text/plain": self.text(), "text/html": self.to_html()}
 
 
 def line_shares(

@@ -19,11 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lazyviz.command_line import path_of
-from lazyviz.doc import Table
+from lazyviz.doc import Doc, Part, Sentence, Table
 from lazyviz.render import text
-from lazyviz.render.escape import printable
-from lazyviz.render.spans import CellTime, Span
-from lazyviz.render.timeline_text import TimelineView, gaps, timeline_text
+from lazyviz.render.html import printable
+from lazyviz.render.timeline_text import (
+    CellTime,
+    Span,
+    TimelineView,
+    gaps,
+    timeline_tables,
+)
 from lazyviz.version import __version__
 
 if TYPE_CHECKING:
@@ -306,8 +311,9 @@ def report(data: dict[str, Any], cells: int = _MAX_ROWS) -> str:
         lines=lines,
         earlier=len(every) - len(chosen),
     )
-    parts = [other["producer"], timeline_text(view, rows=0), _counts(spans)]
-    return "\n\n".join(part for part in parts if part)
+    tables = timeline_tables(view, rows=0)
+    parts = [Sentence(other["producer"]), tables, *_counts(spans)]
+    return Doc(parts, gap="\n\n").to_text()
 
 
 def _restored(data: dict[str, Any]) -> tuple[list[CellTime], list[Span]]:
@@ -334,34 +340,25 @@ def _restored(data: dict[str, Any]) -> tuple[list[CellTime], list[Span]]:
     return cells, sorted(spans, key=lambda span: span.end_ns)
 
 
-def _counts(spans: Sequence[Span]) -> str:
-    """Return what made barriers, what was compiled and why, and what ran on the CPU."""
+def _counts(spans: Sequence[Span]) -> Iterator[Part]:
+    """Yield what made barriers, what was compiled and why, and what ran on the CPU."""
     barriers = Counter(
         (s.kind, s.name, s.site) for s in spans if s.kind.endswith("barrier")
     )
-    parts = []
     if barriers:
-        rows = [
-            (times, kind, name, site)
-            for (kind, name, site), times in barriers.most_common(_MAX_ROWS)
-        ]
-        parts.append(Table(["times", "what", "cause", "line"], rows).to_text())
+        rows = [(times, *what) for what, times in barriers.most_common(_MAX_ROWS)]
+        yield Table(["times", "what", "cause", "line"], rows)
     compiles = [s for s in spans if s.kind == "compile"]
     if compiles:
         total = text.duration(sum(s.duration_ns for s in compiles))
         longest = sorted(compiles, key=lambda s: -s.duration_ns)[:_MAX_ROWS]
-        rows_ = [(text.duration(s.duration_ns), s.name, s.detail) for s in longest]
-        parts.append(
-            f"{text.plural(len(compiles), 'compile')}, {total} in all:\n"
-            + Table(["took", "what", "why"], rows_).to_text()
-        )
+        took = [(text.duration(s.duration_ns), s.name, s.detail) for s in longest]
+        head = Sentence(f"{text.plural(len(compiles), 'compile')}, {total} in all:")
+        yield Doc([head, Table(["took", "what", "why"], took)])
     fallbacks = Counter((s.name, s.site) for s in spans if s.kind == "fallback")
     if fallbacks:
-        rows_f = [
-            (n, name, site) for (name, site), n in fallbacks.most_common(_MAX_ROWS)
-        ]
-        parts.append(Table(["times", "fallback", "line"], rows_f).to_text())
-    return "\n\n".join(parts)
+        ran = [(times, *what) for what, times in fallbacks.most_common(_MAX_ROWS)]
+        yield Table(["times", "fallback", "line"], ran)
 
 
 def _by_name(found: Sequence[dict[str, Any]]) -> str:

@@ -1,9 +1,7 @@
 """What tools that inspect a program need of lazyrt beside its public names; lazyviz is one.
 
-Programs do without. The classes are what `lazyrt.pending_graph`, `inspect`, `look`,
-`node_values`, `live_tensors_report` and `explain` return parts of; the functions answer what an
-inspector asks of a graph, and none of them runs or changes what is pending. These names stay
-where they are; the modules that define them may move.
+The classes are what `lazyrt.pending_graph`, `inspect`, `look` and others return parts of;
+`provenance` tells the user's lines from ours. Nothing here runs or changes what is pending.
 """
 
 from __future__ import annotations
@@ -14,11 +12,13 @@ from lazygraph.snapshot import Name
 from lazyrt.control.dry_run import dry_run
 from lazyrt.control.live_tensors import COLUMNS as LIVE_COLUMNS
 from lazyrt.control.live_tensors import LiveRow, held_by, holdings_in, waiting_cells
+from lazyrt.control.status import Status
 from lazyrt.execution.graph_registry import decode_record
 from lazyrt.execution.inspection import Cost, NotFinite, Operand, Origin
 from lazyrt.execution.io_aliasing import Holding
 from lazyrt.execution.node_values import Lifetime, NodeValues
 from lazyrt.execution.preview import Look, Summary
+from lazyrt.frontend import provenance
 from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.reads import require_lazy
 from lazyrt.ir.costs import flops, result_bytes, run_ns
@@ -26,7 +26,7 @@ from lazyrt.ir.node import Leaf, Node, Op, Value
 
 __all__ = [
     "LIVE_COLUMNS", "Cost", "Holding", "Leaf", "Lifetime", "LiveRow", "Look", "Name", "Node",
-    "NodeValues", "NotFinite", "Op", "Operand", "Origin", "Summary", "Value",
-    "decode_record", "differences", "dry_run", "flops", "held_by", "holdings_in", "require_lazy",
-    "result_bytes", "rounds_in", "run_ns", "user_site", "waiting_cells",
+    "NodeValues", "NotFinite", "Op", "Operand", "Origin", "Status", "Summary", "Value",
+    "decode_record", "differences", "dry_run", "flops", "held_by", "holdings_in", "provenance",
+    "require_lazy", "result_bytes", "rounds_in", "run_ns", "user_site", "waiting_cells",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from torch import nn
 import lazyrt
 from lazyrt.observe import events
 from lazyviz import session
-from lazyviz.timing import history, steplog
+from lazyviz.timing import history
 from tests.harness import DEVICE, cold_start, recorded
 from tests.lazyviz.clicks import KINDS, click_everything, kind_of, watched_widgets
 
@@ -557,7 +557,7 @@ def test_what_cells_leave_behind_has_a_bound(shell, monkeypatch):
     monkeypatch.setattr(session, "_MAX_CELLS", 5)
     monkeypatch.setattr(history, "_MAX_CELLS", 5)
     monkeypatch.setattr(history, "_MAX_SPANS", 30)
-    monkeypatch.setattr(steplog, "_MAX_STEPS", 5)
+    monkeypatch.setattr(history, "_MAX_STEPS", 5)
     shell.run_line_magic("load_ext", "lazyviz")
     shell.run_cell("import torch, lazyrt\nw = torch.ones(8, 8, device='lazyrt')")
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import torch
 
-from lazyrt.control.status import Status
 from lazyrt.observe import events
+from lazyrt.tools import Status
 
 
 class FakeTensor(torch.Tensor):
@@ -73,23 +73,31 @@ class FakeRuntime:
         return []
 
     def status(self):
-        return Status(
-            steps=(),
-            scopes=(),
-            pending_ops=0,
-            pending_bytes=0,
-            pending_from=None,
-            live_tensors=0,
-            live_bytes=0,
-            queued_closures=0,
-            async_closures=0,
-            async_age_ns=0,
-            in_flight=0,
-            last_barrier=None,
-        )
+        return status()
+
+    def mode(self):
+        return "lazy"
 
     def is_pending(self, tensor):
         return True
+
+
+def status(**more):
+    nothing = {
+        "steps": (),
+        "scopes": (),
+        "pending_ops": 0,
+        "pending_bytes": 0,
+        "pending_from": None,
+        "live_tensors": 0,
+        "live_bytes": 0,
+        "queued_closures": 0,
+        "async_closures": 0,
+        "async_age_ns": 0,
+        "in_flight": 0,
+        "last_barrier": None,
+    }
+    return Status(**{**nothing, **more})
 
 
 def barrier(step=1, cause="read by .item()", site=None, nodes=4, *, executed=True):

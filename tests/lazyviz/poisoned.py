@@ -13,12 +13,18 @@ from lazyrt.execution.node_values import Lifetime
 from lazyviz.documents import tour
 from lazyviz.draw.palette import PHASES
 from lazyviz.foreign.metrics import Behind, Call
-from lazyviz.inspection import executables
+from lazyviz.inspection import tables
+from lazyviz.inspection.graph_breaks import (
+    GraphBreak,
+    Listing,
+    Piece,
+    Row,
+    Rule,
+    SourceLine,
+)
 from lazyviz.inspection.lifetimes import Timeline
 from lazyviz.inspection.numerics import Comparison, NodeDifference
-from lazyviz.render.cuts import Cut, Listing, Part, Row, Rule, SourceLine, cut_html
-from lazyviz.render.spans import CellTime, Span
-from lazyviz.render.timeline_text import TimelineView
+from lazyviz.render.timeline_text import CellTime, Span, TimelineView
 from lazyviz.timing.timeline import TimelineShown
 
 DATA = Path(__file__).parent.parent / "data"
@@ -76,9 +82,9 @@ def views(text):
     yield "dump of tensors", dump(text).to_html()
     yield "metrics of a session", poisoned(session_metrics(), text).to_html()
     yield "two reports", poisoned(two_reports(), text).to_html()
-    yield "executables", executables.doc(executable_rows(text)).to_html()
-    yield "executables, live", executables.live_html(executable_rows(text))
-    yield "cuts", cut_html(cut(text))
+    yield "executables", tables.doc(executable_rows(text)).to_html()
+    yield "executables, live", tables.live_html(executable_rows(text))
+    yield "graph breaks", graph_break(text).to_html()
     yield "comparison", comparison(text)._repr_html_()
     for is_detailed in (False, True):
         yield f"timeline {is_detailed}", shown_timeline(text, is_detailed=is_detailed)
@@ -159,13 +165,13 @@ def executable_rows(text):
     ]
 
 
-def cut(text):
+def graph_break(text):
     """Return a step that was cut, with its lines."""
-    part = Part(ops=3, lines=text, ended=text)
+    part = Piece(ops=3, lines=text, ended=text)
     line = SourceLine(
         number=1, source=text, ops=2, rules=(Rule(when=text, ops=2, ended=text),)
     )
-    return Cut(
+    return GraphBreak(
         title=text,
         rows=(Row(when=text, parts=(part, part)),),
         listings=(Listing(place=text, lines=(line, line)),),
@@ -195,7 +201,7 @@ def shown_timeline(text, *, is_detailed):
     shown = object.__new__(TimelineShown)
     view = timeline_of(text)
     shown.view = dataclasses.replace(view, lines=[(text, text, 1.0)])
-    return shown.to_html(is_detailed=is_detailed)
+    return shown.doc(is_detailed=is_detailed).to_html()
 
 
 def timeline_of(text):

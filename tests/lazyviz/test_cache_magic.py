@@ -106,7 +106,7 @@ class FakeRuntime:
 
 @pytest.fixture
 def view():
-    from lazyviz.widgets.cache_view import CacheView
+    from lazyviz.widgets import CacheView
 
     runtime: Any = FakeRuntime(entry(), entry(key="f" * 32, holds="<script>x</script>"))
     made = CacheView(runtime)

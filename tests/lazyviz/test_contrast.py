@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 
 from lazyviz.draw import palette
-from lazyviz.render import timeline, timeline_legend
+from lazyviz.render import timeline_svg
 from tests.lazyviz.test_render_timeline import VIEW
 
 PAPER = {"light": "#ffffff", "dark": "#111111"}
@@ -97,15 +97,15 @@ def test_each_label_on_a_timeline_stands_out_from_its_bar():
     """Whatever lane and kind a bar is of."""
     colours = {
         **palette.PHASE_COLOURS,
-        **timeline_legend._OTHERS,
-        "other": timeline_legend._DEVICE_OTHER,
+        **timeline_svg._OTHERS,
+        "other": timeline_svg._DEVICE_OTHER,
     }
     style = timeline_svg_style()
     (dark_ink,) = re.findall(r"\.lzt \.t\{fill:(#\w+)", style)
     (light_ink,) = re.findall(r"\.lzt \.i\{fill:(#\w+)", style)
 
     for kind, colour in colours.items():
-        ink = light_ink if colour in timeline_legend.DARK else dark_ink
+        ink = light_ink if colour in timeline_svg.DARK else dark_ink
         assert contrast(ink, colour) >= 4.5, kind
 
 
@@ -159,4 +159,6 @@ def test_axes_and_marks_of_a_timeline_stand_out_from_the_page(theme):
 
 
 def timeline_svg_style():
-    return timeline.timeline_svg(VIEW).partition("<style>")[2].partition("</style>")[0]
+    return (
+        timeline_svg.timeline_svg(VIEW).partition("<style>")[2].partition("</style>")[0]
+    )

@@ -6,7 +6,7 @@ import pytest
 
 import lazyrt
 from lazyviz import session
-from lazyviz.timing.compile_share import of_step
+from lazyviz.timing.compile_time import of_step
 from tests.conftest import displayed
 
 

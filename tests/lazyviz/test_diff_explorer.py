@@ -11,7 +11,7 @@ import lazyrt
 import lazyviz
 from lazygraph import diff, parse
 from lazyviz.draw.model import MARKS
-from lazyviz.inspection.diff_explorer import DiffExplorer
+from lazyviz.inspection.comparison import DiffExplorer
 from lazyviz.inspection.protocol import RequestError
 from tests.conftest import displayed
 from tests.lazyviz.test_render_diff import AFTER, BEFORE

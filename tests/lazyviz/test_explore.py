@@ -19,7 +19,7 @@ from lazyviz.draw.svg import draw
 from lazyviz.inspection.explorer import MOST_BOXES, Explorer
 from lazyviz.inspection.protocol import RequestError
 from lazyviz.inspection.subjects import pending_subject, subject_of
-from lazyviz.render.python import python_call
+from lazyviz.render.text import python_call
 from tests.conftest import displayed
 from tests.harness import bytecodes_of, thinned
 
@@ -628,8 +628,8 @@ def test_without_widgets_the_copy_stays_and_a_line_says_what_is_missing(
     lab, monkeypatch
 ):
     monkeypatch.setitem(sys.modules, "anywidget", None)
-    for name in ("graph_view", "page"):
-        monkeypatch.delitem(sys.modules, f"lazyviz.widgets.{name}", raising=False)
+    monkeypatch.delitem(sys.modules, "lazyviz.widgets", raising=False)
+    monkeypatch.setattr("lazyviz.shell.displayed.has_page", lambda _: True)
     lab.run_cell("y = x + 1")
     lab.display_pub.outputs.clear()
 

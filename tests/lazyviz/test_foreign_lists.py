@@ -10,9 +10,9 @@ import pytest
 import lazygraph as hlo
 import lazyviz
 from lazyviz.foreign.evidence import EvidenceError
+from lazyviz.foreign.program_dumps import XlaDump, read_xla_dump
 from lazyviz.foreign.tensors_dump import parse_tensors_dump
 from lazyviz.foreign.tensors_report import parse_tensors_report
-from lazyviz.foreign.xla_dump import XlaDump, read_xla_dump
 
 DATA = Path(__file__).parent.parent / "data"
 REPORT = """Tensor: id=4, shape=f32[2,4]{1,0}, device=CPU:0, ir_nodes=1

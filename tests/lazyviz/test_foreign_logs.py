@@ -13,12 +13,15 @@ import pytest
 import lazygraph as hlo
 import lazyviz
 from lazyviz.foreign import read
-from lazyviz.foreign.debug_log_parse import parse_debug_log
+from lazyviz.foreign.debug_log import parse_debug_log
 from lazyviz.foreign.evidence import EvidenceError, Frame
-from lazyviz.foreign.ir_text import parse_ir
-from lazyviz.foreign.programs import Programs, parse_programs
+from lazyviz.foreign.program_dumps import (
+    Programs,
+    parse_ir,
+    parse_programs,
+    read_xla_dump,
+)
 from lazyviz.foreign.tensors_dump import parse_tensors_dump
-from lazyviz.foreign.xla_dump import read_xla_dump
 from tests.harness import ROOT
 
 DATA = Path(__file__).parent.parent / "data"

@@ -12,7 +12,7 @@ from lazyviz.draw import svg
 from lazyviz.draw.diff_html import diff_page
 from lazyviz.draw.layout import lay_out
 from lazyviz.draw.model import Box, DrawGraph
-from lazyviz.inspection.diff_explorer import DiffExplorer
+from lazyviz.inspection.comparison import DiffExplorer
 from tests.conftest import find_browser
 from tests.lazyviz.widget_pages import browsing_pages, mount, tell
 

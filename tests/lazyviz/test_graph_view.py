@@ -14,7 +14,7 @@ from tests.conftest import displayed
 def view(clean_runtime):
     from lazyviz.inspection.explorer import Explorer
     from lazyviz.inspection.subjects import pending_subject
-    from lazyviz.widgets.graph_view import GraphView
+    from lazyviz.widgets import GraphView
 
     x = torch.ones(2, 3, device="lazyrt")
     lazyrt.mark_step()

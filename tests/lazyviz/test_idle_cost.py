@@ -12,9 +12,9 @@ import lazyrt
 from lazyrt.observe import events
 from lazyviz import session
 from lazyviz.inspection import tables
-from lazyviz.render import strip_html, text
-from lazyviz.render.strip import Strip, strip_text
-from lazyviz.timing import pulse
+from lazyviz.render import text
+from lazyviz.render.strip import Strip, timing_html
+from lazyviz.timing import event_queue
 from tests.conftest import displayed
 from tests.harness import DEVICE, ROOT, bytecodes_of
 
@@ -35,7 +35,7 @@ def test_recording_costs_the_same_with_the_extension_loaded_and_unloaded(
     shell, monkeypatch
 ):
     # Where the time goes is sampled, at most fifty times a second, whatever is recorded.
-    monkeypatch.setattr(pulse, "PERIOD_S", 3600)
+    monkeypatch.setattr(event_queue, "PERIOD_S", 3600)
     x = torch.ones(8).to(DEVICE)
     lazyrt.mark_step()
     alone = cost_of_recording(x)
@@ -54,8 +54,8 @@ def test_recording_costs_the_same_with_the_extension_loaded_and_unloaded(
 
 def test_a_step_costs_a_bounded_number_of_instructions_more(shell, monkeypatch):
     """Measured: 160 to 460 in the step, and 1,740 at a beat of the pulse, on the pulse's thread."""
-    monkeypatch.setattr(pulse, "PERIOD_S", 3600)
-    monkeypatch.setattr(pulse, "_SELDOM_NS", 10**15)
+    monkeypatch.setattr(event_queue, "PERIOD_S", 3600)
+    monkeypatch.setattr(event_queue, "_SELDOM_NS", 10**15)
     x = torch.ones(8).to(DEVICE)
     kept = []
 
@@ -100,7 +100,7 @@ def test_listening_to_each_op_is_what_would_cost():
 
 
 def test_a_closed_pulse_asks_nothing_more():
-    beat = pulse.Pulse(lambda *_: None)
+    beat = event_queue.Pulse(lambda *_: None)
     beat.begin()
     assert events.op_listeners
 
@@ -125,7 +125,7 @@ def test_each_strip_says_what_listening_took(lab):
 def test_the_sanitiser_of_notebooks_takes_the_times_of_a_cell_away():
     """What listening took is never compared."""
     parts = (("trace", 5), ("execute", 7))
-    told = strip_html.timing_html(
+    told = timing_html(
         Strip(parts=parts, wall_ns=12, own_ns=3, execute_ns=5, executions=1)
     )
 
@@ -152,11 +152,9 @@ def test_the_sanitiser_of_notebooks_knows_executions_that_still_run(running):
         Strip(executions=3, running=n, execute_ns=7_000_000) for n in (0, running)
     )
 
-    assert strip_text(done) != strip_text(busy)
-    assert sanitised(strip_text(done)) == sanitised(strip_text(busy))
-    assert sanitised(strip_html.strip_html(done)) == sanitised(
-        strip_html.strip_html(busy)
-    )
+    assert done.text() != busy.text()
+    assert sanitised(done.text()) == sanitised(busy.text())
+    assert sanitised(done.to_html()) == sanitised(busy.to_html())
 
 
 @pytest.mark.parametrize("running", [1, 3])

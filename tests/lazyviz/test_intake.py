@@ -11,9 +11,9 @@ import torch
 import lazyrt
 from lazyrt.observe import events
 from lazyviz import session
-from lazyviz.timing import intake as module
-from lazyviz.timing.intake import Intake
-from lazyviz.timing.pulse import Quiet
+from lazyviz.timing import event_queue as module
+from lazyviz.timing.event_queue import Intake
+from lazyviz.timing.ledger import Quiet
 from lazyviz.timing.tally import Tally
 from tests.harness import DEVICE
 from tests.lazyviz import fakes

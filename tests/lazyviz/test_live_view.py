@@ -8,9 +8,8 @@ import pytest
 
 import lazyrt
 from lazyviz.inspection import live
-from lazyviz.inspection.live_table import LiveTable
+from lazyviz.inspection.live import LiveTable, live_table
 from lazyviz.inspection.protocol import RequestError
-from lazyviz.render.live import live_table
 
 EVIL = "<img src=x onerror=alert(1)>"
 
@@ -40,7 +39,7 @@ def table(used):
 
 @pytest.fixture
 def view(used):
-    from lazyviz.widgets.live_view import LiveView
+    from lazyviz.widgets import LiveView
 
     made = LiveView(lazyrt, used)
     sent = []
@@ -178,7 +177,7 @@ def test_the_view_applies_what_is_asked(view, used):
 
 def test_the_table_follows_the_program_while_somebody_sees_it(view, used, monkeypatch):
     # On a busy machine a table takes longer than what is done by itself.
-    monkeypatch.setattr("lazyviz.widgets.live_view.MAX_AUTOMATIC_NS", 10**12)
+    monkeypatch.setattr("lazyviz.widgets.MAX_AUTOMATIC_NS", 10**12)
     widget, _ = view
     run(used, "another = torch.ones(5, device='lazyrt')")
     assert widget.stale
@@ -200,7 +199,7 @@ def test_a_table_that_follows_each_cell_changes_nothing(lab):
     def program(look):
         lazyrt.mark_step()
         lazyrt.reset_counters()
-        from lazyviz.widgets.live_view import LiveView
+        from lazyviz.widgets import LiveView
 
         widget = LiveView(lazyrt, lab) if look else None
         if widget is not None:

@@ -9,7 +9,7 @@ import lazyrt
 import lazyviz
 from lazyrt.execution.graph_registry import graph_registry
 from lazyrt.observe import events
-from lazyviz.shell import completion, magics, program_commands
+from lazyviz.shell import commands, magics
 from lazyviz.views import VIEWS
 from tests.conftest import displayed
 from tests.lazyviz.fakes import fake_tensor
@@ -514,7 +514,7 @@ def test_help_has_each_option_that_tab_offers(lab):
     offered = {
         command: [
             word
-            for word in completion.completions(f"%lazy {command} -", {}) or ()
+            for word in magics.completions(f"%lazy {command} -", {}) or ()
             if word.startswith("--")
         ]
         for command in given
@@ -642,7 +642,7 @@ NAMESPACE = {"loss": fake_tensor(1.0), "logits": fake_tensor(2.0), "n": 5, "_": 
     ],
 )
 def test_completions(line, expected):
-    assert completion.completions(line, NAMESPACE) == expected
+    assert magics.completions(line, NAMESPACE) == expected
 
 
 def test_the_completer_offers_them(lab):
@@ -665,7 +665,7 @@ def test_a_long_listing_scrolls_in_a_box_and_ends(lab, monkeypatch):
 
     lab.run_cell("%lazy ir z")
     lab.run_cell("%lazy ir x")
-    monkeypatch.setattr(program_commands, "_MAX_LISTED", 1_000)
+    monkeypatch.setattr(commands, "_MAX_LISTED", 1_000)
     lab.run_cell("%lazy hlo z")
 
     tall, short, cut = (each["data"] for each in lab.display_pub.outputs)

@@ -7,7 +7,8 @@ from lazyrt.observe import events
 from lazyviz.draw import boxes, svg
 from lazyviz.inspection import tables
 from lazyviz.render import text
-from lazyviz.render.strip import SingleOps, Strip, strip_line
+from lazyviz.render.notes import SingleOps
+from lazyviz.render.strip import Strip, strip_line
 from lazyviz.timing.tally import Tally
 from tests.conftest import displayed
 

@@ -9,8 +9,11 @@ import pytest
 from nbconvert import HTMLExporter
 
 import lazyviz
-from lazyviz.foreign.programs import parse_programs
+from lazyviz.foreign.program_dumps import parse_programs
 from lazyviz.foreign.xplane import Profile, ProfileEvent, ProfileLine, ProfilePlane
+from lazyviz.inspection.graph_breaks import GraphBreak, Piece, Row
+from lazyviz.render.notes import Fallback
+from lazyviz.render.strip import Strip
 from lazyviz.views import VIEWS
 from tests.conftest import displayed
 from tests.lazyviz.records import barrier, write_record
@@ -89,6 +92,11 @@ def example(name, folder):
             ):
                 write_record(folder, replica, barriers)
             return lazyviz.replicas(folder)
+        case "Strip":
+            return Strip(fallbacks=(Fallback(op="aten.bincount", site="a.py:3"),))
+        case "GraphBreak":
+            pieces = Piece(3, "line 1", "read"), Piece(2, "line 2", "mark_step()")
+            return GraphBreak("2 graphs", (Row("now", pieces),))
         case "Programs":
             return parse_programs(HLO)
         case "Profile":
@@ -134,11 +142,13 @@ WORDS = {
     "Replicas": "first difference",
     "Profile": "fusion.1",
     "XlaDump": "jit_f",
+    "Strip": "CPU fallback",
+    "GraphBreak": "2 graphs",
 }
 
 
 METHODS = {"_repr_html_", "_repr_mimebundle_"}
-ABSTRACT = {"Doc", "Showable", "Evidence"}
+ABSTRACT = {"Doc", "Showable", "Evidence", "Displayed"}
 
 
 def showing_classes():

@@ -2,7 +2,7 @@ import gc
 import types
 import weakref
 
-from lazyviz.shell import postmortem
+from lazyviz.shell import tracebacks
 from tests.lazyviz.fakes import fake_tensor
 
 
@@ -32,7 +32,7 @@ def test_locals_of_dead_frames_become_stand_ins():
         raise ValueError(other)
 
     error = caught(fails)
-    count = postmortem.let_go(error, stand_in)
+    count = tracebacks.let_go(error, stand_in)
 
     assert count == 1
     assert frame_of(error, "fails").f_locals == {"hidden": "stand-in", "other": 5}
@@ -50,7 +50,7 @@ def test_the_tensor_itself_is_freed():
     assert refs[0]() is not None
     gc.disable()
     try:
-        postmortem.let_go(error, stand_in)
+        tracebacks.let_go(error, stand_in)
         assert refs[0]() is None
     finally:
         gc.enable()
@@ -67,7 +67,7 @@ def test_a_list_that_somebody_else_holds_is_not_changed():
         raise ValueError
 
     error = caught(fails, shared)
-    postmortem.let_go(error, stand_in)
+    tracebacks.let_go(error, stand_in)
 
     assert shared[0] is tensor
     assert frame_of(error, "fails").f_locals["items"] == ["stand-in"]
@@ -88,7 +88,7 @@ def test_one_tensor_in_two_frames_has_one_stand_in():
         inner(x)
 
     error = caught(outer)
-    assert postmortem.let_go(error, make) == 1
+    assert tracebacks.let_go(error, make) == 1
     assert frame_of(error, "outer").f_locals["x"] is made[0]
     assert frame_of(error, "inner").f_locals["x"] is made[0]
 
@@ -97,7 +97,7 @@ def test_a_namespace_at_module_level_is_left_alone():
     namespace = {"t": fake_tensor(1.0)}
     error = caught(exec, "raise ValueError", namespace)
 
-    postmortem.let_go(error, stand_in)
+    tracebacks.let_go(error, stand_in)
 
     assert namespace["t"] is not None
     assert namespace["t"] != "stand-in"
@@ -117,7 +117,7 @@ def test_a_variable_of_a_living_closure_is_left_alone():
 
     step = maker()
     error = caught(lambda: step(fail=True))
-    postmortem.let_go(error, stand_in)
+    tracebacks.let_go(error, stand_in)
 
     assert step(fail=False) != "stand-in"
 
@@ -127,7 +127,7 @@ def test_running_frames_are_left_alone():
     try:
         raise ValueError  # noqa: TRY301
     except ValueError as error:
-        postmortem.let_go(error, stand_in)
+        tracebacks.let_go(error, stand_in)
 
     assert not isinstance(tensor, str)
 
@@ -143,7 +143,7 @@ def test_a_suspended_generator_is_left_alone():
 
     running = generator()
     error = next(running)
-    postmortem.let_go(error, stand_in)
+    tracebacks.let_go(error, stand_in)
 
     assert not isinstance(next(running), str)
 
@@ -156,7 +156,7 @@ def test_a_finished_generator_is_cleared():
 
     error = caught(list, generator())
 
-    assert postmortem.let_go(error, stand_in) == 1
+    assert tracebacks.let_go(error, stand_in) == 1
     assert frame_of(error, "generator").f_locals["tensor"] == "stand-in"
 
 
@@ -165,8 +165,8 @@ def test_arguments_and_attributes_of_the_exception_are_replaced():
     vars(error)["tensor"] = fake_tensor(2.0)
     missing = caught(getattr, fake_tensor(3.0), "misspelt")
 
-    postmortem.let_go(error, stand_in)
-    postmortem.let_go(missing, stand_in)
+    tracebacks.let_go(error, stand_in)
+    tracebacks.let_go(missing, stand_in)
 
     assert error.args == ("bad", "stand-in")
     assert vars(error)["tensor"] == "stand-in"
@@ -182,7 +182,7 @@ def test_causes_contexts_and_groups_are_followed():
     error = ExceptionGroup("two", [member])
     error.__cause__ = cause
 
-    assert postmortem.let_go(error, stand_in) == 2
+    assert tracebacks.let_go(error, stand_in) == 2
     assert frame_of(cause, "fails").f_locals["t"] == "stand-in"
     assert frame_of(member, "fails").f_locals["t"] == "stand-in"
 
@@ -207,7 +207,7 @@ def test_callers_that_the_traceback_no_longer_names_are_cleared():
     callers = error.__context__.__traceback__.tb_next.tb_frame.f_back
     error.__traceback__.tb_next.tb_next = None
 
-    count = postmortem.let_go(error, stand_in)
+    count = tracebacks.let_go(error, stand_in)
 
     assert count == 1
     assert callers.f_locals["tensor"] == "stand-in"
@@ -217,13 +217,13 @@ def test_a_chain_that_is_a_circle_ends():
     first, second = ValueError(), ValueError()
     first.__context__, second.__context__ = second, first
 
-    assert postmortem.let_go(first, stand_in) == 0
+    assert tracebacks.let_go(first, stand_in) == 0
 
 
 def test_class_bodies_and_builtin_frames_do_no_harm():
     source = "class A:\n    x = make()\n    raise ValueError"
     error = caught(exec, source, {"make": lambda: fake_tensor(1.0)})
 
-    postmortem.let_go(error, stand_in)
+    tracebacks.let_go(error, stand_in)
 
     assert isinstance(error.__traceback__, types.TracebackType)

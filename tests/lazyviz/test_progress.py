@@ -13,7 +13,7 @@ from lazyrt.execution import op_by_op
 from lazyrt.observe import events
 from lazyrt.observe.events import Site
 from lazyviz.shell.progress import Progress
-from lazyviz.timing.expected import Expectations, from_size
+from lazyviz.timing.compile_time import Expectations, from_size
 from tests.lazyviz import fakes
 
 

@@ -12,7 +12,7 @@ import pytest
 from lazygraph import diff, group_hunks, parse
 from lazyviz.__main__ import main
 from lazyviz.draw.diff import union_graph
-from lazyviz.draw.diff_html import diff_bundle, diff_fragment, diff_page
+from lazyviz.draw.diff_html import diff_doc, diff_page
 from lazyviz.draw.diff_text import diff_text, pairing_lines
 from lazyviz.draw.layout import lay_out, to_dot
 from lazyviz.draw.svg import emit
@@ -312,7 +312,7 @@ def test_the_page_shows_both_sides_and_what_differs_within_a_fusion():
     assert "<b>module</b> enc.1" in page
 
 
-@pytest.mark.parametrize("render", [diff_page, diff_fragment])
+@pytest.mark.parametrize("render", [diff_page, lambda found: diff_doc(found).to_html()])
 def test_html_needs_nothing_from_elsewhere_and_escapes_what_it_shows(render):
     html = render(found())
     tags = Tags()
@@ -340,10 +340,10 @@ def test_hostile_names_stay_text():
 
 
 def test_a_notebook_gets_text_and_a_picture():
-    bundle = diff_bundle(found())
+    doc = diff_doc(found())
 
-    assert bundle["text/plain"].startswith("before → after")
-    assert "data:image/svg+xml;base64," in bundle["text/html"]
+    assert doc.to_text().startswith("before → after")
+    assert "data:image/svg+xml;base64," in doc.to_html()
 
 
 @pytest.mark.browser

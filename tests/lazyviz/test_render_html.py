@@ -7,11 +7,13 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from lazyviz.doc import Table
+from lazyviz.draw import svg
 from lazyviz.draw.boxes import draw_graph
 from lazyviz.draw.model import Box, DrawGraph
-from lazyviz.render import html, strip_html
-from lazyviz.render.page import Section, page_html
-from lazyviz.render.strip import Barrier, Fallback, Strip
+from lazyviz.render import html
+from lazyviz.render.html import Section, page_html
+from lazyviz.render.notes import Barrier, Fallback
+from lazyviz.render.strip import Strip, bar_svg
 from tests.lazyviz.ir_builder import perceptron, transformer
 
 HOSTILE = '</details><script>alert(1)</script>"\' onerror="x" & <img src=x>'
@@ -72,7 +74,7 @@ def pictures(source):
 
 
 def test_a_strip_folds_its_details_under_its_line():
-    checker = check(strip_html.strip_html(BUSY))
+    checker = check(BUSY.to_html())
 
     shown = "".join(checker.texts)
     assert shown.startswith(
@@ -83,15 +85,15 @@ def test_a_strip_folds_its_details_under_its_line():
 
 
 def test_a_strip_needs_nothing_that_an_untrusted_notebook_drops():
-    checker = check(strip_html.strip_html(BUSY, css_class="lzs-1"))
+    checker = check(BUSY.to_html())
 
     assert set(checker.tags) <= SAFE_TAGS
     assert {name for name, _ in checker.attributes} <= SAFE_ATTRIBUTES
-    assert "var(" not in strip_html.strip_html(BUSY)
+    assert "var(" not in BUSY.to_html()
 
 
 def test_the_pictures_of_a_strip_are_well_formed():
-    small, bar, graph = pictures(strip_html.strip_html(BUSY))
+    small, bar, graph = pictures(BUSY.to_html())
 
     assert [
         len(list(p.iter("{http://www.w3.org/2000/svg}title"))) for p in (small, bar)
@@ -100,9 +102,7 @@ def test_the_pictures_of_a_strip_are_well_formed():
 
 
 def test_the_segments_of_a_bar_are_as_long_as_their_phases():
-    root = ET.fromstring(
-        strip_html.bar_svg({"trace": 1, "compile": 2, "execute": 5}, width=80)
-    )
+    root = ET.fromstring(bar_svg({"trace": 1, "compile": 2, "execute": 5}, width=80))
 
     group = root[-1]
     assert [(r.get("x"), r.get("width"), "".join(r.itertext())) for r in group] == [
@@ -113,11 +113,11 @@ def test_the_segments_of_a_bar_are_as_long_as_their_phases():
 
 
 def test_a_strip_without_details_does_not_fold():
-    assert check(strip_html.strip_html(Strip(live_tensors=1))).tags == ["div", "b"]
+    assert check(Strip(live_tensors=1).to_html()).tags == ["div", "b"]
 
 
 def test_a_strip_tells_what_stopped_its_cell():
-    shown = strip_html.strip_html(Strip(error="ValueError"))
+    shown = Strip(error="ValueError").to_html()
 
     assert '<span style="color:#d14d72"><b>stopped by ValueError</b></span>' in shown
 
@@ -133,12 +133,12 @@ def test_hostile_names_stay_texts():
         graph=DrawGraph(boxes=(box,), edges=(), nodes=1),
     )
 
-    checker = check(strip_html.strip_html(strip))
+    checker = check(strip.to_html())
 
     assert set(checker.tags) <= SAFE_TAGS
     assert {name for name, _ in checker.attributes} <= SAFE_ATTRIBUTES
     assert "".join(checker.texts).count("<script>alert(1)</script>") == 7
-    assert len(pictures(strip_html.strip_html(strip))) == 3
+    assert len(pictures(strip.to_html())) == 3
 
 
 def test_what_costs_time_is_told_without_unfolding():
@@ -149,11 +149,11 @@ def test_what_costs_time_is_told_without_unfolding():
         reasons=reasons,
     )
 
-    head, _, _ = strip_html.strip_html(costly).partition("</summary>")
+    head, _, _ = costly.to_html().partition("</summary>")
 
     assert "1 of 2: recompiled: `size`: 8 became 7</span>" in head
     assert "the first graph" not in head
-    assert "recompiled" not in strip_html.strip_html(BUSY)
+    assert "recompiled" not in BUSY.to_html()
 
 
 @pytest.mark.parametrize(
@@ -202,16 +202,16 @@ def test_a_duration_of_minutes_and_seconds_may_stand_in_two_lines():
 
 
 def test_a_large_graph_stays_within_the_size_that_is_embedded():
-    source = html.graph_html(draw_graph(transformer(12)), budget=300, engine="layered")
+    source = svg.graph_html(draw_graph(transformer(12)), budget=300, engine="layered")
 
     (data,) = re.findall(r"base64,([\w+/=]+)", source)
-    assert len(base64.b64decode(data)) <= html.MAX_EMBEDDED_BYTES
+    assert len(base64.b64decode(data)) <= svg.MAX_EMBEDDED_BYTES
 
 
 def test_why_another_engine_drew_a_graph_is_told(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    source = html.graph_html(draw_graph(perceptron()), engine="dot")
+    source = svg.graph_html(draw_graph(perceptron()), engine="dot")
 
     assert "layout: dot: not installed here" in source
 
@@ -219,7 +219,7 @@ def test_why_another_engine_drew_a_graph_is_told(monkeypatch, tmp_path):
 def test_a_page_needs_no_other_file():
     page = page_html(
         f"Tour {HOSTILE}",
-        [Section(title=HOSTILE, body=strip_html.strip_html(BUSY)), ("", "<p>end</p>")],
+        [Section(title=HOSTILE, body=BUSY.to_html()), ("", "<p>end</p>")],
     )
 
     checker = check(page.replace("<!DOCTYPE html>\n", ""))
@@ -236,7 +236,7 @@ def test_a_page_needs_no_other_file():
 def test_in_a_browser_the_pictures_of_a_page_are_shown(browser_path, tmp_path):
     sync_api = pytest.importorskip("playwright.sync_api")
     path = tmp_path / "page.html"
-    path.write_text(page_html("Tour", [("Cell", strip_html.strip_html(BUSY))]))
+    path.write_text(page_html("Tour", [("Cell", BUSY.to_html())]))
 
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(

@@ -3,7 +3,8 @@ import pytest
 from lazyrt import Graph
 from lazyviz.doc import Table
 from lazyviz.render import text
-from lazyviz.render.strip import Barrier, Fallback, Strip, strip_parts, strip_text
+from lazyviz.render.notes import Barrier, Fallback
+from lazyviz.render.strip import Strip, strip_parts
 from tests.lazyviz.ir_builder import Builder, data, perceptron
 
 BUSY = Strip(
@@ -35,21 +36,21 @@ BUSY = Strip(
 
 
 def test_a_strip_names_all_that_happened():
-    assert strip_text(BUSY) == (
+    assert BUSY.text() == (
         "1,214 pending ops (+12 here) · 1 live tensor · 1 step · compiled 1 in 41 ms · "
         "executed 2 in 12 ms, 1 still running · 2 cache hits · 1 peek in 3.0 ms · "
         "2 transfers in 120 µs · 4 CPU fallbacks\n"
         "  ran 214 ops here: read by .item() at cell 3 line 7\n"
         "  ran 21,400 ops here in 100 barriers: mark_step() at train.py:41\n"
         "  ran 1 op here: end of step\n"
-        "  aten.foo.default ran on the CPU at cell 3 line 2, which cut the graph\n"
-        "  aten.bar.default ran on the CPU 3 times, which cut the graph\n"
+        "  graph break: aten.foo.default ran on the CPU at cell 3 line 2\n"
+        "  graph break: aten.bar.default ran on the CPU 3 times\n"
         "  recompiled: input 2 was f32[8], now it is f32[9]"
     )
 
 
 def test_a_strip_leaves_out_what_did_not_happen():
-    assert strip_text(Strip(live_tensors=2)) == "0 pending ops · 2 live tensors"
+    assert Strip(live_tensors=2).text() == "0 pending ops · 2 live tensors"
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,15 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from lazyviz.render.spans import CellTime, Span
-from lazyviz.render.timeline import MAX_SVG_BYTES, timeline_svg
-from lazyviz.render.timeline_text import TimelineView, gaps, gaps_text, timeline_text
+from lazyviz.render.timeline_svg import MAX_SVG_BYTES, timeline_svg
+from lazyviz.render.timeline_text import (
+    CellTime,
+    Span,
+    TimelineView,
+    gaps,
+    gaps_text,
+    timeline_tables,
+)
 
 MS = 1_000_000
 HOSTILE = "</svg><script>alert(1)</script>\"' onload=x &"
@@ -144,7 +150,7 @@ def test_what_is_forgotten_is_not_blamed():
 
 
 def test_the_text_says_the_same():
-    shown = timeline_text(VIEW)
+    shown = timeline_tables(VIEW).to_text()
 
     assert shown.splitlines()[:3] == [
         "cell  time    python  trace  compile  device",
@@ -159,4 +165,4 @@ def test_an_empty_session_says_so():
     empty = TimelineView(cells=[], spans=[])
 
     assert timeline_svg(empty) == ""
-    assert timeline_text(empty).startswith("Nothing has happened")
+    assert timeline_tables(empty).to_text().startswith("Nothing has happened")

@@ -9,10 +9,9 @@ import pytest
 import lazyviz
 from lazyrt.control import flight_recorder
 from lazyviz.__main__ import main
-from lazyviz.divergence import record_file
-from lazyviz.divergence.alignment import align
+from lazyviz.divergence import sources
+from lazyviz.divergence.alignment import align, called
 from lazyviz.divergence.report import replicas
-from lazyviz.divergence.tracks import called
 from lazyviz.foreign.evidence import EvidenceError
 from tests.harness import thinned
 from tests.lazyviz.records import BEGUN, barrier, read, write_record
@@ -33,7 +32,7 @@ def found_in(folder, *programs, now=BEGUN + 20, **more):
 
 def test_the_reader_knows_the_format_that_is_written():
     """It reads without torch, so it cannot take the names from the writer."""
-    assert (record_file.FORMAT, record_file.VERSION) == (
+    assert (sources.FORMAT, sources.VERSION) == (
         flight_recorder.FORMAT,
         flight_recorder.VERSION,
     )

@@ -23,18 +23,26 @@ from lazyviz.documents import tour
 from lazyviz.draw import layout as dot
 from lazyviz.draw import panel, svg
 from lazyviz.draw.model import Box, DrawGraph
-from lazyviz.foreign.programs import Programs
-from lazyviz.inspection.comparison import DiffView, MinimisedView
-from lazyviz.inspection.diff_explorer import DiffExplorer
-from lazyviz.render import escape, html, strip_html
-from lazyviz.render.live import Target, answer, live_table, question
-from lazyviz.render.page import Section, page_html, timeline_script
-from lazyviz.render.state import Apart, Left, Looked, Redundant, Repeat, State
-from lazyviz.render.strip import Barrier, Fallback, SingleOps, Strip, strip_text
-from lazyviz.render.tensor import Shown, tensor_html
+from lazyviz.foreign.program_dumps import Programs
+from lazyviz.inspection.comparison import DiffExplorer, DiffView, MinimisedView
+from lazyviz.inspection.live import Target, answer, live_table, question
+from lazyviz.render import html
+from lazyviz.render.html import Section, page_html, timeline_script
+from lazyviz.render.notes import (
+    Apart,
+    Barrier,
+    Fallback,
+    Left,
+    Looked,
+    Redundant,
+    Repeat,
+    SingleOps,
+)
+from lazyviz.render.strip import Strip
+from lazyviz.render.values import tensor_doc
 from tests.conftest import displayed
 from tests.harness import thinned
-from tests.lazyviz import poisoned
+from tests.lazyviz import fakes, poisoned
 from tests.lazyviz.widget_pages import browsing_pages
 from tests.payloads import MARK, PAYLOADS
 
@@ -127,12 +135,11 @@ def drawing(payload):
 
 def strip(payload):
     """Return a strip in which every text is the payload."""
-    state = State(
-        mode=payload,
+    state = fakes.status(
         steps=(payload,),
         scopes=(payload,),
         pending_from=payload,
-        last_barrier=payload,
+        last_barrier=fakes.barrier(cause=payload, site=payload),
     )
     return Strip(
         pending_ops=1,
@@ -146,6 +153,7 @@ def strip(payload):
         graph=drawing(payload),
         singles=SingleOps(mode=payload, ops=1),
         state=state,
+        mode=payload,
         repeats=(
             Repeat(tensor=payload, site=payload, nodes=1, of_nodes=2, duration_ns=3),
         ),
@@ -166,7 +174,7 @@ def shown_tensor(payload):
         mean=0.5, std=0.1, nonzero=19, counts=(1, 2),
     )  # fmt: skip
     look = Look(summary=summary, value=torch.ones(4, 5), at=(0, 0), is_whole=True)
-    return Shown(facts=payload, text=payload, look=look, plan=payload, listing=payload)
+    return tensor_doc(payload, payload, look, payload, payload)
 
 
 def live_report(payload):
@@ -201,12 +209,12 @@ def difference(payload):
 def pages(payload):
     """Yield each way in which a text gets into HTML."""
     graph = drawing(payload)
-    yield "strip", strip_html.strip_html(strip(payload), css_class=payload)
+    yield "strip", strip(payload).to_html()
     yield "svg", svg.draw(graph, engine="layered").svg
     yield "inline svg", svg.draw(graph, engine="layered", inline=True).svg
-    yield "graph", html.graph_html(graph, engine="layered", css_class=payload)
+    yield "graph", svg.graph_html(graph, engine="layered", css_class=payload)
     yield "folded", html.folded(payload, html.pre(payload), css_class=payload)
-    yield "tensor", tensor_html(shown_tensor(payload))
+    yield "tensor", shown_tensor(payload).to_html()
     live = live_report(payload)
     targets = {1: [Target(name=payload, asks=True)]}
     yield "live", live.to_html()
@@ -253,7 +261,7 @@ def test_a_text_stays_a_text_wherever_it_is_shown(number):
             assert shape.styles == plain.styles, name
         if name == "nothing found":
             continue  # it quotes
-        wanted = "".join(escape.printable(payload).split())[:6]
+        wanted = "".join(html.printable(payload).split())[:6]
         assert wanted in "".join((shape.text + shape.labels).split()), name
 
 
@@ -279,13 +287,13 @@ def test_there_are_enough_payloads():
 @pytest.mark.parametrize("number", range(len(PAYLOADS)))
 def test_a_terminal_is_sent_no_control_character(number, monkeypatch):
     payload = PAYLOADS[number]
-    shown = strip_text(strip(payload)) + Table([payload], [[payload]]).to_text()
+    shown = strip(payload).text() + Table([payload], [[payload]]).to_text()
 
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]", shown)
     # A line of its own would be taken for one of ours.
     assert not [
         line
-        for line in strip_text(strip("first\nsecond")).splitlines()
+        for line in strip("first\nsecond").text().splitlines()
         if line.startswith("second")
     ]
 

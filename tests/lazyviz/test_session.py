@@ -2,7 +2,7 @@ import pytest
 
 import lazyrt
 from lazyrt.observe import events
-from lazyviz.render.strip import Barrier
+from lazyviz.render.notes import Barrier
 from lazyviz.session import Session
 from tests.lazyviz import fakes
 

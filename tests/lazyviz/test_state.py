@@ -4,14 +4,12 @@ import re
 from dataclasses import replace
 
 from lazyviz.inspection.tables import step_notes
-from lazyviz.render.state import State, open_parts, state_text
-from lazyviz.render.strip import Strip, strip_parts
-from lazyviz.render.strip_html import strip_html
-from lazyviz.timing.steplog import StepRow
+from lazyviz.render.strip import Strip, open_parts, state_text, strip_parts
+from lazyviz.timing.history import StepRow
 from tests.conftest import displayed
+from tests.lazyviz import fakes
 
-FULL = State(
-    mode="eager",
+FULL = fakes.status(
     steps=("train", ""),
     scopes=("epoch", "loss"),
     pending_ops=214,
@@ -21,7 +19,7 @@ FULL = State(
     queued_closures=2,
     async_closures=1,
     async_age_ns=3_000_000,
-    last_barrier="12 ops, mark_step() at cell 3 line 2",
+    last_barrier=fakes.barrier(cause="mark_step()", nodes=12, site="cell 3 line 2"),
 )
 
 
@@ -36,23 +34,26 @@ def shown(shell, source):
 
 
 def test_the_state_is_one_line():
-    assert state_text(FULL) == (
+    assert state_text(FULL, "eager") == (
         "eager mode · in train / a step · scope epoch/loss open · 2 closures queued · "
         "1 asynchronous closure due for 3.0 ms · 214 pending ops, 4.1 MiB, from cell 4 line 6 "
         "on · 12 live tensors · last barrier: 12 ops, mark_step() at cell 3 line 2"
     )
-    assert state_text(State()) == (
+    assert state_text(fakes.status(), "lazy") == (
         "lazy mode · not in a step · 0 pending ops · 0 live tensors · no barrier so far"
     )
 
 
 def test_a_strips_line_names_only_what_is_open():
-    assert strip_parts(Strip(state=State())) == ["0 pending ops", "0 live tensors"]
-    assert strip_parts(Strip(state=FULL))[2:] == open_parts(FULL)[1:]
+    assert strip_parts(Strip(state=fakes.status())) == [
+        "0 pending ops",
+        "0 live tensors",
+    ]
+    assert strip_parts(Strip(state=FULL))[2:] == open_parts(FULL)
 
 
 def test_the_folded_part_of_a_strip_tells_all_of_it():
-    page = strip_html(Strip(state=FULL))
+    page = Strip(state=FULL, mode="eager").to_html()
 
     assert "214 pending ops, 4.1 MiB, from cell 4 line 6 on" in page
     assert "last barrier: 12 ops, mark_step() at cell 3 line 2" in page
@@ -108,7 +109,7 @@ def test_a_leak_that_ran_in_the_same_cell_is_none(lab):
     assert "left pending" not in shown(lab, LOOP + "\nlazyrt.mark_step()")
 
 
-def test_a_read_that_cuts_a_step_is_named_with_its_tensor_and_its_time(lab):
+def test_a_read_that_breaks_a_step_is_named_with_its_tensor_and_its_time(lab):
     source = (
         "with lazyrt.step('train', on_read='allow'):\n"
         "    loss = (x * 2).sum()\n"
@@ -119,10 +120,11 @@ def test_a_read_that_cuts_a_step_is_named_with_its_tensor_and_its_time(lab):
 
     for text in (strip, log):
         assert (
-            "read by .item() of loss at cell 4 line 3 cut the step train: 2 ops" in text
+            "graph break in the step train: read by .item() of loss at cell 4 line 3 ran 2 ops"
+            in text
         )
-        assert "ran on their own in " in text
-        assert "Read behind the block, or use add_step_closure()" in text
+        assert " on their own in " in text
+        assert "Read after the block, or use add_step_closure()" in text
 
 
 def test_work_that_ran_twice_is_named_in_strip_and_log(lab):
@@ -196,14 +198,16 @@ def test_one_mark_too_many_is_not_reported(lab):
     )
 
 
-def test_cuts_of_one_line_are_told_once_for_all_their_steps():
+def test_breaks_of_one_line_are_told_once_for_all_their_steps():
     read = StepRow(3, 1, "read by .item()", "train.py:7", 5, tensor="loss", cut="train")
     rows = [replace(read, step=step, barrier_ns=2_000_000) for step in (3, 4, 5, 7)]
 
     assert step_notes(rows) == [
         (
-            "steps 3 to 5, 7: read by .item() of loss at train.py:7 cut the step train: 20 ops ran on "
-            "their own in 8.0 ms. Read behind the block, or use add_step_closure()"
+            "steps 3 to 5, 7: graph break in the step train: read by .item() of loss at train.py:7 ran "
+            "20 ops on their own in 8.0 ms. Read after the block, or use add_step_closure()"
         )
     ]
-    assert step_notes(rows[:1])[0].startswith("step 3: read by .item() of loss")
+    assert step_notes(rows[:1])[0].startswith(
+        "step 3: graph break in the step train: read by"
+    )

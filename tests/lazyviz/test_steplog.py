@@ -1,5 +1,5 @@
 from lazyrt.observe.events import Site
-from lazyviz.timing.steplog import StepLog, StepRow
+from lazyviz.timing.history import StepLog, StepRow
 from tests.lazyviz import fakes
 
 

@@ -5,9 +5,8 @@ import pytest
 
 from lazyrt.observe import events
 from lazyrt.observe.events import Site
-from lazyviz.render.strip import Barrier, Fallback
-from lazyviz.timing.busy import BusyTime
-from lazyviz.timing.ledger import Ledger
+from lazyviz.render.notes import Barrier, Fallback
+from lazyviz.timing.ledger import BusyTime, Ledger
 from lazyviz.timing.tally import Tally
 from tests.lazyviz import fakes
 

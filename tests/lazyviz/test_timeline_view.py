@@ -7,10 +7,9 @@ import dataclasses
 import pytest
 
 from lazyviz.render import html
-from lazyviz.render.page import page_html
-from lazyviz.render.spans import CellTime
-from lazyviz.render.timeline import MAX_DETAILED_BYTES, MAX_SVG_BYTES, timeline_svg
-from lazyviz.render.timeline_text import TimelineView
+from lazyviz.render.html import page_html
+from lazyviz.render.timeline_svg import MAX_DETAILED_BYTES, MAX_SVG_BYTES, timeline_svg
+from lazyviz.render.timeline_text import CellTime, TimelineView
 from tests.conftest import displayed
 from tests.lazyviz.test_render_timeline import CELL, MS, SPANS, VIEW, span, titles
 
@@ -64,7 +63,7 @@ def test_a_notebook_without_a_page_gets_the_picture_alone(lab):
 
 
 def test_the_widget_asks_the_kernel_for_nothing():
-    from lazyviz.widgets.timeline_view import TimelineView as Widget
+    from lazyviz.widgets import TimelineView as Widget
 
     widget = Widget(svg=timeline_svg(FULL, is_detailed=True), twin="twin")
 

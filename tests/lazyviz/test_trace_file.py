@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from lazyviz.render.spans import CellTime, Span
+from lazyviz.render.timeline_text import CellTime, Span
 from lazyviz.timing import trace_file
 from lazyviz.timing.trace_file import TraceError
 from tests.harness import ROOT

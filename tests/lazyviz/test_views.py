@@ -15,7 +15,7 @@ from lazyviz.doc import (
     Points,
     Table,
 )
-from lazyviz.shell import completion, magics
+from lazyviz.shell import magics
 from tests.runtime.test_architecture_example import example
 
 
@@ -34,7 +34,7 @@ def test_the_ten_lines_of_architecture_add_a_view(lab, registry, tmp_path):
     exec(code, {})  # noqa: S102 - our own document
 
     assert len([line for line in code.splitlines() if line.strip()]) <= 10
-    assert completion.completions("%lazy ty", {}) == ["types"]
+    assert magics.completions("%lazy ty", {}) == ["types"]
     assert "live tensors by type" in views.help_page("types").to_text()
     lab.run_cell("%lazy types")
     shown = lab.display_pub.outputs[0]["data"]
@@ -46,8 +46,8 @@ def test_the_ten_lines_of_architecture_add_a_view(lab, registry, tmp_path):
 
 @pytest.mark.parametrize("name", list(views.VIEWS))
 def test_each_view_is_offered_and_has_help(name):
-    assert name in (completion.completions("%lazy ", {}) or ())
-    assert name in (completion.completions("%lazy help ", {}) or ())
+    assert name in (magics.completions("%lazy ", {}) or ())
+    assert name in (magics.completions("%lazy help ", {}) or ())
     assert f"%lazy {name}" in views.help_page(name).to_text()
     assert f"%lazy {name}" in (magics.LazyMagics.lazy.__doc__ or "")
 

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
+from lazyviz.shell import wait_view
 from lazyviz.shell.progress import Progress
-from lazyviz.timing.expected import Expected, Wait
-from lazyviz.widgets import wait_view
+from lazyviz.timing.compile_time import Expected, Wait
 from tests.lazyviz import fakes
 from tests.lazyviz.test_progress import published
 

@@ -15,12 +15,11 @@ from lazyviz.draw import panel, svg
 from lazyviz.draw.layout import lay_out
 from lazyviz.draw.model import BACKWARD, Box, DrawGraph, Kind
 from lazyviz.draw.svg import legend_svg
-from lazyviz.inspection import executables
-from lazyviz.inspection.comparison import DiffView
-from lazyviz.inspection.diff_explorer import DiffExplorer
-from lazyviz.render.escape import markup
-from lazyviz.render.live import Target, answer, live_table, question
-from lazyviz.render.timeline import timeline_svg
+from lazyviz.inspection import tables
+from lazyviz.inspection.comparison import DiffExplorer, DiffView
+from lazyviz.inspection.live import Target, answer, live_table, question
+from lazyviz.render.html import markup
+from lazyviz.render.timeline_svg import timeline_svg
 from tests.lazyviz import test_safety
 from tests.lazyviz.poisoned import timeline_of
 from tests.lazyviz.widget_pages import (
@@ -299,7 +298,7 @@ def test_a_narrow_notebook_shows_all_columns_of_a_table(tab, name):
             in_memory=True, on_disk=True, compile_ns=12_345_000_000, hits=1_234,
             is_usable=True,
         )  # fmt: skip
-        told["table"] = executables.live_html([entry])
+        told["table"] = tables.live_html([entry])
     scroll = {"live_view": ".lzl-scroll", "cache_view": ".lzx-host"}[name]
     mount(tab, name, told)
     wide = tab.viewport_size
@@ -393,9 +392,8 @@ def messages(seed, count):
 def widgets(lab):
     """One widget of each kind, with what each sends."""
     from lazyviz.inspection import exploring
-    from lazyviz.widgets.cache_view import CacheView
-    from lazyviz.widgets.live_view import LiveView
-    from lazyviz.widgets.wait_view import WaitView
+    from lazyviz.shell.wait_view import WaitView
+    from lazyviz.widgets import CacheView, LiveView
 
     lab.run_cell(
         "a = torch.ones(2, device='lazyrt')\nlazyrt.mark_step()\nb = a * 2 + 1"
@@ -416,7 +414,7 @@ def test_no_message_of_a_page_breaks_a_widget_or_changes_the_program(
     lab, widgets, monkeypatch, caplog
 ):
     """Wrong types, huge numbers, missing keys, bombs of nested lists."""
-    from lazyviz.widgets import wait_view
+    from lazyviz.shell import wait_view
 
     interrupts: list[int] = []
     monkeypatch.setattr(wait_view, "interrupt", lambda: interrupts.append(1))

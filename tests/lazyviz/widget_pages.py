@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lazyviz.widgets import page
+from lazyviz.render import html
 from tests.lazyviz.labs import FLAGS
 
 THEMES = ("light", "dark")
@@ -140,11 +140,11 @@ def mount(tab, name, state, theme="light"):
     tab.emulate_media(color_scheme=theme)
     is_light = str(theme == "light").lower()
     tab.set_content(
-        f"<!DOCTYPE html><style>{theme_variables(theme)}{page.style(name)}"
+        f"<!DOCTYPE html><style>{theme_variables(theme)}{html.static(f'{name}.css')}"
         "body{margin:0;background:var(--jp-layout-color0)}</style>"
         f"<body data-jp-theme-light={is_light}><div id=root></div></body>"
     )
-    named = f"{page.script(name, *PARTS.get(name, ()))}\n//# sourceURL={name}.js"
+    named = f"{html.script(name, *PARTS.get(name, ()))}\n//# sourceURL={name}.js"
     source = b64encode(named.encode()).decode()
     tab.evaluate(_MOUNT, [f"data:text/javascript;base64,{source}", state])
 

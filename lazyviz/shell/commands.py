@@ -1,21 +1,24 @@
-"""`%lazy status`, `metrics`, `live`, `step`, `why`, `cache` and others: what a session did and holds."""
+"""The views of `%lazy`: what is pending, what ran and why it was compiled, programs, time and memory."""
 
 from __future__ import annotations
 
+import inspect
+import re
 import shlex
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
+from lazygraph.errors import HloError
+from lazygraph.read.hlo import with_lines, with_named_files
+from lazyviz import formatters, views
 from lazyviz import session as sessions
-from lazyviz import views
-from lazyviz.doc import Doc, Drawn, Part, Sentence
+from lazyviz.doc import Code, Doc, Drawn, Part, Sentence
 from lazyviz.foreign.metrics_parse import parse_report
-from lazyviz.inspection import executables, live, tables
-from lazyviz.inspection.cuts import cut_of
+from lazyviz.inspection import live, tables
+from lazyviz.inspection.graph_breaks import break_of
 from lazyviz.render import text
-from lazyviz.render.cuts import cut_html, cut_text
-from lazyviz.shell.expressions import names_hint
 from lazyviz.views import (
     CHANGES,
     PASSED_ON,
@@ -23,6 +26,7 @@ from lazyviz.views import (
     RESOURCES,
     Command,
     ReportPart,
+    names_hint,
     view,
 )
 
@@ -31,10 +35,15 @@ if TYPE_CHECKING:
 
     from lazyviz.views import Typed
 
+
 _EXPORT = "--export"
 _METRICS_OPTIONS = ("--legacy", "--raw")
 _REPORT_OPTIONS = ("--force", "--no-source")
 _KIB = 2**10
+
+_GRAPH = re.compile(r"graph\.\d+")
+_STABLEHLO = "--stablehlo"
+_MAX_LISTED = 400_000  # characters; what a notebook still opens quickly with
 
 
 @view(
@@ -93,13 +102,11 @@ def _why(asked: Command) -> Part:
         found = asked.runtime.explain(step)
     if found is None:
         return tables.why(None, None)
-    graph, cut = (
-        asked.runtime.graph_of_step(found.step),
-        cut_of(asked.runtime, found.step),
-    )
+    graph = asked.runtime.graph_of_step(found.step)
+    drawn = break_of(asked.runtime, found.step)
     parts: list[Part] = [tables.why(found, graph)]
-    if cut is not None:
-        parts.append(Drawn(cut_text(cut), lambda: cut_html(cut, is_open=True)))
+    if drawn is not None:
+        parts.append(drawn.doc(is_open=True))
     return Doc(parts)
 
 
@@ -117,14 +124,13 @@ def _graphs(asked: Command) -> Doc:
     topic=RESOURCES,
     offers=lambda at: views.options(_EXPORT)(at) if not at.given else (),
 )
-def _timeline(asked: Command) -> Doc | None:
+def _timeline(asked: Command) -> Doc:
     from lazyviz.timing import timeline as timelines
 
     with views.refused():
         shown = timelines.run_magic(asked.session, asked.rest)
     if isinstance(shown, timelines.TimelineShown):
-        shown.show(asked.shell)
-        return None
+        return shown.doc()
     return Doc([Sentence(f"Written to {shown}. https://ui.perfetto.dev opens it.")])
 
 
@@ -135,17 +141,15 @@ def _timeline(asked: Command) -> Doc | None:
     topic=RESOURCES,
 )
 def _compile(asked: Command) -> Doc:
-    from lazyviz.timing import compile_share
+    from lazyviz.timing import compile_time
 
     step = asked.step("alone, it tells of what is pending, or of the latest compile.")
     graph = asked.runtime.pending_graph() if step is None else None
     with views.refused():
         if graph is not None and graph.nodes:
             expected = asked.session.expectations
-            shares = compile_share.of_pending(asked.runtime, graph, expected)
-        else:
-            shares = compile_share.of_step(asked.runtime, step)
-    return shares.doc()
+            return compile_time.of_pending(asked.runtime, graph, expected)
+        return compile_time.of_step(asked.runtime, step)
 
 
 @view(
@@ -183,7 +187,7 @@ def _live(asked: Command) -> Doc:
     found = live.report(runtime, shell, chosen)
 
     def widget() -> Any:
-        from lazyviz.widgets.live_view import LiveView
+        from lazyviz.widgets import LiveView
 
         return LiveView(runtime, shell, chosen, "lzl-twin")
 
@@ -196,7 +200,7 @@ def _cache_words(at: Typed) -> Iterable[str]:
         case []:
             return ("--sort", "drop")
         case ["--sort"]:
-            return executables.ORDERS
+            return tables.ORDERS
         case ["drop"]:
             return ("all", "older")
     return ()
@@ -215,20 +219,20 @@ def _cache(asked: Command) -> Doc:
     command, *words = asked.rest.split() or [""]
     with views.refused():
         if command == "drop":
-            return Doc([Sentence(executables.drop(runtime, words))])
+            return Doc([Sentence(tables.drop(runtime, words))])
         if command == "--sort" and len(words) == 1:
-            found = executables.ordered(runtime.cached_executables(), words[0])
-            return executables.doc(found)
+            found = tables.ordered(runtime.cached_executables(), words[0])
+            return tables.doc(found)
     if command:
-        raise UsageError(executables.unknown(asked.rest))
+        raise UsageError(tables.unknown(asked.rest))
     entries = runtime.cached_executables()
 
     def widget() -> Any:
-        from lazyviz.widgets.cache_view import CacheView
+        from lazyviz.widgets import CacheView
 
         return CacheView(runtime, "lzx-twin")
 
-    shown = executables.doc(entries)
+    shown = tables.doc(entries)
     return Doc([shown], css_class="lzx-twin", live=widget if entries else None)
 
 
@@ -337,3 +341,229 @@ def _help(asked: Command) -> Doc:
     if asked.rest and asked.rest not in {*views.VIEWS, *views.CELL_USAGE}:
         raise UsageError(views.unknown(asked.rest))
     return views.help_page(asked.rest)
+
+
+@view(
+    "graph",
+    magic="[EXPR]",
+    help="draw the pending graph, of everything or of one tensor",
+    topic=PENDING,
+    offers=views.tensors,
+)
+def _graph(asked: Command) -> Doc:
+    graph = asked.graph(asked.rest)
+    hint = f"%lazy explore {asked.rest}".strip() + ": click an op to see its value"
+    return formatters.graph_doc(graph, hint)
+
+
+@view(
+    "explore",
+    magic="[EXPR]",
+    help="the same to walk through: click an op to see its value; EXPR may also be a step's "
+    "number, a graph, HLO text or a path in quotes",
+    topic=PENDING,
+    offers=views.tensors,
+)
+def _explore(asked: Command) -> Doc:
+    from lazyviz.inspection import exploring
+
+    things = _explored(asked)
+    with views.refused(f"%lazy explore {asked.rest}: ", HloError):
+        found = exploring.explore(*things)
+    if found.is_empty:
+        computed = f"{asked.rest} is computed already: nothing is pending for it."
+        return Doc([Sentence(computed if asked.rest else "Nothing is pending.")])
+    return found.doc()
+
+
+def _explored(asked: Command) -> list[Any]:
+    """Return what an expression names: tensors, a step, a graph, a program."""
+    if not asked.rest:
+        _ = asked.runtime
+        return []
+    value = asked.value(asked.rest)
+    is_program = isinstance(value, (int, str, PurePath)) or any(
+        hasattr(value, name) for name in ("lower", "known_hlo", "holdings")
+    )
+    return [value] if is_program else asked.tensors_of(asked.rest, value)
+
+
+@view(
+    "ir",
+    magic="[EXPR]",
+    help="list its ops as text, each with the line it came from",
+    topic=PENDING,
+    offers=views.tensors,
+)
+def _ir(asked: Command) -> Doc:
+    graph = asked.graph(asked.rest)
+    names = asked.session.input_names_in(graph)
+    lines = [text.listing(graph, names=names), *text.number_lines(graph)]
+    return _listed("\n".join(lines), "print(lazyrt.pending_graph().to_text())")
+
+
+@view(
+    "hlo",
+    magic="[EXPR]",
+    help=f"its HLO as XLA optimised it; {_STABLEHLO}: as lowered",
+    topic=PENDING,
+    offers=lambda at: (
+        at.tensors if _STABLEHLO in at.given else (*at.tensors, _STABLEHLO)
+    ),
+)
+def _hlo(asked: Command) -> Doc:
+    words = asked.rest.split()
+    unknown = [word for word in words if word.startswith("--") and word != _STABLEHLO]
+    if unknown or words.count(_STABLEHLO) > 1:
+        raise UsageError(
+            f"%lazy hlo has no option {[*unknown, _STABLEHLO][0]}. Its only option is "
+            f"{_STABLEHLO}."
+        )
+    dialect = "stablehlo" if _STABLEHLO in words else "hlo"
+    graph = asked.graph(asked.rest.replace(_STABLEHLO, "").strip())
+    shown = with_lines if dialect == "hlo" else with_named_files
+    call = f"print(lazyrt.pending_graph().lower().as_text({dialect!r}))"
+    return _listed(shown(graph.lower().as_text(dialect), file_text), call)
+
+
+def _listed(listing: str, whole: str) -> Doc:
+    """Return a listing; no more of it than a notebook takes.
+
+    Args:
+        listing: The text.
+        whole: What gives all of it.
+    """
+    if len(listing) > _MAX_LISTED:
+        end = listing.rfind("\n", 0, _MAX_LISTED)
+        more = text.plural(listing.count("\n", end + 1) + 1, "line")
+        listing = f"{listing[:end]}\n... {more} more; {whole} gives all of them"
+    return Doc([Code(listing)])
+
+
+@view(
+    "nan",
+    magic="[EXPR]",
+    help="the ops where NaN and infinities of pending tensors begin, with the numbers that they "
+    "were made of",
+    topic=PENDING,
+    offers=views.tensors,
+)
+def _nan(asked: Command) -> Doc:
+    from lazyviz.inspection import numerics
+
+    runtime = asked.runtime
+    if asked.rest:
+        tensors = asked.tensors(asked.rest)
+        if not any(map(runtime.is_pending, tensors)):
+            said = numerics.computed_text(runtime, asked.rest, tensors)
+            return Doc([Sentence(said)])
+    return numerics.find_in(asked.graph(asked.rest)).doc()
+
+
+def _two_programs(at: Typed) -> Iterable[str]:
+    return ("last", *at.tensors) if not at.given else ()
+
+
+@view(
+    "diff",
+    help={
+        "A B": "what differs between two steps, pending tensors, or programs",
+        "last": "the same for the latest new graph and the nearest one before it",
+    },
+    offers=_two_programs,
+)
+def _diff(asked: Command) -> Doc:
+    from lazyviz.inspection import comparison
+
+    runtime = asked.runtime
+    words = _words(asked.rest)
+    if words == ["last"]:
+        steps = comparison.last_two(runtime)
+        if steps is None:
+            raise UsageError(
+                "%lazy diff last needs two steps with different graphs, and this session "
+                "has none. Run the training cell once more, or name two steps."
+            )
+        words = [str(step) for step in steps]
+    if len(words) != 2 or "last" in words:  # noqa: PLR2004
+        raise UsageError(
+            f"%lazy diff takes `last`, or two programs, such as %lazy diff 11 12: steps, "
+            f"variables, or paths in quotes; it got {asked.rest!r}. %lazy step lists the steps."
+        )
+    programs = [_program(asked, word) for word in words]
+    with views.refused(f"%lazy diff {asked.rest}: ", HloError):
+        found = comparison.compare(*programs)
+    return found.doc()
+
+
+def _part_of_a_program(at: Typed) -> Iterable[str]:
+    if len(at.given) > 1:
+        return ()
+    functions = (k for k, v in at.namespace.items() if inspect.isfunction(v))
+    return (*at.tensors, *functions) if at.given else at.tensors
+
+
+@view(
+    "minimise",
+    magic="A B",
+    help="the smallest part of program A that B lacks, or, where B is a function of a graph, the "
+    "smallest for which it is true",
+    offers=_part_of_a_program,
+)
+def _minimise(asked: Command) -> Doc:
+    from lazyviz.inspection import comparison
+
+    _ = asked.runtime
+    words = _words(asked.rest)
+    if len(words) != 2:  # noqa: PLR2004
+        raise UsageError(
+            f"%lazy minimise takes a program and what to look for, such as %lazy minimise "
+            f"12 11 (what step 12 has and step 11 lacks) or %lazy minimise 12 shows (a "
+            f"function of a graph); it got {asked.rest!r}. %lazy step lists the steps."
+        )
+    program, wanted = (_program(asked, word) for word in words)
+    find = comparison.minimise if callable(wanted) else comparison.minimise_lacked
+    with views.refused(f"%lazy minimise {asked.rest}: ", HloError):
+        found = find(program, wanted)
+    return found.doc()
+
+
+@view(
+    "replicas",
+    magic="FOLDER",
+    help="which of several replicas went another way, from what each has recorded "
+    "(LAZYRT_RECORD=folder) or torch_xla has dumped",
+)
+def _replicas(asked: Command) -> Doc:
+    from lazyviz.divergence.report import replicas
+
+    with views.refused(f"%lazy replicas {asked.rest}: "):
+        paths = shlex.split(asked.rest)
+        if not paths:
+            raise UsageError(
+                "%lazy replicas takes a folder that processes recorded into, or a file of each; "
+                "it got nothing. Run the program with LAZYRT_RECORD=steps, then %lazy replicas "
+                "steps."
+            )
+        return replicas(paths).doc()
+
+
+def _program(asked: Command, word: str) -> Any:
+    if word.isdecimal():
+        return int(word)
+    return word if _GRAPH.fullmatch(word) else asked.value(word)
+
+
+def _words(rest: str) -> list[str]:
+    """Return the words of a line; what stands in quotes is one, with them."""
+    try:
+        return shlex.split(rest, posix=False)
+    except ValueError:  # a quote without its end, which `value` tells of
+        return rest.split()
+
+
+def file_text(file: str) -> str:
+    """Return what the reader knows a file as: `cell 3`, else its path."""
+    current = sessions.current()
+    cell = current.cell_of_file(file) if current is not None else None
+    return file if cell is None else f"cell {cell}"

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import anywidget
 import traitlets
 
-from lazyviz.widgets import page
+from lazyviz.render.html import script, static
 
 if TYPE_CHECKING:
-    from lazyviz.timing.expected import Wait
+    from lazyviz.timing.compile_time import Wait
 
 _VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -30,8 +30,8 @@ class WaitView(anywidget.AnyWidget):
         number: Of the wait that is shown; a click that comes after its end says an old one.
     """
 
-    _esm = page.script("wait_view")
-    _css = page.style("wait_view")
+    _esm = script("wait_view")
+    _css = static("wait_view.css")
 
     number = traitlets.Int().tag(sync=True)
     active = traitlets.Bool().tag(sync=True)

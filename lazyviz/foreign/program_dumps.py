@@ -1,22 +1,44 @@
-"""A folder that XLA wrote with `--xla_dump_to`, or `lazyrt.dump_graphs`: modules in stages."""
+"""Programs that stand in a text or a folder: HLO, StableHLO, IR, and the modules of a dump.
+
+A folder is what XLA wrote with `--xla_dump_to`, or `lazyrt.dump_graphs`: modules in stages.
+"""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from lazygraph.errors import HloSyntaxError
+from lazygraph.read import torch_ir
 from lazygraph.read.hlo_module import instruction_count
+from lazygraph.types import type_bytes
 from lazyviz.doc import Code, Doc, Fold, Note, Table
-from lazyviz.foreign.evidence import Evidence, EvidenceError
+from lazyviz.foreign.evidence import Evidence, EvidenceError, ranked
 from lazyviz.render import text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from lazygraph import Graph
+    from lazygraph.read.torch_ir import IrNode
 
+_PROGRAM_HEADER = [
+    "program",
+    "name",
+    "nodes",
+    "inputs",
+    "input size",
+    "outputs",
+    "dead",
+]
+_MAX_OPS = 12
+_MAX_NODES = 2_000
+_MAX_PLACES = 8
 _BEFORE = ("before_optimizations.txt", "before_optimisation.hlo")
 _AFTER = re.compile(r"(?:\w+_)?after_optimizations\.txt|after_optimisation\.hlo")
 # What `lazyrt.dump_graphs` writes of each graph.
@@ -28,7 +50,123 @@ _ALIASES = {"ir": "ir.txt", "stablehlo": "stablehlo.mlir"}
 _STAGES = ("before", "ir", "stablehlo", "after")
 _MAX_NAMED = 4
 _PASS = re.compile(r"(\d{4})\.(.+)\.txt")
-_HEADER = ["module", "name", "before", "after", "passes", "files", "bytes"]
+_MODULE_HEADER = ["module", "name", "before", "after", "passes", "files", "bytes"]
+
+
+def parse_ir(text: str, line: int = 1) -> tuple[IrNode, ...]:
+    """Return the nodes of an IR graph in text form; see `lazygraph`.
+
+    Raises:
+        EvidenceError: It does not follow the form.
+    """
+    with _as_evidence():
+        return torch_ir.parse_ir(text, line)
+
+
+def parse_dot(text: str, line: int = 1) -> tuple[IrNode, ...]:
+    """Return the nodes of an IR graph in DOT form; see `lazygraph`.
+
+    Raises:
+        EvidenceError: It does not follow the form.
+    """
+    with _as_evidence():
+        return torch_ir.parse_dot(text, line)
+
+
+@contextmanager
+def _as_evidence() -> Iterator[None]:
+    try:
+        yield
+    except HloSyntaxError as error:
+        raise EvidenceError(error.message, error.line) from error
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Programs(Evidence):
+    """The programs of a text, in its order.
+
+    Attributes:
+        graphs: Their graphs in normal form, for `lazygraph`.
+    """
+
+    graphs: tuple[Graph, ...]
+
+    def doc(self) -> Doc:
+        """Return a table of the programs, their most frequent ops and places; nodes are folded."""
+        folds = (
+            Fold(
+                f"program {number} {graph.name}: {text.plural(len(graph), 'node')}",
+                [Code(_listing(graph))],
+            )
+            for number, graph in enumerate(self.graphs, 1)
+        )
+        table, notes = Table(_PROGRAM_HEADER, self._rows()), map(Note, self._notes())
+        return Doc([table, *notes, *folds], css_class="lazyviz-programs", gap="\n\n")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the nodes as plain data."""
+        return {
+            "programs": [
+                {
+                    "name": graph.name,
+                    "nodes": [node._asdict() for node in graph],
+                    "outputs": list(graph.outputs),
+                    "dead": [dead._asdict() for dead in graph.dead],
+                }
+                for graph in self.graphs
+            ]
+        }
+
+    def _rows(self) -> list[list[object]]:
+        return [
+            [
+                number,
+                graph.name,
+                len(graph),
+                len(graph.inputs),
+                text.size(sum(type_bytes(graph.types[node]) for node in graph.inputs)),
+                len(graph.outputs),
+                len(graph.dead),
+            ]
+            for number, graph in enumerate(self.graphs, 1)
+        ]
+
+    def _notes(self) -> list[str]:
+        ops = Counter(op for graph in self.graphs for op in graph.ops)
+        places = Counter(
+            graph.site(node) for graph in self.graphs for node in range(len(graph))
+        )
+        places.pop("", None)
+        notes = ["ops: " + ranked(ops, _MAX_OPS)]
+        return [*notes, "lines: " + ranked(places, _MAX_PLACES)] if places else notes
+
+
+def parse_programs(source: str | bytes) -> Programs:
+    """Read every program of a text, or of a serialised HLO proto.
+
+    Raises:
+        EvidenceError: It holds none, or one that does not follow its format.
+    """
+    import lazygraph as hlo
+
+    try:
+        if isinstance(source, bytes):
+            return Programs((hlo.parse(source),))
+        return Programs(tuple(hlo.parse_all(source)))
+    except hlo.HloError as error:
+        raise EvidenceError(str(error)) from None
+
+
+def _listing(graph: Graph) -> str:
+    lines = []
+    for node in islice(graph, _MAX_NODES):
+        operands = ", ".join(
+            graph.names[operand] or f"#{operand}" for operand in node.operands
+        )
+        place = f"  # {node.site}" if node.site else ""
+        name = node.name or f"#{node.id}"
+        lines.append(f"{name} = {node.type} {node.op}({operands}){place}")
+    return "\n".join([*lines, *text.more(len(graph) - _MAX_NODES, "node")])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +311,7 @@ class XlaDump(Evidence):
             ]
             for module in self.modules
         ]
-        return Table(_HEADER, rows).filled()
+        return Table(_MODULE_HEADER, rows).filled()
 
 
 def read_xla_dump(folder: Path) -> XlaDump:

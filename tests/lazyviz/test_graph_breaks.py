@@ -1,4 +1,4 @@
-"""Where a step is cut, and where it was before, drawn on rows and on the source."""
+"""Where a program breaks into graphs, and where it did before, on rows and on the source."""
 
 import re
 from base64 import b64decode
@@ -7,10 +7,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import lazyrt
-from lazyviz.inspection.cuts import cut_of, cuts_of
 from lazyviz.inspection.exploring import explore
-from lazyviz.render import strip_html
-from lazyviz.render.cuts import Cut, Part, Row, cut_html, cut_text
+from lazyviz.inspection.graph_breaks import GraphBreak, Piece, Row, break_of, breaks_of
 from lazyviz.render.strip import Strip
 from tests.conftest import displayed
 from tests.harness import cold_start
@@ -46,22 +44,22 @@ def test_a_mark_in_the_middle_is_drawn_across_the_cell(fresh):
     """Two graphs of four ops; a line between the lines with the sizes of both halves."""
     _, (page, *_) = run(fresh, CHAIN.format(first="", second=MARK))
 
-    (cut,) = cuts_of(lazyrt, [lazyrt.compiled_graphs()[-2].first_step])
+    (found,) = breaks_of(lazyrt, [lazyrt.compiled_graphs()[-2].first_step])
     number = fresh.execution_count - 1
-    assert cut_text(cut).splitlines() == [
-        "where the program is cut: 2 graphs of 4 and 4 ops",
+    assert found.text().splitlines() == [
+        "where the graph breaks: 2 graphs of 4 and 4 ops",
         "now  4 ops (lines 6 to 7) │ 4 ops (lines 8 to 9)",
         f"cell {number}",
         " 5 │",
         " 6 │ a = x.exp().tanh()   ← 2 ops",
         " 7 │ b = a.sin().cos()   ← 2 ops",
-        f"   ├──────────── cut after 4 ops: mark_step() at cell {number} line 8",
+        f"   ├──────────── graph break after 4 ops: mark_step() at cell {number} line 8",
         " 8 │ lazyrt.mark_step(); c = b.relu().square()   ← 2 ops",
         " 9 │ d = c.sqrt().neg()   ← 2 ops",
         "10 │ lazyrt.mark_step()",
     ]
-    assert "where the program is cut: 2 graphs of 4 and 4 ops" in page
-    assert f"cut after 4 ops: mark_step() at cell {number} line 8" in page
+    assert "where the graph breaks: 2 graphs of 4 and 4 ops" in page
+    assert f"graph break after 4 ops: mark_step() at cell {number} line 8" in page
 
 
 def test_a_step_that_compiled_nothing_and_one_that_is_gone_have_no_cut(fresh):
@@ -70,9 +68,9 @@ def test_a_step_that_compiled_nothing_and_one_that_is_gone_have_no_cut(fresh):
     run(fresh, CHAIN.format(first="", second=MARK))
 
     assert lazyrt.graph_of_step(first + 3) is lazyrt.graph_of_step(first)
-    assert cuts_of(lazyrt, [first + 3, 10**9]) == ()
-    assert cut_of(lazyrt, 10**9) is None
-    assert len(cuts_of(lazyrt, [first, first + 1, first])) == 1
+    assert breaks_of(lazyrt, [first + 3, 10**9]) == ()
+    assert break_of(lazyrt, 10**9) is None
+    assert len(breaks_of(lazyrt, [first, first + 1, first])) == 1
 
 
 def test_a_moved_mark_is_drawn_where_it_was_and_where_it_is(fresh, capsys):
@@ -86,31 +84,30 @@ def test_a_moved_mark_is_drawn_where_it_was_and_where_it_is(fresh, capsys):
         f"graph break: the graph ends earlier, at mark_step() at cell {now} line 7, "
         f"not mark_step() at cell {before} line 8"
     )
-    assert f"where the cut lies: {moved}" in page
+    assert moved in page
     why = run(fresh, "%lazy why")[0][0].splitlines()
-    drawn = why[why.index(f"where the cut lies: {moved}") + 1 :]
+    drawn = why[why.index(moved) + 1 :]
     assert drawn[:2] == [
         "before  4 ops (lines 6 to 7) │ 4 ops (lines 8 to 9)",
         "now     2 ops (line 6) │ 6 ops (lines 7 to 9)",
     ]
     assert (
-        f"   ├──────────── cut after 2 ops: mark_step() at cell {now} line 7" in drawn
+        f"   ├──────────── graph break after 2 ops: mark_step() at cell {now} line 7"
+        in drawn
     )
-    old = (
-        f"   ├┄┄┄┄┄┄┄┄┄┄┄┄ cut before, after 4 ops: mark_step() at cell {before} line 8"
-    )
+    old = f"   ├┄┄┄┄┄┄┄┄┄┄┄┄ earlier graph break after 4 ops: mark_step() at cell {before} line 8"
     assert drawn.index(old) > drawn.index(f"cell {before}") > drawn.index(f"cell {now}")
 
 
-def test_an_evaluation_that_reads_is_not_drawn_as_a_cut_of_the_training(fresh):
-    """One graph now and one before: neither has a rest that was cut off."""
+def test_an_evaluation_that_reads_is_not_drawn_as_a_break_of_the_training(fresh):
+    """One graph now and one before: neither has a rest that was broken off."""
     run(fresh, CHAIN.format(first="", second=""))
     _, (page, *_) = run(fresh, "x.exp().tanh().sin().sum().item()")
 
     why = lazyrt.explain()
     assert why is not None
     assert why.top.kind == "other_step"
-    assert "cut before" not in page
+    assert "earlier graph break" not in page
 
 
 def test_both_places_lie_on_one_source_where_it_is_the_same_file(fresh, tmp_path):
@@ -122,10 +119,10 @@ def test_both_places_lie_on_one_source_where_it_is_the_same_file(fresh, tmp_path
         code = compile(script.read_text(), str(script), "exec")
         exec(code, {"__name__": "__main__"})  # noqa: S102
 
-    cut = cut_of(lazyrt, lazyrt.compiled_graphs()[-1].first_step)
+    found = break_of(lazyrt, lazyrt.compiled_graphs()[-1].first_step)
 
-    assert cut is not None
-    (listing,) = cut.listings
+    assert found is not None
+    (listing,) = found.listings
     assert listing.place == "train.py"
     rules = {line.number: [r.when for r in line.rules] for line in listing.lines}
     assert (rules[7], rules[8]) == (["now"], ["before"])
@@ -137,25 +134,25 @@ def explored(step):
     return view.explorer, view.explorer.overview(), view
 
 
-def test_the_explorer_draws_the_cut_and_colours_the_ops_that_it_moved(fresh):
+def test_the_explorer_draws_the_break_and_colours_the_ops_that_it_moved(fresh):
     for marks in ({"first": "", "second": MARK}, {"first": MARK, "second": ""}):
         run(fresh, CHAIN.format(**marks))
     first, second = [each.first_step for each in lazyrt.compiled_graphs()[-2:]]
 
     explorer, panel, view = explored(second)
-    (reply, *_) = explorer.handle({"kind": "overlay", "name": "cut"})
+    (reply, *_) = explorer.handle({"kind": "overlay", "name": "break"})
 
-    assert ["cut", "moved cut"] in explorer.controls["overlay"]
+    assert ["break", "moved graph break"] in explorer.controls["overlay"]
     notes = {box.label.split(" = ")[-1]: box.note for box in explorer.shown.boxes}
     assert (notes["sin"], notes["cos"]) == ("in part 1 before", "in part 1 before")
     assert {notes[op] for op in ("relu", "pow", "sqrt", "neg")} == {"in this part"}
-    assert "where ops were before the cut was moved" in reply["legend"]
-    assert 'class="lzg-cut"' in panel
+    assert "where ops were before the break moved" in reply["legend"]
+    assert 'class="lzg-break"' in panel
     assert "before: 4 ops (lines 6 to 7) │ 4 ops (lines 8 to 9); now: 2 ops" in panel
-    assert "cut before, after 4 ops: mark_step()" in panel
-    assert "cut before, after 4 ops: mark_step()" in view.to_text()
-    assert "cut before, after 4 ops: mark_step()" in view.to_html()
-    assert "cut" not in dict(explored(first)[0].controls["overlay"])  # nothing came
+    assert "earlier graph break after 4 ops: mark_step()" in panel
+    assert "earlier graph break after 4 ops: mark_step()" in view.to_text()
+    assert "earlier graph break after 4 ops: mark_step()" in view.to_html()
+    assert "break" not in dict(explored(first)[0].controls["overlay"])  # nothing came
 
 
 def test_both_programs_are_drawn_whole_after_both_have_run_again(fresh):
@@ -164,21 +161,21 @@ def test_both_programs_are_drawn_whole_after_both_have_run_again(fresh):
             run(fresh, CHAIN.format(**marks))
     last = lazyrt.compiled_graphs()[-1].first_step
 
-    cut = cut_of(lazyrt, last)
+    found = break_of(lazyrt, last)
 
-    assert cut is not None
-    sizes = {row.when: [part.ops for part in row.parts] for row in cut.rows}
+    assert found is not None
+    sizes = {row.when: [part.ops for part in row.parts] for row in found.rows}
     assert sizes == {"before": [4, 4], "now": [2, 6]}
 
 
-def test_the_explorer_draws_a_cut_that_has_not_moved_without_its_colours(fresh):
+def test_the_explorer_draws_a_break_that_has_not_moved_without_its_colours(fresh):
     run(fresh, CHAIN.format(first="", second=MARK))
     last = lazyrt.compiled_graphs()[-1].first_step
 
     explorer, panel, _ = explored(last)
 
-    assert "where the program is cut: 2 graphs of 4 and 4 ops" in panel
-    assert "cut" not in dict(explorer.controls["overlay"])
+    assert "where the graph breaks: 2 graphs of 4 and 4 ops" in panel
+    assert "break" not in dict(explorer.controls["overlay"])
 
 
 READ = """
@@ -191,67 +188,67 @@ b = a.sin().cos()
 """
 
 
-def test_a_pending_graph_is_drawn_behind_the_read_that_cut_it_off(fresh):
+def test_a_pending_graph_is_drawn_after_the_read_that_broke_it_off(fresh):
     run(fresh, READ)
     number = fresh.execution_count - 1
 
     view = explore()
     panel = view.explorer.overview()
 
-    assert view.explorer.cut is not None
-    assert cut_text(view.explorer.cut).splitlines() == [
-        f"this graph goes on behind a cut: read by .item() at cell {number} line 5",
+    assert view.explorer.graph_break is not None
+    assert view.explorer.graph_break.text().splitlines() == [
+        f"this graph continues after a graph break: read by .item() at cell {number} line 5",
         "now  3 ops (lines 4 to 5) │ 2 ops (line 6)",
         f"cell {number}",
         "3 │ lazyrt.mark_step()",
         "4 │ a = x.exp().tanh()   ← 2 ops",
         "5 │ print(a.sum().item())   ← 1 op",
-        f"  ├──────────── cut after 3 ops: read by .item() at cell {number} line 5",
+        f"  ├──────────── graph break after 3 ops: read by .item() at cell {number} line 5",
         "6 │ b = a.sin().cos()   ← 2 ops",
     ]
-    assert "this graph goes on behind a cut" in panel
-    assert 'class="lzg-cut"' in panel
-    assert "cut after 3 ops: read by .item()" in view.to_text() + view.to_html()
+    assert "this graph continues after a graph break" in panel
+    assert 'class="lzg-break"' in panel
+    assert "graph break after 3 ops: read by .item()" in view.to_text() + view.to_html()
 
 
-def test_what_a_later_cell_does_with_the_result_goes_on_behind_the_cut(fresh):
+def test_what_a_later_cell_does_with_the_result_continues_after_the_break(fresh):
     run(fresh, READ.replace("b = a.sin().cos()", ""))
     run(fresh, "b = a.sin()")
 
-    cut = explore(fresh.user_ns["b"]).explorer.cut
+    found = explore(fresh.user_ns["b"]).explorer.graph_break
 
-    assert cut is not None
-    assert [part.ops for part in cut.rows[0].parts] == [3, 1]
+    assert found is not None
+    assert [part.ops for part in found.rows[0].parts] == [3, 1]
 
 
-def test_a_pending_graph_is_drawn_behind_the_mark_that_cut_it_off(fresh):
+def test_a_pending_graph_is_drawn_after_the_mark_that_broke_it_off(fresh):
     """Where it goes on with what was computed in front of the mark, in the same cell."""
     run(fresh, READ.replace("print(a.sum().item())", "lazyrt.mark_step()"))
     number = fresh.execution_count - 1
 
     view = explore()
 
-    assert view.explorer.cut is not None
-    assert cut_text(view.explorer.cut).splitlines() == [
-        f"this graph goes on behind a cut: mark_step() at cell {number} line 5",
+    assert view.explorer.graph_break is not None
+    assert view.explorer.graph_break.text().splitlines() == [
+        f"this graph continues after a graph break: mark_step() at cell {number} line 5",
         "now  2 ops (line 4) │ 2 ops (line 6)",
         f"cell {number}",
         "3 │ lazyrt.mark_step()",
         "4 │ a = x.exp().tanh()   ← 2 ops",
-        f"  ├──────────── cut after 2 ops: mark_step() at cell {number} line 5",
+        f"  ├──────────── graph break after 2 ops: mark_step() at cell {number} line 5",
         "5 │ lazyrt.mark_step()",
         "6 │ b = a.sin().cos()   ← 2 ops",
     ]
 
 
-def test_a_mark_at_the_end_of_a_round_or_of_a_cell_cuts_off_nothing(fresh):
+def test_a_mark_at_the_end_of_a_round_or_of_a_cell_breaks_nothing(fresh):
     loop = "h = x\nfor _ in range(3):\n    h = (h * 2).tanh()\n    if _ < 2: lazyrt.mark_step()"
     run(fresh, loop)
-    assert explore(fresh.user_ns["h"]).explorer.cut is None
+    assert explore(fresh.user_ns["h"]).explorer.graph_break is None
 
     run(fresh, READ.replace("print(a.sum().item())\nb = a.sin().cos()", "lazyrt.mark_step()"))  # fmt: skip
     run(fresh, "b = a.sin()")
-    assert explore(fresh.user_ns["b"]).explorer.cut is None
+    assert explore(fresh.user_ns["b"]).explorer.graph_break is None
 
 
 @pytest.mark.parametrize(
@@ -261,39 +258,40 @@ def test_a_mark_at_the_end_of_a_round_or_of_a_cell_cuts_off_nothing(fresh):
         "b = torch.zeros(2, device='lazyrt') + 1",  # has nothing to do with what was read
     ],
 )
-def test_a_pending_graph_that_begins_something_new_has_no_cut(fresh, source):
+def test_a_pending_graph_that_begins_something_new_has_no_break(fresh, source):
     run(fresh, READ.replace("b = a.sin().cos()", ""))
     run(fresh, source)
 
-    assert explore(fresh.user_ns["b"]).explorer.cut is None
+    assert explore(fresh.user_ns["b"]).explorer.graph_break is None
 
 
-def test_a_part_of_the_graph_has_no_drawing_of_the_cut_beside_it(fresh):
+def test_a_part_of_the_graph_has_no_drawing_of_the_break_beside_it(fresh):
     run(fresh, CHAIN.format(first="", second=MARK))
     explorer, _, _ = explored(lazyrt.compiled_graphs()[-1].first_step)
     node = explorer.shown.boxes[-1].members[0]
     list(explorer.handle({"kind": "focus", "node": node, "hops": 1}))
 
-    assert "lzg-cut" not in explorer.overview()
+    assert "lzg-break" not in explorer.overview()
     (_, back) = explorer.handle({"kind": "back", "level": 0})
-    assert "lzg-cut" in back["html"]
+    assert "lzg-break" in back["html"]
 
 
-def test_a_step_in_one_piece_is_explored_without_a_cut(fresh):
+def test_a_step_in_one_piece_is_explored_without_a_break(fresh):
     run(fresh, CHAIN.format(first="", second=""))
 
     explorer, panel, view = explored(lazyrt.compiled_graphs()[-1].first_step)
 
-    assert explorer.cut is None
-    assert "cut" not in panel + view.to_text()
+    assert explorer.graph_break is None
+    assert "graph break" not in panel + view.to_text()
 
 
 def test_the_drawing_is_a_picture_and_text_without_a_script_and_escaped():
-    parts = (Part(30, "lines 1 to 2", "read by <b>"), Part(10, "", "mark_step()"))
-    rows = (Row("before", (Part(40, "", "mark"),)), Row("now", parts))
-    page = strip_html.strip_html(Strip(cuts=(Cut("a <title>", rows),)))
+    parts = (Piece(30, "lines 1 to 2", "read by <b>"), Piece(10, "", "mark_step()"))
+    rows = (Row("before", (Piece(40, "", "mark"),)), Row("now", parts))
+    drawn = GraphBreak("a <title>", rows)
+    page = Strip(breaks=(drawn.doc(),)).to_html()
 
-    assert cut_html(Cut("a <title>", rows)) in page
+    assert drawn.to_html() in page
     assert "a &lt;title&gt;" in page
     assert "<script" not in page
     (encoded,) = re.findall(r"base64,([^\"]+)", page)
@@ -305,7 +303,7 @@ def test_the_drawing_is_a_picture_and_text_without_a_script_and_escaped():
     assert "now: 30 ops (lines 1 to 2) │ 10 ops" in page
 
 
-def test_rounds_of_a_loop_and_steps_that_end_by_themselves_are_no_cuts(fresh):
+def test_rounds_of_a_loop_and_steps_that_end_by_themselves_are_no_breaks(fresh):
     _, pages = run(
         fresh,
         "import torch\nx = torch.ones(3).to('lazyrt')\n"
@@ -326,5 +324,5 @@ def test_the_sessions_record_of_a_cell_keeps_no_source(fresh):
 
     current = session.current()
     assert current is not None
-    assert current.cells[-1].strip.cuts == ()
+    assert current.cells[-1].strip.breaks == ()
     assert current.cells[-1].strip.compiles == 2

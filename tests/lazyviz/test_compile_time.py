@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from lazyviz.timing import compile_share
-from lazyviz.timing.expected import Expectations
+from lazyviz.timing import compile_time
+from lazyviz.timing.compile_time import Expectations
 from tests.conftest import displayed
 from tests.lazyviz import fakes
 
@@ -82,7 +82,7 @@ def test_a_step_that_is_not_known_is_refused(net, capsys):
 def test_numbers_within_a_name_stay():
     ops = [("fc1", False, None), ("fc2", False, None), ("h.10.fc1", True, None)]
 
-    found = compile_share.blocks(ops)
+    found = compile_time.blocks(ops)
 
     assert [b.name for b in found] == ["fc1", "fc2", "h.*.fc1 (backward)"]
 
@@ -101,7 +101,7 @@ def test_many_blocks_are_cut_and_counted():
     expectations = Expectations()
     expectations.add(fakes.compiled(nodes=16, duration_ns=4_000_000_000))
 
-    shown = compile_share.of_pending(runtime, graph, expectations).doc().to_text()
+    shown = compile_time.of_pending(runtime, graph, expectations).to_text()
 
     assert "expected compile time: about 6.7 s (from size)" in shown
     assert "... and 25 smaller blocks" in shown

@@ -1,0 +1,279 @@
+"""What may be said of a cell: barriers, fallbacks, looks, what a loop left; each is one sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lazyviz.render import text
+
+_MAX_READ = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Barrier:
+    """The barriers of one cause at one place that ran something.
+
+    Attributes:
+        cause: Why they came, in the runtime's words: `mark_step()`, `read by .item()`, ...
+        site: The user's line, such as `cell 3 line 7`; empty where it is not known.
+        nodes: Operations that they ran, all together.
+        times: How many there were.
+        tensor: What was read, in the user's words; told only where it broke a step.
+        cut: Name of the `step()` that they broke, empty for a nameless one; None if none was.
+        duration_ns: How long they took, where they broke a step.
+    """
+
+    cause: str
+    site: str
+    nodes: int
+    times: int = 1
+    tensor: str = ""
+    cut: str | None = None
+    duration_ns: int = 0
+
+    @property
+    def origin(self) -> str:
+        """What it was, with the tensor that was read and the line."""
+        tensor = f" of {self.tensor}" if self.tensor else ""
+        where = f" at {self.site}" if self.site else ""
+        return f"{self.cause}{tensor}{where}"
+
+    def __str__(self) -> str:
+        """Return why pending ops ran, and where.
+
+        Example:
+            >>> print(Barrier(cause="read by .item()", site="cell 3 line 7", nodes=214))
+            ran 214 ops here: read by .item() at cell 3 line 7
+            >>> print(Barrier(cause="read by .item()", site="cell 3 line 7", nodes=214,
+            ...               tensor="loss", cut="", duration_ns=2_000_000))
+            graph break in a step: read by .item() of loss at cell 3 line 7 ran 214 ops on their \
+own in 2.0 ms. Read after the block, or use add_step_closure()
+        """
+        ops = text.plural(self.nodes, "op")
+        if self.cut is not None:
+            step = f"the step {self.cut}" if self.cut else "a step"
+            return (
+                f"graph break in {step}: {self.origin} ran {ops} on their own in "
+                f"{text.duration(self.duration_ns)}. Read after the block, or use "
+                "add_step_closure()"
+            )
+        many = f" in {self.times:,} barriers" if self.times > 1 else ""
+        return f"ran {ops} here{many}: {self.origin}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fallback:
+    """An operation that ran on the CPU at one place: a graph break."""
+
+    op: str
+    site: str
+    times: int = 1
+
+    def __str__(self) -> str:
+        """Return which op ran on the CPU, and where."""
+        where = f" at {self.site}" if self.site else ""
+        many = f" {self.times:,} times" if self.times > 1 else ""
+        return f"graph break: {self.op} ran on the CPU{many}{where}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SingleOps:
+    """The operations that ran one by one, in eager debug mode or op-by-op mode.
+
+    Attributes:
+        mode: `eager` or `op by op`.
+        ops: How many ran, `cache_hits` of them with an executable from memory.
+        repeats: How many of them had run before since the last barrier.
+        run_ns: Time to hand them over.
+        idle_barriers: Barriers that found nothing left to run.
+    """
+
+    mode: str
+    ops: int = 0
+    cache_hits: int = 0
+    repeats: int = 0
+    run_ns: int = 0
+    idle_barriers: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeat:
+    """Ops that ran twice because a tensor was looked at before its step had run.
+
+    Attributes:
+        tensor: What was looked at, in the user's words; empty if not known.
+        site: Where.
+        nodes: How many ops ran twice.
+        of_nodes: How many ops the steps had.
+        duration_ns: How long the looks took.
+        times: How many looks there were.
+    """
+
+    tensor: str
+    site: str
+    nodes: int
+    of_nodes: int
+    duration_ns: int
+    times: int = 1
+
+    def __str__(self) -> str:
+        """Return which work ran twice, because of which look, and what it cost.
+
+        Example:
+            >>> print(Repeat(tensor="loss", site="cell 3 line 12", nodes=214, of_nodes=563,
+            ...              duration_ns=12_000_000))
+            214 ops ran twice, 38 % of their step, 12 ms: cell 3 line 12 looked at loss before \
+its step had run. Look after it, or use add_step_closure()
+            >>> print(Repeat(tensor="what torch.distributions checks", site="vae.py:6", nodes=3,
+            ...              of_nodes=68, duration_ns=200_000, times=4))
+            3 ops ran twice, 4 % of their steps, 200 µs: vae.py:6 needed what torch.distributions \
+checks before its step had run, 4 times. validate_args=False leaves it out
+        """
+        share = round(100 * self.nodes / self.of_nodes) if self.of_nodes else 0
+        steps = "their step" if self.times == 1 else "their steps"
+        looked = f"looked at {self.tensor or 'a tensor'} before its step had run"
+        advice = "Look after it, or use add_step_closure()"
+        if is_check(self.tensor):
+            by_distributions = "torch.distributions" in self.tensor
+            looked = f"needed {self.tensor} before its step had run"
+            advice = "validate_args=False leaves it out" if by_distributions else ""
+        many = f", {self.times:,} times" if self.times > 1 else ""
+        return (
+            f"{text.plural(self.nodes, 'op')} ran twice, {share} % of {steps}, "
+            f"{text.duration(self.duration_ns)}: {self.site or 'a click or a magic'} {looked}{many}"
+            f"{f'. {advice}' if advice else ''}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """Work that a loop left pending when it ended early."""
+
+    nodes: int
+    nbytes: int
+    site: str
+
+    def __str__(self) -> str:
+        """Return what a loop left behind.
+
+        Example:
+            >>> print(Left(nodes=312, nbytes=4_300_000, site="cell 4 line 6"))
+            left pending by the loop that ended at cell 4 line 6: 312 ops, 4.1 MiB. They run at the \
+next barrier; %lazy drop drops them
+        """
+        return (
+            f"left pending by the loop that ended at {self.site}: "
+            f"{text.plural(self.nodes, 'op')}, {text.size(self.nbytes)}. They run at the next "
+            "barrier; %lazy drop drops them"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redundant:
+    """Barriers of one place that found nothing to run, and the one that came before them."""
+
+    cause: str
+    site: str
+    times: int
+    before: str
+
+    def __str__(self) -> str:
+        """Return which barrier is one too many."""
+        return (
+            f"{self.cause} at {self.site} found nothing to run, "
+            f"{self.times:,} times. Remove it: {self.before} comes before it"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """A look that had much to compute, and left its step as it was.
+
+    Attributes:
+        tensor: What was looked at, in the user's words; empty if not known.
+        site: Where.
+        nodes: How many ops ran for it.
+        duration_ns: How long they took.
+    """
+
+    tensor: str
+    site: str
+    nodes: int
+    duration_ns: int
+
+    def __str__(self) -> str:
+        """Return what a look had to run first.
+
+        Example:
+            >>> print(Looked(tensor="y", site="cell 3 line 7", nodes=830, duration_ns=2e8))
+            830 ops ran first to show y at cell 3 line 7, 200 ms; the step is as before
+        """
+        where = f" at {self.site}" if self.site else ""
+        return (
+            f"{text.plural(self.nodes, 'op')} ran first to show {self.tensor or 'a tensor'}"
+            f"{where}, {text.duration(self.duration_ns)}; the step is as before"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apart:
+    """Values that were read one by one, each by an execution of its own.
+
+    Attributes:
+        tensors: What was read, in the user's words.
+        times: How many reads there were.
+    """
+
+    tensors: tuple[str, ...]
+    times: int
+
+    def __str__(self) -> str:
+        """Return how many executions reading some values took, and how to do with one.
+
+        Example:
+            >>> print(Apart(tensors=("a", "b", "c", "d"), times=7))
+            7 values were read one by one: 7 executions. lazyrt.materialise(a, b, c, ...) reads \
+them in one
+            >>> print(Apart(tensors=("[p.grad.norm() for p in ps]",) * 4, times=4))
+            4 values were read one by one: 4 executions. lazyrt.materialise(a, b, ...) reads them in one
+        """
+        # A comprehension that is a cell's result is no tensor's name.
+        named = (name for name in self.tensors if name and " for " not in name)
+        names = [*dict.fromkeys(named)]
+        shown = ", ".join([*(names or ["a", "b"])[:_MAX_READ], "..."])
+        many = f"{self.times:,}"
+        return (
+            f"{many} values were read one by one: {many} executions. "
+            f"lazyrt.materialise({shown}) reads them in one"
+        )
+
+    @property
+    def source(self) -> str:
+        """The lines that read the same values by one execution, empty for values without a name.
+
+        Example:
+            >>> print(Apart(tensors=("a", "b", "c", "d"), times=4).source)
+            a, b, c, d = lazyrt.materialise(a, b, c, d)  # one execution; CPU tensors from here on
+            >>> print(Apart(tensors=("p.norm()",) * 7, times=7).source)
+            values = []  # before the reads
+            values.append(p.norm())  # in place of each read
+            for value in lazyrt.materialise(*values):  # one execution
+                print(value.item())
+        """
+        names = list(dict.fromkeys(self.tensors))
+        if len(names) == self.times and all(name.isidentifier() for name in names):
+            listed = ", ".join(names)
+            return f"{listed} = lazyrt.materialise({listed})  # one execution; CPU tensors from here on"
+        if len(names) != 1 or not names[0] or " for " in names[0]:
+            return ""
+        return (
+            "values = []  # before the reads\n"
+            f"values.append({names[0]})  # in place of each read\n"
+            "for value in lazyrt.materialise(*values):  # one execution\n"
+            "    print(value.item())"
+        )
+
+
+def is_check(tensor: str) -> bool:
+    """Return whether it was a library that looked, to check what it was given."""
+    return tensor.startswith("what ")

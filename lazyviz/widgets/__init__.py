@@ -1,1 +1,0 @@
-"""Views that answer clicks; each has a static twin for notebooks without a kernel."""
