@@ -59,7 +59,11 @@ def result_types(graph: Canonical) -> list[Any]:
 
 
 def emit_text(
-    graph: Canonical, called: Mapping[int, str] | None = None, *, numbered: bool = False
+    graph: Canonical,
+    called: Mapping[int, str] | None = None,
+    *,
+    numbered: bool = False,
+    fast: bool = False,
 ) -> str:
     """Return the graph as a StableHLO module with the public function `main`.
 
@@ -68,11 +72,14 @@ def emit_text(
         called: What the user calls inputs, by position: their locations.
         numbered: Whether each node's label ends in its number in the graph, ` #17`, which
             tells equal labels apart.
+        fast: Whether it is for the fast tier, where calls of functions save no time.
     """
     names: dict[Any, str] = {}
     lines: list[str] = []
     functions: dict[str, str] = {}
-    arguments = _declare_arguments(graph, names, lines, functions, called or {})
+    arguments = _declare_arguments(
+        graph, names, lines, None if fast else functions, called or {}
+    )
     for position, (number, node) in enumerate(batched(graph)):
         spec = node.spec.called
         functions.setdefault(spec.symbol, spec.text)
@@ -147,7 +154,7 @@ def _declare_arguments(
     graph: Canonical,
     names: dict[Any, str],
     lines: list[str],
-    functions: dict[str, str],
+    functions: dict[str, str] | None,
     called: Mapping[int, str],
 ) -> str:
     arguments = []
@@ -155,14 +162,15 @@ def _declare_arguments(
     for number, leaf in enumerate(graph.data):
         names[leaf] = f"%p{number}"
         arguments.append(f"%p{number}: {_tensor_type(leaf)}{_called(called, number)}")
-    on_cpu = jax_compat.device().platform == "cpu"
+    if jax_compat.device().platform != "cpu":
+        functions = None
     for name, leaves in _packed(graph):
         element = _element(leaves[0])
         extra = "x2" if name == "rng" else ""
         vector = f"tensor<{len(leaves)}{extra}x{element}>"
         arguments.append(f"%{name}: {vector}{_called(called, len(arguments))}")
         unpack = _unpack
-        if on_cpu and name != "rng" and len(leaves) > 1:
+        if functions is not None and name != "rng" and len(leaves) > 1:
             unpack = _unpack_by_call
             functions[_unpacker(name)] = _unpacking_function(name, vector, leaves[0])
         for number, leaf in enumerate(leaves):
