@@ -1,5 +1,7 @@
 """The two ways from a graph to an executable give the same numbers, and those of torch."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -178,6 +180,45 @@ def test_the_compiler_does_not_compute_what_a_step_counts(tier):
 
     assert " iota(" in executable.as_text()
     assert total.item() == (2**16 + 3) * (2**16 + 2) // 2
+
+
+def kernels_of(text):
+    """Return the distinct fused computations of HLO, without names and metadata."""
+    found = re.findall(
+        r"^%fused_computation[^{]*\{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL
+    )
+    plain = [re.sub(r", metadata=\{[^}]*\}|%[\w.\-]+", "", body) for body in found]
+    return set(plain)
+
+
+@pytest.mark.lazy_only("reads the step's program")
+def test_ops_that_differ_in_their_number_share_one_kernel():
+    counts = []
+    for size in (2, 5):
+        tensors = [lazy(torch.full((64,), k + 1.0)) for k in range(size)]
+        for k, tensor in enumerate(tensors):
+            tensor.mul_(1.25 + k).add_(0.5 - k)
+        computation = lazyrt.pending_graph(*tensors).lower()
+        text = computation.as_text()
+        counts.append(len(kernels_of(computation.as_text("hlo"))))
+
+        assert text.count("func.call @lifted_floats(") == 2 * size
+        assert text.count("func.func private @lifted_floats(") == 1
+        for k, tensor in enumerate(tensors):
+            assert torch.equal(
+                tensor.cpu(), torch.full((64,), (k + 1) * (k + 1.25) + 0.5 - k)
+            )
+
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.lazy_only("reads the step's program")
+def test_a_single_number_needs_no_function():
+    x = lazy(torch.ones(4))
+    x.mul_(1.25)
+
+    assert "@lifted_floats" not in lazyrt.pending_graph(x).lower().as_text()
+    assert x.tolist() == [1.25] * 4
 
 
 ROWS = {

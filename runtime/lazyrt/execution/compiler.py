@@ -223,7 +223,7 @@ def compile_graph(
     def build() -> Any:
         ins, outs = argument_types(graph), result_types(graph)
         start = time.perf_counter_ns()
-        text = emit_text(graph, names, numbered=numbered)
+        text = emit_text(graph, names, numbered=numbered, fast=fast)
         events.emit(
             events.LoweringFinished(
                 fingerprint=graph.fingerprint,

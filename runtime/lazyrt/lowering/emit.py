@@ -1,6 +1,8 @@
 """Graph → StableHLO text: one call for each node, one private function for each spec.
 
-Nodes that compute equal things of the rows of a tensor share a call (`batching.py`).
+Nodes that compute equal things of the rows of a tensor share a call (`batching.py`). On
+the CPU lifted numbers are read by a function that XLA does not inline: XLA compiles equal kernels
+once, and a number's position inside would make each kernel another one.
 
 Each call carries its node's scopes, module path, op and line as a location, which XLA keeps through
 optimisation, so that an instruction of the executable leads back to the user's line. Writing
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from lazyrt import jax_compat
 from lazyrt.lowering.avals import Aval
 from lazyrt.lowering.batching import batched
 from lazyrt.lowering.spec import jax_type
@@ -29,6 +32,9 @@ _ELEMENT = {
     "complex128": "complex<f64>", "float8_e4m3fn": "f8E4M3FN", "float8_e4m3fnuz": "f8E4M3FNUZ",
     "float8_e5m2": "f8E5M2", "float8_e5m2fnuz": "f8E5M2FNUZ",
 }  # fmt: skip
+
+# The attribute of a call that XLA does not inline.
+_NOT_INLINED = '{mhlo.frontend_attributes = {inlineable = "false"}}'
 
 # Labels of a function's callers that are listed.
 _MAX_CALLERS = 8
@@ -53,7 +59,11 @@ def result_types(graph: Canonical) -> list[Any]:
 
 
 def emit_text(
-    graph: Canonical, called: Mapping[int, str] | None = None, *, numbered: bool = False
+    graph: Canonical,
+    called: Mapping[int, str] | None = None,
+    *,
+    numbered: bool = False,
+    fast: bool = False,
 ) -> str:
     """Return the graph as a StableHLO module with the public function `main`.
 
@@ -62,11 +72,14 @@ def emit_text(
         called: What the user calls inputs, by position: their locations.
         numbered: Whether each node's label ends in its number in the graph, ` #17`, which
             tells equal labels apart.
+        fast: Whether it is for the fast tier, where calls of functions save no time.
     """
     names: dict[Any, str] = {}
     lines: list[str] = []
-    arguments = _declare_arguments(graph, names, lines, called or {})
     functions: dict[str, str] = {}
+    arguments = _declare_arguments(
+        graph, names, lines, None if fast else functions, called or {}
+    )
     for position, (number, node) in enumerate(batched(graph)):
         spec = node.spec.called
         functions.setdefault(spec.symbol, spec.text)
@@ -100,6 +113,11 @@ def function_places(graph: Canonical) -> dict[str, tuple[str, str, int]]:
     for number, made in batched(graph):
         node = graph.nodes[number]
         callers.setdefault(made.spec.called.symbol, {}).setdefault(label_of(node), node)
+    readers = _first_readers(graph)
+    for name, leaves in _packed(graph):
+        first = next((readers[leaf] for leaf in leaves if leaf in readers), None)
+        if first is not None:
+            callers[_unpacker(name)] = {f"lifted {name}": first}
     return {symbol: _place(found) for symbol, found in callers.items()}
 
 
@@ -136,6 +154,7 @@ def _declare_arguments(
     graph: Canonical,
     names: dict[Any, str],
     lines: list[str],
+    functions: dict[str, str] | None,
     called: Mapping[int, str],
 ) -> str:
     arguments = []
@@ -143,19 +162,20 @@ def _declare_arguments(
     for number, leaf in enumerate(graph.data):
         names[leaf] = f"%p{number}"
         arguments.append(f"%p{number}: {_tensor_type(leaf)}{_called(called, number)}")
-    for name, leaves in (
-        ("floats", graph.floats),
-        ("ints", graph.ints),
-        ("rng", graph.rng),
-    ):
-        if not leaves:
-            continue
+    if jax_compat.device().platform != "cpu":
+        functions = None
+    for name, leaves in _packed(graph):
         element = _element(leaves[0])
         extra = "x2" if name == "rng" else ""
         vector = f"tensor<{len(leaves)}{extra}x{element}>"
         arguments.append(f"%{name}: {vector}{_called(called, len(arguments))}")
+        unpack = _unpack
+        if functions is not None and name != "rng" and len(leaves) > 1:
+            unpack = _unpack_by_call
+            functions[_unpacker(name)] = _unpacking_function(name, vector, leaves[0])
         for number, leaf in enumerate(leaves):
-            lines += _pick(f"%{name}", vector, number, leaf, readers.get(leaf))
+            place = _located(f"lifted {name}", readers.get(leaf))
+            lines += unpack(name, vector, number, leaf, place)
             names[leaf] = f"%{name}_{number}"
     return ", ".join(arguments)
 
@@ -175,24 +195,57 @@ def _called(called: Mapping[int, str], number: int) -> str:
     return f' loc("{_quoted(called[number])}")' if number in called else ""
 
 
-def _pick(
-    source: str, vector: str, number: int, leaf: Leaf, reader: Node | None
+def _packed(graph: Canonical) -> list[tuple[str, tuple[Leaf, ...]]]:
+    """Return the arguments that pack several leaves: their names and these leaves."""
+    kinds = ("floats", graph.floats), ("ints", graph.ints), ("rng", graph.rng)
+    return [(name, leaves) for name, leaves in kinds if leaves]
+
+
+def _unpacker(name: str) -> str:
+    """Return the name of the function that unpacks a vector of numbers."""
+    return f"lifted_{name}"
+
+
+def _unpacking_function(name: str, vector: str, leaf: Leaf) -> str:
+    """Return the function that reads one number of a vector, given its position."""
+    row, one = f"tensor<1x{_element(leaf)}>", _tensor_type(leaf)
+    return (
+        f"func.func private @{_unpacker(name)}(%all: {vector}, %at: tensor<i64>) -> {one} {{\n"
+        f"%row = stablehlo.dynamic_slice %all, %at, sizes = [1] : ({vector}, tensor<i64>) "
+        f"-> {row}\n"
+        f"%one = stablehlo.reshape %row : ({row}) -> {one}\n"
+        f"return %one : {one}\n}}"
+    )
+
+
+def _unpack_by_call(
+    name: str, vector: str, number: int, leaf: Leaf, place: str
 ) -> list[str]:
-    """Take one packed number, or one packed RNG state, out of its vector at its reader's line."""
-    element = _element(leaf)
+    """Read one number of a vector by a call that keeps its position out of all kernels."""
+    one = f"%{name}_{number}"
+    return [
+        f"{one}_at = stablehlo.constant dense<{number}> : tensor<i64> {place}",
+        (
+            f"{one} = func.call @{_unpacker(name)}(%{name}, {one}_at) {_NOT_INLINED} : "
+            f"({vector}, tensor<i64>) -> {_tensor_type(leaf)} {place}"
+        ),
+    ]
+
+
+def _unpack(name: str, vector: str, number: int, leaf: Leaf, place: str) -> list[str]:
+    """Read one number, or one RNG state, of a vector by a slice."""
+    element, one = _element(leaf), f"%{name}_{number}"
     columns, row = (
         (", 0:2", f"tensor<1x2x{element}>")
         if leaf.shape
         else ("", f"tensor<1x{element}>")
     )
-    name = f"{source}_{number}"
-    place = _located(f"lifted {source.removeprefix('%')}", reader)
     return [
         (
-            f"{name}_row = stablehlo.slice {source} [{number}:{number + 1}{columns}] : "
+            f"{one}_row = stablehlo.slice %{name} [{number}:{number + 1}{columns}] : "
             f"({vector}) -> {row} {place}"
         ),
-        f"{name} = stablehlo.reshape {name}_row : ({row}) -> {_tensor_type(leaf)} {place}",
+        f"{one} = stablehlo.reshape {one}_row : ({row}) -> {_tensor_type(leaf)} {place}",
     ]
 
 
