@@ -6,6 +6,7 @@ raises. They run with the inference of a result's type: once for each kind of ca
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from torch import Tensor
 
@@ -28,26 +29,8 @@ if TYPE_CHECKING:
 
 # A call on more is not made again: should the CPU accept it, it would take long.
 _MOST_BYTES = 2**28
-_PLAIN = (RuntimeError, IndexError, ValueError, TypeError)
-
-
-def as_cpu_error(call: Callable[[], Any], error: Exception) -> Exception:
-    """Return the error that `call` raises on the CPU; `error` if it raises no plain one.
-
-    Args:
-        call: Makes the call on blank tensors.
-        error: What a meta kernel raised.
-    """
-    if type(error) not in _PLAIN:
-        return error
-    said = refusal(call)
-    return error if said is None else said
-
-
-def cpu_error_of(call: Callable[[], Any]) -> tuple[type[Exception], str] | None:
-    """Return type and words of the plain error that `call` raises; None if it raises none."""
-    said = refusal(call)
-    return None if said is None else (type(said), str(said))
+# What a kernel raises for a wrong call; others, such as NotImplementedError, mean something else.
+PLAIN = (RuntimeError, IndexError, ValueError, TypeError)
 
 
 def refusal(call: Callable[[], Any]) -> Exception | None:
@@ -58,12 +41,12 @@ def refusal(call: Callable[[], Any]) -> Exception | None:
             call()
     except Exception as said:  # noqa: BLE001 - any other kind is no answer
         is_of_memory = isinstance(said, MemoryError) or "allocat" in str(said)
-        return said if type(said) in _PLAIN and not is_of_memory else None
+        return said if type(said) in PLAIN and not is_of_memory else None
     return None
 
 
 def blank(value: Value) -> torch.Tensor:
-    """Return a CPU tensor of a value's type: zeros where numbers may be positions.
+    """Return zeros of a value's type on the CPU: a number may be a position.
 
     Raises:
         MemoryError: It is too large.
@@ -75,9 +58,7 @@ def blank(value: Value) -> torch.Tensor:
         reach = 1 + sum((size - 1) * stride for size, stride in pairs)
     if reach * value.dtype.itemsize > _MOST_BYTES:
         raise MemoryError
-    is_number = value.dtype.is_floating_point or value.dtype.is_complex
-    make = torch.empty if is_number else torch.zeros
-    flat = make(reach, dtype=value.dtype, device="cpu")
+    flat = torch.zeros(reach, dtype=value.dtype, device="cpu")
     return (
         flat.view(value.shape)
         if strides is None
@@ -97,8 +78,8 @@ def _require(condition: bool, message: str) -> None:  # noqa: FBT001 - reads as 
 def _uniform(x: Tensor, low: float = 0.0, high: float = 1.0, **_: object) -> None:
     _require(
         low <= high,
-        f"uniform_ got the range [{low}, {high}), which is empty. It draws from [from, to). "
-        "Pass bounds in rising order.",
+        f"uniform_ expects to return a [from, to) range, but found from={low} > to={high}. Pass "
+        "bounds in rising order.",
     )
     if x.is_floating_point():
         most = torch.finfo(x.dtype).max
@@ -179,26 +160,18 @@ def _convolution(
     )
 
 
-def _resampled(x: Tensor, *_: object) -> None:
-    _has_kernel(x, also={torch.uint8})
-
-
-def _resampled_by_weights(x: Tensor, *_: object) -> None:
-    _has_kernel(x, also={torch.complex64, torch.complex128})
-
-
-def _resampled_image(x: Tensor, *_: object) -> None:
-    _has_kernel(x, also={torch.uint8, torch.complex64, torch.complex128})
-
-
-def _averaged(x: Tensor, *_: object) -> None:
-    _has_kernel(x, also=set())
-
-
-def _has_kernel(x: Tensor, also: set[torch.dtype]) -> None:
+def _has_kernel(
+    x: Tensor, *_: object, also: Collection[torch.dtype] = (), **__: object
+) -> None:
     """Leave a dtype to the CPU that it has no kernel for: it says so."""
     if not x.is_floating_point() and x.dtype not in also:
         raise NotImplementedError(f"the CPU has no kernel for {x.dtype}")
+
+
+_COMPLEX = (torch.complex64, torch.complex128)
+_of_bytes = functools.partial(_has_kernel, also=(torch.uint8,))
+_of_complex = functools.partial(_has_kernel, also=_COMPLEX)
+_of_images = functools.partial(_has_kernel, also=(torch.uint8, *_COMPLEX))
 
 
 def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, **_: object) -> None:
@@ -248,6 +221,22 @@ def _multinomial(
     )
 
 
+# The longest permutations that the CPU draws, by dtype.
+_LONGEST = {
+    torch.uint8: 2**8, torch.int8: 2**7, torch.int16: 2**15, torch.int32: 2**31,
+    torch.int64: 2**63, torch.bfloat16: 2**63, torch.float16: 2**11 + 1,
+    torch.float32: 2**24 + 1, torch.float64: 2**53 + 1,
+}  # fmt: skip
+
+
+def _randperm(
+    n: int, *_: object, dtype: torch.dtype | None = None, **__: object
+) -> None:
+    """Leave to the CPU what it refuses."""
+    if n > _LONGEST.get(dtype or torch.int64, -1):
+        raise NotImplementedError(f"the CPU permutes fewer than {n} numbers of {dtype}")
+
+
 def _histogramdd(x: Tensor, bins: Sequence[Any], **_: object) -> None:
     _require(
         x.dim() >= 2 and len(bins) == x.shape[-1],  # noqa: PLR2004
@@ -282,14 +271,6 @@ def _extremes(x: Tensor, dim: Any = (), *_: object, **__: object) -> None:
                 f"an extreme over dimension {d} of shape {list(x.shape)} has no value: nothing is "
                 "there to choose from. Expected reduction dims to have non-zero size."
             )
-
-
-def _largest(x: Tensor) -> None:
-    _has_elements("max", x)
-
-
-def _smallest(x: Tensor) -> None:
-    _has_elements("min", x)
 
 
 def _has_elements(name: str, x: Tensor) -> None:
@@ -450,8 +431,8 @@ _CHECKS: dict[str, Callable[..., None]] = {
     "aten._foreach_pow.Scalar": _powers,
     **{f"aten.{name}": _integer_division for name in _DIVISIONS},
     "aten.index_select.default": _index_select,
-    "aten.max.default": _largest,
-    "aten.min.default": _smallest,
+    "aten.max.default": functools.partial(_has_elements, "max"),
+    "aten.min.default": functools.partial(_has_elements, "min"),
     "aten.median.dim": _median,
     "aten.nanmedian.dim": _median,
     "aten.amax.default": _extremes,
@@ -465,20 +446,22 @@ _CHECKS: dict[str, Callable[..., None]] = {
     "aten.masked_scatter.default": _masked_scatter,
     "aten.convolution.default": _convolution,
     **{
-        f"aten.{exact}{n}d.default": _resampled
+        f"aten.{exact}{n}d.default": _of_bytes
         for exact in ("upsample_nearest", "_upsample_nearest_exact")
         for n in (1, 2, 3)
     },
-    "aten.upsample_linear1d.default": _resampled_by_weights,
-    "aten.upsample_trilinear3d.default": _resampled_by_weights,
-    "aten.upsample_bilinear2d.default": _resampled_image,
-    "aten.upsample_bicubic2d.default": _resampled_image,
-    "aten._upsample_bilinear2d_aa.default": _resampled,
-    "aten._upsample_bicubic2d_aa.default": _resampled,
-    "aten._adaptive_avg_pool2d.default": _averaged,
-    "aten._adaptive_avg_pool3d.default": _averaged,
+    "aten.upsample_linear1d.default": _of_complex,
+    "aten.upsample_trilinear3d.default": _of_complex,
+    "aten.upsample_bilinear2d.default": _of_images,
+    "aten.upsample_bicubic2d.default": _of_images,
+    "aten._upsample_bilinear2d_aa.default": _of_bytes,
+    "aten._upsample_bicubic2d_aa.default": _of_bytes,
+    "aten._adaptive_avg_pool2d.default": _has_kernel,
+    "aten._adaptive_avg_pool3d.default": _has_kernel,
     "aten.index_add.default": _index_add,
     "aten.multinomial.default": _multinomial,
+    "aten.randperm.default": _randperm,
+    "aten.randperm.generator": _randperm,
     "aten._histogramdd_bin_edges.default": _histogramdd,
     "aten._histogramdd_from_bin_cts.default": _histogramdd,
     "aten._histogramdd_from_bin_tensors.default": _histogramdd,
