@@ -25,6 +25,7 @@ CALLS = {
     "windows": lambda x: x.unfold(0, 5, 1),
     "embedding": lambda x: F.embedding(x, x),
     "zeros": lambda x: torch.zeros(-1, device=x.device),
+    "polar": lambda x: torch.polar(x * 1j, x),
     "truth": bool,
     "item": lambda x: x.item(),
     "truth of nothing": lambda x: bool(x[:0]),
