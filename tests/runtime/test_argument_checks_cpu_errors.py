@@ -1,5 +1,6 @@
 """A wrong call says on the lazy device what it says on the CPU."""
 
+import itertools
 import warnings
 from typing import Any
 
@@ -330,3 +331,50 @@ def test_deterministic_algorithms_refuse_nothing_that_the_cpu_takes(name, only_w
 
     assert torch.equal(found, RUN_ALIKE[name](x))
     assert still == only_warns
+
+
+ELEMENTWISE = {
+    "hypotenuse": torch.hypot,
+    "in place": lambda x, y: x.hypot_(y),
+    "sum of exponentials": torch.logaddexp,
+    "maximum": torch.maximum,
+    "logarithm": torch.xlogy,
+    "shift": lambda x, y: x << y,
+    "shift in place": lambda x, y: (x + x).__irshift__(y),
+    "power": torch.pow,
+    "sum": torch.add,
+    "floor division": torch.floor_divide,
+    "difference": torch.rsub,
+    "bound": lambda x, y: x.clamp(0, 1) + y,
+    "sign": lambda x, y: x.sign() + y,
+    "rectified": lambda x, y: x.relu() + y,
+    "parts": torch.complex,
+    "list": lambda x, y: torch._foreach_maximum([x], [y])[0],
+}
+DTYPES = (torch.bool, torch.uint8, torch.int32, torch.float32, torch.complex64)
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_an_elementwise_op_takes_the_dtypes_that_the_cpu_takes(name):
+    call = ELEMENTWISE[name]
+
+    def outcome(device, dtypes):
+        operands = [torch.ones(2, 3).to(dtype).to(device) for dtype in dtypes]
+        try:
+            return call(*operands).dtype
+        except (RuntimeError, TypeError) as error:
+            return type(error), str(error)
+
+    for dtypes in itertools.product(DTYPES, DTYPES):
+        assert outcome(DEVICE, dtypes) == outcome("cpu", dtypes), dtypes
+
+
+def test_an_op_that_only_its_meta_kernel_refuses_is_recorded():
+    ones = torch.ones(2, dtype=torch.bool, device=DEVICE)
+    lazyrt.reset_counters()
+
+    found = ones << torch.tensor([1, 2], dtype=torch.uint8, device=DEVICE)
+
+    assert lazyrt.counters().get("cpu_fallbacks", 0) == 0
+    assert found.dtype is torch.uint8
+    assert found.tolist() == [2, 4]

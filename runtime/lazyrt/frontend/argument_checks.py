@@ -33,15 +33,20 @@ _MOST_BYTES = 2**28
 PLAIN = (RuntimeError, IndexError, ValueError, TypeError)
 
 
-def refusal(call: Callable[[], Any]) -> Exception | None:
-    """Return the error of a call on the CPU if it is of the kind that tells a user what is wrong."""
+def refusal(call: Callable[[], Any], *also: type[Exception]) -> Exception | None:
+    """Return the error of a call on the CPU if it is of the kind that tells a user what is wrong.
+
+    Args:
+        call: Makes the call.
+        also: Other kinds that do.
+    """
     try:
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
             warnings.simplefilter("ignore")
             call()
     except Exception as said:  # noqa: BLE001 - any other kind is no answer
         is_of_memory = isinstance(said, MemoryError) or "allocat" in str(said)
-        return said if type(said) in PLAIN and not is_of_memory else None
+        return said if type(said) in (*PLAIN, *also) and not is_of_memory else None
     return None
 
 
@@ -97,14 +102,6 @@ def _bernoulli(_x: Tensor, p: float, **_: object) -> None:
     )
 
 
-def _heaviside(x: Tensor, values: Tensor) -> None:
-    _require(
-        x.dtype is values.dtype,
-        "heaviside is not yet implemented for tensors with different dtypes: it got "
-        f"{x.dtype} and {values.dtype}. Convert one with `.to()`.",
-    )
-
-
 def _index_put(
     x: Tensor,
     indices: Sequence[Tensor | None],
@@ -120,15 +117,6 @@ def _index_put(
         f"{_NAMES.get(x.dtype, x.dtype)} for the destination and "
         f"{_NAMES.get(values.dtype, values.dtype)} for the source. Convert the source with "
         "`.to()`.",
-    )
-
-
-def _complex(real: Tensor, imaginary: Tensor) -> None:
-    kinds = {torch.float16, torch.float32, torch.float64}
-    _require(
-        real.dtype is imaginary.dtype and real.dtype in kinds,
-        f"complex() got parts of {real.dtype} and {imaginary.dtype}. Both need to be of one "
-        "dtype: float16, float32 or float64. Convert them with `.to()`.",
     )
 
 
@@ -343,43 +331,6 @@ def _index_select(x: Tensor, dim: int, index: Tensor) -> None:
         )
 
 
-def _subtraction(x: Any, y: Any, *_: object, **__: object) -> None:
-    kinds = [getattr(each, "dtype", type(each)) for each in (x, y)]
-    _require(
-        not {bool, torch.bool}.intersection(kinds) or kinds == [torch.bool] * 2,
-        "Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying to "
-        "invert a mask, use the `~` or `logical_not()` operator instead. Convert it with `.int()` "
-        "to calculate with it.",
-    )
-
-
-def _power(x: Tensor, exponent: Any) -> None:
-    _require(
-        not (_is_integral(x) and type(exponent) is int and exponent < 0),
-        f"Integers to negative integer powers are not allowed: {x.dtype} ** {exponent} is no whole "
-        "number. Convert the base with `.float()`.",
-    )
-
-
-def _powers(bases: Sequence[Tensor], exponent: Any) -> None:
-    for base in bases:
-        _power(base, exponent)
-
-
-def _integer_division(x: Any, divisor: Any, *_: object, **keywords: Any) -> None:
-    is_zero = not isinstance(divisor, (torch.Tensor, float)) and not divisor
-    rounds = keywords.get("rounding_mode", "floor") is not None
-    if is_zero and rounds and isinstance(x, torch.Tensor) and _is_integral(x):
-        raise RuntimeError(
-            f"ZeroDivisionError: {x.dtype} was divided by the number 0, and integers have no "
-            "infinity. Divide by another number, or convert it with `.float()`."
-        )
-
-
-def _is_integral(x: Tensor) -> bool:
-    return not x.is_floating_point() and not x.is_complex()
-
-
 # What the CPU calls the dtypes.
 _NAMES = {
     torch.bool: "Bool", torch.uint8: "Byte", torch.int8: "Char", torch.int16: "Short",
@@ -415,21 +366,8 @@ def check_overwrite(
 
 
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot")
-_DIVISIONS = (
-    "floor_divide.default",
-    "remainder.Scalar",
-    "fmod.Scalar",
-    "div.Tensor_mode",
-)
 _CHECKS: dict[str, Callable[..., None]] = {
     **{f"aten.{name}.default": _product for name in _PRODUCTS},
-    **dict.fromkeys(
-        ("aten.sub.Tensor", "aten.sub.Scalar", "aten.rsub.Tensor", "aten.rsub.Scalar"),
-        _subtraction,
-    ),
-    "aten.pow.Tensor_Scalar": _power,
-    "aten._foreach_pow.Scalar": _powers,
-    **{f"aten.{name}": _integer_division for name in _DIVISIONS},
     "aten.index_select.default": _index_select,
     "aten.max.default": functools.partial(_has_elements, "max"),
     "aten.min.default": functools.partial(_has_elements, "min"),
@@ -440,9 +378,7 @@ _CHECKS: dict[str, Callable[..., None]] = {
     "aten.aminmax.default": _extremes,
     "aten.uniform.default": _uniform,
     "aten.bernoulli.p": _bernoulli,
-    "aten.heaviside.default": _heaviside,
     "aten.index_put.default": _index_put,
-    "aten.complex.default": _complex,
     "aten.masked_scatter.default": _masked_scatter,
     "aten.convolution.default": _convolution,
     **{

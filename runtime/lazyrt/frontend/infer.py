@@ -8,8 +8,9 @@ before. Bad calls raise here, on the user's own line, with the exception that th
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
@@ -351,8 +352,47 @@ def _run_meta(func: torch._ops.OpOverload, args: Sequence[Any]) -> Any:
         kinds = {*PLAIN, AssertionError}
         if torch.Tag.dynamic_output_shape in func.tags or type(error) not in kinds:
             raise
-        raise refusal(lambda: run_blank(func, args)) or error from None
+        accepted: list[object] = []
+        said = refusal(
+            lambda: accepted.append(run_blank(func, args)), NotImplementedError
+        )
+        if not accepted:
+            raise said or error from None
+        return _describe(accepted[0])
+    _check_elements(func, args)
     return _describe(out)
+
+
+# Dtypes that the CPU computes with. Of others, such as float8, the device knows more.
+_COMMON = frozenset(
+    (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
+     torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+)  # fmt: skip
+# Elementwise ops that torch does not mark as such.
+_ELEMENTWISE = re.compile("aten::(_foreach_.*|floor_divide_?|rsub|complex|polar)")
+
+
+def _check_elements(func: torch._ops.OpOverload, args: Sequence[object]) -> None:
+    """Raise what the CPU raises for an elementwise op on these dtypes, or by this number.
+
+    A meta kernel takes more, such as integers that have no result. One element tells.
+    """
+    dtypes = {value.dtype for value in iter_values(args) if not _is_number(value)}
+    is_plain = len(dtypes) == 1 and all(dtype.is_floating_point for dtype in dtypes)
+    if not dtypes or is_plain or not dtypes <= _COMMON:
+        return
+    is_marked = torch.Tag.pointwise in func.tags
+    if not is_marked and not _ELEMENTWISE.fullmatch(func._schema.name):
+        return
+
+    def element(arg: Any) -> Any:
+        if isinstance(arg, Value) and not _is_number(arg):
+            return torch.ones([1] * len(arg.shape), dtype=arg.dtype, device="cpu")
+        return _to_cpu(arg) if isinstance(arg, Value) else decode(arg, element)
+
+    said = refusal(lambda: _call(func, [*map(element, args)]), NotImplementedError)
+    if said is not None:
+        raise said
 
 
 def run_blank(
@@ -361,7 +401,7 @@ def run_blank(
     outs: Sequence[Any] = (),
     *,
     device: str = "cpu",
-) -> None:
+) -> Any:
     """Call an op on blank tensors of a device, for what it says of a wrong call.
 
     Args:
@@ -371,7 +411,7 @@ def run_blank(
         device: `cpu` or `meta`.
     """
     convert = _to_cpu if device == "cpu" else _to_meta
-    _call(func, [*map(convert, args), *outs], device)
+    return _call(func, [*map(convert, args), *outs], device)
 
 
 def run_on_host(node: Node, values: Mapping[Value, Any]) -> Any:
@@ -419,6 +459,11 @@ def _accepting_numbers(
     return func.overloadpacket(*positional, **keywords)
 
 
+def _is_number(value: Value) -> TypeGuard[Leaf]:
+    """Return whether a value is a Python number that is an input of the graph."""
+    return isinstance(value, Leaf) and value.kind in {"float", "int"}
+
+
 def elements_of(args: Any) -> int:
     """Return how many elements the values among components of a key have."""
     if isinstance(args, Value):
@@ -428,8 +473,7 @@ def elements_of(args: Any) -> int:
 
 def _to_cpu(arg: Any) -> Any:
     if isinstance(arg, Value):
-        is_number = isinstance(arg, Leaf) and arg.kind in {"float", "int"}
-        return _to_meta(arg) if is_number else blank(arg)
+        return _to_meta(arg) if _is_number(arg) else blank(arg)
     return decode(arg, _to_cpu)
 
 
@@ -448,7 +492,7 @@ def _describe(out: Any) -> Any:
 
 def _to_meta(arg: Any) -> Any:
     if isinstance(arg, Value):
-        if isinstance(arg, Leaf) and arg.kind in {"float", "int"}:
+        if _is_number(arg):
             return 1.5 if arg.kind == "float" else 1
         strides = arg.strides
         if strides is None:
@@ -474,7 +518,7 @@ def type_key(args: Any) -> Any:
     parts: list[Any] = []
     for arg in args:
         if isinstance(arg, Value):
-            if isinstance(arg, Leaf) and arg.kind in {"float", "int"}:
+            if _is_number(arg):
                 parts.append(arg.kind)
             else:
                 parts.append((arg.shape, arg.dtype, arg.strides, Value))
