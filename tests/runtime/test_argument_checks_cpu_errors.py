@@ -27,6 +27,9 @@ CALLS = {
     "embedding": lambda x: F.embedding(x, x),
     "zeros": lambda x: torch.zeros(-1, device=x.device),
     "polar": lambda x: torch.polar(x * 1j, x),
+    "complex fill": lambda x: x.masked_fill(
+        x > 0, x.new_tensor(1j, dtype=torch.cfloat)
+    ),
     "truth": bool,
     "item": lambda x: x.item(),
     "truth of nothing": lambda x: bool(x[:0]),

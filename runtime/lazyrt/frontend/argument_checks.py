@@ -51,7 +51,9 @@ def refusal(call: Callable[[], Any], *also: type[Exception]) -> Exception | None
 
 
 def blank(value: Value) -> torch.Tensor:
-    """Return zeros of a value's type on the CPU: a number may be a position.
+    """Return a CPU tensor of a value's type: zeros, as a number may be a position.
+
+    Complex numbers are 1j, which fits no real dtype.
 
     Raises:
         MemoryError: It is too large.
@@ -63,7 +65,8 @@ def blank(value: Value) -> torch.Tensor:
         reach = 1 + sum((size - 1) * stride for size, stride in pairs)
     if reach * value.dtype.itemsize > _MOST_BYTES:
         raise MemoryError
-    flat = torch.zeros(reach, dtype=value.dtype, device="cpu")
+    fill = 1j if value.dtype.is_complex else 0
+    flat = torch.full((reach,), fill, dtype=value.dtype, device="cpu")
     return (
         flat.view(value.shape)
         if strides is None
