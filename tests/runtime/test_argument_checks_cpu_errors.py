@@ -1,5 +1,7 @@
 """A wrong call says on the lazy device what it says on the CPU."""
 
+import itertools
+import warnings
 from typing import Any
 
 import pytest
@@ -24,6 +26,10 @@ CALLS = {
     "windows": lambda x: x.unfold(0, 5, 1),
     "embedding": lambda x: F.embedding(x, x),
     "zeros": lambda x: torch.zeros(-1, device=x.device),
+    "polar": lambda x: torch.polar(x * 1j, x),
+    "complex fill": lambda x: x.masked_fill(
+        x > 0, x.new_tensor(1j, dtype=torch.cfloat)
+    ),
     "truth": bool,
     "item": lambda x: x.item(),
     "truth of nothing": lambda x: bool(x[:0]),
@@ -244,3 +250,134 @@ def test_numbers_of_any_size_that_the_cpu_takes_are_taken(number):
                 call(x.to(DEVICE))
         else:
             assert call(x.to(DEVICE)).tolist() == expected
+
+
+TOO_LARGE = {
+    "a fill": lambda x: x.fill_(1e9),
+    "a fill of a mask": lambda x: x.masked_fill_(x > 0, -1e9),
+    "a bound": lambda x: x.clamp_(0.0, 1e9),
+    "a factor": lambda x: x.add_(x, alpha=1e9),
+    "a product": lambda x: x.mul_(1e9),
+    "a sum": lambda x: x.add_(-1e9),
+    "infinity": lambda x: x.masked_fill_(x > 0, float("-inf")),
+}
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_a_float_written_in_place_is_refused_where_the_cpu_refuses_it(name):
+    call = TOO_LARGE[name]
+
+    def outcome(device):
+        x = torch.ones(2, dtype=torch.float16).to(device)
+        try:
+            return call(x).cpu()
+        except RuntimeError as error:
+            return str(error)
+
+    want, found = outcome("cpu"), outcome(DEVICE)
+
+    if isinstance(want, str):
+        assert found == want
+    else:
+        torch.testing.assert_close(found, want)
+
+
+PERMUTATIONS = [
+    (6, torch.complex64), (6, torch.bool), (6, torch.uint16), (300, torch.uint8),
+    (129, torch.int8), (2050, torch.float16), (2**24 + 2, torch.float32),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("size", "dtype"), PERMUTATIONS)
+def test_a_permutation_that_its_dtype_cannot_count_is_refused(size, dtype):
+    with pytest.raises(RuntimeError) as expected:
+        torch.randperm(size, dtype=dtype)
+
+    with pytest.raises(type(expected.value)) as found:
+        torch.randperm(size, dtype=dtype, device=DEVICE)
+
+    assert str(found.value) == str(expected.value)
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(128, torch.int8), (256, torch.uint8), (2049, torch.float16)]
+)
+def test_a_permutation_that_its_dtype_just_counts_is_recorded(size, dtype):
+    lazyrt.reset_counters()
+
+    found = torch.randperm(size, dtype=dtype, device=DEVICE)
+
+    assert lazyrt.counters().get("cpu_fallbacks", 0) == 0
+    assert found.sort()[0].tolist() == list(range(size))
+
+
+RUN_ALIKE = {
+    "median": lambda x: x.median(0)[0],
+    "median of numbers": lambda x: x.nanmedian(0)[1],
+    "mode": lambda x: x.mode(0)[0],
+    "histogram": lambda x: x.histc(3, 0, 4),
+}
+
+
+@pytest.mark.parametrize("only_warns", [False, True])
+@pytest.mark.parametrize("name", RUN_ALIKE)
+def test_deterministic_algorithms_refuse_nothing_that_the_cpu_takes(name, only_warns):
+    x = torch.tensor([3.0, 1.0, 2.0, 1.0])
+    torch.use_deterministic_algorithms(mode=True, warn_only=only_warns)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = RUN_ALIKE[name](x.to(DEVICE)).cpu()
+        still = torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+
+    assert torch.equal(found, RUN_ALIKE[name](x))
+    assert still == only_warns
+
+
+ELEMENTWISE = {
+    "hypotenuse": torch.hypot,
+    "in place": lambda x, y: x.hypot_(y),
+    "sum of exponentials": torch.logaddexp,
+    "maximum": torch.maximum,
+    "logarithm": torch.xlogy,
+    "shift": lambda x, y: x << y,
+    "shift in place": lambda x, y: (x + x).__irshift__(y),
+    "power": torch.pow,
+    "sum": torch.add,
+    "floor division": torch.floor_divide,
+    "difference": torch.rsub,
+    "bound": lambda x, y: x.clamp(0, 1) + y,
+    "sign": lambda x, y: x.sign() + y,
+    "rectified": lambda x, y: x.relu() + y,
+    "parts": torch.complex,
+    "list": lambda x, y: torch._foreach_maximum([x], [y])[0],
+}
+DTYPES = (torch.bool, torch.uint8, torch.int32, torch.float32, torch.complex64)
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_an_elementwise_op_takes_the_dtypes_that_the_cpu_takes(name):
+    call = ELEMENTWISE[name]
+
+    def outcome(device, dtypes):
+        operands = [torch.ones(2, 3).to(dtype).to(device) for dtype in dtypes]
+        try:
+            return call(*operands).dtype
+        except (RuntimeError, TypeError) as error:
+            return type(error), str(error)
+
+    for dtypes in itertools.product(DTYPES, DTYPES):
+        assert outcome(DEVICE, dtypes) == outcome("cpu", dtypes), dtypes
+
+
+def test_an_op_that_only_its_meta_kernel_refuses_is_recorded():
+    ones = torch.ones(2, dtype=torch.bool, device=DEVICE)
+    lazyrt.reset_counters()
+
+    found = ones << torch.tensor([1, 2], dtype=torch.uint8, device=DEVICE)
+
+    assert lazyrt.counters().get("cpu_fallbacks", 0) == 0
+    assert found.dtype is torch.uint8
+    assert found.tolist() == [2, 4]

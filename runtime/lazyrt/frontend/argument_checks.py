@@ -6,6 +6,7 @@ raises. They run with the inference of a result's type: once for each kind of ca
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from torch import Tensor
 
@@ -28,42 +29,31 @@ if TYPE_CHECKING:
 
 # A call on more is not made again: should the CPU accept it, it would take long.
 _MOST_BYTES = 2**28
-_PLAIN = (RuntimeError, IndexError, ValueError, TypeError)
+# What a kernel raises for a wrong call; others, such as NotImplementedError, mean something else.
+PLAIN = (RuntimeError, IndexError, ValueError, TypeError)
 
 
-def as_cpu_error(call: Callable[[], Any], error: Exception) -> Exception:
-    """Return the error that `call` raises on the CPU; `error` if it raises no plain one.
+def refusal(call: Callable[[], Any], *also: type[Exception]) -> Exception | None:
+    """Return the error of a call on the CPU if it is of the kind that tells a user what is wrong.
 
     Args:
-        call: Makes the call on blank tensors.
-        error: What a meta kernel raised.
+        call: Makes the call.
+        also: Other kinds that do.
     """
-    if type(error) not in _PLAIN:
-        return error
-    said = refusal(call)
-    return error if said is None else said
-
-
-def cpu_error_of(call: Callable[[], Any]) -> tuple[type[Exception], str] | None:
-    """Return type and words of the plain error that `call` raises; None if it raises none."""
-    said = refusal(call)
-    return None if said is None else (type(said), str(said))
-
-
-def refusal(call: Callable[[], Any]) -> Exception | None:
-    """Return the error of a call on the CPU if it is of the kind that tells a user what is wrong."""
     try:
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
             warnings.simplefilter("ignore")
             call()
     except Exception as said:  # noqa: BLE001 - any other kind is no answer
         is_of_memory = isinstance(said, MemoryError) or "allocat" in str(said)
-        return said if type(said) in _PLAIN and not is_of_memory else None
+        return said if type(said) in (*PLAIN, *also) and not is_of_memory else None
     return None
 
 
 def blank(value: Value) -> torch.Tensor:
-    """Return a CPU tensor of a value's type: zeros where numbers may be positions.
+    """Return a CPU tensor of a value's type: zeros, as a number may be a position.
+
+    Complex numbers are 1j, which fits no real dtype.
 
     Raises:
         MemoryError: It is too large.
@@ -75,9 +65,8 @@ def blank(value: Value) -> torch.Tensor:
         reach = 1 + sum((size - 1) * stride for size, stride in pairs)
     if reach * value.dtype.itemsize > _MOST_BYTES:
         raise MemoryError
-    is_number = value.dtype.is_floating_point or value.dtype.is_complex
-    make = torch.empty if is_number else torch.zeros
-    flat = make(reach, dtype=value.dtype, device="cpu")
+    fill = 1j if value.dtype.is_complex else 0
+    flat = torch.full((reach,), fill, dtype=value.dtype, device="cpu")
     return (
         flat.view(value.shape)
         if strides is None
@@ -97,8 +86,8 @@ def _require(condition: bool, message: str) -> None:  # noqa: FBT001 - reads as 
 def _uniform(x: Tensor, low: float = 0.0, high: float = 1.0, **_: object) -> None:
     _require(
         low <= high,
-        f"uniform_ got the range [{low}, {high}), which is empty. It draws from [from, to). "
-        "Pass bounds in rising order.",
+        f"uniform_ expects to return a [from, to) range, but found from={low} > to={high}. Pass "
+        "bounds in rising order.",
     )
     if x.is_floating_point():
         most = torch.finfo(x.dtype).max
@@ -113,14 +102,6 @@ def _bernoulli(_x: Tensor, p: float, **_: object) -> None:
     _require(
         0 <= p <= 1,
         f"bernoulli_ expects p to be in [0, 1], but got p={p:g}. It is a probability. Pass one.",
-    )
-
-
-def _heaviside(x: Tensor, values: Tensor) -> None:
-    _require(
-        x.dtype is values.dtype,
-        "heaviside is not yet implemented for tensors with different dtypes: it got "
-        f"{x.dtype} and {values.dtype}. Convert one with `.to()`.",
     )
 
 
@@ -139,15 +120,6 @@ def _index_put(
         f"{_NAMES.get(x.dtype, x.dtype)} for the destination and "
         f"{_NAMES.get(values.dtype, values.dtype)} for the source. Convert the source with "
         "`.to()`.",
-    )
-
-
-def _complex(real: Tensor, imaginary: Tensor) -> None:
-    kinds = {torch.float16, torch.float32, torch.float64}
-    _require(
-        real.dtype is imaginary.dtype and real.dtype in kinds,
-        f"complex() got parts of {real.dtype} and {imaginary.dtype}. Both need to be of one "
-        "dtype: float16, float32 or float64. Convert them with `.to()`.",
     )
 
 
@@ -179,26 +151,18 @@ def _convolution(
     )
 
 
-def _resampled(x: Tensor, *_: object) -> None:
-    _has_kernel(x, also={torch.uint8})
-
-
-def _resampled_by_weights(x: Tensor, *_: object) -> None:
-    _has_kernel(x, also={torch.complex64, torch.complex128})
-
-
-def _resampled_image(x: Tensor, *_: object) -> None:
-    _has_kernel(x, also={torch.uint8, torch.complex64, torch.complex128})
-
-
-def _averaged(x: Tensor, *_: object) -> None:
-    _has_kernel(x, also=set())
-
-
-def _has_kernel(x: Tensor, also: set[torch.dtype]) -> None:
+def _has_kernel(
+    x: Tensor, *_: object, also: Collection[torch.dtype] = (), **__: object
+) -> None:
     """Leave a dtype to the CPU that it has no kernel for: it says so."""
     if not x.is_floating_point() and x.dtype not in also:
         raise NotImplementedError(f"the CPU has no kernel for {x.dtype}")
+
+
+_COMPLEX = (torch.complex64, torch.complex128)
+_of_bytes = functools.partial(_has_kernel, also=(torch.uint8,))
+_of_complex = functools.partial(_has_kernel, also=_COMPLEX)
+_of_images = functools.partial(_has_kernel, also=(torch.uint8, *_COMPLEX))
 
 
 def _index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, **_: object) -> None:
@@ -248,6 +212,22 @@ def _multinomial(
     )
 
 
+# The longest permutations that the CPU draws, by dtype.
+_LONGEST = {
+    torch.uint8: 2**8, torch.int8: 2**7, torch.int16: 2**15, torch.int32: 2**31,
+    torch.int64: 2**63, torch.bfloat16: 2**63, torch.float16: 2**11 + 1,
+    torch.float32: 2**24 + 1, torch.float64: 2**53 + 1,
+}  # fmt: skip
+
+
+def _randperm(
+    n: int, *_: object, dtype: torch.dtype | None = None, **__: object
+) -> None:
+    """Leave to the CPU what it refuses."""
+    if n > _LONGEST.get(dtype or torch.int64, -1):
+        raise NotImplementedError(f"the CPU permutes fewer than {n} numbers of {dtype}")
+
+
 def _histogramdd(x: Tensor, bins: Sequence[Any], **_: object) -> None:
     _require(
         x.dim() >= 2 and len(bins) == x.shape[-1],  # noqa: PLR2004
@@ -282,14 +262,6 @@ def _extremes(x: Tensor, dim: Any = (), *_: object, **__: object) -> None:
                 f"an extreme over dimension {d} of shape {list(x.shape)} has no value: nothing is "
                 "there to choose from. Expected reduction dims to have non-zero size."
             )
-
-
-def _largest(x: Tensor) -> None:
-    _has_elements("max", x)
-
-
-def _smallest(x: Tensor) -> None:
-    _has_elements("min", x)
 
 
 def _has_elements(name: str, x: Tensor) -> None:
@@ -362,43 +334,6 @@ def _index_select(x: Tensor, dim: int, index: Tensor) -> None:
         )
 
 
-def _subtraction(x: Any, y: Any, *_: object, **__: object) -> None:
-    kinds = [getattr(each, "dtype", type(each)) for each in (x, y)]
-    _require(
-        not {bool, torch.bool}.intersection(kinds) or kinds == [torch.bool] * 2,
-        "Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying to "
-        "invert a mask, use the `~` or `logical_not()` operator instead. Convert it with `.int()` "
-        "to calculate with it.",
-    )
-
-
-def _power(x: Tensor, exponent: Any) -> None:
-    _require(
-        not (_is_integral(x) and type(exponent) is int and exponent < 0),
-        f"Integers to negative integer powers are not allowed: {x.dtype} ** {exponent} is no whole "
-        "number. Convert the base with `.float()`.",
-    )
-
-
-def _powers(bases: Sequence[Tensor], exponent: Any) -> None:
-    for base in bases:
-        _power(base, exponent)
-
-
-def _integer_division(x: Any, divisor: Any, *_: object, **keywords: Any) -> None:
-    is_zero = not isinstance(divisor, (torch.Tensor, float)) and not divisor
-    rounds = keywords.get("rounding_mode", "floor") is not None
-    if is_zero and rounds and isinstance(x, torch.Tensor) and _is_integral(x):
-        raise RuntimeError(
-            f"ZeroDivisionError: {x.dtype} was divided by the number 0, and integers have no "
-            "infinity. Divide by another number, or convert it with `.float()`."
-        )
-
-
-def _is_integral(x: Tensor) -> bool:
-    return not x.is_floating_point() and not x.is_complex()
-
-
 # What the CPU calls the dtypes.
 _NAMES = {
     torch.bool: "Bool", torch.uint8: "Byte", torch.int8: "Char", torch.int16: "Short",
@@ -434,24 +369,11 @@ def check_overwrite(
 
 
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot")
-_DIVISIONS = (
-    "floor_divide.default",
-    "remainder.Scalar",
-    "fmod.Scalar",
-    "div.Tensor_mode",
-)
 _CHECKS: dict[str, Callable[..., None]] = {
     **{f"aten.{name}.default": _product for name in _PRODUCTS},
-    **dict.fromkeys(
-        ("aten.sub.Tensor", "aten.sub.Scalar", "aten.rsub.Tensor", "aten.rsub.Scalar"),
-        _subtraction,
-    ),
-    "aten.pow.Tensor_Scalar": _power,
-    "aten._foreach_pow.Scalar": _powers,
-    **{f"aten.{name}": _integer_division for name in _DIVISIONS},
     "aten.index_select.default": _index_select,
-    "aten.max.default": _largest,
-    "aten.min.default": _smallest,
+    "aten.max.default": functools.partial(_has_elements, "max"),
+    "aten.min.default": functools.partial(_has_elements, "min"),
     "aten.median.dim": _median,
     "aten.nanmedian.dim": _median,
     "aten.amax.default": _extremes,
@@ -459,26 +381,26 @@ _CHECKS: dict[str, Callable[..., None]] = {
     "aten.aminmax.default": _extremes,
     "aten.uniform.default": _uniform,
     "aten.bernoulli.p": _bernoulli,
-    "aten.heaviside.default": _heaviside,
     "aten.index_put.default": _index_put,
-    "aten.complex.default": _complex,
     "aten.masked_scatter.default": _masked_scatter,
     "aten.convolution.default": _convolution,
     **{
-        f"aten.{exact}{n}d.default": _resampled
+        f"aten.{exact}{n}d.default": _of_bytes
         for exact in ("upsample_nearest", "_upsample_nearest_exact")
         for n in (1, 2, 3)
     },
-    "aten.upsample_linear1d.default": _resampled_by_weights,
-    "aten.upsample_trilinear3d.default": _resampled_by_weights,
-    "aten.upsample_bilinear2d.default": _resampled_image,
-    "aten.upsample_bicubic2d.default": _resampled_image,
-    "aten._upsample_bilinear2d_aa.default": _resampled,
-    "aten._upsample_bicubic2d_aa.default": _resampled,
-    "aten._adaptive_avg_pool2d.default": _averaged,
-    "aten._adaptive_avg_pool3d.default": _averaged,
+    "aten.upsample_linear1d.default": _of_complex,
+    "aten.upsample_trilinear3d.default": _of_complex,
+    "aten.upsample_bilinear2d.default": _of_images,
+    "aten.upsample_bicubic2d.default": _of_images,
+    "aten._upsample_bilinear2d_aa.default": _of_bytes,
+    "aten._upsample_bicubic2d_aa.default": _of_bytes,
+    "aten._adaptive_avg_pool2d.default": _has_kernel,
+    "aten._adaptive_avg_pool3d.default": _has_kernel,
     "aten.index_add.default": _index_add,
     "aten.multinomial.default": _multinomial,
+    "aten.randperm.default": _randperm,
+    "aten.randperm.generator": _randperm,
     "aten._histogramdd_bin_edges.default": _histogramdd,
     "aten._histogramdd_from_bin_cts.default": _histogramdd,
     "aten._histogramdd_from_bin_tensors.default": _histogramdd,

@@ -8,17 +8,19 @@ before. Bad calls raise here, on the user's own line, with the exception that th
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
 from lazyrt.execution import host_kernel
 from lazyrt.frontend import warning_sites
-from lazyrt.frontend.argument_checks import as_cpu_error, blank, check
+from lazyrt.frontend.argument_checks import PLAIN, blank, check, refusal
 from lazyrt.frontend.torch_compat import freeing_importers, plain_dispatch
 from lazyrt.ir.budgets import make_room
-from lazyrt.ir.node import Leaf, Op, Value, strides_of
+from lazyrt.ir.live import pending
+from lazyrt.ir.node import Leaf, Op, Value, iter_values, map_values, strides_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -35,35 +37,16 @@ Tensor = torch.Tensor
 Types = Any
 
 
-def _fused_adam(
-    params: list[Tensor], grads: list[Tensor], first: list[Tensor], second: list[Tensor],
-    largest: list[Tensor], *_: Any, **__: Any,
-) -> Types:  # fmt: skip
-    return params, grads, first, second, largest
+def _first(count: int) -> Callable[..., Types]:
+    """Return results of the types that the first operands have."""
+    return lambda *operands, **_: operands[:count]
 
 
-def _fused_sgd(
-    params: list[Tensor], grads: list[Tensor], buffers: list[Tensor], **_: Any
-) -> Types:
-    return params, grads, buffers
-
-
-def _fused_adagrad(
-    params: list[Tensor],
-    grads: list[Tensor],
-    sums: list[Tensor],
-    steps: list[Tensor],
-    **_: Any,
-) -> Types:
-    return params, grads, sums, steps
-
-
-def _fused_adagrad_tensor(*args: Any, **keywords: Any) -> Types:
-    return _fused_adagrad(*args, **keywords)[:3]
-
-
-def _like_second(_grad: Tensor, x: Tensor, *_: Any, **__: Any) -> Types:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+def _like(position: int) -> Callable[..., Types]:
+    """Return a contiguous result of the type of one operand."""
+    return lambda *operands, **_: torch.empty_like(
+        operands[position], memory_format=torch.contiguous_format
+    )
 
 
 def _multi_margin(
@@ -190,8 +173,22 @@ def _without_statistics(
     return types
 
 
-def _like_first(x: Tensor, *_: Any) -> Types:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+def _of_another_device(func: torch._ops.OpOverload) -> Callable[..., Types]:
+    """Return the types that a meta kernel gives which takes each device for CUDA.
+
+    CUDA refuses the op for deterministic algorithms; on this device each run gives the same.
+    """
+
+    def types(*args: object, **keywords: object) -> Types:
+        asked = torch.are_deterministic_algorithms_enabled()
+        only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+        torch.use_deterministic_algorithms(mode=False)
+        try:
+            return func(*args, **keywords)
+        finally:
+            torch.use_deterministic_algorithms(asked, warn_only=only_warns)
+
+    return types
 
 
 def _broadcast(x: Tensor, y: Tensor, *_: Any) -> Types:
@@ -208,28 +205,39 @@ RESULT_TYPES: dict[str, Callable[..., Types]] = {
             _aten._native_batch_norm_legit_functional.default,
         )
     },
+    **{
+        str(func): _of_another_device(func)
+        for func in (
+            _aten.median.dim,
+            _aten.nanmedian.dim,
+            _aten.mode.default,
+            _aten.histc.default,
+        )
+    },
     "aten.convolution.default": _convolution,
     "aten.convolution_backward.default": _convolution_backward,
-    "aten._fused_adam.default": _fused_adam,
-    "aten._fused_adam.tensor_lr": _fused_adam,
-    "aten._fused_adamw.default": _fused_adam,
-    "aten._fused_adamw.tensor_lr": _fused_adam,
-    "aten._fused_sgd.default": _fused_sgd,
-    "aten._fused_sgd.tensor_lr": _fused_sgd,
-    "aten._fused_adagrad.default": _fused_adagrad,
-    "aten._fused_adagrad.tensor_lr": _fused_adagrad_tensor,
+    "aten._fused_adam.default": _first(5),
+    "aten._fused_adam.tensor_lr": _first(5),
+    "aten._fused_adamw.default": _first(5),
+    "aten._fused_adamw.tensor_lr": _first(5),
+    "aten._fused_sgd.default": _first(3),
+    "aten._fused_sgd.tensor_lr": _first(3),
+    "aten._fused_adagrad.default": _first(4),
+    "aten._fused_adagrad.tensor_lr": _first(3),
     "aten._thnn_fused_lstm_cell.default": _lstm_cell,
     "aten.fake_quantize_per_tensor_affine_cachemask.default": _fake_quantize,
     "aten.fake_quantize_per_channel_affine_cachemask.default": _fake_quantize,
     "aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default": _fake_quantize,
     "aten.multi_margin_loss.default": _multi_margin,
     "aten.multilabel_margin_loss_forward.default": _multilabel_margin,
-    "aten.multi_margin_loss_backward.default": _like_second,
-    "aten.multilabel_margin_loss_backward.default": _like_second,
-    "aten.fractional_max_pool3d_backward.default": _like_second,
-    "aten._sample_dirichlet.default": _like_first,
-    "aten._standard_gamma_grad.default": _like_first,
-    "aten._dirichlet_grad.default": _like_first,
+    "aten.multi_margin_loss_backward.default": _like(1),
+    "aten.multilabel_margin_loss_backward.default": _like(1),
+    "aten.fractional_max_pool3d_backward.default": _like(1),
+    "aten._ctc_loss_backward.default": _like(1),
+    "aten._ctc_loss_backward.Tensor": _like(1),
+    "aten._sample_dirichlet.default": _like(0),
+    "aten._standard_gamma_grad.default": _like(0),
+    "aten._dirichlet_grad.default": _like(0),
     "aten.binomial.default": _broadcast,
     "aten._grouped_mm.default": _grouped_mm,
     "aten.geqrf.default": _geqrf,
@@ -269,6 +277,8 @@ def infer(
             out= form is run instead, for the checks that only it makes.
     """
     called = func or op.func
+    if func is not None:
+        _check_inputs(func, args)
     key = (called, type_key(args), torch.get_default_dtype())
     found = _remembered.get(key, _remembered)
     if found is _remembered:
@@ -276,6 +286,28 @@ def infer(
         with freeing_importers():
             found = _remembered[key] = _run_meta(called, args)
     return found
+
+
+def _check_inputs(func: torch._ops.OpOverload, args: Sequence[object]) -> None:
+    """Check the floats that an in-place op takes as inputs, as they are where it is recorded.
+
+    Raises:
+        RuntimeError: The CPU refuses one that a tensor's dtype cannot hold; in its words.
+    """
+    values = list(iter_values(args))
+    inputs = {
+        value: pending.floats[value.position]
+        for value in values
+        if isinstance(value, Leaf) and value.kind == "float"
+    }
+    largest = max(map(abs, filter(math.isfinite, inputs.values())), default=0.0)
+    dtypes = {value.dtype for value in values if value.dtype.is_floating_point}
+    if not any(largest > torch.finfo(dtype).max for dtype in dtypes):
+        return
+    known = map_values(args, lambda v: (float, inputs[v]) if v in inputs else v)
+    said = refusal(lambda: run_blank(func, known))
+    if said is not None:
+        raise said
 
 
 def forget() -> None:
@@ -301,14 +333,7 @@ def call_arguments(
     return positional, keywords
 
 
-# Ops without a meta kernel whose result has the type of one of their arguments.
-_LIKE_ARGUMENT = {"aten::_ctc_loss_backward": 1}
-
-
 def _run_meta(func: torch._ops.OpOverload, args: Sequence[Any]) -> Any:
-    like = _LIKE_ARGUMENT.get(func._schema.name)
-    if like is not None:
-        return Result(args[like].shape, args[like].dtype, None, 0)
     metas = [_to_meta(arg) for arg in args]
     positional, keywords = call_arguments(func, metas)
     if _takes_device(func):
@@ -323,15 +348,51 @@ def _run_meta(func: torch._ops.OpOverload, args: Sequence[Any]) -> Any:
                 if types is not None
                 else _accepting_numbers(func, positional, keywords)
             )
-    except _WRONG_CALLS as error:
-        if torch.Tag.dynamic_output_shape in func.tags:
+    except (*PLAIN, AssertionError) as error:  # an assertion of torch's own code
+        kinds = {*PLAIN, AssertionError}
+        if torch.Tag.dynamic_output_shape in func.tags or type(error) not in kinds:
             raise
-        raise as_cpu_error(lambda: run_blank(func, args), error) from None
+        accepted: list[object] = []
+        said = refusal(
+            lambda: accepted.append(run_blank(func, args)), NotImplementedError
+        )
+        if not accepted:
+            raise said or error from None
+        return _describe(accepted[0])
+    _check_elements(func, args)
     return _describe(out)
 
 
-# What a kernel raises for a wrong call; others, such as NotImplementedError, have a meaning here.
-_WRONG_CALLS = (RuntimeError, IndexError, ValueError, TypeError)
+# Dtypes that the CPU computes with. Of others, such as float8, the device knows more.
+_COMMON = frozenset(
+    (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
+     torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+)  # fmt: skip
+# Elementwise ops that torch does not mark as such.
+_ELEMENTWISE = re.compile("aten::(_foreach_.*|floor_divide_?|rsub|complex|polar)")
+
+
+def _check_elements(func: torch._ops.OpOverload, args: Sequence[object]) -> None:
+    """Raise what the CPU raises for an elementwise op on these dtypes, or by this number.
+
+    A meta kernel takes more, such as integers that have no result. One element tells.
+    """
+    dtypes = {value.dtype for value in iter_values(args) if not _is_number(value)}
+    is_plain = len(dtypes) == 1 and all(dtype.is_floating_point for dtype in dtypes)
+    if not dtypes or is_plain or not dtypes <= _COMMON:
+        return
+    is_marked = torch.Tag.pointwise in func.tags
+    if not is_marked and not _ELEMENTWISE.fullmatch(func._schema.name):
+        return
+
+    def element(arg: Any) -> Any:
+        if isinstance(arg, Value) and not _is_number(arg):
+            return torch.ones([1] * len(arg.shape), dtype=arg.dtype, device="cpu")
+        return _to_cpu(arg) if isinstance(arg, Value) else decode(arg, element)
+
+    said = refusal(lambda: _call(func, [*map(element, args)]), NotImplementedError)
+    if said is not None:
+        raise said
 
 
 def run_blank(
@@ -340,7 +401,7 @@ def run_blank(
     outs: Sequence[Any] = (),
     *,
     device: str = "cpu",
-) -> None:
+) -> Any:
     """Call an op on blank tensors of a device, for what it says of a wrong call.
 
     Args:
@@ -350,7 +411,7 @@ def run_blank(
         device: `cpu` or `meta`.
     """
     convert = _to_cpu if device == "cpu" else _to_meta
-    _call(func, [*map(convert, args), *outs], device)
+    return _call(func, [*map(convert, args), *outs], device)
 
 
 def run_on_host(node: Node, values: Mapping[Value, Any]) -> Any:
@@ -398,6 +459,11 @@ def _accepting_numbers(
     return func.overloadpacket(*positional, **keywords)
 
 
+def _is_number(value: Value) -> TypeGuard[Leaf]:
+    """Return whether a value is a Python number that is an input of the graph."""
+    return isinstance(value, Leaf) and value.kind in {"float", "int"}
+
+
 def elements_of(args: Any) -> int:
     """Return how many elements the values among components of a key have."""
     if isinstance(args, Value):
@@ -407,8 +473,7 @@ def elements_of(args: Any) -> int:
 
 def _to_cpu(arg: Any) -> Any:
     if isinstance(arg, Value):
-        is_number = isinstance(arg, Leaf) and arg.kind in {"float", "int"}
-        return _to_meta(arg) if is_number else blank(arg)
+        return _to_meta(arg) if _is_number(arg) else blank(arg)
     return decode(arg, _to_cpu)
 
 
@@ -427,7 +492,7 @@ def _describe(out: Any) -> Any:
 
 def _to_meta(arg: Any) -> Any:
     if isinstance(arg, Value):
-        if isinstance(arg, Leaf) and arg.kind in {"float", "int"}:
+        if _is_number(arg):
             return 1.5 if arg.kind == "float" else 1
         strides = arg.strides
         if strides is None:
@@ -453,7 +518,7 @@ def type_key(args: Any) -> Any:
     parts: list[Any] = []
     for arg in args:
         if isinstance(arg, Value):
-            if isinstance(arg, Leaf) and arg.kind in {"float", "int"}:
+            if _is_number(arg):
                 parts.append(arg.kind)
             else:
                 parts.append((arg.shape, arg.dtype, arg.strides, Value))

@@ -8,7 +8,7 @@ import torch
 
 from lazyrt.errors import DeviceError
 from lazyrt.frontend import generators, warning_sites
-from lazyrt.frontend.argument_checks import cpu_error_of
+from lazyrt.frontend.argument_checks import refusal
 from lazyrt.frontend.buffers import component, state_of, value_of
 from lazyrt.frontend.fallback import run_on_cpu
 from lazyrt.frontend.infer import elements_of, run_blank, type_key
@@ -229,7 +229,8 @@ def _answer(
             return torch.empty(value.shape, dtype=like(target, value), device=device)
 
         outs = [*map(blank, targets, values)]
-        return cpu_error_of(lambda: run_blank(func, parts, outs, device=device))
+        error = refusal(lambda: run_blank(func, parts, outs, device=device))
+        return None if error is None else (type(error), str(error))
 
     refused = said(lambda target, _: target.dtype)
     # What it says of a call that it would accept is about blank numbers.

@@ -11,20 +11,16 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from lazyrt import jax_compat
 from lazyrt.execution import transfer
 from lazyrt.execution.op_by_op import Values, read
-from lazyrt.frontend.argument_checks import cpu_error_of, refusal
+from lazyrt.frontend.argument_checks import refusal
 from lazyrt.frontend.infer import run_blank, run_on_host
 from lazyrt.ir.node import Leaf, Node, Value, iter_values
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 # ----------------------------------------------------------- numbers that an op refuses
 # A number that varies becomes an input of the graph, and nobody looks at an input while a node is
@@ -93,10 +89,9 @@ def _is_too_large(
         return False
     if name == "full":  # what it says depends on whether there is more than one element
         args = [(min(math.prod(args[0]), 2),), *args[1:]]
-    said = cpu_error_of(lambda: run_blank(func, args))
+    said = refusal(lambda: run_blank(func, args))
     if said is not None:
-        kind, words = said
-        raise kind(words)
+        raise said
     return True
 
 
@@ -160,7 +155,8 @@ def check_values(node: Node, values: Values) -> None:
     """
     name = node.op.schema.name
     if name not in _WITH_POSITIONS and not (
-        name in _ON_INTEGERS and all(map(_is_integral, _tensors(node.outputs)))
+        name in _ON_INTEGERS
+        and _are_integral({out.dtype for out in node.outputs if out is not None})
     ):
         return
     error = refusal(
@@ -175,19 +171,11 @@ def check_values(node: Node, values: Values) -> None:
         raise error.with_traceback(None)  # whose frames hold the device's memory
 
 
-def _tensors(outputs: Iterable[Value | None]) -> Iterable[Value]:
-    return (output for output in outputs if output is not None)
-
-
-def _is_integral(value: Value) -> bool:
-    return not (value.dtype.is_floating_point or value.dtype.is_complex)
-
-
 def _on_host(value: Value, values: Values) -> Any:
     """Return an operand with its contents if it is integral, a blank that takes no memory if not."""
     if isinstance(value, Leaf) and value.kind in {"float", "int"}:
         return read(value, values).item()
-    if not _is_integral(value):
+    if not _are_integral({value.dtype}):
         return torch.zeros((), dtype=value.dtype, device="cpu").expand(value.shape)
     data = read(value, values)
     jax_compat.block(data)
