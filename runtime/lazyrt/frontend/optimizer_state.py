@@ -125,13 +125,14 @@ def are_derived(numbers: Iterable[Any]) -> bool:
     optimizer = updating()
     if optimizer is None:
         return False
-    options: set[Any] = set()
+    options: list[Any] = []
     for group in optimizer.param_groups:
         for name, option in group.items():
             if name not in {"params", "lr"}:
-                options.update(option if isinstance(option, (list, tuple)) else (option,))  # fmt: skip
+                options += option if isinstance(option, (list, tuple)) else [option]
+    known = {option for option in options if option.__class__ is float}
     floats = (number[1] for number in numbers if number.__class__ is tuple)
-    return any(float(number) not in options for number in floats)
+    return any(float(number) not in known for number in floats)
 
 
 def create_momentum(optimizer: Optimizer, *, has_closure: bool) -> None:
@@ -170,7 +171,8 @@ def _is_constant(value: Value | None) -> bool:
 
 def _state_of(optimizer: Optimizer) -> list[Buffer]:
     """Return the buffers of an optimizer's state."""
-    tensors = [t for state in optimizer.state.values() for t in state.values()]
+    states = (state for state in optimizer.state.values() if isinstance(state, dict))
+    tensors = [tensor for state in states for tensor in state.values()]
     found = [t.untyped_storage()._lazyrt for t in tensors if is_lazy(t)]
     return [state for state in found if state.__class__ is Buffer]
 
