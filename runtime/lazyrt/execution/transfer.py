@@ -65,7 +65,9 @@ def to_device(tensor: torch.Tensor, site: Site | None = None) -> Any:
     return data
 
 
-def filled(shape: tuple[int, ...], dtype: torch.dtype, number: complex) -> Any:
+def filled(
+    shape: tuple[int, ...], dtype: torch.dtype, number: complex
+) -> jax_compat.Array:
     """Return a device array whose elements are all one number; nothing is compiled for it."""
     process.check_not_forked()
     start = time.perf_counter_ns()

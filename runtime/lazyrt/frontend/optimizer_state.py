@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.optim import SGD, Optimizer
@@ -107,16 +107,16 @@ def begin_as_input(buffer: Buffer) -> None:
         _made.append((weakref.ref(buffer), value, line))
 
 
-def is_new(tensor: Any) -> bool:
+def is_new(thing: object) -> bool:
     """Return whether a tensor's storage began as a fill of an update in the pending step."""
-    if not is_lazy(tensor):
+    if not isinstance(thing, torch.Tensor) or not is_lazy(thing):
         return False
-    base = tensor.untyped_storage()._lazyrt.base
+    base: Buffer = thing.untyped_storage()._lazyrt.base  # type: ignore[attr-defined]
     how = getattr(getattr(base, "run", None), "how", "")
-    return how == _HOW and bool(base.born == pending.number)
+    return how == _HOW and base.born == pending.number
 
 
-def are_derived(numbers: Iterable[Any]) -> bool:
+def are_derived(numbers: Iterable[object]) -> bool:
     """Return whether an update has computed some of these numbers: they vary with the step.
 
     Args:
@@ -125,13 +125,13 @@ def are_derived(numbers: Iterable[Any]) -> bool:
     optimizer = updating()
     if optimizer is None:
         return False
-    options: list[Any] = []
+    options: list[object] = []
     for group in optimizer.param_groups:
         for name, option in group.items():
             if name not in {"params", "lr"}:
                 options += option if isinstance(option, (list, tuple)) else [option]
     known = {option for option in options if option.__class__ is float}
-    floats = (number[1] for number in numbers if number.__class__ is tuple)
+    floats = (number[1] for number in numbers if isinstance(number, tuple))
     return any(float(number) not in known for number in floats)
 
 
