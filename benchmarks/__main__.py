@@ -18,6 +18,7 @@ from benchmarks import (
     memory,
     modes,
     prints,
+    start,
     step,
     trace,
 )
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 BENCHMARKS = {
     "trace": trace,
     "step": step,
+    "start": start,
     "prints": prints,
     "families": families,
     "modes": modes,

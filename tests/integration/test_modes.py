@@ -51,7 +51,7 @@ def test_repeated_layers_hit_the_op_cache():
     assert executions8 / executions2 >= 3
 
 
-def test_lazy_mode_compiles_twice_in_ten_iterations():
+def test_lazy_mode_compiles_once_in_ten_iterations():
     """The lazy half of the experiment."""
     lazyrt.config.compile_tier = "fast"
     model = tiny_bert(2).to(DEVICE)
@@ -69,11 +69,7 @@ def test_lazy_mode_compiles_twice_in_ten_iterations():
         loss.item()
 
     counts = lazyrt.counters()
-    assert (counts["compiles"], counts["executions"]) == (2, 10)
-    second = lazyrt.compiled_graphs()[-1].explanation
-    assert second is not None
-    assert second.top.kind == "state_became_input"
-    assert "are inputs now; graph.1 created them" in second.top.text
+    assert (counts["compiles"], counts["executions"]) == (1, 10)
 
 
 @pytest.mark.parametrize(

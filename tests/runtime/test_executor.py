@@ -690,9 +690,9 @@ def test_a_second_process_compiles_nothing_afresh(tmp_path):
         .split()
     )
 
-    assert int(first[1]) == 2
+    assert int(first[1]) == 1
     assert int(first[3]) == 0
-    assert len(files) >= 2
+    assert len(files) >= 1
     assert all(path.stat().st_mode & 0o077 == 0 for path in files)
     assert second[:1] == first[:1]
     assert second[1:4] == ["0", "0", str(int(first[1]) + int(first[2]))]

@@ -149,7 +149,7 @@ def test_before_and_after_give_equal_losses_compiles_and_executions():
 
     assert before == after
     assert with_closures[1:] == counts()[1:] == (4, 0)
-    assert counts()[0] == 2
+    assert counts()[0] == 1
 
 
 @pytest.mark.lazy_only("counts graphs and executions of steps")

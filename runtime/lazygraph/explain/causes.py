@@ -533,8 +533,8 @@ def _numbers(fact: Fact) -> Fields:
 
 
 _STATE_FIX = (
-    "nothing to do when it happens once, in the second step, as with an optimizer's state; to save "
-    "the compile, create it before the first step and end that with `lazyrt.mark_step()`"
+    "nothing to do when it happens once, in the second step, as with a state that a loop keeps; to "
+    "save the compile, create it before the first step and end that with `lazyrt.mark_step()`"
 )
 
 

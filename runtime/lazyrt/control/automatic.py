@@ -14,6 +14,7 @@ from lazyrt.config import config
 from lazyrt.control import marks, status
 from lazyrt.control.rollback import note_optimizer, note_update
 from lazyrt.errors import UsageError
+from lazyrt.frontend import optimizer_state
 from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.torch_compat import is_lazy
 from lazyrt.ir import active
@@ -23,15 +24,20 @@ if TYPE_CHECKING:
 
 
 def _before_optimizer_step(
-    optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any
+    optimizer: torch.optim.Optimizer, args: Any, kwargs: Any
 ) -> None:
     if any(step.undo is not None for step in active.steps()):
         note_optimizer(optimizer)
+    optimizer_state.begin(optimizer)
+    optimizer_state.create_momentum(
+        optimizer, has_closure=len(args) > 1 or kwargs.get("closure") is not None
+    )
 
 
 def _after_optimizer_step(
     optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any
 ) -> None:
+    optimizer_state.end()
     note_update(optimizer)
     if not config.barrier_after_optimizer or active.is_inside():
         return

@@ -13,6 +13,7 @@ from lazyrt.execution.executor import pending_roots
 from lazyrt.execution.graph import Graph
 from lazyrt.execution.process import deferred_interrupt
 from lazyrt.frontend.buffers import state_of
+from lazyrt.frontend.optimizer_state import is_new
 from lazyrt.frontend.provenance import user_site
 from lazyrt.frontend.torch_compat import is_lazy
 from lazyrt.ir import active
@@ -338,7 +339,8 @@ def _take_back_updates(optimizer: torch.optim.Optimizer, times: int) -> None:
     a parameter has had, is on the host by default.
     """
     for parameter, state in list(optimizer.state.items()):
-        if any(_is_lost(value) for value in state.values()):
+        made = (_is_lost(value) or is_new(value) for value in state.values())
+        if any(made):
             del optimizer.state[parameter]  # the first of these updates has made it
         elif "step" in state and not is_lazy(state["step"]):
             state["step"] -= times

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import DeviceError
 from lazyrt.execution import memory, process
-from lazyrt.lowering.dtypes import has_jax_dtype
+from lazyrt.lowering.dtypes import has_jax_dtype, to_jax_dtype
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
@@ -61,6 +62,20 @@ def to_device(tensor: torch.Tensor, site: Site | None = None) -> Any:
         key = id(data)
         _sent[key] = weakref.ref(data, lambda _: _sent.pop(key, None)), host.clone()
     _tell("to_device", array.nbytes, start, site)
+    return data
+
+
+def filled(
+    shape: tuple[int, ...], dtype: torch.dtype, number: complex
+) -> jax_compat.Array:
+    """Return a device array whose elements are all one number; nothing is compiled for it."""
+    process.check_not_forked()
+    start = time.perf_counter_ns()
+    made = np.dtype(to_jax_dtype(dtype))
+    memory.make_sure(math.prod(shape) * made.itemsize, "an optimizer's state")
+    with memory.explained("an optimizer's state"):
+        data = jax_compat.give(np.full(shape, number, made))
+    _tell("to_device", data.nbytes, start, None)
     return data
 
 

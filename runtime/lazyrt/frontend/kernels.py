@@ -14,7 +14,13 @@ from typing import Any
 import torch
 
 from lazyrt.config import config
-from lazyrt.frontend import finalisers, generators, record, scalars
+from lazyrt.frontend import (
+    finalisers,
+    generators,
+    optimizer_state,
+    record,
+    scalars,
+)
 from lazyrt.frontend.argument_checks import check_overwrite
 from lazyrt.frontend.buffers import View, component, emit, indices, operands, state_of
 from lazyrt.frontend.fallback import run_on_cpu
@@ -93,6 +99,7 @@ class Source:
             "run_on_cpu": run_on_cpu, "listeners": events.op_listeners, "View": View,
             "note": record.note_recorded, "float_leaf": float_leaf, "config": config,
             "over_limit": over_limit, "check_default": record.check_default_dtype,
+            "steps": optimizer_state.steps, "begin_as_input": optimizer_state.begin_as_input,
             "scalar_key": scalars.scalar_key, "Value": Value, "fit": _fit,
         }  # fmt: skip
         keyword_seen = False
@@ -263,6 +270,7 @@ def functional_kernel(func: torch._ops.OpOverload) -> Kernel:
         lines += [
             "b = new(Buffer); b.value = r; b.data = b.meta = None; b.version = 0",
             "buffers[b] = None",
+            *(["if steps: begin_as_input(b)"] if optimizer_state.is_fill(func) else []),
             *_AFTER,
             "t = create(r.shape, r.dtype); t.untyped_storage()._lazyrt = b",
             "return t if r.strides is None else restrided(t, r.shape, r.strides)",

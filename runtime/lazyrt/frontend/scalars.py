@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lazyrt.frontend import callsite, provenance
+from lazyrt.frontend import callsite, optimizer_state, provenance
 from lazyrt.frontend.torch_compat import aten
 from lazyrt.ir import varying
 from lazyrt.ir.live import float_leaf, int_leaf, pending
@@ -97,6 +97,13 @@ def should_lift(
     if pending.eager:
         return not pending.parked
     site = _sites.get(where)
+    if (
+        optimizer_state.steps
+        and (site is None or not site.lifted)
+        and not optimizer_state.is_fill(where[0].func)
+        and optimizer_state.are_derived(numbers)
+    ):
+        site = _sites[where] = _Site(pending.number, lifted=True)
     if _rehearsed is not None and (site is None or not site.lifted):
         return False
     if site is None:
@@ -161,6 +168,7 @@ def forget() -> None:
     """Empty the table of call sites."""
     _sites.clear()
     varying.forget()
+    optimizer_state.forget()
 
 
 # ------------------------------------------------------------ slice positions that vary

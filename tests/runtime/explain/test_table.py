@@ -194,7 +194,7 @@ def tier():
 
 def optimizer():
     weight = nn.Parameter(on_device(4, 8))
-    sgd = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    sgd = torch.optim.SGD([weight], lr=0.1, momentum=0.9, dampening=0.1)
     for _ in range(2):
         with lazyrt.step():
             sgd.zero_grad()
@@ -390,7 +390,8 @@ def test_of_an_incomplete_last_batch_the_input_is_the_only_cause():
 
 def test_the_step_after_the_first_is_no_other_program_though_another_line_ends_it():
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).to(DEVICE)
-    optimizer = torch.optim.AdamW(model.parameters())
+    options = {"lr": 0.1, "momentum": 0.9, "dampening": 0.1}
+    optimizer = torch.optim.SGD(model.parameters(), **options)
     x = torch.ones(2, 4).to(DEVICE)
 
     def train():
