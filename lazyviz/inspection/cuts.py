@@ -243,7 +243,7 @@ def _before(runtime: ModuleType, record: Any) -> list[Any]:
     """Return the graphs of the program before its cut was moved; empty if none was."""
     explanation = record.explanation
     causes = explanation.causes if explanation is not None else ()
-    if not any(cause.kind == "step_cut" for cause in causes):
+    if not any(cause.kind == "graph_break" for cause in causes):
         return []
     named = {each.name: each for each in runtime.compiled_graphs()}
     nearest = named.get(explanation.against)
@@ -276,7 +276,7 @@ def _drawn(now: Sequence[Any], before: Sequence[Any]) -> Cut:
 def _title(now: Sequence[Any], before: Sequence[Any]) -> str:
     if before:
         causes = now[0].explanation.causes
-        moved = next(cause.text for cause in causes if cause.kind == "step_cut")
+        moved = next(cause.text for cause in causes if cause.kind == "graph_break")
         return f"where the cut lies: {moved}"
     sizes = " and ".join(f"{record.nodes:,}" for record in now)
     return f"where the program is cut: {len(now)} graphs of {sizes} ops"

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping
 
     from lazygraph.snapshot import Snapshot, Vertex
-    from lazygraph.source_location import Site
+    from lazygraph.source_location import SourceLocation
 
 _Entry = TypeVar("_Entry", bound="Hashable")
 
@@ -76,15 +76,15 @@ def times_of(
     }
 
 
-def rounds_in(ops: Iterable[tuple[str, Site | None]]) -> Rounds | None:
+def rounds_in(ops: Iterable[tuple[str, SourceLocation | None]]) -> Rounds | None:
     """Return the loop that recorded most of some ops; None if there is no such loop.
 
     Args:
         ops: The name of each op and the user's line that recorded it.
 
     Example:
-        >>> from lazygraph.source_location import Site
-        >>> line = Site("train.py", 7, "train")
+        >>> from lazygraph.source_location import SourceLocation
+        >>> line = SourceLocation("train.py", 7, "train")
         >>> str(rounds_in([("aten.mul.Tensor", line), ("aten.add.Tensor", line)] * 300))
         'train.py:7 recorded 2 ops 300 times'
     """
@@ -100,7 +100,9 @@ def rounds_in(ops: Iterable[tuple[str, Site | None]]) -> Rounds | None:
     )
 
 
-def repeated_block(snapshot: Snapshot, ended_at: Site | None) -> Rounds | None:
+def repeated_block(
+    snapshot: Snapshot, ended_at: SourceLocation | None
+) -> Rounds | None:
     """Return the block that most of a graph repeats; None if there is none.
 
     Rounds read the same parameters. Layers, which have their own, are no rounds.
@@ -122,8 +124,8 @@ def repeated_block(snapshot: Snapshot, ended_at: Site | None) -> Rounds | None:
         return None
     sites = [v.site for v in nodes if v.site is not None and _spot(v) in spots]
     wanted = (ended_at.file, ended_at.function) if ended_at is not None else None
-    mine = [site for site in sites if (site.file, site.function) == wanted]
-    return Rounds(ops, times, lines_of(mine or sites))
+    kept = [site for site in sites if (site.file, site.function) == wanted]
+    return Rounds(ops, times, lines_of(kept or sites))
 
 
 def _spot(vertex: Vertex) -> Hashable:
@@ -140,15 +142,15 @@ def _read_alike(snapshot: Snapshot, times: int) -> bool:
     )
 
 
-def lines_of(sites: Iterable[Site]) -> str:
+def lines_of(sites: Iterable[SourceLocation]) -> str:
     """Return the lines of the function that most of some places stand in."""
     found = list(sites)
     if not found:
         return ""
     file, function = Counter((s.file, s.function) for s in found).most_common(1)[0][0]
-    mine = [site for site in found if (site.file, site.function) == (file, function)]
-    first, last = min(site.line for site in mine), max(site.line for site in mine)
+    kept = [site for site in found if (site.file, site.function) == (file, function)]
+    first, last = min(site.line for site in kept), max(site.line for site in kept)
     span = f"{first}-{last}" if first != last else f"{first}"
-    if mine[0].cell is not None:
-        return f"cell {mine[0].cell} line{'s' if first != last else ''} {span}"
+    if kept[0].cell is not None:
+        return f"cell {kept[0].cell} line{'s' if first != last else ''} {span}"
     return f"{file.rsplit('/', 1)[-1]}:{span}"

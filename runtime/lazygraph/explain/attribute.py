@@ -33,8 +33,8 @@ def alone(c: Comparison, fact: Fact) -> Closure:
     found = Closure()
     for side, row, into in ((c.a, fact.before, found.a), (c.b, fact.now, found.b)):
         if row is not None:
-            mine = {k for k in row.vertices if k in side.free}
-            into.update(dict.fromkeys(mine | side.dominated((), mine), 0))
+            seeds = {k for k in row.vertices if k in side.free}
+            into.update(dict.fromkeys(seeds | side.dominated((), seeds), 0))
     return found
 
 
@@ -48,12 +48,12 @@ def downstream(c: Comparison, fact: Fact) -> Closure:
         if row is None:
             continue
         behind = side.downstream(row.vertices, side.free.__contains__)
-        mine = {*row.vertices}
+        seeds = {*row.vertices}
         into.update(
             {
                 k: d
                 for k, d in behind.items()
-                if k in mine
+                if k in seeds
                 or side.partner[k] >= 0
                 or side[k].op.startswith("aten._to_copy")
             }
@@ -101,9 +101,9 @@ def dominated(c: Comparison, fact: Fact) -> Closure:
     ):
         if row is None:
             continue
-        mine = {*row.more.get("ranks", (row.rank,))} - {-1}
-        into.update(dict.fromkeys(side.dominated(mine), 0))
-        ranks.update(mine)
+        seeds = {*row.more.get("ranks", (row.rank,))} - {-1}
+        into.update(dict.fromkeys(side.dominated(seeds), 0))
+        ranks.update(seeds)
     return found
 
 
@@ -113,9 +113,9 @@ def line(c: Comparison, fact: Fact) -> Closure:
     for side, row, into in ((c.a, fact.before, found.a), (c.b, fact.now, found.b)):
         if row is None:
             continue
-        mine = {k for k in row.vertices if k in side.unmatched}
-        if mine:
-            into.update(dict.fromkeys(mine | side.dominated((), mine), 0))
+        seeds = {k for k in row.vertices if k in side.unmatched}
+        if seeds:
+            into.update(dict.fromkeys(seeds | side.dominated((), seeds), 0))
     return found
 
 
@@ -126,17 +126,17 @@ def region(c: Comparison, fact: Fact) -> Closure:
     for side, row, into in ((c.a, fact.before, found.a), (c.b, fact.now, found.b)):
         if row is None:
             continue
-        mine = {k for k in row.vertices if k in side.unmatched}
+        seeds = {k for k in row.vertices if k in side.unmatched}
         queue = [*row.vertices]
         for k in queue:
             near = [o for o, _ in side[k].operands] + side.users[k]
             for other in near:
-                if other in mine or other not in side.unmatched:
+                if other in seeds or other not in side.unmatched:
                     continue
                 if side[other].is_leaf or position(side[other].site) in lines:
-                    mine.add(other)
+                    seeds.add(other)
                     queue.append(other)
-        into.update(dict.fromkeys(mine | side.dominated((), mine), 0))
+        into.update(dict.fromkeys(seeds | side.dominated((), seeds), 0))
     return found
 
 
@@ -158,18 +158,18 @@ def reading(c: Comparison, fact: Fact) -> Closure:
     for side, row, into in ((c.a, fact.before, found.a), (c.b, fact.now, found.b)):
         if row is None:
             continue
-        mine = {*row.vertices} & side.unmatched
-        behind = side.downstream(mine, side.unmatched.__contains__)
+        seeds = {*row.vertices} & side.unmatched
+        behind = side.downstream(seeds, side.unmatched.__contains__)
         lines = {
             (position(side[user].site), side[user].scope)
-            for k in mine
+            for k in seeds
             for user in side.users[k]
         }
         into.update(
             {
                 k: d
                 for k, d in behind.items()
-                if k in mine or (position(side[k].site), side[k].scope) in lines
+                if k in seeds or (position(side[k].site), side[k].scope) in lines
             }
         )
         into.update(dict.fromkeys(side.dominated((), into), 1))
@@ -190,10 +190,10 @@ def scope(c: Comparison, fact: Fact) -> Closure:
         inside |= {k for k in row.vertices if k in side.unmatched}
         behind = side.downstream(inside, side.free.__contains__)
         into.update({k: d for k, d in behind.items() if side.partner[k] >= 0})
-        mine = owned(side, [path])
-        ranks.update(mine)
-        into.update(dict.fromkeys(inside | side.dominated(mine, inside), 0))
-        if mine:
+        seeds = owned(side, [path])
+        ranks.update(seeds)
+        into.update(dict.fromkeys(inside | side.dominated(seeds, inside), 0))
+        if seeds:
             _add_updates(c, found)
     return found
 
@@ -215,14 +215,14 @@ def on_line(c: Comparison, fact: Fact) -> Closure:
     found = dominated(c, fact)
     lines = {position(row.site) for row in (fact.before, fact.now) if row is not None}
     for side, into in ((c.a, found.a), (c.b, found.b)):
-        mine = {
+        seeds = {
             k
             for k in side.unmatched
             if not side[k].is_leaf
             and not side[k].scope
             and position(side[k].site) in lines
         }
-        into.update(dict.fromkeys(mine | side.dominated((), mine), 1))
+        into.update(dict.fromkeys(seeds | side.dominated((), seeds), 1))
     return found
 
 
@@ -235,9 +235,9 @@ def owner(c: Comparison, fact: Fact) -> Closure:
     ):
         if row is None:
             continue
-        mine = owned(side, [row.name]) | ({row.rank} - {-1})
-        ranks.update(mine)
-        into.update(dict.fromkeys(side.dominated(mine), 0))
+        seeds = owned(side, [row.name]) | ({row.rank} - {-1})
+        ranks.update(seeds)
+        into.update(dict.fromkeys(side.dominated(seeds), 0))
     return found
 
 
@@ -321,7 +321,7 @@ def attribute(c: Comparison, claims: list[Claim]) -> int:
     ):
         for rank in ranks:
             vertex = side.roots[rank][0]
-            mine = [
+            options = [
                 m
                 for m in claims
                 if rank in getattr(m.closure, of)
@@ -331,10 +331,10 @@ def attribute(c: Comparison, claims: list[Claim]) -> int:
                 )
             ]
             by_vertex = best.get(vertex)
-            if by_vertex is not None and by_vertex not in mine:
-                mine.append(by_vertex)
-            if mine:
-                min(mine, key=lambda m: m.rank).results += 1
+            if by_vertex is not None and by_vertex not in options:
+                options.append(by_vertex)
+            if options:
+                min(options, key=lambda m: m.rank).results += 1
     return left
 
 

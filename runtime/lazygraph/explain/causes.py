@@ -67,15 +67,19 @@ def cause(
     group: Callable[[Fact], object] = lambda _: None,
     more: Callable[[Comparison, list[Claim]], Fields] | None = None,
     is_shown: bool = False,
+    above: Kind | None = None,
 ) -> Callable[[Any], Any]:
-    """Add a row to the table, behind those before it; the predicate is what it decorates."""
+    """Add a row to the table, at its end or above the rows of a kind.
+
+    The decorated function is the predicate.
+    """
 
     def register(
         holds: Callable[[Comparison, Fact], bool],
     ) -> Callable[[Comparison, Fact], bool]:
-        TABLE.append(
-            CauseRow(kind, of, holds, says, fix, spread, group, more, is_shown)
-        )
+        row = CauseRow(kind, of, holds, says, fix, spread, group, more, is_shown)
+        kinds = [each.kind for each in TABLE]
+        TABLE.insert(len(TABLE) if above is None else kinds.index(above), row)
         return holds
 
     return register
@@ -139,7 +143,7 @@ _MODE_FIX = (
 )
 
 
-def _ran_by_itself(c: Comparison, fact: Fact) -> Closure:  # noqa: ARG001
+def _eager_inputs(c: Comparison, fact: Fact) -> Closure:  # noqa: ARG001
     """The inputs that a debug mode computed, and what computed them in the graph before."""
     origins = c.b.snapshot.origins.items()
     leaves = {k for k, origin in origins if origin.how.endswith("mode")}
@@ -157,14 +161,14 @@ for _kind, _says, _fix in (
      "keep one layout over devices, or expect one compile for each"),
 ):  # fmt: skip
     cause(_kind, of=_kind, says=_says, fix=_fix, is_shown=True,  # type: ignore[arg-type]
-          spread=_ran_by_itself if _kind == "mode" else spread.alone)(_always)  # fmt: skip
+          spread=_eager_inputs if _kind == "mode" else spread.alone)(_always)  # fmt: skip
 
 
 @cause(
-    "mode", of="ran_alone", spread=_ran_by_itself, fix=_MODE_FIX,
+    "mode", of="ran_eagerly", spread=_eager_inputs, fix=_MODE_FIX,
     says="{names} {is_} {an_input}: what {graph_before} computed ran {how}{at}",
 )  # fmt: skip
-def _ran_alone(c: Comparison, fact: Fact) -> bool:
+def _ran_eagerly(c: Comparison, fact: Fact) -> bool:
     return fact.is_new and c.a.record.key.mode == c.b.record.key.mode
 
 
@@ -195,7 +199,7 @@ def _cell_work(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
 
 
 cause(
-    "step_cut", of="break", says="{text}", fix="{fix}", is_shown=True,
+    "graph_break", of="break", says="{text}", fix="{fix}", is_shown=True,
     spread=lambda c, fact: fact.row.more["closure"],  # noqa: ARG005
     more=lambda c, claims: {"fix": claims[0].fact.row.more["fix"]},  # noqa: ARG005
 )(lambda c, fact: not (lbfgs(c.a) and lbfgs(c.b)))  # fmt: skip  # noqa: ARG005
@@ -218,10 +222,10 @@ def _two(c: Comparison, fact: Fact) -> tuple[str, str]:
     assert fact.before is not None
     assert fact.now is not None
     if _is_matched(c.b, fact.now):
-        mine, name = fact.before.name, c.a.name(c.b.partner[fact.now.vertices[0]])
+        own, name = fact.before.name, c.a.name(c.b.partner[fact.now.vertices[0]])
     else:
-        mine, name = fact.now.name, c.b.name(c.a.partner[fact.before.vertices[0]])
-    return mine, name.text if name is not None else ""
+        own, name = fact.now.name, c.b.name(c.a.partner[fact.before.vertices[0]])
+    return own, name.text if name is not None else ""
 
 
 def _is_matched(side: Side, row: Row | None) -> bool:
@@ -555,7 +559,7 @@ def _gradients_accumulate(c: Comparison, fact: Fact) -> bool:
     return any(side[user].backward for user in side.users[fact.row.vertices[0]])
 
 
-def _in_its_place(c: Comparison, fact: Fact) -> Closure:
+def _with_replaced(c: Comparison, fact: Fact) -> Closure:
     """What hangs together with an input, and what stood in its place before."""
     found = spread.region(c, fact)
     assert fact.now is not None
@@ -565,7 +569,7 @@ def _in_its_place(c: Comparison, fact: Fact) -> Closure:
 
 
 cause(
-    "state_became_input", of="handed", spread=_in_its_place, fix=_STATE_FIX,
+    "state_became_input", of="computed_before", spread=_with_replaced, fix=_STATE_FIX,
     says="{names} {is_} {an_input} now; {graph_before} created {it}{before_at}",
 )(_always)  # fmt: skip
 
@@ -652,12 +656,12 @@ def _of_modules(c: Comparison, fact: Fact) -> Closure:
     found = spread.downstream(c, fact)
     for side, row, into in ((c.a, fact.before, found.a), (c.b, fact.now, found.b)):
         scope = fact.row.name
-        mine = {k for k in side.unmatched if scope and side[k].scope == scope}
-        mine |= {*row.vertices} & side.unmatched if row is not None else set()
+        seeds = {k for k in side.unmatched if scope and side[k].scope == scope}
+        seeds |= {*row.vertices} & side.unmatched if row is not None else set()
         counters = [
             k for k, n in side.snapshot.root_names.items() if n.holder == "buffer"
         ]
-        into.update(dict.fromkeys(mine | side.dominated(counters, mine), 0))
+        into.update(dict.fromkeys(seeds | side.dominated(counters, seeds), 0))
     return found
 
 
@@ -719,7 +723,7 @@ cause(
 )(_always)  # fmt: skip
 
 
-def _of_draws(c: Comparison, fact: Fact) -> Closure:
+def _line_and_readers(c: Comparison, fact: Fact) -> Closure:
     """What draws random numbers, and what was put in to read them."""
     found, more = spread.line(c, fact), spread.reading(c, fact)
     found.a, found.b = more.a | found.a, more.b | found.b
@@ -733,7 +737,7 @@ def _draws(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
 
 
 @cause(
-    "rng", of="visit", spread=_of_draws, more=_draws,
+    "rng", of="visit", spread=_line_and_readers, more=_draws,
     says="{op}{at} draws random numbers {draws}, {before} in {graph_before}",
     fix="draw as many random numbers in each step; each number costs one compile",
 )  # fmt: skip

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from lazygraph.explain.record import Boundary, Record, Source
     from lazygraph.snapshot import Name, Origin, Vertex
-    from lazygraph.source_location import Site
+    from lazygraph.source_location import SourceLocation
 
 FALLBACK = "CPU fallback of "
 LIMIT = "more than "
@@ -23,7 +23,7 @@ _VIEWS = frozenset(("view", "reshape", "_unsafe_view", "flatten", "ravel", "clon
                     "unsqueeze", "squeeze", "alias", "detach", "transpose", "expand", "_to_copy"))  # fmt: skip
 
 
-def position(site: Site | None) -> Position | None:
+def position(site: SourceLocation | None) -> Position | None:
     """Return what tells source lines apart; a cell that runs again is the same place."""
     if site is None:
         return None
@@ -119,7 +119,7 @@ class Side:
         """Return what the user calls a result."""
         return self.snapshot.root_names.get(rank)
 
-    def site(self, vertices: Iterable[int]) -> Site | None:
+    def site(self, vertices: Iterable[int]) -> SourceLocation | None:
         """Return the line of the first of some vertices, forward ones preferred.
 
         An input has the line that reads it first.
@@ -279,8 +279,10 @@ class Comparison:
         for k, partner in enumerate(self.b.partner):
             if partner < 0:
                 continue
-            mine, theirs = self.b[k].operands, self.a[partner].operands
-            for (new, new_index), (old, old_index) in zip(mine, theirs, strict=False):
+            operands_b, operands_a = self.b[k].operands, self.a[partner].operands
+            for (new, new_index), (old, old_index) in zip(
+                operands_b, operands_a, strict=False
+            ):
                 if self.a.partner[old] != new or new_index != old_index:
                     found.append((k, old, new))
         return found

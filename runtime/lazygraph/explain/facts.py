@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from lazygraph.explain.compare import Comparison, Position, Side
     from lazygraph.snapshot import Vertex
-    from lazygraph.source_location import Site
+    from lazygraph.source_location import SourceLocation
 
 _TYPE = re.compile(r"(\w+)\[([\d,]*)\]")
 _NORMS = ("batch_norm", "instance_norm")
@@ -40,7 +40,7 @@ class Row:
     name: str = ""
     vertices: tuple[int, ...] = ()
     rank: int = -1
-    site: Site | None = None
+    site: SourceLocation | None = None
     more: dict[str, Any] = field(default_factory=dict)
 
 
@@ -165,8 +165,8 @@ def _setting(side: Side, value: str) -> Table:
     return {"": Row(value, value or "unknown", site=side.record.key.ended_by[1])}
 
 
-@table("ran_alone")
-def ran_alone(side: Side) -> Table:
+@table("ran_eagerly")
+def ran_eagerly(side: Side) -> Table:
     """Inputs that a debug mode computed outside of a step's graph."""
     found: Table = {}
     for leaf, origin in side.snapshot.origins.items():
@@ -430,7 +430,7 @@ def in_scope(scope: str, path: str) -> bool:
     return any(path == each or path.endswith(f".{each}") for each in outer)
 
 
-def _scope_site(side: Side, path: str) -> Site | None:
+def _scope_site(side: Side, path: str) -> SourceLocation | None:
     return side.site(k for k, v in enumerate(side.vertices) if in_scope(v.scope, path))
 
 
@@ -459,9 +459,9 @@ def update_ops(side: Side) -> Table:
         ):
             found.setdefault(where, []).append(k)
     return {
-        where: Row(tuple(sorted(Counter(side[k].op for k in mine).items())), "", "", tuple(mine),
-                   site=side[mine[0]].site)
-        for where, mine in found.items()
+        where: Row(tuple(sorted(Counter(side[k].op for k in vertices).items())), "", "", tuple(vertices),
+                   site=side[vertices[0]].site)
+        for where, vertices in found.items()
     }  # fmt: skip
 
 
@@ -536,7 +536,7 @@ def history(side: Side) -> Table:
             continue
         if all(side[user].backward for user in side.users[leaf]):
             steps.setdefault(origin.step, []).append(leaf)
-    leaves = tuple(leaf for mine in steps.values() for leaf in mine)
+    leaves = tuple(leaf for inputs_of_step in steps.values() for leaf in inputs_of_step)
     return {"": Row(len(steps), str(len(steps)), "", leaves, site=side.site(leaves))}
 
 
@@ -643,8 +643,9 @@ def loops(comparison: Comparison) -> Iterator[Fact]:
                 line.setdefault(vertex.op, []).append(k)
         sides.append(lines)
     before, now = sides
-    for key in before.keys() & now.keys():
-        old, new = before[key], now[key]
+    for key, old in before.items():
+        if (new := now.get(key)) is None:
+            continue
         rounds = _rounds(
             {op: (len(old.get(op, ())), len(new.get(op, ()))) for op in {**old, **new}}
         )
@@ -652,7 +653,7 @@ def loops(comparison: Comparison) -> Iterator[Fact]:
             continue
         n, m = rounds
         rows = [
-            Row(number, str(number), "", tuple(k for mine in ops.values() for k in mine),
+            Row(number, str(number), "", tuple(k for vertices in ops.values() for k in vertices),
                 site=side[next(iter(ops.values()))[0]].site)
             for side, ops, number in ((comparison.a, old, n), (comparison.b, new, m))
         ]  # fmt: skip
@@ -817,7 +818,7 @@ def _operand_row(side: Side, vertex: int, reader: int) -> Row:
 
 
 @of_pairs
-def handed(comparison: Comparison) -> Iterator[Fact]:
+def computed_before(comparison: Comparison) -> Iterator[Fact]:
     """Inputs that the graph before computed: its results, by execution or by name."""
     a, b = comparison.a, comparison.b
     made = {n.text: k for k, n in a.snapshot.root_names.items() if n.text not in a.read}
@@ -836,4 +837,4 @@ def handed(comparison: Comparison) -> Iterator[Fact]:
         if root is not None:
             vertex = a.roots[root][0]
             before = Row("op", a[vertex].op, row.name, (vertex,), root, a[vertex].site)
-            yield Fact("handed", before, row)
+            yield Fact("computed_before", before, row)

@@ -221,8 +221,8 @@ TABLE: dict[str, tuple[Any, str, str | None, bool]] = {
     "module added": (modules(1), "module_added", "model.2", True),
     "modules added": (modules(3), "module_added", "model.2", True),
     "closure": (planted(held=True), "closure", "value", True),
-    "step cut by a read": (planted(early=True), "step_cut", None, True),
-    "step cut at another line": (moved_mark, "step_cut", None, True),
+    "graph break by a read": (planted(early=True), "graph_break", None, True),
+    "graph break at another line": (moved_mark, "graph_break", None, True),
     "donation": (memory, "donation", "state", True),
     "cache evicted": (evicted, "cache_evicted", None, False),
     "compile tier": (tier, "tier", None, False),
@@ -233,7 +233,7 @@ _ONE_SIDED = {"module_recreated", "cache_evicted", "module_added", "rng"}
 
 
 # To be mended: a second cause that follows from the first one.
-_BESIDE = {"step cut at another line": ("state_became_input",)}
+_BESIDE = {"graph break at another line": ("state_became_input",)}
 
 
 @pytest.mark.parametrize("name", TABLE)

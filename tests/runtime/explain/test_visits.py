@@ -34,7 +34,7 @@ def test_another_branch_names_the_op_and_its_line_even_after_many_equal_steps():
     assert cause.text == (
         f"code path changed: `aten.relu.default` at test_visits.py:{line} is new"
     )
-    assert cause.taken.removed == 0
+    assert cause.edits.removed == 0
     assert len(lazyrt.compiled_graphs()) == 2
 
 
