@@ -13,9 +13,10 @@ from lazygraph.explain.compare import position
 from lazygraph.explain.facts import Fact, Row, in_scope, update_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Hashable, Iterable
 
     from lazygraph.explain.compare import Comparison, Side
+    from lazygraph.snapshot import Vertex
 
 
 @dataclass
@@ -227,7 +228,7 @@ def on_line(c: Comparison, fact: Fact) -> Closure:
 
 
 def owner(c: Comparison, fact: Fact) -> Closure:
-    """What updates a parameter, and what an optimizer keeps of it."""
+    """What updates a parameter, its gradient, and what an optimizer keeps of it."""
     found = on_line(c, fact)
     for side, row, into, ranks in (
         (c.a, fact.before, found.a, found.gone),
@@ -237,6 +238,8 @@ def owner(c: Comparison, fact: Fact) -> Closure:
             continue
         seeds = owned(side, [row.name]) | ({row.rank} - {-1})
         ranks.update(seeds)
+        updates = {*row.vertices} & side.free
+        into.update(side.ancestors(updates, (updates | side.unmatched).__contains__))
         into.update(dict.fromkeys(side.dominated(seeds), 0))
     return found
 
@@ -253,7 +256,7 @@ def owned(side: Side, paths: Iterable[str]) -> set[int]:
     }
 
 
-@dataclass
+@dataclass(eq=False)
 class Claim:
     """A cause that may hold, with what goes to it.
 
@@ -281,40 +284,22 @@ class Claim:
 def attribute(c: Comparison, claims: list[Claim]) -> int:
     """Give every edit to the best claim that holds it; return how many no claim holds."""
     best_a, best_b = _best(claims, "a"), _best(claims, "b")
-    _flood(c.a, best_a, c.a.unmatched)
-    _flood(c.b, best_b, c.b.unmatched)
-    left = 0
-    for k in c.b.unmatched:
-        found = best_b.get(k)
-        if found is None:
-            left += 1
-        else:
-            found.added += 1
-    for k in c.a.unmatched:
-        found = best_a.get(k)
-        if found is None:
-            left += 1
-        else:
-            found.removed += 1
-    waiting: list[int] = []
-    for k, partner in (*c.changed.items(), *((r, c.b.partner[r]) for r in c.rewired)):
-        options = [m for m in (best_b.get(k), best_a.get(partner)) if m is not None]
-        found = min(options, key=lambda m: m.rank, default=None)
-        found = found or _follows(c, k, best_b)
-        if found is None:
-            waiting.append(k)
-        else:
-            best_b[k] = found
-            found.changed += k in c.changed
-    for k in reversed(waiting):
-        # A gradient's 1/N reads nothing that changed, and what reads it does.
-        readers = [best_b[user] for user in c.b.users[k] if user in best_b]
-        found = min(readers, key=lambda m: m.rank, default=None)
-        if found is None:
-            left += k in c.changed
-        else:
-            best_b[k] = found
-            found.changed += k in c.changed
+    sides = (c.a, best_a), (c.b, best_b)
+    for side, best in sides:
+        _flood(side, best, side.unmatched)
+    if _claim_replaced(c, best_a, best_b):
+        for side, best in sides:
+            _flood(side, best, side.unmatched)
+    left = _claim_changed(c, best_a, best_b)
+    for side, best in sides:
+        _flood(side, best, side.free)
+        for k in side.unmatched:
+            if (found := best.get(k)) is None:
+                left += 1
+            elif side is c.b:
+                found.added += 1
+            else:
+                found.removed += 1
     for ranks, side, best, of in (
         (c.new_results, c.b, best_b, "new"),
         (c.gone_results, c.a, best_a, "gone"),
@@ -354,29 +339,97 @@ def _follows(c: Comparison, vertex: int, best: dict[int, Claim]) -> Claim | None
     return min(near, key=lambda m: m.rank, default=None)
 
 
-def _flood(side: Side, best: dict[int, Claim], free: set[int]) -> None:
+def _claim_changed(
+    c: Comparison, best_a: dict[int, Claim], best_b: dict[int, Claim]
+) -> int:
+    """Give pairs that differ to a claim; return how many changed ones no claim holds."""
+    lines = _by_line(c.b, best_b)
+    pairs = [*c.changed.items(), *((k, c.b.partner[k]) for k in c.rewired)]
+    waiting: list[tuple[int, int]] = []
+    left = 0
+
+    def give(k: int, partner: int, claim: Claim) -> None:
+        best_b[k] = claim
+        best_a.setdefault(partner, claim)
+        claim.changed += k in c.changed
+
+    for k, partner in pairs:
+        options = [m for m in (best_b.get(k), best_a.get(partner)) if m is not None]
+        found = min(options, key=lambda m: m.rank, default=None)
+        found = found or _follows(c, k, best_b)
+        if found is None:
+            waiting.append((k, partner))
+        else:
+            give(k, partner, found)
+    for k, partner in reversed(waiting):
+        # A gradient's 1/N reads nothing that changed, and what reads it does.
+        readers = [best_b[user] for user in c.b.users[k] if user in best_b]
+        found = min(readers, key=lambda m: m.rank, default=None)
+        if found is None and c.b[k].backward:
+            found = lines.get(_line_of(c.b[k]))
+        if found is None:
+            left += k in c.changed
+        else:
+            give(k, partner, found)
+    return left
+
+
+def _claim_replaced(
+    c: Comparison, best_a: dict[int, Claim], best_b: dict[int, Claim]
+) -> bool:
+    """Give what was replaced to the claim of what replaced it; return whether any was.
+
+    Two edits replace each other where the two of a pair read them in one slot, or where one line
+    and module record them.
+    """
+    before = len(best_a) + len(best_b)
+    for _, old, new in c.substitutions:
+        if old in c.a.unmatched and new in c.b.unmatched:
+            if old not in best_a and new in best_b:
+                best_a[old] = best_b[new]
+            elif new not in best_b and old in best_a:
+                best_b[new] = best_a[old]
+    lines_a, lines_b = _by_line(c.a, best_a), _by_line(c.b, best_b)
+    for side, best, lines in ((c.a, best_a, lines_b), (c.b, best_b, lines_a)):
+        for k in side.unmatched - best.keys():
+            claim = lines.get(_line_of(side[k]))
+            if claim is not None and not side[k].is_leaf:
+                best[k] = claim
+    return len(best_a) + len(best_b) > before
+
+
+def _line_of(vertex: Vertex) -> Hashable:
+    return (position(vertex.site), vertex.scope)
+
+
+def _by_line(side: Side, best: dict[int, Claim]) -> dict[Hashable, Claim]:
+    """Return for each line and module the claim of most edits that it records."""
+    counts: dict[Hashable, Counter[Claim]] = {}
+    for k, claim in best.items():
+        if k in side.free and side[k].site is not None:
+            counts.setdefault(_line_of(side[k]), Counter())[claim] += 1
+    return {line: found.most_common(1)[0][0] for line, found in counts.items()}
+
+
+def _flood(side: Side, best: dict[int, Claim], seeds: set[int]) -> None:
     """Give what no closure holds to its line's cause, else to that of its neighbours.
 
     Autograd records an op's gradient with the op's line and module.
+
+    Args:
+        side: One of the graphs.
+        best: The claim of each vertex that has one; gains entries.
+        seeds: Vertices from which a claim spreads.
     """
-    by_line: dict[object, Counter[int]] = {}
-    claims = {id(claim): claim for claim in best.values()}
-    for k, claim in best.items():
-        vertex = side[k]
-        if k in free and vertex.site is not None:
-            key = (position(vertex.site), vertex.scope)
-            by_line.setdefault(key, Counter())[id(claim)] += 1
-    for k in sorted(free - best.keys()):
-        vertex = side[k]
-        found = by_line.get((position(vertex.site), vertex.scope))
-        if found and vertex.backward:
-            best[k] = claims[found.most_common(1)[0][0]]
-    waiting = sorted(free - best.keys())
-    queue = [k for k in best if k in free]
-    left = {*waiting}
+    lines = _by_line(side, best)
+    for k in sorted(side.unmatched - best.keys()):
+        claim = lines.get(_line_of(side[k]))
+        if claim is not None and side[k].backward:
+            best[k] = claim
+    left = side.unmatched - best.keys()
+    queue = [k for k in best if k in seeds]
     for k in queue:
-        near = [o for o, _ in side[k].operands] + side.users[k]
-        for other in near:
+        for other in (*(o for o, _ in side[k].operands), *side.users[k]):
             if other in left:
                 left.discard(other)
                 best[other] = best[k]

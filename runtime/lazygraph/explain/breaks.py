@@ -92,7 +92,8 @@ def breaks(c: Comparison) -> Iterator[Fact]:
         begins = part.record.key.began_after
         previous = c.step if part is c.b else c.makers
         previous = [each for each in previous if each is not whole.record]
-        is_sure = moved and is_break(begins) and bool(_reads_of(part, previous))
+        is_rest = is_break(begins) or (part is c.b and _broke_off(previous, whole))
+        is_sure = moved and is_rest and bool(_reads_of(part, previous))
         front, leaves = _in_front(whole, part, previous if is_sure else ())
         if is_sure or (front and (moved or _continues(whole, front, c.makers))):
             own = dict.fromkeys(leaves, 0) | _on_line_of(part, begins)
@@ -101,6 +102,16 @@ def breaks(c: Comparison) -> Iterator[Fact]:
             yield _fact(f"begins {what}", old.began_after, new.began_after,
                         new.began_after if is_break(new.began_after) else begins, closure)  # fmt: skip
             break
+
+
+def _broke_off(previous: list[Record], whole: Side) -> bool:
+    """Return whether the graph that ran last is the front of another one, as its cause says."""
+    why = previous[0].explanation if previous else None
+    return (
+        why is not None
+        and why.against == whole.record.name
+        and why.top.kind == "graph_break"
+    )
 
 
 def _is_evaluation(part: Side, whole: Side) -> bool:

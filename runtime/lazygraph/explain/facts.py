@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lazygraph.source_location import SourceLocation
 
 _TYPE = re.compile(r"(\w+)\[([\d,]*)\]")
+_CONVERSION = "aten._to_copy"
 _NORMS = ("batch_norm", "instance_norm")
 _DROPOUTS = ("aten.native_dropout", "aten.bernoulli", "aten.dropout", "aten.feature_dropout")  # fmt: skip
 
@@ -471,7 +472,7 @@ def casts(comparison: Comparison) -> Iterator[Fact]:
     for side, is_now in ((comparison.b, True), (comparison.a, False)):
         for k in sorted(side.unmatched):
             vertex = side[k]
-            if vertex.op.startswith("aten._to_copy") and not vertex.backward:
+            if vertex.op.startswith(_CONVERSION) and not vertex.backward:
                 row = Row(
                     dtype_of(vertex.types[0]),
                     dtype_of(vertex.types[0]),
@@ -569,11 +570,11 @@ def whole(comparison: Comparison) -> Iterator[Fact]:
 
 @table("visit")
 def visits(side: Side) -> Table:
-    """How often each line records each op in the forward pass."""
+    """How often each line records each op in the forward pass; `casts` has conversions."""
     found: dict[Hashable, list[int]] = {}
     lines = update_lines(side)
     for k, vertex in enumerate(side.vertices):
-        if vertex.is_leaf or vertex.backward:
+        if vertex.is_leaf or vertex.backward or vertex.op.startswith(_CONVERSION):
             continue
         if vertex.scope or position(vertex.site) not in lines:
             key = (position(vertex.site), vertex.scope, vertex.op)
@@ -783,7 +784,7 @@ def operands(comparison: Comparison) -> Iterator[Fact]:
     """Operands that are another vertex than the partner's: what stands there now and before."""
     a, b = comparison.a, comparison.b
     seen = set()
-    for reader, old, new in comparison.substitutions():
+    for reader, old, new in comparison.substitutions:
         if (old, new) in seen:
             continue
         seen.add((old, new))

@@ -225,7 +225,7 @@ def _unclaimed(c: Comparison) -> Cause:
 
 def _wiring(c: Comparison) -> Cause:
     where, now, before = "", c.b.record.key.ended_by[1], c.a.record.key.ended_by[1]
-    for reader, old, new in c.substitutions()[:1]:
+    for reader, old, new in c.substitutions[:1]:
         before, now = c.a[c.b.partner[reader]].site, c.b[reader].site
         where = (
             f": {c.b[reader].op}{at(now)} reads {_operand(c.b, new)}, "

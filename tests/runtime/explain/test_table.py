@@ -232,10 +232,6 @@ TABLE: dict[str, tuple[Any, str, str | None, bool]] = {
 _ONE_SIDED = {"module_recreated", "cache_evicted", "module_added", "rng"}
 
 
-# To be mended: a second cause that follows from the first one.
-_BESIDE = {"graph break at another line": ("state_became_input",)}
-
-
 @pytest.mark.parametrize("name", TABLE)
 def test_the_top_cause_is_the_planted_one_and_complete(name):
     plant, kind, variable, counted = TABLE[name]
@@ -254,6 +250,7 @@ def test_the_top_cause_is_the_planted_one_and_complete(name):
     assert top.fix
     assert variable is None or top.variable.startswith(variable)
     assert (top.weight > 0) == counted
+    assert explained.unexplained == 0
     assert explained.compile_ns > 0
     # Both sides have a line: the cause's own, or that of the boundary of the graph.
     sites = str(explained)
@@ -268,7 +265,6 @@ def test_the_top_cause_is_the_planted_one_and_complete(name):
         kind,
         "first_trace",
         "new_program",
-        *_BESIDE.get(name, ()),
     }, sites
 
 
