@@ -670,6 +670,13 @@ def _mode(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
         row.value if row is not None else "evaluation"
         for row in (claims[0].fact.before, claims[0].fact.now)
     ]
+    if all(m.fact.is_new or m.fact.is_gone for m in claims):
+        # Dropout alone tells: with p=0 it records nothing, as in evaluation.
+        modes = [
+            f"{m} mode or with p=0" if m == "evaluation" else f"{m} mode" for m in modes
+        ]
+    else:
+        modes = [f"{mode} mode" for mode in modes]
     scopes = listed(m.fact.row.name for m in claims)
     where = f" (in module {scopes})" if scopes else ""
     return {"before": modes[0], "now": modes[1], "where": where, "variable": ""}
@@ -677,7 +684,7 @@ def _mode(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
 
 cause(
     "train_eval", of="training", spread=_of_modules, more=_mode,
-    says="the model runs in {now} mode, before in {before} mode{where}",
+    says="the model runs in {now}, before in {before}{where}",
     fix="one graph for training and one for evaluation is what it takes; call `.train()` and "
     "`.eval()` at the boundary of steps",
 )(_always)  # fmt: skip
@@ -792,25 +799,26 @@ def _closure(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
     return fact.is_new and fact.row.more["holder"].startswith("closure")
 
 
-@cause(
-    "live_tensor", of="result", spread=spread.dominated, more=_holder,
-    says="live tensor {text}, created{at}, is alive at the end of this step and was not in "
-    "{graph_before}{others}",
-    fix="log it after the boundary, `del` it, keep its value (`lazyrt.materialise(t)`), or put it "
-    "off in every step: `lazyrt.add_step_closure({keeper}, (t,))`",
-)  # fmt: skip
-def _live(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return fact.is_new and _is_kept(fact)
+def _add_results(holds: Callable[[Fact], bool]) -> None:
+    """Add the rows of results that one side alone has."""
+    for kind, is_new, says, fix in (
+        ("live_tensor", True, "is alive at the end of this step and was not in {graph_before}",
+         "log it after the boundary, `del` it, keep its value (`lazyrt.materialise(t)`), or put it "  # noqa: ISC004
+         "off in every step: `lazyrt.add_step_closure({keeper}, (t,))`"),
+        ("live_tensor_gone", False, "was alive at the end of {graph_before} and is not now",
+         "keep the same tensors alive at each boundary: drop it in every step or in none"),
+    ):  # fmt: skip
+
+        def is_result(c: Comparison, fact: Fact, *, new: bool = is_new) -> bool:  # noqa: ARG001
+            return fact.is_new == new and holds(fact)
+
+        cause(
+            kind, of="result", spread=spread.dominated, more=_holder, fix=fix,  # type: ignore[arg-type]
+            says=f"live tensor {{text}}, created{{at}}, {says}{{others}}",
+        )(is_result)  # fmt: skip
 
 
-@cause(
-    "live_tensor_gone", of="result", spread=spread.dominated,
-    says="live tensor {text}, created{at}, was alive at the end of {graph_before} and is not now"
-    "{others}",
-    fix="keep the same tensors alive at each boundary: drop it in every step or in none",
-)  # fmt: skip
-def _live_gone(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return fact.is_gone and _is_kept(fact)
+_add_results(_is_kept)
 
 
 # Numbers and arguments --------------------------------------------------------------------------
@@ -1035,21 +1043,4 @@ cause(
 )(_always)  # fmt: skip
 
 
-@cause(
-    "live_tensor", of="result", spread=spread.dominated,
-    says="live tensor {text}, created{at}, is alive at the end of this step and was not in "
-    "{graph_before}{others}",
-    fix="log it after the boundary, or `del` it",
-)  # fmt: skip
-def _unnamed(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return fact.is_new and not fact.row.name
-
-
-@cause(
-    "live_tensor_gone", of="result", spread=spread.dominated,
-    says="live tensor {text}, created{at}, was alive at the end of {graph_before} and is not now"
-    "{others}",
-    fix="keep the same tensors alive at each boundary",
-)  # fmt: skip
-def _unnamed_gone(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return fact.is_gone and not fact.row.name
+_add_results(lambda fact: not fact.row.name)
