@@ -17,7 +17,7 @@ _Entry = TypeVar("_Entry", bound="Hashable")
 _MANY = 100
 _MIN_TIMES = 3
 _MIN_OPS = 5
-# The rounds make up at least this share of all ops.
+# The rounds make up most ops: at least half.
 _SHARE = 0.5
 # What is there eight times is there four times twice: a few ops more decide nothing. Rounds
 # that lack nothing account for more.
