@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from lazygraph.graph import DeadNode, Graph, Label, Origin
 
-_EditedNode = tuple[str, int]
+_Node = tuple[str, int]
 _SHOWN_SCOPES = 3
 _MAX_TOGETHER = 20
 # A region of more than so many nodes is split by module, and a part of as many by source line.
@@ -117,19 +117,15 @@ def group_hunks(hunks: Iterable[Hunk]) -> list[HunkGroup]:
     return found
 
 
-def _edited(found: GraphDiff) -> dict[_EditedNode, None]:
+def _edited(found: GraphDiff) -> dict[_Node, None]:
     """Return the nodes with an edit: of a if removed, else of b."""
-    edits: dict[_EditedNode, None] = {}
-    edits.update(dict.fromkeys(("b", y) for y in found.added))
-    edits.update(dict.fromkeys(("a", x) for x in found.removed))
-    edits.update(dict.fromkeys(("b", y) for _, y in found.changed))
-    edits.update(dict.fromkeys(("b", rewire.b) for rewire in found.rewired))
-    return edits
+    edits: dict[_Node, None] = dict.fromkeys(("b", y) for y in found.added)
+    edits |= dict.fromkeys(("a", x) for x in found.removed)
+    edits |= dict.fromkeys(("b", y) for _, y in found.changed)
+    return edits | dict.fromkeys(("b", rewire.b) for rewire in found.rewired)
 
 
-def _regions(
-    found: GraphDiff, edits: dict[_EditedNode, None]
-) -> list[list[_EditedNode]]:
+def _regions(found: GraphDiff, edits: dict[_Node, None]) -> list[list[_Node]]:
     """Return what is connected, each region by node; within, edits are numbers: it may be many."""
     number_of = {edit: 2 * edit[1] + (edit[0] == "b") for edit in edits}
     edit_of = {number: edit for edit, number in number_of.items()}
@@ -152,7 +148,7 @@ def _regions(
 
 
 def _adjacency(found: GraphDiff) -> Callable[[int], list[int]]:
-    """Return what lists the operands and users of a edit, on both sides if it is on both.
+    """Return what lists the operands and users of an edit, on both sides if it is on both.
 
     Spots are numbers here: twice a removed node of a, or one more than twice a node of b.
     """
@@ -178,28 +174,26 @@ def _adjacency(found: GraphDiff) -> Callable[[int], list[int]]:
 
 def _parts(
     found: GraphDiff,
-    region: list[_EditedNode],
+    region: list[_Node],
     keys: Sequence[Callable[[Origin], str]] = _SPLIT_KEYS,
-) -> Iterator[list[_EditedNode]]:
+) -> Iterator[list[_Node]]:
     """Yield a region as it is, or split by where its nodes come from if it is large."""
     if len(region) <= _MAX_TOGETHER or not keys:
         yield region
         return
-    parts: dict[str, list[_EditedNode]] = {}
+    parts: dict[str, list[_Node]] = {}
     for edit in region:
         parts.setdefault(keys[0](_origin(found, edit)), []).append(edit)
     for part in parts.values():
         yield from _parts(found, part, keys[1:])
 
 
-def _origin(found: GraphDiff, edit: _EditedNode) -> Origin:
+def _origin(found: GraphDiff, edit: _Node) -> Origin:
     side, node = edit
     return (found.a if side == "a" else found.b).origin(node)
 
 
-def _follows(
-    found: GraphDiff, part: list[_EditedNode], edits: dict[_EditedNode, None]
-) -> bool:
+def _follows(found: GraphDiff, part: list[_Node], edits: dict[_Node, None]) -> bool:
     """Return whether a part of a region changed nothing, or reads an edited node elsewhere."""
     inside = set(part)
     is_read = any(
@@ -210,16 +204,16 @@ def _follows(
     return is_read or not any(_is_changed(found, edit) for edit in part)
 
 
-def _is_changed(found: GraphDiff, edit: _EditedNode) -> bool:
+def _is_changed(found: GraphDiff, edit: _Node) -> bool:
     side, node = edit
     old = found.partner_b[node] if side == "b" else -1
     return old >= 0 and found.a.label(old) != found.b.label(node)
 
 
-def _reads(found: GraphDiff, edit: _EditedNode) -> list[_EditedNode]:
+def _reads(found: GraphDiff, edit: _Node) -> list[_Node]:
     """Return the operands of a node, on both sides if it is on both."""
     side, node = edit
-    adjacent: list[_EditedNode] = []
+    adjacent: list[_Node] = []
     if side == "b":
         adjacent += [("b", each) for each in found.b.operands[node]]
         node = found.partner_b[node]
@@ -228,14 +222,14 @@ def _reads(found: GraphDiff, edit: _EditedNode) -> list[_EditedNode]:
     return adjacent
 
 
-def _of_a(found: GraphDiff, node: int) -> _EditedNode:
+def _of_a(found: GraphDiff, node: int) -> _Node:
     partner = found.partner_a[node]
     return ("b", partner) if partner >= 0 else ("a", node)
 
 
 def _hunk(
     found: GraphDiff,
-    region: Sequence[_EditedNode],
+    region: Sequence[_Node],
     rewired: dict[int, list[Rewire]],
     *,
     follows: bool,
@@ -261,7 +255,7 @@ def _hunk(
     )
 
 
-def _where(found: GraphDiff, region: Sequence[_EditedNode]) -> tuple[str, str]:
+def _where(found: GraphDiff, region: Sequence[_Node]) -> tuple[str, str]:
     origins = [_origin(found, edit) for edit in region]
     scope = _main_scope([origin.scope for origin in origins if origin.scope])
     site = next((origin.site for origin in origins if origin.site), "")

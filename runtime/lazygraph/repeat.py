@@ -17,8 +17,7 @@ _Entry = TypeVar("_Entry", bound="Hashable")
 _MANY = 100
 _MIN_TIMES = 3
 _MIN_OPS = 5
-# The rounds make up most ops: at least half.
-_SHARE = 0.5
+_SHARE = 0.5  # of all ops: the rounds make up most of them
 # What is there eight times is there four times twice: a few ops more decide nothing. Rounds
 # that lack nothing account for more.
 _NEARLY, _NEARLY_WHOLE = 0.8, 0.9
@@ -134,11 +133,13 @@ def _spot(vertex: Vertex) -> Hashable:
 
 def _read_alike(snapshot: Snapshot, times: int) -> bool:
     """Return whether some input is read in each round, as it is or turned once for all."""
-    users = snapshot.users()
+    vertices = snapshot.vertices
+    reads = Counter(operand for v in vertices for operand, _ in v.operands)
     return any(
-        max([len(found), *(len(users[user]) for user, _ in found)], default=0) >= times
-        for leaf, found in enumerate(users)
-        if snapshot.vertices[leaf].op == "data"
+        vertices[each].op == "data"
+        for k, number in reads.items()
+        if number >= times
+        for each in (k, *(operand for operand, _ in vertices[k].operands))
     )
 
 

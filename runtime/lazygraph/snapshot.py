@@ -162,14 +162,6 @@ class Snapshot:
             origins=builder.origins,
         )
 
-    def users(self) -> list[list[tuple[int, int]]]:
-        """Return for each vertex its users as (vertex, operand slot), repeats included."""
-        users: list[list[tuple[int, int]]] = [[] for _ in self.vertices]
-        for number, vertex in enumerate(self.vertices):
-            for slot, (operand, _) in enumerate(vertex.operands):
-                users[operand].append((number, slot))
-        return users
-
 
 _AT_CONSTANTS = {
     "lazyrt.slice_at.default": "aten.slice.Tensor",

@@ -28,5 +28,4 @@ class SourceLocation:
         return f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
 
 
-# The name until 0.2.
-Site = SourceLocation
+Site = SourceLocation  # the name until 0.2

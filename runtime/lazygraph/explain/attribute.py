@@ -13,7 +13,7 @@ from lazygraph.explain.compare import position
 from lazygraph.explain.facts import Fact, Row, in_scope, update_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable
+    from collections.abc import Callable, Hashable, Iterable, Iterator
 
     from lazygraph.explain.compare import Comparison, Side
     from lazygraph.snapshot import Vertex
@@ -28,14 +28,22 @@ class Closure:
     gone: set[int] = field(default_factory=set)
     new: set[int] = field(default_factory=set)
 
+    def parts(
+        self, c: Comparison, fact: Fact
+    ) -> Iterator[tuple[Side, Row, dict[int, int], set[int]]]:
+        """Yield each side that has a row, with the vertices and results found there."""
+        if fact.before is not None:
+            yield c.a, fact.before, self.a, self.gone
+        if fact.now is not None:
+            yield c.b, fact.now, self.b, self.new
+
 
 def alone(c: Comparison, fact: Fact) -> Closure:
     """The vertices of the rows, with the inputs that only they read."""
     found = Closure()
-    for side, row, into in ((c.a, fact.before, found.a), (c.b, fact.now, found.b)):
-        if row is not None:
-            seeds = {k for k in row.vertices if k in side.free}
-            into.update(dict.fromkeys(seeds | side.dominated((), seeds), 0))
+    for side, row, into, _ in found.parts(c, fact):
+        seeds = {*row.vertices} & side.free
+        into.update(dict.fromkeys(seeds | side.dominated((), seeds), 0))
     return found
 
 
@@ -45,20 +53,12 @@ def downstream(c: Comparison, fact: Fact) -> Closure:
     New operations are passed, and belong to whoever added them.
     """
     found = Closure()
-    for side, row, into in ((c.a, fact.before, found.a), (c.b, fact.now, found.b)):
-        if row is None:
-            continue
+    for side, row, into, _ in found.parts(c, fact):
         behind = side.downstream(row.vertices, side.free.__contains__)
-        seeds = {*row.vertices}
-        into.update(
-            {
-                k: d
-                for k, d in behind.items()
-                if k in seeds
-                or side.partner[k] >= 0
-                or side[k].op.startswith("aten._to_copy")
-            }
-        )
+        for k, distance in behind.items():
+            is_known = side.partner[k] >= 0 or side[k].op.startswith("aten._to_copy")
+            if is_known or k in row.vertices:
+                into[k] = distance
     return found
 
 
@@ -96,12 +96,7 @@ def spread_together(
 def dominated(c: Comparison, fact: Fact) -> Closure:
     """What nothing needs but the rows."""
     found = Closure()
-    for side, row, into, ranks in (
-        (c.a, fact.before, found.a, found.gone),
-        (c.b, fact.now, found.b, found.new),
-    ):
-        if row is None:
-            continue
+    for side, row, into, ranks in found.parts(c, fact):
         seeds = {*row.more.get("ranks", (row.rank,))} - {-1}
         into.update(dict.fromkeys(side.dominated(seeds), 0))
         ranks.update(seeds)
@@ -111,9 +106,7 @@ def dominated(c: Comparison, fact: Fact) -> Closure:
 def line(c: Comparison, fact: Fact) -> Closure:
     """What one line and module record, backward too, and what only that needs."""
     found = Closure()
-    for side, row, into in ((c.a, fact.before, found.a), (c.b, fact.now, found.b)):
-        if row is None:
-            continue
+    for side, row, into, _ in found.parts(c, fact):
         seeds = {k for k in row.vertices if k in side.unmatched}
         if seeds:
             into.update(dict.fromkeys(seeds | side.dominated((), seeds), 0))
@@ -124,9 +117,7 @@ def region(c: Comparison, fact: Fact) -> Closure:
     """What hangs together with the rows on the lines that made or read them."""
     found = downstream(c, fact)
     lines = {position(row.site) for row in (fact.before, fact.now) if row is not None}
-    for side, row, into in ((c.a, fact.before, found.a), (c.b, fact.now, found.b)):
-        if row is None:
-            continue
+    for side, row, into, _ in found.parts(c, fact):
         seeds = {k for k in row.vertices if k in side.unmatched}
         queue = [*row.vertices]
         for k in queue:
@@ -156,9 +147,7 @@ def call(c: Comparison, fact: Fact) -> Closure:
 def reading(c: Comparison, fact: Fact) -> Closure:
     """What reads the rows, and what reads or feeds nothing else."""
     found = Closure()
-    for side, row, into in ((c.a, fact.before, found.a), (c.b, fact.now, found.b)):
-        if row is None:
-            continue
+    for side, row, into, _ in found.parts(c, fact):
         seeds = {*row.vertices} & side.unmatched
         behind = side.downstream(seeds, side.unmatched.__contains__)
         lines = {
@@ -181,12 +170,7 @@ def scope(c: Comparison, fact: Fact) -> Closure:
     """What a module records, its parameters with their gradients and updates, and what follows."""
     found = downstream(c, fact)
     path = fact.row.name
-    for side, row, into, ranks in (
-        (c.a, fact.before, found.a, found.gone),
-        (c.b, fact.now, found.b, found.new),
-    ):
-        if row is None:
-            continue
+    for side, row, into, ranks in found.parts(c, fact):
         inside = {k for k in side.unmatched if path and in_scope(side[k].scope, path)}
         inside |= {k for k in row.vertices if k in side.unmatched}
         behind = side.downstream(inside, side.free.__contains__)
@@ -230,12 +214,7 @@ def on_line(c: Comparison, fact: Fact) -> Closure:
 def owner(c: Comparison, fact: Fact) -> Closure:
     """What updates a parameter, its gradient, and what an optimizer keeps of it."""
     found = on_line(c, fact)
-    for side, row, into, ranks in (
-        (c.a, fact.before, found.a, found.gone),
-        (c.b, fact.now, found.b, found.new),
-    ):
-        if row is None:
-            continue
+    for side, row, into, ranks in found.parts(c, fact):
         seeds = owned(side, [row.name]) | ({row.rank} - {-1})
         ranks.update(seeds)
         updates = {*row.vertices} & side.free

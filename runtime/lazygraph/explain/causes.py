@@ -94,7 +94,9 @@ def _direction(fact: Fact) -> object:
     return fact.is_new
 
 
-def _new_or_gone(new: str, gone: str, *names: str) -> Any:
+def _new_or_gone(
+    new: str, gone: str, *names: str
+) -> Callable[[Comparison, list[Claim]], Fields]:
     """Return further fields that say which side has what the other lacks."""
 
     def more(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
@@ -263,20 +265,11 @@ def _are_inputs(c: Comparison, fact: Fact) -> bool:
     return bool(one and other) and one != other and not known
 
 
-@cause(
-    "same_input", of="operand", spread=_of_parameter, more=_pair, is_shown=True,
-    says="{pair} are one tensor now and were two", fix=_ONE_TENSOR_FIX,
-)  # fmt: skip
-def _one_tensor(c: Comparison, fact: Fact) -> bool:
-    return _are_inputs(c, fact) and _is_matched(c.b, fact.now)
-
-
-@cause(
-    "same_input", of="operand", spread=_of_parameter, more=_pair, is_shown=True,
-    says="{pair} are two tensors now and were one", fix=_ONE_TENSOR_FIX,
-)  # fmt: skip
-def _two_tensors(c: Comparison, fact: Fact) -> bool:
-    return _are_inputs(c, fact) and _is_matched(c.a, fact.before)
+for _now, _was in (("one tensor", "two"), ("two tensors", "one")):
+    cause(
+        "same_input", of="operand", spread=_of_parameter, more=_pair, is_shown=True,
+        says=f"{{pair}} are {_now} now and were {_was}", fix=_ONE_TENSOR_FIX,
+    )(lambda c, fact, one=_was == "two": _are_inputs(c, fact) and _is_matched(c.b, fact.now) == one)  # fmt: skip
 
 
 # Modules ----------------------------------------------------------------------------------------
@@ -292,22 +285,6 @@ def _parameters(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
     }
 
 
-@cause(
-    "module_added", of="module", spread=spread.scope, more=_parameters, fix=_BUILD_FIX,
-    says="module{s} {names} {was} added: {parameters}",
-)  # fmt: skip
-def _module_added(c: Comparison, fact: Fact) -> bool:
-    return fact.is_new and _is_outermost(fact, c.a)
-
-
-@cause(
-    "module_removed", of="module", spread=spread.scope, more=_parameters, fix=_BUILD_FIX,
-    says="module{s} {names} {was} removed: {parameters}",
-)  # fmt: skip
-def _module_removed(c: Comparison, fact: Fact) -> bool:
-    return fact.is_gone and _is_outermost(fact, c.b)
-
-
 def _is_outermost(fact: Fact, other: Side) -> bool:
     """Return whether the other side has the module around it, or nothing of its model."""
     parent = fact.row.name.rpartition(".")[0]
@@ -317,28 +294,35 @@ def _is_outermost(fact: Fact, other: Side) -> bool:
     return any(name.startswith(f"{parent}.") for name in other.names)
 
 
-@cause(
-    "module_added", of="parameter", spread=_of_parameter, fix=_BUILD_FIX,
-    says="parameter{s} {names} {was} added",
-)  # fmt: skip
-def _parameter_added(c: Comparison, fact: Fact) -> bool:
-    return fact.is_new and _is_of_both(fact.row.name, c.a)
-
-
-@cause(
-    "module_removed", of="parameter", spread=_of_parameter, fix=_BUILD_FIX,
-    says="parameter{s} {names} {was} removed",
-)  # fmt: skip
-def _parameter_removed(c: Comparison, fact: Fact) -> bool:
-    return fact.is_gone and _is_of_both(fact.row.name, c.b)
-
-
 def _is_of_both(name: str, other: Side) -> bool:
     """Return whether the other side lacks a parameter, and has others of its module."""
     module = name.rpartition(".")[0]
     return name not in other.names and any(
         each.startswith(f"{module}.") for each in other.names
     )
+
+
+def _add_modules(
+    of: str, says: str, holds: Callable[[Fact, Side], bool], **options: Any
+) -> None:
+    """Add the rows of what one model has alone; `holds` is given the side without it."""
+    options |= {"of": of, "fix": _BUILD_FIX}
+    cause("module_added", says=says % "added", **options)(
+        lambda c, fact: fact.is_new and holds(fact, c.a)
+    )
+    cause("module_removed", says=says % "removed", **options)(
+        lambda c, fact: fact.is_gone and holds(fact, c.b)
+    )
+
+
+_add_modules(
+    "module", "module{s} {names} {was} %s: {parameters}", _is_outermost,
+    spread=spread.scope, more=_parameters,
+)  # fmt: skip
+_add_modules(
+    "parameter", "parameter{s} {names} {was} %s",
+    lambda fact, other: _is_of_both(fact.row.name, other), spread=_of_parameter,
+)  # fmt: skip
 
 
 def _scopes(c: Comparison, claims: list[Claim]) -> Fields:
@@ -610,42 +594,18 @@ def _differs(fact: Fact, part: int) -> bool:
     return old is not None and new is not None and old.value[part] != new.value[part]
 
 
-@cause(
-    "parameter_shape", of="parameter", spread=spread.downstream, more=_sizes,
-    says="parameter {called} is {now}, was {before}{others}",
-    fix="a module was rebuilt with other sizes: build it once",
-)  # fmt: skip
-def _parameter_shape(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return _differs(fact, 0)
-
-
-@cause(
-    "input_dtype", of="parameter", spread=spread.downstream, more=_sizes,
-    says="parameter {called} is {now}, was {before}{others}",
-    fix="convert the model once, before the loop (`model.to(dtype)`), and the data when it is "
-    "loaded",
-)  # fmt: skip
-def _parameter_dtype(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return _differs(fact, 1)
-
-
-@cause(
-    "input_dtype", of="input", spread=spread.downstream, more=_sizes,
-    says="input {called} is {now}, was {before}{others}",
-    fix="convert the data once, when it is loaded",
-)  # fmt: skip
-def _input_dtype(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return _differs(fact, 1)
-
-
-@cause(
-    "input_shape", of="input", spread=spread.downstream, more=_sizes,
-    says="input {called} is {now}, was {before}{others}",
-    fix="give every batch one shape: drop the last incomplete one, pad it, or sort sizes into a "
-    "few buckets",
-)  # fmt: skip
-def _input_shape(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return _differs(fact, 0)
+for _kind, _of, _part, _fix in (
+    ("parameter_shape", "parameter", 0, "a module was rebuilt with other sizes: build it once"),
+    ("input_dtype", "parameter", 1, "convert the model once, before the loop (`model.to(dtype)`), "  # noqa: ISC004
+     "and the data when it is loaded"),
+    ("input_dtype", "input", 1, "convert the data once, when it is loaded"),
+    ("input_shape", "input", 0, "give every batch one shape: drop the last incomplete one, pad it, "  # noqa: ISC004
+     "or sort sizes into a few buckets"),
+):  # fmt: skip
+    cause(
+        _kind, of=_of, spread=spread.downstream, more=_sizes, fix=_fix,  # type: ignore[arg-type]
+        says=f"{_of} {{called}} is {{now}}, was {{before}}{{others}}",
+    )(lambda c, fact, part=_part: _differs(fact, part))  # fmt: skip  # noqa: ARG005
 
 
 # Modes, loops, random numbers -------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.explain.compare import is_view, position
@@ -200,14 +200,7 @@ def cell_work(comparison: Comparison) -> Iterator[Fact]:
             text = "an earlier cell"
         found = sorted(earlier | side.dominated((), earlier))
         ops = sum(not side[k].is_leaf for k in found)
-        row = Row(
-            tuple(cells),
-            text,
-            "",
-            tuple(found),
-            site=side.site(found),
-            more={"ops": ops},
-        )
+        row = Row(tuple(cells), text, vertices=tuple(found), site=side.site(found), more={"ops": ops})  # fmt: skip
         yield Fact("cell_work", None if is_now else row, row if is_now else None)
 
 
@@ -345,17 +338,11 @@ def results(comparison: Comparison) -> Iterator[Fact]:
 def updates(side: Side) -> Table:
     """Parameters that the graph reads and gives anew: what its optimizer updates."""
     return {
-        name.text: Row(
-            "",
-            name.text,
-            name.text,
-            (side.roots[k][0],),
-            k,
-            side.site([side.roots[k][0]]),
-        )
+        name.text: Row("", name.text, name.text, (side.roots[k][0],), k,
+                       side.site([side.roots[k][0]]))
         for k, name in side.snapshot.root_names.items()
         if name.text in side.updated
-    }
+    }  # fmt: skip
 
 
 @table("created")
@@ -484,13 +471,8 @@ def casts(comparison: Comparison) -> Iterator[Fact]:
         for k in sorted(side.unmatched):
             vertex = side[k]
             if vertex.op.startswith(_CONVERSION) and not vertex.backward:
-                row = Row(
-                    dtype_of(vertex.types[0]),
-                    dtype_of(vertex.types[0]),
-                    "",
-                    (k,),
-                    site=vertex.site,
-                )
+                dtype = dtype_of(vertex.types[0])
+                row = Row(dtype, dtype, vertices=(k,), site=vertex.site)
                 yield Fact("cast", None if is_now else row, row if is_now else None)
 
 
@@ -512,16 +494,10 @@ def lists(side: Side) -> Table:
             if made is None or made not in side.downstream([leaf], lambda _: True):
                 found.setdefault(item[1], []).append(leaf)
     return {
-        name: Row(
-            len(leaves),
-            str(len(leaves)),
-            name,
-            tuple(leaves),
-            site=side.site(leaves),
-            more={"steps": {side.snapshot.origins[leaf].step for leaf in leaves}},
-        )
+        name: Row(len(leaves), str(len(leaves)), name, tuple(leaves), site=side.site(leaves),
+                  more={"steps": {side.snapshot.origins[leaf].step for leaf in leaves}})
         for name, leaves in found.items()
-    }
+    }  # fmt: skip
 
 
 def follows_from(side: Side, leaf: int) -> bool:
@@ -732,16 +708,10 @@ def arguments(comparison: Comparison) -> Iterator[Fact]:
         if now.is_leaf or now.backward or (_follows(comparison, k, partner)):
             continue
         rows = [
-            Row(
-                vertex.label,
-                "",
-                "",
-                (number,),
-                site=vertex.site,
-                more={"vertex": vertex, "reads": _reads(side, vertex)},
-            )
+            Row(vertex.label, vertices=(number,), site=vertex.site,
+                more={"vertex": vertex, "reads": _reads(side, vertex)})
             for side, vertex, number in ((a, before, partner), (b, now, k))
-        ]
+        ]  # fmt: skip
         yield Fact("argument", *rows)
 
 
@@ -800,33 +770,18 @@ def operands(comparison: Comparison) -> Iterator[Fact]:
             continue
         seen.add((old, new))
         partner = b.partner[reader]
-        yield Fact(
-            "operand",
-            _operand_row(a, old, partner),
-            _operand_row(b, new, reader),
-        )
+        rows = _operand_row(a, old, partner), _operand_row(b, new, reader)
+        yield Fact("operand", *rows)
 
 
 def _operand_row(side: Side, vertex: int, reader: int) -> Row:
     if side[vertex].op == "data":
         row = _input_row(side, vertex)
-        return Row(
-            "input",
-            row.text,
-            row.name,
-            (vertex,),
-            site=side[reader].site,
-            more=row.more,
-        )
+        return replace(row, value="input", site=side[reader].site)
     what = side[vertex]
-    return Row(
-        "number" if what.is_leaf else "op",
-        what.op,
-        "",
-        (vertex,),
-        site=what.site or side[reader].site,
-        more={"origin": None, "holder": ""},
-    )
+    kind, site = "number" if what.is_leaf else "op", what.site or side[reader].site
+    more = {"origin": None, "holder": ""}
+    return Row(kind, what.op, vertices=(vertex,), site=site, more=more)
 
 
 @of_pairs
