@@ -36,7 +36,7 @@ _STYLE = (
 
 # Boundaries between two graphs at which nothing of the program ends by itself.
 _MARK = "mark_step()"
-_MOVED = "step_cut"  # the kind of cause that says so
+_MOVED = "graph_break"  # the kind of cause that says so
 _INNER = ("read", "more than", "CPU fallback")
 _BREAKING = (_MARK, *_INNER)
 _OWNERS = frozenset({"module", "buffer", "optimizer", "gradient"})

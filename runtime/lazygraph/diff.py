@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
     from lazygraph.graph import DeadNode, Graph, Label, Origin
 
-_Spot = tuple[str, int]
+_Node = tuple[str, int]
 _SHOWN_SCOPES = 3
 _MAX_TOGETHER = 20
-# A place of more than so many nodes is cut by module, and a part of as many by source line.
-_CUTS = (attrgetter("scope"), attrgetter("site"))
+# A region of more than so many nodes is split by module, and a part of as many by source line.
+_SPLIT_KEYS = (attrgetter("scope"), attrgetter("site"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class Hunk:
         rewired: Operand slots of pairs that read something else.
         scope: Where most of it happens: a module path, or the first of several; may be empty.
         site: The source line of its first node with one, may be empty.
-        follows: Whether it is a part of a larger place in which no change begins.
-        signature: Equal for places that look alike.
+        follows: Whether it is a part of a larger region in which no change begins.
+        signature: Equal for regions that look alike.
     """
 
     added: tuple[int, ...] = ()
@@ -75,7 +75,7 @@ class HunkGroup:
 
     @property
     def follows(self) -> bool:
-        """Whether each of them is a part of a larger place, and no change begins in it."""
+        """Whether each of them is a part of a larger region, and no change begins in it."""
         return all(hunk.follows for hunk in self.hunks)
 
     @property
@@ -85,19 +85,19 @@ class HunkGroup:
 
 
 def hunks_of(found: GraphDiff) -> list[Hunk]:
-    """Return the places of a diff, the largest first.
+    """Return the regions of a diff, the largest first.
 
-    What is connected is one place. Another input size or an inserted layer touches half of a
-    program, though: such a place is cut by module, so that equal layers are told once.
+    What is connected is one region. Another input size or an inserted layer touches half of a
+    program, though: such a region is split by module, so that equal layers are listed once.
     """
-    spots = _edited(found)
+    edits = _edited(found)
     rewired: dict[int, list[Rewire]] = {}
     for rewire in found.rewired:
         rewired.setdefault(rewire.b, []).append(rewire)
     hunks = []
-    for place in _places(found, spots):
-        for part in _parts(found, place):
-            follows = len(part) < len(place) and _follows(found, part, spots)
+    for region in _regions(found, edits):
+        for part in _parts(found, region):
+            follows = len(part) < len(region) and _follows(found, part, edits)
             hunks.append(_hunk(found, part, rewired, follows=follows))
     hunks.sort(key=lambda hunk: -len(hunk))
     return hunks
@@ -117,40 +117,38 @@ def group_hunks(hunks: Iterable[Hunk]) -> list[HunkGroup]:
     return found
 
 
-def _edited(found: GraphDiff) -> dict[_Spot, None]:
+def _edited(found: GraphDiff) -> dict[_Node, None]:
     """Return the nodes with an edit: of a if removed, else of b."""
-    spots: dict[_Spot, None] = {}
-    spots.update(dict.fromkeys(("b", y) for y in found.added))
-    spots.update(dict.fromkeys(("a", x) for x in found.removed))
-    spots.update(dict.fromkeys(("b", y) for _, y in found.changed))
-    spots.update(dict.fromkeys(("b", rewire.b) for rewire in found.rewired))
-    return spots
+    edits: dict[_Node, None] = dict.fromkeys(("b", y) for y in found.added)
+    edits |= dict.fromkeys(("a", x) for x in found.removed)
+    edits |= dict.fromkeys(("b", y) for _, y in found.changed)
+    return edits | dict.fromkeys(("b", rewire.b) for rewire in found.rewired)
 
 
-def _places(found: GraphDiff, spots: dict[_Spot, None]) -> list[list[_Spot]]:
-    """Return what is connected, each place by node; within, spots are numbers: it may be many."""
-    number_of = {spot: 2 * spot[1] + (spot[0] == "b") for spot in spots}
-    spot_of = {number: spot for spot, number in number_of.items()}
-    near = _neighbours(found)
-    left = set(spot_of)
-    places = []
+def _regions(found: GraphDiff, edits: dict[_Node, None]) -> list[list[_Node]]:
+    """Return what is connected, each region by node; within, edits are numbers: it may be many."""
+    number_of = {edit: 2 * edit[1] + (edit[0] == "b") for edit in edits}
+    edit_of = {number: edit for edit, number in number_of.items()}
+    adjacent = _adjacency(found)
+    left = set(edit_of)
+    regions = []
     for start in number_of.values():
         if start not in left:
             continue
         left.remove(start)
-        place, stack = [], [start]
+        region, stack = [], [start]
         while stack:
             number = stack.pop()
-            place.append(number)
-            fresh = left.intersection(near(number))
+            region.append(number)
+            fresh = left.intersection(adjacent(number))
             left -= fresh
             stack += fresh
-        places.append([spot_of[number] for number in sorted(place)])
-    return places
+        regions.append([edit_of[number] for number in sorted(region)])
+    return regions
 
 
-def _neighbours(found: GraphDiff) -> Callable[[int], list[int]]:
-    """Return what lists the operands and users of a spot, on both sides if it is on both.
+def _adjacency(found: GraphDiff) -> Callable[[int], list[int]]:
+    """Return what lists the operands and users of an edit, on both sides if it is on both.
 
     Spots are numbers here: twice a removed node of a, or one more than twice a node of b.
     """
@@ -159,7 +157,7 @@ def _neighbours(found: GraphDiff) -> Callable[[int], list[int]]:
     partner_b = found.partner_b
     of_a = [2 * y + 1 if y >= 0 else 2 * x for x, y in enumerate(found.partner_a)]
 
-    def near(number: int) -> list[int]:
+    def adjacent(number: int) -> list[int]:
         node, is_of_b = divmod(number, 2)
         nodes: list[int] = []
         if is_of_b:
@@ -171,80 +169,80 @@ def _neighbours(found: GraphDiff) -> Callable[[int], list[int]]:
             nodes += [of_a[user] for user, _ in users_a[node]]
         return nodes
 
-    return near
+    return adjacent
 
 
 def _parts(
     found: GraphDiff,
-    place: list[_Spot],
-    cuts: Sequence[Callable[[Origin], str]] = _CUTS,
-) -> Iterator[list[_Spot]]:
-    """Yield a place as it is, or cut by where its nodes come from if it is large."""
-    if len(place) <= _MAX_TOGETHER or not cuts:
-        yield place
+    region: list[_Node],
+    keys: Sequence[Callable[[Origin], str]] = _SPLIT_KEYS,
+) -> Iterator[list[_Node]]:
+    """Yield a region as it is, or split by where its nodes come from if it is large."""
+    if len(region) <= _MAX_TOGETHER or not keys:
+        yield region
         return
-    parts: dict[str, list[_Spot]] = {}
-    for spot in place:
-        parts.setdefault(cuts[0](_origin(found, spot)), []).append(spot)
+    parts: dict[str, list[_Node]] = {}
+    for edit in region:
+        parts.setdefault(keys[0](_origin(found, edit)), []).append(edit)
     for part in parts.values():
-        yield from _parts(found, part, cuts[1:])
+        yield from _parts(found, part, keys[1:])
 
 
-def _origin(found: GraphDiff, spot: _Spot) -> Origin:
-    side, node = spot
+def _origin(found: GraphDiff, edit: _Node) -> Origin:
+    side, node = edit
     return (found.a if side == "a" else found.b).origin(node)
 
 
-def _follows(found: GraphDiff, part: list[_Spot], spots: dict[_Spot, None]) -> bool:
-    """Return whether a part of a place changed nothing, or reads an edited node elsewhere."""
+def _follows(found: GraphDiff, part: list[_Node], edits: dict[_Node, None]) -> bool:
+    """Return whether a part of a region changed nothing, or reads an edited node elsewhere."""
     inside = set(part)
     is_read = any(
-        read in spots and read not in inside
-        for spot in part
-        for read in _reads(found, spot)
+        read in edits and read not in inside
+        for edit in part
+        for read in _reads(found, edit)
     )
-    return is_read or not any(_is_changed(found, spot) for spot in part)
+    return is_read or not any(_is_changed(found, edit) for edit in part)
 
 
-def _is_changed(found: GraphDiff, spot: _Spot) -> bool:
-    side, node = spot
+def _is_changed(found: GraphDiff, edit: _Node) -> bool:
+    side, node = edit
     old = found.partner_b[node] if side == "b" else -1
     return old >= 0 and found.a.label(old) != found.b.label(node)
 
 
-def _reads(found: GraphDiff, spot: _Spot) -> list[_Spot]:
+def _reads(found: GraphDiff, edit: _Node) -> list[_Node]:
     """Return the operands of a node, on both sides if it is on both."""
-    side, node = spot
-    near: list[_Spot] = []
+    side, node = edit
+    adjacent: list[_Node] = []
     if side == "b":
-        near += [("b", each) for each in found.b.operands[node]]
+        adjacent += [("b", each) for each in found.b.operands[node]]
         node = found.partner_b[node]
     if node >= 0:
-        near += [_of_a(found, each) for each in found.a.operands[node]]
-    return near
+        adjacent += [_of_a(found, each) for each in found.a.operands[node]]
+    return adjacent
 
 
-def _of_a(found: GraphDiff, node: int) -> _Spot:
+def _of_a(found: GraphDiff, node: int) -> _Node:
     partner = found.partner_a[node]
     return ("b", partner) if partner >= 0 else ("a", node)
 
 
 def _hunk(
     found: GraphDiff,
-    place: Sequence[_Spot],
+    region: Sequence[_Node],
     rewired: dict[int, list[Rewire]],
     *,
     follows: bool,
 ) -> Hunk:
-    removed = tuple(node for side, node in place if side == "a")
-    mine = [node for side, node in place if side == "b"]
-    added = tuple(node for node in mine if found.partner_b[node] < 0)
+    removed = tuple(node for side, node in region if side == "a")
+    nodes = [node for side, node in region if side == "b"]
+    added = tuple(node for node in nodes if found.partner_b[node] < 0)
     pairs = [
-        (found.partner_b[node], node) for node in mine if found.partner_b[node] >= 0
+        (found.partner_b[node], node) for node in nodes if found.partner_b[node] >= 0
     ]
     changed = tuple((x, y) for x, y in pairs if found.a.label(x) != found.b.label(y))
     slots = tuple(rewire for _, y in pairs for rewire in rewired.get(y, ()))
-    scope, site = _where(found, place)
+    scope, site = _where(found, region)
     return Hunk(
         added,
         removed,
@@ -257,8 +255,8 @@ def _hunk(
     )
 
 
-def _where(found: GraphDiff, place: Sequence[_Spot]) -> tuple[str, str]:
-    origins = [_origin(found, spot) for spot in place]
+def _where(found: GraphDiff, region: Sequence[_Node]) -> tuple[str, str]:
+    origins = [_origin(found, edit) for edit in region]
     scope = _main_scope([origin.scope for origin in origins if origin.scope])
     site = next((origin.site for origin in origins if origin.site), "")
     return scope, site
@@ -302,7 +300,7 @@ def _signature(
 
 EditKind = Literal["remove", "add", "change", "rewire", "add output", "remove output"]
 # A node of the edited graph: of the first graph by its id, or added, by its id in the second.
-Place = tuple[Literal["old", "new"], int]
+NodeRef = tuple[Literal["old", "new"], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,17 +317,17 @@ class Edit:
     """
 
     kind: EditKind
-    node: Place
+    node: NodeRef
     label: Label | None = None
-    operands: tuple[Place, ...] = ()
+    operands: tuple[NodeRef, ...] = ()
     slot: int = 0
-    source: Place | None = None
+    source: NodeRef | None = None
 
 
 def script(found: GraphDiff) -> list[Edit]:
     """Return the edits that make b of a."""
     a, b = found.a, found.b
-    places = [_place(found, y) for y in range(len(b))]
+    places = [_node_ref(found, y) for y in range(len(b))]
     edits = [
         Edit(
             "add",
@@ -355,7 +353,7 @@ def script(found: GraphDiff) -> list[Edit]:
     return edits
 
 
-def _place(found: GraphDiff, node: int) -> Place:
+def _node_ref(found: GraphDiff, node: int) -> NodeRef:
     partner = found.partner_b[node]
     return ("old", partner) if partner >= 0 else ("new", node)
 
@@ -366,12 +364,14 @@ def apply_script(graph: Graph, edits: Sequence[Edit]) -> Graph:
     Raises:
         HloError: The edits do not fit the graph, or leave a cycle or a missing node behind.
     """
-    labels: dict[Place, Label] = {("old", x): graph.label(x) for x in range(len(graph))}
-    operands: dict[Place, list[Place | None]] = {
+    labels: dict[NodeRef, Label] = {
+        ("old", x): graph.label(x) for x in range(len(graph))
+    }
+    operands: dict[NodeRef, list[NodeRef | None]] = {
         ("old", x): [("old", operand) for operand in row]
         for x, row in enumerate(graph.operands)
     }
-    outputs: Counter[Place] = Counter(("old", x) for x in graph.outputs)
+    outputs: Counter[NodeRef] = Counter(("old", x) for x in graph.outputs)
     for edit in edits:
         _apply(edit, labels, operands, outputs)
     return _built(graph.name, labels, operands, list(outputs.elements()))
@@ -379,9 +379,9 @@ def apply_script(graph: Graph, edits: Sequence[Edit]) -> Graph:
 
 def _apply(
     edit: Edit,
-    labels: dict[Place, Label],
-    operands: dict[Place, list[Place | None]],
-    outputs: Counter[Place],
+    labels: dict[NodeRef, Label],
+    operands: dict[NodeRef, list[NodeRef | None]],
+    outputs: Counter[NodeRef],
 ) -> None:
     node = edit.node
     if edit.kind != "add" and node not in labels:
@@ -411,38 +411,38 @@ def _apply(
 
 def _built(
     name: str,
-    labels: dict[Place, Label],
-    operands: dict[Place, list[Place | None]],
-    outputs: list[Place],
+    labels: dict[NodeRef, Label],
+    operands: dict[NodeRef, list[NodeRef | None]],
+    outputs: list[NodeRef],
 ) -> Graph:
     builder = GraphBuilder(name)
-    ids: dict[Place, int] = {}
+    ids: dict[NodeRef, int] = {}
     for start in labels:
         stack = [start]
-        under_way: set[Place] = set()
+        under_way: set[NodeRef] = set()
         while stack:
-            place = stack[-1]
-            if place in ids:
+            key = stack[-1]
+            if key in ids:
                 stack.pop()
                 continue
-            row = [each for each in operands[place] if each is not None]
+            row = [each for each in operands[key] if each is not None]
             waiting = [each for each in row if each not in ids]
-            if waiting and place in under_way:
-                raise HloError(f"the edited graph has a cycle through node {place[1]}.")
-            under_way.add(place)
+            if waiting and key in under_way:
+                raise HloError(f"the edited graph has a cycle through node {key[1]}.")
+            under_way.add(key)
             missing = [each for each in waiting if each not in labels]
             if missing:
                 raise HloError(
-                    f"node {place[1]} of the edited graph reads node {missing[0][1]}, "
+                    f"node {key[1]} of the edited graph reads node {missing[0][1]}, "
                     "which was removed."
                 )
             if waiting:
                 stack.extend(waiting)
                 continue
             stack.pop()
-            kind = builder.label(*labels[place])
-            ids[place] = builder.add(kind, [ids[each] for each in row], origin=None)
-    return builder.finish(sorted(ids[place] for place in outputs))
+            kind = builder.label(*labels[key])
+            ids[key] = builder.add(kind, [ids[each] for each in row], origin=None)
+    return builder.finish(sorted(ids[key] for key in outputs))
 
 
 class Rewire(NamedTuple):
@@ -564,15 +564,17 @@ class GraphDiff:
     def outputs(self) -> Outputs:
         """Outputs that only one side has."""
         partner_a, partner_b = self.partner_a, self.partner_b
-        mine: Counter[int] = Counter(partner_a[x] for x in self.a.outputs)
-        theirs: Counter[int] = Counter(self.b.outputs)
-        added = [y for y, n in theirs.items() for _ in range(n - mine.get(y, 0))]
+        outputs_a: Counter[int] = Counter(partner_a[x] for x in self.a.outputs)
+        outputs_b: Counter[int] = Counter(self.b.outputs)
+        added = [
+            y for y, n in outputs_b.items() for _ in range(n - outputs_a.get(y, 0))
+        ]
         removed = [x for x in dict.fromkeys(self.a.outputs) if partner_a[x] < 0]
         counts = Counter(self.a.outputs)
         gone = [x for x in removed for _ in range(counts[x])]
-        for y, n in mine.items():
+        for y, n in outputs_a.items():
             if y >= 0:
-                gone += [partner_b[y]] * (n - theirs.get(y, 0))
+                gone += [partner_b[y]] * (n - outputs_b.get(y, 0))
         return Outputs(tuple(added), tuple(gone))
 
     @property
@@ -709,8 +711,8 @@ def is_same_up_to_sharing(a: Graph, b: Graph) -> bool:
 
 def _outputs(graph: Graph, known: dict[tuple[Label, object], int]) -> list[int]:
     """Return for each output a number that stands for the whole expression."""
-    place = count()
-    inputs = {node: graph.numbers.get(node, next(place)) for node in graph.inputs}
+    numbering = count()
+    inputs = {node: graph.numbers.get(node, next(numbering)) for node in graph.inputs}
     numbers: list[int] = []
     for node, operands in enumerate(graph.operands):
         reads: object = inputs.get(node)
@@ -750,10 +752,10 @@ def nested_diffs(found: GraphDiff, a: int, b: int) -> list[tuple[str, GraphDiff]
         a: A node of the first graph.
         b: Its partner.
     """
-    theirs = _nth(callees(found.b, b))
+    callees_b = _nth(callees(found.b, b))
     diffs = []
     for (key, nth), name in _nth(callees(found.a, a)).items():
-        other = theirs.get((key, nth))
+        other = callees_b.get((key, nth))
         if other is None:
             continue
         inner_a, inner_b = callee_graph(found.a, name), callee_graph(found.b, other)

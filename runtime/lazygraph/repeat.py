@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping
 
     from lazygraph.snapshot import Snapshot, Vertex
-    from lazygraph.source_location import Site
+    from lazygraph.source_location import SourceLocation
 
 _Entry = TypeVar("_Entry", bound="Hashable")
 
@@ -17,8 +17,7 @@ _Entry = TypeVar("_Entry", bound="Hashable")
 _MANY = 100
 _MIN_TIMES = 3
 _MIN_OPS = 5
-# The rounds make up at least this share of all ops.
-_SHARE = 0.5
+_SHARE = 0.5  # of all ops: the rounds make up most of them
 # What is there eight times is there four times twice: a few ops more decide nothing. Rounds
 # that lack nothing account for more.
 _NEARLY, _NEARLY_WHOLE = 0.8, 0.9
@@ -76,15 +75,15 @@ def times_of(
     }
 
 
-def rounds_in(ops: Iterable[tuple[str, Site | None]]) -> Rounds | None:
+def rounds_in(ops: Iterable[tuple[str, SourceLocation | None]]) -> Rounds | None:
     """Return the loop that recorded most of some ops; None if there is no such loop.
 
     Args:
         ops: The name of each op and the user's line that recorded it.
 
     Example:
-        >>> from lazygraph.source_location import Site
-        >>> line = Site("train.py", 7, "train")
+        >>> from lazygraph.source_location import SourceLocation
+        >>> line = SourceLocation("train.py", 7, "train")
         >>> str(rounds_in([("aten.mul.Tensor", line), ("aten.add.Tensor", line)] * 300))
         'train.py:7 recorded 2 ops 300 times'
     """
@@ -100,7 +99,9 @@ def rounds_in(ops: Iterable[tuple[str, Site | None]]) -> Rounds | None:
     )
 
 
-def repeated_block(snapshot: Snapshot, ended_at: Site | None) -> Rounds | None:
+def repeated_block(
+    snapshot: Snapshot, ended_at: SourceLocation | None
+) -> Rounds | None:
     """Return the block that most of a graph repeats; None if there is none.
 
     Rounds read the same parameters. Layers, which have their own, are no rounds.
@@ -122,8 +123,8 @@ def repeated_block(snapshot: Snapshot, ended_at: Site | None) -> Rounds | None:
         return None
     sites = [v.site for v in nodes if v.site is not None and _spot(v) in spots]
     wanted = (ended_at.file, ended_at.function) if ended_at is not None else None
-    mine = [site for site in sites if (site.file, site.function) == wanted]
-    return Rounds(ops, times, lines_of(mine or sites))
+    kept = [site for site in sites if (site.file, site.function) == wanted]
+    return Rounds(ops, times, lines_of(kept or sites))
 
 
 def _spot(vertex: Vertex) -> Hashable:
@@ -132,23 +133,25 @@ def _spot(vertex: Vertex) -> Hashable:
 
 def _read_alike(snapshot: Snapshot, times: int) -> bool:
     """Return whether some input is read in each round, as it is or turned once for all."""
-    users = snapshot.users()
+    vertices = snapshot.vertices
+    reads = Counter(operand for v in vertices for operand, _ in v.operands)
     return any(
-        max([len(found), *(len(users[user]) for user, _ in found)], default=0) >= times
-        for leaf, found in enumerate(users)
-        if snapshot.vertices[leaf].op == "data"
+        vertices[each].op == "data"
+        for k, number in reads.items()
+        if number >= times
+        for each in (k, *(operand for operand, _ in vertices[k].operands))
     )
 
 
-def lines_of(sites: Iterable[Site]) -> str:
+def lines_of(sites: Iterable[SourceLocation]) -> str:
     """Return the lines of the function that most of some places stand in."""
     found = list(sites)
     if not found:
         return ""
     file, function = Counter((s.file, s.function) for s in found).most_common(1)[0][0]
-    mine = [site for site in found if (site.file, site.function) == (file, function)]
-    first, last = min(site.line for site in mine), max(site.line for site in mine)
+    kept = [site for site in found if (site.file, site.function) == (file, function)]
+    first, last = min(site.line for site in kept), max(site.line for site in kept)
     span = f"{first}-{last}" if first != last else f"{first}"
-    if mine[0].cell is not None:
-        return f"cell {mine[0].cell} line{'s' if first != last else ''} {span}"
+    if kept[0].cell is not None:
+        return f"cell {kept[0].cell} line{'s' if first != last else ''} {span}"
     return f"{file.rsplit('/', 1)[-1]}:{span}"

@@ -16,7 +16,7 @@ from lazygraph.graph import Origin as GraphOrigin
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from lazygraph.source_location import Site
+    from lazygraph.source_location import SourceLocation
 
 # Stands for an operand in an argument's text.
 OPERAND = "·"
@@ -62,7 +62,7 @@ class Origin(NamedTuple):
     graph: str = ""
     output: int = -1
     op: str = ""
-    site: Site | None = None
+    site: SourceLocation | None = None
     name: str = ""
     dropped: bool = False
     how: str = ""
@@ -86,7 +86,7 @@ class Vertex(NamedTuple):
     attrs: tuple[str, ...]
     types: tuple[str, ...]
     operands: tuple[tuple[int, int], ...]
-    site: Site | None = None
+    site: SourceLocation | None = None
     scope: str = ""
     backward: bool = False
     cell: int | None = None
@@ -161,14 +161,6 @@ class Snapshot:
             names=builder.names,
             origins=builder.origins,
         )
-
-    def users(self) -> list[list[tuple[int, int]]]:
-        """Return for each vertex its users as (vertex, operand slot), repeats included."""
-        users: list[list[tuple[int, int]]] = [[] for _ in self.vertices]
-        for number, vertex in enumerate(self.vertices):
-            for slot, (operand, _) in enumerate(vertex.operands):
-                users[operand].append((number, slot))
-        return users
 
 
 _AT_CONSTANTS = {

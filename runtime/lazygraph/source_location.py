@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
-    """A place in the user's source: where an op was recorded or a barrier was asked for.
+class SourceLocation:
+    """A line of the user's source: where an op was recorded or a barrier was asked for.
 
     Attributes:
         file: Path of the source file, or IPython's name of the cell's code.
@@ -26,3 +26,6 @@ class Site:
         if self.cell is not None:
             return f"cell {self.cell} line {self.line}"
         return f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
+
+
+Site = SourceLocation  # the name until 0.2

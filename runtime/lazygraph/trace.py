@@ -52,7 +52,7 @@ def unused_values(program: Any) -> list[Unused]:
     """Return the values that no result needs, those of most work first.
 
     Within loops, branches and other computations that are called, too; what such a value costs
-    is told for one call.
+    is described for one call.
 
     Raises:
         HloError: It is no program, or a text with several.
@@ -148,7 +148,7 @@ class Sources:
         operands: How many there are.
         inputs: How many of them are inputs of the program.
         operand_bytes, input_bytes: Their sizes.
-        is_presumed: Whether some were told from their position only, since an excerpt
+        is_presumed: Whether some were matched by position only, since an excerpt
             does not show them.
     """
 
@@ -223,7 +223,7 @@ class ValueTrace:
             lines.append(f"{each.name}: {each}")
             if each.is_presumed:
                 lines.append(
-                    "  (those that the excerpt does not show are told by their position)"
+                    "  (matched by position where the excerpt does not show them)"
                 )
         return "\n".join(lines)
 
@@ -356,7 +356,7 @@ _MAX_HOPS = 2_000
 
 _CALLS = frozenset({"call", "fusion", "while", "conditional", "async-start", "map"})
 # An instruction of a computation, and which element of its result, outermost first.
-_Place = tuple[str, int, tuple[int, ...]]
+_Point = tuple[str, int, tuple[int, ...]]
 
 
 def trace_value(program: Any, name: str) -> ValueTrace:
@@ -483,7 +483,7 @@ class _Tracer:
 
     # --- forward ---------------------------------------------------------------------
 
-    def _forward(self, start: _Place) -> Iterator[Hop]:
+    def _forward(self, start: _Point) -> Iterator[Hop]:
         seen = {start}
         stack = list(reversed(list(self._next(start, 1))))
         for _ in range(_MAX_HOPS):
@@ -495,8 +495,8 @@ class _Tracer:
                 seen.add(after)
                 stack.extend(reversed(list(self._next(after, hop.depth + 1))))
 
-    def _next(self, place: _Place, depth: int) -> Iterator[tuple[Hop, _Place | None]]:
-        name, position, path = place
+    def _next(self, point: _Point, depth: int) -> Iterator[tuple[Hop, _Point | None]]:
+        name, position, path = point
         computation = self._module.computations[name]
         for user, slot in self._users_of(computation, position):
             yield from self._use(computation, user, slot, path, depth)
@@ -510,7 +510,7 @@ class _Tracer:
         slot: int,
         path: tuple[int, ...],
         depth: int,
-    ) -> Iterator[tuple[Hop, _Place | None]]:
+    ) -> Iterator[tuple[Hop, _Point | None]]:
         row = computation.instructions[user]
         name = computation.name
         count = len(row.operands)
@@ -571,7 +571,7 @@ class _Tracer:
 
     def _returned(
         self, computation: Computation, position: int, path: tuple[int, ...], depth: int
-    ) -> Iterator[tuple[Hop, _Place | None]]:
+    ) -> Iterator[tuple[Hop, _Point | None]]:
         row = computation.instructions[position]
         if computation.name == self._module.entry:
             element = f"result {path[0]}" if path else "the result"
@@ -636,21 +636,21 @@ class _Tracer:
 
     def _origin(self, computation: Computation, position: int) -> Iterator[Hop]:
         """Follow a value that is only handed on, to what computes it."""
-        places: deque[_Place] = deque([(computation.name, position, ())])
-        seen, told = set(places), set[tuple[str, _Place | None]]()
-        while places and len(seen) < _MAX_HOPS:
-            name, position, path = places.popleft()
+        points: deque[_Point] = deque([(computation.name, position, ())])
+        seen, reported = set(points), set[tuple[str, _Point | None]]()
+        while points and len(seen) < _MAX_HOPS:
+            name, position, path = points.popleft()
             for hop, after in self._before(name, position, path):
-                if (hop.text, after) not in told:
-                    told.add((hop.text, after))
+                if (hop.text, after) not in reported:
+                    reported.add((hop.text, after))
                     yield hop
                 if after is not None and after not in seen:
                     seen.add(after)
-                    places.append(after)
+                    points.append(after)
 
     def _before(
         self, name: str, position: int, path: tuple[int, ...]
-    ) -> Iterator[tuple[Hop, _Place | None]]:
+    ) -> Iterator[tuple[Hop, _Point | None]]:
         computation = self._module.computations[name]
         row = computation.instructions[position]
         if row.op in TUPLES and row.operands:
@@ -697,7 +697,7 @@ class _Tracer:
 
     def _arguments(
         self, computation: Computation, row: Instruction, path: tuple[int, ...]
-    ) -> Iterator[tuple[Hop, _Place | None]]:
+    ) -> Iterator[tuple[Hop, _Point | None]]:
         number = int(row.literal) if row.literal.strip().isdecimal() else 0
         for caller, at, _ in self._callers_of(computation.name):
             outer = self._module.computations[caller]
@@ -720,7 +720,7 @@ class _Tracer:
         call: Instruction,
         slot: int,
         path: tuple[int, ...],
-    ) -> tuple[Hop, _Place]:
+    ) -> tuple[Hop, _Point]:
         operand = call.operands[slot]
         made = computation.instructions[operand]
         text = (
@@ -731,7 +731,7 @@ class _Tracer:
 
     def _turn_before(
         self, loop: Instruction, path: tuple[int, ...]
-    ) -> Iterator[tuple[Hop, _Place]]:
+    ) -> Iterator[tuple[Hop, _Point]]:
         for key, callee in called(loop, self._module):
             if key == "body":
                 body = self._module.computations[callee]

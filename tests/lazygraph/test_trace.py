@@ -75,7 +75,7 @@ def test_the_seeds_own_lines_give_the_answer_that_its_thread_looked_for():
             "%reduce-scatter.13258: 24 of 28 operands, 18.4 of 22.4 MiB, are inputs "
             "computed by an earlier execution"
         ),
-        "  (those that the excerpt does not show are told by their position)",
+        "  (matched by position where the excerpt does not show them)",
     ]
 
 

@@ -125,6 +125,26 @@ def test_what_an_earlier_cell_left_pending_is_told_by_its_cell(lab):
     assert str(cause.now) == f"cell {cell} line 1"
 
 
+def test_of_cells_without_execution_counts_an_earlier_one_is_told_by_its_file(lab):
+    graph_registry.clear()
+    step = "with lazyrt.step():\n    r = (a.exp() * 2).sum()"
+    for code in (
+        "import torch\na = torch.ones(3).to('lazyrt')\nlazyrt.mark_step()",
+        step,
+        "p = (a + 5).tanh().cumsum(0)",
+        step,
+    ):
+        lab.run_cell(code, store_history=False)
+
+    found = lazyrt.explain()
+    assert found is not None
+    (cause,) = found.causes
+    assert cause.kind == "missing_boundary"
+    assert cause.text == (
+        "3 operations that an earlier cell left pending joined this step's graph"
+    )
+
+
 def test_a_step_in_a_function_of_an_earlier_cell_ran_what_a_later_one_had_left(lab):
     graph_registry.clear()
     run(lab, "import torch\na = torch.ones(3).to('lazyrt')")

@@ -1,4 +1,4 @@
-"""The examples of ARCHITECTURE: a lowering in ten lines, and an event of a program's own."""
+"""The examples of ARCHITECTURE: a lowering, an event, and a cause of a recompilation."""
 
 import re
 from pathlib import Path
@@ -8,9 +8,11 @@ import pytest
 import torch
 
 import lazyrt
+from lazygraph.explain import causes, facts
 from lazyrt.frontend import record
 from lazyrt.lowering import registry
 from lazyrt.observe import events
+from tests.harness import DEVICE, cold_start
 
 pytestmark = pytest.mark.not_eager("looks at what is pending")
 
@@ -55,3 +57,31 @@ def test_the_event_of_architecture_reaches_its_listener():
     (event,) = [event for event in seen if type(event).__name__ == "EpochFinished"]
     assert isinstance(event, events.Event)
     assert getattr(event, "epoch", None) == 3
+
+
+@pytest.mark.lazy_only("is about compiled steps")
+def test_the_ten_lines_of_architecture_add_a_cause(monkeypatch):
+    monkeypatch.setattr(causes, "TABLE", list(causes.TABLE))
+    monkeypatch.setattr(facts, "_TABLES", dict(facts._TABLES))
+    code = example("@causes.cause")
+    exec(code, {})  # noqa: S102 - our own document
+    cold_start()
+    x = torch.ones(4).to(DEVICE)
+    lazyrt.mark_step()
+
+    for sorts in (False, True):
+        with lazyrt.step():
+            y = x.exp()
+            if sorts:
+                y = y.sort().values
+            y = y.sum()
+        del y
+
+    found = lazyrt.explain()
+    assert found is not None
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+    assert [
+        (cause.kind, cause.text.partition(" at ")[0]) for cause in found.causes
+    ] == [("sorting", "the number of sorts")], str(found)
+    assert found.top.text.endswith("is 1, was 0")
+    assert found.unexplained == 0

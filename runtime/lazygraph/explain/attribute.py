@@ -13,9 +13,10 @@ from lazygraph.explain.compare import position
 from lazygraph.explain.facts import Fact, Row, in_scope, update_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Hashable, Iterable, Iterator
 
     from lazygraph.explain.compare import Comparison, Side
+    from lazygraph.snapshot import Vertex
 
 
 @dataclass
@@ -27,14 +28,22 @@ class Closure:
     gone: set[int] = field(default_factory=set)
     new: set[int] = field(default_factory=set)
 
+    def parts(
+        self, c: Comparison, fact: Fact
+    ) -> Iterator[tuple[Side, Row, dict[int, int], set[int]]]:
+        """Yield each side that has a row, with the vertices and results found there."""
+        if fact.before is not None:
+            yield c.a, fact.before, self.a, self.gone
+        if fact.now is not None:
+            yield c.b, fact.now, self.b, self.new
+
 
 def alone(c: Comparison, fact: Fact) -> Closure:
     """The vertices of the rows, with the inputs that only they read."""
     found = Closure()
-    for side, row, into in ((c.a, fact.before, found.a), (c.b, fact.now, found.b)):
-        if row is not None:
-            mine = {k for k in row.vertices if k in side.free}
-            into.update(dict.fromkeys(mine | side.dominated((), mine), 0))
+    for side, row, into, _ in found.parts(c, fact):
+        seeds = {*row.vertices} & side.free
+        into.update(dict.fromkeys(seeds | side.dominated((), seeds), 0))
     return found
 
 
@@ -44,20 +53,12 @@ def downstream(c: Comparison, fact: Fact) -> Closure:
     New operations are passed, and belong to whoever added them.
     """
     found = Closure()
-    for side, row, into in ((c.a, fact.before, found.a), (c.b, fact.now, found.b)):
-        if row is None:
-            continue
+    for side, row, into, _ in found.parts(c, fact):
         behind = side.downstream(row.vertices, side.free.__contains__)
-        mine = {*row.vertices}
-        into.update(
-            {
-                k: d
-                for k, d in behind.items()
-                if k in mine
-                or side.partner[k] >= 0
-                or side[k].op.startswith("aten._to_copy")
-            }
-        )
+        for k, distance in behind.items():
+            is_known = side.partner[k] >= 0 or side[k].op.startswith("aten._to_copy")
+            if is_known or k in row.vertices:
+                into[k] = distance
     return found
 
 
@@ -95,27 +96,20 @@ def spread_together(
 def dominated(c: Comparison, fact: Fact) -> Closure:
     """What nothing needs but the rows."""
     found = Closure()
-    for side, row, into, ranks in (
-        (c.a, fact.before, found.a, found.gone),
-        (c.b, fact.now, found.b, found.new),
-    ):
-        if row is None:
-            continue
-        mine = {*row.more.get("ranks", (row.rank,))} - {-1}
-        into.update(dict.fromkeys(side.dominated(mine), 0))
-        ranks.update(mine)
+    for side, row, into, ranks in found.parts(c, fact):
+        seeds = {*row.more.get("ranks", (row.rank,))} - {-1}
+        into.update(dict.fromkeys(side.dominated(seeds), 0))
+        ranks.update(seeds)
     return found
 
 
 def line(c: Comparison, fact: Fact) -> Closure:
     """What one line and module record, backward too, and what only that needs."""
     found = Closure()
-    for side, row, into in ((c.a, fact.before, found.a), (c.b, fact.now, found.b)):
-        if row is None:
-            continue
-        mine = {k for k in row.vertices if k in side.unmatched}
-        if mine:
-            into.update(dict.fromkeys(mine | side.dominated((), mine), 0))
+    for side, row, into, _ in found.parts(c, fact):
+        seeds = {k for k in row.vertices if k in side.unmatched}
+        if seeds:
+            into.update(dict.fromkeys(seeds | side.dominated((), seeds), 0))
     return found
 
 
@@ -123,20 +117,18 @@ def region(c: Comparison, fact: Fact) -> Closure:
     """What hangs together with the rows on the lines that made or read them."""
     found = downstream(c, fact)
     lines = {position(row.site) for row in (fact.before, fact.now) if row is not None}
-    for side, row, into in ((c.a, fact.before, found.a), (c.b, fact.now, found.b)):
-        if row is None:
-            continue
-        mine = {k for k in row.vertices if k in side.unmatched}
+    for side, row, into, _ in found.parts(c, fact):
+        seeds = {k for k in row.vertices if k in side.unmatched}
         queue = [*row.vertices]
         for k in queue:
             near = [o for o, _ in side[k].operands] + side.users[k]
             for other in near:
-                if other in mine or other not in side.unmatched:
+                if other in seeds or other not in side.unmatched:
                     continue
                 if side[other].is_leaf or position(side[other].site) in lines:
-                    mine.add(other)
+                    seeds.add(other)
                     queue.append(other)
-        into.update(dict.fromkeys(mine | side.dominated((), mine), 0))
+        into.update(dict.fromkeys(seeds | side.dominated((), seeds), 0))
     return found
 
 
@@ -155,21 +147,19 @@ def call(c: Comparison, fact: Fact) -> Closure:
 def reading(c: Comparison, fact: Fact) -> Closure:
     """What reads the rows, and what reads or feeds nothing else."""
     found = Closure()
-    for side, row, into in ((c.a, fact.before, found.a), (c.b, fact.now, found.b)):
-        if row is None:
-            continue
-        mine = {*row.vertices} & side.unmatched
-        behind = side.downstream(mine, side.unmatched.__contains__)
+    for side, row, into, _ in found.parts(c, fact):
+        seeds = {*row.vertices} & side.unmatched
+        behind = side.downstream(seeds, side.unmatched.__contains__)
         lines = {
             (position(side[user].site), side[user].scope)
-            for k in mine
+            for k in seeds
             for user in side.users[k]
         }
         into.update(
             {
                 k: d
                 for k, d in behind.items()
-                if k in mine or (position(side[k].site), side[k].scope) in lines
+                if k in seeds or (position(side[k].site), side[k].scope) in lines
             }
         )
         into.update(dict.fromkeys(side.dominated((), into), 1))
@@ -180,20 +170,15 @@ def scope(c: Comparison, fact: Fact) -> Closure:
     """What a module records, its parameters with their gradients and updates, and what follows."""
     found = downstream(c, fact)
     path = fact.row.name
-    for side, row, into, ranks in (
-        (c.a, fact.before, found.a, found.gone),
-        (c.b, fact.now, found.b, found.new),
-    ):
-        if row is None:
-            continue
+    for side, row, into, ranks in found.parts(c, fact):
         inside = {k for k in side.unmatched if path and in_scope(side[k].scope, path)}
         inside |= {k for k in row.vertices if k in side.unmatched}
         behind = side.downstream(inside, side.free.__contains__)
         into.update({k: d for k, d in behind.items() if side.partner[k] >= 0})
-        mine = owned(side, [path])
-        ranks.update(mine)
-        into.update(dict.fromkeys(inside | side.dominated(mine, inside), 0))
-        if mine:
+        seeds = owned(side, [path])
+        ranks.update(seeds)
+        into.update(dict.fromkeys(inside | side.dominated(seeds, inside), 0))
+        if seeds:
             _add_updates(c, found)
     return found
 
@@ -215,29 +200,26 @@ def on_line(c: Comparison, fact: Fact) -> Closure:
     found = dominated(c, fact)
     lines = {position(row.site) for row in (fact.before, fact.now) if row is not None}
     for side, into in ((c.a, found.a), (c.b, found.b)):
-        mine = {
+        seeds = {
             k
             for k in side.unmatched
             if not side[k].is_leaf
             and not side[k].scope
             and position(side[k].site) in lines
         }
-        into.update(dict.fromkeys(mine | side.dominated((), mine), 1))
+        into.update(dict.fromkeys(seeds | side.dominated((), seeds), 1))
     return found
 
 
 def owner(c: Comparison, fact: Fact) -> Closure:
-    """What updates a parameter, and what an optimizer keeps of it."""
+    """What updates a parameter, its gradient, and what an optimizer keeps of it."""
     found = on_line(c, fact)
-    for side, row, into, ranks in (
-        (c.a, fact.before, found.a, found.gone),
-        (c.b, fact.now, found.b, found.new),
-    ):
-        if row is None:
-            continue
-        mine = owned(side, [row.name]) | ({row.rank} - {-1})
-        ranks.update(mine)
-        into.update(dict.fromkeys(side.dominated(mine), 0))
+    for side, row, into, ranks in found.parts(c, fact):
+        seeds = owned(side, [row.name]) | ({row.rank} - {-1})
+        ranks.update(seeds)
+        updates = {*row.vertices} & side.free
+        into.update(side.ancestors(updates, (updates | side.unmatched).__contains__))
+        into.update(dict.fromkeys(side.dominated(seeds), 0))
     return found
 
 
@@ -253,7 +235,7 @@ def owned(side: Side, paths: Iterable[str]) -> set[int]:
     }
 
 
-@dataclass
+@dataclass(eq=False)
 class Claim:
     """A cause that may hold, with what goes to it.
 
@@ -281,47 +263,29 @@ class Claim:
 def attribute(c: Comparison, claims: list[Claim]) -> int:
     """Give every edit to the best claim that holds it; return how many no claim holds."""
     best_a, best_b = _best(claims, "a"), _best(claims, "b")
-    _flood(c.a, best_a, c.a.unmatched)
-    _flood(c.b, best_b, c.b.unmatched)
-    left = 0
-    for k in c.b.unmatched:
-        found = best_b.get(k)
-        if found is None:
-            left += 1
-        else:
-            found.added += 1
-    for k in c.a.unmatched:
-        found = best_a.get(k)
-        if found is None:
-            left += 1
-        else:
-            found.removed += 1
-    waiting: list[int] = []
-    for k, partner in (*c.changed.items(), *((r, c.b.partner[r]) for r in c.rewired)):
-        options = [m for m in (best_b.get(k), best_a.get(partner)) if m is not None]
-        found = min(options, key=lambda m: m.rank, default=None)
-        found = found or _follows(c, k, best_b)
-        if found is None:
-            waiting.append(k)
-        else:
-            best_b[k] = found
-            found.changed += k in c.changed
-    for k in reversed(waiting):
-        # A gradient's 1/N reads nothing that changed, and what reads it does.
-        readers = [best_b[user] for user in c.b.users[k] if user in best_b]
-        found = min(readers, key=lambda m: m.rank, default=None)
-        if found is None:
-            left += k in c.changed
-        else:
-            best_b[k] = found
-            found.changed += k in c.changed
+    sides = (c.a, best_a), (c.b, best_b)
+    for side, best in sides:
+        _flood(side, best, side.unmatched)
+    if _claim_replaced(c, best_a, best_b):
+        for side, best in sides:
+            _flood(side, best, side.unmatched)
+    left = _claim_changed(c, best_a, best_b)
+    for side, best in sides:
+        _flood(side, best, side.free)
+        for k in side.unmatched:
+            if (found := best.get(k)) is None:
+                left += 1
+            elif side is c.b:
+                found.added += 1
+            else:
+                found.removed += 1
     for ranks, side, best, of in (
         (c.new_results, c.b, best_b, "new"),
         (c.gone_results, c.a, best_a, "gone"),
     ):
         for rank in ranks:
             vertex = side.roots[rank][0]
-            mine = [
+            options = [
                 m
                 for m in claims
                 if rank in getattr(m.closure, of)
@@ -331,10 +295,10 @@ def attribute(c: Comparison, claims: list[Claim]) -> int:
                 )
             ]
             by_vertex = best.get(vertex)
-            if by_vertex is not None and by_vertex not in mine:
-                mine.append(by_vertex)
-            if mine:
-                min(mine, key=lambda m: m.rank).results += 1
+            if by_vertex is not None and by_vertex not in options:
+                options.append(by_vertex)
+            if options:
+                min(options, key=lambda m: m.rank).results += 1
     return left
 
 
@@ -354,29 +318,97 @@ def _follows(c: Comparison, vertex: int, best: dict[int, Claim]) -> Claim | None
     return min(near, key=lambda m: m.rank, default=None)
 
 
-def _flood(side: Side, best: dict[int, Claim], free: set[int]) -> None:
+def _claim_changed(
+    c: Comparison, best_a: dict[int, Claim], best_b: dict[int, Claim]
+) -> int:
+    """Give pairs that differ to a claim; return how many changed ones no claim holds."""
+    lines = _by_line(c.b, best_b)
+    pairs = [*c.changed.items(), *((k, c.b.partner[k]) for k in c.rewired)]
+    waiting: list[tuple[int, int]] = []
+    left = 0
+
+    def give(k: int, partner: int, claim: Claim) -> None:
+        best_b[k] = claim
+        best_a.setdefault(partner, claim)
+        claim.changed += k in c.changed
+
+    for k, partner in pairs:
+        options = [m for m in (best_b.get(k), best_a.get(partner)) if m is not None]
+        found = min(options, key=lambda m: m.rank, default=None)
+        found = found or _follows(c, k, best_b)
+        if found is None:
+            waiting.append((k, partner))
+        else:
+            give(k, partner, found)
+    for k, partner in reversed(waiting):
+        # A gradient's 1/N reads nothing that changed, and what reads it does.
+        readers = [best_b[user] for user in c.b.users[k] if user in best_b]
+        found = min(readers, key=lambda m: m.rank, default=None)
+        if found is None and c.b[k].backward:
+            found = lines.get(_line_of(c.b[k]))
+        if found is None:
+            left += k in c.changed
+        else:
+            give(k, partner, found)
+    return left
+
+
+def _claim_replaced(
+    c: Comparison, best_a: dict[int, Claim], best_b: dict[int, Claim]
+) -> bool:
+    """Give what was replaced to the claim of what replaced it; return whether any was.
+
+    Two edits replace each other where the two of a pair read them in one slot, or where one line
+    and module record them.
+    """
+    before = len(best_a) + len(best_b)
+    for _, old, new in c.substitutions:
+        if old in c.a.unmatched and new in c.b.unmatched:
+            if old not in best_a and new in best_b:
+                best_a[old] = best_b[new]
+            elif new not in best_b and old in best_a:
+                best_b[new] = best_a[old]
+    lines_a, lines_b = _by_line(c.a, best_a), _by_line(c.b, best_b)
+    for side, best, lines in ((c.a, best_a, lines_b), (c.b, best_b, lines_a)):
+        for k in side.unmatched - best.keys():
+            claim = lines.get(_line_of(side[k]))
+            if claim is not None and not side[k].is_leaf:
+                best[k] = claim
+    return len(best_a) + len(best_b) > before
+
+
+def _line_of(vertex: Vertex) -> Hashable:
+    return (position(vertex.site), vertex.scope)
+
+
+def _by_line(side: Side, best: dict[int, Claim]) -> dict[Hashable, Claim]:
+    """Return for each line and module the claim of most edits that it records."""
+    counts: dict[Hashable, Counter[Claim]] = {}
+    for k, claim in best.items():
+        if k in side.free and side[k].site is not None:
+            counts.setdefault(_line_of(side[k]), Counter())[claim] += 1
+    return {line: found.most_common(1)[0][0] for line, found in counts.items()}
+
+
+def _flood(side: Side, best: dict[int, Claim], seeds: set[int]) -> None:
     """Give what no closure holds to its line's cause, else to that of its neighbours.
 
     Autograd records an op's gradient with the op's line and module.
+
+    Args:
+        side: One of the graphs.
+        best: The claim of each vertex that has one; gains entries.
+        seeds: Vertices from which a claim spreads.
     """
-    by_line: dict[object, Counter[int]] = {}
-    claims = {id(claim): claim for claim in best.values()}
-    for k, claim in best.items():
-        vertex = side[k]
-        if k in free and vertex.site is not None:
-            key = (position(vertex.site), vertex.scope)
-            by_line.setdefault(key, Counter())[id(claim)] += 1
-    for k in sorted(free - best.keys()):
-        vertex = side[k]
-        found = by_line.get((position(vertex.site), vertex.scope))
-        if found and vertex.backward:
-            best[k] = claims[found.most_common(1)[0][0]]
-    waiting = sorted(free - best.keys())
-    queue = [k for k in best if k in free]
-    left = {*waiting}
+    lines = _by_line(side, best)
+    for k in sorted(side.unmatched - best.keys()):
+        claim = lines.get(_line_of(side[k]))
+        if claim is not None and side[k].backward:
+            best[k] = claim
+    left = side.unmatched - best.keys()
+    queue = [k for k in best if k in seeds]
     for k in queue:
-        near = [o for o, _ in side[k].operands] + side.users[k]
-        for other in near:
+        for other in (*(o for o, _ in side[k].operands), *side.users[k]):
             if other in left:
                 left.discard(other)
                 best[other] = best[k]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lazygraph.snapshot import Snapshot, Vertex
 
 LEFT = ", left by "
-_CUT_FIX = (
+_BREAK_FIX = (
     "read values after the step has ended (or print them: a print never breaks the graph), so that "
     "each step ends at one place"
 )
@@ -52,7 +52,7 @@ def break_fix(boundary: Boundary) -> str:
         return _LEFT_FIX
     if not is_break(boundary):
         return _MARK_FIX
-    return _CHECK_FIX if "torch.distributions" in boundary[0] else _CUT_FIX
+    return _CHECK_FIX if "torch.distributions" in boundary[0] else _BREAK_FIX
 
 
 @of_pairs
@@ -69,12 +69,12 @@ def breaks(c: Comparison) -> Iterator[Fact]:
             moved
             and is_break(part.record.key.ended_by)
             and _share_lines(part, whole)
-            and not _is_forward_alone(part, whole)
+            and not _is_evaluation(part, whole)
         )
         behind = _behind(
             whole, part, 1 if is_sure else 2, c.readers if whole is c.b else ()
         )
-        if is_sure or (behind and (moved or _goes_on(whole, behind, c.readers))):
+        if is_sure or (behind and (moved or _continues(whole, behind, c.readers))):
             cause = (
                 old.ended_by
                 if what == "later" and is_break(old.ended_by)
@@ -92,9 +92,10 @@ def breaks(c: Comparison) -> Iterator[Fact]:
         begins = part.record.key.began_after
         previous = c.step if part is c.b else c.makers
         previous = [each for each in previous if each is not whole.record]
-        is_sure = moved and is_break(begins) and bool(_reads_of(part, previous))
+        is_rest = is_break(begins) or (part is c.b and _broke_off(previous, whole))
+        is_sure = moved and is_rest and bool(_reads_of(part, previous))
         front, leaves = _in_front(whole, part, previous if is_sure else ())
-        if is_sure or (front and (moved or _goes_on(whole, front, c.makers))):
+        if is_sure or (front and (moved or _continues(whole, front, c.makers))):
             own = dict.fromkeys(leaves, 0) | _on_line_of(part, begins)
             both = front, own
             closure = Closure(*(both if whole is c.a else both[::-1]))
@@ -103,7 +104,17 @@ def breaks(c: Comparison) -> Iterator[Fact]:
             break
 
 
-def _is_forward_alone(part: Side, whole: Side) -> bool:
+def _broke_off(previous: list[Record], whole: Side) -> bool:
+    """Return whether the graph that ran last is the front of another one, as its cause says."""
+    why = previous[0].explanation if previous else None
+    return (
+        why is not None
+        and why.against == whole.record.name
+        and why.top.kind == "graph_break"
+    )
+
+
+def _is_evaluation(part: Side, whole: Side) -> bool:
     """Return whether a graph keeps little of what the other's backward pass reads.
 
     A training step that a read ended keeps it for the rest; an evaluation does not.
@@ -125,8 +136,8 @@ def _share_lines(one: Side, other: Side) -> bool:
 def _on_line_of(side: Side, boundary: Boundary) -> dict[int, int]:
     """Return what the line of a graph break records of its own, as for the value that it reads."""
     line = position(boundary[1]) if is_break(boundary) else None
-    mine = {k for k in side.unmatched if line and position(side[k].site) == line}
-    return dict.fromkeys(mine | side.dominated((), mine), 0)
+    seeds = {k for k in side.unmatched if line and position(side[k].site) == line}
+    return dict.fromkeys(seeds | side.dominated((), seeds), 0)
 
 
 def _of_both(side: Side, results: Iterable[int]) -> Iterator[int]:
@@ -149,7 +160,7 @@ def _fact(
     instead = f", not {after}{mark(old)}" if old[0] and differs(old, new) else ""
     text = f"graph break: the graph {what}, {after or 'at '}{mark(new)}{instead}"
     more = {"closure": closure, "fix": break_fix(cause),
-            "kind": "fallback" if cause[0].startswith(FALLBACK) else "step_cut"}  # fmt: skip
+            "kind": "fallback" if cause[0].startswith(FALLBACK) else "graph_break"}  # fmt: skip
     before = Row(old[0], text, site=old[1], more=more)
     return Fact("break", before, Row(new[0], text, site=new[1], more=more))
 
@@ -168,7 +179,9 @@ def _key(vertex: Vertex) -> Hashable:
     return (position(vertex.site), vertex.op, vertex.backward)
 
 
-def _goes_on(side: Side, vertices: Iterable[int], neighbours: Iterable[Record]) -> bool:
+def _continues(
+    side: Side, vertices: Iterable[int], neighbours: Iterable[Record]
+) -> bool:
     """Return whether the graphs that ran next to the one before did the same work.
 
     Where both boundaries are one line, as in a loop, this tells a boundary that came in another

@@ -67,15 +67,19 @@ def cause(
     group: Callable[[Fact], object] = lambda _: None,
     more: Callable[[Comparison, list[Claim]], Fields] | None = None,
     is_shown: bool = False,
+    above: Kind | None = None,
 ) -> Callable[[Any], Any]:
-    """Add a row to the table, behind those before it; the predicate is what it decorates."""
+    """Add a row to the table, at its end or above the rows of a kind.
+
+    The decorated function is the predicate.
+    """
 
     def register(
         holds: Callable[[Comparison, Fact], bool],
     ) -> Callable[[Comparison, Fact], bool]:
-        TABLE.append(
-            CauseRow(kind, of, holds, says, fix, spread, group, more, is_shown)
-        )
+        row = CauseRow(kind, of, holds, says, fix, spread, group, more, is_shown)
+        kinds = [each.kind for each in TABLE]
+        TABLE.insert(len(TABLE) if above is None else kinds.index(above), row)
         return holds
 
     return register
@@ -90,7 +94,9 @@ def _direction(fact: Fact) -> object:
     return fact.is_new
 
 
-def _new_or_gone(new: str, gone: str, *names: str) -> Any:
+def _new_or_gone(
+    new: str, gone: str, *names: str
+) -> Callable[[Comparison, list[Claim]], Fields]:
     """Return further fields that say which side has what the other lacks."""
 
     def more(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
@@ -139,7 +145,7 @@ _MODE_FIX = (
 )
 
 
-def _ran_by_itself(c: Comparison, fact: Fact) -> Closure:  # noqa: ARG001
+def _eager_inputs(c: Comparison, fact: Fact) -> Closure:  # noqa: ARG001
     """The inputs that a debug mode computed, and what computed them in the graph before."""
     origins = c.b.snapshot.origins.items()
     leaves = {k for k, origin in origins if origin.how.endswith("mode")}
@@ -157,14 +163,14 @@ for _kind, _says, _fix in (
      "keep one layout over devices, or expect one compile for each"),
 ):  # fmt: skip
     cause(_kind, of=_kind, says=_says, fix=_fix, is_shown=True,  # type: ignore[arg-type]
-          spread=_ran_by_itself if _kind == "mode" else spread.alone)(_always)  # fmt: skip
+          spread=_eager_inputs if _kind == "mode" else spread.alone)(_always)  # fmt: skip
 
 
 @cause(
-    "mode", of="ran_alone", spread=_ran_by_itself, fix=_MODE_FIX,
+    "mode", of="ran_eagerly", spread=_eager_inputs, fix=_MODE_FIX,
     says="{names} {is_} {an_input}: what {graph_before} computed ran {how}{at}",
 )  # fmt: skip
-def _ran_alone(c: Comparison, fact: Fact) -> bool:
+def _ran_eagerly(c: Comparison, fact: Fact) -> bool:
     return fact.is_new and c.a.record.key.mode == c.b.record.key.mode
 
 
@@ -195,7 +201,7 @@ def _cell_work(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
 
 
 cause(
-    "step_cut", of="break", says="{text}", fix="{fix}", is_shown=True,
+    "graph_break", of="break", says="{text}", fix="{fix}", is_shown=True,
     spread=lambda c, fact: fact.row.more["closure"],  # noqa: ARG005
     more=lambda c, claims: {"fix": claims[0].fact.row.more["fix"]},  # noqa: ARG005
 )(lambda c, fact: not (lbfgs(c.a) and lbfgs(c.b)))  # fmt: skip  # noqa: ARG005
@@ -218,10 +224,10 @@ def _two(c: Comparison, fact: Fact) -> tuple[str, str]:
     assert fact.before is not None
     assert fact.now is not None
     if _is_matched(c.b, fact.now):
-        mine, name = fact.before.name, c.a.name(c.b.partner[fact.now.vertices[0]])
+        own, name = fact.before.name, c.a.name(c.b.partner[fact.now.vertices[0]])
     else:
-        mine, name = fact.now.name, c.b.name(c.a.partner[fact.before.vertices[0]])
-    return mine, name.text if name is not None else ""
+        own, name = fact.now.name, c.b.name(c.a.partner[fact.before.vertices[0]])
+    return own, name.text if name is not None else ""
 
 
 def _is_matched(side: Side, row: Row | None) -> bool:
@@ -259,20 +265,11 @@ def _are_inputs(c: Comparison, fact: Fact) -> bool:
     return bool(one and other) and one != other and not known
 
 
-@cause(
-    "same_input", of="operand", spread=_of_parameter, more=_pair, is_shown=True,
-    says="{pair} are one tensor now and were two", fix=_ONE_TENSOR_FIX,
-)  # fmt: skip
-def _one_tensor(c: Comparison, fact: Fact) -> bool:
-    return _are_inputs(c, fact) and _is_matched(c.b, fact.now)
-
-
-@cause(
-    "same_input", of="operand", spread=_of_parameter, more=_pair, is_shown=True,
-    says="{pair} are two tensors now and were one", fix=_ONE_TENSOR_FIX,
-)  # fmt: skip
-def _two_tensors(c: Comparison, fact: Fact) -> bool:
-    return _are_inputs(c, fact) and _is_matched(c.a, fact.before)
+for _now, _was in (("one tensor", "two"), ("two tensors", "one")):
+    cause(
+        "same_input", of="operand", spread=_of_parameter, more=_pair, is_shown=True,
+        says=f"{{pair}} are {_now} now and were {_was}", fix=_ONE_TENSOR_FIX,
+    )(lambda c, fact, one=_was == "two": _are_inputs(c, fact) and _is_matched(c.b, fact.now) == one)  # fmt: skip
 
 
 # Modules ----------------------------------------------------------------------------------------
@@ -288,22 +285,6 @@ def _parameters(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
     }
 
 
-@cause(
-    "module_added", of="module", spread=spread.scope, more=_parameters, fix=_BUILD_FIX,
-    says="module{s} {names} {was} added: {parameters}",
-)  # fmt: skip
-def _module_added(c: Comparison, fact: Fact) -> bool:
-    return fact.is_new and _is_outermost(fact, c.a)
-
-
-@cause(
-    "module_removed", of="module", spread=spread.scope, more=_parameters, fix=_BUILD_FIX,
-    says="module{s} {names} {was} removed: {parameters}",
-)  # fmt: skip
-def _module_removed(c: Comparison, fact: Fact) -> bool:
-    return fact.is_gone and _is_outermost(fact, c.b)
-
-
 def _is_outermost(fact: Fact, other: Side) -> bool:
     """Return whether the other side has the module around it, or nothing of its model."""
     parent = fact.row.name.rpartition(".")[0]
@@ -313,28 +294,35 @@ def _is_outermost(fact: Fact, other: Side) -> bool:
     return any(name.startswith(f"{parent}.") for name in other.names)
 
 
-@cause(
-    "module_added", of="parameter", spread=_of_parameter, fix=_BUILD_FIX,
-    says="parameter{s} {names} {was} added",
-)  # fmt: skip
-def _parameter_added(c: Comparison, fact: Fact) -> bool:
-    return fact.is_new and _is_of_both(fact.row.name, c.a)
-
-
-@cause(
-    "module_removed", of="parameter", spread=_of_parameter, fix=_BUILD_FIX,
-    says="parameter{s} {names} {was} removed",
-)  # fmt: skip
-def _parameter_removed(c: Comparison, fact: Fact) -> bool:
-    return fact.is_gone and _is_of_both(fact.row.name, c.b)
-
-
 def _is_of_both(name: str, other: Side) -> bool:
     """Return whether the other side lacks a parameter, and has others of its module."""
     module = name.rpartition(".")[0]
     return name not in other.names and any(
         each.startswith(f"{module}.") for each in other.names
     )
+
+
+def _add_modules(
+    of: str, says: str, holds: Callable[[Fact, Side], bool], **options: Any
+) -> None:
+    """Add the rows of what one model has alone; `holds` is given the side without it."""
+    options |= {"of": of, "fix": _BUILD_FIX}
+    cause("module_added", says=says % "added", **options)(
+        lambda c, fact: fact.is_new and holds(fact, c.a)
+    )
+    cause("module_removed", says=says % "removed", **options)(
+        lambda c, fact: fact.is_gone and holds(fact, c.b)
+    )
+
+
+_add_modules(
+    "module", "module{s} {names} {was} %s: {parameters}", _is_outermost,
+    spread=spread.scope, more=_parameters,
+)  # fmt: skip
+_add_modules(
+    "parameter", "parameter{s} {names} {was} %s",
+    lambda fact, other: _is_of_both(fact.row.name, other), spread=_of_parameter,
+)  # fmt: skip
 
 
 def _scopes(c: Comparison, claims: list[Claim]) -> Fields:
@@ -555,7 +543,7 @@ def _gradients_accumulate(c: Comparison, fact: Fact) -> bool:
     return any(side[user].backward for user in side.users[fact.row.vertices[0]])
 
 
-def _in_its_place(c: Comparison, fact: Fact) -> Closure:
+def _with_replaced(c: Comparison, fact: Fact) -> Closure:
     """What hangs together with an input, and what stood in its place before."""
     found = spread.region(c, fact)
     assert fact.now is not None
@@ -565,7 +553,7 @@ def _in_its_place(c: Comparison, fact: Fact) -> Closure:
 
 
 cause(
-    "state_became_input", of="handed", spread=_in_its_place, fix=_STATE_FIX,
+    "state_became_input", of="computed_before", spread=_with_replaced, fix=_STATE_FIX,
     says="{names} {is_} {an_input} now; {graph_before} created {it}{before_at}",
 )(_always)  # fmt: skip
 
@@ -606,42 +594,18 @@ def _differs(fact: Fact, part: int) -> bool:
     return old is not None and new is not None and old.value[part] != new.value[part]
 
 
-@cause(
-    "parameter_shape", of="parameter", spread=spread.downstream, more=_sizes,
-    says="parameter {called} is {now}, was {before}{others}",
-    fix="a module was rebuilt with other sizes: build it once",
-)  # fmt: skip
-def _parameter_shape(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return _differs(fact, 0)
-
-
-@cause(
-    "input_dtype", of="parameter", spread=spread.downstream, more=_sizes,
-    says="parameter {called} is {now}, was {before}{others}",
-    fix="convert the model once, before the loop (`model.to(dtype)`), and the data when it is "
-    "loaded",
-)  # fmt: skip
-def _parameter_dtype(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return _differs(fact, 1)
-
-
-@cause(
-    "input_dtype", of="input", spread=spread.downstream, more=_sizes,
-    says="input {called} is {now}, was {before}{others}",
-    fix="convert the data once, when it is loaded",
-)  # fmt: skip
-def _input_dtype(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return _differs(fact, 1)
-
-
-@cause(
-    "input_shape", of="input", spread=spread.downstream, more=_sizes,
-    says="input {called} is {now}, was {before}{others}",
-    fix="give every batch one shape: drop the last incomplete one, pad it, or sort sizes into a "
-    "few buckets",
-)  # fmt: skip
-def _input_shape(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return _differs(fact, 0)
+for _kind, _of, _part, _fix in (
+    ("parameter_shape", "parameter", 0, "a module was rebuilt with other sizes: build it once"),
+    ("input_dtype", "parameter", 1, "convert the model once, before the loop (`model.to(dtype)`), "  # noqa: ISC004
+     "and the data when it is loaded"),
+    ("input_dtype", "input", 1, "convert the data once, when it is loaded"),
+    ("input_shape", "input", 0, "give every batch one shape: drop the last incomplete one, pad it, "  # noqa: ISC004
+     "or sort sizes into a few buckets"),
+):  # fmt: skip
+    cause(
+        _kind, of=_of, spread=spread.downstream, more=_sizes, fix=_fix,  # type: ignore[arg-type]
+        says=f"{_of} {{called}} is {{now}}, was {{before}}{{others}}",
+    )(lambda c, fact, part=_part: _differs(fact, part))  # fmt: skip  # noqa: ARG005
 
 
 # Modes, loops, random numbers -------------------------------------------------------------------
@@ -652,12 +616,12 @@ def _of_modules(c: Comparison, fact: Fact) -> Closure:
     found = spread.downstream(c, fact)
     for side, row, into in ((c.a, fact.before, found.a), (c.b, fact.now, found.b)):
         scope = fact.row.name
-        mine = {k for k in side.unmatched if scope and side[k].scope == scope}
-        mine |= {*row.vertices} & side.unmatched if row is not None else set()
+        seeds = {k for k in side.unmatched if scope and side[k].scope == scope}
+        seeds |= {*row.vertices} & side.unmatched if row is not None else set()
         counters = [
             k for k, n in side.snapshot.root_names.items() if n.holder == "buffer"
         ]
-        into.update(dict.fromkeys(mine | side.dominated(counters, mine), 0))
+        into.update(dict.fromkeys(seeds | side.dominated(counters, seeds), 0))
     return found
 
 
@@ -666,6 +630,13 @@ def _mode(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
         row.value if row is not None else "evaluation"
         for row in (claims[0].fact.before, claims[0].fact.now)
     ]
+    if all(m.fact.is_new or m.fact.is_gone for m in claims):
+        # Dropout alone tells: with p=0 it records nothing, as in evaluation.
+        modes = [
+            f"{m} mode or with p=0" if m == "evaluation" else f"{m} mode" for m in modes
+        ]
+    else:
+        modes = [f"{mode} mode" for mode in modes]
     scopes = listed(m.fact.row.name for m in claims)
     where = f" (in module {scopes})" if scopes else ""
     return {"before": modes[0], "now": modes[1], "where": where, "variable": ""}
@@ -673,7 +644,7 @@ def _mode(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
 
 cause(
     "train_eval", of="training", spread=_of_modules, more=_mode,
-    says="the model runs in {now} mode, before in {before} mode{where}",
+    says="the model runs in {now}, before in {before}{where}",
     fix="one graph for training and one for evaluation is what it takes; call `.train()` and "
     "`.eval()` at the boundary of steps",
 )(_always)  # fmt: skip
@@ -719,7 +690,7 @@ cause(
 )(_always)  # fmt: skip
 
 
-def _of_draws(c: Comparison, fact: Fact) -> Closure:
+def _line_and_readers(c: Comparison, fact: Fact) -> Closure:
     """What draws random numbers, and what was put in to read them."""
     found, more = spread.line(c, fact), spread.reading(c, fact)
     found.a, found.b = more.a | found.a, more.b | found.b
@@ -733,7 +704,7 @@ def _draws(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
 
 
 @cause(
-    "rng", of="visit", spread=_of_draws, more=_draws,
+    "rng", of="visit", spread=_line_and_readers, more=_draws,
     says="{op}{at} draws random numbers {draws}, {before} in {graph_before}",
     fix="draw as many random numbers in each step; each number costs one compile",
 )  # fmt: skip
@@ -788,25 +759,26 @@ def _closure(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
     return fact.is_new and fact.row.more["holder"].startswith("closure")
 
 
-@cause(
-    "live_tensor", of="result", spread=spread.dominated, more=_holder,
-    says="live tensor {text}, created{at}, is alive at the end of this step and was not in "
-    "{graph_before}{others}",
-    fix="log it after the boundary, `del` it, keep its value (`lazyrt.materialise(t)`), or put it "
-    "off in every step: `lazyrt.add_step_closure({keeper}, (t,))`",
-)  # fmt: skip
-def _live(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return fact.is_new and _is_kept(fact)
+def _add_results(holds: Callable[[Fact], bool]) -> None:
+    """Add the rows of results that one side alone has."""
+    for kind, is_new, says, fix in (
+        ("live_tensor", True, "is alive at the end of this step and was not in {graph_before}",
+         "log it after the boundary, `del` it, keep its value (`lazyrt.materialise(t)`), or put it "  # noqa: ISC004
+         "off in every step: `lazyrt.add_step_closure({keeper}, (t,))`"),
+        ("live_tensor_gone", False, "was alive at the end of {graph_before} and is not now",
+         "keep the same tensors alive at each boundary: drop it in every step or in none"),
+    ):  # fmt: skip
+
+        def is_result(c: Comparison, fact: Fact, *, new: bool = is_new) -> bool:  # noqa: ARG001
+            return fact.is_new == new and holds(fact)
+
+        cause(
+            kind, of="result", spread=spread.dominated, more=_holder, fix=fix,  # type: ignore[arg-type]
+            says=f"live tensor {{text}}, created{{at}}, {says}{{others}}",
+        )(is_result)  # fmt: skip
 
 
-@cause(
-    "live_tensor_gone", of="result", spread=spread.dominated,
-    says="live tensor {text}, created{at}, was alive at the end of {graph_before} and is not now"
-    "{others}",
-    fix="keep the same tensors alive at each boundary: drop it in every step or in none",
-)  # fmt: skip
-def _live_gone(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return fact.is_gone and _is_kept(fact)
+_add_results(_is_kept)
 
 
 # Numbers and arguments --------------------------------------------------------------------------
@@ -1031,21 +1003,4 @@ cause(
 )(_always)  # fmt: skip
 
 
-@cause(
-    "live_tensor", of="result", spread=spread.dominated,
-    says="live tensor {text}, created{at}, is alive at the end of this step and was not in "
-    "{graph_before}{others}",
-    fix="log it after the boundary, or `del` it",
-)  # fmt: skip
-def _unnamed(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return fact.is_new and not fact.row.name
-
-
-@cause(
-    "live_tensor_gone", of="result", spread=spread.dominated,
-    says="live tensor {text}, created{at}, was alive at the end of {graph_before} and is not now"
-    "{others}",
-    fix="keep the same tensors alive at each boundary",
-)  # fmt: skip
-def _unnamed_gone(c: Comparison, fact: Fact) -> bool:  # noqa: ARG001
-    return fact.is_gone and not fact.row.name
+_add_results(lambda fact: not fact.row.name)

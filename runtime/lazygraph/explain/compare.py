@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from lazygraph.explain.record import Boundary, Record, Source
     from lazygraph.snapshot import Name, Origin, Vertex
-    from lazygraph.source_location import Site
+    from lazygraph.source_location import SourceLocation
 
 FALLBACK = "CPU fallback of "
 LIMIT = "more than "
@@ -23,7 +23,7 @@ _VIEWS = frozenset(("view", "reshape", "_unsafe_view", "flatten", "ravel", "clon
                     "unsqueeze", "squeeze", "alias", "detach", "transpose", "expand", "_to_copy"))  # fmt: skip
 
 
-def position(site: Site | None) -> Position | None:
+def position(site: SourceLocation | None) -> Position | None:
     """Return what tells source lines apart; a cell that runs again is the same place."""
     if site is None:
         return None
@@ -119,7 +119,7 @@ class Side:
         """Return what the user calls a result."""
         return self.snapshot.root_names.get(rank)
 
-    def site(self, vertices: Iterable[int]) -> Site | None:
+    def site(self, vertices: Iterable[int]) -> SourceLocation | None:
         """Return the line of the first of some vertices, forward ones preferred.
 
         An input has the line that reads it first.
@@ -221,6 +221,7 @@ class Comparison:
         for k, partner in enumerate(self.b.partner):
             if partner >= 0 and self._is_other(k, partner):
                 self.a.partner[partner] = self.b.partner[k] = -1
+        self._pair_equal_values()
         self.changed: dict[int, int] = {}
         self.rewired: set[int] = set()
         for k, partner in enumerate(self.b.partner):
@@ -264,6 +265,20 @@ class Comparison:
         both = name and old and name.text in self.a.names and old.text in self.b.names
         return bool(both) or (one[0] != other[0] and one[2] != other[2])
 
+    def _pair_equal_values(self) -> None:
+        """Pair ops without partners that do the same with the same operands."""
+        waiting: dict[object, list[int]] = {}
+        for k in sorted(self.a.unmatched):
+            if self.a[k].operands:
+                key = (self.a[k].label, self.a[k].operands)
+                waiting.setdefault(key, []).append(k)
+        for k in sorted(self.b.unmatched):
+            operands = tuple((self.b.partner[o], i) for o, i in self.b[k].operands)
+            if found := waiting.get((self.b[k].label, operands)):
+                partner = found.pop(0)
+                self.a.partner[partner], self.b.partner[k] = k, partner
+        del self.a.unmatched, self.b.unmatched
+
     def _compare(self, k: int, partner: int) -> None:
         now, before = self.b[k], self.a[partner]
         if now.label != before.label:
@@ -273,14 +288,17 @@ class Comparison:
         ):
             self.rewired.add(k)
 
+    @cached_property
     def substitutions(self) -> list[tuple[int, int, int]]:
-        """Return (reader in b, operand in a, operand in b) where a pair reads something else."""
+        """(reader in b, operand in a, operand in b) where a pair reads something else."""
         found = []
         for k, partner in enumerate(self.b.partner):
             if partner < 0:
                 continue
-            mine, theirs = self.b[k].operands, self.a[partner].operands
-            for (new, new_index), (old, old_index) in zip(mine, theirs, strict=False):
+            operands_b, operands_a = self.b[k].operands, self.a[partner].operands
+            for (new, new_index), (old, old_index) in zip(
+                operands_b, operands_a, strict=False
+            ):
                 if self.a.partner[old] != new or new_index != old_index:
                     found.append((k, old, new))
         return found
@@ -289,12 +307,24 @@ class Comparison:
     def replaced(self) -> dict[int, set[int]]:
         """For what the new graph reads, the vertices that its readers' partners read instead."""
         found: dict[int, set[int]] = {}
-        for _, old, new in self.substitutions():
+        for _, old, new in self.substitutions:
             found.setdefault(new, set()).add(old)
         return found
 
+    def _are_two(self, old: int, new: int) -> bool:
+        """Return whether two results are parameters that both sides have."""
+        one, other = self.a.root_name(old), self.b.root_name(new)
+        if one is None or other is None or one.text == other.text:
+            return False
+        if not (one.in_module and other.in_module):
+            return False
+        return one.text in self.b.names and other.text in self.a.names
+
     def _unpaired_results(self) -> tuple[list[int], list[int]]:
-        """Return the results of one side alone: of equal vertices, of equal names, of one line."""
+        """Return the results of one side alone: of equal vertices, of equal names, of one line.
+
+        Parameters that both sides have under their own names are two.
+        """
         a, b = self.a, self.b
         gone = dict.fromkeys(range(len(a.roots)))
         new = dict.fromkeys(range(len(b.roots)))
@@ -307,8 +337,11 @@ class Comparison:
                 if (key := key_a(k)) is not None:
                     table.setdefault(key, []).append(k)
             for k in list(new):
-                if waiting := table.get(key_b(k)):
-                    del gone[waiting.pop(0)], new[k]
+                waiting = table.get(key_b(k), [])
+                found = next((j for j in waiting if not self._are_two(j, k)), None)
+                if found is not None:
+                    waiting.remove(found)
+                    del gone[found], new[k]
 
         pair(
             lambda k: (a.partner[a.roots[k][0]], a.roots[k][1]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lazygraph.explain.compare import is_view, position
@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
     from lazygraph.explain.compare import Comparison, Position, Side
     from lazygraph.snapshot import Vertex
-    from lazygraph.source_location import Site
+    from lazygraph.source_location import SourceLocation
 
 _TYPE = re.compile(r"(\w+)\[([\d,]*)\]")
+_CONVERSION = "aten._to_copy"
 _NORMS = ("batch_norm", "instance_norm")
 _DROPOUTS = ("aten.native_dropout", "aten.bernoulli", "aten.dropout", "aten.feature_dropout")  # fmt: skip
 
@@ -40,7 +41,7 @@ class Row:
     name: str = ""
     vertices: tuple[int, ...] = ()
     rank: int = -1
-    site: Site | None = None
+    site: SourceLocation | None = None
     more: dict[str, Any] = field(default_factory=dict)
 
 
@@ -165,8 +166,8 @@ def _setting(side: Side, value: str) -> Table:
     return {"": Row(value, value or "unknown", site=side.record.key.ended_by[1])}
 
 
-@table("ran_alone")
-def ran_alone(side: Side) -> Table:
+@table("ran_eagerly")
+def ran_eagerly(side: Side) -> Table:
     """Inputs that a debug mode computed outside of a step's graph."""
     found: Table = {}
     for leaf, origin in side.snapshot.origins.items():
@@ -195,28 +196,32 @@ def cell_work(comparison: Comparison) -> Iterator[Fact]:
             continue
         cells = sorted({c for k in earlier if (c := side[k].cell) is not None})
         text = f"cell{'s' if len(cells) > 1 else ''} {', '.join(map(str, cells[:4]))}"
+        if cells == [side.record.key.cell]:
+            text = "an earlier cell"
         found = sorted(earlier | side.dominated((), earlier))
         ops = sum(not side[k].is_leaf for k in found)
-        row = Row(
-            tuple(cells),
-            text,
-            "",
-            tuple(found),
-            site=side.site(found),
-            more={"ops": ops},
-        )
+        row = Row(tuple(cells), text, vertices=tuple(found), site=side.site(found), more={"ops": ops})  # fmt: skip
         yield Fact("cell_work", None if is_now else row, row if is_now else None)
 
 
 def _of_earlier_cells(side: Side) -> set[int]:
-    """Return the operations that earlier cells than the step's own one recorded."""
+    """Return the operations that earlier cells than the step's own one recorded.
+
+    A run without execution counts gives all cells one number: the files of lines outside of
+    functions, which only their own cell runs, tell cells apart.
+    """
     ended = side.record.key.ended_by[1]
     own = side.record.key.cell or (ended.cell if ended is not None else None)
-    return {
-        k
-        for k, vertex in enumerate(side.vertices)
-        if own is not None and vertex.cell is not None and vertex.cell < own
-    }
+
+    def is_earlier(vertex: Vertex) -> bool:
+        if own is None or vertex.cell is None or vertex.cell != own:
+            return own is not None and vertex.cell is not None and vertex.cell < own
+        lines = (vertex.site, ended)
+        if any(s is None or s.cell != own or s.function != "<module>" for s in lines):
+            return False
+        return vertex.site.file != ended.file  # type: ignore[union-attr]
+
+    return {k for k, vertex in enumerate(side.vertices) if is_earlier(vertex)}
 
 
 # Inputs, parameters, state -------------------------------------------------------------------
@@ -333,17 +338,11 @@ def results(comparison: Comparison) -> Iterator[Fact]:
 def updates(side: Side) -> Table:
     """Parameters that the graph reads and gives anew: what its optimizer updates."""
     return {
-        name.text: Row(
-            "",
-            name.text,
-            name.text,
-            (side.roots[k][0],),
-            k,
-            side.site([side.roots[k][0]]),
-        )
+        name.text: Row("", name.text, name.text, (side.roots[k][0],), k,
+                       side.site([side.roots[k][0]]))
         for k, name in side.snapshot.root_names.items()
         if name.text in side.updated
-    }
+    }  # fmt: skip
 
 
 @table("created")
@@ -430,7 +429,7 @@ def in_scope(scope: str, path: str) -> bool:
     return any(path == each or path.endswith(f".{each}") for each in outer)
 
 
-def _scope_site(side: Side, path: str) -> Site | None:
+def _scope_site(side: Side, path: str) -> SourceLocation | None:
     return side.site(k for k, v in enumerate(side.vertices) if in_scope(v.scope, path))
 
 
@@ -459,9 +458,9 @@ def update_ops(side: Side) -> Table:
         ):
             found.setdefault(where, []).append(k)
     return {
-        where: Row(tuple(sorted(Counter(side[k].op for k in mine).items())), "", "", tuple(mine),
-                   site=side[mine[0]].site)
-        for where, mine in found.items()
+        where: Row(tuple(sorted(Counter(side[k].op for k in vertices).items())), "", "", tuple(vertices),
+                   site=side[vertices[0]].site)
+        for where, vertices in found.items()
     }  # fmt: skip
 
 
@@ -471,14 +470,9 @@ def casts(comparison: Comparison) -> Iterator[Fact]:
     for side, is_now in ((comparison.b, True), (comparison.a, False)):
         for k in sorted(side.unmatched):
             vertex = side[k]
-            if vertex.op.startswith("aten._to_copy") and not vertex.backward:
-                row = Row(
-                    dtype_of(vertex.types[0]),
-                    dtype_of(vertex.types[0]),
-                    "",
-                    (k,),
-                    site=vertex.site,
-                )
+            if vertex.op.startswith(_CONVERSION) and not vertex.backward:
+                dtype = dtype_of(vertex.types[0])
+                row = Row(dtype, dtype, vertices=(k,), site=vertex.site)
                 yield Fact("cast", None if is_now else row, row if is_now else None)
 
 
@@ -500,16 +494,10 @@ def lists(side: Side) -> Table:
             if made is None or made not in side.downstream([leaf], lambda _: True):
                 found.setdefault(item[1], []).append(leaf)
     return {
-        name: Row(
-            len(leaves),
-            str(len(leaves)),
-            name,
-            tuple(leaves),
-            site=side.site(leaves),
-            more={"steps": {side.snapshot.origins[leaf].step for leaf in leaves}},
-        )
+        name: Row(len(leaves), str(len(leaves)), name, tuple(leaves), site=side.site(leaves),
+                  more={"steps": {side.snapshot.origins[leaf].step for leaf in leaves}})
         for name, leaves in found.items()
-    }
+    }  # fmt: skip
 
 
 def follows_from(side: Side, leaf: int) -> bool:
@@ -536,7 +524,7 @@ def history(side: Side) -> Table:
             continue
         if all(side[user].backward for user in side.users[leaf]):
             steps.setdefault(origin.step, []).append(leaf)
-    leaves = tuple(leaf for mine in steps.values() for leaf in mine)
+    leaves = tuple(leaf for inputs_of_step in steps.values() for leaf in inputs_of_step)
     return {"": Row(len(steps), str(len(steps)), "", leaves, site=side.site(leaves))}
 
 
@@ -569,11 +557,11 @@ def whole(comparison: Comparison) -> Iterator[Fact]:
 
 @table("visit")
 def visits(side: Side) -> Table:
-    """How often each line records each op in the forward pass."""
+    """How often each line records each op in the forward pass; `casts` has conversions."""
     found: dict[Hashable, list[int]] = {}
     lines = update_lines(side)
     for k, vertex in enumerate(side.vertices):
-        if vertex.is_leaf or vertex.backward:
+        if vertex.is_leaf or vertex.backward or vertex.op.startswith(_CONVERSION):
             continue
         if vertex.scope or position(vertex.site) not in lines:
             key = (position(vertex.site), vertex.scope, vertex.op)
@@ -643,8 +631,9 @@ def loops(comparison: Comparison) -> Iterator[Fact]:
                 line.setdefault(vertex.op, []).append(k)
         sides.append(lines)
     before, now = sides
-    for key in before.keys() & now.keys():
-        old, new = before[key], now[key]
+    for key, old in before.items():
+        if (new := now.get(key)) is None:
+            continue
         rounds = _rounds(
             {op: (len(old.get(op, ())), len(new.get(op, ()))) for op in {**old, **new}}
         )
@@ -652,7 +641,7 @@ def loops(comparison: Comparison) -> Iterator[Fact]:
             continue
         n, m = rounds
         rows = [
-            Row(number, str(number), "", tuple(k for mine in ops.values() for k in mine),
+            Row(number, str(number), "", tuple(k for vertices in ops.values() for k in vertices),
                 site=side[next(iter(ops.values()))[0]].site)
             for side, ops, number in ((comparison.a, old, n), (comparison.b, new, m))
         ]  # fmt: skip
@@ -719,16 +708,10 @@ def arguments(comparison: Comparison) -> Iterator[Fact]:
         if now.is_leaf or now.backward or (_follows(comparison, k, partner)):
             continue
         rows = [
-            Row(
-                vertex.label,
-                "",
-                "",
-                (number,),
-                site=vertex.site,
-                more={"vertex": vertex, "reads": _reads(side, vertex)},
-            )
+            Row(vertex.label, vertices=(number,), site=vertex.site,
+                more={"vertex": vertex, "reads": _reads(side, vertex)})
             for side, vertex, number in ((a, before, partner), (b, now, k))
-        ]
+        ]  # fmt: skip
         yield Fact("argument", *rows)
 
 
@@ -782,42 +765,27 @@ def operands(comparison: Comparison) -> Iterator[Fact]:
     """Operands that are another vertex than the partner's: what stands there now and before."""
     a, b = comparison.a, comparison.b
     seen = set()
-    for reader, old, new in comparison.substitutions():
+    for reader, old, new in comparison.substitutions:
         if (old, new) in seen:
             continue
         seen.add((old, new))
         partner = b.partner[reader]
-        yield Fact(
-            "operand",
-            _operand_row(a, old, partner),
-            _operand_row(b, new, reader),
-        )
+        rows = _operand_row(a, old, partner), _operand_row(b, new, reader)
+        yield Fact("operand", *rows)
 
 
 def _operand_row(side: Side, vertex: int, reader: int) -> Row:
     if side[vertex].op == "data":
         row = _input_row(side, vertex)
-        return Row(
-            "input",
-            row.text,
-            row.name,
-            (vertex,),
-            site=side[reader].site,
-            more=row.more,
-        )
+        return replace(row, value="input", site=side[reader].site)
     what = side[vertex]
-    return Row(
-        "number" if what.is_leaf else "op",
-        what.op,
-        "",
-        (vertex,),
-        site=what.site or side[reader].site,
-        more={"origin": None, "holder": ""},
-    )
+    kind, site = "number" if what.is_leaf else "op", what.site or side[reader].site
+    more = {"origin": None, "holder": ""}
+    return Row(kind, what.op, vertices=(vertex,), site=site, more=more)
 
 
 @of_pairs
-def handed(comparison: Comparison) -> Iterator[Fact]:
+def computed_before(comparison: Comparison) -> Iterator[Fact]:
     """Inputs that the graph before computed: its results, by execution or by name."""
     a, b = comparison.a, comparison.b
     made = {n.text: k for k, n in a.snapshot.root_names.items() if n.text not in a.read}
@@ -836,4 +804,4 @@ def handed(comparison: Comparison) -> Iterator[Fact]:
         if root is not None:
             vertex = a.roots[root][0]
             before = Row("op", a[vertex].op, row.name, (vertex,), root, a[vertex].site)
-            yield Fact("handed", before, row)
+            yield Fact("computed_before", before, row)

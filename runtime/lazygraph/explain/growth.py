@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
 
-from lazygraph.explain.model import Taken
+from lazygraph.explain.model import EditCounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +40,7 @@ def with_growth(
             () if cause.kind == "shape" else _series(cause, against, explanation_of)
         )
         long = next((each for each in series if len(each) >= _LEAST), None)
-        found.append(cause if long is None else _told(cause, long))
+        found.append(cause if long is None else _with_series(cause, long))
     return tuple(found)
 
 
@@ -66,7 +66,7 @@ def _series(
         yield found[::-1]
 
 
-def _told(cause: Cause, sizes: list[int]) -> Cause:
+def _with_series(cause: Cause, sizes: list[int]) -> Cause:
     verb = "grows" if sizes[0] < sizes[-1] else "shrinks"
     series = ", ".join(f"{size:,}" for size in sizes[-_SHOWN:])
     start = "..., " if len(sizes) > _SHOWN else ""
@@ -104,8 +104,8 @@ def with_lengths(causes: tuple[Cause, ...]) -> tuple[Cause, ...]:
         if c.kind == "shape" and c.sizes and {*c.sizes} <= {*loop.sizes}
     ]
     if follow:
-        taken = map(sum, zip(loop.taken, *(c.taken for c in follow), strict=True))
-        whole = replace(loop, taken=Taken(*taken))
+        edits = map(sum, zip(loop.edits, *(c.edits for c in follow), strict=True))
+        whole = replace(loop, edits=EditCounts(*edits))
         causes = tuple(
             whole if cause is loop else cause for cause in causes if cause not in follow
         )

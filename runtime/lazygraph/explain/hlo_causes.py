@@ -42,20 +42,20 @@ def sentences(found: GraphDiff, depth: int = 3) -> list[str]:
     """Return why the second program is another one, the most basic reason first.
 
     A reason counts what follows from it: types that changed with an input's are no reason
-    of their own. What other reasons leave untold is said as an edit.
+    of their own. Edits that no reason claims are listed as edits.
     """
     ends = _with_outputs(found)
     gone = _blocks(found.a, found.removed, "removed", ends[0])
     new = _blocks(found.b, found.added, "added", ends[1])
-    told = gone.nodes, new.nodes
+    claimed = gone.nodes, new.nodes
     said = [*_settings(found), *_donations(found), *new.sentences, *gone.sentences]
-    said += [*_inputs(found, told), *_placement(found), *_embedded(found)]
-    said += [*_constants(found), *_outputs(found, told)]
-    told = told[0] | ends[0], told[1] | ends[1]
+    said += [*_inputs(found, claimed), *_placement(found), *_embedded(found)]
+    said += [*_constants(found), *_outputs(found, claimed)]
+    claimed = claimed[0] | ends[0], claimed[1] | ends[1]
     said += _ops(found)
     if not _is_resized(found):
         said += _attributes(found)
-    said += [*_code(found, told), *_reads(found), *_results(found)]
+    said += [*_code(found, claimed), *_reads(found), *_results(found)]
     if depth and len(said) < _MOST:
         said += _inside(found, depth)
     return said[:_MAX_SENTENCES]
@@ -164,7 +164,7 @@ _SETTINGS = {
     "mesh": "the devices",
     "notation": "the notation, in which attributes read otherwise,",
 }
-# One for each input or result, whose number is told as such; not given is as good as false.
+# One flag for each input or result; a missing list means false for all of them.
 _FLAGS = frozenset(key for key in _SETTINGS if key.startswith("allow_spmd"))
 _COUNTS = frozenset({"num_partitions", "replica_count"})
 _DONATIONS = ("input_output_alias", "buffer_donor")
@@ -263,7 +263,7 @@ def _donated(graph: Graph) -> set[int]:
     return {node for node, number in graph.numbers.items() if number in numbers}
 
 
-def _inputs(found: GraphDiff, told: _Sides) -> Iterator[str]:
+def _inputs(found: GraphDiff, claimed: _Sides) -> Iterator[str]:
     a, b = found.a, found.b
     changed = [
         (x, y)
@@ -276,7 +276,7 @@ def _inputs(found: GraphDiff, told: _Sides) -> Iterator[str]:
         depend = "depends" if follow == 1 else "depend"
         more = f"; {plural(follow, 'op')} {depend} on it" if follow > 0 else ""
         yield f"input `{_name(b, y)}` is {b.types[y]}, was {a.types[x]}{others}{more}"
-    sides = (b, found.added, told[1], "new"), (a, found.removed, told[0], "gone")
+    sides = (b, found.added, claimed[1], "new"), (a, found.removed, claimed[0], "gone")
     for graph, unmatched, counted, what in sides:
         nodes = [n for n in unmatched if graph.ops[n] == PARAMETER and n not in counted]
         if nodes:
@@ -332,7 +332,7 @@ def _constants(found: GraphDiff) -> Iterator[str]:
         before, now = found.a.label(x), found.b.label(y)
         if now.op == CONSTANT == before.op and before.literal != now.literal:
             if ELIDED & {before.literal, now.literal}:
-                continue  # which is told as not compared
+                continue  # `unseen` reports it
             changes.setdefault((before.literal, now.literal), []).append(y)
     resized = any(found.b.ops[y] == PARAMETER for _, y in found.changed)
     hint = ", which may follow from the other sizes" if resized else ""
@@ -355,15 +355,15 @@ def _inside(found: GraphDiff, depth: int) -> Iterator[str]:
                     yield f"in the {within} of {found.b.names[y]}{_where(found.b, [y])}: {each}"
 
 
-def _outputs(found: GraphDiff, told: _Sides) -> Iterator[str]:
+def _outputs(found: GraphDiff, claimed: _Sides) -> Iterator[str]:
     added, removed = found.outputs.added, found.outputs.removed
     if len(added) == len(removed):  # A replaced result is no further one.
         return
     sides = (
-        (found.b, added, set(found.added) - told[1], told[1], "new"),
-        (found.a, removed, set(found.removed) - told[0], told[0], "gone"),
+        (found.b, added, set(found.added) - claimed[1], claimed[1], "new"),
+        (found.a, removed, set(found.removed) - claimed[0], claimed[0], "gone"),
     )
-    for graph, ends, mine, counted, what in sides:
+    for graph, ends, nodes, counted, what in sides:
         outputs = [node for node in ends if node not in counted]
         if not outputs:
             continue
@@ -371,11 +371,11 @@ def _outputs(found: GraphDiff, told: _Sides) -> Iterator[str]:
         first = f"{graph.names[node]} {graph.types[node]}{_where(graph, [node])}"
         noun = "call with an effect" if _EFFECT.search(graph.attrs[node]) else "output"
         many = f" (and {len(outputs) - 1:,} more)" if len(outputs) > 1 else ""
-        if count := len(_alone(graph, outputs, mine)):
+        if count := len(_alone(graph, outputs, nodes)):
             needed = f"with {plural(count, 'op')} for it alone"
         else:
             needed = (
-                "and other ops need it too" if node in mine else "and both compute it"
+                "and other ops need it too" if node in nodes else "and both compute it"
             )
         yield f"{noun} {first} is {what}{many}, {needed}"
 
@@ -436,7 +436,7 @@ def _attributes(found: GraphDiff) -> Iterator[str]:
         before, now = split_commas(a.attrs[x]), split_commas(b.attrs[y])
         old = ", ".join(each for each in before if each not in now)
         new = ", ".join(each for each in now if each not in before)
-        # Another body is a reason within it; what is placed elsewhere is told as such.
+        # `_inside` reports another body, `_placement` another placement.
         if not _OTHERWISE.search(f"{old}, {new}"):
             changes.setdefault((b.ops[y], old, new), []).append(y)
     for (op, old, new), nodes in list(changes.items())[:_MOST]:
@@ -447,25 +447,25 @@ def _attributes(found: GraphDiff) -> Iterator[str]:
         )
 
 
-def _code(found: GraphDiff, told: _Sides) -> Iterator[str]:
+def _code(found: GraphDiff, claimed: _Sides) -> Iterator[str]:
     """Yield which ops one side has alone, as a step that takes another path has."""
     sides = (
-        (found.b, found.added, told[1], "new"),
-        (found.a, found.removed, told[0], "gone"),
+        (found.b, found.added, claimed[1], "new"),
+        (found.a, found.removed, claimed[0], "gone"),
     )
     parts = []
     for graph, unmatched, counted, what in sides:
-        mine = [
+        nodes = [
             node
             for node in unmatched
             if node not in counted and graph.ops[node] not in _LEAVES
         ]
-        mine = _without_readers(graph, mine, unmatched)
-        if mine:
-            count = f"{plural(len(mine), 'op')} {'is' if len(mine) == 1 else 'are'}"
+        nodes = _without_readers(graph, nodes, unmatched)
+        if nodes:
+            count = f"{plural(len(nodes), 'op')} {'is' if len(nodes) == 1 else 'are'}"
             parts.append(
-                f"{count} {what} ({_counted_ops(graph, mine)}), first "
-                f"{graph.names[mine[0]]}{_where(graph, mine)}"
+                f"{count} {what} ({_counted_ops(graph, nodes)}), first "
+                f"{graph.names[nodes[0]]}{_where(graph, nodes)}"
             )
     if parts:
         yield f"code path changed: {'; '.join(parts)}"
@@ -474,7 +474,7 @@ def _code(found: GraphDiff, told: _Sides) -> Iterator[str]:
 def _without_readers(
     graph: Graph, nodes: list[int], unmatched: Iterable[int]
 ) -> list[int]:
-    """Return the nodes that read no input that one side has alone, which is told already."""
+    """Return the nodes that read no input of one side alone, which `_inputs` names."""
     reading = {node for node in unmatched if graph.ops[node] == PARAMETER}
     kept = []
     for node in nodes:
@@ -675,14 +675,16 @@ _REPEATED = 0.8
 _LEAST_BLOCK = 8
 
 
-class _Told(NamedTuple):
+class _Claimed(NamedTuple):
     """Sentences, and the nodes that they count."""
 
     sentences: list[str]
     nodes: set[int]
 
 
-def _blocks(graph: Graph, unmatched: Sequence[int], what: str, ends: set[int]) -> _Told:
+def _blocks(
+    graph: Graph, unmatched: Sequence[int], what: str, ends: set[int]
+) -> _Claimed:
     """Return which layers, modules or equal blocks one of two programs has alone.
 
     Args:
@@ -692,35 +694,35 @@ def _blocks(graph: Graph, unmatched: Sequence[int], what: str, ends: set[int]) -
         ends: What is computed for outputs that one program has alone, which is not repeated.
     """
     if ends.issuperset(unmatched):
-        return _Told([], set())
+        return _Claimed([], set())
     modules = _modules(graph, set(unmatched))
     if not modules:
         return _repeated(graph, unmatched, what, ends)
-    told: set[int] = set()
+    claimed: set[int] = set()
     said = []
     groups = sorted(_groups(modules), key=lambda each: -_size(modules, each))
     for paths in groups[:_MOST]:
         members = {node for path in paths for node in modules[path]}
         if members <= ends:
             continue
-        told |= members
+        claimed |= members
         verb = "was" if len(paths) == 1 else "were"
         said.append(
             f"{_called(paths)} {verb} {what}: {_counted(graph, members)}"
             f"{_where(graph, _forward_first(graph, modules[paths[0]]))}"
         )
-    return _Told(said, told)
+    return _Claimed(said, claimed)
 
 
 def _modules(graph: Graph, unmatched: set[int]) -> dict[_Path, list[int]]:
-    """Return the outermost modules that are in `lone` but for little, with their nodes.
+    """Return the outermost modules that are in `unmatched` but for little, with their nodes.
 
     What nothing but a module needs is its own, as its weights are; so is what is computed of
     it alone, as their updates are.
     """
     whole = _counts(graph, range(len(graph)))
-    mine = _counts(graph, unmatched)
-    new = {path for path, count in mine.items() if count >= _SHARE * whole[path]}
+    counts = _counts(graph, unmatched)
+    new = {path for path, count in counts.items() if count >= _SHARE * whole[path]}
     owners: dict[int, _Path] = {}
     for node in unmatched:
         if owner := next((p for p in _prefixes(graph.scope(node)) if p in new), None):
@@ -833,27 +835,27 @@ def _counted(graph: Graph, nodes: Collection[int], times: int = 1) -> str:
 
 def _repeated(
     graph: Graph, unmatched: Sequence[int], what: str, ends: set[int]
-) -> _Told:
-    """Return a block that is in `lone` several times, as layers without names are."""
-    mine = [node for node in unmatched if graph.ops[node] not in _LEAVES]
-    colours = _colours(graph, mine)
+) -> _Claimed:
+    """Return a block that is in `unmatched` several times, as layers without names are."""
+    nodes = [node for node in unmatched if graph.ops[node] not in _LEAVES]
+    colours = _colours(graph, nodes)
     counts = Counter(colours.values())
     times, inside = times_of(counts, is_whole=True)
-    covered = {node for node in mine if colours[node] in inside}
-    is_most = len(covered) >= max(_REPEATED * len(mine), _LEAST_BLOCK * times)
+    covered = {node for node in nodes if colours[node] in inside}
+    is_most = len(covered) >= max(_REPEATED * len(nodes), _LEAST_BLOCK * times)
     if not times or not is_most or covered <= ends:
-        return _Told([], set())
+        return _Claimed([], set())
     owners = dict.fromkeys(covered, ("",))
     for node in sorted(unmatched, reverse=True):
         users = [user for user, _ in graph.users[node]]
         if node not in owners and users and all(user in owners for user in users):
             owners[node] = ("",)
-    mine = sorted(covered)
+    nodes = sorted(covered)
     said = (
         f"a block of {_counted(graph, owners, times)} was {what} {times:,} times: "
-        f"{_counted_ops(graph, mine, times)}{_where(graph, mine)}"
+        f"{_counted_ops(graph, nodes, times)}{_where(graph, nodes)}"
     )
-    return _Told([said], set(owners))
+    return _Claimed([said], set(owners))
 
 
 def _colours(graph: Graph, nodes: Iterable[int]) -> dict[int, int]:

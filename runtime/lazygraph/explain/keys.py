@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lazygraph.explain.model import Cause, Taken
+from lazygraph.explain.model import Cause, EditCounts
 from lazygraph.numbers import listed, plural
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _cause(
         variable=variable,
         before=before.key.ended_by[1],
         now=now.key.ended_by[1],
-        taken=Taken(changed=changed),
+        edits=EditCounts(changed=changed),
     )
 
 

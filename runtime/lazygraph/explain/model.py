@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -10,11 +11,11 @@ from lazygraph.readable import Readable
 
 if TYPE_CHECKING:
     from lazygraph.repeat import Rounds
-    from lazygraph.source_location import Site
+    from lazygraph.source_location import SourceLocation
 
 Kind = Literal[
     "first_trace", "new_program", "cache_evicted", "mode", "tier", "device", "sharding",
-    "lowering", "donation", "fallback", "other_step", "step_cut", "missing_boundary", "module_added", "module_removed",
+    "lowering", "donation", "fallback", "other_step", "graph_break", "missing_boundary", "module_added", "module_removed",
     "module_recreated", "module_call", "same_input", "state_became_input", "carried_over", "update", "input_shape", "input_dtype",
     "parameter_shape", "shape", "dtype", "loop_count", "regrouped", "train_eval",
     "live_tensor", "live_tensor_gone", "closure", "rng", "baked_constant", "lifted_number",
@@ -24,7 +25,7 @@ Kind = Literal[
 _SHOWN = 3
 
 
-class Taken(NamedTuple):
+class EditCounts(NamedTuple):
     """Operations and inputs that a cause accounts for."""
 
     added: int = 0
@@ -42,7 +43,7 @@ class Cause(Readable):
         fix: What to do about it; empty where nothing is wrong.
         variable: What the user calls the tensor that it is about; empty where unknown.
         before, now: Lines on both sides, None where a side has none.
-        taken: How many operations and inputs follow from it.
+        edits: How many operations and inputs follow from it.
         sizes: Of inputs that have another size along one axis, that size before and now; of a
             loop its rounds.
     """
@@ -51,20 +52,30 @@ class Cause(Readable):
     text: str
     fix: str = ""
     variable: str = ""
-    before: Site | None = None
-    now: Site | None = None
-    taken: Taken = field(default_factory=Taken)
+    before: SourceLocation | None = None
+    now: SourceLocation | None = None
+    edits: EditCounts = field(default_factory=EditCounts)
     sizes: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def taken(self) -> EditCounts:
+        """The name of `edits` until 0.2."""
+        warnings.warn(
+            "Cause.taken is now Cause.edits, and goes in lazyrt 0.2: write `cause.edits`",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.edits
 
     @property
     def weight(self) -> int:
         """How many operations and inputs follow from it."""
-        return sum(self.taken)
+        return sum(self.edits)
 
     @property
     def counts(self) -> str:
         """Operations and inputs that follow from it: `3 added, 2 changed`; empty if none do."""
-        parts = zip(("added", "removed", "changed"), self.taken, strict=True)
+        parts = zip(("added", "removed", "changed"), self.edits, strict=True)
         return ", ".join(f"{number:,} {what}" for what, number in parts if number)
 
     def __str__(self) -> str:
@@ -80,8 +91,8 @@ class Cause(Readable):
     @property
     def _follows(self) -> str:
         """What follows from it, where the sentence does not say so already."""
-        is_told = self.text.endswith("on it")
-        return "" if is_told or not self.counts else f"ops and inputs: {self.counts}"
+        is_counted = self.text.endswith("on it")
+        return "" if is_counted or not self.counts else f"ops and inputs: {self.counts}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +118,8 @@ class Explanation(Readable):
     causes: tuple[Cause, ...] = field(default=())
     unexplained: int = 0
     compile_ns: int = 0
-    ended_at: Site | None = None
-    against_ended_at: Site | None = None
+    ended_at: SourceLocation | None = None
+    against_ended_at: SourceLocation | None = None
     block: Rounds | None = None
 
     @property

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
     from lazygraph.explain.model import Explanation
     from lazygraph.snapshot import Snapshot
-    from lazygraph.source_location import Site
+    from lazygraph.source_location import SourceLocation
 
-Boundary = tuple[str, "Site | None"]
+Boundary = tuple[str, "SourceLocation | None"]
 
 
 class Key(Protocol):
@@ -47,7 +47,7 @@ class Record(Protocol):
     last_step: int
     snapshot: Snapshot | None
     explanation: Explanation | None
-    lines: tuple[Site | None, Site | None]
+    lines: tuple[SourceLocation | None, SourceLocation | None]
     labels: Counter[Any] | None
 
     @property
@@ -79,27 +79,27 @@ class History(Protocol):
 class Source(Protocol):
     """What the user's source says; a program read from a file has none."""
 
-    def argument(self, site: Site | None, op: str, position: int) -> str:
+    def argument(self, site: SourceLocation | None, op: str, position: int) -> str:
         """Return the expression of an argument, such as `self.eps`; empty where unknown."""
 
-    def call(self, site: Site | None, op: str) -> str:
+    def call(self, site: SourceLocation | None, op: str) -> str:
         """Return the call that recorded an op, as it is written; empty where that is unclear."""
 
     def takes_tensor(self, op: str, position: int) -> bool:
         """Return whether some overload of an op takes a tensor for an argument."""
 
-    def expression(self, site: Site | None, op: str) -> tuple[str, str]:
+    def expression(self, site: SourceLocation | None, op: str) -> tuple[str, str]:
         """Return the expression in which a number varied, and the number's name there."""
 
 
 class NoSource:
     """The source of programs that have none."""
 
-    def argument(self, site: Site | None, op: str, position: int) -> str:  # noqa: ARG002
+    def argument(self, site: SourceLocation | None, op: str, position: int) -> str:  # noqa: ARG002
         """Return an empty name."""
         return ""
 
-    def call(self, site: Site | None, op: str) -> str:  # noqa: ARG002
+    def call(self, site: SourceLocation | None, op: str) -> str:  # noqa: ARG002
         """Return an empty text."""
         return ""
 
@@ -107,7 +107,7 @@ class NoSource:
         """Return False."""
         return False
 
-    def expression(self, site: Site | None, op: str) -> tuple[str, str]:  # noqa: ARG002
+    def expression(self, site: SourceLocation | None, op: str) -> tuple[str, str]:  # noqa: ARG002
         """Return empty texts."""
         return "", ""
 

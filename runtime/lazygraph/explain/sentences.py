@@ -9,12 +9,12 @@ from lazygraph.numbers import listed, plural
 if TYPE_CHECKING:
     from lazygraph.explain.attribute import Claim
     from lazygraph.explain.compare import Comparison
-    from lazygraph.source_location import Site
+    from lazygraph.source_location import SourceLocation
 
 Fields = dict[str, Any]
 
 
-def at(site: Site | None) -> str:
+def at(site: SourceLocation | None) -> str:
     """Return ` at cell 3 line 2`, or nothing for an unknown line."""
     return f" at {site}" if site is not None else ""
 

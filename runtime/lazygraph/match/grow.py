@@ -232,12 +232,12 @@ def pair_unique_labels(
 ) -> None:
     """Pair nodes whose label is the only one of its kind on either side."""
     a, b = matching.a, matching.b
-    mine = [node for node in nodes_a if a.partner[node] < 0]
-    theirs = [node for node in nodes_b if b.partner[node] < 0]
-    counts_a = Counter([a.full[node] for node in mine])
-    counts_b = Counter([b.full[node] for node in theirs])
-    node_of = {b.full[node]: node for node in theirs}
-    for x in mine:
+    free_a = [node for node in nodes_a if a.partner[node] < 0]
+    free_b = [node for node in nodes_b if b.partner[node] < 0]
+    counts_a = Counter([a.full[node] for node in free_a])
+    counts_b = Counter([b.full[node] for node in free_b])
+    node_of = {b.full[node]: node for node in free_b}
+    for x in free_a:
         label = a.full[x]
         if counts_a[label] != 1 or counts_b.get(label) != 1:
             continue
@@ -279,11 +279,11 @@ def pair_by_colour(
             both sides have `equal` numbers, or pair `any`.
         exact: Whether sizes, dtypes and constants are part of the colours.
     """
-    mine, theirs = matching.a.unpaired(), matching.b.unpaired()
-    if not mine or not theirs:
+    free_a, free_b = matching.a.unpaired(), matching.b.unpaired()
+    if not free_a or not free_b:
         return 0
     before = matching.pairs
-    classes_a, classes_b = _classes(matching, mine, theirs, rounds, exact=exact)
+    classes_a, classes_b = _classes(matching, free_a, free_b, rounds, exact=exact)
     tied: list[tuple[list[int], list[int]]] = []
     for colour, nodes in classes_a.items():
         others = classes_b.get(colour)
@@ -300,8 +300,8 @@ def pair_by_colour(
 
 def _classes(
     matching: Matching,
-    mine: list[int],
-    theirs: list[int],
+    free_a: list[int],
+    free_b: list[int],
     rounds: int,
     *,
     exact: bool,
@@ -309,8 +309,8 @@ def _classes(
     known = numbers()
     a, b = matching.a, matching.b
     labels_a, labels_b = (a.full, b.full) if exact else (a.skeleton, b.skeleton)
-    colours_a = {n: known["first", labels_a[n], a.is_output[n]] for n in mine}
-    colours_b = {n: known["first", labels_b[n], b.is_output[n]] for n in theirs}
+    colours_a = {n: known["first", labels_a[n], a.is_output[n]] for n in free_a}
+    colours_b = {n: known["first", labels_b[n], b.is_output[n]] for n in free_b}
     shared = set(colours_a.values()).intersection(colours_b.values())
     if not shared:
         return {}, {}
@@ -389,9 +389,9 @@ def _pair_tied(matching: Matching, tied: list[tuple[list[int], list[int]]]) -> N
         others.sort(key=lambda node: (heights_b[node], matching.b.full[node]))
     tied.sort(key=lambda both: (-heights_a[both[0][-1]][0], both[0][-1]))
     for nodes, others in tied:
-        mine = [node for node in nodes if matching.a.partner[node] < 0]
-        theirs = [node for node in others if matching.b.partner[node] < 0]
-        if pair_in_order(matching, mine, theirs):
+        free_a = [node for node in nodes if matching.a.partner[node] < 0]
+        free_b = [node for node in others if matching.b.partner[node] < 0]
+        if pair_in_order(matching, free_a, free_b):
             matching.grow(similar=True)
 
 

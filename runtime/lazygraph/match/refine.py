@@ -279,13 +279,13 @@ def pair_handed_through(matching: Matching) -> None:
 def _pair_lone(
     matching: Matching, labels_a: Sequence[object], labels_b: Sequence[object]
 ) -> None:
-    theirs = _lone_leaves(matching.b, labels_b)
-    for label, leaves in _lone_leaves(matching.a, labels_a).items():
-        for x, y in zip(leaves, theirs.get(label, ()), strict=False):
+    leaves_b = _unmatched_leaves(matching.b, labels_b)
+    for label, leaves in _unmatched_leaves(matching.a, labels_a).items():
+        for x, y in zip(leaves, leaves_b.get(label, ()), strict=False):
             matching.pair(x, y)
 
 
-def _lone_leaves(side: Side, labels: Sequence[object]) -> dict[object, list[int]]:
+def _unmatched_leaves(side: Side, labels: Sequence[object]) -> dict[object, list[int]]:
     """Return the free ones by label, those first that are outputs most often."""
     found: dict[object, list[int]] = {}
     for node in sorted(set(side.graph.outputs), key=lambda n: -side.is_output[n]):
@@ -300,18 +300,18 @@ def pair_leaves(matching: Matching) -> None:
 
     A leaf reads nothing, so a pair of equal ones can only make the script shorter.
     """
-    theirs: dict[int, list[int]] = {}
+    by_ancestors_b: dict[int, list[int]] = {}
     for y in matching.b.unpaired():
         if not matching.b.operands[y]:
-            theirs.setdefault(matching.b.full[y], []).append(y)
-    if not theirs:
+            by_ancestors_b.setdefault(matching.b.full[y], []).append(y)
+    if not by_ancestors_b:
         return
     found = []
     for x in matching.a.unpaired():
         if matching.a.operands[x]:
             continue
         near = _surroundings(matching.a, x, own=True)
-        for y in theirs.get(matching.a.full[x], ())[:_MAX_USERS]:
+        for y in by_ancestors_b.get(matching.a.full[x], ())[:_MAX_USERS]:
             shared = near & _surroundings(matching.b, y, own=False)
             found.append((-len(shared), x, y))
     found.sort()

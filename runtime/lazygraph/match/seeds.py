@@ -170,12 +170,12 @@ def _landmarks(
     one: Sequence[int], two: Sequence[int], gap: _Gap
 ) -> list[tuple[int, int]]:
     """Return where stretches begin that occur once in either row, as many as keep their order."""
-    mine = _stretches(one, gap.start, gap.end, gap.length)
-    theirs = _stretches(two, gap.other, gap.other_end, gap.length)
+    starts_a = _stretches(one, gap.start, gap.end, gap.length)
+    starts_b = _stretches(two, gap.other, gap.other_end, gap.length)
     found = [
-        (at, theirs[total])
-        for total, at in mine.items()
-        if at >= 0 and theirs.get(total, -1) >= 0
+        (at, starts_b[total])
+        for total, at in starts_a.items()
+        if at >= 0 and starts_b.get(total, -1) >= 0
     ]
     return _increasing(found)
 

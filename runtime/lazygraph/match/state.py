@@ -375,26 +375,26 @@ class Matching:
 
     def _note_users(self, x: int, y: int, *, similar: bool) -> None:
         a, b = self.a, self.b
-        mine, theirs = a.users[x], b.users[y]
-        if len(mine) > 1 or len(theirs) > 1:
+        users_a, users_b = a.users[x], b.users[y]
+        if len(users_a) > 1 or len(users_b) > 1:
             partner_a, partner_b = a.partner, b.partner
-            mine = [use for use in mine if partner_a[use[0]] < 0]
-            if not mine:
+            users_a = [use for use in users_a if partner_a[use[0]] < 0]
+            if not users_a:
                 return
-            theirs = [use for use in theirs if partner_b[use[0]] < 0]
-        if not mine or not theirs:
+            users_b = [use for use in users_b if partner_b[use[0]] < 0]
+        if not users_a or not users_b:
             return
-        if len(mine) > _MAX_FAN_OUT or len(theirs) > _MAX_FAN_OUT:
+        if len(users_a) > _MAX_FAN_OUT or len(users_b) > _MAX_FAN_OUT:
             return
         leads = self._similar if similar else self._equal_users
         labels = (a.skeleton, b.skeleton) if similar else (a.full, b.full)
-        if len(mine) == 1 == len(theirs):
-            (user, slot), (other, other_slot) = mine[0], theirs[0]
+        if len(users_a) == 1 == len(users_b):
+            (user, slot), (other, other_slot) = users_a[0], users_b[0]
             if slot == other_slot and labels[0][user] == labels[1][other]:
                 leads.append((user, other))
             return
-        groups = _by_use(theirs, labels[1])
-        for key, users in _by_use(mine, labels[0]).items():
+        groups = _by_use(users_b, labels[1])
+        for key, users in _by_use(users_a, labels[0]).items():
             others = groups.get(key)
             if others is None:
                 continue
@@ -418,10 +418,10 @@ class Matching:
             partner = b.partner
             key = tuple([o if partner[o] >= 0 else -1 for o in b.operands[other]])
             seen.setdefault(key, []).append(other)
-        for key, mine in by_operands.items():
-            theirs = seen.get(key)
-            if theirs is not None and len(mine) == 1 == len(theirs):
-                found.append((mine[0], theirs[0]))
+        for key, nodes_a in by_operands.items():
+            nodes_b = seen.get(key)
+            if nodes_b is not None and len(nodes_a) == 1 == len(nodes_b):
+                found.append((nodes_a[0], nodes_b[0]))
         return found
 
 

@@ -9,6 +9,7 @@ from lazyrt.execution.cache_miss import argument_name, takes_tensor
 from lazyrt.observe.events import Site
 from tests.harness import DEVICE
 from tests.runtime.causes import explained, kinds, ones
+from tests.runtime.explain.shared import the_cause
 
 pytestmark = [
     pytest.mark.lazy_only("is about compiled steps"),
@@ -48,12 +49,11 @@ def test_a_number_in_the_graph_is_shown_with_both_values_and_its_gradient_follow
     run(0.25)
     run(0.75)
 
-    (cause,) = explained()[-1].causes
-    assert cause.kind == "baked_constant"
+    cause = the_cause("baked_constant")
     assert cause.text.startswith(
         "constant changed: `slope` of aten.leaky_relu.default at "
     )
-    assert cause.text.endswith(" is 0.75, was 0.25")
+    assert cause.text.endswith(" is 0.75, was 0.25; 1 op depends on it")
 
 
 def test_a_number_is_not_lost_among_the_sizes_of_another_batch():
@@ -116,7 +116,7 @@ def test_a_slice_of_another_length_is_a_shape_and_one_elsewhere_an_input():
     assert len(lazyrt.compiled_graphs()) == known
 
 
-def test_conversions_under_autocast_are_told_first():
+def test_conversions_under_autocast_are_the_only_cause():
     net, x = nn.Linear(4, 4).to(DEVICE), ones(2, 4)
     lazyrt.mark_step()
 
@@ -128,10 +128,9 @@ def test_conversions_under_autocast_are_told_first():
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
         run()
 
-    found = explained()[-1]
-    assert kinds(found)[0] == "dtype", found
-    assert "more to bf16" in found.top.text
-    assert "as under autocast" in found.top.text
+    cause = the_cause("dtype")
+    assert "more to bf16" in cause.text
+    assert "as under autocast" in cause.text
 
 
 def test_a_number_that_varies_becomes_an_input_and_says_that_nothing_is_to_do():

@@ -39,7 +39,7 @@ def test_a_read_within_a_step_is_named_by_the_graph_that_it_ends_and_by_the_rest
 
     first, rest = explained()[1:]
     line = step.__code__.co_firstlineno + 3
-    assert kinds(first) == kinds(rest) == ["step_cut"]
+    assert kinds(first) == kinds(rest) == ["graph_break"]
     assert first.text == (
         f"graph break: the graph ends earlier, at read by .item() at test_breaks.py:{line}, "
         f"not mark_step() at test_breaks.py:{line + 2}"
@@ -76,8 +76,8 @@ def test_a_read_within_a_model_removes_none_of_its_modules():
     fit(reads=True)
 
     first, rest = explained()[1:]
-    assert kinds(first) == ["step_cut"], first
-    assert rest.top.kind == "step_cut", rest
+    assert kinds(first) == ["graph_break"], first
+    assert rest.top.kind == "graph_break", rest
     assert "after read by .item() at test_breaks.py:" in rest.text
 
 
@@ -130,7 +130,7 @@ def test_a_mark_that_moved_is_named_with_both_lines():
         f"graph break: the graph begins earlier, after mark_step() at test_breaks.py:{line + 3}, "
         f"not after mark_step() at test_breaks.py:{line + 6}"
     )
-    assert kinds(first) == kinds(second) == ["step_cut"]
+    assert kinds(first) == kinds(second) == ["graph_break"]
     assert "end the step at the same place every time" in first.top.fix
 
 
@@ -151,7 +151,7 @@ def test_a_step_that_an_error_leaves_is_a_break_with_the_errors_name():
         run(fails=True)
 
     (cause,) = explained()[-1].causes
-    assert cause.kind == "step_cut"
+    assert cause.kind == "graph_break"
     assert "end of step, left by KeyError at" in cause.text
     assert "on_error" in cause.fix
 
@@ -164,7 +164,7 @@ def test_a_limit_of_pending_ops_is_named_with_the_loop_that_filled_the_graph():
             x = (x * 1.5).t()
 
     (cause,) = explained()[-1].causes
-    assert cause.kind == "step_cut"
+    assert cause.kind == "graph_break"
     assert "graph break: more than 110 pending ops at test_breaks.py:" in cause.text
     assert " recorded 2 ops 1" in cause.text
     assert "lazyrt.mark_step()" in cause.fix
@@ -219,7 +219,7 @@ def test_programs_without_a_line_or_a_name_in_common_are_no_break():
         part = rows[start : start + 10].sum()
         lazyrt.mark_step()
 
-    assert "step_cut" not in {kind for each in explained() for kind in kinds(each)}
+    assert "graph_break" not in {kind for each in explained() for kind in kinds(each)}
     assert isinstance(total, float)
     del part
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import lazyrt
 from tests.harness import DEVICE
-from tests.runtime.explain.told import compiles_of, ones
+from tests.runtime.explain.shared import compiles_of, ones
 
 pytestmark = [
     pytest.mark.lazy_only("is about compiled steps"),

@@ -10,7 +10,7 @@ from torch import nn
 import lazyrt
 from lazygraph.explain.why import differences
 from tests.harness import DEVICE
-from tests.runtime.explain.told import compiles_of, ones, the_cause
+from tests.runtime.explain.shared import compiles_of, ones, the_cause
 
 pytestmark = [
     pytest.mark.lazy_only("is about compiled steps"),

@@ -6,7 +6,7 @@ from torch import nn
 
 import lazyrt
 from tests.harness import DEVICE
-from tests.runtime.explain.told import latest, ones, the_cause
+from tests.runtime.explain.shared import latest, ones, the_cause
 
 pytestmark = [
     pytest.mark.lazy_only("is about compiled steps"),

@@ -60,16 +60,14 @@ def test_the_nearest_is_that_of_a_search_of_all(seed):
     found = search.nearest(new, [*others, new])
 
     alike = {other: search.closeness(new, other) for other in others}
-    least = search._ENOUGH * max(alike.values())
     scores = {
         other: (
             alike[other]
-            + search._lies_alike(new, other)
-            + search._named_alike(new, other),
+            + search._boundary_similarity(new, other)
+            + search._input_similarity(new, other),
             other.last_step,
         )
         for other in others
-        if alike[other] >= least
     }
     best = max(scores, key=scores.__getitem__)
     assert found == (best, alike[best])

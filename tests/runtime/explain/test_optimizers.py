@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import lazyrt
 from tests.harness import DEVICE
-from tests.runtime.explain.told import compiles_of, ones, the_cause
+from tests.runtime.explain.shared import compiles_of, latest, ones, the_cause
 
 pytestmark = [
     pytest.mark.lazy_only("is about compiled steps"),
@@ -78,6 +78,24 @@ def test_frozen_and_thawed_parameters_are_named_with_the_line_of_the_update(free
     )
     assert " at test_optimizers.py:" in cause.text
     assert "in graph." in cause.text
+
+
+def test_a_part_frozen_while_another_is_thawed_is_two_causes_that_explain_all():
+    """Both updates read as many gradients of one op: they are two by their names."""
+    loop = Loop()
+    for first in (False, True):
+        loop.net[0].requires_grad_(requires_grad=first)
+        loop.net[1].requires_grad_(requires_grad=not first)
+        loop.fit()
+
+    found = latest()
+    assert {cause.kind for cause in found.causes} == {"update"}, str(found)
+    texts = sorted(cause.text.partition(" at ")[0] for cause in found.causes)
+    assert texts == [
+        "parameters `self.net.0.weight`, `self.net.0.bias` are updated",
+        "parameters `self.net.1.weight`, `self.net.1.bias` are not updated",
+    ]
+    assert found.unexplained == 0, str(found)
 
 
 def test_an_average_of_weights_that_begins_later_is_an_update_and_no_call():

@@ -167,7 +167,7 @@ CAUSES = {
     "rounds_of_a_loop": ("loop_count", ""),
     "closure": ("closure", "value"),
     "mode": ("mode", ""),
-    "cut_moved": ("step_cut", ""),
+    "cut_moved": ("graph_break", ""),
 }
 
 

@@ -40,7 +40,7 @@ def test_a_list_that_keeps_a_value_is_named_with_the_line_and_the_closure_form()
         "end of this step and was not in graph.1"
     )
     assert "`lazyrt.add_step_closure(history.append, (t,))`" in cause.fix
-    assert cause.taken.added == 3
+    assert cause.edits.added == 3
 
 
 def test_the_fix_for_a_kept_value_compiles_nothing_after_the_first_step():
@@ -76,7 +76,7 @@ def test_a_value_that_is_not_kept_any_more_is_named_with_what_only_it_needs():
     assert cause.kind == "live_tensor_gone"
     assert cause.variable == "extra"
     assert "was alive at the end of graph.1 and is not now" in cause.text
-    assert cause.taken.removed == 3
+    assert cause.edits.removed == 3
 
 
 def test_a_value_that_a_closure_holds_names_the_function():

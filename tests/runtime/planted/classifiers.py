@@ -141,7 +141,7 @@ def gradients_are_clipped_after_warmup(change):
         optimizer.step()
 
 
-@planted("step_cut", names=("loss.item", ".item()"), graphs=2)
+@planted("graph_break", names=("loss.item", ".item()"), graphs=2)
 def stopping_reads_the_loss_too_early(change):
     net = nn.Sequential(nn.Linear(7, 5), nn.GELU(), nn.Linear(5, 1)).to(DEVICE)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)

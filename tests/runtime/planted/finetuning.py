@@ -94,7 +94,7 @@ def mark_step_is_left_out_once(change):
             lazyrt.mark_step()  # planted
 
 
-@planted("step_cut", names=("mark_step",), graphs=2)
+@planted("graph_break", names=("mark_step",), graphs=2)
 def mark_step_moves_before_the_update(change):
     params = {"w": torch.randn(4, 3).to(DEV), "b": torch.zeros(3).to(DEV)}
     for p in params.values():

@@ -42,7 +42,7 @@ def episode_lasts_longer(change):
         optimizer.step()
 
 
-@planted("fallback", "step_cut", names=("nonzero", "surprising"), graphs=2)
+@planted("fallback", "graph_break", names=("nonzero", "surprising"), graphs=2)
 def surprising_states_count_twice(change):
     critic = nn.Linear(4, 1).to("lazyrt")
     optimizer = torch.optim.SGD(critic.parameters(), lr=0.01)
