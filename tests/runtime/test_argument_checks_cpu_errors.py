@@ -2,6 +2,7 @@
 
 import itertools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -336,7 +337,7 @@ def test_deterministic_algorithms_refuse_nothing_that_the_cpu_takes(name, only_w
     assert still == only_warns
 
 
-ELEMENTWISE = {
+ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "hypotenuse": torch.hypot,
     "in place": lambda x, y: x.hypot_(y),
     "sum of exponentials": torch.logaddexp,

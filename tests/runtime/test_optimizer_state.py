@@ -1,6 +1,7 @@
 """State that an optimizer's first step creates is an input from the start: one program a loop."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -18,10 +19,10 @@ pytestmark = [
 
 FOREACH, SINGLE, FUSED = {"foreach": True}, {"foreach": False}, {"fused": True}
 CAPTURABLE = {"capturable": True}
-MOMENTUM = {"lr": 0.1, "momentum": 0.9}
+MOMENTUM: dict[str, Any] = {"lr": 0.1, "momentum": 0.9}
 CENTERED = {"momentum": 0.9, "centered": True}
 STARTED = {"initial_accumulator_value": 0.1}
-CASES = [
+CASES: list[tuple[Any, dict[str, Any], tuple[dict[str, Any], ...]]] = [
     (optim.SGD, {"lr": 0.1}, (FOREACH, SINGLE, FUSED)),
     (optim.SGD, MOMENTUM, (FOREACH, SINGLE, FUSED)),
     (optim.SGD, MOMENTUM | {"nesterov": True, "weight_decay": 0.1}, (FOREACH, FUSED)),
@@ -40,7 +41,9 @@ CASES = [
     (optim.Muon, {}, ({},)),
 ]
 TABLE = [
-    pytest.param(kind, options | mode, id="-".join([kind.__name__, *options, *mode]))
+    pytest.param(
+        kind, {**options, **mode}, id="-".join([kind.__name__, *options, *mode])
+    )
     for kind, options, modes in CASES
     for mode in modes
 ]
@@ -256,7 +259,10 @@ def test_an_optimizers_state_holds_what_it_would_create_itself():
 
 def test_groups_differ_in_what_they_create():
     first, second = weights()
-    groups = [{"params": [first]}, {"params": [second], "dampening": 0.5}]
+    groups: list[dict[str, Any]] = [
+        {"params": [first]},
+        {"params": [second], "dampening": 0.5},
+    ]
     on_cpu = weights("cpu")
     expected = optim.SGD([groups[0] | {"params": [on_cpu[0]]},
                           groups[1] | {"params": [on_cpu[1]]}], **MOMENTUM)  # fmt: skip
@@ -319,11 +325,12 @@ def test_the_other_modes_give_the_same_results(mode):
 def test_the_state_of_the_first_step_gives_its_memory_to_the_results():
     parameters = weights()
     optimizer = optim.Adam(parameters)
-    found = []
-    with lazyrt.subscribe(lambda e: found.append(e.donated), events.ExecuteStarted):
+    seen: list[Any] = []
+    with lazyrt.subscribe(seen.append, events.ExecuteStarted):
         for _ in range(2):
             optimizer.zero_grad()
             backward(parameters)
             optimizer.step()
 
+    found = [event.donated for event in seen]
     assert found[0] == found[1] >= 6

@@ -220,11 +220,10 @@ _LONGEST = {
 }  # fmt: skip
 
 
-def _randperm(
-    n: int, *_: object, dtype: torch.dtype | None = None, **__: object
-) -> None:
-    """Leave to the CPU what it refuses."""
-    if n > _LONGEST.get(dtype or torch.int64, -1):
+def _randperm(n: int, *_: object, dtype: object = None, **__: object) -> None:
+    """Leave to the CPU what it refuses; the schema's default dtype is a number for int64."""
+    given = dtype if isinstance(dtype, torch.dtype) else torch.int64
+    if n > _LONGEST.get(given, -1):
         raise NotImplementedError(f"the CPU permutes fewer than {n} numbers of {dtype}")
 
 

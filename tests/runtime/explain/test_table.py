@@ -386,8 +386,7 @@ def test_of_an_incomplete_last_batch_the_input_is_the_only_cause():
 
 def test_the_step_after_the_first_is_no_other_program_though_another_line_ends_it():
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).to(DEVICE)
-    options = {"lr": 0.1, "momentum": 0.9, "dampening": 0.1}
-    optimizer = torch.optim.SGD(model.parameters(), **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.1)
     x = torch.ones(2, 4).to(DEVICE)
 
     def train():
