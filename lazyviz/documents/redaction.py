@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lazyviz.render.html import markup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from lazyrt.observe import events
     from lazyrt.tools import Status
@@ -166,6 +166,19 @@ def _mask_value(found: re.Match[str]) -> str:
     if re.fullmatch(r"[A-Za-z_][A-Za-z_.]*(\[.*)?", value):
         return found[0]
     return name + _MASK
+
+
+def unquoted(page: str, quotes: Iterable[str]) -> str:
+    """Return a page in which quoted expressions are an ellipsis; names stay.
+
+    Example:
+        >>> unquoted("`ones(n)` and `n` at line 2", ["ones(n)", "n"])
+        '`…` and `n` at line 2'
+    """
+    expressions = {markup(quote) for quote in quotes if not name_only(quote)}
+    for expression in sorted(expressions, key=len, reverse=True):
+        page = page.replace(expression, "…")
+    return page
 
 
 def shortened(page: str, home: Path | None = None) -> str:

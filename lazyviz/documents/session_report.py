@@ -82,6 +82,11 @@ def page_of(facts: Facts) -> str:
         generator=GENERATOR,
         is_locked=True,
     )
+    if not facts.source:
+        found = (graph.explanation for graph in facts.graphs)
+        page = redaction.unquoted(
+            page, [q for each in found if each for q in each.quotes]
+        )
     return redaction.shortened(page)
 
 

@@ -31,7 +31,7 @@ from lazyviz.timing.ledger import Quiet
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lazyrt.observe.events import Event, Site, Subscription
+    from lazyrt.observe.events import Event, SourceLocation, Subscription
     from lazyviz.shell.progress import Progress
     from lazyviz.timing.tally import Tally
 
@@ -76,7 +76,7 @@ class Pulse:
     def __init__(
         self, quiet: Callable[[Quiet], None], beat: Callable[[], None] = _rest
     ) -> None:
-        self.lines: Counter[Site] = Counter()
+        self.lines: Counter[SourceLocation] = Counter()
         self._quiet = quiet
         self._beat = beat
         self._subscription: Subscription | None = None
@@ -156,7 +156,7 @@ class Pulse:
         if not self._wake.is_set():
             self._start()
 
-    def _tell(self, start_ns: int, end_ns: int, site: Site | None) -> None:
+    def _tell(self, start_ns: int, end_ns: int, site: SourceLocation | None) -> None:
         if end_ns - start_ns > QUIET_NS:
             self._quiet(Quiet(start_ns, end_ns, site))
 

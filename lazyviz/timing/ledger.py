@@ -9,7 +9,7 @@ from lazyviz.draw.palette import PHASES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lazyrt.observe.events import Site
+    from lazyrt.observe.events import SourceLocation
 
 
 _MAX_OPEN_INTERVALS = 64
@@ -68,7 +68,7 @@ class Quiet(NamedTuple):
 
     start_ns: int
     end_ns: int
-    site: Site | None
+    site: SourceLocation | None
 
 
 class Ledger:

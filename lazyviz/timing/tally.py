@@ -469,7 +469,7 @@ class Tally:
         self._claim("python", event.start_ns, event.end_ns, str(event.site or ""))
 
     def _spend(
-        self, phase: str, duration_ns: int, site: events.Site | None = None
+        self, phase: str, duration_ns: int, site: events.SourceLocation | None = None
     ) -> int | None:
         """Count time up to now; return now, or None on a thread that is not the cell's."""
         if self._thread != self.thread:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from lazygraph.source_location import Site
+    from lazygraph.source_location import SourceLocation
 
 
 class LazyRuntimeError(RuntimeError):
@@ -63,7 +63,7 @@ class StepSyncError(LazyRuntimeError):
         *,
         operation: str = "",
         tensor: str = "",
-        site: Site | None = None,
+        site: SourceLocation | None = None,
         fix: str = "",
     ) -> None:
         super().__init__(message)

@@ -8,7 +8,7 @@ import torch
 
 from lazyrt import Graph
 from lazyrt.ir.node import BackwardOf, Leaf, Node, Op, Provenance, Value
-from lazyrt.observe.events import Site
+from lazyrt.observe.events import SourceLocation
 
 
 def data(position: int, *shape: int) -> Leaf:
@@ -41,7 +41,7 @@ class Builder:
     ) -> Value:
         """Record one op and return its first result."""
         self.count += 1
-        site = Site("<cell>", line, "<module>", 3)
+        site = SourceLocation("<cell>", line, "<module>", 3)
         origin = BackwardOf("AddBackward0", 1) if backward else None
         node = Node(self.count, self.op(name), args, Provenance(site, module, origin))
         node.outputs = tuple(

@@ -82,7 +82,7 @@ def test_a_read_now_and_then_is_none():
 
 
 def test_an_op_without_a_lowering_is_named_with_its_line():
-    site = events.Site(file="train.py", line=9, function="loss")
+    site = events.SourceLocation(file="train.py", line=9, function="loss")
     for _ in range(2):
         metrics(events.FallbackUsed(op="aten.median.default", reason="r", site=site))
     (finding,) = found().values()

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from lazyrt.observe import events
-from lazyrt.observe.events import Site
+from lazyrt.observe.events import SourceLocation
 from lazyviz.timing.history import Timeline
 from tests.lazyviz import fakes
 
-SITE = Site("c", 7, "<lambda>", 3)
-LIBRARY = Site("pipeline.py", 41, "call")
+SITE = SourceLocation("c", 7, "<lambda>", 3)
+LIBRARY = SourceLocation("pipeline.py", 41, "call")
 
 
 def kinds(timeline):

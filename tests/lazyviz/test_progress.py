@@ -11,7 +11,7 @@ import torch
 import lazyrt
 from lazyrt.execution import op_by_op
 from lazyrt.observe import events
-from lazyrt.observe.events import Site
+from lazyrt.observe.events import SourceLocation
 from lazyviz.shell.progress import Progress
 from lazyviz.timing.compile_time import Expectations, from_size
 from tests.lazyviz import fakes
@@ -205,7 +205,7 @@ def test_an_execution_is_expected_to_take_what_it_took(shell):
 
 def test_the_line_of_the_barrier_is_named_and_a_line_stays(notebook):
     progress = Progress(notebook)
-    site = Site("c", 4, "<module>", 2)
+    site = SourceLocation("c", 4, "<module>", 2)
     progress.barrier(
         events.BarrierStarted(step=1, cause="optimizer.step()", site=site, time_ns=0)
     )

@@ -17,7 +17,7 @@ from lazygraph.graph import PARAMETER, GraphBuilder, Origin
 from lazygraph.snapshot import Name
 from lazyrt.control.live_tensors import Growth, LiveReport, LiveRow, Waiting
 from lazyrt.execution.preview import Look, Summary
-from lazyrt.observe.events import Site
+from lazyrt.observe.events import SourceLocation
 from lazyviz.doc import Table
 from lazyviz.documents import tour
 from lazyviz.draw import layout as dot
@@ -178,7 +178,7 @@ def shown_tensor(payload):
 
 
 def live_report(payload):
-    site = Site(payload, 3, payload)
+    site = SourceLocation(payload, 3, payload)
     row = LiveRow(
         id=1, names=(payload,), shape=(2,), dtype=torch.float32, device="lazyrt:0",
         nbytes=8, is_pending=True, op=payload, ir_nodes=3, age=0, site=site,

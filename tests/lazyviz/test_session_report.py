@@ -215,6 +215,25 @@ def test_an_exception_is_told_with_the_users_lines_and_without_source_by_its_cla
     assert "stopped by RuntimeError" in bare
 
 
+def test_without_source_no_explanation_quotes_it(lab):
+    lab.run_cell(
+        "for size in (4, 5):\n    torch.ones(size, device='lazyrt').sum().item()",
+        store_history=True,
+    )
+    said = Outline(report(lab)).text
+
+    bare = Outline(report(lab, "bare.html --no-source")).text
+
+    explanation = lazyrt.explain()
+    assert explanation is not None
+    assert "torch.ones(size, device='lazyrt')" in explanation.quotes
+    assert said.count("torch.ones(size") > 2
+    assert "torch.ones" not in bare
+    assert re.search(
+        r"shape changed: … at cell \d line 2 is f32\[5\], was f32\[4\]", bare
+    )
+
+
 def test_secrets_in_what_was_looked_at_or_read_are_masked_too(lab, tmp_path):
     token = "hf_abcdefghijklmnopqrstu"  # noqa: S105 - made up
     cells = (

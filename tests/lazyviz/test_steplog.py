@@ -1,4 +1,4 @@
-from lazyrt.observe.events import Site
+from lazyrt.observe.events import SourceLocation
 from lazyviz.timing.history import StepLog, StepRow
 from tests.lazyviz import fakes
 
@@ -9,7 +9,7 @@ def test_the_events_of_a_step_become_one_row():
     log.add(fakes.captured(step=4), 3)
     log.add(fakes.compiled(duration_ns=5_000, reason="a new shape"), 3)
     log.add(fakes.started(step=4), 3)
-    log.add(fakes.barrier(step=4, site=Site("c", 7, "f", 3), nodes=12), 3)
+    log.add(fakes.barrier(step=4, site=SourceLocation("c", 7, "f", 3), nodes=12), 3)
     log.add(fakes.finished(step=4, duration_ns=9), 3)
 
     assert log.rows == (

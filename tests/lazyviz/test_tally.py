@@ -4,7 +4,7 @@ import time
 import pytest
 
 from lazyrt.observe import events
-from lazyrt.observe.events import Site
+from lazyrt.observe.events import SourceLocation
 from lazyviz.render.notes import Barrier, Fallback
 from lazyviz.timing.ledger import BusyTime, Ledger
 from lazyviz.timing.tally import Tally
@@ -60,7 +60,7 @@ def test_an_execution_that_has_not_ended_is_running():
 
 def test_equal_barriers_are_one_entry_however_many():
     tally = Tally()
-    site = Site("cell", 7, "<module>", 3)
+    site = SourceLocation("cell", 7, "<module>", 3)
     for _ in range(10_000):
         tally.add(fakes.barrier(site=site, nodes=4))
     tally.add(fakes.barrier(cause="mark_step()", nodes=2))

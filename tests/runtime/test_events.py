@@ -15,7 +15,7 @@ from lazyrt.observe.events import (
     CompileFinished,
     Event,
     OpRecorded,
-    Site,
+    SourceLocation,
     subscribe,
 )
 from lazyrt.observe.metrics import Metrics
@@ -164,8 +164,8 @@ def test_events_are_frozen_keyword_only_and_hold_no_tensors(kind):
 
 
 def test_sites_are_written_for_people():
-    assert str(Site("/home/me/train.py", 41, "main")) == "train.py:41"
-    assert str(Site("<cell>", 2, "<module>", cell=3)) == "cell 3 line 2"
+    assert str(SourceLocation("/home/me/train.py", 41, "main")) == "train.py:41"
+    assert str(SourceLocation("<cell>", 2, "<module>", cell=3)) == "cell 3 line 2"
 
 
 @pytest.mark.lazy_only("is about events of steps")

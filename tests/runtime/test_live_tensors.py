@@ -21,7 +21,7 @@ from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.provenance import set_cell_namer
 from lazyrt.ir.costs import ancestor_counts
 from lazyrt.observe import events
-from lazyrt.observe.events import Site
+from lazyrt.observe.events import SourceLocation
 from tests.graphs import Program
 from tests.harness import DEVICE, recorded
 
@@ -378,7 +378,7 @@ def test_the_line_that_keeps_is_found_in_the_source(tmp_path, source, path, line
     file = tmp_path / "program.py"
     file.write_text(source, encoding="utf-8")
 
-    found = line_of_keeping(path, Site(str(file), 1, "f", 3))
+    found = line_of_keeping(path, SourceLocation(str(file), 1, "f", 3))
 
     assert (found.line if found is not None else None) == line
     assert found is None or str(found) == f"cell 3 line {line}"

@@ -14,7 +14,7 @@ from lazyrt.observe.metrics import NAMES, Counters, Metrics
 from lazyrt.observe.report import Sample, Series, summarise
 from tests.harness import DEVICE, cold_start
 
-SITE = events.Site(file="/home/me/train.py", line=7, function="train")
+SITE = events.SourceLocation(file="/home/me/train.py", line=7, function="train")
 
 
 def test_counters_start_at_zero_and_are_a_frozen_mapping():

@@ -109,6 +109,7 @@ class Explanation(Readable):
         compile_ns: What the compile cost; 0 while it is under way or when read from disk.
         ended_at, against_ended_at: Lines of the boundaries at which both graphs ended.
         block: What the graph repeats several times over; None if nothing.
+        quotes: What the causes quote of the user's source, names included.
     """
 
     step: int
@@ -121,6 +122,7 @@ class Explanation(Readable):
     ended_at: SourceLocation | None = None
     against_ended_at: SourceLocation | None = None
     block: Rounds | None = None
+    quotes: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:

@@ -92,6 +92,36 @@ class Source(Protocol):
         """Return the expression in which a number varied, and the number's name there."""
 
 
+class QuotedSource:
+    """A source that notes what of it was asked for, and so may stand in a sentence."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.quotes: set[str] = set()
+
+    def argument(self, site: SourceLocation | None, op: str, position: int) -> str:
+        """Return the expression of an argument; see `Source`."""
+        return self._noted(self._source.argument(site, op, position))
+
+    def call(self, site: SourceLocation | None, op: str) -> str:
+        """Return the call that recorded an op; see `Source`."""
+        return self._noted(self._source.call(site, op))
+
+    def takes_tensor(self, op: str, position: int) -> bool:
+        """Return whether some overload of an op takes a tensor for an argument."""
+        return self._source.takes_tensor(op, position)
+
+    def expression(self, site: SourceLocation | None, op: str) -> tuple[str, str]:
+        """Return the expression in which a number varied, and the number's name there."""
+        text, name = self._source.expression(site, op)
+        return self._noted(text), self._noted(name)
+
+    def _noted(self, text: str) -> str:
+        if text:
+            self.quotes.add(text)
+        return text
+
+
 class NoSource:
     """The source of programs that have none."""
 

@@ -20,7 +20,7 @@ from lazygraph.explain.growth import with_growth, with_lengths
 from lazygraph.explain.keys import of_key
 from lazygraph.explain.model import Cause, EditCounts, Explanation
 from lazygraph.explain.nearest import nearest
-from lazygraph.explain.record import NO_SOURCE
+from lazygraph.explain.record import NO_SOURCE, QuotedSource
 from lazygraph.explain.sentences import at, fields_of
 from lazygraph.numbers import plural
 from lazygraph.repeat import Rounds, repeated_block, rounds_in
@@ -63,11 +63,15 @@ def explain(
     if other.fingerprint == record.fingerprint:
         found = tuple(of_key(other, record))
         return _explanation(record, found or (_new_program(record),), other, 1.0)
-    c = Comparison(other, record, history, runs, source)
+    quoted = QuotedSource(source)
+    c = Comparison(other, record, history, runs, quoted)
     said, unexplained = _causes(c)
     earlier = {each.name: each.explanation for each in history}
     said = with_growth(said, other.name, earlier.get)
-    return _explanation(record, said, other, similarity, unexplained)
+    explanation = _explanation(record, said, other, similarity, unexplained)
+    sentences = [part for cause in said for part in (cause.text, cause.fix)]
+    quotes = sorted(q for q in quoted.quotes if any(q in part for part in sentences))
+    return dataclasses.replace(explanation, quotes=tuple(quotes))
 
 
 def differences(before: Record, now: Record) -> tuple[tuple[Cause, ...], int]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lazyrt.observe.events import Site
+    from lazyrt.observe.events import SourceLocation
 
 _PUTS = frozenset(
     ("append", "appendleft", "extend", "insert", "add", "update", "setdefault")
@@ -19,7 +19,7 @@ _PUTS = frozenset(
 _MAX_LINES = 20_000
 
 
-def line_of_keeping(path: str, site: Site | None) -> Site | None:
+def line_of_keeping(path: str, site: SourceLocation | None) -> SourceLocation | None:
     """Return the line that puts things into the collection that a path ends in.
 
     Args:

@@ -30,7 +30,7 @@ from lazyrt.observe import events
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from lazyrt.observe.events import Site
+    from lazyrt.observe.events import SourceLocation
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Closure:
     function: Callable[..., Any]
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
-    site: Site | None
+    site: SourceLocation | None
     asynchronous: bool
     due_ns: int = field(default=0)
 

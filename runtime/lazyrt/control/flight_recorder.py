@@ -42,7 +42,12 @@ if TYPE_CHECKING:
     from typing import BinaryIO, Self
 
     from lazyrt.execution.graph_registry import CompiledGraph
-    from lazyrt.observe.events import BarrierFinished, BarrierStarted, Event, Site
+    from lazyrt.observe.events import (
+        BarrierFinished,
+        BarrierStarted,
+        Event,
+        SourceLocation,
+    )
 
 
 # --------------------------------------------------------- the line that a thread is on
@@ -74,7 +79,7 @@ class ThreadLocation:
         if self._file is not None:
             self._file.close()
 
-    def of(self, thread: int) -> tuple[Site, ...]:
+    def of(self, thread: int) -> tuple[SourceLocation, ...]:
         """Return the user's lines that a thread is in, the innermost first; none if not known.
 
         Args:
@@ -94,10 +99,10 @@ class ThreadLocation:
         return lines_of(written.decode("utf-8", "replace"), thread)
 
 
-def lines_of(dump: str, thread: int) -> tuple[Site, ...]:
+def lines_of(dump: str, thread: int) -> tuple[SourceLocation, ...]:
     """Return the user's lines of one thread in what the fault handler wrote, innermost first."""
     mark = f"hread 0x{thread:016x} "
-    found: list[Site] = []
+    found: list[SourceLocation] = []
     inside = False
     for line in dump.splitlines():
         frame = _FRAME.fullmatch(line)
@@ -145,7 +150,7 @@ class Recording(Closing):
         self._written = 0
         self._graph_bytes = 0
         self._number = 0
-        self._places: dict[tuple[Site, ...], int] = {}
+        self._places: dict[tuple[SourceLocation, ...], int] = {}
         self._graphs: set[str] = set()
         self._thread = threading.get_ident()
         self._failure: list[Any] | None = None
@@ -254,7 +259,7 @@ class Recording(Closing):
             ops=barrier.nodes, roots=barrier.roots,
         )  # fmt: skip
 
-    def _place(self, lines: tuple[Site, ...]) -> int:
+    def _place(self, lines: tuple[SourceLocation, ...]) -> int:
         """Return the number of a place; a new one is written first."""
         number = self._places.get(lines)
         if number is None:
@@ -503,7 +508,7 @@ def _name(name: Any) -> str:
     return "" if name is None else str(name.text)
 
 
-def _alone(site: Site | None) -> tuple[Site, ...]:
+def _alone(site: SourceLocation | None) -> tuple[SourceLocation, ...]:
     return () if site is None else (site,)
 
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from lazygraph.snapshot import Name
     from lazyrt.execution.io_aliasing import Holding
     from lazyrt.ir.node import Node, Value
-    from lazyrt.observe.events import Site
+    from lazyrt.observe.events import SourceLocation
 
 
 # -------------------------------------------- rows: plain data, no tensor and no buffer
@@ -87,11 +87,11 @@ class LiveRow:
     op: str
     ir_nodes: int
     age: int
-    site: Site | None
-    frames: tuple[Site, ...]
+    site: SourceLocation | None
+    frames: tuple[SourceLocation, ...]
     holders: tuple[Name, ...]
     growth: int = 0
-    kept: tuple[Site | None, ...] = ()
+    kept: tuple[SourceLocation | None, ...] = ()
     same_memory_as: str = ""
     _value: Value | None = field(default=None, repr=False, compare=False)
 
@@ -106,7 +106,7 @@ class LiveRow:
         return self.names[0] if self.names else ""
 
     @property
-    def places(self) -> list[tuple[Name, Site | None]]:
+    def places(self) -> list[tuple[Name, SourceLocation | None]]:
         """Each holder with the line that keeps it there, as far as that is known."""
         return list(itertools.zip_longest(self.holders, self.kept))
 
@@ -158,7 +158,7 @@ class Growth:
     last: int
     count: int
     nbytes: int
-    site: Site | None
+    site: SourceLocation | None
 
     def __str__(self) -> str:
         """Return one sentence."""
@@ -198,7 +198,7 @@ class Waiting:
         )
 
 
-def holder_text(holder: Name, kept: Site | None = None) -> str:
+def holder_text(holder: Name, kept: SourceLocation | None = None) -> str:
     """Return a place in words: what leads there, and of which kind it is.
 
     Args:
@@ -207,10 +207,10 @@ def holder_text(holder: Name, kept: Site | None = None) -> str:
 
     Example:
         >>> from lazygraph.snapshot import Name
-        >>> from lazyrt.observe.events import Site
+        >>> from lazyrt.observe.events import SourceLocation
         >>> holder_text(Name("x")), holder_text(Name("history[3]", "list"))
         ('x', 'history[3] (list)')
-        >>> holder_text(Name("seen[0]", "list"), Site("a.py", 7, "f", cell=3))
+        >>> holder_text(Name("seen[0]", "list"), SourceLocation("a.py", 7, "f", cell=3))
         'seen[0] (list in cell 3)'
     """
     if holder.holder == "variable" or holder.text.startswith("Out["):
@@ -517,9 +517,9 @@ def _growth_of(place: str, members: Sequence[LiveRow], per_step: int) -> Growth:
 
 def with_keepers(rows: Sequence[LiveRow]) -> list[LiveRow]:
     """Return the rows with the lines that put them into the collections that hold them."""
-    known: dict[tuple[str, Site], Site | None] = {}
+    known: dict[tuple[str, SourceLocation], SourceLocation | None] = {}
 
-    def line(holder: Name, site: Site) -> Site | None:
+    def line(holder: Name, site: SourceLocation) -> SourceLocation | None:
         path = _collection_of(holder)
         key = path, site
         if path and key not in known:
@@ -633,7 +633,7 @@ class LiveTensor(Readable):
     nbytes: int
     pending: bool
     op: str
-    site: Site | None
+    site: SourceLocation | None
 
     @property
     def is_root(self) -> bool:
@@ -757,7 +757,7 @@ def _row(buffer: Buffer, value: Value | None, nodes: int, held: Held) -> LiveRow
     own_shape, dtype, _ = buffer.type
     shape = own_shape if held.shape is None else held.shape
     provenance = value.node.provenance if value is not None and value.node else None
-    made_at: Site | None = getattr(buffer, "made_at", None)
+    made_at: SourceLocation | None = getattr(buffer, "made_at", None)
     return LiveRow(
         id=_number(buffer),
         names=tuple(each.text for each in held.places if _is_name(each)),

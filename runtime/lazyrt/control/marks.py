@@ -24,7 +24,7 @@ from lazyrt.observe import events
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lazyrt.observe.events import Site
+    from lazyrt.observe.events import SourceLocation
 
 
 # ------------------------------------------------------------------------------- scopes
@@ -59,7 +59,7 @@ def scope(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def torn(cause: str, site: Site | None) -> Iterator[None]:
+def torn(cause: str, site: SourceLocation | None) -> Iterator[None]:
     """Refuse a barrier inside open scopes, or split them around it.
 
     Raises:
@@ -79,7 +79,7 @@ def torn(cause: str, site: Site | None) -> Iterator[None]:
 
 
 def _error(
-    opened: tuple[ActiveScope, ...], cause: str, site: Site | None
+    opened: tuple[ActiveScope, ...], cause: str, site: SourceLocation | None
 ) -> ScopeError:
     inner = opened[-1]
     line = f"line {site.line}" if site is not None else "the call"
@@ -129,7 +129,9 @@ def mark_step() -> None:
     mark("mark_step()", user_site(2), caller=library_caller(2))
 
 
-def mark(cause: str, site: Site | None, *, caller: Site | None = None) -> None:
+def mark(
+    cause: str, site: SourceLocation | None, *, caller: SourceLocation | None = None
+) -> None:
     """End the work outside of steps in a barrier; inside a step, cut it.
 
     What a finaliser asks for in the middle of an op is left to the next barrier.
@@ -147,7 +149,7 @@ def mark(cause: str, site: Site | None, *, caller: Site | None = None) -> None:
         closures.run_queued()
 
 
-def mark_quietly(cause: str, site: Site | None) -> None:
+def mark_quietly(cause: str, site: SourceLocation | None) -> None:
     """Do what `mark` does, for a barrier that nobody wrote down: it never tears a scope."""
     if finalisers.interrupts_an_op():
         return

@@ -34,7 +34,7 @@ from lazyrt.observe import events
 
 if TYPE_CHECKING:
     from lazyrt.ir.node import Value
-    from lazyrt.observe.events import Site
+    from lazyrt.observe.events import SourceLocation
 
 
 # ----------------------------------------------------------------- dropping pending ops
@@ -203,7 +203,7 @@ class Undo:
     """
 
     def __init__(
-        self, policy: Literal["discard", "rollback"], site: Site | None
+        self, policy: Literal["discard", "rollback"], site: SourceLocation | None
     ) -> None:
         self._states: list[tuple[torch.optim.Optimizer, dict[Any, Any]]] = []
         self._updates = _updates.copy()
@@ -230,7 +230,9 @@ class Undo:
         if self._snapshot is not None:
             self._snapshot.release()
 
-    def apply(self, step: str, error: BaseException, site: Site | None) -> Outcome:
+    def apply(
+        self, step: str, error: BaseException, site: SourceLocation | None
+    ) -> Outcome:
         """Take the step's work back; the exception gets a note about it."""
         global _discarded
         outcome: Outcome = "rolled back" if self._snapshot is not None else "discarded"

@@ -18,7 +18,7 @@ from lazyrt.ir.node import nbytes_of
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
-    from lazyrt.observe.events import BarrierFinished, Site
+    from lazyrt.observe.events import BarrierFinished, SourceLocation
 
 _last_barrier: BarrierFinished | None = None
 
@@ -46,7 +46,7 @@ class Status(Readable):
     scopes: tuple[str, ...]
     pending_ops: int
     pending_bytes: int
-    pending_from: Site | None
+    pending_from: SourceLocation | None
     live_tensors: int
     live_bytes: int
     queued_closures: int

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from lazyrt.observe.events import Site
+    from lazyrt.observe.events import SourceLocation
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -225,7 +225,7 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`, `@s
             self._entered[-1],
         )
 
-    def _finish(self, opened: ActiveStep, site: Site | None) -> None:
+    def _finish(self, opened: ActiveStep, site: SourceLocation | None) -> None:
         if opened.undo is not None:
             opened.undo.forget()
         closures.raise_failure()
@@ -235,7 +235,7 @@ class step:  # noqa: N801 - used like a function: `with step():`, `@step()`, `@s
         closures.run(opened.closures)
 
     def _recover(
-        self, opened: ActiveStep, error: BaseException, site: Site | None
+        self, opened: ActiveStep, error: BaseException, site: SourceLocation | None
     ) -> Outcome:
         closures.note_dropped(error, opened.closures)
         try:

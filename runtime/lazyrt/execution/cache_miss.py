@@ -28,7 +28,7 @@ from lazyrt.execution.graph_registry import CompiledGraph, Run, StepKey, graph_r
 from lazyrt.ir.fingerprint import snapshot_of
 from lazyrt.ir.live import FromCpu, RanAlone, pending
 from lazyrt.ir.varying import expression_at
-from lazyrt.observe.events import Site
+from lazyrt.observe.events import SourceLocation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -50,11 +50,11 @@ _MAX_TEXT = 40
 class UserSource:
     """What the source of the user's program says of arguments and numbers."""
 
-    def argument(self, site: Site | None, op: str, position: int) -> str:
+    def argument(self, site: SourceLocation | None, op: str, position: int) -> str:
         """Return the expression of an argument, or the name of the argument in torch."""
         return argument_name(site, op, position)
 
-    def call(self, site: Site | None, op: str) -> str:
+    def call(self, site: SourceLocation | None, op: str) -> str:
         """Return the call that recorded an op, as it is written; empty where that is unclear."""
         calls = [] if site is None else list(_calls(site))
         mine = [call for call in calls if _callee(call) in _spellings(op)]
@@ -65,14 +65,14 @@ class UserSource:
         """Return whether some overload of an op takes a tensor for an argument."""
         return takes_tensor(op, position)
 
-    def expression(self, site: Site | None, op: str) -> tuple[str, str]:
+    def expression(self, site: SourceLocation | None, op: str) -> tuple[str, str]:
         """Return the expression in which a number varied, and the number's name there."""
         found = expression_at(site, op)
         return (found.text, found.number) if found is not None else ("", "")
 
 
 def argument_name(
-    site: Site | None, op: str, position: int, item: int | None = None
+    site: SourceLocation | None, op: str, position: int, item: int | None = None
 ) -> str:
     """Return the expression of an argument, such as `self.eps`; empty where it is unknown.
 
@@ -138,7 +138,7 @@ def _spellings(op: str) -> set[str]:
     return {name, bare, f"{bare}_", bare.removeprefix("native_")}
 
 
-def _calls(site: Site) -> Iterator[ast.Call]:
+def _calls(site: SourceLocation) -> Iterator[ast.Call]:
     """Yield the calls whose text covers a line."""
     lines = linecache.getlines(site.file)
     if not 0 < site.line <= len(lines) <= _MAX_LINES:
@@ -199,10 +199,10 @@ _log = logging.getLogger(__name__)
 _MAX_FALLBACKS = 100
 
 # What asked for a barrier, and where.
-Boundary = tuple[str, Site | None]
+Boundary = tuple[str, SourceLocation | None]
 
 _began_after: Boundary = ("", None)
-_fallbacks: deque[tuple[str, Site | None]] = deque(maxlen=_MAX_FALLBACKS)
+_fallbacks: deque[tuple[str, SourceLocation | None]] = deque(maxlen=_MAX_FALLBACKS)
 _modules: frozenset[str] = frozenset()
 _namer: Callable[[], dict[int, Name]] = dict
 _mode: Callable[[], str] = lambda: "lazy"  # noqa: E731 - replaced by `set_mode`
@@ -227,7 +227,7 @@ def set_cell(cell: Callable[[], int | None]) -> None:
     _cell = cell
 
 
-def note_barrier(cause: str, site: Site | None) -> None:
+def note_barrier(cause: str, site: SourceLocation | None) -> None:
     """Remember where the step that is over ended."""
     global _began_after
     _began_after = (cause, site)

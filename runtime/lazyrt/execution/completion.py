@@ -23,7 +23,7 @@ from lazyrt.observe import events
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lazyrt.observe.events import Purpose, Site
+    from lazyrt.observe.events import Purpose, SourceLocation
 
 _POLL_S = 0.5
 _SHORT_POLL_S = 0.001
@@ -37,7 +37,7 @@ class _Execution:
     purpose: Purpose
     step: int
     started_ns: int
-    site: Site | None
+    site: SourceLocation | None
 
 
 _running: deque[_Execution] = deque()
@@ -53,7 +53,7 @@ def watch(
     purpose: Purpose,
     step: int,
     started_ns: int,
-    site: Site | None = None,
+    site: SourceLocation | None = None,
 ) -> None:
     """Follow an execution that was just dispatched."""
     with _changed:

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from lazyrt.ir.active import ActiveStep
     from lazyrt.ir.live import RanAlone
     from lazyrt.ir.node import Node
-    from lazyrt.observe.events import OpCounts, Site
+    from lazyrt.observe.events import OpCounts, SourceLocation
 
 
 # ----------------------------------------------- functions that run before each barrier
@@ -111,7 +111,7 @@ def hooks_are_running() -> bool:
     return _running
 
 
-def run_hooks(cause: str, site: Site | None) -> None:
+def run_hooks(cause: str, site: SourceLocation | None) -> None:
     """Call the registered functions, unless one of them asked for this very barrier."""
     global _running
     if not _hooks or _running:
@@ -180,9 +180,9 @@ _plans: dict[Any, Plan] = {}
 
 def barrier(
     cause: str,
-    site: Site | None = None,
+    site: SourceLocation | None = None,
     tensor: str = "",
-    caller: Site | None = None,
+    caller: SourceLocation | None = None,
     ended: ActiveStep | None = None,
 ) -> bool:
     """Run everything that is pending; return whether there was anything to run.

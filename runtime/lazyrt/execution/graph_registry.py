@@ -21,7 +21,7 @@ from lazygraph.snapshot import Name, Snapshot, Vertex, labels
 from lazyrt.config import config
 from lazyrt.execution.graph import Graph
 from lazyrt.observe import events
-from lazyrt.observe.events import Site
+from lazyrt.observe.events import SourceLocation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -67,9 +67,9 @@ class StepKey:
     device: str = ""
     sharding: str = "one device"
     mode: str = "lazy"
-    ended_by: tuple[str, Site | None] = ("", None)
-    began_after: tuple[str, Site | None] = ("", None)
-    fallbacks: tuple[tuple[str, Site | None], ...] = ()
+    ended_by: tuple[str, SourceLocation | None] = ("", None)
+    began_after: tuple[str, SourceLocation | None] = ("", None)
+    fallbacks: tuple[tuple[str, SourceLocation | None], ...] = ()
     rules: tuple[tuple[str, int], ...] = ()
     cell: int | None = None
 
@@ -107,8 +107,10 @@ class CompiledGraph(Readable):
     from_disk: bool = False
     explanation: Explanation | None = None
     snapshot: Snapshot | None = field(default=None, repr=False)
-    results: tuple[tuple[str, Site | None, str], ...] = field(default=(), repr=False)
-    lines: tuple[Site | None, Site | None] = (None, None)
+    results: tuple[tuple[str, SourceLocation | None, str], ...] = field(
+        default=(), repr=False
+    )
+    lines: tuple[SourceLocation | None, SourceLocation | None] = (None, None)
     ran_by: set[str] = field(default_factory=set, repr=False)
     canonical: Canonical | None = field(default=None, repr=False)
     labels: Counter[Any] | None = field(default=None, repr=False)
@@ -347,7 +349,9 @@ class GraphRegistry:
                 self._held_nodes -= record.nodes
 
 
-def _first_and_last(graph: Canonical) -> tuple[Site | None, Site | None]:
+def _first_and_last(
+    graph: Canonical,
+) -> tuple[SourceLocation | None, SourceLocation | None]:
     """Return the lines of the ops recorded first and last."""
     known = [(node.id, site) for node in graph.nodes if (site := node.provenance.site)]
     if not known:
@@ -427,7 +431,7 @@ def encode_record(record: CompiledGraph) -> bytes:
     snapshot = record.snapshot
     if snapshot is None:
         raise ValueError(f"{record.name} has no snapshot any more")
-    sites: dict[Site | None, int] = {}
+    sites: dict[SourceLocation | None, int] = {}
     key = record.key
     data = {
         "version": RECORD_VERSION,
@@ -460,7 +464,9 @@ def encode_record(record: CompiledGraph) -> bytes:
     return gzip.compress(text.encode(), compresslevel=3, mtime=0)
 
 
-def _numbered(site: Site | None, sites: dict[Site | None, int]) -> int:
+def _numbered(
+    site: SourceLocation | None, sites: dict[SourceLocation | None, int]
+) -> int:
     return sites.setdefault(site, len(sites))
 
 
@@ -481,7 +487,7 @@ def _record(data: Any) -> CompiledGraph:
         raise ValueError(
             f"it has version {data['version']!r:.20}, not {RECORD_VERSION}"
         )
-    sites = [None if each is None else Site(*each) for each in data["sites"]]
+    sites = [None if each is None else SourceLocation(*each) for each in data["sites"]]
     snapshot = _snapshot(data, sites)
     boundaries = [(cause, sites[number]) for cause, number in data["boundaries"]]
     key = StepKey(
@@ -509,7 +515,7 @@ def _record(data: Any) -> CompiledGraph:
     )  # fmt: skip
 
 
-def _snapshot(data: Any, sites: list[Site | None]) -> Snapshot:
+def _snapshot(data: Any, sites: list[SourceLocation | None]) -> Snapshot:
     vertices = tuple(
         Vertex(
             op,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lazyrt.execution.graph_registry import Run
     from lazyrt.ir.live import Buffer
     from lazyrt.ir.node import Value
-    from lazyrt.observe.events import Site
+    from lazyrt.observe.events import SourceLocation
 
 ON_CPU = "on the CPU"
 
@@ -49,7 +49,7 @@ class InputOrigin(Readable):
     graph: str = ""
     output: int | None = None
     op: str = ""
-    site: Site | None = None
+    site: SourceLocation | None = None
     block: str | None = None
     how: str = ""
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from lazyrt.execution.op_by_op import Values
     from lazyrt.execution.preview import Look, Summary
     from lazyrt.ir.node import Node, Value
-    from lazyrt.observe.events import Site
+    from lazyrt.observe.events import SourceLocation
 
 
 # ------------------------------------------------------------------- NaN and infinities
@@ -355,7 +355,7 @@ class Inspection(Readable):
             )
 
     def materialise(
-        self, node_id: int, output: int = 0, site: Site | None = None
+        self, node_id: int, output: int = 0, site: SourceLocation | None = None
     ) -> torch.Tensor:
         """Return a node's result as a new CPU tensor of its shape and dtype.
 
@@ -376,7 +376,7 @@ class Inspection(Readable):
         output: int = 0,
         at: Sequence[int] = (),
         axes: Sequence[int] = (),
-        site: Site | None = None,
+        site: SourceLocation | None = None,
     ) -> Look:
         """Return statistics of a node's result and a copy of it, of a large one in part.
 
@@ -406,7 +406,7 @@ class Inspection(Readable):
         leaf: Leaf,
         at: Sequence[int] = (),
         axes: Sequence[int] = (),
-        site: Site | None = None,
+        site: SourceLocation | None = None,
     ) -> Look:
         """Return the same of an input; see `parameter` and `look`."""
         with copy_on_donate.reading() as reading:
@@ -501,7 +501,7 @@ class Inspection(Readable):
         reading: copy_on_donate.reading,
         value: Value,
         node_id: int,
-        site: Site | None,
+        site: SourceLocation | None,
     ) -> None:
         """Find a value's data, once it is there; how long that took sets later estimates."""
         with lock:
@@ -519,7 +519,7 @@ class Inspection(Readable):
         jax_compat.block(reading.found)
         cost_model.learn(parts, cost_model.now() - start - compiled)
 
-    def parameter(self, leaf: Leaf, site: Site | None = None) -> torch.Tensor:
+    def parameter(self, leaf: Leaf, site: SourceLocation | None = None) -> torch.Tensor:
         """Return an input of the graph as a new CPU tensor.
 
         Raises:
@@ -531,7 +531,7 @@ class Inspection(Readable):
             return transfer.to_host(reading.found, leaf.dtype, site)
 
     def _get_input(
-        self, reading: copy_on_donate.reading, leaf: Leaf, site: Site | None
+        self, reading: copy_on_donate.reading, leaf: Leaf, site: SourceLocation | None
     ) -> None:
         if leaf.kind != "data":
             raise UsageError(

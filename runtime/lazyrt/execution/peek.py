@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from lazyrt.execution.cost_model import Part
     from lazyrt.lowering.spec import Spec
-    from lazyrt.observe.events import Site, Strategy
+    from lazyrt.observe.events import SourceLocation, Strategy
 
 T = TypeVar("T")
 
@@ -41,7 +41,9 @@ _AHEAD = 3  # executables that are begun before their op's turn
 _compiled_ns = 0  # that peeks have waited for compiles and loads
 
 
-def peek_value(value: Value, site: Site | None = None, tensor: str = "") -> Any:
+def peek_value(
+    value: Value, site: SourceLocation | None = None, tensor: str = ""
+) -> Any:
     """Return the device array of a value of the pending step.
 
     Args:
@@ -61,7 +63,9 @@ def peek_value(value: Value, site: Site | None = None, tensor: str = "") -> Any:
         return _compute((value,), start, site, tensor)[0]
 
 
-def peek_together(values: Iterable[Value], site: Site | None, tensor: str) -> list[Any]:
+def peek_together(
+    values: Iterable[Value], site: SourceLocation | None, tensor: str
+) -> list[Any]:
     """Return the device arrays of some values; what is not known yet is one execution."""
     process.check_not_forked()
     wanted = list(values)
@@ -81,7 +85,7 @@ def peek_together(values: Iterable[Value], site: Site | None, tensor: str) -> li
 
 
 def _compute(
-    values: tuple[Value, ...], start: int, site: Site | None, tensor: str
+    values: tuple[Value, ...], start: int, site: SourceLocation | None, tensor: str
 ) -> list[Any]:
     """Run the cones of some values that are not known, and tell listeners."""
     cone, known_operands = cone_of(values, pending.memo)
@@ -312,7 +316,7 @@ def tell(
     nodes: int,
     reused: int,
     start: int,
-    site: Site | None,
+    site: SourceLocation | None,
     tensor: str,
 ) -> None:
     """Tell listeners of a peek that began at `start`."""

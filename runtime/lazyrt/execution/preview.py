@@ -25,7 +25,7 @@ from lazyrt.execution import transfer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lazyrt.observe.events import Site
+    from lazyrt.observe.events import SourceLocation
 
 
 # --------------------------------------------------------------------------- statistics
@@ -253,7 +253,7 @@ def look(
     dtype: torch.dtype,
     at: Sequence[int] = (),
     axes: Sequence[int] = (),
-    site: Site | None = None,
+    site: SourceLocation | None = None,
 ) -> Look:
     """Return statistics of a device array, and a copy of all of it or of a part.
 
@@ -285,7 +285,7 @@ def look(
 
 
 def edges(
-    data: Any, dtype: torch.dtype, items: int, site: Site | None = None
+    data: Any, dtype: torch.dtype, items: int, site: SourceLocation | None = None
 ) -> torch.Tensor:
     """Return a CPU copy of the first and last few indices along each axis of a device array.
 

@@ -19,7 +19,7 @@ from lazyrt.lowering.dtypes import has_jax_dtype, to_jax_dtype
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
-    from lazyrt.observe.events import Direction, Site
+    from lazyrt.observe.events import Direction, SourceLocation
 
 
 _MOST_DIMENSIONS = 64
@@ -39,7 +39,7 @@ _KEPT_BYTES = 64
 _sent: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}
 
 
-def to_device(tensor: torch.Tensor, site: Site | None = None) -> Any:
+def to_device(tensor: torch.Tensor, site: SourceLocation | None = None) -> Any:
     """Copy a CPU tensor to the device and return the device array."""
     process.check_not_forked()
     start = time.perf_counter_ns()
@@ -88,7 +88,9 @@ def sent(data: Any) -> torch.Tensor | None:
     return found[1] if found is not None and found[0]() is data else None
 
 
-def to_host(data: Any, dtype: torch.dtype, site: Site | None = None) -> torch.Tensor:
+def to_host(
+    data: Any, dtype: torch.dtype, site: SourceLocation | None = None
+) -> torch.Tensor:
     """Wait for a device array and copy it into a new CPU tensor of `dtype`."""
     process.check_not_forked()
     start = time.perf_counter_ns()
@@ -120,7 +122,9 @@ def borrowed(data: Any, dtype: torch.dtype) -> torch.Tensor:
     return found
 
 
-def own_copy(borrowed_part: torch.Tensor, site: Site | None = None) -> torch.Tensor:
+def own_copy(
+    borrowed_part: torch.Tensor, site: SourceLocation | None = None
+) -> torch.Tensor:
     """Return a copy of a part of what `borrowed` gave, which nobody else changes."""
     start = time.perf_counter_ns()
     copy = borrowed_part.clone()
@@ -137,7 +141,10 @@ def as_array(tensor: torch.Tensor) -> Any:
 
 
 def _copy(
-    array: np.ndarray[Any, Any], direction: Direction, start: int, site: Site | None
+    array: np.ndarray[Any, Any],
+    direction: Direction,
+    start: int,
+    site: SourceLocation | None,
 ) -> np.ndarray[Any, Any]:
     """Return a copy; a large one is made in pieces, between which it tells how far it is.
 
@@ -166,7 +173,9 @@ def _copy(
     return copied
 
 
-def _tell(direction: Direction, nbytes: int, start: int, site: Site | None) -> None:
+def _tell(
+    direction: Direction, nbytes: int, start: int, site: SourceLocation | None
+) -> None:
     if events.active():
         events.emit(
             events.TransferFinished(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from types import FrameType
 
-    from lazyrt.observe.events import Site
+    from lazyrt.observe.events import SourceLocation
 
 
 # ------------------------------------------------------------------ variables of frames
@@ -120,7 +120,7 @@ class Call:
         tensor: Source of the operand that is read, such as `loss`; empty if not known.
     """
 
-    site: Site | None
+    site: SourceLocation | None
     text: str = ""
     tensor: str = ""
 

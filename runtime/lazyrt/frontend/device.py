@@ -51,7 +51,7 @@ from lazyrt.observe import events
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from lazyrt.observe.events import Site
+    from lazyrt.observe.events import SourceLocation
 
 # Left to torch: `detach` and `alias` share the storage and so its state; a Python kernel for
 # them would break `Parameter(t)`.
@@ -363,7 +363,10 @@ def _contents(tensor: torch.Tensor) -> str:
 
 
 def _printed(
-    tensor: torch.Tensor, host: torch.Tensor | None, plan: str, site: Site | None
+    tensor: torch.Tensor,
+    host: torch.Tensor | None,
+    plan: str,
+    site: SourceLocation | None,
 ) -> events.TensorPrinted:
     """Return what to tell of a print, with the statistics of the copy that was printed."""
     shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from lazyrt.observe.events import Site
+    from lazyrt.observe.events import SourceLocation
 
 # How torch's own nodes of backward end; those of a user's `autograd.Function` do not.
 _OF_TORCH = "Backward0"
@@ -67,7 +67,7 @@ def check_errors(info: torch.Tensor, api_name: str, *, is_matrix: bool) -> None:
 
 
 def _small_info(
-    info: torch.Tensor, api_name: str, site: Site | None
+    info: torch.Tensor, api_name: str, site: SourceLocation | None
 ) -> torch.Tensor | None:
     """Return the success of a factorisation that is quickly repeated, None for another."""
     state = state_of(info)
@@ -80,7 +80,7 @@ def _small_info(
 
 
 def _put_off(
-    info: torch.Tensor, api_name: str, *, is_matrix: bool, site: Site | None
+    info: torch.Tensor, api_name: str, *, is_matrix: bool, site: SourceLocation | None
 ) -> bool:
     """Let a check wait for its step; return whether it may."""
     state = state_of(info)

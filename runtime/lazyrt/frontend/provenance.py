@@ -20,7 +20,7 @@ import torch
 from lazyrt.frontend.torch_compat import autograd_node, sequence_number
 from lazyrt.ir import active
 from lazyrt.ir.node import BackwardOf, Node, Provenance, iter_values
-from lazyrt.observe.events import Site
+from lazyrt.observe.events import SourceLocation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,7 +46,7 @@ class Original:
         module: Qualified name of the module that called it, empty outside of modules.
     """
 
-    stack: tuple[Site, ...]
+    stack: tuple[SourceLocation, ...]
     module: str
 
 
@@ -84,9 +84,9 @@ def _original(node: torch.fx.Node) -> Original:
     return Original(stack, _module(node.meta))
 
 
-def _sites_in(trace: str) -> Iterator[Site]:
+def _sites_in(trace: str) -> Iterator[SourceLocation]:
     for found in _FRAME.finditer(trace):
-        yield Site(found["file"], int(found["line"]), found["function"])
+        yield SourceLocation(found["file"], int(found["line"]), found["function"])
 
 
 def _module(meta: dict[str, Any]) -> str:
@@ -117,7 +117,7 @@ _INTERNAL = (
 _cell_namer: Callable[[str], int | None] | None = None
 # By names of files: code objects of two files are equal where their code is.
 _library_files: dict[str, bool] = {}
-_sites: dict[tuple[str, int, str], Site] = {}
+_sites: dict[tuple[str, int, str], SourceLocation] = {}
 _MAX_PLACES = 100_000
 _Names = weakref.WeakKeyDictionary[torch.nn.Module, str]
 _module_names: weakref.WeakKeyDictionary[torch.nn.Module, _Names] = (
@@ -159,7 +159,7 @@ def add_library(folder: str) -> None:
         _library_files.clear()
 
 
-def user_site(depth: int = 1) -> Site | None:
+def user_site(depth: int = 1) -> SourceLocation | None:
     """Return the innermost frame of the user's code, `depth` frames up or farther."""
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
@@ -169,9 +169,9 @@ def user_site(depth: int = 1) -> Site | None:
     return None
 
 
-def user_lines(depth: int = 1, most: int = 8) -> tuple[Site, ...]:
+def user_lines(depth: int = 1, most: int = 8) -> tuple[SourceLocation, ...]:
     """Return the user's lines that lead here, innermost first, `depth` frames up or farther."""
-    found: list[Site] = []
+    found: list[SourceLocation] = []
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None and len(found) < most:
         if not is_library(frame.f_code):
@@ -243,7 +243,7 @@ def _outside(frame: FrameType | None, allowed: tuple[str, ...]) -> FrameType | N
     return None
 
 
-def library_caller(depth: int = 1) -> Site | None:
+def library_caller(depth: int = 1) -> SourceLocation | None:
     """Return the line of an installed package that called back the innermost user code.
 
     None unless other user code had called the package: a shell or a test runner is no such.
@@ -354,7 +354,7 @@ def capture(args: Any, depth: int = 2) -> Provenance:
         depth: Frames to skip.
     """
     frame: FrameType | None = sys._getframe(depth)
-    stack: list[Site] = []
+    stack: list[SourceLocation] = []
     modules: list[torch.nn.Module] = []
     compiled: Original | None = None
     while frame is not None:
@@ -415,7 +415,7 @@ def _labels() -> tuple[str, str]:
     return scope, (step.name or "" if step is not None else "")
 
 
-def _of_compiled(compiled: Original, outer: list[Site]) -> Provenance:
+def _of_compiled(compiled: Original, outer: list[SourceLocation]) -> Provenance:
     """Return the provenance of an op of a compiled graph.
 
     Args:
@@ -437,11 +437,11 @@ def _of_compiled(compiled: Original, outer: list[Site]) -> Provenance:
     )
 
 
-def _is_users(site: Site) -> bool:
+def _is_users(site: SourceLocation) -> bool:
     return not is_library_file(site.file)
 
 
-def _with_cell(site: Site) -> Site:
+def _with_cell(site: SourceLocation) -> SourceLocation:
     cell = _cell_namer(site.file) if _cell_namer is not None else None
     return site if cell is None else dataclasses.replace(site, cell=cell)
 
@@ -504,7 +504,7 @@ def _newest_forward(args: Any) -> Provenance | None:
     return newest.provenance if newest is not None else None
 
 
-def site_of(frame: FrameType) -> Site:
+def site_of(frame: FrameType) -> SourceLocation:
     """Return the place that a frame is at."""
     return site_at(frame.f_code, frame.f_lineno)
 
@@ -520,12 +520,12 @@ def running_cell() -> int | None:
     return found
 
 
-def site_at(code: CodeType, line: int) -> Site:
+def site_at(code: CodeType, line: int) -> SourceLocation:
     """Return the place of a line of some code, such as one in a traceback."""
     return site_in(code.co_filename, line, code.co_name)
 
 
-def site_in(file: str, line: int, function: str) -> Site:
+def site_in(file: str, line: int, function: str) -> SourceLocation:
     """Return the place of a line, with its notebook cell if it is in one."""
     place = (file, line, function)
     site = _sites.get(place)
@@ -533,7 +533,7 @@ def site_in(file: str, line: int, function: str) -> Site:
         if len(_sites) >= _MAX_PLACES:
             _sites.clear()
         cell = _cell_namer(file) if _cell_namer is not None else None
-        site = _sites[place] = Site(*place, cell)
+        site = _sites[place] = SourceLocation(*place, cell)
     return site
 
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from lazyrt.execution.preview import Look
     from lazyrt.ir.live import Type
-    from lazyrt.observe.events import Site
+    from lazyrt.observe.events import SourceLocation
 
 
 # ------------------------------------------------------------------ views of ready data
@@ -91,7 +91,7 @@ def to_look_at(chain: Chain) -> Any:
     return transfer.as_array(_on_host(chain))
 
 
-def to_host(chain: Chain, site: Site | None) -> torch.Tensor:
+def to_host(chain: Chain, site: SourceLocation | None) -> torch.Tensor:
     """Return a view's elements as a new CPU tensor."""
     memory.wait_for(chain.data)
     on_device = _by_the_device(chain)
@@ -206,7 +206,7 @@ def require_lazy(tensor: object, caller: str) -> None:
     )
 
 
-def peek(tensor: torch.Tensor, site: Site | None = None) -> torch.Tensor:
+def peek(tensor: torch.Tensor, site: SourceLocation | None = None) -> torch.Tensor:
     """Return a lazy tensor's value as a new CPU tensor; the pending step stays as it is."""
     with copy_on_donate.reading() as reading:
         _start(reading, tensor, site)
@@ -214,7 +214,7 @@ def peek(tensor: torch.Tensor, site: Site | None = None) -> torch.Tensor:
 
 
 def peek_all(
-    tensors: Sequence[torch.Tensor], site: Site | None = None
+    tensors: Sequence[torch.Tensor], site: SourceLocation | None = None
 ) -> list[torch.Tensor]:
     """Return the values of some lazy tensors; what is pending for them is one execution."""
     with copy_on_donate.reading() as reading:
@@ -236,7 +236,9 @@ def peek_all(
         ]
 
 
-def edges(tensor: torch.Tensor, items: int, site: Site | None = None) -> torch.Tensor:
+def edges(
+    tensor: torch.Tensor, items: int, site: SourceLocation | None = None
+) -> torch.Tensor:
     """Return the first and last indices along each axis as a CPU tensor; see `looking.edges`."""
     with copy_on_donate.reading() as reading:
         _start(reading, tensor, site)
@@ -244,7 +246,7 @@ def edges(tensor: torch.Tensor, items: int, site: Site | None = None) -> torch.T
 
 
 def look(
-    tensor: torch.Tensor, axes: Sequence[int] = (), site: Site | None = None
+    tensor: torch.Tensor, axes: Sequence[int] = (), site: SourceLocation | None = None
 ) -> Look:
     """Return statistics of a tensor, and a copy of it, of a large one in part, by a peek.
 
@@ -259,7 +261,7 @@ def look(
 
 
 def _start(
-    reading: copy_on_donate.reading, tensor: torch.Tensor, site: Site | None
+    reading: copy_on_donate.reading, tensor: torch.Tensor, site: SourceLocation | None
 ) -> None:
     with lock:
         reading.found = _start_peek(tensor, site)
@@ -304,7 +306,7 @@ def read(tensor: torch.Tensor, how: str) -> torch.Tensor:
     return host
 
 
-def run_ahead(tensor: torch.Tensor, site: Site | None) -> None:
+def run_ahead(tensor: torch.Tensor, site: SourceLocation | None) -> None:
     """Run what a pending tensor needs as a part of its step; see `frontend.reuse`."""
     with lock:
         value = reuse.value_in_step(state_of(tensor))
@@ -317,7 +319,7 @@ _TRUSTED = frozenset(("torch.distributions", "an installed package"))
 
 
 def _start_read(
-    tensor: torch.Tensor, how: str, site: Site | None, *, in_op: bool
+    tensor: torch.Tensor, how: str, site: SourceLocation | None, *, in_op: bool
 ) -> Any:
     """Run what a read must run; the result is what `_finish` takes, or a finished tensor."""
     state = state_of(tensor)
@@ -353,7 +355,7 @@ def _start_read(
     return _start_peek(tensor, site)
 
 
-def _start_peek(tensor: torch.Tensor, site: Site | None) -> Any:
+def _start_peek(tensor: torch.Tensor, site: SourceLocation | None) -> Any:
     """Dispatch what a tensor's value needs; return its data, or a chain of views on data."""
     pending.activity += 1
     state = state_of(tensor)
@@ -370,7 +372,9 @@ def _start_peek(tensor: torch.Tensor, site: Site | None) -> Any:
     return peek_value(value, site, user_call().tensor)
 
 
-def _finish(found: Any, tensor: torch.Tensor, site: Site | None) -> torch.Tensor:
+def _finish(
+    found: Any, tensor: torch.Tensor, site: SourceLocation | None
+) -> torch.Tensor:
     """Wait for data without the lock, and copy it to the host.
 
     A barrier of another thread meanwhile donates a copy of it: see `sharing.reading`.
@@ -427,7 +431,7 @@ def mask_on_host(mask: torch.Tensor) -> torch.Tensor | None:
 
 
 def small_check(
-    tensor: torch.Tensor, state: State, site: Site | None, checker: str
+    tensor: torch.Tensor, state: State, site: SourceLocation | None, checker: str
 ) -> torch.Tensor | None:
     """Return a value that takes few ops on device data and numbers alone; None for another.
 
@@ -480,7 +484,9 @@ def snapshot(tensor: torch.Tensor) -> torch.Tensor:
         return _finish(found, tensor, site).to(tensor.device)
 
 
-def _keeper(data: Any, meta: Type, source: Buffer | None, site: Site | None) -> Buffer:
+def _keeper(
+    data: Any, meta: Type, source: Buffer | None, site: SourceLocation | None
+) -> Buffer:
     """Return a buffer of its own with some data; see `sharing.keep`."""
     own = Buffer(None)
     copy_on_donate.keep(own, data, meta, source)
@@ -494,7 +500,9 @@ def type_of(tensor: torch.Tensor) -> Value:
     return Value(None, 0, shape, tensor.dtype, strides_of(tensor))
 
 
-def _fetch(data: Any, tensor: torch.Tensor, site: Site | None) -> torch.Tensor:
+def _fetch(
+    data: Any, tensor: torch.Tensor, site: SourceLocation | None
+) -> torch.Tensor:
     memory.wait_for(data)
     host = _host_copy(data, tensor.dtype, site)
     strides = tensor.stride()
@@ -509,7 +517,9 @@ _HOST_COPIES_BYTES = 64 * 2**20
 _host_copies: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}
 
 
-def _host_copy(data: Any, dtype: torch.dtype, site: Site | None) -> torch.Tensor:
+def _host_copy(
+    data: Any, dtype: torch.dtype, site: SourceLocation | None
+) -> torch.Tensor:
     if not pending.eager:
         return transfer.to_host(data, dtype, site)
     with lock:

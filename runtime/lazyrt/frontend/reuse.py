@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from lazyrt.frontend.buffers import State
-    from lazyrt.observe.events import Site
+    from lazyrt.observe.events import SourceLocation
 
 _HOW = "ahead of its step"
 
@@ -122,7 +122,7 @@ def choice(value: Value, tensor: str) -> ReuseChoice:
         )
 
 
-def run_ahead(value: Value, site: Site | None, tensor: str) -> None:
+def run_ahead(value: Value, site: SourceLocation | None, tensor: str) -> None:
     """Run what a pending value needs, and let the rest of the step read it as inputs.
 
     Args:

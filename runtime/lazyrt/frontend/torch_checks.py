@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
     from lazyrt.frontend.buffers import State
-    from lazyrt.observe.events import Site
+    from lazyrt.observe.events import SourceLocation
 
 _ROOT = torch.__path__[0] + "/"
 
@@ -140,7 +140,7 @@ def _is_between(code: CodeType) -> bool:
 
 
 def put_off(
-    check: Check, tensor: torch.Tensor, state: State, site: Site | None
+    check: Check, tensor: torch.Tensor, state: State, site: SourceLocation | None
 ) -> torch.Tensor | None:
     """Let a check wait for its step; return what it finds if it passes, None if it cannot wait.
 
@@ -170,7 +170,7 @@ def can_wait() -> bool:
 
 
 def explained(
-    kind: type[Exception], said: str, site: Site | None, number: int
+    kind: type[Exception], said: str, site: SourceLocation | None, number: int
 ) -> Exception:
     """Return the error of a check that has run with its step.
 

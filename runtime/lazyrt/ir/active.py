@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 if TYPE_CHECKING:
     from types import CodeType, FrameType
 
-    from lazyrt.observe.events import Site
+    from lazyrt.observe.events import SourceLocation
 
 
 # ----------------------------------------------------------- whether a block still runs
@@ -104,7 +104,7 @@ class ActiveStep:
     """
 
     name: str | None
-    site: Site | None
+    site: SourceLocation | None
     on_read: OnRead = "error"
     kind: Literal["step", "async closure"] = "step"
     function: str = ""
@@ -136,7 +136,7 @@ class ActiveScope:
     """
 
     name: str
-    site: Site | None
+    site: SourceLocation | None
     started_ns: int
     part: int = 1
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from lazyrt.ir.node import LeafKind, Node
-    from lazyrt.observe.events import Site
+    from lazyrt.observe.events import SourceLocation
 
 lock = threading.RLock()
 
@@ -57,7 +57,7 @@ class FromCpu(NamedTuple):
     """What made data that an op without a lowering computed on the CPU."""
 
     op: str
-    site: Site | None
+    site: SourceLocation | None
 
 
 class RanAlone(NamedTuple):
@@ -69,7 +69,7 @@ class RanAlone(NamedTuple):
     """
 
     how: str
-    made: tuple[tuple[str, Site | None], ...]
+    made: tuple[tuple[str, SourceLocation | None], ...]
 
 
 class Sizes(NamedTuple):
@@ -108,7 +108,7 @@ class Buffer:
 
     address: int
     born: int
-    made_at: Site | None
+    made_at: SourceLocation | None
     number: int
     run: Any
     slot: int
@@ -204,7 +204,7 @@ class PendingStep:
         self.memo: dict[Value, Any] = {}
         self.memo_bytes = 0
         self.runs: dict[Node, int] = {}
-        self.peeks: list[tuple[str, Site | None, int]] = []
+        self.peeks: list[tuple[str, SourceLocation | None, int]] = []
         self.peeked: dict[Node, int] = {}
         self.number = 0
         self.writes = 0
@@ -281,7 +281,11 @@ class PendingStep:
         _leave_place()
 
     def note_peek(
-        self, cone: list[Node], tensor: str, site: Site | None, duration_ns: int
+        self,
+        cone: list[Node],
+        tensor: str,
+        site: SourceLocation | None,
+        duration_ns: int,
     ) -> None:
         """Remember which nodes a peek has run, for telling what a barrier runs again."""
         number = len(self.peeks)

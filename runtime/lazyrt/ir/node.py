@@ -21,7 +21,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from lazyrt.observe.events import Site
+    from lazyrt.observe.events import SourceLocation
 
 LeafKind = Literal["data", "float", "int", "rng"]
 
@@ -50,10 +50,10 @@ class Provenance:
         step: Name of the innermost open `step()`, empty outside of steps and in a nameless one.
     """
 
-    site: Site | None
+    site: SourceLocation | None
     module: str
     backward: BackwardOf | None = None
-    stack: tuple[Site, ...] = ()
+    stack: tuple[SourceLocation, ...] = ()
     scope: str = ""
     step: str = ""
 

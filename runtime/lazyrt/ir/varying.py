@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lazyrt.observe.events import Site
+    from lazyrt.observe.events import SourceLocation
 
 _MAX_LINES = 10_000
 
@@ -31,7 +31,7 @@ class Expression:
 _noted: dict[tuple[str, int, str], set[Expression]] = {}
 
 
-def note(site: Site, op: str, expression: Expression) -> None:
+def note(site: SourceLocation, op: str, expression: Expression) -> None:
     """Remember the expression that an op was recorded for, at a line whose numbers vary.
 
     Args:
@@ -44,7 +44,7 @@ def note(site: Site, op: str, expression: Expression) -> None:
     _noted.setdefault((site.file, site.line, op), set()).add(expression)
 
 
-def expression_at(site: Site | None, op: str) -> Expression | None:
+def expression_at(site: SourceLocation | None, op: str) -> Expression | None:
     """Return what was noted for an op of a line; None for nothing, or for several expressions."""
     found = _noted.get((site.file, site.line, op), set()) if site is not None else set()
     return next(iter(found)) if len(found) == 1 else None

@@ -22,7 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from lazygraph.source_location import Site as Site  # noqa: PLC0414, TC001
+from lazygraph.source_location import Site as Site  # noqa: PLC0414 - the name until 0.2
+from lazygraph.source_location import SourceLocation as SourceLocation  # noqa: PLC0414, TC001
 from lazyrt.closing import Closing
 from lazyrt.errors import UsageError
 
@@ -141,7 +142,7 @@ class TransferProgress(Event):
     nbytes: int
     done: int
     elapsed_ns: int
-    site: Site | None
+    site: SourceLocation | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +219,7 @@ class ExecuteFinished(Event):
     step: int
     duration_ns: int
     exact: bool = True
-    site: Site | None = None
+    site: SourceLocation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +242,7 @@ class OpExecuted(Event):
     times: int
     nbytes: int
     dispatch_ns: int
-    site: Site | None = None
+    site: SourceLocation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +252,7 @@ class TransferFinished(Event):
     direction: Direction
     nbytes: int
     duration_ns: int
-    site: Site | None = None
+    site: SourceLocation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +273,7 @@ class TensorMaterialised(Event):
     nodes: int
     reused: int
     duration_ns: int
-    site: Site | None = None
+    site: SourceLocation | None = None
     tensor: str = ""
 
 
@@ -300,7 +301,7 @@ class TensorPrinted(Event):
     high: float = 0.0
     mean: float = 0.0
     std: float = 0.0
-    site: Site | None = None
+    site: SourceLocation | None = None
 
     @property
     def elements(self) -> int:
@@ -314,7 +315,7 @@ class FallbackUsed(Event):
 
     op: str
     reason: str
-    site: Site | None
+    site: SourceLocation | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,7 +323,7 @@ class FallbackFinished(Event):
     """The op of the last `FallbackUsed` is done; its copies are told apart."""
 
     op: str
-    site: Site | None
+    site: SourceLocation | None
     duration_ns: int
 
 
@@ -338,7 +339,7 @@ class Repeat:
     """
 
     tensor: str
-    site: Site | None
+    site: SourceLocation | None
     nodes: int
     duration_ns: int
 
@@ -349,7 +350,7 @@ class BarrierStarted(Event):
 
     step: int
     cause: str
-    site: Site | None
+    site: SourceLocation | None
     time_ns: int
 
 
@@ -389,7 +390,7 @@ class BarrierFinished(Event):
 
     step: int
     cause: str
-    site: Site | None
+    site: SourceLocation | None
     nodes: int
     roots: int
     executed: bool
@@ -397,7 +398,7 @@ class BarrierFinished(Event):
     eager: bool = False
     tensor: str = ""
     cut: str | None = None
-    caller: Site | None = None
+    caller: SourceLocation | None = None
     repeats: tuple[Repeat, ...] = ()
 
 
@@ -413,7 +414,7 @@ class WorkLeft(Event):
 
     nodes: int
     nbytes: int
-    site: Site | None
+    site: SourceLocation | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -428,7 +429,7 @@ class WorkDropped(Event):
 
     nodes: int
     cause: str
-    site: Site | None
+    site: SourceLocation | None
     restored: int = 0
 
 
@@ -444,7 +445,7 @@ class ClosureFinished(Event):
     """
 
     name: str
-    site: Site | None
+    site: SourceLocation | None
     asynchronous: bool
     failed: bool
     waited_ns: int
@@ -461,7 +462,7 @@ class ScopeFinished(Event):
     """
 
     path: str
-    site: Site | None
+    site: SourceLocation | None
     part: int
     started_ns: int
     duration_ns: int

@@ -27,7 +27,7 @@ from lazyrt.observe.report import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lazyrt.observe.events import Purpose, Site
+    from lazyrt.observe.events import Purpose, SourceLocation
     from lazyrt.observe.report import Unit
 
 NAMES = (
@@ -133,7 +133,7 @@ class Metrics:
             self._marks = 0
             self._read_barriers: Counter[str] = Counter()
             self._fallbacks: dict[str, Counter[str]] = {}
-            self._sites: dict[int, Site | None] = {}
+            self._sites: dict[int, SourceLocation | None] = {}
             self._waiting: dict[int, list[Sample]] = {}
             self._in_barrier: list[Sample] = []
             self._peeked: list[Sample] = []
@@ -291,7 +291,7 @@ class Metrics:
 
     def _add(
         self, name: str, value: int, graph: str = "", *, unit: Unit = "ns",
-        reason: str = "", site: Site | None = None,
+        reason: str = "", site: SourceLocation | None = None,
     ) -> Sample:  # fmt: skip
         series = self._series.get(name)
         if series is None:

@@ -19,7 +19,7 @@ from lazyrt.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from lazyrt.observe.events import Site
+    from lazyrt.observe.events import SourceLocation
 
 
 # --------------------------------------------------------------------------- one metric
@@ -49,7 +49,7 @@ class Sample:
     value: int
     graph: str = ""
     reason: str = ""
-    site: Site | None = None
+    site: SourceLocation | None = None
     step: int | None = None
 
 

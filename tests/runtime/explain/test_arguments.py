@@ -6,7 +6,7 @@ from torch import nn
 
 import lazyrt
 from lazyrt.execution.cache_miss import argument_name, takes_tensor
-from lazyrt.observe.events import Site
+from lazyrt.observe.events import SourceLocation
 from tests.harness import DEVICE
 from tests.runtime.causes import explained, kinds, ones
 from tests.runtime.explain.shared import the_cause
@@ -218,7 +218,9 @@ def test_no_name_is_better_than_a_wrong_one(tmp_path):
     )
 
     def named(line):
-        return argument_name(Site(str(path), line, "f"), "aten.roll.default", 1)
+        return argument_name(
+            SourceLocation(str(path), line, "f"), "aten.roll.default", 1
+        )
 
     assert [named(line) for line in (1, 2, 3, 9)] == [""] * 4
     assert argument_name(None, "aten.roll.default", 1) == ""

@@ -8,7 +8,7 @@ import pytest
 from lazygraph.explain import nearest as search
 from lazygraph.snapshot import Name, Snapshot, Vertex
 from lazyrt.execution.graph_registry import CompiledGraph, StepKey
-from lazyrt.observe.events import Site
+from lazyrt.observe.events import SourceLocation
 
 pytestmark = pytest.mark.lazy_only("is about compiled steps")
 
@@ -22,8 +22,8 @@ def record(number, counts, *, line=9, after=9, names=()):
         name=f"graph.{number}",
         key=StepKey(
             fingerprint=f"{number:08}",
-            ended_by=("mark_step()", Site("train.py", line, "f")),
-            began_after=("mark_step()", Site("train.py", after, "f")),
+            ended_by=("mark_step()", SourceLocation("train.py", line, "f")),
+            began_after=("mark_step()", SourceLocation("train.py", after, "f")),
         ),
         nodes=sum(counts.values()),
         inputs=len(leaves),
