@@ -371,7 +371,8 @@ from torch import nn
 torch.manual_seed(3)
 model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, 4))
 model = model.to('lazyrt')
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+options = dict(lr=0.01, momentum=0.9, dampening=0.1)  # step 2 is another program
+optimizer = torch.optim.SGD(model.parameters(), **options)
 data = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(4))
 losses = []
 """

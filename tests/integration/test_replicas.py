@@ -128,7 +128,9 @@ def test_an_update_that_one_replica_leaves_out_is_named(folder):
     assert row_of(found) == 3
     assert found.sentence.startswith("replica 0 runs another program")
     update = line_of("parameter -= 0.1")
-    assert f"`model.bias` are not updated at {update}, were updated" in found.sentence
+    assert f" are not updated at {update}, were updated" in found.sentence
+    for name in ("`model.weight`", "`model.bias`"):
+        assert name in found.sentence
 
 
 def test_a_smaller_batch_is_named_with_its_sizes(folder):

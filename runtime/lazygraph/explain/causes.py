@@ -650,10 +650,28 @@ cause(
 )(_always)  # fmt: skip
 
 
-def _optimizers_ops(c: Comparison, claims: list[Claim]) -> Fields:  # noqa: ARG001
+def _groups(side: Side, row: Row | None) -> set[frozenset[str]]:
+    """Return the names of the parameters that each op of an update gives anew, together."""
+    found: dict[int, set[str]] = {}
+    for rank, (vertex, _) in enumerate(side.roots):
+        name = side.root_name(rank)
+        if row and vertex in row.vertices and name and name.holder == "module":
+            found.setdefault(vertex, set()).add(name.text)
+    return {frozenset(names) for names in found.values()}
+
+
+def _optimizers_ops(c: Comparison, claims: list[Claim]) -> Fields:
     fact = claims[0].fact
     old, new = (dict(row.value) if row else {} for row in (fact.before, fact.now))
-    parts = [
+    before, now = _groups(c.a, fact.before), _groups(c.b, fact.now)
+    parts = []
+    if len(now) > len(before):
+        smallest, *_ = sorted(now - before, key=len)
+        names = sorted(smallest)
+        parts = [
+            f"{listed(names)} {'are' if len(names) > 1 else 'is'} updated apart from the others"
+        ]
+    parts += [
         f"{listed(sorted(ops))} {'are' if len(ops) > 1 else 'is'} {word}"
         for ops, word in ((new.keys() - old.keys(), "new"), (old.keys() - new.keys(), "gone"))
         if ops
