@@ -666,10 +666,9 @@ def _optimizers_ops(c: Comparison, claims: list[Claim]) -> Fields:
     before, now = _groups(c.a, fact.before), _groups(c.b, fact.now)
     parts = []
     if len(now) > len(before):
-        smallest, *_ = sorted(now - before, key=len)
-        names = sorted(smallest)
+        groups = [listed(names) for names in sorted(map(sorted, now - before))]
         parts = [
-            f"{listed(names)} {'are' if len(names) > 1 else 'is'} updated apart from the others"
+            f"{' apart from '.join(groups)} {'are' if groups[1:] else 'is'} updated"
         ]
     parts += [
         f"{listed(sorted(ops))} {'are' if len(ops) > 1 else 'is'} {word}"
