@@ -215,7 +215,8 @@ def test_an_exception_is_told_with_the_users_lines_and_without_source_by_its_cla
     assert "stopped by RuntimeError" in bare
 
 
-def test_without_source_no_explanation_quotes_it(lab):
+def test_without_source_no_explanation_quotes_it(lab, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     lab.run_cell(
         "for size in (4, 5):\n    torch.ones(size, device='lazyrt').sum().item()",
         store_history=True,
