@@ -342,7 +342,7 @@ def join(
     )
 
 
-def leave(*, rank: int) -> None:
+def leave() -> None:
     """Let this process end without the others: jax's farewell would abort it where one is gone."""
     state = distributed.global_state
     for farewell in (state.client, state.service):
@@ -352,10 +352,9 @@ def leave(*, rank: int) -> None:
     state.client = state.service = None
 
 
-def shut_down(*, rank: int) -> None:
-    """Leave the other processes in order; rank 0 does so at the exit, when all others have."""
-    if rank > 0:
-        jax.distributed.shutdown()
+def shut_down() -> None:
+    """Leave the other processes in order; the process that serves them does so last."""
+    jax.distributed.shutdown()
 
 
 def _name_arguments(lowered: Any, names: Mapping[int, str] | None) -> None:
@@ -511,6 +510,7 @@ def platform_key() -> str:
         client.platform,
         client.platform_version,
         target.device_kind,
+        target.id,
         _host_features(),
     )
     return hashlib.blake2b(

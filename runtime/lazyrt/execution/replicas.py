@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import datetime
 import difflib
+import hashlib
 import itertools
 import json
 import os
+import re
 import socket
 import sys
 import threading
@@ -39,13 +40,21 @@ if TYPE_CHECKING:
     from lazyrt.lowering.spec import Spec
     from lazyrt.observe.events import SourceLocation
 
-_POLL_S = 0.2
+_PAUSE_S = 0.0002  # grows to:
+_POLL_S = 0.05
 _BEAT_S = 0.25
 _DEAD_S = 10.0  # without a sign of life
 _HEARTBEAT_S = 100  # of jax's own service, which ends the processes that are left
 _FAREWELL_S = 5.0
 _MAX_IN_FLIGHT = 2  # collective programs; about 32 block XLA's threads for ever
 _SHOWN_LINES = 6
+
+
+# A collective of an optimised program: its type, its kind and its groups.
+_COLLECTIVE = re.compile(
+    r"= (\S+|\(.*?\)) (all-reduce|all-gather|reduce-scatter|all-to-all)(-start)?\("
+    r"|replica_groups=\S+"
+)
 
 
 @dataclass(slots=True)
@@ -170,7 +179,10 @@ def _say_farewell(here: World) -> None:
             failed = any(here.end_of(rank) == "failed" or here.is_lost(rank) for rank in others)
             time.sleep(_POLL_S)
         failed = failed or any(here.end_of(rank) == "failed" for rank in others)
-        (jax_compat.leave if failed else jax_compat.shut_down)(rank=here.rank)
+        if here.rank > 0 and not (here.is_lost(0)):
+            jax_compat.shut_down()
+        elif failed:
+            jax_compat.leave()
         here.store.set(f"lazyrt/left/{here.rank}", "")
         deadline = time.monotonic() + _FAREWELL_S
         while here.rank == 0 and time.monotonic() < deadline:
@@ -178,7 +190,7 @@ def _say_farewell(here: World) -> None:
                 break
             time.sleep(_POLL_S)
     except RuntimeError:  # the store has ended
-        jax_compat.leave(rank=here.rank)
+        jax_compat.leave()
 
 
 def _free_address() -> str:
@@ -228,7 +240,7 @@ def check_alone(nodes: Iterable[Node]) -> None:
 
 def guarded(executable: Any, of: Canonical | Spec) -> Any:
     """Return a replicated executable that compares ranks before each launch."""
-    guard = _Guard(of)
+    guard = _Guard(of, executable.as_text())
     launch = executable.launch
 
     def launch_together(args: Sequence[Any]) -> list[Any]:
@@ -246,18 +258,27 @@ def guarded(executable: Any, of: Canonical | Spec) -> Any:
 
 
 class _Guard:
-    """Compares what the ranks of one group are about to launch."""
+    """Compares the collectives that the ranks of one group are about to launch.
 
-    def __init__(self, of: Canonical | Spec) -> None:
-        self._lines: list[str]
+    What else they compute may differ: rank 0 may log, and each has positions of its own.
+
+    Args:
+        of: What the executable computes.
+        hlo: Its optimised HLO, whose order is that in which collectives run.
+    """
+
+    def __init__(self, of: Canonical | Spec, hlo: str) -> None:
         if isinstance(of, Canonical):
-            self._ranks, self._digest = ranks_of(of.nodes), of.fingerprint
-            self._lines = [_described(node) for node in of.nodes]
-            count = sum(map(is_collective, of.nodes))
-            self._what = f"{plural(len(of.nodes), 'op')}, {plural(count, 'collective')}"
+            nodes = [node for node in of.nodes if is_collective(node)]
+            self._ranks = ranks_of(nodes)
+            self._lines = [_described(node) for node in nodes]
+            what = f"{plural(len(of.nodes), 'op')}, {plural(len(nodes), 'collective')}"
         else:
-            self._ranks, self._digest = of.ranks, f"{of.name} {of.template} {of.operands}"
-            self._lines, self._what = [str(of)], str(of)
+            self._ranks, self._lines, what = of.ranks, [str(of)], str(of)
+        self._what = what
+        run = [found[0] for found in _COLLECTIVE.finditer(hlo)]
+        kinds = [line.partition(" at ")[0].rpartition("/")[2] for line in self._lines]
+        self._digest = hashlib.blake2b("\n".join(kinds + run).encode()).hexdigest()[:16]
 
     def check(self) -> None:
         """Wait for the other ranks, and compare.
@@ -284,16 +305,18 @@ class _Guard:
 
     def _wait(self, here: World, keys: list[str], number: int) -> None:
         start = time.monotonic()
-        while True:
-            with contextlib.suppress(RuntimeError):  # torch's error of a time that is over
-                here.store.wait(keys, datetime.timedelta(seconds=_POLL_S))
-                return
+        pause = _PAUSE_S
+        while not here.store.check(keys):
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL_S)
+            waited = time.monotonic() - start
+            if waited < _POLL_S:
+                continue
             missing = [
                 rank
                 for rank, key in zip(self._ranks, keys, strict=True)
                 if not here.store.check([key])
             ]
-            waited = time.monotonic() - start
             dead = [rank for rank in missing if here.end_of(rank) or here.is_lost(rank)]
             if dead or waited > config.replica_timeout_s:
                 raise ReplicaError(self._absent(here, number, missing, dead, waited))
@@ -330,14 +353,14 @@ class _Guard:
         groups: dict[str, list[int]] = {}
         for rank, (digest, *_rest) in found.items():
             groups.setdefault(digest, []).append(rank)
-        # The first rank of each program publishes its ops for the comparison.
+        # The first rank of each program publishes its collectives for the comparison.
         key = f"lazyrt/program/{number}"
         if groups[self._digest][0] == here.rank:
             text = "\n".join(self._lines)
             here.store.set(f"{key}/{here.rank}", zlib.compress(text.encode(), 1))
         lines = [
-            f"the ranks are about to launch {len(groups)} different programs at launch {number}. "
-            "Nothing was launched."
+            f"the ranks are about to launch {len(groups)} programs at launch {number} whose "
+            "collectives differ. Nothing was launched."
         ]
         for ranks in groups.values():
             _, what, cause, site = found[ranks[0]]
@@ -347,8 +370,8 @@ class _Guard:
         with contextlib.suppress(RuntimeError):  # a rank that is slow to tell
             lines += _differing(_program(here, key, first), _program(here, key, second), first, second)
         lines.append(
-            "Each step must be the same program on all ranks: let no rank read, save, log or "
-            "compute on its own what enters the step."
+            "All ranks must run the same collectives in the same order: let no rank skip one, and "
+            "give tensors that are reduced one shape on all ranks."
         )
         return "\n".join(lines)
 
@@ -371,7 +394,9 @@ def _constant(arg: Any) -> str:
 
 def _program(here: World, key: str, rank: int) -> list[str]:
     name = f"{key}/{rank}"
-    here.store.wait([name], datetime.timedelta(seconds=_DEAD_S))
+    deadline = time.monotonic() + _DEAD_S
+    while not here.store.check([name]) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
     return zlib.decompress(here.store.get(name)).decode().splitlines()
 
 
