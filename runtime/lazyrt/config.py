@@ -217,8 +217,8 @@ class Config(Readable):
     replica_guard: bool = field(
         default_factory=lambda: flag("LAZYRT_REPLICA_GUARD", default=True)
     )
-    replica_timeout_s: int = field(
-        default_factory=lambda: _number("LAZYRT_REPLICA_TIMEOUT_S", 600, least=1)
+    replica_timeout_s: float = field(
+        default_factory=lambda: float(_number("LAZYRT_REPLICA_TIMEOUT_S", 600, least=1))
     )
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -119,7 +119,8 @@ def _find_batched_device_put() -> Callable[..., Any] | None:
 def _find_device_list() -> Callable[..., Any]:
     from jax._src import lib as private
 
-    return private.xla_client.DeviceList
+    found: Callable[..., Any] = getattr(private, "xla_client").DeviceList  # noqa: B009 - untyped
+    return found
 
 
 _merge = _find_merge()

@@ -5,7 +5,7 @@ waits for nothing. DistributedDataParallel, `fully_shard` and DTensor build on t
 """
 
 # The methods are those that torch calls, with its arguments.
-# ruff: noqa: ARG002
+# ruff: noqa: A002, ARG002
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import distributed as dist
-from torch.futures import Future
 
 from lazyrt.errors import NoEquivalentError
 from lazyrt.execution import replicas
@@ -24,6 +23,7 @@ from lazyrt.frontend.buffers import state_of
 from lazyrt.frontend.kernels import functional_kernel
 from lazyrt.frontend.provenance import is_library, site_of, user_site
 from lazyrt.frontend.reads import snapshot
+from lazyrt.ir.live import Buffer, lock
 from lazyrt.lowering import collectives
 
 if TYPE_CHECKING:
@@ -60,13 +60,6 @@ def _kernel(func: torch._ops.OpOverload) -> Callable[..., torch.Tensor]:
     return functional_kernel(func)
 
 
-def _done(result: Any) -> Any:
-    """Return torch's handle of a collective that is recorded."""
-    future: Future[Any] = Future()
-    future.set_result(result)
-    return torch._C._distributed_c10d._create_work_from_future(future)
-
-
 def _reduction(options: Any) -> str:
     op = getattr(options, "reduceOp", dist.ReduceOp.SUM)
     name = str(getattr(op, "op", op)).rpartition(".")[2].lower()
@@ -78,7 +71,24 @@ def _reduction(options: Any) -> str:
     return name
 
 
-class LazyProcessGroup(dist.ProcessGroup):
+_ProcessGroup: Any = dist.ProcessGroup  # whose stubs know the overloads of C++ alone
+
+
+def _has_taken(target: torch.Tensor, value: torch.Tensor) -> bool:
+    """Let a tensor that is no view take data as it is; return whether it did."""
+    if not compat.is_lazy(target):
+        return False
+    with lock:
+        own, found = state_of(target), state_of(value)
+        if own.is_pending or found.is_pending or not isinstance(own, Buffer):
+            return False
+        if own.type != found.base.type or not isinstance(found, Buffer):
+            return False
+        own.store(found.data, found.type)
+        return True
+
+
+class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
     """Records collectives of some ranks.
 
     Args:
@@ -97,12 +107,12 @@ class LazyProcessGroup(dist.ProcessGroup):
 
     @property
     def group_name(self) -> str:
-        """torch's name of the group."""
+        """Torch's name of the group."""
         return self._group_name
 
     @property
     def pg_name(self) -> str:
-        """torch's name of the group."""
+        """Torch's name of the group."""
         return self._group_name
 
     def _set_group_name(self, name: str) -> None:
@@ -143,7 +153,8 @@ class LazyProcessGroup(dist.ProcessGroup):
             barrier("a collective of CPU tensors", user_site(2))
         with torch.no_grad():
             for target, value in pairs:
-                target.detach().copy_(value.reshape(target.shape))
+                if not _has_taken(target, value):
+                    target.detach().copy_(value.reshape(target.shape))
 
     # ------------------------------------------------------------------- reductions
 
@@ -153,7 +164,7 @@ class LazyProcessGroup(dist.ProcessGroup):
         self._write(
             tensors, [self._compute(collectives.all_reduce, t, kind) for t in tensors]
         )
-        return _done([*tensors])
+        return compat.finished_work([*tensors])
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any) -> Any:
         """Reduce tensors over all ranks, in place."""
@@ -165,23 +176,29 @@ class LazyProcessGroup(dist.ProcessGroup):
         found = [self._compute(collectives.all_reduce, t, kind) for t in tensors]
         if self.rank() == getattr(opts, "rootRank", 0):
             self._write(tensors, found)
-        return _done([*tensors])
+        return compat.finished_work([*tensors])
 
     def _reduce_scatter_base(
-        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None  # noqa: A002
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        opts: Any = None,
     ) -> Any:
         flat = input.reshape(self.size(), -1)
         value = self._compute(collectives.reduce_scatter, flat, _reduction(opts))
         self._write([output], [value])
-        return _done([output])
+        return compat.finished_work([output])
 
     def reduce_scatter_tensor_coalesced(
-        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+        self,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        opts: Any = None,
     ) -> Any:
         """Reduce tensors and give each rank a part."""
         for output, one in zip(outputs, inputs, strict=True):
             self._reduce_scatter_base(output, one, opts)
-        return _done([*outputs])
+        return compat.finished_work([*outputs])
 
     def reduce_scatter(
         self,
@@ -192,7 +209,7 @@ class LazyProcessGroup(dist.ProcessGroup):
         """Reduce lists of tensors and give each rank the one of its number."""
         for output, parts in zip(outputs, inputs, strict=True):
             self._reduce_scatter_base(output, torch.stack([*parts]), opts)
-        return _done([*outputs])
+        return compat.finished_work([*outputs])
 
     # ---------------------------------------------------------------------- copies
 
@@ -202,22 +219,28 @@ class LazyProcessGroup(dist.ProcessGroup):
         self._write(
             tensors, [self._compute(collectives.broadcast, t, source) for t in tensors]
         )
-        return _done([*tensors])
+        return compat.finished_work([*tensors])
 
     def _allgather_base(
-        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None  # noqa: A002
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        opts: Any = None,
     ) -> Any:
         value = self._compute(collectives.all_gather, input.reshape(1, -1))
         self._write([output], [value])
-        return _done([output])
+        return compat.finished_work([output])
 
     def allgather_into_tensor_coalesced(
-        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+        self,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        opts: Any = None,
     ) -> Any:
         """Collect the tensors of all ranks in one for each."""
         for output, one in zip(outputs, inputs, strict=True):
             self._allgather_base(output, one)
-        return _done([*outputs])
+        return compat.finished_work([*outputs])
 
     def allgather(
         self,
@@ -229,7 +252,7 @@ class LazyProcessGroup(dist.ProcessGroup):
         for parts, one in zip(outputs, inputs, strict=True):
             value = self._compute(collectives.all_gather, one.reshape(1, -1))
             self._write(parts, value.unbind(0))
-        return _done([list(parts) for parts in outputs])
+        return compat.finished_work([list(parts) for parts in outputs])
 
     def gather(
         self,
@@ -243,7 +266,7 @@ class LazyProcessGroup(dist.ProcessGroup):
             value = self._compute(collectives.all_gather, one.reshape(1, -1))
             if is_root:
                 self._write(outputs[number], value.unbind(0))
-        return _done([list(parts) for parts in outputs])
+        return compat.finished_work([list(parts) for parts in outputs])
 
     def scatter(
         self,
@@ -260,12 +283,12 @@ class LazyProcessGroup(dist.ProcessGroup):
                 parts = output.new_zeros((self.size(), *output.shape))
             value = self._compute(collectives.broadcast, parts, source)
             self._write([output], [value[self.rank()]])
-        return _done([*outputs])
+        return compat.finished_work([*outputs])
 
     def alltoall_base(
         self,
         output: torch.Tensor,
-        input: torch.Tensor,  # noqa: A002
+        input: torch.Tensor,
         output_splits: Sequence[int],
         input_splits: Sequence[int],
         opts: Any = None,
@@ -280,7 +303,7 @@ class LazyProcessGroup(dist.ProcessGroup):
             )
         value = self._compute(collectives.all_to_all, input)
         self._write([output], [value])
-        return _done([output])
+        return compat.finished_work([output])
 
     def alltoall(
         self,
@@ -296,7 +319,7 @@ class LazyProcessGroup(dist.ProcessGroup):
             )
         value = self._compute(collectives.all_to_all, torch.stack([*inputs]))
         self._write(outputs, value.unbind(0))
-        return _done([*outputs])
+        return compat.finished_work([*outputs])
 
     def barrier(self, opts: Any = None) -> Any:
         """Run what is pending, and wait for all ranks."""
@@ -304,7 +327,7 @@ class LazyProcessGroup(dist.ProcessGroup):
         result = self._compute(collectives.all_reduce, one, "sum")
         barrier("dist.barrier()", user_site(2))
         result.cpu()
-        return _done(None)
+        return compat.finished_work(None)
 
     def _refuse(self, name: str) -> NoReturn:
         raise NoEquivalentError(

@@ -176,7 +176,9 @@ def _say_farewell(here: World) -> None:
     try:
         here.store.set(f"lazyrt/end/{here.rank}", "failed" if failed else "done")
         while not failed and not all(here.end_of(rank) for rank in others):
-            failed = any(here.end_of(rank) == "failed" or here.is_lost(rank) for rank in others)
+            failed = any(
+                here.end_of(rank) == "failed" or here.is_lost(rank) for rank in others
+            )
             time.sleep(_POLL_S)
         failed = failed or any(here.end_of(rank) == "failed" for rank in others)
         if here.rank > 0 and not (here.is_lost(0)):
@@ -269,7 +271,7 @@ class _Guard:
 
     def __init__(self, of: Canonical | Spec, hlo: str) -> None:
         if isinstance(of, Canonical):
-            nodes = [node for node in of.nodes if is_collective(node)]
+            nodes = sorted(filter(is_collective, of.nodes), key=lambda node: node.id)
             self._ranks = ranks_of(nodes)
             self._lines = [_described(node) for node in nodes]
             what = f"{plural(len(of.nodes), 'op')}, {plural(len(nodes), 'collective')}"
@@ -322,13 +324,19 @@ class _Guard:
                 raise ReplicaError(self._absent(here, number, missing, dead, waited))
 
     def _absent(
-        self, here: World, number: int, missing: list[int], dead: list[int], waited: float
+        self,
+        here: World,
+        number: int,
+        missing: list[int],
+        dead: list[int],
+        waited: float,
     ) -> str:
         cause, site = _boundary
-        lines = [
-            f"rank {here.rank} is at launch {number} ({cause}{f' at {site}' if site else ''}: "
-            f"{self._what}), and waited {waited:.1f} s for {_named(missing)}. Nothing was launched."
-        ]
+        step = f"{cause}{f' at {site}' if site else ''}"
+        lines = [f"rank {here.rank} is at launch {number} ({step}: {self._what})"]
+        lines[0] += (
+            f", and waited {waited:.1f} s for {_named(missing)}. Nothing was launched."
+        )
         for rank in missing:
             age, line = here.last_beat(rank)
             where = f"; its main thread is at {line}" if line else ""
@@ -358,17 +366,18 @@ class _Guard:
         if groups[self._digest][0] == here.rank:
             text = "\n".join(self._lines)
             here.store.set(f"{key}/{here.rank}", zlib.compress(text.encode(), 1))
-        lines = [
-            f"the ranks are about to launch {len(groups)} programs at launch {number} whose "
-            "collectives differ. Nothing was launched."
-        ]
+        first_line = (
+            f"the ranks are about to launch {len(groups)} programs at launch {number}"
+        )
+        lines = [f"{first_line} whose collectives differ. Nothing was launched."]
         for ranks in groups.values():
             _, what, cause, site = found[ranks[0]]
             at = f" at {site}" if site else ""
             lines.append(f"{_named(ranks)}: {what}, {cause}{at}")
         first, second = (ranks[0] for ranks in list(groups.values())[:2])
-        with contextlib.suppress(RuntimeError):  # a rank that is slow to tell
-            lines += _differing(_program(here, key, first), _program(here, key, second), first, second)
+        lines += _differing(
+            _program(here, key, first), _program(here, key, second), first, second
+        )
         lines.append(
             "All ranks must run the same collectives in the same order: let no rank skip one, and "
             "give tensors that are reduced one shape on all ranks."
@@ -379,10 +388,13 @@ class _Guard:
 def _described(node: Any) -> str:
     site = node.provenance.site
     types = ", ".join(
-        _constant(arg) if not isinstance(arg, Value) else type_text(arg.shape, arg.dtype)
+        _constant(arg)
+        if not isinstance(arg, Value)
+        else type_text(arg.shape, arg.dtype)
         for arg in node.args
     )
-    return f"{label_of(node)}({types}){f' at {site}' if site else ''}"
+    label = label_of(node).replace("lazyrt.", "").replace(".default", "")
+    return f"{label}({types}){f' at {site}' if site else ''}"
 
 
 def _constant(arg: Any) -> str:
@@ -393,9 +405,12 @@ def _constant(arg: Any) -> str:
 
 
 def _program(here: World, key: str, rank: int) -> list[str]:
+    """Return the collectives that a rank has published; none where it is slow to."""
     name = f"{key}/{rank}"
     deadline = time.monotonic() + _DEAD_S
-    while not here.store.check([name]) and time.monotonic() < deadline:
+    while not here.store.check([name]):
+        if time.monotonic() > deadline:
+            return []
         time.sleep(_POLL_S)
     return zlib.decompress(here.store.get(name)).decode().splitlines()
 

@@ -100,7 +100,7 @@ class Event:
     def __init__(self, *_: object, **__: object) -> None:
         pass
 
-    def record(self, stream: object = None) -> Event:
+    def record(self, _stream: object = None) -> Event:
         """Return the event."""
         return self
 

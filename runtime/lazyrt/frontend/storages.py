@@ -37,9 +37,7 @@ if TYPE_CHECKING:
 # No address of user memory begins there on the supported machines.
 _FIRST_ADDRESS = 1 << 60
 _ALIGNMENT = 64
-_RELEASED = (
-    "its storage was resized to 0 bytes, which frees it. Resize it back and write it first."
-)
+_RELEASED = "its storage was resized to 0 bytes, which frees it. Resize it back and write it first."
 
 _next_address = _FIRST_ADDRESS
 
@@ -255,7 +253,9 @@ def _release(base: Buffer) -> None:
 
 def _is_released(base: Buffer) -> bool:
     return (
-        base.value is None and isinstance(base.data, Lost) and base.data.reason is _RELEASED
+        base.value is None
+        and isinstance(base.data, Lost)
+        and base.data.reason is _RELEASED
     )
 
 

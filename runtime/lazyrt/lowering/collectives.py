@@ -5,12 +5,10 @@ An op's `ranks` are the processes that take part, so they are a part of the grap
 """
 
 # A rule's parameters are those of the op's schema.
-# ruff: noqa: ARG001
+# ruff: noqa: ARG001, ARG005
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -27,7 +25,7 @@ from lazyrt.errors import UsageError
 from lazyrt.lowering.registry import lowers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from lazyrt.ir.node import Node
     from lazyrt.lowering.context import OpContext
@@ -109,7 +107,8 @@ REDUCTIONS = frozenset((*_REDUCERS, *_LOCAL, "avg"))
 
 
 def _groups(count: int) -> Any:
-    return ir.DenseElementsAttr.get(np.arange(count, dtype=np.int64).reshape(1, count))
+    groups: Any = np.arange(count, dtype=np.int64).reshape(1, count)
+    return ir.DenseElementsAttr.get(groups)
 
 
 def _reducing(name: str, build: Callable[..., Any]) -> Primitive:
@@ -121,8 +120,7 @@ def _reducing(name: str, build: Callable[..., Any]) -> Primitive:
     """
     primitive = Primitive(name)
 
-    @primitive.def_abstract_eval
-    def _type(x: Any, *, reduction: str, count: int, parts: int) -> Any:
+    def type_of(x: Any, *, reduction: str, count: int, parts: int) -> Any:
         shape = (x.shape[0] // parts, *x.shape[1:]) if parts > 1 else x.shape
         return jax.core.ShapedArray(shape, x.dtype)
 
@@ -136,6 +134,7 @@ def _reducing(name: str, build: Callable[..., Any]) -> Primitive:
             stablehlo.return_([_REDUCERS[reduction](*block.arguments)])
         return made.results
 
+    primitive.def_abstract_eval(type_of)
     mlir.register_lowering(primitive, lower)
     return primitive
 
@@ -154,17 +153,14 @@ _all_to_all = Primitive("lazyrt_all_to_all")
 _replica = Primitive("lazyrt_replica")
 
 
-@_all_gather.def_abstract_eval
 def _gathered(x: Any, *, count: int) -> Any:
     return jax.core.ShapedArray((x.shape[0] * count, *x.shape[1:]), x.dtype)
 
 
-@_all_to_all.def_abstract_eval
 def _exchanged(x: Any, *, count: int) -> Any:
     return jax.core.ShapedArray(x.shape, x.dtype)
 
 
-@_replica.def_abstract_eval
 def _replica_type() -> Any:
     return jax.core.ShapedArray((), np.uint32)
 
@@ -178,6 +174,9 @@ def _lower_all_to_all(context: Any, x: Any, *, count: int) -> Any:
     return stablehlo.AllToAllOp([x], 0, 0, count, _groups(count)).results
 
 
+_all_gather.def_abstract_eval(_gathered)
+_all_to_all.def_abstract_eval(_exchanged)
+_replica.def_abstract_eval(_replica_type)
 mlir.register_lowering(_all_gather, _lower_all_gather)
 mlir.register_lowering(_all_to_all, _lower_all_to_all)
 mlir.register_lowering(_replica, lambda context: stablehlo.ReplicaIdOp().results)
@@ -191,7 +190,9 @@ def _summed(x: Any, count: int) -> Any:
 
 
 @lowers("lazyrt.all_reduce.default")
-def _lower_reduce(ctx: OpContext, self: Any, reduction: str, ranks: Sequence[int]) -> Any:
+def _lower_reduce(
+    ctx: OpContext, self: Any, reduction: str, ranks: Sequence[int]
+) -> Any:
     count = len(ranks)
     if reduction in _LOCAL:
         gathered = _all_gather.bind(self[None], count=count)
@@ -246,15 +247,10 @@ def _lower_broadcast(
         return _lower_broadcast(ctx, self.astype(jnp.uint8), source, ranks) != 0
     if jnp.issubdtype(self.dtype, jnp.complexfloating):
         parts = [
-            _lower_broadcast(ctx, part, source, ranks) for part in (self.real, self.imag)
+            _lower_broadcast(ctx, part, source, ranks)
+            for part in (self.real, self.imag)
         ]
         return lax.complex(*parts)
     bits = lax.bitcast_convert_type(self, np.dtype(f"uint{self.dtype.itemsize * 8}"))
     own = jnp.where(_replica.bind() == source, bits, jnp.zeros_like(bits))
     return lax.bitcast_convert_type(_summed(own, len(ranks)), self.dtype)
-
-
-def nbytes_of(node: Node) -> int:
-    """Return how many bytes a collective takes from each process."""
-    value = node.args[0]
-    return math.prod(value.shape) * value.dtype.itemsize
