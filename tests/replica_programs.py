@@ -109,9 +109,7 @@ def train(
     lazyrt.mark_step()
 
 
-def compare(
-    name: str, make: Callable[[nn.Module], nn.Module], *, same: bool = False
-) -> None:
+def compare(name: str, make: Callable[[nn.Module], Any], *, same: bool = False) -> None:
     """Train a distributed model beside one process that has the whole batch."""
     reference, net = model(), model().to("lazyrt")
     train(reference, batches(), lazy=False)
@@ -143,7 +141,7 @@ def training() -> None:
 
     mesh = init_device_mesh("lazyrt", (dist.get_world_size(),))
 
-    def sharded(net: Any) -> nn.Module:
+    def sharded(net: Any) -> Any:
         for number in (0, 2):
             fully_shard(net[number], mesh=mesh)
         return fully_shard(net, mesh=mesh)
@@ -159,14 +157,14 @@ def training() -> None:
 
 def saving() -> None:
     """Write a distributed checkpoint into the folder CHECKPOINT."""
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_saver import save
     from torch.distributed.tensor import Shard, distribute_tensor
 
     mesh = init_device_mesh("lazyrt", (dist.get_world_size(),))
     rows = distribute_tensor(torch.arange(8.0).to("lazyrt"), mesh, [Shard(0)])
     state = {"rows": rows, "whole": torch.ones(3, device="lazyrt")}
     lazyrt.mark_step()
-    dcp.save(state, checkpoint_id=os.environ["CHECKPOINT"])
+    save(state, checkpoint_id=os.environ["CHECKPOINT"])
 
 
 def said(action: Callable[[], object]) -> str:
