@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 
 from lazyrt.arguments import require_flag, whole_number
-from lazyrt.control import automatic, dynamo, flight_recorder, flush, marks, modes
+from lazyrt.control import (
+    automatic,
+    dynamo,
+    flight_recorder,
+    flush,
+    marks,
+    modes,
+    process_group,
+)
 from lazyrt.control import live_tensors as live
 from lazyrt.control.closures import waiting_arguments
 from lazyrt.errors import LostValueError, UsageError
@@ -63,6 +71,7 @@ _device.register()
 automatic.install()
 modes.install()
 dynamo.install()
+process_group.register()
 cache_miss.set_namer(names_of_buffers)
 set_elsewhere(waiting_arguments)
 cache_miss.set_cell(running_cell)

@@ -154,6 +154,10 @@ class Config(Readable):
         independent_processes: Whether the processes that a launcher such as torchrun has started
             are meant to train models of their own. Else torch_xla's names in `lazyrt.compat` raise
             there. Environment: LAZYRT_INDEPENDENT_PROCESSES.
+        replica_guard: Whether the ranks of a process group compare their programs before each
+            launch of one with collectives. Environment: LAZYRT_REPLICA_GUARD.
+        replica_timeout_s: How long such a launch waits for a rank that lives, its compiles
+            included. Environment: LAZYRT_REPLICA_TIMEOUT_S.
     """
 
     read_policy: Literal["barrier", "peek"] = field(
@@ -209,6 +213,12 @@ class Config(Readable):
     op_by_op_barriers: bool = field(default_factory=lambda: _op_by_op("BARRIERS"))
     independent_processes: bool = field(
         default_factory=lambda: flag("LAZYRT_INDEPENDENT_PROCESSES", default=False)
+    )
+    replica_guard: bool = field(
+        default_factory=lambda: flag("LAZYRT_REPLICA_GUARD", default=True)
+    )
+    replica_timeout_s: float = field(
+        default_factory=lambda: float(_number("LAZYRT_REPLICA_TIMEOUT_S", 600, least=1))
     )
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -352,6 +362,8 @@ _VARIABLES = {
     "check_hits": ("LAZYRT_CHECK_HITS",),
     "deferred_checks": ("LAZYRT_DEFERRED_CHECKS",),
     "independent_processes": ("LAZYRT_INDEPENDENT_PROCESSES",),
+    "replica_guard": ("LAZYRT_REPLICA_GUARD",),
+    "replica_timeout_s": ("LAZYRT_REPLICA_TIMEOUT_S",),
     "scope_policy": ("LAZYRT_SCOPE_POLICY",),
     "max_async_closures": ("LAZYRT_MAX_ASYNC_CLOSURES",),
     "eager": ("LAZYVIZ_EAGER",),

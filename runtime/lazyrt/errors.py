@@ -119,3 +119,7 @@ class NoEquivalentError(LazyRuntimeError, NotImplementedError):
 
 class TooManyGraphsError(LazyRuntimeError):
     """A block has run more different graphs than it may."""
+
+
+class ReplicaError(LazyRuntimeError):
+    """The ranks of a process group are about to launch different programs, or one is missing."""

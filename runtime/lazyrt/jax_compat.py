@@ -7,6 +7,7 @@ no global setting of a user's own jax program changes.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import pickle
 import re
@@ -18,7 +19,8 @@ import jax
 import jax.numpy as jnp
 import jaxlib.version
 import numpy as np
-from jax._src import xla_bridge
+from jax._src import compiler as _private_compiler
+from jax._src import distributed, xla_bridge
 from jax.experimental import serialize_executable
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
@@ -56,8 +58,8 @@ def scope() -> contextlib.AbstractContextManager[None]:
 
 
 def device() -> Any:
-    """Return the jax device that lazyrt runs on: the first of the default backend."""
-    return jax.devices()[0]
+    """Return the jax device that lazyrt runs on: the first of this process."""
+    return jax.local_devices()[0]
 
 
 def device_name() -> str:
@@ -114,7 +116,15 @@ def _find_batched_device_put() -> Callable[..., Any] | None:
     return getattr(getattr(private, "xla_client", None), "batched_device_put", None)
 
 
+def _find_device_list() -> Callable[..., Any]:
+    from jax._src import lib as private
+
+    found: Callable[..., Any] = getattr(private, "xla_client").DeviceList  # noqa: B009 - untyped
+    return found
+
+
 _merge = _find_merge()
+_device_list = _find_device_list()
 _to_hlo = _find_to_hlo()
 _batched_device_put = _find_batched_device_put()
 # jax finds LAPACK's functions when it lowers a call of one. An executable from disk was lowered
@@ -132,6 +142,7 @@ def compile_text(
     *,
     fast: bool,
     names: Mapping[int, str] | None = None,
+    ranks: Sequence[int] = (),
 ) -> Any:
     """Compile a StableHLO module whose `main` maps `ins` to `outs`.
 
@@ -145,6 +156,7 @@ def compile_text(
         donated: Arguments that give up their memory.
         fast: Whether to use the fast tier.
         names: What the user calls arguments, by position; they end up in the HLO's metadata.
+        ranks: Processes that run it together, if it has collectives.
     """
     module = _Module(text, outs)
 
@@ -152,7 +164,7 @@ def compile_text(
         return _splice.bind(*args, module=module)
 
     return compile_function(
-        with_ready_scalar(main), ins, donated, fast=fast, names=names
+        with_ready_scalar(main), ins, donated, fast=fast, names=names, ranks=ranks
     )
 
 
@@ -243,6 +255,7 @@ def compile_function(
     *,
     fast: bool,
     names: Mapping[int, str] | None = None,
+    ranks: Sequence[int] = (),
 ) -> Any:
     """Compile a traceable function of flat arguments; see `compile_text`."""
     options = dict(_OPTIONS)
@@ -256,7 +269,93 @@ def compile_function(
         lowered = jitted.lower(*ins)
         _name_arguments(lowered, names)
         _pair(lowered, donated)
+        if ranks:
+            return _compile_replicated(lowered, options, ranks)
         return lowered.compile(compiler_options=options)
+
+
+class ReplicatedExecutable:
+    """A program that several processes run together, each on arrays of its own device.
+
+    Attributes:
+        launch: Runs it on device arrays; blocks until the other processes run it, too.
+    """
+
+    def __init__(self, loaded: Any) -> None:
+        self._loaded = loaded
+
+    def launch(self, args: Sequence[Any]) -> list[Any]:
+        """Run it on device arrays; the other processes must run it, too."""
+        results = self._loaded.execute_sharded(list(args))
+        return [each[0] for each in results.disassemble_into_single_device_arrays()]
+
+    def __call__(self, *args: Any) -> list[Any]:
+        """Run it on device arrays and numbers."""
+        return self.launch(
+            [arg if isinstance(arg, jax.Array) else give(arg) for arg in args]
+        )
+
+    def memory_analysis(self) -> Any:
+        """Return what jax's executables tell of their memory."""
+        return self._loaded.get_compiled_memory_stats()
+
+    def as_text(self) -> str:
+        """Return the optimised HLO."""
+        return str(self._loaded.hlo_modules()[0].to_string())
+
+
+def _compile_replicated(
+    lowered: Any, options: dict[str, Any], ranks: Sequence[int]
+) -> ReplicatedExecutable:
+    """Compile a module with one replica for each rank, on the first device of its process."""
+    first: dict[int, Any] = {}
+    for each in jax.devices():
+        first.setdefault(each.process_index, each)
+    devices = [first[rank] for rank in ranks]
+    module = lowered.compiler_ir("stablehlo")
+    with module.context:
+        number = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), len(devices))
+        module.operation.attributes["mhlo.num_replicas"] = number
+    compile_options = _private_compiler.get_compile_options(
+        num_replicas=len(devices),
+        num_partitions=1,
+        device_assignment=np.array([[each.id] for each in devices]),
+        env_options_overrides=options,
+    )
+    loaded = _private_compiler.backend_compile_and_load(
+        device().client, module, _device_list(tuple(devices)), compile_options, []
+    )
+    return ReplicatedExecutable(loaded)
+
+
+def join(
+    address: str, size: int, rank: int, *, local: int | None, heartbeat_s: int
+) -> None:
+    """Join the processes of a group: `jax.devices()` has the devices of all from now on."""
+    # Without it a process that dies ends all others, before they can say which one it was.
+    jax.config.update("jax_enable_recoverability", val=True)
+    jax.distributed.initialize(
+        address,
+        size,
+        rank,
+        local_device_ids=local,
+        heartbeat_timeout_seconds=heartbeat_s,
+    )
+
+
+def leave() -> None:
+    """Let this process end without the others: jax's farewell would abort it where one is gone."""
+    state = distributed.global_state
+    for farewell in (state.client, state.service):
+        if farewell is not None:
+            # Its destructor says farewell, too.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(farewell))
+    state.client = state.service = None
+
+
+def shut_down() -> None:
+    """Leave the other processes in order; the process that serves them does so last."""
+    jax.distributed.shutdown()
 
 
 def _name_arguments(lowered: Any, names: Mapping[int, str] | None) -> None:
@@ -342,6 +441,8 @@ def launcher(executable: Any) -> Launcher:
     jax's own call looks again at the type, layout and place of each argument. It is the way where
     effects or hidden arguments pass through it, or where it is made differently.
     """
+    if isinstance(executable, ReplicatedExecutable):
+        return executable.launch
     inner: Any = getattr(getattr(executable, "_executable", None), "unsafe_call", None)
     try:
         run, handlers = inner.xla_executable.execute_sharded, inner.out_handler.handlers
@@ -410,6 +511,7 @@ def platform_key() -> str:
         client.platform,
         client.platform_version,
         target.device_kind,
+        target.id,
         _host_features(),
     )
     return hashlib.blake2b(

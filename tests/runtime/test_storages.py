@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import lazyrt
-from lazyrt.errors import NoLoweringError, UsageError
+from lazyrt.errors import LostValueError, NoLoweringError, UsageError
 from lazyrt.observe import events
 from tests.harness import DEVICE, lazy, recorded
 from tests.runtime.semantics import grid, on_both
@@ -253,9 +253,33 @@ def test_a_storage_of_another_size_or_device_is_refused_by_name():
     storage = lazy(grid(4)).untyped_storage()
 
     assert storage.resize_(16) is storage
-    with pytest.raises(UsageError, match=r"resize_\(0\) of a storage of 16 bytes"):
-        storage.resize_(0)
+    with pytest.raises(UsageError, match=r"resize_\(20\) of a storage of 16 bytes"):
+        storage.resize_(20)
     with pytest.raises(RuntimeError, match="self was 16 bytes but src was 4 bytes"):
         storage.copy_(torch.UntypedStorage(4))
     with pytest.raises(RuntimeError, match="lazyrt:1"):
         torch.UntypedStorage(4, device="lazyrt:1")
+
+
+def test_a_storage_is_freed_and_given_back():
+    tensor = lazy(grid(4))
+    part = tensor[1:3]
+    storage = tensor.untyped_storage()
+    storage.resize_(0)
+
+    assert storage.size() == 0
+    with pytest.raises(LostValueError, match="resized to 0 bytes"):
+        tensor + 1
+    storage.resize_(16)
+    tensor.copy_(lazy(grid(4)))
+    assert storage.size() == 16
+    assert part.tolist() == grid(4)[1:3].tolist()
+
+
+def test_what_was_pending_for_a_freed_storage_is_not_computed():
+    tensor = lazy(grid(4)) * 2
+    tensor.untyped_storage().resize_(0)
+    before = lazyrt.counters()
+    lazyrt.mark_step()
+
+    assert (lazyrt.counters() - before)["executions"] == 0

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 ONE_DEVICE = (
-    "lazyrt has one device in one process, so there is nobody to talk to. With one replica "
-    "leave the call out"
+    "torch_xla's names act on one replica in lazyrt. With one leave the call out; with several use "
+    "torch.distributed after init_process_group('lazyrt')"
 )
 ONE_DEVICE_SPMD = "lazyrt has one device, over which nothing can be sharded. Leave the annotations out"
 NO_SERVER = (
@@ -60,8 +60,8 @@ def only_one(function: str, argument: str, value: object, *, allowed: object) ->
 
 
 # -------------------------------------------------------------------------- one replica
-# torch_xla's replicas sum their gradients. lazyrt has no collectives yet, so each process would
-# train a model of its own, and nothing would look wrong.
+# torch_xla's replicas sum their gradients. Its names do not here, so each process would train a
+# model of its own, and nothing would look wrong.
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -89,9 +89,10 @@ def _refuse_several(function: str) -> None:
     found = None if config.independent_processes else _several()
     if found is not None:
         raise NoEquivalentError(
-            f"{function}() found {found}: this process is one of several replicas. lazyrt has no "
-            "collectives yet, so each of them would train a model of its own. Start one process, "
-            "without torchrun; or, where the processes are meant to be independent, set "
+            f"{function}() found {found}: this process is one of several replicas, and torch_xla's "
+            "names act on one, so each of them would train a model of its own. Use "
+            "torch.distributed: init_process_group('lazyrt') with DistributedDataParallel or "
+            "fully_shard; or, where the processes are meant to be independent, set "
             "lazyrt.config.independent_processes = True, or LAZYRT_INDEPENDENT_PROCESSES=1."
         )
 

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import LoweringError
-from lazyrt.execution import cache, process
+from lazyrt.execution import cache, process, replicas
 from lazyrt.execution.host_kernel import HostKernel
+from lazyrt.lowering.collectives import ranks_of
 from lazyrt.lowering.emit import argument_types, emit_text, interpret, result_types
 from lazyrt.lowering.spec import Spec, first_line, forget_executables
 from lazyrt.observe import events
@@ -177,7 +178,7 @@ def graph_key(graph: Canonical, donated: Iterable[int], *, fast: bool) -> str:
     """
     tier = "fast" if fast else "optimised"
     key = f"{graph.fingerprint}|{','.join(map(str, donated))}|{tier}"
-    return key + _by_given(given_rules(graph))
+    return key + _of_this_process(given_rules(graph), ranks_of(graph.nodes))
 
 
 def given_rules(graph: Canonical) -> tuple[tuple[str, int], ...]:
@@ -185,10 +186,13 @@ def given_rules(graph: Canonical) -> tuple[tuple[str, int], ...]:
     return tuple(sorted({each for node in graph.nodes for each in node.spec.given}))
 
 
-def _by_given(rules: tuple[tuple[str, int], ...]) -> str:
-    """Return what such rules add to a key; another process may have others of these names."""
-    given = ", ".join(f"{name} {times}" for name, times in rules)
-    return f"{cache.OF_THIS_PROCESS}{given}" if given else ""
+def _of_this_process(
+    rules: tuple[tuple[str, int], ...], ranks: tuple[int, ...] = ()
+) -> str:
+    """Return what such rules and processes add to a key; another run may have others."""
+    given = [f"{name} {times}" for name, times in rules]
+    given += [f"ranks {ranks}"] * bool(ranks)
+    return f"{cache.OF_THIS_PROCESS}{', '.join(given)}" if given else ""
 
 
 def compile_graph(
@@ -219,6 +223,7 @@ def compile_graph(
         LoweringError: XLA refused the module, by both lowering paths.
     """
     key = _graph_key(graph, donated, fast=fast, purpose=purpose, numbered=numbered)
+    ranks = ranks_of(graph.nodes)
 
     def build() -> Any:
         ins, outs = argument_types(graph), result_types(graph)
@@ -233,11 +238,12 @@ def compile_graph(
             )
         )
         try:
-            return jax_compat.compile_text(
-                text, ins, outs, donated, fast=fast, names=names
+            made = jax_compat.compile_text(
+                text, ins, outs, donated, fast=fast, names=names, ranks=ranks
             )
         except Exception as error:  # noqa: BLE001 - the second path decides
-            return _compile_by_interpretation(graph, donated, error, fast=fast)
+            made = _compile_by_interpretation(graph, donated, error, fast=fast)
+        return replicas.guarded(made, graph) if ranks else made
 
     facts = cache.Facts(
         holds=f"{purpose} graph {graph.fingerprint[:8]}",
@@ -294,7 +300,9 @@ def compile_interpreted(
         return interpret(graph, *args)
 
     main = jax_compat.with_ready_scalar(interpreted)
-    return jax_compat.compile_function(main, argument_types(graph), donated, fast=fast)
+    return jax_compat.compile_function(
+        main, argument_types(graph), donated, fast=fast, ranks=ranks_of(graph.nodes)
+    )
 
 
 def compile_spec(spec: Spec, purpose: Purpose = "op", node: Node | None = None) -> Any:
@@ -323,9 +331,12 @@ def begin_spec(
         apply = spec.apply
         main = jax_compat.with_ready_scalar(apply) if spec.is_large else apply
         try:
-            return jax_compat.compile_function(main, spec.signature, {}, fast=True)
+            made = jax_compat.compile_function(
+                main, spec.signature, {}, fast=True, ranks=spec.ranks
+            )
         except Exception as error:
             raise LoweringError(first_line(error)) from error
+        return replicas.guarded(made, spec) if spec.ranks else made
 
     key = _spec_key(spec)
     facts = cache.Facts(
@@ -359,7 +370,7 @@ def is_compiled(spec: Spec) -> bool:
 
 def _spec_key(spec: Spec) -> str:
     kind = "op with ready scalar" if spec.is_large else "op"
-    return f"{kind}|{spec_identity(spec)}{_by_given(spec.given)}"
+    return f"{kind}|{spec_identity(spec)}{_of_this_process(spec.given, spec.ranks)}"
 
 
 def spec_identity(spec: Spec) -> str:

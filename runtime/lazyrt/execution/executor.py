@@ -34,6 +34,7 @@ from lazyrt.execution import (
     memory,
     op_by_op,
     process,
+    replicas,
 )
 from lazyrt.execution.graph_registry import CompiledGraph, Run, graph_registry
 from lazyrt.execution.process import deferred_interrupt
@@ -198,6 +199,7 @@ def barrier(
     deferred_asserts.raise_failed()
     with lock:
         run_hooks(cause, site)
+        replicas.note_boundary(cause, site)
         start = time.perf_counter_ns()
         number, step = pending.number, active.innermost()
         boundary, ends = (cause, site), ended or step

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from lazyrt import jax_compat
 from lazyrt.config import config
 from lazyrt.errors import LoweringError
-from lazyrt.execution import compiler, completion, cost_model, memory, process
+from lazyrt.execution import compiler, completion, cost_model, memory, process, replicas
 from lazyrt.execution.executor import Plan, pack_arguments, plan_of
 from lazyrt.execution.op_by_op import Tally, cone_of, last_uses, run_node
 from lazyrt.ir.budgets import make_room
@@ -89,6 +89,7 @@ def _compute(
 ) -> list[Any]:
     """Run the cones of some values that are not known, and tell listeners."""
     cone, known_operands = cone_of(values, pending.memo)
+    replicas.check_alone(cone)
     reused = len(known_operands)
     plan = _slices.get(_key(values))
     strategy: Strategy = "slice"

@@ -58,6 +58,66 @@ def _refuse(name: str) -> None:
     )
 
 
+# -------------------------------------------------------------------- streams and events
+# Ops are recorded in the order of the program, and a graph has no other: FSDP's streams, which let
+# copies overlap with computation, are for XLA to find.
+
+
+class Stream:
+    """The device's one stream: what is recorded first is first."""
+
+    device_index = device_type = stream_id = 0
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    @property
+    def device(self) -> torch.device:
+        """The device."""
+        return torch.device(compat.DEVICE_TYPE)
+
+    def wait_stream(self, stream: object) -> None:
+        """Do nothing: the order is that of the program."""
+
+    def wait_event(self, event: object) -> None:
+        """Do nothing: the order is that of the program."""
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Return an event."""
+        return event or Event()
+
+    def query(self) -> bool:
+        """Return True: whoever reads gets what was computed."""
+        return True
+
+    def synchronize(self) -> None:
+        """Do nothing: a read waits for what it reads."""
+
+
+class Event:
+    """A place in the device's one stream."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def record(self, _stream: object = None) -> Event:
+        """Return the event."""
+        return self
+
+    def wait(self, stream: object = None) -> None:
+        """Do nothing: the order is that of the program."""
+
+    def query(self) -> bool:
+        """Return True: whoever reads gets what was computed."""
+        return True
+
+    def synchronize(self) -> None:
+        """Do nothing: a read waits for what it reads."""
+
+
+STREAM = Stream()
+
+
 # --------------------------------------------------------------------- the device guard
 # torch asks the guard of a device for its streams around each backward node and for each tensor
 # with history, from C++ functions that must not throw. The guard that torch 2.13 makes for a

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -89,6 +90,22 @@ class DeviceModule:
     def is_available(self) -> bool:
         """Return True: the device runs wherever jax does."""
         return True
+
+    Stream = accelerator.Stream
+    Event = accelerator.Event
+
+    def current_stream(self, device: Any = None) -> accelerator.Stream:
+        """Return the device's one stream."""
+        return accelerator.STREAM
+
+    default_stream = current_stream
+
+    def set_stream(self, stream: Any) -> None:
+        """Select a stream; there is only one."""
+
+    def stream(self, stream: Any) -> contextlib.AbstractContextManager[None]:
+        """Return a context manager that selects a stream; there is only one."""
+        return contextlib.nullcontext()
 
     def current_device(self) -> int:
         """Return 0, the only device so far."""

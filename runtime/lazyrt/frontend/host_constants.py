@@ -19,6 +19,7 @@ from lazyrt.frontend import scalars
 from lazyrt.frontend.infer import run_on_host
 from lazyrt.ir.live import lock, pending
 from lazyrt.ir.node import Leaf, Node, Value, walk
+from lazyrt.lowering.collectives import is_collective
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -358,14 +359,14 @@ def _leaf_number(leaf: Leaf) -> float:
 
 
 def _small_cone(value: Value) -> set[Node] | None:
-    """Return the nodes under a value, None if there are too many."""
+    """Return the nodes under a value, None if there are too many or other processes are needed."""
     found: set[Node] = set()
     stack = [value]
     while stack:
         node = stack.pop().node
         if node is None or node in found:
             continue
-        if len(found) == _MAX_RUN_NODES:
+        if len(found) == _MAX_RUN_NODES or is_collective(node):
             return None
         found.add(node)
         stack.extend(node.operands)

@@ -26,7 +26,7 @@ from lazyrt.frontend.buffers import View, current_value, state_of, wrap
 from lazyrt.frontend.record import functional
 from lazyrt.frontend.torch_compat import DEVICE_TYPE, aten, create_empty_tensor
 from lazyrt.frontend.views import check_bounds, make_view, root_as
-from lazyrt.ir.live import Buffer, lock
+from lazyrt.ir.live import Buffer, Lost, lock, pending
 from lazyrt.ir.node import Value, strides_of
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 # No address of user memory begins there on the supported machines.
 _FIRST_ADDRESS = 1 << 60
 _ALIGNMENT = 64
+_RELEASED = "its storage was resized to 0 bytes, which frees it. Resize it back and write it first."
 
 _next_address = _FIRST_ADDRESS
 
@@ -79,6 +80,8 @@ def size_bytes(storage: torch.UntypedStorage) -> int:
         return 0
     if isinstance(state, HostBytes):
         return state.storage.nbytes()
+    if _is_released(state.base):
+        return 0
     shape, dtype, _ = state.base.type
     return math.prod(shape) * dtype.itemsize
 
@@ -214,13 +217,46 @@ def _fill(storage: torch.UntypedStorage, value: int) -> torch.UntypedStorage:
 
 
 def _resize(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
-    if size != size_bytes(storage):
+    """Free a storage's memory, as FSDP does between uses, or give it back; its values are lost."""
+    state, now = _state(storage), size_bytes(storage)
+    if size == now or not isinstance(state, (Buffer, View)):
+        return storage
+    base = state.base
+    whole = math.prod(base.type[0]) * base.type[1].itemsize
+    if size == 0:
+        _release(base)
+    elif now == 0 and size == whole:
+        shape, dtype, _ = base.type
+        fresh = torch.empty(shape, dtype=dtype, device=DEVICE_TYPE)
+        with lock:
+            base.data = base.meta = None
+            base.write(current_value(state_of(fresh)))
+    else:
         raise UsageError(
-            f"UntypedStorage.resize_({size}) of a storage of {size_bytes(storage)} bytes on the "
-            "device lazyrt: tensors share values here, no memory that could grow or be freed "
-            "under them. Resize the tensor (`t.resize_(shape)`), or drop it to free its memory."
+            f"UntypedStorage.resize_({size}) of a storage of {now} bytes on the device lazyrt: "
+            "tensors share values here, no memory that could grow. 0 frees it, and "
+            f"{whole} gives it back; for another size call `t.resize_(shape)`."
         )
     return storage
+
+
+def _release(base: Buffer) -> None:
+    """Let a buffer hold nothing, neither data nor what a step would compute for it."""
+    with lock:
+        base.meta = base.type
+        base.value = None
+        base.data = Lost(_RELEASED)
+        base.version += 1
+        pending.buffers.pop(base, None)
+        pending.parked.pop(base, None)
+
+
+def _is_released(base: Buffer) -> bool:
+    return (
+        base.value is None
+        and isinstance(base.data, Lost)
+        and base.data.reason is _RELEASED
+    )
 
 
 def _byteswap(storage: torch.UntypedStorage, width: int) -> None:

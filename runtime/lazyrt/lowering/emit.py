@@ -80,12 +80,24 @@ def emit_text(
     arguments = _declare_arguments(
         graph, names, lines, None if fast else functions, called or {}
     )
-    for position, (number, node) in enumerate(batched(graph)):
+    chain: Value | None = None
+    for position, (number, node) in enumerate(_in_order(graph)):
         spec = node.spec.called
         functions.setdefault(spec.symbol, spec.text)
         mark = f" #{number}" if numbered else ""
         place = _location(graph.nodes[number], mark)
-        lines += _call(node, f"%n{position}", names, place)
+        known = names
+        if spec.ranks:
+            if chain is not None:
+                operand, ordered = node.operands[0], f"%n{position}_ordered"
+                lines += _after(
+                    names[chain], chain, names[operand], operand, ordered, place
+                )
+                known = {**names, operand: ordered}
+            chain = node.outputs[0]
+        lines += _call(node, f"%n{position}", known, place)
+        if known is not names:
+            names[node.outputs[0]] = known[node.outputs[0]]
     results = ", ".join(names[root] for root in graph.roots)
     types = ", ".join(_tensor_type(root) for root in graph.roots)
     return "\n".join(
@@ -100,6 +112,73 @@ def emit_text(
             "",
         ]
     )
+
+
+def _in_order(graph: Canonical) -> list[tuple[int, Node]]:
+    """Return the nodes that XLA gets, each with the number of the one that it stands for.
+
+    Collectives come in the order of recording, which is that of the program on all ranks.
+    """
+    if not any(node.spec.ranks for node in graph.nodes):
+        return batched(graph)
+    return sorted(enumerate(graph.nodes), key=lambda each: each[1].id)
+
+
+def _after(
+    before: str, chain: Value, given: str, operand: Value, ordered: str, place: str
+) -> list[str]:
+    """Let a collective wait for the one before, so that all ranks run them in one order.
+
+    Its operand is selected by a condition that always holds and that XLA cannot know: the highest
+    bit of the replica's number is 0.
+
+    Args:
+        before: The name of the one before's result.
+        chain: That result.
+        given: The name of the operand.
+        operand: What the collective reads.
+        ordered: The name of what it reads in place of that.
+        place: The location of all this.
+    """
+    whole, own = _tensor_type(chain), _tensor_type(operand)
+    element = _element(chain)
+    scalar, word = f"tensor<{element}>", "tensor<ui32>"
+    first = f"tensor<{'1x' * len(chain.shape)}{element}>"
+    starts = ", ".join("0:1" for _ in chain.shape)
+    found = [
+        (f"slice {before} [{starts}]", f"({whole}) -> {first}"),
+        (f"reshape {ordered}_0", f"({first}) -> {scalar}"),
+        ("replica_id", word),
+        ("constant dense<31>", word),
+        (f"shift_right_logical {ordered}_2, {ordered}_3", word),
+    ]
+    if chain.dtype.is_complex:
+        real = f"tensor<{element.removeprefix('complex<')[:-1]}>"
+        found.append((f"real {ordered}_1", f"({scalar}) -> {real}"))
+        found.append((f"convert {ordered}_5", f"({real}) -> {word}"))
+    else:
+        found.append((f"reshape {ordered}_1", f"({scalar}) -> {scalar}"))
+        found.append((f"convert {ordered}_5", f"({scalar}) -> {word}"))
+    found += [
+        (f"and {ordered}_4, {ordered}_6", word),
+        ("constant dense<0>", word),
+        (f"compare EQ, {ordered}_7, {ordered}_8", f"({word}, {word}) -> tensor<i1>"),
+        (f"constant dense<{_zero(operand)}>", own),
+    ]
+    lines = [
+        f"{ordered}_{k} = stablehlo.{what} : {types} {place}"
+        for k, (what, types) in enumerate(found)
+    ]
+    last = f"select {ordered}_9, {given}, {ordered}_10 : tensor<i1>, {own}"
+    return [*lines, f"{ordered} = stablehlo.{last} {place}"]
+
+
+def _zero(value: Value) -> str:
+    if value.dtype.is_complex:
+        return "(0.0, 0.0)"
+    if value.dtype.is_floating_point:
+        return "0.0"
+    return "false" if _element(value) == "i1" else "0"
 
 
 def function_places(graph: Canonical) -> dict[str, tuple[str, str, int]]:

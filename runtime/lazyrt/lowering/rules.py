@@ -6,6 +6,7 @@ from lazyrt.lowering import (
     activations,
     bessel,
     binning,
+    collectives,
     convolution,
     creation,
     elementwise,

@@ -1,0 +1,355 @@
+"""torch's process group on the device: `dist.init_process_group("lazyrt")`.
+
+A collective is recorded like any op, so it is a part of the step's program; waiting for it
+waits for nothing. DistributedDataParallel, `fully_shard` and DTensor build on these calls.
+"""
+
+# The methods are those that torch calls, with its arguments.
+# ruff: noqa: A002, ARG002
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import distributed as dist
+
+from lazyrt.errors import NoEquivalentError
+from lazyrt.execution import replicas
+from lazyrt.execution.executor import barrier
+from lazyrt.frontend import torch_compat as compat
+from lazyrt.frontend.buffers import state_of
+from lazyrt.frontend.kernels import functional_kernel
+from lazyrt.frontend.provenance import is_library, site_of, user_site
+from lazyrt.frontend.reads import snapshot
+from lazyrt.ir.live import Buffer, lock
+from lazyrt.lowering import collectives
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from types import FrameType
+
+
+def register() -> None:
+    """Register the backend `lazyrt` with torch."""
+    if dist.is_available():
+        dist.Backend.register_backend(
+            "lazyrt", _create, extended_api=True, devices=[compat.DEVICE_TYPE]
+        )
+
+
+def _create(options: Any, _backend_options: Any) -> LazyProcessGroup:
+    rank, size = options.group_rank, options.group_size
+    ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
+    if not options.global_ranks_in_group:
+        replicas.initialise(options.store, rank, size, _line_of)
+    return LazyProcessGroup(rank, ranks)
+
+
+def _line_of(frame: FrameType | None) -> str:
+    while frame is not None:
+        if not is_library(frame.f_code):
+            return str(site_of(frame))
+        frame = frame.f_back
+    return ""
+
+
+@functools.cache
+def _kernel(func: torch._ops.OpOverload) -> Callable[..., torch.Tensor]:
+    return functional_kernel(func)
+
+
+def _reduction(options: Any) -> str:
+    op = getattr(options, "reduceOp", dist.ReduceOp.SUM)
+    name = str(getattr(op, "op", op)).rpartition(".")[2].lower()
+    if name not in collectives.REDUCTIONS:
+        raise NoEquivalentError(
+            f"ReduceOp.{name.upper()} has no equivalent in lazyrt's collectives. They reduce by "
+            f"{', '.join(sorted(collectives.REDUCTIONS))}; scale the tensor before the call."
+        )
+    return name
+
+
+_ProcessGroup: Any = dist.ProcessGroup  # whose stubs know the overloads of C++ alone
+
+
+def _has_taken(target: torch.Tensor, value: torch.Tensor) -> bool:
+    """Let a tensor that is no view take data as it is; return whether it did."""
+    if not compat.is_lazy(target):
+        return False
+    with lock:
+        own, found = state_of(target), state_of(value)
+        if own.is_pending or found.is_pending or not isinstance(own, Buffer):
+            return False
+        if own.type != found.base.type or not isinstance(found, Buffer):
+            return False
+        own.store(found.data, found.type)
+        return True
+
+
+class LazyProcessGroup(_ProcessGroup):  # type: ignore[misc]
+    """Records collectives of some ranks.
+
+    Args:
+        rank: This process among them.
+        ranks: Their global ranks.
+    """
+
+    def __init__(self, rank: int, ranks: tuple[int, ...]) -> None:
+        super().__init__(rank, len(ranks))
+        self._ranks = ranks
+        self._group_name = self._group_desc = ""
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """Return `lazyrt`."""
+        return "lazyrt"
+
+    @property
+    def group_name(self) -> str:
+        """Torch's name of the group."""
+        return self._group_name
+
+    @property
+    def pg_name(self) -> str:
+        """Torch's name of the group."""
+        return self._group_name
+
+    def _set_group_name(self, name: str) -> None:
+        self._group_name = name
+
+    @property
+    def group_desc(self) -> str:
+        """What torch says the group is for."""
+        return self._group_desc
+
+    def _set_group_desc(self, text: str) -> None:
+        self._group_desc = text
+
+    def _set_default_backend(self, kind: Any) -> None:
+        pass
+
+    def _compute(
+        self, func: torch._ops.OpOverload, operand: torch.Tensor, *args: Any
+    ) -> torch.Tensor:
+        """Record a collective on a tensor of any device.
+
+        Integers that have data run at once: torch and programs exchange sizes and counts to read
+        them in the middle of a step.
+        """
+        with torch.no_grad():
+            lazy = operand.detach().to(compat.DEVICE_TYPE).contiguous()
+            has_data = not state_of(lazy).is_pending
+            result = _kernel(func)(lazy, *args, [*self._ranks])
+            if has_data and not (lazy.is_floating_point() or lazy.is_complex()):
+                with replicas.together():
+                    return snapshot(result)
+            return result
+
+    def _write(self, targets: Iterable[torch.Tensor], values: Iterable[Any]) -> None:
+        """Write results, which a tensor of another device waits for."""
+        pairs = list(zip(targets, values, strict=True))
+        if not all(compat.is_lazy(target) for target, _ in pairs):
+            barrier("a collective of CPU tensors", user_site(2))
+        with torch.no_grad():
+            for target, value in pairs:
+                if not _has_taken(target, value):
+                    target.detach().copy_(value.reshape(target.shape))
+
+    # ------------------------------------------------------------------- reductions
+
+    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
+        """Reduce tensors over all ranks, in place."""
+        kind = _reduction(opts)
+        self._write(
+            tensors, [self._compute(collectives.all_reduce, t, kind) for t in tensors]
+        )
+        return compat.finished_work([*tensors])
+
+    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any) -> Any:
+        """Reduce tensors over all ranks, in place."""
+        return self.allreduce(tensors, opts)
+
+    def reduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
+        """Reduce tensors; all ranks compute it, and one keeps it."""
+        kind = _reduction(opts)
+        found = [self._compute(collectives.all_reduce, t, kind) for t in tensors]
+        if self.rank() == getattr(opts, "rootRank", 0):
+            self._write(tensors, found)
+        return compat.finished_work([*tensors])
+
+    def _reduce_scatter_base(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        opts: Any = None,
+    ) -> Any:
+        flat = input.reshape(self.size(), -1)
+        value = self._compute(collectives.reduce_scatter, flat, _reduction(opts))
+        self._write([output], [value])
+        return compat.finished_work([output])
+
+    def reduce_scatter_tensor_coalesced(
+        self,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        opts: Any = None,
+    ) -> Any:
+        """Reduce tensors and give each rank a part."""
+        for output, one in zip(outputs, inputs, strict=True):
+            self._reduce_scatter_base(output, one, opts)
+        return compat.finished_work([*outputs])
+
+    def reduce_scatter(
+        self,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[Sequence[torch.Tensor]],
+        opts: Any = None,
+    ) -> Any:
+        """Reduce lists of tensors and give each rank the one of its number."""
+        for output, parts in zip(outputs, inputs, strict=True):
+            self._reduce_scatter_base(output, torch.stack([*parts]), opts)
+        return compat.finished_work([*outputs])
+
+    # ---------------------------------------------------------------------- copies
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
+        """Give all ranks the tensors of one."""
+        source = int(getattr(opts, "rootRank", 0))
+        self._write(
+            tensors, [self._compute(collectives.broadcast, t, source) for t in tensors]
+        )
+        return compat.finished_work([*tensors])
+
+    def _allgather_base(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        opts: Any = None,
+    ) -> Any:
+        value = self._compute(collectives.all_gather, input.reshape(1, -1))
+        self._write([output], [value])
+        return compat.finished_work([output])
+
+    def allgather_into_tensor_coalesced(
+        self,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        opts: Any = None,
+    ) -> Any:
+        """Collect the tensors of all ranks in one for each."""
+        for output, one in zip(outputs, inputs, strict=True):
+            self._allgather_base(output, one)
+        return compat.finished_work([*outputs])
+
+    def allgather(
+        self,
+        outputs: Sequence[Sequence[torch.Tensor]],
+        inputs: Sequence[torch.Tensor],
+        opts: Any = None,
+    ) -> Any:
+        """Collect the tensors of all ranks in lists."""
+        for parts, one in zip(outputs, inputs, strict=True):
+            value = self._compute(collectives.all_gather, one.reshape(1, -1))
+            self._write(parts, value.unbind(0))
+        return compat.finished_work([list(parts) for parts in outputs])
+
+    def gather(
+        self,
+        outputs: Sequence[Sequence[torch.Tensor]],
+        inputs: Sequence[torch.Tensor],
+        opts: Any = None,
+    ) -> Any:
+        """Collect the tensors of all ranks in lists of one; all compute it."""
+        is_root = self.rank() == getattr(opts, "rootRank", 0)
+        for number, one in enumerate(inputs):
+            value = self._compute(collectives.all_gather, one.reshape(1, -1))
+            if is_root:
+                self._write(outputs[number], value.unbind(0))
+        return compat.finished_work([list(parts) for parts in outputs])
+
+    def scatter(
+        self,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[Sequence[torch.Tensor]],
+        opts: Any = None,
+    ) -> Any:
+        """Give each rank one of a rank's tensors."""
+        source = int(getattr(opts, "rootRank", 0))
+        for number, output in enumerate(outputs):
+            if self.rank() == source:
+                parts = torch.stack([*inputs[number]])
+            else:
+                parts = output.new_zeros((self.size(), *output.shape))
+            value = self._compute(collectives.broadcast, parts, source)
+            self._write([output], [value[self.rank()]])
+        return compat.finished_work([*outputs])
+
+    def alltoall_base(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        opts: Any = None,
+    ) -> Any:
+        """Exchange equal parts of a tensor with all ranks."""
+        splits = {*output_splits, *input_splits}
+        if len(splits) > 1 or len(input) % self.size():
+            raise NoEquivalentError(
+                f"all_to_all with splits {[*input_splits]} and {[*output_splits]} of {len(input)} "
+                "rows has no equivalent: a program's shapes are known, and all parts are equal. "
+                "Pad the parts to one size."
+            )
+        value = self._compute(collectives.all_to_all, input)
+        self._write([output], [value])
+        return compat.finished_work([output])
+
+    def alltoall(
+        self,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        opts: Any = None,
+    ) -> Any:
+        """Exchange equal tensors with all ranks."""
+        if len({tuple(each.shape) for each in (*inputs, *outputs)}) > 1:
+            raise NoEquivalentError(
+                "all_to_all of tensors of several shapes has no equivalent: all parts of a "
+                "program are equal. Pad them to one shape."
+            )
+        value = self._compute(collectives.all_to_all, torch.stack([*inputs]))
+        self._write(outputs, value.unbind(0))
+        return compat.finished_work([*outputs])
+
+    def barrier(self, opts: Any = None) -> Any:
+        """Run what is pending, and wait for all ranks."""
+        one = torch.ones(1, device=compat.DEVICE_TYPE)
+        result = self._compute(collectives.all_reduce, one, "sum")
+        barrier("dist.barrier()", user_site(2))
+        result.cpu()
+        return compat.finished_work(None)
+
+    def _refuse(self, name: str) -> NoReturn:
+        raise NoEquivalentError(
+            f"dist.{name}() has no equivalent in lazyrt: all ranks run one program, and only some "
+            "of them would call it. Use broadcast, all_gather or all_to_all."
+        )
+
+    def send(self, *_: Any) -> NoReturn:
+        """Refuse: one rank would run another program than the others."""
+        self._refuse("send")
+
+    def recv(self, *_: Any) -> NoReturn:
+        """Refuse: one rank would run another program than the others."""
+        self._refuse("recv")
+
+    def recv_anysource(self, *_: Any) -> NoReturn:
+        """Refuse: one rank would run another program than the others."""
+        self._refuse("recv")
+
+    # torch 2.13 asks for some by other names, too.
+    all_gather_single = _allgather_base
+    reduce_scatter_single = _reduce_scatter_base
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+    all_to_all_single = alltoall_base

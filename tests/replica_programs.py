@@ -1,0 +1,230 @@
+"""Programs that several processes run together: `python -m tests.replica_programs NAME ...`.
+
+Each prints one line of JSON for each thing that it tried. Launched by `tests.replicas`.
+"""
+
+# ruff: noqa: T201
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import lazyrt
+from lazyrt.errors import ReplicaError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROWS = 4
+
+
+def tell(name: str, found: Any) -> None:
+    """Print what was found."""
+    print(json.dumps([name, found]), flush=True)
+
+
+def own() -> torch.Tensor:
+    """Return this rank's number in four elements."""
+    return torch.full((4,), float(dist.get_rank())).to("lazyrt")
+
+
+def collectives() -> None:
+    """Each collective of c10d, on floats of the step and on integers that have data."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    reductions = ("SUM", "PRODUCT", "MIN", "MAX", "AVG")
+    reduced = {}
+    for name in reductions:
+        reduced[name] = own() + 1
+        dist.all_reduce(reduced[name], getattr(dist.ReduceOp, name))
+    sent = own() - 0.0 * rank
+    dist.broadcast(sent, 1)
+    rows = [torch.empty(4, device="lazyrt") for _ in range(size)]
+    dist.all_gather(rows, own())
+    part = torch.empty(4 // size, device="lazyrt")
+    dist.reduce_scatter_tensor(part, own() + torch.arange(4.0).to("lazyrt"))
+    swapped = torch.empty(4, device="lazyrt")
+    dist.all_to_all_single(swapped, own() * 10 + torch.arange(4.0).to("lazyrt"))
+    scattered = torch.empty(2, device="lazyrt")
+    parts = [torch.full((2,), 5.0 + k).to("lazyrt") for k in range(size)]
+    dist.scatter(scattered, parts if rank == 0 else None, src=0)
+    before = lazyrt.counters()
+    lazyrt.mark_step()
+    tell("executions", (lazyrt.counters() - before)["executions"])
+    tell("reduced", {name: value[0].item() for name, value in reduced.items()})
+    tell("sent", sent.tolist())
+    tell("rows", [row.tolist() for row in rows])
+    tell("part", part.tolist())
+    tell("swapped", swapped.tolist())
+    tell("scattered", scattered.tolist())
+    bits = torch.tensor([rank + 1, 6]).to("lazyrt")
+    dist.all_reduce(bits, dist.ReduceOp.BOR)
+    tell("integers are there at once", [lazyrt.is_pending(bits), bits.tolist()])
+    objects: list[Any] = [None] * size
+    dist.all_gather_object(objects, {"rank": rank})
+    tell("objects", objects)
+    group = dist.new_group([1, 0])
+    some = own()
+    dist.all_reduce(some, group=group)
+    lazyrt.mark_step()
+    tell("group", some.tolist())
+
+
+def model() -> nn.Module:
+    """Return a small model, the same on each rank."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+def batches() -> torch.Tensor:
+    """Return the rows of all ranks."""
+    return torch.randn(
+        dist.get_world_size() * ROWS, 8, generator=torch.Generator().manual_seed(1)
+    )
+
+
+def train(
+    net: nn.Module, rows: torch.Tensor, *, lazy: bool, same: bool = False
+) -> None:
+    """Train for five steps on this rank's rows, or on all of them."""
+    rank = dist.get_rank()
+    mine = (
+        rows[rank * ROWS : (rank + 1) * ROWS].to("lazyrt")
+        if lazy and not same
+        else rows
+    )
+    mine = mine.to("lazyrt") if lazy else mine
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
+    for _ in range(5):
+        optimizer.zero_grad()
+        net(mine).pow(2).mean().backward()
+        optimizer.step()
+    lazyrt.mark_step()
+
+
+def compare(name: str, make: Callable[[nn.Module], Any], *, same: bool = False) -> None:
+    """Train a distributed model beside one process that has the whole batch."""
+    reference, net = model(), model().to("lazyrt")
+    train(reference, batches(), lazy=False)
+    wrapped = make(net)
+    lazyrt.mark_step()
+    before = lazyrt.counters()
+    train(wrapped, batches(), lazy=True, same=same)
+    compiles = (lazyrt.counters() - before)["compiles"]
+    full = [
+        p.full_tensor() if hasattr(p, "full_tensor") else p for p in net.parameters()
+    ]
+    lazyrt.mark_step()
+    errors = [
+        (a.detach().cpu() - b.detach()).abs().max().item()
+        for a, b in zip(full, reference.parameters(), strict=True)
+    ]
+    tell(name, [max(errors), compiles])
+
+
+def training() -> None:
+    """Data, fully sharded and tensor parallel training."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+    from torch.nn.parallel import DistributedDataParallel
+
+    mesh = init_device_mesh("lazyrt", (dist.get_world_size(),))
+
+    def sharded(net: Any) -> Any:
+        for number in (0, 2):
+            fully_shard(net[number], mesh=mesh)
+        return fully_shard(net, mesh=mesh)
+
+    def parallel(net: nn.Module) -> nn.Module:
+        plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        return parallelize_module(net, mesh, plan)
+
+    compare("data parallel", DistributedDataParallel)
+    compare("fully sharded", sharded)
+    compare("tensor parallel", parallel, same=True)
+
+
+def saving() -> None:
+    """Write a distributed checkpoint into the folder CHECKPOINT."""
+    from torch.distributed.checkpoint.state_dict_saver import save
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("lazyrt", (dist.get_world_size(),))
+    rows = distribute_tensor(torch.arange(8.0).to("lazyrt"), mesh, [Shard(0)])
+    state = {"rows": rows, "whole": torch.ones(3, device="lazyrt")}
+    lazyrt.mark_step()
+    save(state, checkpoint_id=os.environ["CHECKPOINT"])
+
+
+def said(action: Callable[[], object]) -> str:
+    """Return what an action raises, and take its work back."""
+    try:
+        action()
+    except ReplicaError as error:
+        lazyrt.discard_pending()
+        return str(error)
+    return ""
+
+
+def divergence() -> None:
+    """Ranks that differ: each is told, and the next step runs."""
+    rank = dist.get_rank()
+
+    def one_more() -> None:
+        x = own()
+        dist.all_reduce(x)
+        if rank == 0:
+            dist.all_reduce(x)
+        lazyrt.mark_step()
+
+    def another_shape() -> None:
+        x = torch.ones(4 + rank).to("lazyrt")
+        dist.all_reduce(x)
+        lazyrt.mark_step()
+
+    def alone() -> None:
+        x = own()
+        dist.all_reduce(x)
+        try:
+            print(x)
+        finally:
+            lazyrt.mark_step()
+
+    def harmless() -> None:
+        x = own()
+        extra = [own() * 3] if rank == 0 else []
+        dist.all_reduce(x)
+        lazyrt.mark_step()
+        tell("harmless result", [x.tolist(), len(extra)])
+
+    for action in (one_more, another_shape, alone, harmless):
+        tell(action.__name__, said(action))
+
+
+def killed() -> None:
+    """A rank that is killed while the others wait for it."""
+    x = own()
+    dist.all_reduce(x)
+    lazyrt.mark_step()
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), 9)
+    y = own()
+    dist.all_reduce(y)
+    tell("killed", said(lazyrt.mark_step))
+
+
+if __name__ == "__main__":
+    dist.init_process_group("lazyrt")
+    for name in sys.argv[1:]:
+        globals()[name]()

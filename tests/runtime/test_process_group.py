@@ -1,0 +1,303 @@
+"""Collectives of several processes, and the guard that compares ranks before each launch."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import lazyrt
+from lazyrt.control import process_group
+from lazyrt.errors import NoEquivalentError, ReplicaError, UsageError
+from lazyrt.execution import replicas
+from lazyrt.frontend.buffers import state_of
+from lazyrt.frontend.kernels import functional_kernel
+from lazyrt.ir.fingerprint import canonicalise
+from lazyrt.lowering import collectives
+from lazyrt.lowering.emit import emit_text
+from tests.replicas import run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_WORLD = (0, 1)
+
+
+_Store: Any = getattr(dist, "HashStore")  # noqa: B009 - untyped
+
+
+def _value(tensor: torch.Tensor) -> Any:
+    return state_of(tensor).value
+
+
+def _text(*tensors: torch.Tensor) -> str:
+    return emit_text(canonicalise([_value(each) for each in tensors]))
+
+
+def _all_reduce(x: torch.Tensor, ranks: tuple[int, ...] = _WORLD) -> torch.Tensor:
+    result: torch.Tensor = functional_kernel(collectives.all_reduce)(x, "sum", [*ranks])
+    return result
+
+
+# -------------------------------------------------------------------------- one process
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("lazyrt", store=_Store(), rank=0, world_size=1)
+    yield
+    lazyrt.discard_pending()
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+def test_collectives_of_one_process_return_what_they_get() -> None:
+    x = torch.arange(4.0).to("lazyrt")
+    y, z = torch.empty(4, device="lazyrt"), torch.empty(4, device="lazyrt")
+    before = lazyrt.counters()
+    dist.all_reduce(x)
+    dist.all_gather([y], x)
+    dist.all_to_all_single(z, x)
+    dist.broadcast(z, 0)
+    lazyrt.mark_step()
+    assert (lazyrt.counters() - before)["executions"] == 1
+    assert x.tolist() == y.tolist() == z.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.usefixtures("group")
+def test_a_tensor_of_the_cpu_has_its_result_after_the_call() -> None:
+    x = torch.arange(3.0)
+    dist.all_reduce(x, dist.ReduceOp.AVG)
+    assert x.tolist() == [0, 1, 2]
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize(
+    ("call", "names"),
+    [
+        (lambda x: process_group.LazyProcessGroup(0, (0,)).send([x], 0, 0), "send"),
+        (lambda x: dist.all_to_all_single(x, x, [1, 3], [1, 3]), r"\[1, 3\]"),
+    ],
+)
+def test_what_one_program_cannot_do_is_refused_by_name(call: Any, names: str) -> None:
+    with pytest.raises(NoEquivalentError, match=names):
+        call(torch.ones(4, device="lazyrt"))
+
+
+# ------------------------------------------------------------------------------ programs
+
+
+def test_a_collective_is_lowered_with_its_group() -> None:
+    text = _text(_all_reduce(torch.ones(4).to("lazyrt")))
+    assert "stablehlo.all_reduce" in text
+    assert "dense<[[0, 1]]>" in text
+
+
+def test_each_collective_waits_for_the_one_recorded_before() -> None:
+    x, y = torch.ones(4).to("lazyrt"), torch.ones(3, dtype=torch.complex64).to("lazyrt")
+    first, second = _all_reduce(x), _all_reduce(y)
+    text = _text(second, first)
+    main = text.partition("func.func private")[0]
+    assert main.count("stablehlo.select") == 1
+    assert main.index("all_reduce") < main.index("stablehlo.select")
+    alone = _text(_all_reduce(x)).partition("func.func private")[0]
+    assert "stablehlo.select" not in alone
+
+
+def test_collectives_of_two_groups_in_a_step_name_both_lines() -> None:
+    one = _all_reduce(torch.ones(4).to("lazyrt"), (0, 1))
+    other = _all_reduce(torch.ones(4).to("lazyrt"), (0, 2))
+    nodes = [_value(each).node for each in (one, other)]
+    with pytest.raises(UsageError, match=r"\[0, 1\] at .*py:\d+ and ranks \[0, 2\]"):
+        collectives.ranks_of(nodes)
+
+
+# --------------------------------------------------------------------------------- guard
+
+
+class _Launch:
+    """An executable that counts its launches."""
+
+    def __init__(self, hlo: str = "") -> None:
+        self.hlo = hlo
+        self.launches = 0
+
+    def as_text(self) -> str:
+        return self.hlo
+
+    def launch(self, args: Any) -> list[Any]:
+        self.launches += 1
+        return []
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> replicas.World:
+    """Rank 0 of two, whose other rank the test plays."""
+    found = replicas.World(0, 2, _Store(), lambda _: "")
+    monkeypatch.setattr(replicas, "_world", found)
+    monkeypatch.setattr(replicas, "_boundary", ("mark_step()", None))
+    return found
+
+
+def _other_says(world: replicas.World, number: int, **changes: str) -> None:
+    said = {
+        "digest": "?",
+        "what": "2 ops",
+        "cause": "read by .item()",
+        "site": "b.py:7",
+    }
+    world.store.set(
+        f"lazyrt/launch/0-1/{number}/1", json.dumps([*(said | changes).values()])
+    )
+
+
+def _program() -> Any:
+    graph = canonicalise([_value(_all_reduce(torch.ones(4).to("lazyrt")))])
+    return replicas.guarded(_Launch(), graph)
+
+
+def test_a_rank_with_other_collectives_is_named_and_nothing_is_launched(
+    world: replicas.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "_DEAD_S", 0.01)  # the other one publishes no program
+    executable = _program()
+    _other_says(world, 1)
+    with pytest.raises(
+        ReplicaError, match=r"rank 1: 2 ops, read by .item\(\) at b.py:7"
+    ):
+        executable.launch([])
+    assert executable.launches == 0
+
+
+def test_a_rank_that_does_not_come_is_named_with_its_line(
+    world: replicas.World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lazyrt.config, "replica_timeout_s", 0.1)
+    world.store.set("lazyrt/beat/1", "0 b.py:9")
+    with pytest.raises(
+        ReplicaError, match=r"rank 1 is alive; its main thread is at b.py:9"
+    ):
+        _program().launch([])
+
+
+def test_a_rank_that_has_ended_is_named_at_once(world: replicas.World) -> None:
+    world.store.set("lazyrt/end/1", "failed")
+    with pytest.raises(ReplicaError, match=r"rank 1 has ended \(failed\)"):
+        _program().launch([])
+
+
+def test_equal_collectives_are_launched_whatever_else_the_ranks_compute(
+    world: replicas.World,
+) -> None:
+    executable = _program()
+    monkey = executable.launch.__closure__
+    guard = next(
+        c.cell_contents for c in monkey if isinstance(c.cell_contents, replicas._Guard)
+    )
+    _other_says(world, 1, digest=guard._digest, what="40 ops")
+    executable.launch([])
+    assert executable.launches == 1
+
+
+def test_a_look_that_needs_other_ranks_is_refused_with_the_line(
+    world: replicas.World,
+) -> None:
+    x = _all_reduce(torch.ones(4).to("lazyrt"))
+    with pytest.raises(
+        ReplicaError, match=r"all_reduce.*of ranks 0, 1, recorded at .*py:\d+"
+    ):
+        lazyrt.materialise(x)
+
+
+# ----------------------------------------------------------------------------- processes
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Return what two processes told, and where they saved."""
+    folder = str(tmp_path_factory.mktemp("replicas") / "checkpoint")
+    names = ("collectives", "training", "saving", "divergence")
+    told = run(*names, CHECKPOINT=folder)
+    for rank in told:
+        assert rank["exit"] == 0, rank["errors"]
+    return [{**rank, "folder": folder} for rank in told]
+
+
+@pytest.mark.slow
+@pytest.mark.lazy_only("counts executions of steps")
+def test_collectives_of_two_processes_give_what_torch_documents(
+    pair: list[dict[str, Any]],
+) -> None:
+    for rank, told in enumerate(pair):
+        assert told["executions"] == 1
+        assert told["reduced"] == {
+            "SUM": 3,
+            "PRODUCT": 2,
+            "MIN": 1,
+            "MAX": 2,
+            "AVG": 1.5,
+        }
+        assert told["sent"] == [1.0] * 4
+        assert told["rows"] == [[0.0] * 4, [1.0] * 4]
+        assert told["part"] == [[1.0, 3.0], [5.0, 7.0]][rank]
+        assert told["swapped"] == [[0.0, 1.0, 10.0, 11.0], [2.0, 3.0, 12.0, 13.0]][rank]
+        assert told["scattered"] == [5.0 + rank] * 2
+        assert told["integers are there at once"] == [False, [3, 6]]
+        assert told["objects"] == [{"rank": 0}, {"rank": 1}]
+        assert told["group"] == [1.0] * 4
+
+
+def _trained_well(told: dict[str, Any]) -> None:
+    for name, compiles in (
+        ("data parallel", 3),  # torch rebuilds its buckets after the first step
+        ("fully sharded", 1),
+        ("tensor parallel", 1),
+    ):
+        assert told[name][0] < 1e-5, name
+        assert told[name][1] <= compiles, name
+
+
+@pytest.mark.slow
+@pytest.mark.lazy_only("counts compiles of steps")
+def test_torchs_own_wrappers_train_as_one_process_on_the_whole_batch(
+    pair: list[dict[str, Any]],
+) -> None:
+    for told in pair:
+        _trained_well(told)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_two_processes_is_read_by_one(
+    pair: list[dict[str, Any]],
+) -> None:
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    state = {"rows": torch.zeros(8).to("lazyrt"), "whole": torch.zeros(3).to("lazyrt")}
+    with pytest.warns(UserWarning, match="single process"):
+        load(state, checkpoint_id=pair[0]["folder"], no_dist=True)
+    assert state["rows"].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert state["whole"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.slow
+def test_ranks_that_differ_are_told_and_go_on(pair: list[dict[str, Any]]) -> None:
+    for rank, told in enumerate(pair):
+        assert "only rank 0: all_reduce" in told["one_more"]
+        assert "only rank 1: all_reduce(f32[5]" in told["another_shape"]
+        assert "the other ranks do not look" in told["alone"]
+        assert told["harmless"] == ""
+        assert told["harmless result"] == [[1.0] * 4, int(rank == 0)]
+
+
+@pytest.mark.slow
+@pytest.mark.lazy_only("counts compiles of steps")
+def test_four_ranks_train_and_name_the_one_that_is_killed() -> None:
+    ranks = run("training", "killed", count=4)
+    assert ranks.pop(1)["exit"] == -9
+    for told in ranks:
+        _trained_well(told)
+        assert "rank 1 gave no sign of life" in told["killed"]
