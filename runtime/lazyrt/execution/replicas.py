@@ -74,11 +74,20 @@ class World:
     line_of: Callable[[FrameType | None], str]
     _launches: dict[tuple[int, ...], int] = field(default_factory=dict)
     _seen: dict[int, tuple[bytes, float]] = field(default_factory=dict)
+    _ended: threading.Event = field(default_factory=threading.Event)
+    _beating: threading.Thread | None = None
 
     def begin_to_beat(self) -> None:
         """Tell the other ranks, from a thread, that this process lives and where it is."""
         name = "lazyrt-heartbeat"
-        threading.Thread(target=self._beat, name=name, daemon=True).start()
+        self._beating = threading.Thread(target=self._beat, name=name, daemon=True)
+        self._beating.start()
+
+    def stop_beating(self) -> None:
+        """End the thread: Python must not end while it is in a call of the store."""
+        self._ended.set()
+        if self._beating is not None:
+            self._beating.join(_FAREWELL_S)
 
     def _beat(self) -> None:
         store, main = self.store.clone(), threading.main_thread().ident
@@ -88,7 +97,8 @@ class World:
                 store.set(f"lazyrt/beat/{self.rank}", f"{number} {line}")
             except Exception:  # noqa: BLE001 - the store has ended: so does the program
                 return
-            time.sleep(_BEAT_S)
+            if self._ended.wait(_BEAT_S):
+                return
 
     def last_beat(self, rank: int) -> tuple[float, str]:
         """Return how many seconds ago a rank was seen to live, and its line then."""
@@ -193,6 +203,8 @@ def _say_farewell(here: World) -> None:
             time.sleep(_POLL_S)
     except RuntimeError:  # the store has ended
         jax_compat.leave()
+    finally:
+        here.stop_beating()
 
 
 def _free_address() -> str:
