@@ -191,7 +191,7 @@ def _say_farewell(here: World) -> None:
             )
             time.sleep(_POLL_S)
         failed = failed or any(here.end_of(rank) == "failed" for rank in others)
-        if here.rank > 0 and not (here.is_lost(0)):
+        if here.rank > 0 and not here.is_lost(0):
             jax_compat.shut_down()
         elif failed:
             jax_compat.leave()
