@@ -67,6 +67,22 @@ def test_folders_are_spread_over_the_cores_and_files_are_not(named, spread):
     assert workers >= 1 if spread else workers == 0
 
 
+@pytest.mark.parametrize(
+    ("named", "spread"), [("notebooks", True), ("notebooks/04_steps.ipynb", False)]
+)
+def test_notebooks_are_spread_over_the_cores_each_as_a_whole(named, spread):
+    config: Any = SimpleNamespace(
+        args=[named],
+        invocation_params=SimpleNamespace(args=["--nbval", named]),
+        option=SimpleNamespace(dist="worksteal"),
+    )
+
+    workers = pytest_xdist_auto_num_workers(config)
+
+    assert workers >= 1 if spread else workers == 0
+    assert config.option.dist == ("loadfile" if spread else "worksteal")
+
+
 ROOT = Path(__file__).parents[1]
 COLLECTING = """
 import sys
