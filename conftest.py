@@ -41,11 +41,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Spread folders over the cores; a file or a test by name runs at once, in this process.
 
-    So does a notebook: its cells share a kernel and come one after the other.
+    A notebook stays on one core: its cells share a kernel and come one after the other.
     """
     named = [Path(argument.split("::")[0]) for argument in config.args]
-    if _has_notebooks(config) or any(path.suffix == ".py" for path in named):
+    if any(path.suffix in {".py", ".ipynb"} for path in named):
         return 0
+    if _has_notebooks(config):
+        config.option.dist = "loadfile"
     return min(os.cpu_count() or 1, 4)
 
 

@@ -95,9 +95,11 @@ def _environment() -> Iterator[None]:
     """Keep what a test or a benchmark puts into the environment from the tests after it."""
     before = dict(os.environ)
     yield
-    if dict(os.environ) != before:
-        os.environ.clear()
-        os.environ.update(before)
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    for name, value in before.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
 
 
 @pytest.hookimpl(tryfirst=True)

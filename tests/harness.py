@@ -20,6 +20,7 @@ from lazyrt.execution.graph_registry import graph_registry
 from lazyrt.frontend import record
 from lazyrt.ir import live
 from lazyrt.observe import events
+from tests.quick_python import interpreter
 
 ROOT = Path(__file__).parent.parent
 DEVICE = "lazyrt"
@@ -34,6 +35,7 @@ def fresh_runtime():
     lazyrt.mark_step()
     lazyrt.wait()
     config.cache_dir = None
+    graph_registry.clear()  # a new graph is explained by those before it, which match for seconds
     torch.manual_seed(0)
     lazyrt.reset_counters()
     checks = torch.distributions.Distribution._validate_args
@@ -80,15 +82,22 @@ def step_fingerprints(found):
     return [e.fingerprint for e in found if isinstance(e, events.GraphCaptured)]
 
 
-def run_python(code, **environment):
-    """Run a program in a process of its own and return what it printed."""
-    done = start_python(code, **environment)
+def run_python(code, *, anew=False, **environment):
+    """Run a program in a process of its own and return what it printed.
+
+    Args:
+        code: The program.
+        anew: Whether it matters what is imported already: torch, its Dynamo and jax are.
+        environment: Further variables.
+    """
+    done = start_python(code, anew=anew, **environment)
     output, errors = done.communicate(timeout=300)
     assert done.returncode == 0, errors
     return output.strip()
 
 
-def start_python(code, **environment):
+def start_python(code, *, anew=False, **environment):
+    """Start such a program."""
     env = dict(
         os.environ,
         PYTHONPATH=f"{ROOT}{os.pathsep}{ROOT / 'runtime'}",
@@ -96,7 +105,7 @@ def start_python(code, **environment):
     )
     env.update(environment)
     return subprocess.Popen(
-        [sys.executable, "-c", code],
+        [*([sys.executable] if anew else interpreter(env)), "-c", code],
         env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,10 @@ from typing import Any
 import pytest
 from IPython import get_ipython
 
-from conftest import pytest_xdist_auto_num_workers
+from conftest import (
+    pytest_collection_modifyitems,
+    pytest_xdist_auto_num_workers,
+)
 from tests.conftest import displayed
 
 
@@ -63,6 +67,22 @@ def test_folders_are_spread_over_the_cores_and_files_are_not(named, spread):
     assert workers >= 1 if spread else workers == 0
 
 
+@pytest.mark.parametrize(
+    ("named", "spread"), [("notebooks", True), ("notebooks/04_steps.ipynb", False)]
+)
+def test_notebooks_are_spread_over_the_cores_each_as_a_whole(named, spread):
+    config: Any = SimpleNamespace(
+        args=[named],
+        invocation_params=SimpleNamespace(args=["--nbval", named]),
+        option=SimpleNamespace(dist="worksteal"),
+    )
+
+    workers = pytest_xdist_auto_num_workers(config)
+
+    assert workers >= 1 if spread else workers == 0
+    assert config.option.dist == ("loadfile" if spread else "worksteal")
+
+
 ROOT = Path(__file__).parents[1]
 COLLECTING = """
 import sys
@@ -111,19 +131,41 @@ def test_notebooks_may_be_compared_in_another_way():
 
 
 def test_a_run_without_notebooks_does_not_import_nbval():
-    _, said = collected("tests/test_makefile.py")
+    some, said = collected("--share=3", "tests/lazygraph/test_hlo.py")
 
     assert "nbval was imported: False" in said
+    assert some == share_of(some, 3)[0] != []
+
+
+@dataclass(frozen=True)
+class Item:
+    nodeid: str
+    path: Path = Path("test_x.py")
+
+
+def share_of(ids, number):
+    """Return the tests that one share of so many has, and those left out."""
+    items: Any = [Item(each) for each in ids]
+    left: list[Any] = []
+
+    def pytest_deselected(items):
+        left.extend(items)
+
+    hook = SimpleNamespace(pytest_deselected=pytest_deselected)
+    config: Any = SimpleNamespace(getoption=lambda _: number, hook=hook)
+    pytest_collection_modifyitems(config, items)
+    return [item.nodeid for item in items], [item.nodeid for item in left]
 
 
 def test_a_share_of_the_tests_is_the_same_each_time_and_of_about_that_size():
-    file = "tests/lazygraph/test_hlo.py"
-    everything, _ = collected(file)
-    (first, _), (second, _) = (collected("--share=4", file) for _ in range(2))
+    ids = [f"tests/test_x.py::test_{k}" for k in range(400)]
 
-    assert first == second
-    assert set(first) < set(everything)
-    assert len(everything) / 8 < len(first) < len(everything) / 2
+    kept, left = share_of(ids, 4)
+
+    assert kept == share_of(ids, 4)[0] == share_of(ids[::-1], 4)[0][::-1]
+    assert sorted(kept + left) == sorted(ids)
+    assert 50 < len(kept) < 200
+    assert share_of(ids, 1) == (ids, [])
 
 
 def test_a_marker_of_a_mode_needs_its_reason(tmp_path):

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import lazyrt
+from lazyrt.execution.graph_registry import graph_registry
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +30,7 @@ def clean_runtime(monkeypatch):
     lazyrt.mark_step()
     lazyrt.wait()
     lazyrt.clear_caches()
+    graph_registry.clear()
     lazyrt.reset_counters()
     yield lazyrt
     for name in ("last_value", "last_traceback", "last_type", "last_exc"):

@@ -158,13 +158,8 @@ DTYPE_FALLBACKS: dict[torch.dtype, dict[str, str]] = {
 
 
 def listed(dtype: torch.dtype) -> dict[str, str]:
-    """Return what an op of a dtype is expected to lack: every listed op with its reason."""
-    everywhere = {**FALLBACKS, **GAPS} if dtype is torch.float32 else {}
-    return {
-        **everywhere,
-        **DTYPE_FALLBACKS.get(dtype, {}),
-        **DTYPE_GAPS.get(dtype, {}),
-    }
+    """Return what ops of a further dtype are expected to lack, each with its reason."""
+    return {**DTYPE_FALLBACKS.get(dtype, {}), **DTYPE_GAPS.get(dtype, {})}
 
 
 # ------------------------------------------------------------------ wrong calls

@@ -204,14 +204,15 @@ def test_an_installed_package_has_names_for_the_backend(name, tmp_path):
         "\n".join(["[torch_dynamo_backends]", *lines])
     )
 
-    printed = run_python(NAMED.format(folder=str(tmp_path), name=name))
+    printed = run_python(NAMED.format(folder=str(tmp_path), name=name), anew=True)
 
     assert printed == "True [2.0, 2.0] 1"
 
 
 @pytest.mark.slow
 def test_importing_the_runtime_does_not_load_the_compiler_of_graphs():
-    loaded = run_python("import sys, lazyrt; print('torch._dynamo' in sys.modules)")
+    asked = "import sys, lazyrt; print('torch._dynamo' in sys.modules)"
+    loaded = run_python(asked, anew=True)
 
     assert loaded == "False"
 

@@ -110,7 +110,7 @@ assert all(each.filename == "<string>" for each in told), told
 print(len(told))
 """
 
-    assert run_python(code).splitlines()[-1] == str(warnings_of_jax)
+    assert run_python(code, anew=True).splitlines()[-1] == str(warnings_of_jax)
 
 
 def sent(tensor):

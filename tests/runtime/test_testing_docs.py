@@ -3,11 +3,11 @@
 import os
 import re
 import subprocess
-import sys
 
 import pytest
 
 from tests.harness import ROOT
+from tests.quick_python import interpreter
 
 pytestmark = [
     pytest.mark.slow,
@@ -39,7 +39,7 @@ def test_a_projects_own_conftest_and_tests_run_as_they_are_documented(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "runtime")}
 
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path,
+        [*interpreter(environment), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path,
          tmp_path],
         capture_output=True, text=True, check=False, cwd=tmp_path,
         env=environment,
