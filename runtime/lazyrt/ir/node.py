@@ -64,9 +64,15 @@ class Provenance:
 
 
 class Op:
-    """One functional ATen overload, with the table of its nodes."""
+    """One functional ATen overload, with the tables of its nodes.
 
-    __slots__ = ("cache", "func", "is_random", "name", "schema", "token")
+    Attributes:
+        cache: Recorded results by operand values and constants.
+        firsts: The results recorded first, whichever call site that was, by the `first` of each
+            operand and constants.
+    """
+
+    __slots__ = ("cache", "firsts", "func", "is_random", "name", "schema", "token")
 
     def __init__(self, func: torch._ops.OpOverload, name: str | None = None) -> None:
         self.func = func
@@ -74,6 +80,7 @@ class Op:
         self.name = name or str(func)
         self.is_random = torch.Tag.nondeterministic_seeded in func.tags
         self.cache: dict[Any, Any] = {}
+        self.firsts: dict[Any, Any] = {}
         self.token = self.name.encode()
 
     def __repr__(self) -> str:
@@ -89,9 +96,10 @@ class Value:
         strides: Strides in elements, None when contiguous (`strides_of`).
         node: The node that computes it; None for a leaf.
         index: Position among the node's results.
+        first: The equal value that was recorded first, at whichever call site; itself if this is it.
     """
 
-    __slots__ = ("dtype", "index", "node", "shape", "strides")
+    __slots__ = ("dtype", "first", "index", "node", "shape", "strides")
 
     def __init__(
         self,
@@ -106,6 +114,7 @@ class Value:
         self.shape = shape
         self.dtype = dtype
         self.strides = strides
+        self.first = self
 
     def __repr__(self) -> str:
         where = f"%{self.node.id}" if self.node is not None else "%?"
@@ -165,6 +174,59 @@ class Node:
 
     def __repr__(self) -> str:
         return f"%{self.id} = {self.op.name}"
+
+
+def again(
+    first: Node, number: int, args: tuple[Any, ...], provenance: Provenance
+) -> Node:
+    """Return the node of an op that equals a recorded one, recorded at another call site.
+
+    Args:
+        first: The node recorded first; what is known of it holds for the new one.
+        number: The new node's id.
+        args: The new node's arguments.
+        provenance: Where it was recorded.
+    """
+    # What the classes' own `__init__` do, without a call for each of them.
+    node: Node = _make(Node)
+    node.id = number
+    node.op = first.op
+    node.args = args
+    node.provenance = provenance
+    node.digest = first.digest
+    node.spec = first.spec
+    outputs: list[Value | None] = []
+    for old in first.outputs:
+        if old is None:
+            outputs.append(None)
+            continue
+        value: Value = _make(Value)
+        value.node = node
+        value.index = old.index
+        value.shape = old.shape
+        value.dtype = old.dtype
+        value.strides = old.strides
+        value.first = old
+        outputs.append(value)
+    node.outputs = tuple(outputs)
+    return node
+
+
+_make: Any = object.__new__
+
+
+def firsts_of(args: Any) -> Any:
+    """Return an argument structure with the `first` of each value: equal at all call sites."""
+    return tuple(
+        [
+            arg.first
+            if arg.__class__ is Value or arg.__class__ is Leaf
+            else firsts_of(arg)
+            if arg.__class__ is tuple
+            else arg
+            for arg in args
+        ]
+    )
 
 
 def iter_values(args: Any) -> Iterator[Value]:
