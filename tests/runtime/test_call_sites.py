@@ -374,3 +374,20 @@ def test_code_that_recorded_ops_is_not_kept():
     del names["f"], names["y"]
     gc.collect()
     assert "gone.py" not in files()
+
+
+@pytest.mark.parametrize("new_cell", [lambda: None, lazyrt.begin_cell])
+def test_a_list_with_overlapping_views_is_written_in_order_from_every_call_site(
+    new_cell,
+):
+    found = []
+    for device in ("cpu", DEVICE):
+        x, y = torch.arange(6.0).to(device), torch.ones(3).to(device)
+        torch._foreach_mul_([y, y.clone()], 2.0)
+        new_cell()
+        torch._foreach_mul_([x[:4], x[2:]], 2.0)
+        new_cell()
+        torch._foreach_mul_([x[:4], x[2:]], 2.0)
+        found.append((x.tolist(), y.tolist()))
+
+    assert found[0] == found[1]

@@ -52,6 +52,7 @@ from lazyrt.ir.live import (
     ran_alone,
 )
 from lazyrt.ir.node import Leaf, Value, walk
+from lazyrt.lowering import registry
 from lazyrt.observe import events
 from lazyrt.observe.events import BarrierStarted
 
@@ -343,6 +344,9 @@ def clear_plans() -> None:
 def forget_places() -> None:
     """Forget the plans of values that no call site will record again, but for what they run."""
     _plans.clear()
+
+
+registry.on_change(clear_plans)
 
 
 def _collect() -> tuple[list[Buffer], dict[Value, int], set[int]]:

@@ -30,7 +30,7 @@ from lazyrt.frontend.torch_compat import (
     is_followed,
 )
 from lazyrt.ir.live import Buffer, lock, pending
-from lazyrt.ir.node import Value, firsts_of
+from lazyrt.ir.node import Args, Table, Value, firsts_of
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class _Result(NamedTuple):
     """
 
     value: Value
-    views: tuple[tuple[Any, tuple[Any, ...], Value], ...] = ()
+    views: tuple[tuple[Any, Args, Value], ...] = ()
 
 
 class _Recorded(NamedTuple):
@@ -72,7 +72,7 @@ class _Recorded(NamedTuple):
         nodes: A value of each op, in order, for those who listen.
     """
 
-    results: tuple[Any, ...]
+    results: Args
     nodes: tuple[Value, ...]
 
 
@@ -80,9 +80,7 @@ _forwards, _first_forwards = record.composed_tables()
 _backwards, _first_backwards = record.composed_tables()
 
 
-def _record_again(
-    firsts: dict[Any, Any], values: tuple[Any, ...]
-) -> tuple[Any, _Recorded | None]:
+def _record_again(firsts: Table, values: Args) -> tuple[Any, _Recorded | None]:
     """Record what an equal call of another call site has recorded.
 
     Args:
@@ -290,7 +288,7 @@ def _check_room() -> None:
         over_limit()
 
 
-def _recorded_forward(values: tuple[Any, ...]) -> _Recorded | None:
+def _recorded_forward(values: Args) -> _Recorded | None:
     # Eager debug mode makes the two ones of `addmm` inputs, new ones at each call.
     if pending.eager or scalars.rehearses():
         return _forward(*values)
@@ -304,7 +302,7 @@ def _recorded_forward(values: tuple[Any, ...]) -> _Recorded | None:
     return found
 
 
-def _recorded_backward(values: tuple[Any, ...]) -> _Recorded | None:
+def _recorded_backward(values: Args) -> _Recorded | None:
     x, g, w, *mask = values
     flat, turned = _forward_of(x, w)
     if scalars.rehearses():

@@ -125,7 +125,8 @@ _MAX_PLACES = 100_000
 _Names = weakref.WeakKeyDictionary[torch.nn.Module, str]
 # The path of an inner module by its id and the outermost one's, with what tells whether they still are
 # those modules.
-_paths: dict[tuple[int, int], tuple[weakref.ref[Any], weakref.ref[Any], str]] = {}
+_Reference = weakref.ref[torch.nn.Module]
+_paths: dict[tuple[int, int], tuple[_Reference, _Reference, str]] = {}
 _module_names: weakref.WeakKeyDictionary[torch.nn.Module, _Names] = (
     weakref.WeakKeyDictionary()
 )
@@ -460,7 +461,10 @@ class Walk:
         self.origin: Provenance | None = None
 
 
-def _walk(start: FrameType | None) -> tuple[Any, str, Original | None]:
+_Found = tuple[tuple[SourceLocation, ...], str, Original | None]
+
+
+def _walk(start: FrameType | None) -> _Found:
     """Return what the stack tells: `stack`, `module` and `compiled` of a `Walk`."""
     anchor: _Anchor | None = live.anchor
     held = None if anchor is None else anchor.frame
@@ -517,6 +521,8 @@ def capture(args: Any, depth: int = 2, walk: Walk | None = None) -> Provenance:
     running = autograd_node()
     # Ops of one line follow each other, and have one provenance together.
     latest = _latest
+    if latest.stack == stack:
+        stack = latest.stack
     backward = None
     if running is not None:
         node, sequence = running
@@ -536,7 +542,7 @@ def capture(args: Any, depth: int = 2, walk: Walk | None = None) -> Provenance:
             backward = BackwardOf(node, sequence, forward)
     if (
         latest.backward is not backward
-        or latest.stack != stack
+        or latest.stack is not stack
         or latest.module != module
         or latest.scope != scope
         or latest.step != name
@@ -564,6 +570,8 @@ def _module_called(calls: list[FrameType]) -> str:
     known = _paths.get(key)
     if known is None or known[0]() is not inner or known[1]() is not root:
         path = _path([inner, root])
+        if len(_paths) >= _MAX_PLACES:
+            _paths.clear()
         known = _paths[key] = (weakref.ref(inner), weakref.ref(root), path)
     return known[2]
 

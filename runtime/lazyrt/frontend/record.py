@@ -27,8 +27,10 @@ from lazyrt.ir.live import (
     set_place,
 )
 from lazyrt.ir.node import (
+    Args,
     Node,
     Op,
+    Table,
     Value,
     again,
     firsts_of,
@@ -53,8 +55,8 @@ _liftable: dict[Op, tuple[int, ...]] = {}
 _numbered: dict[Op, tuple[int, ...]] = {}
 # Ops that take a part of a tensor, by a position that may become an input.
 _moving: set[Op] = set()
-_composed: list[dict[Any, Any]] = []
-_first_composed: list[dict[Any, Any]] = []
+_composed: list[Table] = []
+_first_composed: list[Table] = []
 _forced: set[Op] = set()
 _node_count = 0
 _interned = 0
@@ -85,9 +87,7 @@ def operation(func: torch._ops.OpOverload) -> Op:
     return op
 
 
-def functional(
-    op: Op, args: tuple[Any, ...], walk: provenance.Walk | None = None
-) -> Any:
+def functional(op: Op, args: Args, walk: provenance.Walk | None = None) -> Any:
     """Record `op` on `args`: one entry for each schema argument.
 
     Args:
@@ -106,7 +106,7 @@ def functional(
     return found if found is not None else miss(op, args, None, walk)
 
 
-def complete(op: Op, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def complete(op: Op, args: Args) -> Args:
     """Append the defaults of the schema arguments that `args` leaves out."""
     given = len(args) - op.is_random
     missing = op.schema.arguments[given:]
@@ -128,7 +128,7 @@ def default_component(argument: Any) -> Any:
 
 def miss(
     op: Op,
-    args: tuple[Any, ...],
+    args: Args,
     called: torch._ops.OpOverload | None = None,
     walk: provenance.Walk | None = None,
 ) -> Any:
@@ -175,7 +175,7 @@ def miss(
     return found
 
 
-def _check_inputs(called: torch._ops.OpOverload, args: tuple[Any, ...]) -> None:
+def _check_inputs(called: torch._ops.OpOverload, args: Args) -> None:
     """Refuse the numbers that the CPU refuses; nothing else of a call differs from the first one."""
     if infer.has_large_inputs(args):
         with deferred_interrupt():
@@ -185,9 +185,7 @@ def _check_inputs(called: torch._ops.OpOverload, args: tuple[Any, ...]) -> None:
                 raise error.with_traceback(None)  # noqa: B904 - the steps of the search tell nothing
 
 
-def record_again(
-    args: tuple[Any, ...], first: Any, walk: provenance.Walk | None
-) -> Any:
+def record_again(args: Args, first: Any, walk: provenance.Walk | None) -> Any:
     """Record an op that equals one of another call site: its types and its rule are known.
 
     Args:
@@ -214,13 +212,15 @@ def record_again(
     outputs = node.outputs
     if is_one:
         return outputs[first.index]
+    if first == known.outputs:  # the lists of optimizers' ops
+        return outputs
     return map_values(first, lambda value: outputs[value.index])
 
 
 def _record_new(
     op: Op,
-    args: tuple[Any, ...],
-    key: tuple[Any, ...],
+    args: Args,
+    key: Args,
     called: torch._ops.OpOverload | None,
     walk: provenance.Walk | None,
 ) -> Any:
@@ -246,7 +246,7 @@ def _record_new(
     return found
 
 
-def _infer(op: Op, args: tuple[Any, ...], called: torch._ops.OpOverload | None) -> Any:
+def _infer(op: Op, args: Args, called: torch._ops.OpOverload | None) -> Any:
     try:
         if called is not None:
             infer.infer(op, args, called)
@@ -272,9 +272,7 @@ def _data_decides(op: Op) -> str | None:
     return f"{op.name} has a result whose shape depends on the data"
 
 
-def _make_node(
-    op: Op, args: tuple[Any, ...], result: Any, walk: provenance.Walk | None
-) -> Node:
+def _make_node(op: Op, args: Args, result: Any, walk: provenance.Walk | None) -> Node:
     global _node_count, _interned
     number = (
         _node_count  # taken first: a finaliser may record an op of its own meanwhile
@@ -294,7 +292,7 @@ def _make_node(
     return node
 
 
-def twin(node: Node, args: tuple[Any, ...], *, intern: bool) -> Node:
+def twin(node: Node, args: Args, *, intern: bool) -> Node:
     """Return the node of the same op, recorded at the same place, on other operands.
 
     Args:
@@ -326,7 +324,7 @@ def twin(node: Node, args: tuple[Any, ...], *, intern: bool) -> Node:
     return made
 
 
-def _interned_as(cache: dict[Any, Any], args: tuple[Any, ...]) -> Node | None:
+def _interned_as(cache: Table, args: Args) -> Node | None:
     found = next(iter_values((cache.get(args),)), None)
     return None if found is None else found.node
 
@@ -383,7 +381,7 @@ def liftable(op: Op) -> frozenset[int]:
     return frozenset(_liftable[op])
 
 
-def _numbers(args: tuple[Any, ...], positions: Sequence[int]) -> list[Any]:
+def _numbers(args: Args, positions: Sequence[int]) -> list[Any]:
     """Return the Python numbers at some positions of a key, those in lists too."""
     numbers: list[Any] = []
     for position in positions:
@@ -395,7 +393,7 @@ def _numbers(args: tuple[Any, ...], positions: Sequence[int]) -> list[Any]:
     return numbers
 
 
-def _lift(op: Op, args: tuple[Any, ...], positions: tuple[int, ...]) -> tuple[Any, ...]:
+def _lift(op: Op, args: Args, positions: tuple[int, ...]) -> Args:
     numbers = list(filter(scalars.is_number, _numbers(args, positions)))
     if not numbers:
         return args
@@ -428,12 +426,12 @@ def note_recorded(result: Any) -> None:
         events.emit(events.OpRecorded(node_id=first.node.id, op=first.node.op.name))
 
 
-def composed_tables() -> tuple[dict[Any, Any], dict[Any, Any]]:
+def composed_tables() -> tuple[Table, Table]:
     """Return two tables for what several ops have recorded together, emptied with the ops' own.
 
     The first is by values, as `Op.cache` is, and the second by the `first` of each.
     """
-    tables: tuple[dict[Any, Any], dict[Any, Any]] = {}, {}
+    tables: tuple[Table, Table] = {}, {}
     _composed.append(tables[0])
     _first_composed.append(tables[1])
     return tables

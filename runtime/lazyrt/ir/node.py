@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from lazyrt.observe.events import SourceLocation
 
 LeafKind = Literal["data", "float", "int", "rng"]
+Args = tuple[Any, ...]
+Table = dict[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +81,8 @@ class Op:
         self.schema = func._schema
         self.name = name or str(func)
         self.is_random = torch.Tag.nondeterministic_seeded in func.tags
-        self.cache: dict[Any, Any] = {}
-        self.firsts: dict[Any, Any] = {}
+        self.cache: Table = {}
+        self.firsts: Table = {}
         self.token = self.name.encode()
 
     def __repr__(self) -> str:
@@ -156,9 +158,7 @@ class Node:
         "__weakref__", "args", "digest", "id", "op", "outputs", "provenance", "spec",
     )  # fmt: skip
 
-    def __init__(
-        self, number: int, op: Op, args: tuple[Any, ...], provenance: Provenance
-    ) -> None:
+    def __init__(self, number: int, op: Op, args: Args, provenance: Provenance) -> None:
         self.id = number
         self.op = op
         self.args = args
@@ -176,9 +176,7 @@ class Node:
         return f"%{self.id} = {self.op.name}"
 
 
-def again(
-    first: Node, number: int, args: tuple[Any, ...], provenance: Provenance
-) -> Node:
+def again(first: Node, number: int, args: Args, provenance: Provenance) -> Node:
     """Return the node of an op that equals a recorded one, recorded at another call site.
 
     Args:
@@ -197,16 +195,15 @@ def again(
     node.spec = first.spec
     outputs: list[Value | None] = []
     for old in first.outputs:
-        if old is None:
-            outputs.append(None)
-            continue
-        value: Value = _make(Value)
-        value.node = node
-        value.index = old.index
-        value.shape = old.shape
-        value.dtype = old.dtype
-        value.strides = old.strides
-        value.first = old
+        value: Value | None = None
+        if old is not None:
+            value = _make(Value)
+            value.node = node
+            value.index = old.index
+            value.shape = old.shape
+            value.dtype = old.dtype
+            value.strides = old.strides
+            value.first = old
         outputs.append(value)
     node.outputs = tuple(outputs)
     return node
