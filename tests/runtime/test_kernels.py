@@ -101,7 +101,7 @@ def test_ctrl_c_while_an_op_is_inferred_leaves_gradients_on(monkeypatch, end):
         raise KeyboardInterrupt
 
     infer.forget()
-    record.begin_run()
+    record.forget_nodes()
     with monkeypatch.context() as patched:
         patched.setattr(torch.no_grad, end, interrupted)
         with pytest.raises(KeyboardInterrupt):

@@ -9,6 +9,7 @@ looked up by fingerprint.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import operator
@@ -50,7 +51,8 @@ from lazyrt.ir.live import (
     pending,
     ran_alone,
 )
-from lazyrt.ir.node import Leaf, Value
+from lazyrt.ir.node import Leaf, Value, walk
+from lazyrt.lowering import registry
 from lazyrt.observe import events
 from lazyrt.observe.events import BarrierStarted
 
@@ -154,6 +156,8 @@ class Plan:
         record: What the census knows of the graph; None for a peek's.
         ops: How often each op stands in the graph; empty for a peek's.
         nbytes: How much memory it allocates.
+        again: The values that it runs for, where those for which `graph` was made are equal ones of
+            another call site; empty elsewhere.
     """
 
     executable: Any
@@ -169,14 +173,29 @@ class Plan:
     record: CompiledGraph | None = None
     ops: OpCounts = ()
     nbytes: int = 0
+    again: tuple[Value, ...] = ()
+
+    def nodes(self) -> Sequence[Node]:
+        """Return the graph's nodes as this call site has recorded them."""
+        if not self.again:
+            return self.graph.nodes
+        here = {_first_of(node): node for node in walk(self.again)[0]}
+        return [here[_first_of(node)] for node in self.graph.nodes]
 
     def make_sure_it_fits(self, more: int = 0) -> None:
         """Raise OutOfMemoryError if the device has no room for it, and some more bytes."""
-        nodes = self.graph.nodes
-        memory.make_sure(self.nbytes + more, memory.what_runs(len(nodes)), nodes)
+        what = memory.what_runs(len(self.graph.nodes))
+        memory.make_sure(self.nbytes + more, what, self.nodes)
+
+
+def _first_of(node: Node) -> Node | None:
+    """Return the equal node that was recorded first, at whichever call site."""
+    return next(out.first.node for out in node.outputs if out is not None)
 
 
 _plans: dict[Any, Plan] = {}
+# The same plans by the `first` of each value: what runs equal values of another call site.
+_first_plans: dict[Any, Plan] = {}
 
 
 def barrier(
@@ -253,7 +272,7 @@ def _run_pending(
             return _Ran(len(wanted), _run_each(live, wanted))
         donated = _donated(kept)
         plan = _plan(wanted, donated, start, boundary)
-        repeats = _repeats(plan.graph)
+        repeats = _repeats(plan)
         _run_whole(plan, donated, live, wanted, step)
         return _Ran(len(wanted), len(plan.graph.nodes), repeats)
     except BaseException:
@@ -289,12 +308,12 @@ def _run_whole(
         _commit(live, wanted, results, _note_run(plan, step))
 
 
-def _repeats(graph: Canonical) -> tuple[events.Repeat, ...]:
-    """Return what of a graph the peeks since the last barrier have computed already."""
+def _repeats(plan: Plan) -> tuple[events.Repeat, ...]:
+    """Return what of a plan the peeks since the last barrier have computed already."""
     if not pending.peeks:
         return ()
     peeked = pending.peeked
-    counts = Counter(peeked[node] for node in graph.nodes if node in peeked)
+    counts = Counter(peeked[node] for node in plan.nodes() if node in peeked)
     return tuple(
         events.Repeat(
             tensor=tensor, site=site, nodes=counts[number], duration_ns=duration
@@ -319,6 +338,15 @@ def donated_inputs() -> frozenset[int]:
 def clear_plans() -> None:
     """Forget which executable belongs to which values: the next step is found by fingerprint."""
     _plans.clear()
+    _first_plans.clear()
+
+
+def forget_places() -> None:
+    """Forget the plans of values that no call site will record again, but for what they run."""
+    _plans.clear()
+
+
+registry.on_change(clear_plans)
 
 
 def _collect() -> tuple[list[Buffer], dict[Value, int], set[int]]:
@@ -379,7 +407,15 @@ def _plan(
         _tell_hit(plan, len(wanted), start)
         return plan
     make_room("plans", _plans, "max_plans")
+    first_key = (tuple([value.first for value in wanted]), donated, config.compile_tier)
+    plan = _first_plans.get(first_key)
+    if plan is not None and not config.check_hits:
+        plan = _plans[key] = dataclasses.replace(plan, again=tuple(wanted))
+        _tell_hit(plan, len(wanted), start)
+        return plan
+    make_room("plans", _first_plans, "max_plans")
     plan = _plans[key] = _make_plan(wanted, donated, start, boundary)
+    _first_plans[first_key] = plan
     return plan
 
 
@@ -627,5 +663,5 @@ def on_crowded(forget: Callable[[], bool]) -> None:
 def _forget_if_crowded() -> None:
     for forget in _after_barrier:
         if forget():
-            _plans.clear()
+            clear_plans()
             forget_leaves()

@@ -67,13 +67,15 @@ def results_of(node: Node) -> int:
     return sum(nbytes_of(value) for value in node.outputs if value is not None)
 
 
-def make_sure(needed: int, what: str, nodes: Sequence[Node] = ()) -> None:
+def make_sure(
+    needed: int, what: str, nodes: Callable[[], Sequence[Node]] = tuple
+) -> None:
     """Check that so many bytes can be allocated, before anything is.
 
     Args:
         needed: Bytes.
         what: What needs them, to begin a sentence with.
-        nodes: What would be computed, for naming the largest values.
+        nodes: Returns what would be computed, for naming the largest values.
 
     Raises:
         OutOfMemoryError: There is no room, also once everything under way has ended.
@@ -93,7 +95,7 @@ def make_sure(needed: int, what: str, nodes: Sequence[Node] = ()) -> None:
         has = f"the limit of {limit} (config.max_memory_bytes) leaves {left}"
     raise OutOfMemoryError(
         f"{what} needs {size_text(needed)} of memory, and {has}. Nothing was run, so every "
-        f"tensor is as it was.\n{_advice(nodes)}",
+        f"tensor is as it was.\n{_advice(nodes())}",
         needed=needed,
         available=room,
     )

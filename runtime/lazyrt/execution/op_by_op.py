@@ -96,7 +96,7 @@ def run_node(node: Node, values: Values, purpose: Purpose = "op") -> Ran:
     """
     process.check_not_forked()
     executable = compiler.compile_spec(node.spec, purpose, node)
-    memory.make_sure(memory.results_of(node), node.op.name, (node,))
+    memory.make_sure(memory.results_of(node), node.op.name, lambda: (node,))
     operands = [read(operand, values) for operand in iter_values(node.args)]
     if isinstance(executable, HostKernel):
         results = _run_on_host(executable, node, operands)
@@ -345,7 +345,9 @@ def _replace(node: Node, roots: Sequence[Value]) -> dict[Value, Value]:
     """Compute a node alone; return what stands for each value that changes by it."""
     kernel = compiler.compile_spec(node.spec)
     node.spec.refuse(kernel.reason)
-    node.op.cache.clear()  # equal ops fall back when they are recorded from now on
+    # Equal ops fall back when they are recorded from now on.
+    node.op.cache.clear()
+    node.op.firsts.clear()
     merging.note_emptied()
     outputs = [output for output in node.outputs if output is not None]
     values: dict[Value, Any] = {}

@@ -10,7 +10,7 @@ import torch
 from lazyrt.config import config
 from lazyrt.execution import completion, memory, op_by_op, process
 from lazyrt.execution.executables import keep_within_budget
-from lazyrt.execution.executor import barrier, clear_plans, on_crowded
+from lazyrt.execution.executor import barrier, forget_places, on_crowded
 from lazyrt.execution.peek import forget_slices
 from lazyrt.execution.preview import WHOLE, of_host
 from lazyrt.frontend import (
@@ -210,7 +210,7 @@ def register() -> int:
     compat.register_checkpoint_location(storages.storage_to_device)
     on_crowded(_forget_if_crowded)
     on_crowded(keep_within_budget)
-    for forget in (host_constants.forget, forget_slices, clear_plans):
+    for forget in (host_constants.forget, forget_slices, forget_places):
         record.on_new_run(forget)
     return count
 

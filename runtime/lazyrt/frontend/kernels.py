@@ -369,7 +369,10 @@ def _list_in_place(source: Source, func: torch._ops.OpOverload) -> Kernel:
         f"  return one_by_one(func, [{', '.join(source.names)}])",
     ]
     source.scope.update(
-        shares=_shares, one_by_one=_one_by_one, count_write=increment_version
+        shares=_shares,
+        overlap=_overlap,
+        one_by_one=_one_by_one,
+        count_write=increment_version,
     )
     names = ", ".join(source.names[p] for p in lists)
     everything = ", ".join(source.names)
@@ -377,7 +380,7 @@ def _list_in_place(source: Source, func: torch._ops.OpOverload) -> Kernel:
     # Tensors that overlap without being equal have values that were not seen together before.
     lines.insert(
         lines.index("if r is None:") + 1,
-        f"  if shares([{names}]): return one_by_one(func, [{everything}])",
+        f"  if overlap([{names}]): return one_by_one(func, [{everything}])",
     )
     written = ["write_all(a0, v0, r)", "count_write(a0)"]
     return source.build([*lines, *written, *_AFTER, "return None"])
@@ -395,6 +398,16 @@ def _shares(lists: list[Any]) -> bool:
         for position, tensor in enumerate(tensors)
         if tensor.device.type == DEVICE_TYPE
     )
+
+
+def _overlap(lists: list[Any]) -> bool:
+    """Return what `_shares` does, where the values differ: then only views of a buffer overlap."""
+    try:
+        states = [t.untyped_storage()._lazyrt for tensors in lists for t in tensors]
+    except (AttributeError, NotImplementedError):  # a tensor of another device
+        return _shares(lists)
+    whole = all(state.__class__ is Buffer for state in states)
+    return not whole and _shares(lists)
 
 
 def _one_by_one(func: torch._ops.OpOverload, args: list[Any]) -> None:

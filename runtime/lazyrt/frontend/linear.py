@@ -20,6 +20,7 @@ from lazyrt.config import config
 from lazyrt.frontend import record, scalars
 from lazyrt.frontend.buffers import View, current_value, value_of, wrap
 from lazyrt.frontend.finalisers import over_limit
+from lazyrt.frontend.provenance import Walk
 from lazyrt.frontend.record import FallbackNeeded, functional, operation
 from lazyrt.frontend.torch_compat import (
     aten,
@@ -29,13 +30,13 @@ from lazyrt.frontend.torch_compat import (
     is_followed,
 )
 from lazyrt.ir.live import Buffer, lock, pending
+from lazyrt.ir.node import Args, Table, Value, firsts_of
 from lazyrt.observe import events
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lazyrt.frontend.buffers import State
-    from lazyrt.ir.node import Value
 
 _PLAIN: frozenset[type] = frozenset((torch.Tensor, torch.nn.Parameter))
 _MATRIX = 2
@@ -60,7 +61,7 @@ class _Result(NamedTuple):
     """
 
     value: Value
-    views: tuple[tuple[Any, tuple[Any, ...], Value], ...] = ()
+    views: tuple[tuple[Any, Args, Value], ...] = ()
 
 
 class _Recorded(NamedTuple):
@@ -71,12 +72,50 @@ class _Recorded(NamedTuple):
         nodes: A value of each op, in order, for those who listen.
     """
 
-    results: tuple[Any, ...]
+    results: Args
     nodes: tuple[Value, ...]
 
 
-_forwards: dict[Any, _Recorded] = record.composed_table()
-_backwards: dict[Any, _Recorded] = record.composed_table()
+_forwards, _first_forwards = record.composed_tables()
+_backwards, _first_backwards = record.composed_tables()
+
+
+def _record_again(firsts: Table, values: Args) -> tuple[Any, _Recorded | None]:
+    """Record what an equal call of another call site has recorded.
+
+    Args:
+        firsts: Such calls by their keys.
+        values: What the call reads.
+
+    Returns:
+        The key, and what was recorded; None where no such call is known.
+    """
+    key = firsts_of(values)
+    known = firsts.get(key)
+    if known is None or scalars.rehearses():
+        return key, None
+    read, recorded = known
+    pairs = zip(read, values, strict=True)
+    here = {old: value for old, value in pairs if isinstance(old, Value)}
+    get, walk, nodes = here.get, Walk(), []
+    for old in recorded.nodes:
+        args = tuple([get(arg, arg) for arg in old.node.args])
+        cache = old.node.op.cache
+        value = cache.get(args)
+        if value is None:
+            value = cache[args] = record.record_again(args, old.first, walk)
+        here[old] = value
+        nodes.append(value)
+    results = [
+        None
+        if result is None
+        else _Result(
+            here[result.value],
+            tuple([(op, args, here[value]) for op, args, value in result.views]),
+        )
+        for result in recorded.results
+    ]
+    return key, _Recorded(tuple(results), tuple(nodes))
 
 
 class _Step:
@@ -143,10 +182,7 @@ def linear_kernel(
             key = _read(x, w, b)
             found = _forwards.get(key)
             if found is None:
-                found = _forward(*key)
-                # Eager debug mode makes the two ones of `addmm` inputs, new ones at each call.
-                if found is not None and not (pending.eager or scalars.rehearses()):
-                    _forwards[key] = found
+                found = _recorded_forward(key)
         # A tensor of another device, or a part that runs on the CPU.
         except (AttributeError, FallbackNeeded):
             found = None
@@ -183,9 +219,7 @@ def linear_backward(
             key = (x, g, w, *output_mask)
             found = _backwards.get(key)
             if found is None:
-                found = _backward(x, g, w, output_mask)
-                if found is not None and not scalars.rehearses():
-                    _backwards[key] = found
+                found = _recorded_backward(key)
         except (AttributeError, FallbackNeeded):
             found = None
         if found is not None:
@@ -254,6 +288,36 @@ def _check_room() -> None:
         over_limit()
 
 
+def _recorded_forward(values: Args) -> _Recorded | None:
+    # Eager debug mode makes the two ones of `addmm` inputs, new ones at each call.
+    if pending.eager or scalars.rehearses():
+        return _forward(*values)
+    key, found = _record_again(_first_forwards, values)
+    if found is None:
+        found = _forward(*values)
+        if found is not None:
+            _first_forwards[key] = values, found
+    if found is not None:
+        _forwards[values] = found
+    return found
+
+
+def _recorded_backward(values: Args) -> _Recorded | None:
+    x, g, w, *mask = values
+    flat, turned = _forward_of(x, w)
+    if scalars.rehearses():
+        return _backward(x, g, w, mask, flat, turned)
+    read = (*values, flat, turned)
+    key, found = _record_again(_first_backwards, read)
+    if found is None:
+        found = _backward(x, g, w, mask, flat, turned)
+        if found is not None:
+            _first_backwards[key] = read, found
+    if found is not None:
+        _backwards[values] = found
+    return found
+
+
 def _forward(x: Value, w: Value, b: Value | None) -> _Recorded | None:
     """Record what torch's composite records; None where it takes another way."""
     is_matrix = len(x.shape) == _MATRIX
@@ -264,9 +328,10 @@ def _forward(x: Value, w: Value, b: Value | None) -> _Recorded | None:
     ):
         return None
     nodes: list[Value] = []
+    walk = Walk()
 
     def recorded(op: Any, *args: Any) -> Any:
-        nodes.append(functional(op, args))
+        nodes.append(functional(op, args, walk))
         return nodes[-1]
 
     flat = (math.prod(x.shape[:-1]), x.shape[-1])
@@ -288,9 +353,23 @@ def _forward(x: Value, w: Value, b: Value | None) -> _Recorded | None:
 
 
 def _backward(
-    x: Value, g: Value, w: Value, output_mask: Sequence[bool]
+    x: Value,
+    g: Value,
+    w: Value,
+    output_mask: Sequence[bool],
+    flat: Value | None,
+    turned: Value | None,
 ) -> _Recorded | None:
-    """Record what the derivatives of the composite record; None for other layouts."""
+    """Record what the derivatives of the composite record; None for other layouts.
+
+    Args:
+        x: Input.
+        g: Gradient of the result.
+        w: Weight.
+        output_mask: Whether the gradients of input, weight and bias are asked for.
+        flat: The input's rows in the forward call, None where that is not known.
+        turned: The weight's transpose there.
+    """
     if x.strides is not None or w.strides is not None or w.dtype.is_complex:
         return None
     if len(x.shape) < _MATRIX or len(w.shape) != _MATRIX:
@@ -298,16 +377,16 @@ def _backward(
     if g.strides is not None and len(g.shape) != _MATRIX:
         return None  # rows of it need a copy
     nodes: list[Value] = []
+    walk = Walk()
 
     def recorded(op: Any, *args: Any) -> Any:
-        nodes.append(functional(op, args))
+        nodes.append(functional(op, args, walk))
         return nodes[-1]
 
     rows, (outputs, inputs) = math.prod(x.shape[:-1]), w.shape
     is_matrix = len(x.shape) == _MATRIX
     grad = g if len(g.shape) == _MATRIX else recorded(_view, g, (rows, outputs))
     results: list[_Result | None] = [None, None, None]
-    flat, turned = _forward_of(x, w)
     if output_mask[0]:
         back = recorded(_mm, grad, recorded(_t, turned or recorded(_t, w)))
         views = (

@@ -6,6 +6,8 @@ Captured once for each new node, so its 3 to 10 µs are paid only on an internin
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import re
 import sys
 import threading
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyrt.frontend.torch_compat import autograd_node, sequence_number
-from lazyrt.ir import active
+from lazyrt.ir import active, live
 from lazyrt.ir.node import BackwardOf, Node, Provenance, iter_values
 from lazyrt.observe.events import SourceLocation
 
@@ -76,6 +78,7 @@ def note_generated_lines(graph: torch.fx.GraphModule) -> None:
         for line, number in numbers.items()
         if number is not None and nodes[number].op.startswith("call_")
     }
+    _codes.clear()
     weakref.finalize(graph, _lines.pop, filename, None).atexit = False
 
 
@@ -120,6 +123,10 @@ _library_files: dict[str, bool] = {}
 _sites: dict[tuple[str, int, str], SourceLocation] = {}
 _MAX_PLACES = 100_000
 _Names = weakref.WeakKeyDictionary[torch.nn.Module, str]
+# The path of an inner module by its id and the outermost one's, with what tells whether they still are
+# those modules.
+_Reference = weakref.ref[torch.nn.Module]
+_paths: dict[tuple[int, int], tuple[_Reference, _Reference, str]] = {}
 _module_names: weakref.WeakKeyDictionary[torch.nn.Module, _Names] = (
     weakref.WeakKeyDictionary()
 )
@@ -148,6 +155,7 @@ def set_cell_namer(namer: Callable[[str], int | None] | None) -> None:
     global _cell_namer
     _cell_namer = namer
     _sites.clear()
+    _codes.clear()
 
 
 def add_library(folder: str) -> None:
@@ -157,6 +165,7 @@ def add_library(folder: str) -> None:
     if root not in _library_roots:
         _library_roots = (*_library_roots, root)
         _library_files.clear()
+        _codes.clear()
 
 
 def user_site(depth: int = 1) -> SourceLocation | None:
@@ -345,44 +354,236 @@ def _is_stdlib(name: str) -> bool:
 _STDLIB = str(Path(weakref.__file__).parent) + "/"
 
 
-def capture(args: Any, depth: int = 2) -> Provenance:
+class _Code(dict[int, SourceLocation]):
+    """A code object of the user's: the places of its instructions, found when first asked for."""
+
+    def __init__(self, code: weakref.ref[CodeType]) -> None:
+        self.code = code
+
+    def __missing__(self, instruction: int) -> SourceLocation:
+        code = self.code()
+        assert code is not None  # a frame runs it
+        lines = code.co_lines()
+        line = next(n for first, end, n in lines if first <= instruction < end)
+        site = self[instruction] = site_at(code, line or 0)
+        return site
+
+
+class _Skipped:
+    """A code object that is no line of the user's: of the call of a module, or a generated one."""
+
+    __slots__ = ("code", "is_call")
+
+    def __init__(self, code: weakref.ref[CodeType], *, is_call: bool) -> None:
+        self.code = code
+        self.is_call = is_call
+
+
+# What code objects are, by their ids: equal code may stand in files of several owners, and hashing
+# code takes longer than all else here. A library's plain code is a mere reference. An entry goes with
+# its code, which TorchDynamo lets hold compiled graphs; no Python code runs then.
+_codes: dict[int, _Code | _Skipped | weakref.ref[CodeType]] = {}
+_Plain = weakref.ref
+
+
+def _learn(code: CodeType) -> _Code | _Skipped | weakref.ref[CodeType]:
+    """Return what a code object is, and remember it."""
+    number = id(code)
+    reference = weakref.ref(code, functools.partial(_codes.pop, number))
+    known: _Code | _Skipped | weakref.ref[CodeType] = reference
+    if is_generated(code.co_filename) or code.co_name == "_call_impl":
+        known = _Skipped(reference, is_call=not is_generated(code.co_filename))
+    elif not is_library(code):
+        known = _Code(reference)
+    _codes[number] = known
+    return known
+
+
+class _Anchor:
+    """The innermost frame of a module or a cell below which only libraries run.
+
+    A walk of the stack ends there: what is outward stays as it is for as long as the frame runs, be it the
+    sixty frames of a notebook's kernel. Such a frame has no variables of its own, so no tensor lives
+    longer because it is held, until the step ends.
+    """
+
+    __slots__ = ("code", "frame", "outward")
+
+    def __init__(
+        self, frame: FrameType, code: _Code, outward: list[SourceLocation]
+    ) -> None:
+        self.frame = frame
+        self.code = code
+        self.outward = outward
+
+
+_HAS_VARIABLES = inspect.CO_OPTIMIZED
+_IN_PIECES = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+def _find_anchor(frame: FrameType | None) -> _Anchor | None:
+    """Return the frame at which walks may end, None where there is no such frame."""
+    frames: list[FrameType] = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    found = None
+    outward: list[SourceLocation] = []
+    for each in reversed(frames):
+        known = _codes[id(each.f_code)]
+        if known.__class__ is _Plain:
+            continue
+        flags = each.f_code.co_flags
+        if not isinstance(known, _Code) or flags & (_HAS_VARIABLES | _IN_PIECES):
+            break
+        if found is not None:
+            outward.insert(0, found.code[found.frame.f_lasti])
+        found = _Anchor(each, known, list(outward))
+    return found
+
+
+class Walk:
+    """What the first op that a call of a kernel records has found out, for the others.
+
+    Attributes:
+        stack: The user's lines, the outermost first; None until somebody has walked.
+        module: Name of the innermost module that is called.
+        compiled: What the innermost line of generated code stands for.
+        origin: The provenance that all of the call's ops have, once that is known.
+    """
+
+    __slots__ = ("compiled", "module", "origin", "stack")
+
+    def __init__(self) -> None:
+        self.stack: tuple[SourceLocation, ...] | None = None
+        self.module = ""
+        self.compiled: Original | None = None
+        self.origin: Provenance | None = None
+
+
+_Found = tuple[tuple[SourceLocation, ...], str, Original | None]
+
+
+def _walk(start: FrameType | None) -> _Found:
+    """Return what the stack tells: `stack`, `module` and `compiled` of a `Walk`."""
+    anchor: _Anchor | None = live.anchor
+    held = None if anchor is None else anchor.frame
+    codes = _codes
+    stack: list[SourceLocation] = []
+    calls: list[FrameType] = []
+    compiled: Original | None = None
+    frame = start
+    while frame is not None and frame is not held:
+        try:
+            known = codes[id(frame.f_code)]
+        except KeyError:
+            known = _learn(frame.f_code)
+        if known.__class__ is not _Plain:
+            if isinstance(known, _Code):
+                stack.append(known[frame.f_lasti])
+            elif known.is_call:  # type: ignore[union-attr]
+                calls.append(frame)
+            else:
+                compiled = compiled or original(frame)
+        frame = frame.f_back
+    if frame is not None and anchor is not None:
+        stack.append(anchor.code[frame.f_lasti])
+        stack += anchor.outward
+    elif anchor is None:
+        live.anchor = _find_anchor(start) or _NO_ANCHOR
+    if len(stack) > _MAX_STACK:
+        del stack[_MAX_STACK:]
+    stack.reverse()
+    return tuple(stack), _module_called(calls) if calls else "", compiled
+
+
+def capture(args: Any, depth: int = 2, walk: Walk | None = None) -> Provenance:
     """Return the provenance of an op being recorded `depth` frames up.
 
     Args:
         args: The new node's arguments: a backward op whose forward op was recorded without
             its sequence number inherits the module of its newest operand.
         depth: Frames to skip.
+        walk: What the call's ops before have found out, or will.
     """
-    frame: FrameType | None = sys._getframe(depth)
-    stack: list[SourceLocation] = []
-    modules: list[torch.nn.Module] = []
-    compiled: Original | None = None
-    while frame is not None:
-        code = frame.f_code
-        if is_generated(code.co_filename):
-            compiled = compiled or original(frame)
-        elif code.co_name == "_call_impl":
-            module = frame.f_locals.get("self")
-            if isinstance(module, torch.nn.Module):
-                modules.append(module)
-        elif len(stack) < _MAX_STACK and not is_library(code):
-            stack.append(site_of(frame))
-        frame = frame.f_back
+    global _latest
+    if walk is None or walk.stack is None:
+        stack, module, compiled = _walk(sys._getframe(depth))
+        if walk is not None:
+            walk.stack, walk.module, walk.compiled = stack, module, compiled
+    elif walk.origin is not None:
+        return walk.origin
+    else:
+        stack, module, compiled = walk.stack, walk.module, walk.compiled
     if compiled is not None:
         return _of_compiled(compiled, stack)
-    stack.reverse()
-    site = stack[-1] if stack else None
-    scope, name = _labels()
+    scope, name = active.labels()
     running = autograd_node()
-    if running is None:
-        return Provenance(site, _path(modules), None, tuple(stack), scope, name)
-    node, sequence = running
-    forward = _forward_of(node, sequence, args)
-    backward = BackwardOf(node, sequence, forward)
-    if forward is None:
-        return Provenance(site, "", backward, tuple(stack), scope, name)
-    scope = scope or forward.scope
-    return Provenance(site, forward.module, backward, tuple(stack), scope, name)
+    # Ops of one line follow each other, and have one provenance together.
+    latest = _latest
+    if latest.stack == stack:
+        stack = latest.stack
+    backward = None
+    if running is not None:
+        node, sequence = running
+        forward = _forward_of(node, sequence, args)
+        if forward is None:
+            module = ""
+        else:
+            module = forward.module
+            scope = scope or forward.scope
+        backward = latest.backward
+        if (
+            backward is None
+            or backward.sequence != sequence
+            or backward.forward is not forward
+            or backward.autograd_node != node
+        ):
+            backward = BackwardOf(node, sequence, forward)
+    if (
+        latest.backward is not backward
+        or latest.stack is not stack
+        or latest.module != module
+        or latest.scope != scope
+        or latest.step != name
+    ):
+        site = stack[-1] if stack else None
+        latest = _latest = Provenance(site, module, backward, stack, scope, name)
+    if walk is not None and (backward is None or backward.sequence in _forwards.ops):
+        walk.origin = latest
+    return latest
+
+
+_latest = Provenance(None, "")
+_NO_ANCHOR: Any = _Anchor(None, None, [])  # type: ignore[arg-type]
+
+
+def _module_called(calls: list[FrameType]) -> str:
+    """Return the name of the innermost module, given the frames of calls, innermost first."""
+    inner = next(filter(None, map(_called, calls)), None)
+    if inner is None:
+        return ""
+    root = inner
+    if len(calls) > 1:
+        root = next(filter(None, map(_called, reversed(calls))), inner)
+    key = (id(inner), id(root))
+    known = _paths.get(key)
+    if known is None or known[0]() is not inner or known[1]() is not root:
+        path = _path([inner, root])
+        if len(_paths) >= _MAX_PLACES:
+            _paths.clear()
+        known = _paths[key] = (weakref.ref(inner), weakref.ref(root), path)
+    return known[2]
+
+
+def _called(frame: FrameType) -> torch.nn.Module | None:
+    """Return the module that a frame of `_call_impl` calls, None where that is another class's."""
+    # The caller has fewer variables, all of which `f_locals` looks up.
+    back = frame.f_back
+    if back is not None and back.f_code.co_name == "_wrapped_call_impl":
+        frame = back
+    module = frame.f_locals.get("self")
+    return module if isinstance(module, torch.nn.Module) else None
 
 
 def place(depth: int = 1) -> tuple[Any, ...]:
@@ -408,22 +609,14 @@ def place(depth: int = 1) -> tuple[Any, ...]:
     return (*lines, path, "" if running is None else running[0])
 
 
-def _labels() -> tuple[str, str]:
-    """Return the labels of the open scopes, joined, and the name of the innermost step."""
-    step = active.innermost()
-    scope = "/".join([each.name for each in active.scopes()])
-    return scope, (step.name or "" if step is not None else "")
-
-
-def _of_compiled(compiled: Original, outer: list[SourceLocation]) -> Provenance:
+def _of_compiled(compiled: Original, around: tuple[SourceLocation, ...]) -> Provenance:
     """Return the provenance of an op of a compiled graph.
 
     Args:
         compiled: Where the op stands in the function that was compiled.
-        outer: The user's frames around the call of the graph, the innermost first.
+        around: The user's frames around the call of the graph, the outermost first.
     """
-    scope, name = _labels()
-    around = tuple(reversed(outer))
+    scope, name = active.labels()
     inner = tuple(map(_with_cell, filter(_is_users, compiled.stack)))
     stack = (*around, *inner)[-_MAX_STACK:]
     site = stack[-1] if stack else None
@@ -550,4 +743,5 @@ def _path(modules: list[torch.nn.Module]) -> str:
             (module, name) for name, module in root.named_modules()
         )
         _module_names[root] = names
+        _paths.clear()
     return names.get(inner, type(inner).__name__)

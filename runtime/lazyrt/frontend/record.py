@@ -19,8 +19,24 @@ from lazyrt.frontend.infer import RESULT_TYPES, Result
 from lazyrt.frontend.torch_compat import DynamicOutputShapeException
 from lazyrt.frontend.value_checks import base_name, must_stay
 from lazyrt.ir import merging
-from lazyrt.ir.live import forget_leaves, lock, pending, set_place
-from lazyrt.ir.node import Node, Op, Value, iter_values, map_values
+from lazyrt.ir.live import (
+    forget_first_leaves,
+    forget_leaves,
+    lock,
+    pending,
+    set_place,
+)
+from lazyrt.ir.node import (
+    Args,
+    Node,
+    Op,
+    Table,
+    Value,
+    again,
+    firsts_of,
+    iter_values,
+    map_values,
+)
 from lazyrt.lowering import registry
 from lazyrt.lowering.spec import SpecFailure, check_spec, spec_of
 from lazyrt.observe import events
@@ -37,10 +53,14 @@ _operations: dict[torch._ops.OpOverload, Op] = {}
 _liftable: dict[Op, tuple[int, ...]] = {}
 # Where an op takes numbers, whether or not they may become inputs.
 _numbered: dict[Op, tuple[int, ...]] = {}
-_composed: list[dict[Any, Any]] = []
+# Ops that take a part of a tensor, by a position that may become an input.
+_moving: set[Op] = set()
+_composed: list[Table] = []
+_first_composed: list[Table] = []
 _forced: set[Op] = set()
 _node_count = 0
 _interned = 0
+_first_count = 0
 _default_dtype = torch.get_default_dtype()
 
 # Ops in which a Python number only enters the arithmetic. Elsewhere it may decide a shape or
@@ -62,11 +82,18 @@ def operation(func: torch._ops.OpOverload) -> Op:
         op = _operations[func] = Op(func)
         _liftable[op] = _liftable_positions(func)
         _numbered[op] = _positions(func, _liftable[op])
+        if positions_of_slices.has_position(func):
+            _moving.add(op)
     return op
 
 
-def functional(op: Op, args: tuple[Any, ...]) -> Any:
+def functional(op: Op, args: Args, walk: provenance.Walk | None = None) -> Any:
     """Record `op` on `args`: one entry for each schema argument.
+
+    Args:
+        op: The op.
+        args: Its key.
+        walk: Given to all ops that one call records, so that they look for their line once.
 
     Returns:
         A value, None, or a tuple of these, as the op's result is structured.
@@ -76,10 +103,10 @@ def functional(op: Op, args: tuple[Any, ...]) -> Any:
     """
     args = complete(op, args)
     found = op.cache.get(args)
-    return found if found is not None else miss(op, args)
+    return found if found is not None else miss(op, args, None, walk)
 
 
-def complete(op: Op, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def complete(op: Op, args: Args) -> Args:
     """Append the defaults of the schema arguments that `args` leaves out."""
     given = len(args) - op.is_random
     missing = op.schema.arguments[given:]
@@ -100,7 +127,10 @@ def default_component(argument: Any) -> Any:
 
 
 def miss(
-    op: Op, args: tuple[Any, ...], called: torch._ops.OpOverload | None = None
+    op: Op,
+    args: Args,
+    called: torch._ops.OpOverload | None = None,
+    walk: provenance.Walk | None = None,
 ) -> Any:
     """Record what `functional` did not find.
 
@@ -108,39 +138,117 @@ def miss(
         op: The functional op.
         args: Its key.
         called: The overload the user called, where it is the in-place or out= form.
+        walk: See `functional`.
     """
     if torch.get_default_dtype() is not _default_dtype:
         forget_nodes()
     if op in _forced:
         raise FallbackNeeded("lazyrt.fallback() asked for it")
     cache = op.cache
-    numbers = _numbers(args, _numbered[op])
-    stays = bool(numbers) and must_stay(op.func, args, numbers)
-    positions = _liftable[op]
-    if positions and not stays:
-        args = _lift(op, args, positions)
-        found = cache.get(args)
-        if found is not None:
-            return found
-    dynamic = positions_of_slices.lift_positions(op, args, 3)
-    if dynamic is not None:
-        func, new_args = dynamic
-        return functional(operation(func), new_args)
+    numbered = _numbered[op]
+    if numbered:
+        numbers = _numbers(args, numbered)
+        positions = _liftable[op]
+        if numbers and not must_stay(op.func, args, numbers) and positions:
+            args = _lift(op, args, positions)
+            found = cache.get(args)
+            if found is not None:
+                return found
+    if op in _moving:
+        dynamic = positions_of_slices.lift_positions(op, args, 3)
+        if dynamic is not None:
+            func, new_args = dynamic
+            return functional(operation(func), new_args, walk)
+    if called is not None and op.name in RESULT_TYPES:
+        called = None
+    key = firsts_of(args)
+    first = op.firsts.get(key if called is None else (called, key))
+    if first is None:
+        found = _record_new(op, args, key, called, walk)
+    else:
+        if called is not None:
+            _check_inputs(called, args)
+        found = record_again(args, first, walk)
+    cache[args] = found
+    if scalars.rehearses():
+        scalars.note_rehearsed(cache, args)
+    return found
+
+
+def _check_inputs(called: torch._ops.OpOverload, args: Args) -> None:
+    """Refuse the numbers that the CPU refuses; nothing else of a call differs from the first one."""
+    if infer.has_large_inputs(args):
+        with deferred_interrupt():
+            try:
+                infer.check_inputs(called, args)
+            except RuntimeError as error:
+                raise error.with_traceback(None)  # noqa: B904 - the steps of the search tell nothing
+
+
+def record_again(args: Args, first: Any, walk: provenance.Walk | None) -> Any:
+    """Record an op that equals one of another call site: its types and its rule are known.
+
+    Args:
+        args: Its key.
+        first: What the op gave when it was recorded first.
+        walk: See `functional`.
+
+    Raises:
+        FallbackNeeded: The op was found to be one that cannot be compiled.
+    """
+    global _node_count, _interned
+    number = _node_count
+    _node_count += 1
+    is_one = first.__class__ is Value
+    known: Any = first.node if is_one else next(iter_values(first)).node
+    if known.spec.failure:
+        raise FallbackNeeded(known.spec.failure)
+    is_first = walk is None or walk.origin is None
+    origin = provenance.capture(args, 3, walk)
+    node = again(known, number, args, origin)
+    _interned += not scalars.rehearses()
+    if is_first and origin.backward is None:
+        provenance.remember_forward(node)
+    outputs = node.outputs
+    if is_one:
+        return outputs[first.index]
+    if first == known.outputs:  # the lists of optimizers' ops
+        return outputs
+    return map_values(first, lambda value: outputs[value.index])
+
+
+def _record_new(
+    op: Op,
+    args: Args,
+    key: Args,
+    called: torch._ops.OpOverload | None,
+    walk: provenance.Walk | None,
+) -> Any:
+    """Record an op that no call site has recorded."""
+    global _first_count
     # Ctrl-C in the middle would leave torch without gradients, or jax within a trace.
     with deferred_interrupt():
         try:
             result = _infer(op, args[1:] if op.is_random else args, called)
         except (RuntimeError, IndexError) as error:
             raise error.with_traceback(None)  # noqa: B904 - the steps of the search tell nothing
-        node = _make_node(op, args, result)
-    found = cache[args] = _structured(node, result)
-    scalars.note_rehearsed(cache, args)
+        first = op.firsts.get(key)
+        if first is not None:  # the in-place call's own checks have passed
+            op.firsts[called, key] = first
+            return record_again(args, first, walk)
+        node = _make_node(op, args, result, walk)
+    found = _structured(node, result)
+    if not scalars.rehearses() and next(iter_values((found,)), None) is not None:
+        op.firsts[key] = found
+        if called is not None:
+            op.firsts[called, key] = found
+        _first_count += 1
     return found
 
 
-def _infer(op: Op, args: tuple[Any, ...], called: torch._ops.OpOverload | None) -> Any:
+def _infer(op: Op, args: Args, called: torch._ops.OpOverload | None) -> Any:
     try:
-        if called is not None and op.name not in RESULT_TYPES:
+        if called is not None:
             infer.infer(op, args, called)
         return infer.infer(op, args)
     except (NotImplementedError, DynamicOutputShapeException) as error:
@@ -164,13 +272,13 @@ def _data_decides(op: Op) -> str | None:
     return f"{op.name} has a result whose shape depends on the data"
 
 
-def _make_node(op: Op, args: tuple[Any, ...], result: Any) -> Node:
+def _make_node(op: Op, args: Args, result: Any, walk: provenance.Walk | None) -> Node:
     global _node_count, _interned
     number = (
         _node_count  # taken first: a finaliser may record an op of its own meanwhile
     )
     _node_count += 1
-    node = Node(number, op, args, provenance.capture(args, 3))
+    node = Node(number, op, args, provenance.capture(args, 4, walk))
     outputs: list[Value | None] = []
     _collect(node, result, outputs)
     node.outputs = tuple(outputs)
@@ -184,7 +292,7 @@ def _make_node(op: Op, args: tuple[Any, ...], result: Any) -> Node:
     return node
 
 
-def twin(node: Node, args: tuple[Any, ...], *, intern: bool) -> Node:
+def twin(node: Node, args: Args, *, intern: bool) -> Node:
     """Return the node of the same op, recorded at the same place, on other operands.
 
     Args:
@@ -216,7 +324,7 @@ def twin(node: Node, args: tuple[Any, ...], *, intern: bool) -> Node:
     return made
 
 
-def _interned_as(cache: dict[Any, Any], args: tuple[Any, ...]) -> Node | None:
+def _interned_as(cache: Table, args: Args) -> Node | None:
     found = next(iter_values((cache.get(args),)), None)
     return None if found is None else found.node
 
@@ -273,7 +381,7 @@ def liftable(op: Op) -> frozenset[int]:
     return frozenset(_liftable[op])
 
 
-def _numbers(args: tuple[Any, ...], positions: Sequence[int]) -> list[Any]:
+def _numbers(args: Args, positions: Sequence[int]) -> list[Any]:
     """Return the Python numbers at some positions of a key, those in lists too."""
     numbers: list[Any] = []
     for position in positions:
@@ -285,7 +393,7 @@ def _numbers(args: tuple[Any, ...], positions: Sequence[int]) -> list[Any]:
     return numbers
 
 
-def _lift(op: Op, args: tuple[Any, ...], positions: tuple[int, ...]) -> tuple[Any, ...]:
+def _lift(op: Op, args: Args, positions: tuple[int, ...]) -> Args:
     numbers = list(filter(scalars.is_number, _numbers(args, positions)))
     if not numbers:
         return args
@@ -318,11 +426,15 @@ def note_recorded(result: Any) -> None:
         events.emit(events.OpRecorded(node_id=first.node.id, op=first.node.op.name))
 
 
-def composed_table() -> dict[Any, Any]:
-    """Return a table for what several ops have recorded together, emptied with the ops' own."""
-    table: dict[Any, Any] = {}
-    _composed.append(table)
-    return table
+def composed_tables() -> tuple[Table, Table]:
+    """Return two tables for what several ops have recorded together, emptied with the ops' own.
+
+    The first is by values, as `Op.cache` is, and the second by the `first` of each.
+    """
+    tables: tuple[Table, Table] = {}, {}
+    _composed.append(tables[0])
+    _first_composed.append(tables[1])
+    return tables
 
 
 def _empty_tables() -> None:
@@ -331,6 +443,17 @@ def _empty_tables() -> None:
     for table in _composed:
         table.clear()
     merging.note_emptied()
+
+
+def forget_firsts() -> None:
+    """Record equal ops from now on as if no call site had recorded any."""
+    global _first_count
+    for op in _operations.values():
+        op.firsts.clear()
+    for table in _first_composed:
+        table.clear()
+    forget_first_leaves()
+    _first_count = 0
 
 
 def interned_nodes() -> int:
@@ -343,6 +466,7 @@ def forget_nodes() -> None:
     global _interned, _default_dtype
     _default_dtype = torch.get_default_dtype()
     _empty_tables()
+    forget_firsts()
     scalars.forget()
     infer.forget()
     _interned = 0
@@ -351,19 +475,25 @@ def forget_nodes() -> None:
 def begin_run() -> None:
     """Record equal ops as new nodes from now on, so that they show their own lines.
 
-    What was learned about result types and varying numbers stays.
+    What was learned about ops, result types and varying numbers stays.
     """
     global _interned
     with lock:
         _empty_tables()
         forget_leaves()
         scalars.forget_nodes()
-        _interned = 0
+        _interned = _first_count
         for forget in _on_new_run:
             forget()
 
 
-registry.on_change(begin_run)
+def _begin_with_other_rules() -> None:
+    with lock:
+        forget_firsts()
+        begin_run()
+
+
+registry.on_change(_begin_with_other_rules)
 set_place(provenance.place)
 merging.set_twin(functools.partial(twin, intern=True))
 _on_new_run: list[Callable[[], None]] = []
@@ -395,7 +525,8 @@ def force_fallback(name: str | torch._ops.OpOverload) -> None:
         op = operation(func)
         _forced.add(op)
         op.cache.clear()
-        for table in _composed:
+        op.firsts.clear()
+        for table in (*_composed, *_first_composed):
             table.clear()
 
 

@@ -180,6 +180,11 @@ _Rewriter = Callable[
 ]
 
 
+def has_position(func: torch._ops.OpOverload) -> bool:
+    """Return whether an op takes a part of a tensor, by a position that may become an input."""
+    return func in _REWRITERS
+
+
 def lift_positions(op: Op, args: tuple[Any, ...], depth: int) -> _Rewrite | None:
     """Return the op and arguments that take a slice's position as an input, if they should.
 

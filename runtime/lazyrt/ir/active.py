@@ -185,6 +185,16 @@ def scopes() -> tuple[ActiveScope, ...]:
     return _scopes.get()
 
 
+def labels() -> tuple[str, str]:
+    """Return the labels of the open scopes, joined, and the name of the innermost step."""
+    open_steps, open_scopes = _steps.get(), _scopes.get()
+    if not open_steps and not open_scopes:
+        return "", ""
+    step = innermost()
+    scope = "/".join([each.name for each in open_scopes])
+    return scope, (step.name or "" if step is not None else "")
+
+
 def open_scope(scope: ActiveScope) -> None:
     """Open a scope."""
     _scopes.set((*_scopes.get(), scope))

@@ -316,8 +316,13 @@ _Leaves = dict[Any, Leaf]
 _NOWHERE: _Leaves = {}
 _leaves = _NOWHERE
 _by_place: dict[Any, _Leaves] = {}
+# What is known of an op on some inputs holds at every call site, so each leaf has an equal one in common
+# with those of other places (`Value.first`).
+_firsts: _Leaves = {}
 # Places beyond these share their leaves: each costs the first step there the price of new nodes.
 _MAX_PLACES = 256
+# Where walks of the stack may end, for as long as the step lasts (`frontend/provenance.py`).
+anchor: Any = None
 _find_place: Callable[[], Any] = lambda: None  # noqa: E731 - replaced by `set_place`
 # Plain references without callbacks: a callback is Python code that runs wherever a tensor
 # happens to die, and where Ctrl-C could be swallowed.
@@ -521,9 +526,24 @@ def _new_leaf(
     dtype: torch.dtype,
     strides: tuple[int, ...] | None = None,
 ) -> Leaf:
-    leaf = leaves[key] = Leaf(kind, key[0], shape, dtype)
-    leaf.strides = strides
+    first = _firsts.get(key)
+    if first is None:
+        first = _firsts[key] = Leaf(kind, key[0], shape, dtype)
+        first.strides = strides
+        leaves[key] = first
+        return first
+    # What the class's own `__init__` does: a step at a new place has hundreds of them.
+    leaf: Leaf = _make(Leaf)
+    leaf.kind, leaf.position = kind, key[0]
+    leaf.shape, leaf.dtype, leaf.strides = shape, dtype, strides
+    leaf.node = None
+    leaf.index = 0
+    leaf.first = first
+    leaves[key] = leaf
     return leaf
+
+
+_make: Any = object.__new__
 
 
 def _here() -> _Leaves:
@@ -553,8 +573,9 @@ def _leaves_here() -> _Leaves:
 
 
 def _leave_place() -> None:
-    global _leaves
+    global _leaves, anchor
     _leaves = _NOWHERE
+    anchor = None
 
 
 def set_place(find: Callable[[], Any]) -> None:
@@ -565,7 +586,14 @@ def set_place(find: Callable[[], Any]) -> None:
 
 def forget_leaves() -> None:
     """Begin new leaves at every place; the pending step keeps its own."""
+    global anchor
     _by_place.clear()
+    anchor = None
+
+
+def forget_first_leaves() -> None:
+    """Let leaves of steps to come have nothing in common with those before."""
+    _firsts.clear()
 
 
 def count_leaves() -> int:

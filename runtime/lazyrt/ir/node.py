@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from lazyrt.observe.events import SourceLocation
 
 LeafKind = Literal["data", "float", "int", "rng"]
+Args = tuple[Any, ...]
+Table = dict[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +66,23 @@ class Provenance:
 
 
 class Op:
-    """One functional ATen overload, with the table of its nodes."""
+    """One functional ATen overload, with the tables of its nodes.
 
-    __slots__ = ("cache", "func", "is_random", "name", "schema", "token")
+    Attributes:
+        cache: Recorded results by operand values and constants.
+        firsts: The results recorded first, whichever call site that was, by the `first` of each
+            operand and constants.
+    """
+
+    __slots__ = ("cache", "firsts", "func", "is_random", "name", "schema", "token")
 
     def __init__(self, func: torch._ops.OpOverload, name: str | None = None) -> None:
         self.func = func
         self.schema = func._schema
         self.name = name or str(func)
         self.is_random = torch.Tag.nondeterministic_seeded in func.tags
-        self.cache: dict[Any, Any] = {}
+        self.cache: Table = {}
+        self.firsts: Table = {}
         self.token = self.name.encode()
 
     def __repr__(self) -> str:
@@ -89,9 +98,10 @@ class Value:
         strides: Strides in elements, None when contiguous (`strides_of`).
         node: The node that computes it; None for a leaf.
         index: Position among the node's results.
+        first: The equal value that was recorded first, at whichever call site; itself if this is it.
     """
 
-    __slots__ = ("dtype", "index", "node", "shape", "strides")
+    __slots__ = ("dtype", "first", "index", "node", "shape", "strides")
 
     def __init__(
         self,
@@ -106,6 +116,7 @@ class Value:
         self.shape = shape
         self.dtype = dtype
         self.strides = strides
+        self.first = self
 
     def __repr__(self) -> str:
         where = f"%{self.node.id}" if self.node is not None else "%?"
@@ -147,9 +158,7 @@ class Node:
         "__weakref__", "args", "digest", "id", "op", "outputs", "provenance", "spec",
     )  # fmt: skip
 
-    def __init__(
-        self, number: int, op: Op, args: tuple[Any, ...], provenance: Provenance
-    ) -> None:
+    def __init__(self, number: int, op: Op, args: Args, provenance: Provenance) -> None:
         self.id = number
         self.op = op
         self.args = args
@@ -165,6 +174,56 @@ class Node:
 
     def __repr__(self) -> str:
         return f"%{self.id} = {self.op.name}"
+
+
+def again(first: Node, number: int, args: Args, provenance: Provenance) -> Node:
+    """Return the node of an op that equals a recorded one, recorded at another call site.
+
+    Args:
+        first: The node recorded first; what is known of it holds for the new one.
+        number: The new node's id.
+        args: The new node's arguments.
+        provenance: Where it was recorded.
+    """
+    # What the classes' own `__init__` do, without a call for each of them.
+    node: Node = _make(Node)
+    node.id = number
+    node.op = first.op
+    node.args = args
+    node.provenance = provenance
+    node.digest = first.digest
+    node.spec = first.spec
+    outputs: list[Value | None] = []
+    for old in first.outputs:
+        value: Value | None = None
+        if old is not None:
+            value = _make(Value)
+            value.node = node
+            value.index = old.index
+            value.shape = old.shape
+            value.dtype = old.dtype
+            value.strides = old.strides
+            value.first = old
+        outputs.append(value)
+    node.outputs = tuple(outputs)
+    return node
+
+
+_make: Any = object.__new__
+
+
+def firsts_of(args: Any) -> Any:
+    """Return an argument structure with the `first` of each value: equal at all call sites."""
+    return tuple(
+        [
+            arg.first
+            if arg.__class__ is Value or arg.__class__ is Leaf
+            else firsts_of(arg)
+            if arg.__class__ is tuple
+            else arg
+            for arg in args
+        ]
+    )
 
 
 def iter_values(args: Any) -> Iterator[Value]:
