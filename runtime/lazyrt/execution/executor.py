@@ -24,13 +24,14 @@ import numpy as np
 from lazyrt import jax_compat
 from lazyrt.closing import Closing
 from lazyrt.config import config
-from lazyrt.errors import LoweringError, UsageError
+from lazyrt.errors import LoweringError, OutOfMemoryError, UsageError
 from lazyrt.execution import (
     cache_miss,
     compiler,
     completion,
     copy_on_donate,
     deferred_asserts,
+    kept_steps,
     memory,
     op_by_op,
     process,
@@ -43,6 +44,8 @@ from lazyrt.ir.budgets import make_room
 from lazyrt.ir.fingerprint import Canonical, canonicalise
 from lazyrt.ir.live import (
     Buffer,
+    Inputs,
+    StepInputs,
     Type,
     drop_stand_ins,
     forget_leaves,
@@ -136,7 +139,7 @@ def run_hooks(cause: str, site: SourceLocation | None) -> None:
 _OWN_REFERENCES = 4
 
 
-_Picker = Callable[[Sequence[Any]], Sequence[Any]]
+_Picker = Callable[[Inputs], Sequence[Any]]
 _Packer = Callable[[Sequence[Any]], Any]
 
 
@@ -282,11 +285,27 @@ def _run_whole(
     step: ActiveStep | None,
 ) -> None:
     """Run a plan, and end the step."""
-    plan.make_sure_it_fits(copy_on_donate.to_copy(donated))
-    with deferred_interrupt():
-        copy_on_donate.separate(donated)
-        results = run_plan(plan)
-        _commit(live, wanted, results, _note_run(plan, step))
+    kept = kept_steps.keep(plan.graph, plan.record, donated)
+    try:
+        _make_sure_it_fits(plan, donated)
+        with deferred_interrupt():
+            copy_on_donate.separate(donated)
+            results = run_plan(plan)
+            _commit(live, wanted, results, _note_run(plan, step))
+    except BaseException:
+        if kept is not None:
+            kept_steps.drop(kept)
+        raise
+
+
+def _make_sure_it_fits(plan: Plan, donated: tuple[int, ...]) -> None:
+    """Raise OutOfMemoryError if there is no room; what is kept of other steps gives way."""
+    try:
+        plan.make_sure_it_fits(copy_on_donate.to_copy(donated))
+    except OutOfMemoryError:
+        if not kept_steps.release_all():
+            raise
+        plan.make_sure_it_fits(copy_on_donate.to_copy(donated))
 
 
 def _repeats(graph: Canonical) -> tuple[events.Repeat, ...]:
@@ -518,15 +537,15 @@ def _packer(leaves: tuple[Leaf, ...], dtype: Any) -> _Packer | None:
     return pack
 
 
-def pack_arguments(plan: Plan) -> list[Any]:
-    """Return the executable's arguments from the pending step's inputs; within `scope()`."""
-    args = [*plan.take(pending.inputs)]
+def pack_arguments(plan: Plan, step: StepInputs = pending) -> list[Any]:
+    """Return the executable's arguments from a step's inputs; within `scope()`."""
+    args = [*plan.take(step.inputs)]
     if plan.floats is not None:
-        args.append(plan.floats(pending.floats))
+        args.append(plan.floats(step.floats))
     if plan.ints is not None:
-        args.append(plan.ints(pending.ints))
+        args.append(plan.ints(step.ints))
     if plan.rng is not None:
-        args.append(plan.rng(pending.rng))
+        args.append(plan.rng(step.rng))
     return args
 
 
