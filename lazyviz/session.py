@@ -380,18 +380,22 @@ class Session:
         return tuple(each.doc() for each in breaks_of(runtime, steps))
 
     def drawing_of(
-        self, graph: Graph, new_ids: frozenset[int] | None = None
+        self,
+        graph: Graph,
+        new_ids: frozenset[int] | None = None,
+        held: Mapping[Value, Holding] | None = None,
     ) -> DrawGraph:
         """Return the drawing of a graph, nothing folded, with the user's names.
 
         Args:
             graph: A graph of the runtime, pending or not.
             new_ids: Ids of the nodes that the shown cell recorded; None counts all as new.
+            held: What stands behind inputs and outputs; by default it is found now.
         """
         from lazyviz.draw.boxes import draw_graph
 
         names, runs = self.names_in(graph), self.runs_of(graph)
-        held = self._holdings_of(graph)
+        held = self._holdings_of(graph) if held is None else held
         return draw_graph(graph, new=new_ids, names=names, runs=runs, holdings=held)
 
     def _holdings_of(self, graph: Graph) -> Mapping[Value, Holding] | None:
@@ -407,11 +411,6 @@ class Session:
     def runs_of(self, graph: Graph) -> dict[Node, int]:
         """Return how often op-by-op mode has run each node since the last barrier."""
         return self._runtime.times_run(graph) if self._runtime is not None else {}
-
-    def input_names_in(self, graph: Graph) -> dict[Value, str]:
-        """Return what the user calls a graph's inputs, if it is small and pending."""
-        held = self._holdings_of(graph) or {}
-        return {value: each.name for value, each in held.items() if value.node is None}
 
     def names_in(self, graph: Graph) -> dict[Value, str]:
         """Return the user's variable names of a graph's roots."""

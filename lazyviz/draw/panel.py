@@ -361,11 +361,6 @@ def value_html(
     return f'{line}<div data-value="{node}">{value}</div>'
 
 
-def error_html(error: BaseException) -> str:
-    """Return why there is no value to show."""
-    return refusal_html(str(error))
-
-
 def refusal_html(why: str) -> str:
     """Return why a request was not done."""
     return f'<p class="lzx" role="alert">{markup(why)}</p>'

@@ -135,4 +135,4 @@ def test_the_magic_shows_a_table_and_takes_nothing_pending(lab):
     assert "3 NaN" in shown
     lab.display_pub.outputs.clear()
     lab.run_cell("lazyrt.mark_step()\n%lazy nan bad")
-    assert "computed already" in "\n".join(displayed(lab))
+    assert "bad has 3 NaN. Where that began" in "\n".join(displayed(lab))

@@ -228,7 +228,7 @@ def pages(payload):
     yield "node", panel.node_facts(first, upstream=[first], downstream=[group])
     yield "input", panel.input_facts(first)
     yield "group", panel.group_panel(group, 0, [first])
-    yield "error", panel.error_html(ValueError(payload))
+    yield "error", panel.refusal_html(payload)
     yield "found", panel.found_html(payload, graph.boxes, 9)
     explorer = DiffExplorer(difference(payload))
     yield "diff", explorer.drawing() + explorer.legend() + explorer.overview()

@@ -102,7 +102,7 @@ def test_a_leak_is_named_by_the_cell_that_left_it_and_one_magic_drops_it(lab):
     assert shown(lab, "%lazy drop").startswith(
         "Dropped 1 pending op. Tensors that only they"
     )
-    assert shown(lab, "%lazy drop").startswith("Nothing is pending.")
+    assert shown(lab, "%lazy drop").startswith("Nothing is pending, so nothing")
 
 
 def test_a_leak_that_ran_in_the_same_cell_is_none(lab):

@@ -615,9 +615,9 @@ class Inspection(Readable):
 
 def _ran(step: int, what: str) -> str:
     return (
-        f"the value of {what} is gone: step {step}, which computed it, has run, no tensor holds "
-        "it any more, and the step's inputs are not kept. Set lazyrt.config.keep_values = "
-        "'last' and run the step once more, or look before its barrier."
+        f"the value of {what} is gone: step {step}, which computed it, has run, and no tensor "
+        "holds it any more. Its inputs are not kept: set lazyrt.config.keep_values = 'last' and "
+        "run the step once more, or look before its barrier."
     )
 
 
@@ -683,6 +683,7 @@ class Finished:
             leaf: Holding(
                 name=name.text,
                 holder=name.holder,
+                version=None,
                 overwritten_by=results.get(name),
                 is_donated=is_donated,
             )
@@ -690,7 +691,9 @@ class Finished:
         }
         for name, root in results.items():
             over = inputs[name][0] if name in inputs else None
-            found[root] = Holding(name=name.text, holder=name.holder, overwrites=over)
+            found[root] = Holding(
+                name=name.text, holder=name.holder, version=None, overwrites=over
+            )
         return found
 
 
@@ -710,7 +713,8 @@ def inspect_finished(number: int, results: Iterable[int] = ()) -> Inspection | N
     canonical = kept.canonical if kept is not None else record.canonical
     if canonical is None:
         return None
-    roots = [canonical.roots[k] for k in results] or canonical.roots
+    roots = [canonical.roots[k] for k in results] or list(canonical.roots)
+    roots.sort(key=lambda root: (root.node.id if root.node else -1, root.index))
     return Inspection(Graph(roots), finished=Finished(number, canonical, record, kept))
 
 
