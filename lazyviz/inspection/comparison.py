@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from lazygraph import Graph, GraphDiff, HloError, parse, read, trace_value
 from lazygraph import diff as graph_diff
 from lazygraph import minimise as smallest
+from lazygraph.explain.nearest import nearest
 from lazygraph.graph import PARAMETER
 from lazygraph.read.open import is_path
 from lazyviz.command_line import keep_inputs, output_file
@@ -357,29 +358,24 @@ def lacked_by(other: Any) -> Callable[[Graph], bool]:
 def last_two(runtime: ModuleType) -> tuple[int, int] | None:
     """Return the step of the latest new graph, and in front of it the nearest one before.
 
-    Where the nearest is not known any more, the last step before that ran another graph.
+    That is the graph with which the explanation of the new one compares it.
     """
     records = sorted(
         (record for record in runtime.compiled_graphs() if record.snapshot is not None),
         key=lambda record: record.first_step,
     )
     by_name = {record.name: record for record in records}
-    for record in reversed(records):
-        nearest = by_name.get(getattr(record.explanation, "against", ""))
-        if nearest is not None and nearest.first_step < record.first_step:
-            last = runtime.graph_of_step(nearest.last_step)
-            is_known = last is nearest and nearest.last_step < record.first_step
-            return (
-                nearest.last_step if is_known else nearest.first_step
-            ), record.first_step
-        before = record.first_step - 1
-        while before >= 0:
-            earlier = runtime.graph_of_step(before)
-            if earlier is not None and earlier.fingerprint != record.fingerprint:
-                return before, record.first_step
-            if record.first_step - before > 100:  # noqa: PLR2004 - steps that ran nothing
-                break
-            before -= 1
+    for k in range(len(records) - 1, 0, -1):
+        record = records[k]
+        other = by_name.get(getattr(record.explanation, "against", ""))
+        closest = nearest(record, records[:k]) if other is None else None
+        if closest is not None:
+            other = closest[0]
+        if other is not None and other.first_step < record.first_step:
+            last = runtime.graph_of_step(other.last_step)
+            is_known = last is other and other.last_step < record.first_step
+            step = other.last_step if is_known else other.first_step
+            return step, record.first_step
     return None
 
 

@@ -1,3 +1,4 @@
+import base64
 import html
 import re
 
@@ -167,6 +168,53 @@ def test_diff_takes_the_last_step_and_a_tensor_of_a_finished_one(lab):
 
     assert "aten.sin.default" in shown
     assert "aten.sin.default" in printed(lab, f"%lazy diff {first.first_step} y")
+
+
+def test_the_strip_of_a_cell_that_trained_draws_its_largest_step(lab):
+    run(lab, "for _ in range(2):\n    y = (x + 1).exp()\n    lazyrt.mark_step()")
+    last = max(record.last_step for record in lazyrt.compiled_graphs())
+    run(lab, "z = y + x.sin() * 2\nlazyrt.mark_step()\nfloat(z.sum())")
+
+    first, second = (each["data"] for each in lab.display_pub.outputs[-2:])
+
+    assert first["text/plain"].startswith("compiled 1 in ")
+    assert "pending" not in first["text/plain"].splitlines()[0]
+    assert 'alt="IR graph, 2 ops"' in first["text/html"]
+    assert f"step {last}; %lazy explore {last} walks through it" in svgs(first)
+    assert 'alt="IR graph, 3 ops"' in second["text/html"]
+
+
+def svgs(data):
+    found = re.findall(r"base64,([\w+/=]+)", data["text/html"])
+    return "".join(base64.b64decode(each).decode() for each in found)
+
+
+def test_what_a_cell_leaves_pending_is_said_there_and_explains_the_step_that_takes_it(
+    lab,
+):
+    run(lab, "def step():\n    x.add_(1)\n    lazyrt.mark_step()\nstep()\nstep()")
+    run(lab, "p = x * 1\nfor k in range(9): p = (p + k).sin()")
+    left = displayed(lab)[-1]
+    run(lab, "step()")
+
+    (cause, *_) = lazyrt.explain().causes
+
+    assert "19 ops are pending and will run with the next step. lazyrt.mark" in left
+    assert cause.kind == "missing_boundary"
+    assert "that cell 5 left pending joined this step's graph" in cause.text
+
+
+def test_diff_last_and_an_explanation_have_one_neighbour(lab):
+    graph_registry.clear()
+    run(lab, "a = x.sin().cos()\nlazyrt.mark_step()")
+    run(lab, "b = torch.linalg.inv(torch.eye(3, device='lazyrt'))\nlazyrt.mark_step()")
+    run(lab, "c = x.sin().cos().tan()\nlazyrt.mark_step()")
+    first, _, third = lazyrt.compiled_graphs()
+
+    shown = printed(lab, "%lazy diff last")
+
+    assert third.explanation.against == first.name
+    assert f"({first.name}) → step {third.first_step}" in shown
 
 
 def test_nan_is_found_in_a_finished_step_whose_inputs_are_kept(lab):
@@ -349,9 +397,8 @@ def test_a_cell_runs_as_one_step(lab):
     run(lab, "%%lazy step train\ny = x + 1\n\ny.shape")
 
     lines = displayed(lab)[0].splitlines()
-    assert lines[0].startswith(
-        "0 pending ops · 2 live tensors · 1 step · compiled 1 in"
-    )
+    assert lines[0].startswith("compiled 1 in")
+    assert lines[0].endswith(" · 1 step · 2 live tensors")
     assert lines[1].startswith("  ran 1 op here: end of step train")
     assert lab.user_ns["_"] == lab.user_ns["y"].shape
 
