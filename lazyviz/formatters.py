@@ -65,7 +65,8 @@ def statistics(value: Any) -> str:
             parts.append(f"std {float(finite.std()):.4g}")
     for name, count in (
         ("NaN", int(numbers.isnan().sum())),
-        ("Inf", int(numbers.isinf().sum())),
+        ("Inf", int(numbers.isposinf().sum())),
+        ("-Inf", int(numbers.isneginf().sum())),
     ):
         if count:
             parts.append(f"{count:,} {name}")

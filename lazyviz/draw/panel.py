@@ -257,7 +257,9 @@ def statistics_text(summary: Summary | TensorPrinted) -> str:
         parts.append(f"{summary.low:.4g} to {summary.high:.4g}")
         parts.append(f"mean {summary.mean:.4g}")
         parts.append(f"std {summary.std:.4g}")
-    for name, count in (("NaN", summary.nan), ("Inf", summary.infinite)):
+    minus = summary.minus_infinite
+    counts = (summary.nan, summary.infinite - minus, minus)
+    for name, count in zip(("NaN", "Inf", "-Inf"), counts, strict=True):
         if count:
             parts.append(f"{count:,} {name}")
     return " · ".join(parts)

@@ -19,7 +19,6 @@ from lazyrt.errors import LostValueError, UsageError
 from lazyrt.tools import NodeValues, require_lazy
 from lazyviz.doc import Code, Doc, Fold, Line, Note, Picture, Sentence, Showable, Table
 from lazyviz.draw.model import type_text
-from lazyviz.draw.palette import not_finite_words
 from lazyviz.inspection.lifetimes import Timeline, of_hlo
 from lazyviz.inspection.subjects import LAST, step_number
 from lazyviz.render import text
@@ -426,7 +425,7 @@ class NotFiniteView(Showable):
             lines.append(f"{text.plural(found.more, 'more such op')} left out.")
         lines += [
             f"{self._name(leaf)} {type_text(leaf.shape, leaf.dtype)} came in with "
-            f"{not_finite_words(*counts)}."
+            f"{counts}."
             for leaf, counts in found.inputs.items()
         ]
         return lines
@@ -437,7 +436,7 @@ class NotFiniteView(Showable):
                 f"%{origin.node.id} {origin.node.op.name}",
                 type_text(origin.value.shape, origin.value.dtype),
                 where_of(origin.node),
-                not_finite_words(origin.nan, origin.infinite),
+                str(origin.counts),
                 str(list(origin.first)) if origin.first else "",
                 "; ".join(self._made_of(each, origin) for each in origin.operands),
             ]
@@ -446,7 +445,7 @@ class NotFiniteView(Showable):
 
     def _made_of(self, operand: Operand, origin: Origin) -> str:
         summary = operand.summary
-        bad = not_finite_words(summary.nan, summary.infinite)
+        bad = str(summary.not_finite)
         span = f"{summary.low:.4g} to {summary.high:.4g}"
         if summary.elements == 1 or summary.low == summary.high:
             span = f"{summary.low:.4g}"
@@ -516,7 +515,7 @@ def _held_results(inspection: Inspection) -> dict[str, str]:
             summary = inspection.look(root.node.id, root.index).summary
             held = inspection.holdings.get(root)
             name = (held and held.name) or text.reference(root)
-            found[name] = not_finite_words(summary.nan, summary.infinite)
+            found[name] = str(summary.not_finite)
     return found
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from lazygraph import Graph as HloGraph
     from lazyrt import Graph, Inspection
-    from lazyrt.tools import Holding
+    from lazyrt.tools import Holding, NonFinite, Value
     from lazyviz.draw.palette import Overlay
 
 Form = Literal["ir", "stablehlo", "hlo", "optimised"]
@@ -129,7 +129,7 @@ class IrProgram(Program):
         self.graph = graph
         self.inspection = inspection
         self.measured: dict[int, int] = {}
-        self.checked: dict[Any, tuple[int, int]] = {}
+        self.checked: dict[Value, NonFinite] = {}
         self._nodes = {node.id: node for node in graph.nodes}
 
     def listing(self) -> str:

@@ -93,15 +93,14 @@ class Origin:
     Attributes:
         node: The op.
         value: Which of its results.
-        nan, infinite: How many elements of it are NaN, and how many infinite.
+        counts: How many elements of it are not finite.
         first: Index of the first NaN, or else of the first infinity.
         operands: Its operands that are tensors of floating-point numbers.
     """
 
     node: Node
     value: Value
-    nan: int
-    infinite: int
+    counts: preview.NonFinite
     first: tuple[int, ...]
     operands: tuple[Operand, ...]
 
@@ -112,7 +111,7 @@ class NotFinite:
 
     Attributes:
         checked: How many values were computed and checked.
-        reached: Results of the graph that are not finite, each with its NaN and infinities.
+        reached: Results of the graph that are not finite, each with how many elements are.
         inputs: Inputs of the graph that are not finite and lead to such a result, likewise.
         origins: Ops that lead to such a result, in the order of the program, the first twenty:
             those whose result has NaN and whose operands have none, and those whose result has
@@ -121,8 +120,8 @@ class NotFinite:
     """
 
     checked: int
-    reached: dict[Value, tuple[int, int]]
-    inputs: dict[Leaf, tuple[int, int]]
+    reached: dict[Value, preview.NonFinite]
+    inputs: dict[Leaf, preview.NonFinite]
     origins: tuple[Origin, ...]
     more: int
 
@@ -141,11 +140,11 @@ def find_not_finite(graph: Graph, step: StepInputs = pending) -> NotFinite:
         before = [bad[operand] for operand in operands if operand in bad]
         for value, data in results:
             checked += 1
-            nan, infinite = preview.not_finite(data, value.dtype)
-            if not nan and not infinite:
+            counts = preview.not_finite(data, value.dtype)
+            if not any(counts):
                 continue
-            bad[value] = nan, infinite
-            if not before or (nan and not any(nans for nans, _ in before)):
+            bad[value] = counts
+            if not before or (counts.nan and not any(each.nan for each in before)):
                 of = [(each, read(each, values, step)) for each in operands]
                 begun.append(_origin(node, value, data, bad[value], of))
     reached = {root: bad[root] for root in graph.roots if root in bad}
@@ -165,25 +164,36 @@ def find_not_finite(graph: Graph, step: StepInputs = pending) -> NotFinite:
 
 
 def _leading(
-    reached: Iterable[Value], bad: Mapping[Value, tuple[int, int]]
+    reached: Mapping[Value, preview.NonFinite], bad: Mapping[Value, preview.NonFinite]
 ) -> set[Value]:
-    """Return the values from which a chain of such that are not finite leads to a result."""
-    leading: set[Value] = set()
-    stack = list(reached)
+    """Return the values from which a chain of such that are not finite leads to a result.
+
+    A NaN comes from an operand with NaN, and only where no operand has any from infinities: a
+    mask of -inf that another operand's NaN passes by has no part in it.
+    """
+    leading: set[tuple[Value, bool]] = set()
+    stack = [(value, True) for value, counts in reached.items() if counts.nan]
+    stack += [(v, False) for v, counts in reached.items() if any(counts[1:])]
     while stack:
-        value = stack.pop()
-        if value in leading:
+        value, is_nan = step = stack.pop()
+        if step in leading:
             continue
-        leading.add(value)
-        if value.node is not None:
-            stack += [operand for operand in value.node.operands if operand in bad]
-    return leading
+        leading.add(step)
+        if value.node is None:
+            continue
+        operands = [operand for operand in value.node.operands if operand in bad]
+        with_nan = [operand for operand in operands if bad[operand].nan]
+        if is_nan and with_nan:
+            stack += [(operand, True) for operand in with_nan]
+        else:
+            stack += [(each, False) for each in operands if any(bad[each][1:])]
+    return {value for value, _ in leading}
 
 
 def _bad_inputs(
     leaves: Iterable[Leaf], step: StepInputs
-) -> dict[Value, tuple[int, int]]:
-    found: dict[Value, tuple[int, int]] = {}
+) -> dict[Value, preview.NonFinite]:
+    found: dict[Value, preview.NonFinite] = {}
     for leaf in leaves:
         if leaf.kind == "data":
             data = step.inputs[leaf.position]
@@ -197,20 +207,19 @@ def _origin(
     node: Node,
     value: Value,
     data: Any,
-    counts: tuple[int, int],
+    counts: preview.NonFinite,
     operands: Iterable[tuple[Value, Any]],
 ) -> Origin:
     with jax_compat.scope():
         xp, array = preview.place(data)
         flat = array.reshape(-1)
-        position = int(xp.argmax(xp.isnan(flat) if counts[0] else xp.isinf(flat)))
+        position = int(xp.argmax(xp.isnan(flat) if counts.nan else xp.isinf(flat)))
     first = tuple(int(k) for k in np.unravel_index(position, value.shape))
     is_pointwise = torch.Tag.pointwise in getattr(node.op.func, "tags", ())
     return Origin(
         node=node,
         value=value,
-        nan=counts[0],
-        infinite=counts[1],
+        counts=counts,
         first=first,
         operands=tuple(
             _operand(operand, got, first if is_pointwise else None)
@@ -458,7 +467,7 @@ class Inspection(Readable):
             self._get_input(reading, leaf, site)
             return preview.look(reading.found, leaf.dtype, at, axes, site)
 
-    def not_finite(self) -> dict[Value, tuple[int, int]]:
+    def not_finite(self) -> dict[Value, preview.NonFinite]:
         """Return how many NaN and infinities the values hold that are computed already.
 
         Those are the graph's inputs and what was looked at since the last barrier. Nothing is
@@ -480,7 +489,7 @@ class Inspection(Readable):
                 for value, data in known.items()
             }
 
-    def check_cone(self, node_id: int) -> dict[Value, tuple[int, int]]:
+    def check_cone(self, node_id: int) -> dict[Value, preview.NonFinite]:
         """Compute all that a node needs, op by op, and count NaN and infinities in each value.
 
         A peek: the step stays as it is. Values are let go after their last use.
@@ -493,7 +502,7 @@ class Inspection(Readable):
         with lock:
             self._require_current(f"the cone of %{node_id}")
             wanted = [value for value in node.outputs if value is not None]
-            found: dict[Value, tuple[int, int]] = {}
+            found: dict[Value, preview.NonFinite] = {}
             start = time.perf_counter_ns()
             ran = []
             for each, results in run_cone(wanted, step=self._inputs):
