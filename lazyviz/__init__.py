@@ -46,6 +46,7 @@ __all__ = [
     "read",
     "replicas",
     "report",
+    "stop_at_nan",
     "timeline",
     "trace_value",
     "unload_ipython_extension",
@@ -193,6 +194,21 @@ def find_nan(*tensors: torch.Tensor) -> NotFiniteView:
     from lazyviz.inspection import numerics
 
     return numerics.find_nan(*tensors)
+
+
+def stop_at_nan(*, on: bool = True) -> None:
+    """End a loop at the first step whose loss or gradients are not finite; `%lazy nan on`.
+
+    The barrier of that step raises `lazyrt.errors.NotFiniteError` with the op in which it begins,
+    its line and its operands. The step stays pending: weights are as before it. Each step waits
+    for its results and copies what it overwrites; its graph and its executable stay as they are.
+
+    Args:
+        on: False lets steps run again whatever they compute.
+    """
+    import lazyrt
+
+    lazyrt.config.set("stop_at_nan", value=on, origin=f"lazyviz.stop_at_nan(on={on})")
 
 
 def minimise(program: Any, shows: Callable[[Graph], bool]) -> MinimisedView:

@@ -482,15 +482,23 @@ def _listed(listing: str, whole: str, target: Target) -> Doc:
 
 @view(
     "nan",
-    magic="[EXPR]",
-    help="the ops where NaN and infinities begin, with the numbers that they were made of: in "
-    "what is pending, or in a finished step whose inputs are kept",
+    help={
+        "[EXPR]": "the ops where NaN and infinities begin, with the numbers that they were made "
+        "of: in what is pending, or in a finished step whose inputs are kept",
+        "on|off": "end a loop at the first step whose loss or gradients are not finite",
+    },
     topic=PENDING,
-    offers=views.graphs,
+    offers=lambda at: () if at.given else (*views.graphs(at), "off", "on"),
 )
 def _nan(asked: Command) -> Doc:
     from lazyviz.inspection import numerics
 
+    if asked.rest in {"on", "off"}:
+        config, is_on = asked.runtime.config, asked.rest == "on"
+        config.set("stop_at_nan", value=is_on, origin=f"%lazy nan {asked.rest}")
+        words = "ends with the first step whose loss or gradients are not finite"
+        said = f"A loop {words}." if is_on else f"No loop {words} any more."
+        return Doc([Sentence(said)])
     return numerics.of_target(asked.target(asked.rest))
 
 

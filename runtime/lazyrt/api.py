@@ -11,6 +11,7 @@ from lazyrt.arguments import require_flag, whole_number
 from lazyrt.control import (
     automatic,
     dynamo,
+    finite_check,
     flight_recorder,
     flush,
     marks,
@@ -72,6 +73,7 @@ automatic.install()
 modes.install()
 dynamo.install()
 process_group.register()
+finite_check.install()
 cache_miss.set_namer(names_of_buffers)
 set_elsewhere(waiting_arguments)
 cache_miss.set_cell(running_cell)

@@ -142,6 +142,9 @@ class Config(Readable):
             step overwrites are copied first. Environment: LAZYRT_KEEP_VALUES.
         keep_values_bytes: How many bytes all that is kept so may take. The earliest steps give way;
             a step with more inputs is not kept. Environment: LAZYRT_KEEP_VALUES_BYTES.
+        stop_at_nan: Whether a barrier raises NotFiniteError, and leaves its step pending, if a loss,
+            a gradient or an updated parameter of it is not finite. Each step then waits for its
+            results, and copies what it overwrites. Environment: LAZYRT_STOP_AT_NAN.
         max_graphs: Above this many compiled step graphs each new one is logged as a warning with
             its cause; 0, the default, never warns. Environment: LAZYRT_MAX_GRAPHS.
         check_hits: Compare a step's graph, vertex by vertex, with the one that its executable was
@@ -209,6 +212,9 @@ class Config(Readable):
     keep_values: Literal["off", "last"] | int = field(default_factory=_kept_steps)
     keep_values_bytes: int = field(
         default_factory=lambda: _number("LAZYRT_KEEP_VALUES_BYTES", 2**30)
+    )
+    stop_at_nan: bool = field(
+        default_factory=lambda: flag("LAZYRT_STOP_AT_NAN", default=False)
     )
     max_graphs: int = field(default_factory=lambda: _number("LAZYRT_MAX_GRAPHS", 0))
     check_hits: bool = field(
@@ -380,6 +386,7 @@ _VARIABLES = {
     "max_memory_bytes": ("LAZYRT_MAX_MEMORY_BYTES",),
     "keep_values": ("LAZYRT_KEEP_VALUES",),
     "keep_values_bytes": ("LAZYRT_KEEP_VALUES_BYTES",),
+    "stop_at_nan": ("LAZYRT_STOP_AT_NAN",),
     "max_graphs": ("LAZYRT_MAX_GRAPHS",),
     "check_hits": ("LAZYRT_CHECK_HITS",),
     "deferred_checks": ("LAZYRT_DEFERRED_CHECKS",),

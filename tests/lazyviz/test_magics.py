@@ -217,6 +217,21 @@ def test_diff_last_and_an_explanation_have_one_neighbour(lab):
     assert f"({first.name}) → step {third.first_step}" in shown
 
 
+def test_nan_on_ends_a_loop_and_shows_where_it_began(lab, capsys):
+    assert "first step whose loss" in printed(lab, "%lazy nan on")
+    try:
+        run(lab, "loss = (x - 2).log().sum()\nlazyrt.mark_step()")
+        raised = capsys.readouterr().out
+        shown = printed(lab, "%lazy nan loss")
+    finally:
+        run(lab, "%lazy nan off\n%lazy drop")
+
+    assert "NotFiniteError" in raised
+    assert "It begins with 6 NaN in aten.log.default at cell 5 line 1" in raised
+    assert "aten.log.default" in shown
+    assert lazyrt.config.stop_at_nan is False
+
+
 def test_nan_is_found_in_a_finished_step_whose_inputs_are_kept(lab):
     with lazyrt.config.scoped(keep_values="last"):
         run(lab, "y = (x - 1).log()\nz = y - y\nlazyrt.mark_step()")
@@ -677,7 +692,7 @@ def test_nan_of_a_computed_tensor_tells_whether_it_is_finite(lab):
 
     assert "Not finite: none of 1 result still held." in printed(lab, "%lazy nan x")
     assert (
-        "Not finite: 2 of 2 results still held: y has 6 Inf, z has 6 NaN. Where that began is "
+        "Not finite: 2 of 2 results still held: y has 6 -Inf, z has 6 NaN. Where that began is "
         "not known: the step's inputs are not kept. Set lazyrt.config.keep_values"
     ) in printed(lab, "%lazy nan [y, z]")
 

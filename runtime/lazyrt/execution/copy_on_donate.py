@@ -147,10 +147,14 @@ def to_copy(positions: Sequence[int]) -> int:
     return sum(pending.inputs[position].nbytes for position in copied)
 
 
-def separate(positions: Sequence[int]) -> None:
+def separate(positions: Sequence[int], *, each_step: bool = False) -> None:
     """Make each of the inputs that are about to be given away the step's own.
 
     Who shares one gets a copy; of one that is being read, the step itself does.
+
+    Args:
+        positions: Those of the inputs.
+        each_step: Whether the like is copied in each step, which is worth an executable.
 
     Raises:
         OutOfMemoryError: There is no room for a copy.
@@ -162,8 +166,12 @@ def separate(positions: Sequence[int]) -> None:
         if owner is not None:
             owner.data = copy
     groups = []
-    for position, (buffers, places) in _shared(positions).items():
-        copy = _copy_of(position)
+    shared = _shared(positions)
+    with memory.explained("a copy of what was shown"):
+        arrays = [pending.inputs[position] for position in shared]
+        made = jax_compat.copies(arrays) if each_step else map(jax_compat.copy, arrays)
+        copies = list(made)
+    for copy, (buffers, places) in zip(copies, shared.values(), strict=True):
         for buffer in buffers:
             buffer.data = copy
         for place in places:

@@ -134,7 +134,7 @@ def keep(
         donated: Positions of the inputs whose memory it gives away.
     """
     global _left_out
-    count = _count(config.keep_values)
+    count = max(_count(config.keep_values), int(config.stop_at_nan))
     if not count:
         return None
     step = KeptStep(graph, record, donated)
