@@ -87,12 +87,15 @@ def picture_axes(shape: Sequence[int]) -> tuple[int, ...]:
     return (count - 2, count - 1) if min(shape[-2:]) >= _MIN_SIDE else ()
 
 
-def drawn_picture(planes: Array, sizes: tuple[int, int]) -> str:
+def drawn_picture(
+    planes: Array, sizes: tuple[int, int], *, with_numbers: bool = False
+) -> str:
     """Return planes of numbers as a picture: one as a heat map, channels as an image.
 
     Args:
         planes: Rows and columns, or channels, rows and columns; small.
         sizes: Rows and columns of what it was made from.
+        with_numbers: Whether a page's script tells the value under the pointer.
     """
     what = "heat map"
     pixels = None
@@ -107,11 +110,11 @@ def drawn_picture(planes: Array, sizes: tuple[int, int]) -> str:
     shown = _image(pixels, words, columns * scale, rows * scale)
     if planes.ndim > _PLANE:
         return shown
-    numbers = b64encode(planes.astype("<f4").tobytes()).decode()
-    # A page's script tells the value under the pointer.
-    data = f'data-numbers="{numbers}" data-columns="{columns}"'
-    is_exact = int(planes.shape == tuple(sizes))
-    shown = shown.replace("<img ", f'<img {data} data-exact="{is_exact}" ', 1)
+    if with_numbers:
+        numbers = b64encode(planes.astype("<f4").tobytes()).decode()
+        data = f'data-numbers="{numbers}" data-columns="{columns}"'
+        is_exact = int(planes.shape == tuple(sizes))
+        shown = shown.replace("<img ", f'<img {data} data-exact="{is_exact}" ', 1)
     return f"<div>{shown}{_scale(planes)}</div>"
 
 
@@ -200,7 +203,8 @@ def look_view(look: Look, facts: str, chooser: str = "", at: Sequence[int] = ())
     axes = picture_axes(summary.shape)
     if look.picture is not None and axes:
         sizes = summary.shape[axes[-2]], summary.shape[axes[-1]]
-        pictures.append(drawn_picture(look.picture.numpy(), sizes))
+        planes = look.picture.numpy()
+        pictures.append(drawn_picture(planes, sizes, with_numbers=True))
     if pictures:
         parts.append(f'<div class="lzw">{"".join(pictures)}</div>')
     parts.append(chooser)
