@@ -6,6 +6,7 @@ pending: tensors are as before it, and the ops behind the NaN can be computed.
 
 from __future__ import annotations
 
+import contextlib
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,8 @@ import jax.numpy as jnp
 
 from lazyrt import jax_compat
 from lazyrt.config import config, follow
-from lazyrt.errors import NotFiniteError
+from lazyrt.errors import LazyRuntimeError, NotFiniteError
+from lazyrt.execution import replicas
 from lazyrt.execution.executor import check_results
 from lazyrt.execution.graph import Graph
 from lazyrt.execution.inspection import find_not_finite
@@ -79,9 +81,15 @@ class FiniteCheck:
                 f"({config.keep_values_bytes:,}), so it has run, and where that began is not known. "
                 "Raise the setting, and run the cell again."
             )
-        found = find_not_finite(Graph(bad))
+        began = ""
+        with contextlib.suppress(
+            LazyRuntimeError
+        ):  # an op that all replicas run together
+            graph = Graph(bad)
+            replicas.check_alone(graph.nodes)
+            began = _began(find_not_finite(graph))
         return NotFiniteError(
-            f"{what}.{_began(found)} The step was not run: every tensor is as before it, and its "
+            f"{what}.{began} The step was not run: every tensor is as before it, and its "
             "ops are pending. %lazy nan shows the rest, %lazy drop gives the step up, "
             "config.stop_at_nan = False lets it run."
         )
