@@ -6,12 +6,14 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lazyviz.command_line import keep_inputs, output_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from IPython.core.interactiveshell import InteractiveShell
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -28,7 +30,8 @@ def main(arguments: Sequence[str]) -> int:
     shell = _shell()
     shell.run_line_magic("load_ext", "lazyviz")
     words = [str(options.script), *options.arguments]
-    shell.run_cell(f"%run {shlex.join(words)}", store_history=True)
+    line = f"%run {shlex.join(words)}"
+    shell.run_cell(line, store_history=True)  # type: ignore[no-untyped-call]
     status = _status(getattr(sys, "last_value", None))  # %run shows errors itself
     if options.report is not None:
         from lazyviz import report
@@ -50,7 +53,7 @@ def _status(error: BaseException | None) -> int:
     return int(error is not None)
 
 
-def _shell() -> Any:
+def _shell() -> InteractiveShell:
     """Return a shell that keeps no history on disk."""
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config
